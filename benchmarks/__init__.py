@@ -1,0 +1,1 @@
+"""Benchmarks of fuser beside its peers: ``python -m benchmarks --help``."""

@@ -1,0 +1,153 @@
+"""What is measured: chains of elementwise operations, each written once for every peer.
+
+A chain is written over ``Ops``. Ops on tensors run it, ops on JAX arrays trace it, and ops on texts print it as an
+expression for the peers that take source code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ALPHA = 2.0
+
+FUNCTORS = {
+    "axpy": "template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }",
+    "mul": "template <typename T> T mul(T x, T y) { return x * y; }",
+    "add": "template <typename T> T add(T x, T y) { return x + y; }",
+    "sigmoid": "template <typename T> T sigmoid(T x) { return T(1) / (T(1) + exp(-x)); }",
+    "tanh": "template <typename T> T hyperbolic(T x) { return tanh(x); }",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """The vocabulary of the chains, in the values of one peer: tensors, arrays, or texts."""
+
+    # alpha * x + y with the constant ALPHA
+    axpy: Callable[[Any, Any], Any]
+    mul: Callable[[Any, Any], Any]
+    add: Callable[[Any, Any], Any]
+    sigmoid: Callable[[Any], Any]
+    tanh: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """One chain: the computation, the shapes of its inputs, and how exact a result has to be."""
+
+    name: str
+    title: str
+    dtype: torch.dtype
+    # Input names, in order.
+    names: tuple[str, ...]
+    # Turns ops into a function of the inputs.
+    compose: Callable[[Ops], Callable[..., Any]]
+    # One letter per input: "f" flat (n,), "m" matrix (s, s), "t" transposed matrix, "r" row (1, s), "c" column (s, 1).
+    layouts: str
+    # Largest allowed |out - reference| / (1 + |reference|), in units of the dtype's eps.
+    tolerance_eps: int
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether every input is contiguous and of one shape."""
+        return set(self.layouts) == {"f"}
+
+
+def compose_six(ops: Ops) -> Callable[..., Any]:
+    """Six functors over three inputs, enough arithmetic to tell launches from bandwidth."""
+
+    def chain(x: Any, y: Any, z: Any) -> Any:
+        gate = ops.sigmoid(ops.axpy(x, y))
+        return ops.add(ops.mul(ops.tanh(ops.mul(gate, z)), x), y)
+
+    return chain
+
+
+def compose_add(ops: Ops) -> Callable[..., Any]:
+    """One addition: what a call costs when there is nothing to fuse."""
+
+    def chain(x: Any, y: Any) -> Any:
+        return ops.add(x, y)
+
+    return chain
+
+
+def compose_affine(ops: Ops) -> Callable[..., Any]:
+    """Scale and shift by broadcast vectors."""
+
+    def chain(x: Any, weight: Any, bias: Any) -> Any:
+        return ops.add(ops.mul(x, weight), bias)
+
+    return chain
+
+
+_AFFINE = ("x", "weight", "bias")
+CHAINS: dict[str, Chain] = {
+    chain.name: chain
+    for chain in (
+        Chain("six", "six functors, float32", torch.float32, ("x", "y", "z"), compose_six, "fff", 32),
+        Chain("six_bf16", "six functors, bfloat16", torch.bfloat16, ("x", "y", "z"), compose_six, "fff", 8),
+        Chain("add", "x + y, float32", torch.float32, ("x", "y"), compose_add, "ff", 2),
+        Chain("row", "x * row + row, float32", torch.float32, _AFFINE, compose_affine, "mrr", 8),
+        Chain("col", "x * column + column, float32", torch.float32, _AFFINE, compose_affine, "mcc", 8),
+        Chain("transpose", "x + y.t(), float32", torch.float32, ("x", "y"), compose_add, "mt", 2),
+    )
+}
+
+TORCH_OPS = Ops(
+    axpy=lambda x, y: torch.add(y, x, alpha=ALPHA),
+    mul=torch.mul,
+    add=torch.add,
+    sigmoid=torch.sigmoid,
+    tanh=torch.tanh,
+)
+
+
+def text_ops(sigmoid: str, tanh: str, alpha: str) -> Ops:
+    """Return ops that print an expression; the templates say how sigmoid and tanh of ``{0}`` are spelled."""
+    return Ops(
+        axpy=lambda x, y: f"({alpha} * {x} + {y})",
+        mul=lambda x, y: f"({x} * {y})",
+        add=lambda x, y: f"({x} + {y})",
+        sigmoid=sigmoid.format,
+        tanh=tanh.format,
+    )
+
+
+# Valid in a functor with a template type T, for CUDA and C++.
+CPP_OPS = text_ops("(T(1) / (T(1) + exp(-{0})))", "tanh({0})", f"T({ALPHA})")
+
+
+def print_expression(chain: Chain, ops: Ops) -> str:
+    """Return the chain as one expression over its input names."""
+    return str(chain.compose(ops)(*chain.names))
+
+
+def make_inputs(chain: Chain, elements: int, device: torch.device, seed: int = 0) -> tuple[Tensor, ...]:
+    """Return random inputs for about ``elements`` results (a square for chains of matrices).
+
+    The values are normal, within -4..4 and never nearer to zero than 1/64: zeros would flatter a device's clocks and
+    hide a wrong index.
+    """
+    side = math.isqrt(elements)
+    shapes = {"f": (elements,), "m": (side, side), "t": (side, side), "r": (1, side), "c": (side, 1)}
+    generator = torch.Generator(device).manual_seed(seed)
+    inputs = []
+    for layout in chain.layouts:
+        values = torch.randn(shapes[layout], device=device, generator=generator).clamp_(-4, 4)
+        values = torch.where(values.abs() < 1 / 64, torch.copysign(torch.full_like(values, 1 / 64), values), values)
+        values = values.to(chain.dtype)
+        inputs.append(values.t() if layout == "t" else values)
+    return tuple(inputs)
+
+
+def count_bytes(inputs: tuple[Tensor, ...]) -> int:
+    """Return the bytes that must move: every input read once, the result written once."""
+    outputs = math.prod(torch.broadcast_shapes(*(x.shape for x in inputs)))
+    return sum(x.numel() * x.element_size() for x in inputs) + outputs * inputs[0].element_size()

@@ -1,0 +1,50 @@
+"""Chain jiterator functors and torch's pointwise ops into one kernel launch, on CUDA and on the CPU."""
+
+from fuser import errors, fx, library
+from fuser._version import __version__
+from fuser.config import config
+from fuser.debug import debug_get_fused_kernel_code, debug_launch_graph, explain
+from fuser.fx.trace import FusedFunction, fuse
+from fuser.graph import Application, Function, FusionGroup, GroupBuilder, Input
+from fuser.interface import (
+    can_fuse_on_cpu,
+    can_fuse_on_gpu,
+    n_compiled_kernels,
+    override_can_fuse_on_cpu,
+    override_can_fuse_on_gpu,
+    register_fusion,
+    run_fusion,
+)
+from fuser.jiterator import JitFunction, create_jit_fn, create_multi_output_jit_fn, jit_fn
+from fuser.counters import reset_stats, stats
+
+__all__ = [
+    "Application",
+    "Function",
+    "FusedFunction",
+    "FusionGroup",
+    "GroupBuilder",
+    "Input",
+    "JitFunction",
+    "__version__",
+    "can_fuse_on_cpu",
+    "can_fuse_on_gpu",
+    "config",
+    "create_jit_fn",
+    "create_multi_output_jit_fn",
+    "debug_get_fused_kernel_code",
+    "debug_launch_graph",
+    "errors",
+    "explain",
+    "fuse",
+    "fx",
+    "jit_fn",
+    "library",
+    "n_compiled_kernels",
+    "override_can_fuse_on_cpu",
+    "override_can_fuse_on_gpu",
+    "register_fusion",
+    "reset_stats",
+    "run_fusion",
+    "stats",
+]

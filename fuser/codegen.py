@@ -1,0 +1,377 @@
+"""One kernel text from a group and an ArgSpec. Pure: sees no tensor, touches no device.
+
+The text has four parts: the dialect's prelude, each functor's text in a namespace of its own, the *element function*
+(one element of every output from one element of every input), and the dialect's loop around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from fuser.dtypes import DTypeInfo, cpp_scalar_type, dtype_info
+from fuser.functor import Functor, Role
+from fuser.graph import Application, FusionGroup, describe_application
+from fuser.kernel_spec import ArgSpec, Typing, infer_typing
+
+__all__ = ["KERNEL_NAME", "Dialect", "KernelSource", "Loop", "Operand", "emit_kernel"]
+
+KERNEL_NAME = "fuser_kernel"
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor in memory, as the loop sees it."""
+
+    # Field of the argument struct that holds its address: in0, out0.
+    name: str
+    # Variable of the element function's argument: v0 for inputs, out0 for outputs.
+    variable: str
+    info: DTypeInfo
+    # 0, 1 or 2 as in InputSpec.inner.
+    inner: int
+    # Number of the input or output.
+    index: int
+    is_output: bool
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What a dialect needs to write the loop around the element function."""
+
+    # Outputs first, then the inputs that are read through a pointer.
+    operands: tuple[Operand, ...]
+    # Parameters of the element function, in order: variables of the inputs, then the outputs.
+    arguments: tuple[str, ...]
+    # Variable and expression of each input passed by value.
+    numbers: tuple[tuple[str, str], ...]
+    rank: int
+    vector: int
+    wide_index: bool
+
+    @cached_property
+    def inputs(self) -> tuple[Operand, ...]:
+        """The operands read."""
+        return tuple(operand for operand in self.operands if not operand.is_output)
+
+    @cached_property
+    def outputs(self) -> tuple[Operand, ...]:
+        """The operands written."""
+        return tuple(operand for operand in self.operands if operand.is_output)
+
+    def call_element(self, expressions: dict[str, str]) -> str:
+        """Return the call of the element function with an expression per operand's variable."""
+        known = {**dict(self.numbers), **expressions}
+        return f"fuser_element({', '.join(known[variable] for variable in self.arguments)});"
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether one index serves every operand: one dimension, each operand dense or one element for all."""
+        return self.rank == 1 and all(operand.inner != 2 for operand in self.operands)
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How one device's C++ differs."""
+
+    name: str
+    # Prelude text from the words of the functors and the features of the storage types.
+    emit_prelude: Callable[[frozenset[str], frozenset[str]], str]
+    # The kernel function around fuser_element.
+    emit_loop: Callable[[Loop], str]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """A finished kernel text, and how its arguments are packed.
+
+    The argument struct has 8-byte fields only: the element count, the operands' addresses, the numbers
+    (complex: two fields), and for a kernel that is not linear the sizes (innermost first) and each operand's strides.
+    """
+
+    text: str
+    dialect: str
+    # Operands in the order of the struct.
+    operands: tuple[Operand, ...]
+    # Inputs passed by value, with their Python types.
+    numbers: tuple[tuple[int, type], ...]
+    rank: int
+    is_linear: bool
+    vector: int
+    # Functor of each namespace fuser_f<i>, to map compiler messages back.
+    functors: tuple[Functor, ...]
+    # Compiler settings that are no part of the text.
+    numerics: str
+
+    @property
+    def functor_labels(self) -> dict[str, Functor]:
+        """File names that #line gives to the functors' lines."""
+        return {functor_label(index, functor): functor for index, functor in enumerate(self.functors)}
+
+
+def functor_label(index: int, functor: Functor) -> str:
+    """Return the file name compilers show for a functor's lines."""
+    return f"functor{index}.{functor.entry}"
+
+
+def emit_kernel(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelSource:
+    """Write the kernel of a canonical group.
+
+    Raises:
+        UnsupportedError: the dtypes have no kernel.
+    """
+    typing = infer_typing(group, args.inputs, args.default_dtype)
+    functors = tuple(dict.fromkeys(item.function.functor for item in group.applications))
+    numbers = tuple((index, item.number) for index, item in enumerate(args.inputs) if item and item.number)
+    operands = _list_operands(group, args, typing)
+    variables = [f"v{index}" for index in group.used_inputs()]
+    loop = Loop(
+        operands=operands,
+        arguments=(*variables, *(operand.variable for operand in operands if operand.is_output)),
+        numbers=tuple((f"v{index}", number_expression(index, kind)) for index, kind in numbers),
+        rank=args.rank,
+        vector=args.vector,
+        wide_index=args.wide_index,
+    )
+    words = frozenset[str]().union(*(functor.words for functor in functors))
+    text = _TextWithLines()
+    text.add(dialect.emit_prelude(words, _features(typing, args)))
+    for index, functor in enumerate(functors):
+        text.add(f"\nnamespace fuser_f{index} {{")
+        text.add_from(functor_label(index, functor), functor.text)
+        text.add("}")
+        text.add("".join(f"#undef {macro}\n" for macro in functor.macros))
+    text.add(emit_arguments(loop, numbers))
+    text.add(emit_element(group, args, typing, functors))
+    text.add(dialect.emit_loop(loop))
+    return KernelSource(
+        text=text.finish(),
+        dialect=dialect.name,
+        operands=operands,
+        numbers=numbers,
+        rank=args.rank,
+        is_linear=loop.is_linear,
+        vector=args.vector,
+        functors=functors,
+        numerics=args.numerics,
+    )
+
+
+def emit_arguments(loop: Loop, numbers: tuple[tuple[int, type], ...]) -> str:
+    """Write the argument struct.
+
+    ::
+
+        struct fuser_args {
+          int64_t numel;
+          float* out0;
+          const float* in0;
+          double number2;
+        };
+    """
+    lines = ["int64_t numel;"]
+    for operand in loop.operands:
+        const = "" if operand.is_output else "const "
+        lines.append(f"{const}{operand.info.storage}* {operand.name};")
+    for index, kind in numbers:
+        lines.append(f"{_field_type(kind)} number{index}{'[2]' if kind is complex else ''};")
+    if not loop.is_linear:
+        lines.append(f"int64_t size[{loop.rank}];")
+        lines += [f"int64_t stride_{operand.name}[{loop.rank}];" for operand in loop.operands]
+    body = "\n".join(f"  {line}" for line in lines)
+    return f"\nstruct fuser_args {{\n{body}\n}};\n"
+
+
+def emit_element(group: FusionGroup, args: ArgSpec, typing: Typing, functors: tuple[Functor, ...]) -> str:
+    """Write the element function: one statement per application, each rounded to its dtype (strict numerics).
+
+    ::
+
+        FUSER_INLINE void fuser_element(const float v0, const float v1, const double v2, float& out0) {
+          // v3 = axpy(v0, v1, alpha=v2), float32
+          const float v3 = fuser_cast<float>(fuser_f0::axpy<float>(v0, v1, v2));
+          out0 = v3;
+        }
+    """
+    writer = _ElementWriter(group, args, typing, functors)
+    parameters = ", ".join(writer.parameters())
+    body = "\n".join(f"  {line}" for line in writer.statements())
+    return f"\nFUSER_INLINE void fuser_element({parameters}) {{\n{body}\n}}\n"
+
+
+def number_expression(index: int, kind: type) -> str:
+    """Return the expression that reads a by-value input from the argument struct ``a``."""
+    field = f"a.number{index}"
+    if kind is complex:
+        return f"std::complex<double>({field}[0], {field}[1])"
+    return f"({field} != 0)" if kind is bool else field
+
+
+def _field_type(kind: type) -> str:
+    return "double" if kind in (float, complex) else "int64_t"
+
+
+def _features(typing: Typing, args: ArgSpec) -> frozenset[str]:
+    dtypes = {*typing.values, *typing.common}
+    found = {dtype_info(dtype).feature for dtype in dtypes}
+    if torch.complex32 in dtypes:
+        found.add("half")
+    if any(item and item.number is complex for item in args.inputs):
+        found.add("complex")
+    return frozenset(feature for feature in found if feature)
+
+
+def _list_operands(group: FusionGroup, args: ArgSpec, typing: Typing) -> tuple[Operand, ...]:
+    operands = [
+        Operand(f"out{place}", f"out{place}", dtype_info(typing.values[value]), inner, place, is_output=True)
+        for place, (value, inner) in enumerate(zip(group.outputs, args.outputs, strict=True))
+    ]
+    for index in group.used_inputs():
+        item = args.inputs[index]
+        if item is not None and item.number is None:
+            operands.append(Operand(f"in{index}", f"v{index}", dtype_info(item.dtype), item.inner, index, False))
+    return tuple(operands)
+
+
+class _ElementWriter:
+    """Writes the statements of one element function; counts the barriers, so that each has its own number."""
+
+    def __init__(self, group: FusionGroup, args: ArgSpec, typing: Typing, functors: tuple[Functor, ...]) -> None:
+        self.group = group
+        self.args = args
+        self.typing = typing
+        self.functors = functors
+        self.is_strict = args.numerics == "strict"
+        self.barriers = 0
+        # C++ type of each value inside the element function.
+        self.types: dict[int, str] = {}
+
+    def parameters(self) -> list[str]:
+        texts = []
+        for index in self.group.used_inputs():
+            item = self.args.inputs[index]
+            assert item is not None, "a used input is bound"
+            self.types[index] = cpp_scalar_type(item.number) if item.number else dtype_info(item.dtype).compute
+            texts.append(f"const {self.types[index]} v{index}")
+        for place, value in enumerate(self.group.outputs):
+            texts.append(f"{dtype_info(self.typing.values[value]).storage}& out{place}")
+        return texts
+
+    def statements(self) -> list[str]:
+        lines: list[str] = []
+        read_later = {value for item in self.group.applications for value in item.tensors}
+        offsets = self.group.value_offsets()
+        for index, (application, offset) in enumerate(zip(self.group.applications, offsets, strict=True)):
+            lines += self._application(index, application, offset, read_later)
+        return lines
+
+    def _application(self, index: int, application: Application, offset: int, read_later: set[int]) -> list[str]:
+        function = application.function
+        values = range(offset, offset + function.num_outputs)
+        dtypes = ", ".join(str(self.typing.values[value]).removeprefix("torch.") for value in values)
+        names = ", ".join(f"v{value}" for value in values)
+        lines = [f"// {names} = {describe_application(application)}, {dtypes}"]
+        call, results, declarations = self._call(index, application, offset)
+        lines += declarations
+        if results:
+            lines.append(f"{call};")
+        for value, expression in zip(values, results or [call], strict=True):
+            lines += self._result(value, expression, value in read_later)
+        return lines
+
+    def _call(self, index: int, application: Application, offset: int) -> tuple[str, list[str], list[str]]:
+        # The call, the variables its T& parameters are bound to, and their declarations.
+        function, functor = application.function, application.function.functor
+        compute = dtype_info(self.typing.common[index]).compute
+        tensors = iter(application.tensors)
+        scalars = iter(application.scalars)
+        arguments: list[str] = []
+        results: list[str] = []
+        declarations: list[str] = []
+        bound = len(application.tensors)
+        for parameter in functor.parameters:
+            if parameter.role is Role.OUTPUT:
+                variable = f"r{offset + len(results)}"
+                declarations.append(f"{self._output_type(index, parameter.type, offset + len(results))} {variable}{{}};")
+                results.append(variable)
+                arguments.append(variable)
+            elif parameter.role is Role.SCALAR:
+                arguments.append(f"v{next(scalars)}")
+            elif bound:
+                bound -= 1
+                promoted = parameter.name not in function.unpromoted
+                arguments.append(self._argument(next(tensors), compute if promoted else None))
+        namespace = f"fuser_f{self.functors.index(functor)}"
+        return f"{namespace}::{functor.entry}<{compute}>({', '.join(arguments)})", results, declarations
+
+    def _argument(self, value: int, compute: str | None) -> str:
+        # Strict: each use of a value is its own barrier. Two functors that both compute a*b must not share the
+        # product, or the compiler may contract it in one of them differently than when the functor runs alone.
+        text = f"v{value}"
+        if compute is not None and self.types[value] != compute:
+            text = f"fuser_cast<{compute}>({text})"
+        return self._isolate(text)
+
+    def _output_type(self, index: int, declared: str, value: int) -> str:
+        # A T& binds to the compute type; another template parameter is deduced, so the output's own type serves.
+        names = self.group.applications[index].function.functor.template_parameters
+        if declared in names[1:]:
+            return dtype_info(self.typing.values[value]).compute
+        compute = dtype_info(self.typing.common[index]).compute
+        return "".join(compute if word == names[0] else word for word in _split_words(declared))
+
+    def _result(self, value: int, expression: str, is_read_later: bool) -> list[str]:
+        info = dtype_info(self.typing.values[value])
+        self.types[value] = info.compute
+        places = [place for place, output in enumerate(self.group.outputs) if output == value]
+        converted = f"fuser_cast<{info.compute}>({expression})"
+        if not self.is_strict or not info.is_narrow:
+            lines = [f"const {info.compute} v{value} = {self._isolate(converted)};"]
+            stored = f"fuser_from_compute<{info.storage}>(v{value})" if info.is_narrow else f"v{value}"
+        else:
+            lines = [f"const {info.storage} s{value} = fuser_from_compute<{info.storage}>({converted});"]
+            if is_read_later:
+                lines.append(f"const {info.compute} v{value} = {self._isolate(f'fuser_to_compute(s{value})')};")
+            stored = f"s{value}"
+        return lines + [f"out{place} = {stored};" for place in places]
+
+    def _isolate(self, text: str) -> str:
+        if not self.is_strict:
+            return text
+        self.barriers += 1
+        return f"fuser_isolate<{self.barriers - 1}>({text})"
+
+
+def _split_words(text: str) -> list[str]:
+    # "std::complex<T>" -> ["std", ":", ":", "complex", "<", "T", ">"]
+    words: list[str] = []
+    for char in text:
+        if words and (char.isalnum() or char == "_") and (words[-1][-1].isalnum() or words[-1][-1] == "_"):
+            words[-1] += char
+        else:
+            words.append(char)
+    return words
+
+
+class _TextWithLines:
+    """Collects text and keeps #line true: generated parts count as the kernel's lines, functors as their own."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def add(self, text: str) -> None:
+        if text:
+            self.lines += text.rstrip("\n").split("\n")
+
+    def add_from(self, label: str, text: str) -> None:
+        self.lines.append(f'#line 1 "{label}"')
+        self.add(text)
+        # The directive itself is one line, the line after it is the one it numbers.
+        self.lines.append(f'#line {len(self.lines) + 2} "{KERNEL_NAME}"')
+
+    def finish(self) -> str:
+        return "\n".join(self.lines) + "\n"
+

@@ -1,0 +1,93 @@
+"""Upfront: register a group. At run time: find or compile the kernel for one ArgSpec."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+
+from fuser.codegen import KernelSource, emit_kernel
+from fuser.config import config
+from fuser.errors import UnsupportedError
+from fuser.fused_kernel import Backend, FusedKernel
+from fuser.graph import FusionGroup
+from fuser.kernel_cache import KernelStore, SpecCache
+from fuser.kernel_spec import ArgSpec, KernelSpec
+
+__all__ = ["backend_for", "compile_kernel", "dump", "emit_source", "register", "registered"]
+
+_specs = SpecCache()
+
+
+def register(group: FusionGroup) -> KernelSpec:
+    """Register a group: lint, canonical form, fallback. Equal structure gives the same spec.
+
+    Raises:
+        GroupError: the group fails lint.
+        FunctorError: a functor's text does not parse.
+    """
+    spec = _specs.get_or_register(group)
+    if "group" in config.dump:
+        dump("group", str(spec.group))
+    return spec
+
+
+def registered(key: int) -> KernelSpec:
+    """Return the spec of a key; raises GroupError for an unknown one."""
+    return _specs.get(key)
+
+
+def emit_source(spec: KernelSpec, args: ArgSpec) -> KernelSource:
+    """Write the kernel's text without compiling it."""
+    return emit_kernel(spec.group, args, backend_for(args.device_type).dialect)
+
+
+def compile_kernel(spec: KernelSpec, args: ArgSpec, device_index: int | None) -> FusedKernel:
+    """Return the kernel of a spec for one ArgSpec, from memory, from disk, or compiled now.
+
+    Raises:
+        CompileError: a functor does not compile.
+        CompilerNotFoundError: there is no compiler for the device.
+        NoCompileError: it would have to be made and ``config.no_compile`` is set.
+    """
+    backend = backend_for(args.device_type)
+    target = backend.target(device_index)
+
+    def make() -> FusedKernel:
+        if "spec" in config.dump:
+            dump("spec", str(args))
+        source = emit_kernel(spec.group, args, backend.dialect)
+        if "source" in config.dump:
+            dump("source", source.text)
+        return backend.compile(source, target)
+
+    return _store(spec).get_or_compile((args, target), make)
+
+
+@cache
+def backend_for(device_type: str) -> Backend:
+    """Return the room that compiles for a device type.
+
+    Raises:
+        UnsupportedError: there is none for it.
+    """
+    # Imported on first use: a room may need compilers and drivers that this machine lacks.
+    if device_type == "cuda":
+        from fuser.cuda.backend import CudaBackend  # noqa: PLC0415
+
+        return CudaBackend()
+    if device_type == "cpu":
+        from fuser.cpu.backend import CpuBackend  # noqa: PLC0415
+
+        return CpuBackend()
+    raise UnsupportedError(f"device {device_type!r}")
+
+
+def dump(stage: str, text: str) -> None:
+    """Print one stage to stderr (FUSER_DUMP)."""
+    print(f"--- fuser {stage}\n{text}", file=sys.stderr)
+
+
+def _store(spec: KernelSpec) -> KernelStore:
+    return _specs.store(spec)
+
+

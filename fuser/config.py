@@ -1,0 +1,213 @@
+"""Settings: one table of names, environment variables, defaults and meanings.
+
+The table is the only source: it makes the ``config`` object, the environment table of the docs, and the part of
+every kernel key that comes from settings (those with ``changes_code``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["SETTINGS", "Config", "Setting", "config"]
+
+DUMP_STAGES = ("functor", "group", "spec", "source", "binary", "launch")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table."""
+
+    # Attribute of ``fuser.config``.
+    name: str
+    # Environment variable read when fuser is imported.
+    env: str
+    default: Any
+    # Turns text from the environment, or a value a user assigns, into the stored value; raises ValueError.
+    parse: Callable[[Any], Any]
+    # Whether the generated text or the compiler's options depend on it: such settings are part of kernel keys.
+    changes_code: bool
+    meaning: str
+
+
+def parse_choice(*choices: str) -> Callable[[Any], str]:
+    """Return a parser that accepts exactly ``choices``."""
+
+    def parse(value: Any) -> str:
+        if value not in choices:
+            raise ValueError(f"must be one of {', '.join(choices)}")
+        return str(value)
+
+    return parse
+
+
+def parse_bool(value: Any) -> bool:
+    """Accept a bool, or the texts 0/1/true/false/yes/no/on/off."""
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    if text in {"1", "true", "yes", "on"}:
+        return True
+    if text in {"", "0", "false", "no", "off"}:
+        return False
+    raise ValueError("must be a bool (0 or 1)")
+
+
+def parse_optional_int(value: Any) -> int | None:
+    """Accept a non-negative integer, or None (an empty text)."""
+    if value is None or value == "":
+        return None
+    number = int(value)
+    if number < 0:
+        raise ValueError("must be 0 or more")
+    return number
+
+
+def parse_positive_int(value: Any) -> int:
+    """Accept an integer of 1 or more."""
+    number = int(value)
+    if number < 1:
+        raise ValueError("must be 1 or more")
+    return number
+
+
+def parse_optional_str(value: Any) -> str | None:
+    """Accept any text; an empty one means None."""
+    return str(value) if value else None
+
+
+def parse_stages(value: Any) -> frozenset[str]:
+    """Accept a comma-separated text or an iterable of stage names."""
+    names = value.split(",") if isinstance(value, str) else value
+    stages = frozenset(name.strip() for name in names if name.strip())
+    unknown = stages - set(DUMP_STAGES)
+    if unknown:
+        raise ValueError(f"unknown stage {sorted(unknown)[0]!r}; stages are {', '.join(DUMP_STAGES)}")
+    return stages
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        "numerics",
+        "FUSER_NUMERICS",
+        "strict",
+        parse_choice("strict", "fast"),
+        True,
+        "`strict`: a fused chain equals its functors run one launch at a time, bit for bit. "
+        "`fast`: intermediates stay in the compute type and multiply-adds may contract across functors.",
+    ),
+    Setting(
+        "cxx",
+        "CXX",
+        None,
+        parse_optional_str,
+        True,
+        "The host C++ compiler. Unset: the first of `g++`, `c++`, `clang++` on the path.",
+    ),
+    Setting(
+        "cache_dir",
+        "FUSER_CACHE_DIR",
+        None,
+        parse_optional_str,
+        False,
+        "Where compiled kernels are kept on disk. Unset: the user's cache directory.",
+    ),
+    Setting("disk_cache", "FUSER_DISK_CACHE", True, parse_bool, False, "Keep compiled kernels on disk."),
+    Setting(
+        "no_compile",
+        "FUSER_NO_COMPILE",
+        False,
+        parse_bool,
+        False,
+        "Raise instead of compiling: shows that a warm-up covered everything.",
+    ),
+    Setting(
+        "fuel",
+        "FUSER_FUEL",
+        None,
+        parse_optional_int,
+        False,
+        "Stop substituting after this many fusion groups, to bisect a wrong result. Unset: no limit.",
+    ),
+    Setting(
+        "max_plans",
+        "FUSER_MAX_PLANS",
+        1024,
+        parse_positive_int,
+        False,
+        "How many call signatures (dtypes, shapes, strides) each group remembers; the oldest unused one goes first.",
+    ),
+    Setting(
+        "dump",
+        "FUSER_DUMP",
+        frozenset(),
+        parse_stages,
+        False,
+        f"Print stages to stderr as they happen: a comma-separated list of {', '.join(DUMP_STAGES)}.",
+    ),
+)
+
+_TABLE = {setting.name: setting for setting in SETTINGS}
+
+
+class Config:
+    """The settings as attributes. Assigning checks the value; an unknown name raises AttributeError.
+
+    ``generation`` grows with every assignment: whoever remembers something that depends on a setting compares it.
+    """
+
+    if TYPE_CHECKING:
+        numerics: str
+        cxx: str | None
+        cache_dir: str | None
+        disk_cache: bool
+        no_compile: bool
+        fuel: int | None
+        max_plans: int
+        dump: frozenset[str]
+        generation: int
+
+    def __init__(self) -> None:
+        for setting in SETTINGS:
+            text = os.environ.get(setting.env)
+            value = setting.default if text is None else _checked(setting, text, setting.env)
+            self.__dict__[setting.name] = value
+        self.__dict__["generation"] = 0
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _TABLE:
+            raise AttributeError(f"fuser.config has no setting {name!r}; it has {', '.join(_TABLE)}")
+        self.__dict__[name] = _checked(_TABLE[name], value, f"fuser.config.{name}")
+        self.__dict__["generation"] += 1
+
+    @contextmanager
+    def patch(self, **values: Any) -> Iterator[None]:
+        """Set several settings for a ``with`` block, in every thread, and restore them after it."""
+        before = {name: getattr(self, name) for name in values}
+        try:
+            for name, value in values.items():
+                setattr(self, name, value)
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(self, name, value)
+
+    def code_key(self) -> tuple[tuple[str, Any], ...]:
+        """Return the settings that change generated code or compiler options, as part of a kernel's key."""
+        return tuple((setting.name, getattr(self, setting.name)) for setting in SETTINGS if setting.changes_code)
+
+    def __repr__(self) -> str:
+        return f"Config({', '.join(f'{name}={getattr(self, name)!r}' for name in _TABLE)})"
+
+
+def _checked(setting: Setting, value: Any, where: str) -> Any:
+    try:
+        return setting.parse(value)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{where}={value!r}: {error}") from None
+
+
+config = Config()

@@ -1,0 +1,43 @@
+"""Counters of one process: what was launched, compiled, found ready, and what fell back to eager torch and why."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+__all__ = ["count", "count_fallback", "reset_stats", "stats"]
+
+_lock = threading.Lock()
+_counts = {"launches": 0, "compiles": 0, "cache_hits": 0}
+_fallbacks: dict[str, int] = {}
+
+
+def stats() -> dict[str, Any]:
+    """Return a copy of the counters.
+
+    Returns:
+        ``launches``: kernels launched; ``compiles``: compiler runs; ``cache_hits``: kernels a call needed and found
+        ready, in memory or on disk; ``fallbacks``: reason -> number of calls that ran in eager torch for it.
+    """
+    with _lock:
+        return {**_counts, "fallbacks": dict(_fallbacks)}
+
+
+def reset_stats() -> None:
+    """Set every counter to zero."""
+    with _lock:
+        for name in _counts:
+            _counts[name] = 0
+        _fallbacks.clear()
+
+
+def count(name: str, times: int = 1) -> None:
+    """Add to one counter."""
+    with _lock:
+        _counts[name] += times
+
+
+def count_fallback(reason: str) -> None:
+    """Record one call that ran in eager torch."""
+    with _lock:
+        _fallbacks[reason] = _fallbacks.get(reason, 0) + 1

@@ -1,0 +1,113 @@
+"""NVRTC through cuda.core, with compiled kernels kept in its file cache. Needs no GPU and no CUDA toolkit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from fuser import counters
+from fuser.codegen import Dialect, KernelSource
+from fuser.cuda.dialect import DIALECT
+from fuser.cuda.kernel import CudaKernel
+from fuser.disk_cache import cache_directory
+from fuser.errors import CompilerNotFoundError, Diagnostic, FuserError
+from fuser.fused_kernel import begin_compile, build_compile_error
+
+if TYPE_CHECKING:
+    from cuda.core import ObjectCode, ProgramOptions
+
+__all__ = ["CudaBackend", "compile_cubin"]
+
+
+class CudaBackend:
+    """Implements Backend for CUDA devices."""
+
+    dialect: Dialect = DIALECT
+
+    def target(self, device_index: int | None) -> str:
+        """Return the architecture of a device, such as ``sm_90``."""
+        major, minor = torch.cuda.get_device_capability(device_index)
+        return f"sm_{major}{minor}"
+
+    def compile(self, source: KernelSource, target: str) -> CudaKernel:
+        """Compile for an architecture (or load from disk), and load the kernel."""
+        code = compile_cubin(source, target)
+        try:
+            return CudaKernel(source, code)
+        except Exception:
+            # What the cache held cannot be loaded (a damaged file, an older driver): compile anew.
+            return CudaKernel(source, compile_cubin(source, target, use_cache=False))
+
+
+def compile_cubin(source: KernelSource, target: str, *, use_cache: bool = True) -> ObjectCode:
+    """Compile to machine code of an architecture such as ``sm_90``; works on a machine without a GPU.
+
+    Raises:
+        CompileError: the text does not compile.
+        CompilerNotFoundError: cuda-python or NVRTC is missing.
+    """
+    try:
+        from cuda.core import ObjectCode, Program  # noqa: PLC0415 - importing fuser must not import CUDA
+        from cuda.core.utils import FileStreamProgramCache, make_program_cache_key  # noqa: PLC0415
+    except ImportError as error:
+        raise CompilerNotFoundError(f"CUDA kernels need cuda-python: {error}") from error
+    options = _options(source, target)
+    directory = cache_directory("cuda") if use_cache else None
+    try:
+        if directory is not None:
+            cache = FileStreamProgramCache(directory)
+            key = make_program_cache_key(code=source.text, code_type="c++", options=options, target_type="cubin")
+            found = cache.get(key)
+            if found is not None:
+                counters.count("cache_hits")
+                return ObjectCode.from_cubin(found)
+        begin_compile(source)
+        code = Program(source.text, "c++", options).compile("cubin")
+        if directory is not None:
+            cache[key] = code
+    except FuserError:
+        raise
+    except (ImportError, OSError) as error:
+        raise CompilerNotFoundError(f"CUDA kernels need NVRTC (pip install nvidia-cuda-nvrtc): {error}") from error
+    except Exception as error:
+        log = str(error)
+        diagnostics = parse_nvrtc_log(log, source)
+        if not diagnostics and "NVRTC" not in log:
+            raise CompilerNotFoundError(f"CUDA kernels need NVRTC (pip install nvidia-cuda-nvrtc): {error}") from error
+        raise build_compile_error(source, f"NVRTC, {target}", diagnostics, str(options), log) from None
+    return code
+
+
+def parse_nvrtc_log(log: str, source: KernelSource) -> list[Diagnostic]:
+    """Return the errors of an NVRTC log, with the columns its carets point to.
+
+    NVRTC writes ``label(line): error: message``, then the line itself, indented, and a caret below it.
+    """
+    lines = log.splitlines()
+    texts = {label: functor.text.splitlines() for label, functor in source.functor_labels.items()}
+    found = []
+    for index, line in enumerate(lines):
+        head, colon, message = line.partition("): error: ")
+        label, paren, number = head.rpartition("(")
+        if not (colon and paren and number.isdigit()):
+            continue
+        column = 1
+        own = texts.get(label, [])
+        if index + 2 < len(lines) and "^" in lines[index + 2] and int(number) <= len(own):
+            shown, code = lines[index + 1], own[int(number) - 1].strip()
+            indent = len(own[int(number) - 1]) - len(own[int(number) - 1].lstrip())
+            column = lines[index + 2].index("^") - shown.find(code) + indent + 1
+        found.append(Diagnostic(label, int(number), column, "error", message))
+    return found
+
+
+def _options(source: KernelSource, target: str) -> ProgramOptions:
+    from cuda.core import ProgramOptions  # noqa: PLC0415
+
+    # Strict: NVVM contracts multiply-adds inside a functor, as it does for the functor alone; ptxas, which cannot
+    # see where one functor ends, contracts none.
+    ptxas = ["--fmad=false"] if source.numerics == "strict" else None
+    return ProgramOptions(
+        name="fuser_kernel", arch=target, std="c++17", device_as_default_execution_space=True, ptxas_options=ptxas
+    )

@@ -1,0 +1,22 @@
+"""The CUDA dialect's prelude: what NVRTC does not declare by itself."""
+
+from functools import cache
+
+from fuser.prelude import emit_selected, load_blocks
+
+__all__ = ["emit_prelude"]
+
+_FILES = ("cuda.h", "core.h", "cuda_math.h", "storage.h", "complex.h")
+
+
+@cache
+def emit_prelude(names: frozenset[str], features: frozenset[str]) -> str:
+    """Return the CUDA C++ text to put before the functors.
+
+    Args:
+        names: every identifier of the functor texts; only what they mention is declared.
+        features: which storage types are used, out of "half", "bfloat16", "float8" and "complex".
+
+    Sample, for `names` with "exp": `FUSER_PROMOTE_1(exp)`, and `using ::exp;` inside `namespace std`.
+    """
+    return emit_selected([block for file in _FILES for block in load_blocks(file)], names, features)

@@ -1,0 +1,157 @@
+"""Looking inside: the generated kernel of a group, a run that shows its stages, and what fused and what did not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fuser import executor
+from fuser.codegen import KernelSource
+from fuser.compiler import emit_source, register
+from fuser.errors import FuserError
+from fuser.fx.partition import bind_node
+from fuser.fx.passes import FusionModule
+from fuser.fx.trace import FusedFunction
+from fuser.graph import FusionGroup
+from fuser.jiterator import JitFunction
+from fuser.kernel_spec import KernelSpec
+
+__all__ = ["Explanation", "GroupReport", "debug_get_fused_kernel_code", "debug_launch_graph", "explain"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """One fusion group, and what it becomes for the given inputs."""
+
+    group: FusionGroup
+    # Names of the FX nodes it stands for; empty for a functor called alone.
+    nodes: tuple[str, ...]
+    # Kernel texts, one per output shape; empty where the inputs are not known or the group is not fused.
+    kernels: tuple[KernelSource, ...]
+    # Why it runs in eager torch; empty when it is fused.
+    fallback_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What ``explain`` found. Print it for a summary."""
+
+    groups: tuple[GroupReport, ...]
+    # Node name and why it is in no group.
+    unfused: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        """Groups with their applications and kernels, then the nodes left out and why."""
+        lines = []
+        for number, report in enumerate(self.groups):
+            what = f"eager torch: {report.fallback_reason}" if report.fallback_reason else (
+                f"{len(report.kernels)} kernel{'s' if len(report.kernels) != 1 else ''}" if report.kernels else "fused")
+            nodes = f", nodes {', '.join(report.nodes)}" if report.nodes else ""
+            lines += [f"group {number}: {what}{nodes}", *(f"  {line}" for line in str(report.group).splitlines())]
+        lines += [f"not fused: {name}: {reason}" for name, reason in self.unfused]
+        return "\n".join(lines) or "nothing to fuse"
+
+
+def debug_get_fused_kernel_code(group: FusionGroup, inputs: Sequence[Any], device: str | None = None) -> str:
+    """Return the kernel text of a group for these inputs, without compiling or launching.
+
+    Args:
+        group: a FusionGroup.
+        inputs: one tensor (real, fake or meta) or Python number per input.
+        device: "cuda" or "cpu", to see the other device's text (needs no GPU); default: where the tensors are.
+
+    Returns:
+        The text; several kernels (outputs of different shapes) one after another.
+
+    Raises:
+        UnsupportedError: the group is not fused for these inputs; says why.
+    """
+    return "\n".join(source.text for source in kernel_sources(register(group), group.fill_inputs(inputs), device))
+
+
+def debug_launch_graph(group: FusionGroup, inputs: Sequence[Any]) -> list[torch.Tensor]:
+    """Register a group, compile it for these inputs and run it, without keeping a key; returns the outputs."""
+    return executor.run(register(group), group.fill_inputs(inputs))
+
+
+def explain(target: Any, *args: Any) -> Explanation:
+    """Say which nodes fuse into which kernel, which do not, and why.
+
+    Args:
+        target: a fused function, a functor, a graph module with fusion nodes, or a FusionGroup.
+        *args: example inputs; with them the kernel texts and fallback reasons are worked out.
+    """
+    if isinstance(target, FusionGroup):
+        return Explanation((_report(target, (), args),), ())
+    if isinstance(target, JitFunction):
+        count = len(args) or len(target.function.functor.tensors)
+        scalars = target.defaults.values() if args else ()
+        return Explanation((_report(target.spec(count).group, (), [*args, *scalars] if args else []),), ())
+    module = target.graph_module if isinstance(target, FusedFunction) else target
+    if not isinstance(module, fx.GraphModule):
+        raise TypeError(f"explain takes a fused function, functor, graph module or group, got {type(target).__name__}")
+    recorder = _Recorder(module)
+    if args:
+        recorder.run(*args)
+    return Explanation(tuple(recorder.reports()), tuple(_unfused(module)))
+
+
+def kernel_sources(spec: KernelSpec, inputs: Sequence[Any], device: str | None) -> list[KernelSource]:
+    """Return the kernel texts of a spec for these inputs."""
+    return [
+        emit_source(part, args) for part, args in executor.plan_texts(spec, inputs, torch.device(device) if device else None)
+    ]
+
+
+def _report(group: FusionGroup, nodes: tuple[str, ...], inputs: Sequence[Any]) -> GroupReport:
+    if not inputs:
+        return GroupReport(group, nodes, (), "")
+    try:
+        return GroupReport(group, nodes, tuple(kernel_sources(register(group), group.fill_inputs(inputs), None)), "")
+    except FuserError as error:
+        return GroupReport(group, nodes, (), str(error).splitlines()[0])
+
+
+def _unfused(module: fx.GraphModule) -> list[tuple[str, str]]:
+    found = []
+    for node in module.graph.nodes:
+        if node.op in {"placeholder", "output", "get_attr"} or _is_plumbing(node):
+            continue
+        if node.op == "call_module" and isinstance(module.get_submodule(str(node.target)), FusionModule):
+            continue
+        known = bind_node(node) is not None
+        reason = "its arguments are no strided tensors" if known else f"no op of fuser's table: {_target_name(node)}"
+        found.append((node.name, reason))
+    return found
+
+
+def _is_plumbing(node: fx.Node) -> bool:
+    return getattr(node.target, "__name__", "") in {"getitem", "tuple"}
+
+
+def _target_name(node: fx.Node) -> str:
+    return str(node.target) if isinstance(node.target, str) else torch.typename(node.target)
+
+
+class _Recorder(fx.Interpreter):
+    """Runs a graph and notes the inputs of each fusion node."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.inputs: dict[str, tuple[Any, ...]] = {}
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.inputs[str(target)] = args
+        return super().call_module(target, args, kwargs)
+
+    def reports(self) -> list[GroupReport]:
+        found = []
+        for node in self.module.graph.nodes:
+            fusion = self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+            if isinstance(fusion, FusionModule):
+                found.append(_report(fusion.group, fusion.node_names, self.inputs.get(str(node.target), ())))
+        return found

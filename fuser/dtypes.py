@@ -1,0 +1,136 @@
+"""What fuser knows of torch dtypes: C++ names, compute types, and torch's promotion rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import reduce
+
+import torch
+
+from fuser.errors import UnsupportedError
+
+__all__ = ["DTYPES", "DTypeInfo", "Rank", "cpp_scalar_type", "dtype_info", "number_dtype", "promote", "to_floating"]
+
+
+@dataclass(frozen=True, slots=True)
+class DTypeInfo:
+    """One torch dtype as generated code sees it."""
+
+    dtype: torch.dtype
+    # C++ type of an element in memory.
+    storage: str
+    # dtype a functor computes in (its ``T``): half, bfloat16 and float8 in float, complex32 in complex64.
+    compute_dtype: torch.dtype
+    # C++ name of the compute type.
+    compute: str
+    # Prelude feature that declares the storage type and its conversions, if one is needed.
+    feature: str | None = None
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether a value in the compute type must be rounded to become one of this dtype."""
+        return self.compute_dtype is not self.dtype
+
+
+def _native(dtype: torch.dtype, name: str, feature: str | None = None) -> DTypeInfo:
+    return DTypeInfo(dtype, name, dtype, name, feature)
+
+
+def _narrow(dtype: torch.dtype, storage: str, feature: str) -> DTypeInfo:
+    return DTypeInfo(dtype, storage, torch.float32, "float", feature)
+
+
+DTYPES: dict[torch.dtype, DTypeInfo] = {
+    info.dtype: info
+    for info in (
+        _native(torch.bool, "bool"),
+        _native(torch.uint8, "uint8_t"),
+        _native(torch.uint16, "uint16_t"),
+        _native(torch.uint32, "uint32_t"),
+        _native(torch.uint64, "uint64_t"),
+        _native(torch.int8, "int8_t"),
+        _native(torch.int16, "int16_t"),
+        _native(torch.int32, "int32_t"),
+        _native(torch.int64, "int64_t"),
+        _native(torch.float32, "float"),
+        _native(torch.float64, "double"),
+        _narrow(torch.float16, "fuser_half", "half"),
+        _narrow(torch.bfloat16, "fuser_bfloat16", "bfloat16"),
+        _narrow(torch.float8_e4m3fn, "fuser_float8_e4m3fn", "float8"),
+        _narrow(torch.float8_e5m2, "fuser_float8_e5m2", "float8"),
+        _narrow(torch.float8_e4m3fnuz, "fuser_float8_e4m3fnuz", "float8"),
+        _narrow(torch.float8_e5m2fnuz, "fuser_float8_e5m2fnuz", "float8"),
+        _narrow(torch.float8_e8m0fnu, "fuser_float8_e8m0fnu", "float8"),
+        _native(torch.complex64, "std::complex<float>", "complex"),
+        _native(torch.complex128, "std::complex<double>", "complex"),
+        DTypeInfo(torch.complex32, "fuser_complex_half", torch.complex64, "std::complex<float>", "complex"),
+    )
+}
+
+
+def dtype_info(dtype: torch.dtype) -> DTypeInfo:
+    """Return the row of ``dtype``; raises UnsupportedError for dtypes no kernel can hold (quantized, bits)."""
+    info = DTYPES.get(dtype)
+    if info is None:
+        raise UnsupportedError(f"dtype {dtype} has no C++ counterpart")
+    return info
+
+
+class Rank(IntEnum):
+    """How much weight a value has in promotion, strongest first (torch: result_type's three categories)."""
+
+    TENSOR = 0
+    ZERO_DIM = 1
+    NUMBER = 2
+
+
+def promote(operands: Iterable[tuple[torch.dtype, Rank]]) -> torch.dtype:
+    """Return torch's promotion of the operands.
+
+    Follows ``at::native::result_type``: tensors with dimensions win over 0-dim tensors, which win over Python
+    numbers, unless the weaker one is of a higher category (bool < integer < floating < complex).
+
+    Raises:
+        UnsupportedError: torch does not promote these dtypes (float8 or unsigned mixtures).
+    """
+    by_rank: dict[Rank, list[torch.dtype]] = {rank: [] for rank in Rank}
+    for dtype, rank in operands:
+        by_rank[rank].append(dtype)
+    try:
+        results = [reduce(torch.promote_types, dtypes) for dtypes in by_rank.values() if dtypes]
+        return reduce(lambda weaker, stronger: _combine(stronger, weaker), reversed(results))
+    except RuntimeError as error:
+        raise UnsupportedError(f"torch does not promote these dtypes: {str(error).splitlines()[0]}") from None
+
+
+def _combine(stronger: torch.dtype, weaker: torch.dtype) -> torch.dtype:
+    if stronger.is_complex:
+        return stronger
+    if stronger.is_floating_point:
+        return stronger.to_complex() if weaker.is_complex else stronger
+    if stronger is torch.bool or weaker.is_floating_point or weaker.is_complex:
+        return torch.promote_types(stronger, weaker)
+    return stronger
+
+
+def to_floating(dtype: torch.dtype, default: torch.dtype) -> torch.dtype:
+    """Return ``dtype``, or ``default`` (torch's default dtype) in place of an integral one."""
+    return dtype if dtype.is_floating_point or dtype.is_complex else default
+
+
+def number_dtype(kind: type, default: torch.dtype) -> torch.dtype:
+    """Return the dtype torch gives a Python number of this type in promotion; ``default`` is torch's default dtype."""
+    if kind is bool:
+        return torch.bool
+    if kind is int:
+        return torch.int64
+    if kind is float:
+        return default
+    return default.to_complex()
+
+
+def cpp_scalar_type(kind: type) -> str:
+    """Return the C++ type a Python number is passed as: bool, int64_t, double or std::complex<double>."""
+    return {bool: "bool", int: "int64_t", float: "double", complex: "std::complex<double>"}[kind]

@@ -1,0 +1,119 @@
+"""Every exception fuser raises: a small family, each class under the builtin a caller would expect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = [
+    "ArgumentError",
+    "CompileError",
+    "CompilerNotFoundError",
+    "DeviceError",
+    "FallbackError",
+    "FunctorError",
+    "FuserError",
+    "GradientError",
+    "GroupError",
+    "NoCompileError",
+    "ShapeError",
+    "UnsupportedError",
+]
+
+# A compiler that meets one bad template can print pages; a reader needs the first messages only.
+MAX_MESSAGE_LINES = 20
+
+
+class FuserError(Exception):
+    """Base class of everything fuser raises on purpose."""
+
+
+class FunctorError(FuserError, ValueError):
+    """A functor's text is wrong: it does not parse, or its signature cannot be used.
+
+    ``line`` and ``column`` count from 1 in the user's own text; both are None when no place can be named.
+    """
+
+    def __init__(self, message: str, line: int | None = None, column: int | None = None) -> None:
+        super().__init__(message)
+        self.line = line
+        self.column = column
+
+
+class ArgumentError(FuserError, TypeError):
+    """A call has too few or too many tensors, or an unknown, missing or ill-typed scalar."""
+
+
+class ShapeError(FuserError, RuntimeError):
+    """Shapes do not broadcast, or ``out=`` has a shape that cannot take the result."""
+
+
+class DeviceError(FuserError, RuntimeError):
+    """The tensors of one call live on several devices."""
+
+
+class GroupError(FuserError, ValueError):
+    """A FusionGroup breaks a rule of the IR, or a key names no registered group."""
+
+
+class GradientError(FuserError, RuntimeError):
+    """An input requires grad and the group has no derivative."""
+
+
+class FallbackError(FuserError, RuntimeError):
+    """A group can neither be compiled nor run in eager torch; says why for both."""
+
+
+class UnsupportedError(FuserError, RuntimeError):
+    """A group cannot be fused for these inputs; the executor turns this into a recorded fallback."""
+
+
+class NoCompileError(FuserError, RuntimeError):
+    """A kernel is missing, in memory and on disk, and ``config.no_compile`` forbids to compile it."""
+
+
+class CompilerNotFoundError(UnsupportedError):
+    """No compiler for the device: no host C++ compiler, or no NVRTC."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One compiler message at a place in a functor's own text (line and column from 1)."""
+
+    functor: str
+    line: int
+    column: int
+    severity: str
+    message: str
+
+
+class CompileError(FuserError, RuntimeError):
+    """A functor does not compile. The message shows the user's own lines, never the generated kernel.
+
+    Attributes:
+        diagnostics: the compiler's messages that point into functor texts.
+        source: the generated kernel, with line numbers; print it to see what was compiled.
+        options: the compiler options.
+        log: everything the compiler said.
+    """
+
+    def __init__(
+        self, message: str, *, diagnostics: Sequence[Diagnostic] = (), source: str = "", options: str = "", log: str = ""
+    ) -> None:
+        lines = message.splitlines()
+        if len(lines) > MAX_MESSAGE_LINES:
+            lines = [*lines[: MAX_MESSAGE_LINES - 1], "... (the whole log is in this error's .log)"]
+        super().__init__("\n".join(lines))
+        self.diagnostics = tuple(diagnostics)
+        self.source = "\n".join(f"{number:5d} | {line}" for number, line in enumerate(source.splitlines(), 1))
+        self.options = options
+        self.log = log
+
+
+def point_at(text: str, line: int, column: int) -> str:
+    """Return the given line of ``text`` with a caret below the column (both from 1); empty if out of range."""
+    lines = text.splitlines()
+    if not 1 <= line <= len(lines):
+        return ""
+    shown = lines[line - 1].replace("\t", " ")
+    return f"{line:5d} | {shown}\n      | {' ' * (max(column, 1) - 1)}^"

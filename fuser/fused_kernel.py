@@ -1,0 +1,124 @@
+"""What a compiled kernel is to the rest of fuser, whatever compiled it, and how its arguments are packed."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from fuser import counters
+from fuser.codegen import Dialect, KernelSource
+from fuser.config import config
+from fuser.errors import CompileError, Diagnostic, NoCompileError, point_at
+from fuser.layout import IterationSpace
+
+__all__ = ["ArgumentPacker", "Backend", "FusedKernel", "begin_compile", "build_compile_error"]
+
+
+class FusedKernel(Protocol):
+    """A loaded kernel. Threads may launch it at the same time."""
+
+    source: KernelSource
+
+    def launch(self, arguments: bytes, numel: int, device_index: int) -> None:
+        """Launch over ``numel`` > 0 elements: on CUDA on torch's current stream of the device, asynchronously."""
+
+
+class Backend(Protocol):
+    """One room that turns a source into a kernel: fuser.cuda or fuser.cpu."""
+
+    dialect: Dialect
+
+    def target(self, device_index: int | None) -> str:
+        """Return what code is made for: a GPU architecture (sm_90), or the host."""
+
+    def compile(self, source: KernelSource, target: str) -> FusedKernel:
+        """Compile, or load from the disk cache.
+
+        Raises:
+            CompileError: the text does not compile; points into the functor.
+            CompilerNotFoundError: there is no compiler.
+        """
+
+
+class ArgumentPacker:
+    """Packs one call's addresses and numbers into the argument struct of a kernel.
+
+    Sizes and strides are fixed when it is made.
+    """
+
+    def __init__(self, source: KernelSource, space: IterationSpace) -> None:
+        fields = "q" + "Q" * len(source.operands)
+        for _, kind in source.numbers:
+            fields += {float: "d", complex: "dd"}.get(kind, "q")
+        self._kinds = tuple(kind for _, kind in source.numbers)
+        self._numel = space.numel
+        self._geometry: tuple[int, ...] = ()
+        if not source.is_linear:
+            self._geometry = (*space.sizes, *(stride for operand in space.strides for stride in operand))
+        self._struct = struct.Struct(f"={fields}{'q' * len(self._geometry)}")
+
+    def pack(self, addresses: Sequence[int], numbers: Sequence[Any]) -> bytes:
+        """Return the struct's bytes.
+
+        Args:
+            addresses: data pointers of the operands, outputs first, in the order of ``KernelSource.operands``.
+            numbers: values in the order of ``KernelSource.numbers``.
+
+        Raises:
+            struct.error: an integer does not fit in 64 bits.
+        """
+        flat: list[Any] = []
+        for kind, number in zip(self._kinds, numbers, strict=True):
+            if kind is complex:
+                flat += (number.real, number.imag)
+            else:
+                flat.append(number)
+        return self._struct.pack(self._numel, *addresses, *flat, *self._geometry)
+
+
+def begin_compile(source: KernelSource) -> None:
+    """Count a compiler run that is about to start; every room calls it.
+
+    Raises:
+        NoCompileError: ``config.no_compile`` is set.
+    """
+    if config.no_compile:
+        names = ", ".join(functor.entry for functor in source.functors)
+        raise NoCompileError(f"the kernel of {names} is not ready, and FUSER_NO_COMPILE forbids to compile it")
+    counters.count("compiles")
+
+
+def build_compile_error(
+    source: KernelSource, compiler: str, diagnostics: Sequence[Diagnostic], options: str, log: str
+) -> CompileError:
+    """Make the error a user sees from a compiler's messages.
+
+    Args:
+        source: the kernel that did not compile.
+        compiler: name of the compiler, for the message.
+        diagnostics: the compiler's errors; ``functor`` holds the #line label, lines and columns are those of the
+            emitted text.
+        options: the compiler's options.
+        log: its whole output.
+    """
+    labels = source.functor_labels
+    placed = []
+    for item in diagnostics:
+        functor = labels.get(item.functor)
+        if functor is None:
+            continue
+        column = functor.column_in_source(item.line, item.column)
+        placed.append((functor, Diagnostic(functor.entry, item.line, column, item.severity, item.message)))
+    if placed:
+        lines = [f"functor {placed[0][0].entry!r} does not compile ({compiler})"]
+        for functor, item in placed:
+            lines.append(f"line {item.line}, column {item.column}: {item.severity}: {item.message}")
+            lines += point_at(functor.source, item.line, item.column).splitlines()
+    else:
+        names = ", ".join(functor.entry for functor in source.functors)
+        messages = [f"{item.severity}: {item.message}" for item in diagnostics] or log.strip().splitlines()[:10]
+        lines = [f"the kernel of {names} does not compile ({compiler})", *messages]
+    return CompileError(
+        "\n".join(lines), diagnostics=[item for _, item in placed], source=source.text, options=options, log=log
+    )

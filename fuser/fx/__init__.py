@@ -1,0 +1,5 @@
+"""torch.fx: which nodes fuse (partition), how fusion nodes take their place (passes), torch.compile (backend)."""
+
+from fuser.fx.passes import FusionModule, FusionPass, fuse_graph
+
+__all__ = ["FusionModule", "FusionPass", "fuse_graph"]

@@ -1,0 +1,225 @@
+"""Which nodes of an FX graph become one group: maximal convex sets of functor calls and table ops.
+
+A set is convex when no path leaves it and comes back: only then can it run as one step. Nodes that write to their
+arguments are barriers; nothing moves across one.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fuser.jiterator import JitFunction
+from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
+from fuser.ops import Call, bind_function, bind_method
+
+__all__ = ["Partition", "bind_node", "is_fusible", "partition"]
+
+# Longer chains only make longer kernels; a bound keeps compile time bounded.
+MAX_APPLICATIONS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Nodes that become one fusion node, in the order of the graph."""
+
+    nodes: tuple[fx.Node, ...]
+
+
+def partition(graph: fx.Graph) -> list[Partition]:
+    """Return the groups of a graph, in the order of the graph."""
+    return _Partitioner(graph).run()
+
+
+def bind_node(node: fx.Node) -> Call | None:
+    """Return what a node applies, or None when it is neither a functor call nor an op of the table."""
+    if node.op == "call_function":
+        if isinstance(node.target, JitFunction):
+            return _bind_functor(node.target, node)
+        return bind_function(node.target, node.args, node.kwargs)
+    if node.op == "call_method" and isinstance(node.target, str):
+        return bind_method(node.target, node.args, node.kwargs)
+    return None
+
+
+def is_fusible(node: fx.Node) -> bool:
+    """Whether a node can be part of a group: it has a functor, and its value, where known, is a strided tensor."""
+    call = bind_node(node)
+    if call is None or not any(isinstance(value, fx.Node) for value in _flat_tensors(call)):
+        return False
+    values = [node.meta.get("val"), *(source.meta.get("val") for source in node.all_input_nodes)]
+    return all(_is_plain(value) for value in values if value is not None)
+
+
+def _bind_functor(function: JitFunction, node: fx.Node) -> Call | None:
+    if "out" in node.kwargs:
+        return None
+    function.check_count(len(node.args))
+    return Call(function.function, tuple(node.args), function.bind_scalars(node.kwargs))
+
+
+def _flat_tensors(call: Call) -> Iterator[Any]:
+    for value in call.tensors:
+        if isinstance(value, Call):
+            yield from _flat_tensors(value)
+        else:
+            yield value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.layout is torch.strided and not value.is_quantized and value.device.type in {"cpu", "cuda", "meta"}
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    return isinstance(value, bool | int | float | complex | torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def _is_barrier(node: fx.Node) -> bool:
+    # Writes to an argument, or may: everything before it stays before, everything after stays after.
+    if node.op == "call_method":
+        name = str(node.target)
+        return (name.endswith("_") and not name.endswith("__")) or name in {"__setitem__", "backward"}
+    if node.op == "call_module":
+        module = node.graph.owning_module and node.graph.owning_module.get_submodule(str(node.target))
+        return bool(getattr(module, "inplace", False))
+    if node.op != "call_function":
+        return False
+    if node.kwargs.get("inplace") or node.kwargs.get("out") is not None:
+        return True
+    if isinstance(node.target, torch._ops.OpOverload):
+        return bool(node.target._schema.is_mutable)
+    name = getattr(node.target, "__name__", "")
+    in_place_operator = node.target is operator.setitem or (
+        getattr(node.target, "__module__", "") == "_operator" and name.startswith("i") and hasattr(operator, name[1:])
+    )
+    return in_place_operator or (name.endswith("_") and not name.endswith("__"))
+
+
+class _Partitioner:
+    """Greedy merging over units (a node, or nodes already merged), with ancestor and descendant sets as bit masks."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.nodes = list(graph.nodes)
+        self.index = {node: index for index, node in enumerate(self.nodes)}
+        # Unit each node belongs to now.
+        self.unit = dict(self.index)
+        count = len(self.nodes)
+        # Masks of unit numbers, by unit. A merged unit keeps the number of one of its nodes.
+        self.ancestors = [0] * count
+        self.descendants = [0] * count
+        self.members: list[list[fx.Node]] = [[node] for node in self.nodes]
+        self.alive = [True] * count
+        self.fusible = [is_fusible(node) for node in self.nodes]
+        # Applications in each unit.
+        self.applications = [int(fusible) for fusible in self.fusible]
+        self.getitems = [self._is_getitem_of_fusible(node) for node in self.nodes]
+
+    def run(self) -> list[Partition]:
+        self._find_order()
+        for index, node in enumerate(self.nodes):
+            if self.getitems[index]:
+                self._try_merge(self.unit[node.args[0]], self.unit[node])  # type: ignore[index]
+            elif self.fusible[index]:
+                for candidate in self._candidates(node):
+                    # A candidate may have been merged since the list was made.
+                    unit = self.unit[node]
+                    if self.alive[candidate] and candidate != unit and self._allows(candidate, unit):
+                        self._try_merge(candidate, unit)
+        found = [
+            Partition(tuple(sorted(self.members[index], key=self.index.__getitem__)))
+            for index in range(len(self.nodes))
+            if self.alive[index] and self.applications[index]
+        ]
+        return sorted(found, key=lambda item: self.index[item.nodes[0]])
+
+    def _is_getitem_of_fusible(self, node: fx.Node) -> bool:
+        # The outputs of a functor with several.
+        return (
+            node.op == "call_function"
+            and node.target is operator.getitem
+            and isinstance(node.args[0], fx.Node)
+            and isinstance(node.args[0].target, JitFunction)
+            and self.fusible[self.unit[node.args[0]]]
+        )
+
+    def _find_order(self) -> None:
+        last_barrier: int | None = None
+        since_barrier: list[int] = []
+        for index, node in enumerate(self.nodes):
+            sources = {self.unit[source] for source in node.all_input_nodes}
+            if last_barrier is not None:
+                sources.add(last_barrier)
+            if _is_barrier(node):
+                sources.update(since_barrier)
+                last_barrier, since_barrier = index, []
+            else:
+                since_barrier.append(index)
+            mask = 0
+            for source in sources:
+                mask |= self.ancestors[source] | (1 << source)
+            self.ancestors[index] = mask
+        for index, mask in enumerate(self.ancestors):
+            for source in _bits(mask):
+                self.descendants[source] |= 1 << index
+
+    def _candidates(self, node: fx.Node) -> list[int]:
+        # Producers first, then units that read the same values; where shapes are unknown (fuser.fuse) any other
+        # unit too: a user who fuses a function wants one launch for all of it.
+        found: dict[int, None] = {}
+        for source in node.all_input_nodes:
+            found[self.unit[source]] = None
+        for source in node.all_input_nodes:
+            for user in source.users:
+                found[self.unit[user]] = None
+        if "val" not in node.meta:
+            for index in range(self.index[node]):
+                found[self.unit[self.nodes[index]]] = None
+        return [unit for unit in found if self.alive[unit] and self.applications[unit]]
+
+    def _allows(self, first: int, second: int) -> bool:
+        """Whether size, device and shape speak for merging."""
+        nodes = [*self.members[first], *self.members[second]]
+        if self.applications[first] + self.applications[second] > MAX_APPLICATIONS:
+            return False
+        inside = set(nodes)
+        inputs = {source for node in nodes for source in node.all_input_nodes if source not in inside}
+        outputs = [node for node in nodes if any(user not in inside for user in node.users)]
+        if len(inputs) > MAX_INPUTS or len(outputs) > MAX_OUTPUTS:
+            return False
+        devices = {value.device for node in nodes if isinstance(value := node.meta.get("val"), torch.Tensor)}
+        if len(devices) > 1:
+            return False
+        is_connected = bool((self.ancestors[second] >> first | self.ancestors[first] >> second) & 1)
+        shapes = {tuple(value.shape) for node in outputs if isinstance(value := node.meta.get("val"), torch.Tensor)}
+        return is_connected or len(shapes) <= 1
+
+    def _try_merge(self, first: int, second: int) -> None:
+        both = (1 << first) | (1 << second)
+        between = (self.ancestors[first] & self.descendants[second]) | (self.ancestors[second] & self.descendants[first])
+        if first == second or between & ~both:
+            return
+        self.members[first] += self.members[second]
+        self.applications[first] += self.applications[second]
+        for node in self.members[second]:
+            self.unit[node] = first
+        self.alive[second] = False
+        ancestors = (self.ancestors[first] | self.ancestors[second]) & ~both
+        descendants = (self.descendants[first] | self.descendants[second]) & ~both
+        self.ancestors[first], self.descendants[first] = ancestors, descendants
+        # Everything before the merged unit is now before everything after it.
+        for index in _bits(ancestors):
+            self.descendants[index] = (self.descendants[index] & ~both) | descendants | (1 << first)
+        for index in _bits(descendants):
+            self.ancestors[index] = (self.ancestors[index] & ~both) | ancestors | (1 << first)
+
+
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low

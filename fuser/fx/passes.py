@@ -1,0 +1,277 @@
+"""Fusion nodes in FX graphs: a pass that puts one module per group in place of the group's nodes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from fuser.compiler import register
+from fuser.config import config
+from fuser.executor import run, warm_up
+from fuser.fx.partition import Partition, bind_node, partition
+from fuser.graph import FusionGroup, GroupBuilder
+from fuser.jiterator import JitFunction
+from fuser.ops import Call
+
+__all__ = ["FusionModule", "FusionPass", "fuse_graph"]
+
+
+class FusionModule(torch.nn.Module):
+    """A fusion node: a registered group as a module, called with the group's inputs.
+
+    Attributes:
+        group: the FusionGroup.
+        node_names: names of the FX nodes it stands for.
+    """
+
+    def __init__(self, group: FusionGroup, node_names: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.group = group
+        self.node_names = tuple(node_names)
+        self.spec = register(group)
+        self.key = str(self.spec.key)
+
+    def forward(self, *inputs: Any) -> Any:
+        """Run the group; returns a tensor, or a list of tensors for several outputs."""
+        if torch.compiler.is_compiling():
+            results = _run_operator(self.key, inputs)
+        else:
+            results = run(self.spec, inputs)
+        return results[0] if len(results) == 1 else results
+
+    def extra_repr(self) -> str:
+        """One line per application."""
+        return str(self.group)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A spec holds locks and kernels; the group says everything.
+        return FusionModule, (self.group, self.node_names)
+
+
+class FusionPass(PassBase):
+    """Replace maximal convex groups of functor calls and table ops by fusion nodes, in place.
+
+    The result's ``modified`` says whether there was any. Nodes with ``meta["val"]`` (as AOTAutograd gives) are
+    grouped by device and shape; without it, what does not fit together at run time is launched apart.
+    """
+
+    def call(self, graph_module: fx.GraphModule) -> PassResult:
+        """Run on one graph module."""
+        modified = False
+        for found in partition(graph_module.graph):
+            if config.fuel is not None and not _burn():
+                break
+            _substitute(graph_module, found)
+            modified = True
+        if modified:
+            _sort(graph_module.graph)
+            graph_module.graph.lint()
+            graph_module.recompile()
+        return PassResult(graph_module, modified)
+
+
+def fuse_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any] | None = None) -> fx.GraphModule:
+    """Substitute fusion nodes into a graph module, in place, and return it.
+
+    Args:
+        graph_module: calls functors (JitFunction), torch functions, tensor methods or ATen overloads.
+        example_inputs: real, fake or meta tensors, one per placeholder; where given, the kernels are compiled now.
+    """
+    FusionPass()(graph_module)
+    if example_inputs is not None:
+        warm_up_graph(graph_module, example_inputs)
+    return graph_module
+
+
+def warm_up_graph(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Compile the kernels of every fusion node for these inputs, launching nothing of fuser's.
+
+    What stays eager between fusion nodes runs on fake tensors.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415 - only needed here
+
+    fakes = [item.fake_mode for item in inputs if isinstance(item, torch._subclasses.FakeTensor)]
+    mode = fakes[0] if fakes else FakeTensorMode(allow_non_fake_inputs=True)
+    _WarmUp(graph_module).run(*[mode.from_tensor(x) if _is_real(x) else x for x in inputs])
+
+
+class _WarmUp(fx.Interpreter):
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        module = self.fetch_attr(target)
+        if isinstance(module, FusionModule):
+            with torch._C._DisableTorchDispatch():
+                warm_up(module.spec, args)
+        return super().call_module(target, args, kwargs)
+
+
+def _is_real(item: Any) -> bool:
+    return isinstance(item, torch.Tensor) and not isinstance(item, torch._subclasses.FakeTensor)
+
+
+def _run_operator(key: str, inputs: Sequence[Any]) -> Any:
+    return torch.ops.fuser.run(
+        key,
+        "".join("t" if isinstance(item, torch.Tensor) else "n" for item in inputs),
+        [item for item in inputs if isinstance(item, torch.Tensor)],
+        [item for item in inputs if not isinstance(item, torch.Tensor)],
+    )
+
+
+class _GroupWriter:
+    """Builds the FusionGroup of a partition, and the arguments its fusion node is called with."""
+
+    def __init__(self, nodes: Sequence[fx.Node]) -> None:
+        self.builder = GroupBuilder()
+        self.inside = set(nodes)
+        # Handles of the values each inside node makes.
+        self.values: dict[fx.Node, tuple[int, ...]] = {}
+        self.tensors: dict[fx.Node, int] = {}
+        self.scalars: dict[fx.Node, int] = {}
+        self._arguments: list[tuple[bool, Any]] = []
+
+    def add(self, node: fx.Node) -> None:
+        if node.target is operator.getitem:
+            source, place = node.args
+            self.values[node] = (self.values[source][place],)  # type: ignore[index]
+            return
+        call = bind_node(node)
+        assert call is not None, "the partitioner chose it"
+        self.values[node] = self._apply(call, node.name)
+
+    def _apply(self, call: Call, name: str) -> tuple[int, ...]:
+        tensors = [self._tensor(value) for value in call.tensors]
+        scalars = [self._scalar(call.scalars[item.name], item.name) for item in call.function.functor.scalars]
+        return self.builder.apply(call.function, tensors, scalars, name)
+
+    def _tensor(self, value: Any) -> int:
+        if isinstance(value, Call):
+            return self._apply(value, "")[0]
+        if isinstance(value, fx.Node):
+            if value in self.inside:
+                return self.values[value][0]
+            if value not in self.tensors:
+                self.tensors[value] = self._input(value, value.name, is_scalar=False)
+            return self.tensors[value]
+        return self._input(value, "number", is_scalar=False)
+
+    def _scalar(self, value: Any, name: str) -> int:
+        if not isinstance(value, fx.Node):
+            return self._input(value, name, is_scalar=True)
+        if value not in self.scalars:
+            self.scalars[value] = self._input(value, value.name, is_scalar=True)
+        return self.scalars[value]
+
+    def _input(self, value: Any, name: str, *, is_scalar: bool) -> int:
+        # Numbers are run-time arguments too: two graphs that differ in a constant share one kernel.
+        default = None if isinstance(value, fx.Node) else value
+        self._arguments.append((default is not None, value))
+        return self.builder.add_input(name, is_scalar=is_scalar, default=default)
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Return what the fusion node is called with, in the order of the group's inputs: constants come last."""
+        return tuple(value for _, value in sorted(self._arguments, key=operator.itemgetter(0)))
+
+
+def _substitute(graph_module: fx.GraphModule, found: Partition) -> None:
+    graph = graph_module.graph
+    writer = _GroupWriter(found.nodes)
+    for node in found.nodes:
+        writer.add(node)
+    inside = writer.inside
+    returned = [node for node in found.nodes if _is_returned(node, inside)]
+    handles = [handle for node in returned for handle in writer.values[node]]
+    group = writer.builder.build(handles)
+    name = _free_name(graph_module)
+    graph_module.add_submodule(name, FusionModule(group, [node.name for node in found.nodes]))
+    with graph.inserting_after(found.nodes[-1]):
+        fused = graph.call_module(name, writer.arguments())
+    values = [value for node in returned for value in _fake_values(node)]
+    if len(values) == len(handles):
+        fused.meta["val"] = values[0] if len(values) == 1 else values
+    _replace_uses(graph, fused, returned, writer, len(handles))
+    for node in reversed(found.nodes):
+        graph.erase_node(node)
+
+
+def _is_returned(node: fx.Node, inside: set[fx.Node]) -> bool:
+    # A functor with several outputs is returned through its getitems unless somebody takes the tuple itself.
+    return any(user not in inside for user in node.users) or not node.users
+
+
+def _fake_values(node: fx.Node) -> list[Any]:
+    value = node.meta.get("val")
+    return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _replace_uses(graph: fx.Graph, fused: fx.Node, returned: list[fx.Node], writer: _GroupWriter, count: int) -> None:
+    place = 0
+    last = fused
+    for node in returned:
+        width = len(writer.values[node])
+        new: Any = fused
+        if count > 1:
+            items = []
+            for offset in range(width):
+                with graph.inserting_after(last):
+                    last = graph.call_function(operator.getitem, (fused, place + offset))
+                value = fused.meta.get("val")
+                if value is not None:
+                    last.meta["val"] = value[place + offset]
+                items.append(last)
+            new = items[0] if width == 1 and not _is_tuple(node) else items
+        if isinstance(new, list):
+            with graph.inserting_after(last):
+                new = last = graph.call_function(tuple, (new,))
+        node.replace_all_uses_with(new)
+        place += width
+
+
+def _is_tuple(node: fx.Node) -> bool:
+    return isinstance(node.target, JitFunction) and node.target.function.num_outputs > 1
+
+
+def _sort(graph: fx.Graph) -> None:
+    # Fusion nodes were put after their last member, which may be after a user of another member. The order is by
+    # first possible place, keeping the old order otherwise; the partitioner made sure there is one.
+    placed: set[fx.Node] = set()
+    order: list[fx.Node] = []
+    for node in list(graph.nodes):
+        stack = [node]
+        while stack:
+            current = stack[-1]
+            waiting = [source for source in current.all_input_nodes if source not in placed]
+            if waiting and current not in placed:
+                stack += waiting
+            else:
+                stack.pop()
+                if current not in placed:
+                    placed.add(current)
+                    order.append(current)
+    last: fx.Node | None = None
+    for node in order:
+        if last is not None:
+            last.append(node)
+        last = node
+
+
+def _free_name(graph_module: fx.GraphModule) -> str:
+    number = 0
+    while hasattr(graph_module, f"fusion_{number}"):
+        number += 1
+    return f"fusion_{number}"
+
+
+_burnt = 0
+
+
+def _burn() -> bool:
+    # FUSER_FUEL counts groups over the whole process.
+    global _burnt  # noqa: PLW0603
+    assert config.fuel is not None, "the caller checked"
+    _burnt += 1
+    return _burnt <= config.fuel

@@ -1,0 +1,420 @@
+"""The IR: a FusionGroup is an SSA DAG of functor applications.
+
+Values are numbered: the inputs first, then the outputs of each application in order. A group says nothing about
+dtypes, shapes or devices; one group serves them all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fuser.errors import ArgumentError, GroupError
+from fuser.functor import Functor, Parameter, parse_functor
+
+if TYPE_CHECKING:
+    import networkx
+
+__all__ = ["Application", "Function", "FusionGroup", "GroupBuilder", "Input", "Promotion"]
+
+JSON_VERSION = 1
+
+
+class Promotion(Enum):
+    """How the dtype an application computes in follows from the dtypes of its tensors."""
+
+    # torch's promotion of the tensors.
+    DEFAULT = "default"
+    # The same, but integral dtypes become torch's default dtype (ATen: unary float ops, true division).
+    INT_TO_FLOAT = "int_to_float"
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """What an application applies: a functor with its typing rules."""
+
+    functor: Functor
+    # The ATen op this is, for torch's own ops; None for a user's functor.
+    op: str | None = None
+    promotion: Promotion = Promotion.DEFAULT
+    # Parameters that take no part in promotion (the condition of ``where``).
+    unpromoted: tuple[str, ...] = ()
+    # dtype of each output; None stands for the common dtype. Empty: all are the common dtype.
+    out_dtypes: tuple[torch.dtype | None, ...] = ()
+    # Whether a Python number among the tensors counts as a 0-dim operand when torch lays out the result.
+    numbers_have_layout: bool = True
+    # The same computation in eager torch, given by the user: called with the tensors and the scalars by name.
+    fallback: Callable[..., Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """The op's or the entry's name."""
+        return self.op or self.functor.entry
+
+    @property
+    def num_outputs(self) -> int:
+        """How many values one application makes."""
+        return self.functor.num_outputs
+
+    def tensor_parameters(self, count: int) -> tuple[Parameter, ...]:
+        """Return the parameters that ``count`` tensors bind; trailing ones with a C++ default may be left out."""
+        return self.functor.tensors[:count]
+
+    def accepts(self, count: int) -> bool:
+        """Whether the functor can be applied to ``count`` tensors."""
+        tensors = self.functor.tensors
+        if count == len(tensors):
+            return True
+        # C++ allows to leave out arguments at the end of the call only.
+        tail = self.functor.parameters[-(len(tensors) - count) :] if count < len(tensors) else ()
+        return bool(tail) and all(parameter in tensors and parameter.has_default for parameter in tail)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what from_json needs; a user's fallback cannot be written and is left out."""
+        return {
+            "code": self.functor.source,
+            "scalars": [parameter.name for parameter in self.functor.scalars],
+            "num_outputs": self.functor.num_outputs,
+            "op": self.op,
+            "promotion": self.promotion.value,
+            "unpromoted": list(self.unpromoted),
+            "out_dtypes": [None if dtype is None else str(dtype).removeprefix("torch.") for dtype in self.out_dtypes],
+            "numbers_have_layout": self.numbers_have_layout,
+        }
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Function:
+        """Rebuild a function from its JSON form."""
+        return Function(
+            functor=parse_functor(data["code"], tuple(data["scalars"]), data["num_outputs"]),
+            op=data["op"],
+            promotion=Promotion(data["promotion"]),
+            unpromoted=tuple(data["unpromoted"]),
+            out_dtypes=tuple(None if name is None else getattr(torch, name) for name in data["out_dtypes"]),
+            numbers_have_layout=data["numbers_have_layout"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One input of a group."""
+
+    name: str
+    # False: bound to a tensor, a 0-dim CPU tensor or a Python number, and takes part in promotion.
+    # True: bound to a Python number that reaches the functor as a named scalar and has no say in dtypes.
+    is_scalar: bool = False
+    # Value of a number that was a constant where the group comes from. It still is a run-time argument: groups that
+    # differ only in it share their kernels.
+    default: bool | int | float | complex | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """One functor applied to values."""
+
+    function: Function
+    # Values bound to the functor's tensor parameters, in order.
+    tensors: tuple[int, ...]
+    # Values (scalar inputs) bound to the functor's scalar parameters, in order.
+    scalars: tuple[int, ...] = ()
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FusionGroup:
+    """A DAG of functor applications that becomes one kernel. Build one with ``GroupBuilder``."""
+
+    inputs: tuple[Input, ...]
+    applications: tuple[Application, ...]
+    # Values returned, in order.
+    outputs: tuple[int, ...]
+    _key: list[int] = field(default_factory=list, compare=False, repr=False)
+
+    @property
+    def key(self) -> int:
+        """Hash (63 bits): equal for groups that differ only in names, dead code or order of writing."""
+        if not self._key:
+            group = self.canonical()
+            text = json.dumps(group.to_dict(), sort_keys=True) + repr(self.defaults())
+            # Two callables cannot be compared, so a user's fallback counts by identity.
+            text += str([id(item.function.fallback) if item.function.fallback else 0 for item in group.applications])
+            self._key.append(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1)
+        return self._key[0]
+
+    def defaults(self) -> tuple[bool | int | float | complex | None, ...]:
+        """Return the default of each input, None where there is none."""
+        return tuple(item.default for item in self.inputs)
+
+    def fill_inputs(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return one value per input: the given ones, then the defaults of the rest.
+
+        Raises:
+            ArgumentError: too many or too few.
+        """
+        values = [*inputs, *self.defaults()[len(inputs) :]]
+        missing = [item.name for item, value in zip(self.inputs, values, strict=False) if value is None]
+        if len(values) > len(self.inputs) or missing:
+            names = ", ".join(item.name for item in self.inputs)
+            raise ArgumentError(f"the group takes {len(self.inputs)} inputs ({names}), got {len(inputs)}")
+        return values
+
+    def value_offsets(self) -> tuple[int, ...]:
+        """Return the number of each application's first output."""
+        offsets, value = [], len(self.inputs)
+        for application in self.applications:
+            offsets.append(value)
+            value += application.function.num_outputs
+        return tuple(offsets)
+
+    def producers(self) -> tuple[int, ...]:
+        """Return for each value the index of the application that makes it, -1 for inputs."""
+        made = [-1] * len(self.inputs)
+        for index, application in enumerate(self.applications):
+            made += [index] * application.function.num_outputs
+        return tuple(made)
+
+    def lint(self) -> None:
+        """Check the rules of the IR.
+
+        Raises:
+            GroupError: a value is used before it is made, a scalar and a tensor are mixed up, the number of tensors,
+                scalars or out_dtypes does not fit the functor, or an output is no application's value.
+        """
+        if not self.outputs:
+            raise GroupError("a group needs an output")
+        known = len(self.inputs)
+        for index, application in enumerate(self.applications):
+            where = f"application {index} ({application.function.name})"
+            self._lint_application(application, where, known)
+            known += application.function.num_outputs
+        for output in self.outputs:
+            if not len(self.inputs) <= output < known:
+                raise GroupError(f"output value {output} is made by no application")
+
+    def canonical(self) -> FusionGroup:
+        """Return the same computation in one fixed form.
+
+        Applications come depth first from the outputs, equal ones are merged (functors are pure), unused ones are
+        gone, names are numbers, and constants are forgotten. Inputs and outputs keep their positions.
+        """
+        producers, offsets = self.producers(), self.value_offsets()
+        builder = GroupBuilder()
+        renamed = {
+            value: builder.add_input(f"in{value}", is_scalar=item.is_scalar) for value, item in enumerate(self.inputs)
+        }
+        merged: dict[tuple[Function, tuple[int, ...], tuple[int, ...]], tuple[int, ...]] = {}
+        for index in self._applications_from_outputs():
+            application = self.applications[index]
+            tensors = tuple(renamed[value] for value in application.tensors)
+            scalars = tuple(renamed[value] for value in application.scalars)
+            signature = (application.function, tensors, scalars)
+            if signature not in merged:
+                merged[signature] = builder.apply(application.function, tensors, scalars)
+            for place, value in enumerate(merged[signature]):
+                renamed[offsets[index] + place] = value
+        assert all(producers[value] >= 0 for value in self.outputs), "lint() holds"
+        return builder.build([renamed[value] for value in self.outputs])
+
+    def select_outputs(self, places: Sequence[int]) -> FusionGroup:
+        """Return the canonical group that makes only the outputs at ``places``; inputs keep their positions."""
+        return replace(self, outputs=tuple(self.outputs[place] for place in places), _key=[]).canonical()
+
+    def used_inputs(self) -> tuple[int, ...]:
+        """Return the inputs that some application reads, in order."""
+        used = {value for item in self.applications for value in (*item.tensors, *item.scalars)}
+        return tuple(value for value in range(len(self.inputs)) if value in used)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the group as JSON types."""
+        functions: list[dict[str, Any]] = []
+        applications = []
+        for item in self.applications:
+            function = item.function.to_json()
+            if function not in functions:
+                functions.append(function)
+            applications.append(
+                {
+                    "function": functions.index(function),
+                    "tensors": list(item.tensors),
+                    "scalars": list(item.scalars),
+                    "name": item.name,
+                }
+            )
+        return {
+            "version": JSON_VERSION,
+            "inputs": [
+                {"name": item.name, "is_scalar": item.is_scalar, "default": _number_to_json(item.default)}
+                for item in self.inputs
+            ],
+            "functions": functions,
+            "applications": applications,
+            "outputs": list(self.outputs),
+        }
+
+    def to_json(self) -> str:
+        """Return the group as a JSON text. Callables (a user's fallback) are left out."""
+        return json.dumps(self.to_dict(), indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> FusionGroup:
+        """Rebuild a group from ``to_json``; raises GroupError for another version or a group that fails lint."""
+        data = json.loads(text)
+        if data.get("version") != JSON_VERSION:
+            raise GroupError(f"JSON of version {data.get('version')!r}; this fuser reads version {JSON_VERSION}")
+        functions = [Function.from_json(item) for item in data["functions"]]
+        group = FusionGroup(
+            inputs=tuple(
+                Input(item["name"], item["is_scalar"], _number_from_json(item["default"])) for item in data["inputs"]
+            ),
+            applications=tuple(
+                Application(functions[item["function"]], tuple(item["tensors"]), tuple(item["scalars"]), item["name"])
+                for item in data["applications"]
+            ),
+            outputs=tuple(data["outputs"]),
+        )
+        group.lint()
+        return group
+
+    def to_networkx(self) -> networkx.MultiDiGraph[Any]:
+        """Return the DAG as a networkx graph.
+
+        Nodes are ``("input", i)``, ``("application", i)`` and ``("output", i)``; each edge has the ``value`` it
+        carries and, into an application, the ``parameter`` it binds.
+        """
+        import networkx  # noqa: PLC0415 - takes longer to import than the rest of fuser
+
+        view: networkx.MultiDiGraph[Any] = networkx.MultiDiGraph()
+        source: list[tuple[str, int]] = []
+        for index, item in enumerate(self.inputs):
+            view.add_node(("input", index), label=item.name, is_scalar=item.is_scalar)
+            source.append(("input", index))
+        for index, application in enumerate(self.applications):
+            node = ("application", index)
+            view.add_node(node, label=application.function.name, application=application)
+            functor = application.function.functor
+            tensors = zip(application.tensors, application.function.tensor_parameters(len(application.tensors)))
+            for value, parameter in (*tensors, *zip(application.scalars, functor.scalars)):
+                view.add_edge(source[value], node, value=value, parameter=parameter.name)
+            source += [node] * application.function.num_outputs
+        for index, value in enumerate(self.outputs):
+            view.add_node(("output", index), label=f"out{index}")
+            view.add_edge(source[value], ("output", index), value=value)
+        return view
+
+    def __str__(self) -> str:
+        """One line per application: ``v3 = axpy(v0, v1, alpha=v2)``."""
+        offsets = self.value_offsets()
+        head = ", ".join(f"v{value}: {item.name}" for value, item in enumerate(self.inputs))
+        lines = [f"group({head}):"]
+        for offset, item in zip(offsets, self.applications, strict=True):
+            made = ", ".join(f"v{offset + place}" for place in range(item.function.num_outputs))
+            lines.append(f"  {made} = {describe_application(item)}")
+        return "\n".join([*lines, f"  return {', '.join(f'v{value}' for value in self.outputs)}"])
+
+    def _applications_from_outputs(self) -> list[int]:
+        # Depth first without recursion: groups can be deep.
+        producers, order, seen = self.producers(), [], set[int]()
+        stack = [(producers[value], False) for value in reversed(self.outputs)]
+        while stack:
+            index, done = stack.pop()
+            if done:
+                order.append(index)
+            elif index >= 0 and index not in seen:
+                seen.add(index)
+                stack.append((index, True))
+                stack += [(producers[value], False) for value in reversed(self.applications[index].tensors)]
+        return order
+
+    def _lint_application(self, application: Application, where: str, known: int) -> None:
+        function, functor = application.function, application.function.functor
+        if not application.tensors:
+            raise GroupError(f"{where}: needs a tensor")
+        if not function.accepts(len(application.tensors)):
+            raise GroupError(f"{where}: {functor.signature()} got {len(application.tensors)} tensors")
+        if len(application.scalars) != len(functor.scalars):
+            raise GroupError(f"{where}: {functor.signature()} got {len(application.scalars)} scalars")
+        if function.out_dtypes and len(function.out_dtypes) != functor.num_outputs:
+            raise GroupError(f"{where}: {len(function.out_dtypes)} out_dtypes for {functor.num_outputs} outputs")
+        for value in (*application.tensors, *application.scalars):
+            if not 0 <= value < known:
+                raise GroupError(f"{where}: value {value} is used before it is made")
+        for value in application.tensors:
+            if value < len(self.inputs) and self.inputs[value].is_scalar:
+                raise GroupError(f"{where}: scalar input {self.inputs[value].name!r} is used as a tensor")
+        for value in application.scalars:
+            if value >= len(self.inputs) or not self.inputs[value].is_scalar:
+                raise GroupError(f"{where}: value {value} is used as a scalar and is no scalar input")
+
+
+def describe_application(application: Application) -> str:
+    """Return ``axpy(v0, v1, alpha=v2)``."""
+    scalars = zip(application.function.functor.scalars, application.scalars, strict=True)
+    arguments = [f"v{value}" for value in application.tensors]
+    arguments += [f"{parameter.name}=v{value}" for parameter, value in scalars]
+    return f"{application.function.name}({', '.join(arguments)})"
+
+
+def _number_to_json(number: bool | int | float | complex | None) -> Any:
+    return {"real": number.real, "imag": number.imag} if isinstance(number, complex) else number
+
+
+def _number_from_json(data: Any) -> Any:
+    return complex(data["real"], data["imag"]) if isinstance(data, dict) else data
+
+
+class GroupBuilder:
+    """Builds a FusionGroup: add inputs and applications in any order, then ``build``.
+
+    Handles it returns are opaque until ``build`` numbers the values.
+    """
+
+    def __init__(self) -> None:
+        # Handle -> None for an input, (application, place) for an application's output.
+        self._handles: list[tuple[int, int] | None] = []
+        self._inputs: list[Input] = []
+        self._applications: list[Application] = []
+
+    def add_input(
+        self, name: str, *, is_scalar: bool = False, default: bool | int | float | complex | None = None
+    ) -> int:
+        """Add an input; return its handle. In the group, inputs with a default come last."""
+        self._inputs.append(Input(name, is_scalar, default))
+        self._handles.append(None)
+        return len(self._handles) - 1
+
+    def apply(
+        self, function: Function, tensors: Sequence[int], scalars: Sequence[int] = (), name: str = ""
+    ) -> tuple[int, ...]:
+        """Apply a function to handles; return one handle per output."""
+        self._applications.append(Application(function, tuple(tensors), tuple(scalars), name))
+        first = len(self._handles)
+        index = len(self._applications) - 1
+        self._handles += [(index, place) for place in range(function.num_outputs)]
+        return tuple(range(first, len(self._handles)))
+
+    def build(self, outputs: Sequence[int]) -> FusionGroup:
+        """Return the group that returns the given handles."""
+        values: dict[int, int] = {}
+        inputs = [handle for handle, made in enumerate(self._handles) if made is None]
+        own = dict(zip(inputs, self._inputs, strict=True))
+        inputs.sort(key=lambda handle: own[handle].default is not None)
+        made = [handle for handle, made in enumerate(self._handles) if made is not None]
+        for value, handle in enumerate(inputs + made):
+            values[handle] = value
+        applications = tuple(
+            replace(
+                item,
+                tensors=tuple(values[handle] for handle in item.tensors),
+                scalars=tuple(values[handle] for handle in item.scalars),
+            )
+            for item in self._applications
+        )
+        return FusionGroup(
+            tuple(own[handle] for handle in inputs), applications, tuple(values[handle] for handle in outputs)
+        )

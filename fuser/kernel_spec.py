@@ -1,0 +1,193 @@
+"""What is known of a kernel: before any call (KernelSpec), and what one call adds (ArgSpec), sizes left out.
+
+The inference of dtypes, shapes and strides through a group lives here too: it needs no tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fuser.dtypes import Rank, dtype_info, promote, to_floating
+from fuser.errors import ShapeError, UnsupportedError
+from fuser.fallback import Fallback, build_fallback
+from fuser.graph import Application, FusionGroup, Promotion
+from fuser.layout import Shape, Strides, broadcast_shapes, infer_output_strides
+from fuser.ops import dtype_kind, op_functions
+
+__all__ = [
+    "ArgSpec",
+    "InputSpec",
+    "KernelSpec",
+    "Typing",
+    "ValueLayout",
+    "build_kernel_spec",
+    "infer_layouts",
+    "infer_typing",
+]
+
+MAX_INPUTS = 64
+MAX_OUTPUTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpec:
+    """Everything known of a group before a call."""
+
+    # The canonical group.
+    group: FusionGroup
+    fallback: Fallback
+    # For each output, the inputs it depends on: outputs with equal sets always have equal shapes.
+    dependencies: tuple[frozenset[int], ...]
+
+    @property
+    def key(self) -> int:
+        """The group's key."""
+        return self.group.key
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """One input of a call."""
+
+    dtype: torch.dtype
+    rank: Rank
+    # Python type of a value that is passed by value (a number, a 0-dim CPU tensor beside CUDA ones); None: a pointer.
+    number: type | None = None
+    # Innermost stride: 0 (one element for all), 1 (dense) or 2 (any, given at run time). 0 for numbers.
+    inner: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ArgSpec:
+    """What a kernel's text depends on beside its group."""
+
+    # "cuda" or "cpu".
+    device_type: str
+    # One per input of the group; None for an input no application reads.
+    inputs: tuple[InputSpec | None, ...]
+    # Innermost stride class of each output.
+    outputs: tuple[int, ...]
+    # Merged dimensions; 1 with dense or broadcast operands only is the linear kernel.
+    rank: int
+    # Elements one thread moves with one memory access (CUDA).
+    vector: int
+    # Whether offsets need 64 bits.
+    wide_index: bool
+    # torch's default dtype: what integral inputs of ``exp`` become.
+    default_dtype: torch.dtype
+    # Settings that change the text.
+    settings: tuple[tuple[str, Any], ...]
+
+    @property
+    def numerics(self) -> str:
+        """The numerics setting of this kernel."""
+        return str(dict(self.settings)["numerics"])
+
+
+@dataclass(frozen=True, slots=True)
+class Typing:
+    """dtypes through a group."""
+
+    # dtype of each value; for scalar inputs the dtype of the number.
+    values: tuple[torch.dtype, ...]
+    # Common dtype each application computes in, before it becomes a compute type.
+    common: tuple[torch.dtype, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ValueLayout:
+    """Shape and strides (in elements) of one value."""
+
+    shape: Shape
+    strides: Strides
+
+
+def build_kernel_spec(group: FusionGroup) -> KernelSpec:
+    """Lint a group, bring it into its canonical form and work out what needs no tensor.
+
+    Raises:
+        GroupError: the group fails lint.
+        FunctorError: a functor's text does not parse.
+    """
+    group.lint()
+    for application in group.applications:
+        application.function.functor.raise_problems()
+    canonical = group.canonical()
+    reached: list[frozenset[int]] = [frozenset((value,)) for value in range(len(canonical.inputs))]
+    for application in canonical.applications:
+        inputs = frozenset[int]().union(*(reached[value] for value in application.tensors))
+        reached += [inputs] * application.function.num_outputs
+    return KernelSpec(canonical, build_fallback(canonical), tuple(reached[value] for value in canonical.outputs))
+
+
+def infer_typing(group: FusionGroup, inputs: Sequence[InputSpec | None], default_dtype: torch.dtype) -> Typing:
+    """Infer the dtype of every value, application by application.
+
+    Raises:
+        UnsupportedError: torch does not promote the dtypes, or an op's functor does not serve the common dtype.
+    """
+    values = [item.dtype if item else torch.float32 for item in inputs]
+    ranks = [item.rank if item else Rank.NUMBER for item in inputs]
+    common_dtypes = []
+    for application in group.applications:
+        function = application.function
+        parameters = function.tensor_parameters(len(application.tensors))
+        operands = [
+            (values[value], ranks[value])
+            for value, parameter in zip(application.tensors, parameters, strict=True)
+            if parameter.name not in function.unpromoted
+        ]
+        common = promote(operands)
+        if function.promotion is Promotion.INT_TO_FLOAT:
+            common = to_floating(common, default_dtype)
+        _check_kind(application, common, values)
+        for value, parameter in zip(application.tensors, parameters, strict=True):
+            if parameter.name in function.unpromoted and values[value] is not torch.bool:
+                raise UnsupportedError(f"op {function.op!r} with a condition of {values[value]}")
+        common_dtypes.append(common)
+        rank = min(ranks[value] for value in application.tensors)
+        for place in range(function.num_outputs):
+            out = function.out_dtypes[place] if function.out_dtypes else None
+            dtype_info(out or common)
+            values.append(out or common)
+            ranks.append(rank)
+    return Typing(tuple(values), tuple(common_dtypes))
+
+
+def infer_layouts(group: FusionGroup, inputs: Sequence[ValueLayout]) -> tuple[ValueLayout, ...]:
+    """Infer shape and strides of every value, as torch would give them op by op. Numbers have shape ().
+
+    Raises:
+        ShapeError: the tensors of an application do not broadcast; names the functor.
+    """
+    values = list(inputs)
+    for application in group.applications:
+        function = application.function
+        operands = [values[value] for value in application.tensors]
+        try:
+            shape = broadcast_shapes([operand.shape for operand in operands])
+        except ShapeError as error:
+            shapes = ", ".join(str(list(operand.shape)) for operand in operands)
+            raise ShapeError(f"{function.name}: {error} (shapes {shapes})") from None
+        if not function.numbers_have_layout:
+            operands = [operand for operand in operands if operand.shape or not shape]
+        strides = infer_output_strides(shape, [(operand.shape, operand.strides) for operand in operands])
+        values += [ValueLayout(shape, strides)] * function.num_outputs
+    return tuple(values)
+
+
+def _check_kind(application: Application, common: torch.dtype, values: Sequence[torch.dtype]) -> None:
+    function = application.function
+    dtype_info(common)
+    if function.op is None:
+        return
+    op = op_functions(function.op)
+    if dtype_kind(common) not in op.kinds:
+        raise UnsupportedError(f"op {function.op!r} on {common}")
+    if dtype_kind(common) != "float" and any(values[value].is_floating_point for value in application.scalars):
+        # torch has its own error for it.
+        raise UnsupportedError(f"op {function.op!r} on {common} with a floating scalar")

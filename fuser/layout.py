@@ -1,0 +1,203 @@
+"""Shapes and strides as torch's TensorIterator handles them, on plain integers. Strides are in elements.
+
+Follows ``aten/src/ATen/TensorIterator.cpp``: broadcasting, the order of dimensions, the strides of a new output and
+the merging of dimensions. Nothing here sees a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from fuser.errors import ShapeError
+
+__all__ = [
+    "IterationSpace",
+    "broadcast_shapes",
+    "broadcast_strides",
+    "build_iteration_space",
+    "contiguous_strides",
+    "infer_output_strides",
+    "is_contiguous",
+]
+
+Shape = tuple[int, ...]
+Strides = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IterationSpace:
+    """The loop nest of one kernel: merged dimensions, innermost first."""
+
+    sizes: Shape
+    # One tuple per operand, as long as ``sizes``.
+    strides: tuple[Strides, ...]
+
+    @property
+    def numel(self) -> int:
+        """Number of elements visited."""
+        return prod(self.sizes)
+
+
+def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
+    """Return the common shape; raises ShapeError in torch's wording."""
+    result: list[int] = []
+    for shape in shapes:
+        if len(shape) > len(result):
+            result = [1] * (len(shape) - len(result)) + result
+        for back in range(1, len(shape) + 1):
+            have, new = result[-back], shape[-back]
+            if have == 1:
+                result[-back] = new
+            elif new not in (1, have):
+                raise ShapeError(
+                    f"The size of tensor a ({have}) must match the size of tensor b ({new}) "
+                    f"at non-singleton dimension {len(result) - back}"
+                )
+    return tuple(result)
+
+
+def broadcast_strides(shape: Shape, strides: Strides, to: Shape) -> Strides:
+    """Return the strides that read a tensor of ``shape`` as if it had shape ``to``: 0 where it is repeated."""
+    lead = len(to) - len(shape)
+    own = tuple(
+        0 if size == 1 and wanted != 1 else stride
+        for size, stride, wanted in zip(shape, strides, to[lead:], strict=True)
+    )
+    return (0,) * lead + own
+
+
+def contiguous_strides(shape: Shape) -> Strides:
+    """Return the strides of a new contiguous tensor of ``shape``."""
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * max(shape[dim + 1], 1)
+    return tuple(strides)
+
+
+def is_contiguous(shape: Shape, strides: Strides, order: Sequence[int] | None = None) -> bool:
+    """Whether the elements lie densely with dimensions nested as in ``order`` (innermost last; default: as is)."""
+    if 0 in shape:
+        return True
+    expected = 1
+    for dim in reversed(order if order is not None else range(len(shape))):
+        if shape[dim] != 1:
+            if strides[dim] != expected:
+                return False
+            expected *= shape[dim]
+    return True
+
+
+def infer_output_strides(shape: Shape, operands: Sequence[tuple[Shape, Strides]]) -> Strides:
+    """Return the strides torch's pointwise op gives its output.
+
+    Args:
+        shape: the broadcast shape.
+        operands: shape and strides of each input, in order; Python numbers count as 0-dim tensors.
+    """
+    if all(own == shape for own, _ in operands):
+        fast = _fast_strides(shape, [strides for _, strides in operands])
+        if fast is not None:
+            return fast
+    order = _dimension_order(shape, [broadcast_strides(own, strides, shape) for own, strides in operands])
+    if order == list(range(len(shape) - 1, -1, -1)):
+        return contiguous_strides(shape)
+    strides = [0] * len(shape)
+    step = 1
+    for dim in order:
+        strides[dim] = step
+        step *= shape[dim]
+    return tuple(strides)
+
+
+def build_iteration_space(shape: Shape, operands: Sequence[Strides]) -> IterationSpace:
+    """Order and merge dimensions so that a kernel walks the operands with as few and as long loops as possible.
+
+    Args:
+        shape: the broadcast shape of the output.
+        operands: strides of each operand over ``shape`` (0 where broadcast), outputs first: they decide the order.
+
+    Returns:
+        A space of one dimension or more; dimensions of size 1 are gone, neighbours that every operand walks
+        through without a jump are one.
+    """
+    order = [dim for dim in _dimension_order(shape, operands) if shape[dim] != 1]
+    sizes: list[int] = []
+    strides: list[list[int]] = [[] for _ in operands]
+    for dim in order:
+        own = [operand[dim] for operand in operands]
+        if sizes and all(outer == inner[-1] * sizes[-1] for outer, inner in zip(own, strides, strict=True)):
+            sizes[-1] *= shape[dim]
+            continue
+        sizes.append(shape[dim])
+        for operand, stride in zip(strides, own, strict=True):
+            operand.append(stride)
+    if not sizes:
+        return IterationSpace((1,), ((0,),) * len(operands))
+    return IterationSpace(tuple(sizes), tuple(tuple(operand) for operand in strides))
+
+
+def _fast_strides(shape: Shape, all_strides: Sequence[Strides]) -> Strides | None:
+    # TensorIterator's fast set-up: all operands contiguous, or all channels_last, or all equally dense.
+    if all(is_contiguous(shape, strides) for strides in all_strides):
+        return contiguous_strides(shape)
+    channels_last = _channels_last_order(shape)
+    if channels_last and all(is_contiguous(shape, strides, channels_last) for strides in all_strides):
+        return _strides_in_order(shape, channels_last)
+    if len(set(all_strides)) == 1 and _is_dense(shape, all_strides[0]):
+        return all_strides[0]
+    return None
+
+
+def _channels_last_order(shape: Shape) -> tuple[int, ...] | None:
+    # Only the four-dimensional format counts here: the five-dimensional one goes through "equally dense".
+    return (0, 2, 3, 1) if len(shape) == 4 else None
+
+
+def _strides_in_order(shape: Shape, order: Sequence[int]) -> Strides:
+    strides = [0] * len(shape)
+    step = 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(strides)
+
+
+def _is_dense(shape: Shape, strides: Strides) -> bool:
+    # Non-overlapping and dense: some order of the dimensions makes it contiguous.
+    order = sorted(range(len(shape)), key=lambda dim: (shape[dim] >= 2, strides[dim]))
+    expected = 1
+    for dim in order:
+        if shape[dim] >= 2:
+            if strides[dim] != expected:
+                return False
+            expected *= shape[dim]
+    return True
+
+
+def _dimension_order(shape: Shape, operands: Sequence[Strides]) -> list[int]:
+    # TensorIteratorBase::reorder_dimensions: an insertion sort, innermost first, that allows ambiguous comparisons.
+    order = list(range(len(shape) - 1, -1, -1))
+    for start in range(1, len(order)):
+        moving = start
+        for before in range(start - 1, -1, -1):
+            compared = _compare_dimensions(order[before], order[moving], shape, operands)
+            if compared > 0:
+                order[before], order[moving] = order[moving], order[before]
+                moving = before
+            elif compared < 0:
+                break
+    return order
+
+
+def _compare_dimensions(dim0: int, dim1: int, shape: Shape, operands: Sequence[Strides]) -> int:
+    for strides in operands:
+        stride0, stride1 = strides[dim0], strides[dim1]
+        if stride0 == 0 or stride1 == 0:
+            continue
+        if stride0 != stride1:
+            return 1 if stride0 > stride1 else -1
+        if shape[dim0] > shape[dim1]:
+            return 1
+    return 0

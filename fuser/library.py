@@ -1,0 +1,80 @@
+"""``torch.ops.fuser.run``: a registered group as one operator, for FakeTensor, make_fx, Dynamo and AOTAutograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fuser import executor
+from fuser.compiler import registered
+from fuser.errors import GradientError
+from fuser.kernel_spec import KernelSpec, ValueLayout, infer_layouts, infer_typing
+
+__all__ = ["LIBRARY"]
+
+LIBRARY = torch.library.Library("fuser", "DEF")
+LIBRARY.define("run(str key, str kinds, Tensor[] tensors, Scalar[] numbers) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def merge_inputs(kinds: str, tensors: list[torch.Tensor], numbers: list[Any]) -> list[Any]:
+    """Return the group's inputs in order: ``kinds`` has one letter for each, ``t`` tensor or ``n`` number."""
+    next_tensor, next_number = iter(tensors), iter(numbers)
+    return [next(next_tensor) if kind == "t" else next(next_number) for kind in kinds]
+
+
+def run_operator(key: str, kinds: str, tensors: list[torch.Tensor], numbers: list[Any]) -> list[torch.Tensor]:
+    """Run on real tensors (dispatch keys CPU, CUDA and Meta)."""
+    return executor.run_plain(registered(int(key)), merge_inputs(kinds, tensors, numbers))
+
+
+def fake_operator(key: str, kinds: str, tensors: list[torch.Tensor], numbers: list[Any]) -> list[torch.Tensor]:
+    """Return empty tensors of the dtypes, shapes and strides the group gives; sizes may be symbolic."""
+    spec = registered(int(key))
+    inputs = merge_inputs(kinds, tensors, numbers)
+    described = [
+        executor.Bound(torch.Tensor, item.dtype, tuple(item.shape), tuple(item.stride()), item.device)
+        if isinstance(item, torch.Tensor)
+        else executor.Bound(number_type(item))
+        for item in inputs
+    ]
+    device = executor.common_device(spec, described)
+    typing = infer_typing(spec.group, executor.input_specs(described, device), torch.get_default_dtype())
+    layouts = infer_layouts(spec.group, [ValueLayout(item.shape, item.strides) for item in described])
+    return [
+        torch.empty_strided(layouts[value].shape, layouts[value].strides, dtype=typing.values[value], device=device)
+        for value in spec.group.outputs
+    ]
+
+
+def number_type(number: Any) -> type:
+    """Return the Python type of a number that may be symbolic."""
+    for symbolic, kind in ((torch.SymBool, bool), (torch.SymInt, int), (torch.SymFloat, float)):
+        if isinstance(number, symbolic):
+            return kind
+    return type(number)
+
+
+def dispatch(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
+    """Run a call through the operator, so that dispatch modes and tensor subclasses see one operator."""
+    kinds = "".join("t" if isinstance(item, torch.Tensor) else "n" for item in inputs)
+    tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+    numbers = [item for item in inputs if not isinstance(item, torch.Tensor)]
+    results: list[torch.Tensor] = torch.ops.fuser.run(str(spec.key), kinds, tensors, numbers)
+    return results
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    spec = registered(int(inputs[0]))
+    ctx.names = ", ".join(item.function.name for item in spec.group.applications)
+
+
+def _no_derivative(ctx: Any, *_: Any) -> Any:
+    raise GradientError(f"{ctx.names} has no derivative: detach the inputs, or call it under torch.no_grad()")
+
+
+for _key in ("CPU", "CUDA", "Meta"):
+    LIBRARY.impl("run", run_operator, _key)
+torch.library.register_fake("fuser::run", fake_operator, lib=LIBRARY)
+torch.library.register_autograd("fuser::run", _no_derivative, setup_context=_setup_context, lib=LIBRARY)
+executor.set_dispatcher(dispatch)

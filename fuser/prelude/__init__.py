@@ -1,0 +1,110 @@
+"""The C++ text that every kernel starts with, as blocks of which a kernel gets those that its functors mention."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+__all__ = ["Block", "emit_selected", "load_blocks", "select_blocks"]
+
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+_COMMENT = re.compile(r"//[^\n]*")
+_EACH = re.compile(r"each (\w+): (.+)")
+_HEAD = re.compile(r"(.+?)(?: if ([\w ]+))?")
+
+# Visible globally only: macros, and names that mean something else in std::.
+_NOT_IN_STD = frozenset({"assert", "clamp", "labs", "llabs", "max", "min", "printf"})
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A piece of C++ text and when it is emitted: all `features` are on, and it is `always` there or one of `names` is used."""
+
+    names: tuple[str, ...]
+    features: frozenset[str]
+    always: bool
+    text: str
+    # What the text itself mentions, comments left out.
+    mentions: frozenset[str]
+
+
+@cache
+def load_blocks(file_name: str) -> tuple[Block, ...]:
+    """Return the blocks of a header of this package, in file order; core.h describes the notation."""
+    blocks: list[Block] = []
+    heads: list[str] = []
+    lines: list[str] = []
+
+    def finish() -> None:
+        if heads:
+            blocks.append(_block(" ".join(heads), "\n".join(lines).strip("\n")))
+        heads.clear()
+        lines.clear()
+
+    for line in files(__package__).joinpath(file_name).read_text(encoding="utf-8").splitlines():
+        if not line.startswith("//@ "):
+            lines.append(line)
+            continue
+        finish()
+        head = line.removeprefix("//@ ").strip()
+        if match := _EACH.fullmatch(head):
+            macro, names = match.groups()
+            blocks.extend(_block(f"{name} {name}f", f"{macro}({name})") for name in names.split())
+        else:
+            heads.append(head)
+    finish()
+    return tuple(blocks)
+
+
+def _block(head: str, text: str) -> Block:
+    match = _HEAD.fullmatch(head)
+    assert match is not None
+    names, features = match.groups()
+    always = names == "always"
+    return Block(
+        names=() if always else tuple(names.split()),
+        features=frozenset((features or "").split()),
+        always=always,
+        text=text,
+        mentions=frozenset(_IDENTIFIER.findall(_COMMENT.sub("", text))),
+    )
+
+
+def select_blocks(
+    blocks: Iterable[Block], names: frozenset[str], features: frozenset[str]
+) -> tuple[tuple[Block, ...], frozenset[str]]:
+    """Choose what `names` need, directly or through another block's text.
+
+    Returns:
+        The chosen blocks, in their order, and every name that is used, by a functor or by a block.
+    """
+    candidates = [block for block in blocks if block.features <= features]
+    chosen: set[Block] = set()
+    used = names
+    while True:
+        more = {b for b in candidates if b not in chosen and (b.always or not used.isdisjoint(b.names))}
+        if not more:
+            return tuple(block for block in candidates if block in chosen), used
+        chosen |= more
+        used = used.union(*(block.mentions for block in more))
+
+
+def emit_selected(blocks: Iterable[Block], names: frozenset[str], features: frozenset[str]) -> str:
+    """Join the texts that `names` and `features` need, real functions first, then `std::` names, then complex ones.
+
+    The functions that are used become visible in `std::` as well: `namespace std {\\nusing ::exp;\\n}`.
+    """
+    if "complex" in names:
+        features |= {"complex"}
+    chosen, used = select_blocks(blocks, names, features)
+    real = [block for block in chosen if "complex" not in block.features]
+    std_names = sorted({name for block in real for name in block.names if name in used and _is_in_std(name)})
+    parts = [block.text for block in real]
+    parts += ["namespace std {", *(f"using ::{name};" for name in std_names), "}  // namespace std"]
+    parts += [block.text for block in chosen if "complex" in block.features]
+    return "\n".join(part for part in parts if part) + "\n"
+
+
+def _is_in_std(name: str) -> bool:
+    return name not in _NOT_IN_STD and not name.startswith(("_", "fuser_", "FUSER_"))

@@ -1,0 +1,110 @@
+// CPU dialect: the language part. Written for g++ and clang++, any architecture.
+
+//@ always
+#define __device__
+#define __host__
+#define __global__
+#define __constant__
+#define __shared__
+#define __managed__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__ __attribute__((noinline))
+#define __launch_bounds__(...)
+#define FUSER_INLINE inline __attribute__((always_inline))
+#define FUSER_MEMBER inline __attribute__((always_inline))
+
+#define INFINITY __builtin_huge_valf()
+#define NAN __builtin_nanf("")
+
+typedef __SIZE_TYPE__ size_t;
+typedef __PTRDIFF_TYPE__ ptrdiff_t;
+
+// Out of range, C++ leaves the result open, and gcc's scalar and vector instructions differ: the result would depend on the
+// element's position. Going through a signed type that has one and the same instruction for both (out of range: its smallest value)
+// settles it. Negative numbers wrap in unsigned types, as in torch.
+template <typename To, typename From> FUSER_INLINE To fuser_truncate(From v) {
+  constexpr bool is_unsigned = static_cast<To>(-1) > static_cast<To>(0);
+  if constexpr (!is_unsigned && sizeof(To) <= 4) {
+    return static_cast<To>(static_cast<int>(v));
+  } else if constexpr (is_unsigned && sizeof(To) == 8) {
+    const From top = static_cast<From>(9223372036854775808.0);
+    const long long low = static_cast<long long>(v), high = static_cast<long long>(v - top);
+    return static_cast<To>(v >= top ? static_cast<To>(high) ^ (static_cast<To>(1) << 63) : static_cast<To>(low));
+  } else {
+    return static_cast<To>(static_cast<long long>(v));
+  }
+}
+
+// Kernels are compiled with -ffp-contract=off: there is nothing to hold apart.
+template <int use, typename C> FUSER_INLINE C fuser_isolate(C v) { return v; }
+
+template <typename To, typename From> FUSER_INLINE To fuser_bit_cast(From v) {
+  static_assert(sizeof(To) == sizeof(From), "same size");
+  To to;
+  __builtin_memcpy(&to, &v, sizeof to);
+  return to;
+}
+
+//@ __float_as_int
+FUSER_INLINE int __float_as_int(float v) { return fuser_bit_cast<int>(v); }
+
+//@ __int_as_float
+FUSER_INLINE float __int_as_float(int v) { return fuser_bit_cast<float>(v); }
+
+//@ __float_as_uint
+FUSER_INLINE unsigned __float_as_uint(float v) { return fuser_bit_cast<unsigned>(v); }
+
+//@ __uint_as_float
+FUSER_INLINE float __uint_as_float(unsigned v) { return fuser_bit_cast<float>(v); }
+
+//@ __double_as_longlong
+FUSER_INLINE long long __double_as_longlong(double v) { return fuser_bit_cast<long long>(v); }
+
+//@ __longlong_as_double
+FUSER_INLINE double __longlong_as_double(long long v) { return fuser_bit_cast<double>(v); }
+
+//@ __double2hiint
+FUSER_INLINE int __double2hiint(double v) { return static_cast<int>(fuser_bit_cast<long long>(v) >> 32); }
+
+//@ __double2loint
+FUSER_INLINE int __double2loint(double v) { return static_cast<int>(fuser_bit_cast<long long>(v)); }
+
+//@ __hiloint2double
+FUSER_INLINE double __hiloint2double(int hi, int lo) {
+  return fuser_bit_cast<double>(static_cast<unsigned long long>(static_cast<unsigned>(hi)) << 32 | static_cast<unsigned>(lo));
+}
+
+//@ printf
+extern "C" int printf(const char*, ...);
+
+//@ assert
+extern "C" int printf(const char*, ...);
+#define assert(condition) \
+  ((condition) ? static_cast<void>(0) : (static_cast<void>(printf("Assertion `%s' failed.\n", #condition)), __builtin_abort()))
+
+//@ fuser_half_bits fuser_half_value
+#if defined(__F16C__) && defined(__FLT16_MANT_DIG__)
+// Where _Float16 and its instructions exist, the compiler vectorises them.
+FUSER_INLINE unsigned short fuser_half_bits(float v) { return fuser_bit_cast<unsigned short>(static_cast<_Float16>(v)); }
+FUSER_INLINE float fuser_half_value(unsigned short bits) { return static_cast<float>(fuser_bit_cast<_Float16>(bits)); }
+#else
+template <int mantissa_bits, int bias> FUSER_INLINE unsigned fuser_encode(unsigned magnitude);
+template <int mantissa_bits, int bias> FUSER_INLINE float fuser_decode(unsigned magnitude);
+FUSER_INLINE unsigned short fuser_half_bits(float v) {
+  const unsigned u = fuser_bit_cast<unsigned>(v), m = u & 0x7fffffffu, code = fuser_encode<10, 15>(m);
+  const unsigned finite = (code > 0x7c00u) | (m >= 0x7f800000u) ? 0x7c00u : code;
+  return static_cast<unsigned short>((m > 0x7f800000u ? 0x7e00u : finite) | (u >> 16 & 0x8000u));
+}
+FUSER_INLINE float fuser_half_value(unsigned short bits) {
+  const unsigned m = bits & 0x7fffu, nonfinite = 0x7f800000u | (m & 0x3ffu) << 13;
+  const unsigned u = m >= 0x7c00u ? nonfinite : fuser_bit_cast<unsigned>(fuser_decode<10, 15>(m));
+  return fuser_bit_cast<float>(u | static_cast<unsigned>(bits & 0x8000u) << 16);
+}
+#endif
+
+//@ fuser_bfloat16_bits
+FUSER_INLINE unsigned short fuser_bfloat16_bits(float v) {
+  const unsigned u = fuser_bit_cast<unsigned>(v);
+  const unsigned rounded = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
+  return static_cast<unsigned short>(v != v ? 0x7fc0u : rounded);
+}

@@ -1,0 +1,658 @@
+// CPU dialect: math functions.
+//
+// Note [Same bits at every position]
+// libmvec's vector functions and libm's scalar ones round differently, and gcc takes the scalar one for the tail of a loop and for
+// loops that it cannot vectorise. So that an element's value never depends on its position, kernels call our own fuser_m_expf:
+// gcc believes it to be an ordinary function with vector variants (the simd attribute), but its scalar form and its narrower
+// variants all call libmvec's *widest* variant on a padded vector, and the widest variant *is* libmvec's. One algorithm, all paths.
+// The definitions carry other C++ names than the declaration, and meet it by assembler name: gcc would otherwise generate vector
+// variants of its own. Being no builtin, the functions are not folded at compile time either, which would round differently again.
+
+//@ FUSER_SYMBOL
+#define FUSER_STRING_(x) #x
+#define FUSER_STRING(x) FUSER_STRING_(x)
+#define FUSER_SYMBOL(name) __asm__(FUSER_STRING(__USER_LABEL_PREFIX__) name)
+
+//@ FUSER_PURE
+#define FUSER_PURE __attribute__((const, nothrow))
+
+//@ FUSER_LANES
+// For a function without vector form: its vector variants call it lane by lane, so that the loop around it still vectorises.
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
+#define FUSER_LANES static __attribute__((simd("notinbranch"), noinline, const, nothrow, unused))
+#else
+#define FUSER_LANES static inline __attribute__((const, nothrow))
+#endif
+
+//@ FUSER_FORWARD_1
+#define FUSER_FORWARD_1(name) \
+  FUSER_INLINE float name(float x) { return fuser_m_##name##f(x); } \
+  FUSER_INLINE double name(double x) { return fuser_m_##name(x); } \
+  FUSER_INLINE float name##f(float x) { return fuser_m_##name##f(x); } \
+  FUSER_PROMOTE_1(name)
+
+//@ FUSER_FORWARD_2
+#define FUSER_FORWARD_2(name) \
+  FUSER_INLINE float name(float x, float y) { return fuser_m_##name##f(x, y); } \
+  FUSER_INLINE double name(double x, double y) { return fuser_m_##name(x, y); } \
+  FUSER_INLINE float name##f(float x, float y) { return fuser_m_##name##f(x, y); } \
+  FUSER_PROMOTE_2(name)
+
+//@ FUSER_LIBM_1
+#define FUSER_LIBM_1(name) \
+  extern "C" float fuser_libm_##name##f(float) FUSER_SYMBOL(#name "f") FUSER_PURE; \
+  extern "C" double fuser_libm_##name(double) FUSER_SYMBOL(#name) FUSER_PURE; \
+  FUSER_LANES float fuser_m_##name##f(float x) { return fuser_libm_##name##f(x); } \
+  FUSER_LANES double fuser_m_##name(double x) { return fuser_libm_##name(x); } \
+  FUSER_FORWARD_1(name)
+
+//@ FUSER_LIBM_2
+#define FUSER_LIBM_2(name) \
+  extern "C" float fuser_libm_##name##f(float, float) FUSER_SYMBOL(#name "f") FUSER_PURE; \
+  extern "C" double fuser_libm_##name(double, double) FUSER_SYMBOL(#name) FUSER_PURE; \
+  FUSER_LANES float fuser_m_##name##f(float x, float y) { return fuser_libm_##name##f(x, y); } \
+  FUSER_LANES double fuser_m_##name(double x, double y) { return fuser_libm_##name(x, y); } \
+  FUSER_FORWARD_2(name)
+
+//@ FUSER_MVEC_BYTES
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
+#if defined(__AVX512F__)
+#define FUSER_MVEC_BYTES 64
+#define FUSER_MVEC_ISA "e"
+#elif defined(__AVX2__)
+#define FUSER_MVEC_BYTES 32
+#define FUSER_MVEC_ISA "d"
+#else
+#define FUSER_MVEC_BYTES 16
+#define FUSER_MVEC_ISA "b"
+#endif
+#define FUSER_HIDDEN __attribute__((visibility("hidden"), const, nothrow))
+#define FUSER_SIMD __attribute__((simd("notinbranch"), visibility("hidden"), const, nothrow))
+
+template <typename T, int bytes> struct fuser_vector { typedef T type __attribute__((vector_size(bytes))); };
+template <typename T> using fuser_widest = typename fuser_vector<T, FUSER_MVEC_BYTES>::type;
+
+// A scalar or a narrow vector, followed by ones (an argument that no function finds difficult).
+template <typename T, typename Narrow> FUSER_INLINE fuser_widest<T> fuser_widen(Narrow x) {
+  fuser_widest<T> wide = fuser_widest<T>{} + static_cast<T>(1);
+  __builtin_memcpy(&wide, &x, sizeof x);
+  return wide;
+}
+template <typename Narrow, typename Wide> FUSER_INLINE Narrow fuser_narrow(Wide x) {
+  Narrow narrow;
+  __builtin_memcpy(&narrow, &x, sizeof narrow);
+  return narrow;
+}
+
+// Calls of one definition: from (scalar or vector) Narrow to the widest variant and back.
+#define FUSER_MVEC_NARROW_1(T, Narrow, cname, wide, symbol) \
+  extern "C" FUSER_HIDDEN Narrow cname(Narrow) __asm__(symbol); \
+  Narrow cname(Narrow x) { return fuser_narrow<Narrow>(wide(fuser_widen<T>(x))); }
+#define FUSER_MVEC_NARROW_2(T, Narrow, cname, wide, symbol) \
+  extern "C" FUSER_HIDDEN Narrow cname(Narrow, Narrow) __asm__(symbol); \
+  Narrow cname(Narrow x, Narrow y) { return fuser_narrow<Narrow>(wide(fuser_widen<T>(x), fuser_widen<T>(y))); }
+
+// "_ZGV" ISA "N" lanes: the vector ABI's names. b: 16 bytes, c: 32 (AVX), d: 32 (AVX2), e: 64; a variant of a type of L lanes in
+// 16 bytes has L, 2L and 4L.
+#define FUSER_ALIAS(from, to) __asm__(".set " from "," to);
+#if FUSER_MVEC_BYTES == 64
+#define FUSER_MVEC_VARIANTS(k, T, name, args, l1, l2, l4) \
+  FUSER_MVEC_NARROW_##k(T, fuser_vector<T FUSER_COMMA 16>::type, fuser_b_##name, fuser_mvec_##name, "_ZGVbN" l1 args "_fuser_m_" #name) \
+  FUSER_MVEC_NARROW_##k(T, fuser_vector<T FUSER_COMMA 32>::type, fuser_d_##name, fuser_mvec_##name, "_ZGVdN" l2 args "_fuser_m_" #name) \
+  FUSER_ALIAS("_ZGVcN" l2 args "_fuser_m_" #name, "_ZGVdN" l2 args "_fuser_m_" #name) \
+  FUSER_ALIAS("_ZGVeN" l4 args "_fuser_m_" #name, "_ZGVeN" l4 args "_" #name)
+#define FUSER_MVEC_WIDEST(l1, l2, l4) l4
+#elif FUSER_MVEC_BYTES == 32
+#define FUSER_MVEC_VARIANTS(k, T, name, args, l1, l2, l4) \
+  FUSER_MVEC_NARROW_##k(T, fuser_vector<T FUSER_COMMA 16>::type, fuser_b_##name, fuser_mvec_##name, "_ZGVbN" l1 args "_fuser_m_" #name) \
+  FUSER_ALIAS("_ZGVcN" l2 args "_fuser_m_" #name, "_ZGVdN" l2 args "_" #name) \
+  FUSER_ALIAS("_ZGVdN" l2 args "_fuser_m_" #name, "_ZGVdN" l2 args "_" #name)
+#define FUSER_MVEC_WIDEST(l1, l2, l4) l2
+#else
+// With AVX but not AVX2, libmvec's 32-byte variant (c) is its 16-byte variant called twice.
+#define FUSER_MVEC_VARIANTS(k, T, name, args, l1, l2, l4) \
+  FUSER_ALIAS("_ZGVcN" l2 args "_fuser_m_" #name, "_ZGVcN" l2 args "_" #name) \
+  FUSER_ALIAS("_ZGVbN" l1 args "_fuser_m_" #name, "_ZGVbN" l1 args "_" #name)
+#define FUSER_MVEC_WIDEST(l1, l2, l4) l1
+#endif
+#define FUSER_COMMA ,
+
+#define FUSER_MVEC_ONE_1(T, name, l1, l2, l4) \
+  extern "C" T fuser_m_##name(T) FUSER_SIMD; \
+  extern "C" fuser_widest<T> fuser_mvec_##name(fuser_widest<T>) \
+      __asm__("_ZGV" FUSER_MVEC_ISA "N" FUSER_MVEC_WIDEST(l1, l2, l4) "v_" #name) FUSER_PURE; \
+  FUSER_MVEC_NARROW_1(T, T, fuser_scalar_##name, fuser_mvec_##name, "fuser_m_" #name) \
+  FUSER_MVEC_VARIANTS(1, T, name, "v", l1, l2, l4)
+#define FUSER_MVEC_ONE_2(T, name, l1, l2, l4) \
+  extern "C" T fuser_m_##name(T, T) FUSER_SIMD; \
+  extern "C" fuser_widest<T> fuser_mvec_##name(fuser_widest<T>, fuser_widest<T>) \
+      __asm__("_ZGV" FUSER_MVEC_ISA "N" FUSER_MVEC_WIDEST(l1, l2, l4) "vv_" #name) FUSER_PURE; \
+  FUSER_MVEC_NARROW_2(T, T, fuser_scalar_##name, fuser_mvec_##name, "fuser_m_" #name) \
+  FUSER_MVEC_VARIANTS(2, T, name, "vv", l1, l2, l4)
+#endif
+
+//@ FUSER_MVEC_1
+#ifdef FUSER_MVEC_BYTES
+#define FUSER_MVEC_1(name) \
+  FUSER_MVEC_ONE_1(float, name##f, "4", "8", "16") \
+  FUSER_MVEC_ONE_1(double, name, "2", "4", "8") \
+  FUSER_FORWARD_1(name)
+#else
+#define FUSER_MVEC_1 FUSER_LIBM_1
+#endif
+
+//@ FUSER_MVEC_2
+#ifdef FUSER_MVEC_BYTES
+#define FUSER_MVEC_2(name) \
+  FUSER_MVEC_ONE_2(float, name##f, "4", "8", "16") \
+  FUSER_MVEC_ONE_2(double, name, "2", "4", "8") \
+  FUSER_FORWARD_2(name)
+#else
+#define FUSER_MVEC_2 FUSER_LIBM_2
+#endif
+
+//@ FUSER_BUILTIN_1
+// One instruction each, exactly rounded.
+#define FUSER_BUILTIN_1(name) \
+  FUSER_INLINE float name##f(float x) { return __builtin_##name##f(x); } \
+  FUSER_INLINE float name(float x) { return __builtin_##name##f(x); } \
+  FUSER_INLINE double name(double x) { return __builtin_##name(x); } \
+  FUSER_PROMOTE_1(name)
+
+//@ FUSER_INLINE_1
+// For the functions below that are written once, as a template fuser_i_name<T>.
+#define FUSER_INLINE_1(name) \
+  FUSER_INLINE float name##f(float x) { return fuser_i_##name(x); } \
+  FUSER_INLINE float name(float x) { return fuser_i_##name(x); } \
+  FUSER_INLINE double name(double x) { return fuser_i_##name(x); } \
+  FUSER_PROMOTE_1(name)
+
+//@ FUSER_INLINE_2
+#define FUSER_INLINE_2(name) \
+  FUSER_INLINE float name##f(float x, float y) { return fuser_i_##name(x, y); } \
+  FUSER_INLINE float name(float x, float y) { return fuser_i_##name(x, y); } \
+  FUSER_INLINE double name(double x, double y) { return fuser_i_##name(x, y); } \
+  FUSER_PROMOTE_2(name)
+
+//@ FUSER_INLINE_3
+#define FUSER_INLINE_3(name) \
+  FUSER_INLINE float name##f(float x, float y, float z) { return fuser_i_##name(x, y, z); } \
+  FUSER_INLINE float name(float x, float y, float z) { return fuser_i_##name(x, y, z); } \
+  FUSER_INLINE double name(double x, double y, double z) { return fuser_i_##name(x, y, z); } \
+  FUSER_PROMOTE_3(name)
+
+//@ FUSER_LANES_1
+// For long functions, written once for double as fuser_d_name: float rounds its result, which is exact enough to be right nearly always.
+#define FUSER_LANES_1(name) \
+  FUSER_LANES float fuser_m_##name##f(float x) { return static_cast<float>(fuser_d_##name(static_cast<double>(x))); } \
+  FUSER_LANES double fuser_m_##name(double x) { return fuser_d_##name(x); } \
+  FUSER_FORWARD_1(name)
+
+//@ each FUSER_MVEC_1: acos acosh asin asinh atan atanh cbrt cos cosh erf erfc exp exp10 exp2 expm1 log log10 log1p log2 sin sinh tan
+//@ each FUSER_MVEC_1: tanh
+//@ each FUSER_MVEC_2: atan2 hypot pow
+//@ each FUSER_LIBM_1: lgamma logb tgamma j0 j1 y0 y1
+//@ each FUSER_LIBM_2: fmod nextafter remainder
+//@ each FUSER_BUILTIN_1: ceil fabs floor nearbyint rint round sqrt trunc
+
+//@ signbit
+FUSER_INLINE int signbit(float x) { return fuser_bit_cast<int>(x) < 0; }
+FUSER_INLINE int signbit(double x) { return fuser_bit_cast<long long>(x) < 0; }
+FUSER_PROMOTE_1(signbit)
+
+//@ isnan
+FUSER_INLINE int isnan(float x) { return x != x; }
+FUSER_INLINE int isnan(double x) { return x != x; }
+FUSER_PROMOTE_1(isnan)
+
+//@ isinf
+FUSER_INLINE int isinf(float x) { return __builtin_fabsf(x) == __builtin_huge_valf(); }
+FUSER_INLINE int isinf(double x) { return __builtin_fabs(x) == __builtin_huge_val(); }
+FUSER_PROMOTE_1(isinf)
+
+//@ isfinite
+FUSER_INLINE int isfinite(float x) { return __builtin_fabsf(x) < __builtin_huge_valf(); }
+FUSER_INLINE int isfinite(double x) { return __builtin_fabs(x) < __builtin_huge_val(); }
+FUSER_PROMOTE_1(isfinite)
+
+//@ abs
+FUSER_INLINE float abs(float x) { return __builtin_fabsf(x); }
+FUSER_INLINE double abs(double x) { return __builtin_fabs(x); }
+FUSER_INLINE int abs(int x) { return x < 0 ? -x : x; }
+FUSER_INLINE long abs(long x) { return x < 0 ? -x : x; }
+FUSER_INLINE long long abs(long long x) { return x < 0 ? -x : x; }
+template <typename U> FUSER_INLINE std::enable_if_t<fuser_is_any_of<U, unsigned, unsigned long, unsigned long long>, U> abs(U x) {
+  return x;
+}
+
+//@ labs llabs
+FUSER_INLINE long labs(long x) { return x < 0 ? -x : x; }
+FUSER_INLINE long long llabs(long long x) { return x < 0 ? -x : x; }
+
+//@ fma fmaf
+FUSER_INLINE float fmaf(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+FUSER_INLINE float fma(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+FUSER_INLINE double fma(double x, double y, double z) { return __builtin_fma(x, y, z); }
+FUSER_PROMOTE_3(fma)
+
+//@ copysign copysignf
+FUSER_INLINE float copysignf(float x, float y) { return __builtin_copysignf(x, y); }
+FUSER_INLINE float copysign(float x, float y) { return __builtin_copysignf(x, y); }
+FUSER_INLINE double copysign(double x, double y) { return __builtin_copysign(x, y); }
+FUSER_PROMOTE_2(copysign)
+
+//@ fmax fmaxf
+// Conditional expressions: gcc vectorises them, and not its builtin.
+template <typename T> FUSER_INLINE T fuser_i_fmax(T x, T y) { return ((x < y) | (x != x)) ? y : x; }
+FUSER_INLINE_2(fmax)
+
+//@ fmin fminf
+template <typename T> FUSER_INLINE T fuser_i_fmin(T x, T y) { return ((y < x) | (x != x)) ? y : x; }
+FUSER_INLINE_2(fmin)
+
+//@ fdim fdimf
+template <typename T> FUSER_INLINE T fuser_i_fdim(T x, T y) { return x <= y ? static_cast<T>(0) : x - y; }
+FUSER_INLINE_2(fdim)
+
+//@ modf modff
+FUSER_INLINE float modff(float x, float* whole) {
+  const float t = __builtin_truncf(x);
+  *whole = t;
+  return __builtin_copysignf(x == t ? 0.0f : x - t, x);
+}
+FUSER_INLINE double modf(double x, double* whole) {
+  const double t = __builtin_trunc(x);
+  *whole = t;
+  return __builtin_copysign(x == t ? 0.0 : x - t, x);
+}
+FUSER_INLINE float modf(float x, float* whole) { return modff(x, whole); }
+
+//@ frexp frexpf
+extern "C" float fuser_libm_frexpf(float, int*) FUSER_SYMBOL("frexpf");
+extern "C" double fuser_libm_frexp(double, int*) FUSER_SYMBOL("frexp");
+FUSER_INLINE float frexpf(float x, int* e) { return fuser_libm_frexpf(x, e); }
+FUSER_INLINE float frexp(float x, int* e) { return fuser_libm_frexpf(x, e); }
+FUSER_INLINE double frexp(double x, int* e) { return fuser_libm_frexp(x, e); }
+template <typename I, typename = std::enable_if_t<std::is_integral_v<I>>>
+FUSER_INLINE double frexp(I x, int* e) { return fuser_libm_frexp(static_cast<double>(x), e); }
+
+//@ ldexp ldexpf
+extern "C" float fuser_libm_ldexpf(float, int) FUSER_SYMBOL("ldexpf") FUSER_PURE;
+extern "C" double fuser_libm_ldexp(double, int) FUSER_SYMBOL("ldexp") FUSER_PURE;
+FUSER_INLINE float ldexpf(float x, int e) { return fuser_libm_ldexpf(x, e); }
+FUSER_INLINE float ldexp(float x, int e) { return fuser_libm_ldexpf(x, e); }
+FUSER_INLINE double ldexp(double x, int e) { return fuser_libm_ldexp(x, e); }
+template <typename I, typename = std::enable_if_t<std::is_integral_v<I>>>
+FUSER_INLINE double ldexp(I x, int e) { return fuser_libm_ldexp(static_cast<double>(x), e); }
+
+//@ scalbn scalbnf
+extern "C" float fuser_libm_scalbnf(float, int) FUSER_SYMBOL("scalbnf") FUSER_PURE;
+extern "C" double fuser_libm_scalbn(double, int) FUSER_SYMBOL("scalbn") FUSER_PURE;
+FUSER_INLINE float scalbnf(float x, int e) { return fuser_libm_scalbnf(x, e); }
+FUSER_INLINE float scalbn(float x, int e) { return fuser_libm_scalbnf(x, e); }
+FUSER_INLINE double scalbn(double x, int e) { return fuser_libm_scalbn(x, e); }
+template <typename I, typename = std::enable_if_t<std::is_integral_v<I>>>
+FUSER_INLINE double scalbn(I x, int e) { return fuser_libm_scalbn(static_cast<double>(x), e); }
+
+//@ scalbln scalblnf
+extern "C" float fuser_libm_scalblnf(float, long) FUSER_SYMBOL("scalblnf") FUSER_PURE;
+extern "C" double fuser_libm_scalbln(double, long) FUSER_SYMBOL("scalbln") FUSER_PURE;
+FUSER_INLINE float scalblnf(float x, long e) { return fuser_libm_scalblnf(x, e); }
+FUSER_INLINE float scalbln(float x, long e) { return fuser_libm_scalblnf(x, e); }
+FUSER_INLINE double scalbln(double x, long e) { return fuser_libm_scalbln(x, e); }
+
+//@ remquo remquof
+extern "C" float fuser_libm_remquof(float, float, int*) FUSER_SYMBOL("remquof");
+extern "C" double fuser_libm_remquo(double, double, int*) FUSER_SYMBOL("remquo");
+FUSER_INLINE float remquof(float x, float y, int* q) { return fuser_libm_remquof(x, y, q); }
+FUSER_INLINE float remquo(float x, float y, int* q) { return fuser_libm_remquof(x, y, q); }
+FUSER_INLINE double remquo(double x, double y, int* q) { return fuser_libm_remquo(x, y, q); }
+
+//@ ilogb ilogbf
+extern "C" int fuser_libm_ilogbf(float) FUSER_SYMBOL("ilogbf") FUSER_PURE;
+extern "C" int fuser_libm_ilogb(double) FUSER_SYMBOL("ilogb") FUSER_PURE;
+FUSER_INLINE int ilogbf(float x) { return fuser_libm_ilogbf(x); }
+FUSER_INLINE int ilogb(float x) { return fuser_libm_ilogbf(x); }
+FUSER_INLINE int ilogb(double x) { return fuser_libm_ilogb(x); }
+FUSER_PROMOTE_1(ilogb)
+
+//@ nan nanf
+FUSER_INLINE double nan(const char*) { return __builtin_nan(""); }
+FUSER_INLINE float nanf(const char*) { return __builtin_nanf(""); }
+
+//@ FUSER_TO_INTEGER
+#define FUSER_TO_INTEGER(name, result, round) \
+  FUSER_INLINE result name##f(float x) { return static_cast<result>(__builtin_##round##f(x)); } \
+  FUSER_INLINE result name(float x) { return static_cast<result>(__builtin_##round##f(x)); } \
+  FUSER_INLINE result name(double x) { return static_cast<result>(__builtin_##round(x)); } \
+  FUSER_PROMOTE_1(name)
+
+//@ lrint lrintf
+FUSER_TO_INTEGER(lrint, long, rint)
+
+//@ llrint llrintf
+FUSER_TO_INTEGER(llrint, long long, rint)
+
+//@ lround lroundf
+FUSER_TO_INTEGER(lround, long, round)
+
+//@ llround llroundf
+FUSER_TO_INTEGER(llround, long long, round)
+
+//@ jn jnf
+extern "C" float fuser_libm_jnf(int, float) FUSER_SYMBOL("jnf") FUSER_PURE;
+extern "C" double fuser_libm_jn(int, double) FUSER_SYMBOL("jn") FUSER_PURE;
+FUSER_INLINE float jnf(int n, float x) { return fuser_libm_jnf(n, x); }
+FUSER_INLINE float jn(int n, float x) { return fuser_libm_jnf(n, x); }
+FUSER_INLINE double jn(int n, double x) { return fuser_libm_jn(n, x); }
+
+//@ yn ynf
+extern "C" float fuser_libm_ynf(int, float) FUSER_SYMBOL("ynf") FUSER_PURE;
+extern "C" double fuser_libm_yn(int, double) FUSER_SYMBOL("yn") FUSER_PURE;
+FUSER_INLINE float ynf(int n, float x) { return fuser_libm_ynf(n, x); }
+FUSER_INLINE float yn(int n, float x) { return fuser_libm_ynf(n, x); }
+FUSER_INLINE double yn(int n, double x) { return fuser_libm_yn(n, x); }
+
+//@ rsqrt rsqrtf
+template <typename T> FUSER_INLINE T fuser_i_rsqrt(T x) { return static_cast<T>(1) / sqrt(x); }
+FUSER_INLINE_1(rsqrt)
+
+//@ rcbrt rcbrtf
+template <typename T> FUSER_INLINE T fuser_i_rcbrt(T x) { return static_cast<T>(1) / cbrt(x); }
+FUSER_INLINE_1(rcbrt)
+
+//@ rhypot rhypotf
+template <typename T> FUSER_INLINE T fuser_i_rhypot(T x, T y) { return static_cast<T>(1) / hypot(x, y); }
+FUSER_INLINE_2(rhypot)
+
+//@ norm3d norm3df
+template <typename T> FUSER_INLINE T fuser_i_norm3d(T x, T y, T z) { return hypot(hypot(x, y), z); }
+FUSER_INLINE_3(norm3d)
+
+//@ rnorm3d rnorm3df
+template <typename T> FUSER_INLINE T fuser_i_rnorm3d(T x, T y, T z) { return static_cast<T>(1) / hypot(hypot(x, y), z); }
+FUSER_INLINE_3(rnorm3d)
+
+//@ norm4d norm4df
+FUSER_INLINE float norm4df(float a, float b, float c, float d) { return hypotf(hypotf(a, b), hypotf(c, d)); }
+FUSER_INLINE float norm4d(float a, float b, float c, float d) { return norm4df(a, b, c, d); }
+FUSER_INLINE double norm4d(double a, double b, double c, double d) { return hypot(hypot(a, b), hypot(c, d)); }
+
+//@ rnorm4d rnorm4df
+FUSER_INLINE float rnorm4df(float a, float b, float c, float d) { return 1.0f / hypotf(hypotf(a, b), hypotf(c, d)); }
+FUSER_INLINE float rnorm4d(float a, float b, float c, float d) { return rnorm4df(a, b, c, d); }
+FUSER_INLINE double rnorm4d(double a, double b, double c, double d) { return 1.0 / hypot(hypot(a, b), hypot(c, d)); }
+
+//@ fuser_sincospi
+// sin and cos of pi x: x less the nearest multiple of 1/2 is exact, and the quadrant says which of the two is which.
+template <typename T> struct fuser_sincospi {
+  T sine, cosine;
+  static FUSER_INLINE fuser_sincospi<T> of(T x) {
+    const T halves = rint(x + x), quadrant = halves - 4 * floor(halves * static_cast<T>(0.25));
+    const T angle = (x - halves * static_cast<T>(0.5)) * static_cast<T>(3.14159265358979323846);
+    const T s = sin(angle), c = cos(angle);
+    const bool swap = (quadrant == 1) | (quadrant == 3);
+    const T a = swap ? c : s, b = swap ? s : c;
+    return {quadrant >= 2 ? -a : a, (quadrant == 1) | (quadrant == 2) ? -b : b};
+  }
+};
+
+//@ sinpi sinpif
+template <typename T> FUSER_INLINE T fuser_i_sinpi(T x) { return fuser_sincospi<T>::of(x).sine; }
+FUSER_INLINE_1(sinpi)
+
+//@ cospi cospif
+template <typename T> FUSER_INLINE T fuser_i_cospi(T x) { return fuser_sincospi<T>::of(x).cosine; }
+FUSER_INLINE_1(cospi)
+
+//@ sincos sincosf
+FUSER_INLINE void sincosf(float x, float* s, float* c) { *s = sinf(x); *c = cosf(x); }
+FUSER_INLINE void sincos(float x, float* s, float* c) { *s = sinf(x); *c = cosf(x); }
+FUSER_INLINE void sincos(double x, double* s, double* c) { *s = sin(x); *c = cos(x); }
+
+//@ sincospi sincospif
+FUSER_INLINE void sincospif(float x, float* s, float* c) { *s = fuser_sincospi<float>::of(x).sine; *c = fuser_sincospi<float>::of(x).cosine; }
+FUSER_INLINE void sincospi(float x, float* s, float* c) { sincospif(x, s, c); }
+FUSER_INLINE void sincospi(double x, double* s, double* c) { *s = fuser_sincospi<double>::of(x).sine; *c = fuser_sincospi<double>::of(x).cosine; }
+
+//@ fuser_d_erfcinv
+// Inverse of erfc: a rational starting value (Abramowitz and Stegun 26.2.22, error 3e-3), then Halley's method, which triples the
+// correct digits. As in Numerical Recipes, section 6.2.2.
+FUSER_INLINE double fuser_d_erfcinv(double y) {
+  const double p = y < 1.0 ? y : 2.0 - y;
+  const double t = sqrt(-2.0 * log(0.5 * p));
+  double x = -0.70711 * ((2.30753 + t * 0.27061) / (1.0 + t * (0.99229 + t * 0.04481)) - t);
+  for (int k = 0; k < 3; ++k) {
+    const double error = erfc(x) - p;
+    x += error / (1.12837916709551257 * exp(-x * x) - x * error);
+  }
+  x = p == 0.0 ? __builtin_huge_val() : x;
+  return y < 1.0 ? x : -x;
+}
+
+//@ erfcinv erfcinvf
+FUSER_LANES_1(erfcinv)
+
+//@ erfinv erfinvf
+// Near one, 1 - |y| is exact and erfc keeps its digits; near zero erf does, from the first terms of the series.
+FUSER_INLINE double fuser_d_erfinv(double y) {
+  const double a = __builtin_fabs(y);
+  double x = a * (0.886226925452758014 + a * a * 0.232013666534654499);
+  for (int k = 0; k < 3; ++k) {
+    const double error = erf(x) - a;
+    x -= error / (1.12837916709551257 * exp(-x * x) + x * error);
+  }
+  return __builtin_copysign(a < 0.5 ? x : fuser_d_erfcinv(1.0 - a), y);
+}
+FUSER_LANES_1(erfinv)
+
+//@ normcdfinv normcdfinvf
+FUSER_INLINE double fuser_d_normcdfinv(double p) { return -1.41421356237309505 * fuser_d_erfcinv(2.0 * p); }
+FUSER_LANES_1(normcdfinv)
+
+//@ normcdf normcdff
+// erfc(-x / sqrt(2)) / 2. Far out, erfc magnifies the rounding of its argument by the argument squared: take it back to first order.
+FUSER_INLINE double fuser_d_normcdf(double x) {
+  const double root = -0.70710678118654752440, rest = 4.833646656726456726e-17;
+  const double z = x * root, lost = __builtin_fma(x, root, -z) + x * rest;
+  const double correction = 0.56418958354775628695 * exp(-z * z) * lost;
+  return 0.5 * erfc(z) - (z > -6.0 && z < 28.0 ? correction : 0.0);
+}
+FUSER_LANES_1(normcdf)
+
+//@ erfcx erfcxf
+// exp(x^2) erfc(x); beyond 25 the asymptotic series, whose next term is below 1e-17. The rounding of x^2 is taken back.
+FUSER_INLINE double fuser_d_erfcx(double x) {
+  const double square = x * x, lost = __builtin_fma(x, x, -square), r = 0.5 / square;
+  const double series = 0.56418958354775628695 / x * (1 - r * (1 - 3 * r * (1 - 5 * r * (1 - 7 * r * (1 - 9 * r)))));
+  const double near = exp(square) * erfc(x);
+  return x > 25.0 ? series : x < -26.7 ? __builtin_huge_val() : near + near * lost;
+}
+FUSER_LANES_1(erfcx)
+
+//@ fuser_bessel_i
+// Modified Bessel functions of order n = 0, 1. Up to 30 the power series, all of whose terms are positive; beyond, the asymptotic
+// one (Abramowitz and Stegun 9.6.10 and 9.7.1). exp(x) is taken in two halves since it overflows before the result does.
+template <int n> FUSER_INLINE double fuser_bessel_i(double x) {
+  const double a = __builtin_fabs(x);
+  double term = 1.0, sum = 1.0;
+  if (a <= 30.0) {
+    const double q = 0.25 * a * a;
+    for (int k = 1; k < 200 && term > sum * 1e-18; ++k) {
+      term *= q / (k * static_cast<double>(k + n));
+      sum += term;
+    }
+    return n == 0 ? sum : 0.5 * x * sum;
+  }
+  for (int k = 1; k < 30; ++k) {
+    term *= ((2 * k - 1) * static_cast<double>(2 * k - 1) - 4 * n * n) / (8.0 * k * a);
+    sum += term;
+  }
+  const double half = exp(0.5 * a), value = half * (sum / sqrt(6.28318530717958647693 * a)) * half;
+  return a != a ? a : a > 1e4 ? __builtin_copysign(__builtin_huge_val(), n == 0 ? 1.0 : x) : n == 0 ? value : __builtin_copysign(value, x);
+}
+
+//@ cyl_bessel_i0 cyl_bessel_i0f
+FUSER_INLINE double fuser_d_cyl_bessel_i0(double x) { return fuser_bessel_i<0>(x); }
+FUSER_LANES_1(cyl_bessel_i0)
+
+//@ cyl_bessel_i1 cyl_bessel_i1f
+FUSER_INLINE double fuser_d_cyl_bessel_i1(double x) { return fuser_bessel_i<1>(x); }
+FUSER_LANES_1(cyl_bessel_i1)
+
+//@ fdividef
+FUSER_INLINE float fdividef(float x, float y) { return x / y; }
+
+//@ __fdividef
+FUSER_INLINE float __fdividef(float x, float y) { return x / y; }
+
+//@ __expf
+FUSER_INLINE float __expf(float x) { return expf(x); }
+
+//@ __exp10f
+FUSER_INLINE float __exp10f(float x) { return exp10f(x); }
+
+//@ __logf
+FUSER_INLINE float __logf(float x) { return logf(x); }
+
+//@ __log2f
+FUSER_INLINE float __log2f(float x) { return log2f(x); }
+
+//@ __log10f
+FUSER_INLINE float __log10f(float x) { return log10f(x); }
+
+//@ __sinf
+FUSER_INLINE float __sinf(float x) { return sinf(x); }
+
+//@ __cosf
+FUSER_INLINE float __cosf(float x) { return cosf(x); }
+
+//@ __tanf
+FUSER_INLINE float __tanf(float x) { return tanf(x); }
+
+//@ __tanhf
+FUSER_INLINE float __tanhf(float x) { return tanhf(x); }
+
+//@ __powf
+FUSER_INLINE float __powf(float x, float y) { return powf(x, y); }
+
+//@ __sincosf
+FUSER_INLINE void __sincosf(float x, float* s, float* c) { *s = sinf(x); *c = cosf(x); }
+
+//@ __saturatef
+FUSER_INLINE float __saturatef(float x) { return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f; }
+
+//@ __fadd_rn
+// The _rz, _ru and _rd forms are left out: they would need the rounding mode changed around each operation, and compilers move
+// arithmetic across such changes.
+FUSER_INLINE float __fadd_rn(float x, float y) { return x + y; }
+
+//@ __fsub_rn
+FUSER_INLINE float __fsub_rn(float x, float y) { return x - y; }
+
+//@ __fmul_rn
+FUSER_INLINE float __fmul_rn(float x, float y) { return x * y; }
+
+//@ __fdiv_rn
+FUSER_INLINE float __fdiv_rn(float x, float y) { return x / y; }
+
+//@ __frcp_rn
+FUSER_INLINE float __frcp_rn(float x) { return 1.0f / x; }
+
+//@ __fsqrt_rn
+FUSER_INLINE float __fsqrt_rn(float x) { return __builtin_sqrtf(x); }
+
+//@ __frsqrt_rn
+// The double result is rounded once more: nearest but for about one in 2^29.
+FUSER_INLINE float __frsqrt_rn(float x) { return static_cast<float>(1.0 / __builtin_sqrt(static_cast<double>(x))); }
+
+//@ __fmaf_rn
+FUSER_INLINE float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+
+//@ __dadd_rn
+FUSER_INLINE double __dadd_rn(double x, double y) { return x + y; }
+
+//@ __dsub_rn
+FUSER_INLINE double __dsub_rn(double x, double y) { return x - y; }
+
+//@ __dmul_rn
+FUSER_INLINE double __dmul_rn(double x, double y) { return x * y; }
+
+//@ __ddiv_rn
+FUSER_INLINE double __ddiv_rn(double x, double y) { return x / y; }
+
+//@ __drcp_rn
+FUSER_INLINE double __drcp_rn(double x) { return 1.0 / x; }
+
+//@ __dsqrt_rn
+FUSER_INLINE double __dsqrt_rn(double x) { return __builtin_sqrt(x); }
+
+//@ __fma_rn
+FUSER_INLINE double __fma_rn(double x, double y, double z) { return __builtin_fma(x, y, z); }
+
+//@ FUSER_SATURATE
+// As the CUDA instructions: out of range saturates, NaN gives 0.
+template <typename From> FUSER_INLINE int fuser_saturate_int(From v) {
+  return v >= static_cast<From>(2147483648.0) ? 2147483647 : v != v ? 0 : static_cast<int>(v);
+}
+#define FUSER_SATURATE(x) fuser_saturate_int(x)
+
+//@ __float2int_rn
+FUSER_INLINE int __float2int_rn(float x) { return FUSER_SATURATE(__builtin_rintf(x)); }
+
+//@ __float2int_rz
+FUSER_INLINE int __float2int_rz(float x) { return FUSER_SATURATE(x); }
+
+//@ __float2int_rd
+FUSER_INLINE int __float2int_rd(float x) { return FUSER_SATURATE(__builtin_floorf(x)); }
+
+//@ __float2int_ru
+FUSER_INLINE int __float2int_ru(float x) { return FUSER_SATURATE(__builtin_ceilf(x)); }
+
+//@ __int2float_rn
+FUSER_INLINE float __int2float_rn(int x) { return static_cast<float>(x); }
+
+//@ __popc
+FUSER_INLINE int __popc(unsigned x) { return __builtin_popcount(x); }
+
+//@ __popcll
+FUSER_INLINE int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+
+//@ __clz
+FUSER_INLINE int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
+
+//@ __clzll
+FUSER_INLINE int __clzll(long long x) { return x == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(x)); }
+
+//@ __ffs
+FUSER_INLINE int __ffs(int x) { return __builtin_ffs(x); }
+
+//@ __ffsll
+FUSER_INLINE int __ffsll(long long x) { return __builtin_ffsll(x); }
+
+//@ __brev
+FUSER_INLINE unsigned __brev(unsigned x) {
+  x = (x >> 1 & 0x55555555u) | (x & 0x55555555u) << 1;
+  x = (x >> 2 & 0x33333333u) | (x & 0x33333333u) << 2;
+  x = (x >> 4 & 0x0f0f0f0fu) | (x & 0x0f0f0f0fu) << 4;
+  return __builtin_bswap32(x);
+}
+
+//@ __brevll
+FUSER_INLINE unsigned long long __brevll(unsigned long long x) {
+  return static_cast<unsigned long long>(__brev(static_cast<unsigned>(x))) << 32 | __brev(static_cast<unsigned>(x >> 32));
+}
+
+//@ __umulhi
+FUSER_INLINE unsigned __umulhi(unsigned x, unsigned y) { return static_cast<unsigned>(static_cast<unsigned long long>(x) * y >> 32); }
+
+//@ __mulhi
+FUSER_INLINE int __mulhi(int x, int y) { return static_cast<int>(static_cast<long long>(x) * y >> 32); }
+
+//@ __umul64hi
+FUSER_INLINE unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
+  return static_cast<unsigned long long>(static_cast<unsigned __int128>(x) * y >> 64);
+}
+
+//@ __mul64hi
+FUSER_INLINE long long __mul64hi(long long x, long long y) { return static_cast<long long>(static_cast<__int128>(x) * y >> 64); }

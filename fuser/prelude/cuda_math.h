@@ -1,0 +1,54 @@
+// CUDA dialect: what is added to NVRTC's own math functions.
+// A block without text names what NVRTC has and needs nothing for, so that it becomes visible in std:: too.
+
+//@ abs fma fmaf frexp frexpf ldexp ldexpf modf modff nan nanf remquo remquof scalbln scalblnf scalbn scalbnf
+//@ fdividef jn jnf yn ynf norm3d norm3df norm4d norm4df rnorm3d rnorm3df rnorm4d rnorm4df sincos sincosf sincospi sincospif
+
+//@ each FUSER_PROMOTE_1: acos acosh asin asinh atan atanh cbrt ceil cos cosh cospi cyl_bessel_i0 cyl_bessel_i1 erf erfc erfcinv
+//@ each FUSER_PROMOTE_1: erfcx erfinv exp exp10 exp2 expm1 fabs floor ilogb j0 j1 lgamma llrint llround log
+//@ each FUSER_PROMOTE_1: log10 log1p log2 logb lrint lround nearbyint normcdf normcdfinv rcbrt rint round rsqrt sin sinh
+//@ each FUSER_PROMOTE_1: sinpi sqrt tan tanh tgamma trunc y0 y1
+//@ each FUSER_PROMOTE_2: atan2 copysign fdim fmax fmin fmod hypot nextafter remainder rhypot
+//@ each FUSER_PROMOTE_3: fma norm3d rnorm3d
+
+//@ signbit
+FUSER_PROMOTE_1(signbit)
+
+//@ isfinite
+FUSER_PROMOTE_1(isfinite)
+
+//@ isinf
+FUSER_PROMOTE_1(isinf)
+
+//@ isnan
+FUSER_PROMOTE_1(isnan)
+
+//@ pow powf
+// NVRTC has pow(float, int) and pow(double, int), which is another algorithm than pow(float, float): keep what short integers
+// get from it today.
+template <typename A, typename B,
+          typename = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B> &&
+                                      !(std::is_same_v<A, B> && std::is_floating_point_v<A>)>>
+FUSER_INLINE auto pow(A x, B y) {
+  if constexpr (std::is_floating_point_v<A> && std::is_integral_v<B> && sizeof(B) < sizeof(int))
+    return pow(x, static_cast<int>(y));
+  else
+    return pow(static_cast<fuser_promote<A, B>>(x), static_cast<fuser_promote<A, B>>(y));
+}
+
+//@ abs
+template <typename U> FUSER_INLINE std::enable_if_t<fuser_is_any_of<U, unsigned, unsigned long, unsigned long long>, U> abs(U x) {
+  return x;
+}
+
+//@ frexp frexpf
+template <typename I, typename = std::enable_if_t<std::is_integral_v<I>>>
+FUSER_INLINE double frexp(I x, int* e) { return frexp(static_cast<double>(x), e); }
+
+//@ ldexp ldexpf
+template <typename I, typename = std::enable_if_t<std::is_integral_v<I>>>
+FUSER_INLINE double ldexp(I x, int e) { return ldexp(static_cast<double>(x), e); }
+
+//@ scalbn scalbnf
+template <typename I, typename = std::enable_if_t<std::is_integral_v<I>>>
+FUSER_INLINE double scalbn(I x, int e) { return scalbn(static_cast<double>(x), e); }

@@ -1,0 +1,189 @@
+"""The benchmark harness: its records have their form, and a peer that is absent, wrong or broken is only a record."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # the harness is a folder of the repository, not an installed package
+
+from benchmarks import __main__ as command  # noqa: E402
+from benchmarks import chains, check, report, sweep, timing  # noqa: E402
+from benchmarks.peers import PEERS, Absent, Peer, Unsupported  # noqa: E402
+from benchmarks.peers.array_peers import Jax  # noqa: E402
+from benchmarks.peers.triton_peer import print_flat_kernel, print_tiled_kernel  # noqa: E402
+
+CPU = torch.device("cpu")
+TIMING_KEYS = {"method", "median", "p10", "p90", "samples"}
+
+
+class FakePeer(Peer):
+    """Multiplies the right result; never asked for more than it says."""
+
+    name = "fake"
+    label = "fake"
+    factor = 1.0
+
+    def build(self, chain: chains.Chain, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
+        run = chain.compose(chains.TORCH_OPS)
+        return lambda: run(*inputs) * self.factor
+
+
+class WrongPeer(FakePeer):
+    factor = 1.001
+
+
+class NanPeer(FakePeer):
+    factor = float("nan")
+
+
+class AbsentPeer(FakePeer):
+    def load(self) -> None:
+        raise Absent("not installed in /some/machine/folder/lib.so")
+
+
+class UnsupportedPeer(FakePeer):
+    def build(self, chain: chains.Chain, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
+        raise Unsupported("no such dtype")
+
+
+class BrokenPeer(FakePeer):
+    def build(self, chain: chains.Chain, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
+        raise MemoryError("gone\nwith a second line")
+
+
+def settings_for(*peers: str, chain: str = "six") -> sweep.Settings:
+    return sweep.Settings(CPU, (chain,), (256,), peers, rounds=1, budget_s=0.001, compile_times=False)
+
+
+def statuses(monkeypatch: pytest.MonkeyPatch, **peers: type[Peer]) -> dict[str, dict[str, Any]]:
+    """Run the given peers beside eager, and return their records."""
+    for name, peer in peers.items():
+        monkeypatch.setitem(PEERS, name, peer)
+    settings = settings_for("eager", *peers)
+    document = command.measure(settings, lambda _: None)
+    return {record["peer"]: record for record in document["throughput"]}
+
+
+def test_a_quick_run_writes_json_of_the_documented_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "result.json"
+    assert command.main(["--quick", "--device", "cpu", "--peers", "eager", "--no-plot", "--out", str(out)]) == 0
+    document = json.loads(out.read_text())
+    assert set(document) == {"schema", "environment", "settings", "absent", "throughput", "host", "compile"}
+    assert document["schema"] == report.SCHEMA
+    assert document["environment"]["device"]["type"] == "cpu"
+    assert document["environment"]["versions"]["torch"] == torch.__version__
+    assert {record["chain"] for record in document["throughput"]} == set(chains.CHAINS)
+    for record in document["throughput"]:
+        assert record["status"] == "ok"
+        assert set(record["time_us"]) == TIMING_KEYS
+        assert record["time_us"]["p10"] <= record["time_us"]["median"] <= record["time_us"]["p90"]
+        assert record["bytes_moved"] > 0
+        if record["peer"] != "copy":
+            assert record["error_eps"] <= record["tolerance_eps"]
+            assert record["ratio_to_eager"] == 1.0
+            assert record["ratio_to_copy"] > 0
+    assert [record["peer"] for record in document["host"]] == ["eager_add", "eager"] * len(sweep.HOST_CHAINS)
+    assert "torch eager" in capsys.readouterr().out
+
+
+def test_the_result_names_no_path_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = statuses(monkeypatch, absent=AbsentPeer)["absent"]
+    assert record["status"] == "absent"
+    assert record["reason"] == "not installed in lib.so"
+
+
+@pytest.mark.parametrize(
+    ("peer", "status", "reason"),
+    [
+        (FakePeer, "ok", None),
+        (WrongPeer, "wrong", "eps from float64, 32 allowed"),
+        (NanPeer, "wrong", "inf eps"),
+        (UnsupportedPeer, "unsupported", "no such dtype"),
+        (BrokenPeer, "failed", "MemoryError: gone"),
+    ],
+)
+def test_a_peer_that_does_not_deliver_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, peer: type[Peer], status: str, reason: str | None
+) -> None:
+    records = statuses(monkeypatch, other=peer)
+    assert records["eager"]["status"] == "ok"
+    assert records["other"]["status"] == status
+    assert ("time_us" in records["other"]) == (status == "ok")
+    if reason is not None:
+        assert reason in records["other"]["reason"]
+
+
+def test_a_wrong_fuser_fails_the_run_and_a_wrong_peer_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, failed in (("other", False), ("fuser_other", True)):
+        monkeypatch.setitem(PEERS, name, WrongPeer)
+        document = command.measure(settings_for("eager", name), lambda _: None)
+        assert command.has_own_failure(document) is failed
+
+
+def test_absent_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jax", None)
+    with pytest.raises(Absent, match="jax cannot be imported"):
+        Jax(CPU)
+    _, absent = sweep.load_peers(settings_for("jiterator", "jax"))
+    assert absent["jiterator"] == "does not run on cpu"
+    assert set(absent) == {"jiterator", "jax"}
+
+
+@pytest.mark.parametrize("chain", chains.CHAINS.values(), ids=lambda chain: chain.name)
+def test_inputs_are_random_bounded_and_never_near_zero(chain: chains.Chain) -> None:
+    inputs = chains.make_inputs(chain, 4096, CPU)
+    assert len(inputs) == len(chain.names) == len(chain.layouts)
+    for values in inputs:
+        assert values.dtype == chain.dtype
+        assert 1 / 64 <= values.abs().min() < values.abs().max() <= 4
+    assert all(torch.equal(a, b) for a, b in zip(inputs, chains.make_inputs(chain, 4096, CPU), strict=True))
+
+
+def test_bytes_count_a_broadcast_vector_once() -> None:
+    inputs = chains.make_inputs(chains.CHAINS["row"], 64 * 64, CPU)
+    assert chains.count_bytes(inputs) == 4 * (64 * 64 + 64 + 64 + 64 * 64)
+
+
+def test_the_error_is_infinite_for_another_shape_or_dtype() -> None:
+    reference = torch.ones(4, dtype=torch.float64)
+    assert check.measure_error_eps(torch.ones(4), reference, torch.float32) == 0
+    assert check.measure_error_eps(torch.ones(4, 1), reference, torch.float32) == float("inf")
+    assert check.measure_error_eps(torch.ones(4), reference, torch.bfloat16) == float("inf")
+    assert check.measure_error_eps(torch.full((4,), torch.nan), reference, torch.float32) == float("inf")
+
+
+def test_every_text_says_the_same_computation() -> None:
+    six = chains.CHAINS["six"]
+    expression = chains.print_expression(six, chains.text_ops("sigmoid({0})", "tanh({0})", "2.0"))
+    inputs = dict(zip(six.names, (x.double() for x in chains.make_inputs(six, 64, CPU)), strict=True))
+    result = eval(expression, {**inputs, "sigmoid": torch.sigmoid, "tanh": torch.tanh})
+    torch.testing.assert_close(result, check.compute_reference(six, tuple(inputs.values())))
+
+
+@pytest.mark.parametrize("chain", chains.CHAINS.values(), ids=lambda chain: chain.name)
+def test_triton_kernels_are_python(chain: chains.Chain) -> None:
+    source = print_flat_kernel(chain) if chain.is_flat else print_tiled_kernel(chain)
+    compile(source, "kernel", "exec")
+
+
+def test_percentiles_are_samples() -> None:
+    result = timing.Timing("wall", (5.0, 1.0, 3.0, 2.0, 4.0))
+    assert result.median_us == 3.0
+    assert (timing.percentile(result.samples_us, 0.1), timing.percentile(result.samples_us, 0.9)) == (1.0, 5.0)
+
+
+def test_the_plot_is_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    document = command.measure(settings_for("eager"), lambda _: None)
+    document["compile"] = [{"peer": "eager", "status": "ok", "first_ms": 3.0, "second_ms": 0.5}]
+    report.save_plot(document, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,77 @@
+"""Importing fuser starts nothing, and the package knows its own version."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fuser
+
+# Runs in a fresh process. Everything after `import torch` is fuser's own doing.
+PROBE = """
+import json, sys
+import torch
+
+before = set(sys.modules)
+events = []
+
+def watch(event, args):
+    if event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+"):
+        events.append([event, str(args[0])])
+    elif event in ("os.mkdir", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "socket.connect"):
+        events.append([event, str(args[0])])
+
+sys.addaudithook(watch)
+import fuser
+print(json.dumps({
+    "modules": sorted(set(sys.modules) - before),
+    "events": events,
+    "cuda": torch.cuda.is_initialized(),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one `import fuser` did, and the files it left."""
+    home = tmp_path_factory.mktemp("home")
+    cache = home / "fuser"
+    places = {"HOME": home, "XDG_CACHE_HOME": home, "TMPDIR": home, "FUSER_CACHE_DIR": cache}
+    environment = {**os.environ, **{name: str(path) for name, path in places.items()}, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
+    return {**json.loads(done.stdout.splitlines()[-1]), "files": sorted(map(str, home.rglob("*")))}
+
+
+def test_import_touches_no_gpu(imported: dict[str, Any]) -> None:
+    assert imported["cuda"] is False
+
+
+@pytest.mark.parametrize("heavy", ["cuda.core", "cuda.bindings", "networkx", "torch._dynamo", "torch._inductor"])
+def test_import_leaves_the_heavy_modules_alone(imported: dict[str, Any], heavy: str) -> None:
+    assert [name for name in imported["modules"] if name == heavy or name.startswith(f"{heavy}.")] == []
+
+
+def test_import_writes_and_starts_nothing(imported: dict[str, Any]) -> None:
+    assert imported["events"] == []
+    assert imported["files"] == []
+
+
+def test_version_is_the_same_everywhere() -> None:
+    assert importlib.metadata.version("torch-fuser") == fuser.__version__
+    changelog = Path(__file__).parents[1] / "CHANGELOG.md"
+    assert f"## [{fuser.__version__}]" in changelog.read_text(encoding="utf-8")
+
+
+def test_torch_compile_finds_the_backend_without_an_import() -> None:
+    (entry,) = importlib.metadata.entry_points(group="torch_dynamo_backends", name="fuser")
+    assert entry.value == "fuser.fx.backend:fuser_backend"
+    assert callable(entry.load())
