@@ -49,7 +49,7 @@ bench: $(VENV)/.bench ## Measure fuser beside its peers; ARGS passes options on 
 
 clean: ## Remove the virtual environment and everything the other targets wrote
 	rm -rf $(VENV) build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache *.egg-info
-	rm -rf examples/output benchmarks/results
+	rm -rf examples/output
 	find fuser tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.demo $(VENV)/.dev $(VENV)/.bench: $(VENV)/.%: pyproject.toml constraints.txt fuser/_version.py | $(BIN)/python

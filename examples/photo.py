@@ -182,9 +182,11 @@ class Photo:
     row: Tensor
     col: Tensor
 
-    def planes(self) -> tuple[Tensor, ...]:
-        """Return the tensor arguments of ``develop``."""
-        return (*self.image.unbind(0), *self.gains.unbind(0), self.row, self.col)
+    def arguments(self) -> dict[str, Tensor]:
+        """Return the tensor arguments of ``develop``, by name."""
+        planes = dict(zip(("r", "g", "b"), self.image.unbind(0), strict=True))
+        gains = dict(zip(("gain_r", "gain_g", "gain_b"), self.gains.unbind(0), strict=True))
+        return {**planes, **gains, "row": self.row, "col": self.col}
 
 
 def load_photo(megapixels: float, device: torch.device) -> Photo:
@@ -346,17 +348,16 @@ def run_demo(device: torch.device, megapixels: float, plots: bool) -> bool:
     """Run, print and save everything; return whether chaining kept every bit."""
     OUTPUT.mkdir(parents=True, exist_ok=True)
     photo = load_photo(megapixels, device)
-    look = {"stops": -0.1, "strength": 0.4, "amount": 0.95}
-    planes = photo.planes()
+    arguments = {**photo.arguments(), "stops": -0.1, "strength": 0.4, "amount": 0.95}
 
     def chained() -> tuple[Tensor, ...]:
-        return develop(*planes, **look)
+        return develop(**arguments)
 
     def one_by_one() -> tuple[Tensor, ...]:
-        return develop_step_by_step(*planes, **look)
+        return develop_step_by_step(**arguments)
 
     def eager() -> tuple[Tensor, ...]:
-        return develop_eager(*planes, **look)
+        return develop_eager(**arguments)
 
     height, width = photo.image.shape[1:]
     size = f"{height * width / 1e6:.1f} megapixels"
@@ -370,14 +371,15 @@ def run_demo(device: torch.device, megapixels: float, plots: bool) -> bool:
     first_ms = (time.perf_counter() - began) * 1e3
 
     group = develop.groups[0]
-    print_kernel(fuser.debug_get_fused_kernel_code(group, planes, device=device.type), device)
+    inputs = [arguments[item.name] for item in group.inputs]
+    print_kernel(fuser.debug_get_fused_kernel_code(group, inputs), device)
 
     launches = {"before": count_launches(one_by_one), "after": count_launches(chained)}
     equal = all(torch.equal(a, b) for a, b in zip(after, one_by_one(), strict=True))
     far = float((torch.stack(after) - torch.stack(eager())).abs().max())
     # A new setting is a new argument of the same kernel.
     fuser.reset_stats()
-    develop(*planes, **{**look, "stops": 0.0})
+    develop(**{**arguments, "stops": 0.5})
     recompiled = int(fuser.stats()["compiles"])
 
     times_ms = median_times_ms({"eager torch": eager, "one functor at a time": one_by_one, "chained": chained}, device)

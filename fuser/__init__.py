@@ -3,6 +3,7 @@
 from fuser import errors, fx, library
 from fuser._version import __version__
 from fuser.config import config
+from fuser.counters import reset_stats, stats
 from fuser.debug import debug_get_fused_kernel_code, debug_launch_graph, explain
 from fuser.fx.trace import FusedFunction, fuse
 from fuser.graph import Application, Function, FusionGroup, GroupBuilder, Input
@@ -16,7 +17,6 @@ from fuser.interface import (
     run_fusion,
 )
 from fuser.jiterator import JitFunction, create_jit_fn, create_multi_output_jit_fn, jit_fn
-from fuser.counters import reset_stats, stats
 
 __all__ = [
     "Application",

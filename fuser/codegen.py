@@ -295,7 +295,9 @@ class _ElementWriter:
         for parameter in functor.parameters:
             if parameter.role is Role.OUTPUT:
                 variable = f"r{offset + len(results)}"
-                declarations.append(f"{self._output_type(index, parameter.type, offset + len(results))} {variable}{{}};")
+                declarations.append(
+                    f"{self._output_type(index, parameter.type, offset + len(results))} {variable}{{}};"
+                )
                 results.append(variable)
                 arguments.append(variable)
             elif parameter.role is Role.SCALAR:
@@ -374,4 +376,3 @@ class _TextWithLines:
 
     def finish(self) -> str:
         return "\n".join(self.lines) + "\n"
-

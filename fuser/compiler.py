@@ -84,10 +84,8 @@ def backend_for(device_type: str) -> Backend:
 
 def dump(stage: str, text: str) -> None:
     """Print one stage to stderr (FUSER_DUMP)."""
-    print(f"--- fuser {stage}\n{text}", file=sys.stderr)
+    sys.stderr.write(f"--- fuser {stage}\n{text}\n")
 
 
 def _store(spec: KernelSpec) -> KernelStore:
     return _specs.store(spec)
-
-

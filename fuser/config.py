@@ -85,7 +85,7 @@ def parse_stages(value: Any) -> frozenset[str]:
     stages = frozenset(name.strip() for name in names if name.strip())
     unknown = stages - set(DUMP_STAGES)
     if unknown:
-        raise ValueError(f"unknown stage {sorted(unknown)[0]!r}; stages are {', '.join(DUMP_STAGES)}")
+        raise ValueError(f"unknown stage {min(unknown)!r}; stages are {', '.join(DUMP_STAGES)}")
     return stages
 
 

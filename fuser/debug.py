@@ -48,8 +48,10 @@ class Explanation:
         """Groups with their applications and kernels, then the nodes left out and why."""
         lines = []
         for number, report in enumerate(self.groups):
-            what = f"eager torch: {report.fallback_reason}" if report.fallback_reason else (
-                f"{len(report.kernels)} kernel{'s' if len(report.kernels) != 1 else ''}" if report.kernels else "fused")
+            count = len(report.kernels)
+            what = f"{count} kernel{'s' if count != 1 else ''}" if count else "fused"
+            if report.fallback_reason:
+                what = f"eager torch: {report.fallback_reason}"
             nodes = f", nodes {', '.join(report.nodes)}" if report.nodes else ""
             lines += [f"group {number}: {what}{nodes}", *(f"  {line}" for line in str(report.group).splitlines())]
         lines += [f"not fused: {name}: {reason}" for name, reason in self.unfused]
@@ -102,9 +104,8 @@ def explain(target: Any, *args: Any) -> Explanation:
 
 def kernel_sources(spec: KernelSpec, inputs: Sequence[Any], device: str | None) -> list[KernelSource]:
     """Return the kernel texts of a spec for these inputs."""
-    return [
-        emit_source(part, args) for part, args in executor.plan_texts(spec, inputs, torch.device(device) if device else None)
-    ]
+    where = torch.device(device) if device else None
+    return [emit_source(part, args) for part, args in executor.plan_texts(spec, inputs, where)]
 
 
 def _report(group: FusionGroup, nodes: tuple[str, ...], inputs: Sequence[Any]) -> GroupReport:
@@ -150,8 +151,10 @@ class _Recorder(fx.Interpreter):
 
     def reports(self) -> list[GroupReport]:
         found = []
-        for node in self.module.graph.nodes:
-            fusion = self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        graph_module = self.module
+        assert isinstance(graph_module, fx.GraphModule), "__init__ took one"
+        for node in graph_module.graph.nodes:
+            fusion = graph_module.get_submodule(str(node.target)) if node.op == "call_module" else None
             if isinstance(fusion, FusionModule):
                 found.append(_report(fusion.group, fusion.node_names, self.inputs.get(str(node.target), ())))
         return found

@@ -98,7 +98,13 @@ class CompileError(FuserError, RuntimeError):
     """
 
     def __init__(
-        self, message: str, *, diagnostics: Sequence[Diagnostic] = (), source: str = "", options: str = "", log: str = ""
+        self,
+        message: str,
+        *,
+        diagnostics: Sequence[Diagnostic] = (),
+        source: str = "",
+        options: str = "",
+        log: str = "",
     ) -> None:
         lines = message.splitlines()
         if len(lines) > MAX_MESSAGE_LINES:

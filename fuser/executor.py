@@ -42,7 +42,19 @@ from fuser.kernel_spec import (
 from fuser.layout import IterationSpace, Shape, Strides, broadcast_strides, build_iteration_space
 from fuser.outputs import check_out, finish_out
 
-__all__ = ["Bound", "Plan", "Step", "can_fuse", "describe", "make_plan", "plan_texts", "run", "set_can_fuse", "set_dispatcher", "warm_up"]
+__all__ = [
+    "Bound",
+    "Plan",
+    "Step",
+    "can_fuse",
+    "describe",
+    "make_plan",
+    "plan_texts",
+    "run",
+    "set_can_fuse",
+    "set_dispatcher",
+    "warm_up",
+]
 
 # Offsets up to here fit an int with room for one block's worth of threads.
 MAX_NARROW_OFFSET = 2**31 - 2**16
@@ -181,6 +193,8 @@ def warm_up(
         As ``run``; UnsupportedError for a group that would not be fused.
     """
     where = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if where.type == "cuda" and torch.cuda.device_count() == 0:
+        raise DeviceError("no CUDA device is available")
     if where.type == "cuda" and where.index is None:
         where = torch.device("cuda", torch.cuda.current_device())
     described = [_describe_without_memory(item, where) for item in inputs]
@@ -301,9 +315,7 @@ def arg_spec(
         filled[index] = InputSpec(item.dtype, item.rank, item.number, by_index.get(index, 0))
     is_linear = len(space.sizes) == 1 and 2 not in inner
     dtypes = [dtype for _, dtype, _ in outputs] + [specs[index].dtype for index in pointers if by_index[index]]
-    aligned = all(ok for _, _, ok in outputs) and all(
-        inputs[index].is_aligned for index in pointers if by_index[index]
-    )
+    aligned = all(ok for _, _, ok in outputs) and all(inputs[index].is_aligned for index in pointers if by_index[index])
     vector = VECTOR_BYTES // max(dtype.itemsize for dtype in dtypes) if is_linear and aligned else 1
     reach = max(
         sum((size - 1) * stride for size, stride in zip(space.sizes, operand, strict=True))
@@ -419,9 +431,7 @@ def _launches(spec: KernelSpec, shapes: Sequence[Shape]) -> list[list[int]]:
     return [part for parts in by_shape.values() for part in parts]
 
 
-def _launch(
-    spec: KernelSpec, step: Step, inputs: list[Any], outputs: list[torch.Tensor], device: torch.device
-) -> None:
+def _launch(spec: KernelSpec, step: Step, inputs: list[Any], outputs: list[torch.Tensor], device: torch.device) -> None:
     addresses = [outputs[place].data_ptr() for place in step.outputs]
     addresses += [inputs[index].data_ptr() for index in step.inputs]
     numbers = [_number(inputs[index]) for index in step.numbers]
@@ -506,6 +516,6 @@ def _dispatch(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
 
 def _has_torch_dispatch(item: torch.Tensor) -> bool:
     kind = type(item)
-    if kind is torch.Tensor or kind is torch.nn.Parameter:
+    if kind in (torch.Tensor, torch.nn.Parameter):
         return False
     return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl

@@ -175,7 +175,7 @@ def parse_functor(source: str, scalars: tuple[str, ...] = (), num_outputs: int =
         parameters=parameters,
         num_outputs=num_outputs,
         void_span=_unused_return_type(template) if outputs else None,
-        macros=tuple(_text(node) for node in _walk(tree.root_node, "preproc_def", "preproc_function_def", field="name")),
+        macros=tuple(_find_macros(tree.root_node)),
         words=frozenset(_words(source)),
         problems=problems,
     )
@@ -261,6 +261,11 @@ def _unused_return_type(template: tree_sitter.Node) -> tuple[int, int] | None:
         return None
     returns = [node for node in _walk(body, "return_statement", skip="lambda_expression") if node.named_child_count]
     return None if returns else (kind.start_byte, kind.end_byte)
+
+
+def _find_macros(root: tree_sitter.Node) -> Iterator[str]:
+    for node in _walk(root, "preproc_def", "preproc_function_def", field="name"):
+        yield _text(node)
 
 
 def _find_problems(root: tree_sitter.Node) -> Iterator[Problem]:

@@ -298,8 +298,10 @@ class FusionGroup:
             node = ("application", index)
             view.add_node(node, label=application.function.name, application=application)
             functor = application.function.functor
-            tensors = zip(application.tensors, application.function.tensor_parameters(len(application.tensors)))
-            for value, parameter in (*tensors, *zip(application.scalars, functor.scalars)):
+            tensors = zip(
+                application.tensors, application.function.tensor_parameters(len(application.tensors)), strict=True
+            )
+            for value, parameter in (*tensors, *zip(application.scalars, functor.scalars, strict=True)):
                 view.add_edge(source[value], node, value=value, parameter=parameter.name)
             source += [node] * application.function.num_outputs
         for index, value in enumerate(self.outputs):
@@ -400,13 +402,11 @@ class GroupBuilder:
 
     def build(self, outputs: Sequence[int]) -> FusionGroup:
         """Return the group that returns the given handles."""
-        values: dict[int, int] = {}
         inputs = [handle for handle, made in enumerate(self._handles) if made is None]
         own = dict(zip(inputs, self._inputs, strict=True))
         inputs.sort(key=lambda handle: own[handle].default is not None)
         made = [handle for handle, made in enumerate(self._handles) if made is not None]
-        for value, handle in enumerate(inputs + made):
-            values[handle] = value
+        values = {handle: value for value, handle in enumerate(inputs + made)}
         applications = tuple(
             replace(
                 item,

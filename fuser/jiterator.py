@@ -151,9 +151,7 @@ class JitFunction:
         if not self.function.accepts(count) or count == 0:
             functor = self.function.functor
             wanted = len(functor.tensors)
-            raise ArgumentError(
-                f"{functor.signature()} takes {wanted} tensor{'s' if wanted != 1 else ''}, got {count}"
-            )
+            raise ArgumentError(f"{functor.signature()} takes {wanted} tensor{'s' if wanted != 1 else ''}, got {count}")
 
     def bind_scalars(self, scalars: Mapping[str, Any]) -> dict[str, Any]:
         """Return the value of every scalar in the order of the declaration, defaults filled in.
@@ -208,7 +206,7 @@ class JitFunction:
             return out
         return results[0] if len(results) == 1 else tuple(results)
 
-    @torch.compiler.assume_constant_result
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def _key(self, count: int) -> str:
         return str(self.spec(count).key)
 

@@ -13,8 +13,10 @@ from fuser.kernel_spec import KernelSpec, ValueLayout, infer_layouts, infer_typi
 
 __all__ = ["LIBRARY"]
 
-LIBRARY = torch.library.Library("fuser", "DEF")
-LIBRARY.define("run(str key, str kinds, Tensor[] tensors, Scalar[] numbers) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
+LIBRARY = torch.library.Library("fuser", "DEF")  # type: ignore[no-untyped-call]
+LIBRARY.define(  # type: ignore[no-untyped-call]
+    "run(str key, str kinds, Tensor[] tensors, Scalar[] numbers) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,)
+)
 
 
 def merge_inputs(kinds: str, tensors: list[torch.Tensor], numbers: list[Any]) -> list[Any]:
@@ -24,7 +26,7 @@ def merge_inputs(kinds: str, tensors: list[torch.Tensor], numbers: list[Any]) ->
 
 
 def run_operator(key: str, kinds: str, tensors: list[torch.Tensor], numbers: list[Any]) -> list[torch.Tensor]:
-    """Run on real tensors (dispatch keys CPU, CUDA and Meta)."""
+    """Run on real tensors (dispatch keys CPU and CUDA)."""
     return executor.run_plain(registered(int(key)), merge_inputs(kinds, tensors, numbers))
 
 
@@ -64,7 +66,7 @@ def dispatch(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
     return results
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001 - torch passes it
     spec = registered(int(inputs[0]))
     ctx.names = ", ".join(item.function.name for item in spec.group.applications)
 
@@ -73,8 +75,8 @@ def _no_derivative(ctx: Any, *_: Any) -> Any:
     raise GradientError(f"{ctx.names} has no derivative: detach the inputs, or call it under torch.no_grad()")
 
 
-for _key in ("CPU", "CUDA", "Meta"):
-    LIBRARY.impl("run", run_operator, _key)
+for _key in ("CPU", "CUDA"):
+    LIBRARY.impl("run", run_operator, _key)  # type: ignore[no-untyped-call]
 torch.library.register_fake("fuser::run", fake_operator, lib=LIBRARY)
 torch.library.register_autograd("fuser::run", _no_derivative, setup_context=_setup_context, lib=LIBRARY)
 executor.set_dispatcher(dispatch)

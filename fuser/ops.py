@@ -214,7 +214,8 @@ _define(
     "gelu_backward",
     "T g, T x",
     f"T cdf = T(0.5) * (T(1) + erf(x * T({math.sqrt(0.5)!r})));"
-    f" T pdf = exp(T(-0.5) * x * x) * T({(2 / math.sqrt(math.pi)) * math.sqrt(0.5) * 0.5!r}); return g * (cdf + x * pdf);",
+    f" T pdf = exp(T(-0.5) * x * x) * T({(2 / math.sqrt(math.pi)) * math.sqrt(0.5) * 0.5!r});"
+    " return g * (cdf + x * pdf);",
     _ATEN.gelu_backward,
 )
 _define(
@@ -383,6 +384,7 @@ _UNARY = (
 )  # fmt: skip
 _BINARY = ("mul", "lt", "le", "gt", "ge", "eq", "ne", "maximum", "minimum")
 
+
 @cache
 def _methods() -> dict[str, Binder]:
     return {
@@ -406,7 +408,7 @@ def _methods() -> dict[str, Binder]:
 def _functions() -> dict[Any, Binder]:
     # Built on first use: looking the ATen overloads up takes longer than importing the rest of fuser.
     return {
-        **{getattr(torch, name): binder for name, binder in _methods().items() if hasattr(torch, name) and name != "where"},
+        **{getattr(torch, name): bind for name, bind in _methods().items() if hasattr(torch, name) and name != "where"},
         **{getattr(operator, name): _binary(name) for name in ("mul", "lt", "le", "gt", "ge", "eq", "ne")},
         **{getattr(operator, name): _unary(name) for name in ("neg", "abs")},
         abs: _unary("abs"),

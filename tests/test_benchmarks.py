@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the harness is a folder of the repository, not an installed package
@@ -51,11 +52,13 @@ class AbsentPeer(FakePeer):
 
 
 class UnsupportedPeer(FakePeer):
+    @override
     def build(self, chain: chains.Chain, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
         raise Unsupported("no such dtype")
 
 
 class BrokenPeer(FakePeer):
+    @override
     def build(self, chain: chains.Chain, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
         raise MemoryError("gone\nwith a second line")
 

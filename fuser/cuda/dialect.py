@@ -16,7 +16,7 @@ def emit_loop(loop: Loop) -> str:
     lines = "\n".join(f"  {line}" for line in body)
     vector = _VECTOR if loop.is_linear and loop.vector > 1 else ""
     return (
-        f"{vector}\nextern \"C\" __global__ void __launch_bounds__({BLOCK_SIZE})\n"
+        f'{vector}\nextern "C" __global__ void __launch_bounds__({BLOCK_SIZE})\n'
         f"{KERNEL_NAME}(const __grid_constant__ fuser_args a) {{\n{lines}\n}}\n"
     )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
 
 from fuser import library
 from fuser.fx.passes import FusionPass
@@ -18,7 +18,7 @@ __all__ = ["compile_graph", "fuser_backend"]
 def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:  # noqa: ARG001
     """Compile one ATen graph (forward or backward) of AOTAutograd: substitute fusion nodes, run the rest eagerly."""
     FusionPass()(graph_module)
-    compiled: Callable[..., Any] = torch._functorch.aot_autograd.make_boxed_func(graph_module.forward)
+    compiled: Callable[..., Any] = make_boxed_func(graph_module.forward)
     return compiled
 
 

@@ -123,7 +123,7 @@ class _Partitioner:
         self._find_order()
         for index, node in enumerate(self.nodes):
             if self.getitems[index]:
-                self._try_merge(self.unit[node.args[0]], self.unit[node])  # type: ignore[index]
+                self._try_merge(self.unit[node.args[0]], self.unit[node])
             elif self.fusible[index]:
                 for candidate in self._candidates(node):
                     # A candidate may have been merged since the list was made.
@@ -200,7 +200,9 @@ class _Partitioner:
 
     def _try_merge(self, first: int, second: int) -> None:
         both = (1 << first) | (1 << second)
-        between = (self.ancestors[first] & self.descendants[second]) | (self.ancestors[second] & self.descendants[first])
+        between = (self.ancestors[first] & self.descendants[second]) | (
+            self.ancestors[second] & self.descendants[first]
+        )
         if first == second or between & ~both:
             return
         self.members[first] += self.members[second]

@@ -38,10 +38,7 @@ class FusionModule(torch.nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         """Run the group; returns a tensor, or a list of tensors for several outputs."""
-        if torch.compiler.is_compiling():
-            results = _run_operator(self.key, inputs)
-        else:
-            results = run(self.spec, inputs)
+        results = _run_operator(self.key, inputs) if torch.compiler.is_compiling() else run(self.spec, inputs)
         return results[0] if len(results) == 1 else results
 
     def extra_repr(self) -> str:

@@ -100,10 +100,19 @@ def emit_selected(blocks: Iterable[Block], names: frozenset[str], features: froz
     chosen, used = select_blocks(blocks, names, features)
     real = [block for block in chosen if "complex" not in block.features]
     std_names = sorted({name for block in real for name in block.names if name in used and _is_in_std(name)})
-    parts = [block.text for block in real]
+    parts = [f"#define FUSER_E4M3FN_OVERFLOW {_e4m3fn_overflow()}"] if "float8" in features else []
+    parts += [block.text for block in real]
     parts += ["namespace std {", *(f"using ::{name};" for name in std_names), "}  // namespace std"]
     parts += [block.text for block in chosen if "complex" in block.features]
     return "\n".join(part for part in parts if part) + "\n"
+
+
+@cache
+def _e4m3fn_overflow() -> str:
+    """Return the code that the installed torch gives a float that is too large for e4m3fn: NaN once, now the largest number."""
+    import torch
+
+    return f"0x{torch.tensor([1e6]).to(torch.float8_e4m3fn).view(torch.uint8).item():02x}u"
 
 
 def _is_in_std(name: str) -> bool:

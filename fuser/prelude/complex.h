@@ -319,8 +319,10 @@ template <typename T> FUSER_INLINE complex<T> atanh(const complex<T>& z) {
     const T h = ::hypot(x, y);
     return {::isinf(h) ? ::copysign(T(0), z.real_) : z.real_ / h / h, ::copysign(T(1.57079632679489662), y)};
   }
-  return {::copysign(T(0.25) * ::log1p(4 * x / ((1 - x) * (1 - x) + y * y)), z.real_),
-          T(0.5) * ::atan2(2 * y, (1 - x) * (1 + x) - y * y)};
+  // Near the poles at 1 and -1 the square of the distance h would underflow, and the logarithm is far from zero.
+  const T h = ::hypot(1 - x, y);
+  const T re = h < T(0.125) ? T(0.5) * ::log(::hypot(1 + x, y) / h) : T(0.25) * ::log1p(4 * x / (h * h));
+  return {::copysign(re, z.real_), T(0.5) * ::atan2(2 * y, (1 - x) * (1 + x) - y * y)};
 }
 }  // namespace std
 

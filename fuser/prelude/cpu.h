@@ -83,11 +83,7 @@ extern "C" int printf(const char*, ...);
   ((condition) ? static_cast<void>(0) : (static_cast<void>(printf("Assertion `%s' failed.\n", #condition)), __builtin_abort()))
 
 //@ fuser_half_bits fuser_half_value
-#if defined(__F16C__) && defined(__FLT16_MANT_DIG__)
-// Where _Float16 and its instructions exist, the compiler vectorises them.
-FUSER_INLINE unsigned short fuser_half_bits(float v) { return fuser_bit_cast<unsigned short>(static_cast<_Float16>(v)); }
-FUSER_INLINE float fuser_half_value(unsigned short bits) { return static_cast<float>(fuser_bit_cast<_Float16>(bits)); }
-#else
+// Integer code: gcc 12 does not vectorise conversions from and to _Float16, and this it does.
 template <int mantissa_bits, int bias> FUSER_INLINE unsigned fuser_encode(unsigned magnitude);
 template <int mantissa_bits, int bias> FUSER_INLINE float fuser_decode(unsigned magnitude);
 FUSER_INLINE unsigned short fuser_half_bits(float v) {
@@ -100,7 +96,6 @@ FUSER_INLINE float fuser_half_value(unsigned short bits) {
   const unsigned u = m >= 0x7c00u ? nonfinite : fuser_bit_cast<unsigned>(fuser_decode<10, 15>(m));
   return fuser_bit_cast<float>(u | static_cast<unsigned>(bits & 0x8000u) << 16);
 }
-#endif
 
 //@ fuser_bfloat16_bits
 FUSER_INLINE unsigned short fuser_bfloat16_bits(float v) {

@@ -174,13 +174,6 @@ template <typename Narrow, typename Wide> FUSER_INLINE Narrow fuser_narrow(Wide 
   FUSER_INLINE double name(double x, double y) { return fuser_i_##name(x, y); } \
   FUSER_PROMOTE_2(name)
 
-//@ FUSER_INLINE_3
-#define FUSER_INLINE_3(name) \
-  FUSER_INLINE float name##f(float x, float y, float z) { return fuser_i_##name(x, y, z); } \
-  FUSER_INLINE float name(float x, float y, float z) { return fuser_i_##name(x, y, z); } \
-  FUSER_INLINE double name(double x, double y, double z) { return fuser_i_##name(x, y, z); } \
-  FUSER_PROMOTE_3(name)
-
 //@ FUSER_LANES_1
 // For long functions, written once for double as fuser_d_name: float rounds its result, which is exact enough to be right nearly always.
 #define FUSER_LANES_1(name) \
@@ -362,25 +355,24 @@ template <typename T> FUSER_INLINE T fuser_i_rcbrt(T x) { return static_cast<T>(
 FUSER_INLINE_1(rcbrt)
 
 //@ rhypot rhypotf
-template <typename T> FUSER_INLINE T fuser_i_rhypot(T x, T y) { return static_cast<T>(1) / hypot(x, y); }
-FUSER_INLINE_2(rhypot)
+// NVRTC has this and the norms without float overloads: float arguments give double, here too.
+FUSER_INLINE float rhypotf(float x, float y) { return 1.0f / hypotf(x, y); }
+FUSER_INLINE double rhypot(double x, double y) { return 1.0 / hypot(x, y); }
 
 //@ norm3d norm3df
-template <typename T> FUSER_INLINE T fuser_i_norm3d(T x, T y, T z) { return hypot(hypot(x, y), z); }
-FUSER_INLINE_3(norm3d)
+FUSER_INLINE float norm3df(float x, float y, float z) { return hypotf(hypotf(x, y), z); }
+FUSER_INLINE double norm3d(double x, double y, double z) { return hypot(hypot(x, y), z); }
 
 //@ rnorm3d rnorm3df
-template <typename T> FUSER_INLINE T fuser_i_rnorm3d(T x, T y, T z) { return static_cast<T>(1) / hypot(hypot(x, y), z); }
-FUSER_INLINE_3(rnorm3d)
+FUSER_INLINE float rnorm3df(float x, float y, float z) { return 1.0f / hypotf(hypotf(x, y), z); }
+FUSER_INLINE double rnorm3d(double x, double y, double z) { return 1.0 / hypot(hypot(x, y), z); }
 
 //@ norm4d norm4df
 FUSER_INLINE float norm4df(float a, float b, float c, float d) { return hypotf(hypotf(a, b), hypotf(c, d)); }
-FUSER_INLINE float norm4d(float a, float b, float c, float d) { return norm4df(a, b, c, d); }
 FUSER_INLINE double norm4d(double a, double b, double c, double d) { return hypot(hypot(a, b), hypot(c, d)); }
 
 //@ rnorm4d rnorm4df
 FUSER_INLINE float rnorm4df(float a, float b, float c, float d) { return 1.0f / hypotf(hypotf(a, b), hypotf(c, d)); }
-FUSER_INLINE float rnorm4d(float a, float b, float c, float d) { return rnorm4df(a, b, c, d); }
 FUSER_INLINE double rnorm4d(double a, double b, double c, double d) { return 1.0 / hypot(hypot(a, b), hypot(c, d)); }
 
 //@ fuser_sincospi
@@ -393,7 +385,9 @@ template <typename T> struct fuser_sincospi {
     const T s = sin(angle), c = cos(angle);
     const bool swap = (quadrant == 1) | (quadrant == 3);
     const T a = swap ? c : s, b = swap ? s : c;
-    return {quadrant >= 2 ? -a : a, (quadrant == 1) | (quadrant == 2) ? -b : b};
+    const T sine = a == 0 ? static_cast<T>(0) * x : quadrant >= 2 ? -a : a;
+    // Adding zero makes a negative zero positive, as IEEE 754 wants cospi's.
+    return {sine, ((quadrant == 1) | (quadrant == 2) ? -b : b) + static_cast<T>(0)};
   }
 };
 
@@ -415,39 +409,43 @@ FUSER_INLINE void sincospif(float x, float* s, float* c) { *s = fuser_sincospi<f
 FUSER_INLINE void sincospi(float x, float* s, float* c) { sincospif(x, s, c); }
 FUSER_INLINE void sincospi(double x, double* s, double* c) { *s = fuser_sincospi<double>::of(x).sine; *c = fuser_sincospi<double>::of(x).cosine; }
 
-//@ fuser_d_erfcinv
-// Inverse of erfc: a rational starting value (Abramowitz and Stegun 26.2.22, error 3e-3), then Halley's method, which triples the
-// correct digits. As in Numerical Recipes, section 6.2.2.
-FUSER_INLINE double fuser_d_erfcinv(double y) {
-  const double p = y < 1.0 ? y : 2.0 - y;
+//@ fuser_erf_inverse fuser_erfc_inverse
+// Halley's method, which triples the correct digits, from a starting value within 1 %.
+// For |y| < 1/2: the first terms of erf's inverse series. Relative accuracy down to zero.
+FUSER_INLINE double fuser_erf_inverse(double y) {
+  double x = y * (0.886226925452758014 + y * y * 0.232013666534654499);
+  for (int k = 0; k < 3; ++k) {
+    const double error = erf(x) - y;
+    x -= error / (1.12837916709551257 * exp(-x * x) + x * error);
+  }
+  return x;
+}
+// For 0 <= p <= 1/2: the rational function of Abramowitz and Stegun 26.2.22, as in Numerical Recipes, section 6.2.2.
+FUSER_INLINE double fuser_erfc_inverse(double p) {
   const double t = sqrt(-2.0 * log(0.5 * p));
   double x = -0.70711 * ((2.30753 + t * 0.27061) / (1.0 + t * (0.99229 + t * 0.04481)) - t);
   for (int k = 0; k < 3; ++k) {
     const double error = erfc(x) - p;
     x += error / (1.12837916709551257 * exp(-x * x) - x * error);
   }
-  x = p == 0.0 ? __builtin_huge_val() : x;
-  return y < 1.0 ? x : -x;
+  return p == 0.0 ? __builtin_huge_val() : x;
 }
 
-//@ erfcinv erfcinvf
-FUSER_LANES_1(erfcinv)
-
 //@ erfinv erfinvf
-// Near one, 1 - |y| is exact and erfc keeps its digits; near zero erf does, from the first terms of the series.
 FUSER_INLINE double fuser_d_erfinv(double y) {
   const double a = __builtin_fabs(y);
-  double x = a * (0.886226925452758014 + a * a * 0.232013666534654499);
-  for (int k = 0; k < 3; ++k) {
-    const double error = erf(x) - a;
-    x -= error / (1.12837916709551257 * exp(-x * x) + x * error);
-  }
-  return __builtin_copysign(a < 0.5 ? x : fuser_d_erfcinv(1.0 - a), y);
+  return a < 0.5 ? fuser_erf_inverse(y) : __builtin_copysign(fuser_erfc_inverse(1.0 - a), y);
 }
 FUSER_LANES_1(erfinv)
 
+//@ erfcinv erfcinvf fuser_d_erfcinv
+FUSER_INLINE double fuser_d_erfcinv(double y) {
+  return y <= 0.5 ? fuser_erfc_inverse(y) : y < 1.5 ? fuser_erf_inverse(1.0 - y) : -fuser_erfc_inverse(2.0 - y);
+}
+FUSER_LANES_1(erfcinv)
+
 //@ normcdfinv normcdfinvf
-FUSER_INLINE double fuser_d_normcdfinv(double p) { return -1.41421356237309505 * fuser_d_erfcinv(2.0 * p); }
+FUSER_INLINE double fuser_d_normcdfinv(double p) { return 0.0 - 1.41421356237309505 * fuser_d_erfcinv(2.0 * p); }
 FUSER_LANES_1(normcdfinv)
 
 //@ normcdf normcdff

@@ -1,15 +1,15 @@
 // CUDA dialect: what is added to NVRTC's own math functions.
 // A block without text names what NVRTC has and needs nothing for, so that it becomes visible in std:: too.
 
-//@ abs fma fmaf frexp frexpf ldexp ldexpf modf modff nan nanf remquo remquof scalbln scalblnf scalbn scalbnf
-//@ fdividef jn jnf yn ynf norm3d norm3df norm4d norm4df rnorm3d rnorm3df rnorm4d rnorm4df sincos sincosf sincospi sincospif
+//@ modf modff nan nanf remquo remquof scalbln scalblnf
+//@ fdividef jn jnf yn ynf norm3d norm3df norm4d norm4df rhypot rhypotf rnorm3d rnorm3df rnorm4d rnorm4df sincos sincosf sincospi sincospif
 
 //@ each FUSER_PROMOTE_1: acos acosh asin asinh atan atanh cbrt ceil cos cosh cospi cyl_bessel_i0 cyl_bessel_i1 erf erfc erfcinv
 //@ each FUSER_PROMOTE_1: erfcx erfinv exp exp10 exp2 expm1 fabs floor ilogb j0 j1 lgamma llrint llround log
 //@ each FUSER_PROMOTE_1: log10 log1p log2 logb lrint lround nearbyint normcdf normcdfinv rcbrt rint round rsqrt sin sinh
 //@ each FUSER_PROMOTE_1: sinpi sqrt tan tanh tgamma trunc y0 y1
-//@ each FUSER_PROMOTE_2: atan2 copysign fdim fmax fmin fmod hypot nextafter remainder rhypot
-//@ each FUSER_PROMOTE_3: fma norm3d rnorm3d
+//@ each FUSER_PROMOTE_2: atan2 copysign fdim fmax fmin fmod hypot nextafter remainder
+//@ each FUSER_PROMOTE_3: fma
 
 //@ signbit
 FUSER_PROMOTE_1(signbit)

@@ -72,7 +72,8 @@ FUSER_INLINE float fuser_to_compute(fuser_float8_e8m0fnu s) {
   return __uint_as_float(e == 0u ? 0x00400000u : e == 255u ? 0x7fc00000u : e << 23);
 }
 
-// What does not fit becomes `overflow`: NaN for e4m3fn; for e5m2 infinity, which is also its code for infinity.
+// What does not fit becomes `overflow`. For e5m2 that is infinity; for e4m3fn NaN or, in newer versions of torch, the largest number:
+// FUSER_E4M3FN_OVERFLOW is what the torch in use does.
 template <int mantissa_bits, int bias> FUSER_INLINE uint8_t fuser_float8_bits(float v, uint32_t overflow) {
   const uint32_t u = __float_as_uint(v), m = u & 0x7fffffffu;
   uint32_t code = fuser_encode<mantissa_bits, bias>(m);
@@ -93,7 +94,7 @@ FUSER_INLINE uint8_t fuser_float8_e8m0fnu_bits(float v) {
 }
 template <> struct fuser_storage<fuser_float8_e4m3fn> {
   template <typename C> static FUSER_INLINE fuser_float8_e4m3fn from(C v) {
-    return {fuser_float8_bits<3, 7>(fuser_cast<float>(v), 0x7fu)};
+    return {fuser_float8_bits<3, 7>(fuser_cast<float>(v), FUSER_E4M3FN_OVERFLOW)};
   }
 };
 template <> struct fuser_storage<fuser_float8_e5m2> {

@@ -1,0 +1,209 @@
+"""The promise: fusing never changes a bit, and an element's value depends on its inputs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from functors import assert_same, as_tuple, draw, functor, poison, same_bits, special_tensor, unpoison
+
+import fuser
+
+pytestmark = pytest.mark.cpu
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    poison()
+    yield
+    unpoison()
+
+
+def contraction(x: Any, y: Any, z: Any) -> Any:
+    """A chain full of multiply-adds across functor boundaries."""
+    axpy, sigmoid, mix = functor("axpy"), functor("sigmoid"), functor("mix")
+    a = axpy(x, y, alpha=1.7)
+    b = mix(a, sigmoid(z), w=0.3)
+    return axpy(b, axpy(a, b, alpha=0.1), alpha=-0.7)
+
+
+def branching(x: Any, y: Any, z: Any) -> Any:
+    u, v = functor("rotate")(x, y)
+    radius, angle = functor("polar")(u, z)
+    return functor("axpy")(radius, functor("gelu")(v)), functor("horner")(functor("leaky")(angle)), u
+
+
+def with_operators(x: Any, y: Any, z: Any) -> Any:
+    t = functor("sigmoid")(x * y + z)
+    return torch.where(t > 0.5, t * x - y, torch.tanh(z) / (1.0 + abs(x)))
+
+
+def deep(x: Any, y: Any, z: Any) -> Any:
+    for step in range(12):
+        x, y = functor("mix")(x, y, w=0.1 * step), functor("leaky")(functor("axpy")(y, z, alpha=-0.5))
+    return x, y
+
+
+def integers(x: Any, y: Any, z: Any) -> Any:
+    a = functor("axpy")(x, y, alpha=3)
+    b = functor("median3")(a, functor("cube")(z), y)
+    return functor("bit_mix")(b, functor("macro")(a)), functor("relu")(b) * a + z
+
+
+CHAINS: dict[str, Callable[..., Any]] = {
+    "contraction": contraction,
+    "branching": branching,
+    "with_operators": with_operators,
+    "deep": deep,
+}
+FUSED = {name: fuser.fuse(chain) for name, chain in (*CHAINS.items(), ("integers", integers))}
+
+
+def one_by_one(function: Callable[..., Any], *args: torch.Tensor) -> Any:
+    """Run a chain functor by functor, its torch ops also through fuser, one launch each."""
+
+    class Single(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, target: Any, types: Any, call: Any = (), kwargs: Any = None) -> Any:
+            single = _single(target, tuple(isinstance(item, torch.Tensor) for item in call))
+            if single is None:
+                return target(*call, **(kwargs or {}))
+            with torch._C.DisableTorchFunction():
+                return single(*call)
+
+    with Single():
+        return function(*args)
+
+
+_singles: dict[Any, Any] = {}
+
+
+def _single(target: Any, are_tensors: tuple[bool, ...]) -> Any:
+    # The op alone as a fused function, where the table knows it.
+    from fuser.fx.partition import is_fusible
+
+    name = getattr(target, "__name__", "")
+    if (target, are_tensors) not in _singles:
+        graph = torch.fx.Graph()
+        places = [graph.placeholder(f"a{place}") for place in range(len(are_tensors))]
+        method = name if isinstance(target, type(torch.Tensor.add)) and hasattr(torch.Tensor, name) else None
+        node = graph.call_method(method, tuple(places)) if method else graph.call_function(target, tuple(places))
+        graph.output(node)
+        fusible = is_fusible(node)
+        module = torch.fx.GraphModule(torch.nn.Module(), graph)
+        _singles[target, are_tensors] = fuser.fx.fuse_graph(module) if fusible else None
+    return _singles[target, are_tensors]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["contraction", "branching", "deep"])
+def test_chain_equals_functor_by_functor(name: str, dtype: torch.dtype) -> None:
+    inputs = [draw((5, 2003), dtype, seed=seed) for seed in range(3)]
+    before = fuser.stats()["launches"]
+    got = FUSED[name](*inputs)
+    assert fuser.stats()["launches"] == before + 1
+    wanted = CHAINS[name](*inputs)
+    assert fuser.stats()["launches"] > before + 3, "the functors ran one by one"
+    assert_same(got, wanted, name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_chain_with_torch_ops_equals_one_by_one(dtype: torch.dtype) -> None:
+    inputs = [draw((5, 2003), dtype, seed=seed) for seed in range(3)]
+    got = FUSED["with_operators"](*inputs)
+    before = fuser.stats()["launches"]
+    wanted = one_by_one(with_operators, *inputs)
+    assert fuser.stats()["launches"] >= before + 8, "the ops ran one by one"
+    assert_same(got, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64], ids=str)
+def test_integer_chain_equals_functor_by_functor(dtype: torch.dtype) -> None:
+    inputs = [draw((5, 203), dtype, (-60, 60), seed) for seed in range(3)]
+    assert_same(FUSED["integers"](*inputs), integers(*inputs))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_special_values(dtype: torch.dtype) -> None:
+    special = special_tensor(dtype)
+    x, y, z = (item.reshape(-1).contiguous() for item in torch.meshgrid(special, special, special, indexing="ij"))
+    for name in ("contraction", "branching"):
+        assert_same(FUSED[name](x, y, z), CHAINS[name](x, y, z), name)
+
+
+def test_intermediates_are_rounded() -> None:
+    # In bfloat16 1 + 2^-8 is 1: the chain must lose it, the fast mode may keep it.
+    axpy = functor("axpy")
+    x, y = torch.ones(64, dtype=torch.bfloat16), torch.full((64,), 2.0**-9, dtype=torch.bfloat16)
+    chain = fuser.fuse(lambda x, y: axpy(axpy(x, y, alpha=1.0), x, alpha=-1.0))
+    assert chain(x, y).tolist() == [0.0] * 64 == axpy(axpy(x, y, alpha=1.0), x, alpha=-1.0).tolist()
+    with fuser.config.patch(numerics="fast"):
+        assert chain(x, y).tolist() == [-(2.0**-9)] * 64
+
+
+def test_mixed_dtypes_and_broadcasts() -> None:
+    x, y = draw((64, 1), torch.bfloat16, seed=1), draw((1, 130), torch.float32, seed=2)
+    z = draw((130, 64), torch.float16, seed=3).t()
+    for name in ("contraction", "branching", "deep"):
+        assert_same(FUSED[name](x, y, z), CHAINS[name](x, y, z), name)
+
+
+LENGTH = 40000
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["contraction", "branching"])
+def test_value_does_not_depend_on_where_it_is(name: str, dtype: torch.dtype) -> None:
+    fused = FUSED[name]
+    inputs = [draw((LENGTH,), dtype, seed=seed) for seed in range(3)]
+    whole = as_tuple(fused(*inputs))
+    for start, stop in ((0, 1), (0, 7), (1, 18), (3, 3 + 16384), (5, LENGTH), (LENGTH - 33, LENGTH)):
+        part = as_tuple(fused(*(item[start:stop] for item in inputs)))
+        for mine, theirs in zip(part, whole, strict=True):
+            assert same_bits(mine, theirs[start:stop]), f"{name} {start}:{stop}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["contraction", "branching"])
+def test_value_does_not_depend_on_layout(name: str, dtype: torch.dtype) -> None:
+    fused = FUSED[name]
+    inputs = [draw((200, 97), dtype, seed=seed) for seed in range(3)]
+    whole = as_tuple(fused(*inputs))
+    layouts: list[list[torch.Tensor]] = [
+        [item.t().contiguous().t() for item in inputs],
+        [inputs[0].t().contiguous().t(), *inputs[1:]],
+        [torch.stack([item, item], -1)[..., 0] for item in inputs],
+        [item.flip(0).flip(0) for item in inputs],
+    ]
+    for variant in layouts:
+        for mine, theirs in zip(as_tuple(fused(*variant)), whole, strict=True):
+            assert same_bits(mine, theirs)
+    # One value for all of a broadcast dimension.
+    column = [item[:, :1] for item in inputs]
+    for mine, theirs in zip(as_tuple(fused(column[0], inputs[1], column[2])), as_tuple(
+        fused(column[0].expand(200, 97).contiguous(), inputs[1], column[2].expand(200, 97).contiguous())
+    ), strict=True):  # fmt: skip
+        assert same_bits(mine, theirs)
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_value_does_not_depend_on_the_thread_count(dtype: torch.dtype, threads: Callable[[int], None]) -> None:
+    for name in ("contraction", "branching"):
+        for shape in ((LENGTH + 1,), (211, 199)):
+            inputs = [draw(shape, dtype, seed=seed) for seed in range(3)]
+            if len(shape) == 2:
+                inputs[1] = inputs[1].t().contiguous().t()
+            threads(1)
+            single = FUSED[name](*inputs)
+            threads(2)
+            assert_same(FUSED[name](*inputs), single, name)

@@ -1,0 +1,220 @@
+"""Each functor of the table on the CPU, over dtypes and layouts, against its float64 reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from functors import (
+    BY_NAME,
+    CASES,
+    FLOATS,
+    INTS,
+    Case,
+    as_tuple,
+    assert_accurate,
+    assert_same,
+    draw,
+    expected_of,
+    functor,
+    inputs_of,
+    poison,
+    unpoison,
+)
+
+import fuser
+
+pytestmark = pytest.mark.cpu
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    poison()
+    yield
+    unpoison()
+
+
+def test_memory_is_poisoned() -> None:
+    assert torch.empty_strided((3,), (1,)).isnan().all()
+    assert (torch.empty_strided((3,), (1,), dtype=torch.int32) == torch.iinfo(torch.int32).max).all()
+
+
+def check(case: Case, inputs: list[Any], **scalars: Any) -> None:
+    """Run a functor and compare value, dtype, shape and strides with the reference and torch's own pointwise result."""
+    before = fuser.stats()
+    got = as_tuple(functor(case.name)(*inputs, **scalars))
+    after = fuser.stats()
+    dtype = pointwise(inputs).dtype
+    wanted = expected_of(case, inputs, dtype, **scalars)
+    assert len(got) == case.outputs == len(wanted)
+    assert after["fallbacks"] == before["fallbacks"]
+    assert after["launches"] - before["launches"] == (1 if got[0].numel() else 0)
+    for place, (mine, theirs) in enumerate(zip(got, wanted, strict=True)):
+        model = pointwise(inputs)
+        assert mine.dtype == dtype
+        assert mine.shape == model.shape
+        assert mine.stride() == model.stride()
+        assert_accurate(mine, theirs.reshape(()) if not model.dim() else theirs, case.ulps, f"{case} output {place}")
+
+
+def pointwise(inputs: list[Any]) -> torch.Tensor:
+    """Return a tensor with the dtype, shape and strides that torch's pointwise ops give for these inputs."""
+    if len(inputs) == 1:
+        return torch.bitwise_not(inputs[0]) if not inputs[0].is_floating_point() else torch.neg(inputs[0])
+    if len(inputs) == 2:
+        return torch.add(inputs[0], inputs[1]) if isinstance(inputs[0], torch.Tensor) else inputs[0] + inputs[1]
+    # A ternary op: a chain of binary ones may lay its result out otherwise.
+    tensors = [torch.as_tensor(item) for item in inputs]
+    dtype = inputs[0].dtype
+    return torch.addcmul(*tensors) if all(item.dtype == dtype for item in tensors) else torch.add(*inputs[:2])
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [pytest.param(case, dtype, id=f"{case}-{str(dtype)[6:]}") for case in CASES for dtype in case.dtypes],
+)
+def test_dtypes(case: Case, dtype: torch.dtype) -> None:
+    # An odd length, more than one vector, with a tail.
+    check(case, inputs_of(case, dtype, (3, 67)))
+
+
+LAYOUTS: dict[str, Callable[[torch.dtype, tuple[float, float], int], torch.Tensor]] = {
+    "contiguous": lambda dtype, domain, seed: draw((4, 6, 5), dtype, domain, seed),
+    "transposed": lambda dtype, domain, seed: draw((7, 9), dtype, domain, seed).t(),
+    "mixed_order": lambda dtype, domain, seed: (
+        draw((9, 7), dtype, domain, seed) if seed % 2 else draw((7, 9), dtype, domain, seed).t()
+    ),
+    "permuted": lambda dtype, domain, seed: draw((2, 3, 4), dtype, domain, seed).permute(2, 0, 1),
+    "sliced": lambda dtype, domain, seed: draw((6, 20), dtype, domain, seed)[::2, 1::3],
+    "expanded": lambda dtype, domain, seed: draw((5, 1), dtype, domain, seed).expand(5, 6),
+    "channels_last": lambda dtype, domain, seed: draw((2, 3, 4, 5), dtype, domain, seed).to(
+        memory_format=torch.channels_last
+    ),
+    "misaligned": lambda dtype, domain, seed: draw((131,), dtype, domain, seed)[1 + seed :][:120],
+    "zero_dim": lambda dtype, domain, seed: draw((), dtype, domain, seed),
+    "empty": lambda dtype, domain, seed: draw((3, 0, 2), dtype, domain, seed),
+    "one_element": lambda dtype, domain, seed: draw((1, 1), dtype, domain, seed),
+    "broadcast": lambda dtype, domain, seed: draw([(1, 6), (5, 1), (6,)][seed % 3], dtype, domain, seed),
+    "row": lambda dtype, domain, seed: draw([(5, 6), (1, 6), (1,)][seed % 3], dtype, domain, seed),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_layouts(case: Case, layout: str) -> None:
+    check(case, [LAYOUTS[layout](case.dtypes[0], case.domain, seed) for seed in range(case.tensors)])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int16], ids=str)
+def test_layouts_of_other_dtypes(dtype: torch.dtype, layout: str) -> None:
+    for name in ("axpy", "median3"):
+        case = BY_NAME[name]
+        check(case, [LAYOUTS[layout](dtype, case.domain, seed) for seed in range(case.tensors)])
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.float16),
+        (torch.int32, torch.float16),
+        (torch.uint8, torch.int8),
+        (torch.bool, torch.int16),
+        (torch.bool, torch.float32),
+        (torch.int64, torch.int8),
+        (torch.float64, torch.float16),
+    ],
+    ids=str,
+)
+def test_mixed_dtypes(left: torch.dtype, right: torch.dtype) -> None:
+    for first, second in ((left, right), (right, left)):
+        check(BY_NAME["axpy"], [draw((5, 7), first, seed=1), draw((7,), second, seed=2)])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "dtype"),
+    [
+        ([draw((5,), torch.float32), 2], torch.float32),
+        ([2.5, draw((5,), torch.bfloat16)], torch.bfloat16),
+        ([draw((5,), torch.int32), 2.5], torch.float32),
+        ([draw((5,), torch.uint8), 3], torch.uint8),
+        ([True, draw((5,), torch.int8)], torch.int8),
+        ([draw((5,), torch.float32), torch.tensor(2.5, dtype=torch.float64)], torch.float32),
+        ([draw((5,), torch.int16), torch.tensor(2, dtype=torch.int64)], torch.int16),
+        ([draw((5,), torch.int16), torch.tensor(2.5, dtype=torch.float64)], torch.float64),
+        ([draw((), torch.float32), torch.tensor(3, dtype=torch.int64)], torch.float32),
+        ([draw((), torch.float32), 2.5], torch.float32),
+        ([draw((5,), torch.bool), draw((1,), torch.bool, seed=3)], torch.bool),
+    ],
+    ids=lambda value: None,
+)
+def test_numbers_and_zero_dim_tensors(inputs: list[Any], dtype: torch.dtype) -> None:
+    case = BY_NAME["differs" if dtype is torch.bool else "axpy"]
+    got = functor(case.name)(*inputs)
+    assert got.dtype == dtype == pointwise(inputs).dtype
+    # A float64 0-dim value reaches a float32 computation rounded to float32.
+    assert_accurate(got, expected_of(case, inputs, dtype)[0], case.ulps)
+
+
+@pytest.mark.parametrize(("name", "values"), [
+    ("axpy", {"alpha": [0, -3, 2.5, True, 1e-3]}),
+    ("pick", {"greater": [True, False, 0, 1]}),
+    ("decay", {"rate": [0, 1, 0.25, True]}),
+    ("clip", {"low": [-2, 0.5]}),
+    ("quantise", {"steps": [4, 16, True]}),
+])  # fmt: skip
+def test_scalars_of_every_kind(name: str, values: dict[str, list[Any]]) -> None:
+    case = BY_NAME[name]
+    inputs = inputs_of(case, torch.float32, (3, 67))
+    for scalar, options in values.items():
+        for value in options:
+            check(case, inputs, **{scalar: value})
+
+
+def test_scalars_are_run_time_arguments() -> None:
+    case = BY_NAME["axpy"]
+    inputs = inputs_of(case, torch.float32, (3, 67))
+    functor("axpy")(*inputs, alpha=0.5)
+    before = fuser.n_compiled_kernels()
+    for alpha in (0.25, -7.0, 1e5):
+        check(case, inputs, alpha=alpha)
+    assert fuser.n_compiled_kernels() == before
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_special_values(dtype: torch.dtype) -> None:
+    nan, inf = float("nan"), float("inf")
+    x = torch.tensor([nan, inf, -inf, 0.0, -0.0, 1.0], dtype=dtype)
+    assert functor("patch")(x).tolist() == [-1.0, inf, -inf, 0.0, 0.0, 1.0]
+    assert functor("patch")(x).signbit().tolist() == [True, False, True, False, True, False]
+    # NaN > 0 is false: the functor's own C++ rule, not torch's.
+    assert functor("relu")(x).tolist() == [0.0, inf, 0.0, 0.0, 0.0, 1.0]
+    assert functor("sigmoid")(x)[1:].tolist() == pytest.approx([1.0, 0.0, 0.5, 0.5, 0.7310586], rel=1e-2)
+    assert functor("sigmoid")(x)[0].isnan()
+
+
+@pytest.mark.parametrize("dtype", INTS, ids=str)
+def test_integers_wrap(dtype: torch.dtype) -> None:
+    info = torch.iinfo(dtype)
+    x = torch.tensor([info.max, info.min, 100], dtype=dtype)
+    assert torch.equal(functor("axpy")(x, x, alpha=1), x + x)
+
+
+def test_out_dtypes() -> None:
+    x = draw((3, 67), torch.float32)
+    inside = BY_NAME["inside"].build(out_dtypes=torch.bool)
+    assert_same(inside(x), (x >= 1) & (x < 3))
+    wave = BY_NAME["wave"].build(out_dtypes=[torch.float64, None])
+    sine, cosine = wave(x)
+    assert (sine.dtype, cosine.dtype) == (torch.float64, torch.float32)
+    assert_accurate(cosine, torch.cos(x.double()), 8)
+    assert (sine - torch.sin(x.double())).abs().max() < 1e-6
+
+
+def test_long_and_odd_lengths() -> None:
+    case = BY_NAME["polar"]
+    for length in (1, 15, 16, 17, 255, 16383, 16384, 16385, 100003):
+        check(case, inputs_of(case, torch.float32, (length,)))
