@@ -195,7 +195,7 @@ def warm_up(
     where = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if where.type == "cuda" and torch.cuda.device_count() == 0:
         raise DeviceError("no CUDA device is available")
-    if where.type == "cuda" and where.index is None:
+    if where == torch.device("cuda"):
         where = torch.device("cuda", torch.cuda.current_device())
     described = [_describe_without_memory(item, where) for item in inputs]
     plan = make_plan(spec, described, allow_fallback=allow_fallback)

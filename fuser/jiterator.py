@@ -206,9 +206,11 @@ class JitFunction:
             return out
         return results[0] if len(results) == 1 else tuple(results)
 
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def _key(self, count: int) -> str:
         return str(self.spec(count).key)
+
+    # What torch.compiler.assume_constant_result sets; the decorator itself would import all of Dynamo.
+    _key._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def _group(self, count: int) -> FusionGroup:
         functor = self.function.functor

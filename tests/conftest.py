@@ -13,6 +13,9 @@ import hypothesis
 import pytest
 import torch
 
+# Compiles every generated kernel for CUDA too.
+pytest_plugins = ["cubins"]
+
 GOLDEN = Path(__file__).parent / "golden"
 
 # "ci" draws the same examples in every run; "fuzz" draws new ones for as long as somebody lets it.

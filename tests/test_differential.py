@@ -24,7 +24,7 @@ pytestmark = pytest.mark.cpu
 
 FUZZ = os.environ.get("HYPOTHESIS_PROFILE") == "fuzz"
 # Each example compiles some kernels, so CI draws few.
-EXAMPLES = settings() if FUZZ else settings(max_examples=15)
+EXAMPLES = settings() if FUZZ else settings(max_examples=60)
 
 DTYPES = (
     torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.int64, torch.uint8, torch.int8, torch.bool,

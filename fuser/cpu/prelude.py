@@ -1,4 +1,4 @@
-"""The CPU dialect's prelude: the CUDA names in C++ for g++ and clang++, on libm and, where the C library has it, libmvec."""
+"""The CPU dialect's prelude: the CUDA names in C++ for g++ and clang++, on libm and, where there is one, libmvec."""
 
 import ctypes
 import re
@@ -10,7 +10,7 @@ from fuser.prelude import Block, emit_selected, load_blocks
 __all__ = ["emit_prelude", "has_vector_form"]
 
 _FILES = ("cpu.h", "core.h", "cpu_math.h", "storage.h", "complex.h")
-_VECTOR_CALL = re.compile(r"FUSER_MVEC_([12])\((\w+)\)")
+_VECTOR_CALL = re.compile(r"FUSER_MVEC_(?:APART_)?([12])\((\w+)\)")
 
 
 @cache
@@ -21,7 +21,8 @@ def emit_prelude(names: frozenset[str], features: frozenset[str]) -> str:
         names: every identifier of the functor texts; only what they mention is declared.
         features: which storage types are used, out of "half", "bfloat16", "float8" and "complex".
 
-    Sample, for `names` with "exp": `FUSER_MVEC_1(exp)` after that macro's definition, and `using ::exp;` inside `namespace std`.
+    Sample, for `names` with "exp": `FUSER_MVEC_1(exp)` after that macro's definition, and `using ::exp;` in
+    `namespace std`.
     """
     return emit_selected([_on_this_machine(b) for file in _FILES for b in load_blocks(file)], names, features)
 

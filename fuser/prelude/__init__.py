@@ -93,7 +93,7 @@ def select_blocks(
 def emit_selected(blocks: Iterable[Block], names: frozenset[str], features: frozenset[str]) -> str:
     """Join the texts that `names` and `features` need, real functions first, then `std::` names, then complex ones.
 
-    The functions that are used become visible in `std::` as well: `namespace std {\\nusing ::exp;\\n}`.
+    The functions that are used become visible in `std::` as well, as by `namespace std { using ::exp; }`.
     """
     if "complex" in names:
         features |= {"complex"}
@@ -110,7 +110,7 @@ def emit_selected(blocks: Iterable[Block], names: frozenset[str], features: froz
 @cache
 def _e4m3fn_overflow() -> str:
     """Return the code that the installed torch gives a float that is too large for e4m3fn: NaN once, now the largest number."""
-    import torch
+    import torch  # noqa: PLC0415 - only float8 needs it, and the text alone must not cost an import of torch
 
     return f"0x{torch.tensor([1e6]).to(torch.float8_e4m3fn).view(torch.uint8).item():02x}u"
 

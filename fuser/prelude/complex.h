@@ -1,6 +1,6 @@
 // std::complex<T>, shared by both dialects. Layout and alignment of c10::complex: two T, aligned to 2 sizeof(T).
-// Products and quotients follow c10 (plain product, quotient scaled as in Smith's method); the elementary functions follow
-// W. Kahan, "Branch Cuts for Complex Elementary Functions" (1987), which keeps each component accurate.
+// Products and quotients follow c10 (plain product, quotient scaled as in Smith's method); the elementary functions
+// follow W. Kahan, "Branch Cuts for Complex Elementary Functions" (1987), which keeps each component accurate.
 
 //@ always if complex
 namespace std {
@@ -52,14 +52,22 @@ template <typename T> FUSER_INLINE constexpr complex<T> operator/(const complex<
 template <typename T> FUSER_INLINE constexpr bool operator==(const complex<T>& z, const complex<T>& w) {
   return z.real_ == w.real_ && z.imag_ == w.imag_;
 }
-template <typename T> FUSER_INLINE constexpr bool operator!=(const complex<T>& z, const complex<T>& w) { return !(z == w); }
+template <typename T> FUSER_INLINE constexpr bool operator!=(const complex<T>& z, const complex<T>& w) {
+  return !(z == w);
+}
 
 // With a real number of any type, which takes the complex number's precision.
 #define FUSER_COMPLEX_MIXED(op, on_left, on_right) \
   template <typename T, typename S, typename = enable_if_t<is_arithmetic_v<S>>> \
-  FUSER_INLINE constexpr auto operator op(const complex<T>& z, S s) { const T v = static_cast<T>(s); return on_right; } \
+  FUSER_INLINE constexpr auto operator op(const complex<T>& z, S s) { \
+    const T v = static_cast<T>(s); \
+    return on_right; \
+  } \
   template <typename T, typename S, typename = enable_if_t<is_arithmetic_v<S>>> \
-  FUSER_INLINE constexpr auto operator op(S s, const complex<T>& z) { const T v = static_cast<T>(s); return on_left; }
+  FUSER_INLINE constexpr auto operator op(S s, const complex<T>& z) { \
+    const T v = static_cast<T>(s); \
+    return on_left; \
+  }
 FUSER_COMPLEX_MIXED(+, (complex<T>(v + z.real_, z.imag_)), (complex<T>(z.real_ + v, z.imag_)))
 FUSER_COMPLEX_MIXED(-, (complex<T>(v - z.real_, -z.imag_)), (complex<T>(z.real_ - v, z.imag_)))
 FUSER_COMPLEX_MIXED(*, (complex<T>(v * z.real_, v * z.imag_)), (complex<T>(z.real_ * v, z.imag_ * v)))
@@ -70,13 +78,18 @@ FUSER_COMPLEX_MIXED(!=, (z.real_ != v || z.imag_ != T()), (z.real_ != v || z.ima
 template <typename T> FUSER_INLINE constexpr T real(const complex<T>& z) { return z.real_; }
 template <typename T> FUSER_INLINE constexpr T imag(const complex<T>& z) { return z.imag_; }
 template <typename T> FUSER_INLINE constexpr complex<T> conj(const complex<T>& z) { return {z.real_, -z.imag_}; }
-template <typename T> FUSER_INLINE constexpr T norm(const complex<T>& z) { return z.real_ * z.real_ + z.imag_ * z.imag_; }
+template <typename T> FUSER_INLINE constexpr T norm(const complex<T>& z) {
+  return z.real_ * z.real_ + z.imag_ * z.imag_;
+}
 
 // A real number is a complex one without imaginary part.
-template <typename S> using fuser_real_part = enable_if_t<is_arithmetic_v<S>, conditional_t<is_integral_v<S>, double, S>>;
+template <typename S>
+using fuser_real_part = enable_if_t<is_arithmetic_v<S>, conditional_t<is_integral_v<S>, double, S>>;
 template <typename S> FUSER_INLINE constexpr fuser_real_part<S> real(S s) { return s; }
 template <typename S> FUSER_INLINE constexpr fuser_real_part<S> imag(S) { return 0; }
-template <typename S> FUSER_INLINE constexpr complex<fuser_real_part<S>> conj(S s) { return {static_cast<fuser_real_part<S>>(s), 0}; }
+template <typename S> FUSER_INLINE constexpr complex<fuser_real_part<S>> conj(S s) {
+  return {static_cast<fuser_real_part<S>>(s), 0};
+}
 template <typename S> FUSER_INLINE constexpr fuser_real_part<S> norm(S s) {
   return static_cast<fuser_real_part<S>>(s) * static_cast<fuser_real_part<S>>(s);
 }
@@ -92,7 +105,9 @@ template <typename T, typename From> struct fuser_caster<std::complex<T>, From> 
   static FUSER_INLINE std::complex<T> cast(From v) { return {static_cast<T>(v), T()}; }
 };
 template <typename T, typename U> struct fuser_caster<std::complex<T>, std::complex<U>> {
-  static FUSER_INLINE std::complex<T> cast(std::complex<U> z) { return {static_cast<T>(z.real_), static_cast<T>(z.imag_)}; }
+  static FUSER_INLINE std::complex<T> cast(std::complex<U> z) {
+    return {static_cast<T>(z.real_), static_cast<T>(z.imag_)};
+  }
 };
 
 #ifdef __CUDACC__

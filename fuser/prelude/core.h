@@ -1,5 +1,5 @@
-// What every kernel has, in both dialects: fixed-width types, constants, traits, promotion and casts. No header is included:
-// parsing <cmath> and friends takes longer than compiling the kernel.
+// What every kernel has, in both dialects: fixed-width types, constants, traits, promotion and casts. No header is
+// included: parsing <cmath> and friends takes longer than compiling the kernel.
 //
 // A line "//@ a b" opens a block that is emitted when the functors mention a or b (or another emitted block does);
 // "//@ always" opens one that is always there; "//@ each MACRO: a b" stands for the blocks "MACRO(a)" and "MACRO(b)".
@@ -60,10 +60,12 @@ template <typename T> struct is_integral : bool_constant<is_integral_v<T>> {};
 template <typename T> struct is_arithmetic : bool_constant<is_arithmetic_v<T>> {};
 }  // namespace std
 
-// The type in which a two-argument math function works. NVRTC takes (float, integer) as float where C++ says double; we follow
-// NVRTC, since functors were written against it. Calls that NVRTC refuses, (float, double) and two integers, follow C++: double.
+// The type in which a two-argument math function works. NVRTC takes (float, integer) as float where C++ says double;
+// we follow NVRTC, since functors were written against it. Calls that NVRTC refuses, (float, double) and two
+// integers, follow C++: double.
 template <typename A, typename B> using fuser_promote = std::conditional_t<
-    std::is_same_v<A, double> || std::is_same_v<B, double> || (std::is_integral_v<A> && std::is_integral_v<B>), double, float>;
+    std::is_same_v<A, double> || std::is_same_v<B, double> || (std::is_integral_v<A> && std::is_integral_v<B>),
+    double, float>;
 
 // Integer arguments of math functions become double, as in C++.
 #define FUSER_PROMOTE_1(name) \
@@ -79,7 +81,8 @@ template <typename A, typename B> using fuser_promote = std::conditional_t<
 
 #define FUSER_PROMOTE_3(name) \
   template <typename A, typename B, typename C, \
-            typename = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B> && std::is_arithmetic_v<C> && \
+            typename = std::enable_if_t< \
+                std::is_arithmetic_v<A> && std::is_arithmetic_v<B> && std::is_arithmetic_v<C> && \
                 !(std::is_same_v<A, B> && std::is_same_v<A, C> && std::is_floating_point_v<A>)>> \
   FUSER_INLINE auto name(A x, B y, C z) { \
     typedef fuser_promote<A, B> P; \
@@ -107,7 +110,8 @@ template <typename S> struct fuser_storage {
 template <typename S, typename C> FUSER_INLINE S fuser_from_compute(C v) { return fuser_storage<S>::from(v); }
 
 //@ min max
-// As on CUDA: a NaN argument is dropped. The common type is that of a + b (int for two shorts), as NVRTC's overloads give.
+// As on CUDA: a NaN argument is dropped. The common type is that of a + b (int for two shorts), as NVRTC's overloads
+// give.
 template <typename A, typename B, typename = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>>>
 FUSER_INLINE auto max(A a, B b) {
   typedef decltype(a + b) C;

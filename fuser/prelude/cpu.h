@@ -19,9 +19,9 @@
 typedef __SIZE_TYPE__ size_t;
 typedef __PTRDIFF_TYPE__ ptrdiff_t;
 
-// Out of range, C++ leaves the result open, and gcc's scalar and vector instructions differ: the result would depend on the
-// element's position. Going through a signed type that has one and the same instruction for both (out of range: its smallest value)
-// settles it. Negative numbers wrap in unsigned types, as in torch.
+// Out of range, C++ leaves the result open, and gcc's scalar and vector instructions differ: the result would depend
+// on the element's position. Going through a signed type that has one and the same instruction for both (out of
+// range: its smallest value) settles it. Negative numbers wrap in unsigned types, as in torch.
 template <typename To, typename From> FUSER_INLINE To fuser_truncate(From v) {
   constexpr bool is_unsigned = static_cast<To>(-1) > static_cast<To>(0);
   if constexpr (!is_unsigned && sizeof(To) <= 4) {
@@ -71,7 +71,8 @@ FUSER_INLINE int __double2loint(double v) { return static_cast<int>(fuser_bit_ca
 
 //@ __hiloint2double
 FUSER_INLINE double __hiloint2double(int hi, int lo) {
-  return fuser_bit_cast<double>(static_cast<unsigned long long>(static_cast<unsigned>(hi)) << 32 | static_cast<unsigned>(lo));
+  const unsigned long long high = static_cast<unsigned>(hi), low = static_cast<unsigned>(lo);
+  return fuser_bit_cast<double>(high << 32 | low);
 }
 
 //@ printf
@@ -80,7 +81,8 @@ extern "C" int printf(const char*, ...);
 //@ assert
 extern "C" int printf(const char*, ...);
 #define assert(condition) \
-  ((condition) ? static_cast<void>(0) : (static_cast<void>(printf("Assertion `%s' failed.\n", #condition)), __builtin_abort()))
+  ((condition) ? static_cast<void>(0) \
+               : (static_cast<void>(printf("Assertion `%s' failed.\n", #condition)), __builtin_abort()))
 
 //@ fuser_half_bits fuser_half_value
 // Integer code: gcc 12 does not vectorise conversions from and to _Float16, and this it does.

@@ -1,12 +1,15 @@
 // CPU dialect: math functions.
 //
 // Note [Same bits at every position]
-// libmvec's vector functions and libm's scalar ones round differently, and gcc takes the scalar one for the tail of a loop and for
-// loops that it cannot vectorise. So that an element's value never depends on its position, kernels call our own fuser_m_expf:
-// gcc believes it to be an ordinary function with vector variants (the simd attribute), but its scalar form and its narrower
-// variants all call libmvec's *widest* variant on a padded vector, and the widest variant *is* libmvec's. One algorithm, all paths.
-// The definitions carry other C++ names than the declaration, and meet it by assembler name: gcc would otherwise generate vector
-// variants of its own. Being no builtin, the functions are not folded at compile time either, which would round differently again.
+// libmvec's vector functions and libm's scalar ones round differently, and gcc takes the scalar one for the tail of a
+// loop and for loops that it cannot vectorise. So that an element's value never depends on its position, kernels call
+// our own fuser_m_expf: gcc believes it to be an ordinary function with vector variants (the simd attribute), but its
+// scalar form and its narrower variants all call libmvec's *widest* variant on a padded vector, and the widest
+// variant *is* libmvec's. One algorithm, all paths. The definitions carry other C++ names than the declaration, and
+// meet it by assembler name: gcc would otherwise generate vector variants of its own. The declaration is the C
+// library's, under our assembler name: gcc vectorises a call inside a branch only if the function is a builtin.
+// -frounding-math keeps it from folding such calls at compile time, which would round differently again. sin and cos
+// are no builtins here: gcc would merge the two into one scalar sincos.
 
 //@ FUSER_SYMBOL
 #define FUSER_STRING_(x) #x
@@ -17,7 +20,8 @@
 #define FUSER_PURE __attribute__((const, nothrow))
 
 //@ FUSER_LANES
-// For a function without vector form: its vector variants call it lane by lane, so that the loop around it still vectorises.
+// For a function without vector form: its vector variants call it lane by lane, so that the loop around it still
+// vectorises.
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
 #define FUSER_LANES static __attribute__((simd("notinbranch"), noinline, const, nothrow, unused))
 #else
@@ -92,19 +96,22 @@ template <typename Narrow, typename Wide> FUSER_INLINE Narrow fuser_narrow(Wide 
   extern "C" FUSER_HIDDEN Narrow cname(Narrow, Narrow) __asm__(symbol); \
   Narrow cname(Narrow x, Narrow y) { return fuser_narrow<Narrow>(wide(fuser_widen<T>(x), fuser_widen<T>(y))); }
 
-// "_ZGV" ISA "N" lanes: the vector ABI's names. b: 16 bytes, c: 32 (AVX), d: 32 (AVX2), e: 64; a variant of a type of L lanes in
-// 16 bytes has L, 2L and 4L.
+// "_ZGV" ISA "N" lanes: the vector ABI's names. b: 16 bytes, c: 32 (AVX), d: 32 (AVX2), e: 64; a variant of a type of
+// L lanes in 16 bytes has L, 2L and 4L.
 #define FUSER_ALIAS(from, to) __asm__(".set " from "," to);
 #if FUSER_MVEC_BYTES == 64
 #define FUSER_MVEC_VARIANTS(k, T, name, args, l1, l2, l4) \
-  FUSER_MVEC_NARROW_##k(T, fuser_vector<T FUSER_COMMA 16>::type, fuser_b_##name, fuser_mvec_##name, "_ZGVbN" l1 args "_fuser_m_" #name) \
-  FUSER_MVEC_NARROW_##k(T, fuser_vector<T FUSER_COMMA 32>::type, fuser_d_##name, fuser_mvec_##name, "_ZGVdN" l2 args "_fuser_m_" #name) \
+  FUSER_MVEC_NARROW_##k(T, fuser_vector<T FUSER_COMMA 16>::type, fuser_16_##name, fuser_mvec_##name, \
+                        "_ZGVbN" l1 args "_fuser_m_" #name) \
+  FUSER_MVEC_NARROW_##k(T, fuser_vector<T FUSER_COMMA 32>::type, fuser_32_##name, fuser_mvec_##name, \
+                        "_ZGVdN" l2 args "_fuser_m_" #name) \
   FUSER_ALIAS("_ZGVcN" l2 args "_fuser_m_" #name, "_ZGVdN" l2 args "_fuser_m_" #name) \
   FUSER_ALIAS("_ZGVeN" l4 args "_fuser_m_" #name, "_ZGVeN" l4 args "_" #name)
 #define FUSER_MVEC_WIDEST(l1, l2, l4) l4
 #elif FUSER_MVEC_BYTES == 32
 #define FUSER_MVEC_VARIANTS(k, T, name, args, l1, l2, l4) \
-  FUSER_MVEC_NARROW_##k(T, fuser_vector<T FUSER_COMMA 16>::type, fuser_b_##name, fuser_mvec_##name, "_ZGVbN" l1 args "_fuser_m_" #name) \
+  FUSER_MVEC_NARROW_##k(T, fuser_vector<T FUSER_COMMA 16>::type, fuser_16_##name, fuser_mvec_##name, \
+                        "_ZGVbN" l1 args "_fuser_m_" #name) \
   FUSER_ALIAS("_ZGVcN" l2 args "_fuser_m_" #name, "_ZGVdN" l2 args "_" #name) \
   FUSER_ALIAS("_ZGVdN" l2 args "_fuser_m_" #name, "_ZGVdN" l2 args "_" #name)
 #define FUSER_MVEC_WIDEST(l1, l2, l4) l2
@@ -117,14 +124,14 @@ template <typename Narrow, typename Wide> FUSER_INLINE Narrow fuser_narrow(Wide 
 #endif
 #define FUSER_COMMA ,
 
-#define FUSER_MVEC_ONE_1(T, name, l1, l2, l4) \
-  extern "C" T fuser_m_##name(T) FUSER_SIMD; \
+#define FUSER_MVEC_ONE_1(T, declared, name, l1, l2, l4) \
+  extern "C" T declared(T) __asm__("fuser_m_" #name) FUSER_SIMD; \
   extern "C" fuser_widest<T> fuser_mvec_##name(fuser_widest<T>) \
       __asm__("_ZGV" FUSER_MVEC_ISA "N" FUSER_MVEC_WIDEST(l1, l2, l4) "v_" #name) FUSER_PURE; \
   FUSER_MVEC_NARROW_1(T, T, fuser_scalar_##name, fuser_mvec_##name, "fuser_m_" #name) \
   FUSER_MVEC_VARIANTS(1, T, name, "v", l1, l2, l4)
-#define FUSER_MVEC_ONE_2(T, name, l1, l2, l4) \
-  extern "C" T fuser_m_##name(T, T) FUSER_SIMD; \
+#define FUSER_MVEC_ONE_2(T, declared, name, l1, l2, l4) \
+  extern "C" T declared(T, T) __asm__("fuser_m_" #name) FUSER_SIMD; \
   extern "C" fuser_widest<T> fuser_mvec_##name(fuser_widest<T>, fuser_widest<T>) \
       __asm__("_ZGV" FUSER_MVEC_ISA "N" FUSER_MVEC_WIDEST(l1, l2, l4) "vv_" #name) FUSER_PURE; \
   FUSER_MVEC_NARROW_2(T, T, fuser_scalar_##name, fuser_mvec_##name, "fuser_m_" #name) \
@@ -134,19 +141,31 @@ template <typename Narrow, typename Wide> FUSER_INLINE Narrow fuser_narrow(Wide 
 //@ FUSER_MVEC_1
 #ifdef FUSER_MVEC_BYTES
 #define FUSER_MVEC_1(name) \
-  FUSER_MVEC_ONE_1(float, name##f, "4", "8", "16") \
-  FUSER_MVEC_ONE_1(double, name, "2", "4", "8") \
-  FUSER_FORWARD_1(name)
+  FUSER_MVEC_ONE_1(float, name##f, name##f, "4", "8", "16") \
+  FUSER_MVEC_ONE_1(double, name, name, "2", "4", "8") \
+  FUSER_INLINE float name(float x) { return name##f(x); } \
+  FUSER_PROMOTE_1(name)
 #else
 #define FUSER_MVEC_1 FUSER_LIBM_1
+#endif
+
+//@ FUSER_MVEC_APART_1
+#ifdef FUSER_MVEC_BYTES
+#define FUSER_MVEC_APART_1(name) \
+  FUSER_MVEC_ONE_1(float, fuser_m_##name##f, name##f, "4", "8", "16") \
+  FUSER_MVEC_ONE_1(double, fuser_m_##name, name, "2", "4", "8") \
+  FUSER_FORWARD_1(name)
+#else
+#define FUSER_MVEC_APART_1 FUSER_LIBM_1
 #endif
 
 //@ FUSER_MVEC_2
 #ifdef FUSER_MVEC_BYTES
 #define FUSER_MVEC_2(name) \
-  FUSER_MVEC_ONE_2(float, name##f, "4", "8", "16") \
-  FUSER_MVEC_ONE_2(double, name, "2", "4", "8") \
-  FUSER_FORWARD_2(name)
+  FUSER_MVEC_ONE_2(float, name##f, name##f, "4", "8", "16") \
+  FUSER_MVEC_ONE_2(double, name, name, "2", "4", "8") \
+  FUSER_INLINE float name(float x, float y) { return name##f(x, y); } \
+  FUSER_PROMOTE_2(name)
 #else
 #define FUSER_MVEC_2 FUSER_LIBM_2
 #endif
@@ -175,14 +194,16 @@ template <typename Narrow, typename Wide> FUSER_INLINE Narrow fuser_narrow(Wide 
   FUSER_PROMOTE_2(name)
 
 //@ FUSER_LANES_1
-// For long functions, written once for double as fuser_d_name: float rounds its result, which is exact enough to be right nearly always.
+// For long functions, written once for double as fuser_d_name: float rounds its result, which is exact enough to be
+// right nearly always.
 #define FUSER_LANES_1(name) \
   FUSER_LANES float fuser_m_##name##f(float x) { return static_cast<float>(fuser_d_##name(static_cast<double>(x))); } \
   FUSER_LANES double fuser_m_##name(double x) { return fuser_d_##name(x); } \
   FUSER_FORWARD_1(name)
 
-//@ each FUSER_MVEC_1: acos acosh asin asinh atan atanh cbrt cos cosh erf erfc exp exp10 exp2 expm1 log log10 log1p log2 sin sinh tan
-//@ each FUSER_MVEC_1: tanh
+//@ each FUSER_MVEC_1: acos acosh asin asinh atan atanh cbrt cosh erf erfc exp exp10 exp2 expm1 log log10 log1p
+//@ each FUSER_MVEC_1: log2 sinh tan tanh
+//@ each FUSER_MVEC_APART_1: cos sin
 //@ each FUSER_MVEC_2: atan2 hypot pow
 //@ each FUSER_LIBM_1: lgamma logb tgamma j0 j1 y0 y1
 //@ each FUSER_LIBM_2: fmod nextafter remainder
@@ -214,7 +235,8 @@ FUSER_INLINE double abs(double x) { return __builtin_fabs(x); }
 FUSER_INLINE int abs(int x) { return x < 0 ? -x : x; }
 FUSER_INLINE long abs(long x) { return x < 0 ? -x : x; }
 FUSER_INLINE long long abs(long long x) { return x < 0 ? -x : x; }
-template <typename U> FUSER_INLINE std::enable_if_t<fuser_is_any_of<U, unsigned, unsigned long, unsigned long long>, U> abs(U x) {
+template <typename U>
+FUSER_INLINE std::enable_if_t<fuser_is_any_of<U, unsigned, unsigned long, unsigned long long>, U> abs(U x) {
   return x;
 }
 
@@ -405,9 +427,14 @@ FUSER_INLINE void sincos(float x, float* s, float* c) { *s = sinf(x); *c = cosf(
 FUSER_INLINE void sincos(double x, double* s, double* c) { *s = sin(x); *c = cos(x); }
 
 //@ sincospi sincospif
-FUSER_INLINE void sincospif(float x, float* s, float* c) { *s = fuser_sincospi<float>::of(x).sine; *c = fuser_sincospi<float>::of(x).cosine; }
-FUSER_INLINE void sincospi(float x, float* s, float* c) { sincospif(x, s, c); }
-FUSER_INLINE void sincospi(double x, double* s, double* c) { *s = fuser_sincospi<double>::of(x).sine; *c = fuser_sincospi<double>::of(x).cosine; }
+template <typename T> FUSER_INLINE void fuser_i_sincospi(T x, T* s, T* c) {
+  const fuser_sincospi<T> both = fuser_sincospi<T>::of(x);
+  *s = both.sine;
+  *c = both.cosine;
+}
+FUSER_INLINE void sincospif(float x, float* s, float* c) { fuser_i_sincospi(x, s, c); }
+FUSER_INLINE void sincospi(float x, float* s, float* c) { fuser_i_sincospi(x, s, c); }
+FUSER_INLINE void sincospi(double x, double* s, double* c) { fuser_i_sincospi(x, s, c); }
 
 //@ fuser_erf_inverse fuser_erfc_inverse
 // Halley's method, which triples the correct digits, from a starting value within 1 %.
@@ -449,7 +476,8 @@ FUSER_INLINE double fuser_d_normcdfinv(double p) { return 0.0 - 1.41421356237309
 FUSER_LANES_1(normcdfinv)
 
 //@ normcdf normcdff
-// erfc(-x / sqrt(2)) / 2. Far out, erfc magnifies the rounding of its argument by the argument squared: take it back to first order.
+// erfc(-x / sqrt(2)) / 2. Far out, erfc magnifies the rounding of its argument by the argument squared: take it back
+// to first order.
 FUSER_INLINE double fuser_d_normcdf(double x) {
   const double root = -0.70710678118654752440, rest = 4.833646656726456726e-17;
   const double z = x * root, lost = __builtin_fma(x, root, -z) + x * rest;
@@ -469,8 +497,9 @@ FUSER_INLINE double fuser_d_erfcx(double x) {
 FUSER_LANES_1(erfcx)
 
 //@ fuser_bessel_i
-// Modified Bessel functions of order n = 0, 1. Up to 30 the power series, all of whose terms are positive; beyond, the asymptotic
-// one (Abramowitz and Stegun 9.6.10 and 9.7.1). exp(x) is taken in two halves since it overflows before the result does.
+// Modified Bessel functions of order n = 0, 1. Up to 30 the power series, all of whose terms are positive; beyond,
+// the asymptotic one (Abramowitz and Stegun 9.6.10 and 9.7.1). exp(x) is taken in two halves since it overflows
+// before the result does.
 template <int n> FUSER_INLINE double fuser_bessel_i(double x) {
   const double a = __builtin_fabs(x);
   double term = 1.0, sum = 1.0;
@@ -487,7 +516,8 @@ template <int n> FUSER_INLINE double fuser_bessel_i(double x) {
     sum += term;
   }
   const double half = exp(0.5 * a), value = half * (sum / sqrt(6.28318530717958647693 * a)) * half;
-  return a != a ? a : a > 1e4 ? __builtin_copysign(__builtin_huge_val(), n == 0 ? 1.0 : x) : n == 0 ? value : __builtin_copysign(value, x);
+  const double size = a > 1e4 ? __builtin_huge_val() : value;
+  return n == 0 ? size : __builtin_copysign(size, x);
 }
 
 //@ cyl_bessel_i0 cyl_bessel_i0f
@@ -541,8 +571,8 @@ FUSER_INLINE void __sincosf(float x, float* s, float* c) { *s = sinf(x); *c = co
 FUSER_INLINE float __saturatef(float x) { return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f; }
 
 //@ __fadd_rn
-// The _rz, _ru and _rd forms are left out: they would need the rounding mode changed around each operation, and compilers move
-// arithmetic across such changes.
+// The _rz, _ru and _rd forms are left out: they would need the rounding mode changed around each operation, and
+// compilers move arithmetic across such changes.
 FUSER_INLINE float __fadd_rn(float x, float y) { return x + y; }
 
 //@ __fsub_rn
@@ -638,11 +668,14 @@ FUSER_INLINE unsigned __brev(unsigned x) {
 
 //@ __brevll
 FUSER_INLINE unsigned long long __brevll(unsigned long long x) {
-  return static_cast<unsigned long long>(__brev(static_cast<unsigned>(x))) << 32 | __brev(static_cast<unsigned>(x >> 32));
+  const unsigned long long high = __brev(static_cast<unsigned>(x));
+  return high << 32 | __brev(static_cast<unsigned>(x >> 32));
 }
 
 //@ __umulhi
-FUSER_INLINE unsigned __umulhi(unsigned x, unsigned y) { return static_cast<unsigned>(static_cast<unsigned long long>(x) * y >> 32); }
+FUSER_INLINE unsigned __umulhi(unsigned x, unsigned y) {
+  return static_cast<unsigned>(static_cast<unsigned long long>(x) * y >> 32);
+}
 
 //@ __mulhi
 FUSER_INLINE int __mulhi(int x, int y) { return static_cast<int>(static_cast<long long>(x) * y >> 32); }
@@ -653,4 +686,6 @@ FUSER_INLINE unsigned long long __umul64hi(unsigned long long x, unsigned long l
 }
 
 //@ __mul64hi
-FUSER_INLINE long long __mul64hi(long long x, long long y) { return static_cast<long long>(static_cast<__int128>(x) * y >> 64); }
+FUSER_INLINE long long __mul64hi(long long x, long long y) {
+  return static_cast<long long>(static_cast<__int128>(x) * y >> 64);
+}

@@ -1,5 +1,5 @@
-// CUDA dialect. NVRTC declares the CUDA math functions for float and double by itself, globally; missing are integer and mixed
-// arguments, the std:: names (prelude.py adds the using-declarations) and the fixed-width types.
+// CUDA dialect. NVRTC declares the CUDA math functions for float and double by itself, globally; missing are integer
+// and mixed arguments, the std:: names (prelude.py adds the using-declarations) and the fixed-width types.
 
 //@ always
 #define FUSER_INLINE __device__ __forceinline__
@@ -11,12 +11,14 @@
 
 // As torch: uint8 by way of int64, so that negative numbers wrap; otherwise the instruction's saturation.
 template <typename To, typename From> FUSER_INLINE To fuser_truncate(From v) {
-  if constexpr (sizeof(To) == 1 && static_cast<To>(-1) > static_cast<To>(0)) return static_cast<To>(static_cast<long long>(v));
-  else return static_cast<To>(v);
+  if constexpr (sizeof(To) == 1 && static_cast<To>(-1) > static_cast<To>(0))
+    return static_cast<To>(static_cast<long long>(v));
+  else
+    return static_cast<To>(v);
 }
 
-// Nothing is contracted or merged across: NVVM sees an opaque value, and two uses of one value carry different texts, so they
-// stay two values. Not volatile: what nobody needs still goes away. (ptxas needs --fmad=false besides.)
+// Nothing is contracted or merged across: NVVM sees an opaque value, and two uses of one value carry different texts,
+// so they stay two values. Not volatile: what nobody needs still goes away. (ptxas needs --fmad=false besides.)
 template <int use, typename C> struct fuser_isolator { static FUSER_INLINE C isolate(C v) { return v; } };
 template <int use> struct fuser_isolator<use, float> {
   static FUSER_INLINE float isolate(float v) { asm("// %1" : "+f"(v) : "n"(use)); return v; }

@@ -2,12 +2,14 @@
 // A block without text names what NVRTC has and needs nothing for, so that it becomes visible in std:: too.
 
 //@ modf modff nan nanf remquo remquof scalbln scalblnf
-//@ fdividef jn jnf yn ynf norm3d norm3df norm4d norm4df rhypot rhypotf rnorm3d rnorm3df rnorm4d rnorm4df sincos sincosf sincospi sincospif
+//@ fdividef jn jnf yn ynf norm3d norm3df norm4d norm4df rhypot rhypotf rnorm3d rnorm3df rnorm4d rnorm4df
 
-//@ each FUSER_PROMOTE_1: acos acosh asin asinh atan atanh cbrt ceil cos cosh cospi cyl_bessel_i0 cyl_bessel_i1 erf erfc erfcinv
-//@ each FUSER_PROMOTE_1: erfcx erfinv exp exp10 exp2 expm1 fabs floor ilogb j0 j1 lgamma llrint llround log
-//@ each FUSER_PROMOTE_1: log10 log1p log2 logb lrint lround nearbyint normcdf normcdfinv rcbrt rint round rsqrt sin sinh
-//@ each FUSER_PROMOTE_1: sinpi sqrt tan tanh tgamma trunc y0 y1
+//@ sincos sincosf sincospi sincospif
+
+//@ each FUSER_PROMOTE_1:  acos acosh asin asinh atan atanh cbrt ceil cos cosh cospi cyl_bessel_i0 cyl_bessel_i1 erf
+//@ each FUSER_PROMOTE_1: erfc erfcinv  erfcx erfinv exp exp10 exp2 expm1 fabs floor ilogb j0 j1 lgamma llrint llround
+//@ each FUSER_PROMOTE_1: log  log10 log1p log2 logb lrint lround nearbyint normcdf normcdfinv rcbrt rint round rsqrt
+//@ each FUSER_PROMOTE_1: sin sinh  sinpi sqrt tan tanh tgamma trunc y0 y1
 //@ each FUSER_PROMOTE_2: atan2 copysign fdim fmax fmin fmod hypot nextafter remainder
 //@ each FUSER_PROMOTE_3: fma
 
@@ -24,8 +26,8 @@ FUSER_PROMOTE_1(isinf)
 FUSER_PROMOTE_1(isnan)
 
 //@ pow powf
-// NVRTC has pow(float, int) and pow(double, int), which is another algorithm than pow(float, float): keep what short integers
-// get from it today.
+// NVRTC has pow(float, int) and pow(double, int), which is another algorithm than pow(float, float): keep what short
+// integers get from it today.
 template <typename A, typename B,
           typename = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B> &&
                                       !(std::is_same_v<A, B> && std::is_floating_point_v<A>)>>
@@ -37,7 +39,8 @@ FUSER_INLINE auto pow(A x, B y) {
 }
 
 //@ abs
-template <typename U> FUSER_INLINE std::enable_if_t<fuser_is_any_of<U, unsigned, unsigned long, unsigned long long>, U> abs(U x) {
+template <typename U>
+FUSER_INLINE std::enable_if_t<fuser_is_any_of<U, unsigned, unsigned long, unsigned long long>, U> abs(U x) {
   return x;
 }
 

@@ -1,5 +1,5 @@
-// Small floats. Arithmetic happens in float; these structs hold the raw bits. Conversions round to nearest even and give
-// what torch gives for every input, but for the payload of a NaN.
+// Small floats. Arithmetic happens in float; these structs hold the raw bits. Conversions round to nearest even and
+// give what torch gives for every input, but for the payload of a NaN.
 //
 // fuser_half_bits, fuser_half_value and fuser_bfloat16_bits belong to the dialect: there is an instruction for each.
 
@@ -7,19 +7,24 @@
 struct fuser_bfloat16 { uint16_t bits; };
 FUSER_INLINE float fuser_to_compute(fuser_bfloat16 s) { return __uint_as_float(static_cast<uint32_t>(s.bits) << 16); }
 template <> struct fuser_storage<fuser_bfloat16> {
-  template <typename C> static FUSER_INLINE fuser_bfloat16 from(C v) { return {fuser_bfloat16_bits(fuser_cast<float>(v))}; }
+  template <typename C> static FUSER_INLINE fuser_bfloat16 from(C v) {
+    return {fuser_bfloat16_bits(fuser_cast<float>(v))};
+  }
 };
 
 //@ always if half
 struct fuser_half { uint16_t bits; };
 FUSER_INLINE float fuser_to_compute(fuser_half s) { return fuser_half_value(s.bits); }
 template <> struct fuser_storage<fuser_half> {
-  template <typename C> static FUSER_INLINE fuser_half from(C v) { return {fuser_half_bits(fuser_cast<float>(v))}; }
+  template <typename C> static FUSER_INLINE fuser_half from(C v) {
+    return {fuser_half_bits(fuser_cast<float>(v))};
+  }
 };
 
 //@ fuser_encode
-// Code of |v| in a format with the given mantissa bits and exponent bias, rounded to nearest even as one integer; whatever is too
-// large comes out larger than the largest finite code, never wrapped. NaN and infinity are the caller's.
+// Code of |v| in a format with the given mantissa bits and exponent bias, rounded to nearest even as one integer;
+// whatever is too large comes out larger than the largest finite code, never wrapped. NaN and infinity are the
+// caller's.
 template <int mantissa_bits, int bias> FUSER_INLINE uint32_t fuser_encode(uint32_t magnitude) {
   constexpr int shift = 23 - mantissa_bits;
   constexpr uint32_t smallest_normal = static_cast<uint32_t>(128 - bias) << 23;
@@ -27,7 +32,8 @@ template <int mantissa_bits, int bias> FUSER_INLINE uint32_t fuser_encode(uint32
   constexpr uint32_t aligner = static_cast<uint32_t>(128 - bias + shift) << 23;
   const uint32_t denormal = __float_as_uint(__uint_as_float(magnitude) + __uint_as_float(aligner)) - aligner;
   const uint32_t odd = (magnitude >> shift) & 1u;
-  const uint32_t normal = (magnitude - (static_cast<uint32_t>(127 - bias) << 23) + ((1u << (shift - 1)) - 1u) + odd) >> shift;
+  const uint32_t rebased = magnitude - (static_cast<uint32_t>(127 - bias) << 23);
+  const uint32_t normal = (rebased + ((1u << (shift - 1)) - 1u) + odd) >> shift;
   return magnitude < smallest_normal ? denormal : normal;
 }
 
@@ -72,8 +78,8 @@ FUSER_INLINE float fuser_to_compute(fuser_float8_e8m0fnu s) {
   return __uint_as_float(e == 0u ? 0x00400000u : e == 255u ? 0x7fc00000u : e << 23);
 }
 
-// What does not fit becomes `overflow`. For e5m2 that is infinity; for e4m3fn NaN or, in newer versions of torch, the largest number:
-// FUSER_E4M3FN_OVERFLOW is what the torch in use does.
+// What does not fit becomes `overflow`. For e5m2 that is infinity; for e4m3fn NaN or, in newer versions of torch, the
+// largest number: FUSER_E4M3FN_OVERFLOW is what the torch in use does.
 template <int mantissa_bits, int bias> FUSER_INLINE uint8_t fuser_float8_bits(float v, uint32_t overflow) {
   const uint32_t u = __float_as_uint(v), m = u & 0x7fffffffu;
   uint32_t code = fuser_encode<mantissa_bits, bias>(m);
@@ -88,7 +94,8 @@ template <int mantissa_bits, int bias> FUSER_INLINE uint8_t fuser_float8_fnuz_bi
 }
 FUSER_INLINE uint8_t fuser_float8_e8m0fnu_bits(float v) {
   const uint32_t u = __float_as_uint(v), e = u >> 23 & 0xffu, mantissa = u & 0x7fffffu;
-  // Half way goes up, as to an even neighbour, except below the smallest power, whose code 0 is even. The sign is dropped.
+  // Half way goes up, as to an even neighbour, except below the smallest power, whose code 0 is even. The sign is
+  // dropped.
   const uint32_t up = (mantissa > 0x400000u) | ((mantissa == 0x400000u) & (e > 0u));
   return static_cast<uint8_t>(e == 255u ? 255u : e + up);
 }

@@ -1,0 +1,143 @@
+"""Every kernel that any test generates is also compiled by NVRTC, which needs no GPU, for four architectures.
+
+A pytest plugin (conftest.py loads it). It notes what passes through ``fuser.compiler.emit_kernel``; after each test the
+CUDA twin of every new text (same group, same ArgSpec with ``device_type="cuda"``) is compiled to cubins. A twin that
+does not compile fails that test. Kernels that the host's compiler refuses are left out: they are tests of errors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import threading
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
+
+_lock = threading.Lock()
+# Text -> group and ArgSpec of the kernels generated since the last test.
+_generated: dict[str, tuple[Any, Any]] = {}
+# Digests of the texts compiled in this process, and where other workers of this run leave theirs.
+_compiled: set[str] = set()
+_shared: Path | None = None
+_has_nvrtc = False
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Share the list of compiled texts among the workers of one run."""
+    global _shared  # noqa: PLW0603 - one run per process
+    run = getattr(config, "workerinput", {}).get("testrunuid")
+    if run:
+        _shared = Path(tempfile.gettempdir()) / f"fuser-cubins-{run}"
+        _shared.mkdir(exist_ok=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def generated_kernels() -> Generator[None]:
+    """Note every kernel that is generated, and forget those that the host's compiler refuses."""
+    # Here and not at the top: fuser reads its environment when it is imported, after conftest.py has set it.
+    from fuser import compiler
+    from fuser.cpu.backend import CpuBackend
+    from fuser.cuda.backend import CudaBackend
+    from fuser.errors import CompileError
+
+    global _has_nvrtc  # noqa: PLW0603 - found out once
+    _has_nvrtc = has_nvrtc()
+    emit = compiler.emit_kernel
+
+    def emit_and_note(group: Any, args: Any, dialect: Any) -> Any:
+        source = emit(group, args, dialect)
+        with _lock:
+            _generated[source.text] = (group, args)
+        return source
+
+    def watch(compile_method: Any) -> Any:
+        def compile_or_forget(self: Any, source: Any, target: str) -> Any:
+            try:
+                return compile_method(self, source, target)
+            except CompileError:
+                with _lock:
+                    _generated.pop(source.text, None)
+                raise
+
+        return compile_or_forget
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "emit_kernel", emit_and_note)
+        for backend in (CpuBackend, CudaBackend):
+            patch.setattr(backend, "compile", watch(backend.compile))
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Compile the twins of what the test generated; a failure is the test's."""
+    result = yield
+    compile_twins()
+    return result
+
+
+def compile_twins() -> int:
+    """Compile the CUDA twin of every kernel noted since the last call; return how many texts were new."""
+    with _lock:
+        noted = list(_generated.values())
+        _generated.clear()
+    if not _has_nvrtc:
+        return 0
+    return sum(compile_twin(group, args) for group, args in noted)
+
+
+def compile_twin(group: Any, args: Any) -> bool:
+    """Compile one kernel's CUDA twin for every architecture; return False for a text that was compiled before."""
+    from fuser.codegen import emit_kernel
+    from fuser.config import config
+    from fuser.cuda.backend import compile_cubin
+    from fuser.cuda.dialect import DIALECT
+
+    source = emit_kernel(group, cuda_twin(group, args), DIALECT)
+    digest = hashlib.sha256(f"{source.text}\0{source.numerics}".encode()).hexdigest()
+    marker = _shared / digest if _shared else None
+    if digest in _compiled or (marker and marker.exists()):
+        return False
+    with config.patch(no_compile=False):
+        for architecture in ARCHITECTURES:
+            compile_cubin(source, architecture, use_cache=False)
+    _compiled.add(digest)
+    if marker:
+        marker.touch()
+    return True
+
+
+def cuda_twin(group: Any, args: Any) -> Any:
+    """Return the ArgSpec that the same call has on CUDA tensors, with the vector width that executor.arg_spec gives."""
+    from fuser.executor import VECTOR_BYTES
+    from fuser.kernel_spec import infer_typing
+
+    if args.device_type == "cuda":
+        return args
+    typing = infer_typing(group, args.inputs, args.default_dtype)
+    moving = [item for item in args.inputs if item is not None and item.number is None and item.inner]
+    is_linear = args.rank == 1 and 2 not in (*args.outputs, *(item.inner for item in moving))
+    sizes = [typing.values[value].itemsize for value in group.outputs] + [item.dtype.itemsize for item in moving]
+    vector = max(VECTOR_BYTES // max(sizes), 1) if is_linear else 1
+    return replace(args, device_type="cuda", vector=vector)
+
+
+def has_nvrtc() -> bool:
+    """Whether cuda.core and NVRTC can be loaded."""
+    try:
+        import cuda.core  # noqa: F401
+        from cuda.bindings import nvrtc
+        from cuda.pathfinder import DynamicLibNotFoundError
+    except ImportError:
+        return False
+    try:
+        nvrtc.nvrtcVersion()
+    except (DynamicLibNotFoundError, RuntimeError):
+        return False
+    return True

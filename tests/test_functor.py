@@ -1,0 +1,328 @@
+"""Functor texts: every form that torch.cuda.jiterator runs is parsed, and runs; wrong texts are reported at their place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+import fuser
+from fuser.errors import FunctorError
+from fuser.functor import Role, parse_functor
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to write a functor: what it parses to, and what it computes in float64."""
+
+    name: str
+    code: str
+    reference: Callable[..., Any]
+    entry: str = "f"
+    tensors: tuple[str, ...] = ("x",)
+    scalars: dict[str, Any] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+    num_outputs: int = 1
+    # Tensors given in the call; None: all.
+    given: int | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _two(x: Any, y: Any) -> Any:
+    return (x + y, x - y)
+
+
+FORMS = [
+    Form("plain", "template <typename T> T f(T x, T y) { return x * y; }", lambda x, y: x * y, tensors=("x", "y")),
+    Form("class", "template<class T> T f(T x) { return x + T(1); }", lambda x: x + 1),
+    Form(
+        "several functions, the last is the entry",
+        "template <typename T> T f(T x) { return x * x; }\ntemplate <typename T> T cube(T x) { return f(x) * x; }",
+        lambda x: x**3,
+        entry="cube",
+    ),
+    Form(
+        "helper templates",
+        "template <typename A, typename B> A mix(A a, B b) { return a + A(b); }\n"
+        "template <int n> int times() { return n; }\n"
+        "template <typename T> T f(T x) { return mix<T, int>(x, 2) * times<3>(); }",
+        lambda x: (x + 2) * 3,
+    ),
+    Form(
+        "helper that is no template, before and after",
+        "float half_of(float v) { return v / 2; }\ntemplate <typename T> T f(T x) { return half_of(x); }\n"
+        "int after(int v) { return v; }",
+        lambda x: x / 2,
+    ),
+    Form(
+        "helper struct",
+        "template <typename T> struct Pair { T a; T b; };\n"
+        "template <typename T> T f(T x) { Pair<T> p{x, x + 1}; return p.a * p.b; }",
+        lambda x: x * (x + 1),
+    ),
+    Form("lambda", "template <typename T> T f(T x) { auto g = [&](T v) { return v + x; }; return g(x * 2); }", lambda x: x * 3),
+    Form(
+        "local arrays",
+        "template <typename T> T f(T x) { const T c[] = {1, 2, 3}; T m[2][2] = {{x, 1}, {2, x}};\n"
+        "  return c[0] + c[1] * x + c[2] * (m[0][0] * m[1][1] - m[0][1] * m[1][0]); }",
+        lambda x: 1 + 2 * x + 3 * (x * x - 2),
+    ),
+    Form(
+        "constant table",
+        "constexpr double table[2] = {0.5, 0.25};\ntemplate <typename T> T f(T x) { return x * T(table[0]) + T(table[1]); }",
+        lambda x: x * 0.5 + 0.25,
+    ),
+    Form(
+        "loops",
+        "template <typename T> T f(T x) { T s = 0; for (int i = 0; i < 4; ++i) { if (i == 2) continue; s += i * x; }\n"
+        "  int n = 0; while (true) { if (++n > 3) break; s += 1; } do { s -= x; } while (s > 100); return s; }",
+        lambda x: 4 * x + 3 - x,
+    ),
+    Form(
+        "recursion",
+        "template <typename T> T power(T x, int n) { return n == 0 ? T(1) : x * power(x, n - 1); }\n"
+        "template <typename T> T f(T x) { return power(x, 3); }",
+        lambda x: x**3,
+    ),
+    Form(
+        "switch",
+        "template <typename T> T f(T x) { switch (int(x > 0)) { case 0: return -x; default: return 2 * x; } }",
+        lambda x: torch.where(x > 0, 2 * x, -x),
+    ),
+    Form(
+        "bool and double scalars",
+        "template <typename T> T f(T x, bool flip, double by, int64_t n) { return (flip ? -x : x) * T(by) + T(n); }",
+        lambda x: -x * 0.5 + 7,
+        scalars={"flip": True, "by": 0.5, "n": 7},
+    ),
+    Form(
+        "comments first",
+        "// template <typename T> T no(T x) { return 0; }\n/* template <typename T>\nT no(T x) {} */\n"
+        "template <typename T> T f(T x) { return x + 1; }",
+        lambda x: x + 1,
+    ),
+    Form(
+        "a trailing comment that looks like a function",
+        "template <typename T> T f(T x) { return x + 1; }\n// template <typename T> T no(T x) { return 0; }\n"
+        "/* template <typename T> T no(T x, T y) { return 0; } */",
+        lambda x: x + 1,
+    ),
+    Form(
+        "text in a string that looks like a function",
+        'template <typename T> T f(T x) { const char* s = "template <typename T> T no(T x) {"; return x + s[0]; }',
+        lambda x: x + ord("t"),
+    ),
+    Form("letters beyond ASCII", "// Größe ≤ 1\ntemplate <typename T> T f(T x) { /* ü */ return x + 1; }", lambda x: x + 1),
+    Form(
+        "several outputs, void",
+        "template <typename T> void f(T x, T y, T& a, T& b) { a = x + y; b = x - y; }",
+        _two,
+        tensors=("x", "y"),
+        outputs=("a", "b"),
+        num_outputs=2,
+    ),
+    Form(
+        "several outputs, written T without return",
+        "// Größe\ntemplate <typename T> T f(T x, T y, T& a, T& b) { auto g = [](T v) { return v; }; a = g(x + y); b = x - y; }",
+        _two,
+        tensors=("x", "y"),
+        outputs=("a", "b"),
+        num_outputs=2,
+    ),
+    Form(
+        "several outputs, written T with an early return",
+        "template <typename T> T f(T x, T y, T& a, T& b) { a = x + y; b = x - y; if (x > 0) return; b = x - y; }",
+        _two,
+        tensors=("x", "y"),
+        outputs=("a", "b"),
+        num_outputs=2,
+    ),
+    Form("one output by reference", "template <typename T> void f(T x, T& a) { a = 2 * x; }", lambda x: 2 * x, outputs=("a",)),
+    Form(
+        "tensors, scalars and outputs in any order",
+        "template <typename T> void f(T& a, T p, T x, T& b, double q, T y) { a = p * x + y; b = x - T(q) * y; }",
+        lambda x, y: (2 * x + y, x - 3 * y),
+        tensors=("x", "y"),
+        scalars={"q": 3.0, "p": 2.0},
+        outputs=("a", "b"),
+        num_outputs=2,
+    ),
+    Form(
+        "C++ default arguments, left out",
+        "template <typename T> T f(T x, T y = T(3), T z = 2) { return x * y + z; }",
+        lambda x: 3 * x + 2,
+        tensors=("x", "y", "z"),
+        given=1,
+    ),
+    Form(
+        "C++ default arguments, given",
+        "template <typename T> T f(T x, T y = T(3)) { return x * y; }",
+        lambda x, y: x * y,
+        tensors=("x", "y"),
+    ),
+    Form(
+        "second template parameter",
+        "template <typename T, typename U> T f(T x, U y) { return x + T(y * U(2)); }",
+        lambda x, y: x + 2 * y,
+        tensors=("x", "y"),
+    ),
+    Form(
+        "second template parameter with a default",
+        "template <typename T, typename acc_t = double> T f(T x) { acc_t s = x; return T(s * s); }",
+        lambda x: x * x,
+    ),
+    Form(
+        "macros",
+        "#define SQUARE(v) ((v) * (v))\n#define ONE 1\n#ifdef NOBODY_DEFINES_THIS\n#error no\n#endif\n"
+        "template <typename T> T f(T x) { return SQUARE(x) + ONE; }",
+        lambda x: x * x + 1,
+    ),
+    Form(
+        "CUDA qualifiers",
+        "template <typename T> __device__ __forceinline__ T help(T x) { return x + 1; }\n"
+        "template <typename T> __host__ __device__ T f(const T x, const T& y) { return help(x) * y; }",
+        lambda x, y: (x + 1) * y,
+        tensors=("x", "y"),
+    ),
+    Form(
+        "inline and static",
+        "template <typename T> static inline T f(T x) { return std::exp(x) + ::min(x, T(0)); }",
+        lambda x: x.exp() + x.clamp(max=0),
+    ),
+    Form(
+        "casts, sizeof and bits",
+        "template <typename T> T f(T x) { int n = static_cast<int>(x * 8); return T((n & 6) ^ 1) + sizeof(T) + (T)(n << 1); }",
+        lambda x: ((x * 8).int() & 6 ^ 1) + 4 + ((x * 8).int() << 1),
+    ),
+    Form(
+        "spread over lines, no space",
+        "\n\n template<typename T>\n T\n f (\n   T x\n , T y)\n {\n return x-y ; }\n\n",
+        lambda x, y: x - y,
+        tensors=("x", "y"),
+    ),
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_parses(form: Form) -> None:
+    functor = parse_functor(form.code, tuple(form.scalars), form.num_outputs)
+    assert functor.entry == form.entry
+    assert tuple(parameter.name for parameter in functor.tensors) == form.tensors
+    assert {parameter.name for parameter in functor.scalars} == set(form.scalars)
+    assert tuple(parameter.name for parameter in functor.outputs) == form.outputs
+    assert functor.problems == ()
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_runs(form: Form) -> None:
+    torch.manual_seed(1)
+    count = len(form.tensors) if form.given is None else form.given
+    inputs = [torch.randn(37) for _ in range(count)]
+    got = fuser.jit_fn(form.code, num_outputs=form.num_outputs, scalars=form.scalars)(*inputs)
+    wanted = form.reference(*(item.double() for item in inputs))
+    assert isinstance(got, tuple) == (form.num_outputs > 1)
+    pairs = zip(got, wanted, strict=True) if isinstance(got, tuple) else [(got, wanted)]
+    for one, other in pairs:
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one.double(), other.double(), rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.cpu
+def test_macros_end_with_their_functor() -> None:
+    first = fuser.create_jit_fn("#define BY(v) (v) * 2\n#define K 1\ntemplate <typename T> T f(T x) { return BY(x) + K; }")
+    second = fuser.create_jit_fn("#define BY(v) (v) * 3\ntemplate <typename T> T g(T x) { int K = 5; return BY(x) + K; }")
+    fused = fuser.fuse(lambda x: second(first(x)))
+    x = torch.arange(5.0)
+    assert torch.equal(fused(x), (x * 2 + 1) * 3 + 5)
+    assert len(fused.groups) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("template <typename T> T f(T x, T& a) { a = x; }", "template <typename T> void f(T x, T& a) { a = x; }"),
+        ("template <typename T> T f(T x, T& a) { a = x; return a; }", None),
+        ("template <typename T> void f(T x, T& a) { a = x; }", None),
+        ("template <typename T> T f(T x) { x; }", None),
+    ],
+)
+def test_only_an_unused_return_type_becomes_void(code: str, text: str | None) -> None:
+    assert parse_functor(code).text == (text or code)
+
+
+@pytest.mark.parametrize(("column", "own"), [(1, 1), (22, 22), (23, 23), (27, 24), (30, 27)])
+def test_columns_are_those_of_the_own_text(column: int, own: int) -> None:
+    functor = parse_functor("template <typename T> T f(T x, T& a) {\n a = x; }")
+    assert functor.column_in_source(1, column) == own
+    assert functor.column_in_source(2, column) == column
+
+
+def test_parameters_know_their_place_and_type() -> None:
+    functor = parse_functor("template <typename T>\nT f(const T& x,\n  double s = 2.0, bool* p = 0) { return x; }", ("s",))
+    found = [(item.name, item.type, item.role, item.has_default, item.line, item.column) for item in functor.parameters[:2]]
+    assert found == [("x", "T", Role.TENSOR, False, 2, 5), ("s", "double", Role.SCALAR, True, 3, 3)]
+
+
+# A text, and where and how the report says that it is wrong.
+SYNTAX_ERRORS = [
+    ("template <typename T> T f(T x) {\n  return x +;\n}", 2, 13, "does not parse at ';'"),
+    ("template <typename T> T f(T x) {\n  return x\n}", 2, 11, "expected ';'"),
+    ("template <typename T> T f(T x) { return (x; }", 1, 43, "expected ')'"),
+    ("// Größe\ntemplate <typename T> T f(T x) {\n\tT y = ;\n\treturn x; }", 3, 8, "does not parse"),
+    ("#include <cmath>\ntemplate <typename T> T f(T x) { return x; }", 1, 1, "#include"),
+]
+
+
+@pytest.mark.parametrize(("code", "line", "column", "message"), SYNTAX_ERRORS)
+def test_syntax_error_is_built_and_never_called(code: str, line: int, column: int, message: str) -> None:
+    fn = fuser.create_jit_fn(code)
+    # Building it is no error; every use is, with the same report.
+    for use in (lambda: fn(torch.ones(3)), fn.check):
+        with pytest.raises(FunctorError) as caught:
+            use()
+        error = caught.value
+        assert (error.line, error.column) == (line, column)
+        head, shown, caret = str(error).splitlines()
+        assert head.startswith(f"line {line}, column {column}: ")
+        assert message in head
+        assert shown.endswith(code.splitlines()[line - 1].replace("\t", " "))
+        assert caret.index("^") - caret.index("|") == column + 1
+
+
+NO_FUNCTOR = [
+    ("", {}, "needs a function template"),
+    ("float f(float x) { return x; }", {}, "needs a function template"),
+    ("// template <typename T> T f(T x) { return x; }", {}, "needs a function template"),
+    ("template <typename T> struct S { T a; };", {}, "needs a function template"),
+    ("template <typename T> T f(T x) { return x; }", {"scalars": {"alpha": 1.0}}, "f has no parameter 'alpha'"),
+    ("template <typename T> T f(T x) { return x; }", {"num_outputs": 0}, "num_outputs must be 1 or more"),
+    ("template <typename T> T f(T x) { return x; }", {"num_outputs": 2}, "0 output parameters"),
+    ("template <typename T> void f(T x, T& a, T& b) { }", {"num_outputs": 1}, "2 output parameters"),
+    ("template <typename T> void f(T x, T& a) { }", {"scalars": {"a": 1.0}}, "'a' is an output of f"),
+]
+
+
+@pytest.mark.parametrize(("code", "options", "message"), NO_FUNCTOR)
+def test_no_functor(code: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(FunctorError, match=message):
+        fuser.jit_fn(code, **options)
+
+
+def test_equal_texts_are_equal_functors() -> None:
+    code = "template <typename T> T f(T x, T a) { return x * a; }"
+    assert parse_functor(code, ("a",)) == parse_functor(code, ("a",))
+    assert len({parse_functor(code, ("a",)), parse_functor(code), parse_functor(code + " ")}) == 3
+
+
+@pytest.mark.cpu
+def test_integer_division_and_double_literals_are_those_of_cxx() -> None:
+    fn = fuser.create_jit_fn("template <typename T> T f(T x) { return 1 / 2 + x * 0.1; }")
+    x = torch.tensor([math.pi, 1e10])
+    assert torch.equal(fn(x), (x.double() * 0.1).float())

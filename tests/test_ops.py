@@ -1,0 +1,427 @@
+"""Every op of the table, under every name a program can give it, against eager torch on the CPU."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from functors import draw, poison, same_bits, special_tensor, unpoison
+
+import fuser
+from fuser import ops
+from fuser.fx.partition import bind_node
+from fuser.ops import OPS, Call
+
+pytestmark = pytest.mark.cpu
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+# Ops whose CPU kernel in torch may return either zero when it has both to choose from.
+EITHER_ZERO = {"maximum", "minimum", "clamp", "clamp_min", "clamp_max", "relu"}
+# Integer overflow in a conversion is undefined; torch's own kernels differ among themselves.
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    poison()
+    yield
+    unpoison()
+
+
+# --- ways to name an op: calls of a target with tensors (T, U: two tensors, C: a condition) and numbers --------------
+class T:
+    """Stands for a tensor among the arguments; the letter says which."""
+
+    def __init__(self, letter: str) -> None:
+        self.letter = letter
+
+    def __repr__(self) -> str:
+        return self.letter
+
+
+X, Y, C = T("x"), T("y"), T("c")
+Way = tuple[str, Any, tuple[Any, ...], tuple[tuple[str, Any], ...]]
+
+PATTERNS: tuple[tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]], ...] = (
+    ((X,), ()),
+    ((X, Y), ()),
+    ((X, 2.5), ()),
+    ((X, 2), ()),
+    ((2.5, X), ()),
+    ((3, X), ()),
+    ((X, True), ()),
+    ((X, Y), (("alpha", 2),)),
+    ((X, Y), (("alpha", 0.5),)),
+    ((X, 3), (("alpha", 2),)),
+    ((X, Y, C), ()),
+    ((X, -1.0, 1.5), ()),
+    ((X, 1), ()),
+    ((X, None, 1), ()),
+    ((X, Y, X), ()),
+    ((X, Y, 0.5), ()),
+    ((X, Y, 0), ()),
+    ((C, X, Y), ()),
+    ((C, X, 2.5), ()),
+    ((C, 2.5, X), ()),
+    ((C, 2.5, -1.0), ()),
+    ((C, 1, 0), ()),
+    ((X, C, Y), ()),
+    ((X,), (("min", -1),)),
+    ((X,), (("max", 1.5),)),
+    ((X,), (("min", Y),)),
+    ((X,), (("approximate", "tanh"),)),
+    ((X,), (("approximate", "none"),)),
+    ((X, Y), (("approximate", "tanh"),)),
+    ((X, -1), ()),
+    ((X, 3), ()),
+    ((X, -2), ()),
+    ((X, 0.5), ()),
+    ((X, -0.5), ()),
+    ((X, 0), ()),
+    ((X,), (("dtype", torch.float64),)),
+    ((X,), (("dtype", torch.bfloat16),)),
+    ((X,), (("dtype", torch.int32),)),
+    ((X,), (("dtype", torch.bool),)),
+    ((X, torch.float16), ()),
+)
+
+
+def target_name(target: Any) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    if isinstance(target, str):
+        return f"Tensor.{target}"
+    return f"{(getattr(target, '__module__', '') or 'torch').strip('_')}.{target.__name__}"
+
+
+@cache
+def all_ways() -> dict[str, list[Way]]:
+    """Return for each op of the table the calls that bind to it."""
+    found: dict[str, list[Way]] = {name: [] for name in OPS}
+    targets = [("call_function", target) for target in ops._functions()]
+    targets += [("call_method", target) for target in ops._methods()]
+    for (kind, target), (args, kwargs) in itertools.product(targets, PATTERNS):
+        call = bind_node(_node(kind, target, args, kwargs)[1])
+        if call is not None and fits_schema(target, args) and takes((kind, target, args, kwargs)):
+            found[_outer(call)].append((kind, target, args, kwargs))
+    return found
+
+
+def takes(way: Way) -> bool:
+    """Whether torch's binding takes such arguments: no program has calls that it does not."""
+    return not isinstance(outcome(eager, way, random_tensors(torch.float32)), TypeError)
+
+
+def fits_schema(target: Any, args: tuple[Any, ...]) -> bool:
+    """Whether tensors and numbers stand where an ATen overload takes them: no graph has other calls of it."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return True
+    declared = [str(argument.type).removeprefix("Optional[").rstrip("]") for argument in target._schema.arguments]
+    return len(args) <= len(declared) and all(
+        item is None or isinstance(item, T) == (kind == "Tensor") for item, kind in zip(args, declared, strict=False)
+    )
+
+
+def _outer(call: Call) -> str:
+    assert call.function.op is not None
+    # ``2 / x`` is a reciprocal and a product.
+    inner = [item for item in call.tensors if isinstance(item, Call)]
+    return str(inner[0].function.op if inner else call.function.op)
+
+
+def _node(
+    kind: str, target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]
+) -> tuple[torch.fx.Graph, torch.fx.Node]:
+    graph = torch.fx.Graph()
+    places = {letter: graph.placeholder(letter) for letter in "xyc"}
+    swap = lambda item: places[item.letter] if isinstance(item, T) else item  # noqa: E731
+    node = graph.create_node(kind, target, tuple(map(swap, args)), {name: swap(item) for name, item in kwargs})
+    return graph, node
+
+
+@cache
+def fused(way: Way) -> Callable[..., Any]:
+    graph, node = _node(*way)
+    graph.output(node)
+    return fuser.fx.fuse_graph(torch.fx.GraphModule(torch.nn.Module(), graph))
+
+
+def eager(way: Way, tensors: dict[str, torch.Tensor]) -> Any:
+    kind, target, args, kwargs = way
+    swap = lambda item: tensors[item.letter] if isinstance(item, T) else item  # noqa: E731
+    positional, named = [swap(item) for item in args], {name: swap(item) for name, item in kwargs}
+    return getattr(positional[0], target)(*positional[1:], **named) if kind == "call_method" else target(*positional, **named)
+
+
+def outcome(function: Callable[..., Any], *args: Any) -> Any:
+    """Return a result, or the exception."""
+    try:
+        return function(*args)
+    except Exception as error:  # noqa: BLE001 - any exception of torch's is to be matched
+        return error
+
+
+def describe(way: Way) -> str:
+    _, target, args, kwargs = way
+    return f"{target_name(target)}({', '.join([*map(str, args), *(f'{name}={item}' for name, item in kwargs)])})"
+
+
+def uses(way: Way, letter: str) -> bool:
+    values = [*way[2], *(item for _, item in way[3])]
+    return any(isinstance(item, T) and item.letter == letter for item in values)
+
+
+def order_of(value: torch.Tensor) -> torch.Tensor:
+    """Map a floating tensor to integers in the order of its values: neighbours differ by 1, both zeros are 0."""
+    bits = value.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[value.element_size()]).to(torch.int64)
+    top = {2: 2**15, 4: 2**31, 8: 2**63}[value.element_size()]
+    if top == 2**63:
+        return torch.where(bits < 0, -(bits & torch.iinfo(torch.int64).max), bits)
+    return torch.where(bits < 0, -(bits + top), bits)
+
+
+def distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return how many representable numbers lie between two tensors of one dtype; NaN is 0 from NaN, far from others."""
+    nan, other_nan = one.isnan(), other.isnan()
+    gap = (order_of(one) - order_of(other)).abs()
+    far = torch.tensor(2**40)
+    return torch.where(nan & other_nan, 0, torch.where(nan ^ other_nan, far, gap))
+
+
+def check(way: Way, name: str, tensors: dict[str, torch.Tensor]) -> None:
+    """Compare one call with eager: exception, dtype, shape, strides, and value against float64."""
+    what = f"{describe(way)} on {', '.join(str(item.dtype)[6:] for item in tensors.values())}"
+    wanted = outcome(eager, way, tensors)
+    got = outcome(fused(way), *tensors.values())
+    if isinstance(wanted, Exception) or isinstance(got, Exception):
+        assert isinstance(got, type(wanted)), f"{what}: {got!r} instead of {wanted!r}"
+        return
+    assert got.dtype == wanted.dtype, f"{what}: {got.dtype} instead of {wanted.dtype}"
+    assert got.shape == wanted.shape, what
+    assert got.stride() == wanted.stride(), f"{what}: {got.stride()} instead of {wanted.stride()}"
+    if not got.dtype.is_floating_point:
+        assert torch.equal(got, wanted), f"{what}: {got} instead of {wanted}"
+        return
+    # The truth, rounded to the dtype once; the result may be 4 ULP away (half and bfloat16: 1), or as far as torch's.
+    wide = {letter: item.double() if item.dtype.is_floating_point else item for letter, item in tensors.items()}
+    truth = outcome(eager, way, wide)
+    truth = truth.to(got.dtype) if isinstance(truth, torch.Tensor) and got.dtype != torch.float64 else wanted
+    mine, theirs = distance(got, truth), distance(wanted, truth)
+    allowed = theirs.clamp(min=4 if got.dtype in (torch.float32, torch.float64) else 1)
+    if not bool((mine <= allowed).all()):
+        place = (mine - allowed).flatten().argmax()
+        values = [item.flatten()[place].item() for item in torch.broadcast_tensors(*tensors.values(), got, wanted, truth)]
+        raise AssertionError(f"{what}: inputs, got, eager, truth {values}: {int(mine.max())} ULP from float64")
+    if name not in EITHER_ZERO:
+        zero = (got == 0) & (wanted == 0)
+        assert torch.equal(got.signbit() & zero, wanted.signbit() & zero), f"{what}: the sign of a zero"
+
+
+def random_tensors(dtype: torch.dtype, other: torch.dtype | None = None) -> dict[str, torch.Tensor]:
+    return {
+        "x": draw((7, 19), dtype, seed=1),
+        "y": draw((7, 19), other or dtype, seed=2),
+        "c": draw((7, 19), torch.bool, seed=3),
+    }
+
+
+def special_tensors(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    special = special_tensor(dtype)
+    x, y = torch.meshgrid(special, special, indexing="ij")
+    return {"x": x.contiguous(), "y": y.contiguous(), "c": draw(x.shape, torch.bool)}
+
+
+def distinct(ways: list[Way]) -> list[Way]:
+    """One way per pattern: all ways of one pattern share a group, which the first test shows."""
+    return list({(way[2], way[3]): way for way in ways if way[0] == "call_function"}.values()) or ways
+
+
+def test_every_op_has_a_name() -> None:
+    backward_only = {name for name, ways in all_ways().items() if not ways}
+    assert not backward_only, f"no way to write {backward_only} is known"
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_every_name(name: str) -> None:
+    """Under every name, the op fuses and equals eager."""
+    tensors = random_tensors(torch.float32)
+    ran = 0
+    for way in all_ways()[name]:
+        if isinstance(outcome(eager, way, tensors), Exception):
+            check(way, name, tensors)
+            continue
+        before = fuser.stats()
+        check(way, name, tensors)
+        after = fuser.stats()
+        assert after["fallbacks"] == before["fallbacks"], describe(way)
+        assert after["launches"] == before["launches"] + 1, describe(way)
+        ran += 1
+    assert ran, "some way runs"
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS[1:], torch.int32, torch.int64, torch.int8, torch.uint8, torch.bool], ids=str)
+@pytest.mark.parametrize("name", OPS)
+def test_dtypes(name: str, dtype: torch.dtype) -> None:
+    """Where torch raises, so does fuser, with the same kind of exception."""
+    for way in distinct(all_ways()[name]):
+        check(way, name, random_tensors(dtype))
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int32, torch.int8, torch.uint8, torch.int64], ids=str)
+@pytest.mark.parametrize("name", OPS)
+def test_special_values(name: str, dtype: torch.dtype) -> None:
+    if name == "to":
+        pytest.skip("a cast of NaN or of what does not fit to an integer is undefined in torch too")
+    for way in distinct(all_ways()[name]):
+        if not dtype.is_floating_point and any(isinstance(item, float) for item in way[2]):
+            continue
+        check(way, name, special_tensors(dtype))
+
+
+MIXED = (
+    (torch.float32, torch.bfloat16),
+    (torch.bfloat16, torch.float16),
+    (torch.int32, torch.float16),
+    (torch.uint8, torch.int8),
+    (torch.bool, torch.float32),
+    (torch.int64, torch.bool),
+)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_promotion(name: str) -> None:
+    for way in distinct(all_ways()[name]):
+        if not (uses(way, "x") and uses(way, "y")):
+            continue
+        for first, second in MIXED:
+            check(way, name, random_tensors(first, second))
+            check(way, name, random_tensors(second, first))
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_layouts(name: str) -> None:
+    """Strides, with numbers and 0-dim tensors beside the tensors, are torch's."""
+    base = random_tensors(torch.float32)
+    variants = [
+        {letter: item.t() for letter, item in base.items()},
+        {**base, "x": base["x"].t().contiguous().t()},
+        {**base, "y": base["y"][:, :1], "x": base["x"][:1]},
+        {**base, "y": torch.tensor(1.5)},
+        {letter: item[:, ::2] for letter, item in base.items()},
+        {"x": torch.tensor(1.25), "y": torch.tensor(0.5), "c": torch.tensor(True)},
+    ]
+    for way in distinct(all_ways()[name]):
+        for tensors in variants:
+            check(way, name, tensors)
+
+
+# --- Python's own spellings, traced by fuser.fuse ------------------------------------------------------------------------
+SPELLINGS: dict[str, Callable[[Any, Any], Any]] = {
+    "x + y": lambda x, y: x + y,
+    "x - y": lambda x, y: x - y,
+    "x * y": lambda x, y: x * y,
+    "x / y": lambda x, y: x / y,
+    "x ** y": lambda x, y: abs(x) ** y,
+    "x + 2": lambda x, y: x + 2,
+    "2 + x": lambda x, y: 2 + x,
+    "x - 2": lambda x, y: x - 2,
+    "2 - x": lambda x, y: 2 - x,
+    "2.5 * x": lambda x, y: 2.5 * x,
+    "x / 3": lambda x, y: x / 3,
+    "3 / x": lambda x, y: 3 / x,
+    "x ** 2": lambda x, y: x**2,
+    "x ** -1": lambda x, y: x**-1,
+    "2 ** x": lambda x, y: 2**x,
+    "-x": lambda x, y: -x,
+    "abs(x)": lambda x, y: abs(x),
+    "x < y": lambda x, y: x < y,
+    "2 > x": lambda x, y: 2 > x,
+    "x == 1": lambda x, y: x == 1,
+    "x != y": lambda x, y: x != y,
+    "x >= 0": lambda x, y: x >= 0,
+    "x <= y": lambda x, y: x <= y,
+    "x.clamp(-1, 1)": lambda x, y: x.clamp(-1, 1),
+    "x.clamp(min=y)": lambda x, y: x.clamp(min=y),
+    "torch.clamp(x, max=y)": lambda x, y: torch.clamp(x, max=y),
+    "x.where(x > y, y)": lambda x, y: x.where(x > y, y),
+    "torch.where(x > 0, x, 0.0)": lambda x, y: torch.where(x > 0, x, 0.0),
+    "torch.where(x > 0, 1.0, 0.0)": lambda x, y: torch.where(x > 0, 1.0, 0.0),
+    "torch.add(x, y, alpha=2)": lambda x, y: torch.add(x, y, alpha=2),
+    "x.sub(y, alpha=2)": lambda x, y: x.sub(y, alpha=2),
+    "torch.rsub(x, 2)": lambda x, y: torch.rsub(x, 2),
+    "F.gelu(x)": lambda x, y: F.gelu(x),
+    "F.gelu(x, approximate='tanh')": lambda x, y: F.gelu(x, approximate="tanh"),
+    "F.silu(x)": lambda x, y: F.silu(x),
+    "F.relu(x)": lambda x, y: F.relu(x),
+    "torch.sigmoid(x).mul(y)": lambda x, y: torch.sigmoid(x).mul(y),
+    "torch.maximum(input=x, other=y)": lambda x, y: torch.maximum(input=x, other=y),
+    "operator.truediv(x, y)": operator.truediv,
+}
+
+
+@pytest.mark.parametrize("text", SPELLINGS)
+def test_spellings(text: str) -> None:
+    function = SPELLINGS[text]
+    one = fuser.fuse(function)
+    x, y = draw((5, 33), torch.float32, seed=4), draw((5, 33), torch.float32, seed=5)
+    before = fuser.stats()["launches"]
+    got = one(x, y)
+    assert fuser.stats()["launches"] == before + 1
+    wanted = function(x, y)
+    assert got.dtype == wanted.dtype
+    assert got.stride() == wanted.stride()
+    if got.dtype == torch.bool:
+        assert torch.equal(got, wanted)
+    else:
+        truth = function(x.double(), y.double()).to(got.dtype)
+        assert bool((distance(got, truth) <= distance(wanted, truth).clamp(min=4)).all())
+    for dtype in (torch.int32, torch.bool, torch.bfloat16):
+        mine, theirs = outcome(one, x.to(dtype), y.to(dtype)), outcome(function, x.to(dtype), y.to(dtype))
+        if isinstance(theirs, Exception):
+            assert isinstance(mine, type(theirs)), f"{text} on {dtype}: {mine!r} instead of {theirs!r}"
+        else:
+            assert mine.dtype == theirs.dtype, f"{text} on {dtype}: {mine.dtype} instead of {theirs.dtype}"
+            assert torch.allclose(mine.double(), theirs.double(), rtol=0.02, atol=0.02, equal_nan=True), f"{text} {dtype}"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: x.bool() - y.bool(),
+        lambda x, y: -x.bool(),
+        lambda x, y: torch.relu(x.bool()),
+        lambda x, y: torch.where(x, y, y),
+        lambda x, y: torch.add(x.int(), y.int(), alpha=0.5),
+        lambda x, y: torch.add(x.bool(), y.bool(), alpha=0.5),
+        lambda x, y: torch.add(x, y[:3, :4]),
+        lambda x, y: x.int() ** -1,
+        lambda x, y: torch.clamp(x.bool(), 0, 1),
+        lambda x, y: torch.maximum(x, y[0, :2]),
+        lambda x, y: F.gelu(x.int()),
+        lambda x, y: F.silu(x.int()),
+    ],
+)
+def test_errors_are_torchs(function: Callable[..., Any]) -> None:
+    x, y = draw((5, 33), torch.float32, seed=4), draw((5, 33), torch.float32, seed=5)
+    with pytest.raises(Exception) as wanted:  # noqa: PT011 - whatever torch raises
+        function(x, y)
+    with pytest.raises(type(wanted.value)):
+        fuser.fuse(function)(x, y)
+
+
+def test_casts() -> None:
+    x = draw((5, 33), torch.float32, (-90, 90), seed=4)
+    for dtype in (torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int8, torch.int64, torch.bool):
+        graph = torch.fx.Graph()
+        graph.output(graph.call_function(torch.ops.aten._to_copy.default, (graph.placeholder("x"),), {"dtype": dtype}))
+        module = fuser.fx.fuse_graph(torch.fx.GraphModule(torch.nn.Module(), graph))
+        before = fuser.stats()["launches"]
+        got = module(x)
+        assert fuser.stats()["launches"] == before + 1
+        assert got.dtype == dtype
+        assert same_bits(got, x.to(dtype))
