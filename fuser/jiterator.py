@@ -191,6 +191,9 @@ class JitFunction:
 
     def _call_operator(self, tensors: tuple[Any, ...], out: Any, scalars: dict[str, Any]) -> Any:
         # Traced by Dynamo: one call of the operator, so that the graph does not break.
+        needs_grad = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in tensors)
+        if needs_grad and out is None and self.function.fallback is not None:
+            return self.function.fallback(*tensors, **{**self.defaults, **scalars})
         values = [*tensors, *(scalars[name] if name in scalars else self.defaults[name] for name in self.scalar_names)]
         kinds = "".join("t" if isinstance(value, torch.Tensor) else "n" for value in values)
         results = torch.ops.fuser.run(

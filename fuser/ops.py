@@ -108,13 +108,17 @@ def _eager_add(a: Any, b: Any, *, alpha: Any) -> Any:
     return torch.add(a, b, alpha=alpha) if isinstance(a, torch.Tensor) else torch.rsub(b, a, alpha=-alpha)
 
 
-def _eager_sub(a: Any, b: Any, *, alpha: Any) -> Any:
-    return torch.sub(a, b, alpha=alpha) if isinstance(a, torch.Tensor) else torch.rsub(b, a, alpha=alpha)
+def _eager_sub(a: Any, b: Any, *, minus_alpha: Any) -> Any:
+    is_tensor = isinstance(a, torch.Tensor)
+    return torch.sub(a, b, alpha=-minus_alpha) if is_tensor else torch.rsub(b, a, alpha=-minus_alpha)
 
 
 # --- arithmetic -------------------------------------------------------------------------------------------------
 _define("add", "T a, T b, T alpha", "return a + alpha * b;", _eager_add, kinds=ANY_REAL, scalars=("alpha",))
-_define("sub", "T a, T b, T alpha", "return a - alpha * b;", _eager_sub, kinds=REAL, scalars=("alpha",))
+# ATen adds with the negated alpha, and so do the bindings below.
+_define(
+    "sub", "T a, T b, T minus_alpha", "return a + minus_alpha * b;", _eager_sub, kinds=REAL, scalars=("minus_alpha",)
+)
 _define("mul", "T a, T b", "return a * b;", operator.mul, kinds=ANY_REAL)
 _define("div", "T a, T b", "return a / b;", torch.div, kinds=ANY_REAL, promotion=Promotion.INT_TO_FLOAT)
 # ATen's CUDA kernel multiplies by the reciprocal when the divisor is one number; its CPU kernel divides.
@@ -296,12 +300,12 @@ def _bind_add(input: Any, other: Any, *, alpha: Any = 1) -> Call:  # noqa: A002
     return _call("add", input, other, alpha=alpha)
 
 
-def _bind_sub(input: Any, other: Any, *, alpha: Any = 1) -> Call:  # noqa: A002
-    return _call("sub", input, other, alpha=alpha)
+def _bind_sub(input: Any, other: Any, *, alpha: Any = 1) -> Call | None:  # noqa: A002
+    return _call("sub", input, other, minus_alpha=-alpha) if isinstance(alpha, NUMBER_TYPES) else None
 
 
-def _bind_rsub(input: Any, other: Any, alpha: Any = 1) -> Call:  # noqa: A002
-    return _call("sub", other, input, alpha=alpha)
+def _bind_rsub(input: Any, other: Any, alpha: Any = 1) -> Call | None:  # noqa: A002
+    return _bind_sub(other, input, alpha=alpha)
 
 
 def _bind_div(input: Any, other: Any, *, rounding_mode: Any = None) -> Call | None:  # noqa: A002

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fuser.cpu.prelude import emit_prelude as emit_cpu_prelude
 from fuser.cpu.prelude import has_vector_form
 from fuser.cuda.prelude import emit_prelude as emit_cuda_prelude
-from fuser.prelude import load_blocks
+from fuser.prelude import _e4m3fn_overflow, load_blocks
 
 CXX = next((c for c in (os.environ.get("CXX"), "g++", "c++") if c and shutil.which(c)), None)
 NATIVE = ("-march=native", "-mprefer-vector-width=512")
@@ -80,9 +81,9 @@ def nvrtc(nvrtc_found: bool) -> None:
 # ---- names ----
 
 UNARY = (
-    "acos acosh asin asinh atan atanh cbrt ceil cos cosh cospi cyl_bessel_i0 cyl_bessel_i1 erf erfc erfcinv erfcx erfinv "
-    "exp exp10 exp2 expm1 fabs floor j0 j1 lgamma log log10 log1p log2 logb nearbyint normcdf normcdfinv rcbrt rint round rsqrt "
-    "sin sinh sinpi sqrt tan tanh tgamma trunc y0 y1"
+    "acos acosh asin asinh atan atanh cbrt ceil cos cosh cospi cyl_bessel_i0 cyl_bessel_i1 erf erfc erfcinv erfcx "
+    "erfinv exp exp10 exp2 expm1 fabs floor j0 j1 lgamma log log10 log1p log2 logb nearbyint normcdf normcdfinv rcbrt rint "
+    "round rsqrt sin sinh sinpi sqrt tan tanh tgamma trunc y0 y1"
 ).split()
 BINARY = "atan2 copysign fdim fmax fmin fmod hypot nextafter pow remainder".split()
 TO_INTEGER = {"ilogb": "int", "lrint": "long", "lround": "long", "llrint": "long long", "llround": "long long"}
@@ -233,10 +234,11 @@ def complex_statements() -> str:
         "c = fuser_cast<std::complex<float>>(z) + fuser_cast<std::complex<float>>(i); sink += fuser_cast<bool>(c);"
     )
     lines.append(
-        "c = fuser_isolate<1>(c); sink += fuser_cast<int>(z); sink += std::real(f) + std::imag(f) + std::norm(f) + std::arg(f);"
+        "c = fuser_isolate<1>(c); sink += fuser_cast<int>(z); "
+        "sink += std::real(f) + std::imag(f) + std::norm(f) + std::arg(f);"
     )
     lines.append(
-        "c = fuser_to_compute(fuser_from_compute<fuser_complex_half>(c));",
+        "c = fuser_to_compute(fuser_from_compute<fuser_complex_half>(c)); "
         'static_assert(sizeof(fuser_complex_half) == 4, "");',
     )
     return "\n".join(lines)
@@ -336,6 +338,17 @@ def test_text_is_deterministic_and_short(emit: Callable[[frozenset[str], frozens
     assert "struct alignas(2 * sizeof(T)) complex" in emit(frozenset({"complex"}), frozenset())
     assert "using ::expf;" in emit(frozenset({"expf"}), frozenset())
     assert "using ::sin;" not in emit(frozenset({"expf"}), frozenset())
+
+
+def test_float8_text_is_the_same_under_fake_tensors() -> None:
+    def emit() -> str:
+        _e4m3fn_overflow.cache_clear()
+        return emit_cpu_prelude.__wrapped__(frozenset(), frozenset({"float8"}))
+
+    with FakeTensorMode():
+        fake = emit()
+    assert fake == emit()
+    assert re.search(r"^#define FUSER_E4M3FN_OVERFLOW 0x7[ef]u$", fake, re.MULTILINE)
 
 
 # ---- calling compiled C++ ----

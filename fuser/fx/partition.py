@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from fuser.compiler import registered
+from fuser.graph import FusionGroup
 from fuser.jiterator import JitFunction
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
 from fuser.ops import Call, bind_function, bind_method
 
-__all__ = ["Partition", "bind_node", "is_fusible", "partition"]
+__all__ = ["Partition", "bind_group", "bind_node", "is_fusible", "partition"]
 
 # Longer chains only make longer kernels; a bound keeps compile time bounded.
 MAX_APPLICATIONS = 128
@@ -47,10 +49,22 @@ def bind_node(node: fx.Node) -> Call | None:
     return None
 
 
+def bind_group(node: fx.Node) -> tuple[FusionGroup, list[Any]] | None:
+    """Return the registered group a node runs (``torch.ops.fuser.run``) and its inputs, or None for other nodes."""
+    if node.target is not torch.ops.fuser.run.default:
+        return None
+    key, kinds, tensors, numbers = node.args
+    next_tensor, next_number = iter(tensors), iter(numbers)  # type: ignore[arg-type]
+    inputs = [next(next_tensor) if kind == "t" else next(next_number) for kind in str(kinds)]
+    return registered(int(str(key))).group, inputs
+
+
 def is_fusible(node: fx.Node) -> bool:
     """Whether a node can be part of a group: it has a functor, and its value, where known, is a strided tensor."""
     call = bind_node(node)
-    if call is None or not any(isinstance(value, fx.Node) for value in _flat_tensors(call)):
+    if call is not None and not any(isinstance(value, fx.Node) for value in _flat_tensors(call)):
+        return False
+    if call is None and bind_group(node) is None:
         return False
     values = [node.meta.get("val"), *(source.meta.get("val") for source in node.all_input_nodes)]
     return all(_is_plain(value) for value in values if value is not None)
@@ -143,7 +157,7 @@ class _Partitioner:
             node.op == "call_function"
             and node.target is operator.getitem
             and isinstance(node.args[0], fx.Node)
-            and isinstance(node.args[0].target, JitFunction)
+            and (isinstance(node.args[0].target, JitFunction) or bind_group(node.args[0]) is not None)
             and self.fusible[self.unit[node.args[0]]]
         )
 
@@ -195,7 +209,8 @@ class _Partitioner:
         if len(devices) > 1:
             return False
         is_connected = bool((self.ancestors[second] >> first | self.ancestors[first] >> second) & 1)
-        shapes = {tuple(value.shape) for node in outputs if isinstance(value := node.meta.get("val"), torch.Tensor)}
+        # As text: sizes may be symbols, which do not hash.
+        shapes = {str(value.shape) for node in outputs if isinstance(value := node.meta.get("val"), torch.Tensor)}
         return is_connected or len(shapes) <= 1
 
     def _try_merge(self, first: int, second: int) -> None:

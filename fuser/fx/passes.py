@@ -13,7 +13,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from fuser.compiler import register
 from fuser.config import config
 from fuser.executor import run, warm_up
-from fuser.fx.partition import Partition, bind_node, partition
+from fuser.fx.partition import Partition, bind_group, bind_node, partition
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.jiterator import JitFunction
 from fuser.ops import Call
@@ -136,6 +136,10 @@ class _GroupWriter:
             source, place = node.args
             self.values[node] = (self.values[source][place],)  # type: ignore[index]
             return
+        found = bind_group(node)
+        if found is not None:
+            self.values[node] = self._inline(*found)
+            return
         call = bind_node(node)
         assert call is not None, "the partitioner chose it"
         self.values[node] = self._apply(call, node.name)
@@ -144,6 +148,16 @@ class _GroupWriter:
         tensors = [self._tensor(value) for value in call.tensors]
         scalars = [self._scalar(call.scalars[item.name], item.name) for item in call.function.functor.scalars]
         return self.builder.apply(call.function, tensors, scalars, name)
+
+    def _inline(self, group: FusionGroup, inputs: list[Any]) -> tuple[int, ...]:
+        handles = [
+            self._scalar(value, item.name) if item.is_scalar else self._tensor(value)
+            for item, value in zip(group.inputs, inputs, strict=True)
+        ]
+        for item in group.applications:
+            tensors = [handles[value] for value in item.tensors]
+            handles += self.builder.apply(item.function, tensors, [handles[value] for value in item.scalars], item.name)
+        return tuple(handles[value] for value in group.outputs)
 
     def _tensor(self, value: Any) -> int:
         if isinstance(value, Call):
@@ -209,27 +223,28 @@ def _replace_uses(graph: fx.Graph, fused: fx.Node, returned: list[fx.Node], writ
     place = 0
     last = fused
     for node in returned:
-        width = len(writer.values[node])
-        new: Any = fused
-        if count > 1:
-            items = []
-            for offset in range(width):
-                with graph.inserting_after(last):
-                    last = graph.call_function(operator.getitem, (fused, place + offset))
-                value = fused.meta.get("val")
-                if value is not None:
-                    last.meta["val"] = value[place + offset]
-                items.append(last)
-            new = items[0] if width == 1 and not _is_tuple(node) else items
-        if isinstance(new, list):
+        items = []
+        for offset in range(len(writer.values[node])):
+            if count == 1:
+                items.append(fused)
+                continue
             with graph.inserting_after(last):
-                new = last = graph.call_function(tuple, (new,))
-        node.replace_all_uses_with(new)
-        place += width
+                last = graph.call_function(operator.getitem, (fused, place + offset))
+            if "val" in fused.meta:
+                last.meta["val"] = fused.meta["val"][place + offset]
+            items.append(last)
+        place += len(items)
+        if _is_tuple(node):
+            with graph.inserting_after(last):
+                last = graph.call_function(tuple, (items,))
+            node.replace_all_uses_with(last)
+        else:
+            node.replace_all_uses_with(items[0])
 
 
 def _is_tuple(node: fx.Node) -> bool:
-    return isinstance(node.target, JitFunction) and node.target.function.num_outputs > 1
+    is_several = isinstance(node.target, JitFunction) and node.target.function.num_outputs > 1
+    return is_several or node.target is torch.ops.fuser.run.default
 
 
 def _sort(graph: fx.Graph) -> None:

@@ -19,7 +19,7 @@ _NOT_IN_STD = frozenset({"assert", "clamp", "labs", "llabs", "max", "min", "prin
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A piece of C++ text and when it is emitted: all `features` are on, and it is `always` there or one of `names` is used."""
+    """C++ text, emitted when all `features` are on and it is `always` there or one of `names` is used."""
 
     names: tuple[str, ...]
     features: frozenset[str]
@@ -109,10 +109,15 @@ def emit_selected(blocks: Iterable[Block], names: frozenset[str], features: froz
 
 @cache
 def _e4m3fn_overflow() -> str:
-    """Return the code that the installed torch gives a float that is too large for e4m3fn: NaN once, now the largest number."""
-    import torch  # noqa: PLC0415 - only float8 needs it, and the text alone must not cost an import of torch
+    """Return e4m3fn's code for a float that is too large, in the installed torch: NaN once, now the largest number."""
+    # Only float8 needs torch: the text alone must not cost its import.
+    import torch  # noqa: PLC0415
+    from torch.utils._python_dispatch import _disable_current_modes  # noqa: PLC0415
 
-    return f"0x{torch.tensor([1e6]).to(torch.float8_e4m3fn).view(torch.uint8).item():02x}u"
+    # Kernels are also written while torch.compile traces with fake tensors, which have no values.
+    with _disable_current_modes():
+        code = torch.tensor([1e6], device="cpu").to(torch.float8_e4m3fn).view(torch.uint8).item()
+    return f"0x{code:02x}u"
 
 
 def _is_in_std(name: str) -> bool:
