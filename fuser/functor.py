@@ -119,7 +119,9 @@ class Functor:
         before = self.source.encode()[:start]
         if line != before.count(b"\n") + 1 or column <= start - (before.rfind(b"\n") + 1):
             return column
-        return column - len(b"void") + (end - start)
+        # Columns inside the word "void" all mean the type it stands for.
+        first = start - (before.rfind(b"\n") + 1) + 1
+        return max(column - len(b"void") + (end - start), first)
 
     def signature(self) -> str:
         """Return how the functor is called, for messages: ``axpy(x, y, *, alpha)``."""

@@ -7,12 +7,12 @@ its results have the same bits. The ways a program can name an op (``torch.add``
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
@@ -296,6 +296,22 @@ def _binary(name: str) -> Binder:
     return bind
 
 
+def _binary_of_tensors(name: str) -> Binder:
+    def bind(input: Any, other: Any) -> Call | None:  # noqa: A002
+        return None if isinstance(input, NUMBER_TYPES) or isinstance(other, NUMBER_TYPES) else _call(name, input, other)
+
+    return bind
+
+
+def _tensor_first(binder: Binder) -> Binder:
+    # torch.add(2, x) is an error in torch, and stays one: the call is left to torch.
+    @functools.wraps(binder)
+    def bind(input: Any, *args: Any, **kwargs: Any) -> Call | None:  # noqa: A002
+        return None if isinstance(input, NUMBER_TYPES) else binder(input, *args, **kwargs)
+
+    return bind
+
+
 def _bind_add(input: Any, other: Any, *, alpha: Any = 1) -> Call:  # noqa: A002
     return _call("add", input, other, alpha=alpha)
 
@@ -386,14 +402,15 @@ _UNARY = (
     "neg", "abs", "reciprocal", "square", "exp", "expm1", "log", "log1p", "log2", "sqrt", "rsqrt", "sin", "cos",
     "tanh", "erf", "sigmoid", "floor", "ceil",
 )  # fmt: skip
-_BINARY = ("mul", "lt", "le", "gt", "ge", "eq", "ne", "maximum", "minimum")
+_BINARY = ("mul", "lt", "le", "gt", "ge", "eq", "ne")
 
 
-@cache
+@functools.cache
 def _methods() -> dict[str, Binder]:
     return {
         **{name: _unary(name) for name in _UNARY},
         **{name: _binary(name) for name in _BINARY},
+        **{name: _binary_of_tensors(name) for name in ("maximum", "minimum")},
         **{f"__{name}__": _binary(name) for name in ("lt", "le", "gt", "ge", "eq", "ne", "mul")},
         "__rmul__": _binary("mul"),
         "add": _bind_add, "__add__": _bind_add, "__radd__": _bind_add,
@@ -408,12 +425,16 @@ def _methods() -> dict[str, Binder]:
     }  # fmt: skip
 
 
-@cache
+@functools.cache
 def _functions() -> dict[Any, Binder]:
     # Built on first use: looking the ATen overloads up takes longer than importing the rest of fuser.
     return {
-        **{getattr(torch, name): bind for name, bind in _methods().items() if hasattr(torch, name) and name != "where"},
-        **{getattr(operator, name): _binary(name) for name in ("mul", "lt", "le", "gt", "ge", "eq", "ne")},
+        **{
+            getattr(torch, name): bind if name == "pow" else _tensor_first(bind)
+            for name, bind in _methods().items()
+            if hasattr(torch, name) and name != "where"
+        },
+        **{getattr(operator, name): _binary(name) for name in _BINARY},
         **{getattr(operator, name): _unary(name) for name in ("neg", "abs")},
         abs: _unary("abs"),
         operator.add: _bind_add,
@@ -430,7 +451,7 @@ def _functions() -> dict[Any, Binder]:
         **{overload: _unary(name) for name in (*_UNARY, "relu", "silu") for overload in _overloads(name)},
         **{
             overload: _binary(name)
-            for name in ("mul", "lt", "le", "gt", "ge", "eq", "ne")
+            for name in _BINARY
             for overload in _overloads(f"{name}.Tensor", f"{name}.Scalar")
         },
         **dict.fromkeys(_overloads("add.Tensor", "add.Scalar"), _bind_add),

@@ -82,8 +82,8 @@ def nvrtc(nvrtc_found: bool) -> None:
 
 UNARY = (
     "acos acosh asin asinh atan atanh cbrt ceil cos cosh cospi cyl_bessel_i0 cyl_bessel_i1 erf erfc erfcinv erfcx "
-    "erfinv exp exp10 exp2 expm1 fabs floor j0 j1 lgamma log log10 log1p log2 logb nearbyint normcdf normcdfinv rcbrt rint "
-    "round rsqrt sin sinh sinpi sqrt tan tanh tgamma trunc y0 y1"
+    "erfinv exp exp10 exp2 expm1 fabs floor j0 j1 lgamma log log10 log1p log2 logb nearbyint normcdf normcdfinv rcbrt "
+    "rint round rsqrt sin sinh sinpi sqrt tan tanh tgamma trunc y0 y1"
 ).split()
 BINARY = "atan2 copysign fdim fmax fmin fmod hypot nextafter pow remainder".split()
 TO_INTEGER = {"ilogb": "int", "lrint": "long", "lround": "long", "llrint": "long long", "llround": "long long"}

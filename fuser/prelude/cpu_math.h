@@ -71,7 +71,7 @@
 #define FUSER_MVEC_ISA "b"
 #endif
 #define FUSER_HIDDEN __attribute__((visibility("hidden"), const, nothrow))
-#define FUSER_SIMD __attribute__((simd("notinbranch"), visibility("hidden"), const, nothrow))
+#define FUSER_SIMD __attribute__((simd("notinbranch"), const, nothrow))
 
 template <typename T, int bytes> struct fuser_vector { typedef T type __attribute__((vector_size(bytes))); };
 template <typename T> using fuser_widest = typename fuser_vector<T, FUSER_MVEC_BYTES>::type;

@@ -1,0 +1,312 @@
+"""The IR: lint rules, canonical form and keys, JSON, the networkx view, and what separates kernels of one group."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import hypothesis.strategies as st
+import networkx
+import pytest
+import torch
+from hypothesis import given
+
+import fuser
+from fuser import executor
+from fuser.compiler import register
+from fuser.config import SETTINGS, config
+from fuser.dtypes import Rank
+from fuser.errors import ArgumentError, GroupError
+from fuser.functor import parse_functor
+from fuser.graph import Application, Function, FusionGroup, GroupBuilder, Input, Promotion
+from fuser.kernel_cache import KernelStore
+from fuser.kernel_spec import ArgSpec, InputSpec
+
+AXPY = Function(parse_functor("template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }", ("alpha",)))
+MUL = Function(parse_functor("template <typename T> T mul(T x, T y) { return x * y; }"))
+NEG = Function(parse_functor("template <typename T> T neg(T x) { return -x; }"))
+SPLIT = Function(parse_functor("template <typename T> void split(T x, T& a, T& b) { a = x + 1; b = x - 1; }", (), 2))
+
+TWO = (Input("x"), Input("y"))
+SCALED = (*TWO, Input("alpha", is_scalar=True))
+BAD_OUT_DTYPES = replace(SPLIT, out_dtypes=(torch.float32,))
+
+# What is wrong, the group's parts, the message.
+BAD_GROUPS: list[tuple[str, tuple[Input, ...], tuple[Application, ...], tuple[int, ...], str]] = [
+    ("no output", TWO, (Application(MUL, (0, 1)),), (), "a group needs an output"),
+    ("no tensor", TWO, (Application(NEG, ()),), (2,), r"application 0 \(neg\): needs a tensor"),
+    ("too many tensors", TWO, (Application(NEG, (0, 1)),), (2,), r"neg\(x\) got 2 tensors"),
+    ("too few tensors", TWO, (Application(MUL, (0,)),), (2,), r"mul\(x, y\) got 1 tensors"),
+    ("no scalar", SCALED, (Application(AXPY, (0, 1)),), (3,), r"axpy\(x, y, \*, alpha\) got 0 scalars"),
+    ("too many scalars", SCALED, (Application(MUL, (0, 1), (2,)),), (3,), r"mul\(x, y\) got 1 scalars"),
+    ("out_dtypes", TWO, (Application(BAD_OUT_DTYPES, (0,)),), (2,), "1 out_dtypes for 2 outputs"),
+    ("itself", TWO, (Application(MUL, (0, 2)),), (2,), "value 2 is used before it is made"),
+    ("later", TWO, (Application(NEG, (3,)), Application(NEG, (0,))), (2,), "value 3 is used before it is made"),
+    ("negative", TWO, (Application(NEG, (-1,)),), (2,), "value -1 is used before it is made"),
+    ("scalar as tensor", SCALED, (Application(NEG, (2,)),), (3,), "scalar input 'alpha' is used as a tensor"),
+    ("tensor as scalar", SCALED, (Application(AXPY, (0, 1), (0,)),), (3,), "value 0 is used as a scalar"),
+    (
+        "result as scalar",
+        SCALED,
+        (Application(NEG, (0,)), Application(AXPY, (0, 1), (3,))),
+        (4,),
+        "value 3 is used as a scalar",
+    ),
+    ("output is an input", TWO, (Application(MUL, (0, 1)),), (1,), "output value 1 is made by no application"),
+    ("output does not exist", TWO, (Application(MUL, (0, 1)),), (3,), "output value 3 is made by no application"),
+]
+
+
+@pytest.mark.parametrize(("what", "inputs", "applications", "outputs", "message"), BAD_GROUPS, ids=[b[0] for b in BAD_GROUPS])
+def test_lint(
+    what: str, inputs: tuple[Input, ...], applications: tuple[Application, ...], outputs: tuple[int, ...], message: str
+) -> None:
+    group = FusionGroup(inputs, applications, outputs)
+    for check in (group.lint, lambda: fuser.register_fusion(group), lambda: FusionGroup.from_json(group.to_json())):
+        with pytest.raises(GroupError, match=message):
+            check()
+
+
+def build(
+    names: str = "xya",
+    *,
+    functions: tuple[Function, Function, Function] = (AXPY, MUL, NEG),
+    is_swapped: bool = False,
+    is_late: bool = False,
+    has_dead_code: bool = False,
+    has_duplicate: bool = False,
+    outputs: tuple[str, ...] = ("product", "negated"),
+) -> FusionGroup:
+    """Return axpy(x, y, alpha) * (-x) with two outputs, written in one of many ways."""
+    axpy, mul, neg = functions
+    builder = GroupBuilder()
+    x, y = builder.add_input(names[0]), builder.add_input(names[1])
+    alpha = builder.add_input(names[2], is_scalar=True)
+    values: dict[str, int] = {}
+
+    def apply_neg() -> None:
+        (values["negated"],) = builder.apply(neg, [x], name=names)
+
+    if not is_late:
+        apply_neg()
+    if has_dead_code:
+        builder.apply(SPLIT, [y])
+    (sum_,) = builder.apply(axpy, [y, x] if is_swapped else [x, y], [alpha], name=names)
+    if is_late:
+        apply_neg()
+    second = values["negated"]
+    if has_duplicate:
+        (second,) = builder.apply(neg, [x])
+    (values["product"],) = builder.apply(mul, [sum_, second])
+    return builder.build([values[name] for name in outputs])
+
+
+OTHER_AXPY = Function(parse_functor(AXPY.functor.source + " ", ("alpha",)))
+SAME = {
+    "names": {"names": "pqr"},
+    "order": {"is_late": True},
+    "dead code": {"has_dead_code": True},
+    "duplicate": {"has_duplicate": True},
+    "all": {"names": "pqr", "is_late": True, "has_dead_code": True, "has_duplicate": True},
+}
+DIFFERENT = {
+    "text": {"functions": (OTHER_AXPY, MUL, NEG)},
+    "out_dtypes": {"functions": (AXPY, replace(MUL, out_dtypes=(torch.float64,)), NEG)},
+    "promotion": {"functions": (AXPY, MUL, replace(NEG, promotion=Promotion.INT_TO_FLOAT))},
+    "unpromoted": {"functions": (AXPY, replace(MUL, unpromoted=("y",)), NEG)},
+    "op": {"functions": (AXPY, MUL, replace(NEG, op="neg"))},
+    "layout of numbers": {"functions": (AXPY, MUL, replace(NEG, numbers_have_layout=False))},
+    "fallback": {"functions": (AXPY, MUL, replace(NEG, fallback=torch.neg))},
+    "argument order": {"is_swapped": True},
+    "output order": {"outputs": ("negated", "product")},
+    "fewer outputs": {"outputs": ("product",)},
+    "repeated output": {"outputs": ("product", "negated", "negated")},
+}
+
+
+@pytest.mark.parametrize("change", SAME.values(), ids=SAME)
+def test_key_stays(change: dict[str, Any]) -> None:
+    one, other = build(), build(**change)
+    assert one != other
+    assert one.key == other.key
+    assert one.canonical() == other.canonical()
+    assert fuser.register_fusion(one) == fuser.register_fusion(other)
+    assert register(one) is register(other)
+
+
+@pytest.mark.parametrize("change", DIFFERENT.values(), ids=DIFFERENT)
+def test_key_changes(change: dict[str, Any]) -> None:
+    assert build().key != build(**change).key
+
+
+def test_key_is_the_same_in_every_process() -> None:
+    # 63 bits of a hash of the structure alone; no id() and no hash() of a string in it.
+    group = build()
+    assert 0 <= group.key < 2**63
+    assert group.key == FusionGroup.from_json(group.to_json()).key
+    assert GroupBuilder().build([]).key == 7206684346966266364
+
+
+def test_constants_are_part_of_the_key_and_not_of_the_spec() -> None:
+    def scaled(default: float | None) -> FusionGroup:
+        builder = GroupBuilder()
+        x = builder.add_input("x")
+        number = builder.add_input("c", default=default)
+        return builder.build(builder.apply(MUL, [x, number]))
+
+    keys = {scaled(default).key for default in (None, 1.0, 2.0)}
+    assert len(keys) == 3
+    assert register(scaled(1.0)) is register(scaled(2.0))
+    with pytest.raises(ArgumentError, match=r"takes 2 inputs \(x, c\), got 1"):
+        scaled(None).fill_inputs([1.0])
+    assert scaled(2.0).fill_inputs([1.0]) == [1.0, 2.0]
+    assert scaled(2.0).fill_inputs([1.0, 5.0]) == [1.0, 5.0]
+    with pytest.raises(ArgumentError, match="got 3"):
+        scaled(2.0).fill_inputs([1.0, 5.0, 6.0])
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> FusionGroup:
+    """Draw a DAG of one to eight applications."""
+    builder = GroupBuilder()
+    values = [builder.add_input(f"x{index}") for index in range(draw(st.integers(1, 3)))]
+    scalar = builder.add_input("s", is_scalar=True)
+    made: list[int] = []
+    for _ in range(draw(st.integers(1, 8))):
+        function = draw(st.sampled_from((AXPY, MUL, NEG, SPLIT)))
+        tensors = [draw(st.sampled_from(values + made)) for _ in function.functor.tensors]
+        made += builder.apply(function, tensors, [scalar] if function is AXPY else [])
+    return builder.build(draw(st.lists(st.sampled_from(made), min_size=1, max_size=3)))
+
+
+def shuffle(group: FusionGroup, seed: int) -> FusionGroup:
+    """Write the applications in another order that is possible."""
+    rng, builder = random.Random(seed), GroupBuilder()
+    values = {value: builder.add_input(f"r{value}", is_scalar=item.is_scalar) for value, item in enumerate(group.inputs)}
+    left = list(enumerate(group.applications))
+    while left:
+        ready = [entry for entry in left if all(value in values for value in entry[1].tensors)]
+        index, item = rng.choice(ready)
+        left.remove((index, item))
+        made = builder.apply(item.function, [values[v] for v in item.tensors], [values[v] for v in item.scalars])
+        values |= {group.value_offsets()[index] + place: value for place, value in enumerate(made)}
+    return builder.build([values[value] for value in group.outputs])
+
+
+@given(groups(), st.integers(0, 99))
+def test_random_groups(group: FusionGroup, seed: int) -> None:
+    group.lint()
+    canonical = group.canonical()
+    canonical.lint()
+    assert canonical.canonical() == canonical
+    assert canonical.key == group.key == register(group).key
+    assert shuffle(group, seed).canonical() == canonical
+    assert FusionGroup.from_json(group.to_json()) == group
+    assert networkx.is_directed_acyclic_graph(group.to_networkx())
+
+
+def test_canonical_is_small_and_keeps_inputs_and_outputs() -> None:
+    group = build(has_dead_code=True, has_duplicate=True)
+    canonical = group.canonical()
+    assert sorted(item.function.name for item in canonical.applications) == ["axpy", "mul", "neg"]
+    assert [item.is_scalar for item in canonical.inputs] == [False, False, True]
+    assert [canonical.applications[canonical.producers()[value]].function.name for value in canonical.outputs] == ["mul", "neg"]
+    assert str(build()).splitlines()[-3:] == [
+        "  v4 = axpy(v0, v1, alpha=v2)", "  v5 = mul(v4, v3)", "  return v5, v3",
+    ]  # fmt: skip
+
+
+def test_a_deep_group_needs_no_recursion() -> None:
+    builder = GroupBuilder()
+    value = builder.add_input("x")
+    for _ in range(3000):
+        (value,) = builder.apply(NEG, [value])
+    assert len(builder.build([value]).canonical().applications) == 3000
+
+
+def test_select_outputs() -> None:
+    group = build()
+    negated = group.select_outputs([1])
+    assert [item.function.name for item in negated.applications] == ["neg"]
+    assert len(negated.inputs) == len(group.inputs)
+    assert negated.used_inputs() == (0,)
+    assert group.select_outputs([0, 1]) == group.canonical()
+    assert negated.key == build(outputs=("negated",)).key != group.key
+
+
+def test_json_keeps_everything_but_callables() -> None:
+    builder = GroupBuilder()
+    x = builder.add_input("x")
+    c = builder.add_input("c", default=1 - 2j)
+    function = replace(MUL, out_dtypes=(torch.complex128,), fallback=torch.mul, unpromoted=("y",), op="mul")
+    group = builder.build(builder.apply(function, [x, c], name="product"))
+    again = FusionGroup.from_json(group.to_json())
+    bare = replace(group.applications[0], function=replace(function, fallback=None))
+    assert again == replace(group, applications=(bare,))
+    assert again.inputs[1].default == 1 - 2j
+    data = json.loads(group.to_json()) | {"version": 99}
+    with pytest.raises(GroupError, match="version 99"):
+        FusionGroup.from_json(json.dumps(data))
+
+
+def test_networkx_view() -> None:
+    view = build().to_networkx()
+    assert networkx.is_directed_acyclic_graph(view)
+    assert set(view.nodes) == {
+        *(("input", i) for i in range(3)), *(("application", i) for i in range(3)), ("output", 0), ("output", 1),
+    }  # fmt: skip
+    edges = {(source, target, data["value"], data.get("parameter")) for source, target, data in view.edges(data=True)}
+    assert edges == {
+        (("input", 0), ("application", 0), 0, "x"),
+        (("input", 0), ("application", 1), 0, "x"),
+        (("input", 1), ("application", 1), 1, "y"),
+        (("input", 2), ("application", 1), 2, "alpha"),
+        (("application", 1), ("application", 2), 4, "x"),
+        (("application", 0), ("application", 2), 3, "y"),
+        (("application", 2), ("output", 0), 5, None),
+        (("application", 0), ("output", 1), 3, None),
+    }
+    assert view.nodes["application", 1]["label"] == "axpy"
+    assert view.nodes["input", 2]["is_scalar"] is True
+
+
+INPUT_CHANGES: dict[str, Any] = {"dtype": torch.float64, "rank": Rank.ZERO_DIM, "number": float, "inner": 0}
+CHANGES: dict[str, Callable[[ArgSpec], Any]] = {
+    "device_type": lambda args: "cuda",
+    "inputs": lambda args: (args.inputs[1], None),
+    "outputs": lambda args: (2,),
+    "rank": lambda args: 2,
+    "vector": lambda args: 4,
+    "wide_index": lambda args: True,
+    "default_dtype": lambda args: torch.float64,
+    "settings": lambda args: (("numerics", "fast"), *args.settings[1:]),
+}
+
+
+def test_each_field_of_a_call_separates_kernels() -> None:
+    group = GroupBuilder()
+    spec = register(group.build(group.apply(MUL, [group.add_input("x"), group.add_input("y")])))
+    ((_, args),) = executor.plan_texts(spec, [torch.empty(3, 2), torch.empty(3, 2)], torch.device("cpu"))
+    assert {item.name for item in dataclasses.fields(ArgSpec)} == set(CHANGES)
+    assert {item.name for item in dataclasses.fields(InputSpec)} == set(INPUT_CHANGES)
+    changed = [replace(args, **{name: change(args)}) for name, change in CHANGES.items()]
+    for name, value in INPUT_CHANGES.items():
+        changed.append(replace(args, inputs=(replace(args.inputs[0], **{name: value}), args.inputs[1])))
+    store, made = KernelStore(), []
+    for key in [args, *changed, *changed, args]:
+        store.get_or_compile((key, "host"), lambda key=key: made.append(key))  # type: ignore[misc, func-returns-value]
+    assert made == [args, *changed]
+
+
+def test_settings_that_change_code_are_in_the_key() -> None:
+    others = {"numerics": "fast", "cxx": "clang++"}
+    assert {setting.name for setting in SETTINGS if setting.changes_code} == set(others)
+    before = config.code_key()
+    for name, value in others.items():
+        with config.patch(**{name: value}):
+            assert config.code_key() != before
+    assert config.code_key() == before
