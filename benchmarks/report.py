@@ -139,8 +139,7 @@ def draw_throughput(axis: Any, records: list[Record]) -> None:
     """Draw bars of GB/s, with the device's copy as a line."""
     copy, shown = records[0], [record for record in records[1:] if record["status"] == "ok"]
     notes = [
-        f" {record['gb_per_s']:.4g}"
-        + ("" if record["ratio_to_eager"] is None else f"  ({record['ratio_to_eager']:.2f}x)")
+        short(record["gb_per_s"]) + ("" if record["ratio_to_eager"] is None else f"  ({record['ratio_to_eager']:.2f}x)")
         for record in shown
     ]
     draw_bars(axis, shown, [record["gb_per_s"] for record in shown], notes)
@@ -154,7 +153,7 @@ def draw_host(axis: Any, records: list[Record]) -> None:
     """Draw bars of microseconds, with one eager addition as a line."""
     add, shown = records[0], [record for record in records[1:] if record["status"] == "ok"]
     values = [record["time_us"]["median"] for record in shown]
-    draw_bars(axis, shown, values, [f" {value:.3g}" for value in values])
+    draw_bars(axis, shown, values, [short(value) for value in values])
     axis.axvline(add["time_us"]["median"], color=DARK, linestyle="--", linewidth=1)
     axis.set_title(f"host time of one call, six functors, {add['elements']} elements", fontsize=11, loc="left")
     axis.set_xlabel("microseconds, shorter is better; dashed: one torch.add")
@@ -170,7 +169,7 @@ def draw_compile(axis: Any, records: list[Record]) -> None:
     ):
         values = [max(record[key], 0.01) for record in shown]
         bars = axis.barh([i + offset for i in range(len(shown))], values, height=0.38, color=colour, label=name)
-        axis.bar_label(bars, [f" {value:.3g}" for value in values], fontsize=8)
+        axis.bar_label(bars, [short(value) for value in values], fontsize=8, padding=2)
     axis.set_xscale("log")
     tidy(axis, shown)
     axis.set_title("compile time, empty caches", fontsize=11, loc="left")
@@ -180,12 +179,18 @@ def draw_compile(axis: Any, records: list[Record]) -> None:
         axis.legend(fontsize=8, frameon=False, loc="upper right")
 
 
+def short(value: float) -> str:
+    """Return a number with three digits at least, and never with an exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def draw_bars(axis: Any, records: list[Record], values: list[float], notes: list[str]) -> None:
     """Draw one bar per record, fuser's own in another colour."""
     colours = [ORANGE if record["peer"].startswith("fuser") else GREY for record in records]
     bars = axis.barh(range(len(records)), values, color=colours, height=0.7)
     # On white, or the line of the copy would cross them out.
-    axis.bar_label(bars, notes, fontsize=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5}, zorder=3)
+    white = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+    axis.bar_label(bars, notes, fontsize=9, padding=3, bbox=white, zorder=3)
     tidy(axis, records)
 
 

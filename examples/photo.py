@@ -317,9 +317,9 @@ def save_times(times_ms: Mapping[str, float], title: str) -> Path:
     colours = ["#9aa5b1"] * (len(values) - 1) + ["#d9622b"]
     bars = axis.barh(names, values, color=colours, height=0.62)
     fastest = values[-1]
-    labels = [f"{v:.3g} ms" + (f"  ({v / fastest:.1f}x)" if v != fastest else "") for v in values]
+    labels = [f"{v:,.{0 if v >= 100 else 2}f} ms" + (f"  ({v / fastest:.1f}x)" if v != fastest else "") for v in values]
     axis.bar_label(bars, labels, padding=5, fontsize=10)
-    axis.set_xlim(0, max(values) * 1.2)
+    axis.set_xlim(0, max(values) * 1.22)
     axis.invert_yaxis()
     axis.set_xlabel("time of one call, milliseconds (median; shorter is better)")
     axis.set_title(title, fontsize=11, loc="left")

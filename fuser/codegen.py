@@ -120,6 +120,12 @@ def functor_label(index: int, functor: Functor) -> str:
 def emit_kernel(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelSource:
     """Write the kernel of a canonical group.
 
+    After the prelude it begins with the functors::
+
+        namespace fuser_f0 {
+        #line 1 "functor0.axpy"
+        template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }
+
     Raises:
         UnsupportedError: the dtypes have no kernel.
     """
@@ -169,6 +175,7 @@ def emit_arguments(loop: Loop, numbers: tuple[tuple[int, type], ...]) -> str:
           int64_t numel;
           float* out0;
           const float* in0;
+          const float* in1;
           double number2;
         };
     """
@@ -192,7 +199,7 @@ def emit_element(group: FusionGroup, args: ArgSpec, typing: Typing, functors: tu
 
         FUSER_INLINE void fuser_element(const float v0, const float v1, const double v2, float& out0) {
           // v3 = axpy(v0, v1, alpha=v2), float32
-          const float v3 = fuser_cast<float>(fuser_f0::axpy<float>(v0, v1, v2));
+          const float v3 = fuser_isolate<2>(fuser_cast<float>(fuser_f0::axpy<float>(fuser_isolate<0>(v0), fuser_isolate<1>(v1), v2)));
           out0 = v3;
         }
     """

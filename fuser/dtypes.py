@@ -110,7 +110,10 @@ def _combine(stronger: torch.dtype, weaker: torch.dtype) -> torch.dtype:
         return stronger
     if stronger.is_floating_point:
         return stronger.to_complex() if weaker.is_complex else stronger
-    if stronger is torch.bool or weaker.is_floating_point or weaker.is_complex:
+    if weaker.is_complex:
+        # Also for uint16 to uint64, which torch.promote_types refuses to mix with complex.
+        return weaker
+    if stronger is torch.bool or weaker.is_floating_point:
         return torch.promote_types(stronger, weaker)
     return stronger
 

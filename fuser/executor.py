@@ -142,6 +142,9 @@ def run(spec: KernelSpec, inputs: Sequence[Any], out: Sequence[torch.Tensor] | N
         FallbackError: the group can neither be fused nor run in eager torch.
     """
     inputs = list(inputs)
+    for tensor in out or ():
+        if not isinstance(tensor, torch.Tensor):
+            raise ArgumentError(f"out= takes tensors, got {type(tensor).__name__}")
     unusual = _unusual(spec, inputs, out)
     if unusual is not None:
         return unusual() if out is None else finish_out(out, unusual())

@@ -62,5 +62,5 @@ def _call_eager(function: Function, tensors: list[Any], scalars: dict[str, Any])
         assert function.fallback is not None, "run() checked"
         return function.fallback(*tensors, **scalars)
     if function.op == "to":
-        return tensors[0].to(function.out_dtypes[0])
+        return torch.ops.aten._to_copy.default(tensors[0], dtype=function.out_dtypes[0])
     return op_functions(function.op).eager(*tensors, **scalars)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -13,6 +14,9 @@ from fuser.errors import CompileError, Diagnostic, NoCompileError, point_at
 from fuser.layout import IterationSpace
 
 __all__ = ["ArgumentPacker", "Backend", "FusedKernel", "begin_compile", "build_compile_error"]
+
+# Where codegen puts each functor: no name of the user's.
+_NAMESPACE = re.compile(r"\bfuser_f\d+::")
 
 
 class FusedKernel(Protocol):
@@ -109,7 +113,8 @@ def build_compile_error(
         if functor is None:
             continue
         column = functor.column_in_source(item.line, item.column)
-        placed.append((functor, Diagnostic(functor.entry, item.line, column, item.severity, item.message)))
+        message = _NAMESPACE.sub("", item.message)
+        placed.append((functor, Diagnostic(functor.entry, item.line, column, item.severity, message)))
     if placed:
         lines = [f"functor {placed[0][0].entry!r} does not compile ({compiler})"]
         for functor, item in placed:
@@ -118,6 +123,7 @@ def build_compile_error(
     else:
         names = ", ".join(functor.entry for functor in source.functors)
         messages = [f"{item.severity}: {item.message}" for item in diagnostics] or log.strip().splitlines()[:10]
+        messages = [_NAMESPACE.sub("", message) for message in messages]
         lines = [f"the kernel of {names} does not compile ({compiler})", *messages]
     return CompileError(
         "\n".join(lines), diagnostics=[item for _, item in placed], source=source.text, options=options, log=log

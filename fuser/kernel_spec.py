@@ -188,6 +188,9 @@ def _check_kind(application: Application, common: torch.dtype, values: Sequence[
     op = op_functions(function.op)
     if dtype_kind(common) not in op.kinds:
         raise UnsupportedError(f"op {function.op!r} on {common}")
+    if function.op == "sub" and any(values[value] is torch.bool for value in application.tensors):
+        # torch has its own error for it.
+        raise UnsupportedError("op 'sub' with a bool tensor")
     if dtype_kind(common) != "float" and any(values[value].is_floating_point for value in application.scalars):
         # torch has its own error for it.
         raise UnsupportedError(f"op {function.op!r} on {common} with a floating scalar")

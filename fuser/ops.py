@@ -204,8 +204,9 @@ _define(
     lambda x: F.gelu(x, approximate="tanh"),
 )
 _ATEN = torch.ops.aten
-_define("threshold_backward", "T g, T x, T threshold", "return x <= threshold ? T(0) : g;",
-        _ATEN.threshold_backward, kinds=REAL, scalars=("threshold",))  # fmt: skip
+# ATen's iterator has the operands in this order, which decides the strides of the result.
+_define("threshold_backward", "T x, T g, T threshold", "return x <= threshold ? T(0) : g;",
+        lambda x, g, threshold: _ATEN.threshold_backward(g, x, threshold), kinds=REAL, scalars=("threshold",))  # fmt: skip
 _define("sigmoid_backward", "T g, T y", "return g * (T(1) - y) * y;", _ATEN.sigmoid_backward)
 _define("tanh_backward", "T g, T y", "return g * (T(1) - y * y);", _ATEN.tanh_backward)
 _define(
@@ -238,7 +239,7 @@ def cast_function(dtype: torch.dtype) -> Function:
     return Function(functor, op="to", out_dtypes=(dtype,))
 
 
-OPS["to"] = Op("to", cast_function(torch.float32), lambda x, dtype=torch.float32: x.to(dtype), ANY_REAL | {"complex"})
+OPS["to"] = Op("to", cast_function(torch.float32), lambda x, dtype=torch.float32: _ATEN._to_copy.default(x, dtype=dtype), ANY_REAL | {"complex"})
 
 
 # --- how programs name the ops ----------------------------------------------------------------------------------
@@ -379,7 +380,7 @@ def _bind_gelu_backward(grad_output: Any, self: Any, *, approximate: str = "none
 
 
 def _bind_threshold_backward(grad_output: Any, self: Any, threshold: Any) -> Call:
-    return _call("threshold_backward", grad_output, self, threshold=threshold)
+    return _call("threshold_backward", self, grad_output, threshold=threshold)
 
 
 def _bind_to_copy(self: Any, *, dtype: Any = None) -> Call | None:

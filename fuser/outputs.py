@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._prims_common.wrappers import _maybe_resize_out
 
-from fuser.errors import ArgumentError, DeviceError, ShapeError
+from fuser.errors import ArgumentError, DeviceError, GradientError, ShapeError
 from fuser.layout import Shape, Strides
 
 __all__ = ["check_out", "finish_out"]
@@ -17,7 +17,7 @@ __all__ = ["check_out", "finish_out"]
 def check_out(
     planned: Sequence[tuple[Shape, Strides, torch.dtype]], out: Sequence[torch.Tensor], inputs: Sequence[Any]
 ) -> tuple[bool, bool]:
-    """Check ``out=`` tensors against the planned outputs and the inputs.
+    """Check ``out=`` tensors against the planned outputs and the inputs, in torch's order; then resize them.
 
     Returns:
         Whether a tensor was resized, and whether the kernel can write to all of them directly (else it writes to new
@@ -25,28 +25,33 @@ def check_out(
 
     Raises:
         ArgumentError: a wrong number of tensors. ShapeError, DeviceError: they cannot take the result.
+        GradientError: one requires grad.
     """
     if len(out) != len(planned):
         raise ArgumentError(f"out= has {len(out)} tensors for {len(planned)} outputs")
-    resized, direct = False, True
-    for tensor, (shape, _, dtype) in zip(out, planned, strict=True):
-        if not torch.can_cast(dtype, tensor.dtype):
-            raise ShapeError(f"result type {dtype} can't be cast to the desired output type {tensor.dtype}")
-        if torch._debug_has_internal_overlap(tensor) == 1:
-            raise ShapeError(
-                "unsupported operation: more than one element of the written-to tensor refers to a single memory "
-                "location. Please clone() the tensor before performing the operation."
-            )
-        if tuple(tensor.shape) != shape:
-            _maybe_resize_out(tensor, shape)
-            resized = True
-        direct = direct and tensor.dtype == dtype
     tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
     for index, tensor in enumerate(out):
-        for other in (*tensors, *out[:index]):
-            if tensor.device != other.device and other.dim():
-                raise DeviceError(f"out= is on {tensor.device}, but an input is on {other.device}")
-            direct = direct and not _overlaps(tensor, other)
+        _check_memory(tensor, tensors, out[:index])
+    for tensor, (shape, _, dtype) in zip(out, planned, strict=True):
+        if tuple(tensor.shape) != shape and any(tensor is item for item in tensors):
+            raise ShapeError(
+                f"output with shape {list(tensor.shape)} doesn't match the broadcast shape {list(shape)}"
+            )
+        if not torch.can_cast(dtype, tensor.dtype):
+            raise ShapeError(
+                f"result type {_torch_name(dtype)} can't be cast to the desired output type {_torch_name(tensor.dtype)}"
+            )
+    resized = False
+    for tensor, (shape, strides, _) in zip(out, planned, strict=True):
+        if tuple(tensor.shape) != shape:
+            _resize(tensor, shape, strides)
+            resized = True
+    # Where torch cannot tell whether memory overlaps and goes on, the kernel writes to new tensors.
+    direct = all(tensor.dtype == dtype for tensor, (_, _, dtype) in zip(out, planned, strict=True)) and not any(
+        _overlap(tensor, other) in {_PARTIAL, _UNKNOWN}
+        for index, tensor in enumerate(out)
+        for other in (*tensors, *out[:index])
+    )
     return resized, direct
 
 
@@ -58,24 +63,70 @@ def finish_out(out: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> 
     return list(out)
 
 
-def _overlaps(written: torch.Tensor, other: torch.Tensor) -> bool:
-    # at::get_overlap_status. The same elements in the same order may be overwritten in place. A partial overlap is
-    # torch's error; where torch cannot tell and goes on, the caller writes to a new tensor.
-    if written is other or not written.numel() or not other.numel() or written.device != other.device:
-        return False
-    begin, end = _memory_range(written)
-    other_begin, other_end = _memory_range(other)
-    if end <= other_begin or other_end <= begin:
-        return False
-    same = begin == other_begin and end == other_end
-    if same and written.stride() == other.stride() and written.shape == other.shape:
-        return False
-    if _is_dense(written) and _is_dense(other):
+def _resize(tensor: torch.Tensor, shape: Shape, strides: Strides) -> None:
+    # at::native::resize_output, with its warning.
+    if tensor.numel():
+        warnings.warn(
+            f"An output with one or more elements was resized since it had shape {list(tensor.shape)}, which does not "
+            f"match the required output shape {list(shape)}. This behavior is deprecated, and in a future PyTorch "
+            "release outputs will not be resized unless they have zero elements. You can explicitly reuse an out "
+            "tensor t by resizing it, inplace, to zero elements with t.resize_(0).",
+            stacklevel=2,
+        )
+    tensor.resize_(shape).as_strided_(shape, strides)
+
+
+def _check_memory(written: torch.Tensor, inputs: Sequence[torch.Tensor], written_before: Sequence[torch.Tensor]) -> None:
+    if written.requires_grad and torch.is_grad_enabled():
+        raise GradientError("out= does not support automatic differentiation, but an out= tensor requires grad")
+    for other in (*inputs, *written_before):
+        if written.device != other.device and other.dim():
+            raise DeviceError(f"out= is on {written.device}, but an input is on {other.device}")
+    if torch._debug_has_internal_overlap(written) == 1:
+        raise ShapeError(
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory "
+            "location. Please clone() the tensor before performing the operation."
+        )
+    # An input may be overwritten in place; two outputs must be two.
+    if any(_overlap(written, other) == _PARTIAL for other in inputs) or any(
+        _overlap(written, other) in {_PARTIAL, _SAME} for other in written_before
+    ):
         raise ShapeError(
             "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
             "memory location. Please clone() the tensor before performing the operation."
         )
-    return True
+
+
+_NONE, _SAME, _PARTIAL, _UNKNOWN = range(4)
+
+
+def _overlap(written: torch.Tensor, other: torch.Tensor) -> int:
+    # at::get_overlap_status.
+    if not written.numel() or not other.numel() or written.device != other.device:
+        return _NONE
+    if written is other:
+        return _SAME
+    begin, end = _memory_range(written)
+    other_begin, other_end = _memory_range(other)
+    if end <= other_begin or other_end <= begin:
+        return _NONE
+    same = begin == other_begin and end == other_end
+    if same and written.stride() == other.stride() and written.shape == other.shape:
+        return _SAME
+    return _PARTIAL if _is_dense(written) and _is_dense(other) else _UNKNOWN
+
+
+def _torch_name(dtype: torch.dtype) -> str:
+    # torch's errors have the names of its C++ types.
+    name = str(dtype).removeprefix("torch.")
+    return _TORCH_NAMES.get(name, name.capitalize().replace("Uint", "UInt"))
+
+
+_TORCH_NAMES = {
+    "uint8": "Byte", "int8": "Char", "int16": "Short", "int32": "Int", "int64": "Long", "float16": "Half",
+    "float32": "Float", "float64": "Double", "complex32": "ComplexHalf", "complex64": "ComplexFloat",
+    "complex128": "ComplexDouble", "bfloat16": "BFloat16",
+}  # fmt: skip
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

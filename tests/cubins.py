@@ -2,7 +2,7 @@
 
 A pytest plugin (conftest.py loads it). It notes what passes through ``fuser.compiler.emit_kernel``; after each test the
 CUDA twin of every new text (same group, same ArgSpec with ``device_type="cuda"``) is compiled to cubins. A twin that
-does not compile fails that test. Kernels that the host's compiler refuses are left out: they are tests of errors.
+does not compile fails that test. Kernels that the test's own compiler refuses are left out: they are tests of errors.
 """
 
 from __future__ import annotations
@@ -39,16 +39,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def generated_kernels() -> Generator[None]:
-    """Note every kernel that is generated, and forget those that the host's compiler refuses."""
+    """Note every kernel that is generated, and forget those that a compiler refuses."""
     # Here and not at the top: fuser reads its environment when it is imported, after conftest.py has set it.
     from fuser import compiler
-    from fuser.cpu.backend import CpuBackend
-    from fuser.cuda.backend import CudaBackend
-    from fuser.errors import CompileError
+    from fuser.cpu import backend as cpu_backend
+    from fuser.cuda import backend as cuda_backend
 
     global _has_nvrtc  # noqa: PLW0603 - found out once
     _has_nvrtc = has_nvrtc()
-    emit = compiler.emit_kernel
+    emit, build_error = compiler.emit_kernel, cpu_backend.build_compile_error
 
     def emit_and_note(group: Any, args: Any, dialect: Any) -> Any:
         source = emit(group, args, dialect)
@@ -56,28 +55,26 @@ def generated_kernels() -> Generator[None]:
             _generated[source.text] = (group, args)
         return source
 
-    def watch(compile_method: Any) -> Any:
-        def compile_or_forget(self: Any, source: Any, target: str) -> Any:
-            try:
-                return compile_method(self, source, target)
-            except CompileError:
-                with _lock:
-                    _generated.pop(source.text, None)
-                raise
-
-        return compile_or_forget
+    def forget_and_build_error(source: Any, *rest: Any) -> Any:
+        with _lock:
+            _generated.pop(source.text, None)
+        return build_error(source, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "emit_kernel", emit_and_note)
-        for backend in (CpuBackend, CudaBackend):
-            patch.setattr(backend, "compile", watch(backend.compile))
+        patch.setattr(cpu_backend, "build_compile_error", forget_and_build_error)
+        patch.setattr(cuda_backend, "build_compile_error", forget_and_build_error)
         yield
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Compile the twins of what the test generated; a failure is the test's."""
-    result = yield
+    try:
+        result = yield
+    except BaseException:
+        _generated.clear()
+        raise
     compile_twins()
     return result
 

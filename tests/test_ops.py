@@ -118,7 +118,7 @@ def all_ways() -> dict[str, list[Way]]:
 
 def takes(way: Way) -> bool:
     """Whether torch's binding takes such arguments: no program has calls that it does not."""
-    return not isinstance(outcome(eager, way, random_tensors(torch.float32)), TypeError)
+    return not isinstance(outcome(eager, way, random_tensors(torch.float32)), TypeError | AttributeError)
 
 
 def fits_schema(target: Any, args: tuple[Any, ...]) -> bool:
@@ -211,7 +211,7 @@ def check(way: Way, name: str, tensors: dict[str, torch.Tensor]) -> None:
     wanted = outcome(eager, way, tensors)
     got = outcome(fused(way), *tensors.values())
     if isinstance(wanted, Exception) or isinstance(got, Exception):
-        assert isinstance(got, type(wanted)), f"{what}: {got!r} instead of {wanted!r}"
+        assert isinstance(got, type(wanted)), f"{what}: {str(got)[:200]} instead of {str(wanted)[:200]}"
         return
     assert got.dtype == wanted.dtype, f"{what}: {got.dtype} instead of {wanted.dtype}"
     assert got.shape == wanted.shape, what
@@ -283,7 +283,7 @@ def test_every_name(name: str) -> None:
     assert ran, "some way runs"
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS[1:], torch.int32, torch.int64, torch.int8, torch.uint8, torch.bool], ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS[1:], torch.int32, torch.uint8, torch.bool], ids=str)
 @pytest.mark.parametrize("name", OPS)
 def test_dtypes(name: str, dtype: torch.dtype) -> None:
     """Where torch raises, so does fuser, with the same kind of exception."""
@@ -291,7 +291,7 @@ def test_dtypes(name: str, dtype: torch.dtype) -> None:
         check(way, name, random_tensors(dtype))
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, torch.int32, torch.int8, torch.uint8, torch.int64], ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int32, torch.uint8, torch.int64], ids=str)
 @pytest.mark.parametrize("name", OPS)
 def test_special_values(name: str, dtype: torch.dtype) -> None:
     if name == "to":

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 import fuser
 from benchmarks.chains import ALPHA, FUNCTORS, Chain, Ops
-from benchmarks.peers.base import Absent, Peer
+from benchmarks.peers.base import Absent, Peer, Unsupported
 
 
 class Fuser(Peer):
@@ -25,11 +25,20 @@ class Fuser(Peer):
     def load(self) -> None:
         can_fuse = fuser.can_fuse_on_gpu() if self.device.type == "cuda" else fuser.can_fuse_on_cpu()
         if not can_fuse:
-            raise Absent(f"fuser finds no compiler for {self.device.type}")
+            raise Absent(f"fuser is switched off for {self.device.type}")
 
     @override
     def build(self, chain: Chain, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
-        return partial(fuser.fuse(chain.compose(make_functor_ops())), *inputs)
+        run = partial(self.make_call(chain), *inputs)
+        try:
+            run()
+        except fuser.errors.CompilerNotFoundError as error:
+            raise Unsupported(str(error)) from error
+        return run
+
+    def make_call(self, chain: Chain) -> Callable[..., Any]:
+        """Return the chain as a function of its inputs."""
+        return fuser.fuse(chain.compose(make_functor_ops()))
 
 
 class FuserFast(Fuser):
@@ -50,8 +59,8 @@ class FuserUnfused(Fuser):
     label = "fuser, one by one"
 
     @override
-    def build(self, chain: Chain, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
-        return partial(chain.compose(make_functor_ops()), *inputs)
+    def make_call(self, chain: Chain) -> Callable[..., Any]:
+        return chain.compose(make_functor_ops())
 
 
 def make_functor_ops() -> Ops:

@@ -36,7 +36,13 @@ __attribute__((flatten, noinline)) static void fuser_range(const fuser_args& a, 
 
 
 def emit_loop(loop: Loop) -> str:
-    """Write ``fuser_range`` and the entry that shares the elements out among threads."""
+    """Write ``fuser_range`` and the entry that shares the elements out among threads.
+
+    ::
+
+        for (int64_t i = begin; i < end; ++i)
+          fuser_element(fuser_to_compute(in0[i]), fuser_to_compute(in1[i]), a.number2, out0[i]);
+    """
     body = _linear_body(loop) if loop.is_linear else _strided_body(loop)
     lines = "\n".join(line if line.startswith("#") else f"  {line}" for line in body)
     return f"{_HEAD}{lines}\n}}\n{_ENTRY}"

@@ -10,7 +10,7 @@ from fuser.prelude import Block, emit_selected, load_blocks
 __all__ = ["emit_prelude", "has_vector_form"]
 
 _FILES = ("cpu.h", "core.h", "cpu_math.h", "storage.h", "complex.h")
-_VECTOR_CALL = re.compile(r"FUSER_MVEC_(?:APART_)?([12])\((\w+)\)")
+_VECTOR_CALL = re.compile(r"FUSER_MVEC_(?:APART_|POW_)?([12])\((\w+)\)")
 
 
 @cache

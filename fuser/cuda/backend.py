@@ -37,11 +37,19 @@ class CudaBackend:
             return CudaKernel(source, code)
         except Exception:
             # What the cache held cannot be loaded (a damaged file, an older driver): compile anew.
-            return CudaKernel(source, compile_cubin(source, target, use_cache=False))
+            return CudaKernel(source, compile_cubin(source, target, is_damaged=True))
 
 
-def compile_cubin(source: KernelSource, target: str, *, use_cache: bool = True) -> ObjectCode:
+def compile_cubin(
+    source: KernelSource, target: str, *, use_cache: bool = True, is_damaged: bool = False
+) -> ObjectCode:
     """Compile to machine code of an architecture such as ``sm_90``; works on a machine without a GPU.
+
+    Args:
+        source: the kernel.
+        target: the architecture.
+        use_cache: whether to look into the disk cache first, and to keep the result there.
+        is_damaged: whether what the cache holds is of no use and is to be replaced.
 
     Raises:
         CompileError: the text does not compile.
@@ -58,7 +66,7 @@ def compile_cubin(source: KernelSource, target: str, *, use_cache: bool = True) 
         if directory is not None:
             cache = FileStreamProgramCache(directory)
             key = make_program_cache_key(code=source.text, code_type="c++", options=options, target_type="cubin")
-            found = cache.get(key)
+            found = None if is_damaged else cache.get(key)
             if found is not None:
                 counters.count("cache_hits")
                 return ObjectCode.from_cubin(found)
@@ -75,7 +83,8 @@ def compile_cubin(source: KernelSource, target: str, *, use_cache: bool = True) 
         diagnostics = parse_nvrtc_log(log, source)
         if not diagnostics and "NVRTC" not in log:
             raise CompilerNotFoundError(f"CUDA kernels need NVRTC (pip install nvidia-cuda-nvrtc): {error}") from error
-        raise build_compile_error(source, f"NVRTC, {target}", diagnostics, str(options), log) from None
+        text = " ".join(option.decode() for option in options.as_bytes("nvrtc"))
+        raise build_compile_error(source, f"NVRTC, {target}", diagnostics, text, log) from None
     return code
 
 

@@ -11,7 +11,17 @@ BLOCK_SIZE = 256
 
 
 def emit_loop(loop: Loop) -> str:
-    """Write the ``__global__`` function: vector accesses when linear, one element per thread when strided."""
+    """Write the ``__global__`` function: vector accesses when linear, one element per thread when strided.
+
+    ::
+
+        const auto in1 = fuser_load<4>(a.in1 + first);
+        fuser_vector<float, 4> out0;
+        #pragma unroll
+        for (int k = 0; k < 4; ++k)
+          fuser_element(fuser_to_compute(in0.item[k]), fuser_to_compute(in1.item[k]), a.number2, out0.item[k]);
+        fuser_store<4>(a.out0 + first, out0);
+    """
     body = _linear_body(loop) if loop.is_linear else _strided_body(loop)
     lines = "\n".join(f"  {line}" for line in body)
     vector = _VECTOR if loop.is_linear and loop.vector > 1 else ""

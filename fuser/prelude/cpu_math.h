@@ -8,8 +8,10 @@
 // variant *is* libmvec's. One algorithm, all paths. The definitions carry other C++ names than the declaration, and
 // meet it by assembler name: gcc would otherwise generate vector variants of its own. The declaration is the C
 // library's, under our assembler name: gcc vectorises a call inside a branch only if the function is a builtin.
-// -frounding-math keeps it from folding such calls at compile time, which would round differently again. sin and cos
-// are no builtins here: gcc would merge the two into one scalar sincos.
+// -frounding-math keeps it from folding such calls at compile time, which would round differently again. Exact
+// results it folds all the same. So those functions are builtins that are exact wherever they can be; not cbrt(27),
+// exp10(2), exp2(3), hypot(x, 0) and log10(100), whose functions stay apart. So do sin and cos, which gcc would merge
+// into one scalar sincos.
 
 //@ FUSER_SYMBOL
 #define FUSER_STRING_(x) #x
@@ -66,6 +68,9 @@
 #elif defined(__AVX2__)
 #define FUSER_MVEC_BYTES 32
 #define FUSER_MVEC_ISA "d"
+#elif defined(__AVX__)
+#define FUSER_MVEC_BYTES 32
+#define FUSER_MVEC_ISA "c"
 #else
 #define FUSER_MVEC_BYTES 16
 #define FUSER_MVEC_ISA "b"
@@ -99,43 +104,73 @@ template <typename Narrow, typename Wide> FUSER_INLINE Narrow fuser_narrow(Wide 
 // "_ZGV" ISA "N" lanes: the vector ABI's names. b: 16 bytes, c: 32 (AVX), d: 32 (AVX2), e: 64; a variant of a type of
 // L lanes in 16 bytes has L, 2L and 4L.
 #define FUSER_ALIAS(from, to) __asm__(".set " from "," to);
-#if FUSER_MVEC_BYTES == 64
-#define FUSER_MVEC_VARIANTS(k, T, name, args, l1, l2, l4) \
-  FUSER_MVEC_NARROW_##k(T, fuser_vector<T FUSER_COMMA 16>::type, fuser_16_##name, fuser_mvec_##name, \
-                        "_ZGVbN" l1 args "_fuser_m_" #name) \
-  FUSER_MVEC_NARROW_##k(T, fuser_vector<T FUSER_COMMA 32>::type, fuser_32_##name, fuser_mvec_##name, \
-                        "_ZGVdN" l2 args "_fuser_m_" #name) \
-  FUSER_ALIAS("_ZGVcN" l2 args "_fuser_m_" #name, "_ZGVdN" l2 args "_fuser_m_" #name) \
-  FUSER_ALIAS("_ZGVeN" l4 args "_fuser_m_" #name, "_ZGVeN" l4 args "_" #name)
-#define FUSER_MVEC_WIDEST(l1, l2, l4) l4
-#elif FUSER_MVEC_BYTES == 32
-#define FUSER_MVEC_VARIANTS(k, T, name, args, l1, l2, l4) \
-  FUSER_MVEC_NARROW_##k(T, fuser_vector<T FUSER_COMMA 16>::type, fuser_16_##name, fuser_mvec_##name, \
-                        "_ZGVbN" l1 args "_fuser_m_" #name) \
-  FUSER_ALIAS("_ZGVcN" l2 args "_fuser_m_" #name, "_ZGVdN" l2 args "_" #name) \
-  FUSER_ALIAS("_ZGVdN" l2 args "_fuser_m_" #name, "_ZGVdN" l2 args "_" #name)
-#define FUSER_MVEC_WIDEST(l1, l2, l4) l2
-#else
-// With AVX but not AVX2, libmvec's 32-byte variant (c) is its 16-byte variant called twice.
-#define FUSER_MVEC_VARIANTS(k, T, name, args, l1, l2, l4) \
-  FUSER_ALIAS("_ZGVcN" l2 args "_fuser_m_" #name, "_ZGVcN" l2 args "_" #name) \
-  FUSER_ALIAS("_ZGVbN" l1 args "_fuser_m_" #name, "_ZGVbN" l1 args "_" #name)
-#define FUSER_MVEC_WIDEST(l1, l2, l4) l1
-#endif
 #define FUSER_COMMA ,
+#define FUSER_MVEC_NARROW_b(k, T, name, args, l1) \
+  FUSER_MVEC_NARROW_##k(T, fuser_vector<T FUSER_COMMA 16>::type, fuser_b_##name, fuser_mvec_##name, \
+                        "_ZGVbN" l1 args "_fuser_m_" #name)
+#define FUSER_MVEC_NARROW_d(k, T, name, args, l2) \
+  FUSER_MVEC_NARROW_##k(T, fuser_vector<T FUSER_COMMA 32>::type, fuser_cd_##name, fuser_mvec_##name, \
+                        "_ZGVdN" l2 args "_fuser_m_" #name)
+#define FUSER_MVEC_ALIAS_c(name, args, l2) \
+  FUSER_ALIAS("_ZGVcN" l2 args "_fuser_m_" #name, "_ZGVdN" l2 args "_fuser_m_" #name)
+
+#if FUSER_MVEC_BYTES == 64
+#define FUSER_MVEC_WIDEST(l1, l2, l4) l4
+#define FUSER_MVEC_NARROWER(k, T, name, args, l1, l2) \
+  FUSER_MVEC_NARROW_b(k, T, name, args, l1) \
+  FUSER_MVEC_NARROW_d(k, T, name, args, l2) \
+  FUSER_MVEC_ALIAS_c(name, args, l2)
+#elif FUSER_MVEC_BYTES == 32
+#define FUSER_MVEC_WIDEST(l1, l2, l4) l2
+#ifdef __AVX2__
+#define FUSER_MVEC_NARROWER(k, T, name, args, l1, l2) \
+  FUSER_MVEC_NARROW_b(k, T, name, args, l1) FUSER_MVEC_ALIAS_c(name, args, l2)
+#else
+#define FUSER_MVEC_NARROWER(k, T, name, args, l1, l2) FUSER_MVEC_NARROW_b(k, T, name, args, l1)
+#endif
+#else
+#define FUSER_MVEC_WIDEST(l1, l2, l4) l1
+#define FUSER_MVEC_NARROWER(k, T, name, args, l1, l2)
+#endif
 
 #define FUSER_MVEC_ONE_1(T, declared, name, l1, l2, l4) \
   extern "C" T declared(T) __asm__("fuser_m_" #name) FUSER_SIMD; \
   extern "C" fuser_widest<T> fuser_mvec_##name(fuser_widest<T>) \
       __asm__("_ZGV" FUSER_MVEC_ISA "N" FUSER_MVEC_WIDEST(l1, l2, l4) "v_" #name) FUSER_PURE; \
+  FUSER_ALIAS("_ZGV" FUSER_MVEC_ISA "N" FUSER_MVEC_WIDEST(l1, l2, l4) "v_fuser_m_" #name, \
+              "_ZGV" FUSER_MVEC_ISA "N" FUSER_MVEC_WIDEST(l1, l2, l4) "v_" #name) \
   FUSER_MVEC_NARROW_1(T, T, fuser_scalar_##name, fuser_mvec_##name, "fuser_m_" #name) \
-  FUSER_MVEC_VARIANTS(1, T, name, "v", l1, l2, l4)
-#define FUSER_MVEC_ONE_2(T, declared, name, l1, l2, l4) \
+  FUSER_MVEC_NARROWER(1, T, name, "v", l1, l2)
+// `finish` corrects libmvec's result, before anybody sees it.
+#define FUSER_MVEC_ONE_2(T, declared, name, finish, l1, l2, l4) \
   extern "C" T declared(T, T) __asm__("fuser_m_" #name) FUSER_SIMD; \
-  extern "C" fuser_widest<T> fuser_mvec_##name(fuser_widest<T>, fuser_widest<T>) \
+  extern "C" fuser_widest<T> fuser_libmvec_##name(fuser_widest<T>, fuser_widest<T>) \
       __asm__("_ZGV" FUSER_MVEC_ISA "N" FUSER_MVEC_WIDEST(l1, l2, l4) "vv_" #name) FUSER_PURE; \
+  extern "C" FUSER_HIDDEN fuser_widest<T> fuser_mvec_##name(fuser_widest<T>, fuser_widest<T>) \
+      __asm__("_ZGV" FUSER_MVEC_ISA "N" FUSER_MVEC_WIDEST(l1, l2, l4) "vv_fuser_m_" #name); \
+  fuser_widest<T> fuser_mvec_##name(fuser_widest<T> x, fuser_widest<T> y) { \
+    return finish<T>(x, y, fuser_libmvec_##name(x, y)); \
+  } \
   FUSER_MVEC_NARROW_2(T, T, fuser_scalar_##name, fuser_mvec_##name, "fuser_m_" #name) \
-  FUSER_MVEC_VARIANTS(2, T, name, "vv", l1, l2, l4)
+  FUSER_MVEC_NARROWER(2, T, name, "vv", l1, l2)
+
+template <typename T, typename V> FUSER_INLINE V fuser_finish(V, V, V z) { return z; }
+// gcc replaces pow(x, 2), pow(x, -1) and, in vectorised loops alone, pow(x, 0.5) where it knows the exponent: the
+// function has to do the same where gcc does not. (torch does so, too; -0 and -infinity have no other square root then.)
+template <typename T, typename V> FUSER_INLINE V fuser_finish_pow(V x, V y, V z) {
+  typedef typename fuser_vector<long long, sizeof(V)>::type Words;
+  const T half = static_cast<T>(0.5), one = 1, two = 2;
+  const Words found = (Words)((y == two) | (y == half) | (y == -one));
+  long long any = 0;
+  for (unsigned i = 0; i < sizeof(V) / sizeof any; ++i) any |= found[i];
+  if (__builtin_expect(any != 0, 0)) {
+    for (unsigned i = 0; i < sizeof(V) / sizeof(T); ++i) {
+      const T root = static_cast<T>(__builtin_sqrt(static_cast<double>(x[i])));  // the right float for a float, too
+      z[i] = y[i] == two ? x[i] * x[i] : y[i] == half ? root : y[i] == -one ? one / x[i] : z[i];
+    }
+  }
+  return z;
+}
 #endif
 
 //@ FUSER_MVEC_1
@@ -159,15 +194,28 @@ template <typename Narrow, typename Wide> FUSER_INLINE Narrow fuser_narrow(Wide 
 #define FUSER_MVEC_APART_1 FUSER_LIBM_1
 #endif
 
-//@ FUSER_MVEC_2
+//@ FUSER_MVEC_2 FUSER_MVEC_POW_2
 #ifdef FUSER_MVEC_BYTES
-#define FUSER_MVEC_2(name) \
-  FUSER_MVEC_ONE_2(float, name##f, name##f, "4", "8", "16") \
-  FUSER_MVEC_ONE_2(double, name, name, "2", "4", "8") \
+#define FUSER_MVEC_FINISHED_2(name, finish) \
+  FUSER_MVEC_ONE_2(float, name##f, name##f, finish, "4", "8", "16") \
+  FUSER_MVEC_ONE_2(double, name, name, finish, "2", "4", "8") \
   FUSER_INLINE float name(float x, float y) { return name##f(x, y); } \
   FUSER_PROMOTE_2(name)
+#define FUSER_MVEC_2(name) FUSER_MVEC_FINISHED_2(name, fuser_finish)
+#define FUSER_MVEC_POW_2(name) FUSER_MVEC_FINISHED_2(name, fuser_finish_pow)
 #else
 #define FUSER_MVEC_2 FUSER_LIBM_2
+#define FUSER_MVEC_POW_2 FUSER_LIBM_2
+#endif
+
+//@ FUSER_MVEC_APART_2
+#ifdef FUSER_MVEC_BYTES
+#define FUSER_MVEC_APART_2(name) \
+  FUSER_MVEC_ONE_2(float, fuser_m_##name##f, name##f, fuser_finish, "4", "8", "16") \
+  FUSER_MVEC_ONE_2(double, fuser_m_##name, name, fuser_finish, "2", "4", "8") \
+  FUSER_FORWARD_2(name)
+#else
+#define FUSER_MVEC_APART_2 FUSER_LIBM_2
 #endif
 
 //@ FUSER_BUILTIN_1
@@ -201,13 +249,14 @@ template <typename Narrow, typename Wide> FUSER_INLINE Narrow fuser_narrow(Wide 
   FUSER_LANES double fuser_m_##name(double x) { return fuser_d_##name(x); } \
   FUSER_FORWARD_1(name)
 
-//@ each FUSER_MVEC_1: acos acosh asin asinh atan atanh cbrt cosh erf erfc exp exp10 exp2 expm1 log log10 log1p
-//@ each FUSER_MVEC_1: log2 sinh tan tanh
-//@ each FUSER_MVEC_APART_1: cos sin
-//@ each FUSER_MVEC_2: atan2 hypot pow
+//@ each FUSER_MVEC_1: acos acosh asin asinh atan atanh cosh erf erfc exp expm1 log log1p log2 sinh tan tanh
+//@ each FUSER_MVEC_APART_1: cbrt cos exp10 exp2 log10 sin
+//@ each FUSER_MVEC_2: atan2
+//@ each FUSER_MVEC_POW_2: pow
+//@ each FUSER_MVEC_APART_2: hypot
 //@ each FUSER_LIBM_1: lgamma logb tgamma j0 j1 y0 y1
 //@ each FUSER_LIBM_2: fmod nextafter remainder
-//@ each FUSER_BUILTIN_1: ceil fabs floor nearbyint rint round sqrt trunc
+//@ each FUSER_BUILTIN_1: ceil fabs floor nearbyint rint sqrt trunc
 
 //@ signbit
 FUSER_INLINE int signbit(float x) { return fuser_bit_cast<int>(x) < 0; }
@@ -255,6 +304,14 @@ FUSER_INLINE float copysignf(float x, float y) { return __builtin_copysignf(x, y
 FUSER_INLINE float copysign(float x, float y) { return __builtin_copysignf(x, y); }
 FUSER_INLINE double copysign(double x, double y) { return __builtin_copysign(x, y); }
 FUSER_PROMOTE_2(copysign)
+
+//@ round roundf fuser_i_round
+// gcc has no instruction for this under -frounding-math. What is cut off is exact, and so is adding one.
+template <typename T> FUSER_INLINE T fuser_i_round(T x) {
+  const T t = trunc(x);
+  return t + copysign(static_cast<T>(fabs(x - t) >= static_cast<T>(0.5)), x);
+}
+FUSER_INLINE_1(round)
 
 //@ fmax fmaxf
 // Conditional expressions: gcc vectorises them, and not its builtin.
@@ -336,10 +393,10 @@ FUSER_INLINE double nan(const char*) { return __builtin_nan(""); }
 FUSER_INLINE float nanf(const char*) { return __builtin_nanf(""); }
 
 //@ FUSER_TO_INTEGER
-#define FUSER_TO_INTEGER(name, result, round) \
-  FUSER_INLINE result name##f(float x) { return static_cast<result>(__builtin_##round##f(x)); } \
-  FUSER_INLINE result name(float x) { return static_cast<result>(__builtin_##round##f(x)); } \
-  FUSER_INLINE result name(double x) { return static_cast<result>(__builtin_##round(x)); } \
+#define FUSER_TO_INTEGER(name, result, rounded) \
+  FUSER_INLINE result name##f(float x) { return static_cast<result>(rounded(x)); } \
+  FUSER_INLINE result name(float x) { return static_cast<result>(rounded(x)); } \
+  FUSER_INLINE result name(double x) { return static_cast<result>(rounded(x)); } \
   FUSER_PROMOTE_1(name)
 
 //@ lrint lrintf

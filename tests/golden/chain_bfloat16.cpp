@@ -1,0 +1,58 @@
+namespace fuser_f0 {
+#line 1 "functor0.axpy"
+template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }
+#line N "fuser_kernel"
+}
+
+namespace fuser_f1 {
+#line 1 "functor1.aten_silu"
+template <typename T> T aten_silu(T x) { return x / (T(1) + exp(-x)); }
+#line N "fuser_kernel"
+}
+
+struct fuser_args {
+  int64_t numel;
+  fuser_bfloat16* out0;
+  const fuser_bfloat16* in0;
+  const fuser_bfloat16* in1;
+  double number2;
+};
+
+FUSER_INLINE void fuser_element(const float v0, const float v1, const double v2, fuser_bfloat16& out0) {
+  // v3 = axpy(v0, v1, alpha=v2), bfloat16
+  const fuser_bfloat16 s3 = fuser_from_compute<fuser_bfloat16>(fuser_cast<float>(fuser_f0::axpy<float>(fuser_isolate<0>(v0), fuser_isolate<1>(v1), v2)));
+  const float v3 = fuser_isolate<2>(fuser_to_compute(s3));
+  // v4 = silu(v3), bfloat16
+  const fuser_bfloat16 s4 = fuser_from_compute<fuser_bfloat16>(fuser_cast<float>(fuser_f1::aten_silu<float>(fuser_isolate<3>(v3))));
+  out0 = s4;
+}
+
+#ifdef _OPENMP
+extern "C" int omp_get_thread_num() noexcept;
+#endif
+
+// Elements begin to end of the flattened loop nest. Everything is inlined here, so that the loop vectorises.
+__attribute__((flatten, noinline)) static void fuser_range(const fuser_args& a, int64_t begin, int64_t end) {
+  const auto out0 = a.out0;
+  const auto in0 = a.in0;
+  const auto in1 = a.in1;
+#pragma GCC ivdep
+  for (int64_t i = begin; i < end; ++i)
+    fuser_element(fuser_to_compute(in0[i]), fuser_to_compute(in1[i]), a.number2, out0[i]);
+}
+
+// Each thread takes one range of elements, whole cache lines apart; threads is 1 or torch's thread count.
+extern "C" void fuser_kernel(const fuser_args* args, int threads) {
+  const fuser_args& a = *args;
+#ifdef _OPENMP
+#pragma omp parallel num_threads(threads) if(parallel: threads > 1)
+  {
+    const int64_t share = ((a.numel + threads - 1) / threads + 63) / 64 * 64;
+    const int64_t begin = share * omp_get_thread_num();
+    const int64_t end = begin + share < a.numel ? begin + share : a.numel;
+    if (begin < end) fuser_range(a, begin, end);
+  }
+#else
+  fuser_range(a, 0, a.numel);
+#endif
+}

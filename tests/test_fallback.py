@@ -1,0 +1,267 @@
+"""Eager torch where no kernel can serve: same values, a recorded reason, and a clear error where there is no eager version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import fuser
+from fuser.config import config
+from fuser.errors import CompileError, CompilerNotFoundError, FallbackError
+from fuser.ops import OPS
+
+AXPY = "template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }"
+SPLIT = "template <typename T> void split(T x, T& a, T& b) { a = x + 1; b = x - 1; }"
+BROKEN = "template <typename T> T broken(T x) { return undeclared_name(x); }"
+
+
+def eager_axpy(x: Any, y: Any, *, alpha: Any) -> Any:
+    return alpha * x + y
+
+
+@pytest.fixture(autouse=True)
+def counted() -> Iterator[None]:
+    fuser.reset_stats()
+    yield
+    fuser.reset_stats()
+
+
+@pytest.fixture
+def no_cpu_fusion() -> Iterator[None]:
+    before = fuser.override_can_fuse_on_cpu(False)
+    yield
+    fuser.override_can_fuse_on_cpu(before)
+
+
+@pytest.fixture
+def with_fallback() -> fuser.JitFunction:
+    return fuser.jit_fn(AXPY, scalars={"alpha": 2.0}, fallback=eager_axpy)
+
+
+@pytest.fixture
+def without_fallback() -> fuser.JitFunction:
+    return fuser.jit_fn(AXPY, scalars={"alpha": 2.0})
+
+
+def fallbacks() -> dict[str, int]:
+    found: dict[str, int] = fuser.stats()["fallbacks"]
+    return found
+
+
+def test_switched_off(no_cpu_fusion: None, with_fallback: fuser.JitFunction) -> None:
+    assert not fuser.can_fuse_on_cpu()
+    x = torch.arange(3.0)
+    for count in (1, 2, 3):
+        assert with_fallback(x, 1.0, alpha=3.0).tolist() == [1, 4, 7]
+        assert fallbacks() == {"fusion on cpu is switched off": count}
+    assert fuser.stats()["launches"] == 0
+
+
+@pytest.mark.cpu
+def test_switching_takes_effect_at_once(with_fallback: fuser.JitFunction) -> None:
+    x = torch.arange(3.0)
+    for is_on in (True, False, True):
+        fuser.reset_stats()
+        before = fuser.override_can_fuse_on_cpu(is_on)
+        try:
+            with_fallback(x, x)
+        finally:
+            fuser.override_can_fuse_on_cpu(before)
+        assert (fuser.stats()["launches"], len(fallbacks())) == (int(is_on), int(not is_on))
+
+
+def test_switched_off_without_an_eager_version(no_cpu_fusion: None, without_fallback: fuser.JitFunction) -> None:
+    with pytest.raises(FallbackError) as caught:
+        without_fallback(torch.ones(3), 1.0)
+    assert str(caught.value) == (
+        "cannot fuse: fusion on cpu is switched off; and 'axpy' has no eager version to fall back to"
+    )
+    assert fallbacks() == {}
+
+
+def test_no_compiler(with_fallback: fuser.JitFunction, without_fallback: fuser.JitFunction) -> None:
+    x = torch.arange(3.0)
+    with config.patch(cxx="/nonexistent"):
+        assert with_fallback(x, 1.0).tolist() == [1, 3, 5]
+        assert with_fallback(x.double(), 1.0).dtype == torch.float64
+        ((reason, count),) = fallbacks().items()
+        assert count == 2
+        assert reason == (
+            "CPU kernels need a C++ compiler: CXX='/nonexistent' does not run (install g++ or set CXX)"
+        )
+        with pytest.raises(CompilerNotFoundError, match="CXX='/nonexistent' does not run"):
+            without_fallback(x, 1.0)
+        with pytest.raises(CompilerNotFoundError):
+            with_fallback.check(device="cpu")
+
+
+@pytest.mark.cpu
+def test_a_compiler_that_appears_is_used(with_fallback: fuser.JitFunction) -> None:
+    x = torch.ones(3)
+    with config.patch(cxx="/nonexistent"):
+        with_fallback(x, x)
+    assert fuser.stats()["launches"] == 0
+    with_fallback(x, x)
+    assert fuser.stats()["launches"] == 1
+
+
+@pytest.mark.cpu
+def test_a_functor_that_does_not_compile() -> None:
+    saved = fuser.jit_fn(BROKEN, fallback=lambda x: x * 10)
+    assert saved(torch.ones(2)).tolist() == [10, 10]
+    assert saved(torch.ones(2)).tolist() == [10, 10]
+    assert fallbacks() == {"functor 'broken' does not compile (g++)": 2}
+    assert fuser.stats()["compiles"] == 1
+    with pytest.raises(CompileError):
+        saved.check(device="cpu")
+    with pytest.raises(CompileError):
+        fuser.jit_fn(BROKEN)(torch.ones(2))
+
+
+UNUSUAL: list[tuple[str, Callable[[], torch.Tensor], str]] = [
+    ("sparse", lambda: torch.eye(3).to_sparse(), "a sparse_coo tensor"),
+    ("compressed", lambda: torch.eye(3).to_sparse_csr(), "a sparse_csr tensor"),
+    ("requires grad", lambda: torch.ones(3, 3, requires_grad=True), "an input requires grad"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize(("what", "make", "reason"), UNUSUAL, ids=[row[0] for row in UNUSUAL])
+def test_unusual_tensors(what: str, make: Callable[[], torch.Tensor], reason: str) -> None:
+    double = fuser.jit_fn("template <typename T> T twice(T x) { return 2 * x; }", fallback=lambda x: x * 2)
+    x = make()
+    got = double(x)
+    assert got.layout == x.layout
+    assert torch.equal(got.detach().to_dense(), (x * 2).detach().to_dense())
+    assert fallbacks() == {reason: 1}
+    bare = fuser.jit_fn("template <typename T> T twice(T x) { return 2 * x; }")
+    if not x.requires_grad:
+        with pytest.raises(FallbackError) as caught:
+            bare(x)
+        assert str(caught.value) == (
+            f"cannot fuse ({reason}), and 'twice' has no eager version to fall back to: "
+            "give jit_fn(..., fallback=a function of the same tensors and scalars)"
+        )
+    assert fallbacks() == {reason: 1}
+
+
+@pytest.mark.cpu
+def test_lazy_conjugates_and_negatives_are_no_fallback() -> None:
+    copy = fuser.jit_fn("template <typename T> T same(T x) { return x; }")
+    z = torch.tensor([1 + 2j, 3 - 4j])
+    for lazy in (z.conj(), z.conj().imag, torch._neg_view(z)):
+        assert torch.equal(copy(lazy), lazy.resolve_conj().resolve_neg())
+    assert fallbacks() == {}
+
+
+def test_gradients_flow_through_the_eager_version(with_fallback: fuser.JitFunction) -> None:
+    x = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    y = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda a, b: with_fallback(a, b, alpha=3.0), (x, y))
+    assert torch.autograd.gradgradcheck(lambda a, b: with_fallback(a * a, b, alpha=3.0), (x, y))
+    assert set(fallbacks()) == {"an input requires grad"}
+
+
+@pytest.mark.cpu
+def test_without_grad_mode_nothing_falls_back(without_fallback: fuser.JitFunction) -> None:
+    x = torch.ones(3, requires_grad=True)
+    with torch.no_grad():
+        assert not without_fallback(x, x).requires_grad
+    assert without_fallback(x.detach(), 1.0).tolist() == [3, 3, 3]
+    assert fallbacks() == {}
+
+
+def test_inside_a_torch_func_transform(with_fallback: fuser.JitFunction) -> None:
+    x, y = torch.randn(2, 3), torch.randn(2, 3)
+    assert torch.equal(torch.func.vmap(with_fallback)(x, y), 2.0 * x + y)
+    assert set(fallbacks()) == {"inside a torch.func transform"}
+
+
+@pytest.mark.cpu
+def test_an_op_on_a_dtype_its_functor_does_not_serve() -> None:
+    fused = fuser.fuse(lambda x: torch.tanh(x) * x)
+    for x in (torch.randn(3, dtype=torch.complex64), torch.randn(3)):
+        torch.testing.assert_close(fused(x), torch.tanh(x) * x)
+    assert fallbacks() == {"op 'tanh' on torch.complex64": 1}
+
+
+def test_dtypes_that_torch_does_not_promote(
+    with_fallback: fuser.JitFunction, without_fallback: fuser.JitFunction
+) -> None:
+    x, y = torch.ones(3, dtype=torch.uint16), torch.ones(3, dtype=torch.int32)
+    with pytest.raises(FallbackError, match="^cannot fuse: torch does not promote these dtypes: .*; and 'axpy' has no eager"):
+        without_fallback(x, y)
+    # The eager version has torch's own error.
+    with pytest.raises(RuntimeError, match="[Pp]romotion for uint16"):
+        with_fallback(x, y, alpha=1)
+    assert fallbacks() == {}
+
+
+def test_other_devices(without_fallback: fuser.JitFunction) -> None:
+    # Meta tensors need no kernel at all.
+    x = torch.ones(3, 4, device="meta").t()
+    got = without_fallback(x, x)
+    assert (got.shape, got.stride(), got.device.type) == ((4, 3), (1, 4), "meta")
+    assert fallbacks() == {}
+
+
+def test_more_inputs_than_a_launch_takes() -> None:
+    builder = fuser.GroupBuilder()
+    inputs = [builder.add_input(f"x{index}") for index in range(65)]
+    total = inputs[0]
+    for other in inputs[1:]:
+        (total,) = builder.apply(OPS["mul"].function, [total, other])
+    results = fuser.debug_launch_graph(builder.build([total]), [torch.full((2,), 1.5)] * 65)
+    wanted = torch.full((2,), 1.5)
+    for _ in range(64):
+        wanted = wanted * 1.5
+    assert torch.equal(results[0], wanted)
+    assert fallbacks() == {"more than 64 inputs in one launch": 1}
+
+
+def test_a_group_runs_application_by_application(no_cpu_fusion: None, with_fallback: fuser.JitFunction) -> None:
+    split = fuser.jit_fn(SPLIT, num_outputs=2, fallback=lambda x: (x + 1, x - 1))
+
+    def step(x: Any, y: Any) -> Any:
+        a, b = split(with_fallback(x, y, alpha=0.5))
+        return torch.relu(a) * b, a
+
+    x, y = torch.randn(5), torch.randn(5)
+    middle = 0.5 * x + y
+    product, a = fuser.fuse(step)(x, y)
+    assert torch.equal(a, middle + 1)
+    assert torch.equal(product, torch.relu(middle + 1) * (middle - 1))
+    assert fallbacks() == {"fusion on cpu is switched off": 1}
+
+
+def test_out_is_written_by_the_eager_version(no_cpu_fusion: None, with_fallback: fuser.JitFunction) -> None:
+    x, out = torch.arange(3.0), torch.empty(3, dtype=torch.float64)
+    assert with_fallback(x, 1.0, out=out) is out
+    assert out.tolist() == [1, 3, 5]
+
+
+def test_the_first_missing_functor_is_named(no_cpu_fusion: None, with_fallback: fuser.JitFunction) -> None:
+    bare = fuser.create_jit_fn("template <typename T> T bare(T x) { return x; }")
+    fused = fuser.fuse(lambda x: bare(with_fallback(x, x)))
+    with pytest.raises(FallbackError, match="'bare' has no eager version"):
+        fused(torch.ones(3))
+
+
+def test_an_error_of_the_eager_version_is_the_users(no_cpu_fusion: None) -> None:
+    def fails(x: Any) -> Any:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        fuser.jit_fn("template <typename T> T f(T x) { return x; }", fallback=fails)(torch.ones(2))
+    assert fallbacks() == {}
+
+
+def test_stats_are_a_copy() -> None:
+    stats = fuser.stats()
+    assert set(stats) == {"launches", "compiles", "cache_hits", "fallbacks"}
+    stats["fallbacks"]["mine"] = 1
+    stats["launches"] = 99
+    assert fuser.stats() == {"launches": 0, "compiles": 0, "cache_hits": 0, "fallbacks": {}}

@@ -1,0 +1,278 @@
+"""``fuser.fuse``: one launch for a function of functors and torch ops."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from functors import assert_same, draw, functor
+
+import fuser
+
+pytestmark = pytest.mark.cpu
+
+axpy, sigmoid, relu, wave = (functor(name) for name in ("axpy", "sigmoid", "relu", "wave"))
+
+
+def launches(function: Any, *args: Any, **kwargs: Any) -> tuple[int, Any]:
+    before = fuser.stats()["launches"]
+    result = function(*args, **kwargs)
+    return fuser.stats()["launches"] - before, result
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return draw((4, 33), torch.float32, seed=1)
+
+
+@pytest.fixture
+def y() -> torch.Tensor:
+    return draw((4, 33), torch.float32, seed=2)
+
+
+def test_a_chain_is_one_launch(x: torch.Tensor, y: torch.Tensor) -> None:
+    def step(x: Any, y: Any) -> Any:
+        return relu(sigmoid(axpy(x, y, alpha=2.0)) * y + x)
+
+    fused = fuser.fuse(step)
+    count, got = launches(fused, x, y)
+    assert count == 1
+    assert len(fused.groups) == 1
+    assert torch.allclose(got, step(x, y))
+    assert fused.__name__ == "step"
+
+
+def test_decorator_and_groups(x: torch.Tensor) -> None:
+    @fuser.fuse
+    def step(x: Any) -> Any:
+        return sigmoid(x) + 1
+
+    assert [item.function.name for item in step.groups[0].applications] == ["sigmoid", "add"]
+    assert isinstance(step.graph_module, torch.fx.GraphModule)
+    assert launches(step, x)[0] == 1
+
+
+def test_numbers_are_run_time_arguments(x: torch.Tensor, y: torch.Tensor) -> None:
+    fused = fuser.fuse(lambda x, y, a, b: axpy(x, y, alpha=a) * b + 1.5)
+    for kind in (float, int):
+        fused(x, y, kind(1), kind(1))
+        before = fuser.n_compiled_kernels()
+        for value in (2, 3, -7):
+            got = fused(x, y, kind(value), kind(value + 1))
+            assert torch.allclose(got, (value * x + y) * (value + 1) + 1.5)
+        assert fuser.n_compiled_kernels() == before
+
+
+def test_constants_share_a_kernel(x: torch.Tensor) -> None:
+    first, second = fuser.fuse(lambda x: sigmoid(x) * 2.5), fuser.fuse(lambda x: sigmoid(x) * -4.25)
+    assert torch.allclose(first(x), torch.sigmoid(x) * 2.5)
+    before = fuser.n_compiled_kernels()
+    assert torch.allclose(second(x), torch.sigmoid(x) * -4.25)
+    assert fuser.n_compiled_kernels() == before
+
+
+def test_a_new_shape_compiles_nothing() -> None:
+    fused = fuser.fuse(lambda x: sigmoid(x) - 1)
+    fused(draw((8, 8), torch.float32))
+    before = fuser.n_compiled_kernels()
+    for shape in ((3,), (100000,), (2, 3, 4), (1, 5)):
+        value = draw(shape, torch.float32)
+        assert torch.allclose(fused(value), torch.sigmoid(value) - 1)
+    assert fuser.n_compiled_kernels() == before
+
+
+def test_keyword_and_default_arguments(x: torch.Tensor, y: torch.Tensor) -> None:
+    @fuser.fuse
+    def step(x: Any, y: Any, alpha: Any = 2.0, *, beta: Any = 0.5) -> Any:
+        return axpy(x, y, alpha=alpha) + beta
+
+    assert torch.allclose(step(x, y), 2 * x + y + 0.5)
+    assert torch.allclose(step(x, y=y, alpha=-1.0), -x + y + 0.5)
+    assert torch.allclose(step(y=y, x=x, beta=3.0), 2 * x + y + 3)
+    with pytest.raises(TypeError, match="gamma"):
+        step(x, y, gamma=1)
+    with pytest.raises(TypeError, match="'y'"):
+        step(x, beta=1.0)
+
+
+def test_several_outputs_and_getitem(x: torch.Tensor) -> None:
+    def step(x: Any) -> Any:
+        pair = wave(x)
+        sine, cosine = pair[0], pair[1]
+        return sine * sine + cosine * cosine, sine
+
+    count, (ones, sine) = launches(fuser.fuse(step), x)
+    assert count == 1
+    assert torch.allclose(ones, torch.ones_like(x))
+    assert_same(sine, wave(x)[0])
+
+
+def test_the_tuple_itself_is_returned(x: torch.Tensor) -> None:
+    count, got = launches(fuser.fuse(lambda x: wave(sigmoid(x))), x)
+    assert count == 1
+    assert isinstance(got, tuple)
+    assert_same(got, wave(sigmoid(x)))
+
+
+def test_dicts_and_nested_results(x: torch.Tensor, y: torch.Tensor) -> None:
+    def step(x: Any, y: Any) -> Any:
+        a = sigmoid(x)
+        return {"a": a, "rest": [a + y, (x, 3)]}
+
+    count, got = launches(fuser.fuse(step), x, y)
+    assert count == 1
+    assert_same(got["a"], sigmoid(x))
+    assert_same(got["rest"][0], sigmoid(x) + y)
+    assert got["rest"][1][0] is x
+    assert got["rest"][1][1] == 3
+
+
+def test_an_unused_value_does_no_harm(x: torch.Tensor) -> None:
+    def step(x: Any) -> Any:
+        sigmoid(x)
+        return relu(x)
+
+    assert_same(fuser.fuse(step)(x), relu(x))
+
+
+def test_unknown_ops_stay_eager_between_fusion_nodes(x: torch.Tensor, y: torch.Tensor) -> None:
+    def step(x: Any, y: Any) -> Any:
+        a = sigmoid(x) * 2
+        b = a @ y.t()
+        return relu(b) + b.sum()
+
+    fused = fuser.fuse(step)
+    count, got = launches(fused, x, y)
+    assert count == 2
+    assert torch.allclose(got, step(x, y), rtol=1e-5)
+    unfused = dict(fuser.explain(fused).unfused)
+    assert {"matmul", "t", "sum_1"} <= set(unfused)
+
+
+def test_methods_that_return_views(x: torch.Tensor) -> None:
+    def step(x: Any) -> Any:
+        return (sigmoid(x).reshape(-1)[1:] + 1).view(-1, 1) * 2
+
+    assert torch.allclose(fuser.fuse(step)(x), step(x))
+
+
+def test_modules(x: torch.Tensor) -> None:
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(33, 5)
+            self.scale = torch.nn.Parameter(torch.full((5,), 0.5))
+
+        def forward(self, x: Any) -> Any:
+            return torch.sigmoid(self.linear(x)) * self.scale + 1
+
+    block = Block()
+    fused = fuser.fuse(block)
+    with torch.no_grad():
+        count, got = launches(fused, x)
+        assert count == 1
+        assert torch.allclose(got, block(x))
+        block.scale.fill_(3.0)
+        assert torch.allclose(fused(x), block(x))
+    # Gradients are not lost: torch's ops have their own.
+    fused(x).sum().backward()
+    assert block.scale.grad is not None
+    mine = block.scale.grad.clone()
+    block.zero_grad()
+    block(x).sum().backward()
+    assert torch.allclose(mine, block.scale.grad)
+
+
+def test_gradients_are_never_lost(x: torch.Tensor, y: torch.Tensor) -> None:
+    fused = fuser.fuse(lambda x, y: axpy(x, y) * 2)
+    with pytest.raises(fuser.errors.GradientError, match="axpy"):
+        fused(x.clone().requires_grad_(), y)
+    with torch.no_grad():
+        fused(x.clone().requires_grad_(), y)
+    own = fuser.jit_fn(
+        "template <typename T> T twice(T x, T k) { return k * x; }", scalars={"k": 2}, fallback=lambda x, k: x * k
+    )
+    leaf = x.clone().requires_grad_()
+    fuser.fuse(lambda x: own(x) * 3)(leaf).sum().backward()
+    assert torch.allclose(leaf.grad, torch.full_like(x, 6))
+    assert "an input requires grad" in fuser.stats()["fallbacks"]
+
+
+@pytest.mark.parametrize("kind", ["real", "meta", "fake"])
+def test_warmup_compiles_and_launches_nothing(kind: str, x: torch.Tensor, y: torch.Tensor) -> None:
+    text = f"template <typename T> T warm_{kind}(T x, T k) {{ return x * k + k; }}"
+    own = fuser.jit_fn(text, scalars={"k": 2.0})
+
+    @fuser.fuse
+    def step(x: Any, y: Any) -> Any:
+        return own(own(x, k=3.0) @ y.t())
+
+    before = fuser.stats()
+    if kind == "real":
+        step.warmup(x, y)
+    elif kind == "meta":
+        step.warmup(x.to("meta"), y.to("meta"))
+    else:
+        mode = torch._subclasses.FakeTensorMode()
+        step.warmup(mode.from_tensor(x), y=mode.from_tensor(y))
+    after = fuser.stats()
+    assert after["launches"] == before["launches"]
+    assert after["compiles"] > before["compiles"]
+    with fuser.config.patch(no_compile=True):
+        count, got = launches(step, x, y)
+    assert count == 2
+    assert torch.allclose(got, 2 * ((3 * x + 3) @ y.t()) + 2, rtol=1e-4)
+
+
+def test_explain(x: torch.Tensor, y: torch.Tensor) -> None:
+    fused = fuser.fuse(lambda x, y: torch.cumsum(axpy(x, y) + 1, 0))
+    found = fuser.explain(fused, x, y)
+    assert len(found.groups) == 1
+    assert len(found.groups[0].kernels) == 1
+    assert "axpy" in found.groups[0].kernels[0].text
+    assert [name for name, _ in found.unfused] == ["cumsum"]
+    assert "axpy" in str(found)
+    assert "cumsum" in str(found)
+
+
+def test_outputs_of_two_shapes_are_two_launches(x: torch.Tensor) -> None:
+    fused = fuser.fuse(lambda x, row: (sigmoid(row), sigmoid(row) + x))
+    row = draw((33,), torch.float32, seed=3)
+    count, got = launches(fused, x, row)
+    assert count == 2
+    assert_same(got, (sigmoid(row), sigmoid(row) + x))
+
+
+def test_nested_fused_functions(x: torch.Tensor) -> None:
+    inner = fuser.fuse(lambda x: sigmoid(x) + 1)
+    outer = fuser.fuse(lambda x: relu(inner(x)) * 2)
+    assert torch.allclose(outer(x), (torch.sigmoid(x) + 1) * 2)
+
+
+def test_switched_off_it_runs_in_eager_torch(x: torch.Tensor) -> None:
+    fused = fuser.fuse(lambda x: torch.sigmoid(x) * 2 + x)
+    before = fuser.override_can_fuse_on_cpu(False)
+    try:
+        count, got = launches(fused, x)
+        assert count == 0
+        assert any("switched off" in reason for reason in fuser.stats()["fallbacks"])
+    finally:
+        fuser.override_can_fuse_on_cpu(before)
+    assert torch.equal(got, torch.sigmoid(x) * 2 + x)
+
+
+def test_threads_share_a_fused_function(x: torch.Tensor) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    fused = fuser.fuse(lambda x: sigmoid(x) * 0.75 + relu(x) / 3)
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda _: fused(x), range(32)))
+    for result in results:
+        assert torch.equal(result, results[0])
+
+
+def test_deepcopy_of_a_fused_graph(x: torch.Tensor) -> None:
+    fused = fuser.fuse(lambda x: sigmoid(x) * 2)
+    assert torch.equal(copy.deepcopy(fused.graph_module)(x), fused(x))

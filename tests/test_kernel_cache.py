@@ -1,0 +1,381 @@
+"""One compile per kernel whatever the threads do; nobody waits for a stranger's compile; errors and files on disk."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fuser
+from fuser import compiler, executor
+from fuser.config import config
+from fuser.cpu.backend import CpuBackend
+from fuser.errors import CompileError, GroupError, NoCompileError
+from fuser.kernel_cache import KernelStore, Lru, SpecCache
+
+ROOT = Path(__file__).parents[1]
+WAIT = 30.0
+_numbers = itertools.count()
+
+
+def new_functor(body: str = "return x + T({number});", **options: Any) -> fuser.JitFunction:
+    """Return a functor whose text no test had before."""
+    number = next(_numbers)
+    text = body.replace("{number}", str(number))
+    return fuser.jit_fn(f"template <typename T> T cached{number}(T x) {{ {text} }}", **options)
+
+
+def compiles() -> tuple[int, int]:
+    return fuser.stats()["compiles"], fuser.n_compiled_kernels()
+
+
+@pytest.fixture
+def fresh_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], None]:
+    """Use an empty disk cache; return what forgets everything in memory, as a new process would."""
+
+    def forget() -> None:
+        monkeypatch.setattr(compiler, "_specs", SpecCache())
+        executor._plans.clear()
+
+    monkeypatch.setitem(config.__dict__, "cache_dir", str(tmp_path / "cache"))
+    forget()
+    return forget
+
+
+# ---- threads ----
+
+
+@pytest.mark.cpu
+def test_many_threads_compile_once() -> None:
+    fn, x = new_functor(), torch.arange(1000.0)
+    barrier = threading.Barrier(32)
+    before = compiles()
+
+    def call(_: int) -> torch.Tensor:
+        barrier.wait(WAIT)
+        return fn(x)
+
+    with ThreadPoolExecutor(32) as pool:
+        results = list(pool.map(call, range(32)))
+    assert tuple(now - then for now, then in zip(compiles(), before, strict=True)) == (1, 1)
+    assert all(torch.equal(result, results[0]) for result in results)
+    assert torch.equal(results[0], fn(x))
+
+
+@pytest.mark.cpu
+def test_many_threads_compile_different_kernels_at_the_same_time() -> None:
+    functors, x = [new_functor() for _ in range(4)], torch.arange(10.0)
+    before = compiles()
+    with ThreadPoolExecutor(16) as pool:
+        results = list(pool.map(lambda index: functors[index % 4](x), range(64)))
+    assert tuple(now - then for now, then in zip(compiles(), before, strict=True)) == (4, 4)
+    assert all(torch.equal(result, functors[index % 4](x)) for index, result in enumerate(results))
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as threads:
+        yield threads
+
+
+def test_store_compiles_outside_its_lock(pool: ThreadPoolExecutor) -> None:
+    store, started, go = KernelStore(), threading.Event(), threading.Event()
+
+    def slow() -> Any:
+        started.set()
+        assert go.wait(WAIT)
+        return "slow"
+
+    try:
+        first = pool.submit(store.get_or_compile, "a", slow)
+        assert started.wait(WAIT)
+        # While "a" is being compiled, another kernel is made and found.
+        assert pool.submit(store.get_or_compile, "b", lambda: "b").result(WAIT) == "b"
+        assert pool.submit(store.get_or_compile, "b", lambda: "again").result(WAIT) == "b"
+        late = pool.submit(store.get_or_compile, "a", lambda: "twice")
+        assert not first.done()
+        assert not late.done()
+    finally:
+        go.set()
+    assert first.result(WAIT) == late.result(WAIT) == "slow"
+
+
+@pytest.mark.cpu
+def test_a_ready_kernel_does_not_wait_for_another_compile(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready, slow, x = new_functor(), new_functor(), torch.ones(4)
+    ready(x)
+    started, go = threading.Event(), threading.Event()
+    compile_now = CpuBackend.compile
+
+    def compile_late(self: CpuBackend, source: Any, target: str) -> Any:
+        if source.functors[0] == slow.function.functor:
+            started.set()
+            assert go.wait(WAIT)
+        return compile_now(self, source, target)
+
+    monkeypatch.setattr(CpuBackend, "compile", compile_late)
+    try:
+        waiting = pool.submit(slow, x)
+        assert started.wait(WAIT)
+        assert pool.submit(ready, x).result(WAIT).shape == (4,)
+        # A new signature of a known kernel, a new kernel and a new group do not wait either.
+        assert pool.submit(ready, torch.ones(2, 3)).result(WAIT).shape == (2, 3)
+        assert pool.submit(ready, x.double()).result(WAIT).dtype == torch.float64
+        assert pool.submit(new_functor(), x).result(WAIT).shape == (4,)
+        assert not waiting.done()
+    finally:
+        go.set()
+    assert waiting.result(WAIT).shape == (4,)
+
+
+# ---- errors ----
+
+
+def test_store_remembers_compile_errors_and_nothing_else() -> None:
+    store, calls = KernelStore(), []
+
+    def fails(error: Exception) -> Callable[[], Any]:
+        def compile_kernel() -> Any:
+            calls.append(error)
+            raise error
+
+        return compile_kernel
+
+    for _ in range(3):
+        with pytest.raises(CompileError, match="bad"):
+            store.get_or_compile("bad", fails(CompileError("bad")))
+    assert len(calls) == 1
+    for _ in range(3):
+        with pytest.raises(OSError, match="disk full"):
+            store.get_or_compile("flaky", fails(OSError("disk full")))
+    assert len(calls) == 4
+    assert store.get_or_compile("flaky", lambda: "fine") == "fine"  # type: ignore[arg-type, return-value]
+
+
+def test_threads_that_wait_get_the_error_too(pool: ThreadPoolExecutor) -> None:
+    store, started, go = KernelStore(), threading.Event(), threading.Event()
+
+    def fails() -> Any:
+        started.set()
+        assert go.wait(WAIT)
+        raise CompileError("bad")
+
+    first = pool.submit(store.get_or_compile, "a", fails)
+    assert started.wait(WAIT)
+    second = pool.submit(store.get_or_compile, "a", lambda: "twice")
+    go.set()
+    assert isinstance(first.exception(WAIT), CompileError)
+    assert isinstance(second.exception(WAIT), CompileError)
+
+
+@pytest.mark.cpu
+def test_a_functor_that_does_not_compile_is_compiled_once() -> None:
+    fn = new_functor("return undeclared(x);")
+    before = compiles()
+    texts = set()
+    for _ in range(3):
+        with pytest.raises(CompileError) as caught:
+            fn(torch.ones(3))
+        texts.add(str(caught.value))
+    assert tuple(now - then for now, then in zip(compiles(), before, strict=True)) == (1, 0)
+    assert len(texts) == 1
+
+
+def test_unknown_key() -> None:
+    with pytest.raises(GroupError, match="no fusion group is registered under key 12"):
+        fuser.run_fusion(12, [])
+    with pytest.raises(GroupError, match="under key 12"):
+        compiler.registered(12)
+
+
+# ---- what compiles, and what is kept ----
+
+
+@pytest.mark.cpu
+def test_new_scalars_and_shapes_compile_nothing() -> None:
+    fn = fuser.create_jit_fn("template <typename T> T scaled(T x, T y, T by, bool up) { return up ? x * by : y; }", by=1.0, up=True)
+    # Linear, one broadcast operand, strided in two dimensions, and one element of each rank: all the classes there are.
+    for left, right in (((4, 3), (4, 3)), ((4, 3), ()), ((4, 3), (3,)), ((), ()), ((1,), ())):
+        fn(torch.ones(left), torch.ones(right))
+    before = compiles()
+    for by in (0.5, -1.0, float("nan"), 1e300):
+        fn(torch.ones(4, 3), torch.ones(4, 3), by=by, up=by > 0)
+    for shape in ((4, 3), (7,), (), (1, 1), (2, 3, 4), (0, 5), (100, 200)):
+        assert fn(torch.ones(shape), torch.ones(shape)).shape == shape
+        assert fn(torch.ones(shape), torch.ones(())).shape == shape
+    for rows, columns in ((5, 6), (2, 1000), (31, 2)):
+        assert fn(torch.ones(rows, columns), torch.ones(columns)).shape == (rows, columns)
+    assert compiles() == before
+    fn(torch.ones(4, 3), torch.ones(4, 3), by=2)  # another type of number is another kernel
+    assert compiles()[1] == before[1] + 1
+
+
+@pytest.mark.cpu
+def test_a_setting_that_changes_code_makes_another_kernel() -> None:
+    fn, x = new_functor(), torch.ones(3)
+    fn(x)
+    before = compiles()
+    with config.patch(numerics="fast"):
+        fn(x)
+    assert compiles() == (before[0] + 1, before[1] + 1)
+    fn(x)
+    assert compiles() == (before[0] + 1, before[1] + 1)
+
+
+def test_lru_drops_the_entry_unused_the_longest() -> None:
+    entries: Lru[str] = Lru()
+    for key in "abc":
+        entries.put(key, key.upper(), 3)
+    assert entries.get("a") == "A"
+    entries.put("d", "D", 3)
+    assert [entries.get(key) for key in "abcd"] == ["A", None, "C", "D"]
+    entries.put("e", "E", 1)
+    assert len(entries) == 1
+    assert entries.get("e") == "E"
+
+
+@pytest.mark.cpu
+def test_plans_are_bounded() -> None:
+    fn = new_functor()
+    with config.patch(max_plans=3):
+        for size in range(1, 10):
+            fn(torch.ones(size))
+        plans = executor._plans[fn.spec(1).key]
+        assert len(plans) == 3
+        before = compiles()
+        assert fn(torch.ones(1)).shape == (1,)
+    assert compiles() == before
+
+
+def test_registering_twice_gives_one_spec() -> None:
+    fn = new_functor()
+    with ThreadPoolExecutor(8) as threads:
+        specs = list(threads.map(lambda _: compiler.register(fn.spec(1).group), range(64)))
+    assert len({id(spec) for spec in specs}) == 1
+
+
+# ---- disk ----
+
+PROGRAM = """
+import json, torch, fuser
+fn = fuser.create_jit_fn("template <typename T> T kept(T x) { return x * 3; }")
+assert torch.equal(fn(torch.arange(5.0)), torch.arange(5.0) * 3)
+print(json.dumps({**fuser.stats(), "kernels": fuser.n_compiled_kernels()}))
+"""
+
+
+def run_program(cache: Path) -> dict[str, Any]:
+    environment = {**os.environ, "FUSER_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.cpu
+def test_a_second_process_loads_and_a_damaged_file_is_made_again(tmp_path: Path) -> None:
+    first, second = run_program(tmp_path), run_program(tmp_path)
+    assert (first["compiles"], first["cache_hits"], first["kernels"]) == (1, 0, 1)
+    assert (second["compiles"], second["cache_hits"], second["kernels"]) == (0, 1, 1)
+    (library,) = tmp_path.rglob("*.so")
+    library.write_bytes(library.read_bytes()[:200])
+    third, fourth = run_program(tmp_path), run_program(tmp_path)
+    assert third["compiles"] == 1
+    assert fourth["compiles"] == 0
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("where", ["below a file", "read only", "removed later", "switched off"])
+def test_a_cache_that_cannot_be_written_breaks_no_call(
+    where: str, fresh_caches: Callable[[], None], tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    settings: dict[str, Any] = {"cache_dir": str(cache)}
+    if where == "below a file":
+        cache.write_text("")
+        settings = {"cache_dir": str(cache / "inside")}
+    elif where == "read only":
+        if os.geteuid() == 0:
+            pytest.skip("root can write everywhere")
+        cache.mkdir(mode=0o500)
+    elif where == "switched off":
+        settings["disk_cache"] = False
+    with config.patch(**settings):
+        if where == "removed later":
+            new_functor()(torch.ones(3))
+            for path in sorted(cache.rglob("*"), reverse=True):
+                path.rmdir() if path.is_dir() else path.unlink()
+            cache.rmdir()
+        assert new_functor("return x * 2;")(torch.ones(3)).tolist() == [2, 2, 2]
+    if where != "removed later":
+        assert not list(tmp_path.rglob("*.so"))
+
+
+@pytest.mark.cpu
+def test_no_compile(fresh_caches: Callable[[], None]) -> None:
+    fn, x = new_functor("return x * 5;"), torch.ones(3)
+    with config.patch(no_compile=True), pytest.raises(NoCompileError, match=fn.__name__):
+        fn(x)
+    assert fn(x).tolist() == [5, 5, 5]
+    with config.patch(no_compile=True):
+        assert fn(x).tolist() == [5, 5, 5]
+        # In memory nothing is left; the disk has it.
+        fresh_caches()
+        again = fuser.create_jit_fn(fn.function.functor.source)
+        before = compiles()
+        assert again(x).tolist() == [5, 5, 5]
+        assert compiles() == (before[0], before[1] + 1)
+        with pytest.raises(NoCompileError):
+            again(x.double())
+    assert again(x.double()).dtype == torch.float64
+
+
+def test_damaged_cubin_is_made_again(
+    fresh_caches: Callable[[], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cuda_backend = pytest.importorskip("fuser.cuda.backend")
+    from cubins import has_nvrtc
+
+    if not has_nvrtc():
+        pytest.skip("NVRTC is not installed")
+
+    class Loaded:
+        """Stands in for the driver: refuses what is no ELF image."""
+
+        def __init__(self, source: Any, code: Any) -> None:
+            if bytes(code.code)[:4] != b"\x7fELF":
+                raise RuntimeError("CUDA_ERROR_INVALID_IMAGE")
+
+    monkeypatch.setattr(cuda_backend, "CudaKernel", Loaded)
+    ((spec, args),) = executor.plan_texts(new_functor().spec(1), [torch.ones(8)], torch.device("cuda"))
+    source, room = compiler.emit_source(spec, args), cuda_backend.CudaBackend()
+    counts = []
+
+    def compile_again() -> None:
+        before = compiles()[0]
+        room.compile(source, "sm_90")
+        counts.append(compiles()[0] - before)
+
+    compile_again()
+    compile_again()
+    damaged = 0
+    for path in (tmp_path / "cache" / "cuda").rglob("*"):
+        if path.is_file() and b"\x7fELF" in path.read_bytes():
+            path.write_bytes(b"damaged" + bytes(100))
+            damaged += 1
+    assert damaged == 1
+    compile_again()
+    compile_again()
+    assert counts == [1, 0, 1, 0]
