@@ -316,25 +316,39 @@ def arg_spec(
     for index in used:
         item = specs[index]
         filled[index] = InputSpec(item.dtype, item.rank, item.number, by_index.get(index, 0))
-    is_linear = len(space.sizes) == 1 and 2 not in inner
-    dtypes = [dtype for _, dtype, _ in outputs] + [specs[index].dtype for index in pointers if by_index[index]]
-    aligned = all(ok for _, _, ok in outputs) and all(inputs[index].is_aligned for index in pointers if by_index[index])
-    vector = VECTOR_BYTES // max(dtype.itemsize for dtype in dtypes) if is_linear and aligned else 1
+    dtypes = [dtype for _, dtype, _ in outputs] + [specs[index].dtype for index in pointers]
+    aligned = [ok for _, _, ok in outputs] + [inputs[index].is_aligned for index in pointers]
+    vector = _vector_width(space, [dtype.itemsize for dtype in dtypes], aligned) if device_type == "cuda" else 1
     reach = max(
         sum((size - 1) * stride for size, stride in zip(space.sizes, operand, strict=True))
-        for operand in (*space.strides, ((space.numel),) + (0,) * (len(space.sizes) - 1))
+        for operand in space.strides
     )
     args = ArgSpec(
         device_type=device_type,
         inputs=tuple(filled),
         outputs=tuple(inner[: len(outputs)]),
         rank=len(space.sizes),
-        vector=max(vector, 1) if device_type == "cuda" else 1,
+        vector=vector,
         wide_index=max(reach, space.numel) > MAX_NARROW_OFFSET,
         default_dtype=torch.get_default_dtype(),
         settings=config.code_key(),
     )
     return args, space
+
+
+def _vector_width(space: IterationSpace, itemsizes: Sequence[int], aligned: Sequence[bool]) -> int:
+    """Return how many elements one thread can move with one access of each operand; 1 when some operand cannot.
+
+    Operands with innermost stride 0 are read element by element and do not count.
+    """
+    moving = [place for place, strides in enumerate(space.strides) if strides[0]]
+    width = VECTOR_BYTES // max((itemsizes[place] for place in moving), default=VECTOR_BYTES)
+    for place in moving:
+        inner, *outer = space.strides[place]
+        if inner != 1 or not aligned[place] or any(stride % width for stride in outer):
+            return 1
+    # A kernel of one dimension has a tail; with more, each row is a whole number of vectors.
+    return width if len(space.sizes) == 1 or space.sizes[0] % width == 0 else 1
 
 
 def plan_texts(

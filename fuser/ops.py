@@ -239,7 +239,12 @@ def cast_function(dtype: torch.dtype) -> Function:
     return Function(functor, op="to", out_dtypes=(dtype,))
 
 
-OPS["to"] = Op("to", cast_function(torch.float32), lambda x, dtype=torch.float32: _ATEN._to_copy.default(x, dtype=dtype), ANY_REAL | {"complex"})
+OPS["to"] = Op(
+    "to",
+    cast_function(torch.float32),
+    lambda x, dtype=torch.float32: _ATEN._to_copy.default(x, dtype=dtype),
+    ANY_REAL | {"complex"},
+)
 
 
 # --- how programs name the ops ----------------------------------------------------------------------------------

@@ -34,9 +34,7 @@ def check_out(
         _check_memory(tensor, tensors, out[:index])
     for tensor, (shape, _, dtype) in zip(out, planned, strict=True):
         if tuple(tensor.shape) != shape and any(tensor is item for item in tensors):
-            raise ShapeError(
-                f"output with shape {list(tensor.shape)} doesn't match the broadcast shape {list(shape)}"
-            )
+            raise ShapeError(f"output with shape {list(tensor.shape)} doesn't match the broadcast shape {list(shape)}")
         if not torch.can_cast(dtype, tensor.dtype):
             raise ShapeError(
                 f"result type {_torch_name(dtype)} can't be cast to the desired output type {_torch_name(tensor.dtype)}"
@@ -76,7 +74,9 @@ def _resize(tensor: torch.Tensor, shape: Shape, strides: Strides) -> None:
     tensor.resize_(shape).as_strided_(shape, strides)
 
 
-def _check_memory(written: torch.Tensor, inputs: Sequence[torch.Tensor], written_before: Sequence[torch.Tensor]) -> None:
+def _check_memory(
+    written: torch.Tensor, inputs: Sequence[torch.Tensor], written_before: Sequence[torch.Tensor]
+) -> None:
     if written.requires_grad and torch.is_grad_enabled():
         raise GradientError("out= does not support automatic differentiation, but an out= tensor requires grad")
     for other in (*inputs, *written_before):

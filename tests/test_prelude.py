@@ -257,8 +257,12 @@ def functor_of(statements: str) -> str:
     """Wrap statements into a function of a functor's namespace that an entry point calls."""
     return f"""
 namespace fuser_f0 {{
+__constant__ const float table[] = {{1.0f, 2.0f}};
+template <typename T> __device__ __forceinline__ T inlined(const T* __restrict__ p) {{ return *p * (T)table[1]; }}
+template <typename T> __host__ __device__ __noinline__ T apart(T x) {{ return inlined(&x); }}
 template <typename T> T f(T f) {{
   double d = f, sink = 0; int i = (int)f; long long l = i; unsigned u = i; unsigned long long ul = u; long li = i;
+  f += apart(f);
   uint8_t u8 = (uint8_t)i; int16_t s16 = (int16_t)i;
   (void)d; (void)l; (void)u; (void)ul; (void)u8; (void)s16; (void)li;
 {statements}

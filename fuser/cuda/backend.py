@@ -40,9 +40,7 @@ class CudaBackend:
             return CudaKernel(source, compile_cubin(source, target, is_damaged=True))
 
 
-def compile_cubin(
-    source: KernelSource, target: str, *, use_cache: bool = True, is_damaged: bool = False
-) -> ObjectCode:
+def compile_cubin(source: KernelSource, target: str, *, use_cache: bool = True, is_damaged: bool = False) -> ObjectCode:
     """Compile to machine code of an architecture such as ``sm_90``; works on a machine without a GPU.
 
     Args:

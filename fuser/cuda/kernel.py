@@ -49,7 +49,7 @@ class CudaKernel:
         counters.count("launches")
 
     def _launch_here(self, arguments: bytes, numel: int, device_index: int) -> None:
-        per_block = BLOCK_SIZE * (self.source.vector if self.source.is_linear else 1)
+        per_block = BLOCK_SIZE * self.source.vector
         blocks = -(-numel // per_block)
         stream = torch._C._cuda_getCurrentRawStream(device_index)
         # The driver copies the struct before it returns.

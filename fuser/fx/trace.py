@@ -67,6 +67,9 @@ class FusedFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function."""
+        if any(isinstance(item, fx.Proxy) for item in (*args, *kwargs.values())):
+            # Traced from outside: the outer function fuses across this call.
+            return self.function(*args, **kwargs)
         if kwargs:
             return self.graph_module(*self._positional(args, kwargs))
         return self.graph_module(*args)

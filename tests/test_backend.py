@@ -1,0 +1,238 @@
+"""torch.compile(backend="fuser"): trains as eager does, fuses forward and backward, takes functors without a break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from functors import assert_same, draw, functor
+from torch import nn
+
+import fuser
+
+pytestmark = pytest.mark.cpu
+
+STEPS = 10
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Mlp(nn.Module):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class SwiGlu(nn.Module):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.gate = nn.Linear(width, 2 * width, bias=False)
+        self.up = nn.Linear(width, 2 * width, bias=False)
+        self.down = nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class ConvNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        )  # fmt: skip
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+
+def train(model: nn.Module, optimiser: Callable[..., Any], loss: Callable[..., Any], x: Any, y: Any) -> list[float]:
+    """Return the loss of each step."""
+    steps = optimiser(model.parameters())
+    losses = []
+    for _ in range(STEPS):
+        steps.zero_grad()
+        value = loss(model(x), y)
+        value.backward()
+        steps.step()
+        losses.append(value.item())
+    return losses
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=1e-2)
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=5e-2, momentum=0.9)
+
+
+TASKS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any], Callable[[], tuple[Any, Any]]]] = {
+    "mlp": (Mlp, F.mse_loss, lambda: (draw((4, 6, 16), torch.float32, seed=1), draw((4, 6, 16), torch.float32, seed=2))),
+    "swiglu": (
+        SwiGlu, F.mse_loss, lambda: (draw((4, 6, 16), torch.float32, seed=1), draw((4, 6, 16), torch.float32, seed=2)),
+    ),
+    "convnet": (
+        ConvNet, F.cross_entropy, lambda: (draw((6, 3, 8, 8), torch.float32, seed=1), torch.arange(6) % 5),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("optimiser", [sgd, adam], ids=lambda item: item.__name__)
+@pytest.mark.parametrize("task", TASKS)
+def test_training_follows_eager(task: str, optimiser: Callable[..., Any]) -> None:
+    make, loss, data = TASKS[task]
+    x, y = data()
+    torch.manual_seed(0)
+    model, twin = make(), make()
+    twin.load_state_dict(model.state_dict())
+    wanted = train(twin, optimiser, loss, x, y)
+    before = fuser.stats()
+    got = train(torch.compile(model, backend="fuser"), optimiser, loss, x, y)
+    after = fuser.stats()
+    # Adam divides by the gradient's size: a rounding error of a tiny gradient counts more there.
+    assert got == pytest.approx(wanted, rel=2e-5 if optimiser is sgd else 1e-4)
+    assert wanted[-1] < wanted[0]
+    assert after["launches"] - before["launches"] >= 2 * STEPS, "forward and backward launch"
+    assert after["fallbacks"] == before["fallbacks"]
+
+
+def test_forward_and_backward_both_launch() -> None:
+    model = Mlp()
+    compiled = torch.compile(model, backend="fuser")
+    x = draw((4, 6, 16), torch.float32)
+    before = fuser.stats()["launches"]
+    loss = compiled(x).square().mean()
+    forward = fuser.stats()["launches"]
+    assert forward > before
+    loss.backward()
+    assert fuser.stats()["launches"] > forward
+
+
+def test_gradients_equal_eagers() -> None:
+    model = SwiGlu()
+    x = draw((4, 6, 16), torch.float32).requires_grad_()
+    other = x.detach().clone().requires_grad_()
+    torch.compile(model, backend="fuser")(x).sin().sum().backward()
+    mine = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    model(other).sin().sum().backward()
+    assert torch.allclose(x.grad, other.grad, rtol=1e-4, atol=1e-6)
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(mine[name], parameter.grad, rtol=1e-4, atol=1e-5), name
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_batch_size_changes(dynamic: bool | None) -> None:
+    model = Mlp()
+    compiled = torch.compile(model, backend="fuser", dynamic=dynamic)
+    for batch in (2, 3, 7, 5, 12):
+        x = draw((batch, 6, 16), torch.float32, seed=batch)
+        compiled(x).sum().backward()
+        mine = model.up.weight.grad.clone()
+        model.zero_grad()
+        assert torch.allclose(compiled(x), model(x), rtol=1e-5, atol=1e-6)
+        model(x).sum().backward()
+        assert torch.allclose(mine, model.up.weight.grad, rtol=1e-4, atol=1e-5)
+        model.zero_grad()
+
+
+def test_dynamic_sizes_compile_once() -> None:
+    compiled = torch.compile(lambda x, y: torch.sigmoid(x) * y + 1, backend="fuser", dynamic=True)
+    compiled(*[draw((5, 8), torch.float32, seed=seed) for seed in (1, 2)])
+    before = fuser.n_compiled_kernels()
+    for length in (9, 17, 33):
+        x, y = (draw((length, 8), torch.float32, seed=seed) for seed in (1, 2))
+        assert torch.allclose(compiled(x, y), torch.sigmoid(x) * y + 1)
+    assert fuser.n_compiled_kernels() == before
+
+
+def test_functors_do_not_break_the_graph() -> None:
+    axpy, wave, gelu = functor("axpy"), functor("wave"), functor("gelu")
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        sine, cosine = wave(axpy(x, y, alpha=0.5))
+        return gelu(sine) * 2 + cosine, cosine
+
+    compiled = torch.compile(step, backend="fuser", fullgraph=True)
+    for length in (33, 40):
+        x, y = draw((4, length), torch.float32, seed=1), draw((length,), torch.float32, seed=2)
+        for mine, theirs in zip(compiled(x, y), step(x, y), strict=True):
+            assert torch.allclose(mine, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_a_functor_alone_equals_itself_compiled() -> None:
+    leaky = functor("leaky")
+    compiled = torch.compile(lambda x: leaky(x, slope=0.5), backend="fuser", fullgraph=True)
+    for dtype in (torch.float32, torch.bfloat16):
+        x = draw((4, 33), dtype).t()
+        assert_same(compiled(x), leaky(x, slope=0.5))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_functors_under_other_backends(backend: str) -> None:
+    polar = functor("polar")
+    compiled = torch.compile(lambda x, y: polar(x, y, scale=2.0), backend=backend, fullgraph=True)
+    x, y = draw((4, 33), torch.float32, seed=1), draw((33,), torch.float32, seed=2)
+    assert_same(compiled(x, y), polar(x, y, scale=2.0))
+
+
+def test_a_functor_on_inputs_that_require_grad_raises() -> None:
+    axpy = functor("axpy")
+    compiled = torch.compile(lambda x: axpy(x, x) * 2, backend="fuser", fullgraph=True)
+    x = draw((4, 33), torch.float32).requires_grad_()
+    with pytest.raises(Exception, match="derivative|requires grad") as caught:
+        compiled(x).sum().backward()
+    chain = [caught.value, caught.value.__cause__, caught.value.__context__]
+    assert any(isinstance(error, fuser.errors.GradientError) for error in chain)
+    with torch.no_grad():
+        assert torch.allclose(compiled(x), 6 * x)
+
+
+def test_in_place_code() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        x.add_(1)
+        z = y + x
+        z[0] = torch.sigmoid(z[1])
+        return z.relu_()
+
+    x = draw((4, 33), torch.float32)
+    mine, theirs = x.clone(), x.clone()
+    assert torch.allclose(torch.compile(step, backend="fuser")(mine), step(theirs))
+    assert torch.equal(mine, theirs)
+
+
+def test_bfloat16_and_mixed_precision() -> None:
+    model = Mlp().to(torch.bfloat16)
+    x = draw((4, 6, 16), torch.bfloat16)
+    compiled = torch.compile(model, backend="fuser")
+    got, wanted = compiled(x), model(x)
+    assert got.dtype == torch.bfloat16
+    assert torch.allclose(got.float(), wanted.float(), rtol=2e-2, atol=2e-2)
+    plain = SwiGlu()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = x.float()
+        got, wanted = torch.compile(plain, backend="fuser")(y), plain(y)
+    assert got.dtype == wanted.dtype
+    assert torch.allclose(got.float(), wanted.float(), rtol=2e-2, atol=2e-2)
+
+
+def test_backend_is_registered() -> None:
+    assert "fuser" in torch._dynamo.list_backends()
