@@ -199,7 +199,8 @@ def emit_element(group: FusionGroup, args: ArgSpec, typing: Typing, functors: tu
 
         FUSER_INLINE void fuser_element(const float v0, const float v1, const double v2, float& out0) {
           // v3 = axpy(v0, v1, alpha=v2), float32
-          const float v3 = fuser_isolate<2>(fuser_cast<float>(fuser_f0::axpy<float>(fuser_isolate<0>(v0), fuser_isolate<1>(v1), v2)));
+          const float v3 = fuser_isolate<2>(fuser_cast<float>(
+            fuser_f0::axpy<float>(fuser_isolate<0>(v0), fuser_isolate<1>(v1), v2)));
           out0 = v3;
         }
     """

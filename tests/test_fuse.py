@@ -276,3 +276,16 @@ def test_threads_share_a_fused_function(x: torch.Tensor) -> None:
 def test_deepcopy_of_a_fused_graph(x: torch.Tensor) -> None:
     fused = fuser.fuse(lambda x: sigmoid(x) * 2)
     assert torch.equal(copy.deepcopy(fused.graph_module)(x), fused(x))
+
+
+def test_arithmetic_on_numbers_stays_pythons() -> None:
+    # In double, and a number: float32 operations would lose digits that a float64 tensor shows.
+    x = draw((5, 33), torch.float64, seed=1)
+    for step in (lambda x, a: x * (a / 3), lambda x, a: axpy(x, x, alpha=a * 2), lambda x, a: (x + 1, a + 1)):
+        for value in (1.0, 3):
+            got, wanted = fuser.fuse(step)(x, value), step(x, value)
+            if isinstance(wanted, tuple):
+                assert type(got[1]) is type(wanted[1])
+                assert got[1] == wanted[1]
+            else:
+                assert torch.allclose(got, wanted, rtol=1e-15)

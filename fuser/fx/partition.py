@@ -64,6 +64,9 @@ def is_fusible(node: fx.Node) -> bool:
     call = bind_node(node)
     if call is not None and not any(isinstance(value, fx.Node) for value in _flat_tensors(call)):
         return False
+    if isinstance(node.meta.get("val"), bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool):
+        # Arithmetic on sizes.
+        return False
     if call is None and bind_group(node) is None:
         return False
     values = [node.meta.get("val"), *(source.meta.get("val") for source in node.all_input_nodes)]

@@ -67,8 +67,8 @@ class FusedFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function."""
-        if any(isinstance(item, fx.Proxy) for item in (*args, *kwargs.values())):
-            # Traced from outside: the outer function fuses across this call.
+        if torch.compiler.is_compiling() or any(isinstance(item, fx.Proxy) for item in (*args, *kwargs.values())):
+            # Somebody else is tracing: what is in this function fuses with its neighbours there.
             return self.function(*args, **kwargs)
         if kwargs:
             return self.graph_module(*self._positional(args, kwargs))
