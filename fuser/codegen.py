@@ -345,7 +345,7 @@ class _ElementWriter:
             lines = [f"const {info.storage} s{value} = fuser_from_compute<{info.storage}>({converted});"]
             if is_read_later:
                 lines.append(f"const {info.compute} v{value} = {self._isolate(f'fuser_to_compute(s{value})')};")
-            stored = f"s{value}"
+            return lines + [f"fuser_assign(out{place}, s{value});" for place in places]
         return lines + [f"out{place} = {stored};" for place in places]
 
     def _isolate(self, text: str) -> str:

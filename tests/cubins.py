@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,17 +86,17 @@ def compile_twins() -> int:
         _generated.clear()
     if not _has_nvrtc:
         return 0
-    return sum(compile_twin(group, args) for group, args in noted)
+    return sum(compile_twin(group, twin) for group, args in noted for twin in cuda_twins(group, args))
 
 
-def compile_twin(group: Any, args: Any) -> bool:
-    """Compile one kernel's CUDA twin for every architecture; return False for a text that was compiled before."""
+def compile_twin(group: Any, twin: Any) -> bool:
+    """Compile one CUDA kernel for every architecture; return False for a text that was compiled before."""
     from fuser.codegen import emit_kernel
     from fuser.config import config
     from fuser.cuda.backend import compile_cubin
     from fuser.cuda.dialect import DIALECT
 
-    source = emit_kernel(group, cuda_twin(group, args), DIALECT)
+    source = emit_kernel(group, twin, DIALECT)
     digest = hashlib.sha256(f"{source.text}\0{source.numerics}".encode()).hexdigest()
     marker = _shared / digest if _shared else None
     if digest in _compiled or (marker and marker.exists()):
@@ -110,19 +110,25 @@ def compile_twin(group: Any, args: Any) -> bool:
     return True
 
 
-def cuda_twin(group: Any, args: Any) -> Any:
-    """Return the ArgSpec that the same call has on CUDA tensors, with the vector width that executor.arg_spec gives."""
+def cuda_twins(group: Any, args: Any) -> Iterator[Any]:
+    """Give the ArgSpecs that the same call can have on CUDA tensors: vector widths as in executor.arg_spec.
+
+    With several dimensions, sizes and strides decide whether rows can be read in vectors: both kernels are given.
+    """
     from fuser.executor import VECTOR_BYTES
     from fuser.kernel_spec import infer_typing
 
     if args.device_type == "cuda":
-        return args
+        yield args
+        return
     typing = infer_typing(group, args.inputs, args.default_dtype)
     moving = [item for item in args.inputs if item is not None and item.number is None and item.inner]
-    is_linear = args.rank == 1 and 2 not in (*args.outputs, *(item.inner for item in moving))
-    sizes = [typing.values[value].itemsize for value in group.outputs] + [item.dtype.itemsize for item in moving]
-    vector = max(VECTOR_BYTES // max(sizes), 1) if is_linear else 1
-    return replace(args, device_type="cuda", vector=vector)
+    written = [typing.values[value].itemsize for value, inner in zip(group.outputs, args.outputs, strict=True) if inner]
+    sizes = [*written, *(item.dtype.itemsize for item in moving)]
+    has_steps = 2 in (*args.outputs, *(item.inner for item in moving))
+    widest = 1 if has_steps else VECTOR_BYTES // max(sizes, default=VECTOR_BYTES)
+    for vector in dict.fromkeys((widest,) if args.rank == 1 else (1, widest)):
+        yield replace(args, device_type="cuda", vector=vector)
 
 
 def has_nvrtc() -> bool:

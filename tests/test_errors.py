@@ -98,7 +98,12 @@ BAD_CALLS: list[tuple[str, Callable[[Any], Any], type[FuserError], str]] = [
         GradientError,
         "out= does not support automatic differentiation, but one of the inputs requires grad",
     ),
-    ("out= of two", lambda f: f(ones(3), ones(3), alpha=1.0, out=(ones(3), ones(3))), ArgumentError, "out= has 2 tensors for 1 outputs"),
+    (
+        "out= of two",
+        lambda f: f(ones(3), ones(3), alpha=1.0, out=(ones(3), ones(3))),
+        ArgumentError,
+        "out= has 2 tensors for 1 outputs",
+    ),
 ]
 IDS = [bad[0] for bad in BAD_CALLS]
 
@@ -185,7 +190,7 @@ def compile_on(room: str, fn: fuser.JitFunction, count: int = 1) -> CompileError
 ROOMS = [pytest.param("cpu", marks=pytest.mark.cpu), "cuda"]
 # Text, tensors, outputs; line, column and a word of the message; g++ and NVRTC agree on the place.
 BROKEN = [
-    ("// comes first\ntemplate <typename T>\nT f(T x) {\n  T y = undeclared_name(x);\n  return y;\n}", 1, 1, 4, "undeclared_name"),
+    ("// first\ntemplate <typename T>\nT f(T x) {\n  T y = undeclared(x);\n  return y;\n}", 1, 1, 4, "undeclared"),
     ("template <typename T> T f(T x) { return x.member; }", 1, 1, 1, "class type"),
     ("template <typename T> T f(T x, T y) { int* p = x; return y; }", 2, 1, 1, "int"),
     ("// Größe\ntemplate <typename T> T f(T x, T& a, T& b) { a = x; b = missing_name; }", 1, 2, 2, "missing_name"),

@@ -1,4 +1,4 @@
-"""Eager torch where no kernel can serve: same values, a recorded reason, and a clear error where there is no eager version."""
+"""Eager torch where no kernel can serve: same values, a recorded reason, a clear error without an eager version."""
 
 from __future__ import annotations
 
@@ -192,10 +192,10 @@ def test_dtypes_that_torch_does_not_promote(
     with_fallback: fuser.JitFunction, without_fallback: fuser.JitFunction
 ) -> None:
     x, y = torch.ones(3, dtype=torch.uint16), torch.ones(3, dtype=torch.int32)
-    with pytest.raises(FallbackError, match="^cannot fuse: torch does not promote these dtypes: .*; and 'axpy' has no eager"):
+    with pytest.raises(FallbackError, match=r"^cannot fuse: torch does not promote these dtypes: .*; and 'axpy' has"):
         without_fallback(x, y)
     # The eager version has torch's own error.
-    with pytest.raises(RuntimeError, match="[Pp]romotion for uint16"):
+    with pytest.raises(RuntimeError, match=r"[Pp]romotion for uint16"):
         with_fallback(x, y, alpha=1)
     assert fallbacks() == {}
 

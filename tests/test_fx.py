@@ -158,7 +158,7 @@ def test_in_place_method_is_a_barrier(x: torch.Tensor) -> None:
         (torch.nn.functional.relu_, ("x",)),
         (torch.nn.init.zeros_, ("x",)),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_writes_are_barriers(target: Any, arguments: tuple[Any, ...], x: torch.Tensor) -> None:
     steps = [("y", operator.mul, ("x", 2)), ("w", target, arguments), ("z", operator.add, ("y", "x"))]

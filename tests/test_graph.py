@@ -61,7 +61,9 @@ BAD_GROUPS: list[tuple[str, tuple[Input, ...], tuple[Application, ...], tuple[in
 ]
 
 
-@pytest.mark.parametrize(("what", "inputs", "applications", "outputs", "message"), BAD_GROUPS, ids=[b[0] for b in BAD_GROUPS])
+@pytest.mark.parametrize(
+    ("what", "inputs", "applications", "outputs", "message"), BAD_GROUPS, ids=[bad[0] for bad in BAD_GROUPS]
+)
 def test_lint(
     what: str, inputs: tuple[Input, ...], applications: tuple[Application, ...], outputs: tuple[int, ...], message: str
 ) -> None:
@@ -185,7 +187,8 @@ def groups(draw: st.DrawFn) -> FusionGroup:
 def shuffle(group: FusionGroup, seed: int) -> FusionGroup:
     """Write the applications in another order that is possible."""
     rng, builder = random.Random(seed), GroupBuilder()
-    values = {value: builder.add_input(f"r{value}", is_scalar=item.is_scalar) for value, item in enumerate(group.inputs)}
+    inputs = enumerate(group.inputs)
+    values = {value: builder.add_input(f"r{value}", is_scalar=item.is_scalar) for value, item in inputs}
     left = list(enumerate(group.applications))
     while left:
         ready = [entry for entry in left if all(value in values for value in entry[1].tensors)]
@@ -213,7 +216,8 @@ def test_canonical_is_small_and_keeps_inputs_and_outputs() -> None:
     canonical = group.canonical()
     assert sorted(item.function.name for item in canonical.applications) == ["axpy", "mul", "neg"]
     assert [item.is_scalar for item in canonical.inputs] == [False, False, True]
-    assert [canonical.applications[canonical.producers()[value]].function.name for value in canonical.outputs] == ["mul", "neg"]
+    made_by = [canonical.applications[canonical.producers()[value]].function.name for value in canonical.outputs]
+    assert made_by == ["mul", "neg"]
     assert str(build()).splitlines()[-3:] == [
         "  v4 = axpy(v0, v1, alpha=v2)", "  v5 = mul(v4, v3)", "  return v5, v3",
     ]  # fmt: skip

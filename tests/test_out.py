@@ -104,7 +104,8 @@ def observe(function: Callable[..., Any], make: Callable[[], Call]) -> dict[str,
             seen["is_out"] = function(x, y, out=out) is out
         except RuntimeError as error:
             seen["error"] = str(error).splitlines()[0]
-    seen["warnings"] = [(item.category, str(item.message).split(" (Triggered")[0]) for item in caught]
+    # torch gives one warning twice when it both resizes and casts.
+    seen["warnings"] = {(item.category, str(item.message).split(" (Triggered")[0]) for item in caught}
     seen["shape"], seen["strides"], seen["dtype"] = tuple(out.shape), out.stride(), out.dtype
     seen["same memory"] = memory is None or out.data_ptr() == address or out.numel() == 0 or address == 0
     if memory is not None and not (seen["error"] and "refer to a single" in seen["error"]):

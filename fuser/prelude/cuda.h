@@ -17,6 +17,8 @@ template <typename To, typename From> FUSER_INLINE To fuser_truncate(From v) {
     return static_cast<To>(v);
 }
 
+template <typename S> FUSER_INLINE void fuser_assign(S& to, const S& from) { to = from; }
+
 // Nothing is contracted or merged across: NVVM sees an opaque value, and two uses of one value carry different texts,
 // so they stay two values. Not volatile: what nobody needs still goes away. (ptxas needs --fmad=false besides.)
 template <int use, typename C> struct fuser_isolator { static FUSER_INLINE C isolate(C v) { return v; } };

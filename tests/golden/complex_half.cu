@@ -35,9 +35,9 @@ template <int N, typename S> FUSER_INLINE void fuser_store(S* to, const fuser_ve
 extern "C" __global__ void __launch_bounds__(256)
 fuser_kernel(const __grid_constant__ fuser_args a) {
   const int first = ((int)blockIdx.x * 256 + threadIdx.x) * 4;
-  const auto in1 = fuser_to_compute(a.in1[0]);
   if (first + 4 <= a.numel) {
     const auto in0 = fuser_load<4>(a.in0 + first);
+    const auto in1 = fuser_to_compute(*(a.in1 + 0));
     fuser_vector<fuser_complex_half, 4> out0;
   #pragma unroll
     for (int k = 0; k < 4; ++k)
@@ -45,6 +45,6 @@ fuser_kernel(const __grid_constant__ fuser_args a) {
     fuser_store<4>(a.out0 + first, out0);
   } else {
     for (int i = first; i < a.numel; ++i)
-      fuser_element(fuser_to_compute(a.in0[i]), in1, std::complex<double>(a.number2[0], a.number2[1]), a.out0[i]);
+      fuser_element(fuser_to_compute(a.in0[i]), fuser_to_compute(a.in1[0]), std::complex<double>(a.number2[0], a.number2[1]), a.out0[i]);
   }
 }

@@ -30,20 +30,31 @@ FUSER_INLINE void fuser_element(const float v0, const float v1, const int64_t v2
   out0 = v4;
 }
 
+// Elements that one thread reads or writes with one access.
+template <typename S, int N> struct alignas(sizeof(S) * N) fuser_vector { S item[N]; };
+
+template <int N, typename S> FUSER_INLINE fuser_vector<S, N> fuser_load(const S* from) {
+  return *reinterpret_cast<const fuser_vector<S, N>*>(from);
+}
+
+template <int N, typename S> FUSER_INLINE void fuser_store(S* to, const fuser_vector<S, N>& from) {
+  *reinterpret_cast<fuser_vector<S, N>*>(to) = from;
+}
+
 extern "C" __global__ void __launch_bounds__(256)
 fuser_kernel(const __grid_constant__ fuser_args a) {
   unsigned int rest = (unsigned int)blockIdx.x * 256 + threadIdx.x;
-  if (rest >= a.numel) return;
+  if (rest >= a.numel / 4) return;
   unsigned int at_out0 = 0;
   unsigned int at_in0 = 0;
   unsigned int at_in1 = 0;
   {
-    const unsigned int next = rest / (unsigned int)a.size[0];
-    const unsigned int here = rest - next * (unsigned int)a.size[0];
+    const unsigned int next = rest / ((unsigned int)a.size[0] / 4);
+    const unsigned int here = rest - next * ((unsigned int)a.size[0] / 4);
     rest = next;
-    at_out0 += here * (unsigned int)a.stride_out0[0];
-    at_in0 += here * (unsigned int)a.stride_in0[0];
-    at_in1 += here * (unsigned int)a.stride_in1[0];
+    at_out0 += here * 4;
+    at_in0 += here * 4;
+    at_in1 += here * 4;
   }
   {
     const unsigned int here = rest;
@@ -51,5 +62,11 @@ fuser_kernel(const __grid_constant__ fuser_args a) {
     at_in0 += here * (unsigned int)a.stride_in0[1];
     at_in1 += here * (unsigned int)a.stride_in1[1];
   }
-  fuser_element(fuser_to_compute(a.in0[at_in0]), fuser_to_compute(a.in1[at_in1]), a.number2, a.out0[at_out0]);
+  const auto in0 = fuser_load<4>(a.in0 + at_in0);
+  const auto in1 = fuser_load<4>(a.in1 + at_in1);
+  fuser_vector<float, 4> out0;
+  #pragma unroll
+  for (int k = 0; k < 4; ++k)
+    fuser_element(fuser_to_compute(in0.item[k]), fuser_to_compute(in1.item[k]), a.number2, out0.item[k]);
+  fuser_store<4>(a.out0 + at_out0, out0);
 }

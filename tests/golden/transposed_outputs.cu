@@ -45,9 +45,9 @@ fuser_kernel(const __grid_constant__ fuser_args a) {
     const unsigned int next = rest / (unsigned int)a.size[0];
     const unsigned int here = rest - next * (unsigned int)a.size[0];
     rest = next;
-    at_out0 += here * (unsigned int)a.stride_out0[0];
-    at_out1 += here * (unsigned int)a.stride_out1[0];
-    at_in0 += here * (unsigned int)a.stride_in0[0];
+    at_out0 += here * 1;
+    at_out1 += here * 1;
+    at_in0 += here * 1;
     at_in1 += here * (unsigned int)a.stride_in1[0];
   }
   {
