@@ -7,7 +7,7 @@ The text has four parts: the dialect's prelude, each functor's text in a namespa
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -51,6 +51,8 @@ class Loop:
     rank: int
     vector: int
     wide_index: bool
+    # Whether the element function takes the zero first.
+    has_zero: bool = False
 
     @cached_property
     def inputs(self) -> tuple[Operand, ...]:
@@ -65,7 +67,8 @@ class Loop:
     def call_element(self, expressions: dict[str, str]) -> str:
         """Return the call of the element function with an expression per operand's variable."""
         known = {**dict(self.numbers), **expressions}
-        return f"fuser_element({', '.join(known[variable] for variable in self.arguments)});"
+        arguments = ["a.zero"] if self.has_zero else []
+        return f"fuser_element({', '.join([*arguments, *(known[variable] for variable in self.arguments)])});"
 
     @property
     def is_linear(self) -> bool:
@@ -82,6 +85,9 @@ class Dialect:
     emit_prelude: Callable[[frozenset[str], frozenset[str]], str]
     # The kernel function around fuser_element.
     emit_loop: Callable[[Loop], str]
+    # Whether the compiler contracts multiply-adds behind the back of fuser_isolate, so that values which cross from one
+    # functor to the next are combined with a zero that it cannot see (fuser_cross).
+    crosses_with_zero: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +109,8 @@ class KernelSource:
     vector: int
     # Functor of each namespace fuser_f<i>, to map compiler messages back.
     functors: tuple[Functor, ...]
+    # Whether the struct has the field ``zero``.
+    has_zero: bool
     # Compiler settings that are no part of the text.
     numerics: str
 
@@ -150,8 +158,11 @@ def emit_kernel(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelSo
         text.add_from(functor_label(index, functor), functor.text)
         text.add("}")
         text.add("".join(f"#undef {macro}\n" for macro in functor.macros))
+    writer = ElementWriter(group, args, typing, functors, crosses_with_zero=dialect.crosses_with_zero)
+    element = emit_element(writer)
+    loop = replace(loop, has_zero=writer.has_zero)
     text.add(emit_arguments(loop, numbers))
-    text.add(emit_element(group, args, typing, functors))
+    text.add(element)
     text.add(dialect.emit_loop(loop))
     return KernelSource(
         text=text.finish(),
@@ -162,6 +173,7 @@ def emit_kernel(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelSo
         is_linear=loop.is_linear,
         vector=args.vector,
         functors=functors,
+        has_zero=loop.has_zero,
         numerics=args.numerics,
     )
 
@@ -179,7 +191,7 @@ def emit_arguments(loop: Loop, numbers: tuple[tuple[int, type], ...]) -> str:
           double number2;
         };
     """
-    lines = ["int64_t numel;"]
+    lines = ["int64_t numel;", *(["int64_t zero;"] if loop.has_zero else [])]
     for operand in loop.operands:
         const = "" if operand.is_output else "const "
         lines.append(f"{const}{operand.info.storage}* {operand.name};")
@@ -192,7 +204,7 @@ def emit_arguments(loop: Loop, numbers: tuple[tuple[int, type], ...]) -> str:
     return f"\nstruct fuser_args {{\n{body}\n}};\n"
 
 
-def emit_element(group: FusionGroup, args: ArgSpec, typing: Typing, functors: tuple[Functor, ...]) -> str:
+def emit_element(writer: ElementWriter) -> str:
     """Write the element function: one statement per application, each rounded to its dtype (strict numerics).
 
     ::
@@ -204,9 +216,8 @@ def emit_element(group: FusionGroup, args: ArgSpec, typing: Typing, functors: tu
           out0 = v3;
         }
     """
-    writer = _ElementWriter(group, args, typing, functors)
-    parameters = ", ".join(writer.parameters())
     body = "\n".join(f"  {line}" for line in writer.statements())
+    parameters = ", ".join(writer.parameters())
     return f"\nFUSER_INLINE void fuser_element({parameters}) {{\n{body}\n}}\n"
 
 
@@ -244,26 +255,38 @@ def _list_operands(group: FusionGroup, args: ArgSpec, typing: Typing) -> tuple[O
     return tuple(operands)
 
 
-class _ElementWriter:
+class ElementWriter:
     """Writes the statements of one element function; counts the barriers, so that each has its own number."""
 
-    def __init__(self, group: FusionGroup, args: ArgSpec, typing: Typing, functors: tuple[Functor, ...]) -> None:
+    def __init__(
+        self,
+        group: FusionGroup,
+        args: ArgSpec,
+        typing: Typing,
+        functors: tuple[Functor, ...],
+        *,
+        crosses_with_zero: bool = False,
+    ) -> None:
         self.group = group
         self.args = args
         self.typing = typing
         self.functors = functors
         self.is_strict = args.numerics == "strict"
+        self.crosses_with_zero = crosses_with_zero and self.is_strict
+        # Whether some statement uses the zero; known when they are written.
+        self.has_zero = False
         self.barriers = 0
         # C++ type of each value inside the element function.
         self.types: dict[int, str] = {}
 
-    def parameters(self) -> list[str]:
-        texts = []
-        for index in self.group.used_inputs():
-            item = self.args.inputs[index]
+        for index in group.used_inputs():
+            item = args.inputs[index]
             assert item is not None, "a used input is bound"
             self.types[index] = cpp_scalar_type(item.number) if item.number else dtype_info(item.dtype).compute
-            texts.append(f"const {self.types[index]} v{index}")
+
+    def parameters(self) -> list[str]:
+        texts = ["const int64_t zero"] if self.has_zero else []
+        texts += [f"const {self.types[index]} v{index}" for index in self.group.used_inputs()]
         for place, value in enumerate(self.group.outputs):
             texts.append(f"{dtype_info(self.typing.values[value]).storage}& out{place}")
         return texts
@@ -339,7 +362,8 @@ class _ElementWriter:
         places = [place for place, output in enumerate(self.group.outputs) if output == value]
         converted = f"fuser_cast<{info.compute}>({expression})"
         if not self.is_strict or not info.is_narrow:
-            lines = [f"const {info.compute} v{value} = {self._isolate(converted)};"]
+            crossing = self._cross(converted, info) if is_read_later else converted
+            lines = [f"const {info.compute} v{value} = {self._isolate(crossing)};"]
             stored = f"fuser_from_compute<{info.storage}>(v{value})" if info.is_narrow else f"v{value}"
         else:
             lines = [f"const {info.storage} s{value} = fuser_from_compute<{info.storage}>({converted});"]
@@ -347,6 +371,12 @@ class _ElementWriter:
                 lines.append(f"const {info.compute} v{value} = {self._isolate(f'fuser_to_compute(s{value})')};")
             return lines + [f"fuser_assign(out{place}, s{value});" for place in places]
         return lines + [f"out{place} = {stored};" for place in places]
+
+    def _cross(self, text: str, info: DTypeInfo) -> str:
+        if not self.crosses_with_zero or not (info.dtype.is_floating_point or info.dtype.is_complex):
+            return text
+        self.has_zero = True
+        return f"fuser_cross({text}, zero)"
 
     def _isolate(self, text: str) -> str:
         if not self.is_strict:

@@ -320,8 +320,7 @@ def arg_spec(
     aligned = [ok for _, _, ok in outputs] + [inputs[index].is_aligned for index in pointers]
     vector = _vector_width(space, [dtype.itemsize for dtype in dtypes], aligned) if device_type == "cuda" else 1
     reach = max(
-        sum((size - 1) * stride for size, stride in zip(space.sizes, operand, strict=True))
-        for operand in space.strides
+        sum((size - 1) * stride for size, stride in zip(space.sizes, operand, strict=True)) for operand in space.strides
     )
     args = ArgSpec(
         device_type=device_type,

@@ -52,11 +52,11 @@ class ArgumentPacker:
     """
 
     def __init__(self, source: KernelSource, space: IterationSpace) -> None:
-        fields = "q" + "Q" * len(source.operands)
+        fields = ("qq" if source.has_zero else "q") + "Q" * len(source.operands)
         for _, kind in source.numbers:
             fields += {float: "d", complex: "dd"}.get(kind, "q")
         self._kinds = tuple(kind for _, kind in source.numbers)
-        self._numel = space.numel
+        self._head = (space.numel, 0) if source.has_zero else (space.numel,)
         self._geometry: tuple[int, ...] = ()
         if not source.is_linear:
             self._geometry = (*space.sizes, *(stride for operand in space.strides for stride in operand))
@@ -78,7 +78,7 @@ class ArgumentPacker:
                 flat += (number.real, number.imag)
             else:
                 flat.append(number)
-        return self._struct.pack(self._numel, *addresses, *flat, *self._geometry)
+        return self._struct.pack(*self._head, *addresses, *flat, *self._geometry)
 
 
 def begin_compile(source: KernelSource) -> None:

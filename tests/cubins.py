@@ -8,6 +8,7 @@ does not compile fails that test. Kernels that the test's own compiler refuses a
 from __future__ import annotations
 
 import hashlib
+import shutil
 import tempfile
 import threading
 from collections.abc import Generator, Iterator
@@ -35,6 +36,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if run:
         _shared = Path(tempfile.gettempdir()) / f"fuser-cubins-{run}"
         _shared.mkdir(exist_ok=True)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Remove the list, in the process that started the workers, when a worker ends."""
+    folder = Path(tempfile.gettempdir()) / f"fuser-cubins-{node.workerinput['testrunuid']}"
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -105,7 +113,7 @@ def compile_twin(group: Any, twin: Any) -> bool:
         for architecture in ARCHITECTURES:
             compile_cubin(source, architecture, use_cache=False)
     _compiled.add(digest)
-    if marker:
+    if marker and marker.parent.exists():
         marker.touch()
     return True
 

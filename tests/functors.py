@@ -480,7 +480,9 @@ def assert_accurate(got: torch.Tensor, wanted: torch.Tensor, ulps: float, what: 
     bound = bound + own.eps / 2 * wanted.abs() + (own.smallest_normal * own.eps if own.bits < 32 else 0)
     error = (got.double() - wanted).abs()
     worst = ((error - bound) * finite).nan_to_num()
-    assert bool((worst <= 0).all()), f"{what}: off by {float(error[finite].max())} where {float(bound.max())} is allowed"
+    assert bool((worst <= 0).all()), (
+        f"{what}: off by {float(error[finite].max())} where {float(bound.max())} is allowed"
+    )
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -526,7 +528,9 @@ def special_tensor(dtype: torch.dtype) -> torch.Tensor:
         extra = [info.max, info.min, info.tiny, info.smallest_normal * info.eps, 1 + info.eps]
         return torch.tensor([*SPECIAL_VALUES, *extra], dtype=torch.float64).to(dtype)
     bounds = torch.iinfo(dtype)
-    return torch.tensor([bounds.min, bounds.max, bounds.max - 1, 0, 1, 2, 3, 7, *([-1, -2] if bounds.min else [])], dtype=dtype)
+    return torch.tensor(
+        [bounds.min, bounds.max, bounds.max - 1, 0, 1, 2, 3, 7, *([-1, -2] if bounds.min else [])], dtype=dtype
+    )
 
 
 def poison() -> None:

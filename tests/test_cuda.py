@@ -149,7 +149,7 @@ def jiterated(name: str) -> Any:
     return torch.cuda.jiterator._create_jit_fn(case.code, **case.scalars)
 
 
-fused_chain = fuser.fuse(functools.partial(chain, by_functor))
+fused_chain = fuser.fuse(lambda x, y, z: chain(by_functor, x, y, z))
 
 
 def chain_inputs(dtype: torch.dtype, shape: tuple[int, ...] = (257, 1031)) -> list[torch.Tensor]:
@@ -172,7 +172,9 @@ def test_chain_equals_jiterator(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(
-    "case", [case for case in CASES if torch.float32 in case.dtypes and case.code.lstrip().startswith("template")], ids=str
+    "case",
+    [case for case in CASES if torch.float32 in case.dtypes and case.code.lstrip().startswith("template")],
+    ids=str,
 )
 def test_each_functor_equals_jiterator(case: Case, dtype: torch.dtype) -> None:
     inputs = inputs_of(case, dtype, (3, 1031), "cuda")
@@ -184,6 +186,34 @@ def test_special_values(dtype: torch.dtype) -> None:
     special = special_tensor(dtype).cuda()
     x, y, z = (item.contiguous() for item in torch.meshgrid(special, special, special, indexing="ij"))
     assert_same(fused_chain(x, y, z), chain(by_functor, x, y, z))
+
+
+CONTRACTED = (
+    "template <typename T> T nmsub(T x, T y) { return T(1) - x * y; }",
+    "template <typename T> T msub(T x, T y) { return x * y - T(0.3); }",
+    "template <typename T> T two(T x, T y) { return x * y - y * T(0.7); }",
+    "template <typename T> T product(T x, T y) { return x * y; }",
+    "template <typename T> T rest(T x, T y) { return y - x; }",
+)
+
+
+def second_on_first(first: Callable[..., Any], second: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, y: second(first(x, y), y)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float64], ids=str)
+def test_contraction_stays_inside_a_functor(dtype: torch.dtype) -> None:
+    # Every order of two functors, the second on the first one's result: a product and the sum it ends in are in one
+    # functor, or in two.
+    x, y = chain_inputs(dtype)[:2]
+    mine = [fuser.create_jit_fn(text) for text in CONTRACTED]
+    theirs = [torch.cuda.jiterator._create_jit_fn(text) for text in CONTRACTED]
+    for first, first_theirs in zip(mine, theirs, strict=True):
+        assert same_bits(first(x, y), first_theirs(x, y)), first
+        for second, second_theirs in zip(mine, theirs, strict=True):
+            count, got = launched(fuser.fuse(second_on_first(first, second)), x, y)
+            assert count == 1
+            assert same_bits(got, second_theirs(first_theirs(x, y), y)), f"{first} then {second}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -225,11 +255,15 @@ def test_ops_equal_torchs_kernels(name: str, dtype: torch.dtype) -> None:
     y = torch.cat([draw((100003,), dtype, (-6.0, 6.0), seed=2, device="cuda"), special.repeat_interleave(len(special))])
     function = UNARY_EQUAL.get(name) or BINARY_EQUAL[name]
     args = (x,) if name in UNARY_EQUAL else (x, y)
-    count, got = launched(fuser.fuse(function), *args)
+    # torch.fx of torch 2.11 traces no builtin function.
+    traced = (lambda x: function(x)) if name in UNARY_EQUAL else (lambda x, y: function(x, y))
+    count, got = launched(fuser.fuse(traced), *args)
     assert count == 1
     wanted = function(*args)
     assert got.dtype == wanted.dtype
-    assert torch.equal(got.nan_to_num(nan=1.25, posinf=2.5, neginf=-2.5), wanted.nan_to_num(nan=1.25, posinf=2.5, neginf=-2.5))
+    assert torch.equal(
+        got.nan_to_num(nan=1.25, posinf=2.5, neginf=-2.5), wanted.nan_to_num(nan=1.25, posinf=2.5, neginf=-2.5)
+    )
     if got.dtype.is_floating_point:
         assert torch.equal(got.isnan(), wanted.isnan())
 
@@ -249,7 +283,9 @@ def test_every_op_is_close_to_torchs_kernel(
     tensors = [builder.add_input(item.name) for item in function.functor.tensors]
     scalars = [builder.add_input(item.name, is_scalar=True) for item in function.functor.scalars]
     key = fuser.register_fusion(builder.build(builder.apply(function, tensors, scalars)))
-    values: list[Any] = [draw((100003,), dtype, (0.05, 4.0), seed=place, device="cuda") for place in range(len(tensors))]
+    values: list[Any] = [
+        draw((100003,), dtype, (0.05, 4.0), seed=place, device="cuda") for place in range(len(tensors))
+    ]
     if name == "where":
         values[0] = values[0] > 2
     elif name in ("div_number", "pow_number"):
@@ -260,7 +296,9 @@ def test_every_op_is_close_to_torchs_kernel(
     before = fuser.stats()["launches"]
     got = fuser.run_fusion(key, [*values, *numbers])[0]
     assert fuser.stats()["launches"] == before + 1
-    wanted = OPS[name].eager(*values, **dict(zip((item.name for item in function.functor.scalars), numbers, strict=True)))
+    wanted = OPS[name].eager(
+        *values, **dict(zip((item.name for item in function.functor.scalars), numbers, strict=True))
+    )
     assert got.dtype == wanted.dtype
     if not got.dtype.is_floating_point:
         assert torch.equal(got, wanted)
@@ -429,7 +467,11 @@ def test_training_follows_eager(task: str) -> None:
     make: Callable[[], torch.nn.Module] = Block if task == "block" else ConvNet
     loss: Callable[..., Any] = torch.nn.functional.mse_loss if task == "block" else torch.nn.functional.cross_entropy
     x = draw((8, 5, 32) if task == "block" else (8, 3, 8, 8), torch.float32, seed=1, device="cuda")
-    y = draw((8, 5, 32), torch.float32, seed=2, device="cuda") if task == "block" else torch.arange(8, device="cuda") % 5
+    y = (
+        draw((8, 5, 32), torch.float32, seed=2, device="cuda")
+        if task == "block"
+        else torch.arange(8, device="cuda") % 5
+    )
     model, twin = make().cuda(), make().cuda()
     twin.load_state_dict(model.state_dict())
     before = fuser.stats()

@@ -89,9 +89,7 @@ def test_no_compiler(with_fallback: fuser.JitFunction, without_fallback: fuser.J
         assert with_fallback(x.double(), 1.0).dtype == torch.float64
         ((reason, count),) = fallbacks().items()
         assert count == 2
-        assert reason == (
-            "CPU kernels need a C++ compiler: CXX='/nonexistent' does not run (install g++ or set CXX)"
-        )
+        assert reason == ("CPU kernels need a C++ compiler: CXX='/nonexistent' does not run (install g++ or set CXX)")
         with pytest.raises(CompilerNotFoundError, match="CXX='/nonexistent' does not run"):
             without_fallback(x, 1.0)
         with pytest.raises(CompilerNotFoundError):

@@ -58,7 +58,7 @@ def compile_cubin(source: KernelSource, target: str, *, use_cache: bool = True, 
         from cuda.core.utils import FileStreamProgramCache, make_program_cache_key  # noqa: PLC0415
     except ImportError as error:
         raise CompilerNotFoundError(f"CUDA kernels need cuda-python: {error}") from error
-    options = _options(source, target)
+    options = _options(target)
     directory = cache_directory("cuda") if use_cache else None
     try:
         if directory is not None:
@@ -109,12 +109,9 @@ def parse_nvrtc_log(log: str, source: KernelSource) -> list[Diagnostic]:
     return found
 
 
-def _options(source: KernelSource, target: str) -> ProgramOptions:
+def _options(target: str) -> ProgramOptions:
     from cuda.core import ProgramOptions  # noqa: PLC0415
 
-    # Strict: NVVM contracts multiply-adds inside a functor, as it does for the functor alone; ptxas, which cannot
-    # see where one functor ends, contracts none.
-    ptxas = ["--fmad=false"] if source.numerics == "strict" else None
-    return ProgramOptions(
-        name="fuser_kernel", arch=target, std="c++17", device_as_default_execution_space=True, ptxas_options=ptxas
-    )
+    # The options of torch.cuda.jiterator, so that a functor has the bits it has there. Inside a functor both NVVM and
+    # ptxas contract multiply-adds; the text keeps them from doing so across functors.
+    return ProgramOptions(name="fuser_kernel", arch=target, std="c++17", device_as_default_execution_space=True)

@@ -137,4 +137,4 @@ def _advance(loop: Loop, dim: int, index: str) -> list[str]:
     ]
 
 
-DIALECT = Dialect("cuda", emit_prelude, emit_loop)
+DIALECT = Dialect("cuda", emit_prelude, emit_loop, crosses_with_zero=True)

@@ -101,7 +101,9 @@ def _is_barrier(node: fx.Node) -> bool:
     if node.op == "call_method":
         name = str(node.target)
         in_place_operator = name.startswith("__i") and hasattr(torch.Tensor, f"__{name[3:]}") and name != "__invert__"
-        return (name.endswith("_") and not name.endswith("__")) or in_place_operator or name in {"__setitem__", "backward"}
+        return (
+            (name.endswith("_") and not name.endswith("__")) or in_place_operator or name in {"__setitem__", "backward"}
+        )
     if node.op == "call_module":
         module = node.graph.owning_module and node.graph.owning_module.get_submodule(str(node.target))
         return bool(getattr(module, "inplace", False))

@@ -116,6 +116,9 @@ template <int use, typename T> struct fuser_isolator<use, std::complex<T>> {
     return {fuser_isolator<use, T>::isolate(z.real_), fuser_isolator<use, T>::isolate(z.imag_)};
   }
 };
+template <typename T> FUSER_INLINE std::complex<T> fuser_cross(std::complex<T> z, long long zero) {
+  return {fuser_cross(z.real_, zero), fuser_cross(z.imag_, zero)};
+}
 #endif
 
 //@ always if complex half

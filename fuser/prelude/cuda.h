@@ -20,7 +20,7 @@ template <typename To, typename From> FUSER_INLINE To fuser_truncate(From v) {
 template <typename S> FUSER_INLINE void fuser_assign(S& to, const S& from) { to = from; }
 
 // Nothing is contracted or merged across: NVVM sees an opaque value, and two uses of one value carry different texts,
-// so they stay two values. Not volatile: what nobody needs still goes away. (ptxas needs --fmad=false besides.)
+// so they stay two values. Not volatile: what nobody needs still goes away.
 template <int use, typename C> struct fuser_isolator { static FUSER_INLINE C isolate(C v) { return v; } };
 template <int use> struct fuser_isolator<use, float> {
   static FUSER_INLINE float isolate(float v) { asm("// %1" : "+f"(v) : "n"(use)); return v; }
@@ -29,6 +29,15 @@ template <int use> struct fuser_isolator<use, double> {
   static FUSER_INLINE double isolate(double v) { asm("// %1" : "+d"(v) : "n"(use)); return v; }
 };
 template <int use, typename C> FUSER_INLINE C fuser_isolate(C v) { return fuser_isolator<use, C>::isolate(v); }
+
+// ptxas does not see the empty asm, and contracts c - a * b where NVVM did not. What it cannot look through is a zero
+// that is only known at run time.
+FUSER_INLINE float fuser_cross(float v, long long zero) {
+  return __int_as_float(__float_as_int(v) ^ static_cast<int>(zero));
+}
+FUSER_INLINE double fuser_cross(double v, long long zero) {
+  return __longlong_as_double(__double_as_longlong(v) ^ zero);
+}
 
 //@ fuser_half_bits fuser_half_value
 FUSER_INLINE unsigned short fuser_half_bits(float v) {
