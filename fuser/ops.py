@@ -205,8 +205,14 @@ _define(
 )
 _ATEN = torch.ops.aten
 # ATen's iterator has the operands in this order, which decides the strides of the result.
-_define("threshold_backward", "T x, T g, T threshold", "return x <= threshold ? T(0) : g;",
-        lambda x, g, threshold: _ATEN.threshold_backward(g, x, threshold), kinds=REAL, scalars=("threshold",))  # fmt: skip
+_define(
+    "threshold_backward",
+    "T x, T g, T threshold",
+    "return x <= threshold ? T(0) : g;",
+    lambda x, g, threshold: _ATEN.threshold_backward(g, x, threshold),
+    kinds=REAL,
+    scalars=("threshold",),
+)
 _define("sigmoid_backward", "T g, T y", "return g * (T(1) - y) * y;", _ATEN.sigmoid_backward)
 _define("tanh_backward", "T g, T y", "return g * (T(1) - y * y);", _ATEN.tanh_backward)
 _define(

@@ -8,11 +8,11 @@ does not compile fails that test. Kernels that the test's own compiler refuses a
 from __future__ import annotations
 
 import hashlib
-import shutil
-import tempfile
+import inspect
 import threading
 from collections.abc import Generator, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +23,18 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
 _lock = threading.Lock()
 # Text -> group and ArgSpec of the kernels generated since the last test.
 _generated: dict[str, tuple[Any, Any]] = {}
-# Digests of the texts compiled in this process, and where other workers of this run leave theirs.
+# Digests of what compiled in this process (text, options, NVRTC's version), and the folder (pytest's own cache) with
+# one empty file for each that compiled in any process: the same text need not be compiled in every run.
 _compiled: set[str] = set()
 _shared: Path | None = None
 _has_nvrtc = False
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Share the list of compiled texts among the workers of one run."""
+    """Share the list of texts that compile among the workers of a run, and with the next run."""
     global _shared  # noqa: PLW0603 - one run per process
-    run = getattr(config, "workerinput", {}).get("testrunuid")
-    if run:
-        _shared = Path(tempfile.gettempdir()) / f"fuser-cubins-{run}"
-        _shared.mkdir(exist_ok=True)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """Remove the list, in the process that started the workers, when a worker ends."""
-    folder = Path(tempfile.gettempdir()) / f"fuser-cubins-{node.workerinput['testrunuid']}"
-    shutil.rmtree(folder, ignore_errors=True)
+    if hasattr(config, "cache"):
+        _shared = config.cache.mkdir("cubins")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -105,7 +97,7 @@ def compile_twin(group: Any, twin: Any) -> bool:
     from fuser.cuda.dialect import DIALECT
 
     source = emit_kernel(group, twin, DIALECT)
-    digest = hashlib.sha256(f"{source.text}\0{source.numerics}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{source.text}\0{compiler_identity()}".encode()).hexdigest()
     marker = _shared / digest if _shared else None
     if digest in _compiled or (marker and marker.exists()):
         return False
@@ -113,7 +105,7 @@ def compile_twin(group: Any, twin: Any) -> bool:
         for architecture in ARCHITECTURES:
             compile_cubin(source, architecture, use_cache=False)
     _compiled.add(digest)
-    if marker and marker.parent.exists():
+    if marker:
         marker.touch()
     return True
 
@@ -137,6 +129,16 @@ def cuda_twins(group: Any, args: Any) -> Iterator[Any]:
     widest = 1 if has_steps else VECTOR_BYTES // max(sizes, default=VECTOR_BYTES)
     for vector in dict.fromkeys((widest,) if args.rank == 1 else (1, widest)):
         yield replace(args, device_type="cuda", vector=vector)
+
+
+@cache
+def compiler_identity() -> str:
+    """Return NVRTC's version and the code that chooses its options."""
+    from cuda.bindings import nvrtc
+
+    from fuser.cuda import backend
+
+    return f"{nvrtc.nvrtcVersion()} {inspect.getsource(backend)}"
 
 
 def has_nvrtc() -> bool:

@@ -84,7 +84,9 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 TASKS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any], Callable[[], tuple[Any, Any]]]] = {
-    "mlp": (Mlp, F.mse_loss, lambda: (draw((4, 6, 16), torch.float32, seed=1), draw((4, 6, 16), torch.float32, seed=2))),
+    "mlp": (
+        Mlp, F.mse_loss, lambda: (draw((4, 6, 16), torch.float32, seed=1), draw((4, 6, 16), torch.float32, seed=2)),
+    ),
     "swiglu": (
         SwiGlu, F.mse_loss, lambda: (draw((4, 6, 16), torch.float32, seed=1), draw((4, 6, 16), torch.float32, seed=2)),
     ),
@@ -197,7 +199,7 @@ def test_a_functor_on_inputs_that_require_grad_raises() -> None:
     axpy = functor("axpy")
     compiled = torch.compile(lambda x: axpy(x, x) * 2, backend="fuser", fullgraph=True)
     x = draw((4, 33), torch.float32).requires_grad_()
-    with pytest.raises(Exception, match="derivative|requires grad") as caught:
+    with pytest.raises(Exception, match=r"derivative|requires grad") as caught:
         compiled(x).sum().backward()
     chain = [caught.value, caught.value.__cause__, caught.value.__context__]
     assert any(isinstance(error, fuser.errors.GradientError) for error in chain)

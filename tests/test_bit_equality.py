@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from functors import assert_same, as_tuple, draw, functor, poison, same_bits, special_tensor, unpoison
+from functors import as_tuple, assert_same, draw, functor, poison, same_bits, special_tensor, unpoison
 
 import fuser
 
@@ -207,3 +207,14 @@ def test_value_does_not_depend_on_the_thread_count(dtype: torch.dtype, threads: 
             single = FUSED[name](*inputs)
             threads(2)
             assert_same(FUSED[name](*inputs), single, name)
+
+
+@pytest.mark.xfail(strict=True, reason="gcc 12 turns float(int(x)) into trunc(x), which keeps the sign of -0.3 in -0.0")
+def test_a_zero_that_was_an_integer_has_no_sign() -> None:
+    from fuser.ops import cast_function
+
+    builder = fuser.GroupBuilder()
+    (whole,) = builder.apply(cast_function(torch.int32), [builder.add_input("x")])
+    group = builder.build(builder.apply(cast_function(torch.float32), [whole]))
+    (got,) = fuser.run_fusion(fuser.register_fusion(group), [torch.full((40,), -0.3)])
+    assert not got.signbit().any()

@@ -24,10 +24,11 @@ pytestmark = pytest.mark.cpu
 
 FUZZ = os.environ.get("HYPOTHESIS_PROFILE") == "fuzz"
 # Each example compiles some kernels, so CI draws few.
-EXAMPLES = settings() if FUZZ else settings(max_examples=60)
+EXAMPLES = settings() if FUZZ else settings(max_examples=40)
 
 DTYPES = (
-    torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.int64, torch.uint8, torch.int8, torch.bool,
+    torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.int64, torch.uint8, torch.int8,
+    torch.bool,
 )  # fmt: skip
 # Broadcastable against (4, 1, 6) and each other.
 SHAPES = ((4, 5, 6), (5, 6), (6,), (1,), (), (4, 1, 6), (4, 5, 1), (1, 1, 1))
@@ -171,7 +172,13 @@ def check_against_eager(
     case = BY_NAME.get(name)
     operands = [item for item in values if isinstance(item, torch.Tensor)]
     if case is None:
-        wanted = build_fallback(single).run([*values, *scalars], "")
+        try:
+            wanted = build_fallback(single).run([*values, *scalars], "")
+        except (RuntimeError, TypeError):
+            # torch has no such call: a number where its op takes tensors alone, or a bool for alpha.
+            if len(operands) == len(values) and not any(isinstance(item, bool) for item in scalars):
+                raise
+            return
     elif results[0].dtype.is_floating_point:
         wide = [torch.as_tensor(item).to(results[0].dtype).double() for item in values]
         named = dict(zip((item.name for item in case.build().function.functor.scalars), scalars, strict=True))

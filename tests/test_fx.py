@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import operator
 import pickle
@@ -265,7 +266,7 @@ def test_scalars_that_are_nodes(x: torch.Tensor) -> None:
     assert torch.allclose(module(x, 2), 6 * x)
 
 
-# --- any graph: what is replaced computes the same, and nothing more could have been merged -------------------------------
+# --- any graph: what is replaced computes the same, and nothing more could have been merged -------------------------
 UNARY = (torch.sigmoid, torch.tanh, torch.neg, functor("relu"), functor("sigmoid"))
 BINARY = (operator.add, operator.mul, torch.maximum, functor("axpy"))
 OPAQUE = (torch.clone, lambda x: torch.flip(x, (0,)))
@@ -277,7 +278,7 @@ def random_graphs(draw_: Any) -> fx.Graph:
     values = [graph.placeholder(name) for name in "xy"]
     for _ in range(draw_(st.integers(2, 14))):
         kind = draw_(st.sampled_from(("unary", "binary", "binary", "opaque", "wave", "write")))
-        pick = lambda: draw_(st.sampled_from(values[-6:]))  # noqa: E731
+        pick = functools.partial(draw_, st.sampled_from(values[-6:]))
         if kind == "unary":
             values.append(graph.call_function(draw_(st.sampled_from(UNARY)), (pick(),)))
         elif kind == "binary":
@@ -352,7 +353,7 @@ def is_convex(group: set[fx.Node], ancestors: dict[fx.Node, set[fx.Node]]) -> bo
 
 def is_ordered(union: set[fx.Node], groups: list[set[fx.Node]], ancestors: dict[fx.Node, set[fx.Node]]) -> bool:
     """Whether the graph with these groups as single nodes has no cycle."""
-    units: dict[fx.Node, int] = {node: 0 for node in union}
+    units: dict[fx.Node, int] = dict.fromkeys(union, 0)
     for number, group in enumerate(groups, 1):
         for node in group:
             units.setdefault(node, number)

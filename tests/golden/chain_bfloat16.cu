@@ -24,7 +24,7 @@ FUSER_INLINE void fuser_element(const float v0, const float v1, const double v2,
   const float v3 = fuser_isolate<2>(fuser_to_compute(s3));
   // v4 = silu(v3), bfloat16
   const fuser_bfloat16 s4 = fuser_from_compute<fuser_bfloat16>(fuser_cast<float>(fuser_f1::aten_silu<float>(fuser_isolate<3>(v3))));
-  out0 = s4;
+  fuser_assign(out0, s4);
 }
 
 // Elements that one thread reads or writes with one access.

@@ -18,7 +18,7 @@ FUSER_INLINE void fuser_element(const std::complex<float> v0, const std::complex
   const std::complex<float> v3 = fuser_isolate<2>(fuser_to_compute(s3));
   // v4 = rotate(v3, v1), complex32
   const fuser_complex_half s4 = fuser_from_compute<fuser_complex_half>(fuser_cast<std::complex<float>>(fuser_f0::rotate<std::complex<float>>(fuser_isolate<3>(v3), fuser_isolate<4>(v1))));
-  out0 = s4;
+  fuser_assign(out0, s4);
 }
 
 // Elements that one thread reads or writes with one access.

@@ -12,6 +12,7 @@ template <typename T> T aten_maximum(T a, T b) { return a != a || a > b ? a : b;
 
 struct fuser_args {
   int64_t numel;
+  int64_t zero;
   float* out0;
   const float* in0;
   const float* in1;
@@ -22,9 +23,9 @@ struct fuser_args {
   int64_t stride_in1[2];
 };
 
-FUSER_INLINE void fuser_element(const float v0, const float v1, const int64_t v2, float& out0) {
+FUSER_INLINE void fuser_element(const int64_t zero, const float v0, const float v1, const int64_t v2, float& out0) {
   // v3 = mul(v0, v1), float32
-  const float v3 = fuser_isolate<2>(fuser_cast<float>(fuser_f0::aten_mul<float>(fuser_isolate<0>(v0), fuser_isolate<1>(v1))));
+  const float v3 = fuser_isolate<2>(fuser_cross(fuser_cast<float>(fuser_f0::aten_mul<float>(fuser_isolate<0>(v0), fuser_isolate<1>(v1))), zero));
   // v4 = maximum(v3, v2), float32
   const float v4 = fuser_isolate<5>(fuser_cast<float>(fuser_f1::aten_maximum<float>(fuser_isolate<3>(v3), fuser_isolate<4>(fuser_cast<float>(v2)))));
   out0 = v4;
@@ -67,6 +68,6 @@ fuser_kernel(const __grid_constant__ fuser_args a) {
   fuser_vector<float, 4> out0;
   #pragma unroll
   for (int k = 0; k < 4; ++k)
-    fuser_element(fuser_to_compute(in0.item[k]), fuser_to_compute(in1.item[k]), a.number2, out0.item[k]);
+    fuser_element(a.zero, fuser_to_compute(in0.item[k]), fuser_to_compute(in1.item[k]), a.number2, out0.item[k]);
   fuser_store<4>(a.out0 + at_out0, out0);
 }
