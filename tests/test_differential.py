@@ -24,7 +24,7 @@ pytestmark = pytest.mark.cpu
 
 FUZZ = os.environ.get("HYPOTHESIS_PROFILE") == "fuzz"
 # Each example compiles some kernels, so CI draws few.
-EXAMPLES = settings() if FUZZ else settings(max_examples=40)
+EXAMPLES = settings() if FUZZ else settings(max_examples=24)
 
 DTYPES = (
     torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.int64, torch.uint8, torch.int8,
