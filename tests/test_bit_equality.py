@@ -209,7 +209,6 @@ def test_value_does_not_depend_on_the_thread_count(dtype: torch.dtype, threads: 
             assert_same(FUSED[name](*inputs), single, name)
 
 
-@pytest.mark.xfail(strict=True, reason="gcc 12 turns float(int(x)) into trunc(x), which keeps the sign of -0.3 in -0.0")
 def test_a_zero_that_was_an_integer_has_no_sign() -> None:
     from fuser.ops import cast_function
 

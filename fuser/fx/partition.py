@@ -80,6 +80,23 @@ def _bind_functor(function: JitFunction, node: fx.Node) -> Call | None:
     return Call(function.function, tuple(node.args), function.bind_scalars(node.kwargs))
 
 
+def _number_nodes(nodes: list[fx.Node]) -> set[fx.Node]:
+    # Nodes known to be numbers: what a functor takes as a scalar, what that was computed from, and what is computed
+    # from such nodes alone. They stay Python's.
+    found: set[fx.Node] = set()
+    for node in reversed(nodes):
+        call = bind_node(node)
+        scalars = call.scalars.values() if call is not None else ()
+        found.update(value for value in scalars if isinstance(value, fx.Node))
+        if node in found:
+            found.update(node.all_input_nodes)
+    for node in nodes:
+        sources = node.all_input_nodes
+        if sources and bind_node(node) is not None and found.issuperset(sources):
+            found.add(node)
+    return found
+
+
 def _flat_tensors(call: Call) -> Iterator[Any]:
     for value in call.tensors:
         if isinstance(value, Call):
@@ -134,7 +151,8 @@ class _Partitioner:
         self.descendants = [0] * count
         self.members: list[list[fx.Node]] = [[node] for node in self.nodes]
         self.alive = [True] * count
-        self.fusible = [is_fusible(node) for node in self.nodes]
+        numbers = _number_nodes(self.nodes)
+        self.fusible = [node not in numbers and is_fusible(node) for node in self.nodes]
         # Applications in each unit.
         self.applications = [int(fusible) for fusible in self.fusible]
         self.getitems = [self._is_getitem_of_fusible(node) for node in self.nodes]

@@ -96,6 +96,9 @@ template <typename To, typename From> struct fuser_caster {
   static FUSER_INLINE To cast(From v) {
     if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To> && !std::is_same_v<To, bool>)
       return fuser_truncate<To>(v);
+    else if constexpr (std::is_integral_v<From> && std::is_floating_point_v<To>)
+      // gcc turns float(int(x)) into trunc(x), which is -0 for -0.3; an integer's zero has no sign.
+      return static_cast<To>(v) + static_cast<To>(0);
     else
       return static_cast<To>(v);
   }
