@@ -19,6 +19,7 @@ from fuser.fx.trace import FusedFunction
 from fuser.graph import FusionGroup
 from fuser.jiterator import JitFunction
 from fuser.kernel_spec import KernelSpec
+from fuser.planner import plan_texts
 
 __all__ = ["Explanation", "GroupReport", "debug_get_fused_kernel_code", "debug_launch_graph", "explain"]
 
@@ -105,7 +106,7 @@ def explain(target: Any, *args: Any) -> Explanation:
 def kernel_sources(spec: KernelSpec, inputs: Sequence[Any], device: str | None) -> list[KernelSource]:
     """Return the kernel texts of a spec for these inputs."""
     where = torch.device(device) if device else None
-    return [emit_source(part, args) for part, args in executor.plan_texts(spec, inputs, where)]
+    return [emit_source(part, args) for part, args in plan_texts(spec, inputs, where)]
 
 
 def _report(group: FusionGroup, nodes: tuple[str, ...], inputs: Sequence[Any]) -> GroupReport:

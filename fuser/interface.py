@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fuser import compiler, executor
+from fuser import compiler, executor, planner
 from fuser.errors import GroupError
 from fuser.graph import FusionGroup
 from fuser.kernel_cache import compiled_kernel_count
@@ -63,12 +63,12 @@ def run_fusion(key: int, inputs: Sequence[Any]) -> list[torch.Tensor]:
 
 def can_fuse_on_cpu() -> bool:
     """Whether groups on CPU tensors are fused; if not, they run in eager torch."""
-    return executor.can_fuse("cpu")
+    return planner.can_fuse("cpu")
 
 
 def can_fuse_on_gpu() -> bool:
     """Whether groups on CUDA tensors are fused; if not, they run in eager torch."""
-    return executor.can_fuse("cuda")
+    return planner.can_fuse("cuda")
 
 
 def override_can_fuse_on_cpu(value: bool) -> bool:

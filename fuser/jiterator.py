@@ -10,7 +10,7 @@ import torch
 from fuser.compiler import dump, register
 from fuser.config import config
 from fuser.errors import ArgumentError
-from fuser.executor import run, warm_up
+from fuser.executor import run, split_inputs, warm_up
 from fuser.functor import Functor, parse_functor
 from fuser.graph import Function, FusionGroup, GroupBuilder
 from fuser.kernel_spec import KernelSpec
@@ -195,13 +195,7 @@ class JitFunction:
         if needs_grad and out is None and self.function.fallback is not None:
             return self.function.fallback(*tensors, **{**self.defaults, **scalars})
         values = [*tensors, *(scalars[name] if name in scalars else self.defaults[name] for name in self.scalar_names)]
-        kinds = "".join("t" if isinstance(value, torch.Tensor) else "n" for value in values)
-        results = torch.ops.fuser.run(
-            self._key(len(tensors)),
-            kinds,
-            [value for value in values if isinstance(value, torch.Tensor)],
-            [value for value in values if not isinstance(value, torch.Tensor)],
-        )
+        results = torch.ops.fuser.run(self._key(len(tensors)), *split_inputs(values))
         if out is not None:
             outs = [out] if isinstance(out, torch.Tensor) else list(out)
             for tensor, result in zip(outs, results, strict=True):

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fuser import executor
+from fuser import executor, planner
 from fuser.compiler import registered
 from fuser.errors import GradientError
 from fuser.kernel_spec import KernelSpec, ValueLayout, infer_layouts, infer_typing
@@ -19,29 +19,23 @@ LIBRARY.define(  # type: ignore[no-untyped-call]
 )
 
 
-def merge_inputs(kinds: str, tensors: list[torch.Tensor], numbers: list[Any]) -> list[Any]:
-    """Return the group's inputs in order: ``kinds`` has one letter for each, ``t`` tensor or ``n`` number."""
-    next_tensor, next_number = iter(tensors), iter(numbers)
-    return [next(next_tensor) if kind == "t" else next(next_number) for kind in kinds]
-
-
 def run_operator(key: str, kinds: str, tensors: list[torch.Tensor], numbers: list[Any]) -> list[torch.Tensor]:
     """Run on real tensors (dispatch keys CPU and CUDA)."""
-    return executor.run_plain(registered(int(key)), merge_inputs(kinds, tensors, numbers))
+    return executor.run_plain(registered(int(key)), executor.merge_inputs(kinds, tensors, numbers))
 
 
 def fake_operator(key: str, kinds: str, tensors: list[torch.Tensor], numbers: list[Any]) -> list[torch.Tensor]:
     """Return empty tensors of the dtypes, shapes and strides the group gives; sizes may be symbolic."""
     spec = registered(int(key))
-    inputs = merge_inputs(kinds, tensors, numbers)
+    inputs = executor.merge_inputs(kinds, tensors, numbers)
     described = [
-        executor.Bound(torch.Tensor, item.dtype, tuple(item.shape), tuple(item.stride()), item.device)
+        planner.Bound(torch.Tensor, item.dtype, tuple(item.shape), tuple(item.stride()), item.device)
         if isinstance(item, torch.Tensor)
-        else executor.Bound(number_type(item))
+        else planner.Bound(number_type(item))
         for item in inputs
     ]
-    device = executor.common_device(spec, described)
-    typing = infer_typing(spec.group, executor.input_specs(described, device), torch.get_default_dtype())
+    device = planner.common_device(spec, described)
+    typing = infer_typing(spec.group, planner.input_specs(described, device), torch.get_default_dtype())
     layouts = infer_layouts(spec.group, [ValueLayout(item.shape, item.strides) for item in described])
     return [
         torch.empty_strided(layouts[value].shape, layouts[value].strides, dtype=typing.values[value], device=device)
@@ -59,10 +53,7 @@ def number_type(number: Any) -> type:
 
 def dispatch(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
     """Run a call through the operator, so that dispatch modes and tensor subclasses see one operator."""
-    kinds = "".join("t" if isinstance(item, torch.Tensor) else "n" for item in inputs)
-    tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
-    numbers = [item for item in inputs if not isinstance(item, torch.Tensor)]
-    results: list[torch.Tensor] = torch.ops.fuser.run(str(spec.key), kinds, tensors, numbers)
+    results: list[torch.Tensor] = torch.ops.fuser.run(str(spec.key), *executor.split_inputs(inputs))
     return results
 
 

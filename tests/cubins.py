@@ -111,12 +111,12 @@ def compile_twin(group: Any, twin: Any) -> bool:
 
 
 def cuda_twins(group: Any, args: Any) -> Iterator[Any]:
-    """Give the ArgSpecs that the same call can have on CUDA tensors: vector widths as in executor.arg_spec.
+    """Give the ArgSpecs that the same call can have on CUDA tensors: vector widths as in planner.arg_spec.
 
     With several dimensions, sizes and strides decide whether rows can be read in vectors: both kernels are given.
     """
-    from fuser.executor import VECTOR_BYTES
     from fuser.kernel_spec import infer_typing
+    from fuser.planner import VECTOR_BYTES
 
     if args.device_type == "cuda":
         yield args

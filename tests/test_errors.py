@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fuser
-from fuser import executor
+from fuser import planner
 from fuser.compiler import emit_source
 from fuser.errors import (
     MAX_MESSAGE_LINES,
@@ -181,7 +181,7 @@ def compile_on(room: str, fn: fuser.JitFunction, count: int = 1) -> CompileError
 
     if not has_nvrtc():
         pytest.skip("NVRTC is not installed")
-    ((spec, args),) = executor.plan_texts(fn.spec(count), [ones(3)] * count, torch.device("cuda"))
+    ((spec, args),) = planner.plan_texts(fn.spec(count), [ones(3)] * count, torch.device("cuda"))
     with pytest.raises(CompileError) as caught:
         compile_cubin(emit_source(spec, args), "sm_90")
     return caught.value

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fuser
-from fuser import codegen, compiler, executor
+from fuser import codegen, compiler, planner
 from fuser.codegen import KERNEL_NAME, KernelSource
 from fuser.config import config
 from fuser.cpu import dialect as cpu_dialect
@@ -115,7 +115,7 @@ ROOMS = {"cuda": (cuda_prelude, ".cu"), "cpu": (cpu_prelude, ".cpp")}
 def emit(sample: Sample, room: str) -> KernelSource:
     with config.patch(numerics=sample.numerics):
         spec = compiler.register(sample.group)
-        ((part, args),) = executor.plan_texts(spec, sample.inputs, torch.device(room))
+        ((part, args),) = planner.plan_texts(spec, sample.inputs, torch.device(room))
         return compiler.emit_source(part, args)
 
 

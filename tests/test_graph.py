@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 
 import fuser
-from fuser import executor
+from fuser import planner
 from fuser.compiler import register
 from fuser.config import SETTINGS, config
 from fuser.dtypes import Rank
@@ -293,7 +293,7 @@ CHANGES: dict[str, Callable[[ArgSpec], Any]] = {
 def test_each_field_of_a_call_separates_kernels() -> None:
     group = GroupBuilder()
     spec = register(group.build(group.apply(MUL, [group.add_input("x"), group.add_input("y")])))
-    ((_, args),) = executor.plan_texts(spec, [torch.empty(3, 2), torch.empty(3, 2)], torch.device("cpu"))
+    ((_, args),) = planner.plan_texts(spec, [torch.empty(3, 2), torch.empty(3, 2)], torch.device("cpu"))
     assert {item.name for item in dataclasses.fields(ArgSpec)} == set(CHANGES)
     assert {item.name for item in dataclasses.fields(InputSpec)} == set(INPUT_CHANGES)
     changed = [replace(args, **{name: change(args)}) for name, change in CHANGES.items()]

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import fuser
-from fuser import compiler, executor
+from fuser import compiler, executor, planner
 from fuser.config import config
 from fuser.cpu.backend import CpuBackend
 from fuser.errors import CompileError, GroupError, NoCompileError
@@ -360,7 +360,7 @@ def test_damaged_cubin_is_made_again(
                 raise RuntimeError("CUDA_ERROR_INVALID_IMAGE")
 
     monkeypatch.setattr(cuda_backend, "CudaKernel", Loaded)
-    ((spec, args),) = executor.plan_texts(new_functor().spec(1), [torch.ones(8)], torch.device("cuda"))
+    ((spec, args),) = planner.plan_texts(new_functor().spec(1), [torch.ones(8)], torch.device("cuda"))
     source, room = compiler.emit_source(spec, args), cuda_backend.CudaBackend()
     counts = []
 

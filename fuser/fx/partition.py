@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from fuser.compiler import registered
+from fuser.executor import merge_inputs
 from fuser.graph import FusionGroup
 from fuser.jiterator import JitFunction
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
@@ -54,8 +55,7 @@ def bind_group(node: fx.Node) -> tuple[FusionGroup, list[Any]] | None:
     if node.target is not torch.ops.fuser.run.default:
         return None
     key, kinds, tensors, numbers = node.args
-    next_tensor, next_number = iter(tensors), iter(numbers)  # type: ignore[arg-type]
-    inputs = [next(next_tensor) if kind == "t" else next(next_number) for kind in str(kinds)]
+    inputs = merge_inputs(str(kinds), tensors, numbers)  # type: ignore[arg-type]
     return registered(int(str(key))).group, inputs
 
 

@@ -12,7 +12,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fuser.compiler import register
 from fuser.config import config
-from fuser.executor import run, warm_up
+from fuser.executor import run, split_inputs, warm_up
 from fuser.fx.partition import Partition, bind_group, bind_node, partition
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.jiterator import JitFunction
@@ -111,12 +111,7 @@ def _is_real(item: Any) -> bool:
 
 
 def _run_operator(key: str, inputs: Sequence[Any]) -> Any:
-    return torch.ops.fuser.run(
-        key,
-        "".join("t" if isinstance(item, torch.Tensor) else "n" for item in inputs),
-        [item for item in inputs if isinstance(item, torch.Tensor)],
-        [item for item in inputs if not isinstance(item, torch.Tensor)],
-    )
+    return torch.ops.fuser.run(key, *split_inputs(inputs))
 
 
 class _GroupWriter:
