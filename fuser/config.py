@@ -156,7 +156,8 @@ _TABLE = {setting.name: setting for setting in SETTINGS}
 class Config:
     """The settings as attributes. Assigning checks the value; an unknown name raises AttributeError.
 
-    ``generation`` grows with every assignment: whoever remembers something that depends on a setting compares it.
+    ``generation`` grows with every assignment: whoever remembers something that depends on a setting compares it, or
+    adds a function to ``listeners``, which are called then.
     """
 
     if TYPE_CHECKING:
@@ -169,6 +170,7 @@ class Config:
         max_plans: int
         dump: frozenset[str]
         generation: int
+        listeners: list[Callable[[], None]]
 
     def __init__(self) -> None:
         for setting in SETTINGS:
@@ -176,12 +178,15 @@ class Config:
             value = setting.default if text is None else _checked(setting, text, setting.env)
             self.__dict__[setting.name] = value
         self.__dict__["generation"] = 0
+        self.__dict__["listeners"] = []
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in _TABLE:
             raise AttributeError(f"fuser.config has no setting {name!r}; it has {', '.join(_TABLE)}")
         self.__dict__[name] = _checked(_TABLE[name], value, f"fuser.config.{name}")
         self.__dict__["generation"] += 1
+        for listener in self.listeners:
+            listener()
 
     @contextmanager
     def patch(self, **values: Any) -> Iterator[None]:

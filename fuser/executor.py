@@ -5,8 +5,9 @@ A call whose signature is known only allocates, packs and launches.
 
 from __future__ import annotations
 
+import operator
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,12 +17,14 @@ from fuser.config import config
 from fuser.errors import ArgumentError, DeviceError, FuserError, GradientError
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec
+from fuser.launcher import Launcher, forget_records, record_call
 from fuser.outputs import check_out, finish_out
 from fuser.planner import Plan, Step, describe, describe_without_memory, make_plan
 
-__all__ = ["merge_inputs", "run", "run_plain", "set_can_fuse", "set_dispatcher", "split_inputs", "warm_up"]
+__all__ = ["merge_inputs", "run", "run_and_record", "run_plain", "set_can_fuse", "set_dispatcher", "split_inputs", "warm_up"]
 
 _plans: dict[int, Lru[Plan]] = {}
+config.listeners.append(forget_records)
 # Runs a call under tensor subclasses and dispatch modes; fuser.library provides it.
 _dispatcher: Callable[[KernelSpec, list[Any]], list[torch.Tensor]] | None = None
 
@@ -30,6 +33,7 @@ def set_can_fuse(device_type: str, value: bool) -> bool:
     """Switch fusion on a type of device on or off; return the former value."""
     before = planner.set_can_fuse(device_type, value)
     _plans.clear()
+    forget_records()
     return before
 
 
@@ -56,18 +60,54 @@ def run(spec: KernelSpec, inputs: Sequence[Any], out: Sequence[torch.Tensor] | N
         GradientError: an input requires grad and the group has no derivative.
         FallbackError: the group can neither be fused nor run in eager torch.
     """
-    inputs = list(inputs)
+    return _run(spec, list(inputs), out)[0]
+
+
+def run_and_record(
+    spec: KernelSpec,
+    inputs: Sequence[Any],
+    launcher: Launcher,
+    tensors: tuple[Any, ...],
+    scalars: Mapping[str, Any] | None = None,
+    out: Any = None,
+) -> list[torch.Tensor]:
+    """Run a group for a call that ``launcher`` did not know, and record it there.
+
+    Args:
+        spec: a registered group's spec.
+        inputs: as in ``run``.
+        launcher: of the callable.
+        tensors: the call's positional arguments; so are ``scalars`` and ``out`` (None, a tensor or a tuple).
+    """
+    resolved = list(inputs)
+    outs = None if out is None else (out,) if isinstance(out, torch.Tensor) else tuple(out)
+    results, plan = _run(spec, resolved, outs)
+    if plan is not None and all(map(operator.is_, resolved, inputs)):
+        record_call(launcher, plan, inputs, tensors, scalars, out)
+    return results
+
+
+def _run(
+    spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] | None
+) -> tuple[list[torch.Tensor], Plan | None]:
+    # The results, and the plan if a call like this one can go by it without another look.
     for tensor in out or ():
         if not isinstance(tensor, torch.Tensor):
             raise ArgumentError(f"out= takes tensors, got {type(tensor).__name__}")
     unusual = _unusual(spec, inputs, out)
     if unusual is not None:
-        return unusual() if out is None else finish_out(out, unusual())
-    return run_plain(spec, inputs, out)
+        return (unusual() if out is None else finish_out(out, unusual())), None
+    return _run_planned(spec, inputs, out)
 
 
 def run_plain(spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
     """Run a group on plain strided tensors that need no gradient."""
+    return _run_planned(spec, inputs, out)[0]
+
+
+def _run_planned(
+    spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] | None
+) -> tuple[list[torch.Tensor], Plan | None]:
     described = tuple(describe(item) for item in inputs)
     described_out = tuple(describe(item) for item in out) if out is not None else ()
     signature = (described, described_out, config.generation, torch.get_default_dtype())
@@ -77,14 +117,14 @@ def run_plain(spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] |
         plan = make_plan(spec, described, out)
         plans.put(signature, plan, config.max_plans)
     if plan.fallback_reason:
-        return _run_fallback(spec, inputs, plan.fallback_reason, out)
+        return _run_fallback(spec, inputs, plan.fallback_reason, out), None
     if out is not None:
-        ready, direct = check_out(plan.outputs, out, inputs)
-        if not direct:
-            return finish_out(out, run_plain(spec, inputs))
-        if ready:
-            # Resized: strides are other ones than those planned for.
-            return run_plain(spec, inputs, out)
+        is_resized, is_direct = check_out(plan.outputs, out, inputs)
+        if not is_direct:
+            return finish_out(out, run_plain(spec, inputs)), None
+        if is_resized:
+            # Strides are other ones than those planned for.
+            return run_plain(spec, inputs, out), None
         outputs = list(out)
     else:
         outputs = [
@@ -93,7 +133,7 @@ def run_plain(spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] |
         ]
     for step in plan.steps:
         _launch(spec, step, inputs, outputs, plan.device)
-    return outputs
+    return outputs, plan
 
 
 def warm_up(
@@ -130,7 +170,7 @@ def _launch(spec: KernelSpec, step: Step, inputs: list[Any], outputs: list[torch
     except struct.error:
         names = [spec.group.inputs[index].name for index in step.numbers]
         raise ArgumentError(f"an integer among {', '.join(names)} does not fit in 64 bits") from None
-    step.kernel.launch(arguments, step.numel, device.index or 0)
+    step.kernel.launch(step.launch, arguments, device.index or 0)
 
 
 def _number(item: Any) -> Any:

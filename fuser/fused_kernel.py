@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fuser import counters
@@ -13,19 +14,38 @@ from fuser.config import config
 from fuser.errors import CompileError, Diagnostic, NoCompileError, point_at
 from fuser.layout import IterationSpace
 
-__all__ = ["ArgumentPacker", "Backend", "FusedKernel", "begin_compile", "build_compile_error"]
+__all__ = ["ArgumentPacker", "Backend", "FusedKernel", "Launch", "begin_compile", "build_compile_error"]
 
+# struct letters of a number passed by value.
+_FIELDS = {"f": "d", "c": "dd", "i": "q", "b": "q"}
 # Where codegen puts each functor: no name of the user's.
 _NAMESPACE = re.compile(r"\bfuser_f\d+::")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a kernel is launched over one loop nest."""
+
+    # CUDA: blocks, threads of a block, dynamic shared memory.
+    grid: tuple[int, int, int] = (1, 1, 1)
+    block: tuple[int, int, int] = (1, 1, 1)
+    shared_bytes: int = 0
+    # CPU: whether there is enough work for torch's threads.
+    is_parallel: bool = False
 
 
 class FusedKernel(Protocol):
     """A loaded kernel. Threads may launch it at the same time."""
 
     source: KernelSource
+    # Address of the function: a CUfunction, or ``void (const void* arguments, int threads)``.
+    address: int
 
-    def launch(self, arguments: bytes, numel: int, device_index: int) -> None:
-        """Launch over ``numel`` > 0 elements: on CUDA on torch's current stream of the device, asynchronously."""
+    def prepare(self, space: IterationSpace) -> Launch:
+        """Return how to launch over a space that is not empty."""
+
+    def launch(self, launch: Launch, arguments: bytes, device_index: int) -> None:
+        """Launch; on CUDA on torch's current stream of the device, asynchronously."""
 
 
 class Backend(Protocol):
@@ -52,15 +72,23 @@ class ArgumentPacker:
     """
 
     def __init__(self, source: KernelSource, space: IterationSpace) -> None:
-        fields = ("qq" if source.has_zero else "q") + "Q" * len(source.operands)
-        for _, kind in source.numbers:
-            fields += {float: "d", complex: "dd"}.get(kind, "q")
-        self._kinds = tuple(kind for _, kind in source.numbers)
-        self._head = (space.numel, 0) if source.has_zero else (space.numel,)
-        self._geometry: tuple[int, ...] = ()
+        # Words before the addresses.
+        self.first_word = 2 if source.has_zero else 1
+        # One letter per number: f, c, i or b.
+        self.number_codes = "".join(kind.__name__[0] for _, kind in source.numbers)
+        fields = "Q" * len(source.operands) + "".join(_FIELDS[code] for code in self.number_codes)
+        head = (space.numel, 0)[: self.first_word]
+        geometry: tuple[int, ...] = ()
         if not source.is_linear:
-            self._geometry = (*space.sizes, *(stride for operand in space.strides for stride in operand))
-        self._struct = struct.Struct(f"={fields}{'q' * len(self._geometry)}")
+            geometry = (*space.sizes, *(stride for operand in space.strides for stride in operand))
+        self._struct = struct.Struct(f"={fields}")
+        self._head = struct.pack(f"={len(head)}q", *head)
+        self._tail = struct.pack(f"={len(geometry)}q", *geometry)
+
+    @property
+    def template(self) -> bytes:
+        """The whole struct; what a call fills in is zero."""
+        return self._head + bytes(self._struct.size) + self._tail
 
     def pack(self, addresses: Sequence[int], numbers: Sequence[Any]) -> bytes:
         """Return the struct's bytes.
@@ -72,13 +100,10 @@ class ArgumentPacker:
         Raises:
             struct.error: an integer does not fit in 64 bits.
         """
-        flat: list[Any] = []
-        for kind, number in zip(self._kinds, numbers, strict=True):
-            if kind is complex:
-                flat += (number.real, number.imag)
-            else:
-                flat.append(number)
-        return self._struct.pack(*self._head, *addresses, *flat, *self._geometry)
+        if "c" in self.number_codes:
+            parts = zip(self.number_codes, numbers, strict=True)
+            numbers = [part for code, x in parts for part in ((x.real, x.imag) if code == "c" else (x,))]
+        return self._head + self._struct.pack(*addresses, *numbers) + self._tail
 
 
 def begin_compile(source: KernelSource) -> None:

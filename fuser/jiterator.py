@@ -10,10 +10,11 @@ import torch
 from fuser.compiler import dump, register
 from fuser.config import config
 from fuser.errors import ArgumentError
-from fuser.executor import run, split_inputs, warm_up
+from fuser.executor import run_and_record, split_inputs, warm_up
 from fuser.functor import Functor, parse_functor
 from fuser.graph import Function, FusionGroup, GroupBuilder
 from fuser.kernel_spec import KernelSpec
+from fuser.launcher import make_launcher
 
 __all__ = ["JitFunction", "create_jit_fn", "create_multi_output_jit_fn", "jit_fn"]
 
@@ -103,6 +104,8 @@ class JitFunction:
         self.scalar_names = tuple(parameter.name for parameter in function.functor.scalars)
         # Spec by number of tensors: trailing tensors with a C++ default may be left out.
         self._specs: dict[int, KernelSpec] = {}
+        self._launcher = make_launcher(self.scalar_names, tuple(map(defaults.get, self.scalar_names)))
+        self._launch = self._launcher.launch
         if "functor" in config.dump:
             dump("functor", function.functor.source)
 
@@ -123,15 +126,20 @@ class JitFunction:
             FunctorError, CompileError: the text is wrong; shows the user's own line.
             GradientError: an input requires grad and there is no derivative.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             return self._call_operator(tensors, out, scalars)
+        result = self._launch(tensors, scalars, out)
+        return self._call(tensors, scalars, out) if result is None else result
+
+    def _call(self, tensors: tuple[Any, ...], scalars: dict[str, Any], out: Any) -> Any:
+        # A call unlike those before it.
         if torch.overrides.has_torch_function(tensors) or _any_has_torch_function(scalars):
             return torch.overrides.handle_torch_function(
                 self, (*tensors, *scalars.values()), *tensors, **({} if out is None else {"out": out}), **scalars
             )
         inputs = [*tensors, *self.bind_scalars(scalars).values()]
-        outs = None if out is None else (out,) if isinstance(out, torch.Tensor) else tuple(out)
-        results = run(self.spec(len(tensors)), inputs, outs)
+        outs = out if out is None or isinstance(out, torch.Tensor) else tuple(out)
+        results = run_and_record(self.spec(len(tensors)), inputs, self._launcher, tensors, scalars, outs)
         return results[0] if len(results) == 1 else tuple(results)
 
     def spec(self, count: int) -> KernelSpec:

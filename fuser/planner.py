@@ -22,7 +22,7 @@ from fuser.errors import (
     FallbackError,
     UnsupportedError,
 )
-from fuser.fused_kernel import ArgumentPacker, FusedKernel
+from fuser.fused_kernel import ArgumentPacker, FusedKernel, Launch
 from fuser.kernel_spec import (
     MAX_INPUTS,
     MAX_OUTPUTS,
@@ -76,12 +76,12 @@ class Step:
     """One launch of a plan."""
 
     kernel: FusedKernel
+    launch: Launch
     packer: ArgumentPacker
     # Outputs written and inputs read, in the order of the kernel's operands; inputs passed by value.
     outputs: tuple[int, ...]
     inputs: tuple[int, ...]
     numbers: tuple[int, ...]
-    numel: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,11 +328,11 @@ def _plan_kernels(
         steps.append(
             Step(
                 kernel=kernel,
+                launch=kernel.prepare(part.space),
                 packer=ArgumentPacker(kernel.source, part.space),
                 outputs=part.places,
                 inputs=tuple(operand.index for operand in operands if not operand.is_output),
                 numbers=tuple(index for index, _ in kernel.source.numbers),
-                numel=part.space.numel,
             )
         )
     return Plan(device, planned, tuple(steps))

@@ -11,8 +11,10 @@ _ENTRY = f"""
 // Each thread takes one range of elements, whole cache lines apart; threads is 1 or torch's thread count.
 extern "C" void {KERNEL_NAME}(const fuser_args* args, int threads) {{
   const fuser_args& a = *args;
+  // Even a region of one thread costs as much as a small kernel.
+  if (threads == 1) return fuser_range(a, 0, a.numel);
 #ifdef _OPENMP
-#pragma omp parallel num_threads(threads) if(parallel: threads > 1)
+#pragma omp parallel num_threads(threads)
   {{
     const int64_t share = ((a.numel + threads - 1) / threads + 63) / 64 * 64;
     const int64_t begin = share * omp_get_thread_num();

@@ -9,6 +9,8 @@ import torch
 
 from fuser import counters
 from fuser.codegen import KERNEL_NAME, KernelSource
+from fuser.fused_kernel import Launch
+from fuser.layout import IterationSpace
 
 __all__ = ["CpuKernel"]
 
@@ -26,8 +28,13 @@ class CpuKernel:
         self._function = getattr(self._library, KERNEL_NAME)
         self._function.argtypes = (ctypes.c_char_p, ctypes.c_int)
         self._function.restype = None
+        self.address = ctypes.cast(self._function, ctypes.c_void_p).value or 0
 
-    def launch(self, arguments: bytes, numel: int, device_index: int) -> None:  # noqa: ARG002 - one host
-        """Run over ``numel`` > 0 elements; returns when the results are there."""
-        self._function(arguments, 1 if numel < PARALLEL_ELEMENTS else torch.get_num_threads())
+    def prepare(self, space: IterationSpace) -> Launch:
+        """Decide whether torch's threads share the work."""
+        return Launch(is_parallel=space.numel >= PARALLEL_ELEMENTS)
+
+    def launch(self, launch: Launch, arguments: bytes, device_index: int) -> None:  # noqa: ARG002 - one host
+        """Run; returns when the results are there."""
+        self._function(arguments, torch.get_num_threads() if launch.is_parallel else 1)
         counters.count("launches")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,11 +12,16 @@ import torch
 from fuser import counters
 from fuser.codegen import KERNEL_NAME, KernelSource
 from fuser.cuda.dialect import BLOCK_SIZE
+from fuser.fused_kernel import Launch
+from fuser.layout import IterationSpace
 
 if TYPE_CHECKING:
     from cuda.core import ObjectCode
 
 __all__ = ["CudaKernel"]
+
+# What the driver takes as a kernel's parameters at most (4 KiB on GPUs before sm_70's large parameters).
+MAX_ARGUMENT_BYTES = 4096
 
 _thread = threading.local()
 
@@ -28,35 +34,64 @@ class CudaKernel:
 
         self.source = source
         self._kernel = code.get_kernel(KERNEL_NAME)
-        self._function = driver.CUfunction(int(self._kernel.handle))
+        self.address = int(self._kernel.handle)
+        self._function = driver.CUfunction(self.address)
         self._launch = driver.cuLaunchKernel
         self._success = driver.CUresult.CUDA_SUCCESS
+        _tell_launcher()
 
-    def launch(self, arguments: bytes, numel: int, device_index: int) -> None:
-        """Launch over ``numel`` > 0 elements; returns before the kernel has run.
+    def prepare(self, space: IterationSpace) -> Launch:
+        """Return the grid over a space that is not empty."""
+        per_block = BLOCK_SIZE * self.source.vector
+        return Launch(grid=(-(-space.numel // per_block), 1, 1), block=(BLOCK_SIZE, 1, 1))
+
+    def launch(self, launch: Launch, arguments: bytes, device_index: int) -> None:
+        """Launch; returns before the kernel has run.
 
         Raises:
             RuntimeError: the driver refused the launch.
         """
-        # A thread that has not used CUDA yet has no current context: setting the device binds the primary one.
-        if device_index != torch.cuda.current_device() or not getattr(_thread, "has_context", False):
+        staging: _Staging | None = getattr(_thread, "staging", None)
+        if staging is not None and device_index == torch._C._cuda_getDevice():
+            self._launch_here(launch, arguments, device_index, staging)
+        else:
+            # A thread that has not used CUDA yet has no current context: setting the device binds the primary one.
             with torch.cuda.device(device_index):
                 torch.cuda.set_device(device_index)
-                _thread.has_context = True
-                self._launch_here(arguments, numel, device_index)
-        else:
-            self._launch_here(arguments, numel, device_index)
+                _thread.staging = staging or _Staging()
+                self._launch_here(launch, arguments, device_index, _thread.staging)
         counters.count("launches")
 
-    def _launch_here(self, arguments: bytes, numel: int, device_index: int) -> None:
-        per_block = BLOCK_SIZE * self.source.vector
-        blocks = -(-numel // per_block)
+    def _launch_here(self, launch: Launch, arguments: bytes, device_index: int, staging: _Staging) -> None:
         stream = torch._C._cuda_getCurrentRawStream(device_index)
         # The driver copies the struct before it returns.
-        struct = ctypes.create_string_buffer(arguments, len(arguments))
-        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(struct))
+        staging.buffer[: len(arguments)] = arguments
         (status,) = self._launch(
-            self._function, blocks, 1, 1, BLOCK_SIZE, 1, 1, 0, stream, ctypes.addressof(parameters), 0
+            self._function, *launch.grid, *launch.block, launch.shared_bytes, stream, staging.parameters, 0
         )
         if status != self._success:
             raise RuntimeError(f"CUDA refused to launch a fused kernel: {status!r}")
+
+
+@cache
+def _tell_launcher() -> None:
+    # The C launcher, where there is one, calls the driver itself.
+    try:
+        from fuser import _launcher  # noqa: PLC0415 - optional
+
+        library = ctypes.CDLL("libcuda.so.1")
+    except (ImportError, OSError):
+        return
+    functions = (library.cuLaunchKernel, library.cuCtxGetDevice)
+    _launcher.set_driver(*(ctypes.cast(function, ctypes.c_void_p).value for function in functions))
+
+
+class _Staging:
+    """One thread's memory for the arguments of a launch."""
+
+    def __init__(self) -> None:
+        self._struct = ctypes.create_string_buffer(MAX_ARGUMENT_BYTES)
+        self._pointers = (ctypes.c_void_p * 1)(ctypes.addressof(self._struct))
+        self.buffer = memoryview(self._struct).cast("B")
+        # Address of the array of pointers that cuLaunchKernel takes.
+        self.parameters = ctypes.addressof(self._pointers)

@@ -1,0 +1,315 @@
+"""The fast path of a call: a call like an earlier one allocates, packs and launches, and looks at nothing else.
+
+A *record* is what an earlier call left behind: how to recognise a call like it, what to allocate, and each launch with
+its arguments, in which only addresses and numbers are missing. ``_launcher.c`` replays records; ``PythonLauncher`` is
+the same in Python, for machines that had no C compiler when fuser was installed.
+
+A call is like a recorded one when torch's own guard (``TensorGuards``, which torch.compile relies on) says so of the
+tensors: same types, dispatch keys (with those of the active modes, so that dispatch modes, functorch, autocast and
+tensors with lazy bits differ), dtypes, devices, ``requires_grad``, sizes and strides; and when the numbers have the
+same Python types. Alignment and the overlap of ``out=`` are compared here.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch._C._dynamo import guards
+
+from fuser import counters
+from fuser.planner import VECTOR_BYTES, Plan, Step
+
+__all__ = ["Launcher", "PythonLauncher", "forget_records", "make_launcher", "record_call"]
+
+Scalars = Mapping[str, Any]
+
+# The C launcher's bounds; a call beyond them always goes the long way.
+MAX_ARGUMENT_BYTES = 4096
+MAX_ITEMS = 96
+# How many calls a PythonLauncher remembers.
+PYTHON_RECORDS = 4
+
+try:
+    from fuser import _launcher as _c
+
+    _c.set_torch(
+        torch.Tensor.__dlpack_c_exchange_api__,  # type: ignore[attr-defined]
+        torch.Tensor,
+        torch.nn.Parameter,
+        torch._C._len_torch_function_stack,
+        torch.is_grad_enabled,
+        torch.get_num_threads,
+    )
+except (ImportError, AttributeError):
+    # Not built, or a torch with another exchange API.
+    _c = None  # type: ignore[assignment]
+else:
+    counters.add_source("launches", _c.launch_count)
+
+
+class Launcher(Protocol):
+    """Replays calls of one callable. Threads may share it."""
+
+    def launch(self, tensors: tuple[Any, ...], scalars: Scalars | None, out: Any) -> Any:
+        """Replay a call that is like a recorded one.
+
+        Args:
+            tensors: the positional arguments.
+            scalars: values by name; names left out have their default.
+            out: None, a tensor, or a tuple of tensors.
+
+        Returns:
+            The call's value: ``out``, a tensor, or a tuple of tensors. None if no record fits: nothing was done.
+        """
+
+    def add(
+        self,
+        tensors: tuple[Any, ...],
+        scalars: Scalars | None,
+        out: Any,
+        check: Callable[..., bool],
+        needs_no_grad: bool,
+        allocations: tuple[tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...],
+        result_count: int,
+        packed: tuple[tuple[Any, ...], ...],
+        device_index: int,
+        is_cuda: bool,
+        steps: tuple[Step, ...],
+    ) -> bool:
+        """Record a call.
+
+        Args:
+            tensors: as in ``launch``; so are ``scalars`` and ``out``.
+            check: says whether tensors (inputs, then ``out``) are like these.
+            needs_no_grad: whether the record holds in no-grad mode only.
+            allocations: function and arguments that make each output; empty with ``out``.
+            result_count: how many of the allocated tensors are the call's value.
+            packed: one tuple per launch, see ``_pack_step``.
+            device_index: the GPU that must be current.
+            is_cuda: whether the kernels are CUDA's.
+            steps: the plan's steps, kept alive with the record.
+
+        Returns:
+            Whether it was recorded.
+        """
+
+
+def make_launcher(
+    names: tuple[str, ...] = (), defaults: tuple[Any, ...] = (), order: tuple[int, ...] | None = None
+) -> Launcher:
+    """Make the launcher of one callable.
+
+    Args:
+        names: the scalars that may follow the tensors by name.
+        defaults: the value of each that the call leaves out; None for one that every call must give.
+        order: the inputs as places among the positional arguments, or -1 - k for the k-th default; None: all
+            arguments in order, then the scalars.
+    """
+    return (_c.Launcher if _c else PythonLauncher)(names, defaults, order)
+
+
+def forget_records() -> None:
+    """Make every record stale: a setting has changed."""
+    global _generation  # noqa: PLW0603 - one counter per process
+    _generation += 1
+    if _c:
+        _c.forget()
+
+
+def record_call(
+    launcher: Launcher, plan: Plan, inputs: Sequence[Any], tensors: tuple[Any, ...], scalars: Scalars | None, out: Any
+) -> None:
+    """Record a call that has just run by a plan, if a launcher can replay it.
+
+    Args:
+        launcher: where to.
+        plan: what the call ran by, over ``inputs``.
+        inputs: the call's inputs as the plan numbers them; those that a record can hold are tensors and numbers as
+            the user gave them.
+        tensors: the call's arguments; so are ``scalars`` and ``out``.
+    """
+    outs = () if out is None else out if isinstance(out, tuple) else (out,)
+    items = (*inputs, *outs)
+    given = [item for item in items if type(item) in _TENSOR_TYPES]
+    numbers = len(items) - len(given)
+    is_plain = sum(type(item) in _NUMBER_TYPES for item in items) == numbers
+    needs_grad = any(item.requires_grad for item in given)
+    if not is_plain or not given or (needs_grad and torch.is_grad_enabled()) or not plan.steps:
+        return
+    if any(type(inputs[index]) in _TENSOR_TYPES for step in plan.steps for index in step.numbers):
+        # A 0-dim CPU tensor among CUDA ones is read on the host.
+        return
+    is_large = any(len(step.packer.template) > MAX_ARGUMENT_BYTES for step in plan.steps)
+    if len(items) + len(plan.outputs) > MAX_ITEMS or is_large:
+        return
+    packed = tuple(_pack_step(step, len(inputs)) for step in plan.steps)
+    distinct = list({id(item): item for item in given}.values())
+    # The C launcher compares sizes and strides itself, to find the record: None leaves a dimension out.
+    sizes = [list(item.shape) if _c is None else [None] * item.dim() for item in distinct]
+    strides = [list(item.stride()) if _c is None else [None] * item.dim() for item in distinct]
+    check = guards.TensorGuards(*distinct, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    allocate = _ALLOCATE[plan.device.type]
+    launcher.add(
+        tensors,
+        scalars,
+        out,
+        check,
+        needs_grad,
+        () if outs else tuple((allocate, output) for output in plan.outputs),
+        len(plan.outputs),
+        packed,
+        plan.device.index or 0,
+        plan.device.type == "cuda",
+        plan.steps,
+    )
+
+
+_generation = 0
+_TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
+_NUMBER_TYPES = (bool, int, float, complex)
+# torch.compile's allocators: they take (shape, strides, dtype), use the current device and skip the dispatcher.
+_ALLOCATE = {"cpu": guards._empty_strided_cpu, "cuda": guards._empty_strided_cuda}
+
+
+def _pack_step(step: Step, input_count: int) -> tuple[Any, ...]:
+    """Return a step for ``Launcher.add``.
+
+    Returns:
+        The function's address; grid; block; bytes of shared memory; the arguments with addresses and numbers missing;
+        the word where the addresses begin; the operands as places among (inputs, out tensors or allocations); the
+        inputs that are numbers; a letter for each number's type; whether to use torch's threads.
+    """
+    launch, packer = step.launch, step.packer
+    pointers = (*(input_count + place for place in step.outputs), *step.inputs)
+    return (
+        step.kernel.address,
+        launch.grid,
+        launch.block,
+        launch.shared_bytes,
+        packer.template,
+        packer.first_word,
+        pointers,
+        step.numbers,
+        packer.number_codes,
+        launch.is_parallel,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Record:
+    generation: int
+    check: Callable[..., bool]
+    needs_no_grad: bool
+    # Type of every input.
+    types: tuple[type, ...]
+    # Places of the tensors among them, each tensor once; None if that is all of them.
+    tensors: tuple[int, ...] | None
+    # Pairs of places that hold the same tensor.
+    twins: tuple[tuple[int, int], ...]
+    allocations: tuple[tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...]
+    result_count: int
+    steps: tuple[Step, ...]
+    device_index: int
+    is_cuda: bool
+
+
+class PythonLauncher:
+    """Implements Launcher for calls without ``out=`` on aligned tensors; remembers the last few."""
+
+    def __init__(
+        self, names: tuple[str, ...] = (), defaults: tuple[Any, ...] = (), order: tuple[int, ...] | None = None
+    ) -> None:
+        self._names = names
+        self._defaults = defaults
+        self._order = order
+        self._records: tuple[_Record, ...] = ()
+
+    def launch(self, tensors: tuple[Any, ...], scalars: Scalars | None, out: Any) -> Any:
+        """See Launcher."""
+        if out is not None or not self._records:
+            return None
+        inputs = self._bind(tensors, scalars)
+        for record in self._records:
+            if record.tensors is None:
+                is_like = len(inputs) == len(record.types) and record.check(*inputs)
+            else:
+                is_like = (
+                    tuple(map(type, inputs)) == record.types
+                    and all(inputs[i] is inputs[j] for i, j in record.twins)
+                    and record.check(*[inputs[i] for i in record.tensors])
+                )
+            if is_like and record.generation == _generation and not torch._C._len_torch_function_stack():
+                return _replay(record, inputs)
+        return None
+
+    def add(
+        self,
+        tensors: tuple[Any, ...],
+        scalars: Scalars | None,
+        out: Any,
+        check: Callable[..., bool],
+        needs_no_grad: bool,
+        allocations: tuple[tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...],
+        result_count: int,
+        packed: tuple[tuple[Any, ...], ...],  # noqa: ARG002 - for C
+        device_index: int,
+        is_cuda: bool,
+        steps: tuple[Step, ...],
+    ) -> bool:
+        """See Launcher."""
+        inputs = self._bind(tensors, scalars)
+        first: dict[int, int] = {}
+        for place, item in enumerate(inputs):
+            if isinstance(item, torch.Tensor):
+                first.setdefault(id(item), place)
+        places = tuple(first.values())
+        if out is not None or (is_cuda and any(inputs[i].data_ptr() % VECTOR_BYTES for i in places)):
+            return False
+        twins = [(i, first[id(item)]) for i, item in enumerate(inputs) if first.get(id(item), i) != i]
+        record = _Record(
+            generation=_generation,
+            check=check,
+            needs_no_grad=needs_no_grad,
+            types=tuple(map(type, inputs)),
+            tensors=None if len(places) == len(inputs) else places,
+            twins=tuple(twins),
+            allocations=allocations,
+            result_count=result_count,
+            steps=steps,
+            device_index=device_index,
+            is_cuda=is_cuda,
+        )
+        self._records = (record, *self._records[: PYTHON_RECORDS - 1])
+        return True
+
+    def _bind(self, tensors: tuple[Any, ...], scalars: Scalars | None) -> tuple[Any, ...]:
+        if self._order is not None:
+            return tuple(tensors[place] if place >= 0 else self._defaults[-1 - place] for place in self._order)
+        if not scalars:
+            return tensors + self._defaults
+        return tensors + tuple(map(scalars.get, self._names, self._defaults))
+
+
+def _replay(record: _Record, inputs: tuple[Any, ...]) -> Any:
+    if record.needs_no_grad and torch.is_grad_enabled():
+        return None
+    if record.is_cuda and record.device_index != torch._C._cuda_getDevice():
+        return None
+    addresses = [item.data_ptr() if isinstance(item, torch.Tensor) else 0 for item in inputs]
+    # Records are of aligned tensors; what is not takes another kernel.
+    if record.is_cuda and any(address % VECTOR_BYTES for address in addresses):
+        return None
+    made = [allocate(*arguments) for allocate, arguments in record.allocations]
+    for step in record.steps:
+        pointers = [made[place].data_ptr() for place in step.outputs]
+        pointers += [addresses[place] for place in step.inputs]
+        try:
+            arguments = step.packer.pack(pointers, [inputs[place] for place in step.numbers])
+        except struct.error:
+            return None
+        step.kernel.launch(step.launch, arguments, record.device_index)
+    return made[0] if record.result_count == 1 else tuple(made[: record.result_count])
