@@ -46,11 +46,13 @@ static int (*driver_device)(int *);
 // Records made before this changed are stale.
 static uint64_t generation;
 static unsigned long long launches;
+// The words "out" and "call_anew".
+static PyObject *out_name, *anew_name;
 
 // ---- One call, as it is described for comparison
 
 typedef struct {
-  // What must be equal: one word per number; a head, the sizes and the strides of each tensor.
+  // What must be equal: the number of arguments; one word per number; a head, the sizes and the strides per tensor.
   uint64_t words[MAX_WORDS];
   int word_count;
   PyObject *items[MAX_ITEMS];
@@ -97,7 +99,8 @@ typedef struct {
 
 typedef struct {
   PyObject_HEAD
-  // Names and default values of the scalars after the tensors; which argument each input is (NULL: all, in order).
+  // Names and default values of the scalars that follow the tensors. With an order, the inputs are places among the
+  // arguments, or -1 - k for the k-th default.
   PyObject *names, *defaults;
   int *order;
   int order_count;
@@ -174,20 +177,22 @@ static int describe(Call *call, PyObject *item) {
 
 // Describe a call's inputs (the tensors, then the scalars by name or default) and its out= tensors.
 static int describe_call(Call *call, const Launcher *self, PyObject *tensors, PyObject *scalars, PyObject *out) {
-  call->word_count = call->item_count = call->distinct_count = 0;
+  call->item_count = call->distinct_count = 0;
+  call->words[0] = PyTuple_Size(tensors);
+  call->word_count = 1;
   if (self->order) {
-    const Py_ssize_t given = PyTuple_Size(tensors);
     for (int i = 0; i < self->order_count; ++i) {
       const int place = self->order[i];
-      if (place >= given) return 0;
+      if (place >= PyTuple_Size(tensors)) return 0;
       if (!describe(call, place < 0 ? PyTuple_GetItem(self->defaults, -1 - place) : PyTuple_GetItem(tensors, place)))
         return 0;
     }
+    if (scalars && PyDict_Size(scalars)) return 0;
   } else {
     const Py_ssize_t count = PyTuple_Size(tensors);
     for (Py_ssize_t i = 0; i < count; ++i)
       if (!describe(call, PyTuple_GetItem(tensors, i))) return 0;
-    Py_ssize_t given = scalars == Py_None ? 0 : PyDict_Size(scalars);
+    Py_ssize_t given = scalars ? PyDict_Size(scalars) - PyDict_Contains(scalars, out_name) : 0;
     const Py_ssize_t names = PyTuple_Size(self->names);
     for (Py_ssize_t i = 0; i < names; ++i) {
       PyObject *value = given ? PyDict_GetItemWithError(scalars, PyTuple_GetItem(self->names, i)) : NULL;
@@ -281,7 +286,7 @@ static int word_count_of(const uint64_t *words, PyObject *item) {
 // Whether each out= tensor is apart from every other tensor, or is an input, element for element.
 static int outputs_are_apart(const Call *call) {
   const uint64_t *starts[MAX_ITEMS];
-  const uint64_t *words = call->words;
+  const uint64_t *words = call->words + 1;
   for (int i = 0; i < call->item_count; ++i) {
     starts[i] = words;
     words += word_count_of(words, call->items[i]);
@@ -403,22 +408,40 @@ done:
   return result;
 }
 
-static PyObject *launcher_launch(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
-  Launcher *self = (Launcher *)object;
+// Replay a call if there is a record like it; None if not. ``scalars`` may be NULL, and may hold ``out`` as well.
+static PyObject *launch(Launcher *self, PyObject *tensors, PyObject *scalars, PyObject *out) {
   Call call;
-  if (count != 3 || !PyTuple_CheckExact(arguments[0]))
-    return PyErr_SetString(PyExc_TypeError, "launch(tensors, scalars, out) takes a tuple first"), NULL;
-  if (!self->last || !describe_call(&call, self, arguments[0], arguments[1], arguments[2])) Py_RETURN_NONE;
+  if (!self->last || !describe_call(&call, self, tensors, scalars, out)) Py_RETURN_NONE;
   Record *record = find(self, &call);
   if (!record) Py_RETURN_NONE;
   // Another thread may replace the record while Python code runs.
   ++record->references;
   PyObject *result = NULL;
-  if (passes_check(self, record, &call, arguments[0]) && (arguments[2] == Py_None || outputs_are_apart(&call)))
-    result = replay(record, &call, arguments[2]);
+  if (passes_check(self, record, &call, tensors) && (out == Py_None || outputs_are_apart(&call)))
+    result = replay(record, &call, out);
   else
     result = Py_NewRef(Py_None);
   release(record);
+  return result;
+}
+
+static PyObject *launcher_launch(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
+  if (count != 3 || !PyTuple_CheckExact(arguments[0]))
+    return PyErr_SetString(PyExc_TypeError, "launch(tensors, scalars, out) takes a tuple first"), NULL;
+  return launch((Launcher *)object, arguments[0], arguments[1] == Py_None ? NULL : arguments[1], arguments[2]);
+}
+
+// Calling an object: its ``call_anew`` serves what is not like a recorded call.
+static PyObject *launcher_call(PyObject *object, PyObject *tensors, PyObject *keywords) {
+  PyObject *out = keywords ? PyDict_GetItemWithError(keywords, out_name) : NULL;
+  if (!out && PyErr_Occurred()) return NULL;
+  PyObject *result = launch((Launcher *)object, tensors, keywords, out ? out : Py_None);
+  if (result != Py_None) return result;
+  Py_DECREF(result);
+  PyObject *anew = PyObject_GetAttr(object, anew_name);
+  if (!anew) return NULL;
+  result = PyObject_Call(anew, tensors, keywords);
+  Py_DECREF(anew);
   return result;
 }
 
@@ -510,7 +533,7 @@ static PyObject *launcher_add(PyObject *object, PyObject *arguments) {
     return NULL;
   Call call;
   const int allocation_count = (int)PyTuple_Size(allocations), step_count = (int)PyTuple_Size(steps);
-  if (!describe_call(&call, self, tensors, scalars, out) || allocation_count > MAX_ITEMS) Py_RETURN_FALSE;
+  if (!describe_call(&call, self, tensors, scalars == Py_None ? NULL : scalars, out) || allocation_count > MAX_ITEMS) Py_RETURN_FALSE;
   if (results > allocation_count && out == Py_None)
     return PyErr_SetString(PyExc_ValueError, "more results than allocations"), NULL;
   Record *record = PyMem_Calloc(1, sizeof(Record));
@@ -552,27 +575,37 @@ static PyObject *launcher_add(PyObject *object, PyObject *arguments) {
 
 // ---- The type and the module
 
+// Any arguments: a subclass has its own, and calls __init__ with what this type needs.
 static PyObject *launcher_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
-  static char *names[] = {"names", "defaults", "order", NULL};
-  PyObject *scalar_names, *defaults, *order = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O!O!|O", names, &PyTuple_Type, &scalar_names, &PyTuple_Type,
+  return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+}
+
+static int launcher_init(PyObject *object, PyObject *arguments, PyObject *keywords) {
+  static char *words[] = {"names", "defaults", "order", NULL};
+  Launcher *self = (Launcher *)object;
+  PyObject *names, *defaults, *order = Py_None;
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O!O!|O", words, &PyTuple_Type, &names, &PyTuple_Type,
                                    &defaults, &order))
-    return NULL;
-  if (order == Py_None && PyTuple_Size(scalar_names) != PyTuple_Size(defaults))
-    return PyErr_SetString(PyExc_ValueError, "one default (or None) per name"), NULL;
-  allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-  Launcher *self = (Launcher *)allocate(type, 0);
-  if (!self) return NULL;
-  self->names = Py_NewRef(scalar_names);
-  self->defaults = Py_NewRef(defaults);
+    return -1;
+  if (order == Py_None && PyTuple_Size(names) != PyTuple_Size(defaults))
+    return PyErr_SetString(PyExc_ValueError, "one default (or None) per name"), -1;
+  int *places = NULL, count = 0;
   if (order != Py_None) {
-    if (!PyTuple_Check(order)) PyErr_SetString(PyExc_TypeError, "order must be a tuple");
-    else self->order = read_ints(order, &self->order_count);
-    for (int i = 0; self->order && i < self->order_count; ++i)
-      if (-self->order[i] > PyTuple_Size(defaults)) PyErr_SetString(PyExc_ValueError, "order names no default");
-    if (PyErr_Occurred()) return Py_DECREF(self), NULL;
+    if (!PyTuple_Check(order)) return PyErr_SetString(PyExc_TypeError, "order must be a tuple"), -1;
+    if (!(places = read_ints(order, &count))) return PyErr_NoMemory(), -1;
+    for (int i = 0; i < count; ++i)
+      if (-places[i] > PyTuple_Size(defaults)) PyErr_SetString(PyExc_ValueError, "order names no default");
+    if (PyErr_Occurred()) return PyMem_Free(places), -1;
   }
-  return (PyObject *)self;
+  PyObject *before[] = {self->names, self->defaults};
+  PyMem_Free(self->order);
+  self->names = Py_NewRef(names);
+  self->defaults = Py_NewRef(defaults);
+  self->order = places;
+  self->order_count = count;
+  Py_XDECREF(before[0]);
+  Py_XDECREF(before[1]);
+  return 0;
 }
 
 static void launcher_dealloc(PyObject *object) {
@@ -595,13 +628,15 @@ static PyMethodDef launcher_methods[] = {
     {NULL, NULL, 0, NULL}};
 
 static PyType_Slot launcher_slots[] = {{Py_tp_new, launcher_new},
+                                       {Py_tp_init, launcher_init},
+                                       {Py_tp_call, launcher_call},
                                        {Py_tp_dealloc, launcher_dealloc},
                                        {Py_tp_methods, launcher_methods},
                                        {Py_tp_doc, "Replays calls that are like recorded ones, in C."},
                                        {0, NULL}};
 
-static PyType_Spec launcher_spec = {"fuser._launcher.Launcher", sizeof(Launcher), 0, Py_TPFLAGS_DEFAULT,
-                                    launcher_slots};
+static PyType_Spec launcher_spec = {"fuser._launcher.Launcher", sizeof(Launcher), 0,
+                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, launcher_slots};
 
 static PyObject *set_torch(PyObject *module, PyObject *arguments) {
   PyObject *capsule, *found[5];
@@ -629,6 +664,18 @@ static PyObject *set_driver(PyObject *module, PyObject *arguments) {
   Py_RETURN_NONE;
 }
 
+// Put a function into a class under the name __call__ and leave what the interpreter calls as it is.
+static PyObject *show_call(PyObject *module, PyObject *arguments) {
+  PyObject *type, *function;
+  if (!PyArg_ParseTuple(arguments, "O!O", &PyType_Type, &type, &function)) return NULL;
+  PyObject *names = PyObject_GenericGetDict(type, NULL);
+  if (!names) return NULL;
+  const int status = PyDict_SetItemString(names, "__call__", function);
+  Py_DECREF(names);
+  PyType_Modified((PyTypeObject *)type);
+  return status ? NULL : Py_NewRef(Py_None);
+}
+
 static PyObject *forget(PyObject *module, PyObject *unused) {
   ++generation;
   Py_RETURN_NONE;
@@ -639,6 +686,7 @@ static PyObject *launch_count(PyObject *module, PyObject *unused) { return PyLon
 static PyMethodDef module_methods[] = {
     {"set_torch", set_torch, METH_VARARGS, "Tell the module what it needs of torch."},
     {"set_driver", set_driver, METH_VARARGS, "Tell the addresses of cuLaunchKernel and cuCtxGetDevice."},
+    {"show_call", show_call, METH_VARARGS, "Show a function as a class's __call__: see fuser.launcher.called_in_c."},
     {"forget", forget, METH_NOARGS, "Make every record stale."},
     {"launch_count", launch_count, METH_NOARGS, "Return how many kernels were launched from here."},
     {NULL, NULL, 0, NULL}};
@@ -647,6 +695,9 @@ static struct PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, "fuser._la
                                                NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__launcher(void) {
+  out_name = PyUnicode_InternFromString("out");
+  anew_name = PyUnicode_InternFromString("call_anew");
+  if (!out_name || !anew_name) return NULL;
   PyObject *module = PyModule_Create(&module_definition);
   PyObject *type = module ? PyType_FromSpec(&launcher_spec) : NULL;
   if (!type || PyModule_AddObjectRef(module, "Launcher", type)) {

@@ -21,7 +21,16 @@ from fuser.launcher import Launcher, forget_records, record_call
 from fuser.outputs import check_out, finish_out
 from fuser.planner import Plan, Step, describe, describe_without_memory, make_plan
 
-__all__ = ["merge_inputs", "run", "run_and_record", "run_plain", "set_can_fuse", "set_dispatcher", "split_inputs", "warm_up"]
+__all__ = [
+    "merge_inputs",
+    "run",
+    "run_and_record",
+    "run_plain",
+    "set_can_fuse",
+    "set_dispatcher",
+    "split_inputs",
+    "warm_up",
+]
 
 _plans: dict[int, Lru[Plan]] = {}
 config.listeners.append(forget_records)
@@ -77,7 +86,9 @@ def run_and_record(
         spec: a registered group's spec.
         inputs: as in ``run``.
         launcher: of the callable.
-        tensors: the call's positional arguments; so are ``scalars`` and ``out`` (None, a tensor or a tuple).
+        tensors: the call's positional arguments.
+        scalars: those by name.
+        out: None, a tensor or a tuple of tensors.
     """
     resolved = list(inputs)
     outs = None if out is None else (out,) if isinstance(out, torch.Tensor) else tuple(out)

@@ -14,7 +14,7 @@ from fuser.executor import run_and_record, split_inputs, warm_up
 from fuser.functor import Functor, parse_functor
 from fuser.graph import Function, FusionGroup, GroupBuilder
 from fuser.kernel_spec import KernelSpec
-from fuser.launcher import make_launcher
+from fuser.launcher import Replayer, called_in_c
 
 __all__ = ["JitFunction", "create_jit_fn", "create_multi_output_jit_fn", "jit_fn"]
 
@@ -85,7 +85,8 @@ def jit_fn(
     return JitFunction(Function(functor, out_dtypes=dtypes, fallback=fallback), defaults)
 
 
-class JitFunction:
+@called_in_c
+class JitFunction(Replayer):
     """A functor as a function of tensors. Made by ``jit_fn``; immutable; threads may share it.
 
     Attributes:
@@ -104,8 +105,7 @@ class JitFunction:
         self.scalar_names = tuple(parameter.name for parameter in function.functor.scalars)
         # Spec by number of tensors: trailing tensors with a C++ default may be left out.
         self._specs: dict[int, KernelSpec] = {}
-        self._launcher = make_launcher(self.scalar_names, tuple(map(defaults.get, self.scalar_names)))
-        self._launch = self._launcher.launch
+        super().__init__(self.scalar_names, tuple(map(defaults.get, self.scalar_names)))
         if "functor" in config.dump:
             dump("functor", function.functor.source)
 
@@ -128,18 +128,18 @@ class JitFunction:
         """
         if torch.compiler.is_dynamo_compiling():
             return self._call_operator(tensors, out, scalars)
-        result = self._launch(tensors, scalars, out)
-        return self._call(tensors, scalars, out) if result is None else result
+        result = self.launch(tensors, scalars, out)
+        return self.call_anew(*tensors, out=out, **scalars) if result is None else result
 
-    def _call(self, tensors: tuple[Any, ...], scalars: dict[str, Any], out: Any) -> Any:
-        # A call unlike those before it.
+    def call_anew(self, *tensors: Any, out: Any = None, **scalars: Any) -> Any:
+        """Serve a call that is not like an earlier one; as ``__call__``."""
         if torch.overrides.has_torch_function(tensors) or _any_has_torch_function(scalars):
             return torch.overrides.handle_torch_function(
                 self, (*tensors, *scalars.values()), *tensors, **({} if out is None else {"out": out}), **scalars
             )
         inputs = [*tensors, *self.bind_scalars(scalars).values()]
         outs = out if out is None or isinstance(out, torch.Tensor) else tuple(out)
-        results = run_and_record(self.spec(len(tensors)), inputs, self._launcher, tensors, scalars, outs)
+        results = run_and_record(self.spec(len(tensors)), inputs, self, tensors, scalars, outs)
         return results[0] if len(results) == 1 else tuple(results)
 
     def spec(self, count: int) -> KernelSpec:
@@ -223,6 +223,9 @@ class JitFunction:
         tensors = [builder.add_input(parameter.name) for parameter in functor.tensors[:count]]
         scalars = [builder.add_input(name, is_scalar=True) for name in self.scalar_names]
         return builder.build(builder.apply(self.function, tensors, scalars, functor.entry))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return JitFunction, (self.function, self.defaults)
 
     def __repr__(self) -> str:
         return f"<fuser.JitFunction {self.function.functor.signature()}>"

@@ -12,10 +12,11 @@ same Python types. Alignment and the overlap of ``out=`` are compared here.
 
 from __future__ import annotations
 
+import importlib
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch._C._dynamo import guards
@@ -23,7 +24,7 @@ from torch._C._dynamo import guards
 from fuser import counters
 from fuser.planner import VECTOR_BYTES, Plan, Step
 
-__all__ = ["Launcher", "PythonLauncher", "forget_records", "make_launcher", "record_call"]
+__all__ = ["Launcher", "PythonLauncher", "Replayer", "called_in_c", "forget_records", "record_call"]
 
 Scalars = Mapping[str, Any]
 
@@ -33,11 +34,12 @@ MAX_ITEMS = 96
 # How many calls a PythonLauncher remembers.
 PYTHON_RECORDS = 4
 
+_c: Any
 try:
-    from fuser import _launcher as _c
-
+    # By name: type checkers and import-linter know no compiled modules.
+    _c = importlib.import_module("fuser._launcher")
     _c.set_torch(
-        torch.Tensor.__dlpack_c_exchange_api__,  # type: ignore[attr-defined]
+        torch.Tensor.__dlpack_c_exchange_api__,
         torch.Tensor,
         torch.nn.Parameter,
         torch._C._len_torch_function_stack,
@@ -46,13 +48,27 @@ try:
     )
 except (ImportError, AttributeError):
     # Not built, or a torch with another exchange API.
-    _c = None  # type: ignore[assignment]
+    _c = None
 else:
     counters.add_source("launches", _c.launch_count)
 
 
 class Launcher(Protocol):
-    """Replays calls of one callable. Threads may share it."""
+    """Replays calls of one callable. Threads may share it.
+
+    In C an instance can be called, too: what is not like a recorded call goes to its method ``call_anew``, with the
+    same arguments.
+    """
+
+    def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], order: tuple[int, ...] | None = None) -> None:
+        """Make the launcher of one callable.
+
+        Args:
+            names: the scalars that may follow the tensors by name.
+            defaults: the value of each that the call leaves out; None for one that every call must give.
+            order: the inputs as places among the positional arguments, or -1 - k for the k-th default; None: all
+                arguments in order, then the scalars.
+        """
 
     def launch(self, tensors: tuple[Any, ...], scalars: Scalars | None, out: Any) -> Any:
         """Replay a call that is like a recorded one.
@@ -83,7 +99,9 @@ class Launcher(Protocol):
         """Record a call.
 
         Args:
-            tensors: as in ``launch``; so are ``scalars`` and ``out``.
+            tensors: as in ``launch``.
+            scalars: as in ``launch``.
+            out: as in ``launch``.
             check: says whether tensors (inputs, then ``out``) are like these.
             needs_no_grad: whether the record holds in no-grad mode only.
             allocations: function and arguments that make each output; empty with ``out``.
@@ -96,20 +114,6 @@ class Launcher(Protocol):
         Returns:
             Whether it was recorded.
         """
-
-
-def make_launcher(
-    names: tuple[str, ...] = (), defaults: tuple[Any, ...] = (), order: tuple[int, ...] | None = None
-) -> Launcher:
-    """Make the launcher of one callable.
-
-    Args:
-        names: the scalars that may follow the tensors by name.
-        defaults: the value of each that the call leaves out; None for one that every call must give.
-        order: the inputs as places among the positional arguments, or -1 - k for the k-th default; None: all
-            arguments in order, then the scalars.
-    """
-    return (_c.Launcher if _c else PythonLauncher)(names, defaults, order)
 
 
 def forget_records() -> None:
@@ -130,7 +134,9 @@ def record_call(
         plan: what the call ran by, over ``inputs``.
         inputs: the call's inputs as the plan numbers them; those that a record can hold are tensors and numbers as
             the user gave them.
-        tensors: the call's arguments; so are ``scalars`` and ``out``.
+        tensors: the call's arguments, as ``Launcher.launch`` takes them.
+        scalars: likewise.
+        out: likewise.
     """
     outs = () if out is None else out if isinstance(out, tuple) else (out,)
     items = (*inputs, *outs)
@@ -143,14 +149,16 @@ def record_call(
     if any(type(inputs[index]) in _TENSOR_TYPES for step in plan.steps for index in step.numbers):
         # A 0-dim CPU tensor among CUDA ones is read on the host.
         return
+    if plan.follows_default_dtype:
+        return
     is_large = any(len(step.packer.template) > MAX_ARGUMENT_BYTES for step in plan.steps)
     if len(items) + len(plan.outputs) > MAX_ITEMS or is_large:
         return
     packed = tuple(_pack_step(step, len(inputs)) for step in plan.steps)
     distinct = list({id(item): item for item in given}.values())
     # The C launcher compares sizes and strides itself, to find the record: None leaves a dimension out.
-    sizes = [list(item.shape) if _c is None else [None] * item.dim() for item in distinct]
-    strides = [list(item.stride()) if _c is None else [None] * item.dim() for item in distinct]
+    sizes: list[Any] = [list(item.shape) if _c is None else [None] * item.dim() for item in distinct]
+    strides: list[Any] = [list(item.stride()) if _c is None else [None] * item.dim() for item in distinct]
     check = guards.TensorGuards(*distinct, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     allocate = _ALLOCATE[plan.device.type]
     launcher.add(
@@ -172,7 +180,7 @@ _generation = 0
 _TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
 _NUMBER_TYPES = (bool, int, float, complex)
 # torch.compile's allocators: they take (shape, strides, dtype), use the current device and skip the dispatcher.
-_ALLOCATE = {"cpu": guards._empty_strided_cpu, "cuda": guards._empty_strided_cuda}
+_ALLOCATE: dict[str, Any] = {kind: getattr(guards, f"_empty_strided_{kind}") for kind in ("cpu", "cuda")}
 
 
 def _pack_step(step: Step, input_count: int) -> tuple[Any, ...]:
@@ -220,17 +228,15 @@ class _Record:
 class PythonLauncher:
     """Implements Launcher for calls without ``out=`` on aligned tensors; remembers the last few."""
 
-    def __init__(
-        self, names: tuple[str, ...] = (), defaults: tuple[Any, ...] = (), order: tuple[int, ...] | None = None
-    ) -> None:
-        self._names = names
+    def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], order: tuple[int, ...] | None = None) -> None:
+        self._names = dict.fromkeys(names).keys()
         self._defaults = defaults
         self._order = order
         self._records: tuple[_Record, ...] = ()
 
     def launch(self, tensors: tuple[Any, ...], scalars: Scalars | None, out: Any) -> Any:
         """See Launcher."""
-        if out is not None or not self._records:
+        if out is not None or not self._records or (scalars and not scalars.keys() <= self._names):
             return None
         inputs = self._bind(tensors, scalars)
         for record in self._records:
@@ -313,3 +319,26 @@ def _replay(record: _Record, inputs: tuple[Any, ...]) -> Any:
             return None
         step.kernel.launch(step.launch, arguments, record.device_index)
     return made[0] if record.result_count == 1 else tuple(made[: record.result_count])
+
+
+# The class that callables derive from.
+if TYPE_CHECKING:
+    Replayer = PythonLauncher
+else:
+    Replayer = _c.Launcher if _c else PythonLauncher
+
+C = TypeVar("C", bound=type)
+
+
+def called_in_c(callable_class: C) -> C:
+    """Let the interpreter call a class's instances in C, where its base is the C launcher.
+
+    Dynamo traces the ``__call__`` it finds in the class, and the interpreter calls the class's slot, which is made from
+    it. Here the slot stays the one of the base, which goes to ``call_anew`` for what it does not know; ``__call__`` is
+    what Dynamo sees, and does the same.
+    """
+    if _c is not None:
+        function = callable_class.__dict__["__call__"]
+        del callable_class.__call__
+        _c.show_call(callable_class, function)
+    return callable_class

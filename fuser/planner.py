@@ -6,7 +6,7 @@ Plans are made from descriptions of the arguments, never from their values.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -94,6 +94,8 @@ class Plan:
     steps: tuple[Step, ...]
     # Why the group runs in eager torch instead; empty when it is fused.
     fallback_reason: str = ""
+    # Whether another torch.get_default_dtype() would make another plan.
+    follows_default_dtype: bool = False
 
 
 def can_fuse(device_type: str) -> bool:
@@ -335,7 +337,21 @@ def _plan_kernels(
                 numbers=tuple(index for index, _ in kernel.source.numbers),
             )
         )
-    return Plan(device, planned, tuple(steps))
+    return Plan(device, planned, tuple(steps), follows_default_dtype=_follows_default_dtype(spec, specs))
+
+
+def _follows_default_dtype(spec: KernelSpec, specs: Sequence[InputSpec]) -> bool:
+    # Numbers have a default dtype, too: it counts where no tensor overrules it.
+    first, second = (
+        infer_typing(spec.group, [_with_default(item, dtype) for item in specs], dtype)
+        for dtype in (torch.float32, torch.float64)
+    )
+    count = len(specs)
+    return first.common != second.common or first.values[count:] != second.values[count:]
+
+
+def _with_default(item: InputSpec, default: torch.dtype) -> InputSpec:
+    return replace(item, dtype=number_dtype(item.number, default)) if item.rank is Rank.NUMBER and item.number else item
 
 
 def _launches(spec: KernelSpec, shapes: Sequence[Shape]) -> list[list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import threading
 from functools import cache
 from typing import TYPE_CHECKING
@@ -77,13 +78,12 @@ class CudaKernel:
 def _tell_launcher() -> None:
     # The C launcher, where there is one, calls the driver itself.
     try:
-        from fuser import _launcher  # noqa: PLC0415 - optional
-
+        launcher = importlib.import_module("fuser._launcher")
         library = ctypes.CDLL("libcuda.so.1")
     except (ImportError, OSError):
         return
     functions = (library.cuLaunchKernel, library.cuCtxGetDevice)
-    _launcher.set_driver(*(ctypes.cast(function, ctypes.c_void_p).value for function in functions))
+    launcher.set_driver(*(ctypes.cast(function, ctypes.c_void_p).value for function in functions))
 
 
 class _Staging:

@@ -12,10 +12,11 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fuser.compiler import register
 from fuser.config import config
-from fuser.executor import run, split_inputs, warm_up
+from fuser.executor import run_and_record, split_inputs, warm_up
 from fuser.fx.partition import Partition, bind_group, bind_node, partition
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.jiterator import JitFunction
+from fuser.launcher import Replayer
 from fuser.ops import Call
 
 __all__ = ["FusionModule", "FusionPass", "fuse_graph"]
@@ -35,10 +36,17 @@ class FusionModule(torch.nn.Module):
         self.node_names = tuple(node_names)
         self.spec = register(group)
         self.key = str(self.spec.key)
+        self._launcher = Replayer((), ())
 
     def forward(self, *inputs: Any) -> Any:
-        """Run the group; returns a tensor, or a list of tensors for several outputs."""
-        results = _run_operator(self.key, inputs) if torch.compiler.is_compiling() else run(self.spec, inputs)
+        """Run the group; returns a tensor, or a sequence of tensors for several outputs."""
+        if torch.compiler.is_dynamo_compiling():
+            results = _run_operator(self.key, inputs)
+        else:
+            replayed = self._launcher.launch(inputs, None, None)
+            if replayed is not None:
+                return replayed
+            results = run_and_record(self.spec, inputs, self._launcher, inputs)
         return results[0] if len(results) == 1 else results
 
     def extra_repr(self) -> str:

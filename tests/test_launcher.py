@@ -1,0 +1,391 @@
+"""The fast path: calls like earlier ones are replayed, and nothing that differs from them ever is."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fuser
+from fuser import launcher
+from fuser.errors import ArgumentError, FuserError, GradientError
+from fuser.launcher import PythonLauncher
+
+AXPY = "template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }"
+BOTH = "template <typename T> void both(T x, T y, T& sum, T& product) { sum = x + y; product = x * y; }"
+MEASURE = "template <typename T> T measure(T x) { return sizeof(T) + x; }"
+
+
+@pytest.fixture(params=["c", "python"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Run a test with both launchers: new callables get the one of the kind."""
+    if request.param == "c":
+        if launcher._c is None:
+            pytest.skip("fuser was installed without a C compiler")
+        yield "c"
+        return
+    # Classes derive from the launcher when fuser is imported; the methods below make the other kind serve.
+    monkeypatch.setattr(launcher, "_c", None)
+    yield "python"
+
+
+def make(kind: str, text: str = AXPY, outputs: int = 1, **scalars: Any) -> Callable[..., Any]:
+    """Return a new function whose fast path is of the kind."""
+    function = fuser.create_multi_output_jit_fn(text, outputs, **scalars)
+    if kind == "c":
+        return function
+    python = PythonLauncher(function.scalar_names, tuple(map(function.defaults.get, function.scalar_names)))
+
+    def call(*tensors: Any, out: Any = None, **values: Any) -> Any:
+        replayed = python.launch(tensors, values, out)
+        if replayed is not None:
+            return replayed
+        if torch.overrides.has_torch_function(tensors):
+            return function.call_anew(*tensors, out=out, **values)
+        inputs = [*tensors, *function.bind_scalars(values).values()]
+        results = fuser.executor.run_and_record(function.spec(len(tensors)), inputs, python, tensors, values, out)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    call.launcher = python  # type: ignore[attr-defined]
+    return call
+
+
+def replays(function: Callable[..., Any], tensors: tuple[Any, ...], out: Any = None, **scalars: Any) -> bool:
+    """Whether a call would go by a record; it is made if so."""
+    fast = getattr(function, "launcher", function)
+    return fast.launch(tensors, scalars, out) is not None
+
+
+def draw(*shape: int, **options: Any) -> torch.Tensor:
+    return torch.rand(*shape, **options) + 0.5
+
+
+def axpy(x: Any, y: Any, alpha: Any = 2.0) -> torch.Tensor:
+    # The products with small integers are exact, so contraction cannot show.
+    return alpha * x + y
+
+
+def test_a_second_call_is_replayed_with_new_values(kind: str) -> None:
+    function = make(kind, alpha=2.0)
+    x, y = draw(40), draw(40)
+    assert not replays(function, (x, y))
+    first = function(x, y)
+    before = fuser.stats()["launches"]
+    x2, y2 = draw(40), draw(40)
+    assert replays(function, (x2, y2))
+    second = function(x2, y2)
+    assert fuser.stats()["launches"] == before + 2
+    torch.testing.assert_close(first, axpy(x, y), rtol=0, atol=0)
+    torch.testing.assert_close(second, axpy(x2, y2), rtol=0, atol=0)
+
+
+def test_several_outputs_come_as_a_tuple(kind: str) -> None:
+    function = make(kind, BOTH, 2)
+    for _ in range(3):
+        x, y = draw(5, 4), draw(5, 4)
+        sums, products = function(x, y)
+        assert torch.equal(sums, x + y)
+        assert torch.equal(products, x * y)
+    assert replays(function, (x, y))
+
+
+@pytest.mark.parametrize("value", [3.0, 3, True, 2 + 1j, -(2**62)])
+def test_scalars_keep_their_values_and_types(kind: str, value: Any) -> None:
+    function = make(kind, alpha=2.0)
+    dtype = torch.complex128 if isinstance(value, complex) else torch.float64
+    x, y = draw(9, dtype=torch.float64).to(dtype), draw(9, dtype=torch.float64).to(dtype)
+    for _ in range(2):
+        assert torch.equal(function(x, y, alpha=value), axpy(x, y, value))
+        assert torch.equal(function(x, y), axpy(x, y))
+    assert replays(function, (x, y), alpha=value)
+    other = True if type(value) is not bool else 7
+    assert not replays(function, (x, y), alpha=other)
+
+
+def test_wrong_calls_raise_after_right_ones(kind: str) -> None:
+    function = make(kind, alpha=2)
+    x, y = draw(6), draw(6)
+    for _ in range(2):
+        function(x, y, alpha=5)
+        with pytest.raises(ArgumentError, match="has no scalar 'beta'"):
+            function(x, y, beta=1.0)
+        with pytest.raises(ArgumentError, match="takes 2 tensors, got 3"):
+            function(x, y, x)
+        with pytest.raises(ArgumentError, match="64 bits"):
+            function(x, y, alpha=2**70)
+
+
+DIFFERENT: dict[str, Callable[[], tuple[torch.Tensor, torch.Tensor]]] = {
+    "size": lambda: (draw(7, 6), draw(7, 6)),
+    "broadcast": lambda: (draw(6, 8), draw(8)),
+    "strides": lambda: (draw(8, 6).t(), draw(6, 8)),
+    "dtype": lambda: (draw(6, 8, dtype=torch.float64), draw(6, 8)),
+    "rank": lambda: (draw(1, 6, 8), draw(6, 8)),
+    "expanded": lambda: (draw(1, 8).expand(6, 8), draw(6, 8)),
+    "negated": lambda: (torch._neg_view(draw(6, 8)), draw(6, 8)),
+    "offset": lambda: (draw(49)[1:].view(6, 8), draw(6, 8)),
+    "parameter": lambda: (torch.nn.Parameter(draw(6, 8), requires_grad=False), draw(6, 8)),
+    "zero elements": lambda: (draw(0, 8), draw(0, 8)),
+    "0-dim": lambda: (draw(6, 8), torch.tensor(0.25)),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_what_differs_is_computed_anew(kind: str, name: str) -> None:
+    function = make(kind, alpha=2.0)
+    x, y = draw(6, 8), draw(6, 8)
+    function(x, y)
+    for _ in range(3):
+        left, right = DIFFERENT[name]()
+        got, wanted = function(left, right), axpy(left, right)
+        assert (got.dtype, got.shape, got.stride()) == (wanted.dtype, wanted.shape, wanted.stride())
+        assert torch.equal(got, wanted)
+        assert torch.equal(function(x, y), axpy(x, y))
+
+
+def test_one_tensor_twice_is_not_two_tensors(kind: str) -> None:
+    function = make(kind, "template <typename T> T three(T x, T y, T z) { return x + 8 * y + 64 * z; }")
+    x, y, z = draw(16), draw(16), draw(16)
+    for items in [(x, y, z), (x, x, y), (x, y, y), (x, y, x), (x, x, x), (y, z, y)] * 2:
+        a, b, c = items
+        assert torch.equal(function(*items), a + 8 * b + 64 * c)
+        assert replays(function, items)
+
+
+def test_complex_conjugates_are_resolved(kind: str) -> None:
+    function = make(kind, alpha=2.0)
+    x, y = torch.randn(8, dtype=torch.complex64), torch.randn(8, dtype=torch.complex64)
+    for _ in range(2):
+        torch.testing.assert_close(function(x, y), axpy(x, y))
+        torch.testing.assert_close(function(x.conj(), y), axpy(x.conj(), y))
+        assert not replays(function, (x.conj(), y))
+
+
+def test_gradients_are_never_lost(kind: str) -> None:
+    function = make(kind, alpha=2.0)
+    x, y = draw(8), draw(8)
+    needs = draw(8).requires_grad_()
+    function(x, y)
+    for _ in range(2):
+        with pytest.raises(GradientError):
+            function(needs, y)
+        with torch.no_grad():
+            assert torch.equal(function(needs, y), axpy(needs, y))
+            assert replays(function, (needs, y))
+        assert not replays(function, (needs, y))
+
+
+class Doubles(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return [item * 2 for item in result] if "fuser" in str(func) else result
+
+
+class Intercepts(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return "intercepted" if isinstance(func, fuser.JitFunction) else func(*args, **(kwargs or {}))
+
+
+def test_modes_see_recorded_calls(kind: str) -> None:
+    function = make(kind, alpha=2.0)
+    x, y = draw(8), draw(8)
+    function(x, y)
+    with Doubles():
+        doubled = function(x, y)
+    assert torch.equal(doubled, 2 * axpy(x, y))
+    with Intercepts():
+        assert not replays(function, (x, y))
+        if kind == "c":
+            assert function(x, y) == "intercepted"
+    assert replays(function, (x, y))
+
+
+def test_subclasses_and_transforms_are_not_replayed(kind: str) -> None:
+    class Named(torch.Tensor):
+        pass
+
+    function = make(kind, alpha=2.0)
+    x, y = draw(8), draw(8)
+    function(x, y)
+    assert not replays(function, (x.as_subclass(Named), y))
+    seen = []
+    torch.func.vmap(lambda row: seen.append(replays(function, (row, y))) or row)(draw(3, 8))
+    with torch.autocast("cpu"):
+        seen.append(replays(function, (x, y)))
+    assert seen == [False, False]
+    with torch.inference_mode():
+        assert torch.equal(function(x, y), axpy(x, y))
+    assert torch.equal(function(x, y), axpy(x, y))
+
+
+def test_settings_make_records_stale(kind: str) -> None:
+    function = make(kind, alpha=2.0)
+    x, y = draw(8), draw(8)
+    function(x, y)
+    assert replays(function, (x, y))
+    with fuser.config.patch(numerics="fast"):
+        assert not replays(function, (x, y))
+        function(x, y)
+        assert replays(function, (x, y))
+    assert not replays(function, (x, y))
+    function(x, y)
+    before = fuser.override_can_fuse_on_cpu(False)
+    try:
+        assert not replays(function, (x, y))
+    finally:
+        fuser.override_can_fuse_on_cpu(before)
+
+
+def test_the_default_dtype_is_followed(kind: str) -> None:
+    integers = torch.arange(6)
+    step = fuser.fuse(lambda x: torch.exp(x))
+    assert step(integers).dtype is torch.float32
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert step(integers).dtype is torch.float64
+    finally:
+        torch.set_default_dtype(before)
+    assert step(integers).dtype is torch.float32
+
+
+def test_out_is_replayed_where_it_is_apart(kind: str) -> None:
+    function = make(kind, alpha=2.0)
+    x, y = draw(12), draw(12)
+    for _ in range(3):
+        out = torch.full((12,), float("nan"))
+        assert function(x, y, out=out) is out
+        assert torch.equal(out, axpy(x, y))
+    assert replays(function, (x, y), out=torch.empty(12)) == (kind == "c")
+    for _ in range(2):
+        left = draw(12)
+        wanted = axpy(left, y)
+        assert function(left, y, out=left) is left
+        assert torch.equal(left, wanted)
+
+
+def test_out_that_overlaps_raises_after_good_calls(kind: str) -> None:
+    function = make(kind, alpha=2.0)
+    memory = draw(40)
+    x, y = memory[:12], draw(12)
+    for _ in range(2):
+        function(x, y, out=memory[12:24])
+        with pytest.raises(FuserError, match="memory location"):
+            function(x, y, out=memory[4:16])
+        with pytest.raises(GradientError):
+            function(x, y, out=draw(12).requires_grad_())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        small = torch.empty(0)
+        assert torch.equal(function(x, y, out=small), axpy(x, y))
+        assert small.shape == (12,)
+
+
+def test_two_outs_must_be_two(kind: str) -> None:
+    function = make(kind, BOTH, 2)
+    x, y = draw(8), draw(8)
+    first, second = torch.empty(8), torch.empty(8)
+    for _ in range(2):
+        assert function(x, y, out=(first, second))[1] is second
+        assert torch.equal(first, x + y)
+        assert torch.equal(second, x * y)
+        with pytest.raises(FuserError, match="memory location"):
+            function(x, y, out=(first, first))
+
+
+def test_many_shapes_neither_compile_nor_grow(kind: str) -> None:
+    function = make(kind, alpha=2.0)
+    y = draw(1)
+    function(draw(3), y)
+    compiled = fuser.n_compiled_kernels()
+    with fuser.config.patch(max_plans=64):
+        for size in range(2, 1500):
+            x = draw(size)
+            assert torch.equal(function(x, y), axpy(x, y))
+        assert fuser.n_compiled_kernels() == compiled
+        gc.collect()
+        plans = [item for item in gc.get_objects() if type(item) is fuser.planner.Plan]
+    # One plan per record and per entry of the cache, both bounded.
+    assert len(plans) < 2500
+
+
+def test_threads_share_a_function(kind: str) -> None:
+    function = make(kind, alpha=2.0)
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        for turn in range(200):
+            size = 3 + (seed * 7 + turn) % 11
+            x, y = torch.full((size,), float(seed)), torch.full((size,), float(turn))
+            if not torch.equal(function(x, y), axpy(x, y)):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_callables_can_be_copied() -> None:
+    function = fuser.create_jit_fn(AXPY, alpha=2.0)
+    x, y = draw(5), draw(5)
+    for other in (copy.copy(function), copy.deepcopy(function), pickle.loads(pickle.dumps(function))):
+        assert torch.equal(other(x, y), function(x, y))
+
+
+def test_a_fused_function_is_replayed_whole() -> None:
+    double = fuser.create_jit_fn("template <typename T> T twice(T x) { return 2 * x; }")
+
+    @fuser.fuse
+    def step(x: Any, y: Any, unused: Any, z: Any) -> Any:
+        return double(z) + x * 3, y - 0.5
+
+    for _ in range(3):
+        x, y, z = draw(8), draw(8), draw(8)
+        first, second = step(x, y, None, z)
+        assert torch.equal(first, 2 * z + x * 3)
+        assert torch.equal(second, y - 0.5)
+    # None is no number and no tensor; with a tensor in its place the call has the shape of a record.
+    step(x, y, x, z)
+    assert step.launch((x, y, x, z), None, None) is not None
+    with pytest.raises(TypeError):
+        step(x, y, x, z, x)
+    assert torch.equal(step(x, y, z=z, unused=None)[0], first)
+
+
+def test_run_fusion_is_replayed() -> None:
+    double = fuser.create_jit_fn("template <typename T> T twice(T x) { return 2 * x; }")
+    key = fuser.register_fusion(fuser.fuse(lambda x: (double(x), x + 1.5)).groups[0])
+    for _ in range(3):
+        x = draw(8)
+        first, second = fuser.run_fusion(key, [x])
+        assert torch.equal(first, 2 * x)
+        assert torch.equal(second, x + 1.5)
+
+
+@pytest.mark.skipif(launcher._c is None, reason="fuser was installed without a C compiler")
+def test_the_class_shows_python_what_c_runs() -> None:
+    shown = fuser.JitFunction.__dict__["__call__"]
+    assert shown.__code__.co_filename.endswith("jiterator.py")
+    x, y = draw(8), draw(8)
+    function = fuser.create_jit_fn(AXPY, alpha=2.0)
+    assert torch.equal(function.__call__(x, y), function(x, y))
+
+    class Loud(fuser.JitFunction):
+        def __call__(self, *tensors: Any, **options: Any) -> Any:
+            return "loud", super().__call__(*tensors, **options)
+
+    loud = Loud(function.function, function.defaults)
+    assert loud(x, y)[0] == "loud"
+    assert torch.equal(loud(x, y)[1], function(x, y))
