@@ -143,7 +143,7 @@ def _run_planned(
             for shape, strides, dtype in plan.outputs
         ]
     for step in plan.steps:
-        _launch(spec, step, inputs, outputs, plan.device)
+        _launch(spec, step, inputs, outputs)
     return outputs, plan
 
 
@@ -172,7 +172,7 @@ def warm_up(
         counters.count_fallback(plan.fallback_reason)
 
 
-def _launch(spec: KernelSpec, step: Step, inputs: list[Any], outputs: list[torch.Tensor], device: torch.device) -> None:
+def _launch(spec: KernelSpec, step: Step, inputs: list[Any], outputs: list[torch.Tensor]) -> None:
     addresses = [outputs[place].data_ptr() for place in step.outputs]
     addresses += [inputs[index].data_ptr() for index in step.inputs]
     numbers = [_number(inputs[index]) for index in step.numbers]
@@ -181,7 +181,7 @@ def _launch(spec: KernelSpec, step: Step, inputs: list[Any], outputs: list[torch
     except struct.error:
         names = [spec.group.inputs[index].name for index in step.numbers]
         raise ArgumentError(f"an integer among {', '.join(names)} does not fit in 64 bits") from None
-    step.kernel.launch(step.launch, arguments, device.index or 0)
+    step.run(arguments)
 
 
 def _number(item: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -44,8 +44,11 @@ class FusedKernel(Protocol):
     def prepare(self, space: IterationSpace) -> Launch:
         """Return how to launch over a space that is not empty."""
 
-    def launch(self, launch: Launch, arguments: bytes, device_index: int) -> None:
-        """Launch; on CUDA on torch's current stream of the device, asynchronously."""
+    def bind(self, launch: Launch, device_index: int) -> Callable[[bytes], None]:
+        """Return a function that launches with packed arguments: on CUDA on torch's current stream of the device.
+
+        There it returns before the kernel has run, and raises RuntimeError if the driver refuses.
+        """
 
 
 class Backend(Protocol):

@@ -317,7 +317,7 @@ def _replay(record: _Record, inputs: tuple[Any, ...]) -> Any:
             arguments = step.packer.pack(pointers, [inputs[place] for place in step.numbers])
         except struct.error:
             return None
-        step.kernel.launch(step.launch, arguments, record.device_index)
+        step.run(arguments)
     return made[0] if record.result_count == 1 else tuple(made[: record.result_count])
 
 

@@ -5,7 +5,7 @@ Plans are made from descriptions of the arguments, never from their values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -78,6 +78,8 @@ class Step:
     kernel: FusedKernel
     launch: Launch
     packer: ArgumentPacker
+    # Launches with packed arguments.
+    run: Callable[[bytes], None]
     # Outputs written and inputs read, in the order of the kernel's operands; inputs passed by value.
     outputs: tuple[int, ...]
     inputs: tuple[int, ...]
@@ -327,10 +329,12 @@ def _plan_kernels(
             continue
         kernel = compile_kernel(part.spec, part.args, device.index)
         operands = kernel.source.operands
+        launch = kernel.prepare(part.space)
         steps.append(
             Step(
                 kernel=kernel,
-                launch=kernel.prepare(part.space),
+                launch=launch,
+                run=kernel.bind(launch, device.index or 0),
                 packer=ArgumentPacker(kernel.source, part.space),
                 outputs=part.places,
                 inputs=tuple(operand.index for operand in operands if not operand.is_output),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -34,7 +35,12 @@ class CpuKernel:
         """Decide whether torch's threads share the work."""
         return Launch(is_parallel=space.numel >= PARALLEL_ELEMENTS)
 
-    def launch(self, launch: Launch, arguments: bytes, device_index: int) -> None:  # noqa: ARG002 - one host
-        """Run; returns when the results are there."""
-        self._function(arguments, torch.get_num_threads() if launch.is_parallel else 1)
-        counters.count("launches")
+    def bind(self, launch: Launch, device_index: int) -> Callable[[bytes], None]:  # noqa: ARG002 - one host
+        """Return a function that runs the kernel; it returns when the results are there."""
+        function = self._function
+
+        def run(arguments: bytes) -> None:
+            function(arguments, torch.get_num_threads() if launch.is_parallel else 1)
+            counters.count("launches")
+
+        return run

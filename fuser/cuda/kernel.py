@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import threading
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -46,32 +47,31 @@ class CudaKernel:
         per_block = BLOCK_SIZE * self.source.vector
         return Launch(grid=(-(-space.numel // per_block), 1, 1), block=(BLOCK_SIZE, 1, 1))
 
-    def launch(self, launch: Launch, arguments: bytes, device_index: int) -> None:
-        """Launch; returns before the kernel has run.
+    def bind(self, launch: Launch, device_index: int) -> Callable[[bytes], None]:
+        """Return a function that launches with packed arguments and returns before the kernel has run.
 
-        Raises:
-            RuntimeError: the driver refused the launch.
+        It raises RuntimeError if the driver refuses the launch.
         """
-        staging: _Staging | None = getattr(_thread, "staging", None)
-        if staging is not None and device_index == torch._C._cuda_getDevice():
-            self._launch_here(launch, arguments, device_index, staging)
-        else:
-            # A thread that has not used CUDA yet has no current context: setting the device binds the primary one.
-            with torch.cuda.device(device_index):
-                torch.cuda.set_device(device_index)
-                _thread.staging = staging or _Staging()
-                self._launch_here(launch, arguments, device_index, _thread.staging)
-        counters.count("launches")
+        driver_launch, function, success = self._launch, self._function, self._success
+        shape = (*launch.grid, *launch.block, launch.shared_bytes)
+        current_device, current_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
 
-    def _launch_here(self, launch: Launch, arguments: bytes, device_index: int, staging: _Staging) -> None:
-        stream = torch._C._cuda_getCurrentRawStream(device_index)
-        # The driver copies the struct before it returns.
-        staging.buffer[: len(arguments)] = arguments
-        (status,) = self._launch(
-            self._function, *launch.grid, *launch.block, launch.shared_bytes, stream, staging.parameters, 0
-        )
-        if status != self._success:
-            raise RuntimeError(f"CUDA refused to launch a fused kernel: {status!r}")
+        def run(arguments: bytes) -> None:
+            staging: _Staging | None = getattr(_thread, "staging", None)
+            if staging is None or current_device() != device_index:
+                # A thread that has not used CUDA yet has no current context: setting the device binds the primary one.
+                with torch.cuda.device(device_index):
+                    torch.cuda.set_device(device_index)
+                    _thread.staging = staging = staging or _Staging()
+                    return run(arguments)
+            # The driver copies the arguments before it returns.
+            staging.buffer[: len(arguments)] = arguments
+            (status,) = driver_launch(function, *shape, current_stream(device_index), staging.parameters, 0)
+            if status != success:
+                raise RuntimeError(f"CUDA refused to launch a fused kernel: {status!r}")
+            return counters.count("launches")
+
+        return run
 
 
 @cache
