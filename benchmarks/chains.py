@@ -6,6 +6,7 @@ expression for the peers that take source code.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -78,6 +79,15 @@ def compose_add(ops: Ops) -> Callable[..., Any]:
     return chain
 
 
+def compose_sum(ops: Ops) -> Callable[..., Any]:
+    """The sum of eight: many pointers, little else."""
+
+    def chain(a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
+        return functools.reduce(ops.add, (a, b, c, d, e, f, g, h))
+
+    return chain
+
+
 def compose_affine(ops: Ops) -> Callable[..., Any]:
     """Scale and shift by broadcast vectors."""
 
@@ -94,6 +104,7 @@ CHAINS: dict[str, Chain] = {
         Chain("six", "six functors, float32", torch.float32, ("x", "y", "z"), compose_six, "fff", 32),
         Chain("six_bf16", "six functors, bfloat16", torch.bfloat16, ("x", "y", "z"), compose_six, "fff", 8),
         Chain("add", "x + y, float32", torch.float32, ("x", "y"), compose_add, "ff", 2),
+        Chain("sum8", "sum of eight, float32", torch.float32, tuple("abcdefgh"), compose_sum, "ffffffff", 8),
         Chain("row", "x * row + row, float32", torch.float32, _AFFINE, compose_affine, "mrr", 8),
         Chain("col", "x * column + column, float32", torch.float32, _AFFINE, compose_affine, "mcc", 8),
         Chain("transpose", "x + y.t(), float32", torch.float32, ("x", "y"), compose_add, "mt", 2),

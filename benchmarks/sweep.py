@@ -13,10 +13,11 @@ from torch import Tensor
 
 from benchmarks import check, timing
 from benchmarks.chains import CHAINS, Chain, count_bytes, make_inputs
+from benchmarks.driver import NoFloorError, make_driver_loop
 from benchmarks.peers import PEERS, Absent, Peer, Unsupported
 
 HOST_ELEMENTS = 1024
-HOST_CHAINS = ("add", "six")
+HOST_CHAINS = ("add", "six", "sum8")
 
 Record = dict[str, Any]
 Say = Callable[[str], None]
@@ -234,8 +235,12 @@ def measure_host(settings: Settings, peers: dict[str, Peer], absent: dict[str, s
         add = partial(torch.add, inputs[0], inputs[1])
         wait = wait_for(settings.device)
         add_us: list[float] = []
+        floor_us: list[float] = []
+        floor = find_floor(settings.device)
         for _ in range(settings.rounds):
             add_us += timing.sample_host_us(add, wait, settings.device, settings.budget_s)
+            if floor is not None:
+                floor_us += timing.collect(partial(floor, timing.HOST_CALLS_PER_SAMPLE), settings.budget_s)
             for entrant in running(entrants):
                 assert entrant.peer is not None
                 assert entrant.run is not None
@@ -245,12 +250,27 @@ def measure_host(settings: Settings, peers: dict[str, Peer], absent: dict[str, s
                     )
         add_timing = timing.Timing("wall", tuple(add_us))
         records.append({**common, "peer": "eager_add", "status": "ok", "time_us": add_timing.to_json()})
+        if floor_us:
+            driver = timing.Timing("wall", tuple(floor_us))
+            ratio = round(driver.median_us / add_timing.median_us, 3)
+            floor_record: Record = {**common, "peer": "driver_launch", "status": "ok", "time_us": driver.to_json()}
+            records.append({**floor_record, "ratio_to_eager_add": ratio})
         for entrant in running(entrants):
             result = timing.Timing("wall", tuple(entrant.samples_us))
             ratio = round(result.median_us / add_timing.median_us, 3)
             entrant.record.update(status="ok", time_us=result.to_json(), ratio_to_eager_add=ratio)
         records += [entrant.record for entrant in entrants]
     return records
+
+
+def find_floor(device: torch.device) -> Callable[[int], float] | None:
+    """Return what times the driver's launch alone, where that can be done."""
+    if device.type != "cuda":
+        return None
+    try:
+        return make_driver_loop(device)
+    except NoFloorError:
+        return None
 
 
 def describe(error: Exception) -> str:
