@@ -130,7 +130,7 @@ def _launch(spec: KernelSpec, step: Step, inputs: list[Any], outputs: list[torch
     except struct.error:
         names = [spec.group.inputs[index].name for index in step.numbers]
         raise ArgumentError(f"an integer among {', '.join(names)} does not fit in 64 bits") from None
-    step.kernel.launch(arguments, step.numel, device.index or 0)
+    step.kernel.launch(arguments, step.work, device.index or 0)
 
 
 def _number(item: Any) -> Any:

@@ -11,6 +11,7 @@ from fuser import counters
 from fuser.codegen import Dialect, KernelSource
 from fuser.config import config
 from fuser.errors import CompileError, Diagnostic, NoCompileError, point_at
+from fuser.geometry import pack_geometry
 from fuser.layout import IterationSpace
 
 __all__ = ["ArgumentPacker", "Backend", "FusedKernel", "begin_compile", "build_compile_error"]
@@ -24,8 +25,14 @@ class FusedKernel(Protocol):
 
     source: KernelSource
 
-    def launch(self, arguments: bytes, numel: int, device_index: int) -> None:
-        """Launch over ``numel`` > 0 elements: on CUDA on torch's current stream of the device, asynchronously."""
+    def launch(self, arguments: bytes, work: int, device_index: int) -> None:
+        """Launch: on CUDA on torch's current stream of the device, asynchronously.
+
+        Args:
+            arguments: the packed struct.
+            work: how much there is to do, more than 0: blocks on CUDA, elements on the CPU.
+            device_index: the GPU.
+        """
 
 
 class Backend(Protocol):
@@ -57,9 +64,7 @@ class ArgumentPacker:
             fields += {float: "d", complex: "dd"}.get(kind, "q")
         self._kinds = tuple(kind for _, kind in source.numbers)
         self._head = (space.numel, 0) if source.has_zero else (space.numel,)
-        self._geometry: tuple[int, ...] = ()
-        if not source.is_linear:
-            self._geometry = (*space.sizes, *(stride for operand in space.strides for stride in operand))
+        self._geometry = pack_geometry(source, space)
         self._struct = struct.Struct(f"={fields}{'q' * len(self._geometry)}")
 
     def pack(self, addresses: Sequence[int], numbers: Sequence[Any]) -> bytes:

@@ -10,7 +10,6 @@ import torch
 
 from fuser import counters
 from fuser.codegen import KERNEL_NAME, KernelSource
-from fuser.cuda.dialect import BLOCK_SIZE
 
 if TYPE_CHECKING:
     from cuda.core import ObjectCode
@@ -29,11 +28,12 @@ class CudaKernel:
         self.source = source
         self._kernel = code.get_kernel(KERNEL_NAME)
         self._function = driver.CUfunction(int(self._kernel.handle))
+        self._threads = source.tuning.block
         self._launch = driver.cuLaunchKernel
         self._success = driver.CUresult.CUDA_SUCCESS
 
-    def launch(self, arguments: bytes, numel: int, device_index: int) -> None:
-        """Launch over ``numel`` > 0 elements; returns before the kernel has run.
+    def launch(self, arguments: bytes, work: int, device_index: int) -> None:
+        """Launch ``work`` > 0 blocks; returns before the kernel has run.
 
         Raises:
             RuntimeError: the driver refused the launch.
@@ -43,20 +43,18 @@ class CudaKernel:
             with torch.cuda.device(device_index):
                 torch.cuda.set_device(device_index)
                 _thread.has_context = True
-                self._launch_here(arguments, numel, device_index)
+                self._launch_here(arguments, work, device_index)
         else:
-            self._launch_here(arguments, numel, device_index)
+            self._launch_here(arguments, work, device_index)
         counters.count("launches")
 
-    def _launch_here(self, arguments: bytes, numel: int, device_index: int) -> None:
-        per_block = BLOCK_SIZE * self.source.vector
-        blocks = -(-numel // per_block)
+    def _launch_here(self, arguments: bytes, blocks: int, device_index: int) -> None:
         stream = torch._C._cuda_getCurrentRawStream(device_index)
         # The driver copies the struct before it returns.
         struct = ctypes.create_string_buffer(arguments, len(arguments))
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(struct))
         (status,) = self._launch(
-            self._function, blocks, 1, 1, BLOCK_SIZE, 1, 1, 0, stream, ctypes.addressof(parameters), 0
+            self._function, blocks, 1, 1, self._threads, 1, 1, 0, stream, ctypes.addressof(parameters), 0
         )
         if status != self._success:
             raise RuntimeError(f"CUDA refused to launch a fused kernel: {status!r}")
