@@ -6,7 +6,7 @@ Plain integers in, plain values out; a kernel's text depends on what comes out, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fuser.layout import IterationSpace
 
@@ -43,6 +43,11 @@ class Tuning:
     # Side of the square tile that a block moves through shared memory; 0 where no operand needs one.
     tile: int = 0
 
+    @property
+    def share(self) -> int:
+        """Elements of a tile for each thread."""
+        return self.tile * self.tile // self.block
+
     def __str__(self) -> str:
         tile = f", tiles of {self.tile} x {self.tile}" if self.tile else f", {self.unroll} in flight"
         return f"blocks of {self.block}{tile}"
@@ -65,7 +70,14 @@ class Walk:
     tuning: Tuning = DEFAULT_TUNING
 
 
-def plan_walk(space: IterationSpace, itemsizes: Sequence[int], aligned: Sequence[bool], num_outputs: int) -> Walk:
+def plan_walk(
+    space: IterationSpace,
+    itemsizes: Sequence[int],
+    aligned: Sequence[bool],
+    num_outputs: int,
+    *,
+    is_strict: bool = True,
+) -> Walk:
     """Decide how the operands of one call are read and written.
 
     Args:
@@ -73,38 +85,41 @@ def plan_walk(space: IterationSpace, itemsizes: Sequence[int], aligned: Sequence
         itemsizes: bytes of an element of each operand.
         aligned: whether each operand starts at a multiple of VECTOR_BYTES.
         num_outputs: how many of the operands are outputs.
+        is_strict: whether values are rounded between functors, which takes registers.
     """
     space, tiled = _bring_tile_forward(space, itemsizes, num_outputs)
     moving = [place for place, strides in enumerate(space.strides) if strides[0] and place not in tiled]
+    widths = {place: _dense_width(space.strides[place], 0, itemsizes[place], aligned[place]) for place in moving}
     vector = VECTOR_BYTES // max((itemsizes[place] for place in moving), default=VECTOR_BYTES)
-    widths = {
-        place: _dense_width(space.strides[place], 0, itemsizes[place]) if aligned[place] else 1 for place in moving
-    }
     # Outputs are written whole vectors at a time; an input that cannot be read so is read in pieces.
     vector = min([vector, *(widths[place] for place in moving if place < num_outputs)])
     if any(space.strides[place][0] > 1 for place in moving):
         vector = min(vector, GATHER_VECTOR)
-    tuning = DEFAULT_TUNING
+    tuning = _default_tuning(space, vector, [itemsizes[place] for place in moving], is_strict)
     if tiled:
-        side = _tile_side([itemsizes[place] for place in tiled])
-        tuning = Tuning(tile=side)
-        vector = min(vector, side * side // tuning.block)
-    else:
-        tuning = replace(tuning, unroll=default_unroll(vector, max(itemsizes[:num_outputs])))
+        tuning = Tuning(tile=_tile_side([itemsizes[place] for place in tiled]))
+        vector = min(vector, tuning.share)
     accesses = []
     for place, strides in enumerate(space.strides):
         if place in tiled:
-            limit = tuning.tile * tuning.tile // tuning.block
-            width = _dense_width(strides, 1, itemsizes[place]) if aligned[place] else 1
-            accesses.append(Access(min(width, limit), is_transposed=True))
+            width = min(_dense_width(strides, 1, itemsizes[place], aligned[place]), tuning.share)
+            accesses.append(Access(width, is_transposed=True))
         else:
             accesses.append(Access(min(widths.get(place, 1), vector)))
     return Walk(space, vector, tuple(accesses), tuning)
 
 
-def default_unroll(vector: int, itemsize: int) -> int:
-    """Return how many vectors of an output's elements a thread has in flight when nothing was tuned."""
-    return max(1, min(4, VECTOR_BYTES // (vector * itemsize)))
+def _default_tuning(space: IterationSpace, vector: int, itemsizes: Sequence[int], is_strict: bool) -> Tuning:
+    # Measured on an H200: short vectors need several in flight; where each vector's place has to be worked out two pay,
+    # and in half and bfloat16 where registers are left.
+    widest = max(itemsizes, default=VECTOR_BYTES)
+    if vector * widest < VECTOR_BYTES:
+        return Tuning(unroll=min(4, VECTOR_BYTES // (vector * widest)))
+    if any(strides[0] > 1 for strides in space.strides):
+        return DEFAULT_TUNING
+    if len(space.sizes) > 1:
+        return Tuning(block=128, unroll=2)
+    return Tuning(unroll=2) if widest == 2 and not is_strict else DEFAULT_TUNING
 
 
 def _bring_tile_forward(
@@ -141,9 +156,9 @@ def _tile_side(itemsizes: Sequence[int]) -> int:
     return 0
 
 
-def _dense_width(strides: Sequence[int], dim: int, itemsize: int) -> int:
+def _dense_width(strides: Sequence[int], dim: int, itemsize: int, is_aligned: bool) -> int:
     # Elements of the widest access along ``dim`` that is aligned wherever the other dimensions lead.
-    if strides[dim] != 1:
+    if strides[dim] != 1 or not is_aligned:
         return 1
     width = VECTOR_BYTES // itemsize
     while any(stride % width for at, stride in enumerate(strides) if at != dim):

@@ -62,5 +62,5 @@ def divider(divisor: int) -> int:
     if divisor >= 2**31:
         return 0
     shift = (divisor - 1).bit_length()
-    multiplier = (2**32 * (2**shift - divisor)) // divisor + 1
+    multiplier = (((1 << shift) - divisor) << 32) // divisor + 1
     return multiplier | shift << 32

@@ -223,7 +223,8 @@ def arg_spec(
     aligned = [ok for _, _, ok in outputs] + [inputs[index].is_aligned for index in pointers]
     walk = Walk(space)
     if device_type == "cuda":
-        walk = plan_walk(space, [dtype.itemsize for dtype in dtypes], aligned, len(outputs))
+        sizes = [dtype.itemsize for dtype in dtypes]
+        walk = plan_walk(space, sizes, aligned, len(outputs), is_strict=config.numerics == "strict")
     reach = max(
         sum((size - 1) * stride for size, stride in zip(space.sizes, operand, strict=True)) for operand in space.strides
     )

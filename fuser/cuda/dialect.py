@@ -27,10 +27,10 @@ def emit_loop(loop: Loop) -> str:
         #pragma unroll
         for (int u = 0; u < 1; ++u) {
           if (at[u].left <= 0) break;
-          fuser_vector<float, 4> out0;
+          float out0[4];
         #pragma unroll
           for (int k = 0; k < 4; ++k)
-            fuser_element(fuser_to_compute(in0[u].item[k]), fuser_to_compute(in1[u].item[k]), a.number2, out0.item[k]);
+            fuser_element(fuser_to_compute(in0[u][k]), fuser_to_compute(in1[u][k]), a.number2, out0[k]);
           fuser_store<4, 4>(a.out0 + at[u].first, out0, at[u].left);
         }
     """
@@ -183,10 +183,10 @@ def _compute(loop: Loop) -> list[str]:
             row = f"read_row<{loop.vector}>({_tile_x(loop)}, {_tile_y(loop)}, at[u].left)"
             lines.append(f"const auto {item.name} = tile_{item.name}.{row};")
         vector = item.name if item.access.is_transposed else f"{item.name}[u]"
-        element[item.variable] = f"fuser_to_compute({vector}.item[{'k' if item.inner else '0'}])"
+        element[item.variable] = f"fuser_to_compute({vector}[{'k' if item.inner else '0'}])"
     for item in loop.outputs:
-        lines.append(f"fuser_vector<{item.info.storage}, {loop.vector}> {item.name};")
-        element[item.variable] = f"{item.name}.item[k]"
+        lines.append(f"{item.info.storage} {item.name}[{loop.vector}];")
+        element[item.variable] = f"{item.name}[k]"
     return _each(
         loop,
         [
