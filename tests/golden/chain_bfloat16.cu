@@ -53,10 +53,10 @@ fuser_kernel(const __grid_constant__ fuser_args a) {
 #pragma unroll
   for (int u = 0; u < 1; ++u) {
     if (at[u].left <= 0) break;
-    fuser_vector<fuser_bfloat16, 8> out0;
+    fuser_bfloat16 out0[8];
 #pragma unroll
     for (int k = 0; k < 8; ++k)
-      fuser_element(fuser_to_compute(in0[u].item[k]), fuser_to_compute(in1[u].item[k]), a.number2, out0.item[k]);
+      fuser_element(fuser_to_compute(in0[u][k]), fuser_to_compute(in1[u][k]), a.number2, out0[k]);
     fuser_store<8, 8>(a.out0 + at[u].first, out0, at[u].left);
   }
 }

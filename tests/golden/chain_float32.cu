@@ -54,10 +54,10 @@ fuser_kernel(const __grid_constant__ fuser_args a) {
 #pragma unroll
   for (int u = 0; u < 1; ++u) {
     if (at[u].left <= 0) break;
-    fuser_vector<float, 4> out0;
+    float out0[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      fuser_element(a.zero, fuser_to_compute(in0[u].item[k]), fuser_to_compute(in1[u].item[k]), a.number2, out0.item[k]);
+      fuser_element(a.zero, fuser_to_compute(in0[u][k]), fuser_to_compute(in1[u][k]), a.number2, out0[k]);
     fuser_store<4, 4>(a.out0 + at[u].first, out0, at[u].left);
   }
 }

@@ -40,30 +40,30 @@ struct fuser_place {
 };
 
 FUSER_INLINE fuser_place fuser_find(const fuser_args& a, int u) {
-  const fuser_index first = ((static_cast<fuser_index>(blockIdx.x) * 2 + u) * 256 + threadIdx.x) * 8;
+  const fuser_index first = (static_cast<fuser_index>(blockIdx.x) * 256 + threadIdx.x) * 8;
   return {static_cast<int>(a.numel - first), first};
 }
 
 extern "C" __global__ void __launch_bounds__(256)
 fuser_kernel(const __grid_constant__ fuser_args a) {
-  fuser_place at[2];
-  fuser_vector<bool, 8> in0[2];
-  fuser_vector<int8_t, 8> in1[2];
-  fuser_vector<fuser_half, 8> in2[2];
+  fuser_place at[1];
+  fuser_vector<bool, 8> in0[1];
+  fuser_vector<int8_t, 8> in1[1];
+  fuser_vector<fuser_half, 8> in2[1];
 #pragma unroll
-  for (int u = 0; u < 2; ++u) {
+  for (int u = 0; u < 1; ++u) {
     at[u] = fuser_find(a, u);
     in0[u] = fuser_load<8, 8>(a.in0 + at[u].first, at[u].left);
     in1[u] = fuser_load<8, 8>(a.in1 + at[u].first, at[u].left);
     in2[u] = fuser_load<8, 8>(a.in2 + at[u].first, at[u].left);
   }
 #pragma unroll
-  for (int u = 0; u < 2; ++u) {
+  for (int u = 0; u < 1; ++u) {
     if (at[u].left <= 0) break;
-    fuser_vector<uint8_t, 8> out0;
+    uint8_t out0[8];
 #pragma unroll
     for (int k = 0; k < 8; ++k)
-      fuser_element(fuser_to_compute(in0[u].item[k]), fuser_to_compute(in1[u].item[k]), fuser_to_compute(in2[u].item[k]), (a.number3 != 0), a.number4, out0.item[k]);
+      fuser_element(fuser_to_compute(in0[u][k]), fuser_to_compute(in1[u][k]), fuser_to_compute(in2[u][k]), (a.number3 != 0), a.number4, out0[k]);
     fuser_store<8, 8>(a.out0 + at[u].first, out0, at[u].left);
   }
 }

@@ -43,7 +43,7 @@ struct fuser_place {
 
 FUSER_INLINE fuser_place fuser_find(const fuser_args& a, int u) {
   fuser_place at{};
-  fuser_index rest = static_cast<fuser_index>(blockIdx.x) * 256 + threadIdx.x;
+  fuser_index rest = (static_cast<fuser_index>(blockIdx.x) * 2 + u) * 128 + threadIdx.x;
   const fuser_index next0 = fuser_divide(rest, a.divide[0]);
   const fuser_index x = (rest - next0 * static_cast<fuser_index>(a.count[0])) * 4;
   rest = next0;
@@ -58,24 +58,24 @@ FUSER_INLINE fuser_place fuser_find(const fuser_args& a, int u) {
   return at;
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(128)
 fuser_kernel(const __grid_constant__ fuser_args a) {
-  fuser_place at[1];
-  fuser_vector<float, 4> in0[1];
-  fuser_vector<float, 4> in1[1];
+  fuser_place at[2];
+  fuser_vector<float, 4> in0[2];
+  fuser_vector<float, 4> in1[2];
 #pragma unroll
-  for (int u = 0; u < 1; ++u) {
+  for (int u = 0; u < 2; ++u) {
     at[u] = fuser_find(a, u);
     in0[u] = fuser_load<4, 4>(a.in0 + at[u].in0, at[u].left);
     in1[u] = fuser_load<4, 4>(a.in1 + at[u].in1, at[u].left);
   }
 #pragma unroll
-  for (int u = 0; u < 1; ++u) {
+  for (int u = 0; u < 2; ++u) {
     if (at[u].left <= 0) break;
-    fuser_vector<float, 4> out0;
+    float out0[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      fuser_element(a.zero, fuser_to_compute(in0[u].item[k]), fuser_to_compute(in1[u].item[k]), a.number2, out0.item[k]);
+      fuser_element(a.zero, fuser_to_compute(in0[u][k]), fuser_to_compute(in1[u][k]), a.number2, out0[k]);
     fuser_store<4, 4>(a.out0 + at[u].out0, out0, at[u].left);
   }
 }

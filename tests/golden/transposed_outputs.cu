@@ -76,11 +76,11 @@ fuser_kernel(const __grid_constant__ fuser_args a) {
 #pragma unroll
   for (int u = 0; u < 1; ++u) {
     if (at[u].left <= 0) break;
-    fuser_vector<double, 2> out0;
-    fuser_vector<double, 2> out1;
+    double out0[2];
+    double out1[2];
 #pragma unroll
     for (int k = 0; k < 2; ++k)
-      fuser_element(fuser_to_compute(in0[u].item[k]), fuser_to_compute(in1[u].item[k]), out0.item[k], out1.item[k]);
+      fuser_element(fuser_to_compute(in0[u][k]), fuser_to_compute(in1[u][k]), out0[k], out1[k]);
     fuser_store<2, 2>(a.out0 + at[u].out0, out0, at[u].left);
     fuser_store<2, 2>(a.out1 + at[u].out1, out1, at[u].left);
   }
