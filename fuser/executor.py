@@ -18,6 +18,7 @@ from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec
 from fuser.outputs import check_out, finish_out
 from fuser.planner import Plan, Step, describe, describe_without_memory, make_plan
+from fuser.tuner import make_tuned
 
 __all__ = ["merge_inputs", "run", "run_plain", "set_can_fuse", "set_dispatcher", "split_inputs", "warm_up"]
 
@@ -74,7 +75,7 @@ def run_plain(spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] |
     plans = _plans.get(spec.key) or _plans.setdefault(spec.key, Lru())
     plan = plans.get(signature)
     if plan is None:
-        plan = make_plan(spec, described, out)
+        plan = make_tuned(lambda: make_plan(spec, described, out), lambda: run_plain(spec, inputs))
         plans.put(signature, plan, config.max_plans)
     if plan.fallback_reason:
         return _run_fallback(spec, inputs, plan.fallback_reason, out)

@@ -36,6 +36,7 @@ from fuser.kernel_spec import (
     infer_typing,
 )
 from fuser.layout import IterationSpace, Shape, Strides, broadcast_strides, build_iteration_space
+from fuser.tunings import tuned
 
 __all__ = [
     "Bound",
@@ -314,7 +315,10 @@ def _plan_kernels(
     for part in _parts(spec, inputs, specs, device, written):
         if part.space.numel == 0:
             continue
-        kernel = compile_kernel(part.spec, part.args, device.index)
+        args = part.args
+        if device.type == "cuda":
+            args = tuned(part.spec, args, torch.cuda.get_device_name(device.index))
+        kernel = compile_kernel(part.spec, args, device.index)
         operands = kernel.source.operands
         steps.append(
             Step(
