@@ -17,13 +17,14 @@ import fuser
 from fuser import compiler, planner, tunings
 from fuser.access import MAX_TILE_BYTES, Access, Tuning, plan_walk
 from fuser.config import config
+from fuser.functor import parse_functor
 from fuser.geometry import divider, launch_shape, pack_geometry
-from fuser.graph import FusionGroup, GroupBuilder
+from fuser.graph import Function, FusionGroup, GroupBuilder
 from fuser.kernel_spec import ArgSpec, KernelSpec
 from fuser.layout import IterationSpace
-from fuser.ops import OPS
 from fuser.tuner import KernelTrials, Trial, TuningReport
 
+MUL = "template <typename T> T mul(T x, T y) { return x * y; }"
 SQUARE = (256, 256)
 ROWS = (1, 256)
 COLUMNS = (256, 1)
@@ -120,7 +121,7 @@ def group(count: int) -> FusionGroup:
     builder = GroupBuilder()
     total, *others = (builder.add_input(f"x{index}") for index in range(count))
     for other in others:
-        (total,) = builder.apply(OPS["mul"].function, [total, other])
+        (total,) = builder.apply(Function(parse_functor(MUL)), [total, other])
     return builder.build([total])
 
 
@@ -140,11 +141,8 @@ def test_launch_shape() -> None:
 
 
 def test_geometry_is_as_long_as_its_fields() -> None:
-    for inputs in (
-        (meta(100, 32), meta(32)),
-        (meta(4, 100, 65), meta(4, 65, 100).transpose(1, 2)),
-        (meta(9, 9)[:, ::2],) * 2,
-    ):
+    stacked, steps = meta(4, 65, 100).transpose(1, 2), meta(9, 9)[:, ::2]
+    for inputs in ((meta(100, 32), meta(32)), (meta(4, 100, 65), stacked), (steps, steps)):
         _, args, source = source_of(*inputs)
         operands = len(source.operands)
         space = IterationSpace((50,) * args.rank, ((1,) * args.rank,) * operands)
