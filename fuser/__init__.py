@@ -8,6 +8,7 @@ from fuser.debug import debug_get_fused_kernel_code, debug_launch_graph, explain
 from fuser.fx.trace import FusedFunction, fuse
 from fuser.graph import Application, Function, FusionGroup, GroupBuilder, Input
 from fuser.interface import (
+    autotune,
     can_fuse_on_cpu,
     can_fuse_on_gpu,
     n_compiled_kernels,
@@ -27,6 +28,7 @@ __all__ = [
     "Input",
     "JitFunction",
     "__version__",
+    "autotune",
     "can_fuse_on_cpu",
     "can_fuse_on_gpu",
     "config",

@@ -73,7 +73,7 @@ typedef struct {
 
 typedef struct {
   uint64_t function;
-  unsigned grid[3], block[3], shared_bytes;
+  unsigned grid, block, shared_bytes;
   // Where the addresses begin in the arguments, the values whose addresses they are, and the numbers after them.
   int first, pointer_count, number_count, argument_words;
   int *pointers;
@@ -338,11 +338,10 @@ static int pack(const Step *step, const Call *call, const uint64_t *values, uint
 
 static int launch_cuda(const Step *step, uint64_t *arguments, void *stream) {
   void *parameters[] = {arguments};
-  const unsigned *grid = step->grid, *block = step->block;
   int status;
   Py_BEGIN_ALLOW_THREADS
-  status = driver_launch((void *)(uintptr_t)step->function, grid[0], grid[1], grid[2], block[0], block[1], block[2],
-                         step->shared_bytes, stream, parameters, NULL);
+  status = driver_launch((void *)(uintptr_t)step->function, step->grid, 1, 1, step->block, 1, 1, step->shared_bytes,
+                         stream, parameters, NULL);
   Py_END_ALLOW_THREADS
   if (status) PyErr_Format(PyExc_RuntimeError, "CUDA refused to launch a fused kernel: error %d", status);
   return !status;
@@ -459,10 +458,9 @@ static int read_step(Step *step, PyObject *tuple, int value_count) {
   PyObject *pointers, *arguments, *indices;
   const char *kinds;
   unsigned long long function;
-  if (!PyArg_ParseTuple(tuple, "K(III)(III)IO!iO!O!sp", &function, &step->grid[0], &step->grid[1], &step->grid[2],
-                        &step->block[0], &step->block[1], &step->block[2], &step->shared_bytes, &PyBytes_Type,
-                        &arguments, &step->first, &PyTuple_Type, &pointers, &PyTuple_Type, &indices, &kinds,
-                        &step->is_parallel))
+  if (!PyArg_ParseTuple(tuple, "KIIIO!iO!O!sp", &function, &step->grid, &step->block, &step->shared_bytes,
+                        &PyBytes_Type, &arguments, &step->first, &PyTuple_Type, &pointers, &PyTuple_Type, &indices,
+                        &kinds, &step->is_parallel))
     return 0;
   step->function = function;
   int number_count = 0;
@@ -533,7 +531,8 @@ static PyObject *launcher_add(PyObject *object, PyObject *arguments) {
     return NULL;
   Call call;
   const int allocation_count = (int)PyTuple_Size(allocations), step_count = (int)PyTuple_Size(steps);
-  if (!describe_call(&call, self, tensors, scalars == Py_None ? NULL : scalars, out) || allocation_count > MAX_ITEMS) Py_RETURN_FALSE;
+  if (scalars == Py_None) scalars = NULL;
+  if (!describe_call(&call, self, tensors, scalars, out) || allocation_count > MAX_ITEMS) Py_RETURN_FALSE;
   if (results > allocation_count && out == Py_None)
     return PyErr_SetString(PyExc_ValueError, "more results than allocations"), NULL;
   Record *record = PyMem_Calloc(1, sizeof(Record));

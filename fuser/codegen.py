@@ -12,6 +12,7 @@ from functools import cached_property
 
 import torch
 
+from fuser.access import DEFAULT_TUNING, SINGLE, Access, Tuning
 from fuser.dtypes import DTypeInfo, cpp_scalar_type, dtype_info
 from fuser.functor import Functor, Role
 from fuser.graph import Application, FusionGroup, describe_application
@@ -36,6 +37,8 @@ class Operand:
     # Number of the input or output.
     index: int
     is_output: bool
+    # How a CUDA kernel reads or writes it.
+    access: Access = SINGLE
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,9 @@ class Loop:
     rank: int
     vector: int
     wide_index: bool
+    tuning: Tuning = DEFAULT_TUNING
+    # Geometry fields of the argument struct, in order; what they hold is in fuser.geometry.
+    geometry: tuple[str, ...] = ()
     # Whether the element function takes the zero first.
     has_zero: bool = False
 
@@ -85,6 +91,8 @@ class Dialect:
     emit_prelude: Callable[[frozenset[str], frozenset[str]], str]
     # The kernel function around fuser_element.
     emit_loop: Callable[[Loop], str]
+    # Geometry fields of its kernels that are not linear.
+    geometry: tuple[str, ...] = ("size", "stride")
     # Whether the compiler contracts multiply-adds behind the back of fuser_isolate, so that values which cross from one
     # functor to the next are combined with a zero that it cannot see (fuser_cross).
     crosses_with_zero: bool = False
@@ -95,7 +103,7 @@ class KernelSource:
     """A finished kernel text, and how its arguments are packed.
 
     The argument struct has 8-byte fields only: the element count, the operands' addresses, the numbers
-    (complex: two fields), and for a kernel that is not linear the sizes (innermost first) and each operand's strides.
+    (complex: two fields), and for a kernel that is not linear its geometry: sizes and strides, innermost first.
     """
 
     text: str
@@ -105,8 +113,10 @@ class KernelSource:
     # Inputs passed by value, with their Python types.
     numbers: tuple[tuple[int, type], ...]
     rank: int
-    is_linear: bool
+    # Geometry fields at the end of the struct; none for a linear kernel.
+    geometry: tuple[str, ...]
     vector: int
+    tuning: Tuning
     # Functor of each namespace fuser_f<i>, to map compiler messages back.
     functors: tuple[Functor, ...]
     # Whether the struct has the field ``zero``.
@@ -149,7 +159,10 @@ def emit_kernel(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelSo
         rank=args.rank,
         vector=args.vector,
         wide_index=args.wide_index,
+        tuning=args.tuning,
     )
+    if not loop.is_linear:
+        loop = replace(loop, geometry=dialect.geometry)
     words = frozenset[str]().union(*(functor.words for functor in functors))
     text = _TextWithLines()
     text.add(dialect.emit_prelude(words, _features(typing, args)))
@@ -170,8 +183,9 @@ def emit_kernel(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelSo
         operands=operands,
         numbers=numbers,
         rank=args.rank,
-        is_linear=loop.is_linear,
+        geometry=loop.geometry,
         vector=args.vector,
+        tuning=args.tuning,
         functors=functors,
         has_zero=loop.has_zero,
         numerics=args.numerics,
@@ -197,9 +211,13 @@ def emit_arguments(loop: Loop, numbers: tuple[tuple[int, type], ...]) -> str:
         lines.append(f"{const}{operand.info.storage}* {operand.name};")
     for index, kind in numbers:
         lines.append(f"{_field_type(kind)} number{index}{'[2]' if kind is complex else ''};")
-    if not loop.is_linear:
-        lines.append(f"int64_t size[{loop.rank}];")
-        lines += [f"int64_t stride_{operand.name}[{loop.rank}];" for operand in loop.operands]
+    for field in loop.geometry:
+        if field == "stride":
+            lines += [f"int64_t stride_{operand.name}[{loop.rank}];" for operand in loop.operands]
+        elif field == "divide":
+            lines += [f"fuser_divider divide[{loop.rank - 1}];"] * (loop.rank > 1)
+        else:
+            lines.append(f"int64_t {field}[{loop.rank}];")
     body = "\n".join(f"  {line}" for line in lines)
     return f"\nstruct fuser_args {{\n{body}\n}};\n"
 
@@ -252,6 +270,9 @@ def _list_operands(group: FusionGroup, args: ArgSpec, typing: Typing) -> tuple[O
         item = args.inputs[index]
         if item is not None and item.number is None:
             operands.append(Operand(f"in{index}", f"v{index}", dtype_info(item.dtype), item.inner, index, False))
+    if args.accesses:
+        pairs = zip(operands, args.accesses, strict=True)
+        operands = [replace(operand, access=access) for operand, access in pairs]
     return tuple(operands)
 
 
@@ -365,6 +386,9 @@ class ElementWriter:
             crossing = self._cross(converted, info) if is_read_later else converted
             lines = [f"const {info.compute} v{value} = {self._isolate(crossing)};"]
             stored = f"fuser_from_compute<{info.storage}>(v{value})" if info.is_narrow else f"v{value}"
+        elif not places:
+            rounded = self._isolate(f"fuser_round<{info.storage}>({converted})")
+            lines = [f"const {info.compute} v{value} = {rounded};"]
         else:
             lines = [f"const {info.storage} s{value} = fuser_from_compute<{info.storage}>({converted});"]
             if is_read_later:

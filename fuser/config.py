@@ -133,6 +133,15 @@ SETTINGS: tuple[Setting, ...] = (
         "Stop substituting after this many fusion groups, to bisect a wrong result. Unset: no limit.",
     ),
     Setting(
+        "autotune",
+        "FUSER_AUTOTUNE",
+        False,
+        parse_bool,
+        False,
+        "Time several block sizes, vectors in flight and tile shapes when a CUDA kernel is first needed for a layout "
+        "class, and keep the fastest on disk. What a kernel returns does not depend on it.",
+    ),
+    Setting(
         "max_plans",
         "FUSER_MAX_PLANS",
         1024,
@@ -167,6 +176,7 @@ class Config:
         disk_cache: bool
         no_compile: bool
         fuel: int | None
+        autotune: bool
         max_plans: int
         dump: frozenset[str]
         generation: int
@@ -184,6 +194,10 @@ class Config:
         if name not in _TABLE:
             raise AttributeError(f"fuser.config has no setting {name!r}; it has {', '.join(_TABLE)}")
         self.__dict__[name] = _checked(_TABLE[name], value, f"fuser.config.{name}")
+        self.touch()
+
+    def touch(self) -> None:
+        """Make whoever remembers something that depends on settings forget it."""
         self.__dict__["generation"] += 1
         for listener in self.listeners:
             listener()

@@ -20,6 +20,7 @@ from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Launcher, forget_records, record_call
 from fuser.outputs import check_out, finish_out
 from fuser.planner import Plan, Step, describe, describe_without_memory, make_plan
+from fuser.tuner import make_tuned
 
 __all__ = [
     "merge_inputs",
@@ -125,7 +126,7 @@ def _run_planned(
     plans = _plans.get(spec.key) or _plans.setdefault(spec.key, Lru())
     plan = plans.get(signature)
     if plan is None:
-        plan = make_plan(spec, described, out)
+        plan = make_tuned(lambda: make_plan(spec, described, out), lambda: run_plain(spec, inputs))
         plans.put(signature, plan, config.max_plans)
     if plan.fallback_reason:
         return _run_fallback(spec, inputs, plan.fallback_reason, out), None

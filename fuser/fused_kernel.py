@@ -5,33 +5,21 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fuser import counters
 from fuser.codegen import Dialect, KernelSource
 from fuser.config import config
 from fuser.errors import CompileError, Diagnostic, NoCompileError, point_at
+from fuser.geometry import Launch, pack_geometry
 from fuser.layout import IterationSpace
 
-__all__ = ["ArgumentPacker", "Backend", "FusedKernel", "Launch", "begin_compile", "build_compile_error"]
+__all__ = ["ArgumentPacker", "Backend", "FusedKernel", "begin_compile", "build_compile_error"]
 
 # struct letters of a number passed by value.
 _FIELDS = {"f": "d", "c": "dd", "i": "q", "b": "q"}
 # Where codegen puts each functor: no name of the user's.
 _NAMESPACE = re.compile(r"\bfuser_f\d+::")
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """How a kernel is launched over one loop nest."""
-
-    # CUDA: blocks, threads of a block, dynamic shared memory.
-    grid: tuple[int, int, int] = (1, 1, 1)
-    block: tuple[int, int, int] = (1, 1, 1)
-    shared_bytes: int = 0
-    # CPU: whether there is enough work for torch's threads.
-    is_parallel: bool = False
 
 
 class FusedKernel(Protocol):
@@ -81,9 +69,7 @@ class ArgumentPacker:
         self.number_codes = "".join(kind.__name__[0] for _, kind in source.numbers)
         fields = "Q" * len(source.operands) + "".join(_FIELDS[code] for code in self.number_codes)
         head = (space.numel, 0)[: self.first_word]
-        geometry: tuple[int, ...] = ()
-        if not source.is_linear:
-            geometry = (*space.sizes, *(stride for operand in space.strides for stride in operand))
+        geometry = pack_geometry(source, space)
         self._struct = struct.Struct(f"={fields}")
         self._head = struct.pack(f"={len(head)}q", *head)
         self._tail = struct.pack(f"={len(geometry)}q", *geometry)

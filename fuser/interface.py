@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +13,10 @@ from fuser.graph import FusionGroup
 from fuser.kernel_cache import compiled_kernel_count
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Launcher, Replayer
+from fuser.tuner import TuningReport, tune
 
 __all__ = [
+    "autotune",
     "can_fuse_on_cpu",
     "can_fuse_on_gpu",
     "n_compiled_kernels",
@@ -65,6 +67,26 @@ def run_fusion(key: int, inputs: Sequence[Any]) -> list[torch.Tensor]:
         return [replayed] if isinstance(replayed, torch.Tensor) else list(replayed)
     filled = group.fill_inputs(arguments)
     return executor.run_and_record(spec, filled, launcher, tuple(filled))
+
+
+def autotune(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> TuningReport:
+    """Find the fastest block size, vectors in flight and tile shape for the CUDA kernels of one call.
+
+    The winners are used from now on for all calls of the same layout class, and kept on disk. They change no result.
+
+    Args:
+        fn: what launches the kernels: a fused function, a functor, or any function that calls them.
+        *args: its arguments, which it is called with many times.
+        **kwargs: its keyword arguments.
+
+    Returns:
+        What was tried and how long the call took with it; prints as a table. Empty, with a reason, where there is
+        nothing to tune: on CPU tensors, for instance.
+
+    Raises:
+        As ``fn``.
+    """
+    return tune(lambda: fn(*args, **kwargs))
 
 
 def can_fuse_on_cpu() -> bool:

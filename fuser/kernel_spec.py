@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fuser.access import DEFAULT_TUNING, Access, Tuning
 from fuser.dtypes import Rank, dtype_info, promote, to_floating
 from fuser.errors import ShapeError, UnsupportedError
 from fuser.fallback import Fallback, build_fallback
@@ -73,7 +74,7 @@ class ArgSpec:
     outputs: tuple[int, ...]
     # Merged dimensions; 1 with dense or broadcast operands only is the linear kernel.
     rank: int
-    # Elements one thread moves with one memory access (CUDA).
+    # Elements of the innermost dimension that one thread computes together (CUDA).
     vector: int
     # Whether offsets need 64 bits.
     wide_index: bool
@@ -81,6 +82,10 @@ class ArgSpec:
     default_dtype: torch.dtype
     # Settings that change the text.
     settings: tuple[tuple[str, Any], ...]
+    # How each operand is read or written, outputs first (CUDA; empty on the CPU).
+    accesses: tuple[Access, ...] = ()
+    # How a CUDA kernel divides its work.
+    tuning: Tuning = DEFAULT_TUNING
 
     @property
     def numerics(self) -> str:

@@ -22,7 +22,8 @@ import torch
 from torch._C._dynamo import guards
 
 from fuser import counters
-from fuser.planner import VECTOR_BYTES, Plan, Step
+from fuser.access import VECTOR_BYTES
+from fuser.planner import Plan, Step
 
 __all__ = ["Launcher", "PythonLauncher", "Replayer", "called_in_c", "forget_records", "record_call"]
 

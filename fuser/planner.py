@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fuser.access import VECTOR_BYTES, Walk, plan_walk
 from fuser.compiler import compile_kernel, register
 from fuser.config import config
 from fuser.dtypes import Rank, dtype_info, number_dtype
@@ -22,7 +23,8 @@ from fuser.errors import (
     FallbackError,
     UnsupportedError,
 )
-from fuser.fused_kernel import ArgumentPacker, FusedKernel, Launch
+from fuser.fused_kernel import ArgumentPacker, FusedKernel
+from fuser.geometry import Launch
 from fuser.kernel_spec import (
     MAX_INPUTS,
     MAX_OUTPUTS,
@@ -34,9 +36,9 @@ from fuser.kernel_spec import (
     infer_typing,
 )
 from fuser.layout import IterationSpace, Shape, Strides, broadcast_strides, build_iteration_space
+from fuser.tunings import tuned
 
 __all__ = [
-    "VECTOR_BYTES",
     "Bound",
     "Plan",
     "Step",
@@ -52,7 +54,6 @@ __all__ = [
 
 # Offsets up to here fit an int with room for one block's worth of threads.
 MAX_NARROW_OFFSET = 2**31 - 2**16
-VECTOR_BYTES = 16
 
 _NUMBERS = (bool, int, float, complex)
 _can_fuse = {"cpu": True, "cuda": True}
@@ -224,7 +225,10 @@ def arg_spec(
         filled[index] = InputSpec(item.dtype, item.rank, item.number, by_index.get(index, 0))
     dtypes = [dtype for _, dtype, _ in outputs] + [specs[index].dtype for index in pointers]
     aligned = [ok for _, _, ok in outputs] + [inputs[index].is_aligned for index in pointers]
-    vector = _vector_width(space, [dtype.itemsize for dtype in dtypes], aligned) if device_type == "cuda" else 1
+    walk = Walk(space)
+    if device_type == "cuda":
+        sizes = [dtype.itemsize for dtype in dtypes]
+        walk = plan_walk(space, sizes, aligned, len(outputs), is_strict=config.numerics == "strict")
     reach = max(
         sum((size - 1) * stride for size, stride in zip(space.sizes, operand, strict=True)) for operand in space.strides
     )
@@ -233,27 +237,14 @@ def arg_spec(
         inputs=tuple(filled),
         outputs=tuple(inner[: len(outputs)]),
         rank=len(space.sizes),
-        vector=vector,
+        vector=walk.vector,
         wide_index=max(reach, space.numel) > MAX_NARROW_OFFSET,
         default_dtype=torch.get_default_dtype(),
         settings=config.code_key(),
+        accesses=walk.accesses,
+        tuning=walk.tuning,
     )
-    return args, space
-
-
-def _vector_width(space: IterationSpace, itemsizes: Sequence[int], aligned: Sequence[bool]) -> int:
-    """Return how many elements one thread can move with one access of each operand; 1 when some operand cannot.
-
-    Operands with innermost stride 0 are read element by element and do not count.
-    """
-    moving = [place for place, strides in enumerate(space.strides) if strides[0]]
-    width = VECTOR_BYTES // max((itemsizes[place] for place in moving), default=VECTOR_BYTES)
-    for place in moving:
-        inner, *outer = space.strides[place]
-        if inner != 1 or not aligned[place] or any(stride % width for stride in outer):
-            return 1
-    # A kernel of one dimension has a tail; with more, each row is a whole number of vectors.
-    return width if len(space.sizes) == 1 or space.sizes[0] % width == 0 else 1
+    return args, walk.space
 
 
 def plan_texts(
@@ -327,7 +318,10 @@ def _plan_kernels(
     for part in _parts(spec, inputs, specs, device, written):
         if part.space.numel == 0:
             continue
-        kernel = compile_kernel(part.spec, part.args, device.index)
+        args = part.args
+        if device.type == "cuda":
+            args = tuned(part.spec, args, torch.cuda.get_device_name(device.index))
+        kernel = compile_kernel(part.spec, args, device.index)
         operands = kernel.source.operands
         launch = kernel.prepare(part.space)
         steps.append(

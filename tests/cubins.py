@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
+# Elements along each dimension of a made-up call.
+SIDE = 64
 
 _lock = threading.Lock()
 # Text -> group and ArgSpec of the kernels generated since the last test.
@@ -111,24 +113,40 @@ def compile_twin(group: Any, twin: Any) -> bool:
 
 
 def cuda_twins(group: Any, args: Any) -> Iterator[Any]:
-    """Give the ArgSpecs that the same call can have on CUDA tensors: vector widths as in planner.arg_spec.
+    """Give the ArgSpecs that the same call can have on CUDA tensors.
 
-    With several dimensions, sizes and strides decide whether rows can be read in vectors: both kernels are given.
+    Sizes, strides and addresses decide how the operands are read: in whole vectors, one by one, or, for those that are
+    dense along another dimension than the outputs, through tiles. All these kernels are given.
     """
+    from fuser.access import plan_walk
     from fuser.kernel_spec import infer_typing
-    from fuser.planner import VECTOR_BYTES
+    from fuser.layout import IterationSpace
 
     if args.device_type == "cuda":
         yield args
         return
     typing = infer_typing(group, args.inputs, args.default_dtype)
-    moving = [item for item in args.inputs if item is not None and item.number is None and item.inner]
-    written = [typing.values[value].itemsize for value, inner in zip(group.outputs, args.outputs, strict=True) if inner]
-    sizes = [*written, *(item.dtype.itemsize for item in moving)]
-    has_steps = 2 in (*args.outputs, *(item.inner for item in moving))
-    widest = 1 if has_steps else VECTOR_BYTES // max(sizes, default=VECTOR_BYTES)
-    for vector in dict.fromkeys((widest,) if args.rank == 1 else (1, widest)):
-        yield replace(args, device_type="cuda", vector=vector)
+    pointers = [item for item in args.inputs if item is not None and item.number is None]
+    itemsizes = [typing.values[value].itemsize for value in group.outputs] + [item.dtype.itemsize for item in pointers]
+    inner = [*args.outputs, *(item.inner for item in pointers)]
+    twins = []
+    for aligned, step in ((True, SIDE), (False, 2), (False, 1)):
+        # Where the innermost stride is neither 0 nor 1 it is `step`; with SIDE the second dimension is dense instead.
+        strides = []
+        for first in inner:
+            second = 1 if first == 2 and step == SIDE else SIDE * SIDE if aligned else SIDE * SIDE + 1
+            own = (step + (step == 1) if first == 2 else first, second, *(SIDE**dim for dim in range(3, args.rank + 1)))
+            strides.append(own[: args.rank])
+        space = IterationSpace((SIDE,) * args.rank, tuple(strides))
+        walk = plan_walk(
+            space,
+            itemsizes,
+            [aligned or step == 1] * len(inner),
+            len(args.outputs),
+            is_strict=args.numerics == "strict",
+        )
+        twins.append(replace(args, device_type="cuda", vector=walk.vector, accesses=walk.accesses, tuning=walk.tuning))
+    yield from dict.fromkeys(twins)
 
 
 @cache

@@ -10,7 +10,7 @@ import torch
 
 from fuser import counters
 from fuser.codegen import KERNEL_NAME, KernelSource
-from fuser.fused_kernel import Launch
+from fuser.geometry import Launch
 from fuser.layout import IterationSpace
 
 __all__ = ["CpuKernel"]

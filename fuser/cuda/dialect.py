@@ -1,140 +1,302 @@
-"""The loop around the element function in CUDA: one thread moves ``vector`` elements."""
+"""The loop around the element function in CUDA: each thread finds its vectors, reads, computes and writes them.
+
+Three kernels share one body and differ in how a thread finds its place: *linear* (one index for all operands),
+*strided* (each operand has an offset of its own), and *tiled* (strided, and some operands go through shared memory).
+"""
 
 from __future__ import annotations
 
-from fuser.codegen import KERNEL_NAME, Dialect, Loop
+from fuser.codegen import KERNEL_NAME, Dialect, Loop, Operand
 from fuser.cuda.prelude import emit_prelude
 
-__all__ = ["BLOCK_SIZE", "DIALECT"]
+__all__ = ["DIALECT"]
 
-BLOCK_SIZE = 256
+GEOMETRY = ("size", "count", "divide", "stride")
 
 
 def emit_loop(loop: Loop) -> str:
-    """Write the ``__global__`` function: one thread moves ``vector`` elements of each operand.
+    """Write the ``__global__`` function: each thread moves ``unroll`` vectors of each operand.
 
-    ::
+    Whole vectors and tails take the same way, so that an element's bits do not depend on its place::
 
-        const auto in1 = fuser_load<4>(a.in1 + first);
-        fuser_vector<float, 4> out0;
+        for (int u = 0; u < 1; ++u) {
+          at[u] = fuser_find(a, u);
+          in0[u] = fuser_load<4, 4>(a.in0 + at[u].first, at[u].left);
+          in1[u] = fuser_load<4, 4>(a.in1 + at[u].first, at[u].left);
+        }
         #pragma unroll
-        for (int k = 0; k < 4; ++k)
-          fuser_element(fuser_to_compute(in0.item[k]), fuser_to_compute(in1.item[k]), a.number2, out0.item[k]);
-        fuser_store<4>(a.out0 + first, out0);
+        for (int u = 0; u < 1; ++u) {
+          if (at[u].left <= 0) break;
+          float out0[4];
+        #pragma unroll
+          for (int k = 0; k < 4; ++k)
+            fuser_element(fuser_to_compute(in0[u][k]), fuser_to_compute(in1[u][k]), a.number2, out0[k]);
+          fuser_store<4, 4>(a.out0 + at[u].first, out0, at[u].left);
+        }
     """
-    body = _linear_body(loop) if loop.is_linear else _strided_body(loop)
-    lines = "\n".join(f"  {line}" for line in body)
-    vector = _VECTOR if loop.vector > 1 else ""
+    tiled = [item for item in loop.inputs if item.access.is_transposed]
+    find = _tiled_find(loop) if tiled else _linear_find(loop) if loop.is_linear else _strided_find(loop)
+    body = _indent([*_fill_tiles(loop, tiled), *_read(loop), *_share_tiles(loop, tiled), *_compute(loop)])
     return (
-        f'{vector}\nextern "C" __global__ void __launch_bounds__({BLOCK_SIZE})\n'
-        f"{KERNEL_NAME}(const __grid_constant__ fuser_args a) {{\n{lines}\n}}\n"
+        f"\n{emit_place(loop)}\n{_join(find)}\n"
+        f'extern "C" __global__ void __launch_bounds__({loop.tuning.block})\n'
+        f"{KERNEL_NAME}(const __grid_constant__ fuser_args a) {{\n{_join(body)}}}\n"
     )
 
 
-_VECTOR = """
-// Elements that one thread reads or writes with one access.
-template <typename S, int N> struct alignas(sizeof(S) * N) fuser_vector { S item[N]; };
+def emit_place(loop: Loop) -> str:
+    """Write the struct that says where one vector lies.
 
-template <int N, typename S> FUSER_INLINE fuser_vector<S, N> fuser_load(const S* from) {
-  return *reinterpret_cast<const fuser_vector<S, N>*>(from);
-}
+    ::
 
-template <int N, typename S> FUSER_INLINE void fuser_store(S* to, const fuser_vector<S, N>& from) {
-  *reinterpret_cast<fuser_vector<S, N>*>(to) = from;
-}
-"""
+        typedef unsigned int fuser_index;
+
+        // How many elements are left from here on, and where they are.
+        struct fuser_place {
+          int left;
+          fuser_index first;
+        };
+    """
+    names = ["first"] if loop.is_linear else [operand.name for operand in loop.operands]
+    lines = [
+        f"typedef {'uint64_t' if loop.wide_index else 'unsigned int'} fuser_index;",
+        "",
+        "// How many elements are left from here on, and where they are.",
+        "struct fuser_place {",
+        f"  {_signed(loop)} left;",
+        *([f"  {_signed(loop)} left_rows;"] if loop.tuning.tile else []),
+        f"  fuser_index {', '.join(names)};",
+        "};",
+    ]
+    return _join(lines)
 
 
-def _linear_body(loop: Loop) -> list[str]:
-    # One index for all operands; the last thread takes what does not fill a vector.
-    index = "int64_t" if loop.wide_index else "int"
-    at = {operand.name: "first" if operand.inner else "0" for operand in loop.operands}
-    if loop.vector == 1:
-        return [
-            f"const {index} first = ({index})blockIdx.x * {BLOCK_SIZE} + threadIdx.x;",
-            "if (first >= a.numel) return;",
-            *_single(loop, at),
-        ]
-    tail = {operand.name: "i" if operand.inner else "0" for operand in loop.operands}
+# --- where a thread's vectors are -----------------------------------------------------------------------------------
+def _linear_find(loop: Loop) -> list[str]:
     return [
-        f"const {index} first = (({index})blockIdx.x * {BLOCK_SIZE} + threadIdx.x) * {loop.vector};",
-        f"if (first + {loop.vector} <= a.numel) {{",
-        *(line if line.startswith("#") else f"  {line}" for line in _vector(loop, at)),
-        "} else {",
-        f"  for ({index} i = first; i < a.numel; ++i)",
-        *(f"    {line}" for line in _single(loop, tail)),
+        "FUSER_INLINE fuser_place fuser_find(const fuser_args& a, int u) {",
+        f"  const fuser_index first = ({_step(loop)}) * {loop.vector};",
+        f"  return {{static_cast<{_signed(loop)}>(a.numel - first), first}};",
         "}",
     ]
 
 
-def _strided_body(loop: Loop) -> list[str]:
-    # Each operand has its own offset. A row is a whole number of vectors, so none needs a tail.
-    index = "int64_t" if loop.wide_index else "unsigned int"
-    lines = [
-        f"{index} rest = ({index})blockIdx.x * {BLOCK_SIZE} + threadIdx.x;",
-        f"if (rest >= a.numel{f' / {loop.vector}' if loop.vector > 1 else ''}) return;",
-        *(f"{index} at_{operand.name} = 0;" for operand in loop.operands),
+def _strided_find(loop: Loop) -> list[str]:
+    # Vectors are counted through the whole space; each row begins a new one.
+    last = loop.rank - 1
+    inside = f"rest < a.count[{last}] ? static_cast<{_signed(loop)}>(a.size[0] - x) : 0"
+    return [
+        "FUSER_INLINE fuser_place fuser_find(const fuser_args& a, int u) {",
+        "  fuser_place at{};",
+        f"  fuser_index rest = {_step(loop)};",
+        *_indent(_advance(loop, 0, "x", loop.vector)),
+        *(line for dim in range(1, loop.rank) for line in _indent(_advance(loop, dim, f"i{dim}"))),
+        f"  at.left = {inside if last else f'static_cast<{_signed(loop)}>(a.size[0] - x)'};",
+        "  return at;",
+        "}",
     ]
-    for dim in range(loop.rank):
-        lines += _advance(loop, dim, index)
-    at = {operand.name: f"at_{operand.name}" for operand in loop.operands}
-    return [*lines, *(_single(loop, at) if loop.vector == 1 else _vector(loop, at))]
 
 
-def _single(loop: Loop, at: dict[str, str]) -> list[str]:
-    # One element, each operand at its index.
-    element = {item.variable: f"fuser_to_compute(a.{item.name}[{at[item.name]}])" for item in loop.inputs}
-    element |= {item.variable: f"a.{item.name}[{at[item.name]}]" for item in loop.outputs}
-    return [loop.call_element(element)]
+def _tiled_find(loop: Loop) -> list[str]:
+    # The block's corner first; each thread's vectors are counted from there.
+    tile = loop.tuning.tile
+    lines = [
+        "// The corner of this block's tile.",
+        "FUSER_INLINE fuser_place fuser_find_tile(const fuser_args& a) {",
+        "  fuser_place at{};",
+        "  fuser_index rest = blockIdx.x;",
+        *_indent(_advance(loop, 0, "x", tile)),
+        *_indent(_advance(loop, 1, "y", tile)),
+        *(line for dim in range(2, loop.rank) for line in _indent(_advance(loop, dim, f"i{dim}"))),
+        f"  at.left = static_cast<{_signed(loop)}>(a.size[0] - x);",
+        f"  at.left_rows = static_cast<{_signed(loop)}>(a.size[1] - y);",
+        "  return at;",
+        "}",
+        "",
+        "FUSER_INLINE fuser_place fuser_find(const fuser_args& a, const fuser_place& tile, int u) {",
+        "  fuser_place at = tile;",
+        f"  const int x = {_tile_x(loop)}, y = {_tile_y(loop)};",
+        "  at.left = y < tile.left_rows ? tile.left - x : 0;",
+    ]
+    for item in loop.operands:
+        if not item.access.is_transposed:
+            moves = [_times("x", _stride(item, 0)), _times("y", _stride(item, 1))]
+            lines += [f"  at.{item.name} += {' + '.join(move for move in moves if move)};"] * any(moves)
+    return [*lines, "  return at;", "}"]
 
 
-def _vector(loop: Loop, at: dict[str, str]) -> list[str]:
-    # As many elements as one access moves; an operand whose innermost stride is 0 is read once for all of them.
-    count = loop.vector
-    lines = []
+def _step(loop: Loop) -> str:
+    # The number of the thread's u-th vector.
+    unroll, block = loop.tuning.unroll, loop.tuning.block
+    number = "static_cast<fuser_index>(blockIdx.x)"
+    return f"{f'({number} * {unroll} + u)' if unroll > 1 else number} * {block} + threadIdx.x"
+
+
+def _advance(loop: Loop, dim: int, name: str, length: int = 1) -> list[str]:
+    # Take the coordinate of one dimension off ``rest``, where it counts steps of ``length``, and move every operand.
+    if dim == loop.rank - 1:
+        lines = [f"const fuser_index {name} = {_times('rest', str(length))};"]
+    else:
+        quotient = f"rest / a.count[{dim}]" if loop.wide_index else f"fuser_divide(rest, a.divide[{dim}])"
+        here = f"rest - next{dim} * static_cast<fuser_index>(a.count[{dim}])"
+        lines = [
+            f"const fuser_index next{dim} = {quotient};",
+            f"const fuser_index {name} = {here if length == 1 else f'({here}) * {length}'};",
+            f"rest = next{dim};",
+        ]
+    for item in loop.operands:
+        move = _times(name, _stride(item, dim))
+        lines += [f"at.{item.name} += {move};"] * bool(move)
+    return lines
+
+
+def _stride(item: Operand, dim: int) -> str:
+    # Known where the layout class says so.
+    if dim == 0 and item.inner < 2:
+        return str(item.inner)
+    if dim == 1 and item.access.is_transposed:
+        return "1"
+    return f"static_cast<fuser_index>(a.stride_{item.name}[{dim}])"
+
+
+def _times(what: str, factor: str) -> str:
+    return "" if factor == "0" else what if factor == "1" else f"{what} * {factor}"
+
+
+# --- reading, computing, writing ------------------------------------------------------------------------------------
+def _read(loop: Loop) -> list[str]:
+    # Every read is under way before the first one is waited for.
+    find = "fuser_find(a, tile, u)" if loop.tuning.tile else "fuser_find(a, u)"
+    direct = [item for item in loop.inputs if not item.access.is_transposed]
+    return [
+        f"fuser_place at[{_unroll(loop)}];",
+        *(f"fuser_vector<{item.info.storage}, {_length(loop, item)}> {item.name}[{_unroll(loop)}];" for item in direct),
+        *_each(loop, [f"at[u] = {find};", *(f"{item.name}[u] = {_load(loop, item)};" for item in direct)]),
+    ]
+
+
+def _compute(loop: Loop) -> list[str]:
+    lines = ["if (at[u].left <= 0) break;" if not loop.tuning.tile else "if (at[u].left <= 0) continue;"]
     element = {}
     for item in loop.inputs:
-        place = f"a.{item.name} + {at[item.name]}"
-        if item.inner:
-            lines.append(f"const auto {item.name} = fuser_load<{count}>({place});")
-            element[item.variable] = f"fuser_to_compute({item.name}.item[k])"
-        else:
-            lines.append(f"const auto {item.name} = fuser_to_compute(*({place}));")
-            element[item.variable] = item.name
+        if item.access.is_transposed:
+            row = f"read_row<{loop.vector}>({_tile_x(loop)}, {_tile_y(loop)}, at[u].left)"
+            lines.append(f"const auto {item.name} = tile_{item.name}.{row};")
+        vector = item.name if item.access.is_transposed else f"{item.name}[u]"
+        element[item.variable] = f"fuser_to_compute({vector}[{'k' if item.inner else '0'}])"
     for item in loop.outputs:
-        lines.append(f"fuser_vector<{item.info.storage}, {count}> {item.name};")
-        element[item.variable] = f"{item.name}.item[k]"
-    return [
-        *lines,
-        "#pragma unroll",
-        f"for (int k = 0; k < {count}; ++k)",
-        f"  {loop.call_element(element)}",
-        *(f"fuser_store<{count}>(a.{item.name} + {at[item.name]}, {item.name});" for item in loop.outputs),
-    ]
+        lines.append(f"{item.info.storage} {item.name}[{loop.vector}];")
+        element[item.variable] = f"{item.name}[k]"
+    return _each(
+        loop,
+        [
+            *lines,
+            "#pragma unroll",
+            f"for (int k = 0; k < {loop.vector}; ++k)",
+            f"  {loop.call_element(element)}",
+            *(_store(loop, item) for item in loop.outputs),
+        ],
+    )
 
 
-def _advance(loop: Loop, dim: int, index: str) -> list[str]:
-    # Take the coordinate of one dimension off ``rest`` and move every operand by it. Along the innermost dimension
-    # the coordinate counts vectors, and strides 0 and 1 are known.
-    per_step = loop.vector if dim == 0 else 1
-    moves = []
-    for item in loop.operands:
-        stride = f"({index})a.stride_{item.name}[{dim}]"
-        if dim == 0 and item.inner < 2:
-            stride = str(item.inner * per_step)
-        if stride != "0":
-            moves.append(f"  at_{item.name} += here * {stride};")
-    if dim == loop.rank - 1:
-        return ["{", f"  const {index} here = rest;", *moves, "}"]
-    size = f"({index})a.size[{dim}]" if per_step == 1 else f"(({index})a.size[{dim}] / {per_step})"
-    return [
-        "{",
-        f"  const {index} next = rest / {size};",
-        f"  const {index} here = rest - next * {size};",
-        "  rest = next;",
-        *moves,
-        "}",
-    ]
+def _load(loop: Loop, item: Operand) -> str:
+    if item.inner == 2:
+        stride = _stride(item, 0)
+        return f"fuser_gather<{loop.vector}>({_address(loop, item)}, {stride}, at[u].left)"
+    return f"fuser_load<{_length(loop, item)}, {item.access.width}>({_address(loop, item)}, at[u].left)"
 
 
-DIALECT = Dialect("cuda", emit_prelude, emit_loop, crosses_with_zero=True)
+def _store(loop: Loop, item: Operand) -> str:
+    if item.inner == 2:
+        stride = _stride(item, 0)
+        return f"fuser_scatter<{loop.vector}>({_address(loop, item)}, {stride}, {item.name}, at[u].left);"
+    return f"fuser_store<{loop.vector}, {item.access.width}>({_address(loop, item)}, {item.name}, at[u].left);"
+
+
+def _address(loop: Loop, item: Operand) -> str:
+    if not loop.is_linear:
+        return f"a.{item.name} + at[u].{item.name}"
+    return f"a.{item.name} + at[u].first" if item.inner else f"a.{item.name}"
+
+
+def _length(loop: Loop, item: Operand) -> int:
+    # What has stride 0 is read once for the whole vector.
+    return loop.vector if item.inner else 1
+
+
+# --- tiles ----------------------------------------------------------------------------------------------------------
+def _fill_tiles(loop: Loop, tiled: list[Operand]) -> list[str]:
+    # Each thread reads along the dimension where the operand is dense.
+    if not tiled:
+        return []
+    lines = [f"__shared__ fuser_tile<{item.info.storage}, {loop.tuning.tile}> tile_{item.name};" for item in tiled]
+    lines.append("const fuser_place tile = fuser_find_tile(a);")
+    for item in tiled:
+        width, passes, x, y = _column(loop, item)
+        address = f"a.{item.name} + tile.{item.name} + x * {_stride(item, 0)} + y"
+        lines += [
+            f"fuser_vector<{item.info.storage}, {width}> column_{item.name}[{passes}];",
+            "#pragma unroll",
+            f"for (int u = 0; u < {passes}; ++u) {{",
+            f"  const int x = {x}, y = {y};",
+            "  const auto left = x < tile.left ? tile.left_rows - y : 0;",
+            f"  column_{item.name}[u] = fuser_load<{width}, {width}>({address}, left);",
+            "}",
+        ]
+    return lines
+
+
+def _share_tiles(loop: Loop, tiled: list[Operand]) -> list[str]:
+    if not tiled:
+        return []
+    lines = []
+    for item in tiled:
+        _, passes, x, y = _column(loop, item)
+        lines += [
+            "#pragma unroll",
+            f"for (int u = 0; u < {passes}; ++u) tile_{item.name}.write_column({x}, {y}, column_{item.name}[u]);",
+        ]
+    return [*lines, "__syncthreads();"]
+
+
+def _column(loop: Loop, item: Operand) -> tuple[int, int, str, str]:
+    # Elements per access, accesses per thread, and the place of the u-th in the tile.
+    tile, block, width = loop.tuning.tile, loop.tuning.block, item.access.width
+    per_column = tile // width
+    x = f"(threadIdx.x / {per_column} + u * {block // per_column})"
+    return width, tile * tile // (width * block), x, f"threadIdx.x % {per_column} * {width}"
+
+
+def _tile_x(loop: Loop) -> str:
+    return f"threadIdx.x % {loop.tuning.tile // loop.vector} * {loop.vector}"
+
+
+def _tile_y(loop: Loop) -> str:
+    per_row = loop.tuning.tile // loop.vector
+    return f"threadIdx.x / {per_row} + u * {loop.tuning.block // per_row}"
+
+
+# --- text -----------------------------------------------------------------------------------------------------------
+def _each(loop: Loop, lines: list[str]) -> list[str]:
+    return ["#pragma unroll", f"for (int u = 0; u < {_unroll(loop)}; ++u) {{", *_indent(lines), "}"]
+
+
+def _unroll(loop: Loop) -> int:
+    # A tile is shared out among the block's threads.
+    tuning = loop.tuning
+    return tuning.tile * tuning.tile // (loop.vector * tuning.block) if tuning.tile else tuning.unroll
+
+
+def _signed(loop: Loop) -> str:
+    return "int64_t" if loop.wide_index else "int"
+
+
+def _indent(lines: list[str]) -> list[str]:
+    return [line if line.startswith("#") else f"  {line}" for line in lines]
+
+
+def _join(lines: list[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
+DIALECT = Dialect("cuda", emit_prelude, emit_loop, GEOMETRY, crosses_with_zero=True)

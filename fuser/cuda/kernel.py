@@ -13,8 +13,7 @@ import torch
 
 from fuser import counters
 from fuser.codegen import KERNEL_NAME, KernelSource
-from fuser.cuda.dialect import BLOCK_SIZE
-from fuser.fused_kernel import Launch
+from fuser.geometry import Launch, launch_shape
 from fuser.layout import IterationSpace
 
 if TYPE_CHECKING:
@@ -44,8 +43,7 @@ class CudaKernel:
 
     def prepare(self, space: IterationSpace) -> Launch:
         """Return the grid over a space that is not empty."""
-        per_block = BLOCK_SIZE * self.source.vector
-        return Launch(grid=(-(-space.numel // per_block), 1, 1), block=(BLOCK_SIZE, 1, 1))
+        return launch_shape(self.source, space.sizes)
 
     def bind(self, launch: Launch, device_index: int) -> Callable[[bytes], None]:
         """Return a function that launches with packed arguments and returns before the kernel has run.
@@ -53,7 +51,7 @@ class CudaKernel:
         It raises RuntimeError if the driver refuses the launch.
         """
         driver_launch, function, success = self._launch, self._function, self._success
-        shape = (*launch.grid, *launch.block, launch.shared_bytes)
+        shape = (launch.grid, 1, 1, launch.block, 1, 1, launch.shared_bytes)
         current_device, current_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
 
         def run(arguments: bytes) -> None:

@@ -112,6 +112,12 @@ template <typename S> struct fuser_storage {
 };
 template <typename S, typename C> FUSER_INLINE S fuser_from_compute(C v) { return fuser_storage<S>::from(v); }
 
+// A value rounded to what S holds, still in the compute type.
+template <typename S> struct fuser_rounder {
+  template <typename C> static FUSER_INLINE C round(C v) { return fuser_to_compute(fuser_from_compute<S>(v)); }
+};
+template <typename S, typename C> FUSER_INLINE C fuser_round(C v) { return fuser_rounder<S>::round(v); }
+
 //@ min max
 // As on CUDA: a NaN argument is dropped. The common type is that of a + b (int for two shorts), as NVRTC's overloads
 // give.

@@ -5,6 +5,11 @@
 #define FUSER_INLINE __device__ __forceinline__
 #define FUSER_MEMBER __device__ __forceinline__
 
+// Conversions of e4m3fn and e5m2: cuda_storage.h.
+#if __CUDA_ARCH__ >= 890
+#define FUSER_HAS_FLOAT8_INSTRUCTIONS
+#endif
+
 // As jiterator has them; NVRTC has no __builtin_huge_valf.
 #define INFINITY __int_as_float(0x7f800000)
 #define NAN __int_as_float(0x7fffffff)

@@ -57,6 +57,7 @@ struct fuser_float8_e8m0fnu { uint8_t bits; };
 FUSER_INLINE float fuser_signed(float magnitude, uint32_t sign_bit7) {
   return __uint_as_float(__float_as_uint(magnitude) | (sign_bit7 << 24));
 }
+#ifndef FUSER_HAS_FLOAT8_INSTRUCTIONS
 FUSER_INLINE float fuser_to_compute(fuser_float8_e4m3fn s) {
   const uint32_t m = s.bits & 0x7fu;
   return fuser_signed(m == 0x7fu ? NAN : fuser_decode<3, 7>(m), s.bits & 0x80u);
@@ -65,6 +66,7 @@ FUSER_INLINE float fuser_to_compute(fuser_float8_e5m2 s) {
   const uint32_t m = s.bits & 0x7fu;
   return fuser_signed(m > 0x7cu ? NAN : m == 0x7cu ? INFINITY : fuser_decode<2, 15>(m), s.bits & 0x80u);
 }
+#endif
 // "fnuz": no infinity, no negative zero; its code 0x80 is the only NaN.
 FUSER_INLINE float fuser_to_compute(fuser_float8_e4m3fnuz s) {
   return s.bits == 0x80u ? NAN : fuser_signed(fuser_decode<3, 8>(s.bits & 0x7fu), s.bits & 0x80u);
@@ -99,6 +101,7 @@ FUSER_INLINE uint8_t fuser_float8_e8m0fnu_bits(float v) {
   const uint32_t up = (mantissa > 0x400000u) | ((mantissa == 0x400000u) & (e > 0u));
   return static_cast<uint8_t>(e == 255u ? 255u : e + up);
 }
+#ifndef FUSER_HAS_FLOAT8_INSTRUCTIONS
 template <> struct fuser_storage<fuser_float8_e4m3fn> {
   template <typename C> static FUSER_INLINE fuser_float8_e4m3fn from(C v) {
     return {fuser_float8_bits<3, 7>(fuser_cast<float>(v), FUSER_E4M3FN_OVERFLOW)};
@@ -109,6 +112,7 @@ template <> struct fuser_storage<fuser_float8_e5m2> {
     return {fuser_float8_bits<2, 15>(fuser_cast<float>(v), 0x7cu)};
   }
 };
+#endif
 template <> struct fuser_storage<fuser_float8_e4m3fnuz> {
   template <typename C> static FUSER_INLINE fuser_float8_e4m3fnuz from(C v) {
     return {fuser_float8_fnuz_bits<3, 8>(fuser_cast<float>(v))};

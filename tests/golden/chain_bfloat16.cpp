@@ -20,8 +20,7 @@ struct fuser_args {
 
 FUSER_INLINE void fuser_element(const float v0, const float v1, const double v2, fuser_bfloat16& out0) {
   // v3 = axpy(v0, v1, alpha=v2), bfloat16
-  const fuser_bfloat16 s3 = fuser_from_compute<fuser_bfloat16>(fuser_cast<float>(fuser_f0::axpy<float>(fuser_isolate<0>(v0), fuser_isolate<1>(v1), v2)));
-  const float v3 = fuser_isolate<2>(fuser_to_compute(s3));
+  const float v3 = fuser_isolate<2>(fuser_round<fuser_bfloat16>(fuser_cast<float>(fuser_f0::axpy<float>(fuser_isolate<0>(v0), fuser_isolate<1>(v1), v2))));
   // v4 = silu(v3), bfloat16
   const fuser_bfloat16 s4 = fuser_from_compute<fuser_bfloat16>(fuser_cast<float>(fuser_f1::aten_silu<float>(fuser_isolate<3>(v3))));
   fuser_assign(out0, s4);

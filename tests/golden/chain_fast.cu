@@ -26,30 +26,37 @@ FUSER_INLINE void fuser_element(const float v0, const float v1, const double v2,
   out0 = fuser_from_compute<fuser_bfloat16>(v4);
 }
 
-// Elements that one thread reads or writes with one access.
-template <typename S, int N> struct alignas(sizeof(S) * N) fuser_vector { S item[N]; };
+typedef unsigned int fuser_index;
 
-template <int N, typename S> FUSER_INLINE fuser_vector<S, N> fuser_load(const S* from) {
-  return *reinterpret_cast<const fuser_vector<S, N>*>(from);
-}
+// How many elements are left from here on, and where they are.
+struct fuser_place {
+  int left;
+  fuser_index first;
+};
 
-template <int N, typename S> FUSER_INLINE void fuser_store(S* to, const fuser_vector<S, N>& from) {
-  *reinterpret_cast<fuser_vector<S, N>*>(to) = from;
+FUSER_INLINE fuser_place fuser_find(const fuser_args& a, int u) {
+  const fuser_index first = ((static_cast<fuser_index>(blockIdx.x) * 2 + u) * 256 + threadIdx.x) * 8;
+  return {static_cast<int>(a.numel - first), first};
 }
 
 extern "C" __global__ void __launch_bounds__(256)
 fuser_kernel(const __grid_constant__ fuser_args a) {
-  const int first = ((int)blockIdx.x * 256 + threadIdx.x) * 8;
-  if (first + 8 <= a.numel) {
-    const auto in0 = fuser_load<8>(a.in0 + first);
-    const auto in1 = fuser_load<8>(a.in1 + first);
-    fuser_vector<fuser_bfloat16, 8> out0;
-  #pragma unroll
+  fuser_place at[2];
+  fuser_vector<fuser_bfloat16, 8> in0[2];
+  fuser_vector<fuser_bfloat16, 8> in1[2];
+#pragma unroll
+  for (int u = 0; u < 2; ++u) {
+    at[u] = fuser_find(a, u);
+    in0[u] = fuser_load<8, 8>(a.in0 + at[u].first, at[u].left);
+    in1[u] = fuser_load<8, 8>(a.in1 + at[u].first, at[u].left);
+  }
+#pragma unroll
+  for (int u = 0; u < 2; ++u) {
+    if (at[u].left <= 0) break;
+    fuser_bfloat16 out0[8];
+#pragma unroll
     for (int k = 0; k < 8; ++k)
-      fuser_element(fuser_to_compute(in0.item[k]), fuser_to_compute(in1.item[k]), a.number2, out0.item[k]);
-    fuser_store<8>(a.out0 + first, out0);
-  } else {
-    for (int i = first; i < a.numel; ++i)
-      fuser_element(fuser_to_compute(a.in0[i]), fuser_to_compute(a.in1[i]), a.number2, a.out0[i]);
+      fuser_element(fuser_to_compute(in0[u][k]), fuser_to_compute(in1[u][k]), a.number2, out0[k]);
+    fuser_store<8, 8>(a.out0 + at[u].first, out0, at[u].left);
   }
 }

@@ -27,30 +27,37 @@ FUSER_INLINE void fuser_element(const int64_t zero, const float v0, const float 
   out0 = v4;
 }
 
-// Elements that one thread reads or writes with one access.
-template <typename S, int N> struct alignas(sizeof(S) * N) fuser_vector { S item[N]; };
+typedef unsigned int fuser_index;
 
-template <int N, typename S> FUSER_INLINE fuser_vector<S, N> fuser_load(const S* from) {
-  return *reinterpret_cast<const fuser_vector<S, N>*>(from);
-}
+// How many elements are left from here on, and where they are.
+struct fuser_place {
+  int left;
+  fuser_index first;
+};
 
-template <int N, typename S> FUSER_INLINE void fuser_store(S* to, const fuser_vector<S, N>& from) {
-  *reinterpret_cast<fuser_vector<S, N>*>(to) = from;
+FUSER_INLINE fuser_place fuser_find(const fuser_args& a, int u) {
+  const fuser_index first = (static_cast<fuser_index>(blockIdx.x) * 256 + threadIdx.x) * 4;
+  return {static_cast<int>(a.numel - first), first};
 }
 
 extern "C" __global__ void __launch_bounds__(256)
 fuser_kernel(const __grid_constant__ fuser_args a) {
-  const int first = ((int)blockIdx.x * 256 + threadIdx.x) * 4;
-  if (first + 4 <= a.numel) {
-    const auto in0 = fuser_load<4>(a.in0 + first);
-    const auto in1 = fuser_load<4>(a.in1 + first);
-    fuser_vector<float, 4> out0;
-  #pragma unroll
+  fuser_place at[1];
+  fuser_vector<float, 4> in0[1];
+  fuser_vector<float, 4> in1[1];
+#pragma unroll
+  for (int u = 0; u < 1; ++u) {
+    at[u] = fuser_find(a, u);
+    in0[u] = fuser_load<4, 4>(a.in0 + at[u].first, at[u].left);
+    in1[u] = fuser_load<4, 4>(a.in1 + at[u].first, at[u].left);
+  }
+#pragma unroll
+  for (int u = 0; u < 1; ++u) {
+    if (at[u].left <= 0) break;
+    float out0[4];
+#pragma unroll
     for (int k = 0; k < 4; ++k)
-      fuser_element(a.zero, fuser_to_compute(in0.item[k]), fuser_to_compute(in1.item[k]), a.number2, out0.item[k]);
-    fuser_store<4>(a.out0 + first, out0);
-  } else {
-    for (int i = first; i < a.numel; ++i)
-      fuser_element(a.zero, fuser_to_compute(a.in0[i]), fuser_to_compute(a.in1[i]), a.number2, a.out0[i]);
+      fuser_element(a.zero, fuser_to_compute(in0[u][k]), fuser_to_compute(in1[u][k]), a.number2, out0[k]);
+    fuser_store<4, 4>(a.out0 + at[u].first, out0, at[u].left);
   }
 }

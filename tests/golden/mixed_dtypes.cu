@@ -25,38 +25,45 @@ struct fuser_args {
 
 FUSER_INLINE void fuser_element(const bool v0, const int8_t v1, const float v2, const bool v3, const int64_t v4, uint8_t& out0) {
   // v5 = where(v0, v1, v2), float16
-  const fuser_half s5 = fuser_from_compute<fuser_half>(fuser_cast<float>(fuser_f0::aten_where<float>(fuser_isolate<0>(v0), fuser_isolate<1>(fuser_cast<float>(v1)), fuser_isolate<2>(v2))));
-  const float v5 = fuser_isolate<3>(fuser_to_compute(s5));
+  const float v5 = fuser_isolate<3>(fuser_round<fuser_half>(fuser_cast<float>(fuser_f0::aten_where<float>(fuser_isolate<0>(v0), fuser_isolate<1>(fuser_cast<float>(v1)), fuser_isolate<2>(v2)))));
   // v6 = quantize(v5, keep=v3, offset=v4), uint8
   const uint8_t v6 = fuser_isolate<5>(fuser_cast<uint8_t>(fuser_f1::quantize<float>(fuser_isolate<4>(v5), v3, v4)));
   out0 = v6;
 }
 
-// Elements that one thread reads or writes with one access.
-template <typename S, int N> struct alignas(sizeof(S) * N) fuser_vector { S item[N]; };
+typedef unsigned int fuser_index;
 
-template <int N, typename S> FUSER_INLINE fuser_vector<S, N> fuser_load(const S* from) {
-  return *reinterpret_cast<const fuser_vector<S, N>*>(from);
-}
+// How many elements are left from here on, and where they are.
+struct fuser_place {
+  int left;
+  fuser_index first;
+};
 
-template <int N, typename S> FUSER_INLINE void fuser_store(S* to, const fuser_vector<S, N>& from) {
-  *reinterpret_cast<fuser_vector<S, N>*>(to) = from;
+FUSER_INLINE fuser_place fuser_find(const fuser_args& a, int u) {
+  const fuser_index first = (static_cast<fuser_index>(blockIdx.x) * 256 + threadIdx.x) * 8;
+  return {static_cast<int>(a.numel - first), first};
 }
 
 extern "C" __global__ void __launch_bounds__(256)
 fuser_kernel(const __grid_constant__ fuser_args a) {
-  const int first = ((int)blockIdx.x * 256 + threadIdx.x) * 8;
-  if (first + 8 <= a.numel) {
-    const auto in0 = fuser_load<8>(a.in0 + first);
-    const auto in1 = fuser_load<8>(a.in1 + first);
-    const auto in2 = fuser_load<8>(a.in2 + first);
-    fuser_vector<uint8_t, 8> out0;
-  #pragma unroll
+  fuser_place at[1];
+  fuser_vector<bool, 8> in0[1];
+  fuser_vector<int8_t, 8> in1[1];
+  fuser_vector<fuser_half, 8> in2[1];
+#pragma unroll
+  for (int u = 0; u < 1; ++u) {
+    at[u] = fuser_find(a, u);
+    in0[u] = fuser_load<8, 8>(a.in0 + at[u].first, at[u].left);
+    in1[u] = fuser_load<8, 8>(a.in1 + at[u].first, at[u].left);
+    in2[u] = fuser_load<8, 8>(a.in2 + at[u].first, at[u].left);
+  }
+#pragma unroll
+  for (int u = 0; u < 1; ++u) {
+    if (at[u].left <= 0) break;
+    uint8_t out0[8];
+#pragma unroll
     for (int k = 0; k < 8; ++k)
-      fuser_element(fuser_to_compute(in0.item[k]), fuser_to_compute(in1.item[k]), fuser_to_compute(in2.item[k]), (a.number3 != 0), a.number4, out0.item[k]);
-    fuser_store<8>(a.out0 + first, out0);
-  } else {
-    for (int i = first; i < a.numel; ++i)
-      fuser_element(fuser_to_compute(a.in0[i]), fuser_to_compute(a.in1[i]), fuser_to_compute(a.in2[i]), (a.number3 != 0), a.number4, a.out0[i]);
+      fuser_element(fuser_to_compute(in0[u][k]), fuser_to_compute(in1[u][k]), fuser_to_compute(in2[u][k]), (a.number3 != 0), a.number4, out0[k]);
+    fuser_store<8, 8>(a.out0 + at[u].first, out0, at[u].left);
   }
 }

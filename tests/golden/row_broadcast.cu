@@ -18,6 +18,8 @@ struct fuser_args {
   const float* in1;
   int64_t number2;
   int64_t size[2];
+  int64_t count[2];
+  fuser_divider divide[1];
   int64_t stride_out0[2];
   int64_t stride_in0[2];
   int64_t stride_in1[2];
@@ -31,43 +33,49 @@ FUSER_INLINE void fuser_element(const int64_t zero, const float v0, const float 
   out0 = v4;
 }
 
-// Elements that one thread reads or writes with one access.
-template <typename S, int N> struct alignas(sizeof(S) * N) fuser_vector { S item[N]; };
+typedef unsigned int fuser_index;
 
-template <int N, typename S> FUSER_INLINE fuser_vector<S, N> fuser_load(const S* from) {
-  return *reinterpret_cast<const fuser_vector<S, N>*>(from);
+// How many elements are left from here on, and where they are.
+struct fuser_place {
+  int left;
+  fuser_index out0, in0, in1;
+};
+
+FUSER_INLINE fuser_place fuser_find(const fuser_args& a, int u) {
+  fuser_place at{};
+  fuser_index rest = (static_cast<fuser_index>(blockIdx.x) * 2 + u) * 128 + threadIdx.x;
+  const fuser_index next0 = fuser_divide(rest, a.divide[0]);
+  const fuser_index x = (rest - next0 * static_cast<fuser_index>(a.count[0])) * 4;
+  rest = next0;
+  at.out0 += x;
+  at.in0 += x;
+  at.in1 += x;
+  const fuser_index i1 = rest;
+  at.out0 += i1 * static_cast<fuser_index>(a.stride_out0[1]);
+  at.in0 += i1 * static_cast<fuser_index>(a.stride_in0[1]);
+  at.in1 += i1 * static_cast<fuser_index>(a.stride_in1[1]);
+  at.left = rest < a.count[1] ? static_cast<int>(a.size[0] - x) : 0;
+  return at;
 }
 
-template <int N, typename S> FUSER_INLINE void fuser_store(S* to, const fuser_vector<S, N>& from) {
-  *reinterpret_cast<fuser_vector<S, N>*>(to) = from;
-}
-
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(128)
 fuser_kernel(const __grid_constant__ fuser_args a) {
-  unsigned int rest = (unsigned int)blockIdx.x * 256 + threadIdx.x;
-  if (rest >= a.numel / 4) return;
-  unsigned int at_out0 = 0;
-  unsigned int at_in0 = 0;
-  unsigned int at_in1 = 0;
-  {
-    const unsigned int next = rest / ((unsigned int)a.size[0] / 4);
-    const unsigned int here = rest - next * ((unsigned int)a.size[0] / 4);
-    rest = next;
-    at_out0 += here * 4;
-    at_in0 += here * 4;
-    at_in1 += here * 4;
+  fuser_place at[2];
+  fuser_vector<float, 4> in0[2];
+  fuser_vector<float, 4> in1[2];
+#pragma unroll
+  for (int u = 0; u < 2; ++u) {
+    at[u] = fuser_find(a, u);
+    in0[u] = fuser_load<4, 4>(a.in0 + at[u].in0, at[u].left);
+    in1[u] = fuser_load<4, 4>(a.in1 + at[u].in1, at[u].left);
   }
-  {
-    const unsigned int here = rest;
-    at_out0 += here * (unsigned int)a.stride_out0[1];
-    at_in0 += here * (unsigned int)a.stride_in0[1];
-    at_in1 += here * (unsigned int)a.stride_in1[1];
+#pragma unroll
+  for (int u = 0; u < 2; ++u) {
+    if (at[u].left <= 0) break;
+    float out0[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      fuser_element(a.zero, fuser_to_compute(in0[u][k]), fuser_to_compute(in1[u][k]), a.number2, out0[k]);
+    fuser_store<4, 4>(a.out0 + at[u].out0, out0, at[u].left);
   }
-  const auto in0 = fuser_load<4>(a.in0 + at_in0);
-  const auto in1 = fuser_load<4>(a.in1 + at_in1);
-  fuser_vector<float, 4> out0;
-  #pragma unroll
-  for (int k = 0; k < 4; ++k)
-    fuser_element(a.zero, fuser_to_compute(in0.item[k]), fuser_to_compute(in1.item[k]), a.number2, out0.item[k]);
-  fuser_store<4>(a.out0 + at_out0, out0);
 }

@@ -16,6 +16,8 @@ struct fuser_args {
   const double* in0;
   const double* in1;
   int64_t size[2];
+  int64_t count[2];
+  fuser_divider divide[1];
   int64_t stride_out0[2];
   int64_t stride_out1[2];
   int64_t stride_in0[2];
@@ -33,29 +35,53 @@ FUSER_INLINE void fuser_element(const double v0, const double v1, double& out0, 
   out1 = v3;
 }
 
+typedef unsigned int fuser_index;
+
+// How many elements are left from here on, and where they are.
+struct fuser_place {
+  int left;
+  fuser_index out0, out1, in0, in1;
+};
+
+FUSER_INLINE fuser_place fuser_find(const fuser_args& a, int u) {
+  fuser_place at{};
+  fuser_index rest = static_cast<fuser_index>(blockIdx.x) * 256 + threadIdx.x;
+  const fuser_index next0 = fuser_divide(rest, a.divide[0]);
+  const fuser_index x = (rest - next0 * static_cast<fuser_index>(a.count[0])) * 2;
+  rest = next0;
+  at.out0 += x;
+  at.out1 += x;
+  at.in0 += x;
+  at.in1 += x * static_cast<fuser_index>(a.stride_in1[0]);
+  const fuser_index i1 = rest;
+  at.out0 += i1 * static_cast<fuser_index>(a.stride_out0[1]);
+  at.out1 += i1 * static_cast<fuser_index>(a.stride_out1[1]);
+  at.in0 += i1 * static_cast<fuser_index>(a.stride_in0[1]);
+  at.in1 += i1 * static_cast<fuser_index>(a.stride_in1[1]);
+  at.left = rest < a.count[1] ? static_cast<int>(a.size[0] - x) : 0;
+  return at;
+}
+
 extern "C" __global__ void __launch_bounds__(256)
 fuser_kernel(const __grid_constant__ fuser_args a) {
-  unsigned int rest = (unsigned int)blockIdx.x * 256 + threadIdx.x;
-  if (rest >= a.numel) return;
-  unsigned int at_out0 = 0;
-  unsigned int at_out1 = 0;
-  unsigned int at_in0 = 0;
-  unsigned int at_in1 = 0;
-  {
-    const unsigned int next = rest / (unsigned int)a.size[0];
-    const unsigned int here = rest - next * (unsigned int)a.size[0];
-    rest = next;
-    at_out0 += here * 1;
-    at_out1 += here * 1;
-    at_in0 += here * 1;
-    at_in1 += here * (unsigned int)a.stride_in1[0];
+  fuser_place at[1];
+  fuser_vector<double, 2> in0[1];
+  fuser_vector<double, 2> in1[1];
+#pragma unroll
+  for (int u = 0; u < 1; ++u) {
+    at[u] = fuser_find(a, u);
+    in0[u] = fuser_load<2, 2>(a.in0 + at[u].in0, at[u].left);
+    in1[u] = fuser_gather<2>(a.in1 + at[u].in1, static_cast<fuser_index>(a.stride_in1[0]), at[u].left);
   }
-  {
-    const unsigned int here = rest;
-    at_out0 += here * (unsigned int)a.stride_out0[1];
-    at_out1 += here * (unsigned int)a.stride_out1[1];
-    at_in0 += here * (unsigned int)a.stride_in0[1];
-    at_in1 += here * (unsigned int)a.stride_in1[1];
+#pragma unroll
+  for (int u = 0; u < 1; ++u) {
+    if (at[u].left <= 0) break;
+    double out0[2];
+    double out1[2];
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+      fuser_element(fuser_to_compute(in0[u][k]), fuser_to_compute(in1[u][k]), out0[k], out1[k]);
+    fuser_store<2, 2>(a.out0 + at[u].out0, out0, at[u].left);
+    fuser_store<2, 2>(a.out1 + at[u].out1, out1, at[u].left);
   }
-  fuser_element(fuser_to_compute(a.in0[at_in0]), fuser_to_compute(a.in1[at_in1]), a.out0[at_out0], a.out1[at_out1]);
 }

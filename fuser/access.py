@@ -1,0 +1,166 @@
+"""How a CUDA kernel walks its operands: elements per memory access, and which operands go through a tile.
+
+Plain integers in, plain values out; a kernel's text depends on what comes out, sizes left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fuser.layout import IterationSpace
+
+__all__ = ["DEFAULT_TUNING", "SINGLE", "VECTOR_BYTES", "Access", "Tuning", "Walk", "plan_walk"]
+
+# The widest memory access of a thread.
+VECTOR_BYTES = 16
+# Vectors that read some operand element by element are this long at most: a warp's threads then stay close together.
+GATHER_VECTOR = 4
+# A tile pays from this many elements along both of its dimensions.
+MIN_TILED_SIZE = 32
+# Shared memory that every GPU gives a block without being asked.
+MAX_TILE_BYTES = 48 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a kernel reads or writes one operand."""
+
+    # Elements that one memory access moves, along the dimension where the operand is dense.
+    width: int = 1
+    # Whether that is the second dimension instead of the innermost: the operand is read through a tile.
+    is_transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """How a kernel divides its work; any choice gives the same values."""
+
+    # Threads of a block.
+    block: int = 256
+    # Vectors that a thread has in flight; with tiles this follows from the others.
+    unroll: int = 1
+    # Side of the square tile that a block moves through shared memory; 0 where no operand needs one.
+    tile: int = 0
+
+    @property
+    def share(self) -> int:
+        """Elements of a tile for each thread."""
+        return self.tile * self.tile // self.block
+
+    def __str__(self) -> str:
+        tile = f", tiles of {self.tile} x {self.tile}" if self.tile else f", {self.unroll} in flight"
+        return f"blocks of {self.block}{tile}"
+
+
+SINGLE = Access()
+DEFAULT_TUNING = Tuning()
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """What ``plan_walk`` decides for one call."""
+
+    # The space given; where tiles are used, the tile's other dimension comes second.
+    space: IterationSpace
+    # Elements of the innermost dimension that one thread computes together.
+    vector: int = 1
+    # One per operand, outputs first.
+    accesses: tuple[Access, ...] = ()
+    tuning: Tuning = DEFAULT_TUNING
+
+
+def plan_walk(
+    space: IterationSpace,
+    itemsizes: Sequence[int],
+    aligned: Sequence[bool],
+    num_outputs: int,
+    *,
+    is_strict: bool = True,
+) -> Walk:
+    """Decide how the operands of one call are read and written.
+
+    Args:
+        space: the loop nest; operands are outputs first.
+        itemsizes: bytes of an element of each operand.
+        aligned: whether each operand starts at a multiple of VECTOR_BYTES.
+        num_outputs: how many of the operands are outputs.
+        is_strict: whether values are rounded between functors, which takes registers.
+    """
+    space, tiled = _bring_tile_forward(space, itemsizes, num_outputs)
+    moving = [place for place, strides in enumerate(space.strides) if strides[0] and place not in tiled]
+    widths = {place: _dense_width(space.strides[place], 0, itemsizes[place], aligned[place]) for place in moving}
+    vector = VECTOR_BYTES // max((itemsizes[place] for place in moving), default=VECTOR_BYTES)
+    # Outputs are written whole vectors at a time; an input that cannot be read so is read in pieces.
+    vector = min([vector, *(widths[place] for place in moving if place < num_outputs)])
+    if any(space.strides[place][0] > 1 for place in moving):
+        vector = min(vector, GATHER_VECTOR)
+    tuning = _default_tuning(space, vector, [itemsizes[place] for place in moving], is_strict)
+    if tiled:
+        tuning = Tuning(tile=_tile_side([itemsizes[place] for place in tiled]))
+        vector = min(vector, tuning.share)
+    accesses = []
+    for place, strides in enumerate(space.strides):
+        if place in tiled:
+            width = min(_dense_width(strides, 1, itemsizes[place], aligned[place]), tuning.share)
+            accesses.append(Access(width, is_transposed=True))
+        else:
+            accesses.append(Access(min(widths.get(place, 1), vector)))
+    return Walk(space, vector, tuple(accesses), tuning)
+
+
+def _default_tuning(space: IterationSpace, vector: int, itemsizes: Sequence[int], is_strict: bool) -> Tuning:
+    # Measured on an H200: short vectors need several in flight; where each vector's place has to be worked out two pay,
+    # and in half and bfloat16 where registers are left.
+    widest = max(itemsizes, default=VECTOR_BYTES)
+    if vector * widest < VECTOR_BYTES:
+        return Tuning(unroll=min(4, VECTOR_BYTES // (vector * widest)))
+    if any(strides[0] > 1 for strides in space.strides):
+        return DEFAULT_TUNING
+    if len(space.sizes) > 1:
+        return Tuning(block=128, unroll=2)
+    return Tuning(unroll=2) if widest == 2 and not is_strict else DEFAULT_TUNING
+
+
+def _bring_tile_forward(
+    space: IterationSpace, itemsizes: Sequence[int], num_outputs: int
+) -> tuple[IterationSpace, frozenset[int]]:
+    # The inputs that are dense along another dimension than the innermost, all along the same one, which is moved to
+    # the second place.
+    if space.sizes[0] < MIN_TILED_SIZE:
+        return space, frozenset()
+    by_dim: dict[int, list[int]] = {}
+    for place, strides in enumerate(space.strides):
+        if place >= num_outputs and strides[0] > 1 and 1 in strides:
+            by_dim.setdefault(strides.index(1), []).append(place)
+    by_dim = {dim: places for dim, places in by_dim.items() if space.sizes[dim] >= MIN_TILED_SIZE}
+    if not by_dim:
+        return space, frozenset()
+    dim = max(by_dim, key=lambda dim: len(by_dim[dim]))
+    order = [0, dim, *(other for other in range(1, len(space.sizes)) if other != dim)]
+    moved = IterationSpace(
+        tuple(space.sizes[at] for at in order),
+        tuple(tuple(strides[at] for at in order) for strides in space.strides),
+    )
+    places = by_dim[dim]
+    while not _tile_side([itemsizes[place] for place in places]):
+        places.pop()
+    return moved, frozenset(places)
+
+
+def _tile_side(itemsizes: Sequence[int]) -> int:
+    # The larger side whose tiles, with their padding, fit; 0 if none does.
+    for side in (64, 32):
+        if sum(side * (side * size + max(size, 4)) for size in itemsizes) <= MAX_TILE_BYTES:
+            return side
+    return 0
+
+
+def _dense_width(strides: Sequence[int], dim: int, itemsize: int, is_aligned: bool) -> int:
+    # Elements of the widest access along ``dim`` that is aligned wherever the other dimensions lead.
+    if strides[dim] != 1 or not is_aligned:
+        return 1
+    width = VECTOR_BYTES // itemsize
+    while any(stride % width for at, stride in enumerate(strides) if at != dim):
+        width //= 2
+    return width

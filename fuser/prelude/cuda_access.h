@@ -1,0 +1,138 @@
+// How the loop around the element function reads and writes: vectors of elements that follow each other along the
+// innermost dimension, and tiles of operands that are dense along another one.
+
+//@ always
+// N elements of one operand. Those narrower than a register stay packed in words: the compiler would otherwise unpack
+// each into a register of its own where the ways of whole vectors and of tails meet.
+template <typename S, int N, bool is_packed = (sizeof(S) < 4 && sizeof(S) * N % 4 == 0)>
+struct alignas(sizeof(S) * N) fuser_vector {
+  S item[N];
+
+  FUSER_INLINE S operator[](int k) const { return item[k]; }
+  FUSER_INLINE void set(int k, const S& from) { item[k] = from; }
+  // Sets the W elements from the k-th on, or writes them, with one access.
+  template <int W> FUSER_INLINE void load(int k, const S* from) {
+    const auto part = *reinterpret_cast<const fuser_vector<S, W, false>*>(from);
+#pragma unroll
+    for (int i = 0; i < W; ++i) item[k + i] = part.item[i];
+  }
+  template <int W> FUSER_INLINE void store(int k, S* to) const {
+    fuser_vector<S, W, false> part;
+#pragma unroll
+    for (int i = 0; i < W; ++i) part.item[i] = item[k + i];
+    *reinterpret_cast<fuser_vector<S, W, false>*>(to) = part;
+  }
+};
+template <typename S, int N> struct alignas(sizeof(S) * N) fuser_vector<S, N, true> {
+  typedef std::conditional_t<sizeof(S) == 1, unsigned char, unsigned short> raw;
+  static constexpr int per_word = 4 / sizeof(S), bits = 8 * sizeof(S);
+  unsigned int word[N / per_word] = {};
+
+  FUSER_INLINE S operator[](int k) const {
+    const raw part = static_cast<raw>(word[k / per_word] >> (k % per_word * bits));
+    return reinterpret_cast<const S&>(part);
+  }
+  // The element was not set before.
+  FUSER_INLINE void set(int k, const S& from) {
+    word[k / per_word] |= static_cast<unsigned int>(reinterpret_cast<const raw&>(from)) << (k % per_word * bits);
+  }
+  template <int W> FUSER_INLINE void load(int k, const S* from) {
+    if constexpr (W < per_word) {
+#pragma unroll
+      for (int i = 0; i < W; ++i) set(k + i, from[i]);
+    } else {
+      const auto part = *reinterpret_cast<const fuser_vector<unsigned int, W / per_word>*>(from);
+#pragma unroll
+      for (int i = 0; i < W / per_word; ++i) word[k / per_word + i] = part.item[i];
+    }
+  }
+  template <int W> FUSER_INLINE void store(int k, S* to) const {
+    if constexpr (W < per_word) {
+#pragma unroll
+      for (int i = 0; i < W; ++i) to[i] = (*this)[k + i];
+    } else {
+      fuser_vector<unsigned int, W / per_word> part;
+#pragma unroll
+      for (int i = 0; i < W / per_word; ++i) part.item[i] = word[k / per_word + i];
+      *reinterpret_cast<decltype(part)*>(to) = part;
+    }
+  }
+};
+
+// Up to N elements, W with each access. `left` says how many there are: what would lie beyond repeats the first one, so
+// that one element function serves whole vectors and their tails; without any, nothing is read.
+template <int N, int W, typename S, typename I> FUSER_INLINE fuser_vector<S, N> fuser_load(const S* from, I left) {
+  fuser_vector<S, N> to;
+  if (left >= N) {
+#pragma unroll
+    for (int k = 0; k < N; k += W) to.template load<W>(k, from + k);
+  } else if (left > 0) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) to.set(k, from[k < left ? k : 0]);
+  }
+  return to;
+}
+
+template <int N, int W, typename S, typename I> FUSER_INLINE void fuser_store(S* to, const S (&items)[N], I left) {
+  fuser_vector<S, N> from;
+#pragma unroll
+  for (int k = 0; k < N; ++k) from.set(k, items[k]);
+  if constexpr (sizeof(from) > sizeof(S) && sizeof(S) < 4 && sizeof(from) % 4 == 0) {
+    // Opaque, or the compiler would convert pairs of small floats one by one, for the tail's sake.
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(from) / 4); ++i) asm("" : "+r"(from.word[i]));
+  }
+  if (left >= N) {
+#pragma unroll
+    for (int k = 0; k < N; k += W) from.template store<W>(k, to + k);
+  } else {
+#pragma unroll
+    for (int k = 0; k < N; ++k)
+      if (k < left) to[k] = from[k];
+  }
+}
+
+// The same for elements that lie apart.
+template <int N, typename S, typename I, typename J>
+FUSER_INLINE fuser_vector<S, N> fuser_gather(const S* from, I stride, J left) {
+  fuser_vector<S, N> to;
+  if (left > 0) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) to.set(k, from[(k < left ? k : 0) * stride]);
+  }
+  return to;
+}
+
+template <int N, typename S, typename I, typename J>
+FUSER_INLINE void fuser_scatter(S* to, I stride, const S (&items)[N], J left) {
+#pragma unroll
+  for (int k = 0; k < N; ++k)
+    if (k < left) to[k * stride] = items[k];
+}
+
+// A square of elements in shared memory: written down its columns, where the operand is dense, and read along its rows.
+// Rows are padded, or the elements of a column would share a bank.
+template <typename S, int side> struct fuser_tile {
+  static constexpr int pitch = side + (sizeof(S) < 4 ? 4 / static_cast<int>(sizeof(S)) : 1);
+  // Not S: shared memory cannot hold what has a constructor.
+  alignas(16) unsigned char bytes[side * pitch * sizeof(S)];
+
+  FUSER_INLINE S* at(int x, int y) { return reinterpret_cast<S*>(bytes) + y * pitch + x; }
+
+  template <int N> FUSER_INLINE void write_column(int x, int y, const fuser_vector<S, N>& from) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) *at(x, y + k) = from[k];
+  }
+  template <int N, typename I> FUSER_INLINE fuser_vector<S, N> read_row(int x, int y, I left) {
+    fuser_vector<S, N> to;
+#pragma unroll
+    for (int k = 0; k < N; ++k) to.set(k, *at(x + (k < left ? k : 0), y));
+    return to;
+  }
+};
+
+struct fuser_divider { unsigned int multiplier, shift; };
+// n / divisor for n below 2^31; fuser.geometry.divider makes the numbers.
+FUSER_INLINE unsigned int fuser_divide(unsigned int n, const fuser_divider& by) {
+  return (n + __umulhi(n, by.multiplier)) >> by.shift;
+}

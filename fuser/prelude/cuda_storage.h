@@ -1,0 +1,47 @@
+// Conversions of the small floats for which a GPU has an instruction that storage.h does not know of.
+
+//@ always if bfloat16
+#if __CUDA_ARCH__ >= 800
+// The pair (v, 0) in bfloat16 is v rounded, as a float: one instruction to round and to widen.
+template <> struct fuser_rounder<fuser_bfloat16> {
+  static FUSER_INLINE float round(float v) {
+    unsigned int rounded;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(rounded) : "f"(v), "f"(0.0f));
+    return __uint_as_float(rounded);
+  }
+};
+#endif
+
+//@ always if float8
+#ifdef FUSER_HAS_FLOAT8_INSTRUCTIONS
+FUSER_INLINE float fuser_to_compute(fuser_float8_e4m3fn s) {
+  unsigned int halves;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<unsigned short>(s.bits)));
+  return fuser_half_value(static_cast<unsigned short>(halves));
+}
+// The upper byte of a half.
+FUSER_INLINE float fuser_to_compute(fuser_float8_e5m2 s) {
+  return fuser_half_value(static_cast<unsigned short>(s.bits << 8));
+}
+
+// The instructions clamp to the largest finite code; the next one is infinity in e5m2, and NaN in e4m3fn.
+template <> struct fuser_storage<fuser_float8_e4m3fn> {
+  template <typename C> static FUSER_INLINE fuser_float8_e4m3fn from(C v) {
+    const float f = fuser_cast<float>(v);
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(f));
+    // 464 is half way from 448, the largest, to what would follow.
+    const bool is_over = FUSER_E4M3FN_OVERFLOW == 0x7fu && fabsf(f) > 464.0f;
+    return {static_cast<uint8_t>(pair + is_over)};
+  }
+};
+template <> struct fuser_storage<fuser_float8_e5m2> {
+  template <typename C> static FUSER_INLINE fuser_float8_e5m2 from(C v) {
+    const float f = fuser_cast<float>(v);
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(f));
+    // 61440 is half way from 57344, the largest, to infinity.
+    return {static_cast<uint8_t>(pair + (fabsf(f) >= 61440.0f))};
+  }
+};
+#endif

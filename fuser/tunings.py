@@ -1,0 +1,139 @@
+"""Which tuning each CUDA kernel runs with: the default, or the winner of a search, kept in memory and on disk.
+
+A tuning changes how fast a kernel is and never what it returns, so that threads need not agree on one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from fuser._version import __version__
+from fuser.access import Tuning
+from fuser.disk_cache import cache_directory
+from fuser.kernel_spec import ArgSpec, KernelSpec
+
+__all__ = ["Candidate", "candidates", "is_known", "keep", "record", "tuned", "use"]
+
+BLOCKS = (128, 256, 512)
+UNROLLS = (1, 2, 4)
+TILES = (32, 64)
+
+_lock = threading.Lock()
+# What searches found, what the disk holds (None: nothing), and what a search tries just now.
+_known: dict[Candidate, Tuning | None] = {}
+_tried: dict[Candidate, Tuning] = {}
+_records: list[list[Candidate]] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A kernel that can be tuned: one layout class of one group on one kind of GPU."""
+
+    # Functors, for people.
+    names: str
+    key: int
+    # With the default tuning.
+    args: ArgSpec
+    # The GPU's name.
+    device: str
+
+    @property
+    def digest(self) -> str:
+        """Name of the file that holds the winner."""
+        text = f"{__version__}\0{self.key}\0{self.args}\0{self.device}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def tuned(spec: KernelSpec, args: ArgSpec, device: str) -> ArgSpec:
+    """Return the ArgSpec that a kernel is made from: with the tuning that is tried or known, if there is one."""
+    names = ", ".join(dict.fromkeys(item.function.name for item in spec.group.applications))
+    candidate = Candidate(names, spec.key, args, device)
+    with _lock:
+        for record in _records:
+            record.append(candidate)
+        tuning = _tried.get(candidate)
+        is_known = tuning is not None or candidate in _known
+    if not is_known:
+        found = _read(candidate)
+        with _lock:
+            _known.setdefault(candidate, found)
+    return replace(args, tuning=tuning or _known.get(candidate) or args.tuning)
+
+
+def is_known(candidate: Candidate) -> bool:
+    """Whether a search has found a winner for this kernel, now or in an earlier process."""
+    return _known.get(candidate) is not None
+
+
+def keep(candidate: Candidate, tuning: Tuning) -> None:
+    """Use this tuning from now on, also in later processes."""
+    with _lock:
+        _known[candidate] = tuning
+    directory = cache_directory("tuning")
+    if directory is None:
+        return
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=directory, delete=False, encoding="utf-8") as file:
+            json.dump(asdict(tuning), file)
+        Path(file.name).replace(directory / f"{candidate.digest}.json")
+    except OSError:
+        # A cache that cannot be written never breaks a call.
+        return
+
+
+@contextmanager
+def use(candidate: Candidate, tuning: Tuning) -> Iterator[None]:
+    """Try a tuning: plans made inside run the kernel with it."""
+    with _lock:
+        _tried[candidate] = tuning
+    try:
+        yield
+    finally:
+        with _lock:
+            del _tried[candidate]
+
+
+@contextmanager
+def record() -> Iterator[list[Candidate]]:
+    """Collect the kernels that are planned inside, of any thread."""
+    seen: list[Candidate] = []
+    with _lock:
+        _records.append(seen)
+    try:
+        yield seen
+    finally:
+        with _lock:
+            _records[:] = [other for other in _records if other is not seen]
+
+
+def candidates(args: ArgSpec) -> tuple[Tuning, ...]:
+    """Return the tunings to try for a kernel, its default first."""
+    found = [args.tuning]
+    if args.tuning.tile:
+        widest = max([args.vector, *(access.width for access in args.accesses if access.is_transposed)])
+        sides = [side for side in TILES if side <= args.tuning.tile]
+        tiled = [Tuning(block=block, tile=side) for side in sides for block in BLOCKS]
+        found += [tuning for tuning in tiled if tuning.share >= widest]
+    else:
+        found += [Tuning(block=block, unroll=unroll) for block in BLOCKS for unroll in UNROLLS]
+    return tuple(dict.fromkeys(found))
+
+
+def _read(candidate: Candidate) -> Tuning | None:
+    directory = cache_directory("tuning")
+    if directory is None:
+        return None
+    try:
+        fields = json.loads((directory / f"{candidate.digest}.json").read_text(encoding="utf-8"))
+        found = Tuning(**fields)
+    except (OSError, ValueError, TypeError):
+        return None
+    # A file of another version, or damaged, must not make a kernel that does not compile.
+    return found if found in candidates(candidate.args) else None
