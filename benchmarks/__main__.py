@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks import environment, report, sweep
-from benchmarks.chains import CHAINS
+from benchmarks.chains import CHAINS, SMALL_SIZES
 from benchmarks.compile_time import measure_compile
 from benchmarks.peers import PEERS
 
@@ -65,6 +65,7 @@ def make_settings(options: argparse.Namespace, device: torch.device) -> sweep.Se
         chains=sweep.expand_names(options.chain, CHAINS),
         sizes=tuple(options.sizes or (QUICK_SIZES if options.quick else DEFAULT_SIZES[device.type])),
         peers=peers,
+        small_sizes=SMALL_SIZES if device.type == "cuda" and not (options.sizes or options.quick) else (),
         rounds=1 if options.quick else 3,
         budget_s=0.02 if options.quick else 0.25,
         compile_times=not (options.quick or options.no_compile_times),

@@ -49,7 +49,7 @@ class Chain:
     names: tuple[str, ...]
     # Turns ops into a function of the inputs.
     compose: Callable[[Ops], Callable[..., Any]]
-    # One letter per input: "f" flat (n,), "m" matrix (s, s), "t" transposed matrix, "r" row (1, s), "c" column (s, 1).
+    # One letter per input; LAYOUTS says what they mean.
     layouts: str
     # Largest allowed |out - reference| / (1 + |reference|), in units of the dtype's eps.
     tolerance_eps: int
@@ -58,6 +58,11 @@ class Chain:
     def is_flat(self) -> bool:
         """Whether every input is contiguous and of one shape."""
         return set(self.layouts) == {"f"}
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether every input is a matrix, a row or a column."""
+        return set(self.layouts) <= set("mtesrc")
 
 
 def compose_six(ops: Ops) -> Callable[..., Any]:
@@ -97,19 +102,45 @@ def compose_affine(ops: Ops) -> Callable[..., Any]:
     return chain
 
 
+def compose_two(ops: Ops) -> Callable[..., Any]:
+    """One product and one sum: what every dtype can do."""
+
+    def chain(x: Any, y: Any) -> Any:
+        return ops.add(ops.mul(x, y), x)
+
+    return chain
+
+
 _AFFINE = ("x", "weight", "bias")
+_THREE = ("x", "y", "z")
+_TWO = ("x", "y")
 CHAINS: dict[str, Chain] = {
     chain.name: chain
     for chain in (
-        Chain("six", "six functors, float32", torch.float32, ("x", "y", "z"), compose_six, "fff", 32),
-        Chain("six_bf16", "six functors, bfloat16", torch.bfloat16, ("x", "y", "z"), compose_six, "fff", 8),
-        Chain("add", "x + y, float32", torch.float32, ("x", "y"), compose_add, "ff", 2),
+        Chain("six", "six functors, float32", torch.float32, _THREE, compose_six, "fff", 32),
+        Chain("six_bf16", "six functors, bfloat16", torch.bfloat16, _THREE, compose_six, "fff", 8),
+        Chain("six_f16", "six functors, float16", torch.float16, _THREE, compose_six, "fff", 8),
+        Chain("two_i8", "x * y + x, int8", torch.int8, _TWO, compose_two, "ff", 0),
+        Chain("two_f8", "x * y + x, float8_e4m3fn", torch.float8_e4m3fn, _TWO, compose_two, "ff", 2),
+        Chain("two_f64", "x * y + x, float64", torch.float64, _TWO, compose_two, "ff", 8),
+        Chain("two_c64", "x * y + x, complex64", torch.complex64, _TWO, compose_two, "ff", 8),
+        Chain("add", "x + y, float32", torch.float32, _TWO, compose_add, "ff", 2),
         Chain("sum8", "sum of eight, float32", torch.float32, tuple("abcdefgh"), compose_sum, "ffffffff", 8),
         Chain("row", "x * row + row, float32", torch.float32, _AFFINE, compose_affine, "mrr", 8),
         Chain("col", "x * column + column, float32", torch.float32, _AFFINE, compose_affine, "mcc", 8),
-        Chain("transpose", "x + y.t(), float32", torch.float32, ("x", "y"), compose_add, "mt", 2),
+        Chain("six_row", "six functors, rows, float32", torch.float32, _THREE, compose_six, "mrr", 32),
+        Chain("six_col", "six functors, columns, float32", torch.float32, _THREE, compose_six, "mcc", 32),
+        Chain("transpose", "x + y.t(), float32", torch.float32, _TWO, compose_add, "mt", 2),
+        Chain("transpose_bf16", "x + y.t(), bfloat16", torch.bfloat16, _TWO, compose_add, "mt", 2),
+        Chain("steps", "x[:, ::2] + y[:, ::2], float32", torch.float32, _TWO, compose_add, "ee", 2),
+        Chain("shifted", "x[:, 1:] + y[:, 1:], float32", torch.float32, _TWO, compose_add, "ss", 2),
+        Chain("shifted_mix", "x[:, 1:] + y, float32", torch.float32, _TWO, compose_add, "sm", 2),
+        Chain("channels", "x + y in channels_last, float32", torch.float32, _TWO, compose_add, "nl", 2),
     )
 }
+# Small sizes say how long a kernel takes from its start to its end; only this chain is measured there.
+SMALL_CHAIN = "add"
+SMALL_SIZES = (2**10, 2**12, 2**14, 2**16, 2**18)
 
 TORCH_OPS = Ops(
     axpy=lambda x, y: torch.add(y, x, alpha=ALPHA),
@@ -140,21 +171,48 @@ def print_expression(chain: Chain, ops: Ops) -> str:
     return str(chain.compose(ops)(*chain.names))
 
 
+def shape_of(layout: str, elements: int) -> tuple[int, ...]:
+    """Return the shape of an input's storage for about ``elements`` results."""
+    side = math.isqrt(elements)
+    # Images of 32 x 32 pixels in 64 channels.
+    images = max(1, elements // (64 * 32 * 32))
+    return {
+        "f": (elements,),
+        "m": (side, side),
+        "t": (side, side),
+        "r": (1, side),
+        "c": (side, 1),
+        "e": (side, 2 * side),
+        "s": (side, side + 1),
+        "n": (images, 64, 32, 32),
+        "l": (images, 64, 32, 32),
+    }[layout]
+
+
+# What a chain sees of the storage: flat, matrix, transposed matrix, row, column, every second column, all columns but
+# the first (no row is aligned), images, and images in channels_last.
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    **dict.fromkeys("fmrcn", lambda x: x),
+    "t": Tensor.t,
+    "e": lambda x: x[:, ::2],
+    "s": lambda x: x[:, 1:],
+    "l": lambda x: x.contiguous(memory_format=torch.channels_last),
+}
+
+
 def make_inputs(chain: Chain, elements: int, device: torch.device, seed: int = 0) -> tuple[Tensor, ...]:
     """Return random inputs for about ``elements`` results (a square for chains of matrices).
 
-    The values are normal, within -4..4 and never nearer to zero than 1/64: zeros would flatter a device's clocks and
-    hide a wrong index.
+    The values are normal, within -4..4 and never nearer to zero than 1/64 (integers: never 0): zeros would flatter a
+    device's clocks and hide a wrong index.
     """
-    side = math.isqrt(elements)
-    shapes = {"f": (elements,), "m": (side, side), "t": (side, side), "r": (1, side), "c": (side, 1)}
     generator = torch.Generator(device).manual_seed(seed)
     inputs = []
     for layout in chain.layouts:
-        values = torch.randn(shapes[layout], device=device, generator=generator).clamp_(-4, 4)
-        values = torch.where(values.abs() < 1 / 64, torch.copysign(torch.full_like(values, 1 / 64), values), values)
-        values = values.to(chain.dtype)
-        inputs.append(values.t() if layout == "t" else values)
+        values = torch.randn(shape_of(layout, elements), device=device, generator=generator).clamp_(-4, 4)
+        least = 1 / 64 if chain.dtype.is_floating_point or chain.dtype.is_complex else 1
+        values = torch.where(values.abs() < least, torch.copysign(torch.full_like(values, least), values), values)
+        inputs.append(LAYOUTS[layout](values.to(chain.dtype)))
     return tuple(inputs)
 
 

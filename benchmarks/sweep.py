@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import check, timing
-from benchmarks.chains import CHAINS, Chain, count_bytes, make_inputs
+from benchmarks.chains import CHAINS, SMALL_CHAIN, Chain, count_bytes, make_inputs
 from benchmarks.driver import NoFloorError, make_driver_loop
 from benchmarks.peers import PEERS, Absent, Peer, Unsupported
 
@@ -31,6 +31,8 @@ class Settings:
     chains: tuple[str, ...]
     sizes: tuple[int, ...]
     peers: tuple[str, ...]
+    # More sizes for SMALL_CHAIN.
+    small_sizes: tuple[int, ...] = ()
     # Turns each peer takes, and seconds of each turn: the turns spread a machine's slow moments over everybody.
     rounds: int = 3
     budget_s: float = 0.25
@@ -42,6 +44,7 @@ class Settings:
         return {
             "chains": list(self.chains),
             "sizes": list(self.sizes),
+            "small_sizes": list(self.small_sizes),
             "peers": list(self.peers),
             "rounds": self.rounds,
             "budget_s": self.budget_s,
@@ -83,7 +86,8 @@ def measure_throughput(settings: Settings, peers: dict[str, Peer], absent: dict[
     """Time the work itself: every chain, size and peer."""
     records: list[Record] = []
     for chain_name in settings.chains:
-        for size in settings.sizes:
+        small = settings.small_sizes if chain_name == SMALL_CHAIN else ()
+        for size in dict.fromkeys((*small, *settings.sizes)):
             say(f"{chain_name}, {size} elements")
             records += measure_point(settings, CHAINS[chain_name], size, peers, absent)
     return records
@@ -119,7 +123,7 @@ def measure_point(
             time_us=result.to_json(),
             gb_per_s=round(bytes_moved / result.median_us * 1e-3, 2),
             ratio_to_eager=None if eager_us is None else round(eager_us / result.median_us, 3),
-            ratio_to_copy=round(copy_timing.median_us / result.median_us, 3),
+            ratio_to_copy=float(f"{copy_timing.median_us / result.median_us:.4g}"),
         )
     copy_record = {
         **common,

@@ -138,6 +138,8 @@ class GraphSampler(Sampler):
     method = "graph"
 
     def __init__(self, run: Run) -> None:
+        # The graph holds addresses, not the memory and the kernels that its calls use.
+        self._run = run
         self._calls = calls_for(EventSampler(run)._time(3) / 3)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())

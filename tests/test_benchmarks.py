@@ -86,6 +86,9 @@ def test_a_quick_run_writes_json_of_the_documented_form(tmp_path: Path, capsys: 
     assert document["environment"]["versions"]["torch"] == torch.__version__
     assert {record["chain"] for record in document["throughput"]} == set(chains.CHAINS)
     for record in document["throughput"]:
+        if record["peer"] == "eager" and record["dtype"] == "float8_e4m3fn":
+            assert record["status"] == "unsupported"
+            continue
         assert record["status"] == "ok"
         assert set(record["time_us"]) == TIMING_KEYS
         assert record["time_us"]["p10"] <= record["time_us"]["median"] <= record["time_us"]["p90"]
@@ -147,7 +150,8 @@ def test_inputs_are_random_bounded_and_never_near_zero(chain: chains.Chain) -> N
     assert len(inputs) == len(chain.names) == len(chain.layouts)
     for values in inputs:
         assert values.dtype == chain.dtype
-        assert 1 / 64 <= values.abs().min() < values.abs().max() <= 4
+        sizes = values.abs() if values.is_complex() else values.float().abs()
+        assert 1 / 64 <= sizes.min() < sizes.max() <= 4
     assert all(torch.equal(a, b) for a, b in zip(inputs, chains.make_inputs(chain, 4096, CPU), strict=True))
 
 

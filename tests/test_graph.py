@@ -17,6 +17,7 @@ from hypothesis import given
 
 import fuser
 from fuser import planner
+from fuser.access import Access, Tuning
 from fuser.compiler import register
 from fuser.config import SETTINGS, config
 from fuser.dtypes import Rank
@@ -285,6 +286,8 @@ CHANGES: dict[str, Callable[[ArgSpec], Any]] = {
     "rank": lambda args: 2,
     "vector": lambda args: 4,
     "wide_index": lambda args: True,
+    "tuning": lambda args: Tuning(block=128),
+    "accesses": lambda args: (Access(width=2),),
     "default_dtype": lambda args: torch.float64,
     "settings": lambda args: (("numerics", "fast"), *args.settings[1:]),
 }

@@ -93,6 +93,8 @@ class Jax(Peer):
             sigmoid=self.jax.nn.sigmoid,
             tanh=self.jax.numpy.tanh,
         )
+        if not set(chain.layouts) <= set("fmrctn"):
+            raise Unsupported("JAX has no strided arrays")
         run = chain.compose(ops)
 
         # JAX takes row-major arrays only, so transposing is a part of its chain.

@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from benchmarks.chains import ALPHA, CPP_OPS, FUNCTORS, TORCH_OPS, Chain, Ops, print_expression
-from benchmarks.peers.base import Peer
+from benchmarks.peers.base import Peer, Unsupported
 
 
 class Eager(Peer):
@@ -22,6 +22,8 @@ class Eager(Peer):
 
     @override
     def build(self, chain: Chain, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
+        if chain.dtype.itemsize == 1 and chain.dtype.is_floating_point:
+            raise Unsupported("torch has no float8 arithmetic")
         return partial(chain.compose(TORCH_OPS), *inputs)
 
 

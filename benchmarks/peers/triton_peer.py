@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from benchmarks.chains import ALPHA, Chain, print_expression, text_ops
-from benchmarks.peers.base import Absent, Peer, import_library
+from benchmarks.peers.base import Absent, Peer, Unsupported, import_library
 
 TRITON_OPS = text_ops("tl.sigmoid({0})", "libdevice.tanh({0})", str(ALPHA))
 
@@ -47,6 +47,8 @@ class Triton(Peer):
 
     @override
     def build(self, chain: Chain, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
+        if chain.dtype.is_complex or not (chain.is_flat or chain.is_matrix):
+            raise Unsupported("these kernels are written for real numbers, vectors and matrices")
         if chain.is_flat:
             return partial(run_flat, load_kernel(print_flat_kernel(chain)), inputs)
         tile = SQUARE_TILE if "t" in chain.layouts else WIDE_TILE
