@@ -375,6 +375,9 @@ def _bind_where_method(self: Any, condition: Any, other: Any) -> Call:
     return _call("where", condition, self, other)
 
 
+_GELU = {"none": "gelu", "tanh": "gelu_tanh"}
+
+
 def _bind_activation(name: str) -> Binder:
     def bind(input: Any, inplace: bool = False) -> Call | None:  # noqa: A002
         return None if inplace else _call(name, input)
@@ -382,12 +385,14 @@ def _bind_activation(name: str) -> Binder:
     return bind
 
 
-def _bind_gelu(input: Any, approximate: str = "none") -> Call:  # noqa: A002
-    return _call("gelu_tanh" if approximate == "tanh" else "gelu", input)
+def _bind_gelu(input: Any, approximate: str = "none") -> Call | None:  # noqa: A002
+    name = _GELU.get(approximate)
+    return _call(name, input) if name else None
 
 
-def _bind_gelu_backward(grad_output: Any, self: Any, *, approximate: str = "none") -> Call:
-    return _call("gelu_tanh_backward" if approximate == "tanh" else "gelu_backward", grad_output, self)
+def _bind_gelu_backward(grad_output: Any, self: Any, *, approximate: str = "none") -> Call | None:
+    name = _GELU.get(approximate)
+    return _call(f"{name}_backward", grad_output, self) if name else None
 
 
 def _bind_threshold_backward(grad_output: Any, self: Any, threshold: Any) -> Call:
@@ -454,7 +459,7 @@ def _functions() -> dict[Any, Binder]:
         operator.truediv: _bind_div,
         operator.pow: _bind_pow,
         torch.where: _bind_where,
-        torch.rsub: _bind_rsub,
+        torch.rsub: _tensor_first(_bind_rsub),
         F.relu: _bind_activation("relu"),
         F.silu: _bind_activation("silu"),
         F.sigmoid: _unary("sigmoid"),
