@@ -80,7 +80,8 @@ def run_plain(spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] |
         return _run_fallback(spec, inputs, plan.fallback_reason, out)
     if out is not None:
         ready, direct = check_out(plan.outputs, out, inputs)
-        if not direct:
+        # A step may not write what a later one reads.
+        if not direct or len(plan.steps) > 1:
             return finish_out(out, run_plain(spec, inputs))
         if ready:
             # Resized: strides are other ones than those planned for.
@@ -91,8 +92,15 @@ def run_plain(spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] |
             torch.empty_strided(shape, strides, dtype=dtype, device=plan.device)
             for shape, strides, dtype in plan.outputs
         ]
+    written = outputs
+    if plan.temporaries:
+        written = outputs + [
+            torch.empty_strided(shape, strides, dtype=dtype, device=plan.device)
+            for shape, strides, dtype in plan.temporaries
+        ]
+        inputs = inputs + written
     for step in plan.steps:
-        _launch(spec, step, inputs, outputs, plan.device)
+        _launch(spec, step, inputs, written, plan.device)
     return outputs
 
 

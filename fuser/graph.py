@@ -21,7 +21,7 @@ from fuser.functor import Functor, Parameter, parse_functor
 if TYPE_CHECKING:
     import networkx
 
-__all__ = ["Application", "Function", "FusionGroup", "GroupBuilder", "Input", "Promotion"]
+__all__ = ["Application", "Function", "FusionGroup", "GroupBuilder", "Input", "Promotion", "Section"]
 
 JSON_VERSION = 1
 
@@ -225,6 +225,28 @@ class FusionGroup:
         """Return the canonical group that makes only the outputs at ``places``; inputs keep their positions."""
         return replace(self, outputs=tuple(self.outputs[place] for place in places), _key=[]).canonical()
 
+    def section(self, begin: int, end: int) -> Section:
+        """Return applications ``begin`` to ``end`` as a group: it takes what they read and makes what others need."""
+        inside = self.applications[begin:end]
+        own = [value for value, maker in enumerate(self.producers()) if begin <= maker < end]
+        read = sorted({value for item in inside for value in (*item.tensors, *item.scalars)} - {*own})
+        read_later = {value for item in self.applications[end:] for value in item.tensors} - {*self.outputs}
+        made = [value for value in self.outputs if value in own] + [value for value in own if value in read_later]
+        place = {value: index for index, value in enumerate([*read, *own])}
+        group = FusionGroup(
+            tuple(self.inputs[value] if value < len(self.inputs) else Input(f"v{value}") for value in read),
+            tuple(
+                replace(
+                    item,
+                    tensors=tuple(place[value] for value in item.tensors),
+                    scalars=tuple(place[value] for value in item.scalars),
+                )
+                for item in inside
+            ),
+            tuple(place[value] for value in made),
+        )
+        return Section(group, tuple(read), tuple(made))
+
     def used_inputs(self) -> tuple[int, ...]:
         """Return the inputs that some application reads, in order."""
         used = {value for item in self.applications for value in (*item.tensors, *item.scalars)}
@@ -352,6 +374,16 @@ class FusionGroup:
         for value in application.scalars:
             if value >= len(self.inputs) or not self.inputs[value].is_scalar:
                 raise GroupError(f"{where}: value {value} is used as a scalar and is no scalar input")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Consecutive applications of a group, as a group of their own."""
+
+    group: FusionGroup
+    # Values of the whole group that are its inputs and its outputs, in order.
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
 
 
 def describe_application(application: Application) -> str:

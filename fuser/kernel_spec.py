@@ -29,8 +29,12 @@ __all__ = [
     "infer_typing",
 ]
 
+# What one launch takes; a group beyond it is cut.
 MAX_INPUTS = 64
 MAX_OUTPUTS = 16
+MAX_ARGUMENT_BYTES = 4096
+# What CUDA takes at most: for a functor that is too large for the limits above and cannot be cut.
+MAX_LONE_ARGUMENT_BYTES = 32760
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,8 @@ class Typing:
     values: tuple[torch.dtype, ...]
     # Common dtype each application computes in, before it becomes a compute type.
     common: tuple[torch.dtype, ...]
+    # Weight of each value in promotion.
+    ranks: tuple[Rank, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +161,7 @@ def infer_typing(group: FusionGroup, inputs: Sequence[InputSpec | None], default
             dtype_info(out or common)
             values.append(out or common)
             ranks.append(rank)
-    return Typing(tuple(values), tuple(common_dtypes))
+    return Typing(tuple(values), tuple(common_dtypes), tuple(ranks))
 
 
 def infer_layouts(group: FusionGroup, inputs: Sequence[ValueLayout]) -> tuple[ValueLayout, ...]:

@@ -23,8 +23,11 @@ from fuser.errors import (
     UnsupportedError,
 )
 from fuser.fused_kernel import ArgumentPacker, FusedKernel
+from fuser.graph import FusionGroup, Section
 from fuser.kernel_spec import (
+    MAX_ARGUMENT_BYTES,
     MAX_INPUTS,
+    MAX_LONE_ARGUMENT_BYTES,
     MAX_OUTPUTS,
     ArgSpec,
     InputSpec,
@@ -77,7 +80,8 @@ class Step:
 
     kernel: FusedKernel
     packer: ArgumentPacker
-    # Outputs written and inputs read, in the order of the kernel's operands; inputs passed by value.
+    # In the order of the kernel's operands: places written, among the call's outputs and, after them, its temporaries;
+    # places read, among its inputs and, after them, all that can be written; inputs passed by value.
     outputs: tuple[int, ...]
     inputs: tuple[int, ...]
     numbers: tuple[int, ...]
@@ -92,6 +96,8 @@ class Plan:
     # Shape, strides and dtype of each output.
     outputs: tuple[tuple[Shape, Strides, torch.dtype], ...]
     steps: tuple[Step, ...]
+    # The same of what one step writes and a later one reads.
+    temporaries: tuple[tuple[Shape, Strides, torch.dtype], ...] = ()
     # Why the group runs in eager torch instead; empty when it is fused.
     fallback_reason: str = ""
 
@@ -261,10 +267,19 @@ def plan_texts(
         described = [item._replace(device=device) if item.device is not None else item for item in described]
     where = common_device(spec, described)
     layouts = infer_layouts(spec.group, [ValueLayout(item.shape, item.strides) for item in described])
-    specs = input_specs(described, where)
-    planned = _planned_outputs(spec, specs, layouts)
-    written = [(ValueLayout(shape, strides), dtype, True) for shape, strides, dtype in planned]
-    return [(part.spec, part.args) for part in _parts(spec, described, specs, where, written)]
+    values = _describe_values(spec, described, where, layouts)
+    return [(part.spec, part.args) for part in _parts(spec, values, where, _written(spec, values))]
+
+
+class _Value(NamedTuple):
+    """One value of a group, were it in memory."""
+
+    bound: Bound
+    spec: InputSpec
+
+
+# Layout, dtype and alignment of one output.
+_Output = tuple[ValueLayout, torch.dtype, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,28 +289,100 @@ class _Part:
     spec: KernelSpec
     args: ArgSpec
     space: IterationSpace
-    # Outputs of the whole group that it writes.
+    # Values of the whole group that its inputs and its outputs are.
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    # For the outputs of the whole group, which of them; else -1.
     places: tuple[int, ...]
 
 
-def _planned_outputs(
-    spec: KernelSpec, specs: Sequence[InputSpec], layouts: Sequence[ValueLayout]
-) -> tuple[tuple[Shape, Strides, torch.dtype], ...]:
+def _describe_values(
+    spec: KernelSpec, inputs: Sequence[Bound], device: torch.device, layouts: Sequence[ValueLayout]
+) -> list[_Value]:
+    # The inputs, then what the applications make.
+    specs = input_specs(inputs, device)
     typing = infer_typing(spec.group, specs, torch.get_default_dtype())
-    return tuple((layouts[value].shape, layouts[value].strides, typing.values[value]) for value in spec.group.outputs)
+    made = list(zip(typing.values, typing.ranks, layouts, strict=True))[len(inputs) :]
+    return [_Value(*item) for item in zip(inputs, specs, strict=True)] + [
+        _Value(Bound(torch.Tensor, dtype, layout.shape, layout.strides, device), InputSpec(dtype, rank))
+        for dtype, rank, layout in made
+    ]
+
+
+def _written(spec: KernelSpec, values: Sequence[_Value]) -> list[_Output]:
+    return [_output(values[value]) for value in spec.group.outputs]
+
+
+def _output(value: _Value) -> _Output:
+    return ValueLayout(value.bound.shape, value.bound.strides), value.spec.dtype, True
 
 
 def _parts(
-    spec: KernelSpec,
-    inputs: Sequence[Bound],
-    specs: Sequence[InputSpec],
-    device: torch.device,
-    written: Sequence[tuple[ValueLayout, torch.dtype, bool]],
+    spec: KernelSpec, values: Sequence[_Value], device: torch.device, written: Sequence[_Output]
 ) -> Iterator[_Part]:
-    for places in _launches(spec, [layout.shape for layout, _, _ in written]):
-        part = spec if len(places) == len(written) else register(spec.group.select_outputs(places))
-        args, space = arg_spec(part, inputs, specs, device.type, [written[place] for place in places])
-        yield _Part(part, args, space, tuple(places))
+    for section in _cut(spec.group, values):
+        own = spec if section.group is spec.group else register(section.group)
+        places = [place for place, value in enumerate(spec.group.outputs) if value in section.outputs]
+        outputs = [written[place] for place in places]
+        outputs += [_output(values[value]) for value in section.outputs[len(places) :]]
+        places += [-1] * (len(outputs) - len(places))
+        inputs = [values[value] for value in section.inputs]
+        for chosen in _launches([layout.shape for layout, _, _ in outputs]):
+            part = own if len(chosen) == len(outputs) else register(own.group.select_outputs(chosen))
+            bounds, specs = [item.bound for item in inputs], [item.spec for item in inputs]
+            args, space = arg_spec(part, bounds, specs, device.type, [outputs[index] for index in chosen])
+            yield _Part(
+                part,
+                args,
+                space,
+                section.inputs,
+                tuple(section.outputs[index] for index in chosen),
+                tuple(places[index] for index in chosen),
+            )
+
+
+def _cut(group: FusionGroup, values: Sequence[_Value]) -> Iterator[Section]:
+    """Give consecutive sections, each as long as fits in a launch (or, with outputs of several shapes, in each).
+
+    Raises:
+        UnsupportedError: one application alone has more arguments than a kernel takes.
+    """
+    whole = Section(group, tuple(range(len(group.inputs))), group.outputs)
+    if _fits(whole, values):
+        yield whole
+        return
+    begin, count = 0, len(group.applications)
+    while begin < count:
+        end = begin + 1
+        section = group.section(begin, end)
+        if max(size for _, size in _launch_sizes(section, values)) > MAX_LONE_ARGUMENT_BYTES:
+            name = group.applications[begin].function.name
+            raise UnsupportedError(f"{name!r} with more than {MAX_LONE_ARGUMENT_BYTES} bytes of sizes and strides")
+        while end < count and _fits(longer := group.section(begin, end + 1), values):
+            section, end = longer, end + 1
+        yield section
+        begin = end
+
+
+def _fits(section: Section, values: Sequence[_Value]) -> bool:
+    return all(inputs <= MAX_INPUTS and size <= MAX_ARGUMENT_BYTES for inputs, size in _launch_sizes(section, values))
+
+
+def _launch_sizes(section: Section, values: Sequence[_Value]) -> Iterator[tuple[int, int]]:
+    # Inputs and argument bytes of each launch; the bytes are a bound, which is exact where it matters.
+    shapes = [values[value].bound.shape for value in section.outputs]
+    for chosen in _launches(shapes):
+        group = section.group if len(chosen) == len(shapes) else section.group.select_outputs(chosen)
+        read = [values[section.inputs[index]] for index in group.used_inputs()]
+        pointers = [item.bound for item in read if item.spec.number is None]
+        shape, operands = shapes[chosen[0]], len(chosen) + len(pointers)
+        fixed = 2 + operands + 2 * (len(read) - len(pointers))
+        rank = len(shape)
+        if 8 * (fixed + rank * (1 + operands)) > MAX_ARGUMENT_BYTES:
+            strides = [values[section.outputs[index]].bound.strides for index in chosen]
+            strides += [broadcast_strides(item.shape, item.strides, shape) for item in pointers]
+            rank = len(build_iteration_space(shape, strides).sizes)
+        yield len(read), 8 * (fixed + rank * (1 + operands))
 
 
 def _plan_kernels(
@@ -305,43 +392,52 @@ def _plan_kernels(
     device: torch.device,
     layouts: Sequence[ValueLayout],
 ) -> Plan:
-    specs = input_specs(inputs, device)
-    planned = _planned_outputs(spec, specs, layouts)
+    values = _describe_values(spec, inputs, device, layouts)
+    written = _written(spec, values)
+    planned = tuple((layout.shape, layout.strides, dtype) for layout, dtype, _ in written)
     if device.type == "meta":
         return Plan(device, planned, ())
     if not can_fuse(device.type):
         known = device.type in _can_fuse
         raise UnsupportedError(f"fusion on {device.type} is switched off" if known else f"device {device.type!r}")
-    written = [(ValueLayout(shape, strides), dtype, True) for shape, strides, dtype in planned]
     if out is not None and len(out) == len(planned):
         # A tensor of another shape or dtype is dealt with when the call is checked.
         for place, (tensor, (layout, dtype, _)) in enumerate(zip(out, written, strict=True)):
             if tuple(tensor.shape) == layout.shape:
                 own = describe(tensor)
                 written[place] = (ValueLayout(own.shape, own.strides), dtype, own.is_aligned)
+    # Where each value that some step writes is, among the outputs and the temporaries.
+    homes = {value: place for place, value in reversed(list(enumerate(spec.group.outputs)))}
+    temporaries: list[tuple[Shape, Strides, torch.dtype]] = []
     steps = []
-    for part in _parts(spec, inputs, specs, device, written):
+    for part in _parts(spec, values, device, written):
+        for value in part.outputs:
+            if value not in homes:
+                homes[value] = len(planned) + len(temporaries)
+                bound = values[value].bound
+                temporaries.append((bound.shape, bound.strides, values[value].spec.dtype))
         if part.space.numel == 0:
             continue
         kernel = compile_kernel(part.spec, part.args, device.index)
+        read = [value if value < len(inputs) else len(inputs) + homes[value] for value in part.inputs]
         operands = kernel.source.operands
         steps.append(
             Step(
                 kernel=kernel,
                 packer=ArgumentPacker(kernel.source, part.space),
-                outputs=part.places,
-                inputs=tuple(operand.index for operand in operands if not operand.is_output),
-                numbers=tuple(index for index, _ in kernel.source.numbers),
+                outputs=tuple(
+                    homes[value] if place < 0 else place for value, place in zip(part.outputs, part.places, strict=True)
+                ),
+                inputs=tuple(read[operand.index] for operand in operands if not operand.is_output),
+                numbers=tuple(read[index] for index, _ in kernel.source.numbers),
                 numel=part.space.numel,
             )
         )
-    return Plan(device, planned, tuple(steps))
+    return Plan(device, planned, tuple(steps), tuple(temporaries))
 
 
-def _launches(spec: KernelSpec, shapes: Sequence[Shape]) -> list[list[int]]:
+def _launches(shapes: Sequence[Shape]) -> list[list[int]]:
     # Outputs of one shape share a launch, up to the bound on outputs.
-    if len(spec.group.used_inputs()) > MAX_INPUTS:
-        raise UnsupportedError(f"more than {MAX_INPUTS} inputs in one launch")
     by_shape: dict[Shape, list[list[int]]] = {}
     for place, shape in enumerate(shapes):
         parts = by_shape.setdefault(shape, [[]])

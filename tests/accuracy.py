@@ -1,4 +1,4 @@
-"""How far a result is from eager torch and from the truth, and what counts as close: used by the tests of torch's ops."""
+"""How far a result is from eager torch and from the truth, and what counts as close."""
 
 from __future__ import annotations
 
