@@ -12,16 +12,20 @@ from typing import Any
 import torch
 
 from fuser import counters, planner
+from fuser.compiler import register
 from fuser.config import config
 from fuser.errors import ArgumentError, DeviceError, FuserError, GradientError
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec
-from fuser.outputs import check_out, finish_out
+from fuser.ops import WIDE_UNDER_AUTOCAST
+from fuser.outputs import check_kinds, check_out, finish_out, unusual_kind
 from fuser.planner import Plan, Step, describe, describe_without_memory, make_plan
 
 __all__ = ["merge_inputs", "run", "run_plain", "set_can_fuse", "set_dispatcher", "split_inputs", "warm_up"]
 
 _plans: dict[int, Lru[Plan]] = {}
+# By key, what runs in place of a group inside torch.autocast.
+_under_autocast_specs: dict[int, KernelSpec] = {}
 # Runs a call under tensor subclasses and dispatch modes; fuser.library provides it.
 _dispatcher: Callable[[KernelSpec, list[Any]], list[torch.Tensor]] | None = None
 
@@ -57,9 +61,10 @@ def run(spec: KernelSpec, inputs: Sequence[Any], out: Sequence[torch.Tensor] | N
         FallbackError: the group can neither be fused nor run in eager torch.
     """
     inputs = list(inputs)
-    for tensor in out or ():
-        if not isinstance(tensor, torch.Tensor):
-            raise ArgumentError(f"out= takes tensors, got {type(tensor).__name__}")
+    if out is not None:
+        check_kinds(out)
+    if torch.is_autocast_enabled("cuda"):
+        spec = _under_autocast(spec, inputs)
     unusual = _unusual(spec, inputs, out)
     if unusual is not None:
         return unusual() if out is None else finish_out(out, unusual())
@@ -101,6 +106,9 @@ def run_plain(spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] |
         inputs = inputs + written
     for step in plan.steps:
         _launch(spec, step, inputs, written, plan.device)
+    if out is not None:
+        # Autograd must see that what it may have saved was written to.
+        torch.autograd.graph.increment_version(outputs)
     return outputs
 
 
@@ -124,9 +132,21 @@ def warm_up(
     if where == torch.device("cuda"):
         where = torch.device("cuda", torch.cuda.current_device())
     described = [describe_without_memory(item, where) for item in inputs]
+    if torch.is_autocast_enabled("cuda"):
+        spec = _under_autocast(spec, inputs)
     plan = make_plan(spec, described, allow_fallback=allow_fallback)
     if plan.fallback_reason:
         counters.count_fallback(plan.fallback_reason)
+
+
+def _under_autocast(spec: KernelSpec, inputs: Sequence[Any]) -> KernelSpec:
+    # Users' functors are no ops that autocast knows.
+    if not any(isinstance(item, torch.Tensor) and item.is_cuda for item in inputs):
+        return spec
+    if spec.key not in _under_autocast_specs:
+        has_op = not WIDE_UNDER_AUTOCAST.isdisjoint(item.function.op for item in spec.group.applications)
+        _under_autocast_specs[spec.key] = register(spec.group.widen(WIDE_UNDER_AUTOCAST)) if has_op else spec
+    return _under_autocast_specs[spec.key]
 
 
 def _launch(spec: KernelSpec, step: Step, inputs: list[Any], outputs: list[torch.Tensor], device: torch.device) -> None:
@@ -164,12 +184,12 @@ def _unusual(
     for index, item in enumerate(inputs):
         if not isinstance(item, torch.Tensor):
             continue
-        if _has_torch_dispatch(item):
-            return lambda: _dispatch(spec, inputs)
         needs_grad = needs_grad or item.requires_grad
         if item.layout is not torch.strided or item.is_quantized or item.is_nested:
-            kind = "quantized" if item.is_quantized else "nested" if item.is_nested else str(item.layout)
-            reason = f"a {kind.removeprefix('torch.')} tensor"
+            # Before its class is asked: a class of nested or sparse tensors knows torch's operators, not fuser's.
+            reason = f"a {unusual_kind(item)} tensor"
+        elif _has_torch_dispatch(item):
+            return lambda: _dispatch(spec, inputs)
         elif item.is_conj() or item.is_neg():
             inputs[index] = item.resolve_conj().resolve_neg()
     if torch._C._functorch.peek_interpreter_stack() is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,14 @@ class Promotion(Enum):
     DEFAULT = "default"
     # The same, but integral dtypes become torch's default dtype (ATen: unary float ops, true division).
     INT_TO_FLOAT = "int_to_float"
+    # These two under torch.autocast: half and bfloat16 become float32.
+    DEFAULT_WIDE = "default_wide"
+    INT_TO_FLOAT_WIDE = "int_to_float_wide"
+
+    @property
+    def wide(self) -> Promotion:
+        """The one of an op that torch.autocast runs in float32, from the op's own."""
+        return Promotion.DEFAULT_WIDE if self is Promotion.DEFAULT else Promotion.INT_TO_FLOAT_WIDE
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +254,16 @@ class FusionGroup:
             tuple(place[value] for value in made),
         )
         return Section(group, tuple(read), tuple(made))
+
+    def widen(self, ops: Collection[str]) -> FusionGroup:
+        """Return the group whose applications of ``ops`` compute half and bfloat16 in float32, as autocast has it."""
+        applications = [
+            replace(item, function=replace(item.function, promotion=item.function.promotion.wide))
+            if item.function.op in ops
+            else item
+            for item in self.applications
+        ]
+        return replace(self, applications=tuple(applications), _key=[])
 
     def used_inputs(self) -> tuple[int, ...]:
         """Return the inputs that some application reads, in order."""

@@ -130,7 +130,7 @@ class JitFunction:
                 self, (*tensors, *scalars.values()), *tensors, **({} if out is None else {"out": out}), **scalars
             )
         inputs = [*tensors, *self.bind_scalars(scalars).values()]
-        outs = None if out is None else (out,) if isinstance(out, torch.Tensor) else tuple(out)
+        outs = None if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
         results = run(self.spec(len(tensors)), inputs, outs)
         return results[0] if len(results) == 1 else tuple(results)
 

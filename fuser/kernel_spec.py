@@ -148,8 +148,11 @@ def infer_typing(group: FusionGroup, inputs: Sequence[InputSpec | None], default
             if parameter.name not in function.unpromoted
         ]
         common = promote(operands)
-        if function.promotion is Promotion.INT_TO_FLOAT:
+        if function.promotion in (Promotion.INT_TO_FLOAT, Promotion.INT_TO_FLOAT_WIDE):
             common = to_floating(common, default_dtype)
+        is_wide = function.promotion in (Promotion.DEFAULT_WIDE, Promotion.INT_TO_FLOAT_WIDE)
+        if is_wide and common in (torch.float16, torch.bfloat16):
+            common = torch.float32
         _check_kind(application, common, values)
         for value, parameter in zip(application.tensors, parameters, strict=True):
             if parameter.name in function.unpromoted and values[value] is not torch.bool:

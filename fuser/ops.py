@@ -18,10 +18,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
+from fuser.dtypes import DTYPES
 from fuser.functor import parse_functor
 from fuser.graph import Function, Promotion
 
-__all__ = ["OPS", "Call", "Op", "bind_function", "bind_method", "op_functions"]
+__all__ = ["OPS", "WIDE_UNDER_AUTOCAST", "Call", "Op", "bind_function", "bind_method", "op_functions"]
 
 NUMBER_TYPES = (bool, int, float, complex)
 
@@ -34,7 +35,7 @@ class Op:
     function: Function
     # The eager reference: called with the tensors in order and the scalars by name.
     eager: Callable[..., Any]
-    # Kinds of common dtype ("bool", "int", "float", "complex") the functor serves; others run in eager torch.
+    # Kinds of common dtype (see dtype_kind) that the functor serves; others run in eager torch.
     kinds: frozenset[str]
 
 
@@ -48,6 +49,12 @@ class Call:
 
 
 OPS: dict[str, Op] = {}
+# What torch.autocast runs in float32 on CUDA (ATen's autocast_mode.h); on the CPU it leaves the table's ops alone.
+WIDE_UNDER_AUTOCAST = frozenset({"exp", "expm1", "log", "log1p", "log2", "reciprocal", "rsqrt", "pow", "pow_number"})
+
+_LIMITED = {torch.uint16, torch.uint32, torch.uint64} | {
+    dtype for dtype in DTYPES if dtype.is_floating_point and dtype.itemsize == 1
+}
 
 FLOAT = frozenset({"float"})
 REAL = frozenset({"int", "float"})
@@ -55,7 +62,9 @@ ANY_REAL = frozenset({"bool", "int", "float"})
 
 
 def dtype_kind(dtype: torch.dtype) -> str:
-    """Return "bool", "int", "float" or "complex"."""
+    """Return "bool", "int", "float" or "complex"; "limited" where torch stores and casts, and has few other ops."""
+    if dtype in _LIMITED:
+        return "limited"
     if dtype.is_complex:
         return "complex"
     if dtype.is_floating_point:
@@ -249,7 +258,7 @@ OPS["to"] = Op(
     "to",
     cast_function(torch.float32),
     lambda x, dtype=torch.float32: _ATEN._to_copy.default(x, dtype=dtype),
-    ANY_REAL | {"complex"},
+    ANY_REAL | {"complex", "limited"},
 )
 
 

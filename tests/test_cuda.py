@@ -428,6 +428,22 @@ def test_a_cpu_tensor_beside_a_cuda_tensor_raises() -> None:
         functor("axpy")(x, x.cpu())
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_autocast_is_torchs(dtype: torch.dtype) -> None:
+    def step(x: Any, y: Any) -> Any:
+        return torch.exp(x) + y, x**2.0, torch.sigmoid(x) * torch.log1p(y * y), 1.0 / (x * x + 1)
+
+    fused = fuser.fuse(step)
+    x, y = (draw((33, 65), dtype, seed=seed, device="cuda") for seed in (1, 2))
+    for narrow in (torch.float16, torch.bfloat16):
+        with torch.autocast("cuda", dtype=narrow):
+            got, wanted = fused(x, y), step(x, y)
+        assert [item.dtype for item in got] == [item.dtype for item in wanted]
+        for mine, theirs in zip(got, wanted, strict=True):
+            torch.testing.assert_close(mine, theirs)
+    assert [item.dtype for item in fused(x, y)] == [dtype] * 4
+
+
 # --- out=, training -------------------------------------------------------------------------------------------------
 def test_out() -> None:
     x, y = (draw((33, 65), torch.float32, seed=seed, device="cuda") for seed in (1, 2))

@@ -93,8 +93,8 @@ class FusedFunction:
     def _trace(self) -> fx.GraphModule:
         tracer = fx.Tracer()
         graph = tracer.trace(self.function)
-        root = tracer.root if isinstance(self.function, torch.nn.Module) else torch.nn.Module()
-        module = fx.GraphModule(root, graph, self.__name__)
+        # The root holds the tensors that the function closes over.
+        module = fx.GraphModule(tracer.root, graph, self.__name__)
         FusionPass()(module)
         return module
 
