@@ -15,7 +15,7 @@ from fuser.dtypes import Rank, dtype_info, promote, to_floating
 from fuser.errors import ShapeError, UnsupportedError
 from fuser.fallback import Fallback, build_fallback
 from fuser.graph import Application, FusionGroup, Promotion
-from fuser.layout import Shape, Strides, broadcast_shapes, infer_output_strides
+from fuser.layout import Shape, Strides, broadcast_shapes, contiguous_strides, infer_output_strides
 from fuser.ops import dtype_kind, op_functions
 
 __all__ = [
@@ -110,6 +110,8 @@ class ValueLayout:
 
     shape: Shape
     strides: Strides
+    # Whether it is a Python number: it has shape () then.
+    is_number: bool = False
 
 
 def build_kernel_spec(group: FusionGroup) -> KernelSpec:
@@ -168,7 +170,7 @@ def infer_typing(group: FusionGroup, inputs: Sequence[InputSpec | None], default
 
 
 def infer_layouts(group: FusionGroup, inputs: Sequence[ValueLayout]) -> tuple[ValueLayout, ...]:
-    """Infer shape and strides of every value, as torch would give them op by op. Numbers have shape ().
+    """Infer shape and strides of every value, as torch would give them op by op.
 
     Raises:
         ShapeError: the tensors of an application do not broadcast; names the functor.
@@ -182,9 +184,13 @@ def infer_layouts(group: FusionGroup, inputs: Sequence[ValueLayout]) -> tuple[Va
         except ShapeError as error:
             shapes = ", ".join(str(list(operand.shape)) for operand in operands)
             raise ShapeError(f"{function.name}: {error} (shapes {shapes})") from None
-        if not function.numbers_have_layout:
-            operands = [operand for operand in operands if operand.shape or not shape]
-        strides = infer_output_strides(shape, [(operand.shape, operand.strides) for operand in operands])
+        if function.op in {"pow", "pow_number"} and operands[0].is_number:
+            # at::pow(Scalar, Tensor) lays its result out before it knows its operands.
+            strides = contiguous_strides(shape)
+        else:
+            if not function.numbers_have_layout:
+                operands = [operand for operand in operands if not operand.is_number] or operands
+            strides = infer_output_strides(shape, [(operand.shape, operand.strides) for operand in operands])
         values += [ValueLayout(shape, strides)] * function.num_outputs
     return tuple(values)
 

@@ -51,6 +51,7 @@ __all__ = [
     "make_plan",
     "plan_texts",
     "set_can_fuse",
+    "value_layouts",
 ]
 
 # Offsets up to here fit an int with room for one block's worth of threads.
@@ -142,7 +143,7 @@ def make_plan(
         As ``run``. UnsupportedError leaves only when no fallback is allowed: else it is the plan's fallback reason.
     """
     device = common_device(spec, inputs)
-    layouts = infer_layouts(spec.group, [ValueLayout(item.shape, item.strides) for item in inputs])
+    layouts = infer_layouts(spec.group, value_layouts(inputs))
     try:
         return _plan_kernels(spec, inputs, out, device, layouts)
     except (UnsupportedError, CompileError) as error:
@@ -191,6 +192,11 @@ def input_specs(inputs: Sequence[Bound], device: torch.device) -> list[InputSpec
             by_value = item.device is not None and item.device.type == "cpu" and device.type != "cpu"
             specs.append(InputSpec(item.dtype, rank, _number_kind(item.dtype) if by_value else None))
     return specs
+
+
+def value_layouts(inputs: Sequence[Bound]) -> list[ValueLayout]:
+    """Return shape and strides of each input."""
+    return [ValueLayout(item.shape, item.strides, is_number=item.dtype is None) for item in inputs]
 
 
 def arg_spec(
@@ -266,7 +272,7 @@ def plan_texts(
     if device is not None:
         described = [item._replace(device=device) if item.device is not None else item for item in described]
     where = common_device(spec, described)
-    layouts = infer_layouts(spec.group, [ValueLayout(item.shape, item.strides) for item in described])
+    layouts = infer_layouts(spec.group, value_layouts(described))
     values = _describe_values(spec, described, where, layouts)
     return [(part.spec, part.args) for part in _parts(spec, values, where, _written(spec, values))]
 

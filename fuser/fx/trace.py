@@ -10,17 +10,21 @@ from typing import Any
 import torch
 from torch import fx
 
+from fuser.fx.partition import IS_NUMBER
 from fuser.fx.passes import FusionModule, FusionPass, warm_up_graph
 from fuser.graph import FusionGroup
 
 __all__ = ["FusedFunction", "fuse"]
+
+_NUMBERS = frozenset((bool, int, float, complex))
 
 
 def fuse(function: Callable[..., Any]) -> FusedFunction:
     """Make a function of functor calls and torch ops run as few kernels as possible, usually one.
 
     The function is traced once with torch.fx, on its first use: its arguments become symbols, so Python control flow
-    may not depend on them. Numbers among the arguments stay run-time arguments. What is neither a functor call nor an
+    may not depend on them. Numbers among the arguments stay run-time arguments, and arithmetic on them alone stays
+    Python's (a call with numbers in other places traces once more). What is neither a functor call nor an
     op that fuser knows stays eager, between fusion nodes.
 
     Args:
@@ -38,17 +42,23 @@ class FusedFunction:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self._lock = threading.RLock()
-        self._graph_module: fx.GraphModule | None = None
+        # By the places of the numbers among the arguments.
+        self._graph_modules: dict[tuple[int, ...], fx.GraphModule] = {}
         functools.update_wrapper(self, function)
 
     @property
     def graph_module(self) -> fx.GraphModule:
-        """The FX graph with fusion nodes; traced on first use."""
-        if self._graph_module is None:
+        """The FX graph with fusion nodes: that of the latest kind of call, or of one with tensors alone before any."""
+        return next(reversed(self._graph_modules.values()), None) or self._graph_module_for(())
+
+    def _graph_module_for(self, args: tuple[Any, ...]) -> fx.GraphModule:
+        numbers = tuple([place for place, item in enumerate(args) if type(item) in _NUMBERS])
+        module = self._graph_modules.get(numbers)
+        if module is None:
             with self._lock:
-                if self._graph_module is None:
-                    self._graph_module = self._trace()
-        return self._graph_module
+                module = self._graph_modules.get(numbers) or self._trace(numbers)
+                self._graph_modules[numbers] = module
+        return module
 
     @property
     def groups(self) -> tuple[FusionGroup, ...]:
@@ -63,7 +73,8 @@ class FusedFunction:
 
         Takes real, fake or meta tensors; meta tensors stand for tensors on the GPU, or on the CPU without one.
         """
-        warm_up_graph(self.graph_module, self._positional(args, kwargs))
+        positional = self._positional(args, kwargs)
+        warm_up_graph(self._graph_module_for(positional), positional)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function."""
@@ -71,10 +82,10 @@ class FusedFunction:
             # Somebody else is tracing: what is in this function fuses with its neighbours there.
             return self.function(*args, **kwargs)
         if kwargs:
-            return self.graph_module(*self._positional(args, kwargs))
-        return self.graph_module(*args)
+            args = self._positional(args, kwargs)
+        return self._graph_module_for(args)(*args)
 
-    def _positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def _positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         placeholders = [node for node in self.graph_module.graph.nodes if node.op == "placeholder"]
         values = list(args)
         for node in placeholders[len(args) :]:
@@ -88,11 +99,14 @@ class FusedFunction:
         if kwargs or len(values) > len(placeholders):
             extra = next(iter(kwargs), "") or f"{len(values)} arguments"
             raise TypeError(f"{self.__name__}() got an unexpected argument: {extra}")
-        return values
+        return tuple(values)
 
-    def _trace(self) -> fx.GraphModule:
+    def _trace(self, numbers: tuple[int, ...]) -> fx.GraphModule:
         tracer = fx.Tracer()
         graph = tracer.trace(self.function)
+        for place, node in enumerate(node for node in graph.nodes if node.op == "placeholder"):
+            if place in numbers:
+                node.meta[IS_NUMBER] = True
         # The root holds the tensors that the function closes over.
         module = fx.GraphModule(tracer.root, graph, self.__name__)
         FusionPass()(module)
