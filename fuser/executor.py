@@ -156,9 +156,20 @@ def _launch(spec: KernelSpec, step: Step, inputs: list[Any], outputs: list[torch
     try:
         arguments = step.packer.pack(addresses, numbers)
     except struct.error:
-        names = [spec.group.inputs[index].name for index in step.numbers]
-        raise ArgumentError(f"an integer among {', '.join(names)} does not fit in 64 bits") from None
+        raise ArgumentError(_describe_overflow(spec, step, inputs)) from None
     step.kernel.launch(arguments, step.numel, device.index or 0)
+
+
+def _describe_overflow(spec: KernelSpec, step: Step, inputs: Sequence[Any]) -> str:
+    # A group in canonical form has no names of the caller's; the functors' parameters have.
+    wrong = next(index for index in step.numbers if not -(2**63) <= int(_number(inputs[index]).real) < 2**63)
+    for item in spec.group.applications:
+        functor = item.function.functor
+        bound = [*zip(item.tensors, functor.tensors, strict=False), *zip(item.scalars, functor.scalars, strict=True)]
+        for value, parameter in bound:
+            if value == wrong:
+                return f"{item.function.name}: {parameter.name}={inputs[wrong]} does not fit in 64 bits"
+    raise AssertionError("a number is somebody's argument")
 
 
 def _number(item: Any) -> Any:

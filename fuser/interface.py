@@ -62,8 +62,8 @@ def run_fusion(key: int, inputs: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def can_fuse_on_cpu() -> bool:
-    """Whether groups on CPU tensors are fused; if not, they run in eager torch."""
-    return planner.can_fuse("cpu")
+    """Whether groups on CPU tensors are fused: not switched off, and there is a C++ compiler. Else they run eagerly."""
+    return planner.can_fuse("cpu") and compiler.has_host_compiler()
 
 
 def can_fuse_on_gpu() -> bool:

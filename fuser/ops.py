@@ -150,7 +150,15 @@ for _name in ("exp", "expm1", "log", "log1p", "log2", "sqrt", "rsqrt", "sin", "c
 _define_unary_float("sigmoid", "return T(1) / (T(1) + exp(-x));", torch.sigmoid)
 _define("floor", "T x", "return floor(x);", torch.floor)
 _define("ceil", "T x", "return ceil(x);", torch.ceil)
-_define("pow", "T a, T b", "return pow(a, b);", torch.pow, numbers_have_layout=False)
+# gcc makes pow(a, 0.5) a square root, which has other values at -0 and -infinity.
+_define(
+    "pow",
+    "T a, T b",
+    "\n#ifndef __CUDACC__\nif (b == T(0.5) && (a == T(0) || a == -T(INFINITY))) return fabs(a);\n#endif\n"
+    "return pow(a, b);",
+    torch.pow,
+    numbers_have_layout=False,
+)
 # ATen computes these exponents by multiplication.
 _define(
     "pow_number",

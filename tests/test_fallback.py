@@ -93,6 +93,7 @@ def test_no_compiler(with_fallback: fuser.JitFunction, without_fallback: fuser.J
             without_fallback(x, 1.0)
         with pytest.raises(CompilerNotFoundError):
             with_fallback.check(device="cpu")
+        assert not fuser.can_fuse_on_cpu()
 
 
 @pytest.mark.cpu

@@ -263,11 +263,7 @@ def test_dtypes_and_special_values(name: str, dtype: torch.dtype) -> None:
         # alpha * y overflows or underflows where torch's CPU kernel fuses the product with the sum.
         if dtype.is_floating_point and any(key == "alpha" for key, _ in way[3]):
             continue
-        special = special_tensors(dtype)
-        if name == "pow" and dtype.is_floating_point:
-            # gcc makes pow(x, 0.5) a square root, and so does the prelude: -infinity and -0 have another one in C.
-            special["y"] = special["y"].masked_fill(special["y"] == 0.5, 0.75)
-        check(way, name, special)
+        check(way, name, special_tensors(dtype))
 
 
 MIXED = (
@@ -285,8 +281,8 @@ def test_promotion(name: str) -> None:
         for pair in MIXED:
             for first, second in (pair, pair[::-1]):
                 tensors = random_tensors(first, second)
-                # Graphs of a backward pass do not mix dtypes; torch's CPU kernels refuse what its CUDA kernels take.
-                if not (name.endswith("_backward") and isinstance(outcome(eager, way, tensors), Exception)):
+                # Where oneDNN serves the gradient's dtype, torch's CPU kernel refuses another one of the input.
+                if not (name == "gelu_backward" and isinstance(outcome(eager, way, tensors), RuntimeError)):
                     check(way, name, tensors)
 
 
