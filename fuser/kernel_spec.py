@@ -15,7 +15,7 @@ from fuser.dtypes import Rank, dtype_info, promote, to_floating
 from fuser.errors import ShapeError, UnsupportedError
 from fuser.fallback import Fallback, build_fallback
 from fuser.graph import Application, FusionGroup, Promotion
-from fuser.layout import Shape, Strides, broadcast_shapes, contiguous_strides, infer_output_strides
+from fuser.layout import Shape, Strides, broadcast_shapes, contiguous_strides, infer_output_strides, is_dense
 from fuser.ops import dtype_kind, op_functions
 
 __all__ = [
@@ -187,6 +187,9 @@ def infer_layouts(group: FusionGroup, inputs: Sequence[ValueLayout]) -> tuple[Va
         if function.op in {"pow", "pow_number"} and operands[0].is_number:
             # at::pow(Scalar, Tensor) lays its result out before it knows its operands.
             strides = contiguous_strides(shape)
+        elif function.op == "to" and is_dense(shape, operands[0].strides):
+            # A copy keeps the strides, also those of dimensions that nobody walks.
+            strides = operands[0].strides
         else:
             if not function.numbers_have_layout:
                 operands = [operand for operand in operands if not operand.is_number] or operands

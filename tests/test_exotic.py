@@ -305,3 +305,11 @@ def test_a_function_that_closes_over_a_tensor() -> None:
     x = draw((3, 4), torch.float32, seed=1)
     assert torch.equal(fused(x), x * weight + 1)
     assert fuser.stats()["launches"] == 1
+
+
+def test_a_bool_in_front_where_the_group_falls_back() -> None:
+    before = fuser.override_can_fuse_on_cpu(False)
+    try:
+        assert fuser.fuse(lambda x: True + x)(ramp(3)).tolist() == [2, 3, 4]
+    finally:
+        fuser.override_can_fuse_on_cpu(before)
