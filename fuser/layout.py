@@ -167,6 +167,8 @@ def _strides_in_order(shape: Shape, order: Sequence[int]) -> Strides:
 
 def is_dense(shape: Shape, strides: Strides) -> bool:
     """Whether the elements lie densely without sharing memory: some order of the dimensions makes it contiguous."""
+    if 0 in shape:
+        return True
     order = sorted(range(len(shape)), key=lambda dim: (shape[dim] >= 2, strides[dim]))
     expected = 1
     for dim in order:

@@ -23,12 +23,7 @@ from fuser.errors import (
     UnsupportedError,
 )
 from fuser.fused_kernel import ArgumentPacker, FusedKernel
-from fuser.graph import FusionGroup, Section
 from fuser.kernel_spec import (
-    MAX_ARGUMENT_BYTES,
-    MAX_INPUTS,
-    MAX_LONE_ARGUMENT_BYTES,
-    MAX_OUTPUTS,
     ArgSpec,
     InputSpec,
     KernelSpec,
@@ -37,6 +32,7 @@ from fuser.kernel_spec import (
     infer_typing,
 )
 from fuser.layout import IterationSpace, Shape, Strides, broadcast_strides, build_iteration_space
+from fuser.sections import cut_group, group_outputs
 
 __all__ = [
     "VECTOR_BYTES",
@@ -326,14 +322,16 @@ def _output(value: _Value) -> _Output:
 def _parts(
     spec: KernelSpec, values: Sequence[_Value], device: torch.device, written: Sequence[_Output]
 ) -> Iterator[_Part]:
-    for section in _cut(spec.group, values):
+    layouts = [ValueLayout(item.bound.shape, item.bound.strides) for item in values]
+    by_value = {value for value, item in enumerate(values) if item.spec.number is not None}
+    for section in cut_group(spec.group, layouts, by_value):
         own = spec if section.group is spec.group else register(section.group)
         places = [place for place, value in enumerate(spec.group.outputs) if value in section.outputs]
         outputs = [written[place] for place in places]
         outputs += [_output(values[value]) for value in section.outputs[len(places) :]]
         places += [-1] * (len(outputs) - len(places))
         inputs = [values[value] for value in section.inputs]
-        for chosen in _launches([layout.shape for layout, _, _ in outputs]):
+        for chosen in group_outputs([layout.shape for layout, _, _ in outputs]):
             part = own if len(chosen) == len(outputs) else register(own.group.select_outputs(chosen))
             bounds, specs = [item.bound for item in inputs], [item.spec for item in inputs]
             args, space = arg_spec(part, bounds, specs, device.type, [outputs[index] for index in chosen])
@@ -345,50 +343,6 @@ def _parts(
                 tuple(section.outputs[index] for index in chosen),
                 tuple(places[index] for index in chosen),
             )
-
-
-def _cut(group: FusionGroup, values: Sequence[_Value]) -> Iterator[Section]:
-    """Give consecutive sections, each as long as fits in a launch (or, with outputs of several shapes, in each).
-
-    Raises:
-        UnsupportedError: one application alone has more arguments than a kernel takes.
-    """
-    whole = Section(group, tuple(range(len(group.inputs))), group.outputs)
-    if _fits(whole, values):
-        yield whole
-        return
-    begin, count = 0, len(group.applications)
-    while begin < count:
-        end = begin + 1
-        section = group.section(begin, end)
-        if max(size for _, size in _launch_sizes(section, values)) > MAX_LONE_ARGUMENT_BYTES:
-            name = group.applications[begin].function.name
-            raise UnsupportedError(f"{name!r} with more than {MAX_LONE_ARGUMENT_BYTES} bytes of sizes and strides")
-        while end < count and _fits(longer := group.section(begin, end + 1), values):
-            section, end = longer, end + 1
-        yield section
-        begin = end
-
-
-def _fits(section: Section, values: Sequence[_Value]) -> bool:
-    return all(inputs <= MAX_INPUTS and size <= MAX_ARGUMENT_BYTES for inputs, size in _launch_sizes(section, values))
-
-
-def _launch_sizes(section: Section, values: Sequence[_Value]) -> Iterator[tuple[int, int]]:
-    # Inputs and argument bytes of each launch; the bytes are a bound, which is exact where it matters.
-    shapes = [values[value].bound.shape for value in section.outputs]
-    for chosen in _launches(shapes):
-        group = section.group if len(chosen) == len(shapes) else section.group.select_outputs(chosen)
-        read = [values[section.inputs[index]] for index in group.used_inputs()]
-        pointers = [item.bound for item in read if item.spec.number is None]
-        shape, operands = shapes[chosen[0]], len(chosen) + len(pointers)
-        fixed = 2 + operands + 2 * (len(read) - len(pointers))
-        rank = len(shape)
-        if 8 * (fixed + rank * (1 + operands)) > MAX_ARGUMENT_BYTES:
-            strides = [values[section.outputs[index]].bound.strides for index in chosen]
-            strides += [broadcast_strides(item.shape, item.strides, shape) for item in pointers]
-            rank = len(build_iteration_space(shape, strides).sizes)
-        yield len(read), 8 * (fixed + rank * (1 + operands))
 
 
 def _plan_kernels(
@@ -440,17 +394,6 @@ def _plan_kernels(
             )
         )
     return Plan(device, planned, tuple(steps), tuple(temporaries))
-
-
-def _launches(shapes: Sequence[Shape]) -> list[list[int]]:
-    # Outputs of one shape share a launch, up to the bound on outputs.
-    by_shape: dict[Shape, list[list[int]]] = {}
-    for place, shape in enumerate(shapes):
-        parts = by_shape.setdefault(shape, [[]])
-        if len(parts[-1]) == MAX_OUTPUTS:
-            parts.append([])
-        parts[-1].append(place)
-    return [part for parts in by_shape.values() for part in parts]
 
 
 def describe_without_memory(item: Any, device: torch.device) -> Bound:
