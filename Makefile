@@ -40,8 +40,9 @@ docs: $(VENV)/.dev ## Build the documentation into site/
 pytest: $(VENV)/.dev ## Run the tests on JOBS processes (2 unless told); ARGS passes options on
 	$(BIN)/pytest -n $(JOBS) $(ARGS)
 
-fuzz: $(VENV)/.dev ## Run the property tests alone, at random and for long
+fuzz: $(VENV)/.dev ## Run the property tests at random and for long, and all of torch's samples
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -n $(JOBS) -m hypothesis $(ARGS)
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -n $(JOBS) tests/test_opinfo.py
 
 bench: $(VENV)/.bench ## Measure fuser beside its peers; ARGS passes options on (--help lists them)
 	$(BIN)/python benchmarks/import_time.py

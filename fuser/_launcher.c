@@ -37,8 +37,9 @@ typedef struct {
 
 static const ExchangeApi *api;
 static PyObject *tensor_type, *parameter_type;
-// Python callables: length of the stack of torch function modes, whether grad mode is on, torch's number of threads.
-static PyObject *function_modes, *grad_enabled, *thread_count;
+// Python callables: length of the stack of torch function modes, whether grad mode is on, torch's number of threads,
+// and what tells autograd that tensors were written to.
+static PyObject *function_modes, *grad_enabled, *thread_count, *increment_version;
 // The CUDA driver's functions, once a CUDA kernel has been loaded.
 static int (*driver_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
                             void **, void **);
@@ -360,6 +361,17 @@ static int launch_cpu(const Step *step, const uint64_t *arguments) {
   return 1;
 }
 
+// out= tensors were written to: what autograd has saved of them is no longer what it was.
+static int tell_autograd(PyObject *out) {
+  PyObject *tensors = PyTuple_CheckExact(out) ? Py_NewRef(out) : PyTuple_Pack(1, out);
+  PyObject *arguments = tensors ? PyTuple_Pack(1, tensors) : NULL;
+  PyObject *done = arguments ? PyObject_Call(increment_version, arguments, NULL) : NULL;
+  Py_XDECREF(tensors);
+  Py_XDECREF(arguments);
+  Py_XDECREF(done);
+  return done != NULL;
+}
+
 // Allocate and launch. The result is NULL with an error set, None (nothing was done), or the call's value.
 static PyObject *replay(const Record *record, const Call *call, PyObject *out) {
   void *stream = NULL;
@@ -396,7 +408,7 @@ static PyObject *replay(const Record *record, const Call *call, PyObject *out) {
     ++launches;
   }
   if (out != Py_None) {
-    result = Py_NewRef(out);
+    if (tell_autograd(out)) result = Py_NewRef(out);
   } else if (record->result_count == 1) {
     result = Py_NewRef(made[0]);
   } else if ((result = PyTuple_New(record->result_count))) {
@@ -638,15 +650,17 @@ static PyType_Spec launcher_spec = {"fuser._launcher.Launcher", sizeof(Launcher)
                                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, launcher_slots};
 
 static PyObject *set_torch(PyObject *module, PyObject *arguments) {
-  PyObject *capsule, *found[5];
-  if (!PyArg_ParseTuple(arguments, "OOOOOO", &capsule, &found[0], &found[1], &found[2], &found[3], &found[4]))
+  PyObject *capsule, *found[6];
+  if (!PyArg_ParseTuple(arguments, "OOOOOOO", &capsule, &found[0], &found[1], &found[2], &found[3], &found[4],
+                        &found[5]))
     return NULL;
   const ExchangeApi *table = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
   if (!table) return NULL;
   if (table->version.major != 1)
     return PyErr_Format(PyExc_ImportError, "DLPack %u is not version 1", table->version.major), NULL;
-  PyObject **places[] = {&tensor_type, &parameter_type, &function_modes, &grad_enabled, &thread_count};
-  for (int i = 0; i < 5; ++i) {
+  PyObject **places[] = {&tensor_type, &parameter_type, &function_modes, &grad_enabled, &thread_count,
+                         &increment_version};
+  for (int i = 0; i < 6; ++i) {
     PyObject *before = *places[i];
     *places[i] = Py_NewRef(found[i]);
     Py_XDECREF(before);

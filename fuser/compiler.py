@@ -7,13 +7,13 @@ from functools import cache
 
 from fuser.codegen import KernelSource, emit_kernel
 from fuser.config import config
-from fuser.errors import UnsupportedError
+from fuser.errors import CompilerNotFoundError, UnsupportedError
 from fuser.fused_kernel import Backend, FusedKernel
 from fuser.graph import FusionGroup
 from fuser.kernel_cache import KernelStore, SpecCache
 from fuser.kernel_spec import ArgSpec, KernelSpec
 
-__all__ = ["backend_for", "compile_kernel", "dump", "emit_source", "register", "registered"]
+__all__ = ["backend_for", "compile_kernel", "dump", "emit_source", "has_host_compiler", "register", "registered"]
 
 _specs = SpecCache()
 
@@ -61,6 +61,17 @@ def compile_kernel(spec: KernelSpec, args: ArgSpec, device_index: int | None) ->
         return backend.compile(source, target)
 
     return _store(spec).get_or_compile((args, target), make)
+
+
+def has_host_compiler() -> bool:
+    """Whether there is a C++ compiler for CPU kernels."""
+    from fuser.cpu.backend import find_compiler  # noqa: PLC0415 - as in backend_for
+
+    try:
+        find_compiler(config.cxx)
+    except CompilerNotFoundError:
+        return False
+    return True
 
 
 @cache

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "ArgumentError",
+    "CaptureError",
     "CompileError",
     "CompilerNotFoundError",
     "DeviceError",
@@ -72,6 +73,10 @@ class NoCompileError(FuserError, RuntimeError):
     """A kernel is missing, in memory and on disk, and ``config.no_compile`` forbids to compile it."""
 
 
+class CaptureError(FuserError, RuntimeError):
+    """A kernel is needed for the first time while a CUDA graph is being captured, where none can be loaded."""
+
+
 class CompilerNotFoundError(UnsupportedError):
     """No compiler for the device: no host C++ compiler, or no NVRTC."""
 
@@ -114,6 +119,14 @@ class CompileError(FuserError, RuntimeError):
         self.source = "\n".join(f"{number:5d} | {line}" for number, line in enumerate(source.splitlines(), 1))
         self.options = options
         self.log = log
+
+
+def count_characters(text: str, line: int, column: int) -> int:
+    """Return a column in characters for one in bytes of UTF-8, which parser and compilers count (both from 1)."""
+    lines = text.splitlines()
+    if not 1 <= line <= len(lines):
+        return column
+    return len(lines[line - 1].encode()[: max(column - 1, 0)].decode(errors="ignore")) + 1
 
 
 def point_at(text: str, line: int, column: int) -> str:

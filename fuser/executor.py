@@ -13,12 +13,14 @@ from typing import Any
 import torch
 
 from fuser import counters, planner
+from fuser.compiler import register
 from fuser.config import config
 from fuser.errors import ArgumentError, DeviceError, FuserError, GradientError
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Launcher, forget_records, record_call
-from fuser.outputs import check_out, finish_out
+from fuser.ops import WIDE_UNDER_AUTOCAST
+from fuser.outputs import check_kinds, check_out, finish_out, unusual_kind
 from fuser.planner import Plan, Step, describe, describe_without_memory, make_plan
 from fuser.tuner import make_tuned
 
@@ -35,6 +37,8 @@ __all__ = [
 
 _plans: dict[int, Lru[Plan]] = {}
 config.listeners.append(forget_records)
+# By key, what runs in place of a group inside torch.autocast.
+_under_autocast_specs: dict[int, KernelSpec] = {}
 # Runs a call under tensor subclasses and dispatch modes; fuser.library provides it.
 _dispatcher: Callable[[KernelSpec, list[Any]], list[torch.Tensor]] | None = None
 
@@ -92,7 +96,7 @@ def run_and_record(
         out: None, a tensor or a tuple of tensors.
     """
     resolved = list(inputs)
-    outs = None if out is None else (out,) if isinstance(out, torch.Tensor) else tuple(out)
+    outs = None if out is None else out if isinstance(out, tuple) else (out,)
     results, plan = _run(spec, resolved, outs)
     if plan is not None and all(map(operator.is_, resolved, inputs)):
         record_call(launcher, plan, inputs, tensors, scalars, out)
@@ -103,9 +107,10 @@ def _run(
     spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] | None
 ) -> tuple[list[torch.Tensor], Plan | None]:
     # The results, and the plan if a call like this one can go by it without another look.
-    for tensor in out or ():
-        if not isinstance(tensor, torch.Tensor):
-            raise ArgumentError(f"out= takes tensors, got {type(tensor).__name__}")
+    if out is not None:
+        check_kinds(out)
+    if torch.is_autocast_enabled("cuda"):
+        spec = _under_autocast(spec, inputs)
     unusual = _unusual(spec, inputs, out)
     if unusual is not None:
         return (unusual() if out is None else finish_out(out, unusual())), None
@@ -132,7 +137,8 @@ def _run_planned(
         return _run_fallback(spec, inputs, plan.fallback_reason, out), None
     if out is not None:
         is_resized, is_direct = check_out(plan.outputs, out, inputs)
-        if not is_direct:
+        # A step may not write what a later one reads.
+        if not is_direct or len(plan.steps) > 1:
             return finish_out(out, run_plain(spec, inputs)), None
         if is_resized:
             # Strides are other ones than those planned for.
@@ -143,8 +149,18 @@ def _run_planned(
             torch.empty_strided(shape, strides, dtype=dtype, device=plan.device)
             for shape, strides, dtype in plan.outputs
         ]
+    written = outputs
+    if plan.temporaries:
+        written = outputs + [
+            torch.empty_strided(shape, strides, dtype=dtype, device=plan.device)
+            for shape, strides, dtype in plan.temporaries
+        ]
+        inputs = inputs + written
     for step in plan.steps:
-        _launch(spec, step, inputs, outputs)
+        _launch(spec, step, inputs, written)
+    if out is not None:
+        # Autograd must see that what it may have saved was written to.
+        torch.autograd.graph.increment_version(outputs)
     return outputs, plan
 
 
@@ -168,9 +184,21 @@ def warm_up(
     if where == torch.device("cuda"):
         where = torch.device("cuda", torch.cuda.current_device())
     described = [describe_without_memory(item, where) for item in inputs]
+    if torch.is_autocast_enabled("cuda"):
+        spec = _under_autocast(spec, inputs)
     plan = make_plan(spec, described, allow_fallback=allow_fallback)
     if plan.fallback_reason:
         counters.count_fallback(plan.fallback_reason)
+
+
+def _under_autocast(spec: KernelSpec, inputs: Sequence[Any]) -> KernelSpec:
+    # Users' functors are no ops that autocast knows.
+    if not any(isinstance(item, torch.Tensor) and item.is_cuda for item in inputs):
+        return spec
+    if spec.key not in _under_autocast_specs:
+        has_op = not WIDE_UNDER_AUTOCAST.isdisjoint(item.function.op for item in spec.group.applications)
+        _under_autocast_specs[spec.key] = register(spec.group.widen(WIDE_UNDER_AUTOCAST)) if has_op else spec
+    return _under_autocast_specs[spec.key]
 
 
 def _launch(spec: KernelSpec, step: Step, inputs: list[Any], outputs: list[torch.Tensor]) -> None:
@@ -180,9 +208,20 @@ def _launch(spec: KernelSpec, step: Step, inputs: list[Any], outputs: list[torch
     try:
         arguments = step.packer.pack(addresses, numbers)
     except struct.error:
-        names = [spec.group.inputs[index].name for index in step.numbers]
-        raise ArgumentError(f"an integer among {', '.join(names)} does not fit in 64 bits") from None
+        raise ArgumentError(_describe_overflow(spec, step, inputs)) from None
     step.run(arguments)
+
+
+def _describe_overflow(spec: KernelSpec, step: Step, inputs: Sequence[Any]) -> str:
+    # A group in canonical form has no names of the caller's; the functors' parameters have.
+    wrong = next(index for index in step.numbers if not -(2**63) <= int(_number(inputs[index]).real) < 2**63)
+    for item in spec.group.applications:
+        functor = item.function.functor
+        bound = [*zip(item.tensors, functor.tensors, strict=False), *zip(item.scalars, functor.scalars, strict=True)]
+        for value, parameter in bound:
+            if value == wrong:
+                return f"{item.function.name}: {parameter.name}={inputs[wrong]} does not fit in 64 bits"
+    raise AssertionError("a number is somebody's argument")
 
 
 def _number(item: Any) -> Any:
@@ -208,12 +247,12 @@ def _unusual(
     for index, item in enumerate(inputs):
         if not isinstance(item, torch.Tensor):
             continue
-        if _has_torch_dispatch(item):
-            return lambda: _dispatch(spec, inputs)
         needs_grad = needs_grad or item.requires_grad
         if item.layout is not torch.strided or item.is_quantized or item.is_nested:
-            kind = "quantized" if item.is_quantized else "nested" if item.is_nested else str(item.layout)
-            reason = f"a {kind.removeprefix('torch.')} tensor"
+            # Before its class is asked: a class of nested or sparse tensors knows torch's operators, not fuser's.
+            reason = f"a {unusual_kind(item)} tensor"
+        elif _has_torch_dispatch(item):
+            return lambda: _dispatch(spec, inputs)
         elif item.is_conj() or item.is_neg():
             inputs[index] = item.resolve_conj().resolve_neg()
     if torch._C._functorch.peek_interpreter_stack() is not None:

@@ -15,7 +15,7 @@ from functools import lru_cache
 import tree_sitter
 import tree_sitter_cpp
 
-from fuser.errors import FunctorError, point_at
+from fuser.errors import FunctorError, count_characters, point_at
 
 __all__ = ["Functor", "Parameter", "Problem", "Role", "parse_functor"]
 
@@ -112,7 +112,7 @@ class Functor:
         return (encoded[:start] + b"void" + encoded[end:]).decode()
 
     def column_in_source(self, line: int, column: int) -> int:
-        """Map a column of ``text`` to the user's text (both from 1)."""
+        """Map a column of ``text`` to the user's text (both from 1, in bytes)."""
         if self.void_span is None:
             return column
         start, end = self.void_span
@@ -184,6 +184,7 @@ def parse_functor(source: str, scalars: tuple[str, ...] = (), num_outputs: int =
 
 
 def _error(source: str, message: str, line: int, column: int) -> FunctorError:
+    column = count_characters(source, line, column)
     return FunctorError(f"line {line}, column {column}: {message}\n{point_at(source, line, column)}", line, column)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from fuser.functor import Functor, Parameter, parse_functor
 if TYPE_CHECKING:
     import networkx
 
-__all__ = ["Application", "Function", "FusionGroup", "GroupBuilder", "Input", "Promotion"]
+__all__ = ["Application", "Function", "FusionGroup", "GroupBuilder", "Input", "Promotion", "Section"]
 
 JSON_VERSION = 1
 
@@ -33,6 +33,14 @@ class Promotion(Enum):
     DEFAULT = "default"
     # The same, but integral dtypes become torch's default dtype (ATen: unary float ops, true division).
     INT_TO_FLOAT = "int_to_float"
+    # These two under torch.autocast: half and bfloat16 become float32.
+    DEFAULT_WIDE = "default_wide"
+    INT_TO_FLOAT_WIDE = "int_to_float_wide"
+
+    @property
+    def wide(self) -> Promotion:
+        """The one of an op that torch.autocast runs in float32, from the op's own."""
+        return Promotion.DEFAULT_WIDE if self is Promotion.DEFAULT else Promotion.INT_TO_FLOAT_WIDE
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +233,38 @@ class FusionGroup:
         """Return the canonical group that makes only the outputs at ``places``; inputs keep their positions."""
         return replace(self, outputs=tuple(self.outputs[place] for place in places), _key=[]).canonical()
 
+    def section(self, begin: int, end: int) -> Section:
+        """Return applications ``begin`` to ``end`` as a group: it takes what they read and makes what others need."""
+        inside = self.applications[begin:end]
+        own = [value for value, maker in enumerate(self.producers()) if begin <= maker < end]
+        read = sorted({value for item in inside for value in (*item.tensors, *item.scalars)} - {*own})
+        read_later = {value for item in self.applications[end:] for value in item.tensors} - {*self.outputs}
+        made = [value for value in self.outputs if value in own] + [value for value in own if value in read_later]
+        place = {value: index for index, value in enumerate([*read, *own])}
+        group = FusionGroup(
+            tuple(self.inputs[value] if value < len(self.inputs) else Input(f"v{value}") for value in read),
+            tuple(
+                replace(
+                    item,
+                    tensors=tuple(place[value] for value in item.tensors),
+                    scalars=tuple(place[value] for value in item.scalars),
+                )
+                for item in inside
+            ),
+            tuple(place[value] for value in made),
+        )
+        return Section(group, tuple(read), tuple(made))
+
+    def widen(self, ops: Collection[str]) -> FusionGroup:
+        """Return the group whose applications of ``ops`` compute half and bfloat16 in float32, as autocast has it."""
+        applications = [
+            replace(item, function=replace(item.function, promotion=item.function.promotion.wide))
+            if item.function.op in ops
+            else item
+            for item in self.applications
+        ]
+        return replace(self, applications=tuple(applications), _key=[])
+
     def used_inputs(self) -> tuple[int, ...]:
         """Return the inputs that some application reads, in order."""
         used = {value for item in self.applications for value in (*item.tensors, *item.scalars)}
@@ -352,6 +392,16 @@ class FusionGroup:
         for value in application.scalars:
             if value >= len(self.inputs) or not self.inputs[value].is_scalar:
                 raise GroupError(f"{where}: value {value} is used as a scalar and is no scalar input")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Consecutive applications of a group, as a group of their own."""
+
+    group: FusionGroup
+    # Values of the whole group that are its inputs and its outputs, in order.
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
 
 
 def describe_application(application: Application) -> str:

@@ -90,8 +90,8 @@ def autotune(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> TuningReport:
 
 
 def can_fuse_on_cpu() -> bool:
-    """Whether groups on CPU tensors are fused; if not, they run in eager torch."""
-    return planner.can_fuse("cpu")
+    """Whether groups on CPU tensors are fused: not switched off, and there is a C++ compiler. Else they run eagerly."""
+    return planner.can_fuse("cpu") and compiler.has_host_compiler()
 
 
 def can_fuse_on_gpu() -> bool:

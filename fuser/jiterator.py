@@ -138,7 +138,7 @@ class JitFunction(Replayer):
                 self, (*tensors, *scalars.values()), *tensors, **({} if out is None else {"out": out}), **scalars
             )
         inputs = [*tensors, *self.bind_scalars(scalars).values()]
-        outs = out if out is None or isinstance(out, torch.Tensor) else tuple(out)
+        outs = None if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
         results = run_and_record(self.spec(len(tensors)), inputs, self, tensors, scalars, outs)
         return results[0] if len(results) == 1 else tuple(results)
 

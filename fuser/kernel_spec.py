@@ -16,7 +16,7 @@ from fuser.dtypes import Rank, dtype_info, promote, to_floating
 from fuser.errors import ShapeError, UnsupportedError
 from fuser.fallback import Fallback, build_fallback
 from fuser.graph import Application, FusionGroup, Promotion
-from fuser.layout import Shape, Strides, broadcast_shapes, infer_output_strides
+from fuser.layout import Shape, Strides, broadcast_shapes, contiguous_strides, infer_output_strides, is_dense
 from fuser.ops import dtype_kind, op_functions
 
 __all__ = [
@@ -30,8 +30,12 @@ __all__ = [
     "infer_typing",
 ]
 
+# What one launch takes; a group beyond it is cut.
 MAX_INPUTS = 64
 MAX_OUTPUTS = 16
+MAX_ARGUMENT_BYTES = 4096
+# What CUDA takes at most: for a functor that is too large for the limits above and cannot be cut.
+MAX_LONE_ARGUMENT_BYTES = 32760
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,8 @@ class Typing:
     values: tuple[torch.dtype, ...]
     # Common dtype each application computes in, before it becomes a compute type.
     common: tuple[torch.dtype, ...]
+    # Weight of each value in promotion.
+    ranks: tuple[Rank, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +115,8 @@ class ValueLayout:
 
     shape: Shape
     strides: Strides
+    # Whether it is a Python number: it has shape () then.
+    is_number: bool = False
 
 
 def build_kernel_spec(group: FusionGroup) -> KernelSpec:
@@ -147,8 +155,11 @@ def infer_typing(group: FusionGroup, inputs: Sequence[InputSpec | None], default
             if parameter.name not in function.unpromoted
         ]
         common = promote(operands)
-        if function.promotion is Promotion.INT_TO_FLOAT:
+        if function.promotion in (Promotion.INT_TO_FLOAT, Promotion.INT_TO_FLOAT_WIDE):
             common = to_floating(common, default_dtype)
+        is_wide = function.promotion in (Promotion.DEFAULT_WIDE, Promotion.INT_TO_FLOAT_WIDE)
+        if is_wide and common in (torch.float16, torch.bfloat16):
+            common = torch.float32
         _check_kind(application, common, values)
         for value, parameter in zip(application.tensors, parameters, strict=True):
             if parameter.name in function.unpromoted and values[value] is not torch.bool:
@@ -160,11 +171,11 @@ def infer_typing(group: FusionGroup, inputs: Sequence[InputSpec | None], default
             dtype_info(out or common)
             values.append(out or common)
             ranks.append(rank)
-    return Typing(tuple(values), tuple(common_dtypes))
+    return Typing(tuple(values), tuple(common_dtypes), tuple(ranks))
 
 
 def infer_layouts(group: FusionGroup, inputs: Sequence[ValueLayout]) -> tuple[ValueLayout, ...]:
-    """Infer shape and strides of every value, as torch would give them op by op. Numbers have shape ().
+    """Infer shape and strides of every value, as torch would give them op by op.
 
     Raises:
         ShapeError: the tensors of an application do not broadcast; names the functor.
@@ -178,9 +189,16 @@ def infer_layouts(group: FusionGroup, inputs: Sequence[ValueLayout]) -> tuple[Va
         except ShapeError as error:
             shapes = ", ".join(str(list(operand.shape)) for operand in operands)
             raise ShapeError(f"{function.name}: {error} (shapes {shapes})") from None
-        if not function.numbers_have_layout:
-            operands = [operand for operand in operands if operand.shape or not shape]
-        strides = infer_output_strides(shape, [(operand.shape, operand.strides) for operand in operands])
+        if function.op in {"pow", "pow_number"} and operands[0].is_number:
+            # at::pow(Scalar, Tensor) lays its result out before it knows its operands.
+            strides = contiguous_strides(shape)
+        elif function.op == "to" and is_dense(shape, operands[0].strides):
+            # A copy keeps the strides, also those of dimensions that nobody walks.
+            strides = operands[0].strides
+        else:
+            if not function.numbers_have_layout:
+                operands = [operand for operand in operands if not operand.is_number] or operands
+            strides = infer_output_strides(shape, [(operand.shape, operand.strides) for operand in operands])
         values += [ValueLayout(shape, strides)] * function.num_outputs
     return tuple(values)
 

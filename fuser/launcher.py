@@ -46,6 +46,7 @@ try:
         torch._C._len_torch_function_stack,
         torch.is_grad_enabled,
         torch.get_num_threads,
+        torch._C._increment_version,
     )
 except (ImportError, AttributeError):
     # Not built, or a torch with another exchange API.
@@ -153,7 +154,7 @@ def record_call(
     if plan.follows_default_dtype:
         return
     is_large = any(len(step.packer.template) > MAX_ARGUMENT_BYTES for step in plan.steps)
-    if len(items) + len(plan.outputs) > MAX_ITEMS or is_large:
+    if len(items) + len(plan.outputs) + len(plan.temporaries) > MAX_ITEMS or is_large:
         return
     packed = tuple(_pack_step(step, len(inputs)) for step in plan.steps)
     distinct = list({id(item): item for item in given}.values())
@@ -168,7 +169,7 @@ def record_call(
         out,
         check,
         needs_grad,
-        () if outs else tuple((allocate, output) for output in plan.outputs),
+        () if outs else tuple((allocate, tensor) for tensor in (*plan.outputs, *plan.temporaries)),
         len(plan.outputs),
         packed,
         plan.device.index or 0,
@@ -311,8 +312,10 @@ def _replay(record: _Record, inputs: tuple[Any, ...]) -> Any:
     if record.is_cuda and any(address % VECTOR_BYTES for address in addresses):
         return None
     made = [allocate(*arguments) for allocate, arguments in record.allocations]
+    written = [tensor.data_ptr() for tensor in made]
+    addresses += written
     for step in record.steps:
-        pointers = [made[place].data_ptr() for place in step.outputs]
+        pointers = [written[place] for place in step.outputs]
         pointers += [addresses[place] for place in step.inputs]
         try:
             arguments = step.packer.pack(pointers, [inputs[place] for place in step.numbers])

@@ -20,6 +20,7 @@ __all__ = [
     "contiguous_strides",
     "infer_output_strides",
     "is_contiguous",
+    "is_dense",
 ]
 
 Shape = tuple[int, ...]
@@ -145,7 +146,7 @@ def _fast_strides(shape: Shape, all_strides: Sequence[Strides]) -> Strides | Non
     channels_last = _channels_last_order(shape)
     if channels_last and all(is_contiguous(shape, strides, channels_last) for strides in all_strides):
         return _strides_in_order(shape, channels_last)
-    if len(set(all_strides)) == 1 and _is_dense(shape, all_strides[0]):
+    if len(set(all_strides)) == 1 and is_dense(shape, all_strides[0]):
         return all_strides[0]
     return None
 
@@ -164,8 +165,10 @@ def _strides_in_order(shape: Shape, order: Sequence[int]) -> Strides:
     return tuple(strides)
 
 
-def _is_dense(shape: Shape, strides: Strides) -> bool:
-    # Non-overlapping and dense: some order of the dimensions makes it contiguous.
+def is_dense(shape: Shape, strides: Strides) -> bool:
+    """Whether the elements lie densely without sharing memory: some order of the dimensions makes it contiguous."""
+    if 0 in shape:
+        return True
     order = sorted(range(len(shape)), key=lambda dim: (shape[dim] >= 2, strides[dim]))
     expected = 1
     for dim in order:

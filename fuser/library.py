@@ -9,7 +9,7 @@ import torch
 from fuser import executor, planner
 from fuser.compiler import registered
 from fuser.errors import GradientError
-from fuser.kernel_spec import KernelSpec, ValueLayout, infer_layouts, infer_typing
+from fuser.kernel_spec import KernelSpec, infer_layouts, infer_typing
 
 __all__ = ["LIBRARY"]
 
@@ -36,7 +36,7 @@ def fake_operator(key: str, kinds: str, tensors: list[torch.Tensor], numbers: li
     ]
     device = planner.common_device(spec, described)
     typing = infer_typing(spec.group, planner.input_specs(described, device), torch.get_default_dtype())
-    layouts = infer_layouts(spec.group, [ValueLayout(item.shape, item.strides) for item in described])
+    layouts = infer_layouts(spec.group, planner.value_layouts(described))
     return [
         torch.empty_strided(layouts[value].shape, layouts[value].strides, dtype=typing.values[value], device=device)
         for value in spec.group.outputs

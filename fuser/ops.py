@@ -18,10 +18,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
+from fuser.dtypes import DTYPES
 from fuser.functor import parse_functor
 from fuser.graph import Function, Promotion
 
-__all__ = ["OPS", "Call", "Op", "bind_function", "bind_method", "op_functions"]
+__all__ = ["OPS", "WIDE_UNDER_AUTOCAST", "Call", "Op", "bind_function", "bind_method", "op_functions"]
 
 NUMBER_TYPES = (bool, int, float, complex)
 
@@ -34,7 +35,7 @@ class Op:
     function: Function
     # The eager reference: called with the tensors in order and the scalars by name.
     eager: Callable[..., Any]
-    # Kinds of common dtype ("bool", "int", "float", "complex") the functor serves; others run in eager torch.
+    # Kinds of common dtype (see dtype_kind) that the functor serves; others run in eager torch.
     kinds: frozenset[str]
 
 
@@ -48,6 +49,12 @@ class Call:
 
 
 OPS: dict[str, Op] = {}
+# What torch.autocast runs in float32 on CUDA (ATen's autocast_mode.h); on the CPU it leaves the table's ops alone.
+WIDE_UNDER_AUTOCAST = frozenset({"exp", "expm1", "log", "log1p", "log2", "reciprocal", "rsqrt", "pow", "pow_number"})
+
+_LIMITED = {torch.uint16, torch.uint32, torch.uint64} | {
+    dtype for dtype in DTYPES if dtype.is_floating_point and dtype.itemsize == 1
+}
 
 FLOAT = frozenset({"float"})
 REAL = frozenset({"int", "float"})
@@ -55,7 +62,9 @@ ANY_REAL = frozenset({"bool", "int", "float"})
 
 
 def dtype_kind(dtype: torch.dtype) -> str:
-    """Return "bool", "int", "float" or "complex"."""
+    """Return "bool", "int", "float" or "complex"; "limited" where torch stores and casts, and has few other ops."""
+    if dtype in _LIMITED:
+        return "limited"
     if dtype.is_complex:
         return "complex"
     if dtype.is_floating_point:
@@ -104,8 +113,10 @@ def _define_comparison(name: str, symbol: str, eager: Callable[..., Any]) -> Non
 
 
 def _eager_add(a: Any, b: Any, *, alpha: Any) -> Any:
-    # torch.add takes no number first.
-    return torch.add(a, b, alpha=alpha) if isinstance(a, torch.Tensor) else torch.rsub(b, a, alpha=-alpha)
+    # torch.add takes no number first; torch.rsub takes no bool.
+    if isinstance(a, torch.Tensor) or alpha == 1:
+        return torch.add(a, b, alpha=alpha) if isinstance(a, torch.Tensor) else torch.add(b, a)
+    return torch.rsub(b, a, alpha=-alpha)
 
 
 def _eager_sub(a: Any, b: Any, *, minus_alpha: Any) -> Any:
@@ -141,7 +152,15 @@ for _name in ("exp", "expm1", "log", "log1p", "log2", "sqrt", "rsqrt", "sin", "c
 _define_unary_float("sigmoid", "return T(1) / (T(1) + exp(-x));", torch.sigmoid)
 _define("floor", "T x", "return floor(x);", torch.floor)
 _define("ceil", "T x", "return ceil(x);", torch.ceil)
-_define("pow", "T a, T b", "return pow(a, b);", torch.pow, numbers_have_layout=False)
+# gcc makes pow(a, 0.5) a square root, which has other values at -0 and -infinity.
+_define(
+    "pow",
+    "T a, T b",
+    "\n#ifndef __CUDACC__\nif (b == T(0.5) && (a == T(0) || a == -T(INFINITY))) return fabs(a);\n#endif\n"
+    "return pow(a, b);",
+    torch.pow,
+    numbers_have_layout=False,
+)
 # ATen computes these exponents by multiplication.
 _define(
     "pow_number",
@@ -249,7 +268,7 @@ OPS["to"] = Op(
     "to",
     cast_function(torch.float32),
     lambda x, dtype=torch.float32: _ATEN._to_copy.default(x, dtype=dtype),
-    ANY_REAL | {"complex"},
+    ANY_REAL | {"complex", "limited"},
 )
 
 
@@ -375,6 +394,9 @@ def _bind_where_method(self: Any, condition: Any, other: Any) -> Call:
     return _call("where", condition, self, other)
 
 
+_GELU = {"none": "gelu", "tanh": "gelu_tanh"}
+
+
 def _bind_activation(name: str) -> Binder:
     def bind(input: Any, inplace: bool = False) -> Call | None:  # noqa: A002
         return None if inplace else _call(name, input)
@@ -382,12 +404,14 @@ def _bind_activation(name: str) -> Binder:
     return bind
 
 
-def _bind_gelu(input: Any, approximate: str = "none") -> Call:  # noqa: A002
-    return _call("gelu_tanh" if approximate == "tanh" else "gelu", input)
+def _bind_gelu(input: Any, approximate: str = "none") -> Call | None:  # noqa: A002
+    name = _GELU.get(approximate)
+    return _call(name, input) if name else None
 
 
-def _bind_gelu_backward(grad_output: Any, self: Any, *, approximate: str = "none") -> Call:
-    return _call("gelu_tanh_backward" if approximate == "tanh" else "gelu_backward", grad_output, self)
+def _bind_gelu_backward(grad_output: Any, self: Any, *, approximate: str = "none") -> Call | None:
+    name = _GELU.get(approximate)
+    return _call(f"{name}_backward", grad_output, self) if name else None
 
 
 def _bind_threshold_backward(grad_output: Any, self: Any, threshold: Any) -> Call:
@@ -454,7 +478,7 @@ def _functions() -> dict[Any, Binder]:
         operator.truediv: _bind_div,
         operator.pow: _bind_pow,
         torch.where: _bind_where,
-        torch.rsub: _bind_rsub,
+        torch.rsub: _tensor_first(_bind_rsub),
         F.relu: _bind_activation("relu"),
         F.silu: _bind_activation("silu"),
         F.sigmoid: _unary("sigmoid"),

@@ -11,7 +11,30 @@ import torch
 from fuser.errors import ArgumentError, DeviceError, GradientError, ShapeError
 from fuser.layout import Shape, Strides
 
-__all__ = ["check_out", "finish_out"]
+__all__ = ["check_kinds", "check_out", "finish_out", "unusual_kind"]
+
+
+def check_kinds(out: Sequence[Any]) -> None:
+    """Check that ``out=`` is made of tensors that have memory to write to.
+
+    Raises:
+        ArgumentError: no tensor. ShapeError: a sparse, quantized or nested one.
+    """
+    for item in out:
+        if not isinstance(item, torch.Tensor):
+            raise ArgumentError(f"out= takes tensors, got {type(item).__name__}")
+        kind = unusual_kind(item)
+        if kind:
+            raise ShapeError(f"out= takes strided tensors, got a {kind} tensor")
+
+
+def unusual_kind(tensor: torch.Tensor) -> str:
+    """Return what keeps kernels from reading a tensor's memory: quantized, nested, sparse_coo, ...; else nothing."""
+    if tensor.is_quantized:
+        return "quantized"
+    if tensor.is_nested:
+        return "nested"
+    return "" if tensor.layout is torch.strided else str(tensor.layout).removeprefix("torch.")
 
 
 def check_out(
@@ -44,8 +67,12 @@ def check_out(
         if tuple(tensor.shape) != shape:
             _resize(tensor, shape, strides)
             resized = True
-    # Where torch cannot tell whether memory overlaps and goes on, the kernel writes to new tensors.
-    direct = all(tensor.dtype == dtype for tensor, (_, _, dtype) in zip(out, planned, strict=True)) and not any(
+    # Where torch cannot tell whether memory overlaps and goes on, the kernel writes to new tensors. So it does where
+    # memory holds the conjugate or the negative of what the tensor stands for.
+    direct = all(
+        tensor.dtype == dtype and not tensor.is_conj() and not tensor.is_neg()
+        for tensor, (_, _, dtype) in zip(out, planned, strict=True)
+    ) and not any(
         _overlap(tensor, other) in {_PARTIAL, _UNKNOWN}
         for index, tensor in enumerate(out)
         for other in (*tensors, *out[:index])

@@ -26,8 +26,6 @@ from fuser.errors import (
 from fuser.fused_kernel import ArgumentPacker, FusedKernel
 from fuser.geometry import Launch
 from fuser.kernel_spec import (
-    MAX_INPUTS,
-    MAX_OUTPUTS,
     ArgSpec,
     InputSpec,
     KernelSpec,
@@ -36,6 +34,7 @@ from fuser.kernel_spec import (
     infer_typing,
 )
 from fuser.layout import IterationSpace, Shape, Strides, broadcast_strides, build_iteration_space
+from fuser.sections import cut_group, group_outputs
 from fuser.tunings import tuned
 
 __all__ = [
@@ -50,6 +49,7 @@ __all__ = [
     "make_plan",
     "plan_texts",
     "set_can_fuse",
+    "value_layouts",
 ]
 
 # Offsets up to here fit an int with room for one block's worth of threads.
@@ -81,7 +81,8 @@ class Step:
     packer: ArgumentPacker
     # Launches with packed arguments.
     run: Callable[[bytes], None]
-    # Outputs written and inputs read, in the order of the kernel's operands; inputs passed by value.
+    # In the order of the kernel's operands: places written, among the call's outputs and, after them, its temporaries;
+    # places read, among its inputs and, after them, all that can be written; inputs passed by value.
     outputs: tuple[int, ...]
     inputs: tuple[int, ...]
     numbers: tuple[int, ...]
@@ -95,6 +96,8 @@ class Plan:
     # Shape, strides and dtype of each output.
     outputs: tuple[tuple[Shape, Strides, torch.dtype], ...]
     steps: tuple[Step, ...]
+    # The same of what one step writes and a later one reads.
+    temporaries: tuple[tuple[Shape, Strides, torch.dtype], ...] = ()
     # Why the group runs in eager torch instead; empty when it is fused.
     fallback_reason: str = ""
     # Whether another torch.get_default_dtype() would make another plan.
@@ -141,7 +144,7 @@ def make_plan(
         As ``run``. UnsupportedError leaves only when no fallback is allowed: else it is the plan's fallback reason.
     """
     device = common_device(spec, inputs)
-    layouts = infer_layouts(spec.group, [ValueLayout(item.shape, item.strides) for item in inputs])
+    layouts = infer_layouts(spec.group, value_layouts(inputs))
     try:
         return _plan_kernels(spec, inputs, out, device, layouts)
     except (UnsupportedError, CompileError) as error:
@@ -190,6 +193,11 @@ def input_specs(inputs: Sequence[Bound], device: torch.device) -> list[InputSpec
             by_value = item.device is not None and item.device.type == "cpu" and device.type != "cpu"
             specs.append(InputSpec(item.dtype, rank, _number_kind(item.dtype) if by_value else None))
     return specs
+
+
+def value_layouts(inputs: Sequence[Bound]) -> list[ValueLayout]:
+    """Return shape and strides of each input."""
+    return [ValueLayout(item.shape, item.strides, is_number=item.dtype is None) for item in inputs]
 
 
 def arg_spec(
@@ -255,11 +263,20 @@ def plan_texts(
     if device is not None:
         described = [item._replace(device=device) if item.device is not None else item for item in described]
     where = common_device(spec, described)
-    layouts = infer_layouts(spec.group, [ValueLayout(item.shape, item.strides) for item in described])
-    specs = input_specs(described, where)
-    planned = _planned_outputs(spec, specs, layouts)
-    written = [(ValueLayout(shape, strides), dtype, True) for shape, strides, dtype in planned]
-    return [(part.spec, part.args) for part in _parts(spec, described, specs, where, written)]
+    layouts = infer_layouts(spec.group, value_layouts(described))
+    values = _describe_values(spec, described, where, layouts)
+    return [(part.spec, part.args) for part in _parts(spec, values, where, _written(spec, values))]
+
+
+class _Value(NamedTuple):
+    """One value of a group, were it in memory."""
+
+    bound: Bound
+    spec: InputSpec
+
+
+# Layout, dtype and alignment of one output.
+_Output = tuple[ValueLayout, torch.dtype, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,28 +286,58 @@ class _Part:
     spec: KernelSpec
     args: ArgSpec
     space: IterationSpace
-    # Outputs of the whole group that it writes.
+    # Values of the whole group that its inputs and its outputs are.
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    # For the outputs of the whole group, which of them; else -1.
     places: tuple[int, ...]
 
 
-def _planned_outputs(
-    spec: KernelSpec, specs: Sequence[InputSpec], layouts: Sequence[ValueLayout]
-) -> tuple[tuple[Shape, Strides, torch.dtype], ...]:
+def _describe_values(
+    spec: KernelSpec, inputs: Sequence[Bound], device: torch.device, layouts: Sequence[ValueLayout]
+) -> list[_Value]:
+    # The inputs, then what the applications make.
+    specs = input_specs(inputs, device)
     typing = infer_typing(spec.group, specs, torch.get_default_dtype())
-    return tuple((layouts[value].shape, layouts[value].strides, typing.values[value]) for value in spec.group.outputs)
+    made = list(zip(typing.values, typing.ranks, layouts, strict=True))[len(inputs) :]
+    return [_Value(*item) for item in zip(inputs, specs, strict=True)] + [
+        _Value(Bound(torch.Tensor, dtype, layout.shape, layout.strides, device), InputSpec(dtype, rank))
+        for dtype, rank, layout in made
+    ]
+
+
+def _written(spec: KernelSpec, values: Sequence[_Value]) -> list[_Output]:
+    return [_output(values[value]) for value in spec.group.outputs]
+
+
+def _output(value: _Value) -> _Output:
+    return ValueLayout(value.bound.shape, value.bound.strides), value.spec.dtype, True
 
 
 def _parts(
-    spec: KernelSpec,
-    inputs: Sequence[Bound],
-    specs: Sequence[InputSpec],
-    device: torch.device,
-    written: Sequence[tuple[ValueLayout, torch.dtype, bool]],
+    spec: KernelSpec, values: Sequence[_Value], device: torch.device, written: Sequence[_Output]
 ) -> Iterator[_Part]:
-    for places in _launches(spec, [layout.shape for layout, _, _ in written]):
-        part = spec if len(places) == len(written) else register(spec.group.select_outputs(places))
-        args, space = arg_spec(part, inputs, specs, device.type, [written[place] for place in places])
-        yield _Part(part, args, space, tuple(places))
+    layouts = [ValueLayout(item.bound.shape, item.bound.strides) for item in values]
+    by_value = {value for value, item in enumerate(values) if item.spec.number is not None}
+    for section in cut_group(spec.group, layouts, by_value):
+        own = spec if section.group is spec.group else register(section.group)
+        places = [place for place, value in enumerate(spec.group.outputs) if value in section.outputs]
+        outputs = [written[place] for place in places]
+        outputs += [_output(values[value]) for value in section.outputs[len(places) :]]
+        places += [-1] * (len(outputs) - len(places))
+        inputs = [values[value] for value in section.inputs]
+        for chosen in group_outputs([layout.shape for layout, _, _ in outputs]):
+            part = own if len(chosen) == len(outputs) else register(own.group.select_outputs(chosen))
+            bounds, specs = [item.bound for item in inputs], [item.spec for item in inputs]
+            args, space = arg_spec(part, bounds, specs, device.type, [outputs[index] for index in chosen])
+            yield _Part(
+                part,
+                args,
+                space,
+                section.inputs,
+                tuple(section.outputs[index] for index in chosen),
+                tuple(places[index] for index in chosen),
+            )
 
 
 def _plan_kernels(
@@ -300,28 +347,37 @@ def _plan_kernels(
     device: torch.device,
     layouts: Sequence[ValueLayout],
 ) -> Plan:
-    specs = input_specs(inputs, device)
-    planned = _planned_outputs(spec, specs, layouts)
+    values = _describe_values(spec, inputs, device, layouts)
+    written = _written(spec, values)
+    planned = tuple((layout.shape, layout.strides, dtype) for layout, dtype, _ in written)
     if device.type == "meta":
         return Plan(device, planned, ())
     if not can_fuse(device.type):
         known = device.type in _can_fuse
         raise UnsupportedError(f"fusion on {device.type} is switched off" if known else f"device {device.type!r}")
-    written = [(ValueLayout(shape, strides), dtype, True) for shape, strides, dtype in planned]
     if out is not None and len(out) == len(planned):
         # A tensor of another shape or dtype is dealt with when the call is checked.
         for place, (tensor, (layout, dtype, _)) in enumerate(zip(out, written, strict=True)):
             if tuple(tensor.shape) == layout.shape:
                 own = describe(tensor)
                 written[place] = (ValueLayout(own.shape, own.strides), dtype, own.is_aligned)
+    # Where each value that some step writes is, among the outputs and the temporaries.
+    homes = {value: place for place, value in reversed(list(enumerate(spec.group.outputs)))}
+    temporaries: list[tuple[Shape, Strides, torch.dtype]] = []
     steps = []
-    for part in _parts(spec, inputs, specs, device, written):
+    for part in _parts(spec, values, device, written):
+        for value in part.outputs:
+            if value not in homes:
+                homes[value] = len(planned) + len(temporaries)
+                bound = values[value].bound
+                temporaries.append((bound.shape, bound.strides, values[value].spec.dtype))
         if part.space.numel == 0:
             continue
         args = part.args
         if device.type == "cuda":
             args = tuned(part.spec, args, torch.cuda.get_device_name(device.index))
         kernel = compile_kernel(part.spec, args, device.index)
+        read = [value if value < len(inputs) else len(inputs) + homes[value] for value in part.inputs]
         operands = kernel.source.operands
         launch = kernel.prepare(part.space)
         steps.append(
@@ -330,12 +386,15 @@ def _plan_kernels(
                 launch=launch,
                 run=kernel.bind(launch, device.index or 0),
                 packer=ArgumentPacker(kernel.source, part.space),
-                outputs=part.places,
-                inputs=tuple(operand.index for operand in operands if not operand.is_output),
-                numbers=tuple(index for index, _ in kernel.source.numbers),
+                outputs=tuple(
+                    homes[value] if place < 0 else place for value, place in zip(part.outputs, part.places, strict=True)
+                ),
+                inputs=tuple(read[operand.index] for operand in operands if not operand.is_output),
+                numbers=tuple(read[index] for index, _ in kernel.source.numbers),
             )
         )
-    return Plan(device, planned, tuple(steps), follows_default_dtype=_follows_default_dtype(spec, specs))
+    follows = _follows_default_dtype(spec, [values[index].spec for index in range(len(inputs))])
+    return Plan(device, planned, tuple(steps), tuple(temporaries), follows_default_dtype=follows)
 
 
 def _follows_default_dtype(spec: KernelSpec, specs: Sequence[InputSpec]) -> bool:
@@ -350,19 +409,6 @@ def _follows_default_dtype(spec: KernelSpec, specs: Sequence[InputSpec]) -> bool
 
 def _with_default(item: InputSpec, default: torch.dtype) -> InputSpec:
     return replace(item, dtype=number_dtype(item.number, default)) if item.rank is Rank.NUMBER and item.number else item
-
-
-def _launches(spec: KernelSpec, shapes: Sequence[Shape]) -> list[list[int]]:
-    # Outputs of one shape share a launch, up to the bound on outputs.
-    if len(spec.group.used_inputs()) > MAX_INPUTS:
-        raise UnsupportedError(f"more than {MAX_INPUTS} inputs in one launch")
-    by_shape: dict[Shape, list[list[int]]] = {}
-    for place, shape in enumerate(shapes):
-        parts = by_shape.setdefault(shape, [[]])
-        if len(parts[-1]) == MAX_OUTPUTS:
-            parts.append([])
-        parts[-1].append(place)
-    return [part for parts in by_shape.values() for part in parts]
 
 
 def describe_without_memory(item: Any, device: torch.device) -> Bound:

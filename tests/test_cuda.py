@@ -34,7 +34,8 @@ pytestmark = pytest.mark.cuda
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 UNPOISONED = {
     "test_more_than_2_to_the_31_elements", "test_current_stream", "test_graph_capture", "test_threads",
-    "test_training_follows_eager",
+    "test_training_follows_eager", "test_capture_after_warmup_alone", "test_streams_one_after_another",
+    "test_a_first_call_inside_a_capture_says_what_to_do", "test_streams_and_capture_on_another_device",
 }  # fmt: skip
 
 
@@ -376,6 +377,60 @@ def test_graph_capture() -> None:
     assert torch.equal(got, fused(x, y))
 
 
+def test_capture_after_warmup_alone() -> None:
+    # A group that no other test has: nothing but warmup() compiles and loads it.
+    own = fuser.create_jit_fn("template <typename T> T only_captured(T x, T y) { return x * T(3) - y; }")
+    fused = fuser.fuse(lambda x, y: own(torch.sigmoid(x), y))
+    x, y = (draw((257, 33), torch.float32, seed=seed, device="cuda") for seed in (1, 2))
+    fused.warmup(x, y)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = fused(x, y)
+    for seed in (7, 8):
+        x.copy_(draw((257, 33), torch.float32, seed=seed))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(got, fused(x, y))
+
+
+def test_a_first_call_inside_a_capture_says_what_to_do() -> None:
+    own = fuser.create_jit_fn("template <typename T> T first_captured(T x) { return x * T(5) - T(2); }")
+    x = draw((100,), torch.float32, device="cuda")
+    with (
+        pytest.raises(fuser.errors.CaptureError, match=r"first_captured .* warmup\(\)"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        own(x)
+    torch.cuda.synchronize()
+    # The capture is over, and the call works: nothing half-made is left.
+    wanted = own(x)
+    assert torch.allclose(wanted, x * 5 - 2)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = own(x)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(got, wanted)
+
+
+def test_streams_one_after_another() -> None:
+    # Each launch goes to the stream that is current when it is made, also when the call's plan is known.
+    sigmoid, x = functor("sigmoid"), draw((1 << 16,), torch.float32, device="cuda")
+    wanted = sigmoid(x)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    results = []
+    for stream in streams * 2:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(20_000_000)
+            results.append(sigmoid(x))
+            event = torch.cuda.Event()
+            event.record()
+            assert not event.query(), "the kernel waits in this stream behind the sleep"
+    torch.cuda.synchronize()
+    assert all(torch.equal(item, wanted) for item in results)
+
+
 def test_threads() -> None:
     own = fuser.jit_fn("template <typename T> T from_many_threads(T x, T k) { return x * k + T(1); }", scalars={"k": 2})
     x = draw((4096,), torch.float32, device="cuda")
@@ -423,10 +478,69 @@ def test_other_devices() -> None:
         functor("axpy")(x, y)
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_streams_and_capture_on_another_device() -> None:
+    axpy = functor("axpy")
+    x, y = (draw((1000,), torch.float32, seed=seed, device="cuda:1") for seed in (1, 2))
+    wanted = axpy(x, y)
+    stream = torch.cuda.Stream(1)
+    stream.wait_stream(torch.cuda.current_stream(1))
+    with torch.cuda.stream(stream):
+        got = axpy(x, y)
+    with torch.cuda.stream(stream), torch.cuda.device(0):
+        other = axpy(x, y)
+    torch.cuda.synchronize(1)
+    assert torch.equal(got, wanted)
+    assert torch.equal(other, wanted)
+    assert torch.cuda.current_device() == 0
+    with torch.cuda.device(1):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = axpy(x, y)
+        x.fill_(2.0)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(captured, axpy(x, y))
+
+
+@pytest.mark.parametrize("count", [100, 200])
+def test_many_inputs_are_cut_into_several_launches(count: int) -> None:
+    builder = fuser.GroupBuilder()
+    inputs = [builder.add_input(f"x{place}") for place in range(count)]
+    total = inputs[0]
+    for other in inputs[1:]:
+        (total,) = builder.apply(OPS["maximum"].function, [total, other])
+    tensors = [
+        draw((4, 1, 33) if seed % 2 else (7, 33), torch.float32, seed=seed, device="cuda") for seed in range(count)
+    ]
+    before = fuser.stats()
+    (got,) = fuser.run_fusion(fuser.register_fusion(builder.build([total])), tensors)
+    assert fuser.stats()["launches"] - before["launches"] == -(-count // 63)
+    assert fuser.stats()["fallbacks"] == before["fallbacks"]
+    wanted = functools.reduce(torch.maximum, tensors)
+    assert_same(got, wanted)
+
+
 def test_a_cpu_tensor_beside_a_cuda_tensor_raises() -> None:
     x = draw((5,), torch.float32, device="cuda")
     with pytest.raises(RuntimeError, match="same device"):
         functor("axpy")(x, x.cpu())
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_autocast_is_torchs(dtype: torch.dtype) -> None:
+    def step(x: Any, y: Any) -> Any:
+        return torch.exp(x) + y, x**2.0, torch.sigmoid(x) * torch.log1p(y * y), 1.0 / (x * x + 1)
+
+    fused = fuser.fuse(step)
+    x, y = (draw((33, 65), dtype, seed=seed, device="cuda") for seed in (1, 2))
+    for narrow in (torch.float16, torch.bfloat16):
+        with torch.autocast("cuda", dtype=narrow):
+            got, wanted = fused(x, y), step(x, y)
+        assert [item.dtype for item in got] == [item.dtype for item in wanted]
+        for mine, theirs in zip(got, wanted, strict=True):
+            torch.testing.assert_close(mine, theirs)
+    assert [item.dtype for item in fused(x, y)] == [dtype] * 4
 
 
 # --- out=, training -------------------------------------------------------------------------------------------------

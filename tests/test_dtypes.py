@@ -123,3 +123,30 @@ def test_numbers() -> None:
     assert [number_dtype(kind, torch.float64) for kind in NUMBERS] == [
         torch.bool, torch.int64, torch.float64, torch.complex128,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "wide"), [(torch.float16, torch.float32), (torch.float64, torch.float64)])
+def test_autocast_widens_the_ops_that_torch_widens(dtype: torch.dtype, wide: torch.dtype) -> None:
+    from fuser.graph import FusionGroup, GroupBuilder
+    from fuser.kernel_spec import InputSpec, infer_typing
+    from fuser.ops import OPS, WIDE_UNDER_AUTOCAST
+
+    own_names = {"pow": "pow.Tensor_Tensor", "pow_number": "pow.Tensor_Scalar", "to": "_to_copy"}
+    for name in OPS:
+        packet, _, overload = own_names.get(name, name).partition(".")
+        found = getattr(torch.ops.aten, packet, None)
+        if found is not None and not name.endswith("_backward"):
+            known = found.overloads()
+            overload = overload or next(item for item in ("Tensor", "self", "default") if item in known)
+            qualified = f"aten::{packet}" if overload == "default" else f"aten::{packet}.{overload}"
+            has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "AutocastCUDA")
+            assert has_kernel == (name in WIDE_UNDER_AUTOCAST), name
+
+    builder = GroupBuilder()
+    (power,) = builder.apply(OPS["exp"].function, [builder.add_input("x")])
+    (total,) = builder.apply(OPS["mul"].function, [power, power])
+    group = builder.build([total]).widen(WIDE_UNDER_AUTOCAST)
+    typing = infer_typing(group, [InputSpec(dtype, Rank.TENSOR)], torch.float32)
+    assert typing.values[1:] == (wide, wide)
+    assert FusionGroup.from_json(group.to_json()) == group
+    assert infer_typing(group, [InputSpec(torch.int32, Rank.TENSOR)], torch.float64).values[1] is torch.float64

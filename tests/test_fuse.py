@@ -278,7 +278,6 @@ def test_deepcopy_of_a_fused_graph(x: torch.Tensor) -> None:
     assert torch.equal(copy.deepcopy(fused.graph_module)(x), fused(x))
 
 
-@pytest.mark.xfail(strict=True, reason="a traced function does not know which of its arguments are numbers")
 def test_arithmetic_on_numbers_stays_pythons() -> None:
     # In double, and a number: float32 operations would lose digits that a float64 tensor shows.
     x = draw((5, 33), torch.float64, seed=1)

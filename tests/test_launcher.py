@@ -470,3 +470,29 @@ def test_a_number_in_a_cpu_tensor_is_read_every_time(kind: str) -> None:
     x = draw(64, device="cuda")
     for value in (0.25, 0.5, 4.0):
         assert torch.equal(function(x, torch.tensor(value)), axpy(x, value))
+
+
+def test_autograd_sees_what_out_overwrites(kind: str) -> None:
+    function = make(kind, alpha=2.0)
+    x, y, saved = draw(8), draw(8), draw(8)
+    for _ in range(3):
+        weight = draw(8).requires_grad_()
+        loss = (weight * saved).sum()
+        function(x, y, out=saved)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_more_inputs_than_one_launch_takes() -> None:
+    adds = fuser.create_jit_fn("template <typename T> T plus(T x, T y) { return x + y; }")
+
+    names = ", ".join(f"x{index}" for index in range(70))
+    scope: dict[str, Any] = {"plus": adds}
+    body = "x0"
+    for index in range(1, 70):
+        body = f"plus({body}, x{index})"
+    exec(f"def total({names}):\n    return {body}", scope)
+    step = fuser.fuse(scope["total"])
+    for _ in range(3):
+        items = [torch.randint(-9, 9, (4, 3)).float() for _ in range(70)]
+        assert torch.equal(step(*items), torch.stack(items).sum(0))

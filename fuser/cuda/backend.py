@@ -11,7 +11,7 @@ from fuser.codegen import Dialect, KernelSource
 from fuser.cuda.dialect import DIALECT
 from fuser.cuda.kernel import CudaKernel
 from fuser.disk_cache import cache_directory
-from fuser.errors import CompilerNotFoundError, Diagnostic, FuserError
+from fuser.errors import CaptureError, CompilerNotFoundError, Diagnostic, FuserError
 from fuser.fused_kernel import begin_compile, build_compile_error
 
 if TYPE_CHECKING:
@@ -31,7 +31,17 @@ class CudaBackend:
         return f"sm_{major}{minor}"
 
     def compile(self, source: KernelSource, target: str) -> CudaKernel:
-        """Compile for an architecture (or load from disk), and load the kernel."""
+        """Compile for an architecture (or load from disk), and load the kernel.
+
+        Raises:
+            CaptureError: a CUDA graph is being captured; loading would break the capture.
+        """
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            names = ", ".join(functor.entry for functor in source.functors)
+            raise CaptureError(
+                f"the kernel of {names} is needed for the first time inside a CUDA graph capture: before it, make the "
+                "same call once, or call warmup() of a function made by fuser.fuse"
+            )
         code = compile_cubin(source, target)
         try:
             return CudaKernel(source, code)

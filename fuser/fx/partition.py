@@ -21,10 +21,12 @@ from fuser.jiterator import JitFunction
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
 from fuser.ops import Call, bind_function, bind_method
 
-__all__ = ["Partition", "bind_group", "bind_node", "is_fusible", "partition"]
+__all__ = ["IS_NUMBER", "Partition", "bind_group", "bind_node", "is_fusible", "partition"]
 
 # Longer chains only make longer kernels; a bound keeps compile time bounded.
 MAX_APPLICATIONS = 128
+# Key in the ``meta`` of a placeholder that stands for a Python number.
+IS_NUMBER = "fuser_is_number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,9 @@ def _bind_functor(function: JitFunction, node: fx.Node) -> Call | None:
 
 
 def _number_nodes(nodes: list[fx.Node]) -> set[fx.Node]:
-    # Nodes known to be numbers: what a functor takes as a scalar, what that was computed from, and what is computed
-    # from such nodes alone. They stay Python's.
-    found: set[fx.Node] = set()
+    # Nodes known to be numbers: placeholders marked so, what a functor takes as a scalar, what that was computed from,
+    # and what is computed from such nodes alone. They stay Python's.
+    found: set[fx.Node] = {node for node in nodes if node.meta.get(IS_NUMBER)}
     for node in reversed(nodes):
         call = bind_node(node)
         scalars = call.scalars.values() if call is not None else ()

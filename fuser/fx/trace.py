@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from fuser.executor import run_and_record
+from fuser.fx.partition import IS_NUMBER
 from fuser.fx.passes import FusionModule, FusionPass, warm_up_graph
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import KernelSpec
@@ -20,12 +21,15 @@ from fuser.launcher import Replayer, called_in_c
 
 __all__ = ["FusedFunction", "fuse"]
 
+_NUMBERS = frozenset((bool, int, float, complex))
+
 
 def fuse(function: Callable[..., Any]) -> FusedFunction:
     """Make a function of functor calls and torch ops run as few kernels as possible, usually one.
 
     The function is traced once with torch.fx, on its first use: its arguments become symbols, so Python control flow
-    may not depend on them. Numbers among the arguments stay run-time arguments. What is neither a functor call nor an
+    may not depend on them. Numbers among the arguments stay run-time arguments, and arithmetic on them alone stays
+    Python's (a call with numbers in other places traces once more). What is neither a functor call nor an
     op that fuser knows stays eager, between fusion nodes.
 
     Args:
@@ -45,18 +49,25 @@ class FusedFunction(Replayer):
         super().__init__((), ())
         self.function = function
         self._lock = threading.RLock()
-        self._graph_module: fx.GraphModule | None = None
-        self._whole: WholeFusion | None = None
+        # By the places of the numbers among the arguments.
+        self._graph_modules: dict[tuple[int, ...], fx.GraphModule] = {}
+        # The first graph that is one fusion node, by the same places: calls of it can be replayed whole.
+        self._whole: tuple[tuple[int, ...], WholeFusion] | None = None
         functools.update_wrapper(self, function)
 
     @property
     def graph_module(self) -> fx.GraphModule:
-        """The FX graph with fusion nodes; traced on first use."""
-        if self._graph_module is None:
+        """The FX graph with fusion nodes: that of the latest kind of call, or of one with tensors alone before any."""
+        return next(reversed(self._graph_modules.values()), None) or self._graph_module_for(())
+
+    def _graph_module_for(self, args: tuple[Any, ...]) -> fx.GraphModule:
+        numbers = number_places(args)
+        module = self._graph_modules.get(numbers)
+        if module is None:
             with self._lock:
-                if self._graph_module is None:
-                    self._graph_module = self._trace()
-        return self._graph_module
+                module = self._graph_modules.get(numbers) or self._trace(numbers)
+                self._graph_modules[numbers] = module
+        return module
 
     @property
     def groups(self) -> tuple[FusionGroup, ...]:
@@ -71,7 +82,8 @@ class FusedFunction(Replayer):
 
         Takes real, fake or meta tensors; meta tensors stand for tensors on the GPU, or on the CPU without one.
         """
-        warm_up_graph(self.graph_module, self._positional(args, kwargs))
+        positional = self._positional(args, kwargs)
+        warm_up_graph(self._graph_module_for(positional), positional)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function."""
@@ -85,14 +97,18 @@ class FusedFunction(Replayer):
         if torch.compiler.is_compiling() or any(isinstance(item, fx.Proxy) for item in (*args, *kwargs.values())):
             # Somebody else is tracing.
             return self.function(*args, **kwargs)
-        module = self.graph_module
-        values = self._positional(args, kwargs) if kwargs else args
-        if self._whole is None or len(values) != self._whole.argument_count:
-            return module(*values)
-        results = run_and_record(self._whole.spec, self._whole.inputs(values), self, tuple(values))
+        if kwargs:
+            args = self._positional(args, kwargs)
+        module = self._graph_module_for(args)
+        if self._whole is None or self._whole[0] != number_places(args):
+            return module(*args)
+        whole = self._whole[1]
+        if len(args) != whole.argument_count:
+            return module(*args)
+        results = run_and_record(whole.spec, whole.inputs(args), self, args)
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def _positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         placeholders = [node for node in self.graph_module.graph.nodes if node.op == "placeholder"]
         values = list(args)
         for node in placeholders[len(args) :]:
@@ -106,17 +122,21 @@ class FusedFunction(Replayer):
         if kwargs or len(values) > len(placeholders):
             extra = next(iter(kwargs), "") or f"{len(values)} arguments"
             raise TypeError(f"{self.__name__}() got an unexpected argument: {extra}")
-        return values
+        return tuple(values)
 
-    def _trace(self) -> fx.GraphModule:
+    def _trace(self, numbers: tuple[int, ...]) -> fx.GraphModule:
         tracer = fx.Tracer()
         graph = tracer.trace(self.function)
-        root = tracer.root if isinstance(self.function, torch.nn.Module) else torch.nn.Module()
-        module = fx.GraphModule(root, graph, self.__name__)
+        for place, node in enumerate(node for node in graph.nodes if node.op == "placeholder"):
+            if place in numbers:
+                node.meta[IS_NUMBER] = True
+        # The root holds the tensors that the function closes over.
+        module = fx.GraphModule(tracer.root, graph, self.__name__)
         FusionPass()(module)
-        self._whole = find_whole_fusion(module)
-        if self._whole is not None:
-            super().__init__((), self._whole.constants, self._whole.order)
+        whole = None if self._whole else find_whole_fusion(module)
+        if whole is not None:
+            super().__init__((), whole.constants, whole.order)
+            self._whole = numbers, whole
         return module
 
     def __repr__(self) -> str:
@@ -139,6 +159,11 @@ class WholeFusion:
     def inputs(self, arguments: Sequence[Any]) -> list[Any]:
         """Return the group's inputs."""
         return [arguments[place] if place >= 0 else self.constants[-1 - place] for place in self.order]
+
+
+def number_places(args: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return the places of the numbers among the arguments of a call."""
+    return tuple([place for place, item in enumerate(args) if type(item) in _NUMBERS])
 
 
 def find_whole_fusion(module: fx.GraphModule) -> WholeFusion | None:

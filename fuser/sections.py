@@ -1,0 +1,79 @@
+"""What one launch takes: outputs of one shape, and no more operands than a kernel has arguments for.
+
+A group beyond that is cut into sections, each of which is launched by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from fuser.errors import UnsupportedError
+from fuser.graph import FusionGroup, Section
+from fuser.kernel_spec import MAX_ARGUMENT_BYTES, MAX_INPUTS, MAX_LONE_ARGUMENT_BYTES, MAX_OUTPUTS, ValueLayout
+from fuser.layout import Shape, broadcast_strides, build_iteration_space
+
+__all__ = ["cut_group", "group_outputs"]
+
+
+def cut_group(group: FusionGroup, layouts: Sequence[ValueLayout], by_value: Collection[int]) -> Iterator[Section]:
+    """Give consecutive sections, each as long as fits in a launch (or, with outputs of several shapes, in each).
+
+    Args:
+        group: a canonical group.
+        layouts: shape and strides of each of its values.
+        by_value: the inputs that are numbers in the argument struct, not addresses.
+
+    Raises:
+        UnsupportedError: one application alone has more arguments than a kernel takes.
+    """
+    whole = Section(group, tuple(range(len(group.inputs))), group.outputs)
+    if _fits(whole, layouts, by_value):
+        yield whole
+        return
+    begin, count = 0, len(group.applications)
+    while begin < count:
+        end = begin + 1
+        section = group.section(begin, end)
+        if max(size for _, size in _launch_sizes(section, layouts, by_value)) > MAX_LONE_ARGUMENT_BYTES:
+            name = group.applications[begin].function.name
+            raise UnsupportedError(f"{name!r} with more than {MAX_LONE_ARGUMENT_BYTES} bytes of sizes and strides")
+        while end < count and _fits(longer := group.section(begin, end + 1), layouts, by_value):
+            section, end = longer, end + 1
+        yield section
+        begin = end
+
+
+def group_outputs(shapes: Sequence[Shape]) -> list[list[int]]:
+    """Return which outputs share a launch: those of one shape, up to the bound on outputs."""
+    by_shape: dict[Shape, list[list[int]]] = {}
+    for place, shape in enumerate(shapes):
+        launches = by_shape.setdefault(shape, [[]])
+        if len(launches[-1]) == MAX_OUTPUTS:
+            launches.append([])
+        launches[-1].append(place)
+    return [launch for launches in by_shape.values() for launch in launches]
+
+
+def _fits(section: Section, layouts: Sequence[ValueLayout], by_value: Collection[int]) -> bool:
+    sizes = _launch_sizes(section, layouts, by_value)
+    return all(inputs <= MAX_INPUTS and size <= MAX_ARGUMENT_BYTES for inputs, size in sizes)
+
+
+def _launch_sizes(
+    section: Section, layouts: Sequence[ValueLayout], by_value: Collection[int]
+) -> Iterator[tuple[int, int]]:
+    # Inputs and argument bytes of each launch; the bytes are a bound, which is close where it matters.
+    shapes = [layouts[value].shape for value in section.outputs]
+    for chosen in group_outputs(shapes):
+        group = section.group if len(chosen) == len(shapes) else section.group.select_outputs(chosen)
+        read = [section.inputs[index] for index in group.used_inputs()]
+        pointers = [layouts[value] for value in read if value not in by_value]
+        shape, operands = shapes[chosen[0]], len(chosen) + len(pointers)
+        # The count, the zero, addresses, numbers (a complex one takes two fields), sizes and strides.
+        fixed = 2 + operands + 2 * (len(read) - len(pointers))
+        rank = len(shape)
+        if 8 * (fixed + rank * (1 + operands)) > MAX_ARGUMENT_BYTES:
+            strides = [layouts[section.outputs[index]].strides for index in chosen]
+            strides += [broadcast_strides(item.shape, item.strides, shape) for item in pointers]
+            rank = len(build_iteration_space(shape, strides).sizes)
+        yield len(read), 8 * (fixed + rank * (1 + operands))

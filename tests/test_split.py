@@ -1,0 +1,173 @@
+"""Groups too large for one launch are cut into several, and return the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from functors import assert_same, draw, functor, poison, unpoison
+
+import fuser
+from fuser.errors import FallbackError
+from fuser.graph import FusionGroup, GroupBuilder
+from fuser.kernel_spec import MAX_ARGUMENT_BYTES, MAX_INPUTS
+from fuser.ops import OPS, cast_function
+
+pytestmark = pytest.mark.cpu
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    poison()
+    yield
+    unpoison()
+
+
+def run(group: FusionGroup, inputs: list[Any]) -> tuple[list[torch.Tensor], int]:
+    """Return the outputs and the number of launches; nothing may fall back."""
+    fuser.reset_stats()
+    results = fuser.run_fusion(fuser.register_fusion(group), inputs)
+    assert not fuser.stats()["fallbacks"]
+    return results, fuser.stats()["launches"]
+
+
+def one_by_one(group: FusionGroup, inputs: list[Any]) -> list[torch.Tensor]:
+    """Run each application as a group of its own."""
+    values = list(inputs)
+    for item in group.applications:
+        builder = GroupBuilder()
+        tensors = [builder.add_input(f"x{place}") for place in range(len(item.tensors))]
+        scalars = [builder.add_input(f"s{place}", is_scalar=True) for place in range(len(item.scalars))]
+        single = builder.build(builder.apply(item.function, tensors, scalars))
+        values += fuser.run_fusion(
+            fuser.register_fusion(single), [values[value] for value in (*item.tensors, *item.scalars)]
+        )
+    return [values[value] for value in group.outputs]
+
+
+def sum_of(count: int) -> FusionGroup:
+    """Return a chain of axpy over ``count`` inputs; a value in its middle, and the last one twice, are outputs."""
+    builder = GroupBuilder()
+    inputs = [builder.add_input(f"x{place}") for place in range(count)]
+    alpha = builder.add_input("alpha", is_scalar=True)
+    total, outputs = inputs[0], []
+    for step, other in enumerate(inputs[1:]):
+        (total,) = builder.apply(functor("axpy").function, [total, other], [alpha])
+        if step == count // 3:
+            outputs.append(total)
+    return builder.build([total, *outputs, total])
+
+
+@pytest.mark.parametrize("count", [MAX_INPUTS - 1, MAX_INPUTS, 200])
+def test_many_inputs(count: int) -> None:
+    dtypes = (torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.float16)
+    shapes = ((4, 1, 9), (5, 1), (9,), (4, 5, 9), (1,), ())
+    inputs: list[Any] = [draw(shapes[seed % 6], dtypes[seed % 5], seed=seed) for seed in range(count)]
+    inputs[2] = 3
+    inputs[7] = 0.5
+    inputs.append(0.25)
+    group = sum_of(count)
+    got, launches = run(group, inputs)
+    assert launches == -(-count // (MAX_INPUTS - 1))
+    assert_same(got, one_by_one(group, inputs))
+
+
+def test_intermediate_outputs_of_other_shapes_and_dtypes() -> None:
+    builder = GroupBuilder()
+    small = [builder.add_input(f"a{place}") for place in range(70)]
+    large = [builder.add_input(f"b{place}") for place in range(70)]
+    total = small[0]
+    for other in small[1:]:
+        (total,) = builder.apply(
+            OPS["add"].function, [total, other], [builder.add_input("one", is_scalar=True, default=1)]
+        )
+    (whole,) = builder.apply(cast_function(torch.int32), [total])
+    wide = whole
+    for other in large:
+        (wide,) = builder.apply(OPS["mul"].function, [wide, other])
+    group = builder.build([wide, total, whole])
+    inputs = [draw((7,), torch.bfloat16, seed=seed) for seed in range(70)]
+    inputs += [draw((3, 7), torch.float16, (0.9, 1.1), seed=seed) for seed in range(70)]
+    got, launches = run(group, group.fill_inputs(inputs))
+    assert launches > 3
+    assert_same(got, one_by_one(group, group.fill_inputs(inputs)))
+    assert [item.dtype for item in got] == [torch.float16, torch.bfloat16, torch.int32]
+
+
+def test_more_arguments_than_a_kernel_takes() -> None:
+    # No two dimensions merge: 64 inputs with 8 sizes and strides each are more than the limit.
+    shape = (2, 3, 2, 3, 2, 1, 2, 3, 2)
+    inputs: list[Any] = [
+        draw([2 * size for size in shape], torch.float32, seed=seed)[tuple(slice(None, None, 2) for _ in shape)]
+        for seed in range(60)
+    ]
+    group = sum_of(60)
+    got, launches = run(group, [*inputs, 0.5])
+    assert launches > 1
+    assert_same(got, one_by_one(group, [*inputs, 0.5]))
+    # Where dimensions merge, the same group is one kernel.
+    dense = [item.contiguous() for item in inputs]
+    merged, launches = run(group, [*dense, 0.5])
+    assert launches == 1
+    assert_same([item.contiguous() for item in got], [item.contiguous() for item in merged])
+
+
+def test_no_argument_struct_is_beyond_the_limit() -> None:
+    from fuser import planner
+
+    shape = (2, 3, 2, 3, 2, 1, 2, 3, 2)
+    inputs: list[Any] = [torch.empty([2 * size for size in shape])[tuple(slice(None, None, 2) for _ in shape)]] * 60
+    spec = fuser.compiler.register(sum_of(60))
+    plan = planner.make_plan(spec, [planner.describe(item) for item in [*inputs, 1.0]])
+    sizes = [len(step.packer.pack([0] * (len(step.outputs) + len(step.inputs)), [1.0])) for step in plan.steps]
+    assert max(sizes) <= MAX_ARGUMENT_BYTES
+    assert sum(size > MAX_ARGUMENT_BYTES / 2 for size in sizes) == len(sizes) - 1, "sections are as long as fits"
+
+
+def test_a_functor_alone_may_be_larger() -> None:
+    names = [f"x{place}" for place in range(70)]
+    code = (
+        f"template <typename T> T total({', '.join(f'T {name}' for name in names)}) {{ return {' + '.join(names)}; }}"
+    )
+    total = fuser.create_jit_fn(code)
+    fuser.reset_stats()
+    assert total(*[torch.ones(3, 2).t()] * 35, *[torch.ones(2, 3)] * 35).tolist() == [[70.0] * 3] * 2
+    assert fuser.stats()["launches"] == 1
+
+
+def test_a_functor_that_no_kernel_can_take() -> None:
+    names = [f"x{place}" for place in range(400)]
+    functor_text = f"template <typename T> T huge({', '.join(f'T {name}' for name in names)}) {{ return x0; }}"
+    inputs = [torch.empty((4,) * 10)[(slice(None, None, 2),) * 10]] * 400
+    with pytest.raises(FallbackError, match="'huge' with more than 32760 bytes of sizes and strides"):
+        fuser.create_jit_fn(functor_text)(*inputs)
+
+
+def test_in_place_where_a_later_launch_reads_it() -> None:
+    # 17 outputs are two launches, and the first must not overwrite what the second reads.
+    names = [f"o{place}" for place in range(17)]
+    body = " ".join(f"{name} = x + T({place});" for place, name in enumerate(names))
+    many = fuser.create_multi_output_jit_fn(
+        f"template <typename T> void many(T x, {', '.join(f'T& {name}' for name in names)}) {{ {body} }}", 17
+    )
+    x = draw((5, 6), torch.float32)
+    start = x.clone()
+    out = [x, *[torch.empty(5, 6) for _ in range(16)]]
+    many(x, out=out)
+    assert all(torch.equal(item, start + place) for place, item in enumerate(out))
+
+
+def test_fusion_nodes_are_cut_too() -> None:
+    # fuse() bounds a group's inputs itself; a registered group stands in a graph as it is.
+    builder = GroupBuilder()
+    inputs = [builder.add_input(f"x{place}") for place in range(90)]
+    total = inputs[0]
+    for other in inputs[1:]:
+        (total,) = builder.apply(OPS["maximum"].function, [total, other])
+    module = fuser.fx.passes.FusionModule(builder.build([total]))
+    tensors = [draw((4, 5), torch.float32, seed=seed) for seed in range(90)]
+    fuser.reset_stats()
+    assert torch.equal(module(*tensors), torch.stack(tensors).amax(0))
+    assert fuser.stats()["launches"] == 2
