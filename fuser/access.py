@@ -97,7 +97,8 @@ def plan_walk(
         vector = min(vector, GATHER_VECTOR)
     tuning = _default_tuning(space, vector, [itemsizes[place] for place in moving], is_strict)
     if tiled:
-        tuning = Tuning(tile=_tile_side([itemsizes[place] for place in tiled]))
+        sizes = [itemsizes[place] for place in tiled]
+        tuning = Tuning(block=128 if max(sizes) == 1 else 256, tile=_tile_side(sizes))
         vector = min(vector, tuning.share)
     accesses = []
     for place, strides in enumerate(space.strides):
@@ -110,8 +111,8 @@ def plan_walk(
 
 
 def _default_tuning(space: IterationSpace, vector: int, itemsizes: Sequence[int], is_strict: bool) -> Tuning:
-    # Measured on an H200: short vectors need several in flight; where each vector's place has to be worked out two pay,
-    # and in half and bfloat16 where registers are left.
+    # Measured on an H200: short vectors need several in flight; two pay where each vector's place has to be worked out,
+    # with elements of one byte, and of two bytes where registers are left.
     widest = max(itemsizes, default=VECTOR_BYTES)
     if vector * widest < VECTOR_BYTES:
         return Tuning(unroll=min(4, VECTOR_BYTES // (vector * widest)))
@@ -119,7 +120,7 @@ def _default_tuning(space: IterationSpace, vector: int, itemsizes: Sequence[int]
         return DEFAULT_TUNING
     if len(space.sizes) > 1:
         return Tuning(block=128, unroll=2)
-    return Tuning(unroll=2) if widest == 2 and not is_strict else DEFAULT_TUNING
+    return Tuning(unroll=2) if widest == 1 or (widest == 2 and not is_strict) else DEFAULT_TUNING
 
 
 def _bring_tile_forward(

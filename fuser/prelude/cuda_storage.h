@@ -24,6 +24,26 @@ FUSER_INLINE float fuser_to_compute(fuser_float8_e5m2 s) {
   return fuser_half_value(static_cast<unsigned short>(s.bits << 8));
 }
 
+// Rounding alone: to and from the code at once, and what the instructions clamp is put right in float.
+template <> struct fuser_rounder<fuser_float8_e4m3fn> {
+  static FUSER_INLINE float round(float v) {
+    unsigned short pair;
+    unsigned int halves;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(v));
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(pair));
+    const float rounded = fuser_half_value(static_cast<unsigned short>(halves));
+    return FUSER_E4M3FN_OVERFLOW == 0x7fu && fabsf(v) > 464.0f ? NAN : rounded;
+  }
+};
+template <> struct fuser_rounder<fuser_float8_e5m2> {
+  static FUSER_INLINE float round(float v) {
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(v));
+    const float rounded = fuser_half_value(static_cast<unsigned short>(pair << 8));
+    return fabsf(v) >= 61440.0f ? copysignf(INFINITY, v) : rounded;
+  }
+};
+
 // The instructions clamp to the largest finite code; the next one is infinity in e5m2, and NaN in e4m3fn.
 template <> struct fuser_storage<fuser_float8_e4m3fn> {
   template <typename C> static FUSER_INLINE fuser_float8_e4m3fn from(C v) {
