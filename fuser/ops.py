@@ -113,10 +113,10 @@ def _define_comparison(name: str, symbol: str, eager: Callable[..., Any]) -> Non
 
 
 def _eager_add(a: Any, b: Any, *, alpha: Any) -> Any:
-    # torch.add takes no number first; torch.rsub takes no bool.
-    if isinstance(a, torch.Tensor) or alpha == 1:
-        return torch.add(a, b, alpha=alpha) if isinstance(a, torch.Tensor) else torch.add(b, a)
-    return torch.rsub(b, a, alpha=-alpha)
+    # torch.add takes no number first, and torch.rsub no bool.
+    if isinstance(a, torch.Tensor):
+        return torch.add(a, b, alpha=alpha)
+    return torch.add(b, a) if alpha == 1 else torch.rsub(b, int(a) if isinstance(a, bool) else a, alpha=-alpha)
 
 
 def _eager_sub(a: Any, b: Any, *, minus_alpha: Any) -> Any:

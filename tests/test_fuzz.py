@@ -27,7 +27,7 @@ from fuser.ops import OPS, cast_function
 pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore:An output with one or more elements:UserWarning")]
 
 FUZZ = os.environ.get("HYPOTHESIS_PROFILE") == "fuzz"
-EXAMPLES = settings() if FUZZ else settings(max_examples=60)
+EXAMPLES = settings() if FUZZ else settings(max_examples=40)
 
 
 @pytest.fixture(autouse=True)
@@ -225,6 +225,9 @@ LENGTH = 20000
 def whole_table(dtype: torch.dtype) -> Iterator[FusionGroup]:
     """Give groups that apply every functor to the same inputs."""
     served = [item for item in FUNCTIONS if item.op or dtype in _dtypes(item)]
+    if dtype is not torch.float32 and not FUZZ:
+        # They compute in float, too, and differ in loads and stores.
+        served = served[::4]
     size = MAX_OUTPUTS - 2
     for begin in range(0, len(served), size):
         builder = GroupBuilder()

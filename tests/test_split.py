@@ -76,8 +76,8 @@ def test_many_inputs(count: int) -> None:
 
 def test_intermediate_outputs_of_other_shapes_and_dtypes() -> None:
     builder = GroupBuilder()
-    small = [builder.add_input(f"a{place}") for place in range(70)]
-    large = [builder.add_input(f"b{place}") for place in range(70)]
+    small = [builder.add_input(f"a{place}") for place in range(36)]
+    large = [builder.add_input(f"b{place}") for place in range(36)]
     total = small[0]
     for other in small[1:]:
         (total,) = builder.apply(
@@ -88,12 +88,12 @@ def test_intermediate_outputs_of_other_shapes_and_dtypes() -> None:
     for other in large:
         (wide,) = builder.apply(OPS["mul"].function, [wide, other])
     group = builder.build([wide, total, whole])
-    inputs = [draw((7,), torch.bfloat16, seed=seed) for seed in range(70)]
-    inputs += [draw((3, 7), torch.float16, (0.9, 1.1), seed=seed) for seed in range(70)]
+    inputs = [draw((7,), torch.float64, seed=seed) for seed in range(36)]
+    inputs += [draw((3, 7), torch.float32, (0.9, 1.1), seed=seed) for seed in range(36)]
     got, launches = run(group, group.fill_inputs(inputs))
-    assert launches > 3
+    assert launches > 2
     assert_same(got, one_by_one(group, group.fill_inputs(inputs)))
-    assert [item.dtype for item in got] == [torch.float16, torch.bfloat16, torch.int32]
+    assert [item.dtype for item in got] == [torch.float32, torch.float64, torch.int32]
 
 
 def test_more_arguments_than_a_kernel_takes() -> None:
