@@ -1,0 +1,180 @@
+// CPU dialect: what the loop around the element function is made of. The loop takes the blocks that it mentions.
+
+//@ fuser_prefer_huge_pages
+#if defined(__linux__)
+extern "C" int madvise(void*, size_t, int) noexcept;
+#endif
+// New memory costs one page fault for every 4 KiB that is written first, several times what the writing itself takes.
+// Asked for huge pages, Linux makes one for every 2 MiB. A hint: memory that is there already stays as it is.
+FUSER_INLINE void fuser_prefer_huge_pages(const void* memory, int64_t bytes) {
+#if defined(__linux__)
+  constexpr int64_t page = 65536, worth_it = 4 << 20;  // the largest page of any machine that has 2 MiB ones as well
+  constexpr int madv_hugepage = 14;
+  if (bytes < worth_it) return;
+  const int64_t begin = (reinterpret_cast<int64_t>(memory) + page - 1) / page * page;
+  const int64_t end = (reinterpret_cast<int64_t>(memory) + bytes) / page * page;
+  madvise(reinterpret_cast<void*>(begin), static_cast<size_t>(end - begin), madv_hugepage);
+#endif
+}
+
+//@ fuser_tiles
+// The loop nest cut into tiles: `row` elements along dimension 0, `rows` along dimension `across`, one along the others.
+// It is at one of them; rank 1 has no `across` (0) and tiles of one row.
+template <int rank> struct fuser_tiles {
+  const int64_t* size;
+  int across = rank > 1;
+  int64_t row, rows = 1;
+  // First element of the current tile.
+  int64_t at[rank];
+
+  // Operands that go through buffers have these strides. Where one has its smallest stride in another dimension than
+  // the innermost, tiles are squares of `edge` over the two: whole cache lines are read, and all of each.
+  FUSER_INLINE fuser_tiles(const int64_t* size, const int64_t* const* buffered, int operands, int64_t edge)
+      : size(size) {
+    const int64_t most = edge * edge;
+    row = most;
+    for (int place = 0; place < operands && row == most; ++place) {
+      int best = 0;
+      for (int dim = 1; dim < rank; ++dim)
+        if (buffered[place][dim] != 0 && buffered[place][dim] < buffered[place][best]) best = dim;
+      if (best != 0) across = best, row = edge;
+    }
+    if (row > size[0]) row = size[0];
+    if (across) rows = most / row < size[across] ? most / row : size[across];
+    row = most / rows < size[0] ? most / rows : size[0];
+  }
+
+  FUSER_INLINE int64_t extent(int dim) const { return dim == 0 ? row : dim == across ? rows : 1; }
+  FUSER_INLINE int64_t count(int dim) const { return (size[dim] + extent(dim) - 1) / extent(dim); }
+  FUSER_INLINE int64_t total() const {
+    int64_t product = 1;
+    for (int dim = 0; dim < rank; ++dim) product *= count(dim);
+    return product;
+  }
+  FUSER_INLINE void seek(int64_t tile) {
+    for (int dim = 0; dim < rank; ++dim) {
+      at[dim] = tile % count(dim) * extent(dim);
+      tile /= count(dim);
+    }
+  }
+  FUSER_INLINE void next() {
+    for (int dim = 0; dim < rank; ++dim) {
+      at[dim] += extent(dim);
+      if (at[dim] < size[dim]) return;
+      at[dim] = 0;
+    }
+  }
+  // Of the current tile, which may be cut off at the end of a dimension.
+  FUSER_INLINE int64_t width() const { return row < size[0] - at[0] ? row : size[0] - at[0]; }
+  FUSER_INLINE int64_t height() const {
+    return !across ? 1 : rows < size[across] - at[across] ? rows : size[across] - at[across];
+  }
+  FUSER_INLINE int64_t offset(const int64_t* stride) const {
+    int64_t sum = 0;
+    for (int dim = 0; dim < rank; ++dim) sum += at[dim] * stride[dim];
+    return sum;
+  }
+  // From one row of an operand to the next.
+  FUSER_INLINE int64_t jump(const int64_t* stride) const { return across ? stride[across] : 0; }
+};
+
+//@ fuser_gather fuser_scatter
+// Copies between an operand and a buffer move raw words, whatever their type. (Attributes do not survive as template
+// arguments: the templates below take the size.)
+template <int bytes> struct fuser_words;
+template <> struct fuser_words<1> { typedef unsigned char type __attribute__((may_alias)); };
+template <> struct fuser_words<2> { typedef unsigned short type __attribute__((may_alias)); };
+template <> struct fuser_words<4> { typedef unsigned int type __attribute__((may_alias)); };
+template <> struct fuser_words<8> { typedef unsigned long long type __attribute__((may_alias, aligned(4))); };
+template <> struct fuser_words<16> { typedef unsigned __int128 type __attribute__((may_alias, aligned(4))); };
+
+// to[j * to_jump + i] = from[i * from_jump + j] for a square of 8 by 8: in three rounds the blocks off the diagonal
+// change places, of 4 by 4 words, of 2 by 2, then single words.
+template <int bytes>
+FUSER_INLINE void fuser_transpose(typename fuser_words<bytes>::type* to, int64_t to_jump,
+                                  const typename fuser_words<bytes>::type* from, int64_t from_jump) {
+#if defined(__AVX2__) && !defined(__clang__)
+  typedef typename fuser_words<bytes>::type Word;
+  typedef Word Line __attribute__((vector_size(8 * bytes)));
+  Line line[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) __builtin_memcpy(&line[i], from + i * from_jump, sizeof(Line));
+#pragma GCC unroll 3
+  for (int half = 4; half > 0; half /= 2) {
+    Line low, high;
+#pragma GCC unroll 8
+    for (int e = 0; e < 8; ++e) {
+      low[e] = static_cast<Word>(e & half ? 8 + (e ^ half) : e);
+      high[e] = static_cast<Word>(e & half ? 8 + e : e ^ half);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      if (i & half) continue;
+      const Line upper = line[i], lower = line[i + half];
+      line[i] = __builtin_shuffle(upper, lower, low);
+      line[i + half] = __builtin_shuffle(upper, lower, high);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) __builtin_memcpy(to + i * to_jump, &line[i], sizeof(Line));
+#else
+  for (int i = 0; i < 8; ++i)
+    for (int j = 0; j < 8; ++j) to[j * to_jump + i] = from[i * from_jump + j];
+#endif
+}
+
+// to[i * to_step + j * to_jump] = from[i * from_step + j * from_jump] for i < row, j < rows.
+template <int bytes>
+__attribute__((noinline)) static void fuser_copy(void* to_memory, int64_t to_step, int64_t to_jump,
+                                                 const void* from_memory, int64_t from_step, int64_t from_jump,
+                                                 int64_t row, int64_t rows) {
+  typedef typename fuser_words<bytes>::type Word;
+  const auto to = static_cast<Word*>(to_memory);
+  const auto from = static_cast<const Word*>(from_memory);
+  if (to_step == 1 && from_step == 1) {
+    for (int64_t j = 0; j < rows; ++j)
+#pragma GCC ivdep
+      for (int64_t i = 0; i < row; ++i) to[j * to_jump + i] = from[j * from_jump + i];
+    return;
+  }
+  int64_t done = 0;
+  if constexpr (bytes > 1 && bytes < 16) {
+    // Dense along the rows on one side, across them on the other.
+    const bool gathers = to_step == 1 && from_jump == 1, scatters = from_step == 1 && to_jump == 1;
+    for (; (gathers || scatters) && done + 8 <= row; done += 8) {
+      int64_t j = 0;
+      for (; j + 8 <= rows; j += 8) {
+        if (gathers)
+          fuser_transpose<bytes>(to + j * to_jump + done, to_jump, from + done * from_step + j, from_step);
+        else
+          fuser_transpose<bytes>(to + done * to_step + j, to_step, from + j * from_jump + done, from_jump);
+      }
+      for (; j < rows; ++j)
+        for (int64_t i = done; i < done + 8; ++i) to[i * to_step + j * to_jump] = from[i * from_step + j * from_jump];
+    }
+  }
+  for (int64_t j = 0; j < rows; ++j)
+    for (int64_t i = done; i < row; ++i) to[i * to_step + j * to_jump] = from[i * from_step + j * from_jump];
+}
+
+// Return the elements of a tile one after another: where they lie if they do, else in the buffer.
+template <typename T>
+FUSER_INLINE T* fuser_place(T* buffer, T* operand, int64_t row, int64_t rows, int64_t step, int64_t jump) {
+  const bool is_dense = (step == 1 || row == 1) && (jump == row || rows == 1);
+  return is_dense ? operand : buffer;
+}
+template <typename T>
+FUSER_INLINE const T* fuser_gather(T* buffer, const T* from, int64_t row, int64_t rows, int64_t step, int64_t jump) {
+  const T* const place = fuser_place<const T>(buffer, from, row, rows, step, jump);
+  if (place == from) return from;
+  const int64_t apart = jump == 0 ? 1 : rows;
+  fuser_copy<sizeof(T)>(buffer, 1, row, from, step, jump, row, apart);
+  // One row for all: what is there doubles until it is enough.
+  for (int64_t have = row * apart, wanted = row * rows; have < wanted; have *= 2)
+    __builtin_memcpy(buffer + have, buffer, static_cast<size_t>(have < wanted - have ? have : wanted - have) * sizeof(T));
+  return buffer;
+}
+template <typename T>
+FUSER_INLINE void fuser_scatter(T* to, const T* place, int64_t row, int64_t rows, int64_t step, int64_t jump) {
+  if (place != to) fuser_copy<sizeof(T)>(to, step, jump, place, 1, row, row, rows);
+}
