@@ -12,10 +12,13 @@ from fuser.prelude import load_blocks
 
 __all__ = ["DIALECT"]
 
-# Side of a square tile. Its buffers stay in a core's first cache, or at least in the second.
-EDGES = (64, 32, 16)
-BUFFER_BYTES = 65536
+# Side of a square tile, the largest for whose operands the buffers stay in a core's second cache.
+EDGES = (256, 128, 64, 32, 16)
+BUFFER_BYTES = 131072
+# Class of an innermost stride that is neither 0 nor 1, as in InputSpec.inner.
 BUFFERED = 2
+# One page of the widest operand or less.
+BLOCK_BYTES = 4096
 
 _HEAD = """
 #ifdef _OPENMP
@@ -33,7 +36,7 @@ def emit_loop(loop: Loop) -> str:
 
     ::
 
-        for (int64_t i = begin; i < end; ++i)
+        for (int64_t i = block; i < stop; ++i)
           fuser_element(fuser_to_compute(in0[i]), fuser_to_compute(in1[i]), a.number2, out0[i]);
     """
     body = _linear_range(loop) if loop.is_linear else [*_rows(loop), *_tiled_range(loop)]
@@ -69,12 +72,19 @@ def _row(loop: Loop, begin: str, end: str) -> list[str]:
         else:
             expressions[operand.variable] = f"fuser_to_compute({operand.name}[i])"
     expressions |= {operand.variable: f"{operand.name}[i]" for operand in loop.outputs}
+    moving = [operand for operand in loop.operands if operand.inner != 0]
+    block = BLOCK_BYTES // max(operand.info.dtype.itemsize for operand in moving)
     return [
         *lines,
+        f"for (int64_t block = {begin}; block < {end}; block += {block}) {{",
+        f"  const int64_t stop = block + {block} < {end} ? block + {block} : {end};",
+        # Processors foresee what comes next in a page, but not the next page.
+        *(f"  __builtin_prefetch({operand.name} + stop{', 1' * operand.is_output});" for operand in moving),
         # Exact aliasing (in-place) is no dependence between iterations; other overlaps never reach a kernel.
         "#pragma GCC ivdep",
-        f"for (int64_t i = {begin}; i < {end}; ++i)",
-        f"  {loop.call_element(expressions)}",
+        "  for (int64_t i = block; i < stop; ++i)",
+        f"    {loop.call_element(expressions)}",
+        "}",
     ]
 
 
@@ -136,7 +146,7 @@ def _entry(loop: Loop) -> list[str]:
     names = [f"a.stride_{operand.name}" for operand in loop.operands if operand.inner == BUFFERED]
     tiles = [
         f"const int64_t* const buffered[] = {{{', '.join(names) or 'nullptr'}}};",
-        f"const fuser_tiles<{loop.rank}> tile(a.size, buffered, {len(names)}, {edge(loop)});",
+        f"const fuser_tiles<{loop.rank}> tile(a.size, buffered, {len(names)}, {edge(loop)}, threads);",
         "const int64_t total = tile.total();",
     ]
     arguments, total, grain = ("a", "a.numel", 64) if loop.is_linear else ("a, tile", "total", 1)

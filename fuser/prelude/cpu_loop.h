@@ -28,20 +28,23 @@ template <int rank> struct fuser_tiles {
   int64_t at[rank];
 
   // Operands that go through buffers have these strides. Where one has its smallest stride in another dimension than
-  // the innermost, tiles are squares of `edge` over the two: whole cache lines are read, and all of each.
-  FUSER_INLINE fuser_tiles(const int64_t* size, const int64_t* const* buffered, int operands, int64_t edge)
+  // the innermost, tiles are squares over the two: whole cache lines are read, and all of each. A tile has `edge`
+  // squared elements at most, or less, so that every thread gets several.
+  FUSER_INLINE fuser_tiles(const int64_t* size, const int64_t* const* buffered, int operands, int64_t edge, int threads)
       : size(size) {
-    const int64_t most = edge * edge;
-    row = most;
-    for (int place = 0; place < operands && row == most; ++place) {
+    int64_t numel = 1;
+    for (int dim = 0; dim < rank; ++dim) numel *= size[dim];
+    while (edge > 16 && numel < edge * edge * 4 * threads) edge /= 2;
+    row = edge * edge;
+    for (int place = 0; place < operands && row != edge; ++place) {
       int best = 0;
       for (int dim = 1; dim < rank; ++dim)
         if (buffered[place][dim] != 0 && buffered[place][dim] < buffered[place][best]) best = dim;
       if (best != 0) across = best, row = edge;
     }
     if (row > size[0]) row = size[0];
-    if (across) rows = most / row < size[across] ? most / row : size[across];
-    row = most / rows < size[0] ? most / rows : size[0];
+    if (across) rows = edge * edge / row < size[across] ? edge * edge / row : size[across];
+    row = edge * edge / rows < size[0] ? edge * edge / rows : size[0];
   }
 
   FUSER_INLINE int64_t extent(int dim) const { return dim == 0 ? row : dim == across ? rows : 1; }
@@ -88,39 +91,46 @@ template <> struct fuser_words<4> { typedef unsigned int type __attribute__((may
 template <> struct fuser_words<8> { typedef unsigned long long type __attribute__((may_alias, aligned(4))); };
 template <> struct fuser_words<16> { typedef unsigned __int128 type __attribute__((may_alias, aligned(4))); };
 
-// to[j * to_jump + i] = from[i * from_jump + j] for a square of 8 by 8: in three rounds the blocks off the diagonal
-// change places, of 4 by 4 words, of 2 by 2, then single words.
+// Words of a line of the squares below: a vector register's worth, 16 at most. 0: no squares.
+#if defined(__clang__)
+template <int bytes> inline constexpr int fuser_lanes = 0;
+#elif defined(__AVX512F__)
+template <int bytes> inline constexpr int fuser_lanes = bytes == 16 ? 0 : bytes == 8 ? 8 : 16;
+#elif defined(__AVX2__)
+template <int bytes> inline constexpr int fuser_lanes = bytes == 16 ? 0 : bytes < 4 ? 16 : 32 / bytes;
+#else
+template <int bytes> inline constexpr int fuser_lanes = 0;
+#endif
+
+// to[j * to_jump + i] = from[i * from_jump + j] for a square of words: in each round the blocks off the diagonal change
+// places, first of half its size, at last of single words.
 template <int bytes>
 FUSER_INLINE void fuser_transpose(typename fuser_words<bytes>::type* to, int64_t to_jump,
                                   const typename fuser_words<bytes>::type* from, int64_t from_jump) {
-#if defined(__AVX2__) && !defined(__clang__)
+  constexpr int lanes = fuser_lanes<bytes>;
   typedef typename fuser_words<bytes>::type Word;
-  typedef Word Line __attribute__((vector_size(8 * bytes)));
-  Line line[8];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) __builtin_memcpy(&line[i], from + i * from_jump, sizeof(Line));
-#pragma GCC unroll 3
-  for (int half = 4; half > 0; half /= 2) {
+  typedef Word Line __attribute__((vector_size(lanes * bytes)));
+  Line line[lanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < lanes; ++i) __builtin_memcpy(&line[i], from + i * from_jump, sizeof(Line));
+#pragma GCC unroll 4
+  for (int half = lanes / 2; half > 0; half /= 2) {
     Line low, high;
-#pragma GCC unroll 8
-    for (int e = 0; e < 8; ++e) {
-      low[e] = static_cast<Word>(e & half ? 8 + (e ^ half) : e);
-      high[e] = static_cast<Word>(e & half ? 8 + e : e ^ half);
+#pragma GCC unroll 16
+    for (int e = 0; e < lanes; ++e) {
+      low[e] = static_cast<Word>(e & half ? lanes + (e ^ half) : e);
+      high[e] = static_cast<Word>(e & half ? lanes + e : e ^ half);
     }
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
+#pragma GCC unroll 16
+    for (int i = 0; i < lanes; ++i) {
       if (i & half) continue;
       const Line upper = line[i], lower = line[i + half];
       line[i] = __builtin_shuffle(upper, lower, low);
       line[i + half] = __builtin_shuffle(upper, lower, high);
     }
   }
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) __builtin_memcpy(to + i * to_jump, &line[i], sizeof(Line));
-#else
-  for (int i = 0; i < 8; ++i)
-    for (int j = 0; j < 8; ++j) to[j * to_jump + i] = from[i * from_jump + j];
-#endif
+#pragma GCC unroll 16
+  for (int i = 0; i < lanes; ++i) __builtin_memcpy(to + i * to_jump, &line[i], sizeof(Line));
 }
 
 // to[i * to_step + j * to_jump] = from[i * from_step + j * from_jump] for i < row, j < rows.
@@ -138,19 +148,20 @@ __attribute__((noinline)) static void fuser_copy(void* to_memory, int64_t to_ste
     return;
   }
   int64_t done = 0;
-  if constexpr (bytes > 1 && bytes < 16) {
+  if constexpr (fuser_lanes<bytes> != 0) {
+    constexpr int lanes = fuser_lanes<bytes>;
     // Dense along the rows on one side, across them on the other.
     const bool gathers = to_step == 1 && from_jump == 1, scatters = from_step == 1 && to_jump == 1;
-    for (; (gathers || scatters) && done + 8 <= row; done += 8) {
+    for (; (gathers || scatters) && done + lanes <= row; done += lanes) {
       int64_t j = 0;
-      for (; j + 8 <= rows; j += 8) {
+      for (; j + lanes <= rows; j += lanes) {
         if (gathers)
           fuser_transpose<bytes>(to + j * to_jump + done, to_jump, from + done * from_step + j, from_step);
         else
           fuser_transpose<bytes>(to + done * to_step + j, to_step, from + j * from_jump + done, from_jump);
       }
       for (; j < rows; ++j)
-        for (int64_t i = done; i < done + 8; ++i) to[i * to_step + j * to_jump] = from[i * from_step + j * from_jump];
+        for (int64_t i = done; i < done + lanes; ++i) to[i * to_step + j * to_jump] = from[i * from_step + j * from_jump];
     }
   }
   for (int64_t j = 0; j < rows; ++j)
