@@ -100,6 +100,15 @@ SETTINGS: tuple[Setting, ...] = (
         "`fast`: intermediates stay in the compute type and multiply-adds may contract across functors.",
     ),
     Setting(
+        "cpu_math",
+        "FUSER_CPU_MATH",
+        "fast",
+        parse_choice("fast", "precise"),
+        True,
+        "Math functions on the CPU. `fast`: vectorised, right to 4 units in the last place. "
+        "`precise`: right to 1 unit; float32 takes about twice as long, float64 is not vectorised.",
+    ),
+    Setting(
         "cxx",
         "CXX",
         None,
@@ -161,6 +170,7 @@ class Config:
 
     if TYPE_CHECKING:
         numerics: str
+        cpu_math: str
         cxx: str | None
         cache_dir: str | None
         disk_cache: bool

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from fuser.codegen import KERNEL_NAME, Dialect, Loop, Operand
 from fuser.cpu.prelude import emit_prelude
-from fuser.prelude import load_blocks
 
 __all__ = ["DIALECT"]
 
@@ -24,8 +23,7 @@ _HEAD = """
 #ifdef _OPENMP
 extern "C" int omp_get_thread_num() noexcept;
 extern "C" int omp_get_num_threads() noexcept;
-#endif
-"""
+#endif"""
 
 # Everything is inlined there, so that the loop vectorises.
 _FUNCTION = "__attribute__((flatten, noinline)) static void"
@@ -40,13 +38,7 @@ def emit_loop(loop: Loop) -> str:
           fuser_element(fuser_to_compute(in0[i]), fuser_to_compute(in1[i]), a.number2, out0[i]);
     """
     body = _linear_range(loop) if loop.is_linear else [*_rows(loop), *_tiled_range(loop)]
-    text = "\n".join([*body, *_entry(loop)])
-    return f"{_HEAD}{_blocks(text)}\n{text}\n"
-
-
-def _blocks(text: str) -> str:
-    blocks = [block for block in load_blocks("cpu_loop.h") if any(name in text for name in block.names)]
-    return "\n".join(f"\n{block.text}" for block in blocks)
+    return "\n".join([_HEAD, *body, *_entry(loop), ""])
 
 
 def _linear_range(loop: Loop) -> list[str]:
@@ -108,7 +100,10 @@ def _rows(loop: Loop) -> list[str]:
 def _tiled_range(loop: Loop) -> list[str]:
     buffered = [operand for operand in loop.operands if operand.inner == BUFFERED]
     size = edge(loop) ** 2
-    buffers = [f"  alignas(64) {operand.info.storage} buffer_{operand.name}[{size}];" for operand in buffered]
+    buffers = [
+        f"  alignas(64) unsigned char buffer_{operand.name}[{size} * sizeof({operand.info.storage})];"
+        for operand in buffered
+    ]
     pointers, jumps, after = [], [], []
     for operand in loop.operands:
         name, stride = operand.name, f"a.stride_{operand.name}"
@@ -149,8 +144,10 @@ def _entry(loop: Loop) -> list[str]:
         f"const fuser_tiles<{loop.rank}> tile(a.size, buffered, {len(names)}, {edge(loop)}, threads);",
         "const int64_t total = tile.total();",
     ]
-    arguments, total, grain = ("a", "a.numel", 64) if loop.is_linear else ("a, tile", "total", 1)
-    share = f"(({total} + parts - 1) / parts + {grain - 1}) / {grain} * {grain}"
+    arguments, total = ("a", "a.numel") if loop.is_linear else ("a, tile", "total")
+    share = f"({total} + parts - 1) / parts"
+    if loop.is_linear:
+        share = f"({share} + 63) / 64 * 64"
     hints = [
         f"fuser_prefer_huge_pages(a.{operand.name}, a.numel * sizeof(*a.{operand.name}));" for operand in loop.outputs
     ]

@@ -1,6 +1,7 @@
-// CPU dialect: what the loop around the element function is made of. The loop takes the blocks that it mentions.
+// CPU dialect: what the loop around the element function is made of. The feature "tiles" is for loops that are not one
+// flat range.
 
-//@ fuser_prefer_huge_pages
+//@ always
 #if defined(__linux__)
 extern "C" int madvise(void*, size_t, int) noexcept;
 #endif
@@ -17,7 +18,7 @@ FUSER_INLINE void fuser_prefer_huge_pages(const void* memory, int64_t bytes) {
 #endif
 }
 
-//@ fuser_tiles
+//@ always if tiles
 // The loop nest cut into tiles: `row` elements along dimension 0, `rows` along dimension `across`, one along the others.
 // It is at one of them; rank 1 has no `across` (0) and tiles of one row.
 template <int rank> struct fuser_tiles {
@@ -81,7 +82,7 @@ template <int rank> struct fuser_tiles {
   FUSER_INLINE int64_t jump(const int64_t* stride) const { return across ? stride[across] : 0; }
 };
 
-//@ fuser_gather fuser_scatter
+//@ always if tiles
 // Copies between an operand and a buffer move raw words, whatever their type. (Attributes do not survive as template
 // arguments: the templates below take the size.)
 template <int bytes> struct fuser_words;
@@ -168,22 +169,23 @@ __attribute__((noinline)) static void fuser_copy(void* to_memory, int64_t to_ste
     for (int64_t i = done; i < row; ++i) to[i * to_step + j * to_jump] = from[i * from_step + j * from_jump];
 }
 
-// Return the elements of a tile one after another: where they lie if they do, else in the buffer.
+// Return where a tile's elements lie one after another: in the operand if they do, else in the buffer.
 template <typename T>
-FUSER_INLINE T* fuser_place(T* buffer, T* operand, int64_t row, int64_t rows, int64_t step, int64_t jump) {
+FUSER_INLINE T* fuser_place(void* buffer, T* operand, int64_t row, int64_t rows, int64_t step, int64_t jump) {
   const bool is_dense = (step == 1 || row == 1) && (jump == row || rows == 1);
-  return is_dense ? operand : buffer;
+  return is_dense ? operand : static_cast<T*>(buffer);
 }
 template <typename T>
-FUSER_INLINE const T* fuser_gather(T* buffer, const T* from, int64_t row, int64_t rows, int64_t step, int64_t jump) {
-  const T* const place = fuser_place<const T>(buffer, from, row, rows, step, jump);
+FUSER_INLINE const T* fuser_gather(void* buffer, const T* from, int64_t row, int64_t rows, int64_t step, int64_t jump) {
+  T* const to = static_cast<T*>(buffer);
+  const T* const place = fuser_place<const T>(to, from, row, rows, step, jump);
   if (place == from) return from;
   const int64_t apart = jump == 0 ? 1 : rows;
-  fuser_copy<sizeof(T)>(buffer, 1, row, from, step, jump, row, apart);
+  fuser_copy<sizeof(T)>(to, 1, row, from, step, jump, row, apart);
   // One row for all: what is there doubles until it is enough.
   for (int64_t have = row * apart, wanted = row * rows; have < wanted; have *= 2)
-    __builtin_memcpy(buffer + have, buffer, static_cast<size_t>(have < wanted - have ? have : wanted - have) * sizeof(T));
-  return buffer;
+    __builtin_memcpy(to + have, to, static_cast<size_t>(have < wanted - have ? have : wanted - have) * sizeof(T));
+  return to;
 }
 template <typename T>
 FUSER_INLINE void fuser_scatter(T* to, const T* place, int64_t row, int64_t rows, int64_t step, int64_t jump) {
