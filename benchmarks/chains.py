@@ -69,6 +69,15 @@ def compose_six(ops: Ops) -> Callable[..., Any]:
     return chain
 
 
+def compose_cheap(ops: Ops) -> Callable[..., Any]:
+    """Three functors that a processor is done with before the memory is."""
+
+    def chain(x: Any, y: Any, z: Any) -> Any:
+        return ops.add(ops.mul(ops.axpy(x, y), z), x)
+
+    return chain
+
+
 def compose_add(ops: Ops) -> Callable[..., Any]:
     """One addition: what a call costs when there is nothing to fuse."""
 
@@ -93,6 +102,7 @@ CHAINS: dict[str, Chain] = {
     for chain in (
         Chain("six", "six functors, float32", torch.float32, ("x", "y", "z"), compose_six, "fff", 32),
         Chain("six_bf16", "six functors, bfloat16", torch.bfloat16, ("x", "y", "z"), compose_six, "fff", 8),
+        Chain("cheap", "three cheap functors, float32", torch.float32, ("x", "y", "z"), compose_cheap, "fff", 16),
         Chain("add", "x + y, float32", torch.float32, ("x", "y"), compose_add, "ff", 2),
         Chain("row", "x * row + row, float32", torch.float32, _AFFINE, compose_affine, "mrr", 8),
         Chain("col", "x * column + column, float32", torch.float32, _AFFINE, compose_affine, "mcc", 8),

@@ -54,7 +54,7 @@ __all__ = [
 MAX_NARROW_OFFSET = 2**31 - 2**16
 VECTOR_BYTES = 16
 # Rows of fewer elements than this are not worth a loop of their own on the CPU.
-CPU_SHORT_ROW = 128
+CPU_SHORT_ROW = 32
 
 _NUMBERS = (bool, int, float, complex)
 _can_fuse = {"cpu": True, "cuda": True}

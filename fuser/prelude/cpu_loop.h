@@ -165,6 +165,11 @@ __attribute__((noinline)) static void fuser_copy(void* to_memory, int64_t to_ste
         for (int64_t i = done; i < done + lanes; ++i) to[i * to_step + j * to_jump] = from[i * from_step + j * from_jump];
     }
   }
+  if (to_step == 1 && rows == 1) {
+#pragma GCC ivdep
+    for (int64_t i = done; i < row; ++i) to[i] = from[i * from_step];
+    return;
+  }
   for (int64_t j = 0; j < rows; ++j)
     for (int64_t i = done; i < row; ++i) to[i * to_step + j * to_jump] = from[i * from_step + j * from_jump];
 }

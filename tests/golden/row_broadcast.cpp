@@ -57,17 +57,13 @@ __attribute__((flatten, noinline)) static void fuser_rows(const fuser_args& a, i
 // Tiles begin to end.
 __attribute__((noinline)) static void fuser_range(const fuser_args& a, fuser_tiles<2> tile,
     int64_t begin, int64_t end) {
-  alignas(64) unsigned char buffer_out0[4096 * sizeof(float)];
-  alignas(64) unsigned char buffer_in0[4096 * sizeof(float)];
-  alignas(64) unsigned char buffer_in1[4096 * sizeof(float)];
   for (tile.seek(begin); begin < end; ++begin, tile.next()) {
     const int64_t row = tile.width(), rows = tile.height();
-    const auto out0 = fuser_place(buffer_out0, a.out0 + tile.offset(a.stride_out0), row, rows, a.stride_out0[0], tile.jump(a.stride_out0));
-    const auto in0 = fuser_gather(buffer_in0, a.in0 + tile.offset(a.stride_in0), row, rows, a.stride_in0[0], tile.jump(a.stride_in0));
-    const auto in1 = fuser_gather(buffer_in1, a.in1 + tile.offset(a.stride_in1), row, rows, a.stride_in1[0], tile.jump(a.stride_in1));
-    const int64_t jump[] = {row, row, row};
-    fuser_rows(a, row * rows, 1, jump, out0, in0, in1);
-    fuser_scatter(a.out0 + tile.offset(a.stride_out0), out0, row, rows, a.stride_out0[0], tile.jump(a.stride_out0));
+    const auto out0 = a.out0 + tile.offset(a.stride_out0);
+    const auto in0 = a.in0 + tile.offset(a.stride_in0);
+    const auto in1 = a.in1 + tile.offset(a.stride_in1);
+    const int64_t jump[] = {tile.jump(a.stride_out0), tile.jump(a.stride_in0), tile.jump(a.stride_in1)};
+    fuser_rows(a, row, rows, jump, out0, in0, in1);
   }
 }
 
@@ -75,8 +71,8 @@ __attribute__((noinline)) static void fuser_range(const fuser_args& a, fuser_til
 extern "C" void fuser_kernel(const fuser_args* args, int threads) {
   const fuser_args& a = *args;
   fuser_prefer_huge_pages(a.out0, a.numel * sizeof(*a.out0));
-  const int64_t* const buffered[] = {a.stride_out0, a.stride_in0, a.stride_in1};
-  const fuser_tiles<2> tile(a.size, buffered, 3, 64, threads);
+  const int64_t* const buffered[] = {nullptr};
+  const fuser_tiles<2> tile(a.size, buffered, 0, 256, threads);
   const int64_t total = tile.total();
 #ifdef _OPENMP
 #pragma omp parallel num_threads(threads) if(parallel: threads > 1)
