@@ -106,7 +106,7 @@ SETTINGS: tuple[Setting, ...] = (
         parse_choice("fast", "precise"),
         True,
         "Math functions on the CPU. `fast`: vectorised, right to 4 units in the last place. "
-        "`precise`: right to 1 unit; float32 takes about twice as long, float64 is not vectorised.",
+        "`precise`: right to 1 unit; slower, and float64 is not vectorised.",
     ),
     Setting(
         "cxx",

@@ -103,25 +103,37 @@ template <int bytes> inline constexpr int fuser_lanes = bytes == 16 ? 0 : bytes 
 template <int bytes> inline constexpr int fuser_lanes = 0;
 #endif
 
-// to[j * to_jump + i] = from[i * from_jump + j] for a square of words: in each round the blocks off the diagonal change
-// places, first of half its size, at last of single words.
+// Where the words of two lines go when the blocks off the diagonal change places: first those of half the square's size,
+// at last single words.
+template <typename Word, int lanes> struct fuser_rounds {
+  Word low[4][lanes], high[4][lanes];
+  constexpr fuser_rounds() : low(), high() {
+    for (int round = 0, half = lanes / 2; half > 0; ++round, half /= 2) {
+      for (int e = 0; e < lanes; ++e) {
+        low[round][e] = static_cast<Word>(e & half ? lanes + (e ^ half) : e);
+        high[round][e] = static_cast<Word>(e & half ? lanes + e : e ^ half);
+      }
+    }
+  }
+};
+
+// to[j * to_jump + i] = from[i * from_jump + j] for a square of words.
 template <int bytes>
 FUSER_INLINE void fuser_transpose(typename fuser_words<bytes>::type* to, int64_t to_jump,
                                   const typename fuser_words<bytes>::type* from, int64_t from_jump) {
   constexpr int lanes = fuser_lanes<bytes>;
   typedef typename fuser_words<bytes>::type Word;
   typedef Word Line __attribute__((vector_size(lanes * bytes)));
+  static constexpr fuser_rounds<Word, lanes> rounds;
   Line line[lanes];
 #pragma GCC unroll 16
   for (int i = 0; i < lanes; ++i) __builtin_memcpy(&line[i], from + i * from_jump, sizeof(Line));
 #pragma GCC unroll 4
-  for (int half = lanes / 2; half > 0; half /= 2) {
+  for (int round = 0; lanes >> round > 1; ++round) {
+    const int half = lanes / 2 >> round;
     Line low, high;
-#pragma GCC unroll 16
-    for (int e = 0; e < lanes; ++e) {
-      low[e] = static_cast<Word>(e & half ? lanes + (e ^ half) : e);
-      high[e] = static_cast<Word>(e & half ? lanes + e : e ^ half);
-    }
+    __builtin_memcpy(&low, rounds.low[round], sizeof(Line));
+    __builtin_memcpy(&high, rounds.high[round], sizeof(Line));
 #pragma GCC unroll 16
     for (int i = 0; i < lanes; ++i) {
       if (i & half) continue;
@@ -134,18 +146,23 @@ FUSER_INLINE void fuser_transpose(typename fuser_words<bytes>::type* to, int64_t
   for (int i = 0; i < lanes; ++i) __builtin_memcpy(to + i * to_jump, &line[i], sizeof(Line));
 }
 
+// Vectorised and cloned, what is left after the squares would take longer to compile than the rest of the kernel.
+#if defined(__clang__)
+#define FUSER_ONCE static __attribute__((noinline))
+#else
+#define FUSER_ONCE static __attribute__((noinline, noclone, optimize("no-tree-vectorize")))
+#endif
+
 // to[i * to_step + j * to_jump] = from[i * from_step + j * from_jump] for i < row, j < rows.
 template <int bytes>
-__attribute__((noinline)) static void fuser_copy(void* to_memory, int64_t to_step, int64_t to_jump,
-                                                 const void* from_memory, int64_t from_step, int64_t from_jump,
-                                                 int64_t row, int64_t rows) {
+FUSER_ONCE void fuser_copy(void* to_memory, int64_t to_step, int64_t to_jump, const void* from_memory,
+                           int64_t from_step, int64_t from_jump, int64_t row, int64_t rows) {
   typedef typename fuser_words<bytes>::type Word;
   const auto to = static_cast<Word*>(to_memory);
   const auto from = static_cast<const Word*>(from_memory);
   if (to_step == 1 && from_step == 1) {
     for (int64_t j = 0; j < rows; ++j)
-#pragma GCC ivdep
-      for (int64_t i = 0; i < row; ++i) to[j * to_jump + i] = from[j * from_jump + i];
+      __builtin_memcpy(to + j * to_jump, from + j * from_jump, static_cast<size_t>(row) * bytes);
     return;
   }
   int64_t done = 0;
@@ -155,20 +172,12 @@ __attribute__((noinline)) static void fuser_copy(void* to_memory, int64_t to_ste
     const bool gathers = to_step == 1 && from_jump == 1, scatters = from_step == 1 && to_jump == 1;
     for (; (gathers || scatters) && done + lanes <= row; done += lanes) {
       int64_t j = 0;
-      for (; j + lanes <= rows; j += lanes) {
-        if (gathers)
-          fuser_transpose<bytes>(to + j * to_jump + done, to_jump, from + done * from_step + j, from_step);
-        else
-          fuser_transpose<bytes>(to + done * to_step + j, to_step, from + j * from_jump + done, from_jump);
-      }
+      for (; j + lanes <= rows; j += lanes)
+        fuser_transpose<bytes>(to + done * to_step + j * to_jump, gathers ? to_jump : to_step,
+                               from + done * from_step + j * from_jump, gathers ? from_step : from_jump);
       for (; j < rows; ++j)
         for (int64_t i = done; i < done + lanes; ++i) to[i * to_step + j * to_jump] = from[i * from_step + j * from_jump];
     }
-  }
-  if (to_step == 1 && rows == 1) {
-#pragma GCC ivdep
-    for (int64_t i = done; i < row; ++i) to[i] = from[i * from_step];
-    return;
   }
   for (int64_t j = 0; j < rows; ++j)
     for (int64_t i = done; i < row; ++i) to[i * to_step + j * to_jump] = from[i * from_step + j * from_jump];
