@@ -75,6 +75,15 @@ def compose_six(ops: Ops) -> Callable[..., Any]:
     return chain
 
 
+def compose_cheap(ops: Ops) -> Callable[..., Any]:
+    """Three functors that a processor is done with before the memory is."""
+
+    def chain(x: Any, y: Any, z: Any) -> Any:
+        return ops.add(ops.mul(ops.axpy(x, y), z), x)
+
+    return chain
+
+
 def compose_add(ops: Ops) -> Callable[..., Any]:
     """One addition: what a call costs when there is nothing to fuse."""
 
@@ -124,6 +133,7 @@ CHAINS: dict[str, Chain] = {
         Chain("two_f8", "x * y + x, float8_e4m3fn", torch.float8_e4m3fn, _TWO, compose_two, "ff", 2),
         Chain("two_f64", "x * y + x, float64", torch.float64, _TWO, compose_two, "ff", 8),
         Chain("two_c64", "x * y + x, complex64", torch.complex64, _TWO, compose_two, "ff", 8),
+        Chain("cheap", "three cheap functors, float32", torch.float32, _THREE, compose_cheap, "fff", 16),
         Chain("add", "x + y, float32", torch.float32, _TWO, compose_add, "ff", 2),
         Chain("sum8", "sum of eight, float32", torch.float32, tuple("abcdefgh"), compose_sum, "ffffffff", 8),
         Chain("row", "x * row + row, float32", torch.float32, _AFFINE, compose_affine, "mrr", 8),

@@ -56,9 +56,13 @@ def throughput_text(record: Record) -> str:
     """Return one line of the throughput table."""
     if record["status"] != "ok":
         return refusal_text(record)
-    ratio = "" if record["ratio_to_eager"] is None else f"   {record['ratio_to_eager']:6.2f} x eager"
+    ratios = "".join(
+        f"   {record[key]:6.2f} x {name}"
+        for key, name in (("ratio_to_eager", "eager"), ("ratio_to_inductor", "torch.compile"))
+        if record[key] is not None
+    )
     return (
-        f"{record['time_us']['median']:12.1f} us   {record['gb_per_s']:9.1f} GB/s{ratio}"
+        f"{record['time_us']['median']:12.1f} us   {record['gb_per_s']:9.1f} GB/s{ratios}"
         f"   {record['ratio_to_copy']:5.2f} x copy   error {record['error_eps']:.2g} eps"
     )
 

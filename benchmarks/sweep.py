@@ -114,7 +114,7 @@ def measure_point(
         for entrant in running(entrants):
             take_turn(entrant, settings.budget_s)
     copy_timing = timing.Timing(copy.method, tuple(copy_us))
-    eager_us = next((median_us(e) for e in running(entrants) if e.record["peer"] == "eager"), None)
+    marks = {name: median_of(entrants, name) for name in ("eager", "inductor")}
     for entrant in running(entrants):
         assert entrant.sampler is not None
         result = timing.Timing(entrant.sampler.method, tuple(entrant.samples_us))
@@ -122,7 +122,10 @@ def measure_point(
             status="ok",
             time_us=result.to_json(),
             gb_per_s=round(bytes_moved / result.median_us * 1e-3, 2),
-            ratio_to_eager=None if eager_us is None else round(eager_us / result.median_us, 3),
+            **{
+                f"ratio_to_{name}": None if mark_us is None else round(mark_us / result.median_us, 3)
+                for name, mark_us in marks.items()
+            },
             ratio_to_copy=float(f"{copy_timing.median_us / result.median_us:.4g}"),
         )
     copy_record = {
@@ -209,6 +212,11 @@ def running(entrants: Iterable[Entrant]) -> Iterator[Entrant]:
 def median_us(entrant: Entrant) -> float:
     """Return the median of the samples so far, in microseconds."""
     return timing.Timing("", tuple(entrant.samples_us)).median_us
+
+
+def median_of(entrants: Iterable[Entrant], name: str) -> float | None:
+    """Return the median of one peer, in microseconds; None if it does not take part."""
+    return next((median_us(entrant) for entrant in running(entrants) if entrant.record["peer"] == name), None)
 
 
 def make_copy(bytes_moved: int, device: torch.device) -> Callable[[], Any]:

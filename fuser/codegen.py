@@ -165,7 +165,8 @@ def emit_kernel(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelSo
         loop = replace(loop, geometry=dialect.geometry)
     words = frozenset[str]().union(*(functor.words for functor in functors))
     text = _TextWithLines()
-    text.add(dialect.emit_prelude(words, _features(typing, args)))
+    features = _features(typing, args)
+    text.add(dialect.emit_prelude(words, features if loop.is_linear else features | {"tiles"}))
     for index, functor in enumerate(functors):
         text.add(f"\nnamespace fuser_f{index} {{")
         text.add_from(functor_label(index, functor), functor.text)
@@ -258,6 +259,8 @@ def _features(typing: Typing, args: ArgSpec) -> frozenset[str]:
         found.add("half")
     if any(item and item.number is complex for item in args.inputs):
         found.add("complex")
+    if args.device_type == "cpu" and dict(args.settings).get("cpu_math") == "precise":
+        found.add("precise")
     return frozenset(feature for feature in found if feature)
 
 

@@ -101,6 +101,15 @@ SETTINGS: tuple[Setting, ...] = (
         "division may be off by 2 ULP.",
     ),
     Setting(
+        "cpu_math",
+        "FUSER_CPU_MATH",
+        "fast",
+        parse_choice("fast", "precise"),
+        True,
+        "Math functions on the CPU. `fast`: vectorised, right to 4 units in the last place. "
+        "`precise`: right to 1 unit; slower, and float64 is not vectorised.",
+    ),
+    Setting(
         "cxx",
         "CXX",
         None,
@@ -172,6 +181,7 @@ class Config:
 
     if TYPE_CHECKING:
         numerics: str
+        cpu_math: str
         cxx: str | None
         cache_dir: str | None
         disk_cache: bool

@@ -54,6 +54,8 @@ __all__ = [
 
 # Offsets up to here fit an int with room for one block's worth of threads.
 MAX_NARROW_OFFSET = 2**31 - 2**16
+# Rows of fewer elements than this are not worth a loop of their own on the CPU.
+CPU_SHORT_ROW = 32
 
 _NUMBERS = (bool, int, float, complex)
 _can_fuse = {"cpu": True, "cuda": True}
@@ -226,6 +228,9 @@ def arg_spec(
         # One element of everything: the dense kernel serves.
         space = IterationSpace((1,), ((1,),) * len(strides))
     inner = [min(operand[0], 2) for operand in space.strides]
+    if device_type == "cpu" and len(space.sizes) > 1 and space.sizes[0] < CPU_SHORT_ROW:
+        # Vector loops of a few elements: kernels gather them into longer ones, like operands without a dense row.
+        inner = [2] * len(inner)
     by_index = dict(zip(pointers, inner[len(outputs) :], strict=True))
     filled: list[InputSpec | None] = [None] * len(inputs)
     for index in used:

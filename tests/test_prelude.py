@@ -286,7 +286,7 @@ EVERYTHING = functor_of(
 
 
 def test_table_covers_every_name() -> None:
-    blocks = [b for file in ("cpu_math.h", "cuda_math.h", "core.h", "cpu.h") for b in load_blocks(file)]
+    blocks = [b for file in ("cpu_mvec.h", "cpu_math.h", "cuda_math.h", "core.h", "cpu.h") for b in load_blocks(file)]
     offered = {b.names[0] for b in blocks if b.names and not b.names[0].startswith(("fuser_", "FUSER_"))}
     # __tanhf: NVRTC 13 and later only.
     assert offered - set(MATH) <= {"fma", "modf", "fdividef", "labs", "__tanhf"}
@@ -475,6 +475,8 @@ X86 = {
     "avx": ("-mavx",),
     "sse2": ("-march=x86-64",),
 }
+# config.cpu_math, and the features it turns on.
+MATH_KINDS: dict[str, frozenset[str]] = {"fast": frozenset(), "precise": frozenset({"precise"})}
 CALLS = (
     {n: f"{n}(@a)" for n in UNARY}
     | {n: f"{n}(@a, @b)" for n in BINARY}
@@ -528,8 +530,9 @@ def arguments(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @needs_compiler
+@pytest.mark.parametrize("math", MATH_KINDS)
 @pytest.mark.parametrize("isa", X86)
-def test_a_value_does_not_depend_on_its_position(tmp_path: Path, isa: str) -> None:
+def test_a_value_does_not_depend_on_its_position(tmp_path: Path, isa: str, math: str) -> None:
     """At every position of loops of every length, vectorised or not: the same bits."""
     if not can_run(X86[isa]):
         pytest.skip(f"this CPU does not run code for {isa}")
@@ -538,7 +541,7 @@ def test_a_value_does_not_depend_on_its_position(tmp_path: Path, isa: str) -> No
         bodies.append(f"#undef T\n#define T {real}\n")
         for n, call in CALLS.items():
             bodies += [loop(f"vector_{n}{suffix}", [real, real], real, call), odd_loop(f"odd_{n}{suffix}", real, call)]
-    library, said = compile_cpp("".join(bodies), tmp_path, frozenset(), *X86[isa], "-fopt-info-vec-optimized")
+    library, said = compile_cpp("".join(bodies), tmp_path, MATH_KINDS[math], *X86[isa], "-fopt-info-vec-optimized")
     if platform.machine() == "x86_64" and CXX is not None and "clang" not in CXX:
         assert said.count("loop vectorized") >= 2 * 60, "hardly anything was vectorised: the test compares nothing"
     for dtype, suffix in ((torch.float32, "_f"), (torch.float64, "_d")):
@@ -553,8 +556,9 @@ def test_a_value_does_not_depend_on_its_position(tmp_path: Path, isa: str) -> No
 
 
 @needs_compiler
+@pytest.mark.parametrize("math", MATH_KINDS)
 @pytest.mark.parametrize("isa", X86)
-def test_a_constant_argument_changes_no_bit(tmp_path: Path, isa: str) -> None:
+def test_a_constant_argument_changes_no_bit(tmp_path: Path, isa: str, math: str) -> None:
     """The compiler simplifies calls whose arguments it knows, as in an unrolled loop: to what the call gives."""
     if not can_run(X86[isa]):
         pytest.skip(f"this CPU does not run code for {isa}")
@@ -575,7 +579,7 @@ def test_a_constant_argument_changes_no_bit(tmp_path: Path, isa: str) -> None:
             stores = " ".join(f"out[{i}] = {n}({values});" for i, values in enumerate(known))
             parts.append(f'extern "C" void folded_{n}(T* out) {{ {stores} }}\n')
         parts += [loop(key, [real], real, f"{n}(@a, (T){x!r})") for key, (n, x) in second.items()]
-        library, _ = compile_cpp("".join(parts), folder, frozenset(), *X86[isa])
+        library, _ = compile_cpp("".join(parts), folder, MATH_KINDS[math], *X86[isa])
         for n in calls:
             folded = torch.empty(len(arguments[n]), dtype=dtype)
             getattr(library, f"folded_{n}")(pointer(folded))
@@ -746,6 +750,45 @@ def test_special_values(tmp_path: Path) -> None:
             assert torch.allclose(got, expected, rtol=3e-7, atol=0, equal_nan=True), (call, argument, got)
 
 
+# Domains in which libm's functions for long double have a result in double.
+PRECISE = {
+    "acos": (-1, 1), "acosh": (1, 50), "asin": (-1, 1), "asinh": (-50, 50), "atan": (-50, 50), "atanh": (-1, 1),
+    "cbrt": (-1e6, 1e6), "cos": (-100, 100), "cosh": (-80, 80), "erf": (-4, 4), "erfc": (-4, 9), "exp": (-87, 88),
+    "exp10": (-37, 38), "exp2": (-126, 127), "expm1": (-20, 80), "lgamma": (3, 50), "log": (0, 1e6), "log10": (0, 1e6),
+    "log1p": (-1, 1e3), "log2": (0, 1e6), "sin": (-100, 100), "sinh": (-80, 80), "tan": (-100, 100), "tanh": (-8, 8),
+    "tgamma": (1, 20), "atan2": (-50, 50), "hypot": (-50, 50), "pow": (0.1, 20),
+}  # fmt: skip
+
+
+@needs_compiler
+@pytest.mark.parametrize(("real", "dtype", "digits"), [("float", torch.float32, 24), ("double", torch.float64, 53)])
+def test_precise_functions_are_within_one_ulp(tmp_path: Path, real: str, dtype: torch.dtype, digits: int) -> None:
+    """Measured in units of the last place against libm's long double; float's are the nearest but for rare ties."""
+    if ctypes.sizeof(ctypes.c_longdouble) <= 8:
+        pytest.skip("long double is double here")
+    parts = ['extern "C" long double ldexpl(long double, int); extern "C" int ilogbl(long double);\n']
+    for n in PRECISE:
+        types, places = ("long double, long double", "@a, @b") if n in BINARY else ("long double", "@a")
+        parts.append(f'namespace exact {{ extern "C" long double {n}l({types}); }}\n')
+        parts.append(f"""
+static double distance_{n}({real} a, {real} b) {{
+  const long double got = {CALLS[n].replace("@", "")}, wanted = exact::{n}l({places.replace("@", "")});
+  return (double)((got - wanted) / ldexpl(1, ilogbl(wanted) - {digits - 1}));
+}}
+""")
+        parts.append(loop(f"k_{n}", [real, real], "double", f"distance_{n}(@a, @b)"))
+    library, _ = compile_cpp("".join(parts), tmp_path, MATH_KINDS["precise"])
+    generator = torch.Generator().manual_seed(5)
+    measured = {}
+    for n, (low, high) in PRECISE.items():
+        a, b = (torch.rand(50_001, generator=generator, dtype=dtype) * (high - low) + low for _ in range(2))
+        a[:20_000] = a[:20_000] * 1e-2 if low <= 0 < high else a[:20_000]
+        distances = run(getattr(library, f"k_{n}"), [a, b], torch.float64)
+        measured[n] = float(distances.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().max())
+    limit = 0.5001 if dtype is torch.float32 else 1.0
+    assert {n: u for n, u in measured.items() if u > limit} == {}
+
+
 @needs_compiler
 def test_libmvec_is_used_where_it_exists(tmp_path: Path) -> None:
     assert CXX is not None
@@ -754,8 +797,11 @@ def test_libmvec_is_used_where_it_exists(tmp_path: Path) -> None:
     calls = ["tanh(1 / (1 + exp(-@a)))", "exp(@a) + fmod(@a, 2.0f)", "round(@a) + sin(@a) * cos(@a)"]
     calls.append("@a > 0.04f ? pow((@a + 0.055f) / 1.055f, 2.4f) : @a / 12.92f")
     body = "".join(loop(f"k_{i}", ["float"], "float", call) for i, call in enumerate(calls))
-    _, said = compile_cpp(body, tmp_path, frozenset(), *NATIVE, "-fopt-info-vec-optimized")
-    assert len(set(re.findall(r"^body:(\d+):\d+: optimized: loop vectorized", said, re.MULTILINE))) == len(calls), said
+    # In branches gcc vectorises builtins only, which the precise functions are not.
+    for features, wanted in ((MATH_KINDS["fast"], len(calls)), (MATH_KINDS["precise"], len(calls) - 1)):
+        _, said = compile_cpp(body, tmp_path, features, *NATIVE, "-fopt-info-vec-optimized")
+        lines = set(re.findall(r"^body:(\d+):\d+: optimized: loop vectorized", said, re.MULTILINE))
+        assert len(lines) == wanted, said
 
 
 def test_libm_replaces_what_libmvec_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -770,6 +816,9 @@ def test_libm_replaces_what_libmvec_lacks(monkeypatch: pytest.MonkeyPatch) -> No
     assert {"FUSER_LIBM_1(tanh)", "FUSER_LIBM_2(atan2)"} <= set(lines)
     assert "FUSER_MVEC_1(exp)" in lines
     assert "FUSER_MVEC_1(tanh)" not in lines
+    text = prelude.emit_prelude.__wrapped__(frozenset({"exp", "tanh", "atan2"}), frozenset({"precise"}))
+    lines = text.splitlines()
+    assert {"FUSER_PRECISE_MVEC_1(exp)", "FUSER_PRECISE_SAME_1(tanh)", "FUSER_PRECISE_SAME_2(atan2)"} <= set(lines)
 
 
 # ---- complex ----

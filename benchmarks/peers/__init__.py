@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.peers.array_peers import CupyElementwise, CupyFuse, Jax, Numba, Numexpr
 from benchmarks.peers.base import Absent, Peer, Unsupported
-from benchmarks.peers.fuser_peers import Fuser, FuserFast, FuserUnfused
+from benchmarks.peers.fuser_peers import Fuser, FuserFast, FuserOut, FuserPrecise, FuserUnfused
 from benchmarks.peers.torch_peers import Eager, Inductor, Jiterator, JiteratorMerged
 from benchmarks.peers.triton_peer import Triton
 
@@ -16,7 +16,9 @@ PEERS: dict[str, type[Peer]] = {
         Eager,
         FuserUnfused,
         Fuser,
+        FuserOut,
         FuserFast,
+        FuserPrecise,
         Jiterator,
         JiteratorMerged,
         Inductor,

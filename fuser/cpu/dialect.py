@@ -1,4 +1,8 @@
-"""The loop around the element function on the CPU: rows of the innermost dimension, ranges of elements per thread."""
+"""The loop around the element function on the CPU.
+
+Operands that are dense share one index. Else the loop nest is walked in tiles: rows along the innermost dimension,
+beside each other along a second one. Operands that are not dense along the rows go through buffers of one tile.
+"""
 
 from __future__ import annotations
 
@@ -7,51 +11,50 @@ from fuser.cpu.prelude import emit_prelude
 
 __all__ = ["DIALECT"]
 
-_ENTRY = f"""
-// Each thread takes one range of elements, whole cache lines apart; threads is 1 or torch's thread count.
-extern "C" void {KERNEL_NAME}(const fuser_args* args, int threads) {{
-  const fuser_args& a = *args;
-  // Even a region of one thread costs as much as a small kernel.
-  if (threads == 1) return fuser_range(a, 0, a.numel);
-#ifdef _OPENMP
-#pragma omp parallel num_threads(threads)
-  {{
-    const int64_t share = ((a.numel + threads - 1) / threads + 63) / 64 * 64;
-    const int64_t begin = share * omp_get_thread_num();
-    const int64_t end = begin + share < a.numel ? begin + share : a.numel;
-    if (begin < end) fuser_range(a, begin, end);
-  }}
-#else
-  fuser_range(a, 0, a.numel);
-#endif
-}}
-"""
+# Side of a square tile, the largest for whose operands the buffers stay in a core's second cache.
+EDGES = (256, 128, 64, 32, 16)
+BUFFER_BYTES = 131072
+# Class of an innermost stride that is neither 0 nor 1, as in InputSpec.inner.
+BUFFERED = 2
+# One page of the widest operand or less.
+BLOCK_BYTES = 4096
 
 _HEAD = """
 #ifdef _OPENMP
 extern "C" int omp_get_thread_num() noexcept;
-#endif
+extern "C" int omp_get_num_threads() noexcept;
+#endif"""
 
-// Elements begin to end of the flattened loop nest. Everything is inlined here, so that the loop vectorises.
-__attribute__((flatten, noinline)) static void fuser_range(const fuser_args& a, int64_t begin, int64_t end) {
-"""
+# Everything is inlined there, so that the loop vectorises.
+_FUNCTION = "__attribute__((flatten, noinline)) static void"
 
 
 def emit_loop(loop: Loop) -> str:
-    """Write ``fuser_range`` and the entry that shares the elements out among threads.
+    """Write ``fuser_range``, which runs a part of the elements or tiles, and the entry that shares them out.
 
     ::
 
-        for (int64_t i = begin; i < end; ++i)
+        for (int64_t i = block; i < stop; ++i)
           fuser_element(fuser_to_compute(in0[i]), fuser_to_compute(in1[i]), a.number2, out0[i]);
     """
-    body = _linear_body(loop) if loop.is_linear else _strided_body(loop)
-    lines = "\n".join(line if line.startswith("#") else f"  {line}" for line in body)
-    return f"{_HEAD}{lines}\n}}\n{_ENTRY}"
+    body = _linear_range(loop) if loop.is_linear else [*_rows(loop), *_tiled_range(loop)]
+    return "\n".join([_HEAD, *body, *_entry(loop), ""])
+
+
+def _linear_range(loop: Loop) -> list[str]:
+    pointers = [f"  const auto {operand.name} = a.{operand.name};" for operand in loop.operands]
+    return [
+        "",
+        "// Elements begin to end.",
+        f"{_FUNCTION} fuser_range(const fuser_args& a, int64_t begin, int64_t end) {{",
+        *pointers,
+        *_indent(_row(loop, "begin", "end")),
+        "}",
+    ]
 
 
 def _row(loop: Loop, begin: str, end: str) -> list[str]:
-    # One stretch along the innermost dimension; pointers point at its first element.
+    # One stretch of elements. Operands that have one element for all of it read it once.
     expressions = {}
     lines = []
     for operand in loop.inputs:
@@ -59,50 +62,132 @@ def _row(loop: Loop, begin: str, end: str) -> list[str]:
             lines.append(f"const auto {operand.variable} = fuser_to_compute({operand.name}[0]);")
             expressions[operand.variable] = operand.variable
         else:
-            expressions[operand.variable] = f"fuser_to_compute({_element(operand)})"
-    expressions |= {operand.variable: _element(operand) for operand in loop.outputs}
+            expressions[operand.variable] = f"fuser_to_compute({operand.name}[i])"
+    expressions |= {operand.variable: f"{operand.name}[i]" for operand in loop.outputs}
+    moving = [operand for operand in loop.operands if operand.inner != 0]
+    block = BLOCK_BYTES // max(operand.info.dtype.itemsize for operand in moving)
     return [
         *lines,
+        f"for (int64_t block = {begin}; block < {end}; block += {block}) {{",
+        f"  const int64_t stop = block + {block} < {end} ? block + {block} : {end};",
+        # Processors foresee what comes next in a page, but not the next page.
+        *(f"  __builtin_prefetch({operand.name} + stop{', 1' * operand.is_output});" for operand in moving),
         # Exact aliasing (in-place) is no dependence between iterations; other overlaps never reach a kernel.
         "#pragma GCC ivdep",
-        f"for (int64_t i = {begin}; i < {end}; ++i)",
-        f"  {loop.call_element(expressions)}",
+        "  for (int64_t i = block; i < stop; ++i)",
+        f"    {loop.call_element(expressions)}",
+        "}",
     ]
 
 
-def _element(operand: Operand) -> str:
-    index = {0: "0", 1: "i"}.get(operand.inner, f"i * a.stride_{operand.name}[0]")
-    return f"{operand.name}[{index}]"
-
-
-def _linear_body(loop: Loop) -> list[str]:
-    pointers = [f"const auto {operand.name} = a.{operand.name};" for operand in loop.operands]
-    return [*pointers, *_row(loop, "begin", "end")]
-
-
-def _strided_body(loop: Loop) -> list[str]:
-    rank = loop.rank
-    pointers = []
-    for operand in loop.operands:
-        offset = " + ".join(f"at[{dim}] * a.stride_{operand.name}[{dim}]" for dim in range(rank))
-        pointers.append(f"  const auto {operand.name} = a.{operand.name} + ({offset});")
+def _rows(loop: Loop) -> list[str]:
+    # The rows of one tile; from one to the next the pointers jump.
+    pointers = [f"{_const(operand)}{operand.info.storage}* {operand.name}" for operand in loop.operands]
+    jumps = [f"{operand.name} += jump[{place}];" for place, operand in enumerate(loop.operands)]
     return [
-        f"int64_t at[{rank}];",
-        "int64_t rest = begin;",
-        f"for (int dim = 0; dim < {rank}; ++dim) {{",
-        "  at[dim] = rest % a.size[dim];",
-        "  rest /= a.size[dim];",
-        "}",
-        "while (begin < end) {",
-        "  const int64_t left = a.size[0] - at[0];",
-        "  const int64_t count = left < end - begin ? left : end - begin;",
-        *pointers,
-        *(line if line.startswith("#") else f"  {line}" for line in _row(loop, "0", "count")),
-        "  begin += count;",
-        "  at[0] = 0;",
-        f"  for (int dim = 1; dim < {rank} && ++at[dim] == a.size[dim]; ++dim) at[dim] = 0;",
+        "",
+        "// One tile.",
+        f"{_FUNCTION} fuser_rows(const fuser_args& a, int64_t row, int64_t rows, const int64_t* jump,",
+        f"    {', '.join(pointers)}) {{",
+        "  for (int64_t j = 0; j < rows; ++j) {",
+        *_indent(_indent(_row(loop, "0", "row"))),
+        *(f"    {line}" for line in jumps),
+        "  }",
         "}",
     ]
+
+
+def _tiled_range(loop: Loop) -> list[str]:
+    buffered = [operand for operand in loop.operands if operand.inner == BUFFERED]
+    size = edge(loop) ** 2
+    buffers = [
+        f"  alignas(64) unsigned char buffer_{operand.name}[{size} * sizeof({operand.info.storage})];"
+        for operand in buffered
+    ]
+    pointers, jumps, after = [], [], []
+    for operand in loop.operands:
+        name, stride = operand.name, f"a.stride_{operand.name}"
+        own = f"a.{name} + tile.offset({stride})"
+        shape = f"row, rows, {stride}[0], tile.jump({stride})"
+        jumps.append("row" if operand.inner == BUFFERED else f"tile.jump({stride})")
+        if operand.inner != BUFFERED:
+            pointers.append(f"    const auto {name} = {own};")
+        elif operand.is_output:
+            pointers.append(f"    const auto {name} = fuser_place(buffer_{name}, {own}, {shape});")
+            after.append(f"    fuser_scatter({own}, {name}, {shape});")
+        else:
+            pointers.append(f"    const auto {name} = fuser_gather(buffer_{name}, {own}, {shape});")
+    # Where all operands are dense, or are made so, a tile is one row.
+    rows = "row * rows, 1" if len(buffered) == len(loop.operands) else "row, rows"
+    return [
+        "",
+        "// Tiles begin to end.",
+        f"__attribute__((noinline)) static void fuser_range(const fuser_args& a, fuser_tiles<{loop.rank}> tile,",
+        "    int64_t begin, int64_t end) {",
+        *buffers,
+        "  for (tile.seek(begin); begin < end; ++begin, tile.next()) {",
+        "    const int64_t row = tile.width(), rows = tile.height();",
+        *pointers,
+        f"    const int64_t jump[] = {{{', '.join(jumps)}}};",
+        f"    fuser_rows(a, {rows}, jump, {', '.join(operand.name for operand in loop.operands)});",
+        *after,
+        "  }",
+        "}",
+    ]
+
+
+def _entry(loop: Loop) -> list[str]:
+    # Threads take whole cache lines, or whole tiles.
+    names = [f"a.stride_{operand.name}" for operand in loop.operands if operand.inner == BUFFERED]
+    tiles = [
+        f"const int64_t* const buffered[] = {{{', '.join(names) or 'nullptr'}}};",
+        f"const fuser_tiles<{loop.rank}> tile(a.size, buffered, {len(names)}, {edge(loop)}, threads);",
+        "const int64_t total = tile.total();",
+    ]
+    arguments, total = ("a", "a.numel") if loop.is_linear else ("a, tile", "total")
+    share = f"({total} + parts - 1) / parts"
+    if loop.is_linear:
+        share = f"({share} + 63) / 64 * 64"
+    hints = [
+        f"fuser_prefer_huge_pages(a.{operand.name}, a.numel * sizeof(*a.{operand.name}));" for operand in loop.outputs
+    ]
+    return [
+        "",
+        "// threads is 1 or torch's thread count.",
+        f'extern "C" void {KERNEL_NAME}(const fuser_args* args, int threads) {{',
+        "  const fuser_args& a = *args;",
+        *(f"  {line}" for line in hints),
+        *([] if loop.is_linear else _indent(tiles)),
+        "  // Even a region of one thread costs as much as a small kernel.",
+        f"  if (threads == 1) return fuser_range({arguments}, 0, {total});",
+        "#ifdef _OPENMP",
+        "#pragma omp parallel num_threads(threads)",
+        "  {",
+        "    const int64_t parts = omp_get_num_threads();",
+        f"    const int64_t share = {share};",
+        "    const int64_t begin = share * omp_get_thread_num();",
+        f"    const int64_t end = begin + share < {total} ? begin + share : {total};",
+        f"    if (begin < end) fuser_range({arguments}, begin, end);",
+        "  }",
+        "#else",
+        f"  fuser_range({arguments}, 0, {total});",
+        "#endif",
+        "}",
+    ]
+
+
+def edge(loop: Loop) -> int:
+    """Return the side of a square tile, in elements: less where many operands have buffers."""
+    element_bytes = sum(operand.info.dtype.itemsize for operand in loop.operands if operand.inner == BUFFERED)
+    return next((side for side in EDGES if side * side * element_bytes <= BUFFER_BYTES), EDGES[-1])
+
+
+def _const(operand: Operand) -> str:
+    return "" if operand.is_output else "const "
+
+
+def _indent(lines: list[str]) -> list[str]:
+    return [line if line.startswith("#") else f"  {line}" for line in lines]
 
 
 DIALECT = Dialect("cpu", emit_prelude, emit_loop)

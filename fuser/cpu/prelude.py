@@ -9,8 +9,14 @@ from fuser.prelude import Block, emit_selected, load_blocks
 
 __all__ = ["emit_prelude", "has_vector_form"]
 
-_FILES = ("cpu.h", "core.h", "cpu_math.h", "storage.h", "complex.h")
+_FILES = ("cpu.h", "core.h", "cpu_mvec.h", "cpu_precise.h", "cpu_math.h", "storage.h", "complex.h", "cpu_loop.h")
 _VECTOR_CALL = re.compile(r"FUSER_MVEC_(?:APART_|POW_)?([12])\((\w+)\)")
+_LIBM_CALL = re.compile(r"FUSER_LIBM_([12])\((\w+)\)")
+# Functions whose double version in libm is more than one unit in the last place off (measured, glibc 2.36).
+_COARSE_IN_LIBM = frozenset(
+    "acosh asinh atanh cbrt cosh erf erfc exp10 j0 j1 lgamma log10 sinh tanh tgamma y0 y1".split()
+)
+_EXACT_IN_LIBM = frozenset({"fmod", "logb", "nextafter", "remainder"})
 
 
 @cache
@@ -19,12 +25,14 @@ def emit_prelude(names: frozenset[str], features: frozenset[str]) -> str:
 
     Args:
         names: every identifier of the functor texts; only what they mention is declared.
-        features: which storage types are used, out of "half", "bfloat16", "float8" and "complex".
+        features: which storage types are used, out of "half", "bfloat16", "float8" and "complex"; "precise" for math
+            functions that are right to one unit in the last place; "tiles" for loops that are not linear.
 
     Sample, for `names` with "exp": `FUSER_MVEC_1(exp)` after that macro's definition, and `using ::exp;` in
     `namespace std`.
     """
-    return emit_selected([_on_this_machine(b) for file in _FILES for b in load_blocks(file)], names, features)
+    choose = _precise if "precise" in features else _on_this_machine
+    return emit_selected([choose(b) for file in _FILES for b in load_blocks(file)], names, features)
 
 
 @cache
@@ -51,5 +59,19 @@ def _on_this_machine(block: Block) -> Block:
     match = _VECTOR_CALL.fullmatch(block.text)
     if match is None or has_vector_form(match[2], int(match[1])):
         return block
-    text = f"FUSER_LIBM_{match[1]}({match[2]})"
-    return replace(block, text=text, mentions=frozenset({f"FUSER_LIBM_{match[1]}", match[2]}))
+    return _of_macros(block, match[2], [f"FUSER_LIBM_{match[1]}"])
+
+
+def _precise(block: Block) -> Block:
+    match = _VECTOR_CALL.fullmatch(block.text) or _LIBM_CALL.fullmatch(block.text)
+    if match is None or match[2] in _EXACT_IN_LIBM:
+        return block
+    arguments, name = match.groups()
+    scalar = "LONG" if name in _COARSE_IN_LIBM else "LIBM"
+    vector = "MVEC" if has_vector_form(name, int(arguments)) else "SAME"
+    return _of_macros(block, name, [f"FUSER_PRECISE_{kind}{arguments}" for kind in (f"{scalar}_", f"{vector}_", "")])
+
+
+def _of_macros(block: Block, name: str, macros: list[str]) -> Block:
+    text = "\n".join(f"{macro}({name})" for macro in macros)
+    return replace(block, text=text, mentions=frozenset({*macros, name}))

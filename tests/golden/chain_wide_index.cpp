@@ -28,25 +28,36 @@ FUSER_INLINE void fuser_element(const float v0, const float v1, const double v2,
 
 #ifdef _OPENMP
 extern "C" int omp_get_thread_num() noexcept;
+extern "C" int omp_get_num_threads() noexcept;
 #endif
 
-// Elements begin to end of the flattened loop nest. Everything is inlined here, so that the loop vectorises.
+// Elements begin to end.
 __attribute__((flatten, noinline)) static void fuser_range(const fuser_args& a, int64_t begin, int64_t end) {
   const auto out0 = a.out0;
   const auto in0 = a.in0;
   const auto in1 = a.in1;
+  for (int64_t block = begin; block < end; block += 1024) {
+    const int64_t stop = block + 1024 < end ? block + 1024 : end;
+    __builtin_prefetch(out0 + stop, 1);
+    __builtin_prefetch(in0 + stop);
+    __builtin_prefetch(in1 + stop);
 #pragma GCC ivdep
-  for (int64_t i = begin; i < end; ++i)
-    fuser_element(fuser_to_compute(in0[i]), fuser_to_compute(in1[i]), a.number2, out0[i]);
+    for (int64_t i = block; i < stop; ++i)
+      fuser_element(fuser_to_compute(in0[i]), fuser_to_compute(in1[i]), a.number2, out0[i]);
+  }
 }
 
-// Each thread takes one range of elements, whole cache lines apart; threads is 1 or torch's thread count.
+// threads is 1 or torch's thread count.
 extern "C" void fuser_kernel(const fuser_args* args, int threads) {
   const fuser_args& a = *args;
+  fuser_prefer_huge_pages(a.out0, a.numel * sizeof(*a.out0));
+  // Even a region of one thread costs as much as a small kernel.
+  if (threads == 1) return fuser_range(a, 0, a.numel);
 #ifdef _OPENMP
-#pragma omp parallel num_threads(threads) if(parallel: threads > 1)
+#pragma omp parallel num_threads(threads)
   {
-    const int64_t share = ((a.numel + threads - 1) / threads + 63) / 64 * 64;
+    const int64_t parts = omp_get_num_threads();
+    const int64_t share = ((a.numel + parts - 1) / parts + 63) / 64 * 64;
     const int64_t begin = share * omp_get_thread_num();
     const int64_t end = begin + share < a.numel ? begin + share : a.numel;
     if (begin < end) fuser_range(a, begin, end);

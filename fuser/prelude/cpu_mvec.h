@@ -1,0 +1,219 @@
+// CPU dialect: how math functions become vector functions. cpu_math.h uses these macros.
+//
+// Note [Same bits at every position]
+// libmvec's vector functions and libm's scalar ones round differently, and gcc takes the scalar one for the tail of a
+// loop and for loops that it cannot vectorise. So that an element's value never depends on its position, kernels call
+// our own fuser_m_expf: gcc believes it to be an ordinary function with vector variants (the simd attribute), but its
+// scalar form and its narrower variants all call libmvec's *widest* variant on a padded vector, and the widest
+// variant *is* libmvec's. One algorithm, all paths. The definitions carry other C++ names than the declaration, and
+// meet it by assembler name: gcc would otherwise generate vector variants of its own. The declaration is the C
+// library's, under our assembler name: gcc vectorises a call inside a branch only if the function is a builtin.
+// -frounding-math keeps it from folding such calls at compile time, which would round differently again. Exact
+// results it folds all the same. So those functions are builtins that are exact wherever they can be; not cbrt(27),
+// exp10(2), exp2(3), hypot(x, 0) and log10(100), whose functions stay apart. So do sin and cos, which gcc would merge
+// into one scalar sincos.
+
+//@ FUSER_SYMBOL
+#define FUSER_STRING_(x) #x
+#define FUSER_STRING(x) FUSER_STRING_(x)
+#define FUSER_SYMBOL(name) __asm__(FUSER_STRING(__USER_LABEL_PREFIX__) name)
+
+//@ FUSER_PURE
+#define FUSER_PURE __attribute__((const, nothrow))
+
+//@ FUSER_LANES
+// For a function without vector form: its vector variants call it lane by lane, so that the loop around it still
+// vectorises.
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
+#define FUSER_LANES static __attribute__((simd("notinbranch"), noinline, const, nothrow, unused))
+#else
+#define FUSER_LANES static inline __attribute__((const, nothrow))
+#endif
+
+//@ FUSER_FORWARD_1
+#define FUSER_FORWARD_1(name) \
+  FUSER_INLINE float name(float x) { return fuser_m_##name##f(x); } \
+  FUSER_INLINE double name(double x) { return fuser_m_##name(x); } \
+  FUSER_INLINE float name##f(float x) { return fuser_m_##name##f(x); } \
+  FUSER_PROMOTE_1(name)
+
+//@ FUSER_FORWARD_2
+#define FUSER_FORWARD_2(name) \
+  FUSER_INLINE float name(float x, float y) { return fuser_m_##name##f(x, y); } \
+  FUSER_INLINE double name(double x, double y) { return fuser_m_##name(x, y); } \
+  FUSER_INLINE float name##f(float x, float y) { return fuser_m_##name##f(x, y); } \
+  FUSER_PROMOTE_2(name)
+
+//@ FUSER_LIBM_1
+#define FUSER_LIBM_1(name) \
+  extern "C" float fuser_libm_##name##f(float) FUSER_SYMBOL(#name "f") FUSER_PURE; \
+  extern "C" double fuser_libm_##name(double) FUSER_SYMBOL(#name) FUSER_PURE; \
+  FUSER_LANES float fuser_m_##name##f(float x) { return fuser_libm_##name##f(x); } \
+  FUSER_LANES double fuser_m_##name(double x) { return fuser_libm_##name(x); } \
+  FUSER_FORWARD_1(name)
+
+//@ FUSER_LIBM_2
+#define FUSER_LIBM_2(name) \
+  extern "C" float fuser_libm_##name##f(float, float) FUSER_SYMBOL(#name "f") FUSER_PURE; \
+  extern "C" double fuser_libm_##name(double, double) FUSER_SYMBOL(#name) FUSER_PURE; \
+  FUSER_LANES float fuser_m_##name##f(float x, float y) { return fuser_libm_##name##f(x, y); } \
+  FUSER_LANES double fuser_m_##name(double x, double y) { return fuser_libm_##name(x, y); } \
+  FUSER_FORWARD_2(name)
+
+//@ FUSER_MVEC_BYTES
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
+#if defined(__AVX512F__)
+#define FUSER_MVEC_BYTES 64
+#define FUSER_MVEC_ISA "e"
+#elif defined(__AVX2__)
+#define FUSER_MVEC_BYTES 32
+#define FUSER_MVEC_ISA "d"
+#elif defined(__AVX__)
+#define FUSER_MVEC_BYTES 32
+#define FUSER_MVEC_ISA "c"
+#else
+#define FUSER_MVEC_BYTES 16
+#define FUSER_MVEC_ISA "b"
+#endif
+#define FUSER_HIDDEN __attribute__((visibility("hidden"), const, nothrow))
+#define FUSER_SIMD __attribute__((simd("notinbranch"), const, nothrow))
+
+template <typename T, int bytes> struct fuser_vector { typedef T type __attribute__((vector_size(bytes))); };
+template <typename T> using fuser_widest = typename fuser_vector<T, FUSER_MVEC_BYTES>::type;
+
+// A scalar or a narrow vector, followed by ones (an argument that no function finds difficult).
+template <typename T, typename Narrow> FUSER_INLINE fuser_widest<T> fuser_widen(Narrow x) {
+  fuser_widest<T> wide = fuser_widest<T>{} + static_cast<T>(1);
+  __builtin_memcpy(&wide, &x, sizeof x);
+  return wide;
+}
+template <typename Narrow, typename Wide> FUSER_INLINE Narrow fuser_narrow(Wide x) {
+  Narrow narrow;
+  __builtin_memcpy(&narrow, &x, sizeof narrow);
+  return narrow;
+}
+
+// Calls of one definition: from (scalar or vector) Narrow to the widest variant and back.
+#define FUSER_MVEC_NARROW_1(T, Narrow, cname, wide, symbol) \
+  extern "C" FUSER_HIDDEN Narrow cname(Narrow) __asm__(symbol); \
+  Narrow cname(Narrow x) { return fuser_narrow<Narrow>(wide(fuser_widen<T>(x))); }
+#define FUSER_MVEC_NARROW_2(T, Narrow, cname, wide, symbol) \
+  extern "C" FUSER_HIDDEN Narrow cname(Narrow, Narrow) __asm__(symbol); \
+  Narrow cname(Narrow x, Narrow y) { return fuser_narrow<Narrow>(wide(fuser_widen<T>(x), fuser_widen<T>(y))); }
+
+// "_ZGV" ISA "N" lanes: the vector ABI's names. b: 16 bytes, c: 32 (AVX), d: 32 (AVX2), e: 64; a variant of a type of
+// L lanes in 16 bytes has L, 2L and 4L.
+#define FUSER_ALIAS(from, to) __asm__(".set " from "," to);
+#define FUSER_COMMA ,
+#define FUSER_MVEC_NARROW_b(k, T, name, args, l1) \
+  FUSER_MVEC_NARROW_##k(T, fuser_vector<T FUSER_COMMA 16>::type, fuser_b_##name, fuser_mvec_##name, \
+                        "_ZGVbN" l1 args "_fuser_m_" #name)
+#define FUSER_MVEC_NARROW_d(k, T, name, args, l2) \
+  FUSER_MVEC_NARROW_##k(T, fuser_vector<T FUSER_COMMA 32>::type, fuser_cd_##name, fuser_mvec_##name, \
+                        "_ZGVdN" l2 args "_fuser_m_" #name)
+#define FUSER_MVEC_ALIAS_c(name, args, l2) \
+  FUSER_ALIAS("_ZGVcN" l2 args "_fuser_m_" #name, "_ZGVdN" l2 args "_fuser_m_" #name)
+
+#if FUSER_MVEC_BYTES == 64
+#define FUSER_MVEC_WIDEST(l1, l2, l4) l4
+#define FUSER_MVEC_NARROWER(k, T, name, args, l1, l2) \
+  FUSER_MVEC_NARROW_b(k, T, name, args, l1) \
+  FUSER_MVEC_NARROW_d(k, T, name, args, l2) \
+  FUSER_MVEC_ALIAS_c(name, args, l2)
+#elif FUSER_MVEC_BYTES == 32
+#define FUSER_MVEC_WIDEST(l1, l2, l4) l2
+#ifdef __AVX2__
+#define FUSER_MVEC_NARROWER(k, T, name, args, l1, l2) \
+  FUSER_MVEC_NARROW_b(k, T, name, args, l1) FUSER_MVEC_ALIAS_c(name, args, l2)
+#else
+#define FUSER_MVEC_NARROWER(k, T, name, args, l1, l2) FUSER_MVEC_NARROW_b(k, T, name, args, l1)
+#endif
+#else
+#define FUSER_MVEC_WIDEST(l1, l2, l4) l1
+#define FUSER_MVEC_NARROWER(k, T, name, args, l1, l2)
+#endif
+
+#define FUSER_MVEC_ONE_1(T, declared, name, l1, l2, l4) \
+  extern "C" T declared(T) __asm__("fuser_m_" #name) FUSER_SIMD; \
+  extern "C" fuser_widest<T> fuser_mvec_##name(fuser_widest<T>) \
+      __asm__("_ZGV" FUSER_MVEC_ISA "N" FUSER_MVEC_WIDEST(l1, l2, l4) "v_" #name) FUSER_PURE; \
+  FUSER_ALIAS("_ZGV" FUSER_MVEC_ISA "N" FUSER_MVEC_WIDEST(l1, l2, l4) "v_fuser_m_" #name, \
+              "_ZGV" FUSER_MVEC_ISA "N" FUSER_MVEC_WIDEST(l1, l2, l4) "v_" #name) \
+  FUSER_MVEC_NARROW_1(T, T, fuser_scalar_##name, fuser_mvec_##name, "fuser_m_" #name) \
+  FUSER_MVEC_NARROWER(1, T, name, "v", l1, l2)
+// `finish` corrects libmvec's result, before anybody sees it.
+#define FUSER_MVEC_ONE_2(T, declared, name, finish, l1, l2, l4) \
+  extern "C" T declared(T, T) __asm__("fuser_m_" #name) FUSER_SIMD; \
+  extern "C" fuser_widest<T> fuser_libmvec_##name(fuser_widest<T>, fuser_widest<T>) \
+      __asm__("_ZGV" FUSER_MVEC_ISA "N" FUSER_MVEC_WIDEST(l1, l2, l4) "vv_" #name) FUSER_PURE; \
+  extern "C" FUSER_HIDDEN fuser_widest<T> fuser_mvec_##name(fuser_widest<T>, fuser_widest<T>) \
+      __asm__("_ZGV" FUSER_MVEC_ISA "N" FUSER_MVEC_WIDEST(l1, l2, l4) "vv_fuser_m_" #name); \
+  fuser_widest<T> fuser_mvec_##name(fuser_widest<T> x, fuser_widest<T> y) { \
+    return finish<T>(x, y, fuser_libmvec_##name(x, y)); \
+  } \
+  FUSER_MVEC_NARROW_2(T, T, fuser_scalar_##name, fuser_mvec_##name, "fuser_m_" #name) \
+  FUSER_MVEC_NARROWER(2, T, name, "vv", l1, l2)
+
+template <typename T, typename V> FUSER_INLINE V fuser_finish(V, V, V z) { return z; }
+// gcc replaces pow(x, 2), pow(x, -1) and, in vectorised loops alone, pow(x, 0.5) where it knows the exponent: the
+// function has to do the same where gcc does not. (torch does so, too; -0 and -infinity have no other square root then.)
+template <typename T, typename V> FUSER_INLINE V fuser_finish_pow(V x, V y, V z) {
+  typedef typename fuser_vector<long long, sizeof(V)>::type Words;
+  const T half = static_cast<T>(0.5), one = 1, two = 2;
+  const Words found = (Words)((y == two) | (y == half) | (y == -one));
+  long long any = 0;
+  for (unsigned i = 0; i < sizeof(V) / sizeof any; ++i) any |= found[i];
+  if (__builtin_expect(any != 0, 0)) {
+    for (unsigned i = 0; i < sizeof(V) / sizeof(T); ++i) {
+      const T root = static_cast<T>(__builtin_sqrt(static_cast<double>(x[i])));  // the right float for a float, too
+      z[i] = y[i] == two ? x[i] * x[i] : y[i] == half ? root : y[i] == -one ? one / x[i] : z[i];
+    }
+  }
+  return z;
+}
+#endif
+
+//@ FUSER_MVEC_1
+#ifdef FUSER_MVEC_BYTES
+#define FUSER_MVEC_1(name) \
+  FUSER_MVEC_ONE_1(float, name##f, name##f, "4", "8", "16") \
+  FUSER_MVEC_ONE_1(double, name, name, "2", "4", "8") \
+  FUSER_INLINE float name(float x) { return name##f(x); } \
+  FUSER_PROMOTE_1(name)
+#else
+#define FUSER_MVEC_1 FUSER_LIBM_1
+#endif
+
+//@ FUSER_MVEC_APART_1
+#ifdef FUSER_MVEC_BYTES
+#define FUSER_MVEC_APART_1(name) \
+  FUSER_MVEC_ONE_1(float, fuser_m_##name##f, name##f, "4", "8", "16") \
+  FUSER_MVEC_ONE_1(double, fuser_m_##name, name, "2", "4", "8") \
+  FUSER_FORWARD_1(name)
+#else
+#define FUSER_MVEC_APART_1 FUSER_LIBM_1
+#endif
+
+//@ FUSER_MVEC_2 FUSER_MVEC_POW_2
+#ifdef FUSER_MVEC_BYTES
+#define FUSER_MVEC_FINISHED_2(name, finish) \
+  FUSER_MVEC_ONE_2(float, name##f, name##f, finish, "4", "8", "16") \
+  FUSER_MVEC_ONE_2(double, name, name, finish, "2", "4", "8") \
+  FUSER_INLINE float name(float x, float y) { return name##f(x, y); } \
+  FUSER_PROMOTE_2(name)
+#define FUSER_MVEC_2(name) FUSER_MVEC_FINISHED_2(name, fuser_finish)
+#define FUSER_MVEC_POW_2(name) FUSER_MVEC_FINISHED_2(name, fuser_finish_pow)
+#else
+#define FUSER_MVEC_2 FUSER_LIBM_2
+#define FUSER_MVEC_POW_2 FUSER_LIBM_2
+#endif
+
+//@ FUSER_MVEC_APART_2
+#ifdef FUSER_MVEC_BYTES
+#define FUSER_MVEC_APART_2(name) \
+  FUSER_MVEC_ONE_2(float, fuser_m_##name##f, name##f, fuser_finish, "4", "8", "16") \
+  FUSER_MVEC_ONE_2(double, fuser_m_##name, name, fuser_finish, "2", "4", "8") \
+  FUSER_FORWARD_2(name)
+#else
+#define FUSER_MVEC_APART_2 FUSER_LIBM_2
+#endif
