@@ -143,7 +143,7 @@ def test_prelude_is_the_rooms_own(name: str, room: str) -> None:
     features = {operand.info.feature for operand in source.operands} - {None}
     if "complex" in features:
         features.add("half")
-    if not source.is_linear:
+    if source.geometry:
         features.add("tiles")
     wanted = ROOMS[room][0].emit_prelude(words, frozenset(features))
     assert prelude.strip() == wanted.strip()
