@@ -97,8 +97,8 @@ SETTINGS: tuple[Setting, ...] = (
         parse_choice("strict", "fast"),
         True,
         "`strict`: a fused chain equals its functors run one launch at a time, bit for bit. "
-        "`fast`: intermediates stay in the compute type, multiply-adds may contract across functors, and on CUDA float32 "
-        "division may be off by 2 ULP.",
+        "`fast`: intermediates stay in the compute type, multiply-adds may contract across functors, and float32 "
+        "division on CUDA may be off by 2 ULP.",
     ),
     Setting(
         "cxx",
