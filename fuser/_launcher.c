@@ -408,7 +408,8 @@ static PyObject *replay(const Record *record, const Call *call, PyObject *out) {
     ++launches;
   }
   if (out != Py_None) {
-    if (tell_autograd(out)) result = Py_NewRef(out);
+    const int is_packed = PyTuple_CheckExact(out) && record->result_count == 1;
+    if (tell_autograd(out)) result = Py_NewRef(is_packed ? PyTuple_GetItem(out, 0) : out);
   } else if (record->result_count == 1) {
     result = Py_NewRef(made[0]);
   } else if ((result = PyTuple_New(record->result_count))) {

@@ -129,6 +129,9 @@ def in_torch(application: Application, values: list[Any]) -> Any:
     op = application.function.op
     if op == "to":
         return torch.ops.aten._to_copy.default(operands[0], dtype=application.function.out_dtypes[0])
+    if op == "where":
+        # torch casts operands of two dtypes first, which loses the strides of expanded ones.
+        operands = [operands[0], *map(_as_double, operands[1:])]
     if op is not None:
         names = [parameter.name for parameter in application.function.functor.scalars]
         numbers = [values[value] for value in application.scalars]
@@ -139,6 +142,11 @@ def in_torch(application: Application, values: list[Any]) -> Any:
     if len(operands) == 2:
         return operands[0] + operands[1]
     return torch.addcmul(*(torch.as_tensor(item) for item in operands))
+
+
+def _as_double(item: Any) -> Any:
+    is_tensor = isinstance(item, torch.Tensor)
+    return torch.empty_strided(item.shape, item.stride(), dtype=torch.float64) if is_tensor else item
 
 
 def reference(group: FusionGroup, inputs: list[Any]) -> list[torch.Tensor]:

@@ -271,6 +271,7 @@ def test_out_is_replayed_where_it_is_apart(kind: str) -> None:
         assert torch.equal(out, axpy(x, y))
     assert replays(function, (x, y), out=torch.empty(12)) == (kind == "c")
     for _ in range(2):
+        assert function(x, y, out=(out,)) is out
         left = draw(12)
         wanted = axpy(left, y)
         assert function(left, y, out=left) is left

@@ -85,6 +85,7 @@ def test_nothing_is_compiled_or_loaded_inside_a_capture(monkeypatch: pytest.Monk
     from fuser.cuda.backend import CudaBackend
     from fuser.errors import CaptureError
 
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     spec = functor("axpy").spec(2)
     source = emit_kernel(spec.group, plan(virtual(8), virtual(8)), DIALECT)

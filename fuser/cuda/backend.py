@@ -36,7 +36,7 @@ class CudaBackend:
         Raises:
             CaptureError: a CUDA graph is being captured; loading would break the capture.
         """
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             names = ", ".join(functor.entry for functor in source.functors)
             raise CaptureError(
                 f"the kernel of {names} is needed for the first time inside a CUDA graph capture: before it, make the "
