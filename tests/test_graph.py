@@ -306,7 +306,7 @@ def test_each_field_of_a_call_separates_kernels() -> None:
 
 
 def test_settings_that_change_code_are_in_the_key() -> None:
-    others = {"numerics": "fast", "cxx": "clang++"}
+    others = {"numerics": "fast", "cpu_math": "precise", "cxx": "clang++"}
     assert {setting.name for setting in SETTINGS if setting.changes_code} == set(others)
     before = config.code_key()
     for name, value in others.items():
