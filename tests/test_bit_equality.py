@@ -110,6 +110,19 @@ def test_chain_equals_functor_by_functor(name: str, dtype: torch.dtype) -> None:
     assert_same(got, wanted, name)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_precise_chain_equals_functor_by_functor(dtype: torch.dtype) -> None:
+    inputs = [draw((5, 203), dtype, seed=seed) for seed in range(3)]
+    usual = FUSED["branching"](*inputs)
+    with fuser.config.patch(cpu_math="precise"):
+        got, wanted = FUSED["branching"](*inputs), CHAINS["branching"](*inputs)
+        part = FUSED["branching"](*(item[1:3, 5:190].t() for item in inputs))
+    assert_same(got, wanted)
+    assert not all(same_bits(mine, theirs) for mine, theirs in zip(got, usual, strict=True)), "other functions ran"
+    for mine, theirs in zip(part, got, strict=True):
+        assert same_bits(mine, theirs[1:3, 5:190].t())
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_chain_with_torch_ops_equals_one_by_one(dtype: torch.dtype) -> None:
     inputs = [draw((5, 2003), dtype, seed=seed) for seed in range(3)]

@@ -207,8 +207,9 @@ def test_unknown_key() -> None:
 def test_new_scalars_and_shapes_compile_nothing() -> None:
     code = "template <typename T> T scaled(T x, T y, T by, bool up) { return up ? x * by : y; }"
     fn = fuser.create_jit_fn(code, by=1.0, up=True)
-    # Linear, one broadcast operand, strided in two dimensions, and one element of each rank: all the classes there are.
-    for left, right in (((4, 3), (4, 3)), ((4, 3), ()), ((4, 3), (3,)), ((), ()), ((1,), ())):
+    # Linear, one broadcast operand, two dimensions with short rows and with long ones, and one element of each rank:
+    # all the classes there are.
+    for left, right in (((4, 3), (4, 3)), ((4, 3), ()), ((4, 3), (3,)), ((4, 99), (99,)), ((), ()), ((1,), ())):
         fn(torch.ones(left), torch.ones(right))
     before = compiles()
     for by in (0.5, -1.0, float("nan"), 1e300):
