@@ -21,6 +21,8 @@ __all__ = ["KernelTrials", "Trial", "TuningReport", "make_tuned", "tune"]
 P = TypeVar("P")
 
 _thread = threading.local()
+# Two searches at a time would measure each other.
+_search_lock = threading.Lock()
 
 # A winner has to be faster than the default by more than the noise of a measurement.
 MIN_GAIN = 0.02
@@ -79,14 +81,15 @@ def tune(run: Callable[[], Any]) -> TuningReport:
         return TuningReport(reason="no CUDA device is available")
     if torch.cuda.is_current_stream_capturing():
         return TuningReport(reason="a CUDA graph is being captured")
-    with _searching(), tunings.record() as seen:
-        # Plans are made anew, and seen.
-        config.touch()
-        run()
-    found = tuple(dict.fromkeys(seen))
-    if not found:
-        return TuningReport(reason="the call launched no CUDA kernel of fuser's")
-    return _search(found, run)
+    with _search_lock:
+        with _searching(), tunings.record() as seen:
+            # Plans are made anew, and seen.
+            config.touch()
+            run()
+        found = tuple(dict.fromkeys(seen))
+        if not found:
+            return TuningReport(reason="the call launched no CUDA kernel of fuser's")
+        return _search(found, run)
 
 
 def make_tuned(make: Callable[[], P], run: Callable[[], Any]) -> P:
@@ -96,14 +99,18 @@ def make_tuned(make: Callable[[], P], run: Callable[[], Any]) -> P:
         make: makes the plan.
         run: makes the same call, into new outputs.
     """
-    if not config.autotune or getattr(_thread, "is_searching", False):
+    if not config.autotune or config.no_compile or getattr(_thread, "is_searching", False):
         return make()
     with tunings.record() as seen:
         plan = make()
     unknown = tuple(candidate for candidate in dict.fromkeys(seen) if not tunings.is_known(candidate))
-    if not unknown or torch.cuda.is_current_stream_capturing():
+    # While another thread searches, this one goes on: what that thread runs may wait for it.
+    if not unknown or torch.cuda.is_current_stream_capturing() or not _search_lock.acquire(blocking=False):
         return plan
-    _search(unknown, run)
+    try:
+        _search(unknown, run)
+    finally:
+        _search_lock.release()
     return make()
 
 

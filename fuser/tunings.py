@@ -97,7 +97,7 @@ def use(candidate: Candidate, tuning: Tuning) -> Iterator[None]:
         yield
     finally:
         with _lock:
-            del _tried[candidate]
+            _tried.pop(candidate, None)
 
 
 @contextmanager

@@ -130,21 +130,17 @@ def cuda_twins(group: Any, args: Any) -> Iterator[Any]:
     itemsizes = [typing.values[value].itemsize for value in group.outputs] + [item.dtype.itemsize for item in pointers]
     inner = [*args.outputs, *(item.inner for item in pointers)]
     twins = []
-    for aligned, step in ((True, SIDE), (False, 2), (False, 1)):
-        # Where the innermost stride is neither 0 nor 1 it is `step`; with SIDE the second dimension is dense instead.
+    for step in (SIDE, 2):
+        # An innermost stride that is neither 0 nor 1 is `step`: with SIDE the second dimension is dense instead, with 2
+        # none is, and rows are not aligned.
         strides = []
         for first in inner:
-            second = 1 if first == 2 and step == SIDE else SIDE * SIDE if aligned else SIDE * SIDE + 1
-            own = (step + (step == 1) if first == 2 else first, second, *(SIDE**dim for dim in range(3, args.rank + 1)))
-            strides.append(own[: args.rank])
+            second = SIDE * SIDE + 1 if step == 2 else 1 if first == 2 else SIDE * SIDE
+            outer = (SIDE**dim for dim in range(3, args.rank + 1))
+            strides.append((step if first == 2 else first, second, *outer)[: args.rank])
         space = IterationSpace((SIDE,) * args.rank, tuple(strides))
-        walk = plan_walk(
-            space,
-            itemsizes,
-            [aligned or step == 1] * len(inner),
-            len(args.outputs),
-            is_strict=args.numerics == "strict",
-        )
+        is_strict = args.numerics == "strict"
+        walk = plan_walk(space, itemsizes, [True] * len(inner), len(args.outputs), is_strict=is_strict)
         twins.append(replace(args, device_type="cuda", vector=walk.vector, accesses=walk.accesses, tuning=walk.tuning))
     yield from dict.fromkeys(twins)
 

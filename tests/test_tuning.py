@@ -236,3 +236,43 @@ def test_a_search_keeps_what_is_faster_by_more_than_noise(monkeypatch: pytest.Mo
     assert report.chosen == Tuning(block=128)
     assert [trial.time_us for trial in report.trials if trial.tuning == report.chosen] == [90.0]
     assert kept == [args.tuning, Tuning(block=128)]
+
+
+def test_the_setting_searches_for_unknown_kernels_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fuser import tuner
+
+    spec, args, _ = source_of(meta(1000), meta(1000))
+    monkeypatch.setattr(tunings, "_known", {})
+    searched: list[tunings.Candidate] = []
+
+    def search(found: tuple[tunings.Candidate, ...], run: Any) -> None:
+        searched.extend(found)
+        # Plans made by the search itself start no search.
+        with tuner._searching():
+            assert tuner.make_tuned(make, run) == args
+        tunings._known.update(dict.fromkeys(found, Tuning(block=512)))
+
+    def make() -> ArgSpec:
+        return tunings.tuned(spec, args, "GPU")
+
+    monkeypatch.setattr(tuner, "_search", search)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert tuner.make_tuned(make, lambda: None) == args
+    assert searched == []
+    with config.patch(autotune=True):
+        with config.patch(no_compile=True):
+            assert tuner.make_tuned(make, lambda: None) == args
+        with tuner._search_lock:
+            assert tuner.make_tuned(make, lambda: None) == args
+        assert searched == []
+        for _ in range(2):
+            assert tuner.make_tuned(make, lambda: None).tuning == Tuning(block=512)
+    assert len(searched) == 1
+
+
+def test_only_fast_kernels_divide_roughly() -> None:
+    from fuser.cuda.backend import _options
+
+    pytest.importorskip("cuda.core")
+    rough = [b"--prec-div=false" in _options("sm_90", numerics).as_bytes("nvrtc") for numerics in ("strict", "fast")]
+    assert rough == [False, True]
