@@ -129,7 +129,7 @@ def in_torch(application: Application, values: list[Any]) -> Any:
     op = application.function.op
     if op == "to":
         return torch.ops.aten._to_copy.default(operands[0], dtype=application.function.out_dtypes[0])
-    # On the CPU torch casts operands of several dtypes first, which loses the strides of expanded ones: ask in one dtype.
+    # On the CPU torch casts operands of several dtypes first, which loses strides of expanded ones: ask in one dtype.
     operands = [x if isinstance(x, torch.Tensor) and x.dtype is torch.bool else _as_double(x) for x in operands]
     if op is not None:
         names = [parameter.name for parameter in application.function.functor.scalars]
