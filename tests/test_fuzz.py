@@ -129,9 +129,8 @@ def in_torch(application: Application, values: list[Any]) -> Any:
     op = application.function.op
     if op == "to":
         return torch.ops.aten._to_copy.default(operands[0], dtype=application.function.out_dtypes[0])
-    if op == "where":
-        # torch casts operands of two dtypes first, which loses the strides of expanded ones.
-        operands = [operands[0], *map(_as_double, operands[1:])]
+    # On the CPU torch casts operands of several dtypes first, which loses strides of expanded ones: ask in one dtype.
+    operands = [x if isinstance(x, torch.Tensor) and x.dtype is torch.bool else _as_double(x) for x in operands]
     if op is not None:
         names = [parameter.name for parameter in application.function.functor.scalars]
         numbers = [values[value] for value in application.scalars]
