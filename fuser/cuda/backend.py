@@ -124,8 +124,6 @@ def _options(target: str, numerics: str) -> ProgramOptions:
 
     # The options of torch.cuda.jiterator, so that a functor has the bits it has there. Inside a functor both NVVM and
     # ptxas contract multiply-adds; the text keeps them from doing so across functors.
-    # Division in float32 without the steps for the last bit and for extreme operands: within 2 ULP, in a third of the
-    # instructions, and what other compilers of fused kernels do.
     return ProgramOptions(
         name="fuser_kernel",
         arch=target,
