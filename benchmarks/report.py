@@ -16,6 +16,8 @@ Document = dict[str, Any]
 Record = dict[str, Any]
 
 ORANGE, GREY, BLUE, DARK = "#d9622b", "#b4bcc6", "#5b84b1", "#333a45"
+# What host times are held against.
+MARKS = {"eager_add": "one torch.add", "driver_launch": "cuLaunchKernel alone"}
 
 
 def write_json(document: Document, path: Path) -> None:
@@ -99,8 +101,8 @@ def at_point(records: Iterable[Record], chain: str, shape: tuple[int, ...]) -> l
 
 def label(record: Record) -> str:
     """Return the name that reports show."""
-    if record["peer"] == "eager_add":
-        return "one torch.add"
+    if record["peer"] in MARKS:
+        return MARKS[record["peer"]]
     return PEERS[record["peer"]].label
 
 
@@ -155,7 +157,8 @@ def draw_throughput(axis: Any, records: list[Record]) -> None:
 
 def draw_host(axis: Any, records: list[Record]) -> None:
     """Draw bars of microseconds, with one eager addition as a line."""
-    add, shown = records[0], [record for record in records[1:] if record["status"] == "ok"]
+    add = records[0]
+    shown = [record for record in records if record["status"] == "ok" and record["peer"] not in MARKS]
     values = [record["time_us"]["median"] for record in shown]
     draw_bars(axis, shown, values, [short(value) for value in values])
     axis.axvline(add["time_us"]["median"], color=DARK, linestyle="--", linewidth=1)
