@@ -188,7 +188,7 @@ static int describe_call(Call *call, const Launcher *self, PyObject *tensors, Py
       if (!describe(call, place < 0 ? PyTuple_GetItem(self->defaults, -1 - place) : PyTuple_GetItem(tensors, place)))
         return 0;
     }
-    if (scalars && PyDict_Size(scalars)) return 0;
+    if (scalars && PyDict_Size(scalars) > PyDict_Contains(scalars, out_name)) return 0;
   } else {
     const Py_ssize_t count = PyTuple_Size(tensors);
     for (Py_ssize_t i = 0; i < count; ++i)

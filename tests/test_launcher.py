@@ -375,6 +375,34 @@ def test_a_fused_function_is_replayed_whole() -> None:
     assert torch.equal(step(x, y, z=z, unused=None)[0], first)
 
 
+def test_a_fused_function_writes_to_out() -> None:
+    double = fuser.create_jit_fn("template <typename T> T twice(T x) { return 2 * x; }")
+    whole = fuser.fuse(lambda x, y: double(x) + y)
+    parts = fuser.fuse(lambda x, y: double(x.cumsum(0)) + y)
+    both = fuser.fuse(lambda x, y: (double(x), x + y))
+    own = fuser.fuse(lambda x, out: double(x) + out)
+    for _ in range(3):
+        x, y = draw(8), draw(8)
+        out, other = torch.full((8,), float("nan")), torch.empty(8)
+        assert whole(x, y, out=out) is out
+        assert torch.equal(out, 2 * x + y)
+        assert parts(x, y, out=out) is out
+        assert torch.equal(out, 2 * x.cumsum(0) + y)
+        assert both(x, y, out=(out, other))[1] is other
+        assert torch.equal(out, 2 * x)
+        assert torch.equal(other, x + y)
+        assert torch.equal(own(x, out=y), 2 * x + y)
+        with pytest.raises(FuserError, match="memory location"):
+            whole(x, y, out=torch.empty(1).expand(8))
+        with pytest.raises(TypeError):
+            whole(x, y, out=out, more=1)
+    if launcher._c is not None:
+        assert whole.launch((x, y), {"out": out}, out) is out
+    compiled = torch.compile(lambda x, y, out: whole(x, y, out=out), backend="eager", fullgraph=True)
+    compiled(x, y, out)
+    assert torch.equal(out, 2 * x + y)
+
+
 def test_run_fusion_is_replayed() -> None:
     double = fuser.create_jit_fn("template <typename T> T twice(T x) { return 2 * x; }")
     key = fuser.register_fusion(fuser.fuse(lambda x: (double(x), x + 1.5)).groups[0])

@@ -13,7 +13,6 @@ from typing_extensions import override
 import fuser
 from benchmarks.chains import ALPHA, FUNCTORS, Chain, Ops
 from benchmarks.peers.base import Absent, Peer, Unsupported
-from fuser import executor
 
 
 class Fuser(Peer):
@@ -61,17 +60,8 @@ class FuserOut(Fuser):
 
     @override
     def build(self, chain: Chain, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
-        result = super().build(chain, inputs)()
-        graph_module = self.make_call(chain).graph_module  # type: ignore[attr-defined] - a FusedFunction
-        places = {node: place for place, node in enumerate(graph_module.graph.find_nodes(op="placeholder"))}
-        (node,) = graph_module.graph.find_nodes(op="call_module")
-        arguments = [inputs[places[item]] if item in places else item for item in node.args]
-        spec = graph_module.get_submodule(node.target).spec
-
-        def run() -> Tensor:
-            return executor.run(spec, arguments, [result])[0]
-
-        return run
+        call = super().build(chain, inputs)
+        return partial(call, out=call())
 
 
 class FuserPrecise(Fuser):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 import threading
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from fuser.fx.passes import FusionModule, FusionPass, warm_up_graph
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Replayer, called_in_c
+from fuser.outputs import finish_out
 
 __all__ = ["FusedFunction", "fuse"]
 
@@ -53,6 +55,8 @@ class FusedFunction(Replayer):
         self._graph_modules: dict[tuple[int, ...], fx.GraphModule] = {}
         # The first graph that is one fusion node, by the same places: calls of it can be replayed whole.
         self._whole: tuple[tuple[int, ...], WholeFusion] | None = None
+        called = function.forward if isinstance(function, torch.nn.Module) else function
+        self._has_out = "out" in inspect.signature(called).parameters
         functools.update_wrapper(self, function)
 
     @property
@@ -86,10 +90,16 @@ class FusedFunction(Replayer):
         warm_up_graph(self._graph_module_for(positional), positional)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the function."""
+        """Run the function.
+
+        Unless the function has an argument of that name, ``out`` takes the tensor (or one per output) to write to, with
+        torch's rules for ``out=``.
+        """
         if torch.compiler.is_dynamo_compiling():
             # What is in this function fuses with its neighbours there.
-            return self.function(*args, **kwargs)
+            out = None if self._has_out else kwargs.pop("out", None)
+            result = self.function(*args, **kwargs)
+            return result if out is None else _copy_to(out, result)
         return self.call_anew(*args, **kwargs)
 
     def call_anew(self, *args: Any, **kwargs: Any) -> Any:
@@ -97,15 +107,19 @@ class FusedFunction(Replayer):
         if torch.compiler.is_compiling() or any(isinstance(item, fx.Proxy) for item in (*args, *kwargs.values())):
             # Somebody else is tracing.
             return self.function(*args, **kwargs)
+        out = None if self._has_out else kwargs.pop("out", None)
+        outs = None if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
         if kwargs:
             args = self._positional(args, kwargs)
         module = self._graph_module_for(args)
-        if self._whole is None or self._whole[0] != number_places(args):
-            return module(*args)
-        whole = self._whole[1]
-        if len(args) != whole.argument_count:
-            return module(*args)
-        results = run_and_record(whole.spec, whole.inputs(args), self, args)
+        places, whole = self._whole or ((), None)
+        if whole is None or places != number_places(args) or len(args) != whole.argument_count:
+            result = module(*args)
+            if outs is None:
+                return result
+            results = finish_out(outs, [result] if isinstance(result, torch.Tensor) else list(result))
+        else:
+            results = run_and_record(whole.spec, whole.inputs(args), self, args, None, outs)
         return results[0] if len(results) == 1 else tuple(results)
 
     def _positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -159,6 +173,12 @@ class WholeFusion:
     def inputs(self, arguments: Sequence[Any]) -> list[Any]:
         """Return the group's inputs."""
         return [arguments[place] if place >= 0 else self.constants[-1 - place] for place in self.order]
+
+
+def _copy_to(out: Any, result: Any) -> Any:
+    if isinstance(result, torch.Tensor):
+        return out.copy_(result)
+    return tuple(tensor.copy_(item) for tensor, item in zip(out, result, strict=True))
 
 
 def number_places(args: tuple[Any, ...]) -> tuple[int, ...]:
