@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from functools import cache
 
 from fuser.codegen import KernelSource, emit_kernel
@@ -58,7 +59,12 @@ def compile_kernel(spec: KernelSpec, args: ArgSpec, device_index: int | None) ->
         source = emit_kernel(spec.group, args, backend.dialect)
         if "source" in config.dump:
             dump("source", source.text)
-        return backend.compile(source, target)
+        began = time.perf_counter()
+        kernel = backend.compile(source, target)
+        if "binary" in config.dump:
+            names = ", ".join(functor.entry for functor in source.functors)
+            dump("binary", f"{names}, for {target}: ready after {(time.perf_counter() - began) * 1e3:.1f} ms")
+        return kernel
 
     return _store(spec).get_or_compile((args, target), make)
 

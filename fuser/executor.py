@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fuser import counters, planner
-from fuser.compiler import register
+from fuser.compiler import dump, register
 from fuser.config import config
 from fuser.errors import ArgumentError, DeviceError, FuserError, GradientError
 from fuser.kernel_cache import Lru
@@ -98,7 +98,8 @@ def run_and_record(
     resolved = list(inputs)
     outs = None if out is None else out if isinstance(out, tuple) else (out,)
     results, plan = _run(spec, resolved, outs)
-    if plan is not None and all(map(operator.is_, resolved, inputs)):
+    # A replayed launch could not be dumped.
+    if plan is not None and "launch" not in config.dump and all(map(operator.is_, resolved, inputs)):
         record_call(launcher, plan, inputs, tensors, scalars, out)
     return results
 
@@ -209,6 +210,9 @@ def _launch(spec: KernelSpec, step: Step, inputs: list[Any], outputs: list[torch
         arguments = step.packer.pack(addresses, numbers)
     except struct.error:
         raise ArgumentError(_describe_overflow(spec, step, inputs)) from None
+    if "launch" in config.dump:
+        names = ", ".join(functor.entry for functor in step.kernel.source.functors)
+        dump("launch", f"{names}: {step.launch}, {len(step.inputs)} inputs, {len(step.outputs)} outputs")
     step.run(arguments)
 
 

@@ -344,6 +344,15 @@ def test_no_compile(fresh_caches: Callable[[], None]) -> None:
     assert again(x.double()).dtype == torch.float64
 
 
+def test_stages_are_dumped_as_they_happen(capsys: pytest.CaptureFixture[str]) -> None:
+    with config.patch(dump="functor,group,spec,source,binary,launch"):
+        function = new_functor()
+        for _ in range(2):
+            function(torch.ones(8))
+    stages = [line.removeprefix("--- fuser ") for line in capsys.readouterr().err.splitlines() if "--- fuser" in line]
+    assert stages == ["functor", "group", "spec", "source", "binary", "launch", "launch"]
+
+
 def test_damaged_cubin_is_made_again(
     fresh_caches: Callable[[], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
