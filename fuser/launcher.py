@@ -23,14 +23,14 @@ from torch._C._dynamo import guards
 
 from fuser import counters
 from fuser.access import VECTOR_BYTES
+from fuser.kernel_spec import MAX_ARGUMENT_BYTES
 from fuser.planner import Plan, Step
 
 __all__ = ["Launcher", "PythonLauncher", "Replayer", "called_in_c", "forget_records", "record_call"]
 
 Scalars = Mapping[str, Any]
 
-# The C launcher's bounds; a call beyond them always goes the long way.
-MAX_ARGUMENT_BYTES = 4096
+# The C launcher's bounds, MAX_ARGUMENT_BYTES and this; a call beyond them always goes the long way.
 MAX_ITEMS = 96
 # How many calls a PythonLauncher remembers.
 PYTHON_RECORDS = 4

@@ -14,15 +14,13 @@ import torch
 from fuser import counters
 from fuser.codegen import KERNEL_NAME, KernelSource
 from fuser.geometry import Launch, launch_shape
+from fuser.kernel_spec import MAX_LONE_ARGUMENT_BYTES
 from fuser.layout import IterationSpace
 
 if TYPE_CHECKING:
     from cuda.core import ObjectCode
 
 __all__ = ["CudaKernel"]
-
-# What the driver takes as a kernel's parameters at most (4 KiB on GPUs before sm_70's large parameters).
-MAX_ARGUMENT_BYTES = 4096
 
 _thread = threading.local()
 
@@ -88,7 +86,7 @@ class _Staging:
     """One thread's memory for the arguments of a launch."""
 
     def __init__(self) -> None:
-        self._struct = ctypes.create_string_buffer(MAX_ARGUMENT_BYTES)
+        self._struct = ctypes.create_string_buffer(MAX_LONE_ARGUMENT_BYTES)
         self._pointers = (ctypes.c_void_p * 1)(ctypes.addressof(self._struct))
         self.buffer = memoryview(self._struct).cast("B")
         # Address of the array of pointers that cuLaunchKernel takes.
