@@ -214,7 +214,8 @@ class _Record:
     generation: int
     check: Callable[..., bool]
     needs_no_grad: bool
-    # Type of every input.
+    # How many positional arguments the call had, and the type of every input.
+    argument_count: int
     types: tuple[type, ...]
     # Places of the tensors among them, each tensor once; None if that is all of them.
     tensors: tuple[int, ...] | None
@@ -240,16 +241,19 @@ class PythonLauncher:
         """See Launcher."""
         if out is not None or not self._records or (scalars and not scalars.keys() <= self._names):
             return None
+        count = len(tensors)
+        # With an order, all records have one number of arguments.
+        if self._order is not None and self._records[0].argument_count != count:
+            return None
         inputs = self._bind(tensors, scalars)
+        types = tuple(map(type, inputs))
         for record in self._records:
-            if record.tensors is None:
-                is_like = len(inputs) == len(record.types) and record.check(*inputs)
-            else:
-                is_like = (
-                    tuple(map(type, inputs)) == record.types
-                    and all(inputs[i] is inputs[j] for i, j in record.twins)
-                    and record.check(*[inputs[i] for i in record.tensors])
-                )
+            is_like = record.argument_count == count and record.types == types
+            if is_like and record.tensors is None:
+                is_like = record.check(*inputs)
+            elif is_like and record.tensors is not None:
+                is_like = all(inputs[i] is inputs[j] for i, j in record.twins)
+                is_like = is_like and record.check(*[inputs[i] for i in record.tensors])
             if is_like and record.generation == _generation and not torch._C._len_torch_function_stack():
                 return _replay(record, inputs)
         return None
@@ -282,6 +286,7 @@ class PythonLauncher:
             generation=_generation,
             check=check,
             needs_no_grad=needs_no_grad,
+            argument_count=len(tensors),
             types=tuple(map(type, inputs)),
             tensors=None if len(places) == len(inputs) else places,
             twins=tuple(twins),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -411,6 +413,41 @@ def test_run_fusion_is_replayed() -> None:
         first, second = fuser.run_fusion(key, [x])
         assert torch.equal(first, 2 * x)
         assert torch.equal(second, x + 1.5)
+
+
+WITHOUT_C = """
+import sys
+sys.modules["fuser._launcher"] = None
+import fuser, torch
+from fuser import launcher
+assert launcher._c is None and launcher.Replayer is launcher.PythonLauncher
+axpy = fuser.create_jit_fn("template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }", alpha=2.0)
+step = fuser.fuse(lambda x, y, unused: axpy(x, y) * 4)
+replayed = 0
+for turn in range(3):
+    x, y = torch.rand(8), torch.rand(8)
+    replayed += axpy.launch((x, y), None, None) is not None
+    replayed += step.launch((x, y, x), None, None) is not None
+    assert torch.equal(axpy(x, y), 2 * x + y)
+    assert torch.equal(axpy(x, y, alpha=3.0), 3 * x + y)
+    assert torch.equal(step(x, y, x), (2 * x + y) * 4)
+    out = torch.empty(8)
+    assert step(x, y, x, out=out) is out and torch.equal(out, (2 * x + y) * 4)
+    for wrong in ((x, y), (x, y, x, x)):
+        try:
+            step(*wrong)
+        except TypeError:
+            continue
+        raise AssertionError("the wrong number of arguments passed")
+assert replayed == 4, replayed
+compiled = torch.compile(lambda x, y: axpy(x, y) + step(x, y, x), backend="eager", fullgraph=True)
+assert torch.allclose(compiled(x, y), (2 * x + y) * 5)
+"""
+
+
+def test_without_c_python_replays() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_C], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(launcher._c is None, reason="fuser was installed without a C compiler")

@@ -100,7 +100,8 @@ class FusedFunction(Replayer):
             out = None if self._has_out else kwargs.pop("out", None)
             result = self.function(*args, **kwargs)
             return result if out is None else _copy_to(out, result)
-        return self.call_anew(*args, **kwargs)
+        replayed = None if kwargs else self.launch(args, None, None)
+        return self.call_anew(*args, **kwargs) if replayed is None else replayed
 
     def call_anew(self, *args: Any, **kwargs: Any) -> Any:
         """Serve a call that is not like an earlier one; as ``__call__``."""
