@@ -61,12 +61,11 @@ def run_fusion(key: int, inputs: Sequence[Any]) -> list[torch.Tensor]:
     if key not in _registered:
         raise GroupError(f"no fusion group is registered under key {key}")
     group, spec, launcher = _registered[key]
-    arguments = tuple(inputs)
-    replayed = launcher.launch(arguments, None, None)
+    filled = tuple(group.fill_inputs(inputs))
+    replayed = launcher.launch(filled, None, None)
     if replayed is not None:
         return [replayed] if isinstance(replayed, torch.Tensor) else list(replayed)
-    filled = group.fill_inputs(arguments)
-    return executor.run_and_record(spec, filled, launcher, tuple(filled))
+    return executor.run_and_record(spec, filled, launcher, filled)
 
 
 def autotune(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> TuningReport:
