@@ -18,7 +18,8 @@ from fuser.config import config
 from fuser.errors import ArgumentError, DeviceError, FuserError, GradientError
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec
-from fuser.launcher import Launcher, forget_records, record_call
+from fuser.launcher import Launcher, record_call
+from fuser.layout import Shape, Strides
 from fuser.ops import WIDE_UNDER_AUTOCAST
 from fuser.outputs import check_kinds, check_out, finish_out, unusual_kind
 from fuser.planner import Plan, Step, describe, describe_without_memory, make_plan
@@ -36,7 +37,6 @@ __all__ = [
 ]
 
 _plans: dict[int, Lru[Plan]] = {}
-config.listeners.append(forget_records)
 # By key, what runs in place of a group inside torch.autocast.
 _under_autocast_specs: dict[int, KernelSpec] = {}
 # Runs a call under tensor subclasses and dispatch modes; fuser.library provides it.
@@ -46,8 +46,7 @@ _dispatcher: Callable[[KernelSpec, list[Any]], list[torch.Tensor]] | None = None
 def set_can_fuse(device_type: str, value: bool) -> bool:
     """Switch fusion on a type of device on or off; return the former value."""
     before = planner.set_can_fuse(device_type, value)
-    _plans.clear()
-    forget_records()
+    config.touch()
     return before
 
 
@@ -146,23 +145,18 @@ def _run_planned(
             return run_plain(spec, inputs, out), None
         outputs = list(out)
     else:
-        outputs = [
-            torch.empty_strided(shape, strides, dtype=dtype, device=plan.device)
-            for shape, strides, dtype in plan.outputs
-        ]
-    written = outputs
-    if plan.temporaries:
-        written = outputs + [
-            torch.empty_strided(shape, strides, dtype=dtype, device=plan.device)
-            for shape, strides, dtype in plan.temporaries
-        ]
-        inputs = inputs + written
+        outputs = _allocate(plan.outputs, plan.device)
+    written = outputs + _allocate(plan.temporaries, plan.device)
     for step in plan.steps:
-        _launch(spec, step, inputs, written)
+        _launch(spec, step, inputs + written, written)
     if out is not None:
         # Autograd must see that what it may have saved was written to.
         torch.autograd.graph.increment_version(outputs)
     return outputs, plan
+
+
+def _allocate(tensors: Sequence[tuple[Shape, Strides, torch.dtype]], device: torch.device) -> list[torch.Tensor]:
+    return [torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in tensors]
 
 
 def warm_up(

@@ -23,10 +23,11 @@ from torch._C._dynamo import guards
 
 from fuser import counters
 from fuser.access import VECTOR_BYTES
+from fuser.config import config
 from fuser.kernel_spec import MAX_ARGUMENT_BYTES
 from fuser.planner import Plan, Step
 
-__all__ = ["Launcher", "PythonLauncher", "Replayer", "called_in_c", "forget_records", "record_call"]
+__all__ = ["Launcher", "PythonLauncher", "Replayer", "called_in_c", "record_call"]
 
 Scalars = Mapping[str, Any]
 
@@ -53,6 +54,8 @@ except (ImportError, AttributeError):
     _c = None
 else:
     counters.add_source("launches", _c.launch_count)
+    # A setting that changes makes every record stale.
+    config.listeners.append(_c.forget)
 
 
 class Launcher(Protocol):
@@ -118,14 +121,6 @@ class Launcher(Protocol):
         """
 
 
-def forget_records() -> None:
-    """Make every record stale: a setting has changed."""
-    global _generation  # noqa: PLW0603 - one counter per process
-    _generation += 1
-    if _c:
-        _c.forget()
-
-
 def record_call(
     launcher: Launcher, plan: Plan, inputs: Sequence[Any], tensors: tuple[Any, ...], scalars: Scalars | None, out: Any
 ) -> None:
@@ -178,7 +173,6 @@ def record_call(
     )
 
 
-_generation = 0
 _TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
 _NUMBER_TYPES = (bool, int, float, complex)
 # torch.compile's allocators: they take (shape, strides, dtype), use the current device and skip the dispatcher.
@@ -254,7 +248,7 @@ class PythonLauncher:
             elif is_like and record.tensors is not None:
                 is_like = all(inputs[i] is inputs[j] for i, j in record.twins)
                 is_like = is_like and record.check(*[inputs[i] for i in record.tensors])
-            if is_like and record.generation == _generation and not torch._C._len_torch_function_stack():
+            if is_like and record.generation == config.generation and not torch._C._len_torch_function_stack():
                 return _replay(record, inputs)
         return None
 
@@ -283,7 +277,7 @@ class PythonLauncher:
             return False
         twins = [(i, first[id(item)]) for i, item in enumerate(inputs) if first.get(id(item), i) != i]
         record = _Record(
-            generation=_generation,
+            generation=config.generation,
             check=check,
             needs_no_grad=needs_no_grad,
             argument_count=len(tensors),
