@@ -27,20 +27,18 @@ from fuser.tuner import make_tuned
 
 __all__ = [
     "merge_inputs",
-    "run",
-    "run_and_record",
+    "run_fallback",
     "run_plain",
+    "run_planned",
     "set_can_fuse",
-    "set_dispatcher",
     "split_inputs",
+    "under_autocast",
     "warm_up",
 ]
 
 _plans: dict[int, Lru[Plan]] = {}
 # By key, what runs in place of a group inside torch.autocast.
 _under_autocast_specs: dict[int, KernelSpec] = {}
-# Runs a call under tensor subclasses and dispatch modes; fuser.library provides it.
-_dispatcher: Callable[[KernelSpec, list[Any]], list[torch.Tensor]] | None = None
 
 
 def set_can_fuse(device_type: str, value: bool) -> bool:
@@ -50,81 +48,15 @@ def set_can_fuse(device_type: str, value: bool) -> bool:
     return before
 
 
-def set_dispatcher(dispatcher: Callable[[KernelSpec, list[Any]], list[torch.Tensor]]) -> None:
-    """Set what runs calls under tensor subclasses and dispatch modes."""
-    global _dispatcher  # noqa: PLW0603 - set once, by fuser.library
-    _dispatcher = dispatcher
-
-
-def run(spec: KernelSpec, inputs: Sequence[Any], out: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
-    """Run a group.
-
-    Args:
-        spec: a registered group's spec.
-        inputs: one tensor or Python number per input of the group.
-        out: tensors to write the outputs to, checked as torch checks ``out=``.
-
-    Returns:
-        The outputs; ``out`` itself where given.
-
-    Raises:
-        ArgumentError, ShapeError, DeviceError: the inputs do not fit.
-        CompileError: a functor does not compile.
-        GradientError: an input requires grad and the group has no derivative.
-        FallbackError: the group can neither be fused nor run in eager torch.
-    """
-    return _run(spec, list(inputs), out)[0]
-
-
-def run_and_record(
-    spec: KernelSpec,
-    inputs: Sequence[Any],
-    launcher: Launcher,
-    tensors: tuple[Any, ...],
-    scalars: Mapping[str, Any] | None = None,
-    out: Any = None,
-) -> list[torch.Tensor]:
-    """Run a group for a call that ``launcher`` did not know, and record it there.
-
-    Args:
-        spec: a registered group's spec.
-        inputs: as in ``run``.
-        launcher: of the callable.
-        tensors: the call's positional arguments.
-        scalars: those by name.
-        out: None, a tensor or a tuple of tensors.
-    """
-    resolved = list(inputs)
-    outs = None if out is None else out if isinstance(out, tuple) else (out,)
-    results, plan = _run(spec, resolved, outs)
-    # A replayed launch could not be dumped.
-    if plan is not None and "launch" not in config.dump and all(map(operator.is_, resolved, inputs)):
-        record_call(launcher, plan, inputs, tensors, scalars, out)
-    return results
-
-
-def _run(
-    spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] | None
-) -> tuple[list[torch.Tensor], Plan | None]:
-    # The results, and the plan if a call like this one can go by it without another look.
-    if out is not None:
-        check_kinds(out)
-    if torch.is_autocast_enabled("cuda"):
-        spec = _under_autocast(spec, inputs)
-    unusual = _unusual(spec, inputs, out)
-    if unusual is not None:
-        return (unusual() if out is None else finish_out(out, unusual())), None
-    return _run_planned(spec, inputs, out)
-
-
 def run_plain(spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
     """Run a group on plain strided tensors that need no gradient."""
-    return _run_planned(spec, inputs, out)[0]
+    return run_planned(spec, inputs, out)[0]
 
 
-def _run_planned(
+def run_planned(
     spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] | None
 ) -> tuple[list[torch.Tensor], Plan | None]:
+    """Run a group as ``run_plain``; return the plan, too, if a call like this one can go by it without another look."""
     described = tuple(describe(item) for item in inputs)
     described_out = tuple(describe(item) for item in out) if out is not None else ()
     signature = (described, described_out, config.generation, torch.get_default_dtype())
@@ -134,7 +66,7 @@ def _run_planned(
         plan = make_tuned(lambda: make_plan(spec, described, out), lambda: run_plain(spec, inputs))
         plans.put(signature, plan, config.max_plans)
     if plan.fallback_reason:
-        return _run_fallback(spec, inputs, plan.fallback_reason, out), None
+        return run_fallback(spec, inputs, plan.fallback_reason, out), None
     if out is not None:
         is_resized, is_direct = check_out(plan.outputs, out, inputs)
         # A step may not write what a later one reads.
@@ -180,13 +112,14 @@ def warm_up(
         where = torch.device("cuda", torch.cuda.current_device())
     described = [describe_without_memory(item, where) for item in inputs]
     if torch.is_autocast_enabled("cuda"):
-        spec = _under_autocast(spec, inputs)
+        spec = under_autocast(spec, inputs)
     plan = make_plan(spec, described, allow_fallback=allow_fallback)
     if plan.fallback_reason:
         counters.count_fallback(plan.fallback_reason)
 
 
-def _under_autocast(spec: KernelSpec, inputs: Sequence[Any]) -> KernelSpec:
+def under_autocast(spec: KernelSpec, inputs: Sequence[Any]) -> KernelSpec:
+    """Return what runs in place of a group inside torch.autocast: ops that it runs in float32 compute in it."""
     # Users' functors are no ops that autocast knows.
     if not any(isinstance(item, torch.Tensor) and item.is_cuda for item in inputs):
         return spec
@@ -226,63 +159,13 @@ def _number(item: Any) -> Any:
     return item.item() if isinstance(item, torch.Tensor) else item
 
 
-def _run_fallback(
+def run_fallback(
     spec: KernelSpec, inputs: list[Any], reason: str, out: Sequence[torch.Tensor] | None = None
 ) -> list[torch.Tensor]:
+    """Run a group in eager torch, and count the reason."""
     results = spec.fallback.run(inputs, reason)
     counters.count_fallback(reason)
     return results if out is None else finish_out(out, results)
-
-
-def _unusual(
-    spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] | None
-) -> Callable[[], list[torch.Tensor]] | None:
-    # How to run a call that a kernel cannot serve as it is; None for the usual call. Resolves lazy bits in place.
-    if torch._C._len_torch_dispatch_stack() > 0:
-        return lambda: _dispatch(spec, inputs)
-    reason = ""
-    needs_grad = False
-    for index, item in enumerate(inputs):
-        if not isinstance(item, torch.Tensor):
-            continue
-        needs_grad = needs_grad or item.requires_grad
-        if item.layout is not torch.strided or item.is_quantized or item.is_nested:
-            # Before its class is asked: a class of nested or sparse tensors knows torch's operators, not fuser's.
-            reason = f"a {unusual_kind(item)} tensor"
-        elif _has_torch_dispatch(item):
-            return lambda: _dispatch(spec, inputs)
-        elif item.is_conj() or item.is_neg():
-            inputs[index] = item.resolve_conj().resolve_neg()
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        reason = "inside a torch.func transform"
-    if needs_grad and torch.is_grad_enabled():
-        _check_gradient(spec, out)
-        reason = "an input requires grad"
-    return (lambda: _run_fallback(spec, inputs, reason)) if reason else None
-
-
-def _check_gradient(spec: KernelSpec, out: Sequence[torch.Tensor] | None) -> None:
-    if out is not None:
-        raise GradientError("out= does not support automatic differentiation, but one of the inputs requires grad")
-    if spec.fallback.missing:
-        name = spec.fallback.missing[0]
-        raise GradientError(
-            f"an input of {name!r} requires grad, and {name!r} has no derivative: call it under torch.no_grad(), "
-            "detach the input, or give jit_fn(..., fallback=) a differentiable function"
-        )
-
-
-def _dispatch(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
-    if _dispatcher is None:
-        raise FuserError("tensor subclasses and dispatch modes need fuser.library")
-    return _dispatcher(spec, inputs)
-
-
-def _has_torch_dispatch(item: torch.Tensor) -> bool:
-    kind = type(item)
-    if kind in (torch.Tensor, torch.nn.Parameter):
-        return False
-    return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
 
 
 def split_inputs(inputs: Sequence[Any]) -> tuple[str, list[torch.Tensor], list[Any]]:

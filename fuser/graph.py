@@ -59,6 +59,8 @@ class Function:
     numbers_have_layout: bool = True
     # The same computation in eager torch, given by the user: called with the tensors and the scalars by name.
     fallback: Callable[..., Any] | None = None
+    # The derivative, where the user wrote it; else it is derived from the text.
+    backward: HandWritten | None = None
 
     @property
     def name(self) -> str:
@@ -94,6 +96,7 @@ class Function:
             "unpromoted": list(self.unpromoted),
             "out_dtypes": [None if dtype is None else str(dtype).removeprefix("torch.") for dtype in self.out_dtypes],
             "numbers_have_layout": self.numbers_have_layout,
+            "backward": self.backward and self.backward.to_json(),
         }
 
     @staticmethod
@@ -106,7 +109,38 @@ class Function:
             unpromoted=tuple(data["unpromoted"]),
             out_dtypes=tuple(None if name is None else getattr(torch, name) for name in data["out_dtypes"]),
             numbers_have_layout=data["numbers_have_layout"],
+            backward=HandWritten.from_json(data["backward"]) if data.get("backward") else None,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class HandWritten:
+    """A backward functor of the user's: takes tensors of the forward pass, then the gradient of every output.
+
+    Its scalars are those of the forward functor, by name; its outputs are the gradients of the first tensors.
+    """
+
+    functor: Functor
+    # Which tensors it takes: places among the forward functor's arguments in the order of the declaration, and after
+    # them among its outputs.
+    saved: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what from_json needs."""
+        functor = self.functor
+        scalars = [parameter.name for parameter in functor.scalars]
+        return {
+            "code": functor.source,
+            "scalars": scalars,
+            "num_outputs": functor.num_outputs,
+            "saved": list(self.saved),
+        }
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> HandWritten:
+        """Rebuild it from its JSON form."""
+        functor = parse_functor(data["code"], tuple(data["scalars"]), data["num_outputs"])
+        return HandWritten(functor, tuple(data["saved"]))
 
 
 @dataclass(frozen=True, slots=True)

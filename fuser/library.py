@@ -51,23 +51,20 @@ def number_type(number: Any) -> type:
     return type(number)
 
 
-def dispatch(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
+def call_operator(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
     """Run a call through the operator, so that dispatch modes and tensor subclasses see one operator."""
     results: list[torch.Tensor] = torch.ops.fuser.run(str(spec.key), *executor.split_inputs(inputs))
     return results
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001 - torch passes it
-    spec = registered(int(inputs[0]))
-    ctx.names = ", ".join(item.function.name for item in spec.group.applications)
-
-
-def _no_derivative(ctx: Any, *_: Any) -> Any:
-    raise GradientError(f"{ctx.names} has no derivative: detach the inputs, or call it under torch.no_grad()")
+def has_torch_dispatch(item: torch.Tensor) -> bool:
+    """Whether a tensor is of a subclass that sees operators."""
+    kind = type(item)
+    if kind in (torch.Tensor, torch.nn.Parameter):
+        return False
+    return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
 
 
 for _key in ("CPU", "CUDA"):
     LIBRARY.impl("run", run_operator, _key)  # type: ignore[no-untyped-call]
 torch.library.register_fake("fuser::run", fake_operator, lib=LIBRARY)
-torch.library.register_autograd("fuser::run", _no_derivative, setup_context=_setup_context, lib=LIBRARY)
-executor.set_dispatcher(dispatch)

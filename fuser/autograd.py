@@ -1,0 +1,421 @@
+"""Differentiable calls: a group inside torch.autograd.Function, with the groups of its derivatives.
+
+Inputs are saved rather than intermediate results, which the backward kernel recomputes, unless handing one over moves
+fewer bytes. A gradient is computed in the shape of the outputs it comes from and then summed to the shape of its input.
+Every derived group goes through ``run`` again, so that derivatives of any order and torch.func's transforms work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from fuser import executor, library, planner
+from fuser.backward import DerivedGroup, build_backward, build_tangents, choose_saved, find_differentiable
+from fuser.compiler import register, registered
+from fuser.config import config
+from fuser.dtypes import Rank
+from fuser.errors import DataDependentError, GradientError, NotDifferentiableError, UntranslatableError
+from fuser.kernel_cache import Lru
+from fuser.kernel_spec import KernelSpec, Typing, infer_layouts, infer_typing
+from fuser.launcher import Replayer, record_call
+
+__all__ = ["run"]
+
+# How a group is differentiated, by everything that decides it.
+_cases: Lru[Case] = Lru()
+
+
+def run(spec: KernelSpec, inputs: Sequence[Any]) -> list[torch.Tensor]:
+    """Run a group so that autograd, forward AD and torch.func's transforms can differentiate it.
+
+    Args:
+        spec: a registered group's spec.
+        inputs: strided tensors and Python numbers, one per input of the group.
+
+    Raises:
+        GradientError: an input requires grad and the group has no derivative.
+    """
+    case = find_case(spec, inputs)
+    results: tuple[torch.Tensor, ...] = _Run.apply(case, *inputs)  # type: ignore[no-untyped-call]
+    return list(results[: case.output_count])
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A derived group, ready to run."""
+
+    spec: KernelSpec
+    derived: DerivedGroup
+    launcher: Replayer = field(default_factory=lambda: Replayer((), ()))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """How a group is differentiated for inputs of certain dtypes."""
+
+    # The group, with what the backward pass wants to have saved as further outputs.
+    spec: KernelSpec
+    typing: Typing
+    output_count: int
+    # Inputs whose gradients are asked for.
+    wanted: tuple[int, ...]
+    # Values of the group that the backward pass is given.
+    kept: tuple[int, ...]
+    # Places of the outputs that have no derivative because their dtype is integral.
+    constant_outputs: tuple[int, ...]
+    # Why there is no derivative as a group; None where there is one.
+    error: GradientError | UntranslatableError | None
+    launcher: Replayer = field(default_factory=lambda: Replayer((), ()))
+    # By places of the gradients that come in (by inputs that have tangents).
+    _passes: dict[tuple[bool, tuple[int, ...]], Pass | None] = field(default_factory=dict)
+
+    @property
+    def through_eager(self) -> bool:
+        """Whether torch differentiates the eager version: a loop's length depends on data, for one."""
+        return self.error is not None and not self.spec.fallback.missing and _has_eager_derivative(self)
+
+    def backward(self, places: tuple[int, ...]) -> Pass | None:
+        """Return the pass that takes the gradients of these outputs; None if it would make zeros only."""
+        build = partial(build_backward, self.spec.group, self.typing, self.wanted, places, self.kept)
+        return self._find((True, places), build)
+
+    def tangents(self, inputs: tuple[int, ...]) -> Pass | None:
+        """Return the pass that takes the tangents of these inputs."""
+        return self._find((False, inputs), partial(build_tangents, self.spec.group, self.typing, inputs))
+
+    def _find(self, key: tuple[bool, tuple[int, ...]], build: Callable[[], DerivedGroup | None]) -> Pass | None:
+        if self.error is not None:
+            raise self.error
+        if key not in self._passes:
+            derived = build()
+            self._passes[key] = Pass(register(derived.group), derived) if derived else None
+        return self._passes[key]
+
+
+def find_case(spec: KernelSpec, inputs: Sequence[Any], *, saves_results: bool = True) -> Case:
+    """Find or make the case of a call.
+
+    Raises:
+        GradientError: an input requires grad and the group has no derivative.
+    """
+    # A transform of torch.func may ask for any gradient, or for none.
+    is_transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    wanted = tuple(
+        place
+        for place, item in enumerate(inputs)
+        if isinstance(item, torch.Tensor)
+        and (item.requires_grad or is_transformed)
+        and (item.is_floating_point() or item.is_complex())
+    )
+    described = [_describe(item) for item in inputs]
+    default_dtype = torch.get_default_dtype()
+    signature = [(item.kind, item.dtype, not item.shape, item.device) for item in described]
+    key = hash((spec.key, wanted, tuple(signature), default_dtype, saves_results))
+    case = _cases.get(key)
+    if case is None:
+        case = _make_case(spec, described, wanted, default_dtype, saves_results=saves_results)
+        _cases.put(key, case, config.max_plans)
+    if case.error is not None and not is_transformed and not case.through_eager:
+        raise case.error
+    return case
+
+
+def _make_case(
+    spec: KernelSpec,
+    described: list[planner.Bound],
+    wanted: tuple[int, ...],
+    default_dtype: torch.dtype,
+    *,
+    saves_results: bool,
+) -> Case:
+    group, count = spec.group, len(spec.group.outputs)
+    device = planner.common_device(spec, described)
+    specs = planner.input_specs(described, device)
+    typing = infer_typing(group, specs, default_dtype)
+    kept: frozenset[int] = frozenset()
+    error: GradientError | UntranslatableError | None = None
+    try:
+        _check_outputs(spec, typing, wanted)
+        derived = build_backward(group, typing, wanted, range(count))
+        if derived is not None and saves_results:
+            layouts = infer_layouts(group, planner.value_layouts(described))
+            sizes = [
+                0 if layout.is_number else typing.values[value].itemsize * _count(layout.shape)
+                for value, layout in enumerate(layouts)
+            ]
+            kept = choose_saved(group, derived.read, sizes.__getitem__)
+    except (GradientError, UntranslatableError) as problem:
+        error = problem
+    if kept:
+        more = [value for value in sorted(kept) if value not in group.outputs]
+        places = [[*group.outputs, *more].index(value) for value in sorted(kept)]
+        spec = register(replace(group, outputs=(*group.outputs, *more), _key=[]))
+        typing = infer_typing(spec.group, specs, default_dtype)
+        kept = frozenset(spec.group.outputs[place] for place in places)
+    continuous = find_differentiable(spec.group, typing, wanted)
+    constant = tuple(place for place, value in enumerate(spec.group.outputs) if value not in continuous)
+    return Case(spec, typing, count, wanted, tuple(sorted(kept)), constant, error)
+
+
+class _Run(torch.autograd.Function):
+    """``apply(case, *inputs)`` returns the outputs, and after them what the backward pass wants to have saved."""
+
+    @staticmethod
+    def forward(case: Case, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(_run_below(case.spec, case.launcher, inputs))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        case, *values = inputs
+        ctx.case = case
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*[output[place] for place in case.constant_outputs])
+        ctx.values = _Values.of(case, values, output)
+        ctx.save_for_backward(*ctx.values.take_tensors())
+        if forward_ad._current_level >= 0:
+            ctx.save_for_forward(*ctx.saved_tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return None, *_find_gradients(ctx.case, ctx.values, ctx.saved_tensors, grads)
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Any) -> tuple[torch.Tensor | None, ...]:
+        return _find_tangents(ctx.case, ctx.values, ctx.saved_tensors, tangents)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], case: Case, *inputs: Any) -> tuple[Any, Any]:
+        results = _call(case.spec, case.launcher, _batch_inputs(case, info.batch_size, in_dims[1:], inputs))
+        return tuple(results), (0,) * len(results)
+
+
+@dataclass(slots=True)
+class _Values:
+    """What a backward pass knows of the forward pass, tensors apart (autograd keeps those)."""
+
+    # Shape and device of each input that is a tensor.
+    shapes: list[torch.Size | None]
+    devices: list[torch.device | None]
+    out_shapes: list[torch.Size]
+    # Numbers and, for a moment, tensors by value.
+    items: dict[int, Any]
+    tensors: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(case: Case, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> _Values:
+        items = dict(enumerate(inputs))
+        items.update({case.spec.group.outputs[place]: item for place, item in enumerate(outputs)})
+        tensors = [item if isinstance(item, torch.Tensor) else None for item in inputs]
+        return _Values(
+            [item.shape if item is not None else None for item in tensors],
+            [item.device if item is not None else None for item in tensors],
+            [item.shape for item in outputs],
+            {value: item for value, item in items.items() if value < len(inputs) or value in case.kept},
+        )
+
+    def take_tensors(self) -> list[torch.Tensor]:
+        self.tensors = tuple(value for value, item in self.items.items() if isinstance(item, torch.Tensor))
+        return [self.items.pop(value) for value in self.tensors]
+
+
+def _find_gradients(
+    case: Case, known: _Values, saved: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    values = {**known.items, **dict(zip(known.tensors, saved, strict=True))}
+    found: list[torch.Tensor | None] = [None] * len(known.shapes)
+    if case.through_eager:
+        return _find_eager_gradients(case, values, grads)
+    # Outputs of one shape are differentiated together: a gradient must not be summed as often as another is wide.
+    by_shape: dict[torch.Size, list[int]] = {}
+    for place, (shape, grad) in enumerate(zip(known.out_shapes, grads, strict=True)):
+        if grad is not None:
+            by_shape.setdefault(shape, []).append(place)
+    for places in by_shape.values():
+        backward = case.backward(tuple(places))
+        if backward is None:
+            continue
+        items = [grads[item.place] if item.is_derivative else values[item.place] for item in backward.derived.sources]
+        results = _call(backward.spec, backward.launcher, items)
+        for target, result in zip(backward.derived.targets, results, strict=True):
+            shape, device = known.shapes[target], known.devices[target]
+            assert shape is not None, "only tensors are wanted"
+            part = result if result.shape == shape else result.sum_to_size(shape)
+            part = part if part.device == device else part.to(device)
+            before = found[target]
+            found[target] = part if before is None else before + part
+    return found
+
+
+def _find_tangents(
+    case: Case, known: _Values, saved: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
+) -> tuple[torch.Tensor | None, ...]:
+    values = {**known.items, **dict(zip(known.tensors, saved, strict=True))}
+    given = tuple(place for place, tangent in enumerate(tangents) if tangent is not None)
+    if case.through_eager:
+        return _find_eager_tangents(case, values, given, tangents)
+    forward = case.tangents(given)
+    found: dict[int, torch.Tensor] = {}
+    if forward is not None:
+        items = [tangents[item.place] if item.is_derivative else values[item.place] for item in forward.derived.sources]
+        found = dict(zip(forward.derived.targets, _call(forward.spec, forward.launcher, items), strict=True))
+    made = []
+    for place, shape in enumerate(known.out_shapes):
+        tangent = found.get(place)
+        if tangent is None and place not in case.constant_outputs:
+            some = values[case.wanted[0]]
+            tangent = some.new_zeros((), dtype=case.typing.values[case.spec.group.outputs[place]])
+        made.append(None if tangent is None else tangent.expand(shape))
+    return tuple(made)
+
+
+def _find_eager_gradients(
+    case: Case, values: dict[int, Any], grads: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    inputs = [values[place] for place in range(len(case.spec.group.inputs))]
+    outputs, pull_back = torch.func.vjp(partial(_run_eager, case, inputs), *(inputs[place] for place in case.wanted))
+    filled = tuple(torch.zeros_like(out) if grad is None else grad for out, grad in zip(outputs, grads, strict=True))
+    found: list[torch.Tensor | None] = [None] * len(inputs)
+    for place, gradient in zip(case.wanted, pull_back(filled), strict=True):
+        found[place] = gradient
+    return found
+
+
+def _find_eager_tangents(
+    case: Case, values: dict[int, Any], given: tuple[int, ...], tangents: Sequence[Any]
+) -> tuple[torch.Tensor | None, ...]:
+    inputs = [values[place] for place in range(len(case.spec.group.inputs))]
+    case = replace(case, wanted=given)
+    _, made = torch.func.jvp(
+        partial(_run_eager, case, inputs), tuple(inputs[p] for p in given), tuple(tangents[p] for p in given)
+    )
+    return tuple(None if place in case.constant_outputs else item for place, item in enumerate(made))
+
+
+def _run_eager(case: Case, inputs: Sequence[Any], *wanted: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    items = list(inputs)
+    for place, item in zip(case.wanted, wanted, strict=True):
+        items[place] = item
+    return tuple(case.spec.fallback.run(items, "differentiated by torch"))
+
+
+def _call(spec: KernelSpec, launcher: Replayer, inputs: Sequence[Any]) -> list[torch.Tensor]:
+    # As part of a formula: differentiable in turn where somebody differentiates it.
+    if torch._C._len_torch_dispatch_stack() > 0 or any(map(_is_special, inputs)):
+        return library.call_operator(spec, list(inputs))
+    needs_grad = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+    is_transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    return run(spec, inputs) if needs_grad or is_transformed else _run_below(spec, launcher, inputs)
+
+
+def _run_below(spec: KernelSpec, launcher: Replayer, inputs: Sequence[Any]) -> list[torch.Tensor]:
+    arguments = tuple(inputs)
+    with torch.no_grad():
+        replayed = launcher.launch(arguments, None, None)
+        if replayed is not None:
+            return [replayed] if isinstance(replayed, torch.Tensor) else list(replayed)
+        plain = [x.resolve_conj().resolve_neg() if isinstance(x, torch.Tensor) else x for x in inputs]
+        results, plan = executor.run_planned(spec, plain, None)
+        if plan is not None and "launch" not in config.dump and all(a is b for a, b in zip(plain, inputs, strict=True)):
+            record_call(launcher, plan, arguments, arguments, None, None)
+    return results
+
+
+def _batch_inputs(
+    case: Case, batch_size: int, in_dims: Sequence[int | None], inputs: Sequence[Any]
+) -> list[Any]:
+    # The batch comes first, and behind it the dimensions of an element, as many for each input.
+    def rank(item: Any, dim: int | None) -> int:
+        return item.dim() - (dim is not None) if isinstance(item, torch.Tensor) else 0
+
+    ranks = [rank(item, dim) for item, dim in zip(inputs, in_dims, strict=True)]
+    widest = max(ranks)
+    batched = []
+    for item, dim, count in zip(inputs, in_dims, ranks, strict=True):
+        if dim is None or not isinstance(item, torch.Tensor):
+            batched.append(item)
+            continue
+        moved = item.movedim(dim, 0)
+        moved = moved.reshape(moved.shape[0], *[1] * (widest - count), *moved.shape[1:])
+        if count == 0 and widest > 0:
+            moved = _as_zero_dim(case, moved)
+        batched.append(moved)
+    if not any(dim is not None for dim in in_dims):
+        batched[0] = batched[0].expand(batch_size, *batched[0].shape)
+    return batched
+
+
+def _as_zero_dim(case: Case, tensor: torch.Tensor) -> torch.Tensor:
+    # One number per element of the batch has the weight of a 0-dim tensor in promotion, though it has a dimension now.
+    strong = [
+        dtype
+        for dtype, rank in zip(case.typing.values, case.typing.ranks, strict=True)
+        if rank is Rank.TENSOR and (dtype.is_floating_point, dtype.is_complex) >= (tensor.is_floating_point(), tensor.is_complex())
+    ]
+    return tensor.to(strong[0]) if strong and tensor.dtype is not strong[0] else tensor
+
+
+def _check_outputs(spec: KernelSpec, typing: Typing, wanted: Sequence[int]) -> None:
+    # torch's comparisons have outputs without a gradient, and so has a functor beside others; one that has nothing
+    # else would lose the gradient in silence.
+    group = spec.group
+    continuous = find_differentiable(group, typing, wanted)
+    for application, offset in zip(group.applications, group.value_offsets(), strict=True):
+        made = range(offset, offset + application.function.num_outputs)
+        is_reached = not continuous.isdisjoint(application.tensors)
+        if application.function.op is None and is_reached and continuous.isdisjoint(made):
+            raise NotDifferentiableError(
+                f"an input of {application.function.name!r} requires grad, and its output is of dtype "
+                f"{typing.values[offset]}, which has no gradient: detach the input, or call it under torch.no_grad()"
+            )
+
+
+def _has_eager_derivative(case: Case) -> bool:
+    # A functor that is not differentiable is no more so in eager torch, unless the user said how.
+    if isinstance(case.error, DataDependentError | UntranslatableError):
+        return True
+    return all(item.function.op or item.function.fallback for item in case.spec.group.applications)
+
+
+def _describe(item: Any) -> planner.Bound:
+    if isinstance(item, torch.Tensor):
+        return planner.Bound(torch.Tensor, item.dtype, tuple(item.shape), tuple(item.stride()), item.device)
+    return planner.Bound(library.number_type(item))
+
+
+def _count(shape: Sequence[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= int(size)
+    return count
+
+
+def _is_special(item: Any) -> bool:
+    return isinstance(item, torch.Tensor) and library.has_torch_dispatch(item)
+
+
+# --- the operator ------------------------------------------------------------------------------------------------
+def _setup_operator(ctx: Any, inputs: tuple[Any, ...], output: Sequence[torch.Tensor]) -> None:
+    key, kinds, tensors, numbers = inputs
+    spec = registered(int(key))
+    values = executor.merge_inputs(kinds, tensors, numbers)
+    ctx.case = find_case(spec, values, saves_results=False)
+    ctx.kinds = kinds
+    ctx.values = _Values.of(ctx.case, values, output)
+    ctx.save_for_backward(*ctx.values.take_tensors())
+
+
+def _operator_backward(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
+    found = _find_gradients(ctx.case, ctx.values, ctx.saved_tensors, grads)
+    tensors = [grad for kind, grad in zip(ctx.kinds, found, strict=True) if kind == "t"]
+    return None, None, tensors, None
+
+
+torch.library.register_autograd(
+    "fuser::run", _operator_backward, setup_context=_setup_operator, lib=library.LIBRARY
+)

@@ -1,0 +1,375 @@
+"""The derivative of a group, as groups: they are compiled, fused, and differentiated in turn like any other.
+
+Reverse mode applies, from the outputs to the inputs, the backward functor of every application, and recomputes what
+the backward functors read of the forward pass from its inputs. Forward mode applies the tangent functors in order.
+Both work on the values of one element; sums over broadcast dimensions are the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fuser.derivative import Derived, forward_functor, reverse_functor
+from fuser.derivative.ops import op_backward
+from fuser.dtypes import dtype_info
+from fuser.functor import Functor, Parameter, Role, parse_functor
+from fuser.graph import Application, Function, FusionGroup, GroupBuilder
+from fuser.kernel_spec import Typing
+from fuser.ops import cast_function
+
+__all__ = ["DerivedGroup", "Source", "build_backward", "build_tangents", "choose_saved", "find_differentiable"]
+
+_ACCUMULATE = Function(parse_functor("template <typename T> T accumulate(T a, T b) { return a + b; }"))
+_ZERO = Function(parse_functor("template <typename T> T zero(T x) { return T(0); }"))
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What one input of a derived group is bound to."""
+
+    # A gradient (of the forward group's output ``place``; in forward mode the tangent of its input ``place``), or the
+    # forward group's value ``place``.
+    is_derivative: bool
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedGroup:
+    """A group that computes gradients or tangents."""
+
+    group: FusionGroup
+    # One per input of the group.
+    sources: tuple[Source, ...]
+    # What each output is the gradient of (an input of the forward group) or the tangent of (a place among its outputs).
+    targets: tuple[int, ...]
+    # Values of the forward group that some derived functor reads.
+    read: frozenset[int]
+
+
+def find_differentiable(group: FusionGroup, typing: Typing, inputs: Collection[int]) -> frozenset[int]:
+    """Return the values of floating or complex dtype that depend on ``inputs`` through such values only."""
+    found = {value for value in inputs if _is_continuous(typing.values[value])}
+    for application, offset in zip(group.applications, group.value_offsets(), strict=True):
+        if not found.isdisjoint((*application.tensors, *application.scalars)):
+            made = range(offset, offset + application.function.num_outputs)
+            found |= {value for value in made if _is_continuous(typing.values[value])}
+    return frozenset(found)
+
+
+def build_backward(
+    group: FusionGroup,
+    typing: Typing,
+    wanted: Collection[int],
+    outputs: Collection[int],
+    saved: Collection[int] = (),
+) -> DerivedGroup | None:
+    """Return the group of the gradients of ``wanted`` inputs, given those of ``outputs``.
+
+    Args:
+        group: a canonical group.
+        typing: its dtypes.
+        wanted: inputs whose gradient is asked for.
+        outputs: places among the group's outputs that have an incoming gradient.
+        saved: values of the forward pass that are at hand, beside its inputs; the rest is recomputed.
+
+    Returns:
+        The group, or None if every gradient is zero. An input without an output has a gradient of zero.
+
+    Raises:
+        NotDifferentiableError: a functor has no derivative. DataDependentError: it has none as a functor.
+        UntranslatableError: it has a construct that cannot be differentiated.
+    """
+    continuous = find_differentiable(group, typing, wanted)
+    steps = _reverse_steps(group, typing, continuous, outputs)
+    read = frozenset(value for step in steps for value in step.read)
+    writer = _Writer(group, typing)
+    gradients: dict[int, int] = {}
+    for place in outputs:
+        value = group.outputs[place]
+        if value in continuous and any(value in step.outputs for step in steps):
+            writer.accumulate(gradients, value, writer.derivative(place, f"grad{place}"))
+    writer.recompute(read, saved)
+    for step in steps:
+        incoming = [gradients[value] for value in step.outputs]
+        handles = writer.apply(step, incoming)
+        for value, handle in zip(step.targets, handles, strict=True):
+            if value >= 0:
+                writer.accumulate(gradients, value, handle)
+    targets = [value for value in wanted if value in gradients]
+    return writer.finish([gradients[value] for value in targets], targets, read) if targets else None
+
+
+def build_tangents(group: FusionGroup, typing: Typing, given: Collection[int]) -> DerivedGroup | None:
+    """Return the group of the tangents of the outputs, given those of the inputs ``given``; as ``build_backward``."""
+    continuous = find_differentiable(group, typing, given)
+    tangents: set[int] = {value for value in given if value in continuous}
+    steps = []
+    for index, (application, offset) in enumerate(zip(group.applications, group.value_offsets(), strict=True)):
+        arguments = _arguments(application)
+        places = tuple(place for place, value in enumerate(arguments) if value in tangents)
+        if not places:
+            continue
+        functor, types = application.function.functor, _argument_types(application, index, typing)
+        derived = forward_functor(functor, _compute_dtype(typing, index), types, given=places)
+        if derived.functor is None:
+            continue
+        made = {out: offset + place for place, out in enumerate(derived.results) if out is not None}
+        targets = tuple(made.get(out, -1) for out in range(derived.functor.num_outputs))
+        incoming = tuple(arguments[place] for place in places)
+        results = tuple(range(offset, offset + application.function.num_outputs))
+        steps.append(_Step(index, derived, incoming, targets, arguments, results))
+        tangents |= {value for value in targets if value in continuous}
+    writer = _Writer(group, typing)
+    handles = {
+        value: writer.derivative(value, f"tangent{value}")
+        for value in given
+        if any(value in step.outputs for step in steps)
+    }
+    read = frozenset(value for step in steps for value in step.read)
+    writer.recompute(read, ())
+    for step in steps:
+        made_handles = writer.apply(step, [handles[value] for value in step.outputs])
+        handles.update(zip(step.targets, made_handles, strict=True))
+    targets = [place for place, value in enumerate(group.outputs) if value in tangents and value not in given]
+    return writer.finish([handles[group.outputs[place]] for place in targets], targets, read) if targets else None
+
+
+def choose_saved(
+    group: FusionGroup, read: Collection[int], size_of: Callable[[int], int]
+) -> frozenset[int]:
+    """Choose what the forward pass hands to the backward pass, so that the fewest bytes move: a minimum cut.
+
+    An input or output of the group costs one read of its bytes, any other value a write as well.
+
+    Args:
+        group: a canonical group.
+        read: values that the backward pass reads, directly.
+        size_of: bytes of a value.
+
+    Returns:
+        The values that are no inputs: outputs of the group, or values that are worth to become one.
+    """
+    if all(value < len(group.inputs) for value in read):
+        return frozenset()
+    import networkx  # noqa: PLC0415 - takes longer to import than the rest of fuser
+
+    flow: networkx.DiGraph[object] = networkx.DiGraph()
+    flow.add_nodes_from(("source", "sink"))
+    inputs, outputs = range(len(group.inputs)), frozenset(group.outputs)
+    for value in range(len(group.inputs) + sum(item.function.num_outputs for item in group.applications)):
+        # Equal costs: the inputs, which live anyway.
+        cost = 4 * size_of(value) * (1 if value in inputs or value in outputs else 2) + (value not in inputs)
+        flow.add_edge(("in", value), ("out", value), capacity=cost)
+        if value in inputs:
+            flow.add_edge("source", ("in", value))
+        if value in read:
+            flow.add_edge(("out", value), "sink")
+    for application, offset in zip(group.applications, group.value_offsets(), strict=True):
+        for place in range(application.function.num_outputs):
+            for value in application.tensors:
+                flow.add_edge(("out", value), ("in", offset + place))
+    reached, _ = networkx.minimum_cut(flow, "source", "sink")[1]
+    cut = {node[1] for node in reached if node[0] == "in" and ("out", node[1]) not in reached}
+    return frozenset(value for value in cut if value not in inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    # One application of a derived functor.
+    index: int
+    derived: Derived
+    # Forward values whose derivatives come in, in the order of the derived functor's ("grad", k).
+    outputs: tuple[int, ...]
+    # Forward value that each output of the derived functor belongs to; -1 for one that nobody wants.
+    targets: tuple[int, ...]
+    # Forward values of the functor's arguments, in the order of the declaration, and of its results.
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+
+    @property
+    def read(self) -> list[int]:
+        values = {"argument": self.arguments, "result": self.results}
+        return [values[kind][place] for kind, place in self.derived.arguments if kind in values]
+
+
+def _reverse_steps(
+    group: FusionGroup, typing: Typing, continuous: Collection[int], outputs: Collection[int]
+) -> list[_Step]:
+    # From the last application to the first; a step is there if a gradient reaches it.
+    reached = {group.outputs[place] for place in outputs} & set(continuous)
+    offsets = group.value_offsets()
+    steps = []
+    for index in reversed(range(len(group.applications))):
+        application, offset = group.applications[index], offsets[index]
+        incoming = tuple(place for place in range(application.function.num_outputs) if offset + place in reached)
+        arguments = _arguments(application)
+        wanted = tuple(place for place, value in enumerate(arguments) if value in continuous)
+        if not incoming or not wanted:
+            continue
+        derived = _derive(application, index, typing, wanted, incoming)
+        made = {out: arguments[place] for place, out in zip(wanted, derived.results, strict=True) if out is not None}
+        if made and derived.functor is not None:
+            results = tuple(range(offset, offset + application.function.num_outputs))
+            values = tuple(results[place] for place in incoming)
+            targets = tuple(made.get(out, -1) for out in range(derived.functor.num_outputs))
+            steps.append(_Step(index, derived, values, targets, arguments, results))
+            reached |= set(made.values())
+    return steps
+
+
+def _derive(
+    application: Application, index: int, typing: Typing, wanted: tuple[int, ...], outputs: tuple[int, ...]
+) -> Derived:
+    function = application.function
+    compute = _compute_dtype(typing, index)
+    if function.backward is not None:
+        return _hand_written(function, wanted, outputs)
+    if function.op is not None:
+        derived = op_backward(function.op, wanted)
+        if derived is not None:
+            return derived
+    return reverse_functor(
+        function.functor, compute, _argument_types(application, index, typing), wanted=wanted, outputs=outputs
+    )
+
+
+def _hand_written(function: Function, wanted: tuple[int, ...], outputs: tuple[int, ...]) -> Derived:
+    # The user's backward functor takes what it wants to have saved, then the gradient of every output.
+    assert function.backward is not None, "the caller checked"
+    backward, parameters = function.backward, _parameters(function.functor)
+    count = len(parameters)
+    bound = [("argument", place) if place < count else ("result", place - count) for place in backward.saved]
+    bound += [
+        ("grad", outputs.index(place)) if place in outputs else ("zero", place) for place in range(function.num_outputs)
+    ]
+    scalars = {parameter.name: place for place, parameter in enumerate(parameters)}
+    tensors = iter(bound)
+    arguments = tuple(
+        ("argument", scalars[parameter.name]) if parameter.role is Role.SCALAR else next(tensors)
+        for parameter in _parameters(backward.functor)
+    )
+    tensor_places = [place for place, parameter in enumerate(parameters) if parameter.role is Role.TENSOR]
+    made = {place: out for out, place in enumerate(tensor_places[: backward.functor.num_outputs])}
+    return Derived(backward.functor, arguments, tuple(made.get(place) for place in wanted), ())
+
+
+class _Writer:
+    """Builds a derived group."""
+
+    def __init__(self, group: FusionGroup, typing: Typing) -> None:
+        self.group = group
+        self.typing = typing
+        self.builder = GroupBuilder()
+        self.sources: list[Source] = []
+        # Handles of forward values.
+        self.values: dict[int, int] = {}
+
+    def derivative(self, place: int, name: str) -> int:
+        self.sources.append(Source(True, place))
+        return self.builder.add_input(name)
+
+    def recompute(self, read: Collection[int], saved: Collection[int]) -> None:
+        """Make the forward values ``read`` available: inputs and ``saved`` as inputs, others computed again."""
+        offsets = self.group.value_offsets()
+        needed, again = set(read), set[int]()
+        for index in reversed(range(len(self.group.applications))):
+            item = self.group.applications[index]
+            made = range(offsets[index], offsets[index] + item.function.num_outputs)
+            if any(value in needed and value not in saved for value in made):
+                again.add(index)
+                needed |= {*item.tensors, *item.scalars}
+        for value in sorted(needed):
+            if value < len(self.group.inputs):
+                item = self.group.inputs[value]
+                self.values[value] = self.builder.add_input(item.name, is_scalar=item.is_scalar)
+                self.sources.append(Source(False, value))
+            elif value in saved:
+                self.values[value] = self.builder.add_input(f"saved{value}")
+                self.sources.append(Source(False, value))
+        for index in sorted(again):
+            item = self.group.applications[index]
+            tensors = [self.values[value] for value in item.tensors]
+            handles = self.builder.apply(item.function, tensors, [self.values[value] for value in item.scalars])
+            for place, handle in enumerate(handles):
+                self.values.setdefault(offsets[index] + place, handle)
+
+    def apply(self, step: _Step, incoming: Sequence[int]) -> tuple[int, ...]:
+        """Apply a derived functor to derivatives of ``step.outputs``; return a handle per output of it."""
+        assert step.derived.functor is not None, "steps without are left out"
+        functor, unpromoted = step.derived.functor, self.group.applications[step.index].function.unpromoted
+        handles = {
+            parameter.name: self._operand(step, incoming, *bound)
+            for parameter, bound in zip(_parameters(functor), step.derived.arguments, strict=True)
+        }
+        dtypes = [self.typing.values[value] if value >= 0 else None for value in step.targets]
+        function = Function(
+            functor,
+            unpromoted=tuple(name for name in unpromoted if name in handles),
+            out_dtypes=tuple(dtype if dtype and _is_continuous(dtype) else None for dtype in dtypes),
+        )
+        tensors = [handles[parameter.name] for parameter in functor.tensors]
+        return self.builder.apply(function, tensors, [handles[parameter.name] for parameter in functor.scalars])
+
+    def _operand(self, step: _Step, incoming: Sequence[int], kind: str, place: int) -> int:
+        if kind == "argument":
+            return self.values[step.arguments[place]]
+        if kind == "result":
+            return self.values[step.results[place]]
+        common = self.typing.common[step.index]
+        if kind == "zero":
+            zero = replace(_ZERO, out_dtypes=(self.typing.values[step.results[place]],))
+            return self.builder.apply(zero, [incoming[0]])[0]
+        dtype = self.typing.values[step.outputs[place]]
+        if dtype_info(dtype).compute_dtype is dtype_info(common).compute_dtype:
+            return incoming[place]
+        return self.builder.apply(cast_function(common), [incoming[place]])[0]
+
+    def accumulate(self, gradients: dict[int, int], value: int, handle: int) -> None:
+        """Add to the gradient of a value."""
+        if value in gradients:
+            handle = self.builder.apply(_ACCUMULATE, [gradients[value], handle])[0]
+        gradients[value] = handle
+
+    def finish(self, handles: Sequence[int], targets: Sequence[int], read: frozenset[int]) -> DerivedGroup:
+        return DerivedGroup(self.builder.build(handles), tuple(self.sources), tuple(targets), read)
+
+
+def _arguments(application: Application) -> tuple[int, ...]:
+    # Values of the arguments in the order of the declaration; tensors left out have their C++ default.
+    tensors, scalars = iter(application.tensors), iter(application.scalars)
+    bound = len(application.tensors)
+    values = []
+    for parameter in _parameters(application.function.functor):
+        if parameter.role is Role.SCALAR:
+            values.append(next(scalars))
+        elif bound:
+            bound -= 1
+            values.append(next(tensors))
+    return tuple(values)
+
+
+def _argument_types(application: Application, index: int, typing: Typing) -> tuple[torch.dtype, ...]:
+    unpromoted = application.function.unpromoted
+    scalars = frozenset(application.scalars)
+    compute = _compute_dtype(typing, index)
+    names = [parameter.name for parameter in _parameters(application.function.functor)]
+    return tuple(
+        dtype_info(typing.values[value]).compute_dtype if value in scalars or name in unpromoted else compute
+        for name, value in zip(names, _arguments(application), strict=False)
+    )
+
+
+def _parameters(functor: Functor) -> list[Parameter]:
+    return [parameter for parameter in functor.parameters if parameter.role is not Role.OUTPUT]
+
+
+def _compute_dtype(typing: Typing, index: int) -> torch.dtype:
+    return dtype_info(typing.common[index]).compute_dtype
+
+
+def _is_continuous(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+

@@ -1,0 +1,116 @@
+"""Which way a call goes: to a kernel, through autograd, through one operator, or to eager torch."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from fuser import autograd, library
+from fuser.config import config
+from fuser.errors import GradientError
+from fuser.executor import run_fallback, run_planned, under_autocast
+from fuser.kernel_spec import KernelSpec
+from fuser.launcher import Launcher, record_call
+from fuser.outputs import check_kinds, finish_out, unusual_kind
+from fuser.planner import Plan
+
+__all__ = ["run", "run_and_record"]
+
+
+def run(spec: KernelSpec, inputs: Sequence[Any], out: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
+    """Run a group.
+
+    Args:
+        spec: a registered group's spec.
+        inputs: one tensor or Python number per input of the group.
+        out: tensors to write the outputs to, checked as torch checks ``out=``.
+
+    Returns:
+        The outputs; ``out`` itself where given.
+
+    Raises:
+        ArgumentError, ShapeError, DeviceError: the inputs do not fit.
+        CompileError: a functor does not compile.
+        GradientError: an input requires grad and the group has no derivative.
+        FallbackError: the group can neither be fused nor run in eager torch.
+    """
+    return _run(spec, list(inputs), out)[0]
+
+
+def run_and_record(
+    spec: KernelSpec,
+    inputs: Sequence[Any],
+    launcher: Launcher,
+    tensors: tuple[Any, ...],
+    scalars: Mapping[str, Any] | None = None,
+    out: Any = None,
+) -> list[torch.Tensor]:
+    """Run a group for a call that ``launcher`` did not know, and record it there.
+
+    Args:
+        spec: a registered group's spec.
+        inputs: as in ``run``.
+        launcher: of the callable.
+        tensors: the call's positional arguments.
+        scalars: those by name.
+        out: None, a tensor or a tuple of tensors.
+    """
+    resolved = list(inputs)
+    outs = None if out is None else out if isinstance(out, tuple) else (out,)
+    results, plan = _run(spec, resolved, outs)
+    # A replayed launch could not be dumped.
+    if plan is not None and "launch" not in config.dump and all(map(operator.is_, resolved, inputs)):
+        record_call(launcher, plan, inputs, tensors, scalars, out)
+    return results
+
+
+def _run(
+    spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] | None
+) -> tuple[list[torch.Tensor], Plan | None]:
+    # The results, and the plan if a call like this one can go by it without another look.
+    if out is not None:
+        check_kinds(out)
+    if torch.is_autocast_enabled("cuda"):
+        spec = under_autocast(spec, inputs)
+    unusual = _unusual(spec, inputs, out)
+    if unusual is not None:
+        return (unusual() if out is None else finish_out(out, unusual())), None
+    return run_planned(spec, inputs, out)
+
+
+def _unusual(
+    spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] | None
+) -> Callable[[], list[torch.Tensor]] | None:
+    # How to run a call that a kernel cannot serve as it is; None for the usual call. Resolves lazy bits in place.
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return lambda: library.call_operator(spec, inputs)
+    reason = ""
+    needs_grad = False
+    for index, item in enumerate(inputs):
+        if not isinstance(item, torch.Tensor):
+            continue
+        needs_grad = needs_grad or item.requires_grad
+        if item.layout is not torch.strided or item.is_quantized or item.is_nested:
+            # Before its class is asked: a class of nested or sparse tensors knows torch's operators, not fuser's.
+            reason = f"a {unusual_kind(item)} tensor"
+        elif library.has_torch_dispatch(item):
+            return lambda: library.call_operator(spec, inputs)
+        elif item.is_conj() or item.is_neg():
+            inputs[index] = item.resolve_conj().resolve_neg()
+    if reason:
+        return lambda: run_fallback(spec, inputs, reason)
+    needs_grad = needs_grad and torch.is_grad_enabled()
+    if needs_grad and out is not None:
+        raise GradientError("out= does not support automatic differentiation, but one of the inputs requires grad")
+    is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    if needs_grad or is_transformed or (forward_ad._current_level >= 0 and _has_tangent(inputs)):
+        return lambda: autograd.run(spec, inputs)
+    return None
+
+
+def _has_tangent(inputs: Sequence[Any]) -> bool:
+    return any(isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in inputs)
