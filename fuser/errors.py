@@ -10,6 +10,7 @@ __all__ = [
     "CaptureError",
     "CompileError",
     "CompilerNotFoundError",
+    "DataDependentError",
     "DeviceError",
     "FallbackError",
     "FunctorError",
@@ -17,6 +18,7 @@ __all__ = [
     "GradientError",
     "GroupError",
     "NoCompileError",
+    "NotDifferentiableError",
     "ShapeError",
     "UnsupportedError",
 ]
@@ -59,6 +61,30 @@ class GroupError(FuserError, ValueError):
 
 class GradientError(FuserError, RuntimeError):
     """An input requires grad and the group has no derivative."""
+
+
+class DataDependentError(GradientError):
+    """A functor's control flow depends on data, so that its derivative has no text."""
+
+
+class NotDifferentiableError(GradientError):
+    """A functor has no derivative; says which operation has none, and where in the text if that is known."""
+
+    def __init__(self, reason: str, place: tuple[int, int] | None = None, functor: str = "") -> None:
+        where = f" at line {place[0]}, column {place[1]}" if place else ""
+        super().__init__(f"{functor or 'the functor'} has no derivative: {reason}{where}")
+        self.reason = reason
+        self.place = place
+
+    @property
+    def line(self) -> int | None:
+        """The line, from 1."""
+        return self.place[0] if self.place else None
+
+    @property
+    def column(self) -> int | None:
+        """The column, from 1."""
+        return self.place[1] if self.place else None
 
 
 class FallbackError(FuserError, RuntimeError):

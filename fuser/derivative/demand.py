@@ -1,0 +1,186 @@
+"""Under which conditions a value is used: what keeps gradients of untaken branches out, and masks few.
+
+A *literal* is a bool expression or its negation. The *demand* of an expression is the set of literals that hold
+whenever its value can reach an output: ``log(x)`` in ``x > 0 ? log(x) : y`` is demanded under ``x > 0``. Sets of
+literals are Python integers, one bit each; they contain what they imply (``a && b`` brings ``a`` and ``b``).
+
+Note [Masks at the edges]
+A cotangent is kept right only on the lanes on which its expression is demanded, and may be anything elsewhere (NaN from
+0 * infinity, say). Where a contribution passes from an expression to an operand that is demanded more widely, the lanes
+in between are masked. On the way through a branch nothing is masked, and nothing of an untaken branch ever leaves it.
+The same holds for every order of derivative, since it needs the values' uses only, not the form of the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from fuser.derivative.expression import Builder, Expr
+
+__all__ = ["Demand", "Masked", "Masks", "sum_masked"]
+
+# A value with the literals under which it counts; it is zero elsewhere.
+Masked = tuple[int, Expr]
+
+
+class Masks:
+    """Numbers the literals of bool expressions: ``2 k`` for the k-th expression, ``2 k + 1`` for its negation."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Expr, int] = {}
+        self._masks: list[Expr] = []
+        # What each literal implies, itself included.
+        self._closures: list[int] = []
+
+    def number(self, mask: Expr, truth: bool) -> int:
+        """Return the number of the literal that says ``mask`` is ``truth``."""
+        while mask.op == "logical_not":
+            mask, truth = mask.args[0], not truth
+        if mask not in self._numbers:
+            self._add(mask)
+        return 2 * self._numbers[mask] + (not truth)
+
+    def closure(self, mask: Expr, truth: bool) -> int:
+        """Return the set of what holds where ``mask`` is ``truth``."""
+        return self._closures[self.number(mask, truth)]
+
+    def generators(self, literals: int) -> list[int]:
+        """Return few literals of a set that imply the others."""
+        chosen, covered = [], 0
+        while rest := literals & ~covered:
+            # Those numbered later imply the earlier ones.
+            last = rest.bit_length() - 1
+            chosen.append(last)
+            covered |= self._closures[last]
+        return chosen[::-1]
+
+    def expression(self, literal: int, builder: Builder) -> Expr:
+        """Return one literal as a bool expression."""
+        mask = self._masks[literal // 2]
+        return builder.emit("logical_not", mask) if literal % 2 else mask
+
+    def conjunction(self, literals: int, builder: Builder) -> Expr:
+        """Return the bool expression that says a set of literals holds."""
+        mask = builder.constant(True, torch.bool)
+        for literal in self.generators(literals):
+            mask = mask.call("logical_and", self.expression(literal, builder))
+        return mask
+
+    def opposites(self, one: int, other: int) -> tuple[int, int] | None:
+        """Return the literal that tells two sets apart: the first set is what they share and the literal.
+
+        The second set is what they share and the literal's negation. None if there is no such literal.
+        """
+        shared = one & other
+        for literal in reversed(self.generators(one & ~shared)):
+            negated = literal ^ 1
+            if not other >> negated & 1:
+                continue
+            if (one & ~shared & ~self._closures[literal]) or (other & ~shared & ~self._closures[negated]):
+                continue
+            return literal, shared
+        return None
+
+    def _add(self, mask: Expr) -> None:
+        # Operands first: every literal is numbered after those it implies.
+        closures = {
+            truth: [self.closure(operand, truth) for operand in mask.operands] if mask.op == op else []
+            for truth, op in ((True, "logical_and"), (False, "logical_or"))
+        }
+        self._numbers[mask] = place = len(self._masks)
+        self._masks.append(mask)
+        for truth in (True, False):
+            closure = 1 << (2 * place + (not truth))
+            for below in closures[truth]:
+                closure |= below
+            self._closures.append(closure)
+
+
+class Demand:
+    """The demand of every expression of a computation.
+
+    Args:
+        order: expressions, operands first.
+        outputs: those whose values are used unconditionally.
+    """
+
+    def __init__(self, order: Sequence[Expr], outputs: Iterable[Expr]) -> None:
+        self.masks = Masks()
+        self._literals: dict[Expr, int] = {}
+        for item in order:
+            if item.dtype is torch.bool:
+                self.masks.number(item, True)
+        for output in outputs:
+            self._literals[output] = 0
+        for item in reversed(order):
+            if item in self._literals:
+                for operand, literals in self._uses(item):
+                    known = self._literals.get(operand)
+                    self._literals[operand] = literals if known is None else known & literals
+
+    def __getitem__(self, item: Expr) -> int:
+        return self._literals[item]
+
+    def __contains__(self, item: Expr) -> bool:
+        return item in self._literals
+
+    def under(self, item: Expr, mask: Expr, truth: bool) -> int:
+        """Return the literals that hold where ``item`` is demanded and ``mask`` is ``truth``."""
+        return self._literals[item] | self.masks.closure(mask, truth)
+
+    def decides(self, item: Expr, mask: Expr) -> bool | None:
+        """Return what ``mask`` is wherever ``item`` is demanded; None when it can be either."""
+        for truth in (True, False):
+            if self._literals[item] >> self.masks.number(mask, truth) & 1:
+                return truth
+        return None
+
+    def _uses(self, item: Expr) -> list[tuple[Expr, int]]:
+        literals = self._literals[item]
+        if item.op == "where":
+            mask, a, b = item.args
+            return [(mask, literals), (a, self.under(item, mask, True)), (b, self.under(item, mask, False))]
+        if item.op in {"logical_and", "logical_or"}:
+            a, b = item.args
+            return [(a, literals), (b, self.under(item, a, item.op == "logical_and"))]
+        if item.op in {"div_trunc", "fmod", "remainder"} and not item.dtype.is_floating_point:
+            # An integer division must not meet a zero on any lane: what guards it is always needed.
+            return [(operand, 0) for operand in item.operands]
+        return [(operand, literals) for operand in item.operands]
+
+
+def sum_masked(contributions: Sequence[Masked], masks: Masks, builder: Builder) -> Expr:
+    """Return the sum; contributions that exclude each other become one selection."""
+    terms = list(contributions)
+    merged = True
+    while merged:
+        merged = False
+        for place, (literals, value) in enumerate(terms):
+            for other, (literals_too, value_too) in enumerate(terms[:place]):
+                combined = _combine((literals_too, value_too), (literals, value), masks, builder)
+                if combined is not None:
+                    terms[other] = combined
+                    del terms[place]
+                    merged = True
+                    break
+            if merged:
+                break
+    total: Expr | None = None
+    for literals, value in terms:
+        term = value if not literals else value.where(masks.conjunction(literals, builder), 0)
+        total = term if total is None else total + term
+    assert total is not None, "there is a contribution"
+    return total
+
+
+def _combine(one: Masked, other: Masked, masks: Masks, builder: Builder) -> Masked | None:
+    (literals, value), (literals_too, value_too) = one, other
+    if literals == literals_too:
+        return literals, value + value_too
+    found = masks.opposites(literals, literals_too)
+    if found is None:
+        return None
+    literal, shared = found
+    return shared, value.where(masks.expression(literal, builder), value_too)

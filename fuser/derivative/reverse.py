@@ -1,0 +1,40 @@
+"""Reverse mode over expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fuser.derivative.activity import Activity
+from fuser.derivative.demand import Demand, Masked, sum_masked
+from fuser.derivative.expression import Expr, topological
+
+__all__ = ["differentiate_reverse"]
+
+
+def differentiate_reverse(
+    outputs: Sequence[Expr], gradients: Sequence[Expr], wanted: Sequence[Expr]
+) -> list[Expr | None]:
+    """Return the gradient of each of ``wanted`` (inputs) for the gradients of ``outputs``; None where it is zero.
+
+    Raises:
+        NotDifferentiableError: an operation in between has no derivative.
+    """
+    builder = outputs[0].builder
+    order = topological(outputs)
+    demand = Demand(order, outputs)
+    activity = Activity(order, frozenset(wanted), reverse=True)
+    contributions: dict[Expr, list[Masked]] = {}
+    for output, gradient in zip(outputs, gradients, strict=True):
+        contributions.setdefault(output, []).append((0, gradient))
+    found: dict[Expr, Expr] = {}
+    for item in reversed(order):
+        if item not in activity or item not in contributions:
+            continue
+        gradient = sum_masked(contributions.pop(item), demand.masks, builder)
+        found[item] = gradient
+        for edge in activity.edges(item):
+            # Note [Masks at the edges]
+            literals = demand[item] if edge.arm is None else demand.under(item, *edge.arm)
+            masked = literals & ~demand[edge.operand], edge.map(gradient)
+            contributions.setdefault(edge.operand, []).append(masked)
+    return [found.get(item) for item in wanted]
