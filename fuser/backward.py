@@ -240,18 +240,20 @@ def _hand_written(function: Function, wanted: tuple[int, ...], outputs: tuple[in
     # The user's backward functor takes what it wants to have saved, then the gradient of every output.
     assert function.backward is not None, "the caller checked"
     backward, parameters = function.backward, _parameters(function.functor)
-    count = len(parameters)
-    bound = [("argument", place) if place < count else ("result", place - count) for place in backward.saved]
+    places = {parameter.name: place for place, parameter in enumerate(parameters)}
+    tensor_places = [places[parameter.name] for parameter in function.functor.tensors]
+    count = len(tensor_places)
+    bound = [
+        ("argument", tensor_places[place]) if place < count else ("result", place - count) for place in backward.saved
+    ]
     bound += [
         ("grad", outputs.index(place)) if place in outputs else ("zero", place) for place in range(function.num_outputs)
     ]
-    scalars = {parameter.name: place for place, parameter in enumerate(parameters)}
     tensors = iter(bound)
     arguments = tuple(
-        ("argument", scalars[parameter.name]) if parameter.role is Role.SCALAR else next(tensors)
+        ("argument", places[parameter.name]) if parameter.role is Role.SCALAR else next(tensors)
         for parameter in _parameters(backward.functor)
     )
-    tensor_places = [place for place, parameter in enumerate(parameters) if parameter.role is Role.TENSOR]
     made = {place: out for out, place in enumerate(tensor_places[: backward.functor.num_outputs])}
     return Derived(backward.functor, arguments, tuple(made.get(place) for place in wanted), ())
 

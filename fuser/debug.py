@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuser import executor
+from fuser import dispatch
 from fuser.codegen import KernelSource
 from fuser.compiler import emit_source, register
 from fuser.errors import FuserError
@@ -78,7 +78,7 @@ def debug_get_fused_kernel_code(group: FusionGroup, inputs: Sequence[Any], devic
 
 def debug_launch_graph(group: FusionGroup, inputs: Sequence[Any]) -> list[torch.Tensor]:
     """Register a group, compile it for these inputs and run it, without keeping a key; returns the outputs."""
-    return executor.run(register(group), group.fill_inputs(inputs))
+    return dispatch.run(register(group), group.fill_inputs(inputs))
 
 
 def explain(target: Any, *args: Any) -> Explanation:

@@ -121,8 +121,7 @@ class HandWritten:
     """
 
     functor: Functor
-    # Which tensors it takes: places among the forward functor's arguments in the order of the declaration, and after
-    # them among its outputs.
+    # Which tensors it takes: places among the forward functor's tensors, and after them among its outputs.
     saved: tuple[int, ...]
 
     def to_json(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fuser import compiler, executor, planner
+from fuser import compiler, dispatch, executor, planner
 from fuser.errors import GroupError
 from fuser.graph import FusionGroup
 from fuser.kernel_cache import compiled_kernel_count
@@ -65,7 +65,7 @@ def run_fusion(key: int, inputs: Sequence[Any]) -> list[torch.Tensor]:
     replayed = launcher.launch(filled, None, None)
     if replayed is not None:
         return [replayed] if isinstance(replayed, torch.Tensor) else list(replayed)
-    return executor.run_and_record(spec, filled, launcher, filled)
+    return dispatch.run_and_record(spec, filled, launcher, filled)
 
 
 def autotune(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> TuningReport:

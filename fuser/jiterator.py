@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ import torch
 from fuser.compiler import dump, register
 from fuser.config import config
 from fuser.errors import ArgumentError
-from fuser.executor import run_and_record, split_inputs, warm_up
+from fuser.dispatch import run_and_record
+from fuser.executor import split_inputs, warm_up
 from fuser.functor import Functor, parse_functor
-from fuser.graph import Function, FusionGroup, GroupBuilder
+from fuser.graph import Function, FusionGroup, GroupBuilder, HandWritten
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Replayer, called_in_c
 
@@ -57,6 +59,7 @@ def jit_fn(
     scalars: Mapping[str, Number] | Sequence[str] = (),
     out_dtypes: torch.dtype | Sequence[torch.dtype | None] | None = None,
     fallback: Callable[..., Any] | None = None,
+    backward: JitFunction | None = None,
 ) -> JitFunction:
     """Create a function from a functor text.
 
@@ -67,10 +70,15 @@ def jit_fn(
             give them. Scalars are run-time arguments: a new value compiles nothing.
         out_dtypes: dtype of the output, or one per output; None stands for the inputs' common dtype.
         fallback: the same computation in eager torch, called with the tensors and the scalars by name. It serves
-            where a kernel cannot: without a compiler, on other devices, and when an input requires grad.
+            where a kernel cannot: without a compiler, or on other devices. Without it the eager version, too, is
+            derived from the text.
+        backward: the derivative, where it is not to be derived from the text: a functor that takes the tensors, then
+            the gradient of every output, and has one output per tensor, its gradient. ``differentiable`` can say what
+            else it takes.
 
     Raises:
         FunctorError: the text has no entry, another number of outputs, or a scalar names no parameter.
+        ArgumentError: ``backward`` takes or makes another number of tensors, or has scalars of its own.
     """
     defaults = dict(scalars) if isinstance(scalars, Mapping) else {}
     functor = parse_functor(code_string, tuple(scalars), num_outputs)
@@ -82,7 +90,8 @@ def jit_fn(
         dtypes = (out_dtypes,) if isinstance(out_dtypes, torch.dtype) else tuple(out_dtypes)
         if len(dtypes) != num_outputs:
             raise ArgumentError(f"{functor.entry}: {len(dtypes)} out_dtypes for {num_outputs} outputs")
-    return JitFunction(Function(functor, out_dtypes=dtypes, fallback=fallback), defaults)
+    function = JitFunction(Function(functor, out_dtypes=dtypes, fallback=fallback), defaults)
+    return function if backward is None else function.with_backward(backward)
 
 
 @called_in_c
@@ -197,11 +206,38 @@ class JitFunction(Replayer):
         where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         warm_up(self.spec(count), [*sample, *scalars], where, allow_fallback=False)
 
+    def with_backward(
+        self, backward: JitFunction, saved: Sequence[int] | None = None, count: int | None = None
+    ) -> JitFunction:
+        """Return this function with a derivative of the user's; see ``fuser.differentiable``.
+
+        Args:
+            backward: takes the saved tensors, then the gradient of every output; its outputs are gradients.
+            saved: places of the tensors it takes, among this function's tensors and, after them, its outputs; None: all
+                tensors.
+            count: how many of the first tensors it makes gradients of; None: all.
+
+        Raises:
+            ArgumentError: it takes or makes another number of tensors, or has a scalar that this function has not.
+        """
+        functor, theirs = self.function.functor, backward.function.functor
+        tensors = len(functor.tensors)
+        saved = range(tensors) if saved is None else saved
+        wanted = len(saved) + functor.num_outputs, tensors if count is None else count
+        if (len(theirs.tensors), theirs.num_outputs) != wanted or wanted[1] > tensors:
+            raise ArgumentError(
+                f"{theirs.entry}, the backward functor of {functor.entry}, takes {len(theirs.tensors)} tensors and has "
+                f"{theirs.num_outputs} outputs; expected {wanted[0]} ({len(saved)} saved, {functor.num_outputs} "
+                f"gradients) and {wanted[1]}"
+            )
+        unknown = [name for name in backward.scalar_names if name not in self.scalar_names]
+        if unknown:
+            raise ArgumentError(f"{theirs.entry} has the scalar {unknown[0]!r}, which {functor.entry} has not")
+        hand_written = HandWritten(theirs, tuple(saved))
+        return JitFunction(replace(self.function, backward=hand_written), self.defaults)
+
     def _call_operator(self, tensors: tuple[Any, ...], out: Any, scalars: dict[str, Any]) -> Any:
         # Traced by Dynamo: one call of the operator, so that the graph does not break.
-        needs_grad = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in tensors)
-        if needs_grad and out is None and self.function.fallback is not None:
-            return self.function.fallback(*tensors, **{**self.defaults, **scalars})
         values = [*tensors, *(scalars[name] if name in scalars else self.defaults[name] for name in self.scalar_names)]
         results = torch.ops.fuser.run(self._key(len(tensors)), *split_inputs(values))
         if out is not None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from test_layout import views
 
 from fuser.compiler import register
-from fuser.executor import run
+from fuser.dispatch import run
 from fuser.graph import Application, Function, FusionGroup, GroupBuilder
 from fuser.kernel_spec import MAX_OUTPUTS
 from fuser.ops import OPS, cast_function

@@ -54,7 +54,7 @@ def make(kind: str, text: str = AXPY, outputs: int = 1, **scalars: Any) -> Calla
         if torch.overrides.has_torch_function(tensors):
             return function.call_anew(*tensors, out=out, **values)
         inputs = [*tensors, *function.bind_scalars(values).values()]
-        results = fuser.executor.run_and_record(function.spec(len(tensors)), inputs, python, tensors, values, out)
+        results = fuser.dispatch.run_and_record(function.spec(len(tensors)), inputs, python, tensors, values, out)
         return results[0] if len(results) == 1 else tuple(results)
 
     call.launcher = python  # type: ignore[attr-defined]
@@ -415,7 +415,7 @@ def test_run_fusion_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(second, x + 1.5)
     # Constants that the call leaves out are part of the record: no plan is looked up.
     with monkeypatch.context() as patch:
-        patch.setattr(fuser.executor, "_run_planned", None)
+        patch.setattr(fuser.dispatch, "run_planned", None)
         assert torch.equal(fuser.run_fusion(key, [x])[1], x + 1.5)
 
 

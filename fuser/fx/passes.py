@@ -12,7 +12,8 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fuser.compiler import register
 from fuser.config import config
-from fuser.executor import run_and_record, split_inputs, warm_up
+from fuser.dispatch import run_and_record
+from fuser.executor import split_inputs, warm_up
 from fuser.fx.partition import Partition, bind_group, bind_node, partition
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.jiterator import JitFunction

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuser.executor import run_and_record
+from fuser.dispatch import run_and_record
 from fuser.fx.partition import IS_NUMBER
 from fuser.fx.passes import FusionModule, FusionPass, warm_up_graph
 from fuser.graph import FusionGroup

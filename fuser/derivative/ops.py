@@ -1,0 +1,1 @@
+def op_backward(name, wanted): return None

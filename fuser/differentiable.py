@@ -1,0 +1,176 @@
+"""``fuser.differentiable``: a forward function and a backward function, both the user's, as one differentiable function."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fuser.errors import ArgumentError
+from fuser.jiterator import JitFunction
+
+__all__ = ["DifferentiableFunction", "differentiable"]
+
+Saved = Sequence[int | str] | Callable[..., Any]
+
+
+def differentiable(
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    *,
+    save_for_backward: Saved | None = None,
+    num_grad_inputs: int | None = None,
+) -> JitFunction | DifferentiableFunction:
+    """Give a function a derivative of your own, where the one derived from its text is not what you want.
+
+    ``backward`` is called with the saved tensors, then the gradient of every output (zeros for an output that has
+    none), and by name those of the forward call's scalars that it has, too. It returns one gradient per input.
+
+    Args:
+        forward: a functor, a fused function, or any function of tensors.
+        backward: likewise. If both are functors, the pair fuses with its neighbours, forward and backward.
+        save_for_backward: which tensors ``backward`` takes: names of the forward functor's parameters and ``"out"``
+            (``"out0"``, ``"out1"``, ...); or places among the inputs and, after them, the outputs; or a function of
+            (inputs, outputs), two tuples, that returns some of them. None: all inputs.
+        num_grad_inputs: how many of the first inputs have a gradient; None: all.
+
+    Returns:
+        A function that is called as ``forward`` is.
+
+    Raises:
+        ArgumentError: the functors do not fit together, or a name or place is unknown.
+    """
+    if isinstance(forward, JitFunction) and isinstance(backward, JitFunction):
+        functor = forward.function.functor
+        names = [parameter.name for parameter in functor.tensors]
+        return forward.with_backward(
+            backward, _find_places(save_for_backward, names, functor.num_outputs), num_grad_inputs
+        )
+    return DifferentiableFunction(forward, backward, save_for_backward, num_grad_inputs)
+
+
+class DifferentiableFunction:
+    """What ``differentiable`` makes of two functions that are not both functors. Threads may share it."""
+
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        backward: Callable[..., Any],
+        save_for_backward: Saved | None,
+        num_grad_inputs: int | None,
+    ) -> None:
+        self.forward = forward
+        self.backward = backward
+        self.num_grad_inputs = num_grad_inputs
+        self._saved = save_for_backward
+        # torch.fx writes calls by these names.
+        functools.update_wrapper(self, forward)
+        self.__name__ = self.__qualname__ = getattr(forward, "__name__", "forward")
+        self.__module__ = "fuser.functors"
+
+    def __call__(self, *inputs: Any, **scalars: Any) -> Any:
+        """Run the forward function; its result is differentiated by the backward function."""
+        if torch.overrides.has_torch_function(inputs):
+            return torch.overrides.handle_torch_function(self, inputs, *inputs, **scalars)
+        results = _HandWritten.apply(self, scalars, *inputs)  # type: ignore[no-untyped-call]
+        return results[0] if len(results) == 1 else results
+
+    def find_places(self, inputs: int, outputs: int) -> tuple[int, ...]:
+        """Return the places of the saved tensors among so many inputs and outputs."""
+        return _find_places(self._saved, _parameter_names(self.forward)[:inputs], outputs)
+
+    def __repr__(self) -> str:
+        return f"<fuser.differentiable {self.__name__}>"
+
+
+class _HandWritten(torch.autograd.Function):
+    """``apply(function, scalars, *inputs)``."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(function: DifferentiableFunction, scalars: Mapping[str, Any], *inputs: Any) -> tuple[torch.Tensor, ...]:
+        results = function.forward(*inputs, **scalars)
+        return (results,) if isinstance(results, torch.Tensor) else tuple(results)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        ctx.function, ctx.scalars, *values = inputs
+        ctx.input_count = len(values)
+        ctx.shapes = [item.shape if isinstance(item, torch.Tensor) else None for item in values]
+        places = ctx.function.find_places(len(values), len(output))
+        ctx.save_for_backward(*[[*values, *output][place] for place in places])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        taken = _scalar_names(ctx.function.backward)
+        scalars = {name: value for name, value in ctx.scalars.items() if taken is None or name in taken}
+        made = ctx.function.backward(*ctx.saved_tensors, *grads, **scalars)
+        gradients = [made] if made is None or isinstance(made, torch.Tensor) else list(made)
+        count = ctx.function.num_grad_inputs
+        expected = ctx.input_count if count is None else count
+        if len(gradients) != expected:
+            name = ctx.function.__name__
+            raise ArgumentError(f"the backward function of {name} returned {len(gradients)} gradients, not {expected}")
+        gradients += [None] * (ctx.input_count - expected)
+        return None, None, *map(_sum_to, gradients, ctx.shapes)
+
+
+def _sum_to(gradient: torch.Tensor | None, shape: torch.Size | None) -> torch.Tensor | None:
+    # An input that was broadcast has the sum.
+    return gradient if gradient is None or shape is None else gradient.sum_to_size(shape)
+
+
+def _find_places(saved: Saved | None, names: Sequence[str], outputs: int) -> tuple[int, ...]:
+    count = len(names)
+    if saved is None:
+        return tuple(range(count))
+    if callable(saved):
+        places = [_Place(number) for number in range(count + outputs)]
+        chosen = list(_flatten(saved(tuple(places[:count]), tuple(places[count:]))))
+        if not all(isinstance(item, _Place) for item in chosen):
+            raise ArgumentError("save_for_backward must return some of the inputs and outputs it is given")
+        return tuple(item.number for item in chosen)
+    known = {name: place for place, name in enumerate(names)}
+    known |= {f"out{place}": count + place for place in range(outputs)} | {"out": count}
+    found = []
+    for item in [saved] if isinstance(saved, str) else saved:
+        place = known.get(item, -1) if isinstance(item, str) else item
+        if not 0 <= place < count + outputs:
+            raise ArgumentError(f"save_for_backward: there is no {item!r} among {', '.join(known)}")
+        found.append(place)
+    return tuple(found)
+
+
+class _Place:
+    """Stands for an input or output while ``save_for_backward`` chooses."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def _flatten(items: Any) -> Iterator[Any]:
+    if isinstance(items, tuple | list):
+        for item in items:
+            yield from _flatten(item)
+    else:
+        yield items
+
+
+def _parameter_names(function: Callable[..., Any]) -> list[str]:
+    if isinstance(function, JitFunction):
+        return [parameter.name for parameter in function.function.functor.tensors]
+    return list(inspect.signature(function).parameters)
+
+
+def _scalar_names(function: Callable[..., Any]) -> tuple[str, ...] | None:
+    # None: takes any.
+    if isinstance(function, JitFunction):
+        return function.scalar_names
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return None
+    return tuple(parameters)
