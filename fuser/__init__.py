@@ -5,6 +5,7 @@ from fuser._version import __version__
 from fuser.config import config
 from fuser.counters import reset_stats, stats
 from fuser.debug import debug_get_fused_kernel_code, debug_launch_graph, explain
+from fuser.differentiable import differentiable
 from fuser.fx.trace import FusedFunction, fuse
 from fuser.graph import Application, Function, FusionGroup, GroupBuilder, Input
 from fuser.interface import (
@@ -36,6 +37,7 @@ __all__ = [
     "create_multi_output_jit_fn",
     "debug_get_fused_kernel_code",
     "debug_launch_graph",
+    "differentiable",
     "errors",
     "explain",
     "fuse",

@@ -40,6 +40,8 @@ static PyObject *tensor_type, *parameter_type;
 // Python callables: length of the stack of torch function modes, whether grad mode is on, torch's number of threads,
 // and what tells autograd that tensors were written to.
 static PyObject *function_modes, *grad_enabled, *thread_count, *increment_version;
+// The namespace of torch.autograd.forward_ad, and the name in it that says how deep in dual levels we are.
+static PyObject *forward_ad, *level_name;
 // The CUDA driver's functions, once a CUDA kernel has been loaded.
 static int (*driver_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
                             void **, void **);
@@ -90,6 +92,8 @@ typedef struct {
   uint64_t *words;
   // torch's own comparison of everything about the tensors, and of the modes that are on. It takes each tensor once.
   PyObject *check;
+  // What is called with the inputs in place of allocating and launching, in grad mode only; NULL for most records.
+  PyObject *through;
   int needs_no_grad, device, is_cuda;
   int result_count, allocation_count, step_count;
   Allocation *allocations;
@@ -99,15 +103,20 @@ typedef struct {
 } Record;
 
 typedef struct {
+  Record *last;
+  Record **records;
+  int size;
+} Table;
+
+typedef struct {
   PyObject_HEAD
   // Names and default values of the scalars that follow the tensors. With an order, the inputs are places among the
   // arguments, or -1 - k for the k-th default.
   PyObject *names, *defaults;
   int *order;
   int order_count;
-  Record *last;
-  Record **table;
-  int table_size;
+  // Records that launch, and records that call something: a call may fit one of each, by its tensors' requires_grad.
+  Table launching, calling;
 } Launcher;
 
 static void release(Record *record) {
@@ -125,6 +134,7 @@ static void release(Record *record) {
   PyMem_Free(record->steps);
   PyMem_Free(record->words);
   Py_XDECREF(record->check);
+  Py_XDECREF(record->through);
   Py_XDECREF(record->kernels);
   PyMem_Free(record);
 }
@@ -229,14 +239,14 @@ static int is_like(const Record *record, const Call *call) {
 }
 
 // The record of a call's signature, or NULL.
-static Record *find(Launcher *self, const Call *call) {
-  if (is_like(self->last, call)) return self->last;
-  if (!self->table_size) return NULL;
-  Record *found = self->table[hash_words(call) & (self->table_size - 1)];
+static Record *find(Table *table, const Call *call) {
+  if (is_like(table->last, call)) return table->last;
+  if (!table->size) return NULL;
+  Record *found = table->records[hash_words(call) & (table->size - 1)];
   if (!is_like(found, call)) return NULL;
   ++found->references;
-  release(self->last);
-  return self->last = found;
+  release(table->last);
+  return table->last = found;
 }
 
 static int is_zero(PyObject *callable) {
@@ -247,10 +257,18 @@ static int is_zero(PyObject *callable) {
   return zero;
 }
 
+// Whether there is no level of forward-mode differentiation, in which tensors may carry tangents.
+static int is_forward_ad_off(void) {
+  PyObject *level = PyDict_GetItemWithError(forward_ad, level_name);
+  if (level) return PyLong_AsLong(level) == -1;
+  return PyErr_Clear(), 0;
+}
+
 // torch's comparison of the tensors: type, dispatch keys with those of the active modes, requires_grad, layout.
 static int passes_check(const Launcher *self, const Record *record, const Call *call, PyObject *tensors) {
-  if (!is_zero(function_modes)) return 0;
+  if (!is_zero(function_modes) || !is_forward_ad_off()) return 0;
   if (record->needs_no_grad && !is_zero(grad_enabled)) return 0;
+  if (record->through && is_zero(grad_enabled)) return 0;
   PyObject *arguments;
   if (call->distinct_count == call->item_count && call->item_count == PyTuple_Size(tensors) && !self->order) {
     arguments = Py_NewRef(tensors);
@@ -420,21 +438,40 @@ done:
   return result;
 }
 
-// Replay a call if there is a record like it; None if not. ``scalars`` may be NULL, and may hold ``out`` as well.
-static PyObject *launch(Launcher *self, PyObject *tensors, PyObject *scalars, PyObject *out) {
-  Call call;
-  if (!self->last || !describe_call(&call, self, tensors, scalars, out)) Py_RETURN_NONE;
-  Record *record = find(self, &call);
+// Call what a record says with the call's inputs, in order.
+static PyObject *call_through(const Record *record, const Call *call) {
+  PyObject *inputs = PyTuple_New(call->input_count);
+  if (!inputs) return NULL;
+  for (int i = 0; i < call->input_count; ++i) PyTuple_SetItem(inputs, i, Py_NewRef(call->items[i]));
+  PyObject *result = PyObject_Call(record->through, inputs, NULL);
+  Py_DECREF(inputs);
+  return result;
+}
+
+// Replay a call if one of two kinds of records is like it; None if not.
+static PyObject *launch_from(Launcher *self, Table *table, const Call *call, PyObject *tensors, PyObject *out) {
+  Record *record = find(table, call);
   if (!record) Py_RETURN_NONE;
   // Another thread may replace the record while Python code runs.
   ++record->references;
   PyObject *result = NULL;
-  if (passes_check(self, record, &call, tensors) && (out == Py_None || outputs_are_apart(&call)))
-    result = replay(record, &call, out);
-  else
+  if (!passes_check(self, record, call, tensors) || (out != Py_None && !outputs_are_apart(call)))
     result = Py_NewRef(Py_None);
+  else
+    result = record->through ? call_through(record, call) : replay(record, call, out);
   release(record);
   return result;
+}
+
+// Replay a call if there is a record like it; None if not. ``scalars`` may be NULL, and may hold ``out`` as well.
+static PyObject *launch(Launcher *self, PyObject *tensors, PyObject *scalars, PyObject *out) {
+  Call call;
+  if ((!self->launching.last && !self->calling.last) || !describe_call(&call, self, tensors, scalars, out))
+    Py_RETURN_NONE;
+  PyObject *result = launch_from(self, &self->launching, &call, tensors, out);
+  if (result != Py_None || !self->calling.last) return result;
+  Py_DECREF(result);
+  return launch_from(self, &self->calling, &call, tensors, out);
 }
 
 static PyObject *launcher_launch(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
@@ -501,27 +538,27 @@ static int read_step(Step *step, PyObject *tuple, int value_count) {
   return PyErr_SetString(PyExc_ValueError, "a step's fields do not fit its arguments"), 0;
 }
 
-static int grow(Launcher *self, int size) {
-  Record **table = PyMem_Calloc(size, sizeof(Record *));
-  if (!table) return PyErr_NoMemory(), 0;
-  for (int i = 0; i < self->table_size; ++i) {
-    Record *record = self->table[i];
-    if (record) table[record->hash & (size - 1)] = record;
+static int grow(Table *table, int size) {
+  Record **records = PyMem_Calloc(size, sizeof(Record *));
+  if (!records) return PyErr_NoMemory(), 0;
+  for (int i = 0; i < table->size; ++i) {
+    Record *record = table->records[i];
+    if (record) records[record->hash & (size - 1)] = record;
   }
-  PyMem_Free(self->table);
-  self->table = table;
-  self->table_size = size;
+  PyMem_Free(table->records);
+  table->records = records;
+  table->size = size;
   return 1;
 }
 
 // Keep a record in its place in the table; a table that is too small for two records grows up to its bound.
-static int keep(Launcher *self, Record *record) {
-  if (!self->table_size && !grow(self, 1)) return 0;
+static int keep(Table *table, Record *record) {
+  if (!table->size && !grow(table, 1)) return 0;
   for (;;) {
-    Record **place = &self->table[record->hash & (self->table_size - 1)];
+    Record **place = &table->records[record->hash & (table->size - 1)];
     const int is_taken = *place && (*place)->generation == generation && (*place)->hash != record->hash;
-    if (is_taken && self->table_size < MAX_TABLE) {
-      if (!grow(self, self->table_size * 2)) return 0;
+    if (is_taken && table->size < MAX_TABLE) {
+      if (!grow(table, table->size * 2)) return 0;
       continue;
     }
     release(*place);
@@ -530,17 +567,24 @@ static int keep(Launcher *self, Record *record) {
   }
   // One for the table, one for the last.
   record->references += 2;
-  release(self->last);
-  self->last = record;
+  release(table->last);
+  table->last = record;
   return 1;
+}
+
+static void clear(Table *table) {
+  release(table->last);
+  for (int i = 0; i < table->size; ++i) release(table->records[i]);
+  PyMem_Free(table->records);
 }
 
 static PyObject *launcher_add(PyObject *object, PyObject *arguments) {
   Launcher *self = (Launcher *)object;
-  PyObject *tensors, *scalars, *out, *check, *allocations, *steps, *kernels;
+  PyObject *tensors, *scalars, *out, *recorded, *check, *allocations, *steps, *kernels, *through;
   int results, device, is_cuda, needs_no_grad;
-  if (!PyArg_ParseTuple(arguments, "O!OOOpO!iO!ipO", &PyTuple_Type, &tensors, &scalars, &out, &check, &needs_no_grad,
-                        &PyTuple_Type, &allocations, &results, &PyTuple_Type, &steps, &device, &is_cuda, &kernels))
+  if (!PyArg_ParseTuple(arguments, "O!OOO!", &PyTuple_Type, &tensors, &scalars, &out, &PyTuple_Type, &recorded) ||
+      !PyArg_ParseTuple(recorded, "OpO!iO!ipOO", &check, &needs_no_grad, &PyTuple_Type, &allocations, &results,
+                        &PyTuple_Type, &steps, &device, &is_cuda, &kernels, &through))
     return NULL;
   Call call;
   const int allocation_count = (int)PyTuple_Size(allocations), step_count = (int)PyTuple_Size(steps);
@@ -555,6 +599,7 @@ static PyObject *launcher_add(PyObject *object, PyObject *arguments) {
   record->hash = hash_words(&call);
   record->check = Py_NewRef(check);
   record->kernels = Py_NewRef(kernels);
+  record->through = through == Py_None ? NULL : Py_NewRef(through);
   record->needs_no_grad = needs_no_grad;
   record->device = device;
   record->is_cuda = is_cuda;
@@ -580,7 +625,7 @@ static PyObject *launcher_add(PyObject *object, PyObject *arguments) {
     record->step_count = i + 1;
     is_made = read_step(&record->steps[i], PyTuple_GetItem(steps, i), call.item_count + allocation_count);
   }
-  is_made = is_made && keep(self, record);
+  is_made = is_made && keep(record->through ? &self->calling : &self->launching, record);
   release(record);
   return is_made ? Py_NewRef(Py_True) : NULL;
 }
@@ -623,9 +668,8 @@ static int launcher_init(PyObject *object, PyObject *arguments, PyObject *keywor
 static void launcher_dealloc(PyObject *object) {
   Launcher *self = (Launcher *)object;
   PyTypeObject *type = Py_TYPE(object);
-  release(self->last);
-  for (int i = 0; i < self->table_size; ++i) release(self->table[i]);
-  PyMem_Free(self->table);
+  clear(&self->launching);
+  clear(&self->calling);
   PyMem_Free(self->order);
   Py_XDECREF(self->names);
   Py_XDECREF(self->defaults);
@@ -651,17 +695,17 @@ static PyType_Spec launcher_spec = {"fuser._launcher.Launcher", sizeof(Launcher)
                                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, launcher_slots};
 
 static PyObject *set_torch(PyObject *module, PyObject *arguments) {
-  PyObject *capsule, *found[6];
-  if (!PyArg_ParseTuple(arguments, "OOOOOOO", &capsule, &found[0], &found[1], &found[2], &found[3], &found[4],
-                        &found[5]))
+  PyObject *capsule, *found[7];
+  if (!PyArg_ParseTuple(arguments, "OOOOOOOO!", &capsule, &found[0], &found[1], &found[2], &found[3], &found[4],
+                        &found[5], &PyDict_Type, &found[6]))
     return NULL;
   const ExchangeApi *table = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
   if (!table) return NULL;
   if (table->version.major != 1)
     return PyErr_Format(PyExc_ImportError, "DLPack %u is not version 1", table->version.major), NULL;
   PyObject **places[] = {&tensor_type, &parameter_type, &function_modes, &grad_enabled, &thread_count,
-                         &increment_version};
-  for (int i = 0; i < 6; ++i) {
+                         &increment_version, &forward_ad};
+  for (int i = 0; i < 7; ++i) {
     PyObject *before = *places[i];
     *places[i] = Py_NewRef(found[i]);
     Py_XDECREF(before);
@@ -711,7 +755,8 @@ static struct PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, "fuser._la
 PyMODINIT_FUNC PyInit__launcher(void) {
   out_name = PyUnicode_InternFromString("out");
   anew_name = PyUnicode_InternFromString("call_anew");
-  if (!out_name || !anew_name) return NULL;
+  level_name = PyUnicode_InternFromString("_current_level");
+  if (!out_name || !anew_name || !level_name) return NULL;
   PyObject *module = PyModule_Create(&module_definition);
   PyObject *type = module ? PyType_FromSpec(&launcher_spec) : NULL;
   if (!type || PyModule_AddObjectRef(module, "Launcher", type)) {

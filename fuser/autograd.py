@@ -7,7 +7,9 @@ Every derived group goes through ``run`` again, so that derivatives of any order
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -23,9 +25,9 @@ from fuser.dtypes import Rank
 from fuser.errors import DataDependentError, GradientError, NotDifferentiableError, UntranslatableError
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec, Typing, infer_layouts, infer_typing
-from fuser.launcher import Replayer, record_call
+from fuser.launcher import Launcher, Replayer, record_call, record_through
 
-__all__ = ["run"]
+__all__ = ["run", "run_and_record"]
 
 # How a group is differentiated, by everything that decides it.
 _cases: Lru[Case] = Lru()
@@ -41,9 +43,25 @@ def run(spec: KernelSpec, inputs: Sequence[Any]) -> list[torch.Tensor]:
     Raises:
         GradientError: an input requires grad and the group has no derivative.
     """
+    return run_and_record(spec, inputs, None, ())
+
+
+def run_and_record(
+    spec: KernelSpec,
+    inputs: Sequence[Any],
+    launcher: Launcher | None,
+    tensors: tuple[Any, ...],
+    scalars: Mapping[str, Any] | None = None,
+) -> list[torch.Tensor]:
+    """As ``run``, for a call that ``launcher`` did not know, to be recorded there."""
     case = find_case(spec, inputs)
-    results: tuple[torch.Tensor, ...] = _Run.apply(case, *inputs)  # type: ignore[no-untyped-call]
-    return list(results[: case.output_count])
+    if _is_transformed():
+        results: tuple[torch.Tensor, ...] = _Transformed.apply(case, *inputs)  # type: ignore[no-untyped-call]
+        return list(results[: case.output_count])
+    if launcher is not None and not case.follows_default_dtype:
+        record_through(launcher, case, inputs, tensors, scalars)
+    value = case(*inputs)
+    return [value] if isinstance(value, torch.Tensor) else list(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +72,22 @@ class Pass:
     derived: DerivedGroup
     launcher: Replayer = field(default_factory=lambda: Replayer((), ()))
 
+    def run(
+        self, derivatives: Sequence[Any], values: Mapping[int, Any]
+    ) -> list[torch.Tensor] | tuple[torch.Tensor, ...]:
+        """Return the derivatives, differentiable in turn where somebody differentiates this formula."""
+        items = tuple(
+            [derivatives[place] if is_derivative else values[place] for is_derivative, place in self.derived.sources]
+        )
+        replayed = self.launcher.launch(items, None, None)
+        if replayed is not None:
+            return (replayed,) if isinstance(replayed, torch.Tensor) else replayed
+        return _call(self.spec, self.launcher, items)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """How a group is differentiated for inputs of certain dtypes."""
+    """How a group is differentiated for inputs of certain dtypes; called with them, it is differentiable."""
 
     # The group, with what the backward pass wants to have saved as further outputs.
     spec: KernelSpec
@@ -65,15 +95,27 @@ class Case:
     output_count: int
     # Inputs whose gradients are asked for.
     wanted: tuple[int, ...]
-    # Values of the group that the backward pass is given.
+    # Device of each input, None for numbers.
+    devices: tuple[torch.device | None, ...]
+    # Values of the group that the backward pass is given beside inputs.
     kept: tuple[int, ...]
+    # Inputs that the backward pass reads.
+    read: tuple[int, ...]
     # Places of the outputs that have no derivative because their dtype is integral.
     constant_outputs: tuple[int, ...]
     # Why there is no derivative as a group; None where there is one.
     error: GradientError | UntranslatableError | None
+    # Whether another torch.get_default_dtype() would change it.
+    follows_default_dtype: bool
     launcher: Replayer = field(default_factory=lambda: Replayer((), ()))
     # By places of the gradients that come in (by inputs that have tangents).
     _passes: dict[tuple[bool, tuple[int, ...]], Pass | None] = field(default_factory=dict)
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the group under autograd; return a tensor, or a tuple of tensors for several outputs."""
+        # torch.autograd.Function.apply serves transforms, too, and takes its time for it.
+        results = _apply(self, *inputs)
+        return results[0] if self.output_count == 1 else results[: self.output_count]
 
     @property
     def through_eager(self) -> bool:
@@ -82,20 +124,23 @@ class Case:
 
     def backward(self, places: tuple[int, ...]) -> Pass | None:
         """Return the pass that takes the gradients of these outputs; None if it would make zeros only."""
-        build = partial(build_backward, self.spec.group, self.typing, self.wanted, places, self.kept)
-        return self._find((True, places), build)
+        key = (True, places)
+        if key not in self._passes:
+            self._add(key, partial(build_backward, self.spec.group, self.typing, self.wanted, places, self.kept))
+        return self._passes[key]
 
     def tangents(self, inputs: tuple[int, ...]) -> Pass | None:
         """Return the pass that takes the tangents of these inputs."""
-        return self._find((False, inputs), partial(build_tangents, self.spec.group, self.typing, inputs))
+        key = (False, inputs)
+        if key not in self._passes:
+            self._add(key, partial(build_tangents, self.spec.group, self.typing, inputs))
+        return self._passes[key]
 
-    def _find(self, key: tuple[bool, tuple[int, ...]], build: Callable[[], DerivedGroup | None]) -> Pass | None:
+    def _add(self, key: tuple[bool, tuple[int, ...]], build: Callable[[], DerivedGroup | None]) -> None:
         if self.error is not None:
             raise self.error
-        if key not in self._passes:
-            derived = build()
-            self._passes[key] = Pass(register(derived.group), derived) if derived else None
-        return self._passes[key]
+        derived = build()
+        self._passes[key] = Pass(register(derived.group), derived) if derived else None
 
 
 def find_case(spec: KernelSpec, inputs: Sequence[Any], *, saves_results: bool = True) -> Case:
@@ -105,7 +150,7 @@ def find_case(spec: KernelSpec, inputs: Sequence[Any], *, saves_results: bool = 
         GradientError: an input requires grad and the group has no derivative.
     """
     # A transform of torch.func may ask for any gradient, or for none.
-    is_transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    is_transformed = _is_transformed()
     wanted = tuple(
         place
         for place, item in enumerate(inputs)
@@ -114,12 +159,11 @@ def find_case(spec: KernelSpec, inputs: Sequence[Any], *, saves_results: bool = 
         and (item.is_floating_point() or item.is_complex())
     )
     described = [_describe(item) for item in inputs]
-    default_dtype = torch.get_default_dtype()
-    signature = [(item.kind, item.dtype, not item.shape, item.device) for item in described]
-    key = hash((spec.key, wanted, tuple(signature), default_dtype, saves_results))
+    signature = tuple((item.kind, item.dtype, not item.shape, item.device) for item in described)
+    key = (spec.key, wanted, signature, torch.get_default_dtype(), saves_results)
     case = _cases.get(key)
     if case is None:
-        case = _make_case(spec, described, wanted, default_dtype, saves_results=saves_results)
+        case = _make_case(spec, described, wanted, saves_results=saves_results)
         _cases.put(key, case, config.max_plans)
     if case.error is not None and not is_transformed and not case.through_eager:
         raise case.error
@@ -127,18 +171,14 @@ def find_case(spec: KernelSpec, inputs: Sequence[Any], *, saves_results: bool = 
 
 
 def _make_case(
-    spec: KernelSpec,
-    described: list[planner.Bound],
-    wanted: tuple[int, ...],
-    default_dtype: torch.dtype,
-    *,
-    saves_results: bool,
+    spec: KernelSpec, described: list[planner.Bound], wanted: tuple[int, ...], *, saves_results: bool
 ) -> Case:
     group, count = spec.group, len(spec.group.outputs)
-    device = planner.common_device(spec, described)
-    specs = planner.input_specs(described, device)
+    default_dtype = torch.get_default_dtype()
+    specs = planner.input_specs(described, planner.common_device(spec, described))
     typing = infer_typing(group, specs, default_dtype)
     kept: frozenset[int] = frozenset()
+    read: tuple[int, ...] = tuple(range(len(described)))
     error: GradientError | UntranslatableError | None = None
     try:
         _check_outputs(spec, typing, wanted)
@@ -146,25 +186,55 @@ def _make_case(
         if derived is not None and saves_results:
             layouts = infer_layouts(group, planner.value_layouts(described))
             sizes = [
-                0 if layout.is_number else typing.values[value].itemsize * _count(layout.shape)
+                0 if layout.is_number else typing.values[value].itemsize * math.prod(layout.shape)
                 for value, layout in enumerate(layouts)
             ]
             kept = choose_saved(group, derived.read, sizes.__getitem__)
+            if kept:
+                more = [value for value in sorted(kept) if value not in group.outputs]
+                places = [[*group.outputs, *more].index(value) for value in sorted(kept)]
+                spec = register(replace(group, outputs=(*group.outputs, *more), _key=[]))
+                typing = infer_typing(spec.group, specs, default_dtype)
+                kept = frozenset(spec.group.outputs[place] for place in places)
+                derived = build_backward(spec.group, typing, wanted, range(count), kept)
+        values = {item.place for item in derived.sources if not item.is_derivative} if derived else set[int]()
+        read = tuple(sorted(value for value in values if value < len(described)))
     except (GradientError, UntranslatableError) as problem:
         error = problem
-    if kept:
-        more = [value for value in sorted(kept) if value not in group.outputs]
-        places = [[*group.outputs, *more].index(value) for value in sorted(kept)]
-        spec = register(replace(group, outputs=(*group.outputs, *more), _key=[]))
-        typing = infer_typing(spec.group, specs, default_dtype)
-        kept = frozenset(spec.group.outputs[place] for place in places)
     continuous = find_differentiable(spec.group, typing, wanted)
-    constant = tuple(place for place, value in enumerate(spec.group.outputs) if value not in continuous)
-    return Case(spec, typing, count, wanted, tuple(sorted(kept)), constant, error)
+    return Case(
+        spec=spec,
+        typing=typing,
+        output_count=count,
+        wanted=wanted,
+        devices=tuple(item.device for item in described),
+        kept=tuple(sorted(kept)),
+        read=read,
+        constant_outputs=tuple(place for place, value in enumerate(spec.group.outputs) if value not in continuous),
+        error=error,
+        follows_default_dtype=planner.follows_default_dtype(spec, specs),
+    )
 
 
-class _Run(torch.autograd.Function):
+class _Recorded(torch.autograd.Function):
     """``apply(case, *inputs)`` returns the outputs, and after them what the backward pass wants to have saved."""
+
+    @staticmethod
+    def forward(ctx: Any, case: Case, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        results = _run_below(case.spec, case.launcher, inputs)
+        _save(ctx, case, inputs, results, case.read)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return None, *_find_gradients(ctx, grads)
+
+
+_apply = super(torch.autograd.Function, _Recorded).apply
+
+
+class _Transformed(torch.autograd.Function):
+    """The same for torch.func's transforms and forward AD, which may ask for anything."""
 
     @staticmethod
     def forward(case: Case, *inputs: Any) -> tuple[torch.Tensor, ...]:
@@ -173,21 +243,15 @@ class _Run(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
         case, *values = inputs
-        ctx.case = case
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*[output[place] for place in case.constant_outputs])
-        ctx.values = _Values.of(case, values, output)
-        ctx.save_for_backward(*ctx.values.take_tensors())
-        if forward_ad._current_level >= 0:
-            ctx.save_for_forward(*ctx.saved_tensors)
+        ctx.save_for_forward(*_save(ctx, case, values, output, range(len(values))))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        return None, *_find_gradients(ctx.case, ctx.values, ctx.saved_tensors, grads)
+        return None, *_find_gradients(ctx, grads)
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Any) -> tuple[torch.Tensor | None, ...]:
-        return _find_tangents(ctx.case, ctx.values, ctx.saved_tensors, tangents)
+        return _find_tangents(ctx, tangents)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], case: Case, *inputs: Any) -> tuple[Any, Any]:
@@ -195,81 +259,79 @@ class _Run(torch.autograd.Function):
         return tuple(results), (0,) * len(results)
 
 
-@dataclass(slots=True)
-class _Values:
-    """What a backward pass knows of the forward pass, tensors apart (autograd keeps those)."""
-
-    # Shape and device of each input that is a tensor.
-    shapes: list[torch.Size | None]
-    devices: list[torch.device | None]
-    out_shapes: list[torch.Size]
-    # Numbers and, for a moment, tensors by value.
-    items: dict[int, Any]
-    tensors: tuple[int, ...] = ()
-
-    @staticmethod
-    def of(case: Case, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> _Values:
-        items = dict(enumerate(inputs))
-        items.update({case.spec.group.outputs[place]: item for place, item in enumerate(outputs)})
-        tensors = [item if isinstance(item, torch.Tensor) else None for item in inputs]
-        return _Values(
-            [item.shape if item is not None else None for item in tensors],
-            [item.device if item is not None else None for item in tensors],
-            [item.shape for item in outputs],
-            {value: item for value, item in items.items() if value < len(inputs) or value in case.kept},
-        )
-
-    def take_tensors(self) -> list[torch.Tensor]:
-        self.tensors = tuple(value for value, item in self.items.items() if isinstance(item, torch.Tensor))
-        return [self.items.pop(value) for value in self.tensors]
+def _save(
+    ctx: Any, case: Case, inputs: Sequence[Any], outputs: Sequence[torch.Tensor], read: Sequence[int]
+) -> list[torch.Tensor]:
+    # For _find_gradients: what it reads, and the shape of each input and output. Returns the tensors.
+    ctx.set_materialize_grads(False)
+    if case.constant_outputs:
+        ctx.mark_non_differentiable(*[outputs[place] for place in case.constant_outputs])
+    ctx.case = case
+    values = {place: inputs[place] for place in read}
+    if case.kept:
+        values.update(item for item in zip(case.spec.group.outputs, outputs, strict=True) if item[0] in case.kept)
+    ctx.saved = [value for value, item in values.items() if isinstance(item, torch.Tensor)]
+    tensors = [values.pop(value) for value in ctx.saved]
+    ctx.save_for_backward(*tensors)
+    ctx.numbers = values
+    ctx.shapes = [inputs[place].shape for place in case.wanted]
+    ctx.out_shapes = [item.shape for item in outputs]
+    return tensors
 
 
-def _find_gradients(
-    case: Case, known: _Values, saved: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]
-) -> list[torch.Tensor | None]:
-    values = {**known.items, **dict(zip(known.tensors, saved, strict=True))}
-    found: list[torch.Tensor | None] = [None] * len(known.shapes)
-    if case.through_eager:
+def _find_gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    case: Case = ctx.case
+    values = {**ctx.numbers, **dict(zip(ctx.saved, ctx.saved_tensors, strict=True))}
+    found: list[torch.Tensor | None] = [None] * len(case.devices)
+    if case.error is not None:
+        if not case.through_eager:
+            raise case.error
         return _find_eager_gradients(case, values, grads)
-    # Outputs of one shape are differentiated together: a gradient must not be summed as often as another is wide.
-    by_shape: dict[torch.Size, list[int]] = {}
-    for place, (shape, grad) in enumerate(zip(known.out_shapes, grads, strict=True)):
-        if grad is not None:
-            by_shape.setdefault(shape, []).append(place)
-    for places in by_shape.values():
-        backward = case.backward(tuple(places))
+    shapes = dict(zip(case.wanted, ctx.shapes, strict=True))
+    for places in _by_shape(ctx.out_shapes, grads):
+        backward = case.backward(places)
         if backward is None:
             continue
-        items = [grads[item.place] if item.is_derivative else values[item.place] for item in backward.derived.sources]
-        results = _call(backward.spec, backward.launcher, items)
-        for target, result in zip(backward.derived.targets, results, strict=True):
-            shape, device = known.shapes[target], known.devices[target]
-            assert shape is not None, "only tensors are wanted"
-            part = result if result.shape == shape else result.sum_to_size(shape)
-            part = part if part.device == device else part.to(device)
+        for target, result in zip(backward.derived.targets, backward.run(grads, values), strict=True):
+            part = result if result.shape == shapes[target] else result.sum_to_size(shapes[target])
+            if part.device != case.devices[target]:
+                part = part.to(case.devices[target])
             before = found[target]
             found[target] = part if before is None else before + part
     return found
 
 
-def _find_tangents(
-    case: Case, known: _Values, saved: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None]
-) -> tuple[torch.Tensor | None, ...]:
-    values = {**known.items, **dict(zip(known.tensors, saved, strict=True))}
+def _by_shape(shapes: Sequence[torch.Size], grads: Sequence[torch.Tensor | None]) -> list[tuple[int, ...]]:
+    # Outputs of one shape are differentiated together: a gradient must not be summed as often as another is wide.
+    if len(shapes) == 1:
+        return [] if grads[0] is None else [(0,)]
+    groups: list[tuple[torch.Size, list[int]]] = []
+    for place, (shape, grad) in enumerate(zip(shapes, grads, strict=True)):
+        if grad is not None:
+            group = next((places for known, places in groups if known == shape), None)
+            if group is None:
+                groups.append((shape, [place]))
+            else:
+                group.append(place)
+    return [tuple(places) for _, places in groups]
+
+
+def _find_tangents(ctx: Any, tangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
+    case: Case = ctx.case
+    values = {**ctx.numbers, **dict(zip(ctx.saved, ctx.saved_tensors, strict=True))}
     given = tuple(place for place, tangent in enumerate(tangents) if tangent is not None)
-    if case.through_eager:
+    if case.error is not None:
+        if not case.through_eager:
+            raise case.error
         return _find_eager_tangents(case, values, given, tangents)
     forward = case.tangents(given)
-    found: dict[int, torch.Tensor] = {}
-    if forward is not None:
-        items = [tangents[item.place] if item.is_derivative else values[item.place] for item in forward.derived.sources]
-        found = dict(zip(forward.derived.targets, _call(forward.spec, forward.launcher, items), strict=True))
+    found = dict(zip(forward.derived.targets, forward.run(tangents, values), strict=True)) if forward else {}
     made = []
-    for place, shape in enumerate(known.out_shapes):
+    for place, shape in enumerate(ctx.out_shapes):
         tangent = found.get(place)
         if tangent is None and place not in case.constant_outputs:
-            some = values[case.wanted[0]]
-            tangent = some.new_zeros((), dtype=case.typing.values[case.spec.group.outputs[place]])
+            dtype = case.typing.values[case.spec.group.outputs[place]]
+            tangent = values[case.wanted[0]].new_zeros((), dtype=dtype)
         made.append(None if tangent is None else tangent.expand(shape))
     return tuple(made)
 
@@ -305,30 +367,31 @@ def _run_eager(case: Case, inputs: Sequence[Any], *wanted: torch.Tensor) -> tupl
 
 
 def _call(spec: KernelSpec, launcher: Replayer, inputs: Sequence[Any]) -> list[torch.Tensor]:
-    # As part of a formula: differentiable in turn where somebody differentiates it.
+    # As part of a formula.
     if torch._C._len_torch_dispatch_stack() > 0 or any(map(_is_special, inputs)):
         return library.call_operator(spec, list(inputs))
-    needs_grad = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
-    is_transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-    return run(spec, inputs) if needs_grad or is_transformed else _run_below(spec, launcher, inputs)
+    if _is_transformed():
+        return run(spec, inputs)
+    if torch.is_grad_enabled() and any(isinstance(item, torch.Tensor) and item.requires_grad for item in inputs):
+        return run_and_record(spec, inputs, launcher, tuple(inputs))
+    return list(_run_below(spec, launcher, inputs))
 
 
-def _run_below(spec: KernelSpec, launcher: Replayer, inputs: Sequence[Any]) -> list[torch.Tensor]:
+def _run_below(spec: KernelSpec, launcher: Replayer, inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
+    # Without autograd.
     arguments = tuple(inputs)
     with torch.no_grad():
         replayed = launcher.launch(arguments, None, None)
         if replayed is not None:
-            return [replayed] if isinstance(replayed, torch.Tensor) else list(replayed)
-        plain = [x.resolve_conj().resolve_neg() if isinstance(x, torch.Tensor) else x for x in inputs]
+            return (replayed,) if isinstance(replayed, torch.Tensor) else replayed  # type: ignore[no-any-return]
+        plain = [item.resolve_conj().resolve_neg() if isinstance(item, torch.Tensor) else item for item in inputs]
         results, plan = executor.run_planned(spec, plain, None)
-        if plan is not None and "launch" not in config.dump and all(a is b for a, b in zip(plain, inputs, strict=True)):
+        if plan is not None and "launch" not in config.dump and all(map(operator.is_, plain, inputs)):
             record_call(launcher, plan, arguments, arguments, None, None)
     return results
 
 
-def _batch_inputs(
-    case: Case, batch_size: int, in_dims: Sequence[int | None], inputs: Sequence[Any]
-) -> list[Any]:
+def _batch_inputs(case: Case, batch_size: int, in_dims: Sequence[int | None], inputs: Sequence[Any]) -> list[Any]:
     # The batch comes first, and behind it the dimensions of an element, as many for each input.
     def rank(item: Any, dim: int | None) -> int:
         return item.dim() - (dim is not None) if isinstance(item, torch.Tensor) else 0
@@ -355,7 +418,8 @@ def _as_zero_dim(case: Case, tensor: torch.Tensor) -> torch.Tensor:
     strong = [
         dtype
         for dtype, rank in zip(case.typing.values, case.typing.ranks, strict=True)
-        if rank is Rank.TENSOR and (dtype.is_floating_point, dtype.is_complex) >= (tensor.is_floating_point(), tensor.is_complex())
+        if rank is Rank.TENSOR
+        and (dtype.is_floating_point, dtype.is_complex) >= (tensor.is_floating_point(), tensor.is_complex())
     ]
     return tensor.to(strong[0]) if strong and tensor.dtype is not strong[0] else tensor
 
@@ -382,17 +446,14 @@ def _has_eager_derivative(case: Case) -> bool:
     return all(item.function.op or item.function.fallback for item in case.spec.group.applications)
 
 
+def _is_transformed() -> bool:
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
 def _describe(item: Any) -> planner.Bound:
     if isinstance(item, torch.Tensor):
         return planner.Bound(torch.Tensor, item.dtype, tuple(item.shape), tuple(item.stride()), item.device)
     return planner.Bound(library.number_type(item))
-
-
-def _count(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= int(size)
-    return count
 
 
 def _is_special(item: Any) -> bool:
@@ -402,20 +463,15 @@ def _is_special(item: Any) -> bool:
 # --- the operator ------------------------------------------------------------------------------------------------
 def _setup_operator(ctx: Any, inputs: tuple[Any, ...], output: Sequence[torch.Tensor]) -> None:
     key, kinds, tensors, numbers = inputs
-    spec = registered(int(key))
     values = executor.merge_inputs(kinds, tensors, numbers)
-    ctx.case = find_case(spec, values, saves_results=False)
+    case = find_case(registered(int(key)), values, saves_results=False)
+    _save(ctx, case, values, output, case.read)
     ctx.kinds = kinds
-    ctx.values = _Values.of(ctx.case, values, output)
-    ctx.save_for_backward(*ctx.values.take_tensors())
 
 
 def _operator_backward(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
-    found = _find_gradients(ctx.case, ctx.values, ctx.saved_tensors, grads)
-    tensors = [grad for kind, grad in zip(ctx.kinds, found, strict=True) if kind == "t"]
-    return None, None, tensors, None
+    found = _find_gradients(ctx, grads)
+    return None, None, [grad for kind, grad in zip(ctx.kinds, found, strict=True) if kind == "t"], None
 
 
-torch.library.register_autograd(
-    "fuser::run", _operator_backward, setup_context=_setup_operator, lib=library.LIBRARY
-)
+torch.library.register_autograd("fuser::run", _operator_backward, setup_context=_setup_operator, lib=library.LIBRARY)

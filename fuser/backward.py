@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -26,8 +27,7 @@ _ACCUMULATE = Function(parse_functor("template <typename T> T accumulate(T a, T 
 _ZERO = Function(parse_functor("template <typename T> T zero(T x) { return T(0); }"))
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """What one input of a derived group is bound to."""
 
     # A gradient (of the forward group's output ``place``; in forward mode the tangent of its input ``place``), or the
@@ -137,9 +137,7 @@ def build_tangents(group: FusionGroup, typing: Typing, given: Collection[int]) -
     return writer.finish([handles[group.outputs[place]] for place in targets], targets, read) if targets else None
 
 
-def choose_saved(
-    group: FusionGroup, read: Collection[int], size_of: Callable[[int], int]
-) -> frozenset[int]:
+def choose_saved(group: FusionGroup, read: Collection[int], size_of: Callable[[int], int]) -> frozenset[int]:
     """Choose what the forward pass hands to the backward pass, so that the fewest bytes move: a minimum cut.
 
     An input or output of the group costs one read of its bytes, any other value a write as well.
@@ -374,4 +372,3 @@ def _compute_dtype(typing: Typing, index: int) -> torch.dtype:
 
 def _is_continuous(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
-

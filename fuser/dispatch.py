@@ -38,7 +38,8 @@ def run(spec: KernelSpec, inputs: Sequence[Any], out: Sequence[torch.Tensor] | N
         GradientError: an input requires grad and the group has no derivative.
         FallbackError: the group can neither be fused nor run in eager torch.
     """
-    return _run(spec, list(inputs), out)[0]
+    items = list(inputs)
+    return _run(spec, items, out, lambda spec: autograd.run(spec, items))[0]
 
 
 def run_and_record(
@@ -61,29 +62,34 @@ def run_and_record(
     """
     resolved = list(inputs)
     outs = None if out is None else out if isinstance(out, tuple) else (out,)
-    results, plan = _run(spec, resolved, outs)
+    results, plan = _run(
+        spec, resolved, outs, lambda spec: autograd.run_and_record(spec, resolved, launcher, tensors, scalars)
+    )
     # A replayed launch could not be dumped.
     if plan is not None and "launch" not in config.dump and all(map(operator.is_, resolved, inputs)):
         record_call(launcher, plan, inputs, tensors, scalars, out)
     return results
 
 
+Differentiate = Callable[[KernelSpec], list[torch.Tensor]]
+
+
 def _run(
-    spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] | None
+    spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] | None, differentiate: Differentiate
 ) -> tuple[list[torch.Tensor], Plan | None]:
     # The results, and the plan if a call like this one can go by it without another look.
     if out is not None:
         check_kinds(out)
     if torch.is_autocast_enabled("cuda"):
         spec = under_autocast(spec, inputs)
-    unusual = _unusual(spec, inputs, out)
+    unusual = _unusual(spec, inputs, out, differentiate)
     if unusual is not None:
         return (unusual() if out is None else finish_out(out, unusual())), None
     return run_planned(spec, inputs, out)
 
 
 def _unusual(
-    spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] | None
+    spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] | None, differentiate: Differentiate
 ) -> Callable[[], list[torch.Tensor]] | None:
     # How to run a call that a kernel cannot serve as it is; None for the usual call. Resolves lazy bits in place.
     if torch._C._len_torch_dispatch_stack() > 0:
@@ -108,7 +114,7 @@ def _unusual(
         raise GradientError("out= does not support automatic differentiation, but one of the inputs requires grad")
     is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
     if needs_grad or is_transformed or (forward_ad._current_level >= 0 and _has_tangent(inputs)):
-        return lambda: autograd.run(spec, inputs)
+        return lambda: differentiate(spec)
     return None
 
 

@@ -5,9 +5,8 @@ A call whose signature is known only allocates, packs and launches.
 
 from __future__ import annotations
 
-import operator
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,13 +14,12 @@ import torch
 from fuser import counters, planner
 from fuser.compiler import dump, register
 from fuser.config import config
-from fuser.errors import ArgumentError, DeviceError, FuserError, GradientError
+from fuser.errors import ArgumentError, DeviceError
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec
-from fuser.launcher import Launcher, record_call
 from fuser.layout import Shape, Strides
 from fuser.ops import WIDE_UNDER_AUTOCAST
-from fuser.outputs import check_kinds, check_out, finish_out, unusual_kind
+from fuser.outputs import check_out, finish_out
 from fuser.planner import Plan, Step, describe, describe_without_memory, make_plan
 from fuser.tuner import make_tuned
 

@@ -10,8 +10,8 @@ import torch
 
 from fuser.compiler import dump, register
 from fuser.config import config
-from fuser.errors import ArgumentError
 from fuser.dispatch import run_and_record
+from fuser.errors import ArgumentError
 from fuser.executor import split_inputs, warm_up
 from fuser.functor import Functor, parse_functor
 from fuser.graph import Function, FusionGroup, GroupBuilder, HandWritten

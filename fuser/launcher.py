@@ -16,10 +16,11 @@ import importlib
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch._C._dynamo import guards
+from torch.autograd import forward_ad
 
 from fuser import counters
 from fuser.access import VECTOR_BYTES
@@ -27,7 +28,7 @@ from fuser.config import config
 from fuser.kernel_spec import MAX_ARGUMENT_BYTES
 from fuser.planner import Plan, Step
 
-__all__ = ["Launcher", "PythonLauncher", "Replayer", "called_in_c", "record_call"]
+__all__ = ["Launcher", "PythonLauncher", "Recorded", "Replayer", "called_in_c", "record_call", "record_through"]
 
 Scalars = Mapping[str, Any]
 
@@ -48,6 +49,7 @@ try:
         torch.is_grad_enabled,
         torch.get_num_threads,
         torch._C._increment_version,
+        vars(forward_ad),
     )
 except (ImportError, AttributeError):
     # Not built, or a torch with another exchange API.
@@ -87,38 +89,30 @@ class Launcher(Protocol):
             The call's value: ``out``, a tensor, or a tuple of tensors. None if no record fits: nothing was done.
         """
 
-    def add(
-        self,
-        tensors: tuple[Any, ...],
-        scalars: Scalars | None,
-        out: Any,
-        check: Callable[..., bool],
-        needs_no_grad: bool,
-        allocations: tuple[tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...],
-        result_count: int,
-        packed: tuple[tuple[Any, ...], ...],
-        device_index: int,
-        is_cuda: bool,
-        steps: tuple[Step, ...],
-    ) -> bool:
-        """Record a call.
+    def add(self, tensors: tuple[Any, ...], scalars: Scalars | None, out: Any, recorded: Recorded) -> bool:
+        """Record a call, whose arguments are as in ``launch``; return whether it was recorded."""
 
-        Args:
-            tensors: as in ``launch``.
-            scalars: as in ``launch``.
-            out: as in ``launch``.
-            check: says whether tensors (inputs, then ``out``) are like these.
-            needs_no_grad: whether the record holds in no-grad mode only.
-            allocations: function and arguments that make each output; empty with ``out``.
-            result_count: how many of the allocated tensors are the call's value.
-            packed: one tuple per launch, see ``_pack_step``.
-            device_index: the GPU that must be current.
-            is_cuda: whether the kernels are CUDA's.
-            steps: the plan's steps, kept alive with the record.
 
-        Returns:
-            Whether it was recorded.
-        """
+class Recorded(NamedTuple):
+    """What a launcher keeps of a call."""
+
+    # Says whether tensors (inputs, then ``out``) are like the call's.
+    check: Callable[..., bool]
+    # Whether the record holds in no-grad mode only.
+    needs_no_grad: bool = False
+    # Function and arguments that make each output; empty with ``out``.
+    allocations: tuple[tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...] = ()
+    # How many of the allocated tensors are the call's value.
+    result_count: int = 0
+    # One tuple per launch, see ``_pack_step``.
+    packed: tuple[tuple[Any, ...], ...] = ()
+    # The GPU that must be current, and whether the kernels are CUDA's.
+    device_index: int = 0
+    is_cuda: bool = False
+    # The plan's steps, kept alive with the record.
+    steps: tuple[Step, ...] = ()
+    # In place of all that: what is called with the inputs, in grad mode only; its result is the call's value.
+    through: Callable[..., Any] | None = None
 
 
 def record_call(
@@ -137,40 +131,64 @@ def record_call(
     """
     outs = () if out is None else out if isinstance(out, tuple) else (out,)
     items = (*inputs, *outs)
-    given = [item for item in items if type(item) in _TENSOR_TYPES]
-    numbers = len(items) - len(given)
-    is_plain = sum(type(item) in _NUMBER_TYPES for item in items) == numbers
-    needs_grad = any(item.requires_grad for item in given)
-    if not is_plain or not given or (needs_grad and torch.is_grad_enabled()) or not plan.steps:
+    check = _make_check(items)
+    needs_grad = any(isinstance(item, torch.Tensor) and item.requires_grad for item in items)
+    if check is None or (needs_grad and torch.is_grad_enabled()) or not plan.steps or plan.follows_default_dtype:
         return
     if any(type(inputs[index]) in _TENSOR_TYPES for step in plan.steps for index in step.numbers):
         # A 0-dim CPU tensor among CUDA ones is read on the host.
         return
-    if plan.follows_default_dtype:
-        return
     is_large = any(len(step.packer.template) > MAX_ARGUMENT_BYTES for step in plan.steps)
     if len(items) + len(plan.outputs) + len(plan.temporaries) > MAX_ITEMS or is_large:
         return
-    packed = tuple(_pack_step(step, len(inputs)) for step in plan.steps)
+    allocate = _ALLOCATE[plan.device.type]
+    recorded = Recorded(
+        check=check,
+        needs_no_grad=needs_grad,
+        allocations=() if outs else tuple((allocate, tensor) for tensor in (*plan.outputs, *plan.temporaries)),
+        result_count=len(plan.outputs),
+        packed=tuple(_pack_step(step, len(inputs)) for step in plan.steps),
+        device_index=plan.device.index or 0,
+        is_cuda=plan.device.type == "cuda",
+        steps=plan.steps,
+    )
+    launcher.add(tensors, scalars, out, recorded)
+
+
+def record_through(
+    launcher: Launcher,
+    through: Callable[..., Any],
+    inputs: Sequence[Any],
+    tensors: tuple[Any, ...],
+    scalars: Scalars | None,
+) -> None:
+    """Record that calls like this one are made by ``through(*inputs)`` while grad mode is on.
+
+    Args:
+        launcher: where to.
+        through: returns the call's value.
+        inputs: the call's inputs, in the order in which the launcher binds them.
+        tensors: the call's arguments, as ``Launcher.launch`` takes them.
+        scalars: likewise.
+    """
+    check = _make_check(inputs)
+    if check is not None and len(inputs) <= MAX_ITEMS:
+        launcher.add(tensors, scalars, None, Recorded(check, through=through))
+
+
+def _make_check(items: Sequence[Any]) -> Callable[..., bool] | None:
+    # torch's guard for the tensors, each once; None if something is neither a plain tensor nor a number.
+    given = [item for item in items if type(item) in _TENSOR_TYPES]
+    if not given or sum(type(item) in _NUMBER_TYPES for item in items) != len(items) - len(given):
+        return None
     distinct = list({id(item): item for item in given}.values())
     # The C launcher compares sizes and strides itself, to find the record: None leaves a dimension out.
     sizes: list[Any] = [list(item.shape) if _c is None else [None] * item.dim() for item in distinct]
     strides: list[Any] = [list(item.stride()) if _c is None else [None] * item.dim() for item in distinct]
-    check = guards.TensorGuards(*distinct, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
-    allocate = _ALLOCATE[plan.device.type]
-    launcher.add(
-        tensors,
-        scalars,
-        out,
-        check,
-        needs_grad,
-        () if outs else tuple((allocate, tensor) for tensor in (*plan.outputs, *plan.temporaries)),
-        len(plan.outputs),
-        packed,
-        plan.device.index or 0,
-        plan.device.type == "cuda",
-        plan.steps,
-    )
+    check: Callable[..., bool] = guards.TensorGuards(
+        *distinct, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
+    ).check
+    return check
 
 
 _TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -206,8 +224,7 @@ def _pack_step(step: Step, input_count: int) -> tuple[Any, ...]:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Record:
     generation: int
-    check: Callable[..., bool]
-    needs_no_grad: bool
+    recorded: Recorded
     # How many positional arguments the call had, and the type of every input.
     argument_count: int
     types: tuple[type, ...]
@@ -215,11 +232,6 @@ class _Record:
     tensors: tuple[int, ...] | None
     # Pairs of places that hold the same tensor.
     twins: tuple[tuple[int, int], ...]
-    allocations: tuple[tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...]
-    result_count: int
-    steps: tuple[Step, ...]
-    device_index: int
-    is_cuda: bool
 
 
 class PythonLauncher:
@@ -244,28 +256,17 @@ class PythonLauncher:
         for record in self._records:
             is_like = record.argument_count == count and record.types == types
             if is_like and record.tensors is None:
-                is_like = record.check(*inputs)
+                is_like = record.recorded.check(*inputs)
             elif is_like and record.tensors is not None:
                 is_like = all(inputs[i] is inputs[j] for i, j in record.twins)
-                is_like = is_like and record.check(*[inputs[i] for i in record.tensors])
+                is_like = is_like and record.recorded.check(*[inputs[i] for i in record.tensors])
             if is_like and record.generation == config.generation and not torch._C._len_torch_function_stack():
-                return _replay(record, inputs)
+                replayed = _replay(record.recorded, inputs)
+                if replayed is not None:
+                    return replayed
         return None
 
-    def add(
-        self,
-        tensors: tuple[Any, ...],
-        scalars: Scalars | None,
-        out: Any,
-        check: Callable[..., bool],
-        needs_no_grad: bool,
-        allocations: tuple[tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...],
-        result_count: int,
-        packed: tuple[tuple[Any, ...], ...],  # noqa: ARG002 - for C
-        device_index: int,
-        is_cuda: bool,
-        steps: tuple[Step, ...],
-    ) -> bool:
+    def add(self, tensors: tuple[Any, ...], scalars: Scalars | None, out: Any, recorded: Recorded) -> bool:
         """See Launcher."""
         inputs = self._bind(tensors, scalars)
         first: dict[int, int] = {}
@@ -273,22 +274,16 @@ class PythonLauncher:
             if isinstance(item, torch.Tensor):
                 first.setdefault(id(item), place)
         places = tuple(first.values())
-        if out is not None or (is_cuda and any(inputs[i].data_ptr() % VECTOR_BYTES for i in places)):
+        if out is not None or (recorded.is_cuda and any(inputs[i].data_ptr() % VECTOR_BYTES for i in places)):
             return False
         twins = [(i, first[id(item)]) for i, item in enumerate(inputs) if first.get(id(item), i) != i]
         record = _Record(
             generation=config.generation,
-            check=check,
-            needs_no_grad=needs_no_grad,
+            recorded=recorded,
             argument_count=len(tensors),
             types=tuple(map(type, inputs)),
             tensors=None if len(places) == len(inputs) else places,
             twins=tuple(twins),
-            allocations=allocations,
-            result_count=result_count,
-            steps=steps,
-            device_index=device_index,
-            is_cuda=is_cuda,
         )
         self._records = (record, *self._records[: PYTHON_RECORDS - 1])
         return True
@@ -301,9 +296,11 @@ class PythonLauncher:
         return tensors + tuple(map(scalars.get, self._names, self._defaults))
 
 
-def _replay(record: _Record, inputs: tuple[Any, ...]) -> Any:
-    if record.needs_no_grad and torch.is_grad_enabled():
+def _replay(record: Recorded, inputs: tuple[Any, ...]) -> Any:
+    if forward_ad._current_level >= 0 or (record.needs_no_grad and torch.is_grad_enabled()):
         return None
+    if record.through is not None:
+        return record.through(*inputs) if torch.is_grad_enabled() else None
     if record.is_cuda and record.device_index != torch._C._cuda_getDevice():
         return None
     addresses = [item.data_ptr() if isinstance(item, torch.Tensor) else 0 for item in inputs]

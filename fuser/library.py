@@ -8,7 +8,6 @@ import torch
 
 from fuser import executor, planner
 from fuser.compiler import registered
-from fuser.errors import GradientError
 from fuser.kernel_spec import KernelSpec, infer_layouts, infer_typing
 
 __all__ = ["LIBRARY"]

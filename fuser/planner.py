@@ -45,6 +45,7 @@ __all__ = [
     "common_device",
     "describe",
     "describe_without_memory",
+    "follows_default_dtype",
     "input_specs",
     "make_plan",
     "plan_texts",
@@ -398,11 +399,12 @@ def _plan_kernels(
                 numbers=tuple(read[index] for index, _ in kernel.source.numbers),
             )
         )
-    follows = _follows_default_dtype(spec, [values[index].spec for index in range(len(inputs))])
+    follows = follows_default_dtype(spec, [values[index].spec for index in range(len(inputs))])
     return Plan(device, planned, tuple(steps), tuple(temporaries), follows_default_dtype=follows)
 
 
-def _follows_default_dtype(spec: KernelSpec, specs: Sequence[InputSpec]) -> bool:
+def follows_default_dtype(spec: KernelSpec, specs: Sequence[InputSpec]) -> bool:
+    """Whether another torch.get_default_dtype() would change a dtype of the group, for these inputs."""
     # Numbers have a default dtype, too: it counts where no tensor overrules it.
     first, second = (
         infer_typing(spec.group, [_with_default(item, dtype) for item in specs], dtype)
