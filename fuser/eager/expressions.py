@@ -90,6 +90,7 @@ class ExpressionReader:
         self.expanded = expanded
         # Innermost last; what each name stands for: "type", "function" or "value".
         self.scopes: list[dict[str, str]] = [dict.fromkeys(_TYPES, "type")]
+        self.namespaces = {"std"}
         # Functions that are called and declared nowhere.
         self.externals: dict[str, Place] = {}
         # Bytes before a text that is read again by itself.
@@ -166,7 +167,7 @@ class ExpressionReader:
         name = node.child_by_field_name("name")
         scope = node.child_by_field_name("scope")
         assert name is not None, "the grammar's field"
-        if scope is None or (text_of(scope) == "std"):
+        if scope is None or text_of(scope) in self.namespaces:
             found = self.type(name)
             assert isinstance(found, NamedType), "std:: comes before names"
             return found
@@ -191,9 +192,7 @@ class ExpressionReader:
                 return kind is not None and self.names_type(kind)
             case "template_type" | "template_function":
                 name = node.child_by_field_name("name")
-                return name is not None and (
-                    self.kind(text_of(name)) == "type" or text_of(name).endswith("_t") or node.type == "template_type"
-                )
+                return name is not None and (self.kind(text_of(name)) == "type" or text_of(name).endswith("_t"))
             case "qualified_identifier":
                 return self.qualified_names_type(node)
         return node.type in _TYPE_NODES
@@ -202,7 +201,7 @@ class ExpressionReader:
         name, scope = node.child_by_field_name("name"), node.child_by_field_name("scope")
         if name is None:
             return False
-        if scope is not None and text_of(scope) != "std":
+        if scope is not None and text_of(scope) not in self.namespaces:
             return text_of(name) in {"type", "value_type"}
         return text_of(name) in _TYPES or (name.type not in {"identifier", "type_identifier"} and self.names_type(name))
 
@@ -352,9 +351,13 @@ class ExpressionReader:
         if node.type in _LITERALS:
             return Literal(place, text_of(node))
         match node.type:
-            case "identifier" | "field_identifier" | "this":
+            case "identifier" | "field_identifier" | "type_identifier":
                 return Name(place, text_of(node))
-            case "template_function":
+            case "type_descriptor" if node.child_by_field_name("declarator") is None:
+                # Taken for a type, as everything between < and > may be.
+                return self.expression(node.named_children[-1])
+
+            case "template_function" | "template_type":
                 name = node.child_by_field_name("name")
                 assert name is not None, "the grammar's field"
                 return Name(place, text_of(name), self.template_arguments(node))
@@ -390,14 +393,15 @@ class ExpressionReader:
     def qualified_name(self, node: tree_sitter.Node) -> Expression:
         name, scope = node.child_by_field_name("name"), node.child_by_field_name("scope")
         assert name is not None, "the grammar's field"
-        if scope is not None and text_of(scope) != "std":
+        if scope is not None and text_of(scope) not in self.namespaces:
             outer = self.type(scope)
             assert isinstance(outer, NamedType), "a name comes before ::"
             return Name(self.place(node), outer.name, outer.arguments, member=text_of(name))
         found = self.primary(name)
         if not isinstance(found, Name):  # pragma: no cover - the grammar has names there
             raise self.refuse(node, _describe(node))
-        return Name(self.place(node), found.name, found.arguments, scope is not None, found.member)
+        is_std = scope is not None and text_of(scope) == "std"
+        return Name(self.place(node), found.name, found.arguments, is_std, found.member)
 
     def assignment(self, node: tree_sitter.Node) -> Assign:
         left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
@@ -442,7 +446,7 @@ class ExpressionReader:
         for child in named(node.child_by_field_name("captures")):
             if child.type == "lambda_default_capture":
                 default = text_of(child)
-            else:
+            elif child.type != "this":
                 captures.append(self.capture(child))
         declarator, body = node.child_by_field_name("declarator"), node.child_by_field_name("body")
         assert body is not None, "the grammar's field"
@@ -456,10 +460,11 @@ class ExpressionReader:
         return Lambda(place, default, tuple(captures), function)
 
     def capture(self, node: tree_sitter.Node) -> Capture:
-        text = text_of(node)
+        text, before = text_of(node), node.prev_sibling
         value = node.child_by_field_name("right")
         name = text.split("=")[0].strip().removeprefix("&").strip()
-        return Capture(self.place(node), name, text.startswith("&"), self.expression(value) if value else None)
+        by_reference = text.startswith("&") or (before is not None and before.type == "&")
+        return Capture(self.place(node), name, by_reference, self.expression(value) if value else None)
 
 
 class _Builder:

@@ -88,7 +88,9 @@ class _Reader(ExpressionReader):
     def outside(self, parent: tree_sitter.Node) -> None:
         for node in parent.named_children:
             if node.type in {"namespace_definition", "linkage_specification"}:
-                body = node.child_by_field_name("body")
+                name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+                if name is not None:
+                    self.namespaces.add(text_of(name))
                 if body is not None:
                     self.outside(body)
             elif node.type == "template_declaration":
@@ -134,7 +136,7 @@ class _Reader(ExpressionReader):
             default = None
             if child.type in {"type_parameter_declaration", "optional_type_parameter_declaration"}:
                 inner = child.child_by_field_name("name") or next(iter(named(child)), None)
-                name = text_of(inner) if inner is not None and inner is not value else ""
+                name = text_of(inner) if inner is not None and (value is None or inner.id != value.id) else ""
                 default = self.type(value) if value is not None else None
                 self.declare(name, "type")
                 found.append(TemplateParameter(place, name, True, default))
