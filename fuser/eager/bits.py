@@ -14,7 +14,12 @@ __all__ = ["BITS", "TO_INTEGER"]
 
 aten = torch.ops.aten
 _LETTERS = {"int": "i", "uint": "u", "ll": "l", "ull": "U", "float": "f", "double": "d"}
-_TYPES = {"i": torch.int32, "u": torch.uint32, "l": torch.int64, "U": torch.uint64}
+_TARGETS = (
+    ("int", "i", torch.int32),
+    ("uint", "u", torch.uint32),
+    ("ll", "l", torch.int64),
+    ("ull", "U", torch.uint64),
+)
 
 
 # ---- counting ----
@@ -137,15 +142,16 @@ _MODES: dict[str, Formula] = {
 
 def _saturate(rounded: Formula, dtype: torch.dtype) -> Formula:
     info = torch.iinfo(dtype)
+    # Where it is exact, the largest number plus one; 2^63 and 2^64 are what double makes of the largest.
+    low, above = float(info.min), float(info.max) + (info.bits < 64)
 
     def convert(x: Term) -> Term:
-        # Float has not the largest numbers, double all but the 64-bit ones: those are taken for too large.
         y = rounded(x).to(torch.float64)
-        inside = where((y >= float(info.min)) & (y < float(info.max) + (info.bits < 64)), y, 0.0).to(dtype)
-        beyond = where(y < 0.0, constant_of(info.min, inside), where(y > 0.0, constant_of(info.max, inside), 0))
-        nan_result = 0 if info.bits < 64 else 1 << 63
-        beyond = beyond if nan_result == 0 else where(y.differs(y), constant_of(nan_result, inside), beyond)
-        return where((y >= float(info.min)) & (y < float(info.max) + (info.bits < 64)), inside, beyond)
+        is_inside = (y >= low) & (y < above)
+        inside = where(is_inside, y, 0.0).to(dtype)
+        nan_result = constant_of(0 if info.bits < 64 else 1 << 63, inside)
+        positive = where(y > 0.0, constant_of(info.max, inside), nan_result)
+        return where(is_inside, inside, where(y < 0.0, constant_of(info.min, inside), positive))
 
     return convert
 
@@ -185,13 +191,9 @@ BITS: dict[str, tuple[str, str, Callable[..., Term]]] = {
     "__umul64hi": ("UU", "U", _high_64),
     "__mul64hi": ("ll", "l", _high_signed_64),
     **{
-        f"__{source}2{target}_{mode}": (
-            _LETTERS[source],
-            _LETTERS[target],
-            _saturate(rounded, _TYPES[_LETTERS[target]]),
-        )
+        f"__{source}2{target}_{mode}": (_LETTERS[source], letter, _saturate(rounded, dtype))
         for source in ("float", "double")
-        for target in ("int", "uint", "ll", "ull")
+        for target, letter, dtype in _TARGETS
         for mode, rounded in _MODES.items()
     },
     **{

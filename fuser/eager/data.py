@@ -12,7 +12,18 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["PLACE", "Data", "NeedsValuesError", "Value", "constant", "emit", "is_number", "round_to", "storage_dtype"]
+__all__ = [
+    "PLACE",
+    "WHOLE_FUNCTIONS",
+    "Data",
+    "NeedsValuesError",
+    "Value",
+    "constant",
+    "emit",
+    "is_number",
+    "round_to",
+    "storage_dtype",
+]
 
 aten = torch.ops.aten
 
@@ -21,6 +32,9 @@ Data: TypeAlias = Any
 
 # Line and column (from 1) of the expression that is being translated: what emit() notes on the nodes it makes.
 PLACE: ContextVar[tuple[int, int] | None] = ContextVar("PLACE", default=None)
+
+# Whether the graph that is being built is to be differentiated: functions then stay whole, as ATen's where it has them.
+WHOLE_FUNCTIONS: ContextVar[bool] = ContextVar("WHOLE_FUNCTIONS", default=False)
 
 # Note [Unsigned integers]
 # torch has next to no operations on uint16, uint32 and uint64. They are stored in int64: the two small ones as the

@@ -228,7 +228,6 @@ def _promoting() -> dict[str, Function]:
     table["nan"] = Function("", "d", lambda: Term(constant(math.nan, torch.float64)))
     # NVRTC has these for double alone, so float arguments give double.
     table |= {name: Function("d" * count, "d", real.norm) for name, count in (("norm3d", 3), ("norm4d", 4))}
-    table["rhypot"] = Function("dd", "d", _reciprocal(real.norm))
     table |= {
         f"r{name}": Function("d" * count, "d", _reciprocal(real.norm)) for name, count in (("norm3d", 3), ("norm4d", 4))
     }
