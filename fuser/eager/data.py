@@ -12,7 +12,18 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["PLACE", "Data", "NeedsValuesError", "Value", "constant", "emit", "is_number", "round_to", "storage_dtype"]
+__all__ = [
+    "PLACE",
+    "WHOLE_FUNCTIONS",
+    "Data",
+    "NeedsValuesError",
+    "Value",
+    "constant",
+    "emit",
+    "is_number",
+    "round_to",
+    "storage_dtype",
+]
 
 aten = torch.ops.aten
 
@@ -22,11 +33,18 @@ Data: TypeAlias = Any
 # Line and column (from 1) of the expression that is being translated: what emit() notes on the nodes it makes.
 PLACE: ContextVar[tuple[int, int] | None] = ContextVar("PLACE", default=None)
 
+# Whether the graph that is being built is to be differentiated: functions then stay whole, as ATen's where it has them.
+WHOLE_FUNCTIONS: ContextVar[bool] = ContextVar("WHOLE_FUNCTIONS", default=False)
+
 # Note [Unsigned integers]
 # torch has next to no operations on uint16, uint32 and uint64. They are stored in int64: the two small ones as the
 # number, a mask after each operation that can leave the range; uint64 as the int64 of the same bits. Python numbers
 # (constants) are always the number itself.
 _STORAGE = {torch.uint16: torch.int64, torch.uint32: torch.int64, torch.uint64: torch.int64}
+
+# Source of a bit cast, by its result.
+_SAME_SIZE = {torch.int32: torch.float32, torch.float32: torch.int32}
+_SAME_SIZE |= {torch.int64: torch.float64, torch.float64: torch.int64}
 
 # The overloads that take a Python number in place of their second tensor.
 _TAKES_NUMBERS = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.div.Tensor_mode})
@@ -115,6 +133,8 @@ def emit(op: Any, *args: Data, dtype: torch.dtype, **kwargs: Any) -> Data:
     """
     if op is aten._to_copy.default:
         kwargs["dtype"] = dtype
+    elif op is aten.view.dtype:
+        args = (*args, dtype)
     known: fx.Node | torch.Tensor | None = None
     graph: fx.Graph | None = None
     for arg in args:
@@ -160,17 +180,21 @@ def _tensor_of(number: complex, dtype: torch.dtype, graph: fx.Graph | None) -> D
     return _node(graph, aten.scalar_tensor.default, (number,), {"dtype": dtype}, dtype)
 
 
-def _fold(op: Any, args: tuple[Any, ...], dtype: torch.dtype, kwargs: dict[str, Any]) -> complex:
+def _fold(op: Any, args: tuple[Any, ...], dtype: torch.dtype, kwargs: dict[str, Any]) -> Any:
     # Tensors that have values, whatever mode (fake tensors, tracing) the caller is in.
     with _disable_current_modes():
         tensors = tuple(
-            aten.scalar_tensor.default(arg, dtype=_operand_dtype(arg, dtype)) if is_number(arg) and is_tensor else arg
+            aten.scalar_tensor.default(arg, dtype=_operand_dtype(op, arg, dtype))
+            if is_number(arg) and is_tensor
+            else arg
             for arg, is_tensor in zip(args, _takes_tensors(op), strict=False)
         )
         return round_to(op(*tensors, **kwargs).item(), dtype)
 
 
-def _operand_dtype(number: complex, result: torch.dtype) -> torch.dtype:
+def _operand_dtype(op: Any, number: complex, result: torch.dtype) -> torch.dtype:
+    if op is aten.view.dtype:
+        return _SAME_SIZE[result]
     # Wide enough for the number, and of the result's precision where that rounds.
     narrow = result in (torch.float32, torch.complex64)
     if isinstance(number, bool):
