@@ -160,6 +160,15 @@ SETTINGS: tuple[Setting, ...] = (
         "How many call signatures (dtypes, shapes, strides) each group remembers; the oldest unused one goes first.",
     ),
     Setting(
+        "max_unrolled",
+        "FUSER_MAX_UNROLLED",
+        256,
+        parse_positive_int,
+        False,
+        "How many loop iterations the eager version of a functor may have written out in its graph, and how many "
+        "elements an index that depends on data may choose from there. Beyond it, an interpreter runs the functor.",
+    ),
+    Setting(
         "dump",
         "FUSER_DUMP",
         frozenset(),
@@ -189,6 +198,7 @@ class Config:
         fuel: int | None
         autotune: bool
         max_plans: int
+        max_unrolled: int
         dump: frozenset[str]
         generation: int
         listeners: list[Callable[[], None]]

@@ -21,6 +21,7 @@ __all__ = [
     "NotDifferentiableError",
     "ShapeError",
     "UnsupportedError",
+    "UntranslatableError",
 ]
 
 # A compiler that meets one bad template can print pages; a reader needs the first messages only.
@@ -41,6 +42,23 @@ class FunctorError(FuserError, ValueError):
         super().__init__(message)
         self.line = line
         self.column = column
+
+
+class UntranslatableError(FuserError, NotImplementedError):
+    """A functor has no eager version: its text holds something that torch's operations cannot follow.
+
+    ``line`` and ``column`` count from 1 in the user's own text; ``construct`` names what stands there ("goto").
+    """
+
+    def __init__(self, source: str, line: int, column: int, construct: str) -> None:
+        super().__init__(describe_place(source, line, column, f"{construct} has no translation to torch"))
+        self.source = source
+        self.line = line
+        self.column = column
+        self.construct = construct
+
+    def __reduce__(self) -> tuple[type, tuple[str, int, int, str]]:
+        return type(self), (self.source, self.line, self.column, self.construct)
 
 
 class ArgumentError(FuserError, TypeError):
@@ -153,6 +171,11 @@ def count_characters(text: str, line: int, column: int) -> int:
     if not 1 <= line <= len(lines):
         return column
     return len(lines[line - 1].encode()[: max(column - 1, 0)].decode(errors="ignore")) + 1
+
+
+def describe_place(text: str, line: int, column: int, message: str) -> str:
+    """Return a message for a place of ``text`` (line and column from 1), with the line and a caret below it."""
+    return f"line {line}, column {column}: {message}\n{point_at(text, line, column)}"
 
 
 def point_at(text: str, line: int, column: int) -> str:

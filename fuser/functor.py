@@ -15,9 +15,9 @@ from functools import lru_cache
 import tree_sitter
 import tree_sitter_cpp
 
-from fuser.errors import FunctorError, count_characters, point_at
+from fuser.errors import FunctorError, count_characters, describe_place
 
-__all__ = ["Functor", "Parameter", "Problem", "Role", "parse_functor"]
+__all__ = ["Functor", "Parameter", "Problem", "Role", "parse_functor", "parse_tree"]
 
 _LANGUAGE = tree_sitter.Language(tree_sitter_cpp.language())
 
@@ -153,9 +153,7 @@ def parse_functor(source: str, scalars: tuple[str, ...] = (), num_outputs: int =
     Raises:
         FunctorError: no entry can be found, a scalar names no parameter, or the outputs do not match.
     """
-    encoded = source.encode()
-    # A parser keeps state while it parses and so is not shared between threads.
-    tree = tree_sitter.Parser(_LANGUAGE).parse(_blank_qualifiers(encoded))
+    tree = parse_tree(source)
     problems = tuple(_find_problems(tree.root_node))
     template = _find_entry(tree.root_node)
     declarator = template and _first(template, "function_declarator")
@@ -183,15 +181,18 @@ def parse_functor(source: str, scalars: tuple[str, ...] = (), num_outputs: int =
     )
 
 
-def _error(source: str, message: str, line: int, column: int) -> FunctorError:
-    column = count_characters(source, line, column)
-    return FunctorError(f"line {line}, column {column}: {message}\n{point_at(source, line, column)}", line, column)
-
-
-def _blank_qualifiers(encoded: bytes) -> bytes:
+def parse_tree(source: str) -> tree_sitter.Tree:
+    """Return tree-sitter's tree of a C++ text; its places are bytes of UTF-8. CUDA's qualifiers are blanks to it."""
+    encoded = source.encode()
     for qualifier in _QUALIFIERS:
         encoded = encoded.replace(qualifier.encode(), b" " * len(qualifier))
-    return encoded
+    # A parser keeps state while it parses and so is not shared between threads.
+    return tree_sitter.Parser(_LANGUAGE).parse(encoded)
+
+
+def _error(source: str, message: str, line: int, column: int) -> FunctorError:
+    column = count_characters(source, line, column)
+    return FunctorError(describe_place(source, line, column, message), line, column)
 
 
 def _find_entry(root: tree_sitter.Node) -> tree_sitter.Node | None:

@@ -1,0 +1,1 @@
+"""An eager-torch version of every functor, made from its text alone."""

@@ -1,0 +1,370 @@
+"""Where values live: variables, arrays and structs whose lanes may have been written at different times.
+
+Note [Layers]
+A variable keeps what was written last beside what it held before, with the mask it was written under. Who reads under a
+mask within the last one gets the value as it was written: a counter stays a constant for the lanes that are still in
+the loop, and only who reads it afterwards gets a ``where`` of both.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import torch
+
+from fuser.eager.masks import ALL, Condition, Frame, Mask, both_of
+from fuser.eager.nodes import Lambda
+from fuser.eager.types import ArrayOf, ClassType, CppType, FunctionType, PointerTo
+from fuser.eager.values import Value, convert, emit, select
+
+__all__ = [
+    "Aggregate",
+    "Choice",
+    "Closure",
+    "Fixed",
+    "Lanes",
+    "Location",
+    "NoTranslation",
+    "Object",
+    "Pointer",
+    "Scope",
+    "Thing",
+    "Variable",
+    "choose",
+    "make_location",
+    "zero_of",
+]
+
+aten = torch.ops.aten
+
+
+class NoTranslation(Exception):  # noqa: N818 - turned into UntranslatableError by who knows the place
+    """What is asked for cannot be done; the message names the construct."""
+
+
+class Lanes(Protocol):
+    """What reading and writing need to know of whoever does it."""
+
+    is_differentiable: bool
+    # Whether only types count: nothing is read or written.
+    is_dry: bool
+
+    @property
+    def mask(self) -> Mask:
+        """The lanes that run."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Aggregate:
+    """The value of an array or a struct: one thing per element or field."""
+
+    type: CppType
+    parts: tuple[Thing, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pointer:
+    """Points at one of several places; ``view`` is the type it was cast to, to read other bits."""
+
+    targets: Sequence[Location]
+    # int64.
+    offset: Value
+    element: CppType
+    view: torch.dtype | None = None
+
+    @property
+    def type(self) -> CppType:
+        """Its C++ type."""
+        return PointerTo(self.view or self.element)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Closure:
+    """A lambda with the names it sees."""
+
+    syntax: Lambda
+    scope: Scope
+
+    @property
+    def type(self) -> CppType:
+        """Its C++ type."""
+        return FunctionType()
+
+
+Thing: TypeAlias = "Value | Aggregate | Pointer | Closure"
+
+
+class Scope:
+    """Names and what they stand for: a location, or a type."""
+
+    __slots__ = ("names", "parent")
+
+    def __init__(self, parent: Scope | None, names: dict[str, Any] | None = None) -> None:
+        self.parent = parent
+        self.names: dict[str, Any] = names if names is not None else {}
+
+    def find(self, name: str) -> Any:
+        """Return what a name stands for; None when it is unknown."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.names:
+                return scope.names[name]
+            scope = scope.parent
+        return None
+
+
+class Location:
+    """Something that can be read and perhaps written."""
+
+    __slots__ = ("type",)
+
+    def __init__(self, kind: CppType) -> None:
+        self.type = kind
+
+    @abstractmethod
+    def load(self, lanes: Lanes) -> Thing:
+        """Return the value for the lanes that run."""
+
+    @abstractmethod
+    def store(self, lanes: Lanes, thing: Thing) -> None:
+        """Write a value of this location's type for the lanes that run."""
+
+    def part(self, index: int) -> Location:
+        """Return an element or a field."""
+        raise NoTranslation("an index into something that is no array")
+
+    @property
+    def length(self) -> int:
+        """How many elements there are."""
+        raise NoTranslation("an index into something that is no array")
+
+
+class Variable(Location):
+    """A variable of an arithmetic or pointer type; see Note [Layers]."""
+
+    __slots__ = ("frame", "layers")
+
+    def __init__(self, kind: CppType, frame: Frame) -> None:
+        super().__init__(kind)
+        # Lanes that have left this frame never read the variable again.
+        self.frame = frame
+        # Oldest first; each with the lanes it was written for.
+        self.layers: list[tuple[Mask, Thing]] = []
+
+    def load(self, lanes: Lanes) -> Thing:
+        if lanes.is_dry:
+            return _any_of(self.type, self.layers[-1][1] if self.layers else None)
+        mask = lanes.mask
+        written, found = self._resolve(mask)
+        if not lanes.is_differentiable or all(map(written.implies, mask.literals)):
+            return found
+        return _guard(mask, found)
+
+    def _resolve(self, mask: Mask) -> tuple[Mask, Thing]:
+        # The value for the lanes of a mask, and the literals under which all parts of it were computed.
+        found: list[tuple[Mask, Thing]] = []
+        for written, thing in reversed(self.layers):
+            if mask.is_apart(written):
+                continue
+            found.append((written, thing))
+            if mask.is_within(written):
+                break
+        if not found:
+            return ALL, zero_of(self.type)
+        written, thing = found.pop()
+        for later, newer in reversed(found):
+            condition = both_of(mask.beyond(later))
+            thing = choose(condition, newer, thing)
+            written = written.common(later)
+        return written, thing
+
+    def store(self, lanes: Lanes, thing: Thing) -> None:
+        if lanes.is_dry:
+            return
+        mask = lanes.mask
+        if self.frame.mask.is_within(mask):
+            self.layers = [(mask, thing)]
+            return
+        self.layers = [item for item in self.layers if not item[0].is_within(mask)]
+        if len(self.layers) > 1:
+            (oldest, old), (later, newer), *rest = self.layers
+            merged = choose(both_of(oldest.beyond(later)), newer, old)
+            self.layers = [(oldest.common(later), merged), *rest]
+        self.layers.append((mask, thing))
+
+
+class Fixed(Location):
+    """A value without a place of its own: what an expression gave."""
+
+    __slots__ = ("thing",)
+
+    def __init__(self, thing: Thing) -> None:
+        super().__init__(thing.dtype if isinstance(thing, Value) else thing.type)
+        self.thing = thing
+
+    def load(self, lanes: Lanes) -> Thing:
+        return self.thing
+
+    def store(self, lanes: Lanes, thing: Thing) -> None:
+        raise NoTranslation("an assignment to something that is no variable")
+
+    def part(self, index: int) -> Location:
+        if not isinstance(self.thing, Aggregate):
+            return super().part(index)
+        return Fixed(self.thing.parts[index])
+
+    @property
+    def length(self) -> int:
+        return len(self.thing.parts) if isinstance(self.thing, Aggregate) else super().length
+
+
+class Object(Location):
+    """A struct, or an array: its parts are locations."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, kind: CppType, parts: Sequence[Location]) -> None:
+        super().__init__(kind)
+        self.parts = parts
+
+    def load(self, lanes: Lanes) -> Thing:
+        return Aggregate(self.type, tuple(part.load(lanes) for part in self.parts))
+
+    def store(self, lanes: Lanes, thing: Thing) -> None:
+        assert isinstance(thing, Aggregate), "of this type"
+        for part, value in zip(self.parts, thing.parts, strict=True):
+            part.store(lanes, value)
+
+    def part(self, index: int) -> Location:
+        if not 0 <= index < len(self.parts):
+            raise NoTranslation(f"the index {index} into an array of {len(self.parts)}")
+        return self.parts[index]
+
+    @property
+    def length(self) -> int:
+        return len(self.parts)
+
+
+class Choice(Location):
+    """One of several places, by a condition each; the last one is for all other lanes."""
+
+    __slots__ = ("options",)
+
+    def __init__(self, options: Sequence[tuple[Condition, Location]]) -> None:
+        super().__init__(options[0][1].type)
+        self.options = options
+
+    def load(self, lanes: Lanes) -> Thing:
+        found = self.options[-1][1].load(lanes)
+        for condition, location in reversed(self.options[:-1]):
+            found = choose(condition.data, location.load(lanes), found)
+        return found
+
+    def store(self, lanes: Lanes, thing: Thing) -> None:
+        for condition, location in self.options:
+            location.store(_Narrowed(lanes, lanes.mask.extend(condition)), thing)
+
+    def part(self, index: int) -> Location:
+        return Choice([(condition, location.part(index)) for condition, location in self.options])
+
+    @property
+    def length(self) -> int:
+        return self.options[0][1].length
+
+
+class Punned(Location):
+    """Another location's bits as another type."""
+
+    __slots__ = ("location", "read", "write")
+
+    def __init__(self, location: Location, kind: torch.dtype, read: Any, write: Any) -> None:
+        super().__init__(kind)
+        self.location = location
+        self.read = read
+        self.write = write
+
+    def load(self, lanes: Lanes) -> Thing:
+        thing = self.read(self.location.load(lanes))
+        assert isinstance(thing, Value), "bits are numbers"
+        return thing
+
+    def store(self, lanes: Lanes, thing: Thing) -> None:
+        self.location.store(lanes, self.write(thing))
+
+
+@dataclass(frozen=True, slots=True)
+class _Narrowed:
+    lanes: Lanes
+    mask: Mask
+
+    @property
+    def is_differentiable(self) -> bool:
+        return self.lanes.is_differentiable
+
+    @property
+    def is_dry(self) -> bool:
+        return self.lanes.is_dry
+
+
+def make_location(kind: CppType, frame: Frame) -> Location:
+    """Return a new place for a value of a type, nothing written yet."""
+    if isinstance(kind, ArrayOf):
+        return Object(kind, [make_location(kind.element, frame) for _ in range(kind.length)])
+    if isinstance(kind, ClassType):
+        return Object(kind, [make_location(field, frame) for field in kind.fields.values()])
+    return Variable(kind, frame)
+
+
+def choose(condition: Any, yes: Thing, no: Thing) -> Thing:
+    """Return ``condition ? yes : no`` for two things of one type.
+
+    Raises:
+        NoTranslation: they are pointers into different arrays, or functions.
+    """
+    if condition is True or yes is no:
+        return yes
+    if condition is False:
+        return no
+    if isinstance(yes, Value) and isinstance(no, Value):
+        return select(condition, yes, no)
+    if isinstance(yes, Aggregate) and isinstance(no, Aggregate):
+        parts = tuple(choose(condition, one, other) for one, other in zip(yes.parts, no.parts, strict=True))
+        return Aggregate(yes.type, parts)
+    if isinstance(yes, Pointer) and isinstance(no, Pointer) and yes.targets is no.targets and yes.view is no.view:
+        return Pointer(yes.targets, select(condition, yes.offset, no.offset), yes.element, yes.view)
+    raise NoTranslation("a pointer or function that depends on data")
+
+
+def zero_of(kind: CppType) -> Thing:
+    """Return what a variable of a type holds that nobody wrote: anything."""
+    if isinstance(kind, torch.dtype):
+        return convert(Value(torch.int32, 0), kind)
+    if isinstance(kind, ArrayOf):
+        return Aggregate(kind, tuple(zero_of(kind.element) for _ in range(kind.length)))
+    if isinstance(kind, ClassType):
+        return Aggregate(kind, tuple(map(zero_of, kind.fields.values())))
+    raise NoTranslation("a pointer that points nowhere")
+
+
+def _guard(mask: Mask, thing: Thing) -> Thing:
+    # The same value; gradients reach it from the lanes of the mask only.
+    if isinstance(thing, Aggregate):
+        return Aggregate(thing.type, tuple(_guard(mask, part) for part in thing.parts))
+    if not isinstance(thing, Value) or thing.is_constant or not thing.dtype.is_floating_point | thing.dtype.is_complex:
+        return thing
+    known = mask.guarded.get(id(thing.data))
+    if known is None:
+        detached = emit(aten.detach.default, thing.data, dtype=thing.dtype)
+        guarded = emit(aten.where.self, mask.data, thing.data, detached, dtype=thing.dtype)
+        known = mask.guarded[id(thing.data)] = (thing.data, guarded)
+    return Value(thing.dtype, known[1])
+
+
+def _any_of(kind: CppType, known: Thing | None) -> Thing:
+    # Something of a type, when only types count.
+    return convert(Value(torch.int32, 1), kind) if isinstance(kind, torch.dtype) else known or zero_of(kind)
+
+

@@ -1,0 +1,194 @@
+"""A functor for given types in eager torch: one graph of ATen operations, or the interpreter where data decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import fx
+
+from fuser.config import config
+from fuser.eager import functions
+from fuser.eager.interpreter import DataDependentError, Interpreter
+from fuser.eager.nodes import Program
+from fuser.eager.resolve import SubstitutionError
+from fuser.eager.storage import NoTranslation
+from fuser.eager.syntax import parse_program
+from fuser.eager.values import PLACE, NeedsValuesError, Value, constant, is_number, storage_dtype
+from fuser.errors import UntranslatableError
+from fuser.functor import Functor, Role
+
+__all__ = ["Translation", "translate"]
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Translation:
+    """A functor for given types.
+
+    Unsigned integers of 16 bits and more are int64 inside the graph (see Note [Unsigned integers] in data.py).
+    """
+
+    functor: Functor
+    # The functor's T.
+    compute: torch.dtype
+    # C++ type of each argument: the entry's parameters in order, without the outputs.
+    types: tuple[torch.dtype, ...]
+    is_differentiable: bool
+    # None where control flow depends on data, and where the graph would be too large.
+    graph_module: fx.GraphModule | None
+    # C++ type of each output; with a graph.
+    output_types: tuple[torch.dtype, ...]
+    # Why there is no graph.
+    data_dependent: str | None
+
+    def run(self, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        """Compute the functor's outputs.
+
+        Args:
+            *arguments: tensors of ``types``, in any shapes that broadcast, or Python numbers.
+
+        Returns:
+            One tensor per output, of the type that the functor gives it. Its shape is that of the arguments it
+            depends on.
+
+        Raises:
+            UntranslatableError: as ``translate``, for what is found only when data decides.
+            RecursionError: the functor calls itself too often.
+        """
+        if self.graph_module is not None:
+            given = [_stored(item, kind) for item, kind in zip(arguments, self.types, strict=True)]
+            return tuple(map(_restore, self.graph_module(*given), self.output_types))
+        return self.interpret(*arguments)
+
+    def interpret(self, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        """As ``run``, by the interpreter."""
+        values = [
+            constant(item, kind) if is_number(item) else Value(kind, _stored(item, kind))
+            for item, kind in zip(arguments, self.types, strict=True)
+        ]
+        device = next(item.device for item in arguments if isinstance(item, torch.Tensor))
+        results = _interpret(self.functor, None, self.compute, values, is_differentiable=self.is_differentiable)
+        return tuple(_restore(_tensor(value, device), value.dtype) for value in results)
+
+
+def translate(
+    functor: Functor, compute: torch.dtype, types: tuple[torch.dtype, ...], *, differentiable: bool = False
+) -> Translation:
+    """Translate a functor.
+
+    Args:
+        functor: a parsed functor text.
+        compute: the type its first template parameter stands for.
+        types: C++ type of each argument: the entry's parameters in order without the outputs, where trailing ones
+            with a default may be missing.
+        differentiable: keep gradients out of lanes that do not run what they would come from.
+
+    Raises:
+        FunctorError: the text does not parse.
+        UntranslatableError: it holds something that has no counterpart in torch.
+    """
+    return _translate(functor, compute, types, differentiable, config.max_unrolled)
+
+
+@lru_cache(maxsize=4096)
+def _translate(
+    functor: Functor, compute: torch.dtype, types: tuple[torch.dtype, ...], differentiable: bool, limit: int
+) -> Translation:
+    graph = fx.Graph()
+    arguments = []
+    parameters = [parameter for parameter in functor.parameters if parameter.role is not Role.OUTPUT]
+    for parameter, kind in zip(parameters, types, strict=False):
+        node = graph.placeholder(parameter.name or "unnamed")
+        node.meta["dtype"] = storage_dtype(kind)
+        arguments.append(Value(kind, node))
+    try:
+        results = _interpret(functor, graph, compute, arguments, is_differentiable=differentiable, limit=limit)
+    except (DataDependentError, NeedsValuesError) as error:
+        return Translation(functor, compute, types, differentiable, None, (), str(error))
+    outputs = tuple(value.data if isinstance(value.data, fx.Node) else _constant(graph, value) for value in results)
+    graph.output(outputs)
+    _simplify(graph)
+    graph.lint()
+    module = fx.GraphModule(torch.nn.Module(), graph, functor.entry)
+    kinds = tuple(value.dtype for value in results)
+    return Translation(functor, compute, types, differentiable, module, kinds, None)
+
+
+def _interpret(
+    functor: Functor,
+    graph: fx.Graph | None,
+    compute: torch.dtype,
+    arguments: list[Value],
+    *,
+    is_differentiable: bool,
+    limit: int = 0,
+) -> list[Value]:
+    program = parse_program(functor)
+    _check_externals(functor, program)
+    token = PLACE.set(program.entry.place)
+    try:
+        interpreter = Interpreter(program, graph, limit, is_differentiable=is_differentiable)
+        return interpreter.call_entry(compute, arguments)
+    except (NoTranslation, TypeError, SubstitutionError) as error:
+        place = PLACE.get() or program.entry.place
+        raise UntranslatableError(functor.source, *place, str(error) or "a type that does not exist") from error
+    finally:
+        PLACE.reset(token)
+
+
+def _check_externals(functor: Functor, program: Program) -> None:
+    for name, place in program.externals.items():
+        if not functions.is_known(name):
+            raise UntranslatableError(functor.source, *place, f"the function {name!r}")
+
+
+def _constant(graph: fx.Graph, value: Value) -> fx.Node:
+    dtype = storage_dtype(value.dtype)
+    node = graph.call_function(aten.scalar_tensor.default, (value.stored,), {"dtype": dtype})
+    node.meta["dtype"] = dtype
+    return node
+
+
+def _simplify(graph: fx.Graph) -> None:
+    # Equal nodes become one, unused ones go away.
+    seen: dict[Any, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        key = (node.target, _key(node.args), _key(tuple(sorted(node.kwargs.items()))))
+        known = seen.setdefault(key, node)
+        if known is not node:
+            node.replace_all_uses_with(known)
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+
+
+def _key(item: Any) -> Any:
+    # 0.0, -0.0, 0 and False are equal in Python, and NaN is not.
+    if isinstance(item, tuple | list):
+        return tuple(map(_key, item))
+    return item if isinstance(item, fx.Node | torch.dtype | str) else (type(item), repr(item))
+
+
+def _stored(item: Any, kind: torch.dtype) -> torch.Tensor:
+    if is_number(item):
+        return torch.scalar_tensor(constant(item, kind).stored, dtype=storage_dtype(kind))
+    if kind is torch.uint64:
+        return item.view(torch.int64)  # type: ignore[no-any-return]
+    return item.to(storage_dtype(kind)) if storage_dtype(kind) is not kind else item  # type: ignore[no-any-return]
+
+
+def _restore(item: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    if kind is torch.uint64:
+        return item.view(torch.uint64)
+    return item.to(kind) if storage_dtype(kind) is not kind else item
+
+
+def _tensor(value: Value, device: torch.device) -> torch.Tensor:
+    if not value.is_constant:
+        return value.data  # type: ignore[no-any-return]
+    return torch.scalar_tensor(value.stored, dtype=storage_dtype(value.dtype), device=device)

@@ -1,0 +1,415 @@
+"""C++ arithmetic on constants, tensors and nodes of a graph: promotion, conversions and operators.
+
+The rules are C++'s for the types of LP64, on data as ATen has it. Where C++ leaves a result open (overflow of signed
+integers, shifts by more than the width, division by zero) the result is any value and nothing traps.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from fuser.eager.data import (
+    PLACE,
+    Data,
+    NeedsValuesError,
+    Value,
+    constant,
+    emit,
+    is_number,
+    round_to,
+    storage_dtype,
+)
+
+__all__ = [
+    "PLACE",
+    "Data",
+    "NeedsValuesError",
+    "Value",
+    "binary",
+    "both",
+    "common_type",
+    "constant",
+    "convert",
+    "either",
+    "emit",
+    "is_number",
+    "join_complex",
+    "negate",
+    "promote_integer",
+    "select",
+    "split_complex",
+    "storage_dtype",
+    "unary",
+]
+
+aten = torch.ops.aten
+
+# Integer types by C++'s rank; smaller ones become int.
+_RANK = (torch.int32, torch.uint32, torch.int64, torch.uint64)
+_TOP = -(2**63)
+_MASKS = {torch.uint16: 0xFFFF, torch.uint32: 0xFFFFFFFF}
+_ARITHMETIC = {"+": aten.add.Tensor, "-": aten.sub.Tensor, "*": aten.mul.Tensor, "/": aten.div.Tensor}
+_BITWISE = {"&": aten.bitwise_and.Tensor, "|": aten.bitwise_or.Tensor, "^": aten.bitwise_xor.Tensor}
+_COMPARISONS = {
+    "<": aten.lt.Tensor,
+    "<=": aten.le.Tensor,
+    ">": aten.gt.Tensor,
+    ">=": aten.ge.Tensor,
+    "==": aten.eq.Tensor,
+    "!=": aten.ne.Tensor,
+}
+# How an operator reads with its operands exchanged.
+_SWAPPED = {"+": "+", "*": "*", "&": "&", "|": "|", "^": "^", "==": "==", "!=": "!="}
+_SWAPPED |= {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
+
+
+# ---- types ----
+
+
+def promote_integer(dtype: torch.dtype) -> torch.dtype:
+    """Return the type of `+x`: int for bool and what is shorter than int."""
+    if dtype.is_floating_point or dtype.is_complex or dtype in _RANK:
+        return dtype
+    return torch.int32
+
+
+def common_type(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    """Return the type of `a + b`. A real number of any type takes a complex number's precision."""
+    a, b = promote_integer(a), promote_integer(b)
+    if a.is_complex or b.is_complex:
+        return torch.promote_types(a, b) if a.is_complex and b.is_complex else a if a.is_complex else b
+    if a.is_floating_point or b.is_floating_point:
+        return torch.float64 if torch.float64 in (a, b) else torch.float32
+    return max(a, b, key=_RANK.index)
+
+
+# ---- conversions ----
+
+
+def convert(value: Value, dtype: torch.dtype) -> Value:
+    """Return static_cast<dtype>(value).
+
+    Floats are cut off; out of the integer's range the result is the machine's (x86: the smallest of int32 or int64,
+    cut to the type). A complex number loses its imaginary part, and is true if either part is.
+    """
+    source = value.dtype
+    if source is dtype:
+        return value
+    if value.is_constant:
+        return Value(dtype, _convert_number(value.data, source, dtype))
+    if dtype is torch.bool:
+        return Value(dtype, _as_bool(value.data))
+    if source.is_complex and not dtype.is_complex:
+        return convert(Value(source.to_real(), emit(aten.real.default, value.data, dtype=source.to_real())), dtype)
+    if dtype.is_complex:
+        part = value if source.is_complex else convert(value, dtype.to_real())
+        return Value(dtype, _cast(part.data, dtype))
+    if source.is_floating_point:
+        return Value(dtype, _cast(value.data, dtype) if dtype.is_floating_point else _from_float(value, dtype))
+    if dtype.is_floating_point:
+        return Value(dtype, _from_uint64(value.data, dtype) if source is torch.uint64 else _cast(value.data, dtype))
+    return Value(dtype, _between_integers(value.data, source, dtype))
+
+
+def _convert_number(number: Any, source: torch.dtype, dtype: torch.dtype) -> Any:
+    if source.is_complex and not dtype.is_complex and dtype is not torch.bool:
+        number = number.real
+    if not isinstance(number, float) or dtype is torch.bool or dtype.is_floating_point or dtype.is_complex:
+        return round_to(number, dtype)
+    if dtype is torch.uint64 and number >= 2.0**63:
+        return round_to(_cut_off(number - 2.0**63, 63) ^ _TOP, dtype)
+    return round_to(_cut_off(number, 31 if dtype.is_signed and dtype is not torch.int64 else 63), dtype)
+
+
+def _cut_off(number: float, bits: int) -> int:
+    return int(number) if math.isfinite(number) and -(2**bits) <= int(number) < 2**bits else -(2**bits)
+
+
+def _cast(data: Data, dtype: torch.dtype) -> Data:
+    return emit(aten._to_copy.default, data, dtype=dtype)
+
+
+def _as_bool(data: Data) -> Data:
+    # The int that C++ makes of a comparison becomes the comparison again.
+    if isinstance(data, torch.fx.Node) and data.target is aten._to_copy.default:
+        inner = data.args[0]
+        if isinstance(inner, torch.fx.Node) and inner.meta["dtype"] is torch.bool:
+            return inner
+    return emit(aten.ne.Tensor, data, 0, dtype=torch.bool)
+
+
+def _from_float(value: Value, dtype: torch.dtype) -> Data:
+    data = value.data
+    if dtype in (torch.int8, torch.int16):
+        return _cast(_cast(data, torch.int32), dtype)
+    if dtype is torch.uint8:
+        return _cast(_cast(data, torch.int64), dtype)
+    if dtype is torch.uint64:
+        top = Value(value.dtype, 2.0**63)
+        high = _cast(binary("-", value, top).data, torch.int64)
+        flipped = emit(aten.bitwise_xor.Tensor, high, _TOP, dtype=torch.int64)
+        is_high = binary(">=", value, top).data
+        return emit(aten.where.self, is_high, flipped, _cast(data, torch.int64), dtype=torch.int64)
+    stored = storage_dtype(dtype)
+    return _masked(_cast(data, stored), dtype)
+
+
+def _from_uint64(data: Data, dtype: torch.dtype) -> Data:
+    # Halved, the bit that is lost kept as sticky one, the upper half of the range is int64's.
+    half = emit(aten.bitwise_or.Tensor, _shift_right_uint64(data, 1), _bit_and(data, 1), dtype=torch.int64)
+    doubled = emit(aten.mul.Tensor, _cast(half, dtype), 2.0, dtype=dtype)
+    is_high = emit(aten.lt.Tensor, data, 0, dtype=torch.bool)
+    return emit(aten.where.self, is_high, doubled, _cast(data, dtype), dtype=dtype)
+
+
+def _between_integers(data: Data, source: torch.dtype, dtype: torch.dtype) -> Data:
+    stored = storage_dtype(dtype)
+    if storage_dtype(source) is not stored:
+        data = _cast(data, stored)
+    fits = not source.is_signed and source.itemsize <= dtype.itemsize
+    return data if fits else _masked(data, dtype)
+
+
+def _masked(data: Data, dtype: torch.dtype) -> Data:
+    return _bit_and(data, _MASKS[dtype]) if dtype in _MASKS else data
+
+
+def _bit_and(data: Data, number: int) -> Data:
+    return emit(aten.bitwise_and.Tensor, data, number, dtype=torch.int64)
+
+
+# ---- operators ----
+
+
+def unary(op: str, a: Value) -> Value:
+    """Apply "-", "+", "~" or "!".
+
+    Raises:
+        TypeError: C++ has no such operator for the type.
+    """
+    if op == "!":
+        return Value(torch.bool, negate(convert(a, torch.bool).data))
+    a = convert(a, promote_integer(a.dtype))
+    if op == "+":
+        return a
+    is_integer = not (a.dtype.is_floating_point or a.dtype.is_complex)
+    if op == "~" and not is_integer:
+        raise TypeError(f"no operator ~ for {_name(a.dtype)}")
+    if a.is_constant:
+        return constant(-a.data if op == "-" else ~a.data, a.dtype)
+    data = emit(aten.neg.default if op == "-" else aten.bitwise_not.default, a.data, dtype=storage_dtype(a.dtype))
+    return Value(a.dtype, _masked(data, a.dtype))
+
+
+def binary(op: str, a: Value, b: Value) -> Value:
+    """Apply `+ - * / % << >> & | ^ < <= > >= == != && ||`, the last two on both operands.
+
+    Raises:
+        TypeError: C++ has no such operator for the types.
+    """
+    if op in ("&&", "||"):
+        combine = both if op == "&&" else either
+        return Value(torch.bool, combine(convert(a, torch.bool).data, convert(b, torch.bool).data))
+    if op in ("<<", ">>"):
+        return _shift(op, a, b)
+    dtype = common_type(a.dtype, b.dtype)
+    is_integer = not (dtype.is_floating_point or dtype.is_complex)
+    if (op in "%&|^" and not is_integer) or (op in ("<", "<=", ">", ">=") and dtype.is_complex):
+        raise TypeError(f"no operator {op} for {_name(a.dtype)} and {_name(b.dtype)}")
+    if dtype.is_complex:
+        return _complex(op, a, b, dtype)
+    if a.dtype is b.dtype is torch.bool and not (a.is_constant and b.is_constant) and op in "&|^==!=":
+        result = _operate(op, a, b, torch.bool)
+        return result if op in _COMPARISONS else convert(result, dtype)
+    a, b = convert(a, dtype), convert(b, dtype)
+    if a.is_constant and b.is_constant:
+        return _of_numbers(op, a.data, b.data, dtype)
+    return _operate(op, a, b, dtype)
+
+
+def _operate(op: str, a: Value, b: Value, dtype: torch.dtype) -> Value:
+    # Operands of one real type, one of them at least no constant.
+    if a.is_constant and op in _SWAPPED:
+        op, a, b = _SWAPPED[op], b, a
+    x, y = a.stored, b.stored
+    if op in _COMPARISONS:
+        if dtype is torch.uint64 and op not in ("==", "!="):
+            x, y = _flip(x), _flip(y)
+        return Value(torch.bool, emit(_COMPARISONS[op], x, y, dtype=torch.bool))
+    stored = storage_dtype(dtype)
+    if op in "/%" and not dtype.is_floating_point:
+        return Value(dtype, _divide_uint64(op, x, y) if dtype is torch.uint64 else _divide(op, x, y, dtype))
+    return Value(dtype, _masked(emit((_ARITHMETIC | _BITWISE)[op], x, y, dtype=stored), dtype))
+
+
+def _divide(op: str, x: Data, y: Data, dtype: torch.dtype) -> Data:
+    # torch raises for a zero denominator, and the machine traps where the quotient -INT_MIN is out of range: both
+    # kinds of denominator become 1, and x / -1 is -x.
+    stored = storage_dtype(dtype)
+    minus = False if is_number(y) and y != -1 else emit(aten.eq.Tensor, y, -1, dtype=torch.bool)
+    zero = False if is_number(y) and y != 0 else emit(aten.eq.Tensor, y, 0, dtype=torch.bool)
+    if dtype is torch.uint32:
+        minus = False
+    y = _choose(either(zero, minus), 1, y, stored)
+    if op == "%":
+        return emit(aten.fmod.Tensor, x, y, dtype=stored)
+    quotient = emit(aten.div.Tensor_mode, x, y, dtype=stored, rounding_mode="trunc")
+    return quotient if minus is False else _choose(minus, emit(aten.neg.default, x, dtype=stored), quotient, stored)
+
+
+def _divide_uint64(op: str, x: Data, y: Data) -> Data:
+    # By signed division (H. S. Warren, Hacker's Delight, section 9-3): half of x is not negative, and twice its
+    # quotient is right or one too small. A denominator of 2^63 and more goes into x once or not at all.
+    zero = emit(aten.eq.Tensor, y, 0, dtype=torch.bool)
+    high = emit(aten.lt.Tensor, y, 0, dtype=torch.bool)
+    safe = _choose(either(zero, high), 1, y, torch.int64)
+    half = emit(aten.div.Tensor_mode, _shift_right_uint64(x, 1), safe, dtype=torch.int64, rounding_mode="trunc")
+    twice = emit(aten.bitwise_left_shift.Tensor, half, 1, dtype=torch.int64)
+    estimate = _choose(high, 0, twice, torch.int64)
+    divisor = _choose(zero, 1, y, torch.int64)
+    rest = emit(aten.sub.Tensor, x, emit(aten.mul.Tensor, estimate, divisor, dtype=torch.int64), dtype=torch.int64)
+    again = emit(aten.ge.Tensor, _flip(rest), _flip(divisor), dtype=torch.bool)
+    if op == "%":
+        return _choose(again, emit(aten.sub.Tensor, rest, divisor, dtype=torch.int64), rest, torch.int64)
+    return emit(aten.add.Tensor, estimate, _cast(again, torch.int64), dtype=torch.int64)
+
+
+def _flip(data: Data) -> Data:
+    # In this order int64 compares as uint64.
+    return emit(aten.bitwise_xor.Tensor, data, _TOP, dtype=torch.int64)
+
+
+def _shift(op: str, a: Value, b: Value) -> Value:
+    a = convert(a, promote_integer(a.dtype))
+    if any(v.dtype.is_floating_point or v.dtype.is_complex for v in (a, b)):
+        raise TypeError(f"no operator {op} for {_name(a.dtype)} and {_name(b.dtype)}")
+    if a.is_constant and b.is_constant:
+        inside = 0 <= b.data < 8 * a.dtype.itemsize
+        if op == "<<":
+            return constant(a.data << b.data if inside else 0, a.dtype)
+        return constant(a.data >> b.data if inside else -(a.data < 0), a.dtype)
+    stored = storage_dtype(a.dtype)
+    x, count = a.stored, convert(b, stored).data
+    if op == "<<":
+        return Value(a.dtype, _masked(emit(aten.bitwise_left_shift.Tensor, x, count, dtype=stored), a.dtype))
+    if a.dtype is torch.uint64:
+        return Value(a.dtype, _shift_right_uint64(x, count))
+    return Value(a.dtype, emit(aten.bitwise_right_shift.Tensor, x, count, dtype=stored))
+
+
+def _shift_right_uint64(data: Data, count: Data) -> Data:
+    # The sign's copies are cut off: the mask keeps 64 - count bits.
+    rest = emit(aten.sub.Tensor, 63, count, dtype=torch.int64)
+    copies = emit(aten.bitwise_left_shift.Tensor, -2, rest, dtype=torch.int64)
+    mask = emit(aten.bitwise_not.default, copies, dtype=torch.int64)
+    shifted = emit(aten.bitwise_right_shift.Tensor, data, count, dtype=torch.int64)
+    return emit(aten.bitwise_and.Tensor, shifted, mask, dtype=torch.int64)
+
+
+def _of_numbers(op: str, x: Any, y: Any, dtype: torch.dtype) -> Value:
+    compare = {"<": x < y, "<=": x <= y, ">": x > y, ">=": x >= y, "==": x == y, "!=": x != y}
+    if op in compare:
+        return Value(torch.bool, compare[op])
+    if op in _BITWISE:
+        return constant({"&": x & y, "|": x | y, "^": x ^ y}[op], dtype)
+    if op in "+-*":
+        # float32: double holds enough for the second rounding to change nothing (S. Figueroa, 1995).
+        return constant(x + y if op == "+" else x - y if op == "-" else x * y, dtype)
+    if dtype.is_floating_point:
+        return constant(x / y, dtype) if y != 0 else Value(dtype, emit(aten.div.Tensor, x, y, dtype=dtype))
+    y = y or 1
+    quotient = abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
+    return constant(quotient if op == "/" else x - quotient * y, dtype)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+# ---- complex numbers ----
+
+
+def split_complex(value: Value) -> tuple[Value, Value]:
+    """Return the real and the imaginary part of a complex number."""
+    part = value.dtype.to_real()
+    if value.is_constant:
+        return Value(part, value.data.real), Value(part, value.data.imag)
+    return (
+        Value(part, emit(aten.real.default, value.data, dtype=part)),
+        Value(part, emit(aten.imag.default, value.data, dtype=part)),
+    )
+
+
+def join_complex(re: Value, im: Value) -> Value:
+    """Return the complex number of two parts of one type."""
+    dtype = re.dtype.to_complex()
+    if re.is_constant and im.is_constant:
+        return constant(complex(re.data, im.data), dtype)
+    return Value(dtype, emit(aten.complex.default, re.data, im.data, dtype=dtype))
+
+
+def _complex(op: str, a: Value, b: Value, dtype: torch.dtype) -> Value:
+    is_mixed = not (a.dtype.is_complex and b.dtype.is_complex)
+    if is_mixed and not (op == "/" and b.dtype.is_complex):
+        return _complex_and_real(op, a, b, dtype)
+    a, b = convert(a, dtype), convert(b, dtype)
+    if op in ("==", "!="):
+        return Value(torch.bool, emit(_COMPARISONS[op], a.data, b.data, dtype=torch.bool))
+    return Value(dtype, emit(_ARITHMETIC[op], a.data, b.data, dtype=dtype))
+
+
+def _complex_and_real(op: str, a: Value, b: Value, dtype: torch.dtype) -> Value:
+    # Part by part: infinities, NaN and negative zeros come out otherwise when the real number becomes complex first.
+    if a.dtype.is_complex:
+        (re, im), v = split_complex(a), convert(b, dtype.to_real())
+        if op in ("==", "!="):
+            re, im = binary(op, re, v), binary(op, im, constant(0, im.dtype))
+            return binary("&&" if op == "==" else "||", re, im)
+        return join_complex(binary(op, re, v), binary(op, im, v) if op in "*/" else im)
+    (re, im), v = split_complex(b), convert(a, dtype.to_real())
+    if op == "-":
+        return join_complex(binary("-", v, re), unary("-", im))
+    return _complex_and_real(op, b, a, dtype)
+
+
+# ---- masks ----
+
+
+def both(a: Data, b: Data) -> Data:
+    """Return `a and b` of bool data."""
+    if is_number(a) or is_number(b):
+        return (b if a else False) if is_number(a) else (a if b else False)
+    return emit(aten.logical_and.default, a, b, dtype=torch.bool)
+
+
+def either(a: Data, b: Data) -> Data:
+    """Return `a or b` of bool data."""
+    if is_number(a) or is_number(b):
+        return (True if a else b) if is_number(a) else (True if b else a)
+    return emit(aten.logical_or.default, a, b, dtype=torch.bool)
+
+
+def negate(a: Data) -> Data:
+    """Return `not a` of bool data."""
+    return not a if is_number(a) else emit(aten.logical_not.default, a, dtype=torch.bool)
+
+
+def select(mask: Data, a: Value, b: Value) -> Value:
+    """Return `mask ? a : b` for bool data and two values of one type."""
+    assert a.dtype is b.dtype, (a.dtype, b.dtype)
+    if is_number(mask):
+        return a if mask else b
+    return Value(a.dtype, _choose(mask, a.stored, b.stored, storage_dtype(a.dtype)))
+
+
+def _choose(mask: Data, x: Data, y: Data, dtype: torch.dtype) -> Data:
+    if is_number(mask):
+        return x if mask else y
+    if x is y:
+        return x
+    if dtype is torch.bool and is_number(x) and is_number(y):
+        return x if x is y else mask if x else negate(mask)
+    return emit(aten.where.self, mask, x, y, dtype=dtype)
