@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +17,7 @@ from fuser.derivative.importing import import_graph
 from fuser.derivative.reverse import differentiate_reverse
 from fuser.derivative.simplify import simplify
 from fuser.derivative.text import Names, emit_functor
+from fuser.derivative.torch_ops import DIFFERENTIATED_AS
 from fuser.eager import translate
 from fuser.errors import DataDependentError, NotDifferentiableError
 from fuser.functor import Functor, Parameter, Role, parse_functor
@@ -73,6 +74,7 @@ def reverse_functor(
     *,
     wanted: tuple[int, ...],
     outputs: tuple[int, ...],
+    op: str | None = None,
 ) -> Derived:
     """Return the functor that makes gradients of arguments from gradients of outputs.
 
@@ -91,6 +93,7 @@ def reverse_functor(
         types: C++ type of each argument, tensors and scalars in the order of the declaration; as for ``translate``.
         wanted: places of the arguments whose gradient is asked for.
         outputs: the outputs that have a gradient.
+        op: which of torch's ops the functor is, if any: its derivative is torch's, at ties and kinks too.
 
     Raises:
         NotDifferentiableError: an operation in between, or every output, has no derivative.
@@ -98,12 +101,17 @@ def reverse_functor(
         UntranslatableError: the text cannot be translated.
     """
     with _disable_current_modes():
-        return reverse_source(load_source(functor, compute, types), wanted, outputs)
+        return reverse_source(load_source(functor, compute, types, op), wanted, outputs)
 
 
 @lru_cache(maxsize=4096)
 def forward_functor(
-    functor: Functor, compute: torch.dtype, types: tuple[torch.dtype, ...], *, given: tuple[int, ...]
+    functor: Functor,
+    compute: torch.dtype,
+    types: tuple[torch.dtype, ...],
+    *,
+    given: tuple[int, ...],
+    op: str | None = None,
 ) -> Derived:
     """Return the functor that makes the tangent of every output from tangents of arguments.
 
@@ -114,20 +122,25 @@ def forward_functor(
         compute: its compute dtype.
         types: as for ``reverse_functor``.
         given: places of the arguments that have a tangent.
+        op: as for ``reverse_functor``.
 
     Raises:
         As ``reverse_functor``.
     """
     with _disable_current_modes():
-        return forward_source(load_source(functor, compute, types), given)
+        return forward_source(load_source(functor, compute, types, op), given)
 
 
-def load_source(functor: Functor, compute: torch.dtype, types: tuple[torch.dtype, ...]) -> Source:
+def load_source(
+    functor: Functor, compute: torch.dtype, types: tuple[torch.dtype, ...], op: str | None = None
+) -> Source:
     """Translate a functor into expressions.
 
     Raises:
         DataDependentError, UntranslatableError: as ``reverse_functor``.
     """
+    if op in DIFFERENTIATED_AS:
+        return _source_of_op(DIFFERENTIATED_AS[op], functor, compute, types)
     translation = translate(functor, compute, types)
     if translation.graph_module is None:
         raise DataDependentError(f"{functor.entry} has no derivative in one piece: {translation.data_dependent}")
@@ -138,6 +151,24 @@ def source_of_graph(functor: Functor, compute: torch.dtype, graph: fx.Graph) -> 
     """Return a functor as expressions from its typed graph."""
     parameters = [item for item in functor.parameters if item.role is not Role.OUTPUT]
     inputs, values = import_graph(graph, [item.name for item in parameters], Builder())
+    return _source(functor, compute, parameters, inputs, values)
+
+
+def _source_of_op(
+    form: Callable[..., Expr], functor: Functor, compute: torch.dtype, types: tuple[torch.dtype, ...]
+) -> Source:
+    builder = Builder()
+    inputs = [builder.input(item.name, dtype) for item, dtype in zip(functor.tensors, types, strict=True)]
+    return _source(functor, compute, functor.tensors, inputs, [form(*inputs)])
+
+
+def _source(
+    functor: Functor,
+    compute: torch.dtype,
+    parameters: Sequence[Parameter],
+    inputs: Sequence[Expr],
+    values: Sequence[Expr],
+) -> Source:
     names = [item.name for item in functor.outputs] or ["out"]
     outputs = [value.to(compute) if is_continuous(value.dtype) else value for value in values]
     return Source(

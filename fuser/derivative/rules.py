@@ -1,20 +1,19 @@
 """The derivative of every operation: one linear map per operand, which serves reverse and forward mode.
 
-The formulas are those of torch's autograd (``tools/autograd/derivatives.yaml``), kinks included, unless a comment says
-otherwise. An operand without a map has no gradient: what is rounded, compared or converted to an integer.
+An operand without a map has no gradient: what is rounded, compared or converted to an integer.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from fuser.derivative.expression import BOOLEAN, Expr, is_continuous
+from fuser.derivative.expression import Expr, is_continuous
+from fuser.derivative.formulas import CONSTANT, PARTIALS, UNARY
 
 __all__ = ["Edge", "Unsupported", "edges"]
 
-_TWO_OVER_ROOT_PI = 2 / math.sqrt(math.pi)
 # From a gradient (or, forward, a tangent) to what it contributes.
 Map = Callable[[Expr], Expr]
 
@@ -33,80 +32,6 @@ class Edge:
     arm: tuple[Expr, bool] | None = None
 
 
-# (gradient, operand, result) -> contribution. Reverse mode gives the conjugates of complex operands and results: every
-# formula f has f(conj z) = conj f(z).
-_UNARY: dict[str, Callable[[Expr, Expr, Expr], Expr]] = {
-    "neg": lambda g, x, y: -g,
-    "reciprocal": lambda g, x, y: -(g * (y * y)),
-    "exp": lambda g, x, y: g * y,
-    "exp2": lambda g, x, y: g * y * math.log(2),
-    "expm1": lambda g, x, y: g * (y + 1),
-    "log": lambda g, x, y: g / x,
-    "log2": lambda g, x, y: g / (x * math.log(2)),
-    "log10": lambda g, x, y: g / (x * math.log(10)),
-    "log1p": lambda g, x, y: g / (x + 1),
-    "sqrt": lambda g, x, y: g / (2 * y),
-    "rsqrt": lambda g, x, y: -0.5 * g * (y * y * y),
-    "sin": lambda g, x, y: g * x.call("cos"),
-    "cos": lambda g, x, y: -(g * x.call("sin")),
-    "tan": lambda g, x, y: g * (1 + y * y),
-    "asin": lambda g, x, y: g * (1 - x * x).call("rsqrt"),
-    "acos": lambda g, x, y: -(g * (1 - x * x).call("rsqrt")),
-    "atan": lambda g, x, y: g / (x * x + 1),
-    "sinh": lambda g, x, y: g * x.call("cosh"),
-    "cosh": lambda g, x, y: g * x.call("sinh"),
-    "tanh": lambda g, x, y: g * (1 - y * y),
-    "asinh": lambda g, x, y: g * (x * x + 1).call("rsqrt"),
-    # Two roots, where torch takes that of x^2 - 1: near 1 no digits cancel.
-    "acosh": lambda g, x, y: g * ((x - 1).call("rsqrt") * (x + 1).call("rsqrt")),
-    "atanh": lambda g, x, y: g / (1 - x * x),
-    "erf": lambda g, x, y: g * ((-(x * x)).call("exp") * _TWO_OVER_ROOT_PI),
-    "erfc": lambda g, x, y: -(g * ((-(x * x)).call("exp") * _TWO_OVER_ROOT_PI)),
-    "erfinv": lambda g, x, y: g * ((y * y).call("exp") / _TWO_OVER_ROOT_PI),
-    "lgamma": lambda g, x, y: g * x.call("digamma"),
-    "digamma": lambda g, x, y: g * x.builder.emit("polygamma", 1, x),
-    "sinc": lambda g, x, y: (g * (((x * math.pi).call("cos") - y) / x)).where(x.call("ne", 0), 0),
-    "special_i0": lambda g, x, y: g * x.call("special_i1"),
-    "special_i1": lambda g, x, y: g * (x.call("special_i0") - y / x).where(x.call("ne", 0), 0.5),
-    "special_i0e": lambda g, x, y: g * (x.call("special_i1e") - x.call("sgn") * y),
-    "special_i1e": lambda g, x, y: (
-        g * (x.call("special_i0e") - y * (x.call("sgn") + 1 / x)).where(x.call("ne", 0), 0.5)
-    ),
-    "special_bessel_j0": lambda g, x, y: -(g * x.call("special_bessel_j1")),
-    "special_bessel_j1": lambda g, x, y: g * (x.call("special_bessel_j0") - y / x).where(x.call("ne", 0), 0.5),
-    "special_bessel_y0": lambda g, x, y: -(g * x.call("special_bessel_y1")),
-    "special_bessel_y1": lambda g, x, y: g * (x.call("special_bessel_y0") - y / x),
-    "special_erfcx": lambda g, x, y: g * (2 * x * y - _TWO_OVER_ROOT_PI),
-    "special_ndtr": lambda g, x, y: g * ((-0.5 * x * x).call("exp") / math.sqrt(2 * math.pi)),
-    "special_ndtri": lambda g, x, y: g * ((0.5 * y * y).call("exp") * math.sqrt(2 * math.pi)),
-    # The exponent is constant almost everywhere.
-    "frexp_mantissa": lambda g, x, y: g.call("ldexp", -x.call("frexp_exponent")),
-}
-
-# Per operand: (gradient, operand, operand, result) -> contribution, or None.
-_Partial = Callable[[Expr, Expr, Expr, Expr], Expr]
-_BINARY: dict[str, tuple[_Partial | None, _Partial | None]] = {
-    "add": (lambda g, a, b, y: g, lambda g, a, b, y: g),
-    "sub": (lambda g, a, b, y: g, lambda g, a, b, y: -g),
-    "mul": (lambda g, a, b, y: g * b, lambda g, a, b, y: g * a),
-    "div": (lambda g, a, b, y: g / b, lambda g, a, b, y: _denominator(g, a, b, y)),
-    "fmod": (lambda g, a, b, y: g, lambda g, a, b, y: -(g * (a / b).call("trunc"))),
-    "remainder": (lambda g, a, b, y: g, lambda g, a, b, y: -(g * (a / b).call("floor"))),
-    "pow": (lambda g, a, b, y: _base(g, a, b), lambda g, a, b, y: _exponent(g, a, b, y)),
-    "atan2": (lambda g, a, b, y: g * (b / (a * a + b * b)), lambda g, a, b, y: -(g * (a / (a * a + b * b)))),
-    "hypot": (lambda g, a, b, y: g * (a / y), lambda g, a, b, y: g * (b / y)),
-    # Also where the first operand is infinite, unlike torch's quotient; zero at zero, as there.
-    "copysign": (lambda g, a, b, y: g * (a.call("sgn") * b.builder.constant(1, b.dtype).call("copysign", b)), None),
-    "ldexp": (lambda g, a, b, y: g.call("ldexp", b), None),
-}
-
-# No gradient for any operand.
-_CONSTANT = BOOLEAN | {
-    "detach", "floor", "ceil", "trunc", "round", "div_trunc", "frexp_exponent", "bitwise_and", "bitwise_or",
-    "bitwise_xor", "bitwise_not", "bitwise_left_shift", "bitwise_right_shift",
-}  # fmt: skip
-
-
 def edges(item: Expr, *, reverse: bool) -> Sequence[Edge]:
     """Return how the result of one operation depends on its operands, those without a gradient left out.
 
@@ -118,7 +43,7 @@ def edges(item: Expr, *, reverse: bool) -> Sequence[Edge]:
     Raises:
         Unsupported: the operation has no derivative.
     """
-    if item.op in _CONSTANT or item.op in {"input", "constant"}:
+    if item.op in CONSTANT or item.op in {"input", "constant"}:
         return ()
     special = _SPECIAL[item.op](item, reverse) if item.op in _SPECIAL else None
     if special is not None:
@@ -126,44 +51,24 @@ def edges(item: Expr, *, reverse: bool) -> Sequence[Edge]:
     operands, result = item.operands, item
     if item.dtype.is_complex and reverse:
         operands, result = tuple(_conj(operand) for operand in operands), _conj(item)
-    if item.op in _UNARY:
-        unary, (x,) = _UNARY[item.op], operands
+    if item.op in UNARY:
+        unary, (x,) = UNARY[item.op], operands
         return (Edge(item.operands[0], lambda g: unary(g, x, result)),)
-    if item.op in _BINARY:
+    if item.op in PARTIALS:
         return [
-            Edge(operand, lambda g, partial=partial: partial(g, *operands, result))  # type: ignore[misc]
-            for operand, partial in zip(item.operands, _BINARY[item.op], strict=True)
-            if partial is not None
+            Edge(operand, partial(_apply, formula, result, operands))
+            for operand, formula in zip(item.operands, PARTIALS[item.op], strict=True)
+            if formula is not None
         ]
     raise Unsupported(item.op)
 
 
+def _apply(formula: Callable[..., Expr], result: Expr, operands: tuple[Expr, ...], g: Expr) -> Expr:
+    return formula(g, result, *operands)
+
+
 def _conj(value: Expr) -> Expr:
     return value.call("conj_physical")
-
-
-def _denominator(g: Expr, a: Expr, b: Expr, y: Expr) -> Expr:
-    if a.is_constant and a.args[0] == 1:
-        return -(g * (y * y))
-    return -(g / b * y)
-
-
-def _base(g: Expr, a: Expr, b: Expr) -> Expr:
-    if b.is_constant:
-        exponent = b.args[0]
-        if exponent in (1, 2, 3):
-            return g if exponent == 1 else g * (2 * a) if exponent == 2 else g * (3 * (a * a))
-        return g * (exponent * a.call("pow", b - 1))
-    return (g * (b * a.call("pow", b - 1))).where(b.call("ne", 0), 0)
-
-
-def _exponent(g: Expr, a: Expr, b: Expr, y: Expr) -> Expr:
-    # 0 to a power has no logarithm, and none is needed.
-    if b.dtype.is_complex:
-        is_zero = a.call("eq", 0).call("logical_and", b.call("real").call("ge", 0))
-    else:
-        is_zero = a.call("eq", 0).call("logical_and", b.call("ge", 0))
-    return (g * (y * a.call("log"))).where(is_zero.call("logical_not"), 0)
 
 
 # --- selection ----------------------------------------------------------------------------------------------------
@@ -193,6 +98,12 @@ def _share(order: str) -> Callable[[Expr, bool], Sequence[Edge]]:
         )
 
     return apply
+
+
+def _fdim(item: Expr, reverse: bool) -> Sequence[Edge]:
+    a, b = item.args
+    is_less = a.call("le", b)
+    return Edge(a, _same, (is_less, False)), Edge(b, lambda g: -g, (is_less, False))
 
 
 def _same(g: Expr) -> Expr:
@@ -355,6 +266,7 @@ _SPECIAL: dict[str, Callable[[Expr, bool], Sequence[Edge] | None]] = {
     # As the prelude's fmax: NaN loses, and the first of two equal operands is taken.
     "fmax": _select(lambda a, b: a.call("ge", b).call("logical_or", b.call("ne", b))),
     "fmin": _select(lambda a, b: a.call("le", b).call("logical_or", b.call("ne", b))),
+    "cpp.fdim": _fdim,
     "maximum": _share("lt"),
     "minimum": _share("gt"),
     "convert": _convert,

@@ -214,8 +214,8 @@ class _Writer:
             return _WRITERS[item.op](self, item, operands)
         if item.op in _OPERATORS:
             return self._operator(*_OPERATORS[item.op], item, operands)
-        if item.op in _SAME_NAME or item.op in _FUNCTIONS:
-            return self.call(_FUNCTIONS.get(item.op, item.op), operands)
+        if item.op in _SAME_NAME or item.op in _FUNCTIONS or item.op.startswith("cpp."):
+            return self.call(_FUNCTIONS.get(item.op, item.op.removeprefix("cpp.")), operands)
         raise NotDifferentiableError(f"its derivative needs {item.op}, which has no C++ function", item.place)
 
     def call(self, name: str, operands: Sequence[_Text]) -> _Text:
