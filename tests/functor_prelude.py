@@ -9,13 +9,11 @@ import torch
 from functor_case import FLOATS, NARROW, Case
 
 
-def _window(x: Any, kind: int) -> Any:
-    turn = torch.cos(math.pi * x)
-    if kind == 0:
-        return (1 + turn) / 2
-    if kind in (1, 2):
-        return 0.42 + 0.5 * turn + 0.08 * torch.cos(2 * math.pi * x) if kind == 2 else 0.54 + 0.46 * turn
-    return torch.ones_like(x)
+def _window(x: Any, kind: float) -> Any:
+    kind, turn = int(kind), torch.cos(math.pi * x)
+    if kind == 2:
+        return 0.42 + 0.5 * turn + 0.08 * torch.cos(2 * math.pi * x)
+    return {0: 0.5 + 0.5 * turn, 1: 0.54 + 0.46 * turn}.get(kind, torch.ones_like(x))
 
 
 def _kaiser(x: Any, beta: float) -> Any:
