@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 
 from fuser.derivative import Derived, forward_functor, reverse_functor
-from fuser.derivative.ops import op_backward
 from fuser.dtypes import dtype_info
 from fuser.functor import Functor, Parameter, Role, parse_functor
 from fuser.graph import Application, Function, FusionGroup, GroupBuilder
@@ -113,7 +112,9 @@ def build_tangents(group: FusionGroup, typing: Typing, given: Collection[int]) -
         if not places:
             continue
         functor, types = application.function.functor, _argument_types(application, index, typing)
-        derived = forward_functor(functor, _compute_dtype(typing, index), types, given=places)
+        derived = forward_functor(
+            functor, _compute_dtype(typing, index), types, given=places, op=application.function.op
+        )
         if derived.functor is None:
             continue
         made = {out: offset + place for place, out in enumerate(derived.results) if out is not None}
@@ -225,13 +226,8 @@ def _derive(
     compute = _compute_dtype(typing, index)
     if function.backward is not None:
         return _hand_written(function, wanted, outputs)
-    if function.op is not None:
-        derived = op_backward(function.op, wanted)
-        if derived is not None:
-            return derived
-    return reverse_functor(
-        function.functor, compute, _argument_types(application, index, typing), wanted=wanted, outputs=outputs
-    )
+    types = _argument_types(application, index, typing)
+    return reverse_functor(function.functor, compute, types, wanted=wanted, outputs=outputs, op=function.op)
 
 
 def _hand_written(function: Function, wanted: tuple[int, ...], outputs: tuple[int, ...]) -> Derived:

@@ -18,7 +18,7 @@ from fuser.derivative.reverse import differentiate_reverse
 from fuser.derivative.simplify import simplify
 from fuser.derivative.text import Names, emit_functor
 from fuser.derivative.torch_ops import DIFFERENTIATED_AS
-from fuser.eager import translate
+from fuser.eager.translation import translate
 from fuser.errors import DataDependentError, NotDifferentiableError
 from fuser.functor import Functor, Parameter, Role, parse_functor
 
