@@ -25,6 +25,7 @@ from fuser.dtypes import Rank
 from fuser.errors import DataDependentError, GradientError, NotDifferentiableError, UntranslatableError
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec, Typing, infer_layouts, infer_typing
+from fuser.opaque import call_opaque, pull_back, push_forward
 from fuser.launcher import Launcher, Replayer, record_call, record_through
 
 __all__ = ["run", "run_and_record"]
@@ -286,7 +287,7 @@ def _find_gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> list[torc
     if case.error is not None:
         if not case.through_eager:
             raise case.error
-        return _find_eager_gradients(case, values, grads)
+        return _find_eager_gradients(ctx, values, grads)
     shapes = dict(zip(case.wanted, ctx.shapes, strict=True))
     for places in _by_shape(ctx.out_shapes, grads):
         backward = case.backward(places)
@@ -337,33 +338,48 @@ def _find_tangents(ctx: Any, tangents: Sequence[torch.Tensor | None]) -> tuple[t
 
 
 def _find_eager_gradients(
-    case: Case, values: dict[int, Any], grads: Sequence[torch.Tensor | None]
+    ctx: Any, values: Mapping[int, Any], grads: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
-    inputs = [values[place] for place in range(len(case.spec.group.inputs))]
-    outputs, pull_back = torch.func.vjp(partial(_run_eager, case, inputs), *(inputs[place] for place in case.wanted))
-    filled = tuple(torch.zeros_like(out) if grad is None else grad for out, grad in zip(outputs, grads, strict=True))
-    found: list[torch.Tensor | None] = [None] * len(inputs)
-    for place, gradient in zip(case.wanted, pull_back(filled), strict=True):
+    case: Case = ctx.case
+    function, tensors = _eager_function(case, values)
+    places = sorted(place for place, item in values.items() if isinstance(item, torch.Tensor))
+    wanted = [places.index(place) for place in case.wanted]
+    incoming = []
+    for place, (shape, grad) in enumerate(zip(ctx.out_shapes, grads, strict=True)):
+        if place not in case.constant_outputs:
+            dtype = case.typing.values[case.spec.group.outputs[place]]
+            incoming.append(tensors[0].new_zeros(shape, dtype=dtype) if grad is None else grad)
+    found: list[torch.Tensor | None] = [None] * len(case.devices)
+    made = call_opaque(partial(pull_back, function, wanted, len(tensors)), *tensors, *incoming)
+    for place, gradient in zip(case.wanted, made, strict=True):
         found[place] = gradient
     return found
 
 
 def _find_eager_tangents(
-    case: Case, values: dict[int, Any], given: tuple[int, ...], tangents: Sequence[Any]
+    case: Case, values: Mapping[int, Any], given: tuple[int, ...], tangents: Sequence[Any]
 ) -> tuple[torch.Tensor | None, ...]:
-    inputs = [values[place] for place in range(len(case.spec.group.inputs))]
-    case = replace(case, wanted=given)
-    _, made = torch.func.jvp(
-        partial(_run_eager, case, inputs), tuple(inputs[p] for p in given), tuple(tangents[p] for p in given)
-    )
-    return tuple(None if place in case.constant_outputs else item for place, item in enumerate(made))
+    function, tensors = _eager_function(case, values)
+    places = sorted(place for place, item in values.items() if isinstance(item, torch.Tensor))
+    derivative = partial(push_forward, function, [places.index(place) for place in given], len(tensors))
+    made = iter(call_opaque(derivative, *tensors, *[tangents[place] for place in given]))
+    count = len(case.spec.group.outputs)
+    return tuple(None if place in case.constant_outputs else next(made) for place in range(count))
 
 
-def _run_eager(case: Case, inputs: Sequence[Any], *wanted: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    items = list(inputs)
-    for place, item in zip(case.wanted, wanted, strict=True):
-        items[place] = item
-    return tuple(case.spec.fallback.run(items, "differentiated by torch"))
+def _eager_function(
+    case: Case, values: Mapping[int, Any]
+) -> tuple[Callable[..., tuple[torch.Tensor, ...]], list[torch.Tensor]]:
+    # The outputs with a derivative as a function of the inputs that are tensors, and those.
+    inputs = [values[place] for place in range(len(case.devices))]
+
+    def run_eager(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = iter(tensors)
+        items = [next(given) if isinstance(item, torch.Tensor) else item for item in inputs]
+        results = case.spec.fallback.run(items, "differentiated by torch")
+        return tuple(item for place, item in enumerate(results) if place not in case.constant_outputs)
+
+    return run_eager, [item for item in inputs if isinstance(item, torch.Tensor)]
 
 
 def _call(spec: KernelSpec, launcher: Replayer, inputs: Sequence[Any]) -> list[torch.Tensor]:
@@ -466,12 +482,14 @@ def _setup_operator(ctx: Any, inputs: tuple[Any, ...], output: Sequence[torch.Te
     values = executor.merge_inputs(kinds, tensors, numbers)
     case = find_case(registered(int(key)), values, saves_results=False)
     _save(ctx, case, values, output, case.read)
-    ctx.kinds = kinds
+    ctx.kinds, ctx.number_count = kinds, len(numbers)
 
 
 def _operator_backward(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
     found = _find_gradients(ctx, grads)
-    return None, None, [grad for kind, grad in zip(ctx.kinds, found, strict=True) if kind == "t"], None
+    of_tensors = [grad for kind, grad in zip(ctx.kinds, found, strict=True) if kind == "t"]
+    # torch wants the structure of the arguments back: a list of numbers counts as one thing, an empty list as a list.
+    return None, None, of_tensors, None if ctx.number_count else []
 
 
 torch.library.register_autograd("fuser::run", _operator_backward, setup_context=_setup_operator, lib=library.LIBRARY)

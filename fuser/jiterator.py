@@ -114,6 +114,8 @@ class JitFunction(Replayer):
         self.scalar_names = tuple(parameter.name for parameter in function.functor.scalars)
         # Spec by number of tensors: trailing tensors with a C++ default may be left out.
         self._specs: dict[int, KernelSpec] = {}
+        # By names of scalars, this function with those as tensors.
+        self._with_tensors: dict[tuple[str, ...], JitFunction] = {}
         super().__init__(self.scalar_names, tuple(map(defaults.get, self.scalar_names)))
         if "functor" in config.dump:
             dump("functor", function.functor.source)
@@ -124,7 +126,8 @@ class JitFunction(Replayer):
         Args:
             *tensors: tensors, 0-dim CPU tensors and Python numbers; broadcast and promoted as in torch.
             out: tensor (or one per output) to write to; may be an input itself.
-            **scalars: values of the functor's scalars, by name.
+            **scalars: values of the functor's scalars, by name: Python numbers, or 0-dim tensors, which may require
+                grad and are not read by the host. They have no say in the dtype of the result.
 
         Returns:
             A tensor, or a tuple of tensors for several outputs.
@@ -146,6 +149,9 @@ class JitFunction(Replayer):
             return torch.overrides.handle_torch_function(
                 self, (*tensors, *scalars.values()), *tensors, **({} if out is None else {"out": out}), **scalars
             )
+        held = tuple(name for name, value in scalars.items() if isinstance(value, torch.Tensor))
+        if held and all(name in self.scalar_names for name in held):
+            return self._call_with_tensors(held, tensors, out, scalars)
         inputs = [*tensors, *self.bind_scalars(scalars).values()]
         outs = None if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
         results = run_and_record(self.spec(len(tensors)), inputs, self, tensors, scalars, outs)
@@ -206,6 +212,29 @@ class JitFunction(Replayer):
         where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         warm_up(self.spec(count), [*sample, *scalars], where, allow_fallback=False)
 
+    def with_tensors(self, names: tuple[str, ...]) -> JitFunction:
+        """Return this function with some scalars as tensors, which take no part in promotion."""
+        if names not in self._with_tensors:
+            function = self.function
+            rest = tuple(name for name in self.scalar_names if name not in names)
+            functor = parse_functor(function.functor.source, rest, function.num_outputs)
+            defaults = {name: value for name, value in self.defaults.items() if name in rest}
+            function = replace(function, functor=functor, unpromoted=(*function.unpromoted, *names))
+            self._with_tensors[names] = JitFunction(function, defaults)
+        return self._with_tensors[names]
+
+    def merge_arguments(self, names: tuple[str, ...], tensors: Sequence[Any], scalars: Mapping[str, Any]) -> list[Any]:
+        """Return what ``with_tensors(names)`` takes in place of ``tensors`` and those scalars.
+
+        Raises:
+            ArgumentError: the functor takes another number of tensors.
+        """
+        self.check_count(len(tensors))
+        rest = iter(tensors)
+        # Only tensors at the end can be left out, and a scalar after them would be out of place.
+        parameters = self.with_tensors(names).function.functor.tensors[: len(tensors) + len(names)]
+        return [scalars[item.name] if item.name in names else next(rest) for item in parameters]
+
     def with_backward(
         self, backward: JitFunction, saved: Sequence[int] | None = None, count: int | None = None
     ) -> JitFunction:
@@ -236,8 +265,21 @@ class JitFunction(Replayer):
         hand_written = HandWritten(theirs, tuple(saved))
         return JitFunction(replace(self.function, backward=hand_written), self.defaults)
 
+    def _call_with_tensors(
+        self, names: tuple[str, ...], tensors: tuple[Any, ...], out: Any, scalars: Mapping[str, Any]
+    ) -> Any:
+        for name in names:
+            if scalars[name].dim():
+                shape = list(scalars[name].shape)
+                raise ArgumentError(f"{self.function.functor.signature()}: scalar {name!r} has shape {shape}, not []")
+        rest = {name: value for name, value in scalars.items() if name not in names}
+        return self.with_tensors(names)(*self.merge_arguments(names, tensors, scalars), out=out, **rest)
+
     def _call_operator(self, tensors: tuple[Any, ...], out: Any, scalars: dict[str, Any]) -> Any:
         # Traced by Dynamo: one call of the operator, so that the graph does not break.
+        held = tuple(name for name in self.scalar_names if isinstance(scalars.get(name), torch.Tensor))
+        if held:
+            return self._call_with_tensors(held, tensors, out, scalars)
         values = [*tensors, *(scalars[name] if name in scalars else self.defaults[name] for name in self.scalar_names)]
         results = torch.ops.fuser.run(self._key(len(tensors)), *split_inputs(values))
         if out is not None:

@@ -17,6 +17,7 @@ from fuser.dispatch import run_and_record
 from fuser.fx.partition import IS_NUMBER
 from fuser.fx.passes import FusionModule, FusionPass, warm_up_graph
 from fuser.graph import FusionGroup
+from fuser.jiterator import JitFunction
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Replayer, called_in_c
 from fuser.outputs import finish_out
@@ -147,6 +148,7 @@ class FusedFunction(Replayer):
                 node.meta[IS_NUMBER] = True
         # The root holds the tensors that the function closes over.
         module = fx.GraphModule(tracer.root, graph, self.__name__)
+        _bind_tensors_to_scalars(graph)
         FusionPass()(module)
         whole = None if self._whole else find_whole_fusion(module)
         if whole is not None:
@@ -159,6 +161,25 @@ class FusedFunction(Replayer):
 
     # update_wrapper sets it for functions; modules have none.
     __name__: str = "module"
+
+
+def _bind_tensors_to_scalars(graph: fx.Graph) -> None:
+    # What is not computed from numbers alone is a tensor, also where a functor takes it as a scalar.
+    numbers: set[fx.Node] = set()
+    for node in graph.nodes:
+        sources = node.all_input_nodes
+        if node.meta.get(IS_NUMBER) or (sources and numbers.issuperset(sources)):
+            numbers.add(node)
+        if node.op != "call_function" or not isinstance(node.target, JitFunction):
+            continue
+        scalars = {key: value for key, value in node.kwargs.items() if key in node.target.scalar_names}
+        names = tuple(
+            name for name, value in scalars.items() if isinstance(value, fx.Node) and value not in numbers
+        )
+        if names:
+            node.args = tuple(node.target.merge_arguments(names, node.args, node.kwargs))
+            node.kwargs = {name: value for name, value in node.kwargs.items() if name not in names}
+            node.target = node.target.with_tensors(names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,99 @@
+"""Functions that run on plain tensors only, made differentiable to any order by torch itself.
+
+An interpreter that asks its tensors for values cannot run on what torch.func's transforms wrap. Here a transform sees
+one function; underneath, plain tensors go in, and its derivative is another such function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+__all__ = ["call_opaque", "pull_back", "push_forward"]
+
+TensorFunction = Callable[..., tuple[torch.Tensor, ...]]
+
+
+def call_opaque(function: TensorFunction, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Call a function of tensors so that autograd and transforms see one operation.
+
+    Args:
+        function: takes plain tensors, returns a tuple of floating or complex ones, and is made of ops that torch
+            differentiates.
+        *tensors: its arguments; integral ones have no gradient.
+    """
+    results: tuple[torch.Tensor, ...] = _Opaque.apply(function, *tensors)  # type: ignore[no-untyped-call]
+    return results
+
+
+def pull_back(function: TensorFunction, wanted: Sequence[int], count: int, *tensors: Any) -> tuple[torch.Tensor, ...]:
+    """Return the gradients of the arguments ``wanted``; ``tensors`` are the ``count`` arguments, then the gradients."""
+    arguments, gradients = list(tensors[:count]), tensors[count:]
+    chosen = partial(_with_arguments, function, tuple(wanted), arguments)
+    _, gradients_of = torch.func.vjp(chosen, *(arguments[place] for place in wanted))[:2]
+    found: tuple[torch.Tensor, ...] = gradients_of(tuple(gradients))
+    return found
+
+
+def push_forward(function: TensorFunction, given: Sequence[int], count: int, *tensors: Any) -> tuple[torch.Tensor, ...]:
+    """Return the tangents of the results; ``tensors`` are the ``count`` arguments, then the tangents of ``given``."""
+    arguments, tangents = list(tensors[:count]), tensors[count:]
+    chosen = partial(_with_arguments, function, tuple(given), arguments)
+    found: tuple[torch.Tensor, ...] = torch.func.jvp(chosen, tuple(arguments[place] for place in given), tangents)[1]
+    return found
+
+
+class _Opaque(torch.autograd.Function):
+    """``apply(function, *tensors)``."""
+
+    @staticmethod
+    def forward(function: TensorFunction, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(function(*tensors))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:  # noqa: ARG004
+        ctx.function, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        tensors = ctx.saved_tensors
+        wanted = [place for place, needs in enumerate(ctx.needs_input_grad[1:]) if needs]
+        derivative = partial(pull_back, ctx.function, wanted, len(tensors))
+        found = dict(zip(wanted, call_opaque(derivative, *tensors, *gradients), strict=True))
+        return None, *[found.get(place) for place in range(len(tensors))]
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        tensors = ctx.saved_tensors
+        given = [place for place, tangent in enumerate(tangents) if tangent is not None]
+        derivative = partial(push_forward, ctx.function, given, len(tensors))
+        return call_opaque(derivative, *tensors, *[tangent for tangent in tangents if tangent is not None])
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], function: TensorFunction, *tensors: torch.Tensor
+    ) -> tuple[Any, Any]:
+        # Sums over broadcast dimensions are among what these functions do: elements of the batch go one by one.
+        rows = [
+            call_opaque(
+                function,
+                *[x if dim is None else x.select(dim, row) for x, dim in zip(tensors, in_dims[1:], strict=True)],
+            )
+            for row in range(info.batch_size)
+        ]
+        results = tuple(torch.stack(items) for items in zip(*rows, strict=True))
+        return results, (0,) * len(results)
+
+
+def _with_arguments(
+    function: TensorFunction, places: tuple[int, ...], arguments: Sequence[Any], *chosen: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    items = list(arguments)
+    for place, item in zip(places, chosen, strict=True):
+        items[place] = item
+    return tuple(function(*items))
