@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +19,8 @@ __all__ = [
     "Data",
     "NeedsValuesError",
     "Value",
+    "add_node",
+    "as_node",
     "constant",
     "emit",
     "is_number",
@@ -151,11 +154,14 @@ def emit(op: Any, *args: Data, dtype: torch.dtype, **kwargs: Any) -> Data:
             _tensor_of(arg, of, graph) if is_number(arg) and is_tensor and not (keep and place == 1) else arg
             for place, (arg, is_tensor) in enumerate(zip(args, _takes_tensors(op), strict=False))
         )
-    return op(*args, **kwargs) if graph is None else _node(graph, op, args, kwargs, dtype)
+    return op(*args, **kwargs) if graph is None else add_node(graph, op, args, dtype, kwargs)
 
 
-def _node(graph: fx.Graph, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> fx.Node:
-    node = graph.call_function(op, args, kwargs)
+def add_node(
+    graph: fx.Graph, target: Any, args: Sequence[Any], dtype: torch.dtype, kwargs: dict[str, Any] | None = None
+) -> fx.Node:
+    """Append a call to a graph, with the dtype of its result and the current place in its meta."""
+    node = graph.call_function(target, tuple(args), kwargs)
     node.meta["dtype"] = dtype
     if (place := PLACE.get()) is not None:
         node.meta["place"] = place
@@ -174,19 +180,23 @@ def _dtype_of(data: Data) -> torch.dtype | None:
     return data.dtype if isinstance(data, torch.Tensor) else None
 
 
+def as_node(graph: fx.Graph, value: Value) -> fx.Node:
+    """Return a value's node; a constant gets one."""
+    node: fx.Node = _tensor_of(value.stored, storage_dtype(value.dtype), graph) if value.is_constant else value.data
+    return node
+
+
 def _tensor_of(number: complex, dtype: torch.dtype, graph: fx.Graph | None) -> Data:
     if graph is None:
         return aten.scalar_tensor.default(number, dtype=dtype)
-    return _node(graph, aten.scalar_tensor.default, (number,), {"dtype": dtype}, dtype)
+    return add_node(graph, aten.scalar_tensor.default, (number,), dtype, {"dtype": dtype})
 
 
 def _fold(op: Any, args: tuple[Any, ...], dtype: torch.dtype, kwargs: dict[str, Any]) -> Any:
     # Tensors that have values, whatever mode (fake tensors, tracing) the caller is in.
     with _disable_current_modes():
         tensors = tuple(
-            aten.scalar_tensor.default(arg, dtype=_operand_dtype(op, arg, dtype))
-            if is_number(arg) and is_tensor
-            else arg
+            _tensor_of(arg, _operand_dtype(op, arg, dtype), None) if is_number(arg) and is_tensor else arg
             for arg, is_tensor in zip(args, _takes_tensors(op), strict=False)
         )
         return round_to(op(*tensors, **kwargs).item(), dtype)

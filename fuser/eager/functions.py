@@ -9,21 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
+from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuser.eager import real
 from fuser.eager.bessel import BESSEL, bessel_j, bessel_y
 from fuser.eager.bits import BITS, TO_INTEGER
 from fuser.eager.complex import COMPLEX
+from fuser.eager.data import WHOLE_FUNCTIONS, Data, add_node, as_node
 from fuser.eager.special import SPECIAL
 from fuser.eager.terms import Formula, Term, apply, where
 from fuser.eager.values import Value, binary, common_type, constant, convert, promote_integer, storage_dtype
 
-__all__ = ["call", "call_with_results", "is_known", "results"]
+__all__ = ["NamedFunction", "call", "call_with_results", "is_known", "results"]
 
 aten = torch.ops.aten
 
@@ -51,6 +54,27 @@ class Function:
     results: str
     # From terms of the parameters' types to a term, or a tuple of them.
     formula: Callable[..., Any]
+    # The name of the node it is in a graph that is to be differentiated; None where the formula serves there, too.
+    whole: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFunction:
+    """The target of such a node. Called on tensors, it does what the formula does."""
+
+    # As C++ has it; where all floats are float32, the form that ends in f is meant.
+    name: str
+    # C++ types of the arguments.
+    types: tuple[torch.dtype, ...]
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    def __call__(self, *data: Data) -> Data:  # noqa: D102 - said above
+        function = _FUNCTIONS[self.name]
+        arguments = [Value(dtype, item) for dtype, item in zip(self.types, data, strict=True)]
+        return _compute(function.formula, arguments)[0].data
 
 
 def call(name: str, arguments: Sequence[Value]) -> Value:
@@ -82,7 +106,21 @@ def call_with_results(name: str, arguments: Sequence[Value]) -> tuple[Value, ...
         of_t if kind == "T" else value.dtype if kind == "?" else _TYPES[kind]
         for value, kind in zip(arguments, function.parameters, strict=True)
     ]
-    return _compute(function.formula, [convert(v, dtype) for v, dtype in zip(arguments, dtypes, strict=True)])
+    converted = [convert(v, dtype) for v, dtype in zip(arguments, dtypes, strict=True)]
+    if WHOLE_FUNCTIONS.get() and any(isinstance(value.data, fx.Node) for value in converted):
+        if name in _PAIRS:
+            return tuple(call(part, converted) for part in _PAIRS[name])
+        if function.whole is not None:
+            return (_keep_whole(function, converted, of_t),)
+    return _compute(function.formula, converted)
+
+
+def _keep_whole(function: Function, arguments: Sequence[Value], of_t: torch.dtype) -> Value:
+    assert function.whole is not None
+    dtype = of_t if function.results == "T" else _TYPES[function.results]
+    target = NamedFunction(function.whole, tuple(value.dtype for value in arguments))
+    graph = next(value.data.graph for value in arguments if isinstance(value.data, fx.Node))
+    return Value(dtype, add_node(graph, target, [as_node(graph, v) for v in arguments], storage_dtype(dtype)))
 
 
 def results(name: str) -> int:
@@ -208,6 +246,13 @@ def _rsqrt_rounded(x: Term) -> Term:
 
 # ---- the table ----
 
+# What is more than one operation of ATen, and has a derivative that says so in a line.
+_WHOLE = frozenset(
+    "cbrt cospi cyl_bessel_i0 cyl_bessel_i1 erfcinv erfcx exp10 fma j0 j1 jn ldexp logb norm3d norm4d normcdf rcbrt "
+    "remainder rhypot rnorm3d rnorm4d round scalbln scalbn sinpi tgamma y0 y1 yn".split()
+)
+_PAIRS = dict.fromkeys(("sincospi", "sincospif"), ("sinpi", "cospi"))
+
 
 def _promoting() -> dict[str, Function]:
     # With a form for float, of the same name and an f.
@@ -226,12 +271,12 @@ def _promoting() -> dict[str, Function]:
     table["sincos"] = Function("T", "TT", real.sincos)
     table["sincospi"] = Function("T", "TT", real.sincospi)
     table["nan"] = Function("", "d", lambda: Term(constant(math.nan, torch.float64)))
+    table["fuser_digamma"] = Function("T", "T", partial(apply, aten.digamma.default))
     # NVRTC has these for double alone, so float arguments give double.
     table |= {name: Function("d" * count, "d", real.norm) for name, count in (("norm3d", 3), ("norm4d", 4))}
-    table |= {
-        f"r{name}": Function("d" * count, "d", _reciprocal(real.norm)) for name, count in (("norm3d", 3), ("norm4d", 4))
-    }
-    return table
+    for name, count in (("rhypot", 2), ("rnorm3d", 3), ("rnorm4d", 4)):
+        table[name] = Function("d" * count, "d", _reciprocal(real.norm))
+    return {name: replace(function, whole=name if name in _WHOLE else None) for name, function in table.items()}
 
 
 def _float_form(function: Function) -> Function:
@@ -240,7 +285,7 @@ def _float_form(function: Function) -> Function:
 
     if function.formula is _FUNCTIONS_OF_T["nan"].formula:
         return Function("", "f", lambda: Term(constant(math.nan, torch.float32)))
-    return Function(narrow(function.parameters), narrow(function.results), function.formula)
+    return replace(function, parameters=narrow(function.parameters), results=narrow(function.results))
 
 
 def _fast() -> dict[str, Function]:
@@ -249,8 +294,8 @@ def _fast() -> dict[str, Function]:
     table |= dict.fromkeys(("__fdividef", "fdividef"), Function("ff", "f", _operator("/")))
     table["__saturatef"] = Function("f", "f", _saturate)
     table["__frsqrt_rn"] = Function("f", "f", _rsqrt_rounded)
-    table["__fmaf_rn"] = Function("fff", "f", real.fma)
-    table["__fma_rn"] = Function("ddd", "d", real.fma)
+    table["__fmaf_rn"] = Function("fff", "f", real.fma, "fma")
+    table["__fma_rn"] = Function("ddd", "d", real.fma, "fma")
     for kind in "fd":
         for word, op in (("add", "+"), ("sub", "-"), ("mul", "*"), ("div", "/")):
             table[f"__{kind}{word}_rn"] = Function(kind * 2, kind, _operator(op))

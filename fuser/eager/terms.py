@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
-from fuser.eager.data import Value, constant, emit, storage_dtype
+from fuser.eager.data import WHOLE_FUNCTIONS, Value, constant, emit, storage_dtype
 from fuser.eager.values import binary, both, common_type, convert, either, negate, select, unary
 
 __all__ = [
@@ -234,11 +234,15 @@ def power_of_two(exponent: Term) -> Term:
 
 
 def through_double(formula: Formula) -> Formula:
-    """Compute float32 results in float64, where the formula is written for the one precision or would lose digits."""
+    """Compute float32 results in float64, where the formula is written for the one precision or would lose digits.
 
-    @wraps(formula)
+    An operation of ATen stays as it is in a graph that is to be differentiated.
+    """
+    is_operation = isinstance(formula, partial) and formula.func is apply
+
     def computed(*terms: Term) -> Term:
-        if all(term.dtype is not torch.float32 for term in terms):
+        is_wide = all(term.dtype is not torch.float32 for term in terms)
+        if is_wide or (is_operation and WHOLE_FUNCTIONS.get()):
             return formula(*terms)
         wide = (term.to(torch.float64) if term.dtype is torch.float32 else term for term in terms)
         return formula(*wide).to(torch.float32)
