@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -50,7 +50,7 @@ _OVERLOADS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Expr:
     """One operation. Made by a Builder only; compares by identity."""
 
@@ -60,7 +60,7 @@ class Expr:
     args: tuple[Any, ...]
     # The C++ type, as a torch dtype.
     dtype: torch.dtype
-    builder: Builder = field(repr=False)
+    builder: Builder
     # Line and column (from 1) in the user's text.
     place: Place = None
 
@@ -91,6 +91,11 @@ class Expr:
     def where(self, mask: Expr, other: Operand) -> Expr:
         """Return ``mask ? self : other``."""
         return self.builder.emit("where", mask, self, other)
+
+    def __repr__(self) -> str:
+        # The operands' operations only: a DAG written out as a tree has no end.
+        args = ", ".join(arg.op if isinstance(arg, Expr) else repr(arg) for arg in self.args)
+        return f"{self.op}({args}): {str(self.dtype).removeprefix('torch.')}"
 
     def __add__(self, other: Operand) -> Expr:
         return self.call("add", other)

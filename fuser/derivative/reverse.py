@@ -21,7 +21,8 @@ def differentiate_reverse(
     """
     builder = outputs[0].builder
     order = topological(outputs)
-    demand = Demand(order, outputs)
+    # A gradient is asked for on all lanes.
+    demand = Demand(order, [*outputs, *wanted])
     activity = Activity(order, frozenset(wanted), reverse=True)
     contributions: dict[Expr, list[Masked]] = {}
     for output, gradient in zip(outputs, gradients, strict=True):

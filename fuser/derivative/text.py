@@ -29,7 +29,7 @@ _TYPES = {
 }
 _UNSIGNED = {torch.int32: "unsigned", torch.int64: "uint64_t"}
 # How tightly C++ binds; a higher number binds tighter.
-_PRIMARY, _UNARY, _TERNARY, _OR, _AND, _EQUALITY, _RELATION = 20, 19, 1, 2, 3, 7, 8
+_PRIMARY, _UNARY, _TERNARY, _OR, _AND, _EQUALITY, _RELATION, _SHIFT = 20, 19, 1, 2, 3, 7, 8, 9
 _OPERATORS = {
     "mul": ("*", 11), "div": ("/", 11), "add": ("+", 10), "sub": ("-", 10), "lt": ("<", 8), "le": ("<=", 8),
     "gt": (">", 8), "ge": (">=", 8), "eq": ("==", 7), "ne": ("!=", 7), "logical_and": ("&&", 3),
@@ -232,6 +232,10 @@ class _Writer:
 
     def _operator(self, symbol: str, binds: int, item: Expr, operands: list[_Text]) -> _Text:
         left, right = operands
+        if binds in {_EQUALITY, _RELATION}:
+            # a < b == c is right, and hard to read.
+            text = f"{left.within(_SHIFT)} {symbol} {right.within(_SHIFT)}"
+            return _Text(text, binds)
         text = f"{left.within(binds)} {symbol} {right.within(binds + 1)}"
         if item.dtype in {torch.int8, torch.int16, torch.uint8}:
             # C++ computed it as int.
@@ -308,7 +312,7 @@ def _invert(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
 
 
 def _xor(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
-    return _Text(f"{operands[0].within(_EQUALITY + 1)} != {operands[1].within(_EQUALITY + 1)}", _EQUALITY)
+    return _Text(f"{operands[0].within(_SHIFT)} != {operands[1].within(_SHIFT)}", _EQUALITY)
 
 
 def _where(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
