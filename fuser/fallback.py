@@ -4,24 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 
-from fuser.errors import FallbackError
+from fuser.dtypes import Rank, dtype_info, number_dtype
+from fuser.eager.translation import cast, translate
+from fuser.errors import FallbackError, UntranslatableError
+from fuser.functor import Functor, Role
 from fuser.graph import Function, FusionGroup
+from fuser.layout import infer_output_strides
 from fuser.ops import op_functions
 
-__all__ = ["Fallback", "build_fallback"]
+__all__ = ["Fallback", "build_fallback", "call_derived", "find_obstacle"]
+
+# One of each kind of type that a functor may have been written for.
+_SAMPLES = (torch.float32, torch.int32, torch.complex64)
 
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """A group as a sequence of eager calls: torch's ops through themselves, functors through what the user gave."""
+    """A group as a sequence of eager calls.
+
+    torch's ops run as themselves, functors as what the user gave, or else as what their text says.
+    """
 
     group: FusionGroup
-    # Functors for which there is no eager version; the fallback can run when there are none.
-    missing: tuple[str, ...]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Names of the functors without an eager version; the fallback can run when there are none."""
+        return tuple(dict.fromkeys(name for name, _ in self.obstacles))
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the user gave the eager version of every functor."""
+        return all(item.function.op is not None or item.function.fallback for item in self.group.applications)
+
+    @property
+    def obstacles(self) -> tuple[tuple[str, UntranslatableError], ...]:
+        """Each functor without an eager version, and what in its text has none."""
+        found = []
+        for function in dict.fromkeys(item.function for item in self.group.applications):
+            if function.op is None and function.fallback is None:
+                obstacle = find_obstacle(function.functor)
+                if obstacle is not None:
+                    found.append((function.name, obstacle))
+        return tuple(found)
 
     def run(self, inputs: Sequence[Any], reason: str) -> list[torch.Tensor]:
         """Run the group on eager torch.
@@ -33,34 +63,133 @@ class Fallback:
         Raises:
             FallbackError: a functor has no eager version.
         """
-        if self.missing:
-            raise FallbackError(
-                f"cannot fuse ({reason}), and {self.missing[0]!r} has no eager version to fall back to: "
-                "give jit_fn(..., fallback=a function of the same tensors and scalars)"
-            )
         values: list[Any] = list(inputs)
         for application in self.group.applications:
             functor = application.function.functor
             tensors = [values[value] for value in application.tensors]
             names = (parameter.name for parameter in functor.scalars)
             scalars = {name: values[value] for name, value in zip(names, application.scalars, strict=True)}
-            result = _call_eager(application.function, tensors, scalars)
+            try:
+                result = _call_eager(application.function, tensors, scalars)
+            except UntranslatableError as error:
+                name = application.function.name
+                raise FallbackError(
+                    f"cannot fuse ({reason}), and {name!r} has no eager version to fall back to: {error}\n"
+                    "give jit_fn(..., fallback=a function of the same tensors and scalars)"
+                ) from error
             values += [result] if functor.num_outputs == 1 and isinstance(result, torch.Tensor) else list(result)
         return [values[value] for value in self.group.outputs]
 
 
 def build_fallback(group: FusionGroup) -> Fallback:
-    """Make the eager version of a group, and note the functors that have none."""
-    missing = dict.fromkeys(
-        item.function.name for item in group.applications if item.function.op is None and not item.function.fallback
+    """Make the eager version of a group."""
+    return Fallback(group)
+
+
+@lru_cache(maxsize=4096)
+def find_obstacle(functor: Functor) -> UntranslatableError | None:
+    """Return what keeps a functor's text from having an eager version; None when it has one for some dtype."""
+    first = None
+    for compute in _SAMPLES:
+        parameters = [parameter for parameter in functor.parameters if parameter.role is not Role.OUTPUT]
+        types = tuple(compute if parameter.role is Role.TENSOR else torch.float64 for parameter in parameters)
+        try:
+            translate(functor, compute, types)
+        except UntranslatableError as error:
+            first = first or error.with_traceback(None)
+        else:
+            return None
+    return first
+
+
+def call_derived(function: Function, tensors: Sequence[Any], scalars: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """Call a functor as its text says, in eager torch: promotion, rounding, shapes and strides are the kernel's.
+
+    Args:
+        function: the functor with its typing rules.
+        tensors: tensors and Python numbers, as for a call of it.
+        scalars: value of each scalar by its name: Python numbers or 0-dim tensors.
+
+    Raises:
+        UntranslatableError: its text has no eager version for these dtypes.
+        UnsupportedError: torch does not promote the dtypes.
+    """
+    default = torch.get_default_dtype()
+    common = function.common_dtype([_operand(item, default) for item in tensors], default)
+    compute = dtype_info(common).compute_dtype
+    arguments: list[Any] = []
+    types: list[torch.dtype] = []
+    rest = list(tensors)
+    for parameter in function.functor.parameters:
+        if parameter.role is Role.SCALAR:
+            number = scalars[parameter.name]
+            types.append(_scalar_type(number))
+            arguments.append(number.to(types[-1]) if isinstance(number, torch.Tensor) else number)
+        elif parameter.role is Role.TENSOR and rest:
+            item = rest.pop(0)
+            is_promoted = parameter.name not in function.unpromoted
+            types.append(compute if is_promoted else dtype_info(_operand(item, default)[0]).compute_dtype)
+            arguments.append(cast(item, types[-1]))
+    given = [item for item in tensors if isinstance(item, torch.Tensor)]
+    needs_grad = torch.is_grad_enabled() and any(
+        isinstance(item, torch.Tensor) and item.requires_grad for item in arguments
     )
-    return Fallback(group, tuple(missing))
+    is_traced = torch._C._functorch.peek_interpreter_stack() is not None
+    translation = translate(function.functor, compute, tuple(types), differentiable=needs_grad or is_traced)
+    dtypes = [dtype or common for dtype in function.out_dtypes] or [common] * function.num_outputs
+    if translation.graph_module is None and any(item.is_meta for item in given):
+        shape = torch.broadcast_shapes(*(item.shape for item in given))
+        return tuple(torch.empty(shape, dtype=dtype, device="meta") for dtype in dtypes)
+    results: list[torch.Tensor] = []
+    for raw, dtype in zip(translation.run(*arguments), dtypes, strict=True):
+        result = _lay_out(cast(raw, dtype), given)
+        is_shared = any(torch._C._is_alias_of(result, other) for other in (*given, *results))
+        results.append(result.clone() if is_shared else result)
+    return tuple(results)
 
 
 def _call_eager(function: Function, tensors: list[Any], scalars: dict[str, Any]) -> Any:
-    if function.op is None:
-        assert function.fallback is not None, "run() checked"
-        return function.fallback(*tensors, **scalars)
     if function.op == "to":
         return torch.ops.aten._to_copy.default(tensors[0], dtype=function.out_dtypes[0])
-    return op_functions(function.op).eager(*tensors, **scalars)
+    if function.op is not None:
+        return op_functions(function.op).eager(*tensors, **scalars)
+    if function.fallback is not None:
+        return function.fallback(*tensors, **scalars)
+    return call_derived(function, tensors, scalars)
+
+
+def _operand(item: Any, default: torch.dtype) -> tuple[torch.dtype, Rank]:
+    if isinstance(item, torch.Tensor):
+        # Only the number of dimensions counts, which nested tensors have too.
+        return item.dtype, Rank.TENSOR if item.dim() else Rank.ZERO_DIM
+    return number_dtype(type(item), default), Rank.NUMBER
+
+
+def _scalar_type(number: Any) -> torch.dtype:
+    # The C++ type that a kernel gets it as.
+    if not isinstance(number, torch.Tensor):
+        return number_dtype(type(number), torch.float64)
+    if number.dtype is torch.bool:
+        return torch.bool
+    if number.is_complex():
+        return torch.complex128
+    return torch.float64 if number.is_floating_point() else torch.int64
+
+
+def _lay_out(result: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tensor:
+    # The shape is that of all tensors, also of those the result does not depend on; the strides are the kernel's.
+    if any(item.is_nested for item in given):
+        return result
+    shape = torch.broadcast_shapes(*(item.shape for item in given))
+    device = next((item.device for item in given if item.dim()), result.device)
+    if result.device != device:
+        result = result.to(device)
+    if result.shape != shape:
+        result = result.expand(shape).clone(memory_format=torch.contiguous_format)
+    is_plain = all(item.layout is torch.strided for item in (result, *given))
+    if not is_plain or torch._C._functorch.peek_interpreter_stack() is not None:
+        return result
+    strides = infer_output_strides(tuple(shape), [(tuple(item.shape), item.stride()) for item in given])
+    if result.stride() == strides or any(isinstance(size, torch.SymInt) for size in shape):
+        return result
+    return torch.empty_strided(shape, strides, dtype=result.dtype, device=device).copy_(result)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fuser.dtypes import Rank, promote, to_floating
 from fuser.errors import ArgumentError, GroupError
 from fuser.functor import Functor, Parameter, parse_functor
 
@@ -82,6 +83,24 @@ class Function:
         # C++ allows to leave out arguments at the end of the call only.
         tail = self.functor.parameters[-(len(tensors) - count) :] if count < len(tensors) else ()
         return bool(tail) and all(parameter in tensors and parameter.has_default for parameter in tail)
+
+    def common_dtype(self, operands: Sequence[tuple[torch.dtype, Rank]], default: torch.dtype) -> torch.dtype:
+        """Return the dtype an application computes in, before it becomes a compute type.
+
+        Args:
+            operands: dtype and weight of each tensor, in order; trailing parameters may be missing.
+            default: torch's default dtype.
+
+        Raises:
+            UnsupportedError: torch does not promote the dtypes.
+        """
+        parameters = self.tensor_parameters(len(operands))
+        pairs = zip(operands, parameters, strict=True)
+        common = promote(operand for operand, parameter in pairs if parameter.name not in self.unpromoted)
+        if self.promotion in (Promotion.INT_TO_FLOAT, Promotion.INT_TO_FLOAT_WIDE):
+            common = to_floating(common, default)
+        is_wide = self.promotion in (Promotion.DEFAULT_WIDE, Promotion.INT_TO_FLOAT_WIDE)
+        return torch.float32 if is_wide and common in (torch.float16, torch.bfloat16) else common
 
     def to_json(self) -> dict[str, Any]:
         """Return what from_json needs; a user's fallback cannot be written and is left out."""

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from fuser.access import DEFAULT_TUNING, Access, Tuning
-from fuser.dtypes import Rank, dtype_info, promote, to_floating
+from fuser.dtypes import Rank, dtype_info
 from fuser.errors import ShapeError, UnsupportedError
 from fuser.fallback import Fallback, build_fallback
-from fuser.graph import Application, FusionGroup, Promotion
+from fuser.graph import Application, FusionGroup
 from fuser.layout import Shape, Strides, broadcast_shapes, contiguous_strides, infer_output_strides, is_dense
 from fuser.ops import dtype_kind, op_functions
 
@@ -149,17 +149,8 @@ def infer_typing(group: FusionGroup, inputs: Sequence[InputSpec | None], default
     for application in group.applications:
         function = application.function
         parameters = function.tensor_parameters(len(application.tensors))
-        operands = [
-            (values[value], ranks[value])
-            for value, parameter in zip(application.tensors, parameters, strict=True)
-            if parameter.name not in function.unpromoted
-        ]
-        common = promote(operands)
-        if function.promotion in (Promotion.INT_TO_FLOAT, Promotion.INT_TO_FLOAT_WIDE):
-            common = to_floating(common, default_dtype)
-        is_wide = function.promotion in (Promotion.DEFAULT_WIDE, Promotion.INT_TO_FLOAT_WIDE)
-        if is_wide and common in (torch.float16, torch.bfloat16):
-            common = torch.float32
+        operands = [(values[value], ranks[value]) for value in application.tensors]
+        common = function.common_dtype(operands, default_dtype)
         _check_kind(application, common, values)
         for value, parameter in zip(application.tensors, parameters, strict=True):
             if parameter.name in function.unpromoted and values[value] is not torch.bool:

@@ -152,11 +152,17 @@ def make_plan(
     except (UnsupportedError, CompileError) as error:
         if not allow_fallback:
             raise
-        if spec.fallback.missing:
-            if isinstance(error, CompileError | CompilerNotFoundError):
+        # A text that is wrong stays an error, unless the user gave another version of it.
+        if isinstance(error, CompileError) and not spec.fallback.is_given:
+            raise
+        obstacles = spec.fallback.obstacles
+        if obstacles:
+            if isinstance(error, CompilerNotFoundError):
                 raise
-            name = spec.fallback.missing[0]
-            raise FallbackError(f"cannot fuse: {error}; and {name!r} has no eager version to fall back to") from error
+            name, obstacle = obstacles[0]
+            raise FallbackError(
+                f"cannot fuse: {error}; and {name!r} has no eager version to fall back to: {obstacle}"
+            ) from error
         return Plan(device, (), (), fallback_reason=str(error).splitlines()[0])
 
 

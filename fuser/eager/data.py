@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +13,20 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["PLACE", "Data", "NeedsValuesError", "Value", "constant", "emit", "is_number", "round_to", "storage_dtype"]
+__all__ = [
+    "PLACE",
+    "WHOLE_FUNCTIONS",
+    "Data",
+    "NeedsValuesError",
+    "Value",
+    "add_node",
+    "as_node",
+    "constant",
+    "emit",
+    "is_number",
+    "round_to",
+    "storage_dtype",
+]
 
 aten = torch.ops.aten
 
@@ -22,11 +36,18 @@ Data: TypeAlias = Any
 # Line and column (from 1) of the expression that is being translated: what emit() notes on the nodes it makes.
 PLACE: ContextVar[tuple[int, int] | None] = ContextVar("PLACE", default=None)
 
+# Whether the graph that is being built is to be differentiated: functions then stay whole, as ATen's where it has them.
+WHOLE_FUNCTIONS: ContextVar[bool] = ContextVar("WHOLE_FUNCTIONS", default=False)
+
 # Note [Unsigned integers]
 # torch has next to no operations on uint16, uint32 and uint64. They are stored in int64: the two small ones as the
 # number, a mask after each operation that can leave the range; uint64 as the int64 of the same bits. Python numbers
 # (constants) are always the number itself.
 _STORAGE = {torch.uint16: torch.int64, torch.uint32: torch.int64, torch.uint64: torch.int64}
+
+# Source of a bit cast, by its result.
+_SAME_SIZE = {torch.int32: torch.float32, torch.float32: torch.int32}
+_SAME_SIZE |= {torch.int64: torch.float64, torch.float64: torch.int64}
 
 # The overloads that take a Python number in place of their second tensor.
 _TAKES_NUMBERS = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.div.Tensor_mode})
@@ -115,6 +136,8 @@ def emit(op: Any, *args: Data, dtype: torch.dtype, **kwargs: Any) -> Data:
     """
     if op is aten._to_copy.default:
         kwargs["dtype"] = dtype
+    elif op is aten.view.dtype:
+        args = (*args, dtype)
     known: fx.Node | torch.Tensor | None = None
     graph: fx.Graph | None = None
     for arg in args:
@@ -131,11 +154,14 @@ def emit(op: Any, *args: Data, dtype: torch.dtype, **kwargs: Any) -> Data:
             _tensor_of(arg, of, graph) if is_number(arg) and is_tensor and not (keep and place == 1) else arg
             for place, (arg, is_tensor) in enumerate(zip(args, _takes_tensors(op), strict=False))
         )
-    return op(*args, **kwargs) if graph is None else _node(graph, op, args, kwargs, dtype)
+    return op(*args, **kwargs) if graph is None else add_node(graph, op, args, dtype, kwargs)
 
 
-def _node(graph: fx.Graph, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> fx.Node:
-    node = graph.call_function(op, args, kwargs)
+def add_node(
+    graph: fx.Graph, target: Any, args: Sequence[Any], dtype: torch.dtype, kwargs: dict[str, Any] | None = None
+) -> fx.Node:
+    """Append a call to a graph, with the dtype of its result and the current place in its meta."""
+    node = graph.call_function(target, tuple(args), kwargs)
     node.meta["dtype"] = dtype
     if (place := PLACE.get()) is not None:
         node.meta["place"] = place
@@ -154,23 +180,31 @@ def _dtype_of(data: Data) -> torch.dtype | None:
     return data.dtype if isinstance(data, torch.Tensor) else None
 
 
+def as_node(graph: fx.Graph, value: Value) -> fx.Node:
+    """Return a value's node; a constant gets one."""
+    node: fx.Node = _tensor_of(value.stored, storage_dtype(value.dtype), graph) if value.is_constant else value.data
+    return node
+
+
 def _tensor_of(number: complex, dtype: torch.dtype, graph: fx.Graph | None) -> Data:
     if graph is None:
         return aten.scalar_tensor.default(number, dtype=dtype)
-    return _node(graph, aten.scalar_tensor.default, (number,), {"dtype": dtype}, dtype)
+    return add_node(graph, aten.scalar_tensor.default, (number,), dtype, {"dtype": dtype})
 
 
-def _fold(op: Any, args: tuple[Any, ...], dtype: torch.dtype, kwargs: dict[str, Any]) -> complex:
+def _fold(op: Any, args: tuple[Any, ...], dtype: torch.dtype, kwargs: dict[str, Any]) -> Any:
     # Tensors that have values, whatever mode (fake tensors, tracing) the caller is in.
     with _disable_current_modes():
         tensors = tuple(
-            aten.scalar_tensor.default(arg, dtype=_operand_dtype(arg, dtype)) if is_number(arg) and is_tensor else arg
+            _tensor_of(arg, _operand_dtype(op, arg, dtype), None) if is_number(arg) and is_tensor else arg
             for arg, is_tensor in zip(args, _takes_tensors(op), strict=False)
         )
         return round_to(op(*tensors, **kwargs).item(), dtype)
 
 
-def _operand_dtype(number: complex, result: torch.dtype) -> torch.dtype:
+def _operand_dtype(op: Any, number: complex, result: torch.dtype) -> torch.dtype:
+    if op is aten.view.dtype:
+        return _SAME_SIZE[result]
     # Wide enough for the number, and of the result's precision where that rounds.
     narrow = result in (torch.float32, torch.complex64)
     if isinstance(number, bool):

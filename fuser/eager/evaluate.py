@@ -64,7 +64,7 @@ from fuser.eager.types import (
 )
 from fuser.eager.values import PLACE, Value, binary, both, common_type, constant, convert, either, unary
 
-__all__ = ["Evaluator"]
+__all__ = ["IGNORED", "Evaluator"]
 
 _SUFFIX = re.compile(r"(?P<digits>0[xX][\da-fA-F.']+(?:[pP][+-]?\d+)?|0[bB][01']+|[\d.']+(?:[eE][+-]?\d+)?)(?P<suffix>\w*)")
 _CONSTANTS = {
@@ -76,7 +76,8 @@ _CONSTANTS = {
 # Functions that write through pointers, and how many of them (the last arguments).
 _WRITERS = {"frexp": 1, "modf": 1, "remquo": 1, "sincos": 2, "sincospi": 2}
 _IN_STD = frozenset({"max", "min", "clamp"})
-_IGNORED = frozenset({"assert", "printf", "__builtin_assume", "__syncthreads"})
+# Functions that say something and compute nothing.
+IGNORED = frozenset({"assert", "printf", "__builtin_assume", "__syncthreads"})
 _ESCAPES = {"n": "\n", "t": "\t", "0": "\0", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
 
 
@@ -530,7 +531,7 @@ class Evaluator(Resolver):
 
     def call_builtin(self, node: Call, function: Name) -> Thing:
         name = function.name
-        if name in _IGNORED:
+        if name in IGNORED:
             return constant(0, torch.int32)
         writers = next((count for base, count in _WRITERS.items() if name in {base, f"{base}f"}), 0)
         if name in {"nan", "nanf"}:

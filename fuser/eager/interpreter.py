@@ -57,7 +57,7 @@ from fuser.eager.storage import (
     make_location,
     zero_of,
 )
-from fuser.eager.types import AUTO, VOID, ArrayOf, CppType, PointerTo
+from fuser.eager.types import AUTO, VOID, ArrayOf, ClassType, CppType, PointerTo
 from fuser.eager.values import PLACE, Value, binary, constant, either
 
 __all__ = ["DataDependentError", "Interpreter"]
@@ -177,7 +177,10 @@ class Interpreter(Evaluator):
         else:
             kind = self.resolve(spelled)
         if value is None:
-            return make_location(kind, self.frames[-1])
+            location = make_location(kind, self.frames[-1])
+            if isinstance(kind, ClassType) and any(field.value is not None for field in kind.struct.fields):
+                location.store(self, self.fill(kind, []))
+            return location
         thing = self.evaluate(value) if kind is AUTO else self.initialise(kind, value)
         if kind is AUTO:
             kind = thing.dtype if isinstance(thing, Value) else thing.type
@@ -465,7 +468,7 @@ class Interpreter(Evaluator):
         have = operand.type
         if kind is AUTO or kind == have:
             is_bound = isinstance(spelled, ReferenceType) and not spelled.is_const and kind is not AUTO
-            return None if is_bound and isinstance(operand, Fixed) and not _is_class(kind) else 0
+            return None if is_bound and isinstance(operand, Fixed) and not isinstance(kind, ClassType) else 0
         if isinstance(kind, PointerTo) and isinstance(have, ArrayOf | PointerTo):
             return 0 if kind.element in (have.element, VOID) else None
         if isinstance(kind, torch.dtype) and isinstance(have, torch.dtype):
@@ -568,10 +571,6 @@ class Interpreter(Evaluator):
 
 def _is_output(parameter: Parameter) -> bool:
     return isinstance(parameter.type, ReferenceType) and not parameter.type.is_const
-
-
-def _is_class(kind: CppType) -> bool:
-    return type(kind).__name__ == "ClassType"
 
 
 _RUN: dict[type, Any] = {

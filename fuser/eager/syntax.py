@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import tree_sitter
 
-from fuser.eager.expressions import ExpressionReader, named, text_of
+from fuser.eager.expressions import ExpressionReader
 from fuser.eager.nodes import (
     Alias,
     Block,
@@ -38,6 +38,7 @@ from fuser.eager.nodes import (
     While,
 )
 from fuser.eager.preprocess import preprocess
+from fuser.eager.type_syntax import field, named, text_of
 from fuser.functor import Functor, parse_tree
 
 __all__ = ["parse_program"]
@@ -88,7 +89,9 @@ class _Reader(ExpressionReader):
     def outside(self, parent: tree_sitter.Node) -> None:
         for node in parent.named_children:
             if node.type in {"namespace_definition", "linkage_specification"}:
-                body = node.child_by_field_name("body")
+                name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+                if name is not None:
+                    self.namespaces.add(text_of(name))
                 if body is not None:
                     self.outside(body)
             elif node.type == "template_declaration":
@@ -134,13 +137,12 @@ class _Reader(ExpressionReader):
             default = None
             if child.type in {"type_parameter_declaration", "optional_type_parameter_declaration"}:
                 inner = child.child_by_field_name("name") or next(iter(named(child)), None)
-                name = text_of(inner) if inner is not None and inner is not value else ""
+                name = text_of(inner) if inner is not None and (value is None or inner.id != value.id) else ""
                 default = self.type(value) if value is not None else None
                 self.declare(name, "type")
                 found.append(TemplateParameter(place, name, True, default))
             elif child.type in {"parameter_declaration", "optional_parameter_declaration"}:
-                kind = child.child_by_field_name("type")
-                assert kind is not None, "the grammar's field"
+                kind = field(child, "type")
                 name, spelled = self.declarator(child.child_by_field_name("declarator"), self.type(kind))
                 self.declare(name, "value")
                 found.append(TemplateParameter(place, name, False, self.expression(value) if value else None, spelled))
@@ -149,8 +151,7 @@ class _Reader(ExpressionReader):
         return tuple(found)
 
     def function_name(self, declarator: tree_sitter.Node) -> tuple[str, tree_sitter.Node]:
-        name = declarator.child_by_field_name("declarator")
-        assert name is not None, "the grammar's field"
+        name = field(declarator, "declarator")
         if name.type not in {"identifier", "field_identifier", "operator_name"}:
             raise self.refuse(name, f"the function name {text_of(name)!r}")
         return text_of(name), name
@@ -179,8 +180,7 @@ class _Reader(ExpressionReader):
         for child in named(node):
             if child.type not in {"parameter_declaration", "optional_parameter_declaration"}:
                 raise self.refuse(child, "a parameter pack" if "variadic" in child.type else "this parameter")
-            kind, value = child.child_by_field_name("type"), child.child_by_field_name("default_value")
-            assert kind is not None, "the grammar's field"
+            kind, value = field(child, "type"), child.child_by_field_name("default_value")
             is_const = any(text_of(item) == "const" for item in child.children)
             name, spelled = self.declarator(child.child_by_field_name("declarator"), self.type(kind), is_const=is_const)
             if isinstance(spelled, NamedType) and spelled.name == "void":
@@ -246,8 +246,7 @@ class _Reader(ExpressionReader):
                 with self.scope():
                     return [While(place, self.condition(node), self.body(node))]
             case "do_statement":
-                condition = node.child_by_field_name("condition")
-                assert condition is not None, "the grammar's field"
+                condition = field(node, "condition")
                 return [DoWhile(place, self.body(node), self.expression(condition), _one_line(condition).strip("()"))]
             case "switch_statement":
                 return [self.switch(node)]
@@ -270,7 +269,6 @@ class _Reader(ExpressionReader):
 
     def body(self, node: tree_sitter.Node, field: str = "body") -> Statement:
         child = node.child_by_field_name(field)
-        assert child is not None, "the grammar's field"
         with self.scope():
             found = self.statements(child)
         return found[0] if len(found) == 1 else Block(self.place(child), tuple(found))
@@ -284,8 +282,7 @@ class _Reader(ExpressionReader):
         return [*found, Declaration(self.place(node), tuple(self.declarators(node)))]
 
     def declarators(self, node: tree_sitter.Node) -> list[Declarator]:
-        kind = node.child_by_field_name("type")
-        assert kind is not None, "the grammar's field"
+        kind = field(node, "type")
         base = self.type(kind.child_by_field_name("name") or kind if kind.type.endswith("specifier") else kind)
         is_const = any(text_of(child) in {"const", "constexpr"} for child in node.children)
         found = []
@@ -306,8 +303,7 @@ class _Reader(ExpressionReader):
     ) -> Declarator:
         place, target = self.place(node), node
         if node.type == "init_declarator":
-            inner, value = node.child_by_field_name("declarator"), node.child_by_field_name("value")
-            assert inner is not None, "the grammar's field"
+            inner, value = field(node, "declarator"), node.child_by_field_name("value")
             target = inner
         if target.type == "structured_binding_declarator":
             names = tuple(text_of(child) for child in named(target))
@@ -331,8 +327,7 @@ class _Reader(ExpressionReader):
 
     def constructed(self, node: tree_sitter.Node, base: TypeSyntax) -> Declarator:
         # ``T y(x);`` was taken for the declaration of a function.
-        name, parameters = node.child_by_field_name("declarator"), node.child_by_field_name("parameters")
-        assert name is not None and parameters is not None, "the grammar's fields"
+        name, parameters = field(node, "declarator"), field(node, "parameters")
         if name.type != "identifier":
             raise self.refuse(node, "a pointer to a function")
         values = self.read_again(text_of(parameters), parameters.start_byte)
@@ -341,8 +336,7 @@ class _Reader(ExpressionReader):
         return Declarator(self.place(node), text_of(name), base, value)
 
     def condition(self, node: tree_sitter.Node) -> Condition:
-        clause = node.child_by_field_name("condition")
-        assert clause is not None, "the grammar's field"
+        clause = field(node, "condition")
         place = self.place(clause)
         start, value = clause.child_by_field_name("initializer"), clause.child_by_field_name("value")
         declared = self.statements(next(named(start)))[0] if start is not None else None
@@ -356,9 +350,8 @@ class _Reader(ExpressionReader):
 
     def init_condition(self, node: tree_sitter.Node) -> Declaration:
         # ``if (T y = f(x))``.
-        kind, value = node.child_by_field_name("type"), node.child_by_field_name("value")
-        declarator = node.child_by_field_name("declarator")
-        assert kind is not None and declarator is not None, "the grammar's fields"
+        kind, value = field(node, "type"), node.child_by_field_name("value")
+        declarator = field(node, "declarator")
         return Declaration(self.place(node), (self.init(declarator, self.type(kind), value, is_const=False),))
 
     def if_statement(self, node: tree_sitter.Node) -> If:
@@ -393,9 +386,8 @@ class _Reader(ExpressionReader):
             )
 
     def range_for(self, node: tree_sitter.Node) -> RangeFor:
-        kind, declarator = node.child_by_field_name("type"), node.child_by_field_name("declarator")
-        array = node.child_by_field_name("right")
-        assert kind is not None and declarator is not None and array is not None, "the grammar's fields"
+        kind, declarator = field(node, "type"), field(node, "declarator")
+        array = field(node, "right")
         found = self.expression(array)
         with self.scope():
             name, spelled = self.declarator(declarator, self.type(kind))
@@ -422,12 +414,10 @@ class _Reader(ExpressionReader):
             return Switch(self.place(node), condition, tuple(sections))
 
     def alias(self, node: tree_sitter.Node) -> list[Statement]:
-        kind = node.child_by_field_name("type")
-        assert kind is not None, "the grammar's field"
+        kind = field(node, "type")
         found: list[Statement] = []
         if node.type == "alias_declaration":
-            name = node.child_by_field_name("name")
-            assert name is not None, "the grammar's field"
+            name = field(node, "name")
             found.append(Alias(self.place(node), text_of(name), self.type(kind)))
             self.declare(text_of(name), "type")
             return found
@@ -447,8 +437,7 @@ class _Reader(ExpressionReader):
             self.declare(text_of(name), "type")
         next_value = 0
         for child in named(node.child_by_field_name("body")):
-            label, value = child.child_by_field_name("name"), child.child_by_field_name("value")
-            assert label is not None, "the grammar's field"
+            label, value = field(child, "name"), child.child_by_field_name("value")
             if value is not None and value.type != "number_literal":
                 raise self.refuse(value, "an enumerator that is no plain number")
             next_value = int(text_of(value), 0) if value is not None else next_value

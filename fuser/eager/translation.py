@@ -10,17 +10,19 @@ import torch
 from torch import fx
 
 from fuser.config import config
+from fuser.dtypes import dtype_info, number_dtype
 from fuser.eager import functions
+from fuser.eager.evaluate import IGNORED
 from fuser.eager.interpreter import DataDependentError, Interpreter
 from fuser.eager.nodes import Program
 from fuser.eager.resolve import SubstitutionError
 from fuser.eager.storage import NoTranslation
 from fuser.eager.syntax import parse_program
-from fuser.eager.values import PLACE, NeedsValuesError, Value, constant, is_number, storage_dtype
+from fuser.eager.values import PLACE, NeedsValuesError, Value, constant, convert, is_number, storage_dtype
 from fuser.errors import UntranslatableError
 from fuser.functor import Functor, Role
 
-__all__ = ["Translation", "translate"]
+__all__ = ["Translation", "cast", "translate"]
 
 aten = torch.ops.aten
 
@@ -94,6 +96,23 @@ def translate(
     return _translate(functor, compute, types, differentiable, config.max_unrolled)
 
 
+def cast(item: Any, dtype: torch.dtype) -> Any:
+    """Convert a tensor or number to a dtype as a kernel does between the types of memory and those it computes in.
+
+    Returns:
+        A tensor for a tensor; for a number the number as a C++ type has it.
+    """
+    to = dtype_info(dtype)
+    if is_number(item):
+        return convert(constant(item, number_dtype(type(item), torch.float64)), to.compute_dtype).data
+    if item.dtype is dtype:
+        return item
+    source = dtype_info(item.dtype).compute_dtype
+    value = convert(Value(source, _stored(item.to(source), source)), to.compute_dtype)
+    result = _restore(value.data, to.compute_dtype)
+    return result.to(dtype) if to.is_narrow else result
+
+
 @lru_cache(maxsize=4096)
 def _translate(
     functor: Functor, compute: torch.dtype, types: tuple[torch.dtype, ...], differentiable: bool, limit: int
@@ -142,7 +161,7 @@ def _interpret(
 
 def _check_externals(functor: Functor, program: Program) -> None:
     for name, place in program.externals.items():
-        if not functions.is_known(name):
+        if name not in IGNORED and not functions.is_known(name):
             raise UntranslatableError(functor.source, *place, f"the function {name!r}")
 
 

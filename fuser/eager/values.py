@@ -13,6 +13,7 @@ import torch
 
 from fuser.eager.data import (
     PLACE,
+    WHOLE_FUNCTIONS,
     Data,
     NeedsValuesError,
     Value,
@@ -25,6 +26,7 @@ from fuser.eager.data import (
 
 __all__ = [
     "PLACE",
+    "WHOLE_FUNCTIONS",
     "Data",
     "NeedsValuesError",
     "Value",
@@ -358,7 +360,23 @@ def _complex(op: str, a: Value, b: Value, dtype: torch.dtype) -> Value:
     a, b = convert(a, dtype), convert(b, dtype)
     if op in ("==", "!="):
         return Value(torch.bool, emit(_COMPARISONS[op], a.data, b.data, dtype=torch.bool))
-    return Value(dtype, emit(_ARITHMETIC[op], a.data, b.data, dtype=dtype))
+    if op in "+-" and not WHOLE_FUNCTIONS.get():
+        # ATen multiplies b by a complex 1 first, which makes infinities NaN.
+        parts = zip(split_complex(a), split_complex(b), strict=True)
+        re, im = (binary(op, x, y) for x, y in parts)
+        return join_complex(re, im)
+    result = Value(dtype, emit(_ARITHMETIC[op], a.data, b.data, dtype=dtype))
+    return result if op == "*" or WHOLE_FUNCTIONS.get() else _check_quotient(result, a, b)
+
+
+def _check_quotient(quotient: Value, a: Value, b: Value) -> Value:
+    # Divided by zero, the parts become infinite one by one.
+    is_zero = emit(aten.eq.Tensor, b.data, 0, dtype=torch.bool)
+    if is_zero is False:
+        return quotient
+    parts = zip(split_complex(a), split_complex(b), strict=True)
+    re, im = (binary("/", x, y) for x, y in parts)
+    return select(is_zero, join_complex(re, im), quotient)
 
 
 def _complex_and_real(op: str, a: Value, b: Value, dtype: torch.dtype) -> Value:
