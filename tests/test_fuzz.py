@@ -242,7 +242,8 @@ def whole_table(dtype: torch.dtype) -> Iterator[FusionGroup]:
         outputs: list[int] = []
         for function in served[begin : begin + size]:
             scalars = [builder.add_input(item.name, is_scalar=True, default=0.5) for item in function.functor.scalars]
-            outputs += builder.apply(function, inputs[: len(function.functor.tensors)], scalars)
+            operands = [inputs[place % 3] for place in range(len(function.functor.tensors))]
+            outputs += builder.apply(function, operands, scalars)
         yield builder.build(outputs)
 
 
