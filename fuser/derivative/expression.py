@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fuser.derivative.rewrites import rewrite
+from fuser.eager.functions import NamedFunction
 
 __all__ = [
     "BOOLEAN",
@@ -285,6 +286,9 @@ def _apply(op: str, static: tuple[Any, ...], tensors: list[torch.Tensor], dtype:
         return tensors[0].view(dtype)
     if op in {"frexp_mantissa", "frexp_exponent"}:
         return torch.frexp(tensors[0])[op == "frexp_exponent"]
+    if op.startswith("cpp."):
+        function = NamedFunction(op.removeprefix("cpp."), tuple(tensor.dtype for tensor in tensors))
+        return function(*tensors)  # type: ignore[no-any-return]
     if op == "div_trunc":
         return torch.div(*tensors, rounding_mode="trunc")
     result: torch.Tensor = _overload(op)(*static, *tensors)
