@@ -13,7 +13,7 @@ The same holds for every order of derivative, since it needs the values' uses on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -46,42 +46,14 @@ class Masks:
         """Return the set of what holds where ``mask`` is ``truth``."""
         return self._closures[self.number(mask, truth)]
 
-    def generators(self, literals: int) -> list[int]:
-        """Return few literals of a set that imply the others."""
-        chosen, covered = [], 0
-        while rest := literals & ~covered:
-            # Those numbered later imply the earlier ones.
-            last = rest.bit_length() - 1
-            chosen.append(last)
-            covered |= self._closures[last]
-        return chosen[::-1]
+    def implied(self, literal: int) -> int:
+        """Return the set of what one literal implies."""
+        return self._closures[literal]
 
     def expression(self, literal: int, builder: Builder) -> Expr:
         """Return one literal as a bool expression."""
         mask = self._masks[literal // 2]
         return builder.emit("logical_not", mask) if literal % 2 else mask
-
-    def conjunction(self, literals: int, builder: Builder) -> Expr:
-        """Return the bool expression that says a set of literals holds."""
-        mask = builder.constant(True, torch.bool)
-        for literal in self.generators(literals):
-            mask = mask.call("logical_and", self.expression(literal, builder))
-        return mask
-
-    def opposites(self, one: int, other: int) -> tuple[int, int] | None:
-        """Return the literal that tells two sets apart: the first set is what they share and the literal.
-
-        The second set is what they share and the literal's negation. None if there is no such literal.
-        """
-        shared = one & other
-        for literal in reversed(self.generators(one & ~shared)):
-            negated = literal ^ 1
-            if not other >> negated & 1:
-                continue
-            if (one & ~shared & ~self._closures[literal]) or (other & ~shared & ~self._closures[negated]):
-                continue
-            return literal, shared
-        return None
 
     def _add(self, mask: Expr) -> None:
         # Operands first: every literal is numbered after those it implies.
@@ -96,6 +68,12 @@ class Masks:
             for below in closures[truth]:
                 closure |= below
             self._closures.append(closure)
+        # Whatever denies what a literal implies denies the literal.
+        for literal in (2 * place, 2 * place + 1):
+            denied = sum(1 << (other ^ 1) for other in _bits(self._closures[literal]) if other != literal)
+            for other, closure in enumerate(self._closures) if denied else ():
+                if closure & denied:
+                    self._closures[other] |= 1 << (literal ^ 1)
 
 
 class Demand:
@@ -152,35 +130,44 @@ class Demand:
 
 
 def sum_masked(contributions: Sequence[Masked], masks: Masks, builder: Builder) -> Expr:
-    """Return the sum; contributions that exclude each other become one selection."""
-    terms = list(contributions)
-    merged = True
-    while merged:
-        merged = False
-        for place, (literals, value) in enumerate(terms):
-            for other, (literals_too, value_too) in enumerate(terms[:place]):
-                combined = _combine((literals_too, value_too), (literals, value), masks, builder)
-                if combined is not None:
-                    terms[other] = combined
-                    del terms[place]
-                    merged = True
+    """Return the sum; contributions that exclude each other become branches of one selection."""
+    always = [value for literals, value in contributions if not literals]
+    sometimes = [item for item in contributions if item[0]]
+    terms = always[:1]
+    for value in always[1:]:
+        terms[0] = terms[0] + value
+    while sometimes:
+        literal = _most_telling(sometimes, masks)
+        sides: list[list[Masked]] = [[], []]
+        rest: list[Masked] = []
+        for literals, value in sometimes:
+            for side, sign in ((0, literal), (1, literal ^ 1)):
+                if literals >> sign & 1:
+                    sides[side].append((literals & ~masks.implied(sign), value))
                     break
-            if merged:
-                break
-    total: Expr | None = None
-    for literals, value in terms:
-        term = value if not literals else value.where(masks.conjunction(literals, builder), 0)
-        total = term if total is None else total + term
-    assert total is not None, "there is a contribution"
+            else:
+                rest.append((literals, value))
+        branches = [sum_masked(side, masks, builder) if side else 0 for side in sides]
+        terms.append(builder.emit("where", masks.expression(literal, builder), *branches))
+        sometimes = rest
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
     return total
 
 
-def _combine(one: Masked, other: Masked, masks: Masks, builder: Builder) -> Masked | None:
-    (literals, value), (literals_too, value_too) = one, other
-    if literals == literals_too:
-        return literals, value + value_too
-    found = masks.opposites(literals, literals_too)
-    if found is None:
-        return None
-    literal, shared = found
-    return shared, value.where(masks.expression(literal, builder), value_too)
+def _most_telling(contributions: Sequence[Masked], masks: Masks) -> int:
+    # The literal that most of them hold or deny. Of several the one that implies most: fewest conditions are left.
+    counts: dict[int, int] = {}
+    for literals, _ in contributions:
+        for place in _bits(literals):
+            counts[place & ~1] = counts.get(place & ~1, 0) + 1
+    most = max(counts.values())
+    return max(literal for literal, count in counts.items() if count == most)
+
+
+def _bits(literals: int) -> Iterator[int]:
+    while literals:
+        lowest = literals & -literals
+        yield lowest.bit_length() - 1
+        literals ^= lowest

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 
 from fuser.derivative.rewrites import rewrite
+from fuser.eager.functions import NamedFunction
 
 __all__ = [
     "BOOLEAN",
@@ -50,7 +51,7 @@ _OVERLOADS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Expr:
     """One operation. Made by a Builder only; compares by identity."""
 
@@ -60,7 +61,7 @@ class Expr:
     args: tuple[Any, ...]
     # The C++ type, as a torch dtype.
     dtype: torch.dtype
-    builder: Builder = field(repr=False)
+    builder: Builder
     # Line and column (from 1) in the user's text.
     place: Place = None
 
@@ -91,6 +92,11 @@ class Expr:
     def where(self, mask: Expr, other: Operand) -> Expr:
         """Return ``mask ? self : other``."""
         return self.builder.emit("where", mask, self, other)
+
+    def __repr__(self) -> str:
+        # The operands' operations only: a DAG written out as a tree has no end.
+        args = ", ".join(arg.op if isinstance(arg, Expr) else repr(arg) for arg in self.args)
+        return f"{self.op}({args}): {str(self.dtype).removeprefix('torch.')}"
 
     def __add__(self, other: Operand) -> Expr:
         return self.call("add", other)
@@ -280,6 +286,9 @@ def _apply(op: str, static: tuple[Any, ...], tensors: list[torch.Tensor], dtype:
         return tensors[0].view(dtype)
     if op in {"frexp_mantissa", "frexp_exponent"}:
         return torch.frexp(tensors[0])[op == "frexp_exponent"]
+    if op.startswith("cpp."):
+        function = NamedFunction(op.removeprefix("cpp."), tuple(tensor.dtype for tensor in tensors))
+        return function(*tensors)  # type: ignore[no-any-return]
     if op == "div_trunc":
         return torch.div(*tensors, rounding_mode="trunc")
     result: torch.Tensor = _overload(op)(*static, *tensors)

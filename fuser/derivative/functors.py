@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +18,7 @@ from fuser.derivative.reverse import differentiate_reverse
 from fuser.derivative.simplify import simplify
 from fuser.derivative.text import Names, emit_functor
 from fuser.derivative.torch_ops import DIFFERENTIATED_AS
+from fuser.eager.data import WHOLE_FUNCTIONS
 from fuser.eager.translation import translate
 from fuser.errors import DataDependentError, NotDifferentiableError
 from fuser.functor import Functor, Parameter, Role, parse_functor
@@ -141,7 +142,11 @@ def load_source(
     """
     if op in DIFFERENTIATED_AS:
         return _source_of_op(DIFFERENTIATED_AS[op], functor, compute, types)
-    translation = translate(functor, compute, types)
+    token = WHOLE_FUNCTIONS.set(True)
+    try:
+        translation = translate(functor, compute, types, differentiable=True)
+    finally:
+        WHOLE_FUNCTIONS.reset(token)
     if translation.graph_module is None:
         raise DataDependentError(f"{functor.entry} has no derivative in one piece: {translation.data_dependent}")
     return source_of_graph(functor, compute, translation.graph_module.graph)
@@ -169,6 +174,7 @@ def _source(
     inputs: Sequence[Expr],
     values: Sequence[Expr],
 ) -> Source:
+    values, inputs = _as_declared(values, inputs, {item.name for item in functor.scalars})
     names = [item.name for item in functor.outputs] or ["out"]
     outputs = [value.to(compute) if is_continuous(value.dtype) else value for value in values]
     return Source(
@@ -183,6 +189,8 @@ def _source(
 
 def reverse_source(source: Source, wanted: Sequence[int], outputs: Sequence[int]) -> Derived:
     """As ``reverse_functor``, for a functor that is expressions already."""
+    if not outputs:
+        return Derived(None, (), (None,) * len(wanted), ())
     chosen = [source.outputs[place] for place in outputs]
     _check_outputs(source, chosen)
     names = _names(source)
@@ -206,11 +214,11 @@ def forward_source(source: Source, given: Sequence[int]) -> Derived:
     builder = source.inputs[0].builder
     inputs = [source.inputs[place] for place in given]
     tangents = [
-        builder.input(names.choose(f"tangent_{source.parameters[place].name}"), item.dtype)
-        for place, item in zip(given, inputs, strict=True)
+        builder.input(names.choose(f"tangent_{source.parameters[place].name}"), source.compute) for place in given
     ]
+    wide = [tangent.to(item.dtype) for tangent, item in zip(tangents, inputs, strict=True)]
     with _naming(source):
-        found = differentiate_forward([value for _, value in source.outputs], inputs, tangents)
+        found = differentiate_forward([value for _, value in source.outputs], inputs, wide)
     results = [(names.choose(f"tangent_{name}"), value) for (name, _), value in zip(source.outputs, found, strict=True)]
     return _build(source, f"{source.name}_jvp", tangents, results)
 
@@ -228,17 +236,17 @@ def _build(source: Source, entry: str, given: Sequence[Expr], results: Sequence[
         numbers[place] = number
     if not named:
         return Derived(None, (), tuple(numbers), ())
-    values = _as_declared([value for _, _, value in named])
-    roles: dict[str, tuple[Argument, Role]] = {item.args[0]: (("grad", k), Role.TENSOR) for k, item in enumerate(given)}
-    roles |= {item.name: (("argument", place), item.role) for place, item in enumerate(source.parameters)}
+    values = [value for _, _, value in named]
+    scalars = {item.name for item in source.parameters if item.role is Role.SCALAR}
+    meanings: dict[str, Argument] = {item.args[0]: ("grad", k) for k, item in enumerate(given)}
+    meanings |= {item.name: ("argument", place) for place, item in enumerate(source.parameters)}
     used = {item.args[0]: item for item in topological(values) if item.op == "input"}
-    parameters = [used[name] for name in roles if name in used]
+    parameters = [used[name] for name in meanings if name in used]
     outputs = [(name, value) for (_, name, _), value in zip(named, values, strict=True)]
     text = emit_functor(entry, parameters, outputs, source.compute, source.template)
-    scalars = tuple(item.args[0] for item in parameters if roles[item.args[0]][1] is Role.SCALAR)
     return Derived(
-        functor=parse_functor(text, scalars, len(outputs)),
-        arguments=tuple(roles[item.args[0]][0] for item in parameters),
+        functor=parse_functor(text, tuple(name for name in scalars if name in used), len(outputs)),
+        arguments=tuple(meanings[item.args[0]] for item in parameters),
         results=tuple(numbers),
         dtypes=tuple(value.dtype for value in values),
     )
@@ -251,21 +259,28 @@ def _as_result(value: Expr, compute: torch.dtype) -> Expr:
     return value.to(compute.to_real()) if compute.is_complex else value
 
 
-def _as_declared(values: Sequence[Expr]) -> list[Expr]:
-    # A parameter that is converted to one type wherever it is used is declared of that type, as the user's own was.
-    readers: dict[Expr, set[torch.dtype | None]] = {}
+def _as_declared(
+    values: Sequence[Expr], inputs: Sequence[Expr], scalars: Collection[str]
+) -> tuple[list[Expr], list[Expr]]:
+    # A scalar that is converted to one type wherever it is used is of that type, as the user declared it.
+    readers: dict[Expr, set[torch.dtype | None]] = {item: set() for item in inputs}
     for item in topological(values):
         for operand in item.operands:
             readers.setdefault(operand, set()).add(item.dtype if item.op == "convert" else None)
     for value in values:
         readers.setdefault(value, set()).add(None)
 
-    def instead(item: Expr) -> Expr | None:
-        if item.op == "convert" and item.args[0].op == "input" and readers[item.args[0]] == {item.dtype}:
-            return item.builder.input(item.args[0].args[0], item.dtype)
-        return None
+    def declared(item: Expr) -> Expr:
+        dtype = next(iter(readers[item]), None)
+        is_one = item.args[0] in scalars and len(readers[item]) == 1
+        return item if dtype is None or not is_one else item.builder.input(item.args[0], dtype)
 
-    return Builder(drops_detach=True).copy(values, instead)
+    def instead(item: Expr) -> Expr | None:
+        other = declared(item.operands[0]) if item.op == "convert" and item.operands[0].op == "input" else None
+        return other if other is not None and other.dtype is item.dtype else None
+
+    builder = Builder()
+    return builder.copy(values, instead), [builder.leaf(declared(item)) for item in inputs]
 
 
 def _names(source: Source) -> Names:

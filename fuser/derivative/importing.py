@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from fuser.derivative.expression import Builder, Expr
+from fuser.eager.functions import NamedFunction
 
 __all__ = ["import_graph"]
 
@@ -20,6 +21,23 @@ _BINARY = frozenset(
     "logical_xor where complex polar".split()
 )
 _LOGICAL = frozenset({"logical_and", "logical_or", "logical_xor", "logical_not"})
+# C++ functions that ATen has under another name.
+_FUNCTIONS = {
+    "cyl_bessel_i0": "special_i0",
+    "cyl_bessel_i1": "special_i1",
+    "j0": "special_bessel_j0",
+    "j1": "special_bessel_j1",
+    "y0": "special_bessel_y0",
+    "y1": "special_bessel_y1",
+    "erfcx": "special_erfcx",
+    "normcdf": "special_ndtr",
+    "normcdfinv": "special_ndtri",
+    "frexp_mantissa": "frexp_mantissa",
+    "frexp_exponent": "frexp_exponent",
+    "ldexp": "ldexp",
+    "scalbn": "ldexp",
+    "scalbln": "ldexp",
+}
 _SAME = frozenset({"clone", "alias", "lift_fresh_copy"})
 
 
@@ -88,6 +106,8 @@ def _constant(value: Any, dtype: torch.dtype, builder: Builder) -> Expr:
 def _name(target: Any) -> str:
     if target is operator.getitem:
         return "getitem"
+    if isinstance(target, NamedFunction):
+        return _FUNCTIONS.get(target.name, f"cpp.{target.name}")
     full = str(target.name()).removeprefix("aten::")
     return full.partition(".")[0]
 

@@ -27,9 +27,9 @@ _TYPES = {
     torch.complex64: "std::complex<float>",
     torch.complex128: "std::complex<double>",
 }
-_UNSIGNED = {torch.int32: "unsigned", torch.int64: "uint64_t"}
+_UNSIGNED = {torch.int32: "uint32_t", torch.int64: "uint64_t"}
 # How tightly C++ binds; a higher number binds tighter.
-_PRIMARY, _UNARY, _TERNARY, _OR, _AND, _EQUALITY, _RELATION = 20, 19, 1, 2, 3, 7, 8
+_PRIMARY, _UNARY, _TERNARY, _OR, _AND, _EQUALITY, _RELATION, _SHIFT, _PRODUCT = 20, 19, 1, 2, 3, 7, 8, 9, 11
 _OPERATORS = {
     "mul": ("*", 11), "div": ("/", 11), "add": ("+", 10), "sub": ("-", 10), "lt": ("<", 8), "le": ("<=", 8),
     "gt": (">", 8), "ge": (">=", 8), "eq": ("==", 7), "ne": ("!=", 7), "logical_and": ("&&", 3),
@@ -224,7 +224,7 @@ class _Writer:
 
     def helper(self, op: str, operands: Sequence[_Text], order: int = 0) -> _Text:
         """Call a function that the text brings along."""
-        name = f"{op}_{order}" if order else op
+        name = f"fuser_{op}_{order}" if order else f"fuser_{op}"
         while self._names.is_taken(name):
             name += "_"
         self._helpers[name] = helper_text(op, order).replace("$name", name)
@@ -232,6 +232,10 @@ class _Writer:
 
     def _operator(self, symbol: str, binds: int, item: Expr, operands: list[_Text]) -> _Text:
         left, right = operands
+        if binds in {_EQUALITY, _RELATION}:
+            # a < b == c is right, and hard to read.
+            text = f"{left.within(_SHIFT)} {symbol} {right.within(_SHIFT)}"
+            return _Text(text, binds)
         text = f"{left.within(binds)} {symbol} {right.within(binds + 1)}"
         if item.dtype in {torch.int8, torch.int16, torch.uint8}:
             # C++ computed it as int.
@@ -286,7 +290,11 @@ def _is_sign(item: Expr) -> bool:
 
 
 def _neg(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
-    text = operands[0].within(_UNARY)
+    (operand,) = operands
+    if item.args[0].op in {"mul", "div"} and operand.binds == _PRODUCT and operand.text[0] not in "-(":
+        # (-a) * b is -(a * b), and easier to read.
+        return _Text(f"-{operand.text}", _PRODUCT)
+    text = operand.within(_UNARY)
     return _Text(f"-({text})" if text[0] == "-" else f"-{text}", _UNARY)
 
 
@@ -308,7 +316,7 @@ def _invert(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
 
 
 def _xor(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
-    return _Text(f"{operands[0].within(_EQUALITY + 1)} != {operands[1].within(_EQUALITY + 1)}", _EQUALITY)
+    return _Text(f"{operands[0].within(_SHIFT)} != {operands[1].within(_SHIFT)}", _EQUALITY)
 
 
 def _where(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
