@@ -228,7 +228,7 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        return None, *_find_gradients(ctx, grads)
+        return None, *_find_gradients(ctx, grads, ctx.needs_input_grad[1:])
 
 
 _apply = super(torch.autograd.Function, _Recorded).apply
@@ -248,7 +248,7 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        return None, *_find_gradients(ctx, grads)
+        return None, *_find_gradients(ctx, grads, ctx.needs_input_grad[1:])
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Any) -> tuple[torch.Tensor | None, ...]:
@@ -280,7 +280,9 @@ def _save(
     return tensors
 
 
-def _find_gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+def _find_gradients(
+    ctx: Any, grads: Sequence[torch.Tensor | None], needs: Sequence[bool]
+) -> list[torch.Tensor | None]:
     case: Case = ctx.case
     values = {**ctx.numbers, **dict(zip(ctx.saved, ctx.saved_tensors, strict=True))}
     found: list[torch.Tensor | None] = [None] * len(case.devices)
@@ -299,6 +301,10 @@ def _find_gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> list[torc
                 part = part.to(case.devices[target])
             before = found[target]
             found[target] = part if before is None else before + part
+    # As torch has it: what is a step function of an input has a gradient, of zeros.
+    for place, shape in shapes.items():
+        if found[place] is None and needs[place]:
+            found[place] = torch.zeros(shape, dtype=case.typing.values[place], device=case.devices[place])
     return found
 
 
@@ -486,7 +492,7 @@ def _setup_operator(ctx: Any, inputs: tuple[Any, ...], output: Sequence[torch.Te
 
 
 def _operator_backward(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
-    found = _find_gradients(ctx, grads)
+    found = _find_gradients(ctx, grads, [True] * len(ctx.kinds))
     of_tensors = [grad for kind, grad in zip(ctx.kinds, found, strict=True) if kind == "t"]
     # torch wants the structure of the arguments back: a list of numbers counts as one thing, an empty list as a list.
     return None, None, of_tensors, None if ctx.number_count else []
