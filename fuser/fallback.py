@@ -138,12 +138,12 @@ def call_derived(function: Function, tensors: Sequence[Any], scalars: dict[str, 
     translation = translate(function.functor, compute, tuple(types), differentiable=needs_grad or is_traced)
     dtypes = [dtype or common for dtype in function.out_dtypes] or [common] * function.num_outputs
     if translation.graph_module is None and any(item.is_meta for item in given):
-        shape = torch.broadcast_shapes(*(item.shape for item in given))
+        shape = _common_shape(given)
         return tuple(torch.empty(shape, dtype=dtype, device="meta") for dtype in dtypes)
     results: list[torch.Tensor] = []
     for raw, dtype in zip(translation.run(*arguments), dtypes, strict=True):
         result = _lay_out(cast(raw, dtype), given)
-        is_shared = any(torch._C._is_alias_of(result, other) for other in (*given, *results))
+        is_shared = any(_share_memory(result, other) for other in (*given, *results))
         results.append(result.clone() if is_shared else result)
     return tuple(results)
 
@@ -176,11 +176,20 @@ def _scalar_type(number: Any) -> torch.dtype:
     return torch.float64 if number.is_floating_point() else torch.int64
 
 
+def _common_shape(given: Sequence[torch.Tensor]) -> torch.Size:
+    shape: torch.Size = torch.broadcast_shapes(*(item.shape for item in given))  # type: ignore[no-untyped-call]
+    return shape
+
+
+def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(torch._C._is_alias_of(one, other))  # type: ignore[attr-defined]
+
+
 def _lay_out(result: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tensor:
     # The shape is that of all tensors, also of those the result does not depend on; the strides are the kernel's.
     if any(item.is_nested for item in given):
         return result
-    shape = torch.broadcast_shapes(*(item.shape for item in given))
+    shape = _common_shape(given)
     device = next((item.device for item in given if item.dim()), result.device)
     if result.device != device:
         result = result.to(device)

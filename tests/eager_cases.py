@@ -63,7 +63,11 @@ CONSTRUCTS: tuple[Construct, ...] = (
     one("decltype_type", "decltype(x * 2.0) a = x; return T(a / 3);"),
     one("sizes", "return x + T(sizeof(T)) + T(sizeof(int)) + sizeof x * T(2) + T(sizeof(double) == 8);"),
     one("conditional_type", "std::conditional_t<sizeof(T) == 4, float, double> a = x; return T(a / 3);"),
-    one("traits", "if constexpr (std::is_same<T, double>::value) return x / 3; else return x * (std::is_integral_v<T> ? 5 : 7);"),
+    one(
+        "traits",
+        "if constexpr (std::is_same<T, double>::value) return x / 3; else return x * (std::is_integral_v<T> ? "
+        "5 : 7);",
+    ),
     one("size_type", "size_t n = 3; int64_t m = -1; return x + T(n * 2) + T(m / 2 - 1);"),
     # Operators
     one("bit_operators", "return (x & T(12)) | (x ^ T(5)) | ~x;", dtypes=INTS),
@@ -75,7 +79,11 @@ CONSTRUCTS: tuple[Construct, ...] = (
     one("steps_of_one", "int i = 2; int a = i++ + ++i; int b = i-- - --i; return x + T(a * 10 + b);"),
     one("compound", "T y = x; y += T(1); y -= T(0.5); y *= T(3); y /= T(4); return y;"),
     one("compound_double", "T y = x; y *= 0.1; y += 1; return y;"),
-    one("compound_bits", "T y = x; y |= T(8); y &= T(13); y ^= T(3); y <<= 1; y >>= 2; y %= T(5); return y;", dtypes=INTS),
+    one(
+        "compound_bits",
+        "T y = x; y |= T(8); y &= T(13); y ^= T(3); y <<= 1; y >>= 2; y %= T(5); return y;",
+        dtypes=INTS,
+    ),
     one("chain", "T a, b, c; a = b = c = x * T(2); return a + b + c;"),
     one("ternary", "return x > T(1) ? x : x < T(-1) ? -x : T(0.25);"),
     one("ternary_types", "return x > T(0) ? 1 : 2.5;"),
@@ -85,17 +93,44 @@ CONSTRUCTS: tuple[Construct, ...] = (
     one("unary_plus", "return +x - -x;"),
     # Branches
     one("if_else", "T y; if (x > T(0)) y = x * T(2); else y = x - T(1); return y;"),
-    one("if_chain", "if (x > T(2)) return T(2); else if (x > T(0)) return x; else if (x > T(-2)) return -x; return T(9);"),
+    one(
+        "if_chain",
+        "if (x > T(2)) return T(2); else if (x > T(0)) return x; else if (x > T(-2)) return -x; return T(9);",
+    ),
     one("early_return", "if (x < T(0)) return T(-1); if (x < T(1)) return T(0); T y = x * x; return y;"),
     one("nested_if", "T y = x; if (x > T(0)) { if (x > T(2)) { y = T(7); return y; } y += T(1); } return y * T(2);"),
     one("if_declares", "if (T y = x - T(1); y > T(0)) return y; else return -y;"),
     one("swap_in_branch", "T a = x, b = T(1); if (a > b) { T t = a; a = b; b = t; } return a - b * T(3);"),
-    one("switch_returns", "switch (int(x) % 3) { case 0: return x; case 1: return x * T(2); case -1: return T(5); default: return -x; }"),
-    one("switch_breaks", "T y = x; switch (int(x)) { case 0: y = T(1); break; case 1: case 2: y = T(2); break; default: y = T(3); } return y;"),
-    one("switch_falls", "T y = T(0); switch (int(x)) { case 3: y += T(1); case 2: y += T(2); case 1: y += T(4); break; case -1: y = T(9); default: y += T(20); } return y;"),
-    one("switch_default_first", "T y = T(0); switch (int(x)) { default: y += T(1); case 1: y += T(2); break; case 2: y = T(5); } return y;"),
-    one("switch_constant", "T y = x; switch (sizeof(int)) { case 2: y = T(0); break; case 4: y += T(1); case 5: y += T(1); break; case 8: y = T(0); } return y;"),
-    one("enum_values", "switch (int(x) & 1) { case EVEN: return x; default: return T(ODD + 4); }", "enum Kind { EVEN, ODD };"),
+    one(
+        "switch_returns",
+        "switch (int(x) % 3) { case 0: return x; case 1: return x * T(2); case -1: return T(5); default: "
+        "return -x; }",
+    ),
+    one(
+        "switch_breaks",
+        "T y = x; switch (int(x)) { case 0: y = T(1); break; case 1: case 2: y = T(2); break; default: y = "
+        "T(3); } return y;",
+    ),
+    one(
+        "switch_falls",
+        "T y = T(0); switch (int(x)) { case 3: y += T(1); case 2: y += T(2); case 1: y += T(4); break; case "
+        "-1: y = T(9); default: y += T(20); } return y;",
+    ),
+    one(
+        "switch_default_first",
+        "T y = T(0); switch (int(x)) { default: y += T(1); case 1: y += T(2); break; case 2: y = T(5); } "
+        "return y;",
+    ),
+    one(
+        "switch_constant",
+        "T y = x; switch (sizeof(int)) { case 2: y = T(0); break; case 4: y += T(1); case 5: y += T(1); break; "
+        "case 8: y = T(0); } return y;",
+    ),
+    one(
+        "enum_values",
+        "switch (int(x) & 1) { case EVEN: return x; default: return T(ODD + 4); }",
+        "enum Kind { EVEN, ODD };",
+    ),
     # Loops
     one("for_loop", "T s = T(0); for (int i = 1; i <= 5; ++i) s = s * x + T(i); return s;"),
     one("for_without", "T s = x; int i = 0; for (;;) { if (i >= 4) break; s += T(i); ++i; } return s;"),
@@ -104,79 +139,263 @@ CONSTRUCTS: tuple[Construct, ...] = (
     one("do_loop", "T s = x; int n = 3; do { s += x; --n; } while (n > 0); return s;"),
     one("do_once", "T s = x; do { s += T(1); } while (false); return s;"),
     one("breaks", "T s = T(0); for (int i = 0; i < 6; ++i) { if (s > T(5)) break; s += x + T(1); } return s;"),
-    one("continues", "T s = T(0); for (int i = 0; i < 5; ++i) { if (x > T(i) && i % 2 == 0) continue; s += x + T(i); } return s;"),
+    one(
+        "continues",
+        "T s = T(0); for (int i = 0; i < 5; ++i) { if (x > T(i) && i % 2 == 0) continue; s += x + T(i); } "
+        "return s;",
+    ),
     one("return_in_loop", "for (int i = 0; i < 5; ++i) if (x < T(i - 2)) return x * T(i); return T(100);"),
-    one("nested_loops", "T s = T(0); for (int i = 0; i < 3; ++i) { for (int j = 0; j < 4; ++j) { if (x < T(j)) break; s += T(i + j); } if (s > T(9)) break; s += x; } return s;"),
+    one(
+        "nested_loops",
+        "T s = T(0); for (int i = 0; i < 3; ++i) { for (int j = 0; j < 4; ++j) { if (x < T(j)) break; s += T(i "
+        "+ j); } if (s > T(9)) break; s += x; } return s;",
+    ),
     one("counter_after_loop", "int i; for (i = 0; i < 6; ++i) if (x < T(i)) break; return T(i) + x;"),
-    one("counter_in_branch", "int n = 0; if (x > T(0)) { for (int i = 0; i < 3; ++i) ++n; } else n = 7; return T(n) * x;"),
-    one("loop_bound_by_count", "T y = x; int n = 0; while (y > T(0.5) && n < 10) { y = y * T(0.5); ++n; } return y + T(n);", nodes=90),
-    one("loop_on_data", "T y = x; int n = 0; while (y > T(0.01)) { y = y * T(0.5); ++n; } return y + T(n);", is_graph=False),
+    one(
+        "counter_in_branch",
+        "int n = 0; if (x > T(0)) { for (int i = 0; i < 3; ++i) ++n; } else n = 7; return T(n) * x;",
+    ),
+    one(
+        "loop_bound_by_count",
+        "T y = x; int n = 0; while (y > T(0.5) && n < 10) { y = y * T(0.5); ++n; } return y + T(n);",
+        nodes=90,
+    ),
+    one(
+        "loop_on_data",
+        "T y = x; int n = 0; while (y > T(0.01)) { y = y * T(0.5); ++n; } return y + T(n);",
+        is_graph=False,
+    ),
     one("do_on_data", "T y = x; do { y = y - T(1); } while (y > T(0)); return y;", is_graph=False),
-    one("for_on_data", "T s = T(0); int n = int(x); for (int i = 0; i < n; ++i) { if (i == 2) continue; s += T(i) + x; } return s;", is_graph=False),
-    one("return_from_loop_on_data", "T y = x; while (true) { if (y < T(0)) return y; y -= T(1.5); if (y > T(2)) { y -= T(0.25); continue; } y -= T(0.5); }", is_graph=False),
-    one("range_over_array", "T table[3] = {T(1), x, T(3)}; T s = T(0); for (T c : table) s = s * x + c; for (auto& c : table) c += T(1); return s + table[1];"),
+    one(
+        "for_on_data",
+        "T s = T(0); int n = int(x); for (int i = 0; i < n; ++i) { if (i == 2) continue; s += T(i) + x; } "
+        "return s;",
+        is_graph=False,
+    ),
+    one(
+        "return_from_loop_on_data",
+        "T y = x; while (true) { if (y < T(0)) return y; y -= T(1.5); if (y > T(2)) { y -= T(0.25); continue; "
+        "} y -= T(0.5); }",
+        is_graph=False,
+    ),
+    one(
+        "range_over_array",
+        "T table[3] = {T(1), x, T(3)}; T s = T(0); for (T c : table) s = s * x + c; for (auto& c : table) c += "
+        "T(1); return s + table[1];",
+    ),
     # Arrays and pointers
     one("table", "const T c[4] = {T(1), T(2), T(4)}; T s = T(0); for (int i = 0; i < 4; ++i) s += c[i] * x; return s;"),
     one("table_without_size", "static const double c[] = {0.1, 0.2, 0.3}; return x * c[0] + c[2] / c[1];"),
-    one("constexpr_table", "return x * T(C[1]) + T(N);", "constexpr double C[2] = {0.25, 0.3}; static const int N = 5;"),
+    one(
+        "constexpr_table",
+        "return x * T(C[1]) + T(N);",
+        "constexpr double C[2] = {0.25, 0.3}; static const int N = 5;",
+    ),
     one("device_constants", "return x * SCALE[1];", "__constant__ float SCALE[2] = {1.0f, 0.3f};"),
     one("matrix", "T m[2][3] = {{T(1), T(2), T(3)}, {x}}; return m[0][2] + m[1][0] * m[1][2] + m[0][1] * x;"),
     one("flat_matrix", "const int m[2][2] = {1, 2, 3, 4}; return x * T(m[1][0]) + T(m[0][1]);"),
     one("index_by_data", "const T c[4] = {T(3), T(1), T(4), T(1.5)}; return c[int(x) & 3] + x;"),
     one("index_by_data_2d", "T m[2][2] = {{T(1), x}, {T(3), T(4)}}; int i = x > T(0); return m[i][1 - i] * m[i][i];"),
-    one("write_by_data", "T a[3] = {T(0), T(0), T(0)}; int i = x > T(1) ? 2 : x > T(0) ? 1 : 0; a[i] = x; a[i] += T(1); return a[0] + T(2) * a[1] + T(3) * a[2];"),
-    one("pointers", "T a[3] = {x, T(2), T(3)}; T* p = a; *p += T(1); ++p; *(p + 1) = p[0] * x; T* q = &a[2]; return a[0] + *q + T(q - p);"),
+    one(
+        "write_by_data",
+        "T a[3] = {T(0), T(0), T(0)}; int i = x > T(1) ? 2 : x > T(0) ? 1 : 0; a[i] = x; a[i] += T(1); return "
+        "a[0] + T(2) * a[1] + T(3) * a[2];",
+    ),
+    one(
+        "pointers",
+        "T a[3] = {x, T(2), T(3)}; T* p = a; *p += T(1); ++p; *(p + 1) = p[0] * x; T* q = &a[2]; return a[0] + "
+        "*q + T(q - p);",
+    ),
     one("address_of_variable", "T y = x; T* p = &y; *p = *p * T(3); return y;"),
-    one("bits_through_pointer", "T y = x; unsigned u = *(unsigned*)&y; u &= 0xffff0000u; return *(float*)&u;", dtypes=(torch.float32,)),
+    one(
+        "bits_through_pointer",
+        "T y = x; unsigned u = *(unsigned*)&y; u &= 0xffff0000u; return *(float*)&u;",
+        dtypes=(torch.float32,),
+    ),
     one("bits_by_reinterpret", "float y = float(x); int i = *reinterpret_cast<int*>(&y); return T(i >> 23);"),
     # Functions
     one("helper", "return twice(x) + twice<T>(x);", "template <typename T> T twice(T v) { return v * T(2); }"),
     one("plain_helper", "return T(third(x));", "double third(double v) { return v / 3; }"),
-    one("inline_helper", "return third(x);", "template <typename T> __device__ __forceinline__ T third(const T& v) { return v / T(3); }"),
-    one("two_types", "return mixed(x, 3) + mixed<T, double>(x, 1);", "template <typename A, typename B> A mixed(A a, B b) { return a / b; }"),
-    one("explicit_first", "return convert<T>(0.3) + x;", "template <typename To, typename From> To convert(From v) { return static_cast<To>(v) * To(2); }"),
-    one("value_parameter", "return power<3>(x) + power<2, T>(x);", "template <int N, typename T> T power(T v) { T r = T(1); for (int i = 0; i < N; ++i) r *= v; return r; }"),
-    one("default_argument", "return shift(x) + shift(x, T(5));", "template <typename T> T shift(T v, T by = T(2)) { return v + by; }"),
+    one(
+        "inline_helper",
+        "return third(x);",
+        "template <typename T> __device__ __forceinline__ T third(const T& v) { return v / T(3); }",
+    ),
+    one(
+        "two_types",
+        "return mixed(x, 3) + mixed<T, double>(x, 1);",
+        "template <typename A, typename B> A mixed(A a, B b) { return a / b; }",
+    ),
+    one(
+        "explicit_first",
+        "return convert<T>(0.3) + x;",
+        "template <typename To, typename From> To convert(From v) { return static_cast<To>(v) * To(2); }",
+    ),
+    one(
+        "value_parameter",
+        "return power<3>(x) + power<2, T>(x);",
+        "template <int N, typename T> T power(T v) { T r = T(1); for (int i = 0; i < N; ++i) r *= v; return r; "
+        "}",
+    ),
+    one(
+        "default_argument",
+        "return shift(x) + shift(x, T(5));",
+        "template <typename T> T shift(T v, T by = T(2)) { return v + by; }",
+    ),
     one("default_template", "return shift(x);", "template <typename T, int N = 4> T shift(T v) { return v * T(N); }"),
-    one("by_reference", "T a = x, b = T(1); exchange(a, b); return a - b;", "template <typename T> void exchange(T& a, T& b) { T t = a; a = b; b = t; }"),
-    one("by_pointer", "T a[2] = {x, T(3)}; scale(a, 2, T(2)); return a[0] * a[1];", "template <typename T> void scale(T* v, int n, T by) { for (int i = 0; i < n; ++i) v[i] *= by; }"),
-    one("array_parameter", "const T c[3] = {T(1), T(2), T(3)}; return horner(x, c, 3);", "template <typename T> T horner(T x, const T c[], int n) { T r = T(0); for (int i = 0; i < n; ++i) r = r * x + c[i]; return r; }"),
-    one("sized_array_parameter", "const T c[3] = {T(1), T(2), T(3)}; return total(c) * x;", "template <typename T, int N> T total(const T (&c)[N]) { T r = T(0); for (int i = 0; i < N; ++i) r += c[i]; return r; }"),
-    one("global_table_parameter", "return horner(x, C, 3);", "__device__ const double C[] = {0.5, 0.25, 2.0}; template <typename T> T horner(T x, const double* c, int n) { T r = T(0); while (n--) r = r * x + c[n]; return r; }"),
-    one("matrix_parameter", "T m[2][2] = {{T(1), T(2)}, {x, T(4)}}; return trace(m);", "template <typename T> T trace(T m[][2]) { return m[0][0] + m[1][1] * m[1][0]; }"),
-    one("overloads", "return pick(x) + T(pick(1));", "int pick(int v) { return v + 1; } double pick(double v) { return v * 2; } float pick(float v) { return v * 3; }"),
-    one("overload_enable_if", "return kind(x) + T(kind(3));", "template <typename T> typename std::enable_if<std::is_floating_point<T>::value, T>::type kind(T v) { return v * T(2); } template <typename T, typename = std::enable_if_t<std::is_integral_v<T>>> int kind(T v) { return v * 5; }"),
-    one("early_return_in_helper", "T y = T(1); if (x > T(0)) y = step(x); return y + step(x);", "template <typename T> T step(T v) { if (v < T(1)) return T(0); if (v < T(2)) return v; return v * v; }"),
-    one("helper_of_helper", "return outer(x, T(3));", "template <typename T> T inner(T v) { return v + T(1); } template <typename T> T outer(T v, T w) { return inner(inner(v) * w); }"),
-    one("recursion", "return power(x, 5);", "template <typename T> T power(T v, int n) { if (n == 0) return T(1); T h = power(v, n / 2); return n % 2 ? h * h * v : h * h; }"),
-    one("recursion_on_data", "return T(gcd(int(x * T(12)), 18));", "int gcd(int a, int b) { return b == 0 ? a : gcd(b, a % b); }", is_graph=False),
-    one("mutual_recursion", "return T(even(int(x) + 5));", "bool odd(int n); bool even(int n) { return n <= 0 ? true : odd(n - 1); } bool odd(int n) { if (n <= 0) return false; return even(n - 1); }", is_graph=False),
+    one(
+        "by_reference",
+        "T a = x, b = T(1); exchange(a, b); return a - b;",
+        "template <typename T> void exchange(T& a, T& b) { T t = a; a = b; b = t; }",
+    ),
+    one(
+        "by_pointer",
+        "T a[2] = {x, T(3)}; scale(a, 2, T(2)); return a[0] * a[1];",
+        "template <typename T> void scale(T* v, int n, T by) { for (int i = 0; i < n; ++i) v[i] *= by; }",
+    ),
+    one(
+        "array_parameter",
+        "const T c[3] = {T(1), T(2), T(3)}; return horner(x, c, 3);",
+        "template <typename T> T horner(T x, const T c[], int n) { T r = T(0); for (int i = 0; i < n; ++i) r = "
+        "r * x + c[i]; return r; }",
+    ),
+    one(
+        "sized_array_parameter",
+        "const T c[3] = {T(1), T(2), T(3)}; return total(c) * x;",
+        "template <typename T, int N> T total(const T (&c)[N]) { T r = T(0); for (int i = 0; i < N; ++i) r += "
+        "c[i]; return r; }",
+    ),
+    one(
+        "global_table_parameter",
+        "return horner(x, C, 3);",
+        "__device__ const double C[] = {0.5, 0.25, 2.0}; template <typename T> T horner(T x, const double* c, "
+        "int n) { T r = T(0); while (n--) r = r * x + c[n]; return r; }",
+    ),
+    one(
+        "matrix_parameter",
+        "T m[2][2] = {{T(1), T(2)}, {x, T(4)}}; return trace(m);",
+        "template <typename T> T trace(T m[][2]) { return m[0][0] + m[1][1] * m[1][0]; }",
+    ),
+    one(
+        "overloads",
+        "return pick(x) + T(pick(1));",
+        "int pick(int v) { return v + 1; } double pick(double v) { return v * 2; } float pick(float v) { "
+        "return v * 3; }",
+    ),
+    one(
+        "overload_enable_if",
+        "return kind(x) + T(kind(3));",
+        "template <typename T> typename std::enable_if<std::is_floating_point<T>::value, T>::type kind(T v) { "
+        "return v * T(2); } template <typename T, typename = std::enable_if_t<std::is_integral_v<T>>> int "
+        "kind(T v) { return v * 5; }",
+    ),
+    one(
+        "early_return_in_helper",
+        "T y = T(1); if (x > T(0)) y = step(x); return y + step(x);",
+        "template <typename T> T step(T v) { if (v < T(1)) return T(0); if (v < T(2)) return v; return v * v; }",
+    ),
+    one(
+        "helper_of_helper",
+        "return outer(x, T(3));",
+        "template <typename T> T inner(T v) { return v + T(1); } template <typename T> T outer(T v, T w) { "
+        "return inner(inner(v) * w); }",
+    ),
+    one(
+        "recursion",
+        "return power(x, 5);",
+        "template <typename T> T power(T v, int n) { if (n == 0) return T(1); T h = power(v, n / 2); return n "
+        "% 2 ? h * h * v : h * h; }",
+    ),
+    one(
+        "recursion_on_data",
+        "return T(gcd(int(x * T(12)), 18));",
+        "int gcd(int a, int b) { return b == 0 ? a : gcd(b, a % b); }",
+        is_graph=False,
+    ),
+    one(
+        "mutual_recursion",
+        "return T(even(int(x) + 5));",
+        "bool odd(int n); bool even(int n) { return n <= 0 ? true : odd(n - 1); } bool odd(int n) { if (n <= "
+        "0) return false; return even(n - 1); }",
+        is_graph=False,
+    ),
     one("auto_result", "return helper(x);", "template <typename T> auto helper(T v) { return v * T(2) + T(1); }"),
     one("trailing_result", "return helper(x);", "template <typename T> auto helper(T v) -> T { return v * 2.5; }"),
     one("reference_result_bound", "T a = x; T& b = a; b += T(1); const T& c = b; return c * a;"),
     # Lambdas
     one("lambda_by_reference", "T y = x; auto add = [&](T v) { y += v; return y; }; add(T(1)); return add(x);"),
     one("lambda_by_value", "T y = x; auto f0 = [=](T v) { return v * y; }; y = T(100); return f0(T(2));"),
-    one("lambda_captures", "T y = x, z = T(2); auto f0 = [y, &z, w = y * z](T v) { z += v; return v * y + w; }; T r = f0(T(3)); return r + z;"),
+    one(
+        "lambda_captures",
+        "T y = x, z = T(2); auto f0 = [y, &z, w = y * z](T v) { z += v; return v * y + w; }; T r = f0(T(3)); "
+        "return r + z;",
+    ),
     one("lambda_generic", "auto sq = [](auto v) { return v * v; }; return sq(x) + T(sq(3));"),
     one("lambda_result", "auto f0 = [](T v) -> int { return v; }; return T(f0(x * T(1.5))) + T(0);"),
     one("lambda_at_once", "return [&] { return x + T(1); }() + [](T v) { return v; }(x);"),
     one("lambda_early_return", "auto f0 = [&](T v) { if (v > x) return v; return x; }; return f0(T(1)) + f0(T(-1));"),
-    one("lambda_as_argument", "return apply([&](T v) { return v * x; }, T(3));", "template <typename F, typename T> T apply(F f0, T v) { return f0(v) + f0(f0(v)); }"),
-    one("lambda_mutable", "int n = 3; auto count = [n]() mutable { return ++n; }; count(); return x + T(count() * 10 + n);"),
+    one(
+        "lambda_as_argument",
+        "return apply([&](T v) { return v * x; }, T(3));",
+        "template <typename F, typename T> T apply(F f0, T v) { return f0(v) + f0(f0(v)); }",
+    ),
+    one(
+        "lambda_mutable",
+        "int n = 3; auto count = [n]() mutable { return ++n; }; count(); return x + T(count() * 10 + n);",
+    ),
     # Structs
-    one("struct_fields", "Pair<T> p{x, T(2)}; p.a += T(1); Pair<T> q = p; q.b = x; return p.a * p.b + q.a * q.b;", "template <typename T> struct Pair { T a; T b; };"),
-    one("struct_result", "auto r = split(x); return r.whole + r.rest * T(10);", "template <typename T> struct Parts { T whole, rest; }; template <typename T> Parts<T> split(T v) { T w = T(int(v)); if (v < T(0)) return {w, T(0)}; return {w, v - w}; }"),
-    one("struct_function", "Line<T> l{x, T(2)}; return l.at(T(3)) + l.at(x);", "template <typename T> struct Line { T a, b; T at(T v) const { return a * v + b; } };"),
-    one("struct_default", "Options o; o.n += 1; return x * T(o.scale) + T(o.n);", "struct Options { int n = 3; float scale = 0.5f; };"),
-    one("structured_binding", "auto [a, b] = both(x); return a - b;", "template <typename T> struct Two { T a; T b; }; template <typename T> Two<T> both(T v) { return {v * v, v + T(1)}; }"),
+    one(
+        "struct_fields",
+        "Pair<T> p{x, T(2)}; p.a += T(1); Pair<T> q = p; q.b = x; return p.a * p.b + q.a * q.b;",
+        "template <typename T> struct Pair { T a; T b; };",
+    ),
+    one(
+        "struct_result",
+        "auto r = split(x); return r.whole + r.rest * T(10);",
+        "template <typename T> struct Parts { T whole, rest; }; template <typename T> Parts<T> split(T v) { T "
+        "w = T(int(v)); if (v < T(0)) return {w, T(0)}; return {w, v - w}; }",
+    ),
+    one(
+        "struct_function",
+        "Line<T> l{x, T(2)}; return l.at(T(3)) + l.at(x);",
+        "template <typename T> struct Line { T a, b; T at(T v) const { return a * v + b; } };",
+    ),
+    one(
+        "struct_default",
+        "Options o; o.n += 1; return x * T(o.scale) + T(o.n);",
+        "struct Options { int n = 3; float scale = 0.5f; };",
+    ),
+    one(
+        "structured_binding",
+        "auto [a, b] = both(x); return a - b;",
+        "template <typename T> struct Two { T a; T b; }; template <typename T> Two<T> both(T v) { return {v * "
+        "v, v + T(1)}; }",
+    ),
     # Macros and text
-    one("macros", "return SQUARE(x + T(1)) * FACTOR + CAT(AB, CD);", "#define SQUARE(v) ((v) * (v))\n#define FACTOR T(3)\n#define CAT(a, b) a##b\n#define ABCD T(7)"),
-    one("macro_statement", "T s = T(0); REPEAT(3, s += x); return s;", "#define REPEAT(n, body) for (int i = 0; i < (n); ++i) { body; }"),
-    one("macro_conditions", "return x * T(PICK);", "#ifdef __CUDACC__\n#define PICK 1\n#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800\n#define PICK 2\n#else\n#define PICK 3\n#endif\n#if PICK == 3 // yes\n#undef PICK\n#define PICK 4\n#endif", dtypes=()),
+    one(
+        "macros",
+        "return SQUARE(x + T(1)) * FACTOR + CAT(AB, CD);",
+        "#define SQUARE(v) ((v) * (v))\n#define FACTOR T(3)\n#define CAT(a, b) a##b\n#define ABCD T(7)",
+    ),
+    one(
+        "macro_statement",
+        "T s = T(0); REPEAT(3, s += x); return s;",
+        "#define REPEAT(n, body) for (int i = 0; i < (n); ++i) { body; }",
+    ),
+    one(
+        "macro_conditions",
+        "return x * T(PICK);",
+        "#ifdef __CUDACC__\n#define PICK 1\n#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800\n#define PICK "
+        "2\n#else\n#define PICK 3\n#endif\n#if PICK == 3 // yes\n#undef PICK\n#define PICK 4\n#endif",
+        dtypes=(),
+    ),
     one("continued_macro", "return TWO(x);", "#define TWO(v) \\\n  ((v) + \\\n   (v))"),
     one("comments", "/* T(1) */ return x // + 1\n + T(2); // }\n"),
-    one("namespaces", "return tools::third(x);", "namespace tools { template <typename T> T third(T v) { return v / T(3); } }"),
+    one(
+        "namespaces",
+        "return tools::third(x);",
+        "namespace tools { template <typename T> T third(T v) { return v / T(3); } }",
+    ),
     one("shadowing", "int half = 3; T f0 = x; { T half = T(1); f0 += half; } return f0 * T(half);"),
     one("infinities", "return x > T(1) ? T(INFINITY) : x < T(-1) ? T(NEG_INFINITY) : x > T(0) ? T(NAN) : x;"),
     one("asserts", "assert(x == x); return x + T(1);"),
@@ -184,13 +403,41 @@ CONSTRUCTS: tuple[Construct, ...] = (
     one("void_cast", "(void)x; return x;"),
     # Several arguments
     Construct("bool_entry", "template <typename T> bool f(T x, T y) { return x < y; }", tensors=2),
-    Construct("outputs", "template <typename T> void f(T x, T y, T& a, T& b) { a = x; if (x > y) { b = a * y; return; } b += T(1); a = y; }", tensors=2, outputs=2),
-    Construct("output_types", "template <typename T> void f(T x, T& a, bool& b, int& c) { a = x * T(2); b = x > T(1); c = int(x) / 2; }", outputs=3),
-    Construct("declared_scalars", "template <typename T> T f(T x, int n, float s, bool b) { return b ? x / n * s : T(n / 2); }", scalars={"n": 3, "s": 0.1, "b": True}),
-    Construct("scalar_first", "template <typename T> T f(T a, T x, double b) { return a * x + b; }", scalars={"a": 0.1, "b": 0.7}),
-    Construct("scalar_count", "template <typename T> T f(T x, int n) { T s = T(0); for (int i = 0; i < n; ++i) s += x; return s; }", scalars={"n": 3}, is_graph=False),
+    Construct(
+        "outputs",
+        "template <typename T> void f(T x, T y, T& a, T& b) { a = x; if (x > y) { b = a * y; return; } b += "
+        "T(1); a = y; }",
+        tensors=2,
+        outputs=2,
+    ),
+    Construct(
+        "output_types",
+        "template <typename T> void f(T x, T& a, bool& b, int& c) { a = x * T(2); b = x > T(1); c = int(x) / "
+        "2; }",
+        outputs=3,
+    ),
+    Construct(
+        "declared_scalars",
+        "template <typename T> T f(T x, int n, float s, bool b) { return b ? x / n * s : T(n / 2); }",
+        scalars={"n": 3, "s": 0.1, "b": True},
+    ),
+    Construct(
+        "scalar_first",
+        "template <typename T> T f(T a, T x, double b) { return a * x + b; }",
+        scalars={"a": 0.1, "b": 0.7},
+    ),
+    Construct(
+        "scalar_count",
+        "template <typename T> T f(T x, int n) { T s = T(0); for (int i = 0; i < n; ++i) s += x; return s; }",
+        scalars={"n": 3},
+        is_graph=False,
+    ),
     Construct("defaulted", "template <typename T> T f(T x, T y = T(2)) { return x * y; }"),
-    Construct("second_template_parameter", "template <typename T, typename U> T f(T x, U y) { return x / (U(1) + y * y); }", tensors=2),
+    Construct(
+        "second_template_parameter",
+        "template <typename T, typename U> T f(T x, U y) { return x / (U(1) + y * y); }",
+        tensors=2,
+    ),
     Construct("unused", "template <typename T> T f(T x, T y) { return x + T(1); }", tensors=2),
     Construct("constant_result", "template <typename T> T f(T x) { return T(2) / T(3); }"),
     Construct("same_twice", "template <typename T> void f(T x, T& a, T& b) { a = x; b = x; }", outputs=2),

@@ -104,7 +104,7 @@ def _far(a: Term, order: int) -> tuple[Term, Term]:
     p, q = polynomial(t, _P1 if order else _P0), r * polynomial(t, _Q1 if order else _Q0)
     sine, cosine = apply(aten.sin.default, a), apply(aten.cos.default, a)
     c, s = (sine - cosine, -(sine + cosine)) if order else (cosine + sine, sine - cosine)
-    size = apply(aten.rsqrt.default, math.pi * a)
+    size = apply(aten.rsqrt.default, a) * math.sqrt(1 / math.pi)
     return size * (p * c - q * s), size * (p * s + q * c)
 
 

@@ -15,13 +15,11 @@ import tree_sitter
 from fuser.eager.nodes import (
     Assign,
     Binary,
-    Block,
     Call,
     Capture,
     Cast,
     Conditional,
     Expression,
-    Function,
     Index,
     InitList,
     Lambda,
@@ -29,12 +27,16 @@ from fuser.eager.nodes import (
     Member,
     Name,
     NamedType,
-    Parameter,
     Place,
     SizeOf,
     Step,
     TypeSyntax,
     Unary,
+)
+from fuser.eager.statements import (
+    Block,
+    Function,
+    Parameter,
 )
 from fuser.eager.type_syntax import TypeReader, field, find, named, text_of
 from fuser.errors import UntranslatableError
@@ -78,7 +80,7 @@ class ExpressionReader(TypeReader):
 
     def expression(self, node: tree_sitter.Node) -> Expression:
         """Read an expression."""
-        items = list(self.take_apart(node))
+        items = list(self._take_apart(node))
         if len(items) == 1 and items[0].operand is not None:
             return items[0].operand
         return _Builder(items, self.refuse(node, f"the expression {text_of(node)!r}")).build()
@@ -87,7 +89,7 @@ class ExpressionReader(TypeReader):
         """Read a list of arguments; a template that was none may hide a comma."""
         found: list[Expression] = []
         for child in named(node):
-            items = list(self.take_apart(child))
+            items = list(self._take_apart(child))
             while any(item.operator == "," for item in items) and child.type != "comma_expression":
                 cut = next(index for index, item in enumerate(items) if item.operator == ",")
                 found.append(_Builder(items[:cut], self.refuse(child, "this expression")).build())
@@ -107,45 +109,45 @@ class ExpressionReader(TypeReader):
         self.shift = shift
         return found
 
-    def take_apart(self, node: tree_sitter.Node) -> Iterator[_Item]:
+    def _take_apart(self, node: tree_sitter.Node) -> Iterator[_Item]:
         place = self.place(node)
         match node.type:
             case "binary_expression" | "comma_expression":
                 left, right = field(node, "left"), field(node, "right")
-                yield from self.take_apart(left)
+                yield from self._take_apart(left)
                 operator = node.child_by_field_name("operator") or node.children[1]
                 yield _Item(self.place(operator), _spell(text_of(operator)))
-                yield from self.take_apart(right)
+                yield from self._take_apart(right)
             case "unary_expression" | "pointer_expression":
                 argument = field(node, "argument")
                 yield _Item(place, _spell(text_of(node.children[0])))
-                yield from self.take_apart(argument)
+                yield from self._take_apart(argument)
             case "cast_expression":
-                yield from self.take_cast_apart(node)
+                yield from self._take_cast_apart(node)
             case "parenthesized_expression" if node.named_children and self.names_type(_inner(node)):
                 yield _Item(place, type=self.type(_inner(node)))
             case "call_expression":
-                yield from self.take_call_apart(node)
+                yield from self._take_call_apart(node)
             case "number_literal" if text_of(node)[0] in "+-":
                 yield _Item(place, text_of(node)[0])
                 yield _Item(place, operand=Literal(place, text_of(node)[1:]))
             case _:
-                yield _Item(place, operand=self.primary(node))
+                yield _Item(place, operand=self._primary(node))
 
-    def take_cast_apart(self, node: tree_sitter.Node) -> Iterator[_Item]:
+    def _take_cast_apart(self, node: tree_sitter.Node) -> Iterator[_Item]:
         kind, value = field(node, "type"), field(node, "value")
         if self.names_type(kind):
             yield _Item(self.place(node), type=self.type(kind))
-            yield from self.take_apart(value)
+            yield from self._take_apart(value)
         elif value.type == "parenthesized_expression":
             arguments = (self.expression(_inner(value)),)
-            yield _Item(self.place(node), operand=Call(self.place(node), self.name_in(kind), arguments))
+            yield _Item(self.place(node), operand=Call(self.place(node), self._name_in(kind), arguments))
         else:
             # (a) - b, taken for a cast of -b.
-            yield _Item(self.place(node), operand=self.name_in(kind))
-            yield from self.take_apart(value)
+            yield _Item(self.place(node), operand=self._name_in(kind))
+            yield from self._take_apart(value)
 
-    def take_call_apart(self, node: tree_sitter.Node) -> Iterator[_Item]:
+    def _take_call_apart(self, node: tree_sitter.Node) -> Iterator[_Item]:
         function, arguments = field(node, "function"), field(node, "arguments")
         place = self.place(node)
         name = function.child_by_field_name("name") if function.type == "template_function" else None
@@ -158,24 +160,24 @@ class ExpressionReader(TypeReader):
             for index, child in enumerate(named(function.child_by_field_name("arguments"))):
                 yield _Item(self.place(child), "<" if index == 0 else ",")
                 if child.type == "type_descriptor":
-                    yield _Item(self.place(child), operand=self.name_in(child))
+                    yield _Item(self.place(child), operand=self._name_in(child))
                 else:
-                    yield from self.take_apart(child)
+                    yield from self._take_apart(child)
             yield _Item(self.place(arguments), ">")
             yield _Item(self.place(arguments), operand=_join(self.expressions(arguments), self.refuse(node, "()")))
         else:
-            yield _Item(place, operand=self.call(node, function, arguments))
+            yield _Item(place, operand=self._call(node, function, arguments))
 
-    def name_in(self, node: tree_sitter.Node) -> Name:
+    def _name_in(self, node: tree_sitter.Node) -> Name:
         # A name that was taken for a type.
         return Name(self.place(node), text_of(node).strip())
 
-    def call(self, node: tree_sitter.Node, function: tree_sitter.Node, arguments: tree_sitter.Node) -> Expression:
+    def _call(self, node: tree_sitter.Node, function: tree_sitter.Node, arguments: tree_sitter.Node) -> Expression:
         place = self.place(node)
         if function.type == "template_function":
             name = function.child_by_field_name("name")
             if name is not None and text_of(name) in _CASTS:
-                (kind,) = self.template_arguments(function)
+                (kind,) = self._template_arguments(function)
                 assert isinstance(kind, TypeSyntax), "a cast names a type"
                 return Cast(place, kind, self.expressions(arguments))
         if self.names_type(function):
@@ -185,9 +187,9 @@ class ExpressionReader(TypeReader):
             self.externals.setdefault(callee.name, callee.place)
         return Call(place, callee, self.expressions(arguments))
 
-    def primary(self, node: tree_sitter.Node) -> Expression:
+    def _primary(self, node: tree_sitter.Node) -> Expression:
         place = self.place(node)
-        
+
         if node.type in _LITERALS:
             return Literal(place, text_of(node))
         match node.type:
@@ -199,64 +201,64 @@ class ExpressionReader(TypeReader):
 
             case "template_function" | "template_type":
                 name = field(node, "name")
-                return Name(place, text_of(name), self.template_arguments(node))
+                return Name(place, text_of(name), self._template_arguments(node))
             case "qualified_identifier":
-                return self.qualified_name(node)
+                return self._qualified_name(node)
             case "parenthesized_expression":
                 return self.expression(_inner(node))
             case "assignment_expression":
-                return self.assignment(node)
+                return self._assignment(node)
             case "update_expression":
                 argument, operator = field(node, "argument"), field(node, "operator")
                 is_prefix = operator.start_byte < argument.start_byte
                 return Step(place, text_of(operator)[0], self.expression(argument), is_prefix)
             case "conditional_expression":
-                return self.conditional(node)
+                return self._conditional(node)
             case "subscript_expression":
-                return self.subscript(node)
+                return self._subscript(node)
             case "field_expression":
-                return self.member(node)
+                return self._member(node)
             case "initializer_list" | "argument_list":
                 return InitList(place, self.expressions(node))
             case "compound_literal_expression":
                 kind, value = field(node, "type"), field(node, "value")
                 return Cast(place, self.type(kind), self.expressions(value))
             case "sizeof_expression":
-                return self.size_of(node)
+                return self._size_of(node)
             case "lambda_expression":
-                return self.lambda_expression(node)
+                return self._lambda_expression(node)
         raise self.refuse(node, _describe(node))
 
-    def qualified_name(self, node: tree_sitter.Node) -> Expression:
+    def _qualified_name(self, node: tree_sitter.Node) -> Expression:
         name, scope = field(node, "name"), node.child_by_field_name("scope")
         if scope is not None and text_of(scope) not in self.namespaces:
             outer = self.type(scope)
             assert isinstance(outer, NamedType), "a name comes before ::"
             return Name(self.place(node), outer.name, outer.arguments, member=text_of(name))
-        found = self.primary(name)
+        found = self._primary(name)
         if not isinstance(found, Name):  # pragma: no cover - the grammar has names there
             raise self.refuse(node, _describe(node))
         is_std = scope is not None and text_of(scope) == "std"
         return Name(self.place(node), found.name, found.arguments, is_std, found.member)
 
-    def assignment(self, node: tree_sitter.Node) -> Assign:
+    def _assignment(self, node: tree_sitter.Node) -> Assign:
         left, right = field(node, "left"), field(node, "right")
         operator = field(node, "operator")
         return Assign(self.place(node), text_of(operator)[:-1], self.expression(left), self.expression(right))
 
-    def conditional(self, node: tree_sitter.Node) -> Conditional:
+    def _conditional(self, node: tree_sitter.Node) -> Conditional:
         parts = [node.child_by_field_name(name) for name in ("condition", "consequence", "alternative")]
         condition, yes, no = parts
         if condition is None or yes is None or no is None:
             raise self.refuse(node, "a conditional expression without its middle")
         return Conditional(self.place(node), self.expression(condition), self.expression(yes), self.expression(no))
 
-    def subscript(self, node: tree_sitter.Node) -> Index:
+    def _subscript(self, node: tree_sitter.Node) -> Index:
         array, indices = field(node, "argument"), node.child_by_field_name("indices")
         (index,) = self.expressions(indices)
         return Index(self.place(node), self.expression(array), index)
 
-    def member(self, node: tree_sitter.Node) -> Member:
+    def _member(self, node: tree_sitter.Node) -> Member:
         value, name = field(node, "argument"), field(node, "field")
         operator = field(node, "operator")
         found = self.expression(value)
@@ -264,7 +266,7 @@ class ExpressionReader(TypeReader):
             found = Unary(found.place, "*", found)
         return Member(self.place(node), found, text_of(name).removeprefix("template").strip())
 
-    def size_of(self, node: tree_sitter.Node) -> SizeOf:
+    def _size_of(self, node: tree_sitter.Node) -> SizeOf:
         kind, value = node.child_by_field_name("type"), node.child_by_field_name("value")
         if kind is None and value is not None:
             kind = _inner(value) if value.type == "parenthesized_expression" else value
@@ -273,14 +275,14 @@ class ExpressionReader(TypeReader):
         operand = self.type(kind) if self.names_type(kind) else self.expression(kind)
         return SizeOf(self.place(node), operand)
 
-    def lambda_expression(self, node: tree_sitter.Node) -> Lambda:
+    def _lambda_expression(self, node: tree_sitter.Node) -> Lambda:
         place = self.place(node)
         default, captures = "", []
         for child in named(node.child_by_field_name("captures")):
             if child.type == "lambda_default_capture":
                 default = text_of(child)
             elif child.type != "this":
-                captures.append(self.capture(child))
+                captures.append(self._capture(child))
         declarator, body = node.child_by_field_name("declarator"), field(node, "body")
         with self.scope():
             for capture in captures:
@@ -291,7 +293,7 @@ class ExpressionReader(TypeReader):
             function = Function(place, "a lambda", (), parameters, result, self.block(body))
         return Lambda(place, default, tuple(captures), function)
 
-    def capture(self, node: tree_sitter.Node) -> Capture:
+    def _capture(self, node: tree_sitter.Node) -> Capture:
         text, before = text_of(node), node.prev_sibling
         value = node.child_by_field_name("right")
         name = text.split("=")[0].strip().removeprefix("&").strip()
@@ -308,30 +310,30 @@ class _Builder:
         self.at = 0
 
     def build(self) -> Expression:
-        found = self.binary(0)
+        found = self._binary(0)
         if self.at < len(self.items):
             raise self.error
         return found
 
-    def binary(self, level: int) -> Expression:
-        left = self.unary()
+    def _binary(self, level: int) -> Expression:
+        left = self._unary()
         while self.at < len(self.items):
             item = self.items[self.at]
             if _PRECEDENCE.get(item.operator, -1) < level:
                 break
             self.at += 1
-            left = Binary(left.place, item.operator, left, self.binary(_PRECEDENCE[item.operator] + 1))
+            left = Binary(left.place, item.operator, left, self._binary(_PRECEDENCE[item.operator] + 1))
         return left
 
-    def unary(self) -> Expression:
+    def _unary(self) -> Expression:
         if self.at >= len(self.items):
             raise self.error
         item = self.items[self.at]
         self.at += 1
         if item.type is not None:
-            return Cast(item.place, item.type, (self.unary(),))
+            return Cast(item.place, item.type, (self._unary(),))
         if item.operand is None:
-            return Unary(item.place, item.operator, self.unary())
+            return Unary(item.place, item.operator, self._unary())
         return item.operand
 
 

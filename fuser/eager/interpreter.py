@@ -15,11 +15,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuser.eager.evaluate import Evaluator
+from fuser.eager.calls import Caller
 from fuser.eager.masks import ALL, NONE, Chain, Condition, Frame, any_of, both_of
 from fuser.eager.nodes import (
-    Alias,
     ArrayType,
+    InitList,
+    ReferenceType,
+    Statement,
+)
+from fuser.eager.statements import (
+    Alias,
     Block,
     Break,
     Continue,
@@ -27,52 +32,39 @@ from fuser.eager.nodes import (
     Declarator,
     DoWhile,
     Evaluate,
-    Expression,
     For,
     Function,
     If,
-    InitList,
     Parameter,
     Program,
     RangeFor,
-    ReferenceType,
     Return,
-    Statement,
     Struct,
     Switch,
     While,
 )
-from fuser.eager.nodes import Condition as ConditionSyntax
-from fuser.eager.resolve import SubstitutionError
+from fuser.eager.statements import Condition as ConditionSyntax
 from fuser.eager.storage import (
     Closure,
     Fixed,
     Location,
     NoTranslation,
-    Object,
-    Pointer,
     Scope,
     Thing,
     choose,
     make_location,
     zero_of,
 )
-from fuser.eager.types import AUTO, VOID, ArrayOf, ClassType, CppType, PointerTo
-from fuser.eager.values import PLACE, Value, binary, constant, either
+from fuser.eager.types import AUTO, VOID, ArrayOf, ClassType, CppType
+from fuser.eager.values import Value, binary, either
 
-__all__ = ["DataDependentError", "Interpreter"]
+__all__ = ["Interpreter"]
 
-# Calls inside calls. Each takes about a dozen of Python's own frames, of which there are 1000.
-MAX_DEPTH = 64
 # Returns that are kept apart, where tensors have values.
 _MAX_RESULTS = 4
 
 
-class DataDependentError(Exception):
-    """A graph cannot hold what is asked for: it takes the values of the tensors. Says what and where."""
-
-
-class Interpreter(Evaluator):
+class Interpreter(Caller):
     """Runs one program once.
 
     Args:
@@ -104,12 +96,12 @@ class Interpreter(Evaluator):
         given = iter(arguments)
         if not places:
             operands: list[Location] = [Fixed(item) for item in given]
-            return [self.number(self.call_functions(overloads, [compute], operands, self.globals))]
+            return [self._number(self.call_functions(overloads, [compute], operands, self.globals))]
         operands, made = [], []
         count = len(arguments) + len(places)
         for parameter in self.program.entry.parameters[:count]:
             if _is_output(parameter):
-                kind = self.output_type(parameter, compute)
+                kind = self._output_type(parameter, compute)
                 location = make_location(kind, base)
                 location.store(self, zero_of(kind))
                 made.append(location)
@@ -117,26 +109,19 @@ class Interpreter(Evaluator):
             else:
                 operands.append(Fixed(next(given)))
         self.call_functions(overloads, [compute], operands, self.globals)
-        return [self.number(location.load(self)) for location in made]
+        return [self._number(location.load(self)) for location in made]
 
-    def output_type(self, parameter: Parameter, compute: torch.dtype) -> CppType:
+    def _output_type(self, parameter: Parameter, compute: torch.dtype) -> CppType:
         names = [item.name for item in self.program.entry.template]
         self.scope = Scope(self.globals, dict.fromkeys(names, compute))
         kind = self.resolve(parameter.type)
         self.scope = self.globals
         return kind
 
-    def number(self, thing: Thing) -> Value:
+    def _number(self, thing: Thing) -> Value:
         if isinstance(thing, Value):
             return thing
         raise NoTranslation("a result that is no number")
-
-    def data_dependent(self, why: str) -> DataDependentError:
-        """Return the exception for what needs values and stands in a graph."""
-        line, column = PLACE.get() or (0, 0)
-        return DataDependentError(f"line {line}, column {column}: {why}")
-
-    # Statements
 
     def run(self, statement: Statement) -> None:
         """Run a statement for the lanes that are there."""
@@ -145,21 +130,22 @@ class Interpreter(Evaluator):
             _RUN[type(statement)](self, statement)
 
     def run_block(self, node: Block) -> None:
+        """Run the statements of a block in a scope of its own."""
         scope, self.scope = self.scope, Scope(self.scope)
-        self.run_all(node.statements)
+        self._run_all(node.statements)
         self.scope = scope
 
-    def run_inside(self, kind: str, statement: Statement) -> None:
+    def _run_inside(self, kind: str, statement: Statement) -> None:
         # In a frame of its own, for all lanes.
         self.frames.append(Frame(kind, self.mask))
         self.run(statement)
         self.frames.pop()
 
-    def run_declaration(self, node: Declaration) -> None:
+    def _run_declaration(self, node: Declaration) -> None:
         for item in node.declarators:
             self.at(item.place)
             if item.bindings:
-                self.bind_parts(item)
+                self._bind_parts(item)
             else:
                 self.scope.names[item.name] = self.declare(item)
 
@@ -168,10 +154,9 @@ class Interpreter(Evaluator):
         spelled, value = item.type, item.value
         if isinstance(spelled, ReferenceType) and value is not None:
             location = self.locate(value)
-            if isinstance(location, Fixed):
-                kind = self.resolve(spelled)
-                return Fixed(self.convert(location.thing, kind))
-            return location
+            return (
+                Fixed(self.convert(location.thing, self.resolve(spelled))) if isinstance(location, Fixed) else location
+            )
         if isinstance(spelled, ArrayType) and spelled.size is None and isinstance(value, InitList):
             kind: CppType = ArrayOf(self.resolve(spelled.element), len(value.values))
         else:
@@ -191,7 +176,7 @@ class Interpreter(Evaluator):
         location.store(self, thing)
         return location
 
-    def bind_parts(self, item: Declarator) -> None:
+    def _bind_parts(self, item: Declarator) -> None:
         assert item.value is not None, "the grammar wants one"
         whole = self.locate(item.value)
         if whole.length != len(item.bindings):
@@ -201,24 +186,24 @@ class Interpreter(Evaluator):
             part = whole.part(number)
             self.scope.names[name] = self.copy(part) if is_copy else part
 
-    def run_alias(self, node: Alias) -> None:
+    def _run_alias(self, node: Alias) -> None:
         self.scope.names[node.name] = self.resolve(node.type)
 
-    def run_struct(self, node: Struct) -> None:
+    def _run_struct(self, node: Struct) -> None:
         self.scope.names[node.name] = node if node.template else self.instantiate(node, [])
 
-    def run_evaluate(self, node: Evaluate) -> None:
+    def _run_evaluate(self, node: Evaluate) -> None:
         if node.expression is not None:
             self.evaluate(node.expression)
 
-    def decide(self, node: ConditionSyntax) -> Any:
+    def _decide(self, node: ConditionSyntax) -> Any:
         if node.declaration is not None:
             self.run(node.declaration)
         return self.condition(node.value)
 
-    def run_if(self, node: If) -> None:
+    def _run_if(self, node: If) -> None:
         scope, self.scope = self.scope, Scope(self.scope)
-        found = self.decide(node.condition)
+        found = self._decide(node.condition)
         if isinstance(found, bool):
             taken = node.yes if found else node.no
             if taken is not None:
@@ -232,9 +217,7 @@ class Interpreter(Evaluator):
                     self.run_block(Block(node.no.place, (node.no,)))
         self.scope = scope
 
-    # Loops
-
-    def run_for(self, node: For) -> None:
+    def _run_for(self, node: For) -> None:
         scope, self.scope = self.scope, Scope(self.scope)
         self.frames.append(Frame("loop", self.mask))
         if node.start is not None:
@@ -247,13 +230,13 @@ class Interpreter(Evaluator):
         )
         self.scope = scope
 
-    def run_while(self, node: While) -> None:
+    def _run_while(self, node: While) -> None:
         scope, self.scope = self.scope, Scope(self.scope)
         self.frames.append(Frame("loop", self.mask))
-        self.loop(node, lambda: self.decide(node.condition), lambda: None)
+        self.loop(node, lambda: self._decide(node.condition), lambda: None)
         self.scope = scope
 
-    def run_do(self, node: DoWhile) -> None:
+    def _run_do(self, node: DoWhile) -> None:
         self.frames.append(Frame("loop", self.mask))
         self.loop(node, lambda: self.condition(node.condition), lambda: None)
 
@@ -282,14 +265,14 @@ class Interpreter(Evaluator):
                 break
             count += 1
             self.at(node.place)
-            self.count_iteration(node)
-            self.run_inside("body", node.body)
+            self._count_iteration(node)
+            self._run_inside("body", node.body)
             if frame.mask is NONE:
                 break
             step()
         self.frames.pop()
 
-    def count_iteration(self, node: For | While | DoWhile | RangeFor) -> None:
+    def _count_iteration(self, node: For | While | DoWhile | RangeFor) -> None:
         self.iterations += 1
         if self.limit is not None and (self.iterations > self.limit or self.size > 32 * self.limit):
             text = node.condition.text if isinstance(node, While) else getattr(node, "text", "")
@@ -300,14 +283,14 @@ class Interpreter(Evaluator):
         """How many nodes the graph has."""
         return 0 if self.graph is None else len(self.graph.nodes)
 
-    def run_range(self, node: RangeFor) -> None:
+    def _run_range(self, node: RangeFor) -> None:
         whole = self.locate(node.array)
         scope, self.scope = self.scope, Scope(self.scope)
         self.frames.append(Frame("loop", self.mask))
         for number in range(whole.length):
             if self.mask is NONE:
                 break
-            self.count_iteration(node)
+            self._count_iteration(node)
             part = whole.part(number)
             is_reference = isinstance(node.variable.type, ReferenceType)
             location = part
@@ -316,11 +299,9 @@ class Interpreter(Evaluator):
                 location = make_location(part.type if kind is AUTO else kind, self.frames[-1])
                 self.write(location, self.load(part))
             self.scope.names[node.variable.name] = location
-            self.run_inside("body", node.body)
+            self._run_inside("body", node.body)
         self.frames.pop()
         self.scope = scope
-
-    # Leaving
 
     def leave(self, *kinds: str) -> None:
         """Take the lanes that run out of every frame up to the innermost of a kind."""
@@ -331,7 +312,7 @@ class Interpreter(Evaluator):
                 return
         raise AssertionError("the parser saw to it that there is one")  # pragma: no cover
 
-    def run_return(self, node: Return) -> None:
+    def _run_return(self, node: Return) -> None:
         function = next(frame for frame in reversed(self.frames) if frame.kind == "function")
         kind: CppType = function.result
         if node.value is not None and kind is not VOID:
@@ -340,12 +321,12 @@ class Interpreter(Evaluator):
             else:
                 thing = self.initialise(kind, node.value)
             self.at(node.place)
-            self.add_result(function, thing)
+            self._add_result(function, thing)
         elif node.value is not None:
             self.evaluate(node.value)
         self.leave("function")
 
-    def add_result(self, function: Frame, thing: Thing) -> None:
+    def _add_result(self, function: Frame, thing: Thing) -> None:
         function.results.append((self.mask, thing))
         if self.graph is None and len(function.results) > _MAX_RESULTS:
             (first, one), (second, other), *rest = function.results
@@ -353,7 +334,7 @@ class Interpreter(Evaluator):
             either_of = Condition(either(any_of([first]), any_of([second])))
             function.results = [(function.entry.extend(either_of), merged), *rest]
 
-    def run_switch(self, node: Switch) -> None:
+    def _run_switch(self, node: Switch) -> None:
         scope, self.scope = self.scope, Scope(self.scope)
         condition = node.condition
         if condition.declaration is not None:
@@ -363,17 +344,19 @@ class Interpreter(Evaluator):
         labels = [[None if item is None else self.value(item) for item in items] for items, _ in node.sections]
         if value.is_constant:
             found = [any(item is not None and item.data == value.data for item in items) for items in labels]
-            start = found.index(True) if True in found else next(
-                (number for number, items in enumerate(labels) if None in items), len(labels)
+            start = (
+                found.index(True)
+                if True in found
+                else next((number for number, items in enumerate(labels) if None in items), len(labels))
             )
             for _, statements in node.sections[start:]:
-                self.run_all(statements)
+                self._run_all(statements)
         else:
-            self.switch_on_data(node, value, labels)
+            self._switch_on_data(node, value, labels)
         self.frames.pop()
         self.scope = scope
 
-    def switch_on_data(self, node: Switch, value: Value, labels: list[list[Value | None]]) -> None:
+    def _switch_on_data(self, node: Switch, value: Value, labels: list[list[Value | None]]) -> None:
         frame = self.frames[-1]
         tests = [[Condition(binary("==", value, item).data) for item in items if item is not None] for items in labels]
         # Lanes that come from the section before, None for none.
@@ -398,175 +381,13 @@ class Interpreter(Evaluator):
                 mask = frame.mask if entering is True else frame.mask.extend(Condition(entering))
             inner = Frame("branch", mask)
             self.frames.append(inner)
-            self.run_all(statements)
+            self._run_all(statements)
             self.frames.pop()
             falling = None if inner.mask is NONE else entering
 
-    def run_all(self, statements: Sequence[Statement]) -> None:
+    def _run_all(self, statements: Sequence[Statement]) -> None:
         for statement in statements:
             self.run(statement)
-
-    # Functions
-
-    def call_functions(
-        self, candidates: Sequence[Function], explicit: Sequence[Any], operands: Sequence[Location], scope: Scope
-    ) -> Thing:
-        """Call the one of several overloads that fits."""
-        best: tuple[int, Function, dict[str, Any]] | None = None
-        for function in candidates:
-            if function.body is None:
-                continue
-            fit = self.fit(function, explicit, operands, scope)
-            if fit is not None and (best is None or fit[0] < best[0]):
-                best = (fit[0], function, fit[1])
-        if best is None:
-            name = candidates[0].name if candidates else "this function"
-            raise NoTranslation(f"the call of {name!r} with these arguments")
-        return self.call_function(best[1], best[2], operands, scope)
-
-    def fit(
-        self, function: Function, explicit: Sequence[Any], operands: Sequence[Location], scope: Scope
-    ) -> tuple[int, dict[str, Any]] | None:
-        """Return how badly arguments fit a function (0: exactly), and its template arguments; None if not at all."""
-        parameters = function.parameters
-        needed = sum(parameter.default is None for parameter in parameters)
-        if not needed <= len(operands) <= len(parameters):
-            return None
-        names = {item.name for item in function.template}
-        bindings: dict[str, Any] = dict(zip((item.name for item in function.template), explicit, strict=False))
-        for parameter, operand in zip(parameters, operands, strict=False):
-            if not self.deduce(parameter.type, operand.type, names - set(list(bindings)[: len(explicit)]), bindings):
-                return None
-        before, self.scope = self.scope, Scope(scope, bindings)
-        try:
-            for item in function.template:
-                if item.type is not None:
-                    self.resolve(item.type)
-                if item.name not in bindings and item.default is not None:
-                    bindings[item.name] = self.argument(item.default)
-                elif item.name not in bindings:
-                    return None
-            self.resolve(function.result)
-            cost = 2 * len(function.template) if not function.template else 1
-            for parameter, operand in zip(parameters, operands, strict=False):
-                rating = self.rate(parameter, operand)
-                if rating is None:
-                    return None
-                cost += 2 * rating
-        except (SubstitutionError, NoTranslation):
-            if len(self.program.functions.get(function.name, ())) > 1:
-                return None
-            raise
-        finally:
-            self.scope = before
-        return cost, bindings
-
-    def rate(self, parameter: Parameter, operand: Location) -> int | None:
-        # 0: the same type; 1: a conversion; None: impossible.
-        spelled = parameter.type
-        kind = self.parameter_type(parameter, operand)
-        have = operand.type
-        if kind is AUTO or kind == have:
-            is_bound = isinstance(spelled, ReferenceType) and not spelled.is_const and kind is not AUTO
-            return None if is_bound and isinstance(operand, Fixed) and not isinstance(kind, ClassType) else 0
-        if isinstance(kind, PointerTo) and isinstance(have, ArrayOf | PointerTo):
-            return 0 if kind.element in (have.element, VOID) else None
-        if isinstance(kind, torch.dtype) and isinstance(have, torch.dtype):
-            if isinstance(spelled, ReferenceType) and not spelled.is_const:
-                return None
-            is_promotion = kind.is_floating_point and have.is_floating_point
-            return 1 if is_promotion else 2
-        return None
-
-    def parameter_type(self, parameter: Parameter, operand: Location) -> CppType:
-        spelled = parameter.type
-        if isinstance(spelled, ArrayType):
-            # An array parameter is a pointer.
-            return PointerTo(self.resolve(spelled.element))
-        if isinstance(spelled, ReferenceType) and isinstance(spelled.target, ArrayType) and spelled.target.size is None:
-            return operand.type
-        return self.resolve(spelled)
-
-    def call_function(
-        self, function: Function, bindings: dict[str, Any], operands: Sequence[Location], scope: Scope
-    ) -> Thing:
-        """Run a function's body for the lanes that are there and return its result."""
-        before, self.scope = self.scope, Scope(scope, bindings)
-        result = self.resolve(function.result)
-        nothing = constant(0, torch.int32) if result in (AUTO, VOID) else zero_of(result)
-        is_idle = self.is_dry and result is not AUTO
-        if function in self.running:
-            self.check_depth(function)
-            # A recursion ends where no lane is left.
-            is_idle = is_idle or (
-                self.graph is None and bool(self.mask.literals) and not bool(self.mask.data.any())
-            )
-        if is_idle:
-            self.scope = before
-            return nothing
-        frame = Frame("function", self.mask)
-        frame.result = result
-        self.running.append(function)
-        self.frames.append(frame)
-        self.bind(function, operands)
-        assert function.body is not None, "candidates have one"
-        self.run_block(function.body)
-        self.frames.pop()
-        self.running.pop()
-        self.scope = before
-        return self.result_of(frame)
-
-    def check_depth(self, function: Function) -> None:
-        if len(self.running) >= MAX_DEPTH:
-            if self.graph is not None:
-                raise self.data_dependent(f"{function.name!r} calls itself as long as data says")
-            raise RecursionError(f"{function.name!r} calls itself more than {MAX_DEPTH} times")
-
-    def bind(self, function: Function, operands: Sequence[Location]) -> None:
-        for number, parameter in enumerate(function.parameters):
-            if number < len(operands):
-                location = self.bind_parameter(parameter, operands[number])
-            else:
-                assert parameter.default is not None, "fit() counted"
-                kind = self.resolve(parameter.type)
-                location = make_location(kind, self.frames[-1])
-                location.store(self, self.initialise(kind, parameter.default))
-            if parameter.name:
-                self.scope.names[parameter.name] = location
-
-    def bind_parameter(self, parameter: Parameter, operand: Location) -> Location:
-        spelled = parameter.type
-        kind = self.parameter_type(parameter, operand)
-        if isinstance(spelled, ReferenceType) and (kind is AUTO or kind == operand.type):
-            return operand
-        thing = self.load(operand)
-        if isinstance(thing, Closure):
-            return Fixed(thing)
-        if kind is AUTO:
-            kind = thing.dtype if isinstance(thing, Value) else thing.type
-        location = make_location(kind, self.frames[-1])
-        location.store(self, self.convert(thing, kind))
-        return location
-
-    def result_of(self, frame: Frame) -> Thing:
-        """Return what a function's lanes returned, put together."""
-        kind: CppType = frame.result
-        if kind is VOID or not frame.results:
-            return constant(0, torch.int32) if kind in (VOID, AUTO) else zero_of(kind)
-        cases: list[tuple[Any, Thing]] = []
-        known = frame.entry
-        for mask, thing in frame.results:
-            literals = known.beyond(mask)
-            cases.append((both_of(literals), thing))
-            if len(literals) == 1:
-                # Who comes to a later return has not left by this one.
-                known = known.extend(literals[0][0], not literals[0][1])
-        found = cases[-1][1]
-        for condition, thing in reversed(cases[:-1]):
-            if isinstance(thing, Value) and isinstance(found, Value) and thing.dtype is not found.dtype:
-                raise NoTranslation("a function with results of two types")
-            found = choose(condition, thing, found)
-        return found
 
 
 def _is_output(parameter: Parameter) -> bool:
@@ -575,17 +396,17 @@ def _is_output(parameter: Parameter) -> bool:
 
 _RUN: dict[type, Any] = {
     Block: Interpreter.run_block,
-    Declaration: Interpreter.run_declaration,
-    Alias: Interpreter.run_alias,
-    Struct: Interpreter.run_struct,
-    Evaluate: Interpreter.run_evaluate,
-    If: Interpreter.run_if,
-    For: Interpreter.run_for,
-    While: Interpreter.run_while,
-    DoWhile: Interpreter.run_do,
-    RangeFor: Interpreter.run_range,
-    Switch: Interpreter.run_switch,
+    Declaration: Interpreter._run_declaration,
+    Alias: Interpreter._run_alias,
+    Struct: Interpreter._run_struct,
+    Evaluate: Interpreter._run_evaluate,
+    If: Interpreter._run_if,
+    For: Interpreter._run_for,
+    While: Interpreter._run_while,
+    DoWhile: Interpreter._run_do,
+    RangeFor: Interpreter._run_range,
+    Switch: Interpreter._run_switch,
     Break: lambda self, _: self.leave("loop", "switch"),
     Continue: lambda self, _: self.leave("body"),
-    Return: Interpreter.run_return,
+    Return: Interpreter._run_return,
 }

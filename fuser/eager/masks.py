@@ -1,4 +1,4 @@
-"""Which lanes run: masks as conjunctions of conditions, so that it is known which lanes one mask has that another lacks.
+"""Which lanes run: masks as conjunctions of conditions, so that one mask can be told to lie within another.
 
 A lane is one element of the tensors. Conditions that are Python bools never become part of a mask.
 """

@@ -14,10 +14,12 @@ from fuser.eager.nodes import (
     Name,
     NamedType,
     PointerType,
-    Program,
     ReferenceType,
-    Struct,
     TypeSyntax,
+)
+from fuser.eager.statements import (
+    Program,
+    Struct,
 )
 from fuser.eager.storage import NoTranslation, Scope
 from fuser.eager.types import CPP_TYPES, VOID, ArrayOf, ClassType, CppType, PointerTo, builtin_type
@@ -55,7 +57,7 @@ class Resolver:
         """
         match node:
             case NamedType():
-                return self.resolve_name(node)
+                return self._resolve_name(node)
             case PointerType(_, target):
                 return PointerTo(self.resolve(target))
             case ReferenceType(_, target, _):
@@ -78,7 +80,7 @@ class Resolver:
             raise NoTranslation("an array whose size is no constant")
         return int(found.data)
 
-    def resolve_name(self, node: NamedType) -> CppType:
+    def _resolve_name(self, node: NamedType) -> CppType:
         found = self.scope.find(node.name)
         if isinstance(found, Struct):
             return self.instantiate(found, [self.argument(item) for item in node.arguments])
@@ -90,9 +92,9 @@ class Resolver:
         known = builtin_type(node.name) if found is None else None
         if known is not None:
             return known
-        return self.resolve_std(node)
+        return self._resolve_std(node)
 
-    def resolve_std(self, node: NamedType) -> CppType:
+    def _resolve_std(self, node: NamedType) -> CppType:
         arguments = [self.argument(item) for item in node.arguments]
         match node.name.removesuffix("_t"), arguments:
             case "complex", [torch.dtype() as part] if part.is_floating_point:
@@ -101,7 +103,7 @@ class Resolver:
             case "enable_if", [Value() as holds, *rest]:
                 if not holds.data:
                     raise SubstitutionError
-                return rest[0] if rest else VOID  # type: ignore[no-any-return]
+                return rest[0] if rest else VOID
             case "conditional", [Value() as holds, yes, no]:
                 return yes if holds.data else no  # type: ignore[no-any-return]
             case "remove_cv" | "remove_const" | "remove_volatile" | "remove_reference" | "decay", [kind]:
@@ -150,7 +152,7 @@ class Resolver:
                 given = [value for _, value in kind.bindings]
                 pairs = zip(arguments, given, strict=False)
                 return kind.struct.name == name and all(
-                    self.deduce_argument(inner, value, names, bindings) for inner, value in pairs
+                    self._deduce_argument(inner, value, names, bindings) for inner, value in pairs
                 )
             case PointerType(_, target) | ArrayType(_, target, None):
                 if not isinstance(kind, PointerTo | ArrayOf):
@@ -164,7 +166,7 @@ class Resolver:
                 return isinstance(kind, PointerTo) and self.deduce(element, kind.element, names, bindings)
         return True
 
-    def deduce_argument(
+    def _deduce_argument(
         self, node: TypeSyntax | Expression, value: Any, names: set[str], bindings: dict[str, Any]
     ) -> bool:
         if isinstance(node, TypeSyntax):

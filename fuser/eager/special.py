@@ -43,7 +43,7 @@ def tgamma(x: Term) -> Term:
     base = sign * _exp(apply(aten.lgamma.default, x))
     first, second = _gamma_factors(a)
     # Reflection as gamma(-a) = -pi / (a sin(pi a) gamma(a)): no argument is rounded.
-    exact = where(negative, -math.pi / (a * sine) / first / second, first * second)
+    exact = where(negative, math.pi / sine / first / second / -a, first * second)
     return where(x.equals(0.0), apply(aten.reciprocal.default, x), anchored(base, exact))
 
 

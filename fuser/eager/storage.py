@@ -48,9 +48,13 @@ class NoTranslation(Exception):  # noqa: N818 - turned into UntranslatableError 
 class Lanes(Protocol):
     """What reading and writing need to know of whoever does it."""
 
-    is_differentiable: bool
-    # Whether only types count: nothing is read or written.
-    is_dry: bool
+    @property
+    def is_differentiable(self) -> bool:
+        """Whether gradients must not reach lanes that do not run."""
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether only types count: nothing is read or written."""
 
     @property
     def mask(self) -> Mask:
@@ -132,7 +136,7 @@ class Location:
     def store(self, lanes: Lanes, thing: Thing) -> None:
         """Write a value of this location's type for the lanes that run."""
 
-    def part(self, index: int) -> Location:
+    def part(self, index: int) -> Location:  # noqa: ARG002 - arrays and structs have parts
         """Return an element or a field."""
         raise NoTranslation("an index into something that is no array")
 
@@ -155,6 +159,7 @@ class Variable(Location):
         self.layers: list[tuple[Mask, Thing]] = []
 
     def load(self, lanes: Lanes) -> Thing:
+        """See ``Location``."""
         if lanes.is_dry:
             return _any_of(self.type, self.layers[-1][1] if self.layers else None)
         mask = lanes.mask
@@ -182,6 +187,7 @@ class Variable(Location):
         return written, thing
 
     def store(self, lanes: Lanes, thing: Thing) -> None:
+        """See ``Location``."""
         if lanes.is_dry:
             return
         mask = lanes.mask
@@ -205,19 +211,23 @@ class Fixed(Location):
         super().__init__(thing.dtype if isinstance(thing, Value) else thing.type)
         self.thing = thing
 
-    def load(self, lanes: Lanes) -> Thing:
+    def load(self, lanes: Lanes) -> Thing:  # noqa: ARG002 - the same for all
+        """See ``Location``."""
         return self.thing
 
-    def store(self, lanes: Lanes, thing: Thing) -> None:
+    def store(self, lanes: Lanes, thing: Thing) -> None:  # noqa: ARG002 - never works
+        """See ``Location``."""
         raise NoTranslation("an assignment to something that is no variable")
 
     def part(self, index: int) -> Location:
+        """See ``Location``."""
         if not isinstance(self.thing, Aggregate):
             return super().part(index)
         return Fixed(self.thing.parts[index])
 
     @property
     def length(self) -> int:
+        """See ``Location``."""
         return len(self.thing.parts) if isinstance(self.thing, Aggregate) else super().length
 
 
@@ -231,20 +241,24 @@ class Object(Location):
         self.parts = parts
 
     def load(self, lanes: Lanes) -> Thing:
+        """See ``Location``."""
         return Aggregate(self.type, tuple(part.load(lanes) for part in self.parts))
 
     def store(self, lanes: Lanes, thing: Thing) -> None:
+        """See ``Location``."""
         assert isinstance(thing, Aggregate), "of this type"
         for part, value in zip(self.parts, thing.parts, strict=True):
             part.store(lanes, value)
 
     def part(self, index: int) -> Location:
+        """See ``Location``."""
         if not 0 <= index < len(self.parts):
             raise NoTranslation(f"the index {index} into an array of {len(self.parts)}")
         return self.parts[index]
 
     @property
     def length(self) -> int:
+        """See ``Location``."""
         return len(self.parts)
 
 
@@ -258,20 +272,24 @@ class Choice(Location):
         self.options = options
 
     def load(self, lanes: Lanes) -> Thing:
+        """See ``Location``."""
         found = self.options[-1][1].load(lanes)
         for condition, location in reversed(self.options[:-1]):
             found = choose(condition.data, location.load(lanes), found)
         return found
 
     def store(self, lanes: Lanes, thing: Thing) -> None:
+        """See ``Location``."""
         for condition, location in self.options:
             location.store(_Narrowed(lanes, lanes.mask.extend(condition)), thing)
 
     def part(self, index: int) -> Location:
+        """See ``Location``."""
         return Choice([(condition, location.part(index)) for condition, location in self.options])
 
     @property
     def length(self) -> int:
+        """See ``Location``."""
         return self.options[0][1].length
 
 
@@ -287,11 +305,13 @@ class Punned(Location):
         self.write = write
 
     def load(self, lanes: Lanes) -> Thing:
+        """See ``Location``."""
         thing = self.read(self.location.load(lanes))
         assert isinstance(thing, Value), "bits are numbers"
         return thing
 
     def store(self, lanes: Lanes, thing: Thing) -> None:
+        """See ``Location``."""
         self.location.store(lanes, self.write(thing))
 
 
@@ -366,5 +386,3 @@ def _guard(mask: Mask, thing: Thing) -> Thing:
 def _any_of(kind: CppType, known: Thing | None) -> Thing:
     # Something of a type, when only types count.
     return convert(Value(torch.int32, 1), kind) if isinstance(kind, torch.dtype) else known or zero_of(kind)
-
-

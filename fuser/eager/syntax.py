@@ -9,6 +9,16 @@ import tree_sitter
 
 from fuser.eager.expressions import ExpressionReader
 from fuser.eager.nodes import (
+    Expression,
+    InitList,
+    Literal,
+    Name,
+    NamedType,
+    Statement,
+    TypeSyntax,
+)
+from fuser.eager.preprocess import preprocess
+from fuser.eager.statements import (
     Alias,
     Block,
     Break,
@@ -18,26 +28,18 @@ from fuser.eager.nodes import (
     Declarator,
     DoWhile,
     Evaluate,
-    Expression,
     For,
     Function,
     If,
-    InitList,
-    Literal,
-    Name,
-    NamedType,
     Parameter,
     Program,
     RangeFor,
     Return,
-    Statement,
     Struct,
     Switch,
     TemplateParameter,
-    TypeSyntax,
     While,
 )
-from fuser.eager.preprocess import preprocess
 from fuser.eager.type_syntax import field, named, text_of
 from fuser.functor import Functor, parse_tree
 
@@ -98,10 +100,9 @@ class _Reader(ExpressionReader):
                 self.template(node)
             elif node.type == "function_definition":
                 self.add_function(self.function(node, ()))
-            elif node.type == "declaration" and _function_declarator(node) is not None:
+            elif node.type == "declaration" and (declarator := _function_declarator(node)) is not None:
                 # A prototype: its name may be called from here on.
-                name, _ = self.function_name(_function_declarator(node))
-                self.declare(name, "function")
+                self.declare(self.function_name(declarator), "function")
             else:
                 self.globals += self.statements(node)
 
@@ -109,7 +110,7 @@ class _Reader(ExpressionReader):
         inner = node.named_children[-1]
         declarator = _function_declarator(inner)
         if declarator is not None:
-            self.declare(self.function_name(declarator)[0], "function")
+            self.declare(self.function_name(declarator), "function")
         with self.scope():
             template = self.template_parameters(node.child_by_field_name("parameters"))
             if inner.type == "function_definition":
@@ -150,18 +151,18 @@ class _Reader(ExpressionReader):
                 raise self.refuse(child, f"the template parameter {text_of(child)!r}")
         return tuple(found)
 
-    def function_name(self, declarator: tree_sitter.Node) -> tuple[str, tree_sitter.Node]:
+    def function_name(self, declarator: tree_sitter.Node) -> str:
         name = field(declarator, "declarator")
         if name.type not in {"identifier", "field_identifier", "operator_name"}:
             raise self.refuse(name, f"the function name {text_of(name)!r}")
-        return text_of(name), name
+        return text_of(name)
 
     def function(self, node: tree_sitter.Node, template: tuple[TemplateParameter, ...]) -> Function:
         declarator = _function_declarator(node)
         kind, body = node.child_by_field_name("type"), node.child_by_field_name("body")
         if declarator is None or body is None or body.type != "compound_statement":
             raise self.refuse(node, "this function")
-        name, _ = self.function_name(declarator)
+        name = self.function_name(declarator)
         self.declare(name, "function")
         with self.scope():
             trailing = next((item for item in declarator.named_children if item.type == "trailing_return_type"), None)
@@ -205,12 +206,11 @@ class _Reader(ExpressionReader):
                 elif child.type == "function_definition":
                     declarator = _function_declarator(child)
                     if declarator is not None:
-                        self.declare(self.function_name(declarator)[0], "function")
+                        self.declare(self.function_name(declarator), "function")
                     members.append(child)
                 elif child.type not in {"access_specifier", *_IGNORED}:
                     raise self.refuse(child, f"the member {text_of(child).splitlines()[0]!r}")
-            for child in members:
-                functions.append(self.function(child, ()))
+            functions += [self.function(child, ()) for child in members]
         if any(function.name == text_of(name) for function in functions):
             raise self.refuse(node, "a class with a constructor")
         return Struct(self.place(node), text_of(name), template, tuple(fields), tuple(functions))
@@ -267,8 +267,8 @@ class _Reader(ExpressionReader):
                 return [item for child in node.named_children[1:] for item in self.statements(child)]
         raise self.refuse(node, node.type.removesuffix("_statement").replace("_", " "))
 
-    def body(self, node: tree_sitter.Node, field: str = "body") -> Statement:
-        child = node.child_by_field_name(field)
+    def body(self, node: tree_sitter.Node, name: str = "body") -> Statement:
+        child = field(node, name)
         with self.scope():
             found = self.statements(child)
         return found[0] if len(found) == 1 else Block(self.place(child), tuple(found))
@@ -276,9 +276,8 @@ class _Reader(ExpressionReader):
     def declaration(self, node: tree_sitter.Node) -> list[Statement]:
         kind = node.child_by_field_name("type")
         found: list[Statement] = []
-        if kind is not None and kind.type in {"struct_specifier", "enum_specifier", "union_specifier"}:
-            if kind.child_by_field_name("body") is not None:
-                found += self.statements(kind)
+        if kind is not None and kind.type.endswith("_specifier") and kind.child_by_field_name("body") is not None:
+            found += self.statements(kind)
         return [*found, Declaration(self.place(node), tuple(self.declarators(node)))]
 
     def declarators(self, node: tree_sitter.Node) -> list[Declarator]:

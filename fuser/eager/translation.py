@@ -12,13 +12,22 @@ from torch import fx
 from fuser.config import config
 from fuser.dtypes import dtype_info, number_dtype
 from fuser.eager import functions
-from fuser.eager.evaluate import IGNORED
-from fuser.eager.interpreter import DataDependentError, Interpreter
-from fuser.eager.nodes import Program
+from fuser.eager.calls import IGNORED, DataDependentError
+from fuser.eager.interpreter import Interpreter
 from fuser.eager.resolve import SubstitutionError
+from fuser.eager.statements import Program
 from fuser.eager.storage import NoTranslation
 from fuser.eager.syntax import parse_program
-from fuser.eager.values import PLACE, NeedsValuesError, Value, constant, convert, is_number, storage_dtype
+from fuser.eager.values import (
+    PLACE,
+    WHOLE_FUNCTIONS,
+    NeedsValuesError,
+    Value,
+    constant,
+    convert,
+    is_number,
+    storage_dtype,
+)
 from fuser.errors import UntranslatableError
 from fuser.functor import Functor, Role
 
@@ -124,10 +133,14 @@ def _translate(
         node = graph.placeholder(parameter.name or "unnamed")
         node.meta["dtype"] = storage_dtype(kind)
         arguments.append(Value(kind, node))
+    # Derivatives want cbrt as cbrt, not as what it is made of.
+    token = WHOLE_FUNCTIONS.set(differentiable)
     try:
         results = _interpret(functor, graph, compute, arguments, is_differentiable=differentiable, limit=limit)
     except (DataDependentError, NeedsValuesError) as error:
         return Translation(functor, compute, types, differentiable, None, (), str(error))
+    finally:
+        WHOLE_FUNCTIONS.reset(token)
     outputs = tuple(value.data if isinstance(value.data, fx.Node) else _constant(graph, value) for value in results)
     graph.output(outputs)
     _simplify(graph)

@@ -86,7 +86,7 @@ class TypeReader:
         place = self.place(node)
         match node.type:
             case "type_descriptor":
-                return self.type_descriptor(node)
+                return self._type_descriptor(node)
             case "primitive_type" | "sized_type_specifier":
                 return NamedType(place, " ".join(text_of(node).split()))
             case "type_identifier" | "identifier" | "namespace_identifier":
@@ -95,22 +95,22 @@ class TypeReader:
                 return NamedType(place, "auto")
             case "template_type" | "template_function":
                 name = field(node, "name")
-                return NamedType(place, text_of(name), self.template_arguments(node))
+                return NamedType(place, text_of(name), self._template_arguments(node))
             case "dependent_type" | "struct_specifier" | "class_specifier" if node.named_children:
                 return self.type(node.named_children[-1])
             case "qualified_identifier":
-                return self.qualified_type(node)
+                return self._qualified_type(node)
             case "decltype":
                 return Decltype(place, self.expression(node.named_children[0]))
         raise self.refuse(node, f"the type {text_of(node)!r}")
 
-    def type_descriptor(self, node: tree_sitter.Node) -> TypeSyntax:
+    def _type_descriptor(self, node: tree_sitter.Node) -> TypeSyntax:
         kind = field(node, "type")
         is_const = any(text_of(child) == "const" for child in node.children)
         _, found = self.declarator(node.child_by_field_name("declarator"), self.type(kind), is_const=is_const)
         return found
 
-    def qualified_type(self, node: tree_sitter.Node) -> NamedType:
+    def _qualified_type(self, node: tree_sitter.Node) -> NamedType:
         # std::complex<T>, std::enable_if<c, T>::type, T::value_type.
         name = field(node, "name")
         scope = node.child_by_field_name("scope")
@@ -122,12 +122,9 @@ class TypeReader:
         assert isinstance(outer, NamedType), "a name comes before ::"
         return NamedType(outer.place, outer.name, outer.arguments, text_of(name))
 
-    def template_arguments(self, node: tree_sitter.Node) -> tuple[TypeSyntax | Expression, ...]:
+    def _template_arguments(self, node: tree_sitter.Node) -> tuple[TypeSyntax | Expression, ...]:
         arguments = node.child_by_field_name("arguments")
-        found: list[TypeSyntax | Expression] = []
-        for child in named(arguments):
-            found.append(self.type(child) if self.names_type(child) else self.expression(child))
-        return tuple(found)
+        return tuple(self.type(item) if self.names_type(item) else self.expression(item) for item in named(arguments))
 
     def names_type(self, node: tree_sitter.Node) -> bool:
         """Whether a node stands for a type, by the names in scope."""
@@ -141,10 +138,10 @@ class TypeReader:
                 name = node.child_by_field_name("name")
                 return name is not None and (self.kind(text_of(name)) == "type" or text_of(name).endswith("_t"))
             case "qualified_identifier":
-                return self.qualified_names_type(node)
+                return self._qualified_names_type(node)
         return node.type in _TYPE_NODES
 
-    def qualified_names_type(self, node: tree_sitter.Node) -> bool:
+    def _qualified_names_type(self, node: tree_sitter.Node) -> bool:
         name, scope = node.child_by_field_name("name"), node.child_by_field_name("scope")
         if name is None:
             return False

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fuser.eager.nodes import Struct
+from fuser.eager.statements import Struct
 
 __all__ = [
     "AUTO",
