@@ -157,13 +157,18 @@ def sum_masked(contributions: Sequence[Masked], masks: Masks, builder: Builder) 
 
 
 def _most_telling(contributions: Sequence[Masked], masks: Masks) -> int:
-    # The literal that most of them hold or deny. Of several the one that implies most: fewest conditions are left.
+    # The literal that most of them hold or deny, and of several the one that leaves the fewest conditions.
     counts: dict[int, int] = {}
     for literals, _ in contributions:
         for place in _bits(literals):
             counts[place & ~1] = counts.get(place & ~1, 0) + 1
     most = max(counts.values())
-    return max(literal for literal, count in counts.items() if count == most)
+
+    def settled(literal: int) -> int:
+        sides = (masks.implied(literal), masks.implied(literal ^ 1))
+        return sum((literals & sides[not literals >> literal & 1]).bit_count() for literals, _ in contributions)
+
+    return max((literal for literal, count in counts.items() if count == most), key=lambda x: (settled(x), x))
 
 
 def _bits(literals: int) -> Iterator[int]:
