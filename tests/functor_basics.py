@@ -300,7 +300,6 @@ BASICS: tuple[Case, ...] = (
         is_total=False,
         # A count.
         is_differentiable=False,
-        depends_on_data=True,
     ),
     Case(
         "add_up",

@@ -38,8 +38,8 @@ class Case:
     # Whether it has a derivative; not where bits are reinterpreted, where every input is an integer, or where the
     # result is a truth value or a count. (A rounded or truncated value has one: zero.)
     is_differentiable: bool = True
-    # Whether the values of tensors or scalars decide how often a loop runs or how deep a recursion goes. A loop of
-    # fixed bounds that values leave early does not count.
+    # Whether the values of tensors or scalars alone decide how often a loop runs or how deep a recursion goes: no
+    # number in the text bounds it.
     depends_on_data: bool = False
 
     def build(self, **options: Any) -> fuser.JitFunction:

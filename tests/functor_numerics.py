@@ -152,7 +152,6 @@ NUMERICS: tuple[Case, ...] = (
         domain=(-0.3, 30.0),
         ulps=32,
         is_total=False,
-        depends_on_data=True,
     ),
     Case(
         "kepler",
