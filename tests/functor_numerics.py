@@ -339,8 +339,6 @@ NUMERICS: tuple[Case, ...] = (
         dtypes=(torch.float64,),
         ulps=0,
         is_total=False,
-        # A count.
-        is_differentiable=False,
         depends_on_data=True,
     ),
 )
