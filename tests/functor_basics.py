@@ -298,9 +298,6 @@ BASICS: tuple[Case, ...] = (
         dtypes=FLOATS + INTS,
         ulps=0,
         is_total=False,
-        # A count.
-        is_differentiable=False,
-        depends_on_data=True,
     ),
     Case(
         "add_up",

@@ -36,10 +36,10 @@ class Case:
     # Whether every input of every dtype above is fine (no integer division, no cast of a huge number).
     is_total: bool = True
     # Whether it has a derivative; not where bits are reinterpreted, where every input is an integer, or where the
-    # result is a truth value or a count. (A rounded or truncated value has one: zero.)
+    # result is a truth value. (What is rounded or counted has one: zero.)
     is_differentiable: bool = True
-    # Whether the values of tensors or scalars decide how often a loop runs or how deep a recursion goes. A loop of
-    # fixed bounds that values leave early does not count.
+    # Whether the values of tensors or scalars alone decide how often a loop runs or how deep a recursion goes: no
+    # number in the text bounds it.
     depends_on_data: bool = False
 
     def build(self, **options: Any) -> fuser.JitFunction:
