@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,8 +63,11 @@ from fuser.eager.values import PLACE, Value, constant, convert
 
 __all__ = ["IGNORED", "Caller", "DataDependentError"]
 
-# Calls inside calls. Each takes about a dozen of Python's own frames, of which there are 1000.
+# Calls of a function inside itself: in a graph, where each is written out, and on tensors.
+MAX_DEPTH_IN_GRAPH = 16
 MAX_DEPTH = 64
+# Python's own limit while a recursion runs deeper than a graph's: each call takes about twenty of its frames.
+_PYTHON_DEPTH = 4000
 # Functions that write through pointers, and how many of them (the last arguments).
 _WRITERS = {"frexp": 1, "modf": 1, "remquo": 1, "sincos": 2, "sincospi": 2}
 _IN_STD = frozenset({"max", "min", "clamp"})
@@ -285,9 +289,13 @@ class Caller(Evaluator):
         return self.result_of(frame)
 
     def _check_depth(self, function: Function) -> None:
+        if len(self.running) < MAX_DEPTH_IN_GRAPH:
+            return
+        if self.graph is not None:
+            raise self.data_dependent(f"{function.name!r} calls itself as long as data says")
+        if sys.getrecursionlimit() < _PYTHON_DEPTH:
+            sys.setrecursionlimit(_PYTHON_DEPTH)
         if len(self.running) >= MAX_DEPTH:
-            if self.graph is not None:
-                raise self.data_dependent(f"{function.name!r} calls itself as long as data says")
             raise RecursionError(f"{function.name!r} calls itself more than {MAX_DEPTH} times")
 
     def _bind(self, function: Function, operands: Sequence[Location]) -> None:
