@@ -25,8 +25,8 @@ from fuser.dtypes import Rank
 from fuser.errors import DataDependentError, GradientError, NotDifferentiableError, UntranslatableError
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec, Typing, infer_layouts, infer_typing
-from fuser.opaque import call_opaque, pull_back, push_forward
 from fuser.launcher import Launcher, Replayer, record_call, record_through
+from fuser.opaque import call_opaque, pull_back, push_forward
 
 __all__ = ["run", "run_and_record"]
 
@@ -104,13 +104,11 @@ class Case:
     read: tuple[int, ...]
     # Places of the outputs that have no derivative because their dtype is integral.
     constant_outputs: tuple[int, ...]
-    # Why there is no derivative as a group; None where there is one.
-    error: GradientError | UntranslatableError | None
     # Whether another torch.get_default_dtype() would change it.
     follows_default_dtype: bool
     launcher: Replayer = field(default_factory=lambda: Replayer((), ()))
     # By places of the gradients that come in (by inputs that have tangents).
-    _passes: dict[tuple[bool, tuple[int, ...]], Pass | None] = field(default_factory=dict)
+    _passes: dict[tuple[bool, tuple[int, ...]], Pass] = field(default_factory=dict)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the group under autograd; return a tensor, or a tuple of tensors for several outputs."""
@@ -118,30 +116,26 @@ class Case:
         results = _apply(self, *inputs)
         return results[0] if self.output_count == 1 else results[: self.output_count]
 
-    @property
-    def through_eager(self) -> bool:
-        """Whether torch differentiates the eager version: a loop's length depends on data, for one."""
-        return self.error is not None and not self.spec.fallback.missing and _has_eager_derivative(self)
-
     def backward(self, places: tuple[int, ...]) -> Pass | None:
-        """Return the pass that takes the gradients of these outputs; None if it would make zeros only."""
-        key = (True, places)
-        if key not in self._passes:
-            self._add(key, partial(build_backward, self.spec.group, self.typing, self.wanted, places, self.kept))
-        return self._passes[key]
+        """Return the pass that takes the gradients of these outputs; None if it would make zeros only.
+
+        Raises:
+            GradientError, UntranslatableError: there is none as a group.
+        """
+        build = partial(build_backward, self.spec.group, self.typing, self.wanted, places, self.kept)
+        return self._passes.get((True, places)) or self._add((True, places), build)
 
     def tangents(self, inputs: tuple[int, ...]) -> Pass | None:
-        """Return the pass that takes the tangents of these inputs."""
-        key = (False, inputs)
-        if key not in self._passes:
-            self._add(key, partial(build_tangents, self.spec.group, self.typing, inputs))
-        return self._passes[key]
+        """Return the pass that takes the tangents of these inputs; as ``backward``."""
+        return self._passes.get((False, inputs)) or self._add(
+            (False, inputs), partial(build_tangents, self.spec.group, self.typing, inputs)
+        )
 
-    def _add(self, key: tuple[bool, tuple[int, ...]], build: Callable[[], DerivedGroup | None]) -> None:
-        if self.error is not None:
-            raise self.error
+    def _add(self, key: tuple[bool, tuple[int, ...]], build: Callable[[], DerivedGroup | None]) -> Pass | None:
         derived = build()
-        self._passes[key] = Pass(register(derived.group), derived) if derived else None
+        if derived is None:
+            return None
+        return self._passes.setdefault(key, Pass(register(derived.group), derived))
 
 
 def find_case(spec: KernelSpec, inputs: Sequence[Any], *, saves_results: bool = True) -> Case:
@@ -161,47 +155,33 @@ def find_case(spec: KernelSpec, inputs: Sequence[Any], *, saves_results: bool = 
     )
     described = [_describe(item) for item in inputs]
     signature = tuple((item.kind, item.dtype, not item.shape, item.device) for item in described)
-    key = (spec.key, wanted, signature, torch.get_default_dtype(), saves_results)
+    key = (spec.key, wanted, signature, torch.get_default_dtype(), saves_results, is_transformed)
     case = _cases.get(key)
     if case is None:
-        case = _make_case(spec, described, wanted, saves_results=saves_results)
+        case = _make_case(spec, described, wanted, saves_results=saves_results, derives=not is_transformed)
         _cases.put(key, case, config.max_plans)
-    if case.error is not None and not is_transformed and not case.through_eager:
-        raise case.error
     return case
 
 
 def _make_case(
-    spec: KernelSpec, described: list[planner.Bound], wanted: tuple[int, ...], *, saves_results: bool
+    spec: KernelSpec, described: list[planner.Bound], wanted: tuple[int, ...], *, saves_results: bool, derives: bool
 ) -> Case:
-    group, count = spec.group, len(spec.group.outputs)
-    default_dtype = torch.get_default_dtype()
-    specs = planner.input_specs(described, planner.common_device(spec, described))
-    typing = infer_typing(group, specs, default_dtype)
-    kept: frozenset[int] = frozenset()
-    read: tuple[int, ...] = tuple(range(len(described)))
-    error: GradientError | UntranslatableError | None = None
-    try:
+    device = planner.common_device(spec, described)
+    specs = planner.input_specs(described, device)
+    count = len(spec.group.outputs)
+    read, kept = tuple(range(len(described))), ()
+    typing = infer_typing(spec.group, specs, torch.get_default_dtype())
+    if derives:
         _check_outputs(spec, typing, wanted)
-        derived = build_backward(group, typing, wanted, range(count))
-        if derived is not None and saves_results:
-            layouts = infer_layouts(group, planner.value_layouts(described))
-            sizes = [
-                0 if layout.is_number else typing.values[value].itemsize * math.prod(layout.shape)
-                for value, layout in enumerate(layouts)
-            ]
-            kept = choose_saved(group, derived.read, sizes.__getitem__)
-            if kept:
-                more = [value for value in sorted(kept) if value not in group.outputs]
-                places = [[*group.outputs, *more].index(value) for value in sorted(kept)]
-                spec = register(replace(group, outputs=(*group.outputs, *more), _key=[]))
-                typing = infer_typing(spec.group, specs, default_dtype)
-                kept = frozenset(spec.group.outputs[place] for place in places)
-                derived = build_backward(spec.group, typing, wanted, range(count), kept)
-        values = {item.place for item in derived.sources if not item.is_derivative} if derived else set[int]()
-        read = tuple(sorted(value for value in values if value < len(described)))
-    except (GradientError, UntranslatableError) as problem:
-        error = problem
+        try:
+            if saves_results:
+                spec, kept = _with_saved(spec, typing, described, wanted)
+                typing = infer_typing(spec.group, specs, torch.get_default_dtype())
+            derived = build_backward(spec.group, typing, wanted, range(count), kept)
+            values = {item.place for item in derived.sources if not item.is_derivative} if derived else set[int]()
+            read = tuple(sorted(value for value in values if value < len(described)))
+        except (GradientError, UntranslatableError) as error:
+            _check_eager(spec, error)
     continuous = find_differentiable(spec.group, typing, wanted)
     return Case(
         spec=spec,
@@ -209,12 +189,33 @@ def _make_case(
         output_count=count,
         wanted=wanted,
         devices=tuple(item.device for item in described),
-        kept=tuple(sorted(kept)),
+        kept=kept,
         read=read,
         constant_outputs=tuple(place for place, value in enumerate(spec.group.outputs) if value not in continuous),
-        error=error,
         follows_default_dtype=planner.follows_default_dtype(spec, specs),
     )
+
+
+def _with_saved(
+    spec: KernelSpec, typing: Typing, described: Sequence[planner.Bound], wanted: tuple[int, ...]
+) -> tuple[KernelSpec, tuple[int, ...]]:
+    # The group with what is worth to be saved as further outputs, and all values of it that are saved beside inputs.
+    group = spec.group
+    derived = build_backward(group, typing, wanted, range(len(group.outputs)))
+    if derived is None:
+        return spec, ()
+    layouts = infer_layouts(group, planner.value_layouts(described))
+    sizes = [
+        0 if layout.is_number else typing.values[value].itemsize * math.prod(layout.shape)
+        for value, layout in enumerate(layouts)
+    ]
+    kept = sorted(choose_saved(group, derived.read, sizes.__getitem__))
+    if not kept:
+        return spec, ()
+    outputs = (*group.outputs, *(value for value in kept if value not in group.outputs))
+    spec = register(replace(group, outputs=outputs, _key=[]))
+    # In the new group's canonical form values may have other numbers.
+    return spec, tuple(sorted(spec.group.outputs[outputs.index(value)] for value in kept))
 
 
 class _Recorded(torch.autograd.Function):
@@ -280,19 +281,17 @@ def _save(
     return tensors
 
 
-def _find_gradients(
-    ctx: Any, grads: Sequence[torch.Tensor | None], needs: Sequence[bool]
-) -> list[torch.Tensor | None]:
+def _find_gradients(ctx: Any, grads: Sequence[torch.Tensor | None], needs: Sequence[bool]) -> list[torch.Tensor | None]:
     case: Case = ctx.case
     values = {**ctx.numbers, **dict(zip(ctx.saved, ctx.saved_tensors, strict=True))}
     found: list[torch.Tensor | None] = [None] * len(case.devices)
-    if case.error is not None:
-        if not case.through_eager:
-            raise case.error
-        return _find_eager_gradients(ctx, values, grads)
     shapes = dict(zip(case.wanted, ctx.shapes, strict=True))
-    for places in _by_shape(ctx.out_shapes, grads):
-        backward = case.backward(places)
+    try:
+        passes = [case.backward(places) for places in _by_shape(ctx.out_shapes, grads)]
+    except (GradientError, UntranslatableError) as error:
+        _check_eager(case.spec, error)
+        return _find_eager_gradients(ctx, values, grads)
+    for backward in passes:
         if backward is None:
             continue
         for target, result in zip(backward.derived.targets, backward.run(grads, values), strict=True):
@@ -327,11 +326,11 @@ def _find_tangents(ctx: Any, tangents: Sequence[torch.Tensor | None]) -> tuple[t
     case: Case = ctx.case
     values = {**ctx.numbers, **dict(zip(ctx.saved, ctx.saved_tensors, strict=True))}
     given = tuple(place for place, tangent in enumerate(tangents) if tangent is not None)
-    if case.error is not None:
-        if not case.through_eager:
-            raise case.error
+    try:
+        forward = case.tangents(given)
+    except (GradientError, UntranslatableError) as error:
+        _check_eager(case.spec, error)
         return _find_eager_tangents(case, values, given, tangents)
-    forward = case.tangents(given)
     found = dict(zip(forward.derived.targets, forward.run(tangents, values), strict=True)) if forward else {}
     made = []
     for place, shape in enumerate(ctx.out_shapes):
@@ -455,17 +454,15 @@ def _check_outputs(spec: KernelSpec, typing: Typing, wanted: Sequence[int]) -> N
         made = range(offset, offset + application.function.num_outputs)
         is_reached = not continuous.isdisjoint(application.tensors)
         if application.function.op is None and is_reached and continuous.isdisjoint(made):
-            raise NotDifferentiableError(
-                f"an input of {application.function.name!r} requires grad, and its output is of dtype "
-                f"{typing.values[offset]}, which has no gradient: detach the input, or call it under torch.no_grad()"
-            )
+            raise NotDifferentiableError(f"its result is {typing.values[offset]}", functor=application.function.name)
 
 
-def _has_eager_derivative(case: Case) -> bool:
-    # A functor that is not differentiable is no more so in eager torch, unless the user said how.
-    if isinstance(case.error, DataDependentError | UntranslatableError):
-        return True
-    return all(item.function.op or item.function.fallback for item in case.spec.group.applications)
+def _check_eager(spec: KernelSpec, error: GradientError | UntranslatableError) -> None:
+    # Raises the error unless torch can differentiate the eager version: where a loop's length depends on data, say. What
+    # is not differentiable is no more so in eager torch, unless the user wrote that.
+    has_derivative = isinstance(error, DataDependentError | UntranslatableError) or spec.fallback.is_given
+    if spec.fallback.missing or not has_derivative:
+        raise error
 
 
 def _is_transformed() -> bool:

@@ -85,15 +85,16 @@ def test_op(name: str, device: str) -> None:
     assert torch.autograd.gradgradcheck(op_function(name), inputs)
 
 
-# Where torch's own formula makes NaN of 0 * infinity or the like, and the derived one has the value; or the other way
-# round at a point without a derivative.
-DIFFERENT_AT = {"pow", "pow_number", "sigmoid_backward", "tanh_backward", "silu_backward", "gelu_backward"}
+# torch has no second derivative of SiLU's backward op.
+COMPARABLE = [name for name in HAVE_GRADIENT if name not in {"to", "silu_backward"}]
 
 
-@pytest.mark.parametrize("name", [name for name in HAVE_GRADIENT if name != "to"])
+@pytest.mark.parametrize("name", COMPARABLE)
 def test_op_at_special_values(name: str) -> None:
     tensors = op_inputs(name)
-    grid = torch.tensor(SPECIALS, dtype=torch.float64)
+    # What activations' derivatives are given is finite.
+    values = [x for x in SPECIALS if not name.endswith("_backward") or abs(x) <= 3]
+    grid = torch.tensor(values, dtype=torch.float64)
     count = sum(x.dtype is torch.float64 for x in tensors)
     columns = iter(torch.cartesian_prod(*[grid] * count).reshape(-1, count).unbind(1))
     given = [next(columns).contiguous() if x.dtype is torch.float64 else None for x in tensors]

@@ -173,9 +173,7 @@ def _bind_tensors_to_scalars(graph: fx.Graph) -> None:
         if node.op != "call_function" or not isinstance(node.target, JitFunction):
             continue
         scalars = {key: value for key, value in node.kwargs.items() if key in node.target.scalar_names}
-        names = tuple(
-            name for name, value in scalars.items() if isinstance(value, fx.Node) and value not in numbers
-        )
+        names = tuple(name for name, value in scalars.items() if isinstance(value, fx.Node) and value not in numbers)
         if names:
             node.args = tuple(node.target.merge_arguments(names, node.args, node.kwargs))
             node.kwargs = {name: value for name, value in node.kwargs.items() if name not in names}
