@@ -96,6 +96,18 @@ def _escape(x: Any, y: Any) -> Any:
 
 NUMERICS: tuple[Case, ...] = (
     Case(
+        "static_table",
+        """constexpr float halves[8] = {.5, .25, .125, .0625, .1, .2, .3, .4};
+        template <typename T> T static_table(T x) {
+          // Inexact doubles in tables of floats, local and global.
+          static const T tenths[8] = {T(.9), T(.8), T(.7), T(.6), T(.5), T(.4), T(.3), T(.2)};
+          T sum = T(0);
+          for (int k = 0; k < 8; ++k) sum += x * tenths[k] + T(halves[k]);
+          return sum;
+        }""",
+        lambda x: 4.4 * x + 1.9375,
+    ),
+    Case(
         "legendre",
         """template <typename T> T legendre(T x, int degree) {
           // DLMF 18.9.1 for Legendre's polynomials

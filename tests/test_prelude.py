@@ -24,7 +24,7 @@ from fuser.prelude import _e4m3fn_overflow, load_blocks
 CXX = next((c for c in (os.environ.get("CXX"), "g++", "c++") if c and shutil.which(c)), None)
 NATIVE = ("-march=native", "-mprefer-vector-width=512")
 FLAGS = (
-    *("-O2", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-frounding-math"),
+    *("-O2", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"),
     *("-ffp-contract=off", "-shared", "-fPIC", "-Wall", "-Wno-unused", "-Werror"),
 )
 ALL_FEATURES = frozenset({"half", "bfloat16", "float8", "complex"})

@@ -98,7 +98,7 @@ template <typename To, typename From> struct fuser_caster {
       return fuser_truncate<To>(v);
     else if constexpr (std::is_integral_v<From> && std::is_floating_point_v<To>)
       // gcc turns float(int(x)) into trunc(x), which is -0 for -0.3; an integer's zero has no sign.
-      return static_cast<To>(v) + static_cast<To>(0);
+      return v == 0 ? static_cast<To>(0) : static_cast<To>(v);
     else
       return static_cast<To>(v);
   }
