@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from fuser.eager.data import NeedsValuesError
-from fuser.eager.real import constant_of
+from fuser.eager.real import constant_of, copysign
 from fuser.eager.terms import Formula, Term, anchored, apply, detach, polynomial, through_double, where
 
 __all__ = ["BESSEL", "bessel_j", "bessel_y"]
@@ -104,7 +104,7 @@ def _far(a: Term, order: int) -> tuple[Term, Term]:
     p, q = polynomial(t, _P1 if order else _P0), r * polynomial(t, _Q1 if order else _Q0)
     sine, cosine = apply(aten.sin.default, a), apply(aten.cos.default, a)
     c, s = (sine - cosine, -(sine + cosine)) if order else (cosine + sine, sine - cosine)
-    size = apply(aten.rsqrt.default, math.pi * a)
+    size = apply(aten.rsqrt.default, a) * math.sqrt(1 / math.pi)
     return size * (p * c - q * s), size * (p * s + q * c)
 
 
@@ -115,7 +115,7 @@ def _first_kind(x: Term, order: int) -> Term:
         base, at_infinity = apply(aten.special_bessel_j0.default, x), constant_of(0.0, x)
     else:
         value = where(detach(x) < 0.0, -value, value)
-        base, at_infinity = apply(aten.special_bessel_j1.default, x), apply(aten.copysign.Tensor, 0.0, x)
+        base, at_infinity = apply(aten.special_bessel_j1.default, x), copysign(constant_of(0.0, x), x)
     return where(a.equals(_INF), at_infinity, where(a < 0.001, base, anchored(base, value)))
 
 

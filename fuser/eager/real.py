@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 
+from fuser.eager.data import WHOLE_FUNCTIONS
 from fuser.eager.terms import (
     Formula,
     Term,
@@ -32,6 +33,8 @@ __all__ = [
     "BINARY",
     "CLASSIFY",
     "UNARY",
+    "constant_of",
+    "copysign",
     "fma",
     "frexp",
     "ilogb",
@@ -55,7 +58,7 @@ def round_away(x: Term) -> Term:
     """Round to the nearest integer, halves away from zero."""
     whole = apply(aten.trunc.default, x)
     step = where(abs(x - whole) >= 0.5, constant_of(1.0, x), constant_of(0.0, x))
-    return whole + apply(aten.copysign.Tensor, step, x)
+    return whole + copysign(step, x)
 
 
 def constant_of(number: float, like: Term) -> Term:
@@ -66,7 +69,7 @@ def constant_of(number: float, like: Term) -> Term:
 def modf(x: Term) -> tuple[Term, Term]:
     """Return the fraction, with x's sign also when it is zero, and the whole part."""
     whole = apply(aten.trunc.default, x)
-    return where(x.equals(whole), apply(aten.copysign.Tensor, 0.0, x), x - whole), whole
+    return where(x.equals(whole), copysign(constant_of(0.0, x), x), x - whole), whole
 
 
 # ---- exponents ----
@@ -106,7 +109,7 @@ def logb(x: Term) -> Term:
     """Return the exponent as a float; -inf for zero."""
     _, shift, exponent = _exponent(x)
     a = abs(x)
-    special = where(a.equals(0.0), constant_of(-_INF, x), detach(a))
+    special = where(a.equals(0.0), constant_of(-_INF, x), apply(aten.floor.default, a))
     return where(_is_ordinary(x), (exponent + shift).to(torch.float64), special)
 
 
@@ -136,6 +139,15 @@ def _clamp(n: Term, low: int, high: int) -> Term:
 # ---- remainders ----
 
 
+@through_double
+def fmod(x: Term, y: Term) -> Term:
+    """Return x - n y for n = trunc(x / y), exact."""
+    if not (y.value.is_constant and abs(y.value.data) >= 1.0) and not WHOLE_FUNCTIONS.get():
+        # ATen's is NaN where x / y overflows: first by a multiple of y. (Twice is not enough where |x / y| > 2^2023.)
+        x = where(abs(y) < 1.0, apply(aten.fmod.Tensor, x, y * 2.0**1000), x)
+    return apply(aten.fmod.Tensor, x, y)
+
+
 def remainder(x: Term, y: Term) -> Term:
     """Return x - n y for the integer n nearest to x / y (even in a tie), exact (IEEE 754)."""
     negative, a = _sign_and_size(x)
@@ -143,21 +155,23 @@ def remainder(x: Term, y: Term) -> Term:
     # fmod leaves less than 2p; where that overflows, finite x is less than it already. Of the two comparisons with
     # half of p, the one by doubling is exact for tiny p, the one by halving for large p.
     twice, half, tiny = p + p, 0.5 * p, p < 4 * torch.finfo(x.dtype).tiny
-    a = where(twice.equals(_INF), a, apply(aten.fmod.Tensor, a, twice))
-    a = where(where(tiny, a + a > p, a > half), a - p, a)
-    a = where(where(tiny, a + a >= p, a >= half), a - p, a)
+    a = where(twice.equals(_INF), a, fmod(a, twice))
+    once = where(tiny, a + a > p, a > half)
+    a = where(once, a - p, a)
+    again = once & where(tiny, a + a >= p, a >= half)
+    a = where(again, a - p, a)
     return where(is_finite(x), where(negative, -a, a), constant_of(math.nan, x))
 
 
 def remquo(x: Term, y: Term) -> tuple[Term, Term]:
-    """Return the remainder and, as int, the last three bits of the quotient with its sign."""
+    """Return the remainder and, as int, a number from 0 to 8 with the quotient's last three bits, and its sign."""
     rest = remainder(x, y)
     negative, a = _sign_and_size(detach(x))
     p = abs(detach(y))
     eight = 8.0 * p
-    a = where(eight.equals(_INF), a, apply(aten.fmod.Tensor, a, eight))
+    a = where(eight.equals(_INF), a, fmod(a, eight))
     quotient = apply(aten.round.default, (a - where(negative, -detach(rest), detach(rest))) / p)
-    last = where(is_finite(quotient), quotient, 0.0).to(torch.int32) & 7
+    last = where(is_finite(quotient), quotient, 0.0).to(torch.int32)
     minus = negative.differs(_is_negative(y))
     return rest, where(minus, -last, last)
 
@@ -195,7 +209,7 @@ def exp10(x: Term) -> Term:
 @through_double
 def cbrt(x: Term) -> Term:
     """Return the cube root."""
-    root = apply(aten.copysign.Tensor, apply(aten.pow.Tensor_Tensor, abs(x), 1.0 / 3.0), x)
+    root = copysign(apply(aten.pow.Tensor_Tensor, abs(x), 1.0 / 3.0), x)
     # 1/3 is no double: one step of Newton's method. Nothing is lost for zero and infinity, where the step is NaN.
     step = detach((x / (root * root) - root) / 3.0)
     return where(abs(step) > 0.0, root + step, root)
@@ -218,27 +232,27 @@ def _hypot(x: Term, y: Term | None = None) -> Term:
 
 def fma(x: Term, y: Term, z: Term) -> Term:
     """Return x y + z, rounded once."""
-    return _fma_float(x, y, z) if x.dtype is torch.float32 else _fma_double(x, y, z)
+    product = x * y
+    base = product + z
+    exact = _fma_float(x, y, z) if x.dtype is torch.float32 else _fma_double(x, y, z, product, base)
+    return where(is_finite(base), anchored(base, exact), detach(exact))
 
 
 def _fma_float(x: Term, y: Term, z: Term) -> Term:
     # In double the product is exact, and a sum that is rounded to odd can be rounded again.
     wide = [term.to(torch.float64) for term in (x, y, z)]
-    total, error = two_sum(wide[0] * wide[1], wide[2])
-    return anchored(x * y + z, _to_odd(total, error).to(torch.float32))
+    return _to_odd(*two_sum(wide[0] * wide[1], wide[2])).to(torch.float32)
 
 
-def _fma_double(x: Term, y: Term, z: Term) -> Term:
+def _fma_double(x: Term, y: Term, z: Term, product: Term, base: Term) -> Term:
     # S. Boldo, G. Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd",
     # IEEE Transactions on Computers 57 (2008). The product's error is lost where it is a denormal, and not found where
     # it cannot be split (beyond 2^996).
-    product = x * y
-    base = product + z
     low = product_error(x, y, product)
     upper, lower = two_sum(z, low)
     total, error = two_sum(product, upper)
     rest = _to_odd(*two_sum(error, lower))
-    return anchored(base, where((abs(low) > 0.0) & is_finite(rest), total + rest, base))
+    return where((abs(low) > 0.0) & is_finite(rest), total + rest, base)
 
 
 def _to_odd(total: Term, error: Term) -> Term:
@@ -286,7 +300,44 @@ def sincospi(x: Term) -> tuple[Term, Term]:
     return sinpi(x), cospi(x)
 
 
+# ---- hyperbolic functions ----
+
+
+def cosh(x: Term) -> Term:
+    """Return the hyperbolic cosine."""
+    return _near_overflow(aten.cosh.default, x)
+
+
+def sinh(x: Term) -> Term:
+    """Return the hyperbolic sine."""
+    return _near_overflow(aten.sinh.default, x)
+
+
+def _near_overflow(op: torch._ops.OpOverload, x: Term) -> Term:
+    # ATen's overflow with exp(x), which is twice as large. Neither formula sees an argument of the other.
+    if WHOLE_FUNCTIONS.get():
+        return apply(op, x)
+    limit = 88.0 if x.dtype is torch.float32 else 709.0
+    large = abs(x) > limit
+    half = apply(aten.exp.default, 0.5 * where(large, abs(x), limit))
+    far = 0.5 * half * half
+    return where(
+        large,
+        far if op is aten.cosh.default else copysign(far, x),
+        apply(op, where(large, constant_of(0.0, x), x)),
+    )
+
+
 # ---- choices ----
+
+
+def copysign(x: Term, y: Term) -> Term:
+    """Return x with the sign of y."""
+    if WHOLE_FUNCTIONS.get():
+        return apply(aten.copysign.Tensor, x, y)
+    # ATen's does not take a number of another device, beside meta tensors.
+    size = abs(x)
+    return where(_is_negative(y), -size, size)
 
 
 def fdim(x: Term, y: Term) -> Term:
@@ -307,8 +358,8 @@ CLASSIFY: dict[str, Formula] = {
 
 # Names of the prelude that are ATen's own, and where ATen has another name for the same.
 _SAME = (
-    "acos acosh asin asinh atan atanh ceil cos cosh erf erfc exp exp2 expm1 floor log log10 log1p log2 rsqrt sin sinh "
-    "sqrt tan tanh trunc"
+    "acos acosh asin asinh atan atanh ceil cos erf erfc exp exp2 expm1 floor log log10 log1p log2 rsqrt sin sqrt tan "
+    "tanh trunc"
 )
 _RENAMED = {"fabs": "abs", "rint": "round", "nearbyint": "round"}
 
@@ -316,21 +367,23 @@ UNARY: dict[str, Formula] = {
     **{name: partial(apply, getattr(aten, name).default) for name in _SAME.split()},
     **{name: partial(apply, getattr(aten, other).default) for name, other in _RENAMED.items()},
     "cbrt": cbrt,
+    "cosh": cosh,
     "cospi": cospi,
     "exp10": exp10,
     "logb": logb,
     "rcbrt": rcbrt,
     "round": round_away,
+    "sinh": sinh,
     "sinpi": sinpi,
 }
 
 BINARY: dict[str, Formula] = {
     "atan2": partial(apply, aten.atan2.default),
-    "copysign": partial(apply, aten.copysign.Tensor),
+    "copysign": copysign,
     "fdim": fdim,
     "fmax": partial(apply, aten.fmax.default),
     "fmin": partial(apply, aten.fmin.default),
-    "fmod": partial(apply, aten.fmod.Tensor),
+    "fmod": fmod,
     "hypot": _hypot,
     "nextafter": partial(apply, aten.nextafter.default),
     "pow": power,

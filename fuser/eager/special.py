@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from fuser.eager.real import constant_of, sinpi
+from fuser.eager.real import constant_of, copysign, sinpi
 from fuser.eager.terms import Formula, Term, anchored, apply, detach, polynomial, product_error, through_double, where
 
 __all__ = ["SPECIAL"]
@@ -43,7 +43,7 @@ def tgamma(x: Term) -> Term:
     base = sign * _exp(apply(aten.lgamma.default, x))
     first, second = _gamma_factors(a)
     # Reflection as gamma(-a) = -pi / (a sin(pi a) gamma(a)): no argument is rounded.
-    exact = where(negative, -math.pi / (a * sine) / first / second, first * second)
+    exact = where(negative, math.pi / sine / first / second / -a, first * second)
     return where(x.equals(0.0), apply(aten.reciprocal.default, x), anchored(base, exact))
 
 
@@ -114,7 +114,7 @@ def bessel_i1(x: Term) -> Term:
     a = abs(x)
     inside = where(a > 700.0, constant_of(0.0, x), x)
     near = where(x.equals(0.0), 0.5 * x, apply(aten.special_i1.default, inside))
-    return where(a > 700.0, apply(aten.copysign.Tensor, _bessel_i_far(a, 1), x), near)
+    return where(a > 700.0, copysign(_bessel_i_far(a, 1), x), near)
 
 
 def _bessel_i_far(a: Term, order: int) -> Term:

@@ -1,4 +1,4 @@
-"""C++ arithmetic on constants, tensors and nodes of a graph: promotion, conversions and operators.
+"""C++ operators on constants, tensors and nodes of a graph.
 
 The rules are C++'s for the types of LP64, on data as ATen has it. Where C++ leaves a result open (overflow of signed
 integers, shifts by more than the width, division by zero) the result is any value and nothing traps.
@@ -6,7 +6,6 @@ integers, shifts by more than the width, division by zero) the result is any val
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -20,9 +19,9 @@ from fuser.eager.data import (
     constant,
     emit,
     is_number,
-    round_to,
     storage_dtype,
 )
+from fuser.eager.promotion import common_type, convert, mask_to, promote_integer, shift_right_unsigned
 
 __all__ = [
     "PLACE",
@@ -49,10 +48,7 @@ __all__ = [
 
 aten = torch.ops.aten
 
-# Integer types by C++'s rank; smaller ones become int.
-_RANK = (torch.int32, torch.uint32, torch.int64, torch.uint64)
 _TOP = -(2**63)
-_MASKS = {torch.uint16: 0xFFFF, torch.uint32: 0xFFFFFFFF}
 _ARITHMETIC = {"+": aten.add.Tensor, "-": aten.sub.Tensor, "*": aten.mul.Tensor, "/": aten.div.Tensor}
 _BITWISE = {"&": aten.bitwise_and.Tensor, "|": aten.bitwise_or.Tensor, "^": aten.bitwise_xor.Tensor}
 _COMPARISONS = {
@@ -66,121 +62,6 @@ _COMPARISONS = {
 # How an operator reads with its operands exchanged.
 _SWAPPED = {"+": "+", "*": "*", "&": "&", "|": "|", "^": "^", "==": "==", "!=": "!="}
 _SWAPPED |= {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
-
-
-# ---- types ----
-
-
-def promote_integer(dtype: torch.dtype) -> torch.dtype:
-    """Return the type of `+x`: int for bool and what is shorter than int."""
-    if dtype.is_floating_point or dtype.is_complex or dtype in _RANK:
-        return dtype
-    return torch.int32
-
-
-def common_type(a: torch.dtype, b: torch.dtype) -> torch.dtype:
-    """Return the type of `a + b`. A real number of any type takes a complex number's precision."""
-    a, b = promote_integer(a), promote_integer(b)
-    if a.is_complex or b.is_complex:
-        return torch.promote_types(a, b) if a.is_complex and b.is_complex else a if a.is_complex else b
-    if a.is_floating_point or b.is_floating_point:
-        return torch.float64 if torch.float64 in (a, b) else torch.float32
-    return max(a, b, key=_RANK.index)
-
-
-# ---- conversions ----
-
-
-def convert(value: Value, dtype: torch.dtype) -> Value:
-    """Return static_cast<dtype>(value).
-
-    Floats are cut off; out of the integer's range the result is the machine's (x86: the smallest of int32 or int64,
-    cut to the type). A complex number loses its imaginary part, and is true if either part is.
-    """
-    source = value.dtype
-    if source is dtype:
-        return value
-    if value.is_constant:
-        return Value(dtype, _convert_number(value.data, source, dtype))
-    if dtype is torch.bool:
-        return Value(dtype, _as_bool(value.data))
-    if source.is_complex and not dtype.is_complex:
-        return convert(Value(source.to_real(), emit(aten.real.default, value.data, dtype=source.to_real())), dtype)
-    if dtype.is_complex:
-        part = value if source.is_complex else convert(value, dtype.to_real())
-        return Value(dtype, _cast(part.data, dtype))
-    if source.is_floating_point:
-        return Value(dtype, _cast(value.data, dtype) if dtype.is_floating_point else _from_float(value, dtype))
-    if dtype.is_floating_point:
-        return Value(dtype, _from_uint64(value.data, dtype) if source is torch.uint64 else _cast(value.data, dtype))
-    return Value(dtype, _between_integers(value.data, source, dtype))
-
-
-def _convert_number(number: Any, source: torch.dtype, dtype: torch.dtype) -> Any:
-    if source.is_complex and not dtype.is_complex and dtype is not torch.bool:
-        number = number.real
-    if not isinstance(number, float) or dtype is torch.bool or dtype.is_floating_point or dtype.is_complex:
-        return round_to(number, dtype)
-    if dtype is torch.uint64 and number >= 2.0**63:
-        return round_to(_cut_off(number - 2.0**63, 63) ^ _TOP, dtype)
-    return round_to(_cut_off(number, 31 if dtype.is_signed and dtype is not torch.int64 else 63), dtype)
-
-
-def _cut_off(number: float, bits: int) -> int:
-    return int(number) if math.isfinite(number) and -(2**bits) <= int(number) < 2**bits else -(2**bits)
-
-
-def _cast(data: Data, dtype: torch.dtype) -> Data:
-    return emit(aten._to_copy.default, data, dtype=dtype)
-
-
-def _as_bool(data: Data) -> Data:
-    # The int that C++ makes of a comparison becomes the comparison again.
-    if isinstance(data, torch.fx.Node) and data.target is aten._to_copy.default:
-        inner = data.args[0]
-        if isinstance(inner, torch.fx.Node) and inner.meta["dtype"] is torch.bool:
-            return inner
-    return emit(aten.ne.Tensor, data, 0, dtype=torch.bool)
-
-
-def _from_float(value: Value, dtype: torch.dtype) -> Data:
-    data = value.data
-    if dtype in (torch.int8, torch.int16):
-        return _cast(_cast(data, torch.int32), dtype)
-    if dtype is torch.uint8:
-        return _cast(_cast(data, torch.int64), dtype)
-    if dtype is torch.uint64:
-        top = Value(value.dtype, 2.0**63)
-        high = _cast(binary("-", value, top).data, torch.int64)
-        flipped = emit(aten.bitwise_xor.Tensor, high, _TOP, dtype=torch.int64)
-        is_high = binary(">=", value, top).data
-        return emit(aten.where.self, is_high, flipped, _cast(data, torch.int64), dtype=torch.int64)
-    stored = storage_dtype(dtype)
-    return _masked(_cast(data, stored), dtype)
-
-
-def _from_uint64(data: Data, dtype: torch.dtype) -> Data:
-    # Halved, the bit that is lost kept as sticky one, the upper half of the range is int64's.
-    half = emit(aten.bitwise_or.Tensor, _shift_right_uint64(data, 1), _bit_and(data, 1), dtype=torch.int64)
-    doubled = emit(aten.mul.Tensor, _cast(half, dtype), 2.0, dtype=dtype)
-    is_high = emit(aten.lt.Tensor, data, 0, dtype=torch.bool)
-    return emit(aten.where.self, is_high, doubled, _cast(data, dtype), dtype=dtype)
-
-
-def _between_integers(data: Data, source: torch.dtype, dtype: torch.dtype) -> Data:
-    stored = storage_dtype(dtype)
-    if storage_dtype(source) is not stored:
-        data = _cast(data, stored)
-    fits = not source.is_signed and source.itemsize <= dtype.itemsize
-    return data if fits else _masked(data, dtype)
-
-
-def _masked(data: Data, dtype: torch.dtype) -> Data:
-    return _bit_and(data, _MASKS[dtype]) if dtype in _MASKS else data
-
-
-def _bit_and(data: Data, number: int) -> Data:
-    return emit(aten.bitwise_and.Tensor, data, number, dtype=torch.int64)
 
 
 # ---- operators ----
@@ -203,7 +84,7 @@ def unary(op: str, a: Value) -> Value:
     if a.is_constant:
         return constant(-a.data if op == "-" else ~a.data, a.dtype)
     data = emit(aten.neg.default if op == "-" else aten.bitwise_not.default, a.data, dtype=storage_dtype(a.dtype))
-    return Value(a.dtype, _masked(data, a.dtype))
+    return Value(a.dtype, mask_to(data, a.dtype))
 
 
 def binary(op: str, a: Value, b: Value) -> Value:
@@ -244,7 +125,7 @@ def _operate(op: str, a: Value, b: Value, dtype: torch.dtype) -> Value:
     stored = storage_dtype(dtype)
     if op in "/%" and not dtype.is_floating_point:
         return Value(dtype, _divide_uint64(op, x, y) if dtype is torch.uint64 else _divide(op, x, y, dtype))
-    return Value(dtype, _masked(emit((_ARITHMETIC | _BITWISE)[op], x, y, dtype=stored), dtype))
+    return Value(dtype, mask_to(emit((_ARITHMETIC | _BITWISE)[op], x, y, dtype=stored), dtype))
 
 
 def _divide(op: str, x: Data, y: Data, dtype: torch.dtype) -> Data:
@@ -268,7 +149,7 @@ def _divide_uint64(op: str, x: Data, y: Data) -> Data:
     zero = emit(aten.eq.Tensor, y, 0, dtype=torch.bool)
     high = emit(aten.lt.Tensor, y, 0, dtype=torch.bool)
     safe = _choose(either(zero, high), 1, y, torch.int64)
-    half = emit(aten.div.Tensor_mode, _shift_right_uint64(x, 1), safe, dtype=torch.int64, rounding_mode="trunc")
+    half = emit(aten.div.Tensor_mode, shift_right_unsigned(x, 1), safe, dtype=torch.int64, rounding_mode="trunc")
     twice = emit(aten.bitwise_left_shift.Tensor, half, 1, dtype=torch.int64)
     estimate = _choose(high, 0, twice, torch.int64)
     divisor = _choose(zero, 1, y, torch.int64)
@@ -276,7 +157,7 @@ def _divide_uint64(op: str, x: Data, y: Data) -> Data:
     again = emit(aten.ge.Tensor, _flip(rest), _flip(divisor), dtype=torch.bool)
     if op == "%":
         return _choose(again, emit(aten.sub.Tensor, rest, divisor, dtype=torch.int64), rest, torch.int64)
-    return emit(aten.add.Tensor, estimate, _cast(again, torch.int64), dtype=torch.int64)
+    return emit(aten.add.Tensor, estimate, emit(aten._to_copy.default, again, dtype=torch.int64), dtype=torch.int64)
 
 
 def _flip(data: Data) -> Data:
@@ -292,23 +173,14 @@ def _shift(op: str, a: Value, b: Value) -> Value:
         inside = 0 <= b.data < 8 * a.dtype.itemsize
         if op == "<<":
             return constant(a.data << b.data if inside else 0, a.dtype)
-        return constant(a.data >> b.data if inside else -(a.data < 0), a.dtype)
+        return constant(a.data >> b.data if inside else -(a.stored < 0), a.dtype)
     stored = storage_dtype(a.dtype)
     x, count = a.stored, convert(b, stored).data
     if op == "<<":
-        return Value(a.dtype, _masked(emit(aten.bitwise_left_shift.Tensor, x, count, dtype=stored), a.dtype))
+        return Value(a.dtype, mask_to(emit(aten.bitwise_left_shift.Tensor, x, count, dtype=stored), a.dtype))
     if a.dtype is torch.uint64:
-        return Value(a.dtype, _shift_right_uint64(x, count))
+        return Value(a.dtype, shift_right_unsigned(x, count))
     return Value(a.dtype, emit(aten.bitwise_right_shift.Tensor, x, count, dtype=stored))
-
-
-def _shift_right_uint64(data: Data, count: Data) -> Data:
-    # The sign's copies are cut off: the mask keeps 64 - count bits.
-    rest = emit(aten.sub.Tensor, 63, count, dtype=torch.int64)
-    copies = emit(aten.bitwise_left_shift.Tensor, -2, rest, dtype=torch.int64)
-    mask = emit(aten.bitwise_not.default, copies, dtype=torch.int64)
-    shifted = emit(aten.bitwise_right_shift.Tensor, data, count, dtype=torch.int64)
-    return emit(aten.bitwise_and.Tensor, shifted, mask, dtype=torch.int64)
 
 
 def _of_numbers(op: str, x: Any, y: Any, dtype: torch.dtype) -> Value:
@@ -350,7 +222,12 @@ def join_complex(re: Value, im: Value) -> Value:
     dtype = re.dtype.to_complex()
     if re.is_constant and im.is_constant:
         return constant(complex(re.data, im.data), dtype)
-    return Value(dtype, emit(aten.complex.default, re.data, im.data, dtype=dtype))
+    # ATen's takes no number of another device beside a tensor.
+    a, b = (
+        emit(aten.full_like.default, other.data, part.data, dtype=part.dtype) if part.is_constant else part.data
+        for part, other in ((re, im), (im, re))
+    )
+    return Value(dtype, emit(aten.complex.default, a, b, dtype=dtype))
 
 
 def _complex(op: str, a: Value, b: Value, dtype: torch.dtype) -> Value:
