@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -198,6 +199,9 @@ class JitFunction(Replayer):
     def check(self, *, device: str | None = None) -> None:
         """Parse the text and compile it for float32 now, without launching.
 
+        Warns where the text has no eager version, naming line, column and construct: the functor runs fused, and
+        fails where that is not possible.
+
         Args:
             device: "cuda" or "cpu"; the default is the GPU where there is one.
 
@@ -210,7 +214,10 @@ class JitFunction(Replayer):
         scalars = [self.defaults.get(name, 1.0) for name in self.scalar_names]
         sample = [torch.empty(2, 2, device="meta") for _ in range(count)]
         where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        warm_up(self.spec(count), [*sample, *scalars], where, allow_fallback=False)
+        spec = self.spec(count)
+        for name, obstacle in spec.fallback.obstacles:
+            warnings.warn(f"{name!r} has no eager version: {obstacle}", stacklevel=2)
+        warm_up(spec, [*sample, *scalars], where, allow_fallback=False)
 
     def with_tensors(self, names: tuple[str, ...]) -> JitFunction:
         """Return this function with some scalars as tensors, which take no part in promotion."""
