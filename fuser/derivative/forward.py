@@ -27,9 +27,9 @@ def differentiate_forward(
     for item in order:
         # What an untaken branch makes of its operands' tangents is selected away with the branch.
         contributions = [
-            (0 if edge.arm is None else demand.masks.closure(*edge.arm) & ~demand[item], edge.map(found[edge.operand]))
+            (0 if edge.arm is None else demand.masks.closure(*edge.arm), edge.map(found[edge.operand]))
             for edge in activity.edges(item)
         ]
         if contributions:
-            found[item] = sum_masked(contributions, demand.masks, builder)
+            found[item] = sum_masked(contributions, demand[item], demand.masks, builder)
     return [found.get(output) for output in outputs]
