@@ -5,25 +5,30 @@ whenever its value can reach an output: ``log(x)`` in ``x > 0 ? log(x) : y`` is 
 literals are Python integers, one bit each; they contain what they imply (``a && b`` brings ``a`` and ``b``).
 
 Note [Masks at the edges]
-A cotangent is kept right only on the lanes on which its expression is demanded, and may be anything elsewhere (NaN from
+A gradient is kept right only on the lanes on which its expression is demanded, and may be anything elsewhere (NaN from
 0 * infinity, say). Where a contribution passes from an expression to an operand that is demanded more widely, the lanes
 in between are masked. On the way through a branch nothing is masked, and nothing of an untaken branch ever leaves it.
-The same holds for every order of derivative, since it needs the values' uses only, not the form of the text.
-What two branches share and others do not use is demanded under the disjunction of their conditions.
+Only uses through which a gradient flows count: ``log(x) < 5`` does not widen the demand for ``log(x)``. What two
+branches share and others do not use is demanded under the disjunction of their conditions. All this is known from the
+uses of values, not from the form of a text, so it holds for every order of derivative.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from operator import and_
 
 import torch
 
-from fuser.derivative.expression import Builder, Expr, is_continuous
+from fuser.derivative.expression import Builder, Expr
 
 __all__ = ["Demand", "Masked", "Masks", "sum_masked"]
 
+# A condition, and whether it must be true or false; None: no condition.
+Arm = tuple[Expr, bool] | None
+# An operand, and when it is used.
+Use = tuple[Expr, Arm]
 # A value with the literals under which it counts; it is zero elsewhere.
 Masked = tuple[int, Expr]
 
@@ -106,16 +111,18 @@ class Masks:
 
 
 class Demand:
-    """The demand of every expression of a computation.
+    """Under which literals the expressions of a computation count.
 
     Args:
         order: expressions, operands first.
-        outputs: those whose values are used unconditionally.
-        exact: whether an expression that is used under this or that condition is demanded under their disjunction,
-            which may be a new expression, rather than under what the conditions share.
+        outputs: those that count unconditionally.
+        edges: the operands through which a gradient flows, with the condition under which it does, if there is one;
+            then the demand is that for gradients. None: every operand, and the demand is that for values.
     """
 
-    def __init__(self, order: Sequence[Expr], outputs: Iterable[Expr], *, exact: bool = False) -> None:
+    def __init__(
+        self, order: Sequence[Expr], outputs: Iterable[Expr], edges: Callable[[Expr], Iterable[Use]] | None = None
+    ) -> None:
         self.masks = Masks()
         self._literals: dict[Expr, int] = {}
         for item in order:
@@ -123,10 +130,15 @@ class Demand:
                 self.masks.number(item, True)
         uses: dict[Expr, set[int]] = {output: {0} for output in outputs}
         for item in reversed(order):
-            if item in uses:
-                self._literals[item] = self._join(uses[item], item, exact=exact)
-                for operand, literals in self._uses(item):
-                    uses.setdefault(operand, set()).add(literals)
+            if item not in uses:
+                continue
+            self._literals[item] = self._join(uses[item], item, is_exact=edges is not None)
+            if edges is None:
+                found = self._uses(item)
+            else:
+                found = [(operand, self.through(item, arm)) for operand, arm in edges(item)]
+            for operand, literals in found:
+                uses.setdefault(operand, set()).add(literals)
 
     def __getitem__(self, item: Expr) -> int:
         return self._literals[item]
@@ -134,9 +146,9 @@ class Demand:
     def __contains__(self, item: Expr) -> bool:
         return item in self._literals
 
-    def under(self, item: Expr, mask: Expr, truth: bool) -> int:
-        """Return the literals that hold where ``item`` is demanded and ``mask`` is ``truth``."""
-        return self._literals[item] | self.masks.closure(mask, truth)
+    def through(self, item: Expr, arm: Arm) -> int:
+        """Return the literals that hold where ``item`` counts and its arm is taken."""
+        return self._literals[item] if arm is None else self._literals[item] | self.masks.closure(*arm)
 
     def decides(self, item: Expr, mask: Expr) -> bool | None:
         """Return what ``mask`` is wherever ``item`` is demanded; None when it can be either."""
@@ -145,9 +157,9 @@ class Demand:
                 return truth
         return None
 
-    def _join(self, uses: set[int], item: Expr, *, exact: bool) -> int:
+    def _join(self, uses: set[int], item: Expr, *, is_exact: bool) -> int:
         shared = reduce(and_, uses)
-        if not exact or shared in uses or not is_continuous(item.dtype) or not item.operands:
+        if not is_exact or shared in uses or not item.operands:
             return shared
         true = item.builder.constant(True, torch.bool)
         cases = [(literals, true) for literals in sorted(uses)]
@@ -158,10 +170,10 @@ class Demand:
         literals = self._literals[item]
         if item.op == "where":
             mask, a, b = item.args
-            return [(mask, literals), (a, self.under(item, mask, True)), (b, self.under(item, mask, False))]
+            return [(mask, literals), (a, self.through(item, (mask, True))), (b, self.through(item, (mask, False)))]
         if item.op in {"logical_and", "logical_or"}:
             a, b = item.args
-            return [(a, literals), (b, self.under(item, a, item.op == "logical_and"))]
+            return [(a, literals), (b, self.through(item, (a, item.op == "logical_and")))]
         if item.op in {"div_trunc", "fmod", "remainder"} and not item.dtype.is_floating_point:
             # An integer division must not meet a zero on any lane: what guards it is always needed.
             return [(operand, 0) for operand in item.operands]

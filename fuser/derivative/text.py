@@ -29,12 +29,14 @@ _TYPES = {
 }
 _UNSIGNED = {torch.int32: "uint32_t", torch.int64: "uint64_t"}
 # How tightly C++ binds; a higher number binds tighter.
-_PRIMARY, _UNARY, _TERNARY, _OR, _AND, _EQUALITY, _RELATION, _SHIFT, _PRODUCT = 20, 19, 1, 2, 3, 7, 8, 9, 11
+_PRIMARY, _UNARY, _PRODUCT, _SHIFT, _RELATION, _EQUALITY, _OR, _TERNARY = 20, 19, 11, 9, 8, 7, 2, 1
+# Not && and ||: they are branches, and gcc vectorises no loop with many of them.
+_LOGICAL = {"logical_and": ("&", 6), "logical_or": ("|", 4)}
 _OPERATORS = {
     "mul": ("*", 11), "div": ("/", 11), "add": ("+", 10), "sub": ("-", 10), "lt": ("<", 8), "le": ("<=", 8),
-    "gt": (">", 8), "ge": (">=", 8), "eq": ("==", 7), "ne": ("!=", 7), "logical_and": ("&&", 3),
-    "logical_or": ("||", 2), "bitwise_and": ("&", 6), "bitwise_xor": ("^", 5), "bitwise_or": ("|", 4),
-    "bitwise_left_shift": ("<<", 9), "bitwise_right_shift": (">>", 9),
+    "gt": (">", 8), "ge": (">=", 8), "eq": ("==", 7), "ne": ("!=", 7), "bitwise_and": ("&", 6),
+    "bitwise_xor": ("^", 5), "bitwise_or": ("|", 4), "bitwise_left_shift": ("<<", 9),
+    "bitwise_right_shift": (">>", 9),
 }  # fmt: skip
 # C++ functions that are not called like the op.
 _FUNCTIONS = {
@@ -311,8 +313,17 @@ def _not(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
     return _Text(f"!{operands[0].within(_UNARY)}", _UNARY)
 
 
+def _logical(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
+    symbol, binds = _LOGICAL[item.op]
+    texts = [
+        text.text if operand.op == item.op and text.binds == binds else text.within(_UNARY)
+        for operand, text in zip(item.args, operands, strict=True)
+    ]
+    return _Text(f" {symbol} ".join(texts), binds)
+
+
 def _invert(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
-    return _Text(f"{'!' if item.dtype is torch.bool else '~'}{operands[0].within(_UNARY)}", _UNARY)
+    return _Text(f"~{operands[0].within(_UNARY)}", _UNARY)
 
 
 def _xor(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
@@ -364,6 +375,8 @@ _WRITERS: dict[str, Callable[[_Writer, Expr, list[_Text]], _Text]] = {
     "neg": _neg,
     "abs": _abs,
     "logical_not": _not,
+    "logical_and": _logical,
+    "logical_or": _logical,
     "bitwise_not": _invert,
     "logical_xor": _xor,
     "where": _where,
