@@ -13,6 +13,7 @@ from fuser import executor
 from fuser.codegen import KernelSource
 from fuser.compiler import emit_source, register
 from fuser.errors import FuserError
+from fuser.fallback import build_fallback
 from fuser.fx.partition import bind_node
 from fuser.fx.passes import FusionModule
 from fuser.fx.trace import FusedFunction
@@ -35,6 +36,8 @@ class GroupReport:
     kernels: tuple[KernelSource, ...]
     # Why it runs in eager torch; empty when it is fused.
     fallback_reason: str
+    # What keeps functors of it from running there: name, and line, column and construct.
+    obstacles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class Explanation:
                 what = f"eager torch: {report.fallback_reason}"
             nodes = f", nodes {', '.join(report.nodes)}" if report.nodes else ""
             lines += [f"group {number}: {what}{nodes}", *(f"  {line}" for line in str(report.group).splitlines())]
+            lines += [f"  no eager version of {obstacle}" for obstacle in report.obstacles]
         lines += [f"not fused: {name}: {reason}" for name, reason in self.unfused]
         return "\n".join(lines) or "nothing to fuse"
 
@@ -110,12 +114,16 @@ def kernel_sources(spec: KernelSpec, inputs: Sequence[Any], device: str | None) 
 
 
 def _report(group: FusionGroup, nodes: tuple[str, ...], inputs: Sequence[Any]) -> GroupReport:
+    obstacles = tuple(
+        f"{name!r}: {str(obstacle).splitlines()[0]}" for name, obstacle in build_fallback(group).obstacles
+    )
     if not inputs:
-        return GroupReport(group, nodes, (), "")
+        return GroupReport(group, nodes, (), "", obstacles)
     try:
-        return GroupReport(group, nodes, tuple(kernel_sources(register(group), group.fill_inputs(inputs), None)), "")
+        kernels = kernel_sources(register(group), group.fill_inputs(inputs), None)
     except FuserError as error:
-        return GroupReport(group, nodes, (), str(error).splitlines()[0])
+        return GroupReport(group, nodes, (), str(error).splitlines()[0], obstacles)
+    return GroupReport(group, nodes, tuple(kernels), "", obstacles)
 
 
 def _unfused(module: fx.GraphModule) -> list[tuple[str, str]]:

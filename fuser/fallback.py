@@ -11,7 +11,7 @@ import torch
 
 from fuser.dtypes import Rank, dtype_info, number_dtype
 from fuser.eager.translation import cast, translate
-from fuser.errors import FallbackError, UntranslatableError
+from fuser.errors import FallbackError, UnsupportedError, UntranslatableError
 from fuser.functor import Functor, Role
 from fuser.graph import Function, FusionGroup
 from fuser.layout import infer_output_strides
@@ -71,7 +71,7 @@ class Fallback:
             scalars = {name: values[value] for name, value in zip(names, application.scalars, strict=True)}
             try:
                 result = _call_eager(application.function, tensors, scalars)
-            except UntranslatableError as error:
+            except (UntranslatableError, UnsupportedError) as error:
                 name = application.function.name
                 raise FallbackError(
                     f"cannot fuse ({reason}), and {name!r} has no eager version to fall back to: {error}\n"
@@ -112,7 +112,7 @@ def call_derived(function: Function, tensors: Sequence[Any], scalars: dict[str, 
 
     Raises:
         UntranslatableError: its text has no eager version for these dtypes.
-        UnsupportedError: torch does not promote the dtypes.
+        UnsupportedError: torch does not promote the dtypes, or lacks an operation for tensors of this layout.
     """
     default = torch.get_default_dtype()
     common = function.common_dtype([_operand(item, default) for item in tensors], default)
@@ -140,8 +140,17 @@ def call_derived(function: Function, tensors: Sequence[Any], scalars: dict[str, 
     if translation.graph_module is None and any(item.is_meta for item in given):
         shape = _common_shape(given)
         return tuple(torch.empty(shape, dtype=dtype, device="meta") for dtype in dtypes)
+    try:
+        computed = translation.run(*arguments)
+    except UntranslatableError:
+        raise
+    except (NotImplementedError, RuntimeError) as error:
+        if all(item.layout is torch.strided and not item.is_nested for item in given):
+            raise
+        # What torch cannot do to such a tensor is no error in the functor.
+        raise UnsupportedError(str(error).splitlines()[0]) from error
     results: list[torch.Tensor] = []
-    for raw, dtype in zip(translation.run(*arguments), dtypes, strict=True):
+    for raw, dtype in zip(computed, dtypes, strict=True):
         result = _lay_out(cast(raw, dtype), given)
         is_shared = any(_share_memory(result, other) for other in (*given, *results))
         results.append(result.clone() if is_shared else result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -67,7 +68,8 @@ def jit_fn(
             give them. Scalars are run-time arguments: a new value compiles nothing.
         out_dtypes: dtype of the output, or one per output; None stands for the inputs' common dtype.
         fallback: the same computation in eager torch, called with the tensors and the scalars by name. It serves
-            where a kernel cannot: without a compiler, on other devices, and when an input requires grad.
+            where a kernel cannot: without a compiler, on other devices, and when an input requires grad. By default
+            it is derived from the text.
 
     Raises:
         FunctorError: the text has no entry, another number of outputs, or a scalar names no parameter.
@@ -183,6 +185,9 @@ class JitFunction(Replayer):
     def check(self, *, device: str | None = None) -> None:
         """Parse the text and compile it for float32 now, without launching.
 
+        Warns where the text has no eager version, naming line, column and construct: the functor runs fused, and
+        fails where that is not possible.
+
         Args:
             device: "cuda" or "cpu"; the default is the GPU where there is one.
 
@@ -195,7 +200,10 @@ class JitFunction(Replayer):
         scalars = [self.defaults.get(name, 1.0) for name in self.scalar_names]
         sample = [torch.empty(2, 2, device="meta") for _ in range(count)]
         where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        warm_up(self.spec(count), [*sample, *scalars], where, allow_fallback=False)
+        spec = self.spec(count)
+        for name, obstacle in spec.fallback.obstacles:
+            warnings.warn(f"{name!r} has no eager version: {obstacle}", stacklevel=2)
+        warm_up(spec, [*sample, *scalars], where, allow_fallback=False)
 
     def _call_operator(self, tensors: tuple[Any, ...], out: Any, scalars: dict[str, Any]) -> Any:
         # Traced by Dynamo: one call of the operator, so that the graph does not break.

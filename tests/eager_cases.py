@@ -24,6 +24,8 @@ class Construct:
     scalars: dict[str, Any] = field(default_factory=dict)
     dtypes: tuple[torch.dtype, ...] = FLOATS
     domain: tuple[float, float] = (-4.0, 4.0)
+    # Whether every input is fine: none is cast to an integer that cannot hold it, none fails an assertion or loops on.
+    is_total: bool = True
     # Whether the eager version is a graph.
     is_graph: bool = True
     # Most nodes the graph may have, placeholders and output among them.
@@ -55,7 +57,7 @@ CONSTRUCTS: tuple[Construct, ...] = (
     one("promotion", "return x + x * x;", dtypes=INTS),
     one("narrow_store", "T y = x * T(3); return y / T(2);", dtypes=INTS),
     one("bool_arithmetic", "bool b = x > T(0); return T(b + b) + T(b) * x;"),
-    one("casts", "return T((int)x) + static_cast<T>(int(x * T(2))) + (T)-x + (T)(x) * 2 + T{x};"),
+    one("casts", "return T((int)x) + static_cast<T>(int(x * T(2))) + (T)-x + (T)(x) * 2 + T{x};", is_total=False),
     one("cast_before_minus", "return T(1) + (T)-x * x;"),
     one("parentheses", "return (x) - (x) * (x) + (x)-T(1);"),
     one("alias", "using U = T; typedef T V; U a = x; V b = a; return a + b;"),
@@ -149,6 +151,7 @@ CONSTRUCTS: tuple[Construct, ...] = (
         "nested_loops",
         "T s = T(0); for (int i = 0; i < 3; ++i) { for (int j = 0; j < 4; ++j) { if (x < T(j)) break; s += T(i "
         "+ j); } if (s > T(9)) break; s += x; } return s;",
+        nodes=90,
     ),
     one("counter_after_loop", "int i; for (i = 0; i < 6; ++i) if (x < T(i)) break; return T(i) + x;"),
     one(
@@ -164,19 +167,22 @@ CONSTRUCTS: tuple[Construct, ...] = (
         "loop_on_data",
         "T y = x; int n = 0; while (y > T(0.01)) { y = y * T(0.5); ++n; } return y + T(n);",
         is_graph=False,
+        is_total=False,
     ),
-    one("do_on_data", "T y = x; do { y = y - T(1); } while (y > T(0)); return y;", is_graph=False),
+    one("do_on_data", "T y = x; do { y = y - T(1); } while (y > T(0)); return y;", is_graph=False, is_total=False),
     one(
         "for_on_data",
         "T s = T(0); int n = int(x); for (int i = 0; i < n; ++i) { if (i == 2) continue; s += T(i) + x; } "
         "return s;",
         is_graph=False,
+        is_total=False,
     ),
     one(
         "return_from_loop_on_data",
         "T y = x; while (true) { if (y < T(0)) return y; y -= T(1.5); if (y > T(2)) { y -= T(0.25); continue; "
         "} y -= T(0.5); }",
         is_graph=False,
+        is_total=False,
     ),
     one(
         "range_over_array",
@@ -311,6 +317,7 @@ CONSTRUCTS: tuple[Construct, ...] = (
         "return T(gcd(int(x * T(12)), 18));",
         "int gcd(int a, int b) { return b == 0 ? a : gcd(b, a % b); }",
         is_graph=False,
+        is_total=False,
     ),
     one(
         "mutual_recursion",
@@ -318,6 +325,7 @@ CONSTRUCTS: tuple[Construct, ...] = (
         "bool odd(int n); bool even(int n) { return n <= 0 ? true : odd(n - 1); } bool odd(int n) { if (n <= "
         "0) return false; return even(n - 1); }",
         is_graph=False,
+        is_total=False,
     ),
     one("auto_result", "return helper(x);", "template <typename T> auto helper(T v) { return v * T(2) + T(1); }"),
     one("trailing_result", "return helper(x);", "template <typename T> auto helper(T v) -> T { return v * 2.5; }"),
@@ -331,7 +339,7 @@ CONSTRUCTS: tuple[Construct, ...] = (
         "return r + z;",
     ),
     one("lambda_generic", "auto sq = [](auto v) { return v * v; }; return sq(x) + T(sq(3));"),
-    one("lambda_result", "auto f0 = [](T v) -> int { return v; }; return T(f0(x * T(1.5))) + T(0);"),
+    one("lambda_result", "auto f0 = [](T v) -> int { return v; }; return T(f0(x * T(1.5))) + T(0);", is_total=False),
     one("lambda_at_once", "return [&] { return x + T(1); }() + [](T v) { return v; }(x);"),
     one("lambda_early_return", "auto f0 = [&](T v) { if (v > x) return v; return x; }; return f0(T(1)) + f0(T(-1));"),
     one(
@@ -354,6 +362,7 @@ CONSTRUCTS: tuple[Construct, ...] = (
         "auto r = split(x); return r.whole + r.rest * T(10);",
         "template <typename T> struct Parts { T whole, rest; }; template <typename T> Parts<T> split(T v) { T "
         "w = T(int(v)); if (v < T(0)) return {w, T(0)}; return {w, v - w}; }",
+        is_total=False,
     ),
     one(
         "struct_function",
@@ -387,7 +396,6 @@ CONSTRUCTS: tuple[Construct, ...] = (
         "return x * T(PICK);",
         "#ifdef __CUDACC__\n#define PICK 1\n#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800\n#define PICK "
         "2\n#else\n#define PICK 3\n#endif\n#if PICK == 3 // yes\n#undef PICK\n#define PICK 4\n#endif",
-        dtypes=(),
     ),
     one("continued_macro", "return TWO(x);", "#define TWO(v) \\\n  ((v) + \\\n   (v))"),
     one("comments", "/* T(1) */ return x // + 1\n + T(2); // }\n"),
@@ -398,7 +406,7 @@ CONSTRUCTS: tuple[Construct, ...] = (
     ),
     one("shadowing", "int half = 3; T f0 = x; { T half = T(1); f0 += half; } return f0 * T(half);"),
     one("infinities", "return x > T(1) ? T(INFINITY) : x < T(-1) ? T(NEG_INFINITY) : x > T(0) ? T(NAN) : x;"),
-    one("asserts", "assert(x == x); return x + T(1);"),
+    one("asserts", "assert(x == x); return x + T(1);", is_total=False),
     one("bool_result", "return x > T(1);"),
     one("void_cast", "(void)x; return x;"),
     # Several arguments

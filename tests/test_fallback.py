@@ -14,6 +14,8 @@ from fuser.errors import CompileError, CompilerNotFoundError, FallbackError
 
 AXPY = "template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }"
 SPLIT = "template <typename T> void split(T x, T& a, T& b) { a = x + 1; b = x - 1; }"
+# goto is what no eager version can be derived from.
+GOTO = "template <typename T> T axpy(T x, T y, T alpha) { goto end; end: return alpha * x + y; }"
 BROKEN = "template <typename T> T broken(T x) { return undeclared_name(x); }"
 
 
@@ -42,7 +44,7 @@ def with_fallback() -> fuser.JitFunction:
 
 @pytest.fixture
 def without_fallback() -> fuser.JitFunction:
-    return fuser.jit_fn(AXPY, scalars={"alpha": 2.0})
+    return fuser.jit_fn(GOTO, scalars={"alpha": 2.0})
 
 
 def fallbacks() -> dict[str, int]:
@@ -75,8 +77,9 @@ def test_switching_takes_effect_at_once(with_fallback: fuser.JitFunction) -> Non
 def test_switched_off_without_an_eager_version(no_cpu_fusion: None, without_fallback: fuser.JitFunction) -> None:
     with pytest.raises(FallbackError) as caught:
         without_fallback(torch.ones(3), 1.0)
-    assert str(caught.value) == (
-        "cannot fuse: fusion on cpu is switched off; and 'axpy' has no eager version to fall back to"
+    assert str(caught.value).splitlines()[0] == (
+        "cannot fuse: fusion on cpu is switched off; and 'axpy' has no eager version to fall back to: "
+        "line 1, column 51: goto has no translation to torch"
     )
     assert fallbacks() == {}
 
@@ -135,15 +138,21 @@ def test_unusual_tensors(what: str, make: Callable[[], torch.Tensor], reason: st
     assert got.layout == x.layout
     assert torch.equal(got.detach().to_dense(), (x * 2).detach().to_dense())
     assert fallbacks() == {reason: 1}
-    bare = fuser.jit_fn("template <typename T> T twice(T x) { return 2 * x; }")
+    derived = fuser.jit_fn("template <typename T> T twice(T x) { return 2 * x; }")(x)
+    assert derived.layout == x.layout
+    assert torch.equal(derived.detach().to_dense(), got.detach().to_dense())
+    assert fallbacks() == {reason: 2}
+    bare = fuser.jit_fn("template <typename T> T twice(T x) { goto end; end: return 2 * x; }")
     if not x.requires_grad:
         with pytest.raises(FallbackError) as caught:
             bare(x)
-        assert str(caught.value) == (
+        first, *_, last = str(caught.value).splitlines()
+        assert first == (
             f"cannot fuse ({reason}), and 'twice' has no eager version to fall back to: "
-            "give jit_fn(..., fallback=a function of the same tensors and scalars)"
+            "line 1, column 38: goto has no translation to torch"
         )
-    assert fallbacks() == {reason: 1}
+        assert last == "give jit_fn(..., fallback=a function of the same tensors and scalars)"
+    assert fallbacks() == {reason: 2}
 
 
 @pytest.mark.cpu
@@ -228,7 +237,7 @@ def test_out_is_written_by_the_eager_version(no_cpu_fusion: None, with_fallback:
 
 
 def test_the_first_missing_functor_is_named(no_cpu_fusion: None, with_fallback: fuser.JitFunction) -> None:
-    bare = fuser.create_jit_fn("template <typename T> T bare(T x) { return x; }")
+    bare = fuser.create_jit_fn("template <typename T> T bare(T x) { goto end; end: return x; }")
     fused = fuser.fuse(lambda x: bare(with_fallback(x, x)))
     with pytest.raises(FallbackError, match="'bare' has no eager version"):
         fused(torch.ones(3))

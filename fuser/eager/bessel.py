@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from fuser.eager.data import NeedsValuesError
-from fuser.eager.real import constant_of
+from fuser.eager.real import constant_of, copysign
 from fuser.eager.terms import Formula, Term, anchored, apply, detach, polynomial, through_double, where
 
 __all__ = ["BESSEL", "bessel_j", "bessel_y"]
@@ -115,7 +115,7 @@ def _first_kind(x: Term, order: int) -> Term:
         base, at_infinity = apply(aten.special_bessel_j0.default, x), constant_of(0.0, x)
     else:
         value = where(detach(x) < 0.0, -value, value)
-        base, at_infinity = apply(aten.special_bessel_j1.default, x), apply(aten.copysign.Tensor, 0.0, x)
+        base, at_infinity = apply(aten.special_bessel_j1.default, x), copysign(constant_of(0.0, x), x)
     return where(a.equals(_INF), at_infinity, where(a < 0.001, base, anchored(base, value)))
 
 

@@ -197,9 +197,9 @@ BITS: dict[str, tuple[str, str, Callable[..., Term]]] = {
         for mode, rounded in _MODES.items()
     },
     **{
-        f"__{source}2{target}_rn": (_LETTERS[source], _LETTERS[target], lambda x: x)
+        f"__{source}2{target}_rn": (_LETTERS[source], _LETTERS[target], _rounded_to(lambda x: x, dtype))
         for source in ("int", "uint", "ll", "ull", "double")
-        for target in ("float", "double")
+        for target, dtype in (("float", torch.float32), ("double", torch.float64))
         if source != target
     },
 }

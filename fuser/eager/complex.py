@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from fuser.eager.data import WHOLE_FUNCTIONS
-from fuser.eager.real import constant_of
+from fuser.eager.real import constant_of, copysign
 from fuser.eager.terms import Term, apply, where
 from fuser.eager.values import join_complex, split_complex
 
@@ -34,7 +34,6 @@ _asinh = partial(apply, aten.asinh.default)
 _atan2 = partial(apply, aten.atan2.default)
 _hypot = partial(apply, aten.hypot.default)
 _log1p = partial(apply, aten.log1p.default)
-_copysign = partial(apply, aten.copysign.Tensor)
 
 
 # ---- parts ----
@@ -84,7 +83,7 @@ def project(z: Term) -> Term:
     """Return z, or infinity with the sign of the imaginary part where a part is infinite."""
     re, im = _parts(z)
     infinite = abs(re).equals(_INF) | abs(im).equals(_INF)
-    return _join(where(infinite, constant_of(_INF, re), re), where(infinite, _copysign(0.0, im), im))
+    return _join(where(infinite, constant_of(_INF, re), re), where(infinite, copysign(constant_of(0.0, im), im), im))
 
 
 def absolute(z: Term) -> Term:
@@ -164,8 +163,8 @@ def cosh(z: Term) -> Term:
     x, y = _parts(z)
     x_zero, y_zero = x.equals(0.0), y.equals(0.0)
     re = where(y_zero, _cosh(x), where(x_zero, _cos(y), _cosh(x) * _cos(y)))
-    im = where(x_zero, x * _copysign(1.0, y), _sinh(x) * _sin(y))
-    return _join(re, where(y_zero, _copysign(1.0, x) * y, im))
+    im = where(x_zero, x * copysign(constant_of(1.0, y), y), _sinh(x) * _sin(y))
+    return _join(re, where(y_zero, copysign(constant_of(1.0, x), x) * y, im))
 
 
 def tanh(z: Term) -> Term:
@@ -174,11 +173,11 @@ def tanh(z: Term) -> Term:
     # Beyond the limit the real part is 1 to the last bit.
     is_large = abs(x) > (11.0 if x.dtype is torch.float32 else 22.0)
     e = _exp(-abs(x))
-    far = where(abs(y).equals(_INF), _copysign(0.0, y), 4.0 * _sin(y) * _cos(y) * e * e)
+    far = where(abs(y).equals(_INF), copysign(constant_of(0.0, y), y), 4.0 * _sin(y) * _cos(y) * e * e)
     tangent, sine = apply(aten.tan.default, y), _sinh(x)
     beta, rho = 1.0 + tangent * tangent, _sqrt(1.0 + sine * sine)
     below = 1.0 + beta * sine * sine
-    re = where(is_large, _copysign(1.0, x), beta * rho * sine / below)
+    re = where(is_large, copysign(constant_of(1.0, x), x), beta * rho * sine / below)
     return _join(re, where(is_large, far, tangent / below))
 
 
@@ -213,7 +212,7 @@ def asin(z: Term) -> Term:
     a, b, c, d = _roots(x, y)
     is_huge, size = _is_huge(x, y), _log_abs(x, y) + _LOG_2
     re = where(is_huge, _atan2(x, abs(y)), _atan2(x, a * c - b * d))
-    return _join(re, where(is_huge, _copysign(size, y), _asinh(a * d - b * c)))
+    return _join(re, where(is_huge, copysign(size, y), _asinh(a * d - b * c)))
 
 
 def acos(z: Term) -> Term:
@@ -222,7 +221,7 @@ def acos(z: Term) -> Term:
     a, b, c, d = _roots(x, y)
     is_huge, size = _is_huge(x, y), _log_abs(x, y) + _LOG_2
     re = where(is_huge, _atan2(abs(y), x), 2.0 * _atan2(a, c))
-    return _join(re, where(is_huge, -_copysign(size, y), _asinh(c * b - d * a)))
+    return _join(re, where(is_huge, -copysign(size, y), _asinh(c * b - d * a)))
 
 
 def acosh(z: Term) -> Term:
@@ -239,14 +238,14 @@ def atanh(z: Term) -> Term:
     re, y = _parts(z)
     x = abs(re)
     is_huge, size = _is_huge(x, y), _hypot(x, y)
-    far = where(size.equals(_INF), _copysign(0.0, re), re / size / size)
+    far = where(size.equals(_INF), copysign(constant_of(0.0, re), re), re / size / size)
     # Near the poles at 1 and -1 the square of the distance would underflow, and the logarithm is far from zero.
     distance = _hypot(1.0 - x, y)
     at_pole = 0.5 * _log(_hypot(1.0 + x, y) / distance)
     near = where(distance < 0.125, at_pole, 0.25 * _log1p(4.0 * x / (distance * distance)))
     angle = 0.5 * _atan2(2.0 * y, (1.0 - x) * (1.0 + x) - y * y)
-    half_pi = _copysign(math.pi / 2, y)
-    return _join(where(is_huge, far, _copysign(near, re)), where(is_huge, half_pi, angle))
+    half_pi = copysign(constant_of(math.pi / 2, y), y)
+    return _join(where(is_huge, far, copysign(near, re)), where(is_huge, half_pi, angle))
 
 
 # ---- the table ----

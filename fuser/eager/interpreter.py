@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from fuser.eager.calls import Caller
-from fuser.eager.masks import ALL, NONE, Chain, Condition, Frame, any_of, both_of
+from fuser.eager.masks import ALL, NONE, Chain, Condition, Frame, Mask, any_of, both_of
 from fuser.eager.nodes import (
     ArrayType,
     InitList,
@@ -245,9 +245,9 @@ class Interpreter(Caller):
     ) -> None:
         """Run a loop inside the frame that was opened for it; close the frame."""
         frame = self.frames[-1]
-        entry, before, chain, count = frame.mask, frame.mask, Chain(), 0
+        entry, chain = frame.mask, Chain()
         is_first_free = isinstance(node, DoWhile)
-        while True:
+        while frame.mask is not NONE:
             if condition is not None and not is_first_free:
                 holds = condition()
                 if holds is False:
@@ -255,22 +255,28 @@ class Interpreter(Caller):
                 if holds is not True:
                     frame.mask = frame.mask.extend(Condition(holds))
             is_first_free = False
-            if frame.mask is not before and frame.mask is not NONE:
-                # One condition stands for all that have made lanes leave so far.
-                data = both_of(entry.beyond(frame.mask))
-                frame.mask = before = entry.extend(Condition(data, chain, count))
-                if self.graph is None and not bool(data.any()):
-                    break
-            if frame.mask is NONE:
+            if not self._renew(frame, entry, chain):
                 break
-            count += 1
             self.at(node.place)
             self._count_iteration(node)
             self._run_inside("body", node.body)
-            if frame.mask is NONE:
+            if not self._renew(frame, entry, chain):
                 break
             step()
         self.frames.pop()
+
+    def _renew(self, frame: Frame, entry: Mask, chain: Chain) -> bool:
+        """Let one condition stand for all that made lanes leave a loop so far; return whether any may be left."""
+        literals = entry.beyond(frame.mask)
+        if frame.mask is NONE or not literals or (len(literals) == 1 and literals[0][0].chain is chain):
+            return frame.mask is not NONE
+        data = both_of(literals)
+        number = chain.number = chain.number + 1
+        # Where tensors have values, conditions of the past are not kept for it.
+        known = chain.implied if self.graph is not None else {}
+        chain.implied = {**dict.fromkeys(literals, number), **known}
+        frame.mask = entry.extend(Condition(data, chain, number))
+        return self.graph is not None or bool(data.any())
 
     def _count_iteration(self, node: For | While | DoWhile | RangeFor) -> None:
         self.iterations += 1

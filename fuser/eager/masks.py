@@ -16,6 +16,14 @@ __all__ = ["ALL", "NONE", "Chain", "Condition", "Frame", "Mask", "any_of", "both
 class Chain:
     """The masks of one loop, iteration by iteration: whoever runs a later iteration ran every earlier one."""
 
+    __slots__ = ("implied", "number")
+
+    def __init__(self) -> None:
+        # How many masks there were.
+        self.number = 0
+        # What is true for every lane of an iteration, by the first mask that it is true for.
+        self.implied: dict[Literal, int] = {}
+
 
 class Condition:
     """A bool for each lane, which counts by identity."""
@@ -25,7 +33,7 @@ class Condition:
     def __init__(self, data: Data, chain: Chain | None = None, number: int = 0, *, is_total: bool = False) -> None:
         self.data = data
         self.chain = chain
-        # Iteration of the chain.
+        # Place in the chain.
         self.number = number
         # Whether it is false for every lane outside the mask it is added to.
         self.is_total = is_total
@@ -69,12 +77,12 @@ class Mask:
         """Whether the literal is true for every lane of the mask."""
         if literal in self._set:
             return True
-        condition, holds = literal
-        if condition.chain is None or not holds:
-            return False
         if self._highest is None:
             self._highest = {c.chain: c.number for c, positive in self.literals if c.chain is not None and positive}
-        return self._highest.get(condition.chain, -1) >= condition.number
+        if any(number >= chain.implied.get(literal, number + 1) for chain, number in self._highest.items()):
+            return True
+        condition, holds = literal
+        return condition.chain is not None and holds and self._highest.get(condition.chain, -1) >= condition.number
 
     def is_within(self, other: Mask) -> bool:
         """Whether every lane of this mask certainly is one of the other."""

@@ -33,6 +33,8 @@ __all__ = [
     "BINARY",
     "CLASSIFY",
     "UNARY",
+    "constant_of",
+    "copysign",
     "fma",
     "frexp",
     "ilogb",
@@ -56,7 +58,7 @@ def round_away(x: Term) -> Term:
     """Round to the nearest integer, halves away from zero."""
     whole = apply(aten.trunc.default, x)
     step = where(abs(x - whole) >= 0.5, constant_of(1.0, x), constant_of(0.0, x))
-    return whole + apply(aten.copysign.Tensor, step, x)
+    return whole + copysign(step, x)
 
 
 def constant_of(number: float, like: Term) -> Term:
@@ -67,7 +69,7 @@ def constant_of(number: float, like: Term) -> Term:
 def modf(x: Term) -> tuple[Term, Term]:
     """Return the fraction, with x's sign also when it is zero, and the whole part."""
     whole = apply(aten.trunc.default, x)
-    return where(x.equals(whole), apply(aten.copysign.Tensor, 0.0, x), x - whole), whole
+    return where(x.equals(whole), copysign(constant_of(0.0, x), x), x - whole), whole
 
 
 # ---- exponents ----
@@ -107,7 +109,7 @@ def logb(x: Term) -> Term:
     """Return the exponent as a float; -inf for zero."""
     _, shift, exponent = _exponent(x)
     a = abs(x)
-    special = where(a.equals(0.0), constant_of(-_INF, x), detach(a))
+    special = where(a.equals(0.0), constant_of(-_INF, x), apply(aten.floor.default, a))
     return where(_is_ordinary(x), (exponent + shift).to(torch.float64), special)
 
 
@@ -207,7 +209,7 @@ def exp10(x: Term) -> Term:
 @through_double
 def cbrt(x: Term) -> Term:
     """Return the cube root."""
-    root = apply(aten.copysign.Tensor, apply(aten.pow.Tensor_Tensor, abs(x), 1.0 / 3.0), x)
+    root = copysign(apply(aten.pow.Tensor_Tensor, abs(x), 1.0 / 3.0), x)
     # 1/3 is no double: one step of Newton's method. Nothing is lost for zero and infinity, where the step is NaN.
     step = detach((x / (root * root) - root) / 3.0)
     return where(abs(step) > 0.0, root + step, root)
@@ -321,12 +323,21 @@ def _near_overflow(op: torch._ops.OpOverload, x: Term) -> Term:
     far = 0.5 * half * half
     return where(
         large,
-        far if op is aten.cosh.default else apply(aten.copysign.Tensor, far, x),
+        far if op is aten.cosh.default else copysign(far, x),
         apply(op, where(large, constant_of(0.0, x), x)),
     )
 
 
 # ---- choices ----
+
+
+def copysign(x: Term, y: Term) -> Term:
+    """Return x with the sign of y."""
+    if WHOLE_FUNCTIONS.get():
+        return apply(aten.copysign.Tensor, x, y)
+    # ATen's does not take a number of another device, beside meta tensors.
+    size = abs(x)
+    return where(_is_negative(y), -size, size)
 
 
 def fdim(x: Term, y: Term) -> Term:
@@ -368,7 +379,7 @@ UNARY: dict[str, Formula] = {
 
 BINARY: dict[str, Formula] = {
     "atan2": partial(apply, aten.atan2.default),
-    "copysign": partial(apply, aten.copysign.Tensor),
+    "copysign": copysign,
     "fdim": fdim,
     "fmax": partial(apply, aten.fmax.default),
     "fmin": partial(apply, aten.fmin.default),

@@ -23,7 +23,7 @@ from fuser.eager.statements import (
 )
 from fuser.eager.storage import NoTranslation, Scope
 from fuser.eager.types import CPP_TYPES, VOID, ArrayOf, ClassType, CppType, PointerTo, builtin_type
-from fuser.eager.values import Value, constant
+from fuser.eager.values import PLACE, Value, constant
 
 __all__ = ["Resolver", "SubstitutionError"]
 
@@ -55,6 +55,13 @@ class Resolver:
             SubstitutionError: ``enable_if`` does not hold.
             NoTranslation: nobody knows the type.
         """
+        before = PLACE.get()
+        PLACE.set(node.place)
+        found = self._resolve(node)
+        PLACE.set(before)
+        return found
+
+    def _resolve(self, node: TypeSyntax) -> CppType:
         match node:
             case NamedType():
                 return self._resolve_name(node)

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from fuser.eager.real import constant_of, sinpi
+from fuser.eager.real import constant_of, copysign, sinpi
 from fuser.eager.terms import Formula, Term, anchored, apply, detach, polynomial, product_error, through_double, where
 
 __all__ = ["SPECIAL"]
@@ -91,9 +91,9 @@ def normcdf(x: Term) -> Term:
 @through_double
 def erfcinv(y: Term) -> Term:
     """Return the inverse of erfc."""
-    # 1 - y is exact in the second half. Neither function sees an argument of the other.
+    # 1 - y is exact in the second half. erfinv sees no argument of the first, where its derivative can be infinite.
     near_zero = y < 0.5
-    tail = apply(aten.special_ndtri.default, where(near_zero, 0.5 * y, 0.25)) * -math.sqrt(0.5)
+    tail = apply(aten.special_ndtri.default, 0.5 * y) * -math.sqrt(0.5)
     return where(near_zero, tail, apply(aten.erfinv.default, where(near_zero, constant_of(0.0, y), 1.0 - y)))
 
 
@@ -114,7 +114,7 @@ def bessel_i1(x: Term) -> Term:
     a = abs(x)
     inside = where(a > 700.0, constant_of(0.0, x), x)
     near = where(x.equals(0.0), 0.5 * x, apply(aten.special_i1.default, inside))
-    return where(a > 700.0, apply(aten.copysign.Tensor, _bessel_i_far(a, 1), x), near)
+    return where(a > 700.0, copysign(_bessel_i_far(a, 1), x), near)
 
 
 def _bessel_i_far(a: Term, order: int) -> Term:

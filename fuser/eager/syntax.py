@@ -247,7 +247,7 @@ class _Reader(ExpressionReader):
                     return [While(place, self.condition(node), self.body(node))]
             case "do_statement":
                 condition = field(node, "condition")
-                return [DoWhile(place, self.body(node), self.expression(condition), _one_line(condition).strip("()"))]
+                return [DoWhile(place, self.body(node), self.expression(condition), _one_line(next(named(condition))))]
             case "switch_statement":
                 return [self.switch(node)]
             case "break_statement":

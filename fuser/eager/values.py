@@ -173,7 +173,7 @@ def _shift(op: str, a: Value, b: Value) -> Value:
         inside = 0 <= b.data < 8 * a.dtype.itemsize
         if op == "<<":
             return constant(a.data << b.data if inside else 0, a.dtype)
-        return constant(a.data >> b.data if inside else -(a.data < 0), a.dtype)
+        return constant(a.data >> b.data if inside else -(a.stored < 0), a.dtype)
     stored = storage_dtype(a.dtype)
     x, count = a.stored, convert(b, stored).data
     if op == "<<":
@@ -222,7 +222,12 @@ def join_complex(re: Value, im: Value) -> Value:
     dtype = re.dtype.to_complex()
     if re.is_constant and im.is_constant:
         return constant(complex(re.data, im.data), dtype)
-    return Value(dtype, emit(aten.complex.default, re.data, im.data, dtype=dtype))
+    # ATen's takes no number of another device beside a tensor.
+    a, b = (
+        emit(aten.full_like.default, other.data, part.data, dtype=part.dtype) if part.is_constant else part.data
+        for part, other in ((re, im), (im, re))
+    )
+    return Value(dtype, emit(aten.complex.default, a, b, dtype=dtype))
 
 
 def _complex(op: str, a: Value, b: Value, dtype: torch.dtype) -> Value:
