@@ -60,6 +60,8 @@ _SAME_NAME = frozenset(
     "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf "
     "erfc erfinv lgamma ceil floor trunc pow atan2 hypot copysign nextafter fmax fmin ldexp".split()
 )
+# Functions that C++ has for double under this name, and for float under one that ends in f.
+_DOUBLE_ONLY = frozenset({"rhypot", "norm3d", "norm4d", "rnorm3d", "rnorm4d"})
 _BIT_CASTS = {
     (torch.float32, torch.int32): "__float_as_int",
     (torch.int32, torch.float32): "__int_as_float",
@@ -217,7 +219,9 @@ class _Writer:
         if item.op in _OPERATORS:
             return self._operator(*_OPERATORS[item.op], item, operands)
         if item.op in _SAME_NAME or item.op in _FUNCTIONS or item.op.startswith("cpp."):
-            return self.call(_FUNCTIONS.get(item.op, item.op.removeprefix("cpp.")), operands)
+            name = _FUNCTIONS.get(item.op, item.op.removeprefix("cpp."))
+            is_float = name in _DOUBLE_ONLY and item.dtype is torch.float32
+            return self.call(f"{name}f" if is_float else name, operands)
         raise NotDifferentiableError(f"its derivative needs {item.op}, which has no C++ function", item.place)
 
     def call(self, name: str, operands: Sequence[_Text]) -> _Text:
