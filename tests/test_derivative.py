@@ -14,6 +14,7 @@ from functors import CASES, Case, draw
 
 import fuser
 from fuser.derivative import Derived, forward_functor, reverse_functor
+from fuser.derivative.text import emit_functor
 from fuser.eager.translation import translate
 from fuser.errors import DataDependentError, NotDifferentiableError
 from fuser.functor import Functor, Role, parse_functor
@@ -48,7 +49,8 @@ def test_samples() -> None:
         "template <typename T> T f_backward(T grad_out, T x) {\n"
         "          return x > T(0) ? grad_out / x : grad_out;\n        }"
     )
-    assert sample in (reverse_functor.__doc__ or "")
+    for function in (reverse_functor, emit_functor):
+        assert sample in (function.__doc__ or "")
 
 
 def test_text_of_branches_and_loops() -> None:
