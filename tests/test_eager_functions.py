@@ -908,7 +908,11 @@ def test_functions_of_other_names_are_in_the_tests() -> None:
     compared |= set("fma norm3d norm4d rhypot rnorm3d rnorm4d std::clamp ldexp scalbn scalbln jn yn frexp modf".split())
     compared |= set("remquo sincos sincospi lrint lround llrint llround labs llabs nan abs".split())
     compared |= {f"{name}f" for name in compared}
-    assert set(functions._FUNCTIONS) - compared == {"__sincosf", "fuser_digamma", "fuser_digammaf"}
+    own = {"fuser_digamma", "fuser_frexp_mantissa", "fuser_frexp_exponent"}
+    assert set(functions._FUNCTIONS) - compared == {"__sincosf", *own, *(f"{name}f" for name in own)}
+    eight = constant(8.0, torch.float64)
+    parts = [call(f"fuser_frexp_{part}", [eight]).data for part in ("mantissa", "exponent")]
+    assert parts == [value.data for value in call_with_results("frexp", [eight])]
     sine, cosine = call_with_results("__sincosf", [constant(0.5, torch.float64)])
     assert (sine.data, cosine.data) == (torch.tensor(0.5).sin().item(), torch.tensor(0.5).cos().item())
     assert call("fuser_digamma", [constant(1.0, torch.float64)]).data == pytest.approx(-0.5772156649015329, rel=1e-15)

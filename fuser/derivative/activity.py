@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from fuser.derivative.expression import BOOLEAN, Expr, is_continuous
 from fuser.derivative.rules import Edge, Unsupported, edges
@@ -45,6 +45,11 @@ class Activity:
     def edges(self, item: Expr) -> Sequence[Edge]:
         """Return the edges to active operands."""
         return self._edges.get(item, ())
+
+    def uses(self, item: Expr) -> Iterator[tuple[Expr, tuple[Expr, bool] | None]]:
+        """Yield the active operands, each with the condition under which it is used."""
+        for edge in self.edges(item):
+            yield edge.operand, edge.arm
 
     def _add(self, item: Expr, reverse: bool) -> None:
         try:

@@ -21,15 +21,17 @@ def differentiate_forward(
     """
     builder = outputs[0].builder
     order = topological(outputs)
-    demand = Demand(order, outputs)
     activity = Activity(order, frozenset(given), reverse=False)
+    demand = Demand(order, outputs, activity.uses)
     found = dict(zip(given, tangents, strict=True))
     for item in order:
+        if item not in demand:
+            # It is computed, and no gradient of an output asks for it.
+            continue
         # What an untaken branch makes of its operands' tangents is selected away with the branch.
         contributions = [
-            (0 if edge.arm is None else demand.masks.closure(*edge.arm) & ~demand[item], edge.map(found[edge.operand]))
-            for edge in activity.edges(item)
+            (demand.through(item, edge.arm), edge.map(found[edge.operand])) for edge in activity.edges(item)
         ]
         if contributions:
-            found[item] = sum_masked(contributions, demand.masks, builder)
+            found[item] = sum_masked(contributions, demand[item], demand.masks, builder)
     return [found.get(output) for output in outputs]

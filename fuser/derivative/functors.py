@@ -18,7 +18,6 @@ from fuser.derivative.reverse import differentiate_reverse
 from fuser.derivative.simplify import simplify
 from fuser.derivative.text import Names, emit_functor
 from fuser.derivative.torch_ops import DIFFERENTIATED_AS
-from fuser.eager.data import WHOLE_FUNCTIONS
 from fuser.eager.translation import translate
 from fuser.errors import DataDependentError, NotDifferentiableError
 from fuser.functor import Functor, Parameter, Role, parse_functor
@@ -142,11 +141,7 @@ def load_source(
     """
     if op in DIFFERENTIATED_AS:
         return _source_of_op(DIFFERENTIATED_AS[op], functor, compute, types)
-    token = WHOLE_FUNCTIONS.set(True)
-    try:
-        translation = translate(functor, compute, types, differentiable=True)
-    finally:
-        WHOLE_FUNCTIONS.reset(token)
+    translation = translate(functor, compute, types, differentiable=True)
     if translation.graph_module is None:
         raise DataDependentError(f"{functor.entry} has no derivative in one piece: {translation.data_dependent}")
     return source_of_graph(functor, compute, translation.graph_module.graph)

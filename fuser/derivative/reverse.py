@@ -21,9 +21,9 @@ def differentiate_reverse(
     """
     builder = outputs[0].builder
     order = topological(outputs)
-    # A gradient is asked for on all lanes.
-    demand = Demand(order, [*outputs, *wanted])
     activity = Activity(order, frozenset(wanted), reverse=True)
+    # A gradient is asked for on all lanes.
+    demand = Demand(order, [*outputs, *wanted], activity.uses)
     contributions: dict[Expr, list[Masked]] = {}
     for output, gradient in zip(outputs, gradients, strict=True):
         contributions.setdefault(output, []).append((0, gradient))
@@ -31,11 +31,10 @@ def differentiate_reverse(
     for item in reversed(order):
         if item not in activity or item not in contributions:
             continue
-        gradient = sum_masked(contributions.pop(item), demand.masks, builder)
+        gradient = sum_masked(contributions.pop(item), demand[item], demand.masks, builder)
         found[item] = gradient
         for edge in activity.edges(item):
             # Note [Masks at the edges]
-            literals = demand[item] if edge.arm is None else demand.under(item, *edge.arm)
-            masked = literals & ~demand[edge.operand], edge.map(gradient)
+            masked = demand.through(item, edge.arm), edge.map(gradient)
             contributions.setdefault(edge.operand, []).append(masked)
     return [found.get(item) for item in wanted]

@@ -143,6 +143,14 @@ def _logical_xor(operands: tuple[Expr, ...], dtype: torch.dtype, builder: Builde
     return None
 
 
+def _bitwise(op: str) -> Callable[[tuple[Expr, ...], torch.dtype, Builder], Expr | None]:
+    # On bools it is the logical operation.
+    def apply(operands: tuple[Expr, ...], dtype: torch.dtype, builder: Builder) -> Expr | None:
+        return builder.emit(f"logical_{op}", *operands) if dtype is torch.bool else None
+
+    return apply
+
+
 def _logical_not(operands: tuple[Expr, ...], dtype: torch.dtype, builder: Builder) -> Expr | None:
     (a,) = operands
     return a.operands[0] if a.op == "logical_not" else None
@@ -158,18 +166,20 @@ def _ne(operands: tuple[Expr, ...], dtype: torch.dtype, builder: Builder) -> Exp
 
 
 def _compared_truth(operands: tuple[Expr, ...]) -> Expr | None:
-    # b for a comparison of b, or of 0 and 1 made from b, with zero.
     a, b = operands
-    if not b.is_constant or b.args[0] != 0:
-        return None
-    if a.dtype is torch.bool:
-        return a
-    if a.op == "convert" and a.operands[0].dtype is torch.bool:
-        inner: Expr = a.operands[0]
-        return inner
-    if a.op in {"bitwise_and", "bitwise_or"} and all(x.op == "convert" and _is_bool(x.args[0]) for x in a.args):
-        left, right = (x.args[0] for x in a.args)
-        return a.builder.emit(a.op.replace("bitwise", "logical"), left, right)
+    return _as_truth(a) if b.is_constant and b.args[0] == 0 else None
+
+
+def _as_truth(value: Expr) -> Expr | None:
+    # A bool, or 0 and 1 made from bools, as a bool: in C++ the result of & and | on them is an int.
+    if value.dtype is torch.bool:
+        return value
+    if value.op == "convert" and value.operands[0].dtype is torch.bool:
+        return value.operands[0]
+    if value.op in {"bitwise_and", "bitwise_or"}:
+        left, right = (_as_truth(operand) for operand in value.operands)
+        if left is not None and right is not None:
+            return value.builder.emit(value.op.replace("bitwise", "logical"), left, right)
     return None
 
 
@@ -218,10 +228,6 @@ def _truth(value: Expr) -> Expr:
     return value if value.dtype is torch.bool else value.call("ne", 0)
 
 
-def _is_bool(value: Expr) -> bool:
-    return value.dtype is torch.bool
-
-
 def _is_exact_zero(value: Expr, dtype: torch.dtype) -> bool:
     # What can be added to anything: only the negative zero in floating point.
     return value.equals(-0.0 if dtype.is_floating_point else 0) and not dtype.is_complex
@@ -247,6 +253,7 @@ _REWRITES: dict[str, Callable[[tuple[Expr, ...], torch.dtype, Builder], Expr | N
     "div": _div,
     "neg": _neg,
     "where": _where,
+    **{f"bitwise_{op}": _bitwise(op) for op in ("and", "or", "xor", "not")},
     "logical_and": _logical_and,
     "logical_or": _logical_or,
     "logical_xor": _logical_xor,

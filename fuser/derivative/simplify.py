@@ -37,7 +37,7 @@ def _resolve_selections(outputs: Sequence[Expr]) -> list[Expr]:
             return None
         if item.dtype is torch.bool:
             truth = demand.decides(item, item)
-            return None if truth is None else item.builder.constant(truth, torch.bool)
+            return _part(item, demand) if truth is None else item.builder.constant(truth, torch.bool)
         if item.op == "where":
             truth = demand.decides(item, item.args[0])
             chosen: Expr | None = None if truth is None else item.args[1 if truth else 2]
@@ -45,3 +45,15 @@ def _resolve_selections(outputs: Sequence[Expr]) -> list[Expr]:
         return None
 
     return builder.copy(outputs, instead)
+
+
+def _part(item: Expr, demand: Demand) -> Expr | None:
+    # Inside ``a ? ... : ...`` a condition a && b is b.
+    if item.op not in {"logical_and", "logical_or"}:
+        return None
+    neutral = item.op == "logical_and"
+    for one, other in (item.args, item.args[::-1]):
+        if demand.decides(item, one) is neutral:
+            found: Expr = other
+            return found
+    return None

@@ -29,12 +29,14 @@ _TYPES = {
 }
 _UNSIGNED = {torch.int32: "uint32_t", torch.int64: "uint64_t"}
 # How tightly C++ binds; a higher number binds tighter.
-_PRIMARY, _UNARY, _TERNARY, _OR, _AND, _EQUALITY, _RELATION, _SHIFT, _PRODUCT = 20, 19, 1, 2, 3, 7, 8, 9, 11
+_PRIMARY, _UNARY, _PRODUCT, _SHIFT, _RELATION, _EQUALITY, _OR, _TERNARY = 20, 19, 11, 9, 8, 7, 2, 1
+# Not && and ||: they are branches, and gcc vectorises no loop with many of them.
+_LOGICAL = {"logical_and": ("&", 6), "logical_or": ("|", 4)}
 _OPERATORS = {
     "mul": ("*", 11), "div": ("/", 11), "add": ("+", 10), "sub": ("-", 10), "lt": ("<", 8), "le": ("<=", 8),
-    "gt": (">", 8), "ge": (">=", 8), "eq": ("==", 7), "ne": ("!=", 7), "logical_and": ("&&", 3),
-    "logical_or": ("||", 2), "bitwise_and": ("&", 6), "bitwise_xor": ("^", 5), "bitwise_or": ("|", 4),
-    "bitwise_left_shift": ("<<", 9), "bitwise_right_shift": (">>", 9),
+    "gt": (">", 8), "ge": (">=", 8), "eq": ("==", 7), "ne": ("!=", 7), "bitwise_and": ("&", 6),
+    "bitwise_xor": ("^", 5), "bitwise_or": ("|", 4), "bitwise_left_shift": ("<<", 9),
+    "bitwise_right_shift": (">>", 9),
 }  # fmt: skip
 # C++ functions that are not called like the op.
 _FUNCTIONS = {
@@ -58,6 +60,8 @@ _SAME_NAME = frozenset(
     "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf "
     "erfc erfinv lgamma ceil floor trunc pow atan2 hypot copysign nextafter fmax fmin ldexp".split()
 )
+# Functions that C++ has for double under this name, and for float under one that ends in f.
+_DOUBLE_ONLY = frozenset({"rhypot", "norm3d", "norm4d", "rnorm3d", "rnorm4d"})
 _BIT_CASTS = {
     (torch.float32, torch.int32): "__float_as_int",
     (torch.int32, torch.float32): "__int_as_float",
@@ -215,7 +219,9 @@ class _Writer:
         if item.op in _OPERATORS:
             return self._operator(*_OPERATORS[item.op], item, operands)
         if item.op in _SAME_NAME or item.op in _FUNCTIONS or item.op.startswith("cpp."):
-            return self.call(_FUNCTIONS.get(item.op, item.op.removeprefix("cpp.")), operands)
+            name = _FUNCTIONS.get(item.op, item.op.removeprefix("cpp."))
+            is_float = name in _DOUBLE_ONLY and item.dtype is torch.float32
+            return self.call(f"{name}f" if is_float else name, operands)
         raise NotDifferentiableError(f"its derivative needs {item.op}, which has no C++ function", item.place)
 
     def call(self, name: str, operands: Sequence[_Text]) -> _Text:
@@ -311,8 +317,17 @@ def _not(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
     return _Text(f"!{operands[0].within(_UNARY)}", _UNARY)
 
 
+def _logical(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
+    symbol, binds = _LOGICAL[item.op]
+    texts = [
+        text.text if operand.op == item.op and text.binds == binds else text.within(_UNARY)
+        for operand, text in zip(item.args, operands, strict=True)
+    ]
+    return _Text(f" {symbol} ".join(texts), binds)
+
+
 def _invert(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
-    return _Text(f"{'!' if item.dtype is torch.bool else '~'}{operands[0].within(_UNARY)}", _UNARY)
+    return _Text(f"~{operands[0].within(_UNARY)}", _UNARY)
 
 
 def _xor(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
@@ -364,6 +379,8 @@ _WRITERS: dict[str, Callable[[_Writer, Expr, list[_Text]], _Text]] = {
     "neg": _neg,
     "abs": _abs,
     "logical_not": _not,
+    "logical_and": _logical,
+    "logical_or": _logical,
     "bitwise_not": _invert,
     "logical_xor": _xor,
     "where": _where,

@@ -248,10 +248,12 @@ def _rsqrt_rounded(x: Term) -> Term:
 
 # What is more than one operation of ATen, and has a derivative that says so in a line.
 _WHOLE = frozenset(
-    "cbrt cospi cyl_bessel_i0 cyl_bessel_i1 erfcinv erfcx exp10 fma j0 j1 jn ldexp logb norm3d norm4d normcdf rcbrt "
-    "remainder rhypot rnorm3d rnorm4d round scalbln scalbn sinpi tgamma y0 y1 yn".split()
+    "cbrt cospi cyl_bessel_i0 cyl_bessel_i1 erfcinv erfcx exp10 fma fuser_frexp_exponent fuser_frexp_mantissa ilogb "
+    "j0 j1 jn ldexp logb norm3d norm4d normcdf rcbrt remainder rhypot rnorm3d rnorm4d round scalbln scalbn sinpi "
+    "tgamma y0 y1 yn".split()
 )
 _PAIRS = dict.fromkeys(("sincospi", "sincospif"), ("sinpi", "cospi"))
+_PAIRS |= dict.fromkeys(("frexp", "frexpf"), ("fuser_frexp_mantissa", "fuser_frexp_exponent"))
 
 
 def _promoting() -> dict[str, Function]:
@@ -266,6 +268,9 @@ def _promoting() -> dict[str, Function]:
     table["jn"] = Function("iT", "T", bessel_j)
     table["yn"] = Function("iT", "T", bessel_y)
     table["frexp"] = Function("T", "Ti", real.frexp)
+    # Its results one by one.
+    table["fuser_frexp_mantissa"] = Function("T", "T", lambda x: real.frexp(x)[0])
+    table["fuser_frexp_exponent"] = Function("T", "i", lambda x: real.frexp(x)[1])
     table["modf"] = Function("T", "TT", real.modf)
     table["remquo"] = Function("TT", "Ti", real.remquo)
     table["sincos"] = Function("T", "TT", real.sincos)
