@@ -28,7 +28,7 @@ from fuser.kernel_spec import KernelSpec, Typing, infer_layouts, infer_typing
 from fuser.launcher import Launcher, Replayer, record_call, record_through
 from fuser.opaque import call_opaque, pull_back, push_forward
 
-__all__ = ["run", "run_and_record"]
+__all__ = ["is_transformed", "run", "run_and_record"]
 
 # How a group is differentiated, by everything that decides it.
 _cases: Lru[Case] = Lru()
@@ -56,7 +56,7 @@ def run_and_record(
 ) -> list[torch.Tensor]:
     """As ``run``, for a call that ``launcher`` did not know, to be recorded there."""
     case = find_case(spec, inputs)
-    if _is_transformed():
+    if is_transformed():
         results: tuple[torch.Tensor, ...] = _Transformed.apply(case, *inputs)  # type: ignore[no-untyped-call]
         return list(results[: case.output_count])
     if launcher is not None and not case.follows_default_dtype:
@@ -145,20 +145,20 @@ def find_case(spec: KernelSpec, inputs: Sequence[Any], *, saves_results: bool = 
         GradientError: an input requires grad and the group has no derivative.
     """
     # A transform of torch.func may ask for any gradient, or for none.
-    is_transformed = _is_transformed()
+    transformed = is_transformed()
     wanted = tuple(
         place
         for place, item in enumerate(inputs)
         if isinstance(item, torch.Tensor)
-        and (item.requires_grad or is_transformed)
+        and (item.requires_grad or transformed)
         and (item.is_floating_point() or item.is_complex())
     )
     described = [_describe(item) for item in inputs]
     signature = tuple((item.kind, item.dtype, not item.shape, item.device) for item in described)
-    key = (spec.key, wanted, signature, torch.get_default_dtype(), saves_results, is_transformed)
+    key = (spec.key, wanted, signature, torch.get_default_dtype(), saves_results, transformed)
     case = _cases.get(key)
     if case is None:
-        case = _make_case(spec, described, wanted, saves_results=saves_results, derives=not is_transformed)
+        case = _make_case(spec, described, wanted, saves_results=saves_results, derives=not transformed)
         _cases.put(key, case, config.max_plans)
     return case
 
@@ -389,10 +389,10 @@ def _eager_function(
 
 def _call(spec: KernelSpec, launcher: Replayer, inputs: Sequence[Any]) -> list[torch.Tensor]:
     # As part of a formula.
-    if torch._C._len_torch_dispatch_stack() > 0 or any(map(_is_special, inputs)):
-        return library.call_operator(spec, list(inputs))
-    if _is_transformed():
+    if is_transformed():
         return run(spec, inputs)
+    if _needs_operator(inputs):
+        return library.call_operator(spec, list(inputs))
     if torch.is_grad_enabled() and any(isinstance(item, torch.Tensor) and item.requires_grad for item in inputs):
         return run_and_record(spec, inputs, launcher, tuple(inputs))
     return list(_run_below(spec, launcher, inputs))
@@ -405,6 +405,8 @@ def _run_below(spec: KernelSpec, launcher: Replayer, inputs: Sequence[Any]) -> S
         replayed = launcher.launch(arguments, None, None)
         if replayed is not None:
             return (replayed,) if isinstance(replayed, torch.Tensor) else replayed  # type: ignore[no-any-return]
+        if _needs_operator(inputs):
+            return library.call_operator(spec, list(inputs))
         plain = [item.resolve_conj().resolve_neg() if isinstance(item, torch.Tensor) else item for item in inputs]
         results, plan = executor.run_planned(spec, plain, None)
         if plan is not None and "launch" not in config.dump and all(map(operator.is_, plain, inputs)):
@@ -465,8 +467,12 @@ def _check_eager(spec: KernelSpec, error: GradientError | UntranslatableError) -
         raise error
 
 
-def _is_transformed() -> bool:
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+def is_transformed() -> bool:
+    """Whether torch.func differentiates or maps what is called now, or tensors may carry tangents."""
+    if forward_ad._current_level >= 0:
+        return True
+    interpreter = torch._C._functorch.peek_interpreter_stack()
+    return interpreter is not None and interpreter.key() is not torch._C._functorch.TransformType.Functionalize
 
 
 def _describe(item: Any) -> planner.Bound:
@@ -475,8 +481,10 @@ def _describe(item: Any) -> planner.Bound:
     return planner.Bound(library.number_type(item))
 
 
-def _is_special(item: Any) -> bool:
-    return isinstance(item, torch.Tensor) and library.has_torch_dispatch(item)
+def _needs_operator(inputs: Sequence[Any]) -> bool:
+    return torch._C._len_torch_dispatch_stack() > 0 or any(
+        isinstance(item, torch.Tensor) and library.has_torch_dispatch(item) for item in inputs
+    )
 
 
 # --- the operator ------------------------------------------------------------------------------------------------

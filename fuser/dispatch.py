@@ -92,7 +92,8 @@ def _unusual(
     spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] | None, differentiate: Differentiate
 ) -> Callable[[], list[torch.Tensor]] | None:
     # How to run a call that a kernel cannot serve as it is; None for the usual call. Resolves lazy bits in place.
-    if torch._C._len_torch_dispatch_stack() > 0:
+    is_transformed = autograd.is_transformed() and (forward_ad._current_level < 0 or _has_tangent(inputs))
+    if not is_transformed and torch._C._len_torch_dispatch_stack() > 0:
         return lambda: library.call_operator(spec, inputs)
     reason = ""
     needs_grad = False
@@ -103,7 +104,7 @@ def _unusual(
         if item.layout is not torch.strided or item.is_quantized or item.is_nested:
             # Before its class is asked: a class of nested or sparse tensors knows torch's operators, not fuser's.
             reason = f"a {unusual_kind(item)} tensor"
-        elif library.has_torch_dispatch(item):
+        elif not is_transformed and library.has_torch_dispatch(item):
             return lambda: library.call_operator(spec, inputs)
         elif item.is_conj() or item.is_neg():
             inputs[index] = item.resolve_conj().resolve_neg()
@@ -112,8 +113,7 @@ def _unusual(
     needs_grad = needs_grad and torch.is_grad_enabled()
     if needs_grad and out is not None:
         raise GradientError("out= does not support automatic differentiation, but one of the inputs requires grad")
-    is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    if needs_grad or is_transformed or (forward_ad._current_level >= 0 and _has_tangent(inputs)):
+    if needs_grad or is_transformed:
         return lambda: differentiate(spec)
     return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -162,9 +162,43 @@ def _call_eager(function: Function, tensors: list[Any], scalars: dict[str, Any])
         return torch.ops.aten._to_copy.default(tensors[0], dtype=function.out_dtypes[0])
     if function.op is not None:
         return op_functions(function.op).eager(*tensors, **scalars)
+    if function.backward is not None:
+        # Also torch's own derivative of a group is to be the one that the user wrote.
+        return _HandWritten.apply(function, scalars, *tensors)  # type: ignore[no-untyped-call]
     if function.fallback is not None:
         return function.fallback(*tensors, **scalars)
     return call_derived(function, tensors, scalars)
+
+
+class _HandWritten(torch.autograd.Function):
+    """``apply(function, scalars, *tensors)`` of a function with a backward functor."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(function: Function, scalars: dict[str, Any], *tensors: Any) -> Any:
+        results = _call_eager(replace(function, backward=None), list(tensors), scalars)
+        return (results,) if isinstance(results, torch.Tensor) else tuple(results)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        ctx.function, ctx.scalars, *tensors = inputs
+        ctx.inputs = [item if not isinstance(item, torch.Tensor) else item.shape for item in tensors]
+        ctx.save_for_backward(*[item if isinstance(item, torch.Tensor) else None for item in (*tensors, *output)])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        backward = ctx.function.backward
+        numbers = [*ctx.inputs, *gradients]
+        values = [numbers[i] if item is None else item for i, item in enumerate(ctx.saved_tensors)]
+        scalars = {parameter.name: ctx.scalars[parameter.name] for parameter in backward.functor.scalars}
+        taken = [*(values[place] for place in backward.saved), *gradients]
+        made = iter(call_derived(Function(backward.functor), taken, scalars))
+        found = [next(made, None) for _ in ctx.inputs]
+        return None, None, *[
+            grad.sum_to_size(shape).to(values[i].dtype) if isinstance(shape, torch.Size) and grad is not None else None
+            for i, (grad, shape) in enumerate(zip(found, ctx.inputs, strict=True))
+        ]
 
 
 def _operand(item: Any, default: torch.dtype) -> tuple[torch.dtype, Rank]:

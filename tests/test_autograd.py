@@ -1,0 +1,498 @@
+"""How groups are differentiated: passes and launches, transforms, hand-written derivatives, what is saved."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from functors import draw
+
+import fuser
+from fuser.errors import ArgumentError, GradientError
+
+pytestmark = pytest.mark.cpu
+
+DEVICES = [pytest.param("cpu", marks=pytest.mark.cpu), pytest.param("cuda", marks=pytest.mark.cuda)]
+
+AXPY = "template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }"
+SWISH = "template <typename T> T swish(T x, T y) { return x / (T(1) + exp(-x)) * y; }"
+NEWTON = """
+template <typename T> T newton(T x) {
+  T y = x;
+  while (abs(y * y - x) > T(1e-12)) y = T(0.5) * (y + x / y);
+  return y;
+}
+"""
+axpy = fuser.jit_fn(AXPY, scalars={"alpha": 1.5})
+swish = fuser.jit_fn(SWISH)
+newton = fuser.jit_fn(NEWTON)
+
+
+def eager_axpy(x: Any, y: Any, alpha: Any = 1.5) -> Any:
+    return alpha * x + y
+
+
+def eager_swish(x: Any, y: Any) -> Any:
+    return F.silu(x) * y
+
+
+def given(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64, device: str = "cpu") -> tuple[Any, ...]:
+    return tuple(
+        draw(shape, dtype, (0.5, 2.0), seed=place + 1, device=device).requires_grad_()
+        for place, shape in enumerate(shapes)
+    )
+
+
+def gradients(function: Callable[..., Any], inputs: tuple[Any, ...], weight: Any = None) -> tuple[Any, ...]:
+    out = function(*inputs)
+    outs = out if isinstance(out, tuple) else (out,)
+    weights = [draw(tuple(x.shape), torch.float32, seed=7).to(x) for x in outs] if weight is None else [weight]
+    return torch.autograd.grad(outs, inputs, weights)
+
+
+def assert_all_close(got: tuple[Any, ...], wanted: tuple[Any, ...], **tolerance: float) -> None:
+    for one, other in zip(got, wanted, strict=True):
+        assert one.dtype is other.dtype
+        assert one.device == other.device
+        torch.testing.assert_close(one, other, **tolerance)
+
+
+# --- broadcasting, dtypes, several outputs -----------------------------------------------------------------------
+SHAPES = [((3, 4), (4,)), ((3, 1), (1, 4)), ((2, 3, 4), (3, 1)), ((), (5,)), ((1,), (1,)), ((0, 3), (3,)), ((3, 4), ())]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+def test_broadcasting_equals_eager(shapes: tuple[tuple[int, ...], ...], device: str) -> None:
+    inputs = given(*shapes, device=device)
+    assert_all_close(gradients(swish, inputs), gradients(eager_swish, inputs), rtol=1e-12, atol=1e-12)
+    for grad, item in zip(gradients(swish, inputs), inputs, strict=True):
+        assert grad.shape == item.shape
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_dtypes_equal_eager(dtype: torch.dtype, device: str) -> None:
+    inputs = given((64, 33), (33,), dtype=dtype, device=device)
+    wide = tuple(x.detach().double().requires_grad_() for x in inputs)
+    eps = torch.finfo(dtype).eps
+    for got, wanted in zip(gradients(swish, inputs), gradients(eager_swish, wide), strict=True):
+        assert got.dtype is dtype
+        torch.testing.assert_close(got.double(), wanted, rtol=8 * eps, atol=64 * eps)
+
+
+@pytest.mark.parametrize("first", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_each_gradient_has_the_dtype_of_its_input(first: torch.dtype) -> None:
+    x, y = given((6,))[0].detach().to(first).requires_grad_(), given((6,), dtype=torch.float32)[0]
+    ours, theirs = gradients(swish, (x, y)), gradients(lambda x, y: F.silu(x) * y, (x, y))
+    for one, other, item in zip(ours, theirs, (x, y), strict=True):
+        assert one.dtype is other.dtype is item.dtype
+        torch.testing.assert_close(one, other, rtol=0.02, atol=0.02)
+
+
+def test_complex_numbers() -> None:
+    rotate = fuser.jit_fn("template <typename T> T rotate(T x, T y) { return x * y + exp(x); }")
+    x = torch.randn(4, dtype=torch.complex128, requires_grad=True)
+    y = torch.randn(4, dtype=torch.complex128, requires_grad=True)
+    assert torch.autograd.gradcheck(rotate, (x, y))
+    assert torch.autograd.gradgradcheck(rotate, (x, y))
+    assert_all_close(gradients(rotate, (x, y)), gradients(lambda x, y: x * y + torch.exp(x), (x, y)))
+
+
+def test_a_real_input_beside_complex_ones_has_a_real_gradient() -> None:
+    product = fuser.jit_fn("template <typename T> T product(T x, T y) { return x * y; }")
+    x, y = torch.randn(4, dtype=torch.float64, requires_grad=True), torch.randn(4, dtype=torch.complex128)
+    y.requires_grad_()
+    assert_all_close(gradients(product, (x, y)), gradients(torch.mul, (x, y)))
+
+
+@fuser.fuse
+def chain(x: Any, y: Any) -> Any:
+    z = axpy(torch.tanh(x), y, alpha=0.5)
+    return torch.relu(z - 0.1) * swish(z, x) + z
+
+
+def eager_chain(x: Any, y: Any) -> Any:
+    z = eager_axpy(torch.tanh(x), y, alpha=0.5)
+    return torch.relu(z - 0.1) * eager_swish(z, x) + z
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_chain_is_one_launch_each_way(device: str) -> None:
+    inputs = given((5, 8), (5, 8), device=device)
+    assert_all_close(gradients(chain, inputs), gradients(eager_chain, inputs), rtol=1e-12, atol=1e-12)
+    fuser.reset_stats()
+    out = chain(*inputs)
+    assert fuser.stats()["launches"] == 1
+    out.backward(torch.ones_like(out))
+    assert fuser.stats()["launches"] == 2
+    assert not fuser.stats()["fallbacks"]
+
+
+@fuser.fuse
+def several(x: Any, y: Any) -> Any:
+    return torch.exp(x) * y, torch.tanh(y), x > y
+
+
+def test_outputs_of_several_shapes_and_dtypes() -> None:
+    x, y = given((3, 4), (4,))
+    first, second, third = several(x, y)
+    assert not third.requires_grad
+    wanted = torch.autograd.grad((torch.exp(x) * y, torch.tanh(y)), (x, y), (torch.ones(3, 4), torch.ones(4)))
+    got = torch.autograd.grad((first, second), (x, y), (torch.ones(3, 4), torch.ones(4)))
+    assert_all_close(got, wanted)
+    # One of them alone: the other is not differentiated, and x has no part in it.
+    only = torch.autograd.grad(several(x, y)[1], (x, y), torch.ones(4).double(), allow_unused=True)
+    assert_all_close((only[1],), (1 - torch.tanh(y) ** 2,))
+    assert only[0] is None or not only[0].any()
+
+
+def test_run_fusion_is_differentiable() -> None:
+    key = fuser.register_fusion(chain.groups[0])
+    inputs = given((6,), (6,))
+    got = gradients(lambda x, y: fuser.run_fusion(key, [x, y])[0], inputs)
+    assert_all_close(got, gradients(eager_chain, inputs))
+
+
+# --- costs nothing where nothing is asked for --------------------------------------------------------------------
+def test_only_wanted_gradients_are_computed() -> None:
+    x, y = given((6,), (6,))
+    out = swish(x, y.detach())
+    case = out.grad_fn.case
+    assert case.wanted == (0,)
+    assert case.backward((0,)).derived.targets == (0,)
+    assert not swish(x.detach(), y.detach()).requires_grad
+    with torch.no_grad():
+        assert not swish(x, y).requires_grad
+    with torch.inference_mode():
+        assert not swish(x, y).requires_grad
+
+
+def test_what_the_backward_pass_does_not_read_is_not_kept_alive() -> None:
+    x, y = given((6,), (6,))
+    kept, dropped = x * 2, y * 2
+    out = fuser.jit_fn("template <typename T> T f(T x, T y) { return x * x + y; }")(kept, dropped)
+    watched = weakref.ref(dropped), weakref.ref(kept)
+    del kept, dropped
+    gc.collect()
+    assert watched[0]() is None
+    assert len(out.grad_fn.saved_tensors) == 1
+
+
+@fuser.fuse
+def wide(a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
+    return torch.exp(a + b + c + d + e) * 0.5
+
+
+def test_a_result_is_saved_where_that_moves_fewer_bytes() -> None:
+    inputs = given((6,), (6,), (6,), (6,), (6,))
+    out = wide(*inputs)
+    # The sum of the five, one tensor, not five.
+    assert len(out.grad_fn.saved_tensors) == 1
+    assert not any(saved is item for saved in out.grad_fn.saved_tensors for item in inputs)
+    assert torch.autograd.gradcheck(wide, inputs)
+    assert torch.autograd.gradgradcheck(wide, inputs)
+
+
+def test_inputs_are_saved_where_that_is_as_cheap() -> None:
+    x, y = given((6,), (6,))
+    assert [id(item) for item in swish(x, y).grad_fn.saved_tensors] == [id(x), id(y)]
+
+
+def test_what_was_written_to_after_the_forward_pass_is_noticed() -> None:
+    x, y = given((6,), (6,))
+    base = x * 1
+    out = swish(base, y)
+    base.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+# --- transforms --------------------------------------------------------------------------------------------------
+def total(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: function(*args).sum()
+
+
+TRANSFORMS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "grad": lambda f: torch.func.grad(total(f), argnums=(0, 1)),
+    "vjp": lambda f: lambda x, y: torch.func.vjp(f, x, y)[1](x + y),
+    "jvp": lambda f: lambda x, y: torch.func.jvp(f, (x, y), (y, x * 2)),
+    "jacrev": lambda f: torch.func.jacrev(f, argnums=(0, 1)),
+    "jacfwd": lambda f: torch.func.jacfwd(f, argnums=(0, 1)),
+    "hessian": lambda f: torch.func.hessian(total(f), argnums=(0, 1)),
+    "forward over forward": lambda f: torch.func.jacfwd(torch.func.jacfwd(total(f))),
+    "reverse over reverse": lambda f: torch.func.jacrev(torch.func.jacrev(total(f))),
+    "third": lambda f: torch.func.grad(lambda x, y: torch.func.grad(total(torch.func.grad(total(f))))(x, y).sum()),
+    "vmap": lambda f: torch.func.vmap(f),
+    "vmap of the second dimension": lambda f: torch.func.vmap(f, in_dims=(1, 1), out_dims=1),
+    "vmap of the first argument": lambda f: lambda x, y: torch.func.vmap(f, in_dims=(0, None))(x, y[0]),
+    "vmap to numbers": lambda f: torch.func.vmap(torch.func.vmap(f)),
+    "gradients of samples": lambda f: torch.func.vmap(torch.func.grad(total(f), argnums=(0, 1))),
+    "linearize": lambda f: lambda x, y: torch.func.linearize(f, x, y)[1](y, x),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_equal_eager(name: str) -> None:
+    x, y = (item.detach() for item in given((3, 4), (3, 4)))
+    got, wanted = TRANSFORMS[name](swish)(x, y), TRANSFORMS[name](eager_swish)(x, y)
+    torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["grad", "jvp", "vjp", "gradients of samples", "reverse over reverse", "vmap"])
+def test_transforms_of_loops_that_depend_on_data(name: str) -> None:
+    def ours(x: Any, y: Any) -> Any:
+        return newton(x) * y
+
+    x, y = (item.detach() for item in given((2, 3), (2, 3)))
+    got = TRANSFORMS[name](ours)(x, y)
+    wanted = TRANSFORMS[name](lambda x, y: torch.sqrt(x) * y)(x, y)
+    torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_vmap_promotes_as_each_element_would() -> None:
+    # Each element is a 0-dim float64 beside a float32 vector: the result is float32.
+    scales, x = torch.arange(3.0, dtype=torch.float64), draw((5,), torch.float32)
+    got = torch.func.vmap(swish, in_dims=(0, None))(scales, x)
+    wanted = torch.stack([swish(scale, x) for scale in scales])
+    assert got.dtype is wanted.dtype is torch.float32
+    torch.testing.assert_close(got, wanted)
+
+
+def test_forward_mode_is_not_lost_in_a_replayed_call() -> None:
+    x, y = (item.detach() for item in given((6,), (6,)))
+    for _ in range(3):
+        swish(x, y)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, y)
+        tangent = torch.autograd.forward_ad.unpack_dual(swish(dual, y)).tangent
+        wanted = torch.autograd.forward_ad.unpack_dual(eager_swish(dual, y)).tangent
+    assert tangent is not None
+    torch.testing.assert_close(tangent, wanted)
+
+
+def test_checkpointing() -> None:
+    inputs = given((4, 5), (4, 5))
+    got = gradients(lambda x, y: torch.utils.checkpoint.checkpoint(chain, x, y, use_reentrant=False), inputs)
+    assert_all_close(got, gradients(eager_chain, inputs))
+
+
+# --- torch.compile -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("backend", ["fuser", "aot_eager"])
+def test_training_through_torch_compile(backend: str) -> None:
+    torch._dynamo.reset()
+    layer = torch.nn.Linear(5, 5, dtype=torch.float64)
+
+    def model(x: Any, y: Any) -> Any:
+        return torch.sin(axpy(layer(x), y, alpha=2.0)) * swish(x, y)
+
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    inputs = given((4, 5), (5,))
+    assert_all_close(gradients(compiled, inputs), gradients(model, inputs), rtol=1e-10, atol=1e-12)
+
+
+# --- scalars as tensors ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_scalar_that_is_a_tensor_has_a_gradient(device: str) -> None:
+    x, y = given((3, 4), (4,), device=device)
+    alpha = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    inputs = (x, y, alpha)
+    assert torch.equal(axpy(x, y, alpha=alpha), axpy(x, y, alpha=0.7))
+    assert torch.autograd.gradcheck(lambda x, y, a: axpy(x, y, alpha=a), inputs)
+    assert torch.autograd.gradgradcheck(lambda x, y, a: axpy(x, y, alpha=a), inputs)
+    fused = fuser.fuse(lambda x, y, a: torch.tanh(axpy(x, y, alpha=a * 2)))
+    assert_all_close(gradients(fused, inputs), gradients(lambda x, y, a: torch.tanh(a * 2 * x + y), inputs))
+    assert len(fused.groups) == 1
+
+
+def test_a_scalar_that_is_a_tensor_does_not_promote() -> None:
+    x = draw((4,), torch.bfloat16)
+    assert axpy(x, x, alpha=torch.tensor(2.0, dtype=torch.float64)).dtype is torch.bfloat16
+    with pytest.raises(ArgumentError, match=r"scalar 'alpha' has shape \[2\]"):
+        axpy(x, x, alpha=torch.ones(2))
+
+
+# --- hand-written derivatives ------------------------------------------------------------------------------------
+STEP = "template <typename T> T step(T x) { return x > T(0) ? T(1) : T(0); }"
+SURROGATE = """
+template <typename T> T surrogate(T x, T grad) {
+  const T s = T(1) / (T(1) + abs(x));
+  return grad * s * s;
+}
+"""
+surrogate = fuser.jit_fn(SURROGATE)
+
+
+def surrogate_of(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    return grad / (1 + x.abs()) ** 2
+
+
+def test_a_hand_written_derivative_fuses_with_its_neighbours() -> None:
+    step = fuser.jit_fn(STEP, backward=surrogate)
+    (x,) = given((6,))
+    x = (x - 1).detach().requires_grad_()
+    fused = fuser.fuse(lambda x: torch.tanh(step(x * 2) + x))
+    fuser.reset_stats()
+    (got,) = gradients(fused, (x,))
+    assert fuser.stats()["launches"] == 2
+    value = torch.tanh((x > 0) + x)
+    weight = draw((6,), torch.float32, seed=7).to(x)
+    slope = weight * (1 - value**2)
+    torch.testing.assert_close(got, slope + 2 * surrogate_of(x * 2, slope))
+    # The hand-written functor is differentiated from its text.
+    (first,) = torch.autograd.grad(step(x).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    torch.testing.assert_close(second, -2 * x.sign() / (1 + x.abs()) ** 3)
+
+
+SCALED = "template <typename T> T scaled(T x, T y, T k) { return k * x * y; }"
+SCALED_BACKWARD = """
+template <typename T> void scaled_backward(T y, T out, T grad, T k, T& gx, T& gy) {
+  gx = k * y * grad;
+  gy = out / y * grad;
+}
+"""
+SAVED = {
+    "names": ["y", "out"],
+    "places": [1, 2],
+    "function": lambda inputs, outputs: (inputs[1], outputs[0]),
+}
+
+
+@pytest.mark.parametrize("saved", SAVED.values(), ids=SAVED)
+@pytest.mark.parametrize("is_functor", [True, False], ids=["functors", "functions"])
+def test_differentiable(saved: Any, is_functor: bool) -> None:
+    forward = fuser.jit_fn(SCALED, scalars={"k": 2.0})
+    backward = fuser.jit_fn(SCALED_BACKWARD, num_outputs=2, scalars={"k": 2.0})
+
+    def call_forward(x: Any, y: Any, k: float = 2.0) -> Any:
+        return forward(x, y, k=k)
+
+    def call_backward(y: Any, out: Any, grad: Any, k: float = 2.0) -> Any:
+        return backward(y, out, grad, k=k)
+
+    pair = (forward, backward) if is_functor else (call_forward, call_backward)
+    function = fuser.differentiable(*pair, save_for_backward=saved)
+    inputs = given((3, 4), (4,))
+    for options in ({}, {"k": 3.0}):
+        k = options.get("k", 2.0)
+        got = gradients(lambda x, y: function(x, y, **options), inputs)  # noqa: B023 - called here
+        assert_all_close(got, gradients(lambda x, y: k * x * y, inputs))  # noqa: B023
+    with torch.no_grad():
+        assert torch.equal(function(*inputs), forward(*inputs))
+
+
+def test_some_inputs_without_a_gradient() -> None:
+    forward = fuser.jit_fn("template <typename T> T masked(T x, T mask) { return x * mask; }")
+    backward = fuser.jit_fn("template <typename T> T masked_backward(T mask, T grad) { return mask * grad; }")
+    function = fuser.differentiable(forward, backward, save_for_backward=["mask"], num_grad_inputs=1)
+    x, mask = given((4,), (4,))
+    got = torch.autograd.grad(function(x, mask).sum(), (x, mask), allow_unused=True)
+    torch.testing.assert_close(got[0], mask.detach())
+    assert got[1] is None or not got[1].any()
+
+
+def test_an_output_without_an_incoming_gradient_counts_as_zeros() -> None:
+    forward = fuser.jit_fn(
+        "template <typename T> void two(T x, T& a, T& b) { a = x * x; b = x * T(3); }", num_outputs=2
+    )
+    backward = fuser.jit_fn("template <typename T> T two_b(T x, T ga, T gb) { return ga * T(2) * x + gb * T(3); }")
+    function = fuser.differentiable(forward, backward)
+    (x,) = given((4,))
+    torch.testing.assert_close(torch.autograd.grad(function(x)[0].sum(), x)[0], (2 * x).detach())
+    torch.testing.assert_close(torch.autograd.grad(function(x)[1].sum(), x)[0], torch.full_like(x, 3))
+
+
+WRONG_PAIRS: dict[str, Callable[[], Any]] = {
+    "too few saved": lambda: fuser.jit_fn(SCALED, scalars=["k"], backward=surrogate),
+    "unknown name": lambda: fuser.differentiable(fuser.jit_fn(STEP), surrogate, save_for_backward=["z"]),
+    "unknown place": lambda: fuser.differentiable(fuser.jit_fn(STEP), surrogate, save_for_backward=[2]),
+    "unknown scalar": lambda: fuser.jit_fn(
+        STEP, backward=fuser.jit_fn("template <typename T> T b(T x, T g, T k) { return k * g; }", scalars=["k"])
+    ),
+}
+
+
+@pytest.mark.parametrize("make", WRONG_PAIRS.values(), ids=WRONG_PAIRS)
+def test_functors_that_do_not_fit_together(make: Callable[[], Any]) -> None:
+    with pytest.raises(ArgumentError):
+        make()
+
+
+def test_a_backward_function_with_too_few_gradients() -> None:
+    function = fuser.differentiable(lambda x, y: x * y, lambda x, y, grad: grad * y)
+    x, y = given((3,), (3,))
+    with pytest.raises(ArgumentError, match="returned 1 gradients, not 2"):
+        function(x, y).sum().backward()
+
+
+def test_a_hand_written_derivative_also_counts_in_eager_torch() -> None:
+    step = fuser.jit_fn(STEP, backward=surrogate)
+    (x,) = given((6,))
+    x = (x - 1).detach().requires_grad_()
+    (wanted,) = gradients(step, (x,))
+    before = fuser.override_can_fuse_on_cpu(False)
+    try:
+        (got,) = gradients(step, (x,))
+    finally:
+        fuser.override_can_fuse_on_cpu(before)
+    torch.testing.assert_close(got, wanted)
+    loop = fuser.fuse(lambda x: newton(step(x) + 1))
+    slope = torch.rsqrt((x > 0) + 1.0) / 2
+    (got,) = torch.autograd.grad(loop(x).sum(), x)
+    torch.testing.assert_close(got, surrogate_of(x.detach(), slope.detach().double()))
+
+
+# --- never in silence --------------------------------------------------------------------------------------------
+WITHOUT: dict[str, tuple[str, dict[str, Any], str]] = {
+    "bit cast": (
+        "template <typename T> T bits(T x) { return T(__float_as_int(float(x))); }",
+        {},
+        r"bits has no derivative: a bit cast at line 1, column 46",
+    ),
+    "integer output": (
+        "template <typename T> T sign(T x) { return x > T(0); }",
+        {"out_dtypes": torch.int32},
+        r"sign has no derivative: its result is torch.int32",
+    ),
+}
+
+
+@pytest.mark.parametrize(("code", "options", "message"), WITHOUT.values(), ids=WITHOUT)
+def test_no_derivative_is_an_error(code: str, options: dict[str, Any], message: str) -> None:
+    function = fuser.jit_fn(code, **options)
+    (x,) = given((3,))
+    for _ in range(2):
+        with pytest.raises(GradientError, match=message):
+            function(x)
+    assert function(x.detach()).shape == (3,)
+    fused = fuser.fuse(lambda x: function(x * 2))
+    with pytest.raises(GradientError, match=message):
+        fused(x)
+
+
+UNTAKEN = {
+    "log": ("x > T(0) ? log(x) : x", lambda x: torch.where(x > 0, 1 / x, 1)),
+    "sqrt": ("x > T(0) ? sqrt(x) : T(0)", lambda x: torch.where(x > 0, 0.5 / x.sqrt(), 0)),
+    "division": ("x == T(0) ? T(1) : sin(x) / x", None),
+    "power": ("x > T(0) ? pow(x, T(0.5)) : x", lambda x: torch.where(x > 0, 0.5 / x.sqrt(), 1)),
+    "two branches share": ("x > T(1) ? log(x) * T(2) : (x < T(-1) ? log(-x) : x)", None),
+}
+
+
+@pytest.mark.parametrize("name", UNTAKEN)
+def test_no_nan_from_branches_that_are_not_taken(name: str) -> None:
+    expression, slope = UNTAKEN[name]
+    function = fuser.jit_fn(f"template <typename T> T f(T x) {{ return {expression}; }}")
+    x = torch.tensor([-2.0, -0.0, 0.0, 0.5, 3.0], dtype=torch.float64, requires_grad=True)
+    (first,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert first.isfinite().all(), first
+    assert second.isfinite().all(), second
+    if slope is not None:
+        torch.testing.assert_close(first.detach(), slope(x.detach()).double())
