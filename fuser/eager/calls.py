@@ -11,7 +11,7 @@ from torch import fx
 
 from fuser.eager import functions
 from fuser.eager.evaluate import Evaluator
-from fuser.eager.masks import Frame, both_of
+from fuser.eager.masks import Frame, any_lane, both_of
 from fuser.eager.nodes import (
     ArrayType,
     Assign,
@@ -268,7 +268,7 @@ class Caller(Evaluator):
         if function in self.running:
             self._check_depth(function)
             # A recursion ends where no lane is left.
-            is_idle = is_idle or (self.graph is None and bool(self.mask.literals) and not bool(self.mask.data.any()))
+            is_idle = is_idle or (self.graph is None and not any_lane(self.mask.data))
         if is_idle:
             self.scope = before
             return nothing

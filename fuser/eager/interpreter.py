@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from fuser.eager.calls import Caller
-from fuser.eager.masks import ALL, NONE, Chain, Condition, Frame, Mask, any_of, both_of
+from fuser.eager.masks import ALL, NONE, Chain, Condition, Frame, Mask, any_lane, any_of, both_of
 from fuser.eager.nodes import (
     ArrayType,
     InitList,
@@ -276,7 +276,7 @@ class Interpreter(Caller):
         known = chain.implied if self.graph is not None else {}
         chain.implied = {**dict.fromkeys(literals, number), **known}
         frame.mask = entry.extend(Condition(data, chain, number))
-        return self.graph is not None or bool(data.any())
+        return self.graph is not None or any_lane(data)
 
     def _count_iteration(self, node: For | While | DoWhile | RangeFor) -> None:
         self.iterations += 1

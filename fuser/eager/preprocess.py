@@ -15,7 +15,7 @@ __all__ = ["Expanded", "preprocess"]
 _TOKEN = re.compile(
     r"(?P<comment>//(?:[^\n\\]|\\.|\\\n)*|/\*.*?\*/)"
     r"|(?P<directive>(?:(?<=\n)|\A)[ \t]*\#(?:[^\n\\/]|\\\n|\\.|/\*.*?\*/|/(?!\*))*)"
-    r"|(?P<space>(?:\s|\\\n)+)"
+    r"|(?P<space>\n|(?:[^\S\n]|\\\n)+)"
     r"|(?P<name>[A-Za-z_]\w*)"
     r"|(?P<number>\.?\d(?:[eEpP][+-]|[\w.'])*)"
     r"|(?P<string>\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*')"
