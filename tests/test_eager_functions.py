@@ -237,7 +237,7 @@ def test_results_through_pointers_equal_compiled_ones(dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_scaling_by_powers_of_two_rounds_once(dtype: torch.dtype) -> None:
     exponents = [0, 1, -3, 60, -60, 127, 128, -126, -149, -150, 300, -300, 1000, -1000, 1023, 1024, -1022, -1074, -1075]
-    exponents += [2046, 2098, -2098, -3000, 2**31 - 128, -(2**31)]
+    exponents += [-1023, -1025, 2046, 2098, -2098, -3000, 2**31 - 128, -(2**31)]
     x = sample(dtype, count=300)
     e = torch.tensor(exponents, dtype=torch.int32).repeat(len(x) // 5)[: 4 * len(x)]
     x = x.repeat(4)[: len(e)]
@@ -821,7 +821,7 @@ def test_shapes_broadcast_beside_numbers_without_dimensions() -> None:
 def test_numbers_stand_beside_tensors_of_any_device(device: str) -> None:
     """Each argument in turn a tensor there, the others constants or CPU tensors without dimensions."""
     for name in [*functions._FUNCTIONS, *COMPLEX]:
-        for given in itertools.islice(arguments_of(name), 4):
+        for given in itertools.islice(arguments_of(name), 1 if device == "meta" else 8):
             for place, as_number in itertools.product(range(len(given)), (as_tensor, lambda item: item)):
                 is_order = name in {"jn", "yn", "jnf", "ynf"} and place == 0
                 if is_order:

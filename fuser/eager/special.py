@@ -91,9 +91,9 @@ def normcdf(x: Term) -> Term:
 @through_double
 def erfcinv(y: Term) -> Term:
     """Return the inverse of erfc."""
-    # 1 - y is exact in the second half. Neither function sees an argument of the other.
+    # 1 - y is exact in the second half. erfinv sees no argument of the first, where its derivative can be infinite.
     near_zero = y < 0.5
-    tail = apply(aten.special_ndtri.default, where(near_zero, 0.5 * y, 0.25)) * -math.sqrt(0.5)
+    tail = apply(aten.special_ndtri.default, 0.5 * y) * -math.sqrt(0.5)
     return where(near_zero, tail, apply(aten.erfinv.default, where(near_zero, constant_of(0.0, y), 1.0 - y)))
 
 
