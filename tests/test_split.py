@@ -141,8 +141,6 @@ def test_a_functor_that_no_kernel_can_take() -> None:
     names = [f"x{place}" for place in range(400)]
     parameters = ", ".join(f"T {name}" for name in names)
     functor_text = f"template <typename T> T huge({parameters}) {{ goto end; end: return x0; }}"
-        f"template <typename T> T huge({', '.join(f'T {name}' for name in names)}) {{ goto end; end: return x0; }}"
-    )
     inputs = [torch.empty((4,) * 10)[(slice(None, None, 2),) * 10]] * 400
     with pytest.raises(FallbackError, match="'huge' with more than 32760 bytes of sizes and strides"):
         fuser.create_jit_fn(functor_text)(*inputs)
