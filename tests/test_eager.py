@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -429,8 +430,11 @@ def test_how_many_elements_an_index_may_choose_from_is_a_setting() -> None:
 def test_a_recursion_has_a_limit() -> None:
     function = one("f", "return g(x);", "template <typename T> T g(T v) { return v > T(0) ? g(v - T(1)) : v; }").build()
     assert run_eagerly(function, [torch.tensor([3.5, -1.0])])[0].tolist() == [-0.5, -1.0]
+    before = sys.getrecursionlimit()
     with pytest.raises(RecursionError, match="'g' calls itself more than 64 times"):
         run_eagerly(function, [torch.tensor([1000.0])])
+    assert run_eagerly(function, [torch.tensor([61.5])])[0].tolist() == [-0.5]
+    assert sys.getrecursionlimit() == before
 
 
 def test_scalars_decide_without_the_tensors() -> None:

@@ -10,6 +10,7 @@ graph in place of tensors nobody can know when that is, unless the lanes leave i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -85,6 +86,7 @@ class Interpreter(Caller):
         self.iterations = 0
         # Functions that are being run, outermost first.
         self.running: list[Function] = []
+        self.resources = ExitStack()
         for statement in program.globals:
             self.run(statement)
 
