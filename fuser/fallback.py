@@ -8,13 +8,14 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from fuser.dtypes import Rank, dtype_info, number_dtype
 from fuser.eager.translation import cast, translate
 from fuser.errors import FallbackError, UnsupportedError, UntranslatableError
 from fuser.functor import Functor, Role
 from fuser.graph import Function, FusionGroup
-from fuser.layout import infer_output_strides
+from fuser.layout import Shape, broadcast_shapes, infer_output_strides
 from fuser.ops import op_functions
 
 __all__ = ["Fallback", "build_fallback", "call_derived", "find_obstacle"]
@@ -137,9 +138,11 @@ def call_derived(function: Function, tensors: Sequence[Any], scalars: dict[str, 
     is_traced = torch._C._functorch.peek_interpreter_stack() is not None
     translation = translate(function.functor, compute, tuple(types), differentiable=needs_grad or is_traced)
     dtypes = [dtype or common for dtype in function.out_dtypes] or [common] * function.num_outputs
-    if translation.graph_module is None and any(item.is_meta for item in given):
+    abstract = next((item for item in given if item.is_meta or isinstance(item, FakeTensor)), None)
+    if translation.graph_module is None and abstract is not None:
+        # There are no values for the interpreter to go by.
         shape = _common_shape(given)
-        return tuple(torch.empty(shape, dtype=dtype, device="meta") for dtype in dtypes)
+        return tuple(torch.empty(shape, dtype=dtype, device=abstract.device) for dtype in dtypes)
     try:
         computed = translation.run(*arguments)
     except UntranslatableError:
@@ -185,9 +188,8 @@ def _scalar_type(number: Any) -> torch.dtype:
     return torch.float64 if number.is_floating_point() else torch.int64
 
 
-def _common_shape(given: Sequence[torch.Tensor]) -> torch.Size:
-    shape: torch.Size = torch.broadcast_shapes(*(item.shape for item in given))  # type: ignore[no-untyped-call]
-    return shape
+def _common_shape(given: Sequence[torch.Tensor]) -> Shape:
+    return broadcast_shapes([tuple(item.shape) for item in given])
 
 
 def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

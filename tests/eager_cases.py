@@ -397,6 +397,7 @@ CONSTRUCTS: tuple[Construct, ...] = (
         "#ifdef __CUDACC__\n#define PICK 1\n#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800\n#define PICK "
         "2\n#else\n#define PICK 3\n#endif\n#if PICK == 3 // yes\n#undef PICK\n#define PICK 4\n#endif",
     ),
+    one("macro_in_body", "\n  #define HALF(v) ((v) / 2)\n  return HALF(x);\n  #undef HALF\n  "),
     one("continued_macro", "return TWO(x);", "#define TWO(v) \\\n  ((v) + \\\n   (v))"),
     one("comments", "/* T(1) */ return x // + 1\n + T(2); // }\n"),
     one(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -377,6 +378,16 @@ def test_vmap_of_a_graph() -> None:
     assert torch.equal(mapped, run_eagerly(function, [x])[0])
 
 
+def test_vmap_and_grad_of_a_loop_on_data() -> None:
+    function = next(item for item in CONSTRUCTS if item.name == "loop_on_data").build()
+    x = draw((3, 5), torch.float64)
+    mapped = torch.func.vmap(lambda row: run_eagerly(function, [row])[0])(x)
+    assert torch.equal(mapped, run_eagerly(function, [x])[0])
+    halvings = torch.func.vmap(torch.func.vmap(torch.func.grad(lambda item: run_eagerly(function, [item])[0])))(x)
+    expected = torch.where(x > 0.01, 0.5 ** torch.ceil(torch.log2(x / 0.01)), 1.0)
+    torch.testing.assert_close(halvings, expected)
+
+
 # ---- what depends on data ----
 
 
@@ -419,8 +430,11 @@ def test_how_many_elements_an_index_may_choose_from_is_a_setting() -> None:
 def test_a_recursion_has_a_limit() -> None:
     function = one("f", "return g(x);", "template <typename T> T g(T v) { return v > T(0) ? g(v - T(1)) : v; }").build()
     assert run_eagerly(function, [torch.tensor([3.5, -1.0])])[0].tolist() == [-0.5, -1.0]
+    before = sys.getrecursionlimit()
     with pytest.raises(RecursionError, match="'g' calls itself more than 64 times"):
         run_eagerly(function, [torch.tensor([1000.0])])
+    assert run_eagerly(function, [torch.tensor([61.5])])[0].tolist() == [-0.5]
+    assert sys.getrecursionlimit() == before
 
 
 def test_scalars_decide_without_the_tensors() -> None:
@@ -434,10 +448,13 @@ def test_scalars_decide_without_the_tensors() -> None:
         assert torch.equal(run_eagerly(function, [x], n=count)[0], expected)
 
 
-def test_meta_tensors_need_no_values() -> None:
+def test_meta_and_fake_tensors_need_no_values() -> None:
     function = one("f", "while (x > T(1)) x = x / T(2); return x;").build()
     (result,) = run_eagerly(function, [torch.empty(3, 4, dtype=torch.bfloat16, device="meta")])
     assert (result.shape, result.dtype, result.is_meta) == ((3, 4), torch.bfloat16, True)
+    with FakeTensorMode():
+        (result,) = run_eagerly(function, [torch.empty(3, 4, dtype=torch.bfloat16)])
+    assert (result.shape, result.dtype, result.device.type) == ((3, 4), torch.bfloat16, "cpu")
 
 
 # ---- gradients ----

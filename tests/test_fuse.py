@@ -187,10 +187,15 @@ def test_modules(x: torch.Tensor) -> None:
 
 def test_gradients_are_never_lost(x: torch.Tensor, y: torch.Tensor) -> None:
     fused = fuser.fuse(lambda x, y: axpy(x, y) * 2)
-    with pytest.raises(fuser.errors.GradientError, match="axpy"):
-        fused(x.clone().requires_grad_(), y)
+    leaf = x.clone().requires_grad_()
+    fused(leaf, y).sum().backward()
+    assert leaf.grad is not None
+    jump = fuser.jit_fn("template <typename T> T jump(T x) { goto end; end: return x; }")
+    fused = fuser.fuse(lambda x: jump(x) * 2)
+    with pytest.raises(fuser.errors.GradientError, match="jump"):
+        fused(x.clone().requires_grad_())
     with torch.no_grad():
-        fused(x.clone().requires_grad_(), y)
+        fused(x.clone().requires_grad_())
     own = fuser.jit_fn(
         "template <typename T> T twice(T x, T k) { return k * x; }", scalars={"k": 2}, fallback=lambda x, k: x * k
     )

@@ -182,8 +182,7 @@ def test_gradients_are_never_lost(kind: str) -> None:
     needs = draw(8).requires_grad_()
     function(x, y)
     for _ in range(2):
-        with pytest.raises(GradientError):
-            function(needs, y)
+        assert function(needs, y).requires_grad
         with torch.no_grad():
             assert torch.equal(function(needs, y), axpy(needs, y))
             assert replays(function, (needs, y))

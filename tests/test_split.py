@@ -139,10 +139,15 @@ def test_a_functor_alone_may_be_larger() -> None:
 
 def test_a_functor_that_no_kernel_can_take() -> None:
     names = [f"x{place}" for place in range(400)]
-    functor_text = f"template <typename T> T huge({', '.join(f'T {name}' for name in names)}) {{ return x0; }}"
+    parameters = ", ".join(f"T {name}" for name in names)
+    functor_text = f"template <typename T> T huge({parameters}) {{ goto end; end: return x0; }}"
     inputs = [torch.empty((4,) * 10)[(slice(None, None, 2),) * 10]] * 400
     with pytest.raises(FallbackError, match="'huge' with more than 32760 bytes of sizes and strides"):
         fuser.create_jit_fn(functor_text)(*inputs)
+    # Without the goto it has an eager version.
+    fuser.reset_stats()
+    fuser.create_jit_fn(functor_text.replace("goto end; end: ", ""))(*inputs)
+    assert list(fuser.stats()["fallbacks"].values()) == [1]
 
 
 def test_in_place_where_a_later_launch_reads_it() -> None:

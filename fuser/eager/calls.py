@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -11,7 +14,7 @@ from torch import fx
 
 from fuser.eager import functions
 from fuser.eager.evaluate import Evaluator
-from fuser.eager.masks import Frame, both_of
+from fuser.eager.masks import Frame, any_lane, both_of
 from fuser.eager.nodes import (
     ArrayType,
     Assign,
@@ -62,7 +65,7 @@ from fuser.eager.values import PLACE, Value, constant, convert
 
 __all__ = ["IGNORED", "Caller", "DataDependentError"]
 
-# Calls inside calls. Each takes about a dozen of Python's own frames, of which there are 1000.
+# Calls inside calls.
 MAX_DEPTH = 64
 # Functions that write through pointers, and how many of them (the last arguments).
 _WRITERS = {"frexp": 1, "modf": 1, "remquo": 1, "sincos": 2, "sincospi": 2}
@@ -75,9 +78,40 @@ class DataDependentError(Exception):
     """A graph cannot hold what is asked for: it takes the values of the tensors. Says what and where."""
 
 
+class _DeepStack:
+    """Lets Python's stack grow as a recursion needs it, while any thread is inside.
+
+    A call of the functor takes up to two dozen of Python's own. Those take no room on the machine's stack, only the
+    limit is in the way; it holds for all threads.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.inside = 0
+        self.before = 0
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if self.inside == 0:
+                self.before = sys.getrecursionlimit()
+                sys.setrecursionlimit(self.before + 30 * MAX_DEPTH)
+            self.inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            if self.inside == 0:
+                sys.setrecursionlimit(self.before)
+
+
+_deep_stack = _DeepStack()
+
+
 class Caller(Evaluator):
     """Calls functions."""
 
+    # Given back when the program has run.
+    resources: ExitStack
     graph: fx.Graph | None
 
     @abstractmethod
@@ -265,13 +299,14 @@ class Caller(Evaluator):
         result = self.resolve(function.result)
         nothing = constant(0, torch.int32) if result in (AUTO, VOID) else zero_of(result)
         is_idle = self.is_dry and result is not AUTO
-        if function in self.running:
-            self._check_depth(function)
-            # A recursion ends where no lane is left.
-            is_idle = is_idle or (self.graph is None and bool(self.mask.literals) and not bool(self.mask.data.any()))
-        if is_idle:
+        is_recursion = function in self.running
+        # A recursion ends where no lane is left.
+        if is_idle or (is_recursion and self.graph is None and not any_lane(self.mask.data)):
             self.scope = before
             return nothing
+        if is_recursion:
+            self._check_depth(function)
+            self.resources.enter_context(_deep_stack)
         frame = Frame("function", self.mask)
         frame.result = result
         self.running.append(function)

@@ -10,13 +10,14 @@ graph in place of tensors nobody can know when that is, unless the lanes leave i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import fx
 
 from fuser.eager.calls import Caller
-from fuser.eager.masks import ALL, NONE, Chain, Condition, Frame, Mask, any_of, both_of
+from fuser.eager.masks import ALL, NONE, Chain, Condition, Frame, Mask, any_lane, any_of, both_of
 from fuser.eager.nodes import (
     ArrayType,
     InitList,
@@ -85,6 +86,7 @@ class Interpreter(Caller):
         self.iterations = 0
         # Functions that are being run, outermost first.
         self.running: list[Function] = []
+        self.resources = ExitStack()
         for statement in program.globals:
             self.run(statement)
 
@@ -276,7 +278,7 @@ class Interpreter(Caller):
         known = chain.implied if self.graph is not None else {}
         chain.implied = {**dict.fromkeys(literals, number), **known}
         frame.mask = entry.extend(Condition(data, chain, number))
-        return self.graph is not None or bool(data.any())
+        return self.graph is not None or any_lane(data)
 
     def _count_iteration(self, node: For | While | DoWhile | RangeFor) -> None:
         self.iterations += 1

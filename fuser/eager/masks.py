@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 from fuser.eager.values import Data, both, either, negate
 
-__all__ = ["ALL", "NONE", "Chain", "Condition", "Frame", "Mask", "any_of", "both_of"]
+__all__ = ["ALL", "NONE", "Chain", "Condition", "Frame", "Mask", "any_lane", "any_of", "both_of"]
 
 
 class Chain:
@@ -155,6 +157,15 @@ class Frame:
 def both_of(literals: Iterable[Literal]) -> Data:
     """Return whether all literals are true, as data."""
     return _data_of(tuple(literals))
+
+
+def any_lane(data: Data) -> bool:
+    """Return whether a condition is true for any lane, in any batch that torch.func.vmap makes of them."""
+    if isinstance(data, bool):
+        return data
+    while torch._C._functorch.is_functorch_wrapped_tensor(data):
+        data = torch._C._functorch.get_unwrapped(data)
+    return bool(data.any())
 
 
 def any_of(masks: Iterable[Mask]) -> Data:

@@ -15,7 +15,6 @@ __all__ = ["Expanded", "preprocess"]
 _TOKEN = re.compile(
     r"(?P<comment>//(?:[^\n\\]|\\.|\\\n)*|/\*.*?\*/)"
     r"|(?P<directive>(?:(?<=\n)|\A)[ \t]*\#(?:[^\n\\/]|\\\n|\\.|/\*.*?\*/|/(?!\*))*)"
-    # A line's indentation is a token of its own: what stands behind it may be a directive.
     r"|(?P<space>\n|(?:[^\S\n]|\\\n)+)"
     r"|(?P<name>[A-Za-z_]\w*)"
     r"|(?P<number>\.?\d(?:[eEpP][+-]|[\w.'])*)"

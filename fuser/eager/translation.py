@@ -164,7 +164,8 @@ def _interpret(
     token = PLACE.set(program.entry.place)
     try:
         interpreter = Interpreter(program, graph, limit, is_differentiable=is_differentiable)
-        return interpreter.call_entry(compute, arguments)
+        with interpreter.resources:
+            return interpreter.call_entry(compute, arguments)
     except (NoTranslation, TypeError, SubstitutionError) as error:
         place = PLACE.get() or program.entry.place
         raise UntranslatableError(functor.source, *place, str(error) or "a type that does not exist") from error
