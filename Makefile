@@ -47,6 +47,7 @@ fuzz: $(VENV)/.dev ## Run the property tests at random and for long, and all of 
 bench: $(VENV)/.bench ## Measure fuser beside its peers; ARGS passes options on (--help lists them)
 	$(BIN)/python benchmarks/import_time.py
 	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks.training
 
 clean: ## Remove the virtual environment and everything the other targets wrote
 	rm -rf $(VENV) build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache *.egg-info

@@ -217,13 +217,20 @@ def make_inputs(chain: Chain, elements: int, device: torch.device, seed: int = 0
     device's clocks and hide a wrong index.
     """
     generator = torch.Generator(device).manual_seed(seed)
-    inputs = []
-    for layout in chain.layouts:
-        values = torch.randn(shape_of(layout, elements), device=device, generator=generator).clamp_(-4, 4)
-        least = 1 / 64 if chain.dtype.is_floating_point or chain.dtype.is_complex else 1
-        values = torch.where(values.abs() < least, torch.copysign(torch.full_like(values, least), values), values)
-        inputs.append(LAYOUTS[layout](values.to(chain.dtype)))
-    return tuple(inputs)
+    return tuple(
+        LAYOUTS[layout](random_values(shape_of(layout, elements), chain.dtype, device, generator))
+        for layout in chain.layouts
+    )
+
+
+def random_values(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, generator: torch.Generator
+) -> Tensor:
+    """Return random values as ``make_inputs`` describes them."""
+    values = torch.randn(shape, device=device, generator=generator).clamp_(-4, 4)
+    least = 1 / 64 if dtype.is_floating_point or dtype.is_complex else 1
+    values = torch.where(values.abs() < least, torch.copysign(torch.full_like(values, least), values), values)
+    return values.to(dtype)
 
 
 def count_bytes(inputs: tuple[Tensor, ...]) -> int:

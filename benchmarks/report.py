@@ -131,14 +131,18 @@ def save_plot(document: Document, path: Path) -> None:
         draw_compile(next(axes), document["compile"])
     for axis in axes:
         axis.axis("off")
-    environment = document["environment"]
+    write_suptitle(figure, document["environment"])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def write_suptitle(figure: Any, environment: dict[str, Any]) -> None:
+    """Say where and when a picture was measured."""
     versions = environment["versions"]
     figure.suptitle(
         f"{environment['device']['name']}, torch {versions['torch']}, {environment['date'][:10]}", fontsize=13
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def draw_throughput(axis: Any, records: list[Record]) -> None:
@@ -148,7 +152,7 @@ def draw_throughput(axis: Any, records: list[Record]) -> None:
         short(record["gb_per_s"]) + ("" if record["ratio_to_eager"] is None else f"  ({record['ratio_to_eager']:.2f}x)")
         for record in shown
     ]
-    draw_bars(axis, shown, [record["gb_per_s"] for record in shown], notes)
+    draw_bars(axis, shown, [label(record) for record in shown], [record["gb_per_s"] for record in shown], notes)
     axis.axvline(copy["gb_per_s"], color=DARK, linestyle="--", linewidth=1)
     axis.set_title(f"{CHAINS[copy['chain']].title}, {shape_text(copy['shape'])}", fontsize=11, loc="left")
     axis.set_xlabel("GB/s, and speed relative to torch eager; dashed: device copy")
@@ -160,7 +164,7 @@ def draw_host(axis: Any, records: list[Record]) -> None:
     add = records[0]
     shown = [record for record in records if record["status"] == "ok" and record["peer"] not in MARKS]
     values = [record["time_us"]["median"] for record in shown]
-    draw_bars(axis, shown, values, [short(value) for value in values])
+    draw_bars(axis, shown, [label(record) for record in shown], values, [short(value) for value in values])
     axis.axvline(add["time_us"]["median"], color=DARK, linestyle="--", linewidth=1)
     axis.set_title(f"host time of one call, six functors, {add['elements']} elements", fontsize=11, loc="left")
     axis.set_xlabel("microseconds, shorter is better; dashed: one torch.add")
@@ -178,7 +182,7 @@ def draw_compile(axis: Any, records: list[Record]) -> None:
         bars = axis.barh([i + offset for i in range(len(shown))], values, height=0.38, color=colour, label=name)
         axis.bar_label(bars, [short(value) for value in values], fontsize=8, padding=2)
     axis.set_xscale("log")
-    tidy(axis, shown)
+    tidy(axis, [label(record) for record in shown])
     axis.set_title("compile time, empty caches", fontsize=11, loc="left")
     axis.set_xlabel("milliseconds, logarithmic; shorter is better")
     if shown:
@@ -191,19 +195,19 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def draw_bars(axis: Any, records: list[Record], values: list[float], notes: list[str]) -> None:
+def draw_bars(axis: Any, records: list[Record], names: list[str], values: list[float], notes: list[str]) -> None:
     """Draw one bar per record, fuser's own in another colour."""
     colours = [ORANGE if record["peer"].startswith("fuser") else GREY for record in records]
     bars = axis.barh(range(len(records)), values, color=colours, height=0.7)
     # On white, or the line of the copy would cross them out.
     white = {"facecolor": "white", "edgecolor": "none", "pad": 1}
     axis.bar_label(bars, notes, fontsize=9, padding=3, bbox=white, zorder=3)
-    tidy(axis, records)
+    tidy(axis, names)
 
 
-def tidy(axis: Any, records: list[Record]) -> None:
+def tidy(axis: Any, names: list[str]) -> None:
     """Name the bars, the first on top, and take away what carries no information."""
-    axis.set_yticks(range(len(records)), [label(record) for record in records], fontsize=9)
+    axis.set_yticks(range(len(names)), names, fontsize=9)
     axis.invert_yaxis()
     axis.spines[["top", "right"]].set_visible(False)
     axis.tick_params(axis="y", length=0)

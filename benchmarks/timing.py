@@ -39,12 +39,15 @@ class Timing:
 
     def to_json(self) -> dict[str, Any]:
         """Return median, 10th and 90th percentile, and every sample, in microseconds."""
+        return {**self.summarize(), "samples": [round(sample, 3) for sample in self.samples_us]}
+
+    def summarize(self) -> dict[str, Any]:
+        """Return median, 10th and 90th percentile, in microseconds."""
         return {
             "method": self.method,
             "median": round(self.median_us, 3),
             "p10": round(percentile(self.samples_us, 0.1), 3),
             "p90": round(percentile(self.samples_us, 0.9), 3),
-            "samples": [round(sample, 3) for sample in self.samples_us],
         }
 
 
