@@ -146,11 +146,10 @@ def bessel_j(order: Term, x: Term) -> Term:
     is_large = a >= limit
     large, small = where(is_large, a, where(limit < 1.0, constant_of(1.0, x), limit)), where(is_large, limit, a)
     below, upward = j0, where(n.equals(0), j0, j1)
-    ratio, product = 0.0 * small, where(n < 0, small, 1.0)
+    ratio, product = constant_of(0.0, x), constant_of(1.0, x)
     for k in range(1, most):
         following = upward * (2.0 * k / large) - below
-        more = n > k
-        below, upward = where(more, upward, below), where(more, following, upward)
+        below, upward = upward, where(n > k, following, upward)
     for k in range(most + 16 + 4 * math.isqrt(most), 0, -1):
         ratio = small / (2.0 * k - small * ratio)
         if 2 <= k <= most:
@@ -171,8 +170,7 @@ def bessel_y(order: Term, x: Term) -> Term:
     value = where(n.equals(0), below, _second_kind(x, 1))
     for k in range(1, most):
         following = where(value.equals(-_INF), value, value * (2.0 * k / x) - below)
-        more = n > k
-        below, value = where(more, value, below), where(more, following, value)
+        below, value = value, where(n > k, following, value)
     odd = (n & 1).equals(1) & (order < 0)
     return where(odd, -value, value)
 

@@ -142,8 +142,8 @@ _MODES: dict[str, Formula] = {
 
 def _saturate(rounded: Formula, dtype: torch.dtype) -> Formula:
     info = torch.iinfo(dtype)
-    # Where it is exact, the largest number plus one; 2^63 and 2^64 are what double makes of the largest.
-    low, above = float(info.min), float(info.max) + (info.bits < 64)
+    # Of 64 bits, double has not the largest number, but the next.
+    low, above = float(info.min), float(info.max)
 
     def convert(x: Term) -> Term:
         y = rounded(x).to(torch.float64)
