@@ -485,6 +485,8 @@ def test_gradients(item: Case | Construct) -> None:
         ("return x < T(0) || sqrt(x) > T(1) ? x * x : T(0);", [-1.0, 0.0, 4.0], [-2.0, 0.0, 8.0]),
         ("T s = T(0); for (int i = 0; i < 2; ++i) { if (x <= T(i)) continue; s += sqrt(x - T(i)); } return s;",
          [-1.0, 0.0, 1.0], [0.0, 0.0, 0.5]),
+        ("auto root = [&](const T& v) { return v > T(0) ? sqrt(v) : T(0); }; return root(x) + root(x * T(1));",
+         [-1.0, 0.0, 4.0], [0.0, 0.0, 0.5]),
         ("auto root = [&](T v) { if (v <= T(0)) return T(0); return sqrt(v); }; return root(x) + root(-x);",
          [-1.0, 0.0, 4.0], [-0.5, 0.0, 0.25]),
     ],

@@ -9,15 +9,15 @@ graph in place of tensors nobody can know when that is, unless the lanes leave i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import fx
 
-from fuser.eager.calls import Caller
-from fuser.eager.masks import ALL, NONE, Chain, Condition, Frame, Mask, any_lane, any_of, both_of
+from fuser.eager.loops import Looper
+from fuser.eager.masks import ALL, NONE, Condition, Frame, any_of, both_of
 from fuser.eager.nodes import (
     ArrayType,
     InitList,
@@ -44,7 +44,6 @@ from fuser.eager.statements import (
     Switch,
     While,
 )
-from fuser.eager.statements import Condition as ConditionSyntax
 from fuser.eager.storage import (
     Closure,
     Fixed,
@@ -65,7 +64,7 @@ __all__ = ["Interpreter"]
 _MAX_RESULTS = 4
 
 
-class Interpreter(Caller):
+class Interpreter(Looper):
     """Runs one program once.
 
     Args:
@@ -137,12 +136,6 @@ class Interpreter(Caller):
         self._run_all(node.statements)
         self.scope = scope
 
-    def _run_inside(self, kind: str, statement: Statement) -> None:
-        # In a frame of its own, for all lanes.
-        self.frames.append(Frame(kind, self.mask))
-        self.run(statement)
-        self.frames.pop()
-
     def _run_declaration(self, node: Declaration) -> None:
         for item in node.declarators:
             self.at(item.place)
@@ -156,9 +149,9 @@ class Interpreter(Caller):
         spelled, value = item.type, item.value
         if isinstance(spelled, ReferenceType) and value is not None:
             location = self.locate(value)
-            return (
-                Fixed(self.convert(location.thing, self.resolve(spelled))) if isinstance(location, Fixed) else location
-            )
+            if not isinstance(location, Fixed):
+                return location
+            return Fixed(self.convert(location.thing, self.resolve(spelled)), self.mask)
         if isinstance(spelled, ArrayType) and spelled.size is None and isinstance(value, InitList):
             kind: CppType = ArrayOf(self.resolve(spelled.element), len(value.values))
         else:
@@ -198,11 +191,6 @@ class Interpreter(Caller):
         if node.expression is not None:
             self.evaluate(node.expression)
 
-    def _decide(self, node: ConditionSyntax) -> Any:
-        if node.declaration is not None:
-            self.run(node.declaration)
-        return self.condition(node.value)
-
     def _run_if(self, node: If) -> None:
         scope, self.scope = self.scope, Scope(self.scope)
         found = self._decide(node.condition)
@@ -217,98 +205,6 @@ class Interpreter(Caller):
             if node.no is not None:
                 with self.branch(condition, False):
                     self.run_block(Block(node.no.place, (node.no,)))
-        self.scope = scope
-
-    def _run_for(self, node: For) -> None:
-        scope, self.scope = self.scope, Scope(self.scope)
-        self.frames.append(Frame("loop", self.mask))
-        if node.start is not None:
-            self.run(node.start)
-        step = node.step
-        self.loop(
-            node,
-            None if node.condition is None else lambda: self.condition(node.condition),  # type: ignore[arg-type]
-            lambda: None if step is None else self.evaluate(step),
-        )
-        self.scope = scope
-
-    def _run_while(self, node: While) -> None:
-        scope, self.scope = self.scope, Scope(self.scope)
-        self.frames.append(Frame("loop", self.mask))
-        self.loop(node, lambda: self._decide(node.condition), lambda: None)
-        self.scope = scope
-
-    def _run_do(self, node: DoWhile) -> None:
-        self.frames.append(Frame("loop", self.mask))
-        self.loop(node, lambda: self.condition(node.condition), lambda: None)
-
-    def loop(
-        self, node: For | While | DoWhile, condition: Callable[[], Any] | None, step: Callable[[], object]
-    ) -> None:
-        """Run a loop inside the frame that was opened for it; close the frame."""
-        frame = self.frames[-1]
-        entry, chain = frame.mask, Chain()
-        is_first_free = isinstance(node, DoWhile)
-        while frame.mask is not NONE:
-            if condition is not None and not is_first_free:
-                holds = condition()
-                if holds is False:
-                    break
-                if holds is not True:
-                    frame.mask = frame.mask.extend(Condition(holds))
-            is_first_free = False
-            if not self._renew(frame, entry, chain):
-                break
-            self.at(node.place)
-            self._count_iteration(node)
-            self._run_inside("body", node.body)
-            if not self._renew(frame, entry, chain):
-                break
-            step()
-        self.frames.pop()
-
-    def _renew(self, frame: Frame, entry: Mask, chain: Chain) -> bool:
-        """Let one condition stand for all that made lanes leave a loop so far; return whether any may be left."""
-        literals = entry.beyond(frame.mask)
-        if frame.mask is NONE or not literals or (len(literals) == 1 and literals[0][0].chain is chain):
-            return frame.mask is not NONE
-        data = both_of(literals)
-        number = chain.number = chain.number + 1
-        # Where tensors have values, conditions of the past are not kept for it.
-        known = chain.implied if self.graph is not None else {}
-        chain.implied = {**dict.fromkeys(literals, number), **known}
-        frame.mask = entry.extend(Condition(data, chain, number))
-        return self.graph is not None or any_lane(data)
-
-    def _count_iteration(self, node: For | While | DoWhile | RangeFor) -> None:
-        self.iterations += 1
-        if self.limit is not None and (self.iterations > self.limit or self.size > 32 * self.limit):
-            text = node.condition.text if isinstance(node, While) else getattr(node, "text", "")
-            raise self.data_dependent(f"the loop runs while {text}" if text else "the loop is too long for a graph")
-
-    @property
-    def size(self) -> int:
-        """How many nodes the graph has."""
-        return 0 if self.graph is None else len(self.graph.nodes)
-
-    def _run_range(self, node: RangeFor) -> None:
-        whole = self.locate(node.array)
-        scope, self.scope = self.scope, Scope(self.scope)
-        self.frames.append(Frame("loop", self.mask))
-        for number in range(whole.length):
-            if self.mask is NONE:
-                break
-            self._count_iteration(node)
-            part = whole.part(number)
-            is_reference = isinstance(node.variable.type, ReferenceType)
-            location = part
-            if not is_reference:
-                kind = self.resolve(node.variable.type)
-                location = make_location(part.type if kind is AUTO else kind, self.frames[-1])
-                self.write(location, self.load(part))
-            self.scope.names[node.variable.name] = location
-            self._run_inside("body", node.body)
-        self.frames.pop()
         self.scope = scope
 
     def leave(self, *kinds: str) -> None:

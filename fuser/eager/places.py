@@ -143,7 +143,7 @@ class Locator(Resolver):
             case Binary(_, ",", left, right):
                 self.evaluate(left)
                 return self.locate(right)
-        return Fixed(self.evaluate(node))
+        return Fixed(self.evaluate(node), self.mask)
 
     def value(self, node: Expression) -> Value:
         """Return the number that an expression is."""

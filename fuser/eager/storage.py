@@ -203,17 +203,20 @@ class Variable(Location):
 
 
 class Fixed(Location):
-    """A value without a place of its own: what an expression gave."""
+    """A value without a place of its own: what an expression gave, and the mask it was computed under."""
 
-    __slots__ = ("thing",)
+    __slots__ = ("thing", "written")
 
-    def __init__(self, thing: Thing) -> None:
+    def __init__(self, thing: Thing, written: Mask = ALL) -> None:
         super().__init__(thing.dtype if isinstance(thing, Value) else thing.type)
         self.thing = thing
+        self.written = written
 
-    def load(self, lanes: Lanes) -> Thing:  # noqa: ARG002 - the same for all
+    def load(self, lanes: Lanes) -> Thing:
         """See ``Location``."""
-        return self.thing
+        if not lanes.is_differentiable or lanes.is_dry or all(map(self.written.implies, lanes.mask.literals)):
+            return self.thing
+        return _guard(lanes.mask, self.thing)
 
     def store(self, lanes: Lanes, thing: Thing) -> None:  # noqa: ARG002 - never works
         """See ``Location``."""
@@ -223,7 +226,7 @@ class Fixed(Location):
         """See ``Location``."""
         if not isinstance(self.thing, Aggregate):
             return super().part(index)
-        return Fixed(self.thing.parts[index])
+        return Fixed(self.thing.parts[index], self.written)
 
     @property
     def length(self) -> int:
