@@ -463,7 +463,13 @@ def _check_eager(spec: KernelSpec, error: GradientError | UntranslatableError) -
     # Raises the error unless torch can differentiate the eager version: where a loop's length depends on data, say. What
     # is not differentiable is no more so in eager torch, unless the user wrote that.
     has_derivative = isinstance(error, DataDependentError | UntranslatableError) or spec.fallback.is_given
-    if spec.fallback.missing or not has_derivative:
+    if spec.fallback.missing:
+        name = spec.fallback.missing[0]
+        raise GradientError(
+            f"an input of {name!r} requires grad, and {name!r} has no derivative: {error}\n"
+            "call it under torch.no_grad(), detach the input, or give jit_fn(..., backward=a functor)"
+        ) from error
+    if not has_derivative:
         raise error
 
 

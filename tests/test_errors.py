@@ -66,7 +66,7 @@ BAD_CALLS: list[tuple[str, Callable[[Any], Any], type[FuserError], str]] = [
         "a tensor as scalar",
         lambda f: f(ones(3), ones(3), alpha=ones(1)),
         ArgumentError,
-        "axpy(x, y, *, alpha): scalar 'alpha' must be a Python number, got Tensor",
+        "axpy(x, y, *, alpha): scalar 'alpha' has shape [1], not []",
     ),
     (
         "an integer too large",
@@ -91,8 +91,10 @@ BAD_CALLS: list[tuple[str, Callable[[Any], Any], type[FuserError], str]] = [
         "gradient",
         lambda _: JUMP(ones(3, requires_grad=True)),
         GradientError,
-        "an input of 'jump' requires grad, and 'jump' has no derivative: call it under torch.no_grad(), "
-        "detach the input, or give jit_fn(..., fallback=) a differentiable function",
+        "an input of 'jump' requires grad, and 'jump' has no derivative: line 1, column 37: goto has no translation to "
+        "torch\n    1 | template <typename T> T jump(T x) { goto end; end: return x; }\n"
+        "      |                                     ^\n"
+        "call it under torch.no_grad(), detach the input, or give jit_fn(..., backward=a functor)",
     ),
     (
         "gradient and out=",

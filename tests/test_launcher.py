@@ -186,7 +186,11 @@ def test_gradients_are_never_lost(kind: str) -> None:
         with torch.no_grad():
             assert torch.equal(function(needs, y), axpy(needs, y))
             assert replays(function, (needs, y))
-        assert not replays(function, (needs, y))
+            assert not function(needs, y).requires_grad
+        # In grad mode another record is replayed, and by autograd.
+        assert replays(function, (needs, y))
+        assert torch.equal(torch.autograd.grad(function(needs, y).sum(), needs)[0], torch.full((8,), 2.0))
+        assert not function(x, y).requires_grad
 
 
 class Doubles(TorchDispatchMode):
