@@ -123,9 +123,9 @@ def _bessel_i_far(a: Term, order: int) -> Term:
     coefficients = [1.0]
     for k in range(1, 6):
         coefficients.insert(0, coefficients[0] * ((2 * k - 1) ** 2 - 4 * order**2) / (8 * k))
-    half = _exp(0.5 * x)
     series = polynomial(1.0 / x, tuple(coefficients))
-    return half * (series * apply(aten.rsqrt.default, 2 * math.pi * x)) * half
+    # exp(x) in two parts, whose exponents are exact.
+    return _exp(x - 10.0) * (series * apply(aten.rsqrt.default, 2 * math.pi * x) * math.exp(10))
 
 
 SPECIAL: dict[str, Formula] = {
