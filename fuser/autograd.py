@@ -1,37 +1,29 @@
 """Differentiable calls: a group inside torch.autograd.Function, with the groups of its derivatives.
 
-Inputs are saved rather than intermediate results, which the backward kernel recomputes, unless handing one over moves
-fewer bytes. A gradient is computed in the shape of the outputs it comes from and then summed to the shape of its input.
-Every derived group goes through ``run`` again, so that derivatives of any order and torch.func's transforms work.
+A gradient is computed in the shape of the outputs it comes from, then summed to the shape of its input. Every derived
+group goes through ``run`` again, so that derivatives of any order and torch.func's transforms work.
 """
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
-from fuser import executor, library, planner
-from fuser.backward import DerivedGroup, build_backward, build_tangents, choose_saved, find_differentiable
-from fuser.compiler import register, registered
+from fuser import executor, library
+from fuser.compiler import registered
 from fuser.config import config
+from fuser.differentiation import Case, Pass, check_eager, find_case, is_transformed
 from fuser.dtypes import Rank
-from fuser.errors import DataDependentError, GradientError, NotDifferentiableError, UntranslatableError
-from fuser.kernel_cache import Lru
-from fuser.kernel_spec import KernelSpec, Typing, infer_layouts, infer_typing
+from fuser.errors import GradientError, UntranslatableError
+from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Launcher, Replayer, record_call, record_through
 from fuser.opaque import call_opaque, pull_back, push_forward
 
-__all__ = ["is_transformed", "run", "run_and_record"]
-
-# How a group is differentiated, by everything that decides it.
-_cases: Lru[Case] = Lru()
+__all__ = ["run", "run_and_record"]
 
 
 def run(spec: KernelSpec, inputs: Sequence[Any]) -> list[torch.Tensor]:
@@ -59,163 +51,17 @@ def run_and_record(
     if is_transformed():
         results: tuple[torch.Tensor, ...] = _Transformed.apply(case, *inputs)  # type: ignore[no-untyped-call]
         return list(results[: case.output_count])
+    call = partial(_call_case, case)
     if launcher is not None and not case.follows_default_dtype:
-        record_through(launcher, case, inputs, tensors, scalars)
-    value = case(*inputs)
+        record_through(launcher, call, inputs, tensors, scalars)
+    value = call(*inputs)
     return [value] if isinstance(value, torch.Tensor) else list(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """A derived group, ready to run."""
-
-    spec: KernelSpec
-    derived: DerivedGroup
-    launcher: Replayer = field(default_factory=lambda: Replayer((), ()))
-
-    def run(
-        self, derivatives: Sequence[Any], values: Mapping[int, Any]
-    ) -> list[torch.Tensor] | tuple[torch.Tensor, ...]:
-        """Return the derivatives, differentiable in turn where somebody differentiates this formula."""
-        items = tuple(
-            [derivatives[place] if is_derivative else values[place] for is_derivative, place in self.derived.sources]
-        )
-        replayed = self.launcher.launch(items, None, None)
-        if replayed is not None:
-            return (replayed,) if isinstance(replayed, torch.Tensor) else replayed
-        return _call(self.spec, self.launcher, items)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Case:
-    """How a group is differentiated for inputs of certain dtypes; called with them, it is differentiable."""
-
-    # The group, with what the backward pass wants to have saved as further outputs.
-    spec: KernelSpec
-    typing: Typing
-    output_count: int
-    # Inputs whose gradients are asked for.
-    wanted: tuple[int, ...]
-    # Device of each input, None for numbers.
-    devices: tuple[torch.device | None, ...]
-    # Values of the group that the backward pass is given beside inputs.
-    kept: tuple[int, ...]
-    # Inputs that the backward pass reads.
-    read: tuple[int, ...]
-    # Places of the outputs that have no derivative because their dtype is integral.
-    constant_outputs: tuple[int, ...]
-    # Whether another torch.get_default_dtype() would change it.
-    follows_default_dtype: bool
-    launcher: Replayer = field(default_factory=lambda: Replayer((), ()))
-    # By places of the gradients that come in (by inputs that have tangents).
-    _passes: dict[tuple[bool, tuple[int, ...]], Pass] = field(default_factory=dict)
-
-    def __call__(self, *inputs: Any) -> Any:
-        """Run the group under autograd; return a tensor, or a tuple of tensors for several outputs."""
-        # torch.autograd.Function.apply serves transforms, too, and takes its time for it.
-        results = _apply(self, *inputs)
-        return results[0] if self.output_count == 1 else results[: self.output_count]
-
-    def backward(self, places: tuple[int, ...]) -> Pass | None:
-        """Return the pass that takes the gradients of these outputs; None if it would make zeros only.
-
-        Raises:
-            GradientError, UntranslatableError: there is none as a group.
-        """
-        build = partial(build_backward, self.spec.group, self.typing, self.wanted, places, self.kept)
-        return self._passes.get((True, places)) or self._add((True, places), build)
-
-    def tangents(self, inputs: tuple[int, ...]) -> Pass | None:
-        """Return the pass that takes the tangents of these inputs; as ``backward``."""
-        return self._passes.get((False, inputs)) or self._add(
-            (False, inputs), partial(build_tangents, self.spec.group, self.typing, inputs)
-        )
-
-    def _add(self, key: tuple[bool, tuple[int, ...]], build: Callable[[], DerivedGroup | None]) -> Pass | None:
-        derived = build()
-        if derived is None:
-            return None
-        return self._passes.setdefault(key, Pass(register(derived.group), derived))
-
-
-def find_case(spec: KernelSpec, inputs: Sequence[Any], *, saves_results: bool = True) -> Case:
-    """Find or make the case of a call.
-
-    Raises:
-        GradientError: an input requires grad and the group has no derivative.
-    """
-    # A transform of torch.func may ask for any gradient, or for none.
-    transformed = is_transformed()
-    wanted = tuple(
-        place
-        for place, item in enumerate(inputs)
-        if isinstance(item, torch.Tensor)
-        and (item.requires_grad or transformed)
-        and (item.is_floating_point() or item.is_complex())
-    )
-    described = [_describe(item) for item in inputs]
-    signature = tuple((item.kind, item.dtype, not item.shape, item.device) for item in described)
-    key = (spec.key, wanted, signature, torch.get_default_dtype(), saves_results, transformed)
-    case = _cases.get(key)
-    if case is None:
-        case = _make_case(spec, described, wanted, saves_results=saves_results, derives=not transformed)
-        _cases.put(key, case, config.max_plans)
-    return case
-
-
-def _make_case(
-    spec: KernelSpec, described: list[planner.Bound], wanted: tuple[int, ...], *, saves_results: bool, derives: bool
-) -> Case:
-    device = planner.common_device(spec, described)
-    specs = planner.input_specs(described, device)
-    count = len(spec.group.outputs)
-    read, kept = tuple(range(len(described))), ()
-    typing = infer_typing(spec.group, specs, torch.get_default_dtype())
-    if derives:
-        _check_outputs(spec, typing, wanted)
-        try:
-            if saves_results:
-                spec, kept = _with_saved(spec, typing, described, wanted)
-                typing = infer_typing(spec.group, specs, torch.get_default_dtype())
-            derived = build_backward(spec.group, typing, wanted, range(count), kept)
-            values = {item.place for item in derived.sources if not item.is_derivative} if derived else set[int]()
-            read = tuple(sorted(value for value in values if value < len(described)))
-        except (GradientError, UntranslatableError) as error:
-            _check_eager(spec, error)
-    continuous = find_differentiable(spec.group, typing, wanted)
-    return Case(
-        spec=spec,
-        typing=typing,
-        output_count=count,
-        wanted=wanted,
-        devices=tuple(item.device for item in described),
-        kept=kept,
-        read=read,
-        constant_outputs=tuple(place for place, value in enumerate(spec.group.outputs) if value not in continuous),
-        follows_default_dtype=planner.follows_default_dtype(spec, specs),
-    )
-
-
-def _with_saved(
-    spec: KernelSpec, typing: Typing, described: Sequence[planner.Bound], wanted: tuple[int, ...]
-) -> tuple[KernelSpec, tuple[int, ...]]:
-    # The group with what is worth to be saved as further outputs, and all values of it that are saved beside inputs.
-    group = spec.group
-    derived = build_backward(group, typing, wanted, range(len(group.outputs)))
-    if derived is None:
-        return spec, ()
-    layouts = infer_layouts(group, planner.value_layouts(described))
-    sizes = [
-        0 if layout.is_number else typing.values[value].itemsize * math.prod(layout.shape)
-        for value, layout in enumerate(layouts)
-    ]
-    kept = sorted(choose_saved(group, derived.read, sizes.__getitem__))
-    if not kept:
-        return spec, ()
-    outputs = (*group.outputs, *(value for value in kept if value not in group.outputs))
-    spec = register(replace(group, outputs=outputs, _key=[]))
-    # In the new group's canonical form values may have other numbers.
-    return spec, tuple(sorted(spec.group.outputs[outputs.index(value)] for value in kept))
+def _call_case(case: Case, *inputs: Any) -> Any:
+    # A tensor, or a tuple of tensors for several outputs.
+    results = _apply(case, *inputs)
+    return results[0] if case.output_count == 1 else results[: case.output_count]
 
 
 class _Recorded(torch.autograd.Function):
@@ -232,7 +78,8 @@ class _Recorded(torch.autograd.Function):
         return None, *_find_gradients(ctx, grads, ctx.needs_input_grad[1:])
 
 
-_apply = super(torch.autograd.Function, _Recorded).apply
+# torch.autograd.Function.apply serves transforms, too, and takes its time for it.
+_apply: Callable[..., tuple[torch.Tensor, ...]] = super(torch.autograd.Function, _Recorded).apply
 
 
 class _Transformed(torch.autograd.Function):
@@ -289,12 +136,12 @@ def _find_gradients(ctx: Any, grads: Sequence[torch.Tensor | None], needs: Seque
     try:
         passes = [case.backward(places) for places in _by_shape(ctx.out_shapes, grads)]
     except (GradientError, UntranslatableError) as error:
-        _check_eager(case.spec, error)
+        check_eager(case.spec, error)
         return _find_eager_gradients(ctx, values, grads)
     for backward in passes:
         if backward is None:
             continue
-        for target, result in zip(backward.derived.targets, backward.run(grads, values), strict=True):
+        for target, result in zip(backward.derived.targets, _run_pass(backward, grads, values), strict=True):
             part = result if result.shape == shapes[target] else result.sum_to_size(shapes[target])
             if part.device != case.devices[target]:
                 part = part.to(case.devices[target])
@@ -329,9 +176,9 @@ def _find_tangents(ctx: Any, tangents: Sequence[torch.Tensor | None]) -> tuple[t
     try:
         forward = case.tangents(given)
     except (GradientError, UntranslatableError) as error:
-        _check_eager(case.spec, error)
+        check_eager(case.spec, error)
         return _find_eager_tangents(case, values, given, tangents)
-    found = dict(zip(forward.derived.targets, forward.run(tangents, values), strict=True)) if forward else {}
+    found = dict(zip(forward.derived.targets, _run_pass(forward, tangents, values), strict=True)) if forward else {}
     made = []
     for place, shape in enumerate(ctx.out_shapes):
         tangent = found.get(place)
@@ -387,6 +234,19 @@ def _eager_function(
     return run_eager, [item for item in inputs if isinstance(item, torch.Tensor)]
 
 
+def _run_pass(
+    step: Pass, derivatives: Sequence[Any], values: Mapping[int, Any]
+) -> list[torch.Tensor] | tuple[torch.Tensor, ...]:
+    # The derivatives, differentiable in turn where somebody differentiates this formula.
+    items = tuple(
+        [derivatives[place] if is_derivative else values[place] for is_derivative, place in step.derived.sources]
+    )
+    replayed = step.launcher.launch(items, None, None)
+    if replayed is not None:
+        return (replayed,) if isinstance(replayed, torch.Tensor) else replayed
+    return _call(step.spec, step.launcher, items)
+
+
 def _call(spec: KernelSpec, launcher: Replayer, inputs: Sequence[Any]) -> list[torch.Tensor]:
     # As part of a formula.
     if is_transformed():
@@ -404,7 +264,7 @@ def _run_below(spec: KernelSpec, launcher: Replayer, inputs: Sequence[Any]) -> S
     with torch.no_grad():
         replayed = launcher.launch(arguments, None, None)
         if replayed is not None:
-            return (replayed,) if isinstance(replayed, torch.Tensor) else replayed  # type: ignore[no-any-return]
+            return (replayed,) if isinstance(replayed, torch.Tensor) else replayed
         if _needs_operator(inputs):
             return library.call_operator(spec, list(inputs))
         plain = [item.resolve_conj().resolve_neg() if isinstance(item, torch.Tensor) else item for item in inputs]
@@ -445,46 +305,6 @@ def _as_zero_dim(case: Case, tensor: torch.Tensor) -> torch.Tensor:
         and (dtype.is_floating_point, dtype.is_complex) >= (tensor.is_floating_point(), tensor.is_complex())
     ]
     return tensor.to(strong[0]) if strong and tensor.dtype is not strong[0] else tensor
-
-
-def _check_outputs(spec: KernelSpec, typing: Typing, wanted: Sequence[int]) -> None:
-    # torch's comparisons have outputs without a gradient, and so has a functor beside others; one that has nothing
-    # else would lose the gradient in silence.
-    group = spec.group
-    continuous = find_differentiable(group, typing, wanted)
-    for application, offset in zip(group.applications, group.value_offsets(), strict=True):
-        made = range(offset, offset + application.function.num_outputs)
-        is_reached = not continuous.isdisjoint(application.tensors)
-        if application.function.op is None and is_reached and continuous.isdisjoint(made):
-            raise NotDifferentiableError(f"its result is {typing.values[offset]}", functor=application.function.name)
-
-
-def _check_eager(spec: KernelSpec, error: GradientError | UntranslatableError) -> None:
-    # Raises the error unless torch can differentiate the eager version: where a loop's length depends on data, say. What
-    # is not differentiable is no more so in eager torch, unless the user wrote that.
-    has_derivative = isinstance(error, DataDependentError | UntranslatableError) or spec.fallback.is_given
-    if spec.fallback.missing:
-        name = spec.fallback.missing[0]
-        raise GradientError(
-            f"an input of {name!r} requires grad, and {name!r} has no derivative: {error}\n"
-            "call it under torch.no_grad(), detach the input, or give jit_fn(..., backward=a functor)"
-        ) from error
-    if not has_derivative:
-        raise error
-
-
-def is_transformed() -> bool:
-    """Whether torch.func differentiates or maps what is called now, or tensors may carry tangents."""
-    if forward_ad._current_level >= 0:
-        return True
-    interpreter = torch._C._functorch.peek_interpreter_stack()
-    return interpreter is not None and interpreter.key() is not torch._C._functorch.TransformType.Functionalize
-
-
-def _describe(item: Any) -> planner.Bound:
-    if isinstance(item, torch.Tensor):
-        return planner.Bound(torch.Tensor, item.dtype, tuple(item.shape), tuple(item.stride()), item.device)
-    return planner.Bound(library.number_type(item))
 
 
 def _needs_operator(inputs: Sequence[Any]) -> bool:

@@ -117,8 +117,8 @@ def build_tangents(group: FusionGroup, typing: Typing, given: Collection[int]) -
         )
         if derived.functor is None:
             continue
-        made = {out: offset + place for place, out in enumerate(derived.results) if out is not None}
-        targets = tuple(made.get(out, -1) for out in range(derived.functor.num_outputs))
+        values = {out: offset + place for place, out in enumerate(derived.results) if out is not None}
+        targets = tuple(values.get(out, -1) for out in range(derived.functor.num_outputs))
         incoming = tuple(arguments[place] for place in places)
         results = tuple(range(offset, offset + application.function.num_outputs))
         steps.append(_Step(index, derived, incoming, targets, arguments, results))
@@ -134,8 +134,8 @@ def build_tangents(group: FusionGroup, typing: Typing, given: Collection[int]) -
     for step in steps:
         made_handles = writer.apply(step, [handles[value] for value in step.outputs])
         handles.update(zip(step.targets, made_handles, strict=True))
-    targets = [place for place, value in enumerate(group.outputs) if value in tangents and value not in given]
-    return writer.finish([handles[group.outputs[place]] for place in targets], targets, read) if targets else None
+    made = [place for place, value in enumerate(group.outputs) if value in tangents and value not in given]
+    return writer.finish([handles[group.outputs[place]] for place in made], made, read) if made else None
 
 
 def choose_saved(group: FusionGroup, read: Collection[int], size_of: Callable[[int], int]) -> frozenset[int]:
@@ -279,8 +279,8 @@ class _Writer:
                 needed |= {*item.tensors, *item.scalars}
         for value in sorted(needed):
             if value < len(self.group.inputs):
-                item = self.group.inputs[value]
-                self.values[value] = self.builder.add_input(item.name, is_scalar=item.is_scalar)
+                given = self.group.inputs[value]
+                self.values[value] = self.builder.add_input(given.name, is_scalar=given.is_scalar)
                 self.sources.append(Source(False, value))
             elif value in saved:
                 self.values[value] = self.builder.add_input(f"saved{value}")

@@ -1,4 +1,4 @@
-"""``fuser.differentiable``: a forward function and a backward function, both the user's, as one differentiable function."""
+"""``fuser.differentiable``: a forward and a backward function of the user's as one differentiable function."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 
 from fuser import autograd, library
 from fuser.config import config
+from fuser.differentiation import is_transformed
 from fuser.errors import GradientError
 from fuser.executor import run_fallback, run_planned, under_autocast
 from fuser.kernel_spec import KernelSpec
@@ -92,8 +93,8 @@ def _unusual(
     spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] | None, differentiate: Differentiate
 ) -> Callable[[], list[torch.Tensor]] | None:
     # How to run a call that a kernel cannot serve as it is; None for the usual call. Resolves lazy bits in place.
-    is_transformed = autograd.is_transformed() and (forward_ad._current_level < 0 or _has_tangent(inputs))
-    if not is_transformed and torch._C._len_torch_dispatch_stack() > 0:
+    transformed = is_transformed() and (forward_ad._current_level < 0 or _has_tangent(inputs))
+    if not transformed and torch._C._len_torch_dispatch_stack() > 0:
         return lambda: library.call_operator(spec, inputs)
     reason = ""
     needs_grad = False
@@ -104,7 +105,7 @@ def _unusual(
         if item.layout is not torch.strided or item.is_quantized or item.is_nested:
             # Before its class is asked: a class of nested or sparse tensors knows torch's operators, not fuser's.
             reason = f"a {unusual_kind(item)} tensor"
-        elif not is_transformed and library.has_torch_dispatch(item):
+        elif not transformed and library.has_torch_dispatch(item):
             return lambda: library.call_operator(spec, inputs)
         elif item.is_conj() or item.is_neg():
             inputs[index] = item.resolve_conj().resolve_neg()
@@ -113,10 +114,11 @@ def _unusual(
     needs_grad = needs_grad and torch.is_grad_enabled()
     if needs_grad and out is not None:
         raise GradientError("out= does not support automatic differentiation, but one of the inputs requires grad")
-    if needs_grad or is_transformed:
+    if needs_grad or transformed:
         return lambda: differentiate(spec)
     return None
 
 
 def _has_tangent(inputs: Sequence[Any]) -> bool:
-    return any(isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in inputs)
+    unpack: Callable[..., Any] = forward_ad.unpack_dual
+    return any(isinstance(x, torch.Tensor) and unpack(x).tangent is not None for x in inputs)

@@ -198,10 +198,16 @@ class _HandWritten(torch.autograd.Function):
         taken = [*(values[place] for place in backward.saved), *gradients]
         made = iter(call_derived(Function(backward.functor), taken, scalars))
         found = [next(made, None) for _ in ctx.inputs]
-        return None, None, *[
-            grad.sum_to_size(shape).to(values[i].dtype) if isinstance(shape, torch.Size) and grad is not None else None
-            for i, (grad, shape) in enumerate(zip(found, ctx.inputs, strict=True))
-        ]
+        return (
+            None,
+            None,
+            *[
+                grad.sum_to_size(shape).to(values[i].dtype)
+                if isinstance(shape, torch.Size) and grad is not None
+                else None
+                for i, (grad, shape) in enumerate(zip(found, ctx.inputs, strict=True))
+            ],
+        )
 
 
 def _operand(item: Any, default: torch.dtype) -> tuple[torch.dtype, Rank]:
