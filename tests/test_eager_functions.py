@@ -921,14 +921,14 @@ def test_formulas_are_differentiable() -> None:
 
 def test_gradients_on_ordinary_numbers_are_numbers() -> None:
     """No NaN from the formulas that a lane does not take, on the special numbers where the derivative is finite."""
-    x = torch.tensor([0.0, 0.25, -0.5, 1.0, -1.5, 3.0, 30.0, -40.0, 650.0, 1e5, -1e-9, 1e-300], dtype=torch.float64)
+    x = torch.tensor(
+        [0.0, 0.25, -0.5, 1.0, -1.5, 3.0, 30.0, -40.0, 650.0, 710.3, 1e5, -1e-9, 1e-300], dtype=torch.float64
+    )
     names = "sinpi cospi sinh cosh erfcx normcdf cyl_bessel_i0 cyl_bessel_i1 logb round exp10 fabs rint"
     for name in names.split():
-        numbers = torch.cat([x, x.new_tensor([710.3])]) if name.startswith("cyl") else x
-        point = numbers[call(name, [value(numbers)]).data.isfinite()].requires_grad_()
+        point = x[call(name, [value(x)]).data.isfinite()].requires_grad_()
         (gradient,) = torch.autograd.grad(call(name, [value(point)]).data.sum(), point)
-        # Close to the largest result a step on the way overflows.
-        assert bool((gradient.isfinite() | (point > 700) & ~gradient.isnan()).all()), (name, gradient)
+        assert bool(gradient.isfinite().all()), (name, gradient)
     tiny = torch.tensor([1e-100, 170.0, -3.5], dtype=torch.float64).requires_grad_()
     (gradient,) = torch.autograd.grad(call("tgamma", [value(tiny)]).data.sum(), tiny)
     assert bool(gradient.isfinite().all())

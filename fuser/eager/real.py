@@ -319,8 +319,8 @@ def _near_overflow(op: torch._ops.OpOverload, x: Term) -> Term:
         return apply(op, x)
     limit = 88.0 if x.dtype is torch.float32 else 709.0
     large = abs(x) > limit
-    half = apply(aten.exp.default, 0.5 * where(large, abs(x), limit))
-    far = 0.5 * half * half
+    # The difference is exact.
+    far = apply(aten.exp.default, where(large, abs(x), limit) - 10.0) * (0.5 * math.exp(10))
     return where(
         large,
         far if op is aten.cosh.default else copysign(far, x),
