@@ -410,6 +410,321 @@ CONSTRUCTS: tuple[Construct, ...] = (
     one("asserts", "assert(x == x); return x + T(1);", is_total=False),
     one("bool_result", "return x > T(1);"),
     one("void_cast", "(void)x; return x;"),
+    # Corners
+    one(
+        "loop_down_to_zero",
+        "T s = T(0); for (unsigned i = 4; i-- > 0;) s = s * x + T(i); return s;",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "number_as_condition",
+        "if (x) return T(1) / x; while (!x) { x = T(1); } return x;",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "not_of_numbers",
+        "return T(!x) + T(!!x) * 2;",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "pointer_beside_variable",
+        "T a = x, *p = &a; *p += T(2); return a;",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "pointer_to_row",
+        "T m[2][2] = {{x, T(1)}, {T(2), x}}, *row = m[1]; row[0] += x; return m[1][0] * row[1];",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "row_by_data",
+        "T m[2][2] = {{x, T(1)}, {T(2), x}}; const T* row = m[x > T(0)]; return row[0] + row[1] * 3;",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "overload_by_count",
+        "return g(x) + g(x, x);",
+        "template <typename T> T g(T a) { return a * 2; } template <typename T> T g(T a, T b) { return a * b; }",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "recursion_of_templates",
+        "return p<4>(x);",
+        "template <int N, typename T> T p(T v) { if constexpr (N == 0) return T(1); else return v * p<N - "
+        "1>(v); }",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "recursion_of_a_lambda",
+        "auto fac = [](auto self, int n) -> int { return n < 2 ? 1 : n * self(self, n - 1); }; return x * "
+        "T(fac(fac, 5));",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "array_of_structs",
+        "P<T> p[2]; p[0].a = x; p[1].a = T(2); p[1].b = p[0].a * p[1].a; p[0] = p[1]; return p[0].b + p[1].a;",
+        "template <typename T> struct P { T a, b; };",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "array_in_struct",
+        "V<T> v = {{x, T(1), T(2)}}; V<T> w = scaled(v, T(3)); bump(v); return v.v[0] + w.v[0] * w.v[2];",
+        "template <typename T> struct V { T v[3]; }; template <typename T> V<T> scaled(V<T> a, T s) { for (int "
+        "i = 0; i < 3; ++i) a.v[i] *= s; return a; } template <typename T> void bump(V<T>& a) { for (auto& e : "
+        "a.v) e += T(1); }",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "switch_in_loop",
+        "T s = T(0); for (int i = 0; i < 5; ++i) { switch (int(x) + i) { case 0: continue; case 1: s += T(1); "
+        "break; case 3: return s; default: s += x; } s *= T(2); } return s;",
+        nodes=150,
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "continue_in_do",
+        "T s = x; int i = 0; do { ++i; if (s > T(i)) continue; s += T(1); } while (i < 4); return s;",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "effects_of_conditions",
+        "T y = T(5); if (x > T(0) && (y = x) > T(1)) y += T(10); int i = 0; bool b = (i++ > 0) || (i++ > 0) || "
+        "x > T(2); return y + T(i) + T(b);",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "return_of_comma",
+        "T y = x; return y += T(1), y * y;",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "bytes_wrap",
+        "unsigned char c = (unsigned char)(int)(x * T(40)); c += 100; signed char d = c; return T(c) * 1000 + "
+        "T(d);",
+        domain=(0, 4),
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "shifts_of_64_bits",
+        "unsigned long long a = 1ull << 40; long b = -5; return T(a >> 38) + T(b >> 1) + T((b << 3) ^ 7) + x;",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "types_of_literals",
+        "int i = -1; return T(i < 0xffffffffu) + T(i == 0xffffffff) + T(0x7fffffff + 1u) + x;",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "unary_minus_first",
+        "return -T(1) / 3 + T(1) / 2 + 1 / T(3) * x + (x == x ? 1 : 0);",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "array_of_bool",
+        "bool f[3] = {true, x > T(0)}; f[2] = !f[1]; int n = 0; for (bool b : f) n += b; return T(n) + T(f[2]);",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "pragma_unroll",
+        "T s = x;\n#pragma unroll\nfor (int i = 0; i < 3; ++i) s += s;\nreturn s;",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "binding_by_reference",
+        "[[maybe_unused]] T y = x; const auto& [a, b] = two(x); return a * b;",
+        "template <typename T> struct S { T a, b; }; template <typename T> S<T> two(T v) { return S<T>{v, v + "
+        "1}; }",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "using_namespace",
+        "using namespace std; return fabs(x) + abs(-3);",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "reference_to_element_by_data",
+        "T a[3] = {x, T(1), T(2)}; int i = x > T(1) ? 2 : 1; ex(a[0], a[i]); return a[0] * 100 + a[1] * 10 + "
+        "a[2];",
+        "template <typename T> void ex(T& a, T& b) { T t = a; a = b; b = t; }",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "loop_over_pointers",
+        "const T t[3] = {T(1), x, T(3)}; T s = T(0); for (const T* p = t; p != t + 3; ++p) s = s * 2 + *p; for "
+        "(const T* p = t + 2; p >= t; p--) s += *p; return s;",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "results_through_pointers",
+        "T y; int n; put(x, &y, &n); return y * T(n);",
+        "template <typename T> void put(T v, T* y, int* n) { *y = v * 2; *n = v > T(0) ? 3 : 4; }",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "modf_through_pointer",
+        "T w; T r = modf(x, &w); return w * 10 + r;",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "frexp_through_pointer",
+        "int e; T m = frexp(x, &e); return m * 16 + T(e);",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "macros_in_macros",
+        "return MAX3(x, T(1), -x);",
+        "#define MAX2(a, b) ((a) > (b) ? (a) : (b))\n#define MAX3(a, b, c) MAX2(a, MAX2(b, c))",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "scoped_enum",
+        "return x * T(int(K::B));",
+        "enum class K { A, B = 5 };",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "static_function",
+        "return helper(x, 2);",
+        "static inline __host__ __device__ double helper(double v, int k) { return v / k; }",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "constant_array_size",
+        "constexpr int n = 3 * 2 + 1; T a[n]; for (int i = 0; i < n; ++i) a[i] = x * T(i); return a[n - 1] + "
+        "a[n / 2];",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "constant_condition",
+        "T a = x, b = T(1); T* p = &a; if (sizeof(T) == 2) p = &b; *p = T(3); return a + b;",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "steps_of_elements",
+        "int c[3] = {0, 0, 0}; c[int(x) & 1]++; ++c[2]; c[2] += c[0]--; return T(c[0] * 100 + c[1] * 10 + "
+        "c[2]) + x;",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "return_from_loop_in_lambda",
+        "auto find = [&](int k) { for (int i = 0; i < 4; ++i) if (x < T(i - k)) return i; return -1; }; return "
+        "T(find(1) * 10 + find(-1));",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "pointer_moved_by_data",
+        "T t[4] = {T(4), T(3), x, T(1)}; int i = int(x) & 1; T* p = t + i; p[1] = T(7); *p++ = T(9); return *p "
+        "+ t[0] * 10 + t[1] * 100;",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "dangling_else",
+        "if (x > T(0)) if (x > T(2)) return T(2); else return T(1); return T(0);",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "scopes",
+        "T y = x; { T y = T(2); y += x; } for (int i = 0; i < 2; ++i) { T y = T(i); y += 1; } return y;",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "casts_in_c",
+        "return T((double)x / 3) + (float)(x) + T(float(x)) + T((long long)2);",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "casts_of_literals",
+        "return T((unsigned long long)3000000000u * 4u % 1000u) + T((unsigned)-1 / 2) + x;",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "characters",
+        "char c = 'z'; return x + T(c - 'a') + T('\\n') + T('\\\\');",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "compound_integers",
+        "int a = 13; a <<= 2; a |= 3; a ^= 5; a %= 17; a -= 20; a /= 3; a *= a; a >>= 1; return x + T(a);",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "compound_of_mixed_types",
+        "T a = x; a += 1.9; a -= 0.5; a *= 1.5; T b = a / 2; return b++ + ++b;",
+        dtypes=(torch.int32, torch.int64, torch.uint8, torch.float32),
+        domain=(0, 20),
+    ),
+    one(
+        "pointers_compared",
+        "T a[2] = {x, x}; T* p = a; return p == a ? x : -x;",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "lambda_captures_both_ways",
+        "T s = T(0); auto add = [&s, k = x * 2](T v) { s += v * k; }; for (int i = 0; i < 3; ++i) add(T(i)); "
+        "return s;",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "struct_changes_itself",
+        "Acc<T> a{T(0), 0}; for (int i = 0; i < 4; ++i) { if (x > T(i)) a.push(x * T(i)); } return a.mean();",
+        "template <typename T> struct Acc { T sum; int n; void push(T v) { sum += v; n++; } T mean() const { "
+        "return n == 0 ? T(0) : sum / n; } };",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "struct_in_struct",
+        "O<T> o{{x, T(1)}, T(2)}; o.i.a *= o.c; O<T> q; q = o; q.i.b = T(9); return o.i.a + o.i.b + q.i.b;",
+        "template <typename T> struct N { T a, b; }; template <typename T> struct O { N<T> i; T c; };",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "global_tables_by_data",
+        "int i = int(x * 3) & 7; return C[i] * x + T(D[i & 1][(i >> 1) & 1]);",
+        "__constant__ double C[8] = {1, 2, 3, 4, 5, 6, 7.5, 8};\nconst int D[2][2] = {{1, 2}, {3, 4}};",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "conditional_assigned_to",
+        "T a = x, b = T(2); (x > T(0) ? a : b) = T(7); return a * 10 + b;",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "size_of_array",
+        "T a[] = {x, x * 2, x * 3}; int n = sizeof(a) / sizeof(a[0]); T s = T(0); for (int i = 0; i < n; i++) "
+        "s += a[i]; return s * T(n);",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "static_member_function",
+        "return Op<T>::apply(x);",
+        "template <typename T> struct Op { static T apply(T v) { return v * 2; } };",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "constructor",
+        "Q<T> q(x); return q.v;",
+        "template <typename T> struct Q { T v; Q(T a) : v(a * 2) {} };",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "operator_of_a_struct",
+        "Z<T> a{x}, b{T(2)}; return (a + b).v;",
+        "template <typename T> struct Z { T v; }; template <typename T> Z<T> operator+(Z<T> a, Z<T> b) { "
+        "return {a.v + b.v}; }",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "constants_of_constants",
+        "return x * PI2 + T(N2);",
+        "constexpr double PI = 3.14159; constexpr double PI2 = PI * 2; constexpr int N1 = 3, N2 = N1 * N1;",
+        dtypes=(torch.float32,),
+    ),
+    one(
+        "macro_of_any_count",
+        "return SUM(x, T(1));",
+        "#define SUM(...) add(__VA_ARGS__)\ntemplate <typename T> T add(T a, T b) { return a + b; }",
+        dtypes=(torch.float32,),
+    ),
     # Several arguments
     Construct("bool_entry", "template <typename T> bool f(T x, T y) { return x < y; }", tensors=2),
     Construct(

@@ -928,9 +928,7 @@ def test_gradients_on_ordinary_numbers_are_numbers() -> None:
     for name in names.split():
         point = x[call(name, [value(x)]).data.isfinite()].requires_grad_()
         (gradient,) = torch.autograd.grad(call(name, [value(point)]).data.sum(), point)
-        # Bessel's: on the way back exp(x) overflows before the derivative.
-        known = gradient.isfinite() | (point > 700) & ~gradient.isnan() if "bessel" in name else gradient.isfinite()
-        assert bool(known.all()), (name, gradient)
+        assert bool(gradient.isfinite().all()), (name, gradient)
     tiny = torch.tensor([1e-100, 170.0, -3.5], dtype=torch.float64).requires_grad_()
     (gradient,) = torch.autograd.grad(call("tgamma", [value(tiny)]).data.sum(), tiny)
     assert bool(gradient.isfinite().all())

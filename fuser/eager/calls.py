@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -29,6 +27,7 @@ from fuser.eager.nodes import (
     Literal,
     Member,
     Name,
+    NamedType,
     ReferenceType,
     SizeOf,
     Step,
@@ -36,6 +35,7 @@ from fuser.eager.nodes import (
     Unary,
 )
 from fuser.eager.resolve import SubstitutionError
+from fuser.eager.stack import MAX_DEPTH, deep_stack
 from fuser.eager.statements import (
     Block,
     Function,
@@ -65,8 +65,6 @@ from fuser.eager.values import PLACE, Value, constant, convert
 
 __all__ = ["IGNORED", "Caller", "DataDependentError"]
 
-# Calls inside calls.
-MAX_DEPTH = 64
 # Functions that write through pointers, and how many of them (the last arguments).
 _WRITERS = {"frexp": 1, "modf": 1, "remquo": 1, "sincos": 2, "sincospi": 2}
 _IN_STD = frozenset({"max", "min", "clamp"})
@@ -76,35 +74,6 @@ IGNORED = frozenset({"assert", "printf", "__builtin_assume", "__syncthreads"})
 
 class DataDependentError(Exception):
     """A graph cannot hold what is asked for: it takes the values of the tensors. Says what and where."""
-
-
-class _DeepStack:
-    """Lets Python's stack grow as a recursion needs it, while any thread is inside.
-
-    A call of the functor takes up to two dozen of Python's own. Those take no room on the machine's stack, only the
-    limit is in the way; it holds for all threads.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.inside = 0
-        self.before = 0
-
-    def __enter__(self) -> None:
-        with self.lock:
-            if self.inside == 0:
-                self.before = sys.getrecursionlimit()
-                sys.setrecursionlimit(self.before + 30 * MAX_DEPTH)
-            self.inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self.lock:
-            self.inside -= 1
-            if self.inside == 0:
-                sys.setrecursionlimit(self.before)
-
-
-_deep_stack = _DeepStack()
 
 
 class Caller(Evaluator):
@@ -133,6 +102,8 @@ class Caller(Evaluator):
         function = node.function
         if isinstance(function, Member):
             return self._call_member(node, function)
+        if isinstance(function, Name) and function.member:
+            return self._call_static(node, function)
         if (isinstance(function, Name) and not function.in_std) or isinstance(function, Lambda):
             closure = self.scope.find(function.name) if isinstance(function, Name) else None
             if isinstance(function, Lambda) or closure is not None:
@@ -167,15 +138,42 @@ class Caller(Evaluator):
         base = self.locate(function.value)
         kind = base.type
         if isinstance(kind, ClassType):
-            candidates = [item for item in kind.struct.functions if item.name == function.name]
-            names: dict[str, Any] = dict(kind.bindings)
-            names |= {name: base.part(number) for number, name in enumerate(kind.fields)}
             operands = [self.operand(item) for item in node.arguments]
             self.at(node.place)
-            return self.call_functions(candidates, (), operands, Scope(self.globals, names))
+            return self.call_functions(kind.named(function.name), (), operands, self._inside(base, kind))
         if isinstance(kind, torch.dtype) and kind.is_complex and function.name in {"real", "imag"}:
             return self._complex_part(node, base, function.name)
         raise NoTranslation(f"the member {function.name!r} of {describe_type(kind)}")
+
+    def _inside(self, base: Location, kind: ClassType) -> Scope:
+        # What the functions of an object see.
+        fields = {name: base.part(number) for number, name in enumerate(kind.fields)}
+        return Scope(self.globals, {**dict(kind.bindings), **fields})
+
+    def _call_static(self, node: Call, function: Name) -> Thing:
+        kind = self.resolve(NamedType(function.place, function.name, function.arguments))
+        if not isinstance(kind, ClassType):
+            raise NoTranslation(f"the member {function.member!r} of {describe_type(kind)}")
+        operands = [self.operand(item) for item in node.arguments]
+        self.at(node.place)
+        return self.call_functions(kind.named(function.member), (), operands, Scope(self.globals, dict(kind.bindings)))
+
+    def construct(self, kind: ClassType, operands: Sequence[Location]) -> Thing:
+        """Return an object as its constructor makes it."""
+        made = make_location(kind, self.frames[-1])
+        made.store(self, self.fill(kind, []))
+        self.call_functions(kind.named(kind.struct.name), (), operands, self._inside(made, kind))
+        return made.load(self)
+
+    def call_operator(self, operator: str, operands: Sequence[Location]) -> Thing | None:
+        """Call the functor's own operator; None if it defines none for an object."""
+        first = operands[0].type
+        if isinstance(first, ClassType) and first.named(f"operator{operator}"):
+            scope = self._inside(operands[0], first)
+            return self.call_functions(first.named(f"operator{operator}"), (), operands[1:], scope)
+        candidates = self.program.functions.get(f"operator{operator}", ())
+        is_ours = any(isinstance(item.type, ClassType) for item in operands)
+        return self.call_functions(candidates, (), operands, self.globals) if candidates and is_ours else None
 
     def _complex_part(self, node: Call, base: Location, name: str) -> Thing:
         whole = base.load(self)
@@ -306,7 +304,7 @@ class Caller(Evaluator):
             return nothing
         if is_recursion:
             self._check_depth(function)
-            self.resources.enter_context(_deep_stack)
+            self.resources.enter_context(deep_stack)
         frame = Frame("function", self.mask)
         frame.result = result
         self.running.append(function)

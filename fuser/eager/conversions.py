@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Sequence
+
 import torch
 
 from fuser.eager import functions
@@ -18,6 +21,7 @@ from fuser.eager.nodes import (
 from fuser.eager.places import Locator
 from fuser.eager.storage import (
     Aggregate,
+    Fixed,
     Location,
     NoTranslation,
     Pointer,
@@ -42,6 +46,14 @@ __all__ = ["Converter"]
 class Converter(Locator):
     """Makes values of a type."""
 
+    @abstractmethod
+    def construct(self, kind: ClassType, operands: Sequence[Location]) -> Thing:
+        """Return an object as its constructor makes it."""
+
+    @abstractmethod
+    def call_operator(self, operator: str, operands: Sequence[Location]) -> Thing | None:
+        """Call the functor's own operator; None if it defines none for an object."""
+
     def convert(self, thing: Thing, kind: CppType) -> Thing:
         """Return a thing as an implicit conversion to a type gives it."""
         if isinstance(thing, Value) and isinstance(kind, torch.dtype):
@@ -52,6 +64,8 @@ class Converter(Locator):
             if isinstance(kind.element, torch.dtype):
                 view = None if kind.element == thing.element else kind.element
                 return Pointer(thing.targets, thing.offset, thing.element, view)
+        if isinstance(kind, ClassType) and kind.named(kind.struct.name) and not _is_a(thing, kind):
+            return self.construct(kind, (Fixed(thing, self.mask),))
         if kind is AUTO or (not isinstance(thing, Value | Pointer) and thing.type == kind):
             return thing
         have = thing.dtype if isinstance(thing, Value) else thing.type
@@ -77,6 +91,8 @@ class Converter(Locator):
         if isinstance(kind, ArrayOf | ClassType):
             if len(values) == 1 and isinstance(kind, ClassType) and self.static_type(values[0]) == kind:
                 return self.evaluate(values[0])
+            if isinstance(kind, ClassType) and kind.named(kind.struct.name):
+                return self.construct(kind, [self.locate(item) for item in values])
             return self.fill(kind, values)
         if not isinstance(kind, torch.dtype):
             raise NoTranslation(f"this initialiser of {describe_type(kind)}")
@@ -135,6 +151,10 @@ class Converter(Locator):
         made = make_location(location.type, self.frames[-1])
         made.store(self, location.load(self))
         return made
+
+
+def _is_a(thing: Thing, kind: ClassType) -> bool:
+    return not isinstance(thing, Value) and thing.type == kind
 
 
 def _size(kind: CppType) -> int:

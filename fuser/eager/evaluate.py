@@ -102,6 +102,9 @@ class Evaluator(Converter):
             return self._advance(left, operator, right)
         if isinstance(left, Pointer) and isinstance(right, Pointer) and left.targets is right.targets:
             return binary(operator, left.offset, right.offset)
+        own = self.call_operator(operator, (Fixed(left, self.mask), Fixed(right, self.mask)))
+        if own is not None:
+            return own
         raise NoTranslation(f"the operator {operator} on something that is no number")
 
     def _short_circuit(self, node: Binary) -> Value:

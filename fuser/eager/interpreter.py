@@ -158,7 +158,9 @@ class Interpreter(Looper):
             kind = self.resolve(spelled)
         if value is None:
             location = make_location(kind, self.frames[-1])
-            if isinstance(kind, ClassType) and any(field.value is not None for field in kind.struct.fields):
+            if isinstance(kind, ClassType) and kind.named(kind.struct.name):
+                location.store(self, self.construct(kind, ()))
+            elif isinstance(kind, ClassType) and any(field.value is not None for field in kind.struct.fields):
                 location.store(self, self.fill(kind, []))
             return location
         thing = self.evaluate(value) if kind is AUTO else self.initialise(kind, value)

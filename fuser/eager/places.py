@@ -15,6 +15,7 @@ from fuser.eager.masks import Condition, Frame, Mask
 from fuser.eager.nodes import (
     Assign,
     Binary,
+    Conditional,
     Expression,
     Index,
     Member,
@@ -46,7 +47,7 @@ from fuser.eager.types import (
     describe_type,
     trait,
 )
-from fuser.eager.values import PLACE, Value, binary, constant, convert
+from fuser.eager.values import PLACE, Value, binary, constant, convert, negate
 
 __all__ = ["Locator"]
 
@@ -143,7 +144,19 @@ class Locator(Resolver):
             case Binary(_, ",", left, right):
                 self.evaluate(left)
                 return self.locate(right)
+            case Conditional(_, condition, yes, no) if self._are_alike(yes, no):
+                found = self.condition(condition)
+                if isinstance(found, bool):
+                    return self.locate(yes if found else no)
+                return Choice([(Condition(found), self.locate(yes)), (Condition(negate(found)), self.locate(no))])
         return Fixed(self.evaluate(node), self.mask)
+
+    def _are_alike(self, one: Expression, other: Expression) -> bool:
+        # Whether two expressions have places of one type: then a conditional expression has one, too.
+        if not isinstance(one, Name | Index | Member) or not isinstance(other, Name | Index | Member):
+            return False
+        with self.dry():
+            return self.locate(one).type == self.locate(other).type
 
     def value(self, node: Expression) -> Value:
         """Return the number that an expression is."""
@@ -169,7 +182,7 @@ class Locator(Resolver):
         return found.dtype if isinstance(found, Value) else found.type
 
     def _locate_name(self, node: Name) -> Location:
-        found = self.scope.find(node.name)
+        found = self.scope.find(f"{node.name}::{node.member}" if node.member else node.name)
         if isinstance(found, Location):
             return found
         if isinstance(found, Value):

@@ -18,6 +18,7 @@ __all__ = ["SPECIAL"]
 aten = torch.ops.aten
 _INF = float("inf")
 _exp = partial(apply, aten.exp.default)
+_log = partial(apply, aten.log.default)
 _erfc = partial(apply, aten.erfc.default)
 
 # B(2k) / (2k (2k - 1)) for k = 10 to 1: Stirling's series (Abramowitz and Stegun 6.1.41).
@@ -123,9 +124,10 @@ def _bessel_i_far(a: Term, order: int) -> Term:
     coefficients = [1.0]
     for k in range(1, 6):
         coefficients.insert(0, coefficients[0] * ((2 * k - 1) ** 2 - 4 * order**2) / (8 * k))
-    series = polynomial(1.0 / x, tuple(coefficients))
-    # exp(x) in two parts, whose exponents are exact.
-    return _exp(x - 10.0) * (series * apply(aten.rsqrt.default, 2 * math.pi * x) * math.exp(10))
+    series, square = polynomial(1.0 / x, tuple(coefficients)), 2 * math.pi * x
+    # exp(x) overflows before the result, and so would derivatives of the product.
+    base = _exp(x + _log(series) - 0.5 * _log(square))
+    return anchored(base, _exp(x - 10.0) * (series * apply(aten.rsqrt.default, square) * math.exp(10)))
 
 
 SPECIAL: dict[str, Formula] = {

@@ -11,6 +11,7 @@ from fuser.eager.nodes import (
     Expression,
     InitList,
     Name,
+    ReferenceType,
     Statement,
     TypeSyntax,
 )
@@ -150,8 +151,10 @@ class StatementReader(ExpressionReader):
     ) -> Declarator:
         place, target = self.place(node), node
         if node.type == "init_declarator":
-            inner, value = field(node, "declarator"), node.child_by_field_name("value")
-            target = inner
+            target, value = field(node, "declarator"), node.child_by_field_name("value")
+        inner = target.named_children[-1] if target.type == "reference_declarator" else None
+        if inner is not None and inner.type == "structured_binding_declarator":
+            target, base = inner, ReferenceType(place, base, is_const)
         if target.type == "structured_binding_declarator":
             names = tuple(text_of(child) for child in named(target))
             found = self.expression(value) if value is not None else None

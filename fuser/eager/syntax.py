@@ -8,7 +8,10 @@ from functools import lru_cache
 import tree_sitter
 
 from fuser.eager.nodes import (
+    Assign,
+    InitList,
     Literal,
+    Name,
     NamedType,
     Statement,
 )
@@ -16,8 +19,10 @@ from fuser.eager.preprocess import preprocess
 from fuser.eager.statement_syntax import IGNORED, StatementReader, function_declarator
 from fuser.eager.statements import (
     Alias,
+    Block,
     Declaration,
     Declarator,
+    Evaluate,
     Function,
     Parameter,
     Program,
@@ -147,7 +152,22 @@ class _Reader(StatementReader):
             outer = node.child_by_field_name("declarator")
             if outer is not None and outer.type == "pointer_declarator":
                 raise self.refuse(outer, "a function that returns a pointer")
-            return Function(self.place(node), name, template, parameters, result, self.block(body))
+            block = self.block(body)
+            starts = self._initialisers(node)
+            if starts:
+                block = Block(block.place, (*starts, *block.statements))
+            return Function(self.place(node), name, template, parameters, result, block)
+
+    def _initialisers(self, node: tree_sitter.Node) -> list[Statement]:
+        # What a constructor has between its parameters and its body, as assignments.
+        found: list[Statement] = []
+        for child in node.named_children:
+            for item in named(child) if child.type == "field_initializer_list" else ():
+                name, values = list(named(item))
+                place = self.place(item)
+                value = InitList(place, self.expressions(values))
+                found.append(Evaluate(place, Assign(place, "", Name(place, text_of(name)), value)))
+        return found
 
     def parameters(self, node: tree_sitter.Node | None) -> tuple[Parameter, ...]:
         found = []
@@ -184,8 +204,6 @@ class _Reader(StatementReader):
                 elif child.type not in {"access_specifier", *IGNORED}:
                     raise self.refuse(child, f"the member {text_of(child).splitlines()[0]!r}")
             functions += [self.function(child, ()) for child in members]
-        if any(function.name == text_of(name) for function in functions):
-            raise self.refuse(node, "a class with a constructor")
         return Struct(self.place(node), text_of(name), template, tuple(fields), tuple(functions))
 
     def alias(self, node: tree_sitter.Node) -> list[Statement]:
@@ -210,6 +228,7 @@ class _Reader(StatementReader):
         if name is not None:
             found.append(Alias(place, text_of(name), NamedType(place, "int")))
             self.declare(text_of(name), "type")
+        is_scoped = any(child.type in {"class", "struct"} for child in node.children)
         next_value = 0
         for child in named(node.child_by_field_name("body")):
             label, value = field(child, "name"), child.child_by_field_name("value")
@@ -218,8 +237,11 @@ class _Reader(StatementReader):
             next_value = int(text_of(value), 0) if value is not None else next_value
             literal = Literal(self.place(child), str(next_value))
             kind = NamedType(place, "int")
-            found.append(Declaration(place, (Declarator(self.place(child), text_of(label), kind, literal),)))
-            self.declare(text_of(label), "value")
+            names = [] if name is None else [f"{text_of(name)}::{text_of(label)}"]
+            if not is_scoped:
+                names.append(text_of(label))
+                self.declare(text_of(label), "value")
+            found += [Declaration(place, (Declarator(self.place(child), item, kind, literal),)) for item in names]
             next_value += 1
         return found
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fuser.eager.statements import Struct
+from fuser.eager.statements import Function, Struct
 
 __all__ = [
     "AUTO",
@@ -49,6 +49,10 @@ class ClassType:
     bindings: tuple[tuple[str, Any], ...]
     # Type of each field, in order.
     fields: Mapping[str, CppType]
+
+    def named(self, name: str) -> tuple[Function, ...]:
+        """Return its functions of a name."""
+        return tuple(function for function in self.struct.functions if function.name == name)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ClassType) and (self.struct, self.bindings) == (other.struct, other.bindings)
