@@ -232,6 +232,7 @@ def _hypot(x: Term, y: Term | None = None) -> Term:
 
 def fma(x: Term, y: Term, z: Term) -> Term:
     """Return x y + z, rounded once."""
+    x, y, z = _together(x, y, z)
     product = x * y
     base = product + z
     exact = _fma_float(x, y, z) if x.dtype is torch.float32 else _fma_double(x, y, z, product, base)
@@ -377,6 +378,20 @@ UNARY: dict[str, Formula] = {
     "sinpi": sinpi,
 }
 
+def _nextafter(x: Term, y: Term) -> Term:
+    return apply(aten.nextafter.default, *_together(x, y))
+
+
+def _together(*terms: Term) -> list[Term]:
+    # The same numbers on one device: not all of ATen takes a number of the CPU beside a tensor of another device.
+    one = None
+    for term in terms[1:]:
+        zero = apply(aten.eq.Tensor, terms[0], term, dtype=torch.bool).to(term.dtype) * 0.0
+        one = zero + 1.0 if one is None else zero + one
+    assert one is not None, "there are two"
+    return [term * one for term in terms]
+
+
 BINARY: dict[str, Formula] = {
     "atan2": partial(apply, aten.atan2.default),
     "copysign": copysign,
@@ -385,7 +400,7 @@ BINARY: dict[str, Formula] = {
     "fmin": partial(apply, aten.fmin.default),
     "fmod": fmod,
     "hypot": _hypot,
-    "nextafter": partial(apply, aten.nextafter.default),
+    "nextafter": _nextafter,
     "pow": power,
     "remainder": remainder,
 }
