@@ -26,6 +26,8 @@ from fuser.fused_kernel import begin_compile, build_compile_error
 __all__ = ["Compiler", "CpuBackend", "find_compiler"]
 
 CANDIDATES = ("g++", "c++", "clang++")
+# Characters of functors from which g++ -O2 takes minutes: second derivatives of long unrolled loops.
+LARGE_TEXT = 24_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class CpuBackend:
         """Compile, or load from disk; one process compiles, others that want the same kernel wait for it."""
         compiler = find_compiler(config.cxx)
         flags = compiler_flags(compiler, source.numerics)
+        if sum(len(functor.text) for functor in source.functors) > LARGE_TEXT:
+            flags = tuple("-O1" if flag == "-O2" else flag for flag in flags)
         digest = hashlib.sha256("\0".join((source.text, compiler.version, *flags, target)).encode()).hexdigest()
         directory = cache_directory("cpu")
         if directory is None:

@@ -378,6 +378,7 @@ UNARY: dict[str, Formula] = {
     "sinpi": sinpi,
 }
 
+
 def _nextafter(x: Term, y: Term) -> Term:
     return apply(aten.nextafter.default, *_together(x, y))
 
