@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from accuracy import distance
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fuser.cpu.prelude import emit_prelude as emit_cpu_prelude
@@ -487,6 +488,11 @@ CALLS = (
         "min": "min(@a, @b)",
         "ldexp": "ldexp(@a, (int)fmin(fmax(@b, -50), 50))",
     }
+    # Constants in a short loop, which the compiler may unroll and fold.
+    | {
+        f"{n}_of_constants": f"({{ T s = @a; for (int k = 1; k < 5; ++k) s = s * (T)0.5 + {n}(k * (T)0.1875); s; }})"
+        for n in ("acos", "tan", "erf", "log", "exp")
+    }
     | {"norm3d": "norm3d(@a, @b, @a)", "chain": "tanh(1 / (1 + exp(-@a))) * log1p(fabs(@b))"}
 )
 
@@ -559,7 +565,10 @@ def test_a_value_does_not_depend_on_its_position(tmp_path: Path, isa: str, math:
 @pytest.mark.parametrize("math", MATH_KINDS)
 @pytest.mark.parametrize("isa", X86)
 def test_a_constant_argument_changes_no_bit(tmp_path: Path, isa: str, math: str) -> None:
-    """The compiler simplifies calls whose arguments it knows, as in an unrolled loop: to what the call gives."""
+    """The compiler simplifies calls whose arguments it knows, as in an unrolled loop: to what the call gives.
+
+    With fast math, which is up to 4 ULP off, some of these become what is exact.
+    """
     if not can_run(X86[isa]):
         pytest.skip(f"this CPU does not run code for {isa}")
     numbers = [0.0, -0.0, 1.0, -1.0, 2.0, 3.0, 4.0, 0.5, 0.25, -2.0, -3.0, 8.0, 10.0, 27.0, 64.0, 100.0, 125.0, 1000.0]
@@ -584,7 +593,10 @@ def test_a_constant_argument_changes_no_bit(tmp_path: Path, isa: str, math: str)
             folded = torch.empty(len(arguments[n]), dtype=dtype)
             getattr(library, f"folded_{n}")(pointer(folded))
             computed = run(getattr(library, f"computed_{n}"), list(arguments[n].unbind(1)), dtype)
-            assert_same(folded, computed, f"{n} in {real} of {arguments[n].tolist()}")
+            if math == "fast":
+                assert int(distance(folded, computed).max()) <= 4, f"{n} in {real} of {arguments[n].tolist()}"
+            else:
+                assert_same(folded, computed, f"{n} in {real} of {arguments[n].tolist()}")
         first = torch.rand(37, dtype=dtype, generator=torch.Generator().manual_seed(1)) * 9
         for key, (n, x) in second.items():
             computed = run(getattr(library, f"computed_{n}"), [first, torch.full_like(first, x)], dtype)

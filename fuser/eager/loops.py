@@ -97,7 +97,7 @@ class Looper(Caller):
         known = chain.implied if self.graph is not None else {}
         chain.implied = {**dict.fromkeys(literals, number), **known}
         frame.mask = entry.extend(Condition(data, chain, number))
-        return self.graph is not None or any_lane(data)
+        return self.graph is not None or any_lane(frame.mask.data)
 
     def _count_iteration(self, node: For | While | DoWhile | RangeFor) -> None:
         self.iterations += 1

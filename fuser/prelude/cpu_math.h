@@ -88,7 +88,7 @@ FUSER_INLINE double copysign(double x, double y) { return __builtin_copysign(x, 
 FUSER_PROMOTE_2(copysign)
 
 //@ round roundf fuser_i_round
-// gcc has no instruction for this under -frounding-math. What is cut off is exact, and so is adding one.
+// gcc has no instruction for this. What is cut off is exact, and so is adding one.
 template <typename T> FUSER_INLINE T fuser_i_round(T x) {
   const T t = trunc(x);
   return t + copysign(static_cast<T>(fabs(x - t) >= static_cast<T>(0.5)), x);

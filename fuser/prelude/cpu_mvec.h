@@ -8,10 +8,11 @@
 // variant *is* libmvec's. One algorithm, all paths. The definitions carry other C++ names than the declaration, and
 // meet it by assembler name: gcc would otherwise generate vector variants of its own. The declaration is the C
 // library's, under our assembler name: gcc vectorises a call inside a branch only if the function is a builtin.
-// -frounding-math keeps it from folding such calls at compile time, which would round differently again. Exact
-// results it folds all the same. So those functions are builtins that are exact wherever they can be; not cbrt(27),
-// exp10(2), exp2(3), hypot(x, 0) and log10(100), whose functions stay apart. So do sin and cos, which gcc would merge
-// into one scalar sincos.
+// What it then folds at compile time (acos of a constant) it rounds correctly: another rounding of the same value, in
+// every loop. (-frounding-math forbids that, but makes g++ 12 fill static tables of floats with garbage.) Exact results
+// it folds in any case. So those functions are builtins that are exact wherever they can be; not cbrt(27), exp10(2),
+// exp2(3), hypot(x, 0) and log10(100), whose functions stay apart. So do sin and cos, which gcc would merge into one
+// scalar sincos.
 
 //@ FUSER_SYMBOL
 #define FUSER_STRING_(x) #x
