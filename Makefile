@@ -42,7 +42,7 @@ pytest: $(VENV)/.dev ## Run the tests on JOBS processes (2 unless told); ARGS pa
 
 fuzz: $(VENV)/.dev ## Run the property tests at random and for long, and all of torch's samples
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -n $(JOBS) -m hypothesis $(ARGS)
-	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -n $(JOBS) tests/test_opinfo.py tests/test_eager.py tests/test_derivative.py
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -n $(JOBS) tests/test_opinfo.py
 
 bench: $(VENV)/.bench ## Measure fuser beside its peers; ARGS passes options on (--help lists them)
 	$(BIN)/python benchmarks/import_time.py

@@ -339,7 +339,7 @@ CONSTRUCTS: tuple[Construct, ...] = (
         "return r + z;",
     ),
     one("lambda_generic", "auto sq = [](auto v) { return v * v; }; return sq(x) + T(sq(3));"),
-    one("lambda_result", "auto f0 = [](T v) -> int { return v; }; return T(f0(x * T(1.5))) + T(0);", is_total=False),
+    one("lambda_result", "auto f0 = [](T v) -> int { return v; }; return T(f0(x * T(1.5)) + 1);", is_total=False),
     one("lambda_at_once", "return [&] { return x + T(1); }() + [](T v) { return v; }(x);"),
     one("lambda_early_return", "auto f0 = [&](T v) { if (v > x) return v; return x; }; return f0(T(1)) + f0(T(-1));"),
     one(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,6 @@ from fuser.ops import OPS
 F32, F64 = torch.float32, torch.float64
 # Left to their own functors' tests: what decides how often a loop runs is data.
 # test_gradients.py has all of them, through autograd.
-FUZZ = os.environ.get("HYPOTHESIS_PROFILE") == "fuzz"
 DIFFERENTIABLE = [case for case in CASES if F64 in case.dtypes and case.is_differentiable and not case.depends_on_data]
 
 
@@ -215,7 +213,7 @@ def sample_of(case: Case, size: int = 6) -> Sample:
     return Sample(functor, types, tuple(arguments))
 
 
-@pytest.mark.parametrize("case", DIFFERENTIABLE if FUZZ else DIFFERENTIABLE[::4], ids=str)
+@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=str)
 def test_table(case: Case) -> None:
     """Gradients and second derivatives against finite differences."""
     sample = sample_of(case)
@@ -223,7 +221,7 @@ def test_table(case: Case) -> None:
     assert torch.autograd.gradgradcheck(sample, sample.tensors, fast_mode=True)
 
 
-@pytest.mark.parametrize("case", DIFFERENTIABLE if FUZZ else DIFFERENTIABLE[::4], ids=str)
+@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=str)
 def test_table_forward(case: Case) -> None:
     """Forward mode gives what reverse mode gives, the other way round."""
     sample = sample_of(case, 16)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -36,11 +35,7 @@ from fuser.errors import FallbackError, UntranslatableError
 from fuser.fallback import call_derived, find_obstacle
 from fuser.functor import Role, parse_functor
 
-# All dtypes of everything take minutes to compile: they are for ``make fuzz``.
-FUZZ = os.environ.get("HYPOTHESIS_PROFILE") == "fuzz"
-COMPILED_DTYPES = [
-    (item, dtype) for item in CONSTRUCTS[:: 1 if FUZZ else 2] for dtype in item.dtypes[: None if FUZZ else 1]
-]
+COMPILED_DTYPES = [(item, dtype) for item in CONSTRUCTS for dtype in item.dtypes]
 
 
 def ids_of(pairs: list[Any]) -> list[str]:
@@ -93,16 +88,7 @@ def test_construct_has_the_kernels_bits(construct: Construct, dtype: torch.dtype
         assert_same(run_eagerly(function, special), function(*special), f"{construct}, special values")
 
 
-def dtypes_of(place: int, case: Case) -> tuple[torch.dtype, ...]:
-    # One of each case, float64 where there is it, and of every fourth another.
-    if FUZZ:
-        return case.dtypes
-    rounded = tuple(dtype for dtype in (torch.bfloat16, torch.float32) if dtype in case.dtypes)
-    first = torch.float64 if torch.float64 in case.dtypes else case.dtypes[0]
-    return (first, *rounded[place // 4 % 2 :][:1]) if place % 4 == 0 else (first,)
-
-
-CASE_DTYPES = [(case, dtype) for place, case in enumerate(CASES) for dtype in dict.fromkeys(dtypes_of(place, case))]
+CASE_DTYPES = [(case, dtype) for case in CASES for dtype in case.dtypes]
 
 
 @pytest.mark.cpu
@@ -234,7 +220,7 @@ def test_shapes_and_strides_are_the_kernels(name: str, layout: str) -> None:
 # ---- against itself ----
 
 
-@pytest.mark.parametrize("item", [*CASES, *CONSTRUCTS[:: 1 if FUZZ else 4]], ids=str)
+@pytest.mark.parametrize("item", [*CASES, *CONSTRUCTS], ids=str)
 def test_graph_and_interpreter_agree_bit_for_bit(item: Case | Construct) -> None:
     dtype = item.dtypes[0]
     translation = translation_of(item.build(), dtype)
@@ -247,7 +233,7 @@ def test_graph_and_interpreter_agree_bit_for_bit(item: Case | Construct) -> None
         assert_same(translation.interpret(*arguments), translation.run(*arguments))
 
 
-@pytest.mark.parametrize("item", [*CASES, *CONSTRUCTS[:: 1 if FUZZ else 4]], ids=str)
+@pytest.mark.parametrize("item", [*CASES, *CONSTRUCTS], ids=str)
 def test_a_batch_and_single_lanes_agree_bit_for_bit(item: Case | Construct) -> None:
     dtype = item.dtypes[0]
     function = item.build()
@@ -474,8 +460,7 @@ def test_meta_and_fake_tensors_need_no_values() -> None:
 # ---- gradients ----
 
 # The table's functors are in test_gradients.py; those of whose graphs there are none go the same way there.
-WITH_GRADIENTS = (*CASES, *CONSTRUCTS) if FUZZ else CONSTRUCTS[::4]
-DIFFERENTIABLE = [item for item in WITH_GRADIENTS if torch.float64 in item.dtypes and item.name != "infinities"]
+DIFFERENTIABLE = [item for item in CONSTRUCTS if torch.float64 in item.dtypes and item.name != "infinities"]
 
 
 @pytest.mark.filterwarnings("ignore:Input #")

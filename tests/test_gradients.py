@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -20,9 +19,6 @@ DEVICES = [
     pytest.param("cpu", marks=pytest.mark.cpu),
     pytest.param("cuda", marks=pytest.mark.cuda),
 ]
-FUZZ = os.environ.get("HYPOTHESIS_PROFILE") == "fuzz"
-# Their second derivatives take tens of seconds to compile.
-SLOW = {"lambert", "hurwitz", "bessel_j", "incomplete_gamma"}
 IN_FLOAT64 = [case for case in CASES if torch.float64 in case.dtypes]
 DIFFERENTIABLE = [case for case in IN_FLOAT64 if case.is_differentiable]
 
@@ -42,8 +38,7 @@ def test_functor(case: Case, device: str) -> None:
     function = continuous(functor(case.name))
     inputs = leaves(inputs_of(case, torch.float64, (3,), device))
     assert torch.autograd.gradcheck(function, inputs, check_forward_ad=device == "cpu" and not case.depends_on_data)
-    if FUZZ or case.name not in SLOW:
-        assert torch.autograd.gradgradcheck(function, inputs)
+    assert torch.autograd.gradgradcheck(function, inputs)
 
 
 @pytest.mark.parametrize("case", [case for case in IN_FLOAT64 if not case.is_differentiable], ids=str)

@@ -237,12 +237,14 @@ FUSER_INLINE float rnorm4df(float a, float b, float c, float d) { return 1.0f / 
 FUSER_INLINE double rnorm4d(double a, double b, double c, double d) { return 1.0 / hypot(hypot(a, b), hypot(c, d)); }
 
 //@ fuser_sincospi
-// sin and cos of pi x: x less the nearest multiple of 1/2 is exact, and the quadrant says which of the two is which.
+// sin and cos of pi x: x less the nearest multiple of 2 and then of 1/2 is exact, and the quadrant says which of the two
+// is which.
 template <typename T> struct fuser_sincospi {
   T sine, cosine;
   static FUSER_INLINE fuser_sincospi<T> of(T x) {
-    const T halves = rint(x + x), quadrant = halves - 4 * floor(halves * static_cast<T>(0.25));
-    const T angle = (x - halves * static_cast<T>(0.5)) * static_cast<T>(3.14159265358979323846);
+    const T turn = x - 2 * rint(x * static_cast<T>(0.5));
+    const T halves = rint(turn + turn), quadrant = halves < 0 ? halves + 4 : halves;
+    const T angle = (turn - halves * static_cast<T>(0.5)) * static_cast<T>(3.14159265358979323846);
     const T s = sin(angle), c = cos(angle);
     const bool swap = (quadrant == 1) | (quadrant == 3);
     const T a = swap ? c : s, b = swap ? s : c;
@@ -294,6 +296,12 @@ FUSER_INLINE double fuser_erfc_inverse(double p) {
     const double error = erfc(x) - p;
     x += error / (1.12837916709551257 * exp(-x * x) - x * error);
   }
+  // Where erfc(x) is denormal and has few digits: Newton's method for its logarithm, by its asymptotic series.
+  for (int k = 0; p < 1e-290 && k < 3; ++k) {
+    const double r = 0.5 / (x * x), series = 1 - r * (1 - 3 * r * (1 - 5 * r * (1 - 7 * r * (1 - 9 * r))));
+    const double scaled = 0.56418958354775628695 / x * series;
+    x += (log(scaled) - x * x - log(p)) * 0.886226925452758014 * scaled;
+  }
   return p == 0.0 ? __builtin_huge_val() : x;
 }
 
@@ -331,7 +339,7 @@ FUSER_INLINE double fuser_d_erfcx(double x) {
   const double square = x * x, lost = __builtin_fma(x, x, -square), r = 0.5 / square;
   const double series = 0.56418958354775628695 / x * (1 - r * (1 - 3 * r * (1 - 5 * r * (1 - 7 * r * (1 - 9 * r)))));
   const double near = exp(square) * erfc(x);
-  return x > 25.0 ? series : x < -26.7 ? __builtin_huge_val() : near + near * lost;
+  return x > 25.0 ? series : near == __builtin_huge_val() ? near : near + near * lost;
 }
 FUSER_LANES_1(erfcx)
 
