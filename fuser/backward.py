@@ -7,7 +7,7 @@ Both work on the values of one element; sums over broadcast dimensions are the c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from fuser.graph import Application, Function, FusionGroup, GroupBuilder
 from fuser.kernel_spec import Typing
 from fuser.ops import cast_function
 
-__all__ = ["DerivedGroup", "Source", "build_backward", "build_tangents", "choose_saved", "find_differentiable"]
+__all__ = ["DerivedGroup", "Source", "build_backward", "build_tangents", "find_differentiable"]
 
 _ACCUMULATE = Function(parse_functor("template <typename T> T accumulate(T a, T b) { return a + b; }"))
 _ZERO = Function(parse_functor("template <typename T> T zero(T x) { return T(0); }"))
@@ -136,43 +136,6 @@ def build_tangents(group: FusionGroup, typing: Typing, given: Collection[int]) -
         handles.update(zip(step.targets, made_handles, strict=True))
     made = [place for place, value in enumerate(group.outputs) if value in tangents and value not in given]
     return writer.finish([handles[group.outputs[place]] for place in made], made, read) if made else None
-
-
-def choose_saved(group: FusionGroup, read: Collection[int], size_of: Callable[[int], int]) -> frozenset[int]:
-    """Choose what the forward pass hands to the backward pass, so that the fewest bytes move: a minimum cut.
-
-    An input or output of the group costs one read of its bytes, any other value a write as well.
-
-    Args:
-        group: a canonical group.
-        read: values that the backward pass reads, directly.
-        size_of: bytes of a value.
-
-    Returns:
-        The values that are no inputs: outputs of the group, or values that are worth to become one.
-    """
-    if all(value < len(group.inputs) for value in read):
-        return frozenset()
-    import networkx  # noqa: PLC0415 - takes longer to import than the rest of fuser
-
-    flow: networkx.DiGraph[object] = networkx.DiGraph()
-    flow.add_nodes_from(("source", "sink"))
-    inputs, outputs = range(len(group.inputs)), frozenset(group.outputs)
-    for value in range(len(group.inputs) + sum(item.function.num_outputs for item in group.applications)):
-        # Equal costs: the inputs, which live anyway.
-        cost = 4 * size_of(value) * (1 if value in inputs or value in outputs else 2) + (value not in inputs)
-        flow.add_edge(("in", value), ("out", value), capacity=cost)
-        if value in inputs:
-            flow.add_edge("source", ("in", value))
-        if value in read:
-            flow.add_edge(("out", value), "sink")
-    for application, offset in zip(group.applications, group.value_offsets(), strict=True):
-        for place in range(application.function.num_outputs):
-            for value in application.tensors:
-                flow.add_edge(("out", value), ("in", offset + place))
-    reached, _ = networkx.minimum_cut(flow, "source", "sink")[1]
-    cut = {node[1] for node in reached if node[0] == "in" and ("out", node[1]) not in reached}
-    return frozenset(value for value in cut if value not in inputs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """How a group is differentiated: which gradients, by which derived groups, from what is saved.
 
-Inputs are saved rather than intermediate results, which the backward kernel recomputes, unless handing one over moves
-fewer bytes.
+Inputs are saved rather than intermediate results, which the backward kernel recomputes, unless handing one over is
+faster.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ import torch
 from torch.autograd import forward_ad
 
 from fuser import library, planner
-from fuser.backward import DerivedGroup, build_backward, build_tangents, choose_saved, find_differentiable
+from fuser.backward import DerivedGroup, build_backward, build_tangents, find_differentiable
 from fuser.compiler import register
 from fuser.config import config
 from fuser.errors import DataDependentError, GradientError, NotDifferentiableError, UntranslatableError
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec, Typing, infer_layouts, infer_typing
 from fuser.launcher import Replayer
+from fuser.recompute import Sizes, choose_saved, estimate_cost
 
 __all__ = ["Case", "Pass", "check_eager", "find_case", "is_transformed"]
+
+# Of operations done again, in what the memory moves meanwhile: as if they were free, or memory was.
+PRICES = (0, 1, 4)
 
 # How a group is differentiated, by everything that decides it.
 _cases: Lru[Case] = Lru()
@@ -153,11 +157,19 @@ def _with_saved(
     if derived is None:
         return spec, ()
     layouts = infer_layouts(group, planner.value_layouts(described))
-    sizes = [
-        0 if layout.is_number else typing.values[value].itemsize * math.prod(layout.shape)
-        for value, layout in enumerate(layouts)
-    ]
-    kept = sorted(choose_saved(group, derived.read, sizes.__getitem__))
+    elements = [0 if layout.is_number else math.prod(layout.shape) for layout in layouts]
+    sizes = Sizes(
+        tuple(typing.values[value].itemsize * count for value, count in enumerate(elements)), max(elements, default=0)
+    )
+
+    def cost_of(saved: frozenset[int]) -> float:
+        derived = build_backward(group, typing, wanted, range(len(group.outputs)), saved)
+        assert derived is not None, "there was one without"
+        return estimate_cost(group, sizes, derived, saved)
+
+    found = list(dict.fromkeys(choose_saved(group, derived.read, sizes, price=price) for price in PRICES))
+    best = found[0] if len(found) == 1 else min(found, key=cost_of)
+    kept = sorted(best)
     if not kept:
         return spec, ()
     outputs = (*group.outputs, *(value for value in kept if value not in group.outputs))

@@ -13,6 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from functors import draw
 
 import fuser
+from fuser import differentiation
 from fuser.errors import ArgumentError, GradientError
 
 pytestmark = pytest.mark.cpu
@@ -197,6 +198,38 @@ def test_a_result_is_saved_where_that_moves_fewer_bytes() -> None:
     assert not any(saved is item for saved in out.grad_fn.saved_tensors for item in inputs)
     assert torch.autograd.gradcheck(wide, inputs)
     assert torch.autograd.gradgradcheck(wide, inputs)
+
+
+POWERS = "template <typename T> T powers(T x, T y) { return pow(pow(pow(x, y), y), y); }"
+powers = fuser.jit_fn(POWERS)
+
+
+@fuser.fuse
+def expensive(x: Any, y: Any) -> Any:
+    return swish(powers(x, y), y)
+
+
+def test_a_result_is_saved_that_takes_long_to_compute() -> None:
+    inputs = given((6,), (6,))
+    out = expensive(*inputs)
+    (saved,) = [item for item in out.grad_fn.saved_tensors if all(item is not given for given in inputs)]
+    assert torch.equal(saved, powers(*inputs))
+    assert torch.autograd.gradcheck(expensive, inputs)
+    assert torch.autograd.gradgradcheck(expensive, inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_saved_changes_no_bit(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = given((600,), (600,), dtype=dtype)
+    found = []
+    for prices in ((0,), (4,)):
+        monkeypatch.setattr(differentiation, "PRICES", prices)
+        monkeypatch.setattr(differentiation, "_cases", type(differentiation._cases)())
+        out = fuser.fuse(lambda x, y: swish(powers(x, y), y))(*inputs)
+        found.append((len(out.grad_fn.case.kept), torch.autograd.grad(out, inputs, torch.ones_like(out))))
+    (none, computed), (some, handed) = found
+    assert (none, some) == (0, 1)
+    assert all(map(torch.equal, computed, handed))
 
 
 def test_inputs_are_saved_where_that_is_as_cheap() -> None:
