@@ -75,7 +75,7 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        return None, *_find_gradients(ctx, grads, ctx.needs_input_grad[1:])
+        return None, *_find_gradients(ctx, grads)
 
 
 # torch.autograd.Function.apply serves transforms, too, and takes its time for it.
@@ -92,11 +92,11 @@ class _Transformed(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
         case, *values = inputs
-        ctx.save_for_forward(*_save(ctx, case, values, output, range(len(values))))
+        ctx.save_for_forward(*_save(ctx, case, values, output, case.tensors))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        return None, *_find_gradients(ctx, grads, ctx.needs_input_grad[1:])
+        return None, *_find_gradients(ctx, grads)
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Any) -> tuple[torch.Tensor | None, ...]:
@@ -116,21 +116,18 @@ def _save(
     if case.constant_outputs:
         ctx.mark_non_differentiable(*[outputs[place] for place in case.constant_outputs])
     ctx.case = case
-    values = {place: inputs[place] for place in read}
-    if case.kept:
-        values.update(item for item in zip(case.spec.group.outputs, outputs, strict=True) if item[0] in case.kept)
-    ctx.saved = [value for value, item in values.items() if isinstance(item, torch.Tensor)]
-    tensors = [values.pop(value) for value in ctx.saved]
+    tensors = [inputs[place] for place in read] + [outputs[place] for place in case.kept_outputs]
     ctx.save_for_backward(*tensors)
-    ctx.numbers = values
+    ctx.saved = (*read, *case.kept)
+    ctx.numbers = {place: inputs[place] for place in case.numbers}
     ctx.shapes = [inputs[place].shape for place in case.wanted]
     ctx.out_shapes = [item.shape for item in outputs]
     return tensors
 
 
-def _find_gradients(ctx: Any, grads: Sequence[torch.Tensor | None], needs: Sequence[bool]) -> list[torch.Tensor | None]:
+def _find_gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
     case: Case = ctx.case
-    values = {**ctx.numbers, **dict(zip(ctx.saved, ctx.saved_tensors, strict=True))}
+    values = dict(zip(ctx.saved, ctx.saved_tensors, strict=True)) | ctx.numbers
     found: list[torch.Tensor | None] = [None] * len(case.devices)
     shapes = dict(zip(case.wanted, ctx.shapes, strict=True))
     try:
@@ -149,7 +146,7 @@ def _find_gradients(ctx: Any, grads: Sequence[torch.Tensor | None], needs: Seque
             found[target] = part if before is None else before + part
     # As torch has it: what is a step function of an input has a gradient, of zeros.
     for place, shape in shapes.items():
-        if found[place] is None and needs[place]:
+        if found[place] is None:
             found[place] = torch.zeros(shape, dtype=case.typing.values[place], device=case.devices[place])
     return found
 
@@ -171,7 +168,7 @@ def _by_shape(shapes: Sequence[torch.Size], grads: Sequence[torch.Tensor | None]
 
 def _find_tangents(ctx: Any, tangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
     case: Case = ctx.case
-    values = {**ctx.numbers, **dict(zip(ctx.saved, ctx.saved_tensors, strict=True))}
+    values = dict(zip(ctx.saved, ctx.saved_tensors, strict=True)) | ctx.numbers
     given = tuple(place for place, tangent in enumerate(tangents) if tangent is not None)
     try:
         forward = case.tangents(given)
@@ -260,17 +257,19 @@ def _call(spec: KernelSpec, launcher: Replayer, inputs: Sequence[Any]) -> list[t
 
 def _run_below(spec: KernelSpec, launcher: Replayer, inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
     # Without autograd.
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            return _run_below(spec, launcher, inputs)
     arguments = tuple(inputs)
-    with torch.no_grad():
-        replayed = launcher.launch(arguments, None, None)
-        if replayed is not None:
-            return (replayed,) if isinstance(replayed, torch.Tensor) else replayed
-        if _needs_operator(inputs):
-            return library.call_operator(spec, list(inputs))
-        plain = [item.resolve_conj().resolve_neg() if isinstance(item, torch.Tensor) else item for item in inputs]
-        results, plan = executor.run_planned(spec, plain, None)
-        if plan is not None and "launch" not in config.dump and all(map(operator.is_, plain, inputs)):
-            record_call(launcher, plan, arguments, arguments, None, None)
+    replayed = launcher.launch(arguments, None, None)
+    if replayed is not None:
+        return (replayed,) if isinstance(replayed, torch.Tensor) else replayed
+    if _needs_operator(inputs):
+        return library.call_operator(spec, list(inputs))
+    plain = [item.resolve_conj().resolve_neg() if isinstance(item, torch.Tensor) else item for item in inputs]
+    results, plan = executor.run_planned(spec, plain, None)
+    if plan is not None and "launch" not in config.dump and all(map(operator.is_, plain, inputs)):
+        record_call(launcher, plan, arguments, arguments, None, None)
     return results
 
 
@@ -323,7 +322,7 @@ def _setup_operator(ctx: Any, inputs: tuple[Any, ...], output: Sequence[torch.Te
 
 
 def _operator_backward(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
-    found = _find_gradients(ctx, grads, [True] * len(ctx.kinds))
+    found = _find_gradients(ctx, grads)
     of_tensors = [grad for kind, grad in zip(ctx.kinds, found, strict=True) if kind == "t"]
     # torch wants the structure of the arguments back: a list of numbers counts as one thing, an empty list as a list.
     return None, None, of_tensors, None if ctx.number_count else []

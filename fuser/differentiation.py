@@ -57,15 +57,26 @@ class Case:
     devices: tuple[torch.device | None, ...]
     # Values of the group that the backward pass is given beside inputs.
     kept: tuple[int, ...]
-    # Inputs that the backward pass reads.
+    # Tensors among the inputs that the backward pass reads.
     read: tuple[int, ...]
     # Places of the outputs that have no derivative because their dtype is integral.
     constant_outputs: tuple[int, ...]
     # Whether another torch.get_default_dtype() would change it.
     follows_default_dtype: bool
+    # Inputs that are tensors, inputs that are numbers, and places of ``kept`` among the outputs.
+    tensors: tuple[int, ...] = field(init=False)
+    numbers: tuple[int, ...] = field(init=False)
+    kept_outputs: tuple[int, ...] = field(init=False)
     launcher: Replayer = field(default_factory=lambda: Replayer((), ()))
     # By places of the gradients that come in (by inputs that have tangents).
     _passes: dict[tuple[bool, tuple[int, ...]], Pass] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Fill in what every call asks for."""
+        places = range(len(self.devices))
+        object.__setattr__(self, "tensors", tuple(place for place in places if self.devices[place] is not None))
+        object.__setattr__(self, "numbers", tuple(place for place in places if self.devices[place] is None))
+        object.__setattr__(self, "kept_outputs", tuple(map(self.spec.group.outputs.index, self.kept)))
 
     def backward(self, places: tuple[int, ...]) -> Pass | None:
         """Return the pass that takes the gradients of these outputs; None if it would make zeros only.
@@ -73,8 +84,9 @@ class Case:
         Raises:
             GradientError, UntranslatableError: there is none as a group.
         """
-        build = partial(build_backward, self.spec.group, self.typing, self.wanted, places, self.kept)
-        return self._passes.get((True, places)) or self._add((True, places), build)
+        return self._passes.get((True, places)) or self._add(
+            (True, places), partial(build_backward, self.spec.group, self.typing, self.wanted, places, self.kept)
+        )
 
     def tangents(self, inputs: tuple[int, ...]) -> Pass | None:
         """Return the pass that takes the tangents of these inputs; as ``backward``."""
@@ -120,7 +132,8 @@ def _make_case(
     device = planner.common_device(spec, described)
     specs = planner.input_specs(described, device)
     count = len(spec.group.outputs)
-    read = tuple(range(len(described)))
+    tensors = [place for place, item in enumerate(described) if item.device is not None]
+    read = tuple(tensors)
     kept: tuple[int, ...] = ()
     typing = infer_typing(spec.group, specs, torch.get_default_dtype())
     if derives:
@@ -131,7 +144,7 @@ def _make_case(
                 typing = infer_typing(spec.group, specs, torch.get_default_dtype())
             derived = build_backward(spec.group, typing, wanted, range(count), kept)
             values = {item.place for item in derived.sources if not item.is_derivative} if derived else set[int]()
-            read = tuple(sorted(value for value in values if value < len(described)))
+            read = tuple(place for place in tensors if place in values)
         except (GradientError, UntranslatableError) as error:
             check_eager(spec, error)
     continuous = find_differentiable(spec.group, typing, wanted)
