@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 from fuser.backward import DerivedGroup
 from fuser.graph import Application, FusionGroup
@@ -47,11 +47,11 @@ class Sizes:
     elements: int
 
 
-@cache
+@lru_cache(1024)
 def count_operations(text: str) -> int:
     """Return roughly how many instructions a functor's text takes; the body of a loop counts once."""
     text = _SKIPPED.sub("", text)
-    calls = sum(_OPERATIONS.get(name.removesuffix("f"), 0) for name in _WORD.findall(text))
+    calls = sum(_OPERATIONS.get(name, _OPERATIONS.get(name.removesuffix("f"), 0)) for name in _WORD.findall(text))
     return calls + sum(_DIVISION if sign == "/" else 1 for sign in _OPERATOR.findall(text))
 
 

@@ -200,6 +200,14 @@ def test_a_result_is_saved_where_that_moves_fewer_bytes() -> None:
     assert torch.autograd.gradgradcheck(wide, inputs)
 
 
+def test_what_is_constant_in_steps_has_a_gradient_of_zeros() -> None:
+    x, y = given((3, 1), (4,))
+    stairs = fuser.jit_fn("template <typename T> T stairs(T x, T y) { return floor(x) + y; }")
+    got = gradients(stairs, (x, y))
+    assert_all_close(got, gradients(lambda x, y: torch.floor(x) + y, (x, y)))
+    assert torch.equal(got[0], torch.zeros(3, 1, dtype=torch.float64))
+
+
 POWERS = "template <typename T> T powers(T x, T y) { return pow(pow(pow(x, y), y), y); }"
 powers = fuser.jit_fn(POWERS)
 

@@ -17,6 +17,7 @@ from fuser.recompute import BYTES_PER_OPERATION, Sizes, choose_saved, cost_of_ap
         ("template <typename T> T f(T x) { return x / T(2); }", 10),
         ("template <typename T> T f(T x) { return std::exp(-x); }", 11),
         ("template <typename T> T f(T x) { return expf(x) + sqrtf (x); }", 21),
+        ("template <typename T> T f(T x) { return erf(x) + erff(x); }", 51),
         ("template <typename T> T f(T x) { return x; /* exp(x) / 2 */ } // 1 / x", 0),
         (
             "template <typename T> T root(T x) { return sqrt(x); } template <typename T> T f(T x) { return root(x); }",
