@@ -208,6 +208,14 @@ def test_what_is_constant_in_steps_has_a_gradient_of_zeros() -> None:
     assert torch.equal(got[0], torch.zeros(3, 1, dtype=torch.float64))
 
 
+def test_an_output_of_detached_inputs_requires_no_grad() -> None:
+    (x,) = given((4,))
+    y = draw((4,), torch.float64)
+    pair = fuser.fuse(lambda x, y: (torch.exp(x) * y, torch.exp(y)))
+    for _ in range(2):
+        assert [(out.requires_grad, out.is_leaf) for out in pair(x, y)] == [(True, False), (False, True)]
+
+
 POWERS = "template <typename T> T powers(T x, T y) { return pow(pow(pow(x, y), y), y); }"
 powers = fuser.jit_fn(POWERS)
 
