@@ -7,6 +7,7 @@ Both work on the values of one element; sums over broadcast dimensions are the c
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -22,7 +23,9 @@ from fuser.ops import cast_function
 
 __all__ = ["DerivedGroup", "Source", "build_backward", "build_tangents", "find_differentiable"]
 
-_ACCUMULATE = Function(parse_functor("template <typename T> T accumulate(T a, T b) { return a + b; }"))
+_ACCUMULATE = Function(
+    parse_functor("template <typename T> T accumulate(T a, T b) { return a + b; }"), shares_work=True
+)
 _ZERO = Function(parse_functor("template <typename T> T zero(T x) { return T(0); }"))
 
 
@@ -91,12 +94,15 @@ def build_backward(
         if value in continuous and any(value in step.outputs for step in steps):
             writer.accumulate(gradients, value, writer.derivative(place, f"grad{place}"))
     writer.recompute(read, saved)
+    inputs, pending = range(len(group.inputs)), Counter(value for step in steps for value in step.targets)
     for step in steps:
         incoming = [gradients[value] for value in step.outputs]
-        handles = writer.apply(step, incoming)
+        done = [value for value in step.targets if value in inputs and pending[value] == 1]
+        handles = writer.apply(step, incoming, done)
         for value, handle in zip(step.targets, handles, strict=True):
+            pending[value] -= 1
             if value >= 0:
-                writer.accumulate(gradients, value, handle)
+                writer.accumulate(gradients, value, handle, is_done=value in inputs and not pending[value])
     targets = [value for value in wanted if value in gradients]
     return writer.finish([gradients[value] for value in targets], targets, read) if targets else None
 
@@ -132,7 +138,7 @@ def build_tangents(group: FusionGroup, typing: Typing, given: Collection[int]) -
     read = frozenset(value for step in steps for value in step.read)
     writer.recompute(read, ())
     for step in steps:
-        made_handles = writer.apply(step, [handles[value] for value in step.outputs])
+        made_handles = writer.apply(step, [handles[value] for value in step.outputs], group.outputs)
         handles.update(zip(step.targets, made_handles, strict=True))
     made = [place for place, value in enumerate(group.outputs) if value in tangents and value not in given]
     return writer.finish([handles[group.outputs[place]] for place in made], made, read) if made else None
@@ -251,23 +257,27 @@ class _Writer:
         for index in sorted(again):
             item = self.group.applications[index]
             tensors = [self.values[value] for value in item.tensors]
-            handles = self.builder.apply(item.function, tensors, [self.values[value] for value in item.scalars])
+            function = replace(item.function, shares_work=True)
+            handles = self.builder.apply(function, tensors, [self.values[value] for value in item.scalars])
             for place, handle in enumerate(handles):
                 self.values.setdefault(offsets[index] + place, handle)
 
-    def apply(self, step: _Step, incoming: Sequence[int]) -> tuple[int, ...]:
-        """Apply a derived functor to derivatives of ``step.outputs``; return a handle per output of it."""
+    def apply(self, step: _Step, incoming: Sequence[int], done: Collection[int]) -> tuple[int, ...]:
+        """Apply a derived functor to derivatives of ``step.outputs``; return a handle per output of it.
+
+        Those of the values ``done`` have these values' dtypes, others the dtypes that they are computed in.
+        """
         assert step.derived.functor is not None, "steps without are left out"
         functor, unpromoted = step.derived.functor, self.group.applications[step.index].function.unpromoted
         handles = {
             parameter.name: self._operand(step, incoming, *bound)
             for parameter, bound in zip(_parameters(functor), step.derived.arguments, strict=True)
         }
-        dtypes = [self.typing.values[value] if value >= 0 else None for value in step.targets]
         function = Function(
             functor,
             unpromoted=tuple(name for name in unpromoted if name in handles),
-            out_dtypes=tuple(dtype if dtype and _is_continuous(dtype) else None for dtype in dtypes),
+            out_dtypes=tuple(None if value < 0 else self._dtype(value, value in done) for value in step.targets),
+            shares_work=self.group.applications[step.index].function.backward is None,
         )
         tensors = [handles[parameter.name] for parameter in functor.tensors]
         return self.builder.apply(function, tensors, [handles[parameter.name] for parameter in functor.scalars])
@@ -286,11 +296,18 @@ class _Writer:
             return incoming[place]
         return self.builder.apply(cast_function(common), [incoming[place]])[0]
 
-    def accumulate(self, gradients: dict[int, int], value: int, handle: int) -> None:
+    def accumulate(self, gradients: dict[int, int], value: int, handle: int, *, is_done: bool = False) -> None:
         """Add to the gradient of a value."""
         if value in gradients:
-            handle = self.builder.apply(_ACCUMULATE, [gradients[value], handle])[0]
+            function = replace(_ACCUMULATE, out_dtypes=(self._dtype(value, is_done),))
+            handle = self.builder.apply(function, [gradients[value], handle])[0]
         gradients[value] = handle
+
+    def _dtype(self, value: int, is_done: bool) -> torch.dtype | None:
+        dtype = self.typing.values[value]
+        if not _is_continuous(dtype):
+            return None
+        return dtype if is_done else dtype_info(dtype).compute_dtype
 
     def finish(self, handles: Sequence[int], targets: Sequence[int], read: frozenset[int]) -> DerivedGroup:
         return DerivedGroup(self.builder.build(handles), tuple(self.sources), tuple(targets), read)

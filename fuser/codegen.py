@@ -334,7 +334,7 @@ class ElementWriter:
         if results:
             lines.append(f"{call};")
         for value, expression in zip(values, results or [call], strict=True):
-            lines += self._result(value, expression, value in read_later)
+            lines += self._result(value, expression, value in read_later, is_apart=not function.shares_work)
         return lines
 
     def _call(self, index: int, application: Application, offset: int) -> tuple[str, list[str], list[str]]:
@@ -360,17 +360,16 @@ class ElementWriter:
             elif bound:
                 bound -= 1
                 promoted = parameter.name not in function.unpromoted
-                arguments.append(self._argument(next(tensors), compute if promoted else None))
+                text = self._argument(next(tensors), compute if promoted else None)
+                # Strict: each use of a value is its own barrier. Two functors that both compute a*b must not share the
+                # product, or the compiler may contract it in one of them differently than when the functor runs alone.
+                arguments.append(text if function.shares_work else self._isolate(text))
         namespace = f"fuser_f{self.functors.index(functor)}"
         return f"{namespace}::{functor.entry}<{compute}>({', '.join(arguments)})", results, declarations
 
     def _argument(self, value: int, compute: str | None) -> str:
-        # Strict: each use of a value is its own barrier. Two functors that both compute a*b must not share the
-        # product, or the compiler may contract it in one of them differently than when the functor runs alone.
         text = f"v{value}"
-        if compute is not None and self.types[value] != compute:
-            text = f"fuser_cast<{compute}>({text})"
-        return self._isolate(text)
+        return text if compute in (None, self.types[value]) else f"fuser_cast<{compute}>({text})"
 
     def _output_type(self, index: int, declared: str, value: int) -> str:
         # A T& binds to the compute type; another template parameter is deduced, so the output's own type serves.
@@ -380,22 +379,23 @@ class ElementWriter:
         compute = dtype_info(self.typing.common[index]).compute
         return "".join(compute if word == names[0] else word for word in _split_words(declared))
 
-    def _result(self, value: int, expression: str, is_read_later: bool) -> list[str]:
+    def _result(self, value: int, expression: str, is_read_later: bool, *, is_apart: bool) -> list[str]:
         info = dtype_info(self.typing.values[value])
+        isolate = self._isolate if is_apart else str
         self.types[value] = info.compute
         places = [place for place, output in enumerate(self.group.outputs) if output == value]
         converted = f"fuser_cast<{info.compute}>({expression})"
         if not self.is_strict or not info.is_narrow:
-            crossing = self._cross(converted, info) if is_read_later else converted
-            lines = [f"const {info.compute} v{value} = {self._isolate(crossing)};"]
+            crossing = self._cross(converted, info) if is_read_later and is_apart else converted
+            lines = [f"const {info.compute} v{value} = {isolate(crossing)};"]
             stored = f"fuser_from_compute<{info.storage}>(v{value})" if info.is_narrow else f"v{value}"
         elif not places:
-            rounded = self._isolate(f"fuser_round<{info.storage}>({converted})")
+            rounded = isolate(f"fuser_round<{info.storage}>({converted})")
             lines = [f"const {info.compute} v{value} = {rounded};"]
         else:
             lines = [f"const {info.storage} s{value} = fuser_from_compute<{info.storage}>({converted});"]
             if is_read_later:
-                lines.append(f"const {info.compute} v{value} = {self._isolate(f'fuser_to_compute(s{value})')};")
+                lines.append(f"const {info.compute} v{value} = {isolate(f'fuser_to_compute(s{value})')};")
             return lines + [f"fuser_assign(out{place}, s{value});" for place in places]
         return lines + [f"out{place} = {stored};" for place in places]
 

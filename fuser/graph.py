@@ -62,6 +62,9 @@ class Function:
     fallback: Callable[..., Any] | None = None
     # The derivative, where the user wrote it; else it is derived from the text.
     backward: HandWritten | None = None
+    # Whether strict kernels compute once what this has in common with others of the kind, and contract across them:
+    # derivatives, and what they compute again of the forward pass. Last bits may differ from those it has alone.
+    shares_work: bool = False
 
     @property
     def name(self) -> str:
@@ -116,6 +119,7 @@ class Function:
             "out_dtypes": [None if dtype is None else str(dtype).removeprefix("torch.") for dtype in self.out_dtypes],
             "numbers_have_layout": self.numbers_have_layout,
             "backward": self.backward and self.backward.to_json(),
+            "shares_work": self.shares_work,
         }
 
     @staticmethod
@@ -129,6 +133,7 @@ class Function:
             out_dtypes=tuple(None if name is None else getattr(torch, name) for name in data["out_dtypes"]),
             numbers_have_layout=data["numbers_have_layout"],
             backward=HandWritten.from_json(data["backward"]) if data.get("backward") else None,
+            shares_work=data.get("shares_work", False),
         )
 
 

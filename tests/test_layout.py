@@ -55,14 +55,14 @@ def inferred(tensors: list[torch.Tensor]) -> Operand:
     return shape, infer_output_strides(shape, [(tuple(item.shape), item.stride()) for item in tensors])
 
 
-@settings(max_examples=3000)
+@settings(max_examples=1000)
 @given(broadcastable((torch.float32, torch.float32)))
 def test_output_of_two(tensors: list[torch.Tensor]) -> None:
     wanted = torch.add(*tensors)
     assert inferred(tensors) == (tuple(wanted.shape), wanted.stride())
 
 
-@settings(max_examples=2000)
+@settings(max_examples=1000)
 @given(broadcastable((torch.bool, torch.float32, torch.float32)))
 def test_output_of_three(tensors: list[torch.Tensor]) -> None:
     wanted = torch.where(*tensors)
@@ -97,7 +97,7 @@ def dense_pairs(draw: st.DrawFn) -> list[torch.Tensor]:
     return tensors
 
 
-@settings(max_examples=3000)
+@settings(max_examples=1000)
 @given(dense_pairs())
 def test_output_of_dense_tensors(tensors: list[torch.Tensor]) -> None:
     for operands in (tensors, tensors[:1], [tensors[0], tensors[0]]):
