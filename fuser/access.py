@@ -76,7 +76,7 @@ def plan_walk(
     aligned: Sequence[bool],
     num_outputs: int,
     *,
-    is_strict: bool = True,
+    rounds: bool = True,
 ) -> Walk:
     """Decide how the operands of one call are read and written.
 
@@ -85,7 +85,7 @@ def plan_walk(
         itemsizes: bytes of an element of each operand.
         aligned: whether each operand starts at a multiple of VECTOR_BYTES.
         num_outputs: how many of the operands are outputs.
-        is_strict: whether values are rounded between functors, which takes registers.
+        rounds: whether values are rounded between functors (strict numerics), which takes registers.
     """
     space, tiled = _bring_tile_forward(space, itemsizes, num_outputs)
     moving = [place for place, strides in enumerate(space.strides) if strides[0] and place not in tiled]
@@ -95,7 +95,7 @@ def plan_walk(
     vector = min([vector, *(widths[place] for place in moving if place < num_outputs)])
     if any(space.strides[place][0] > 1 for place in moving):
         vector = min(vector, GATHER_VECTOR)
-    tuning = _default_tuning(space, vector, [itemsizes[place] for place in moving], is_strict)
+    tuning = _default_tuning(space, vector, [itemsizes[place] for place in moving], rounds)
     if tiled:
         sizes = [itemsizes[place] for place in tiled]
         tuning = Tuning(block=128 if max(sizes) == 1 else 256, tile=_tile_side(sizes))
@@ -110,7 +110,7 @@ def plan_walk(
     return Walk(space, vector, tuple(accesses), tuning)
 
 
-def _default_tuning(space: IterationSpace, vector: int, itemsizes: Sequence[int], is_strict: bool) -> Tuning:
+def _default_tuning(space: IterationSpace, vector: int, itemsizes: Sequence[int], rounds: bool) -> Tuning:
     # Measured on an H200: short vectors need several in flight; two pay where each vector's place has to be worked out,
     # with elements of one byte, and of two bytes where registers are left.
     widest = max(itemsizes, default=VECTOR_BYTES)
@@ -120,7 +120,7 @@ def _default_tuning(space: IterationSpace, vector: int, itemsizes: Sequence[int]
         return DEFAULT_TUNING
     if len(space.sizes) > 1:
         return Tuning(block=128, unroll=2)
-    return Tuning(unroll=2) if widest == 1 or (widest == 2 and not is_strict) else DEFAULT_TUNING
+    return Tuning(unroll=2) if widest == 1 or (widest == 2 and not rounds) else DEFAULT_TUNING
 
 
 def _bring_tile_forward(

@@ -17,14 +17,14 @@ import torch
 from fuser.derivative import Derived, forward_functor, reverse_functor
 from fuser.dtypes import dtype_info
 from fuser.functor import Functor, Parameter, Role, parse_functor
-from fuser.graph import Application, Function, FusionGroup, GroupBuilder
+from fuser.graph import Application, Function, FusionGroup, GroupBuilder, Isolation
 from fuser.kernel_spec import Typing
 from fuser.ops import cast_function
 
 __all__ = ["DerivedGroup", "Source", "build_backward", "build_tangents", "find_differentiable"]
 
 _ACCUMULATE = Function(
-    parse_functor("template <typename T> T accumulate(T a, T b) { return a + b; }"), shares_work=True
+    parse_functor("template <typename T> T accumulate(T a, T b) { return a + b; }"), isolation=Isolation.NONE
 )
 _ZERO = Function(parse_functor("template <typename T> T zero(T x) { return T(0); }"))
 
@@ -257,7 +257,7 @@ class _Writer:
         for index in sorted(again):
             item = self.group.applications[index]
             tensors = [self.values[value] for value in item.tensors]
-            function = replace(item.function, shares_work=True)
+            function = replace(item.function, isolation=Isolation.RESULT)
             handles = self.builder.apply(function, tensors, [self.values[value] for value in item.scalars])
             for place, handle in enumerate(handles):
                 self.values.setdefault(offsets[index] + place, handle)
@@ -268,16 +268,16 @@ class _Writer:
         Those of the values ``done`` have these values' dtypes, others the dtypes that they are computed in.
         """
         assert step.derived.functor is not None, "steps without are left out"
-        functor, unpromoted = step.derived.functor, self.group.applications[step.index].function.unpromoted
+        functor, forward = step.derived.functor, self.group.applications[step.index].function
         handles = {
             parameter.name: self._operand(step, incoming, *bound)
             for parameter, bound in zip(_parameters(functor), step.derived.arguments, strict=True)
         }
         function = Function(
             functor,
-            unpromoted=tuple(name for name in unpromoted if name in handles),
+            unpromoted=tuple(name for name in forward.unpromoted if name in handles),
             out_dtypes=tuple(None if value < 0 else self._dtype(value, value in done) for value in step.targets),
-            shares_work=self.group.applications[step.index].function.backward is None,
+            isolation=Isolation.FULL if forward.backward is not None else Isolation.NONE,
         )
         tensors = [handles[parameter.name] for parameter in functor.tensors]
         return self.builder.apply(function, tensors, [handles[parameter.name] for parameter in functor.scalars])

@@ -15,7 +15,7 @@ import torch
 from fuser.access import DEFAULT_TUNING, SINGLE, Access, Tuning
 from fuser.dtypes import DTypeInfo, cpp_scalar_type, dtype_info
 from fuser.functor import Functor, Role
-from fuser.graph import Application, FusionGroup, describe_application
+from fuser.graph import Application, FusionGroup, Isolation, describe_application
 from fuser.kernel_spec import ArgSpec, Typing, infer_typing
 
 __all__ = ["KERNEL_NAME", "Dialect", "KernelSource", "Loop", "Operand", "emit_kernel"]
@@ -334,7 +334,9 @@ class ElementWriter:
         if results:
             lines.append(f"{call};")
         for value, expression in zip(values, results or [call], strict=True):
-            lines += self._result(value, expression, value in read_later, is_apart=not function.shares_work)
+            lines += self._result(
+                value, expression, value in read_later, is_apart=function.isolation is not Isolation.NONE
+            )
         return lines
 
     def _call(self, index: int, application: Application, offset: int) -> tuple[str, list[str], list[str]]:
@@ -363,7 +365,7 @@ class ElementWriter:
                 text = self._argument(next(tensors), compute if promoted else None)
                 # Strict: each use of a value is its own barrier. Two functors that both compute a*b must not share the
                 # product, or the compiler may contract it in one of them differently than when the functor runs alone.
-                arguments.append(text if function.shares_work else self._isolate(text))
+                arguments.append(self._isolate(text) if function.isolation is Isolation.FULL else text)
         namespace = f"fuser_f{self.functors.index(functor)}"
         return f"{namespace}::{functor.entry}<{compute}>({', '.join(arguments)})", results, declarations
 
@@ -395,7 +397,8 @@ class ElementWriter:
         else:
             lines = [f"const {info.storage} s{value} = fuser_from_compute<{info.storage}>({converted});"]
             if is_read_later:
-                lines.append(f"const {info.compute} v{value} = {isolate(f'fuser_to_compute(s{value})')};")
+                kept = isolate(f"fuser_keep({converted}, s{value})")
+                lines = [f"{info.storage} s{value};", f"const {info.compute} v{value} = {kept};"]
             return lines + [f"fuser_assign(out{place}, s{value});" for place in places]
         return lines + [f"out{place} = {stored};" for place in places]
 

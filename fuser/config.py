@@ -98,7 +98,7 @@ SETTINGS: tuple[Setting, ...] = (
         True,
         "`strict`: a fused chain equals its functors run one launch at a time, bit for bit. "
         "`fast`: intermediates stay in the compute type, multiply-adds may contract across functors, and on CUDA "
-        "float32 division may be off by 2 ULP.",
+        "float32 division may be off by 2 ULP and square roots by 1.",
     ),
     Setting(
         "cpu_math",

@@ -22,7 +22,7 @@ from fuser.functor import Functor, Parameter, parse_functor
 if TYPE_CHECKING:
     import networkx
 
-__all__ = ["Application", "Function", "FusionGroup", "GroupBuilder", "Input", "Promotion", "Section"]
+__all__ = ["Application", "Function", "FusionGroup", "GroupBuilder", "Input", "Isolation", "Promotion", "Section"]
 
 JSON_VERSION = 1
 
@@ -44,6 +44,17 @@ class Promotion(Enum):
         return Promotion.DEFAULT_WIDE if self is Promotion.DEFAULT else Promotion.INT_TO_FLOAT_WIDE
 
 
+class Isolation(Enum):
+    """How far strict kernels keep an application apart from the others."""
+
+    # It has the bits that it has alone in a kernel.
+    FULL = "full"
+    # What it has in common with others is computed once; no multiply-add is contracted with what reads its result.
+    RESULT = "result"
+    # Nothing is kept apart: the last bit depends on what else is in the kernel.
+    NONE = "none"
+
+
 @dataclass(frozen=True, slots=True)
 class Function:
     """What an application applies: a functor with its typing rules."""
@@ -62,9 +73,8 @@ class Function:
     fallback: Callable[..., Any] | None = None
     # The derivative, where the user wrote it; else it is derived from the text.
     backward: HandWritten | None = None
-    # Whether strict kernels compute once what this has in common with others of the kind, and contract across them:
-    # derivatives, and what they compute again of the forward pass. Last bits may differ from those it has alone.
-    shares_work: bool = False
+    # Less than full in derived groups, which compute the forward pass again beside its derivative.
+    isolation: Isolation = Isolation.FULL
 
     @property
     def name(self) -> str:
@@ -119,7 +129,7 @@ class Function:
             "out_dtypes": [None if dtype is None else str(dtype).removeprefix("torch.") for dtype in self.out_dtypes],
             "numbers_have_layout": self.numbers_have_layout,
             "backward": self.backward and self.backward.to_json(),
-            "shares_work": self.shares_work,
+            "isolation": self.isolation.value,
         }
 
     @staticmethod
@@ -133,7 +143,7 @@ class Function:
             out_dtypes=tuple(None if name is None else getattr(torch, name) for name in data["out_dtypes"]),
             numbers_have_layout=data["numbers_have_layout"],
             backward=HandWritten.from_json(data["backward"]) if data.get("backward") else None,
-            shares_work=data.get("shares_work", False),
+            isolation=Isolation(data.get("isolation", "full")),
         )
 
 

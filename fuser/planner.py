@@ -248,7 +248,8 @@ def arg_spec(
     walk = Walk(space)
     if device_type == "cuda":
         sizes = [dtype.itemsize for dtype in dtypes]
-        walk = plan_walk(space, sizes, aligned, len(outputs), is_strict=config.numerics == "strict")
+        rounds = config.numerics == "strict" and len(spec.group.applications) > 1
+        walk = plan_walk(space, sizes, aligned, len(outputs), rounds=rounds)
     reach = max(
         sum((size - 1) * stride for size, stride in zip(space.sizes, operand, strict=True)) for operand in space.strides
     )

@@ -138,8 +138,8 @@ def cuda_twin(group: Any, args: Any) -> Any:
         outer = (SIDE**dim for dim in range(3, args.rank + 1))
         strides.append((step if first == 2 else first, second, *outer)[: args.rank])
     space = IterationSpace((SIDE,) * args.rank, tuple(strides))
-    is_strict = args.numerics == "strict"
-    walk = plan_walk(space, itemsizes, [True] * len(inner), len(args.outputs), is_strict=is_strict)
+    rounds = args.numerics == "strict" and len(group.applications) > 1
+    walk = plan_walk(space, itemsizes, [True] * len(inner), len(args.outputs), rounds=rounds)
     return replace(args, device_type="cuda", vector=walk.vector, accesses=walk.accesses, tuning=walk.tuning)
 
 

@@ -248,6 +248,17 @@ def test_what_is_saved_changes_no_bit(dtype: torch.dtype, monkeypatch: pytest.Mo
     assert all(map(torch.equal, computed, handed))
 
 
+def test_gradients_between_functors_are_not_rounded() -> None:
+    third = fuser.jit_fn("template <typename T> T third(T x) { return x / T(3); }")
+    (x,) = given((4000,), dtype=torch.bfloat16)
+    weight = draw((4000,), torch.bfloat16, seed=7)
+    (got,) = gradients(fuser.fuse(lambda x: third(third(third(third(x)))) + third(x)), (x,), weight)
+    assert torch.equal(got, (weight.double() * (1 / 81 + 1 / 3)).bfloat16())
+    # Torch adds and multiplies in bfloat16.
+    (rounded,) = gradients(lambda x: x / 3 / 3 / 3 / 3 + x / 3, (x,), weight)
+    assert not torch.equal(rounded, got)
+
+
 def test_inputs_are_saved_where_that_is_as_cheap() -> None:
     x, y = given((6,), (6,))
     assert [id(item) for item in swish(x, y).grad_fn.saved_tensors] == [id(x), id(y)]

@@ -90,6 +90,16 @@ def test_what_is_not_needed_is_left_out() -> None:
     assert [item.role for item in derived.functor.parameters[:2]] == [Role.TENSOR, Role.SCALAR]
 
 
+def test_gradients_are_multiplied_by_reciprocals_of_scalars() -> None:
+    code = "template <typename T> T f(T x, T y, T c) { T r = x / c; return r * r / y; }"
+    # x / c is what the functor itself computes, and y differs from element to element.
+    assert text_of(reverse(code, scalars=("c",), wanted=(0,))) == (
+        "template <typename T> T f_backward(T grad_out, T x, T y, T c) {\n"
+        "  const T v1 = grad_out / y * (x / c);\n  return (v1 + v1) * (T(1) / c);\n}\n"
+    )
+    assert "T(1) / " not in text_of(reverse(code, compute=torch.complex64, scalars=("c",), wanted=(0,)))
+
+
 def test_zero_gradients_are_none() -> None:
     derived = reverse("template <typename T> T f(T x, T y) { return floor(x) + y * T(2); }")
     assert derived.results == (None, 0)

@@ -91,9 +91,9 @@ def test_tiles_fit_shared_memory(size: int, count: int) -> None:
     assert all(found.tuning.share >= access.width for access in found.accesses)
 
 
-def test_fast_numerics_leave_registers_for_more_vectors() -> None:
+def test_without_rounding_there_are_registers_for_more_vectors() -> None:
     assert walk((1000,), (1,), (1,), size=2).tuning.unroll == 1
-    assert walk((1000,), (1,), (1,), size=2, is_strict=False).tuning.unroll == 2
+    assert walk((1000,), (1,), (1,), size=2, rounds=False).tuning.unroll == 2
 
 
 # --- geometry -------------------------------------------------------------------------------------------------------
@@ -138,6 +138,12 @@ def test_launch_shape() -> None:
     _, _, tiles = source_of(meta(100, 65), meta(65, 100).t())
     assert launch_shape(tiles, (65, 100)).grid == 2 * 2
     assert launch_shape(tiles, (65, 100)).block == tiles.tuning.block
+
+
+@pytest.mark.parametrize(("numerics", "functors", "unroll"), [("strict", 1, 2), ("strict", 2, 1), ("fast", 2, 2)])
+def test_one_functor_and_fast_chains_do_not_round_in_between(numerics: str, functors: int, unroll: int) -> None:
+    _, args, _ = source_of(*[meta(1000, dtype=torch.bfloat16)] * (functors + 1), numerics=numerics)
+    assert args.tuning.unroll == unroll
 
 
 def test_geometry_is_as_long_as_its_fields() -> None:
@@ -270,9 +276,10 @@ def test_the_setting_searches_for_unknown_kernels_only(monkeypatch: pytest.Monke
     assert len(searched) == 1
 
 
-def test_only_fast_kernels_divide_roughly() -> None:
+@pytest.mark.parametrize("option", [b"--prec-div=false", b"--prec-sqrt=false"])
+def test_only_fast_kernels_divide_and_take_roots_roughly(option: bytes) -> None:
     from fuser.cuda.backend import _options
 
     pytest.importorskip("cuda.core")
-    rough = [b"--prec-div=false" in _options("sm_90", numerics).as_bytes("nvrtc") for numerics in ("strict", "fast")]
+    rough = [option in _options("sm_90", numerics).as_bytes("nvrtc") for numerics in ("strict", "fast")]
     assert rough == [False, True]

@@ -15,7 +15,7 @@ from fuser.derivative.expression import Builder, Expr, is_continuous, topologica
 from fuser.derivative.forward import differentiate_forward
 from fuser.derivative.importing import import_graph
 from fuser.derivative.reverse import differentiate_reverse
-from fuser.derivative.simplify import simplify
+from fuser.derivative.simplify import multiply_by_reciprocals, simplify
 from fuser.derivative.text import Names, emit_functor
 from fuser.derivative.torch_ops import DIFFERENTIATED_AS
 from fuser.eager.translation import translate
@@ -231,8 +231,8 @@ def _build(source: Source, entry: str, given: Sequence[Expr], results: Sequence[
         numbers[place] = number
     if not named:
         return Derived(None, (), tuple(numbers), ())
-    values = [value for _, _, value in named]
     scalars = {item.name for item in source.parameters if item.role is Role.SCALAR}
+    values = multiply_by_reciprocals([value for _, _, value in named], scalars, {item.args[0] for item in given})
     meanings: dict[str, Argument] = {item.args[0]: ("grad", k) for k, item in enumerate(given)}
     meanings |= {item.name: ("argument", place) for place, item in enumerate(source.parameters)}
     used = {item.args[0]: item for item in topological(values) if item.op == "input"}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
 from fuser.derivative.demand import Demand
 from fuser.derivative.expression import Builder, Expr, topological
 
-__all__ = ["simplify"]
+__all__ = ["multiply_by_reciprocals", "simplify"]
 
 # Each round can uncover more; the second seldom does.
 _MAX_ROUNDS = 4
@@ -25,6 +25,32 @@ def simplify(outputs: Sequence[Expr]) -> list[Expr]:
         if size == before:
             break
     return list(outputs)
+
+
+def multiply_by_reciprocals(outputs: Sequence[Expr], scalars: Collection[str], varying: Collection[str]) -> list[Expr]:
+    """Return outputs where what depends on ``varying`` inputs is not divided by what follows from ``scalars`` alone.
+
+    It is multiplied by the reciprocal, which is the same for all elements: one rounding more, as in torch's own
+    division of a tensor by a number on CUDA. Real numbers only.
+    """
+    read: dict[Expr, frozenset[str]] = {}
+    for item in topological(outputs):
+        own = frozenset(item.args[:1]) if item.op == "input" else frozenset[str]()
+        read[item] = own.union(*(read[operand] for operand in item.operands))
+    chosen = {
+        item
+        for item in read
+        if item.op == "div"
+        and not item.dtype.is_complex
+        and not read[item.operands[0]].isdisjoint(varying)
+        and not item.operands[1].is_constant
+        and read[item.operands[1]].issubset(scalars)
+    }
+
+    def instead(item: Expr) -> Expr | None:
+        return item.operands[0] * (1 / item.operands[1]) if item in chosen else None
+
+    return Builder(drops_detach=True).copy(outputs, instead)
 
 
 def _resolve_selections(outputs: Sequence[Expr]) -> list[Expr]:

@@ -118,6 +118,17 @@ template <typename S> struct fuser_rounder {
 };
 template <typename S, typename C> FUSER_INLINE C fuser_round(C v) { return fuser_rounder<S>::round(v); }
 
+// The same for a value that is stored, too.
+template <typename S> struct fuser_keeper {
+  template <typename C> static FUSER_INLINE C keep(C v, S& stored) {
+    stored = fuser_from_compute<S>(v);
+    return fuser_to_compute(stored);
+  }
+};
+template <typename S, typename C> FUSER_INLINE C fuser_keep(C v, S& stored) {
+  return fuser_keeper<S>::keep(v, stored);
+}
+
 //@ min max
 // As on CUDA: a NaN argument is dropped. The common type is that of a + b (int for two shorts), as NVRTC's overloads
 // give.

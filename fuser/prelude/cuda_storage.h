@@ -10,6 +10,14 @@ template <> struct fuser_rounder<fuser_bfloat16> {
     return __uint_as_float(rounded);
   }
 };
+// The upper half of what was rounded; the conversion to 16 bits alone is made by the slow unit of exp and division.
+template <> struct fuser_keeper<fuser_bfloat16> {
+  static FUSER_INLINE float keep(float v, fuser_bfloat16& stored) {
+    const float rounded = fuser_round<fuser_bfloat16>(v);
+    stored.bits = static_cast<uint16_t>(__float_as_uint(rounded) >> 16);
+    return rounded;
+  }
+};
 #endif
 
 //@ always if float8
