@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 import warnings
@@ -77,15 +78,38 @@ def grid_of(dtype: torch.dtype, count: int) -> list[torch.Tensor]:
 # ---- against the compiled kernel ----
 
 
+def batches() -> Iterator[Any]:
+    """Give up to a dozen constructs of one dtype, which share a launch: one kernel compiles for all of them."""
+    alike: dict[Any, list[Construct]] = {}
+    for construct, dtype in COMPILED_DTYPES:
+        alike.setdefault((dtype, construct.tensors, construct.outputs, construct.is_total), []).append(construct)
+    for (dtype, _, outputs, _), constructs in alike.items():
+        size = 12 // outputs
+        for first in range(0, len(constructs), size):
+            batch = constructs[first : first + size]
+            yield pytest.param(batch, dtype, id=f"{str(dtype)[6:]}-{batch[0]}")
+
+
 @pytest.mark.cpu
-@pytest.mark.parametrize(("construct", "dtype"), COMPILED_DTYPES, ids=ids_of(COMPILED_DTYPES))
-def test_construct_has_the_kernels_bits(construct: Construct, dtype: torch.dtype) -> None:
-    function = construct.build()
-    inputs = [draw((3, 67), dtype, construct.domain, seed) for seed in range(construct.tensors)]
-    assert_same(run_eagerly(function, inputs), function(*inputs), str(construct))
-    if construct.is_total:
-        special = grid_of(dtype, construct.tensors)
-        assert_same(run_eagerly(function, special), function(*special), f"{construct}, special values")
+@pytest.mark.parametrize(("constructs", "dtype"), batches())
+def test_constructs_have_the_kernels_bits(constructs: list[Construct], dtype: torch.dtype) -> None:
+    functions = [construct.build() for construct in constructs]
+    count = constructs[0].tensors
+    drawn = [[draw((3, 67), dtype, construct.domain, seed) for seed in range(count)] for construct in constructs]
+    special = [grid_of(dtype, count)] * len(constructs) if constructs[0].is_total else []
+
+    graph = fx.Graph()
+    proxy = fx.proxy.GraphAppendingTracer(graph).proxy
+    places = [[proxy(graph.placeholder(f"x{k}_{place}")) for place in range(count)] for k in range(len(functions))]
+    results = [function(*inputs) for function, inputs in zip(functions, places, strict=True)]
+    graph.output([result.node for result in results])
+    together = fuser.fx.fuse_graph(fx.GraphModule(torch.nn.Module(), graph))
+    for inputs in filter(None, (drawn, special)):
+        fuser.reset_stats()
+        found = together(*itertools.chain(*inputs))
+        assert fuser.stats()["launches"] == 1
+        for construct, function, given, kernels in zip(constructs, functions, inputs, found, strict=True):
+            assert_same(run_eagerly(function, given), kernels, str(construct))
 
 
 CASE_DTYPES = [(case, dtype) for case in CASES for dtype in case.dtypes]

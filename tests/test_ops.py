@@ -146,10 +146,13 @@ def _node(
     kind: str, target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]
 ) -> tuple[torch.fx.Graph, torch.fx.Node]:
     graph = torch.fx.Graph()
-    places = {letter: graph.placeholder(letter) for letter in "xyc"}
+    return graph, _call(graph, (kind, target, args, kwargs), {letter: graph.placeholder(letter) for letter in "xyc"})
+
+
+def _call(graph: torch.fx.Graph, way: Way, places: dict[str, torch.fx.Node]) -> torch.fx.Node:
+    kind, target, args, kwargs = way
     swap = lambda item: places[item.letter] if isinstance(item, T) else item  # noqa: E731
-    node = graph.create_node(kind, target, tuple(map(swap, args)), {name: swap(item) for name, item in kwargs})
-    return graph, node
+    return graph.create_node(kind, target, tuple(map(swap, args)), {name: swap(item) for name, item in kwargs})
 
 
 _fused: dict[str, Callable[..., Any]] = {}
@@ -188,9 +191,35 @@ def uses(way: Way, letter: str) -> bool:
 
 def check(way: Way, name: str, tensors: dict[str, torch.Tensor]) -> None:
     """Compare one call with eager: exception, dtype, shape, strides, and value against float64."""
+    compare(way, name, tensors, outcome(eager, way, tensors), outcome(fused(way), *tensors.values()))
+
+
+def check_together(name: str, calls: list[tuple[Way, dict[str, torch.Tensor]]]) -> None:
+    """As ``check``, with one launch for all calls that eager torch computes: their kernel compiles once."""
+    wanted = [outcome(eager, *call) for call in calls]
+    refused = [call for call, result in zip(calls, wanted, strict=True) if isinstance(result, Exception)]
+    served = [(call, result) for call, result in zip(calls, wanted, strict=True) if isinstance(result, torch.Tensor)]
+    assert len(refused) + len(served) == len(calls)
+    for batch in (served[first : first + 12] for first in range(0, len(served), 12)):
+        graph = torch.fx.Graph()
+        places = [{letter: graph.placeholder(f"{letter}{index}") for letter in "xyc"} for index in range(len(batch))]
+        graph.output([_call(graph, way, place) for ((way, _), _), place in zip(batch, places, strict=True)])
+        before = fuser.stats()["fallbacks"]
+        module = fuser.fx.fuse_graph(torch.fx.GraphModule(torch.nn.Module(), graph))
+        found = outcome(module, *itertools.chain(*(tensors.values() for (_, tensors), _ in batch)))
+        if isinstance(found, Exception) or fuser.stats()["fallbacks"] != before:
+            # One that runs in eager torch, alone, takes no other with it.
+            refused += [call for call, _ in batch]
+            continue
+        for ((way, tensors), result), got in zip(batch, found, strict=True):
+            compare(way, name, tensors, result, got)
+    for way, tensors in refused:
+        check(way, name, tensors)
+
+
+def compare(way: Way, name: str, tensors: dict[str, torch.Tensor], wanted: Any, got: Any) -> None:
+    """Compare outcomes, the value against float64."""
     what = f"{describe(way)} on {', '.join(str(item.dtype)[6:] for item in tensors.values())}"
-    wanted = outcome(eager, way, tensors)
-    got = outcome(fused(way), *tensors.values())
     if isinstance(wanted, Exception) or isinstance(got, Exception):
         assert isinstance(got, type(wanted)), f"{what}: {str(got)[:200]} instead of {str(wanted)[:200]}"
         return
@@ -209,8 +238,13 @@ def random_tensors(dtype: torch.dtype, other: torch.dtype | None = None) -> dict
     }
 
 
+SPECIAL_COUNT = len(special_tensor(torch.float32))
+
+
 def special_tensors(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    # As many for every dtype: results of one shape share a kernel.
     special = special_tensor(dtype)
+    special = special.repeat(-(-SPECIAL_COUNT // len(special)))[:SPECIAL_COUNT]
     x, y = torch.meshgrid(special, special, indexing="ij")
     return {"x": x.contiguous(), "y": y.contiguous(), "c": draw(x.shape, torch.bool)}
 
@@ -250,20 +284,22 @@ def test_every_name(name: str) -> None:
     assert ran, "some way runs"
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, torch.int32, torch.uint8, torch.bool], ids=str)
 @pytest.mark.parametrize("name", OPS)
-def test_dtypes_and_special_values(name: str, dtype: torch.dtype) -> None:
+def test_dtypes_and_special_values(name: str) -> None:
     """Where torch raises, so does fuser, with the same kind of exception."""
-    ways = all_ways()[name]
-    for way in distinct(ways) if dtype in (torch.float32, torch.int32) else few(ways):
-        check(way, name, random_tensors(dtype))
-        # Floats beside extreme integers, and casts of what does not fit, are undefined in torch too.
-        if name == "to" or (not dtype.is_floating_point and any(isinstance(item, float) for item in way[2])):
-            continue
-        # alpha * y overflows or underflows where torch's CPU kernel fuses the product with the sum.
-        if dtype.is_floating_point and any(key == "alpha" for key, _ in way[3]):
-            continue
-        check(way, name, special_tensors(dtype))
+    ways, drawn, special = all_ways()[name], [], []
+    for dtype in (*FLOATS, torch.int32, torch.uint8, torch.bool):
+        for way in distinct(ways) if dtype in (torch.float32, torch.int32) else few(ways):
+            drawn.append((way, random_tensors(dtype)))
+            # Floats beside extreme integers, and casts of what does not fit, are undefined in torch too.
+            if name == "to" or (not dtype.is_floating_point and any(isinstance(item, float) for item in way[2])):
+                continue
+            # alpha * y overflows or underflows where torch's CPU kernel fuses the product with the sum.
+            if dtype.is_floating_point and any(key == "alpha" for key, _ in way[3]):
+                continue
+            special.append((way, special_tensors(dtype)))
+    check_together(name, drawn)
+    check_together(name, special)
 
 
 MIXED = (
@@ -277,13 +313,11 @@ MIXED = (
 @pytest.mark.parametrize("name", OPS)
 def test_promotion(name: str) -> None:
     ways = [way for way in distinct(all_ways()[name]) if uses(way, "x") and uses(way, "y")]
-    for way in ways[:1]:
-        for pair in MIXED:
-            for first, second in (pair, pair[::-1]):
-                tensors = random_tensors(first, second)
-                # Where oneDNN serves the gradient's dtype, torch's CPU kernel refuses another one of the input.
-                if not (name == "gelu_backward" and isinstance(outcome(eager, way, tensors), RuntimeError)):
-                    check(way, name, tensors)
+    calls = [(way, random_tensors(*order)) for way in ways[:1] for pair in MIXED for order in (pair, pair[::-1])]
+    if name == "gelu_backward":
+        # Where oneDNN serves the gradient's dtype, torch's CPU kernel refuses another one of the input.
+        calls = [call for call in calls if not isinstance(outcome(eager, *call), RuntimeError)]
+    check_together(name, calls)
 
 
 @pytest.mark.parametrize("name", OPS)
