@@ -228,3 +228,19 @@ def test_long_and_odd_lengths() -> None:
     case = BY_NAME["polar"]
     for length in (1, 15, 16, 17, 255, 16383, 16384, 16385, 100003):
         check(case, inputs_of(case, torch.float32, (length,)))
+
+
+def test_the_cpp_library_is_there_for_those_who_need_it() -> None:
+    allocates = fuser.jit_fn("""
+        template <typename T> T allocates(T x) {
+          T* powers = new T[2];
+          powers[0] = x;
+          powers[1] = x * x;
+          const T sum = powers[0] + powers[1];
+          delete[] powers;
+          return sum;
+        }""")
+    fuser.reset_stats()
+    x = draw((33,), torch.float32)
+    assert torch.equal(allocates(x), x + x * x)
+    assert (fuser.stats()["launches"], fuser.stats()["fallbacks"]) == (1, {})

@@ -126,7 +126,7 @@ def test_layouts_measured_on_jiterator() -> None:
     assert inferred([torch.empty(4, 6)[:, ::2]])[1] == (3, 1)
 
 
-@settings(max_examples=1500)
+@settings(max_examples=1000)
 @given(st.lists(SIZES, max_size=4), st.lists(SIZES, max_size=4))
 def test_broadcasting_says_what_torch_says(left: list[int], right: list[int]) -> None:
     assert outcome(lambda: broadcast_shapes([tuple(left), tuple(right)]), ShapeError) == outcome(
@@ -163,7 +163,7 @@ def offsets(sizes: Shape, all_strides: list[tuple[int, ...]]) -> list[tuple[int,
     ]
 
 
-@settings(max_examples=1500)
+@settings(max_examples=1000)
 @given(broadcastable((torch.float32, torch.float32)))
 def test_iteration_space(tensors: list[torch.Tensor]) -> None:
     shape, out = inferred(tensors)

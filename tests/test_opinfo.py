@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 # Samples of each op that are run, evenly chosen (each in every dtype); "make fuzz" runs them all.
-SAMPLES = 100 if os.environ.get("HYPOTHESIS_PROFILE") == "fuzz" else 3
+SAMPLES = 100 if os.environ.get("HYPOTHESIS_PROFILE") == "fuzz" else 2
 
 ATEN = torch.ops.aten
 Args = tuple[Any, ...]

@@ -154,14 +154,22 @@ def _load(source: KernelSource, path: Path) -> CpuKernel | None:
 def _build(compiler: Compiler, flags: tuple[str, ...], source: KernelSource, target: Path) -> Path:
     text = target.with_suffix(".cpp")
     text.write_text(source.text, encoding="utf-8")
-    libraries = ("-lmvec", "-lm") if _has_libmvec() and not compiler.is_clang else ("-lm",)
+    libraries = ["-lmvec", "-lm"] if _has_libmvec() and not compiler.is_clang else ["-lm"]
     command = [*compiler.command, *flags, str(text), "-o", str(target), *libraries]
     begin_compile(source)
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
+    # The C++ library is what takes longest to link, and what hardly a functor needs.
+    few = [] if compiler.is_clang else ["-lgcc", "-lc", "-nodefaultlibs", "-Wl,--no-undefined"]
+    result = _run([*command, *few])
+    if few and "undefined reference" in result.stderr:
+        result = _run(command)
     if result.returncode:
         diagnostics = parse_gcc_log(result.stderr)
         raise build_compile_error(source, compiler.command[0], diagnostics, " ".join(flags), result.stderr)
     return target
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
 
 
 @cache
