@@ -97,7 +97,7 @@ def build_backward(
     inputs, pending = range(len(group.inputs)), Counter(value for step in steps for value in step.targets)
     for step in steps:
         incoming = [gradients[value] for value in step.outputs]
-        done = [value for value in step.targets if value in inputs and pending[value] == 1]
+        done = [value for value in step.targets if value in inputs and pending[value] == 1 and value not in gradients]
         handles = writer.apply(step, incoming, done)
         for value, handle in zip(step.targets, handles, strict=True):
             pending[value] -= 1

@@ -25,6 +25,7 @@ from fuser.errors import (
 )
 from fuser.fused_kernel import ArgumentPacker, FusedKernel
 from fuser.geometry import Launch
+from fuser.graph import FusionGroup
 from fuser.kernel_spec import (
     ArgSpec,
     InputSpec,
@@ -248,7 +249,7 @@ def arg_spec(
     walk = Walk(space)
     if device_type == "cuda":
         sizes = [dtype.itemsize for dtype in dtypes]
-        rounds = config.numerics == "strict" and len(spec.group.applications) > 1
+        rounds = rounds_between(spec.group, config.numerics)
         walk = plan_walk(space, sizes, aligned, len(outputs), rounds=rounds)
     reach = max(
         sum((size - 1) * stride for size, stride in zip(space.sizes, operand, strict=True)) for operand in space.strides
@@ -266,6 +267,11 @@ def arg_spec(
         tuning=walk.tuning,
     )
     return args, walk.space
+
+
+def rounds_between(group: FusionGroup, numerics: str) -> bool:
+    """Whether a kernel rounds values on their way from one functor to the next."""
+    return numerics == "strict" and len(group.applications) > 1
 
 
 def plan_texts(

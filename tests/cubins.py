@@ -125,6 +125,7 @@ def cuda_twin(group: Any, args: Any) -> Any:
     from fuser.access import plan_walk
     from fuser.kernel_spec import infer_typing
     from fuser.layout import IterationSpace
+    from fuser.planner import rounds_between
 
     if args.device_type == "cuda":
         return args
@@ -141,7 +142,7 @@ def cuda_twin(group: Any, args: Any) -> Any:
         outer = (SIDE**dim for dim in range(3, args.rank + 1))
         strides.append((step if first == 2 else first, second, *outer)[: args.rank])
     space = IterationSpace((SIDE,) * args.rank, tuple(strides))
-    rounds = args.numerics == "strict" and len(group.applications) > 1
+    rounds = rounds_between(group, args.numerics)
     walk = plan_walk(space, itemsizes, [True] * len(inner), len(args.outputs), rounds=rounds)
     return replace(args, device_type="cuda", vector=walk.vector, accesses=walk.accesses, tuning=walk.tuning)
 

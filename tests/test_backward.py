@@ -103,6 +103,18 @@ def test_the_last_sum_is_rounded() -> None:
     assert [item.out_dtypes for item in sums] == [(torch.float32,), (torch.float16,)]
 
 
+def test_what_is_added_to_a_gradient_is_not_rounded_before() -> None:
+    builder = GroupBuilder()
+    x, y = builder.add_input("x"), builder.add_input("y")
+    gate, root = Function(parse_functor(SILU)), Function(parse_functor("template <typename T> T f(T x) { return -x; }"))
+    (first,), (second,) = builder.apply(gate, [x]), builder.apply(root, [x])
+    (product,) = builder.apply(Function(parse_functor(MUL)), [first, second])
+    derived = gradients_of(builder.build(builder.apply(Function(parse_functor(MUL)), [product, y])), torch.bfloat16)
+    dtypes = {item.function.functor.entry: item.function.out_dtypes for item in derived.group.applications}
+    assert dtypes["f_backward"] == dtypes["silu_backward"] == (torch.float32,)
+    assert dtypes["accumulate"] == (torch.bfloat16,)
+
+
 def test_tangents_that_come_out_are_rounded() -> None:
     group = swiglu()
     derived = build_tangents(group, infer_typing(group, specs_of(*[torch.bfloat16] * 2), torch.float32), (0, 1))

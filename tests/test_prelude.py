@@ -564,7 +564,7 @@ def test_a_value_does_not_depend_on_its_position(tmp_path: Path, isa: str, math:
 
 @needs_compiler
 @pytest.mark.parametrize("math", MATH_KINDS)
-@pytest.mark.parametrize("isa", ["native", "sse2"])
+@pytest.mark.parametrize("isa", X86)
 def test_a_constant_argument_changes_no_bit(tmp_path: Path, isa: str, math: str) -> None:
     """The compiler simplifies calls whose arguments it knows, as in an unrolled loop: to what the call gives.
 

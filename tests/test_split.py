@@ -62,9 +62,9 @@ def sum_of(count: int) -> FusionGroup:
 
 @pytest.mark.parametrize("count", [MAX_INPUTS - 1, MAX_INPUTS, 200])
 def test_many_inputs(count: int) -> None:
-    dtypes = (torch.float32, torch.bfloat16, torch.int32)
-    shapes = ((4, 1, 9), (5, 1), (4, 5, 9), ())
-    inputs: list[Any] = [draw(shapes[seed % 4], dtypes[seed % 3], seed=seed) for seed in range(count)]
+    dtypes = (torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.float16)
+    shapes = ((4, 1, 9), (5, 1), (9,), (4, 5, 9), (1,), ())
+    inputs: list[Any] = [draw(shapes[seed % 6], dtypes[seed % 5], seed=seed) for seed in range(count)]
     inputs[2] = 3
     inputs[7] = 0.5
     inputs.append(0.25)

@@ -165,7 +165,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.complex128], ids=str)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.complex128], ids=str)
 @pytest.mark.parametrize("layout", CALLS)
 def test_every_candidate_compiles(layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cubins.ARCHITECTURES", ("sm_90",))

@@ -47,6 +47,9 @@ def multiply_by_reciprocals(outputs: Sequence[Expr], scalars: Collection[str], v
         and read[item.operands[1]].issubset(scalars)
     }
 
+    if not chosen:
+        return list(outputs)
+
     def instead(item: Expr) -> Expr | None:
         return item.operands[0] * (1 / item.operands[1]) if item in chosen else None
 
