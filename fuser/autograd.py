@@ -21,7 +21,7 @@ from fuser.dtypes import Rank
 from fuser.errors import GradientError, UntranslatableError
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Launcher, Replayer, record_call, record_through
-from fuser.opaque import call_opaque, pull_back, push_forward
+from fuser.opaque import call_opaque, push_forward
 
 __all__ = ["run", "run_and_record"]
 
@@ -190,16 +190,16 @@ def _find_eager_gradients(
     ctx: Any, values: Mapping[int, Any], grads: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
     case: Case = ctx.case
-    function, tensors = _eager_function(case, values)
-    places = sorted(place for place, item in values.items() if isinstance(item, torch.Tensor))
-    wanted = [places.index(place) for place in case.wanted]
+    inputs = [values[place] for place in range(len(case.devices))]
+    places = _continuous_outputs(case)
     incoming = []
-    for place, (shape, grad) in enumerate(zip(ctx.out_shapes, grads, strict=True)):
-        if place not in case.constant_outputs:
-            dtype = case.typing.values[case.spec.group.outputs[place]]
-            incoming.append(tensors[0].new_zeros(shape, dtype=dtype) if grad is None else grad)
+    for place in places:
+        grad, dtype = grads[place], case.typing.values[case.spec.group.outputs[place]]
+        zero = inputs[case.tensors[0]]
+        incoming.append(zero.new_zeros(ctx.out_shapes[place], dtype=dtype) if grad is None else grad)
+    wanted = [case.tensors.index(place) for place in case.wanted]
+    made = library.pull_back_eagerly(case.spec, inputs, places, incoming, wanted)
     found: list[torch.Tensor | None] = [None] * len(case.devices)
-    made = call_opaque(partial(pull_back, function, wanted, len(tensors)), *tensors, *incoming)
     for place, gradient in zip(case.wanted, made, strict=True):
         found[place] = gradient
     return found
@@ -208,27 +208,18 @@ def _find_eager_gradients(
 def _find_eager_tangents(
     case: Case, values: Mapping[int, Any], given: tuple[int, ...], tangents: Sequence[Any]
 ) -> tuple[torch.Tensor | None, ...]:
-    function, tensors = _eager_function(case, values)
-    places = sorted(place for place, item in values.items() if isinstance(item, torch.Tensor))
-    derivative = partial(push_forward, function, [places.index(place) for place in given], len(tensors))
-    made = iter(call_opaque(derivative, *tensors, *[tangents[place] for place in given]))
-    count = len(case.spec.group.outputs)
-    return tuple(None if place in case.constant_outputs else next(made) for place in range(count))
-
-
-def _eager_function(
-    case: Case, values: Mapping[int, Any]
-) -> tuple[Callable[..., tuple[torch.Tensor, ...]], list[torch.Tensor]]:
-    # The outputs with a derivative as a function of the inputs that are tensors, and those.
     inputs = [values[place] for place in range(len(case.devices))]
+    tensors = [values[place] for place in case.tensors]
+    places = _continuous_outputs(case)
+    function = library.eager_function(case.spec, inputs, places)
+    derivative = partial(push_forward, function, [case.tensors.index(place) for place in given], len(tensors))
+    made = call_opaque(derivative, *tensors, *[tangents[place] for place in given])
+    found = dict(zip(places, made, strict=True))
+    return tuple(found.get(place) for place in range(len(case.spec.group.outputs)))
 
-    def run_eager(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        given = iter(tensors)
-        items = [next(given) if isinstance(item, torch.Tensor) else item for item in inputs]
-        results = case.spec.fallback.run(items, "differentiated by torch")
-        return tuple(item for place, item in enumerate(results) if place not in case.constant_outputs)
 
-    return run_eager, [item for item in inputs if isinstance(item, torch.Tensor)]
+def _continuous_outputs(case: Case) -> list[int]:
+    return [place for place in range(len(case.spec.group.outputs)) if place not in case.constant_outputs]
 
 
 def _run_pass(

@@ -42,7 +42,11 @@ def push_forward(function: TensorFunction, given: Sequence[int], count: int, *te
     """Return the tangents of the results; ``tensors`` are the ``count`` arguments, then the tangents of ``given``."""
     arguments, tangents = list(tensors[:count]), tensors[count:]
     chosen = partial(_with_arguments, function, tuple(given), arguments)
-    found: tuple[torch.Tensor, ...] = torch.func.jvp(chosen, tuple(arguments[place] for place in given), tangents)[1]
+    # Not torch.func.jvp, which torch refuses inside forward AD. The gradients are linear in what they are pulled back
+    # from, and the derivative of that, pulled back from tangents, is what pushes them forward.
+    results, gradients_of = torch.func.vjp(chosen, *(arguments[place] for place in given))[:2]
+    _, tangents_of = torch.func.vjp(gradients_of, tuple(map(torch.zeros_like, results)))[:2]
+    found: tuple[torch.Tensor, ...] = tangents_of(tuple(tangents))[0]
     return found
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from functors import draw
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuser
 from fuser import differentiation
@@ -354,6 +355,27 @@ def test_training_through_torch_compile(backend: str) -> None:
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     inputs = given((4, 5), (5,))
     assert_all_close(gradients(compiled, inputs), gradients(model, inputs), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["fuser", "aot_eager"])
+def test_a_loop_that_depends_on_data_trains_through_torch_compile(backend: str) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, y: torch.sin(newton(x.t()) * y), backend=backend, fullgraph=True)
+    inputs = given((5, 4), (5,))
+    wanted = gradients(lambda x, y: torch.sin(x.t().sqrt() * y), inputs)
+    assert_all_close(gradients(compiled, inputs), wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_a_loop_that_depends_on_data_is_one_operator_in_a_traced_gradient() -> None:
+    (x,) = given((3,))
+    gradient = torch.func.grad(lambda x: newton(x).sum())
+    graph = make_fx(gradient, tracing_mode="symbolic")(x.detach())
+    assert [node.target for node in graph.graph.nodes].count(torch.ops.fuser.pull_back.default) == 1
+    y = x.detach() + 1
+    torch.testing.assert_close(graph(y), 0.5 / y.sqrt())
+    # The operator itself has no derivative, and says so.
+    with pytest.raises(GradientError, match="traced graph"):
+        graph(x).sum().backward()
 
 
 # --- scalars as tensors ------------------------------------------------------------------------------------------
