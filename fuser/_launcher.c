@@ -39,7 +39,7 @@ static const ExchangeApi *api;
 static PyObject *tensor_type, *parameter_type;
 // Python callables: length of the stack of torch function modes, whether grad mode is on, torch's number of threads,
 // and what tells autograd that tensors were written to.
-static PyObject *function_modes, *grad_enabled, *thread_count, *increment_version;
+static PyObject *function_modes, *dispatch_modes, *grad_enabled, *thread_count, *increment_version;
 // The namespace of torch.autograd.forward_ad, and the name in it that says how deep in dual levels we are.
 static PyObject *forward_ad, *level_name;
 // The CUDA driver's functions, once a CUDA kernel has been loaded.
@@ -238,15 +238,21 @@ static int is_like(const Record *record, const Call *call) {
          !memcmp(record->words, call->words, sizeof(uint64_t) * call->word_count);
 }
 
+static void set_last(Table *table, Record *record) {
+  Record *before = table->last;
+  ++record->references;
+  table->last = record;
+  release(before);
+}
+
 // The record of a call's signature, or NULL.
 static Record *find(Table *table, const Call *call) {
   if (is_like(table->last, call)) return table->last;
   if (!table->size) return NULL;
   Record *found = table->records[hash_words(call) & (table->size - 1)];
   if (!is_like(found, call)) return NULL;
-  ++found->references;
-  release(table->last);
-  return table->last = found;
+  set_last(table, found);
+  return found;
 }
 
 static int is_zero(PyObject *callable) {
@@ -260,13 +266,13 @@ static int is_zero(PyObject *callable) {
 // Whether there is no level of forward-mode differentiation, in which tensors may carry tangents.
 static int is_forward_ad_off(void) {
   PyObject *level = PyDict_GetItemWithError(forward_ad, level_name);
-  if (level) return PyLong_AsLong(level) == -1;
-  return PyErr_Clear(), 0;
+  const int is_off = level && PyLong_AsLong(level) == -1 && !PyErr_Occurred();
+  return PyErr_Clear(), is_off;
 }
 
 // torch's comparison of the tensors: type, dispatch keys with those of the active modes, requires_grad, layout.
 static int passes_check(const Launcher *self, const Record *record, const Call *call, PyObject *tensors) {
-  if (!is_zero(function_modes) || !is_forward_ad_off()) return 0;
+  if (!is_zero(function_modes) || !is_zero(dispatch_modes) || !is_forward_ad_off()) return 0;
   if (record->needs_no_grad && !is_zero(grad_enabled)) return 0;
   if (record->through && is_zero(grad_enabled)) return 0;
   PyObject *arguments;
@@ -500,6 +506,7 @@ static PyObject *launcher_call(PyObject *object, PyObject *tensors, PyObject *ke
 static int *read_ints(PyObject *tuple, int *count) {
   *count = (int)PyTuple_Size(tuple);
   int *values = *count < 0 ? NULL : PyMem_Calloc(*count + 1, sizeof(int));
+  if (!values && !PyErr_Occurred()) PyErr_NoMemory();
   for (int i = 0; values && i < *count; ++i) values[i] = (int)PyLong_AsLong(PyTuple_GetItem(tuple, i));
   return values;
 }
@@ -561,14 +568,14 @@ static int keep(Table *table, Record *record) {
       if (!grow(table, table->size * 2)) return 0;
       continue;
     }
-    release(*place);
+    // What releasing calls may come back here: it finds the new record.
+    Record *before = *place;
     *place = record;
+    ++record->references;
+    release(before);
     break;
   }
-  // One for the table, one for the last.
-  record->references += 2;
-  release(table->last);
-  table->last = record;
+  set_last(table, record);
   return 1;
 }
 
@@ -582,9 +589,10 @@ static PyObject *launcher_add(PyObject *object, PyObject *arguments) {
   Launcher *self = (Launcher *)object;
   PyObject *tensors, *scalars, *out, *recorded, *check, *allocations, *steps, *kernels, *through;
   int results, device, is_cuda, needs_no_grad;
+  unsigned long long planned;
   if (!PyArg_ParseTuple(arguments, "O!OOO!", &PyTuple_Type, &tensors, &scalars, &out, &PyTuple_Type, &recorded) ||
-      !PyArg_ParseTuple(recorded, "OpO!iO!ipOO", &check, &needs_no_grad, &PyTuple_Type, &allocations, &results,
-                        &PyTuple_Type, &steps, &device, &is_cuda, &kernels, &through))
+      !PyArg_ParseTuple(recorded, "OKpO!iO!ipOO", &check, &planned, &needs_no_grad, &PyTuple_Type, &allocations,
+                        &results, &PyTuple_Type, &steps, &device, &is_cuda, &kernels, &through))
     return NULL;
   Call call;
   const int allocation_count = (int)PyTuple_Size(allocations), step_count = (int)PyTuple_Size(steps);
@@ -595,7 +603,7 @@ static PyObject *launcher_add(PyObject *object, PyObject *arguments) {
   Record *record = PyMem_Calloc(1, sizeof(Record));
   if (!record) return PyErr_NoMemory();
   record->references = 1;
-  record->generation = generation;
+  record->generation = planned;
   record->hash = hash_words(&call);
   record->check = Py_NewRef(check);
   record->kernels = Py_NewRef(kernels);
@@ -695,17 +703,17 @@ static PyType_Spec launcher_spec = {"fuser._launcher.Launcher", sizeof(Launcher)
                                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, launcher_slots};
 
 static PyObject *set_torch(PyObject *module, PyObject *arguments) {
-  PyObject *capsule, *found[7];
-  if (!PyArg_ParseTuple(arguments, "OOOOOOOO!", &capsule, &found[0], &found[1], &found[2], &found[3], &found[4],
-                        &found[5], &PyDict_Type, &found[6]))
+  PyObject *capsule, *found[8];
+  if (!PyArg_ParseTuple(arguments, "OOOOOOOOO!", &capsule, &found[0], &found[1], &found[2], &found[3], &found[4],
+                        &found[5], &found[6], &PyDict_Type, &found[7]))
     return NULL;
   const ExchangeApi *table = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
   if (!table) return NULL;
   if (table->version.major != 1)
     return PyErr_Format(PyExc_ImportError, "DLPack %u is not version 1", table->version.major), NULL;
-  PyObject **places[] = {&tensor_type, &parameter_type, &function_modes, &grad_enabled, &thread_count,
-                         &increment_version, &forward_ad};
-  for (int i = 0; i < 7; ++i) {
+  PyObject **places[] = {&tensor_type, &parameter_type, &function_modes, &dispatch_modes, &grad_enabled,
+                         &thread_count, &increment_version, &forward_ad};
+  for (int i = 0; i < 8; ++i) {
     PyObject *before = *places[i];
     *places[i] = Py_NewRef(found[i]);
     Py_XDECREF(before);
@@ -734,9 +742,9 @@ static PyObject *show_call(PyObject *module, PyObject *arguments) {
   return status ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *forget(PyObject *module, PyObject *unused) {
-  ++generation;
-  Py_RETURN_NONE;
+static PyObject *set_generation(PyObject *module, PyObject *number) {
+  generation = PyLong_AsUnsignedLongLong(number);
+  return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *launch_count(PyObject *module, PyObject *unused) { return PyLong_FromUnsignedLongLong(launches); }
@@ -745,7 +753,7 @@ static PyMethodDef module_methods[] = {
     {"set_torch", set_torch, METH_VARARGS, "Tell the module what it needs of torch."},
     {"set_driver", set_driver, METH_VARARGS, "Tell the addresses of cuLaunchKernel and cuCtxGetDevice."},
     {"show_call", show_call, METH_VARARGS, "Show a function as a class's __call__: see fuser.launcher.called_in_c."},
-    {"forget", forget, METH_NOARGS, "Make every record stale."},
+    {"set_generation", set_generation, METH_O, "Make records of other generations stale."},
     {"launch_count", launch_count, METH_NOARGS, "Return how many kernels were launched from here."},
     {NULL, NULL, 0, NULL}};
 

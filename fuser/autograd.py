@@ -229,10 +229,16 @@ def _run_pass(
     items = tuple(
         [derivatives[place] if is_derivative else values[place] for is_derivative, place in step.derived.sources]
     )
+    if any(isinstance(item, torch.Tensor) and _is_legacy_batched(item) for item in items):
+        # Of torch.autograd.grad(is_grads_batched=True), whose batches only torch's own operators take.
+        return step.spec.fallback.run(items, "a batch of gradients")
     replayed = step.launcher.launch(items, None, None)
     if replayed is not None:
         return (replayed,) if isinstance(replayed, torch.Tensor) else replayed
     return _call(step.spec, step.launcher, items)
+
+
+_is_legacy_batched: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 
 def _call(spec: KernelSpec, launcher: Replayer, inputs: Sequence[Any]) -> list[torch.Tensor]:

@@ -16,6 +16,7 @@ import torch
 
 from fuser.derivative import Derived, forward_functor, reverse_functor
 from fuser.dtypes import dtype_info
+from fuser.errors import NotDifferentiableError
 from fuser.functor import Functor, Parameter, Role, parse_functor
 from fuser.graph import Application, Function, FusionGroup, GroupBuilder, Isolation
 from fuser.kernel_spec import Typing
@@ -205,19 +206,27 @@ def _hand_written(function: Function, wanted: tuple[int, ...], outputs: tuple[in
     backward, parameters = function.backward, _parameters(function.functor)
     places = {parameter.name: place for place, parameter in enumerate(parameters)}
     tensor_places = [places[parameter.name] for parameter in function.functor.tensors]
-    count = len(tensor_places)
-    bound = [
-        ("argument", tensor_places[place]) if place < count else ("result", place - count) for place in backward.saved
-    ]
-    bound += [
-        ("grad", outputs.index(place)) if place in outputs else ("zero", place) for place in range(function.num_outputs)
-    ]
-    tensors = iter(bound)
+    for place in wanted:
+        name = parameters[place].name
+        if name in function.unpromoted:
+            raise NotDifferentiableError(
+                f"its backward functor makes no gradient of the scalar {name!r}, which is a tensor here",
+                functor=function.functor.entry,
+            )
+
+    def bind(kind: str, place: int) -> tuple[str, int]:
+        if kind == "tensor":
+            return "argument", tensor_places[place]
+        if kind == "output":
+            return "result", place
+        return ("grad", outputs.index(place)) if place in outputs else ("zero", place)
+
+    tensors = iter([bind(*operand) for operand in backward.operands(function.functor)])
     arguments = tuple(
         ("argument", places[parameter.name]) if parameter.role is Role.SCALAR else next(tensors)
         for parameter in _parameters(backward.functor)
     )
-    made = {place: out for out, place in enumerate(tensor_places[: backward.functor.num_outputs])}
+    made = {tensor_places[place]: out for out, place in enumerate(backward.targets)}
     return Derived(backward.functor, arguments, tuple(made.get(place) for place in wanted), ())
 
 

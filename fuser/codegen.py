@@ -169,6 +169,8 @@ def emit_kernel(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelSo
     text.add(dialect.emit_prelude(words, features if loop.is_linear else features | {"tiles"}))
     for index, functor in enumerate(functors):
         text.add(f"\nnamespace fuser_f{index} {{")
+        if functor.shadows:
+            text.add(f"using ::{functor.entry};")
         text.add_from(functor_label(index, functor), functor.text)
         text.add("}")
         text.add("".join(f"#undef {macro}\n" for macro in functor.macros))
@@ -342,7 +344,8 @@ class ElementWriter:
     def _call(self, index: int, application: Application, offset: int) -> tuple[str, list[str], list[str]]:
         # The call, the variables its T& parameters are bound to, and their declarations.
         function, functor = application.function, application.function.functor
-        compute = dtype_info(self.typing.common[index]).compute
+        info = dtype_info(self.typing.common[index])
+        compute = info.compute
         tensors = iter(application.tensors)
         scalars = iter(application.scalars)
         arguments: list[str] = []
@@ -362,7 +365,11 @@ class ElementWriter:
             elif bound:
                 bound -= 1
                 promoted = parameter.name not in function.unpromoted
-                text = self._argument(next(tensors), compute if promoted else None)
+                value = next(tensors)
+                text = self._argument(value, compute if promoted else None)
+                if function.is_comparison and self.typing.values[value] != info.dtype and info.is_narrow:
+                    # As torch: what is compared has the common dtype.
+                    text = f"fuser_round<{info.storage}>({text})"
                 # Strict: each use of a value is its own barrier. Two functors that both compute a*b must not share the
                 # product, or the compiler may contract it in one of them differently than when the functor runs alone.
                 arguments.append(self._isolate(text) if function.isolation is Isolation.FULL else text)

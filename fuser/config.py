@@ -6,6 +6,7 @@ every kernel key that comes from settings (those with ``changes_code``).
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -184,8 +185,8 @@ _TABLE = {setting.name: setting for setting in SETTINGS}
 class Config:
     """The settings as attributes. Assigning checks the value; an unknown name raises AttributeError.
 
-    ``generation`` grows with every assignment: whoever remembers something that depends on a setting compares it, or
-    adds a function to ``listeners``, which are called then.
+    ``generation`` is a number for all settings together: what was remembered under one of them holds whenever the
+    settings are those again. ``listeners`` are called with it when it changes.
     """
 
     if TYPE_CHECKING:
@@ -201,27 +202,35 @@ class Config:
         max_unrolled: int
         dump: frozenset[str]
         generation: int
-        listeners: list[Callable[[], None]]
+        listeners: list[Callable[[int], None]]
+        _generations: dict[tuple[Any, ...], int]
+        _numbers: Iterator[int]
 
     def __init__(self) -> None:
         for setting in SETTINGS:
             text = os.environ.get(setting.env)
             value = setting.default if text is None else _checked(setting, text, setting.env)
             self.__dict__[setting.name] = value
-        self.__dict__["generation"] = 0
         self.__dict__["listeners"] = []
+        self.__dict__["_numbers"] = itertools.count()
+        self.touch()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in _TABLE:
             raise AttributeError(f"fuser.config has no setting {name!r}; it has {', '.join(_TABLE)}")
         self.__dict__[name] = _checked(_TABLE[name], value, f"fuser.config.{name}")
-        self.touch()
+        self._find_generation()
 
     def touch(self) -> None:
         """Make whoever remembers something that depends on settings forget it."""
-        self.__dict__["generation"] += 1
+        self.__dict__["_generations"] = {}
+        self._find_generation()
+
+    def _find_generation(self) -> None:
+        values = tuple(getattr(self, name) for name in _TABLE)
+        self.__dict__["generation"] = self._generations.setdefault(values, next(self._numbers))
         for listener in self.listeners:
-            listener()
+            listener(self.generation)
 
     @contextmanager
     def patch(self, **values: Any) -> Iterator[None]:

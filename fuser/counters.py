@@ -18,8 +18,8 @@ def stats() -> dict[str, Any]:
     """Return a copy of the counters.
 
     Returns:
-        ``launches``: kernels launched; ``compiles``: compiler runs; ``cache_hits``: kernels a call needed and found
-        ready, in memory or on disk; ``fallbacks``: reason -> number of calls that ran in eager torch for it.
+        ``launches``: kernels launched; ``compiles``: compiler runs; ``cache_hits``: kernels that a new kind of call
+        found ready, in memory or on disk; ``fallbacks``: reason -> number of calls that ran in eager torch for it.
     """
     with _lock:
         totals = {name: value + (_sources[name]() if name in _sources else 0) for name, value in _counts.items()}

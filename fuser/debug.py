@@ -1,4 +1,4 @@
-"""Looking inside: the generated kernel of a group, a run that shows its stages, and what fused and what did not."""
+"""Looking inside: the generated kernel of a group, and what fused into which one, what did not, and why."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fuser.codegen import KernelSource
 from fuser.compiler import emit_source, register
 from fuser.errors import FuserError
 from fuser.fallback import build_fallback
-from fuser.fx.partition import bind_node
+from fuser.fx.partition import bind_node, is_fusible, number_nodes
 from fuser.fx.passes import FusionModule
 from fuser.fx.trace import FusedFunction
 from fuser.graph import FusionGroup
@@ -90,15 +90,19 @@ def explain(target: Any, *args: Any) -> Explanation:
 
     Args:
         target: a fused function, a functor, a graph module with fusion nodes, or a FusionGroup.
-        *args: example inputs; with them the kernel texts and fallback reasons are worked out.
+        *args: example inputs; with them a graph is run, and kernel texts and fallback reasons are worked out.
     """
     if isinstance(target, FusionGroup):
         return Explanation((_report(target, (), args),), ())
     if isinstance(target, JitFunction):
         count = len(args) or len(target.function.functor.tensors)
-        scalars = target.defaults.values() if args else ()
+        # A scalar that every call must give stands as some number.
+        scalars = [target.defaults.get(name, 1.0) for name in target.scalar_names]
         return Explanation((_report(target.spec(count).group, (), [*args, *scalars] if args else []),), ())
-    module = target.graph_module if isinstance(target, FusedFunction) else target
+    if isinstance(target, FusedFunction):
+        module: Any = target.graph_module_for(*args) if args else target.graph_module
+    else:
+        module = target
     if not isinstance(module, fx.GraphModule):
         raise TypeError(f"explain takes a fused function, functor, graph module or group, got {type(target).__name__}")
     recorder = _Recorder(module)
@@ -128,13 +132,20 @@ def _report(group: FusionGroup, nodes: tuple[str, ...], inputs: Sequence[Any]) -
 
 def _unfused(module: fx.GraphModule) -> list[tuple[str, str]]:
     found = []
+    numbers = number_nodes(list(module.graph.nodes))
     for node in module.graph.nodes:
         if node.op in {"placeholder", "output", "get_attr"} or _is_plumbing(node):
             continue
         if node.op == "call_module" and isinstance(module.get_submodule(str(node.target)), FusionModule):
             continue
-        known = bind_node(node) is not None
-        reason = "its arguments are no strided tensors" if known else f"no op of fuser's table: {_target_name(node)}"
+        if bind_node(node) is None:
+            reason = f"no op of fuser's table: {_target_name(node)}"
+        elif node in numbers:
+            reason = "arithmetic on numbers is Python's"
+        elif not is_fusible(node):
+            reason = "its arguments are no strided tensors"
+        else:
+            reason = "no pass put it into a group (is there fuel?)"
         found.append((node.name, reason))
     return found
 

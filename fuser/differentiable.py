@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fuser.errors import ArgumentError
+from fuser.errors import ArgumentError, GradientError
 from fuser.jiterator import JitFunction
 
 __all__ = ["DifferentiableFunction", "differentiable"]
@@ -67,7 +67,7 @@ class DifferentiableFunction:
         self.num_grad_inputs = num_grad_inputs
         self._saved = save_for_backward
         # torch.fx writes calls by these names.
-        functools.update_wrapper(self, forward)
+        functools.update_wrapper(self, forward, updated=())
         self.__name__ = self.__qualname__ = getattr(forward, "__name__", "forward")
         self.__module__ = "fuser.functors"
 
@@ -75,6 +75,9 @@ class DifferentiableFunction:
         """Run the forward function; its result is differentiated by the backward function."""
         if torch.overrides.has_torch_function(inputs):
             return torch.overrides.handle_torch_function(self, inputs, *inputs, **scalars)
+        lost = [name for name, value in scalars.items() if isinstance(value, torch.Tensor) and value.requires_grad]
+        if lost and torch.is_grad_enabled():
+            raise GradientError(f"{self.__name__}: its backward function makes no gradient of the scalar {lost[0]!r}")
         results = _HandWritten.apply(self, scalars, *inputs)  # type: ignore[no-untyped-call]
         return results[0] if len(results) == 1 else results
 
@@ -102,13 +105,18 @@ class _HandWritten(torch.autograd.Function):
         ctx.input_count = len(values)
         ctx.shapes = [item.shape if isinstance(item, torch.Tensor) else None for item in values]
         places = ctx.function.find_places(len(values), len(output))
-        ctx.save_for_backward(*[[*values, *output][place] for place in places])
+        chosen = [[*values, *output][place] for place in places]
+        ctx.save_for_backward(*[item for item in chosen if isinstance(item, torch.Tensor)])
+        # Numbers stand where tensors do not.
+        ctx.chosen = [None if isinstance(item, torch.Tensor) else item for item in chosen]
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         taken = _scalar_names(ctx.function.backward)
         scalars = {name: value for name, value in ctx.scalars.items() if taken is None or name in taken}
-        made = ctx.function.backward(*ctx.saved_tensors, *grads, **scalars)
+        tensors = iter(ctx.saved_tensors)
+        saved = [next(tensors) if item is None else item for item in ctx.chosen]
+        made = ctx.function.backward(*saved, *grads, **scalars)
         gradients = [made] if made is None or isinstance(made, torch.Tensor) else list(made)
         count = ctx.function.num_grad_inputs
         expected = ctx.input_count if count is None else count

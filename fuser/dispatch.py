@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from fuser import autograd, library
 from fuser.config import config
 from fuser.differentiation import is_transformed
-from fuser.errors import GradientError
+from fuser.errors import CompilerNotFoundError, GradientError, UnsupportedError
 from fuser.executor import run_fallback, run_planned, under_autocast
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Launcher, record_call
@@ -109,14 +109,27 @@ def _unusual(
             return lambda: library.call_operator(spec, inputs)
         elif item.is_conj() or item.is_neg():
             inputs[index] = item.resolve_conj().resolve_neg()
+        elif item._is_zerotensor():
+            # It has no memory.
+            inputs[index] = torch.zeros(item.shape, dtype=item.dtype, device=item.device)
     if reason:
         return lambda: run_fallback(spec, inputs, reason)
     needs_grad = needs_grad and torch.is_grad_enabled()
     if needs_grad and out is not None:
         raise GradientError("out= does not support automatic differentiation, but one of the inputs requires grad")
     if needs_grad or transformed:
-        return lambda: differentiate(spec)
+        return lambda: _differentiate(spec, inputs, differentiate)
     return None
+
+
+def _differentiate(spec: KernelSpec, inputs: list[Any], differentiate: Differentiate) -> list[torch.Tensor]:
+    try:
+        return differentiate(spec)
+    except CompilerNotFoundError:
+        raise
+    except UnsupportedError as error:
+        # What cannot be fused has no derivative of its own either: torch differentiates its eager version.
+        return run_fallback(spec, inputs, str(error).splitlines()[0])
 
 
 def _has_tangent(inputs: Sequence[Any]) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -57,11 +58,14 @@ def run_planned(
     """Run a group as ``run_plain``; return the plan, too, if a call like this one can go by it without another look."""
     described = tuple(describe(item) for item in inputs)
     described_out = tuple(describe(item) for item in out) if out is not None else ()
-    signature = (described, described_out, config.generation, torch.get_default_dtype())
+    # Read before planning: a setting that another thread changes meanwhile makes the plan stale.
+    generation = config.generation
+    signature = (described, described_out, generation, torch.get_default_dtype())
     plans = _plans.get(spec.key) or _plans.setdefault(spec.key, Lru())
     plan = plans.get(signature)
     if plan is None:
-        plan = make_tuned(lambda: make_plan(spec, described, out), lambda: run_plain(spec, inputs))
+        made = make_tuned(lambda: make_plan(spec, described, out), lambda: run_plain(spec, inputs))
+        plan = replace(made, generation=generation)
         plans.put(signature, plan, config.max_plans)
     if plan.fallback_reason:
         return run_fallback(spec, inputs, plan.fallback_reason, out), None

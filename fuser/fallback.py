@@ -195,9 +195,11 @@ class _HandWritten(torch.autograd.Function):
         numbers = [*ctx.inputs, *gradients]
         values = [numbers[i] if item is None else item for i, item in enumerate(ctx.saved_tensors)]
         scalars = {parameter.name: ctx.scalars[parameter.name] for parameter in backward.functor.scalars}
-        taken = [*(values[place] for place in backward.saved), *gradients]
-        made = iter(call_derived(Function(backward.functor), taken, scalars))
-        found = [next(made, None) for _ in ctx.inputs]
+        first = {"tensor": 0, "output": len(ctx.inputs), "gradient": len(ctx.saved_tensors)}
+        values += gradients
+        taken = [values[first[kind] + place] for kind, place in backward.operands(ctx.function.functor)]
+        made = dict(zip(backward.targets, call_derived(Function(backward.functor), taken, scalars), strict=True))
+        found = [made.get(place) for place in range(len(ctx.inputs))]
         return (
             None,
             None,

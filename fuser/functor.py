@@ -17,7 +17,13 @@ import tree_sitter_cpp
 
 from fuser.errors import FunctorError, count_characters, describe_place
 
-__all__ = ["Functor", "Parameter", "Problem", "Role", "parse_functor", "parse_tree"]
+__all__ = ["MATH_FUNCTIONS", "Functor", "Parameter", "Problem", "Role", "parse_functor", "parse_tree"]
+
+# C++'s functions of floating-point numbers, for float and double.
+MATH_FUNCTIONS = frozenset(
+    "acos acosh asin asinh atan atan2 atanh cbrt ceil cos cosh erf erfc exp exp2 expm1 fabs floor fmod hypot lgamma "
+    "log log10 log1p log2 nearbyint pow remainder rint round rsqrt sin sinh sqrt tan tanh tgamma trunc".split()
+)
 
 _LANGUAGE = tree_sitter.Language(tree_sitter_cpp.language())
 
@@ -101,6 +107,11 @@ class Functor:
     def outputs(self) -> tuple[Parameter, ...]:
         """The ``T&`` parameters; empty when the entry returns its only result."""
         return tuple(parameter for parameter in self.parameters if parameter.role is Role.OUTPUT)
+
+    @property
+    def shadows(self) -> bool:
+        """Whether the entry has the name of a math function: for the types that has, calls mean that one, as in C++."""
+        return self.entry in MATH_FUNCTIONS
 
     @property
     def text(self) -> str:

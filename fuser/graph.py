@@ -99,6 +99,11 @@ class Function:
         tail = self.functor.parameters[-(len(tensors) - count) :] if count < len(tensors) else ()
         return bool(tail) and all(parameter in tensors and parameter.has_default for parameter in tail)
 
+    @property
+    def is_comparison(self) -> bool:
+        """Whether it is one of torch's comparisons."""
+        return self.op not in (None, "to") and self.out_dtypes == (torch.bool,)
+
     def common_dtype(self, operands: Sequence[tuple[torch.dtype, Rank]], default: torch.dtype) -> torch.dtype:
         """Return the dtype an application computes in, before it becomes a compute type.
 
@@ -151,12 +156,42 @@ class Function:
 class HandWritten:
     """A backward functor of the user's: takes tensors of the forward pass, then the gradient of every output.
 
-    Its scalars are those of the forward functor, by name; its outputs are the gradients of the first tensors.
+    Its scalars are those of the forward functor, by name.
     """
 
     functor: Functor
     # Which tensors it takes: places among the forward functor's tensors, and after them among its outputs.
     saved: tuple[int, ...]
+    # The forward functor's tensors of which its outputs are the gradients.
+    targets: tuple[int, ...]
+    # Which of its tensors are scalars that the call gives as tensors; they are taken by name.
+    scalars: tuple[str, ...] = ()
+
+    def operands(self, forward: Functor) -> list[tuple[str, int]]:
+        """Return what each tensor parameter is bound to: a "tensor", an "output" or the "gradient" of one."""
+        names = [parameter.name for parameter in forward.tensors]
+        count = len(names)
+        saved = [("tensor", place) if place < count else ("output", place - count) for place in self.saved]
+        rest = iter([*saved, *(("gradient", place) for place in range(forward.num_outputs))])
+        return [
+            ("tensor", names.index(parameter.name)) if parameter.name in self.scalars else next(rest)
+            for parameter in self.functor.tensors
+        ]
+
+    def with_tensors(self, names: Sequence[str], before: Functor, after: Functor) -> HandWritten:
+        """Return it for a forward functor ``after`` that takes the scalars ``names`` of ``before`` as tensors."""
+        old = [parameter.name for parameter in before.tensors]
+        new = [parameter.name for parameter in after.tensors]
+        places = {place: new.index(name) for place, name in enumerate(old)}
+        places |= {len(old) + place: len(new) + place for place in range(before.num_outputs)}
+        own = [parameter.name for parameter in self.functor.scalars]
+        rest = tuple(name for name in own if name not in names)
+        return HandWritten(
+            parse_functor(self.functor.source, rest, self.functor.num_outputs),
+            tuple(places[place] for place in self.saved),
+            tuple(places[place] for place in self.targets),
+            (*self.scalars, *(name for name in own if name in names)),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return what from_json needs."""
@@ -167,13 +202,15 @@ class HandWritten:
             "scalars": scalars,
             "num_outputs": functor.num_outputs,
             "saved": list(self.saved),
+            "targets": list(self.targets),
+            "by_name": list(self.scalars),
         }
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> HandWritten:
         """Rebuild it from its JSON form."""
         functor = parse_functor(data["code"], tuple(data["scalars"]), data["num_outputs"])
-        return HandWritten(functor, tuple(data["saved"]))
+        return HandWritten(functor, tuple(data["saved"]), tuple(data["targets"]), tuple(data["by_name"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,10 +407,14 @@ class FusionGroup:
 
     @staticmethod
     def from_json(text: str) -> FusionGroup:
-        """Rebuild a group from ``to_json``; raises GroupError for another version or a group that fails lint."""
-        data = json.loads(text)
-        if data.get("version") != JSON_VERSION:
-            raise GroupError(f"JSON of version {data.get('version')!r}; this fuser reads version {JSON_VERSION}")
+        """Rebuild a group from ``to_json``; raises GroupError for any other text or a group that fails lint."""
+        try:
+            data = json.loads(text)
+            version = data["version"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise GroupError(f"this is no JSON of a fusion group: {type(error).__name__}: {error}") from error
+        if version != JSON_VERSION:
+            raise GroupError(f"JSON of version {version!r}; this fuser reads version {JSON_VERSION}")
         functions = [Function.from_json(item) for item in data["functions"]]
         group = FusionGroup(
             inputs=tuple(
@@ -524,6 +565,9 @@ class GroupBuilder:
         inputs.sort(key=lambda handle: own[handle].default is not None)
         made = [handle for handle, made in enumerate(self._handles) if made is not None]
         values = {handle: value for value, handle in enumerate(inputs + made)}
+        unknown = [handle for handle in outputs if handle not in values]
+        if unknown:
+            raise GroupError(f"the builder made no handle {unknown[0]}")
         applications = tuple(
             replace(
                 item,

@@ -18,6 +18,7 @@ from fuser.functor import Functor, parse_functor
 from fuser.graph import Function, FusionGroup, GroupBuilder, HandWritten
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Replayer, called_in_c
+from fuser.outputs import finish_traced_out
 
 __all__ = ["JitFunction", "create_jit_fn", "create_multi_output_jit_fn", "jit_fn"]
 
@@ -175,7 +176,8 @@ class JitFunction(Replayer):
         if not self.function.accepts(count) or count == 0:
             functor = self.function.functor
             wanted = len(functor.tensors)
-            raise ArgumentError(f"{functor.signature()} takes {wanted} tensor{'s' if wanted != 1 else ''}, got {count}")
+            takes = f"takes {wanted} tensor{'s' if wanted != 1 else ''}" if wanted else "has no tensor to work on"
+            raise ArgumentError(f"{functor.signature()} {takes}, got {count}")
 
     def bind_scalars(self, scalars: Mapping[str, Any]) -> dict[str, Any]:
         """Return the value of every scalar in the order of the declaration, defaults filled in.
@@ -215,9 +217,9 @@ class JitFunction(Replayer):
         sample = [torch.empty(2, 2, device="meta") for _ in range(count)]
         where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         spec = self.spec(count)
+        warm_up(spec, [*sample, *scalars], where, allow_fallback=False)
         for name, obstacle in spec.fallback.obstacles:
             warnings.warn(f"{name!r} has no eager version: {obstacle}", stacklevel=2)
-        warm_up(spec, [*sample, *scalars], where, allow_fallback=False)
 
     def with_tensors(self, names: tuple[str, ...]) -> JitFunction:
         """Return this function with some scalars as tensors, which take no part in promotion."""
@@ -226,7 +228,9 @@ class JitFunction(Replayer):
             rest = tuple(name for name in self.scalar_names if name not in names)
             functor = parse_functor(function.functor.source, rest, function.num_outputs)
             defaults = {name: value for name, value in self.defaults.items() if name in rest}
-            function = replace(function, functor=functor, unpromoted=(*function.unpromoted, *names))
+            backward = function.backward and function.backward.with_tensors(names, function.functor, functor)
+            unpromoted = (*function.unpromoted, *names)
+            function = replace(function, functor=functor, unpromoted=unpromoted, backward=backward)
             self._with_tensors[names] = JitFunction(function, defaults)
         return self._with_tensors[names]
 
@@ -269,38 +273,46 @@ class JitFunction(Replayer):
         unknown = [name for name in backward.scalar_names if name not in self.scalar_names]
         if unknown:
             raise ArgumentError(f"{theirs.entry} has the scalar {unknown[0]!r}, which {functor.entry} has not")
-        hand_written = HandWritten(theirs, tuple(saved))
+        hand_written = HandWritten(theirs, tuple(saved), tuple(range(wanted[1])))
         return JitFunction(replace(self.function, backward=hand_written), self.defaults)
 
     def _call_with_tensors(
         self, names: tuple[str, ...], tensors: tuple[Any, ...], out: Any, scalars: Mapping[str, Any]
     ) -> Any:
+        self._check_zero_dim(names, scalars)
+        rest = {name: value for name, value in scalars.items() if name not in names}
+        return self.with_tensors(names)(*self.merge_arguments(names, tensors, scalars), out=out, **rest)
+
+    def _check_zero_dim(self, names: tuple[str, ...], scalars: Mapping[str, Any]) -> None:
         for name in names:
             if scalars[name].dim():
                 shape = list(scalars[name].shape)
                 raise ArgumentError(f"{self.function.functor.signature()}: scalar {name!r} has shape {shape}, not []")
-        rest = {name: value for name, value in scalars.items() if name not in names}
-        return self.with_tensors(names)(*self.merge_arguments(names, tensors, scalars), out=out, **rest)
 
     def _call_operator(self, tensors: tuple[Any, ...], out: Any, scalars: dict[str, Any]) -> Any:
         # Traced by Dynamo: one call of the operator, so that the graph does not break.
         held = tuple(name for name in self.scalar_names if isinstance(scalars.get(name), torch.Tensor))
-        if held:
-            return self._call_with_tensors(held, tensors, out, scalars)
-        values = [*tensors, *(scalars[name] if name in scalars else self.defaults[name] for name in self.scalar_names)]
-        results = torch.ops.fuser.run(self._key(len(tensors)), *split_inputs(values))
+        self._check_zero_dim(held, scalars)
+        key, names = self._find_operator(held, len(tensors))
+        given = iter(tensors)
+        values = [scalars[name] if name in held else next(given) for name in names]
+        bound = self.bind_scalars({**scalars, **dict.fromkeys(held, 0)})
+        values += [value for name, value in bound.items() if name not in held]
+        results = torch.ops.fuser.run(key, *split_inputs(values))
         if out is not None:
-            outs = [out] if isinstance(out, torch.Tensor) else list(out)
-            for tensor, result in zip(outs, results, strict=True):
-                tensor.copy_(result)
+            finish_traced_out(out, results)
             return out
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _key(self, count: int) -> str:
-        return str(self.spec(count).key)
+    def _find_operator(self, held: tuple[str, ...], count: int) -> tuple[str, tuple[str, ...]]:
+        # The key of this function with some scalars as tensors, and the names of what it takes.
+        function = self.with_tensors(held) if held else self
+        count += len(held)
+        names = tuple(parameter.name for parameter in function.function.functor.tensors[:count])
+        return str(function.spec(count).key), names
 
     # What torch.compiler.assume_constant_result sets; the decorator itself would import all of Dynamo.
-    _key._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    _find_operator._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def _group(self, count: int) -> FusionGroup:
         functor = self.function.functor

@@ -6,6 +6,7 @@ threads that ask for the same one wait for that thread, threads that ask for ano
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -56,8 +57,8 @@ class KernelStore:
             counters.count("cache_hits")
         error = future.exception()
         if error is not None:
-            # Each caller gets the error from here; frames of earlier callers are dropped.
-            raise error.with_traceback(None)
+            # Each caller gets an error of its own: one that is kept would keep the frames of all who raised it.
+            raise copy.copy(error) if isinstance(error, CompileError) else error
         return future.result()
 
     def _compile(self, key: Hashable, future: Future[FusedKernel], compile_kernel: Callable[[], FusedKernel]) -> None:
@@ -68,7 +69,7 @@ class KernelStore:
             if not isinstance(error, CompileError):
                 with self._lock:
                     del self._kernels[key]
-            future.set_exception(error)
+            future.set_exception(error.with_traceback(None))
         else:
             with _count_lock:
                 _kernel_count += 1

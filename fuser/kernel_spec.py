@@ -13,11 +13,11 @@ import torch
 
 from fuser.access import DEFAULT_TUNING, Access, Tuning
 from fuser.dtypes import Rank, dtype_info
-from fuser.errors import ShapeError, UnsupportedError
+from fuser.errors import GroupError, ShapeError, UnsupportedError
 from fuser.fallback import Fallback, build_fallback
 from fuser.graph import Application, FusionGroup
 from fuser.layout import Shape, Strides, broadcast_shapes, contiguous_strides, infer_output_strides, is_dense
-from fuser.ops import dtype_kind, op_functions
+from fuser.ops import OPS, dtype_kind, op_functions
 
 __all__ = [
     "ArgSpec",
@@ -45,8 +45,6 @@ class KernelSpec:
     # The canonical group.
     group: FusionGroup
     fallback: Fallback
-    # For each output, the inputs it depends on: outputs with equal sets always have equal shapes.
-    dependencies: tuple[frozenset[int], ...]
 
     @property
     def key(self) -> int:
@@ -129,12 +127,10 @@ def build_kernel_spec(group: FusionGroup) -> KernelSpec:
     group.lint()
     for application in group.applications:
         application.function.functor.raise_problems()
+        if application.function.op not in (None, *OPS):
+            raise GroupError(f"there is no op {application.function.op!r} in fuser's table")
     canonical = group.canonical()
-    reached: list[frozenset[int]] = [frozenset((value,)) for value in range(len(canonical.inputs))]
-    for application in canonical.applications:
-        inputs = frozenset[int]().union(*(reached[value] for value in application.tensors))
-        reached += [inputs] * application.function.num_outputs
-    return KernelSpec(canonical, build_fallback(canonical), tuple(reached[value] for value in canonical.outputs))
+    return KernelSpec(canonical, build_fallback(canonical))
 
 
 def infer_typing(group: FusionGroup, inputs: Sequence[InputSpec | None], default_dtype: torch.dtype) -> Typing:

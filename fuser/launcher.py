@@ -1,13 +1,13 @@
 """The fast path of a call: a call like an earlier one allocates, packs and launches, and looks at nothing else.
 
 A *record* is what an earlier call left behind: how to recognise a call like it, what to allocate, and each launch with
-its arguments, in which only addresses and numbers are missing. ``_launcher.c`` replays records; ``PythonLauncher`` is
-the same in Python, for machines that had no C compiler when fuser was installed.
+its arguments, in which only addresses and numbers are missing. ``_launcher.c`` replays records; ``PythonLauncher`` does
+so in Python, for machines that had no C compiler when fuser was installed, and leaves ``out=`` to the long way.
 
 A call is like a recorded one when torch's own guard (``TensorGuards``, which torch.compile relies on) says so of the
-tensors: same types, dispatch keys (with those of the active modes, so that dispatch modes, functorch, autocast and
-tensors with lazy bits differ), dtypes, devices, ``requires_grad``, sizes and strides; and when the numbers have the
-same Python types. Alignment and the overlap of ``out=`` are compared here.
+tensors: same types, dispatch keys (so that functorch, autocast and tensors with lazy bits differ), dtypes, devices,
+``requires_grad``, sizes and strides; and when the numbers have the same Python types, and no function or dispatch mode
+is on. Alignment and the overlap of ``out=`` are compared here.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ try:
         torch.Tensor,
         torch.nn.Parameter,
         torch._C._len_torch_function_stack,
+        torch._C._len_torch_dispatch_stack,
         torch.is_grad_enabled,
         torch.get_num_threads,
         torch._C._increment_version,
@@ -57,7 +58,8 @@ except (ImportError, AttributeError):
 else:
     counters.add_source("launches", _c.launch_count)
     # A setting that changes makes every record stale.
-    config.listeners.append(_c.forget)
+    _c.set_generation(config.generation)
+    config.listeners.append(_c.set_generation)
 
 
 class Launcher(Protocol):
@@ -98,6 +100,8 @@ class Recorded(NamedTuple):
 
     # Says whether tensors (inputs, then ``out``) are like the call's.
     check: Callable[..., bool]
+    # The settings' generation under which the call was planned; in another one the record is stale.
+    generation: int
     # Whether the record holds in no-grad mode only.
     needs_no_grad: bool = False
     # Function and arguments that make each output; empty with ``out``.
@@ -144,6 +148,7 @@ def record_call(
     allocate = _ALLOCATE[plan.device.type]
     recorded = Recorded(
         check=check,
+        generation=plan.generation,
         needs_no_grad=needs_grad,
         allocations=() if outs else tuple((allocate, tensor) for tensor in (*plan.outputs, *plan.temporaries)),
         result_count=len(plan.outputs),
@@ -173,7 +178,7 @@ def record_through(
     """
     check = _make_check(inputs)
     if check is not None and len(inputs) <= MAX_ITEMS:
-        launcher.add(tensors, scalars, None, Recorded(check, through=through))
+        launcher.add(tensors, scalars, None, Recorded(check, config.generation, through=through))
 
 
 def _make_check(items: Sequence[Any]) -> Callable[..., bool] | None:
@@ -223,7 +228,6 @@ def _pack_step(step: Step, input_count: int) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Record:
-    generation: int
     recorded: Recorded
     # How many positional arguments the call had, and the type of every input.
     argument_count: int
@@ -260,7 +264,7 @@ class PythonLauncher:
             elif is_like and record.tensors is not None:
                 is_like = all(inputs[i] is inputs[j] for i, j in record.twins)
                 is_like = is_like and record.recorded.check(*[inputs[i] for i in record.tensors])
-            if is_like and record.generation == config.generation and not torch._C._len_torch_function_stack():
+            if is_like and record.recorded.generation == config.generation and not torch._C._len_torch_function_stack():
                 replayed = _replay(record.recorded, inputs)
                 if replayed is not None:
                     return replayed
@@ -278,7 +282,6 @@ class PythonLauncher:
             return False
         twins = [(i, first[id(item)]) for i, item in enumerate(inputs) if first.get(id(item), i) != i]
         record = _Record(
-            generation=config.generation,
             recorded=recorded,
             argument_count=len(tensors),
             types=tuple(map(type, inputs)),
@@ -297,7 +300,9 @@ class PythonLauncher:
 
 
 def _replay(record: Recorded, inputs: tuple[Any, ...]) -> Any:
-    if forward_ad._current_level >= 0 or (record.needs_no_grad and torch.is_grad_enabled()):
+    if torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0:
+        return None
+    if record.needs_no_grad and torch.is_grad_enabled():
         return None
     if record.through is not None:
         return record.through(*inputs) if torch.is_grad_enabled() else None

@@ -97,7 +97,8 @@ def infer_output_strides(shape: Shape, operands: Sequence[tuple[Shape, Strides]]
         shape: the broadcast shape.
         operands: shape and strides of each input, in order; Python numbers count as 0-dim tensors.
     """
-    if all(own == shape for own, _ in operands):
+    # Lengths first: a comparison of sizes that are symbols becomes a guard.
+    if all(len(own) == len(shape) and own == shape for own, _ in operands):
         fast = _fast_strides(shape, [strides for _, strides in operands])
         if fast is not None:
             return fast

@@ -2,7 +2,7 @@
 
 Each functor follows the ATen CUDA kernel of its op (``aten/src/ATen/native/cuda``), operation by operation, so that
 its results have the same bits. The ways a program can name an op (``torch.add``, ``operator.add``, ``x.add``,
-``aten.add.Tensor``) are bound to the table by ``bind_function`` and ``bind_method``.
+``aten.add.Tensor``, ``torch.nn.ReLU``) are bound to the table by ``bind_function``, ``bind_method``, ``bind_module``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fuser.dtypes import DTYPES
 from fuser.functor import parse_functor
 from fuser.graph import Function, Promotion
 
-__all__ = ["OPS", "WIDE_UNDER_AUTOCAST", "Call", "Op", "bind_function", "bind_method", "op_functions"]
+__all__ = ["OPS", "WIDE_UNDER_AUTOCAST", "Call", "Op", "bind_function", "bind_method", "bind_module", "op_functions"]
 
 NUMBER_TYPES = (bool, int, float, complex)
 
@@ -293,6 +293,28 @@ def bind_function(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 def bind_method(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
     """Return the table's call for ``args[0].name(*args[1:], **kwargs)``, or None when the table has none."""
     return _bind(_methods().get(name), args, kwargs)
+
+
+def bind_module(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+    """Return the table's call for ``module(*args, **kwargs)``, or None when the table has none, or hooks are there."""
+    if type(module) not in _MODULES or getattr(module, "inplace", False) or _has_hooks(module):
+        return None
+    if isinstance(module, torch.nn.GELU):
+        kwargs = {**kwargs, "approximate": module.approximate}
+    return bind_function(_MODULES[type(module)], args, kwargs)
+
+
+_MODULES: dict[type, Any] = {
+    torch.nn.ReLU: F.relu,
+    torch.nn.SiLU: F.silu,
+    torch.nn.GELU: F.gelu,
+    torch.nn.Sigmoid: torch.sigmoid,
+    torch.nn.Tanh: torch.tanh,
+}
+
+
+def _has_hooks(module: torch.nn.Module) -> bool:
+    return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
 
 
 def _bind(binder: Binder | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:

@@ -11,7 +11,7 @@ import torch
 from fuser.errors import ArgumentError, DeviceError, GradientError, ShapeError
 from fuser.layout import Shape, Strides
 
-__all__ = ["check_kinds", "check_out", "finish_out", "unusual_kind"]
+__all__ = ["check_kinds", "check_out", "finish_out", "finish_traced_out", "unusual_kind"]
 
 
 def check_kinds(out: Sequence[Any]) -> None:
@@ -80,12 +80,36 @@ def check_out(
     return resized, direct
 
 
-def finish_out(out: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copy results to ``out=`` tensors, resized and cast; return the ``out`` tensors."""
-    check_out([(tuple(item.shape), item.stride(), item.dtype) for item in results], out, ())
+def finish_out(
+    out: Sequence[torch.Tensor], results: Sequence[torch.Tensor], inputs: Sequence[Any] = ()
+) -> list[torch.Tensor]:
+    """Copy results of ``inputs`` to ``out=`` tensors, resized and cast; return the ``out`` tensors."""
+    check_out([(tuple(item.shape), item.stride(), item.dtype) for item in results], out, inputs)
     for tensor, result in zip(out, results, strict=True):
         tensor.copy_(result)
     return list(out)
+
+
+def finish_traced_out(out: Any, results: Sequence[torch.Tensor]) -> None:
+    """Copy results to ``out=`` tensors while Dynamo traces.
+
+    Raises:
+        ShapeError: that is not all there is to do; Dynamo then makes the call without tracing it.
+    """
+    outs = [out] if isinstance(out, torch.Tensor) else list(out)
+    is_plain = len(outs) == len(results)
+    for tensor, result in zip(outs, results, strict=False):
+        is_plain = is_plain and tensor.shape == result.shape and _kind(result.dtype) <= _kind(tensor.dtype)
+        is_plain = is_plain and not (torch.is_grad_enabled() and (tensor.requires_grad or result.requires_grad))
+    if not is_plain:
+        raise ShapeError("in a compiled graph, out= takes tensors of the result's shape that need no gradient")
+    for tensor, result in zip(outs, results, strict=True):
+        tensor.copy_(result)
+
+
+def _kind(dtype: torch.dtype) -> int:
+    # torch.can_cast forbids to go down; Dynamo cannot call it.
+    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 0 if dtype is torch.bool else 1
 
 
 def _resize(tensor: torch.Tensor, shape: Shape, strides: Strides) -> None:

@@ -106,6 +106,8 @@ class Plan:
     fallback_reason: str = ""
     # Whether another torch.get_default_dtype() would make another plan.
     follows_default_dtype: bool = False
+    # Of the settings it was made under.
+    generation: int = 0
 
 
 def can_fuse(device_type: str) -> bool:

@@ -764,5 +764,27 @@ CONSTRUCTS: tuple[Construct, ...] = (
     ),
     Construct("unused", "template <typename T> T f(T x, T y) { return x + T(1); }", tensors=2),
     Construct("constant_result", "template <typename T> T f(T x) { return T(2) / T(3); }"),
+    Construct("escaped_characters", r"template <typename T> T f(T x) { return x * T('\x41') + T('\101') - T('\n'); }"),
+    Construct(
+        "enum_of_a_type",
+        "template <typename T> T f(T x) { enum U : unsigned { A = 1 }; return x * T(A - 2); }",
+        dtypes=(torch.float64,),
+    ),
+    Construct(
+        "enum_that_is_large",
+        "template <typename T> T f(T x) { enum { A = 4294967295, B }; return T(A - 1 > 0 ? 1 : 2) + x * T(B / 3); }",
+        dtypes=(torch.float64,),
+    ),
+    Construct(
+        "enum_literals",
+        "template <typename T> T f(T x) { enum { A = 010, B = 0x10u, C = 1'000, D }; return x * T(A + B + C - D); }",
+    ),
+    Construct(
+        "promotion_before_conversion",
+        "int g(long) { return 1; } int g(int) { return 2; } int h(double) { return 3; } int h(int) { return 4; }"
+        " template <typename T> T f(T x) { short s = 3; return x * T(g(s) * 10 + h(true)); }",
+    ),
+    Construct("clamp", "template <typename T> T f(T x) { return std::clamp(x, T(-1), T(1)) * x; }"),
+    Construct("named_as_what_it_calls", "template <typename T> T rint(T x) { return rint(x) + T(1); }"),
     Construct("same_twice", "template <typename T> void f(T x, T& a, T& b) { a = x; b = x; }", outputs=2),
 )  # fmt: skip

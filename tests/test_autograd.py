@@ -531,6 +531,74 @@ def test_a_hand_written_derivative_also_counts_in_eager_torch() -> None:
 
 
 # --- never in silence --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_hand_written_derivatives_with_scalars_that_are_tensors(is_fused: bool) -> None:
+    """Scalars before and after the tensors, taken by the backward functor or not; its saved output stays that."""
+    power = fuser.jit_fn("template <typename T> T power(T k, T x, T a) { return a * pow(x, k); }", scalars=["a", "k"])
+    slope = fuser.jit_fn(
+        "template <typename T> T slope(T k, T out, T x, T g) { return g * k * out / x; }", scalars={"k": 1.0}
+    )
+    function = fuser.differentiable(power, slope, save_for_backward=["out", "x"])
+    (x,) = given((5,))
+    a, k = torch.tensor(3.0, dtype=torch.float64), torch.tensor(2.5, dtype=torch.float64)
+    fused = fuser.fuse(lambda x, a, k: function(x, a=a, k=k))
+    before = fuser.override_can_fuse_on_cpu(is_fused)
+    try:
+        for call in (lambda x: function(x, a=a, k=k), lambda x: function(x, a=a, k=2.5), lambda x: fused(x, a, k)):
+            assert_all_close(gradients(call, (x,)), gradients(lambda x: 3 * x**2.5, (x,)))
+        for options in ({"a": a.clone().requires_grad_(), "k": 2.0}, {"a": 2.0, "k": k.clone().requires_grad_()}):
+            for leaf in (x, x.detach()):
+                with pytest.raises(GradientError, match="makes no gradient of the scalar"):
+                    function(leaf, **options)
+    finally:
+        fuser.override_can_fuse_on_cpu(before)
+
+
+def test_differentiable_functions_lose_no_gradient() -> None:
+    (x,) = given((5,))
+    inner = fuser.differentiable(lambda x, k: x * k, lambda x, k, g: (g * k * 100, None))
+    assert_all_close(gradients(lambda x: inner(x, 3.0), (x,)), gradients(lambda x: 300 * x, (x,)))
+    outer = fuser.differentiable(inner, lambda x, k, g: (g * k, None))
+    assert_all_close(gradients(lambda x: outer(x, 3.0), (x,)), gradients(lambda x: 3 * x, (x,)))
+    scaled = fuser.differentiable(lambda x, k=1.0: x * k, lambda x, g, k=1.0: g * k)
+    with pytest.raises(GradientError, match="no gradient of the scalar 'k'"):
+        scaled(x.detach(), k=torch.tensor(2.0, requires_grad=True))
+
+
+def test_batches_of_gradients() -> None:
+    (x,) = given((4,))
+    slope = x.detach().cos() * x.detach() + x.detach().sin()
+    wave = fuser.jit_fn("template <typename T> T wave(T x) { return sin(x) * x; }")
+    (rows,) = torch.autograd.grad(wave(x), x, torch.eye(4, dtype=torch.float64), is_grads_batched=True)
+    torch.testing.assert_close(rows, slope.diag())
+    jacobian = torch.autograd.functional.jacobian(wave, x.detach(), vectorize=True)
+    torch.testing.assert_close(jacobian, slope.diag())
+
+
+def test_what_cannot_be_fused_is_differentiated_by_torch() -> None:
+    fused = fuser.fuse(lambda x, y: x.pow(3) * y)
+    (y,) = given((4,))
+    x = torch.arange(4)
+    assert_all_close(gradients(lambda y: fused(x, y), (y,)), gradients(lambda y: x.pow(3) * y, (y,)))
+
+
+def test_tensors_without_memory_are_zeros() -> None:
+    zero = torch._efficientzerotensor(3)
+    for _ in range(2):
+        assert axpy(zero, torch.ones(3), alpha=2.0).tolist() == [1, 1, 1]
+
+
+def test_export_with_a_dynamic_size_that_is_broadcast() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: Any, y: Any) -> Any:
+            return swish(x, y)
+
+    size = torch.export.Dim("size", min=2)
+    exported = torch.export.export(Model(), (torch.randn(3, 4), torch.randn(4)), dynamic_shapes=({0: size}, None))
+    x, y = torch.randn(7, 4), torch.randn(4)
+    torch.testing.assert_close(exported.module()(x, y), swish(x, y))
+
+
 WITHOUT: dict[str, tuple[str, dict[str, Any], str]] = {
     "bit cast": (
         "template <typename T> T bits(T x) { return T(__float_as_int(float(x))); }",

@@ -70,7 +70,7 @@ def test_derivatives_are_not_kept_apart(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_hand_written_derivatives_are_kept_apart(dtype: torch.dtype) -> None:
-    by_hand = HandWritten(parse_functor(MUL_BACKWARD, (), 2), (0, 1))
+    by_hand = HandWritten(parse_functor(MUL_BACKWARD, (), 2), (0, 1), (0, 1))
     derived = gradients_of(swiglu(by_hand), dtype)
     assert [item.function.isolation for item in derived.group.applications] == [
         Isolation.RESULT,

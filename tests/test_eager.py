@@ -557,13 +557,22 @@ UNTRANSLATABLE = [
     ("return M_PI * x;", 2, 41, "the name 'M_PI'"),
     ("int n = int(x); T a[n]; return x;", 2, 54, "an array whose size is no constant"),
     ("  /* é */ return x + missing(x);", 2, 55, "the function 'missing'"),
+    ("struct S { unsigned a : 3; }; S s; s.a = 9; return x * T(s.a);", 2, 45, "a bit field"),
+    ("long double y = x; return T(y);", 2, 34, "the type 'long double'"),
+    ("return pick(x, x);", 2, 41, "the call of 'pick' with these arguments"),
     ("return twice(x, x);", 2, 41, "the call of 'twice' with these arguments"),
 ]  # fmt: skip
 
 
+# C++ takes the second, which is more special.
+AMBIGUOUS = (
+    "template <typename A, typename B> A pick(A a, B) { return a; } template <typename A> A pick(A a, A) { return -a; }"
+)
+
+
 @pytest.mark.parametrize(("body", "line", "column", "construct"), UNTRANSLATABLE)
 def test_what_has_no_translation_is_named(body: str, line: int, column: int, construct: str) -> None:
-    code = one("f", body, "template <typename T> T twice(T v) { return v + v; }").code
+    code = one("f", body, f"template <typename T> T twice(T v) {{ return v + v; }} {AMBIGUOUS}").code
     obstacle = find_obstacle(parse_functor(code))
     assert obstacle is not None
     assert (obstacle.line, obstacle.column, obstacle.construct) == (line, column, construct)

@@ -26,6 +26,7 @@ from functors import (
 )
 
 import fuser
+from fuser.cpu import backend as cpu_backend
 
 pytestmark = pytest.mark.cpu
 
@@ -228,6 +229,20 @@ def test_long_and_odd_lengths() -> None:
     case = BY_NAME["polar"]
     for length in (1, 15, 16, 17, 255, 16383, 16384, 16385, 100003):
         check(case, inputs_of(case, torch.float32, (length,)))
+
+
+def test_texts_of_many_conditions_are_optimised_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """g++ -O2 takes minutes for a hundred of them, one inside the other."""
+    commands: list[list[str]] = []
+    run = cpu_backend._run
+    monkeypatch.setattr(cpu_backend, "_run", lambda command: commands.append(command) or run(command))
+    for count, level in ((3, "-O2"), (40, "-O1")):
+        nest = "T(0)"
+        for number in range(count):
+            nest = f"x > T({number}) ? x + ({nest}) : x"
+        x = torch.tensor([-1.0, 1.5, 50.0])
+        assert fuser.jit_fn(f"template <typename T> T nest(T x) {{ return {nest}; }}")(x)[0] == -1
+        assert level in commands[-1]
 
 
 def test_the_cpp_library_is_there_for_those_who_need_it() -> None:

@@ -257,6 +257,20 @@ def test_json_keeps_everything_but_callables() -> None:
         FusionGroup.from_json(json.dumps(data))
 
 
+@pytest.mark.parametrize("text", ["abc", "[]", "{}", "null"])
+def test_other_texts_are_no_groups(text: str) -> None:
+    with pytest.raises(GroupError, match="no JSON of a fusion group"):
+        FusionGroup.from_json(text)
+
+
+def test_what_a_group_names_must_be_there() -> None:
+    with pytest.raises(GroupError, match="no handle 99"):
+        GroupBuilder().build([99])
+    group = build(functions=(AXPY, replace(MUL, op="bogus"), NEG))
+    with pytest.raises(GroupError, match="no op 'bogus'"):
+        fuser.register_fusion(group)
+
+
 def test_networkx_view() -> None:
     view = build().to_networkx()
     assert networkx.is_directed_acyclic_graph(view)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +21,10 @@ import torch
 import fuser
 from fuser import compiler, executor, planner
 from fuser.config import config
-from fuser.cpu.backend import CpuBackend
+from fuser.cpu import backend as cpu_backend
+from fuser.cpu.backend import CpuBackend, find_compiler
+from fuser.cuda.backend import compile_cubin
+from fuser.debug import kernel_sources
 from fuser.errors import CompileError, GroupError, NoCompileError
 from fuser.kernel_cache import KernelStore, Lru, SpecCache
 
@@ -193,6 +198,20 @@ def test_a_functor_that_does_not_compile_is_compiled_once() -> None:
     assert len(texts) == 1
 
 
+@pytest.mark.cpu
+def test_a_remembered_error_keeps_no_callers_tensors() -> None:
+    fn = new_functor("return undeclared(x);")
+    tensors = []
+    for _ in range(2):
+        x = torch.ones(3)
+        tensors.append(weakref.ref(x))
+        with pytest.raises(CompileError):
+            fn(x)
+        del x
+    gc.collect()
+    assert [item() for item in tensors] == [None, None]
+
+
 def test_unknown_key() -> None:
     with pytest.raises(GroupError, match="no fusion group is registered under key 12"):
         fuser.run_fusion(12, [])
@@ -323,6 +342,41 @@ def test_a_cache_that_cannot_be_written_breaks_no_call(
         assert new_functor("return x * 2;")(torch.ones(3)).tolist() == [2, 2, 2]
     if where != "removed later":
         assert not list(tmp_path.rglob("*.so"))
+
+
+@pytest.mark.cpu
+def test_another_compiler_command_is_another_kernel(fresh_caches: Callable[[], None]) -> None:
+    text, command = new_functor("return x * 7;").function.functor.source, " ".join(find_compiler(config.cxx).command)
+    for cxx, compiled in ((command, 1), (f"{command} -DSOME", 1), (command, 0)):
+        fresh_caches()
+        before = compiles()
+        with config.patch(cxx=cxx):
+            fuser.jit_fn(text)(torch.ones(3))
+        assert compiles()[0] == before[0] + compiled
+
+
+@pytest.mark.cpu
+def test_a_full_disk_breaks_no_call(fresh_caches: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cpu_backend.filelock, "FileLock", fails)
+    fuser.reset_stats()
+    assert new_functor("return x * 2;")(torch.ones(3)).tolist() == [2, 2, 2]
+    assert fuser.stats()["fallbacks"] == {}
+
+
+def test_a_full_disk_loses_no_cubin(fresh_caches: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    from cuda.core.utils import FileStreamProgramCache
+
+    def fails(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(FileStreamProgramCache, "__setitem__", fails)
+    function = new_functor("return x * 2;")
+    spec = function.spec(1)
+    (source,) = kernel_sources(spec, [torch.ones(3)], "cuda")
+    assert compile_cubin(source, "sm_90").code
 
 
 @pytest.mark.cpu

@@ -438,6 +438,21 @@ def test_strides_of_a_number_to_the_power_of_a_tensor() -> None:
         assert_form(fuser.fuse(step)(x, 2), step(x, 2), "")
 
 
+COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_what_is_compared_has_the_common_dtype(dtype: torch.dtype, device: str) -> None:
+    x = torch.tensor([0.1, 0.3, 1 / 3, 2.5, -0.7], dtype=dtype, device=device)
+    compare = fuser.fuse(lambda x, y: tuple(function(x, y) for function in COMPARISONS))
+    for value in (0.1, 0.3, 1 / 3, -0.7):
+        for other in (value, torch.tensor(value), torch.tensor(value, dtype=torch.float64)):
+            for got, function in zip(compare(x, other), COMPARISONS, strict=True):
+                assert torch.equal(got, function(x, other)), (function, other)
+    assert fuser.stats()["fallbacks"] == {}
+
+
 def test_casts() -> None:
     x = draw((5, 33), torch.float32, (-90, 90), seed=4)
     for dtype in (torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int8, torch.int64, torch.bool):

@@ -26,8 +26,10 @@ from fuser.fused_kernel import begin_compile, build_compile_error
 __all__ = ["Compiler", "CpuBackend", "find_compiler"]
 
 CANDIDATES = ("g++", "c++", "clang++")
-# Characters of functors from which g++ -O2 takes minutes: second derivatives of long unrolled loops.
+# Characters, and conditional expressions, of functors from which g++ -O2 takes minutes: second derivatives of long
+# unrolled loops, and loops that data may end early.
 LARGE_TEXT = 24_000
+MANY_CONDITIONS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +59,20 @@ class CpuBackend:
         """Compile, or load from disk; one process compiles, others that want the same kernel wait for it."""
         compiler = find_compiler(config.cxx)
         flags = compiler_flags(compiler, source.numerics)
-        if sum(len(functor.text) for functor in source.functors) > LARGE_TEXT:
+        texts = [functor.text for functor in source.functors]
+        if sum(map(len, texts)) > LARGE_TEXT or sum(text.count("?") for text in texts) > MANY_CONDITIONS:
             flags = tuple("-O1" if flag == "-O2" else flag for flag in flags)
-        digest = hashlib.sha256("\0".join((source.text, compiler.version, *flags, target)).encode()).hexdigest()
+        parts = (source.text, *compiler.command, compiler.version, *flags, target)
+        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         directory = cache_directory("cpu")
-        if directory is None:
-            with tempfile.TemporaryDirectory(prefix="fuser-") as scratch:
-                return CpuKernel(source, _build(compiler, flags, source, Path(scratch) / "kernel.so"))
-        path = directory / f"{digest}.so"
-        kernel = _load(source, path)
-        if kernel is not None:
-            return kernel
-        with filelock.FileLock(path.with_suffix(".lock")):
-            kernel = _load(source, path)
-            if kernel is not None:
-                return kernel
-            with tempfile.TemporaryDirectory(dir=directory) as scratch:
-                # Readers see a whole file or none.
-                _build(compiler, flags, source, Path(scratch) / "kernel.so").replace(path)
-        return CpuKernel(source, path)
+        if directory is not None:
+            try:
+                return _load_or_build(compiler, flags, source, directory / f"{digest}.so")
+            except OSError:
+                # The disk is full, say: do without it.
+                pass
+        with tempfile.TemporaryDirectory(prefix="fuser-") as scratch:
+            return CpuKernel(source, _build(compiler, flags, source, Path(scratch) / "kernel.so"))
 
 
 def find_compiler(command: str | None) -> Compiler:
@@ -141,6 +138,20 @@ def parse_gcc_log(log: str) -> list[Diagnostic]:
     return found
 
 
+def _load_or_build(compiler: Compiler, flags: tuple[str, ...], source: KernelSource, path: Path) -> CpuKernel:
+    kernel = _load(source, path)
+    if kernel is not None:
+        return kernel
+    with filelock.FileLock(path.with_suffix(".lock")):
+        kernel = _load(source, path)
+        if kernel is not None:
+            return kernel
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            # Readers see a whole file or none.
+            _build(compiler, flags, source, Path(scratch) / "kernel.so").replace(path)
+    return CpuKernel(source, path)
+
+
 def _load(source: KernelSource, path: Path) -> CpuKernel | None:
     try:
         kernel = CpuKernel(source, path)
@@ -160,7 +171,8 @@ def _build(compiler: Compiler, flags: tuple[str, ...], source: KernelSource, tar
     # The C++ library is what takes longest to link, and what hardly a functor needs.
     few = [] if compiler.is_clang else ["-lgcc", "-lc", "-nodefaultlibs", "-Wl,--no-undefined"]
     result = _run([*command, *few])
-    if few and "undefined reference" in result.stderr:
+    # GNU ld says reference, others say symbol.
+    if few and "undefined" in result.stderr:
         result = _run(command)
     if result.returncode:
         diagnostics = parse_gcc_log(result.stderr)

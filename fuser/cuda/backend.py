@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
@@ -81,7 +82,9 @@ def compile_cubin(source: KernelSource, target: str, *, use_cache: bool = True, 
         begin_compile(source)
         code = Program(source.text, "c++", options).compile("cubin")
         if directory is not None:
-            cache[key] = code
+            # The disk may be full: the kernel is there all the same.
+            with suppress(OSError):
+                cache[key] = code
     except FuserError:
         raise
     except (ImportError, OSError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -62,6 +63,7 @@ from fuser.eager.types import (
     describe_type,
 )
 from fuser.eager.values import PLACE, Value, constant, convert
+from fuser.functor import MATH_FUNCTIONS
 
 __all__ = ["IGNORED", "Caller", "DataDependentError"]
 
@@ -119,8 +121,15 @@ class Caller(Evaluator):
             ]
             operands = [self.operand(item) for item in node.arguments]
             self.at(node.place)
-            return self.call_functions(candidates, explicit, operands, self.globals)
+            if explicit or not self._is_shadowed(function.name, operands):
+                return self.call_functions(candidates, explicit, operands, self.globals)
         return self._call_builtin(node, function)
+
+    def _is_shadowed(self, name: str, operands: Sequence[Location]) -> bool:
+        # A function that is no template is preferred where it takes just these types.
+        kinds = {operand.type for operand in operands}
+        is_function = name in MATH_FUNCTIONS and name == self.program.entry.name
+        return is_function and len(kinds) == 1 and kinds <= {torch.float32, torch.float64}
 
     def operand(self, node: Expression) -> Location:
         """Return an argument as a location: itself if it has one, for parameters that are references."""
@@ -214,17 +223,14 @@ class Caller(Evaluator):
         self, candidates: Sequence[Function], explicit: Sequence[Any], operands: Sequence[Location], scope: Scope
     ) -> Thing:
         """Call the one of several overloads that fits."""
-        best: tuple[int, Function, dict[str, Any]] | None = None
-        for function in candidates:
-            if function.body is None:
-                continue
-            fit = self.fit(function, explicit, operands, scope)
-            if fit is not None and (best is None or fit[0] < best[0]):
-                best = (fit[0], function, fit[1])
-        if best is None:
+        fits = [(self.fit(item, explicit, operands, scope), item) for item in candidates if item.body is not None]
+        found = sorted(((*fit, function) for fit, function in fits if fit is not None), key=operator.itemgetter(0))
+        if not found or (len(found) > 1 and found[0][0] == found[1][0]):
+            # C++ would order templates that fit alike by how special they are.
             name = candidates[0].name if candidates else "this function"
             raise NoTranslation(f"the call of {name!r} with these arguments")
-        return self.call_function(best[1], best[2], operands, scope)
+        _, bindings, function = found[0]
+        return self.call_function(function, bindings, operands, scope)
 
     def fit(
         self, function: Function, explicit: Sequence[Any], operands: Sequence[Location], scope: Scope
@@ -276,7 +282,9 @@ class Caller(Evaluator):
         if isinstance(kind, torch.dtype) and isinstance(have, torch.dtype):
             if isinstance(spelled, ReferenceType) and not spelled.is_const:
                 return None
-            is_promotion = kind.is_floating_point and have.is_floating_point
+            is_promotion = (have, kind) == (torch.float32, torch.float64) or (
+                kind is torch.int32 and not have.is_floating_point and have.itemsize < 4
+            )
             return 1 if is_promotion else 2
         return None
 

@@ -41,7 +41,16 @@ _SUFFIX = re.compile(
 )
 
 
-_ESCAPES = {"n": "\n", "t": "\t", "0": "\0", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
+
+
+def _character(inner: str) -> int:
+    if not inner.startswith("\\"):
+        return ord(inner)
+    body = inner[1:]
+    if body[0] in "x01234567":
+        return int(body.removeprefix("x"), 16 if body[0] == "x" else 8)
+    return ord(_ESCAPES.get(body, body))
 
 
 class Evaluator(Converter):
@@ -52,8 +61,7 @@ class Evaluator(Converter):
         if text in {"true", "false"}:
             return Value(torch.bool, text == "true")
         if text.startswith("'"):
-            inner = text[1:-1]
-            return constant(ord(_ESCAPES.get(inner[1:], inner[-1]) if inner.startswith("\\") else inner), torch.int8)
+            return constant(_character(text[1:-1]), torch.int8)
         if text[0].isdigit() or text[0] == ".":
             return _number(text)
         raise NoTranslation("a text" if text.startswith('"') else text)

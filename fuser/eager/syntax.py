@@ -194,6 +194,8 @@ class _Reader(StatementReader):
         members: list[tree_sitter.Node] = []
         with self.scope():
             for child in named(body):
+                if any(part.type == "bitfield_clause" for part in child.children):
+                    raise self.refuse(child, "a bit field")
                 if child.type == "field_declaration" and function_declarator(child) is None:
                     fields += self.declarators(child)
                 elif child.type == "function_definition":
@@ -224,26 +226,40 @@ class _Reader(StatementReader):
 
     def enum(self, node: tree_sitter.Node) -> list[Statement]:
         place, name = self.place(node), node.child_by_field_name("name")
-        found: list[Statement] = []
-        if name is not None:
-            found.append(Alias(place, text_of(name), NamedType(place, "int")))
-            self.declare(text_of(name), "type")
         is_scoped = any(child.type in {"class", "struct"} for child in node.children)
-        next_value = 0
+        values: list[tuple[tree_sitter.Node, int]] = []
         for child in named(node.child_by_field_name("body")):
-            label, value = field(child, "name"), child.child_by_field_name("value")
+            value = child.child_by_field_name("value")
             if value is not None and value.type != "number_literal":
                 raise self.refuse(value, "an enumerator that is no plain number")
-            next_value = int(text_of(value), 0) if value is not None else next_value
-            literal = Literal(self.place(child), str(next_value))
-            kind = NamedType(place, "int")
+            before = values[-1][1] if values else -1
+            values.append((child, _integer(text_of(value)) if value is not None else before + 1))
+        base = node.child_by_field_name("base")
+        largest = max((value for _, value in values), default=0)
+        promoted = NamedType(place, next(name for name, bound in _ENUM_TYPES if largest < bound))
+        kind = promoted if base is None else self.type(base)
+        found: list[Statement] = []
+        if name is not None:
+            found.append(Alias(place, text_of(name), kind))
+            self.declare(text_of(name), "type")
+        for child, number in values:
+            label = field(child, "name")
+            literal = Literal(self.place(child), f"{number}u" if number >= 1 << 63 else str(number))
             names = [] if name is None else [f"{text_of(name)}::{text_of(label)}"]
             if not is_scoped:
                 names.append(text_of(label))
                 self.declare(text_of(label), "value")
             found += [Declaration(place, (Declarator(self.place(child), item, kind, literal),)) for item in names]
-            next_value += 1
         return found
+
+
+# What the values of an enumeration without a type of its own are promoted to.
+_ENUM_TYPES = (("int32_t", 1 << 31), ("uint32_t", 1 << 32), ("int64_t", 1 << 63), ("uint64_t", 1 << 64))
+
+
+def _integer(text: str) -> int:
+    digits = text.replace("'", "").lower().rstrip("ulz")
+    return int(digits, 8 if digits[0] == "0" and digits.isdigit() else 0)
 
 
 def _find_errors(node: tree_sitter.Node) -> Iterator[tree_sitter.Node]:

@@ -175,7 +175,7 @@ def _interpret(
 
 def _check_externals(functor: Functor, program: Program) -> None:
     for name, place in program.externals.items():
-        if name not in IGNORED and not functions.is_known(name):
+        if name not in IGNORED and not functions.is_known(name) and not functions.is_known(f"std::{name}"):
             raise UntranslatableError(functor.source, *place, f"the function {name!r}")
 
 

@@ -103,7 +103,8 @@ def builtin_type(name: str) -> CppType | None:
     if found is not None or not set(words) <= {"unsigned", "signed", "char", "short", "int", "long", "double"}:
         return found
     if "double" in words:
-        return torch.float64
+        # torch has no other width.
+        return None if "long" in words else torch.float64
     bits = 8 if "char" in words else 16 if "short" in words else 64 if "long" in words else 32
     kind: CppType = getattr(torch, f"{'u' if 'unsigned' in words else ''}int{bits}")
     return kind

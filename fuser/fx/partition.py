@@ -1,11 +1,13 @@
 """Which nodes of an FX graph become one group: maximal convex sets of functor calls and table ops.
 
 A set is convex when no path leaves it and comes back: only then can it run as one step. Nodes that write to their
-arguments are barriers; nothing moves across one.
+arguments, and functions and modules that are not torch's and might, are barriers; nothing moves across one. Nodes that
+draw random numbers keep their order.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,9 +21,9 @@ from fuser.executor import merge_inputs
 from fuser.graph import FusionGroup
 from fuser.jiterator import JitFunction
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
-from fuser.ops import Call, bind_function, bind_method
+from fuser.ops import Call, bind_function, bind_method, bind_module
 
-__all__ = ["IS_NUMBER", "Partition", "bind_group", "bind_node", "is_fusible", "partition"]
+__all__ = ["IS_NUMBER", "Partition", "bind_group", "bind_node", "is_fusible", "is_random", "number_nodes", "partition"]
 
 # Longer chains only make longer kernels; a bound keeps compile time bounded.
 MAX_APPLICATIONS = 128
@@ -49,6 +51,8 @@ def bind_node(node: fx.Node) -> Call | None:
         return bind_function(node.target, node.args, node.kwargs)
     if node.op == "call_method" and isinstance(node.target, str):
         return bind_method(node.target, node.args, node.kwargs)
+    if node.op == "call_module" and node.graph.owning_module is not None:
+        return bind_module(node.graph.owning_module.get_submodule(str(node.target)), node.args, node.kwargs)
     return None
 
 
@@ -82,9 +86,12 @@ def _bind_functor(function: JitFunction, node: fx.Node) -> Call | None:
     return Call(function.function, tuple(node.args), function.bind_scalars(node.kwargs))
 
 
-def _number_nodes(nodes: list[fx.Node]) -> set[fx.Node]:
-    # Nodes known to be numbers: placeholders marked so, what a functor takes as a scalar, what that was computed from,
-    # and what is computed from such nodes alone. They stay Python's.
+def number_nodes(nodes: list[fx.Node]) -> set[fx.Node]:
+    """Return the nodes known to be numbers, which stay Python's.
+
+    Those are placeholders marked so, what a functor takes as a scalar, what that was computed from, and what is
+    computed from such nodes alone.
+    """
     found: set[fx.Node] = {node for node in nodes if node.meta.get(IS_NUMBER)}
     for node in reversed(nodes):
         call = bind_node(node)
@@ -125,18 +132,53 @@ def _is_barrier(node: fx.Node) -> bool:
         )
     if node.op == "call_module":
         module = node.graph.owning_module and node.graph.owning_module.get_submodule(str(node.target))
-        return bool(getattr(module, "inplace", False))
+        is_norm = isinstance(module, torch.nn.modules.batchnorm._NormBase) and module.training
+        return is_norm or bool(getattr(module, "inplace", False)) or not _is_torchs(type(module).__module__)
     if node.op != "call_function":
         return False
-    if node.kwargs.get("inplace") or node.kwargs.get("out") is not None:
+    if any(node.kwargs.get(name) is not None for name in ("out", "max_norm")) or node.kwargs.get("inplace"):
+        return True
+    if _last_name(node.target).endswith(("batch_norm", "instance_norm")):
+        # Running statistics are written to, which no schema of the older operators says.
         return True
     if isinstance(node.target, torch._ops.OpOverload):
         return bool(node.target._schema.is_mutable)
-    name = getattr(node.target, "__name__", "")
+    if isinstance(node.target, torch._ops.OpOverloadPacket):
+        return any(getattr(node.target, name)._schema.is_mutable for name in node.target.overloads())  # type: ignore[no-untyped-call]
+    target: Any = node.target
+    while isinstance(target, functools.partial):
+        target = target.func
+    name, home = getattr(target, "__name__", ""), getattr(target, "__module__", None) or ""
     in_place_operator = node.target is operator.setitem or (
-        getattr(node.target, "__module__", "") == "_operator" and name.startswith("i") and hasattr(operator, name[1:])
+        home == "_operator" and name.startswith("i") and hasattr(operator, name[1:])
     )
-    return in_place_operator or (name.endswith("_") and not name.endswith("__"))
+    return in_place_operator or (name.endswith("_") and not name.endswith("__")) or not _is_torchs(home)
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether a node may draw random numbers: such nodes keep their order."""
+    if node.op == "call_module":
+        module = node.graph.owning_module and node.graph.owning_module.get_submodule(str(node.target))
+        return hasattr(module, "dropout") or any(word in type(module).__name__ for word in _RANDOM_MODULES)
+    if isinstance(node.target, torch._ops.OpOverload):
+        return torch.Tag.nondeterministic_seeded in node.target.tags
+    return node.op in {"call_function", "call_method"} and any(word in _last_name(node.target) for word in _RANDOM)
+
+
+# Parts of the names of torch's functions and modules that draw.
+_RANDOM = ("rand", "drop", "bernoulli", "normal", "multinomial", "poisson", "binomial", "rrelu", "gumbel", "attention")
+_RANDOM_MODULES = ("Drop", "RReLU", "Attention", "FractionalMaxPool")
+
+
+def _last_name(target: Any) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target._schema.name)
+    return target if isinstance(target, str) else str(getattr(target, "__name__", ""))
+
+
+def _is_torchs(module_name: str) -> bool:
+    # Python's own functions that graphs call write to nothing, and functors and what is made of them have no state.
+    return module_name.split(".")[0] in {"", "torch", "builtins", "_operator", "math", "fuser"}
 
 
 class _Partitioner:
@@ -153,7 +195,7 @@ class _Partitioner:
         self.descendants = [0] * count
         self.members: list[list[fx.Node]] = [[node] for node in self.nodes]
         self.alive = [True] * count
-        numbers = _number_nodes(self.nodes)
+        numbers = number_nodes(self.nodes)
         self.fusible = [node not in numbers and is_fusible(node) for node in self.nodes]
         # Applications in each unit.
         self.applications = [int(fusible) for fusible in self.fusible]
@@ -189,6 +231,7 @@ class _Partitioner:
 
     def _find_order(self) -> None:
         last_barrier: int | None = None
+        last_random: int | None = None
         since_barrier: list[int] = []
         for index, node in enumerate(self.nodes):
             sources = {self.unit[source] for source in node.all_input_nodes}
@@ -199,6 +242,10 @@ class _Partitioner:
                 last_barrier, since_barrier = index, []
             else:
                 since_barrier.append(index)
+            if is_random(node):
+                if last_random is not None:
+                    sources.add(last_random)
+                last_random = index
             mask = 0
             for source in sources:
                 mask |= self.ancestors[source] | (1 << source)

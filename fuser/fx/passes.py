@@ -14,7 +14,7 @@ from fuser.compiler import register
 from fuser.config import config
 from fuser.dispatch import run_and_record
 from fuser.executor import split_inputs, warm_up
-from fuser.fx.partition import Partition, bind_group, bind_node, partition
+from fuser.fx.partition import Partition, bind_group, bind_node, is_random, partition
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.jiterator import JitFunction
 from fuser.launcher import Replayer
@@ -48,7 +48,7 @@ class FusionModule(torch.nn.Module):
             if replayed is not None:
                 return replayed
             results = run_and_record(self.spec, inputs, self._launcher, inputs)
-        return results[0] if len(results) == 1 else results
+        return results[0] if len(results) == 1 else tuple(results)
 
     def extra_repr(self) -> str:
         """One line per application."""
@@ -254,13 +254,16 @@ def _is_tuple(node: fx.Node) -> bool:
 def _sort(graph: fx.Graph) -> None:
     # Fusion nodes were put after their last member, which may be after a user of another member. The order is by
     # first possible place, keeping the old order otherwise; the partitioner made sure there is one.
+    draws = [node for node in graph.nodes if is_random(node)]
+    draw_before = dict(zip(draws[1:], draws, strict=False))
     placed: set[fx.Node] = set()
     order: list[fx.Node] = []
     for node in list(graph.nodes):
         stack = [node]
         while stack:
             current = stack[-1]
-            waiting = [source for source in current.all_input_nodes if source not in placed]
+            sources = [*current.all_input_nodes, *([draw_before[current]] if current in draw_before else [])]
+            waiting = [source for source in sources if source not in placed]
             if waiting and current not in placed:
                 stack += waiting
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,13 +15,14 @@ import torch
 from torch import fx
 
 from fuser.dispatch import run_and_record
+from fuser.errors import ArgumentError, GradientError, UnsupportedError
 from fuser.fx.partition import IS_NUMBER
 from fuser.fx.passes import FusionModule, FusionPass, warm_up_graph
 from fuser.graph import FusionGroup
 from fuser.jiterator import JitFunction
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Replayer, called_in_c
-from fuser.outputs import finish_out
+from fuser.outputs import check_kinds, finish_out, finish_traced_out
 
 __all__ = ["FusedFunction", "fuse"]
 
@@ -50,20 +52,31 @@ class FusedFunction(Replayer):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__((), ())
+        called = function.forward if isinstance(function, torch.nn.Module) else function
+        if not inspect.isroutine(called) or not hasattr(inspect.unwrap(called), "__code__"):
+            name = getattr(function, "__name__", type(function).__name__)
+            raise TypeError(f"fuse takes a Python function or a module, got {name}; wrap it: lambda x: {name}(x)")
         self.function = function
         self._lock = threading.RLock()
         # By the places of the numbers among the arguments.
         self._graph_modules: dict[tuple[int, ...], fx.GraphModule] = {}
         # The first graph that is one fusion node, by the same places: calls of it can be replayed whole.
         self._whole: tuple[tuple[int, ...], WholeFusion] | None = None
-        called = function.forward if isinstance(function, torch.nn.Module) else function
-        self._has_out = "out" in inspect.signature(called).parameters
-        functools.update_wrapper(self, function)
+        self._parameters = tuple(inspect.signature(called).parameters.values())
+        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        self._can_bind = all(parameter.kind not in variadic for parameter in self._parameters)
+        self._has_out = any(parameter.name == "out" for parameter in self._parameters)
+        # Not its attributes: a module's would hide this object's.
+        functools.update_wrapper(self, function, updated=())
 
     @property
     def graph_module(self) -> fx.GraphModule:
-        """The FX graph with fusion nodes: that of the latest kind of call, or of one with tensors alone before any."""
+        """The FX graph with fusion nodes: that of the kind of call traced last, of tensors alone before any call."""
         return next(reversed(self._graph_modules.values()), None) or self._graph_module_for(())
+
+    def graph_module_for(self, *args: Any) -> fx.GraphModule:
+        """Return the FX graph with fusion nodes that serves a call with these arguments."""
+        return self._graph_module_for(self._positional(args, {}) if self._can_bind else args)
 
     def _graph_module_for(self, args: tuple[Any, ...]) -> fx.GraphModule:
         numbers = number_places(args)
@@ -100,53 +113,70 @@ class FusedFunction(Replayer):
             # What is in this function fuses with its neighbours there.
             out = None if self._has_out else kwargs.pop("out", None)
             result = self.function(*args, **kwargs)
-            return result if out is None else _copy_to(out, result)
+            return result if out is None else _finish_out(out, result)
         replayed = None if kwargs else self.launch(args, None, None)
         return self.call_anew(*args, **kwargs) if replayed is None else replayed
 
     def call_anew(self, *args: Any, **kwargs: Any) -> Any:
         """Serve a call that is not like an earlier one; as ``__call__``."""
-        if torch.compiler.is_compiling() or any(isinstance(item, fx.Proxy) for item in (*args, *kwargs.values())):
+        is_exported = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+        if is_exported or any(isinstance(item, fx.Proxy) for item in (*args, *kwargs.values())):
             # Somebody else is tracing.
             return self.function(*args, **kwargs)
         out = None if self._has_out else kwargs.pop("out", None)
         outs = None if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
-        if kwargs:
+        if outs is not None:
+            check_kinds(outs)
+        if kwargs or (self._can_bind and len(args) < len(self._parameters)):
             args = self._positional(args, kwargs)
+            replayed = self.launch(args, None, out)
+            if replayed is not None:
+                return replayed
         module = self._graph_module_for(args)
         places, whole = self._whole or ((), None)
         if whole is None or places != number_places(args) or len(args) != whole.argument_count:
             result = module(*args)
             if outs is None:
                 return result
-            results = finish_out(outs, [result] if isinstance(result, torch.Tensor) else list(result))
+            made = [result] if isinstance(result, torch.Tensor) else list(result)
+            if not all(isinstance(item, torch.Tensor) for item in made):
+                raise ArgumentError(f"{self.__name__}() has a result that out= cannot take: a {type(result).__name__}")
+            if torch.is_grad_enabled() and any(item.requires_grad for item in made):
+                raise GradientError("out= does not support automatic differentiation, but a result requires grad")
+            results = finish_out(outs, made, args)
         else:
             results = run_and_record(whole.spec, whole.inputs(args), self, args, None, outs)
         return results[0] if len(results) == 1 else tuple(results)
 
     def _positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        placeholders = [node for node in self.graph_module.graph.nodes if node.op == "placeholder"]
         values = list(args)
-        for node in placeholders[len(args) :]:
-            name = str(node.target)
+        for parameter in self._parameters[len(args) :]:
+            name = parameter.name
             if name in kwargs:
                 values.append(kwargs.pop(name))
-            elif node.args:
-                values.append(node.args[0])
+            elif parameter.default is not parameter.empty:
+                values.append(parameter.default)
             else:
                 raise TypeError(f"{self.__name__}() misses the argument {name!r}")
-        if kwargs or len(values) > len(placeholders):
+        if kwargs or len(values) > len(self._parameters):
             extra = next(iter(kwargs), "") or f"{len(values)} arguments"
             raise TypeError(f"{self.__name__}() got an unexpected argument: {extra}")
         return tuple(values)
 
     def _trace(self, numbers: tuple[int, ...]) -> fx.GraphModule:
-        tracer = fx.Tracer()
-        graph = tracer.trace(self.function)
+        tracer = _Tracer()
+        names = [parameter.name for parameter in self._parameters]
+        missing = {names[~place]: None for place in numbers if place < 0}
+        graph = tracer.trace_module_or_function(self.function, missing)
+        for node in list(graph.nodes):
+            if node.target is fx._symbolic_trace._assert_is_none:
+                # The graph is chosen by what is None.
+                graph.erase_node(node)
         for place, node in enumerate(node for node in graph.nodes if node.op == "placeholder"):
             if place in numbers:
                 node.meta[IS_NUMBER] = True
         # The root holds the tensors that the function closes over.
+        _restore_numbers(graph)
         module = fx.GraphModule(tracer.root, graph, self.__name__)
         _bind_tensors_to_scalars(graph)
         FusionPass()(module)
@@ -156,11 +186,97 @@ class FusedFunction(Replayer):
             self._whole = numbers, whole
         return module
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        # Where it took its function's place, it is found by name, as functions are.
+        found: Any = sys.modules.get(self.__module__)
+        name = getattr(self, "__qualname__", "<locals>")
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else (FusedFunction, (self.function,))
+
     def __repr__(self) -> str:
         return f"<fuser.fuse {self.__name__}>"
 
     # update_wrapper sets it for functions; modules have none.
     __name__: str = "module"
+
+
+class _Proxy(fx.Proxy):
+    """A proxy whose ``a += b`` writes to ``a``, as a tensor's does; fx would make it ``a = a + b``."""
+
+
+def _in_place(function: Callable[..., Any]) -> Callable[[fx.Proxy, Any], Any]:
+    return lambda self, other: self.tracer.create_proxy("call_function", function, (self, other), {})
+
+
+# What Python calls for ``a += b``, with what it is for numbers.
+_IN_PLACE = {
+    getattr(operator, f"__i{name}__"): getattr(operator, f"__{name}__")
+    for name in "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift".split()
+}
+for _function in _IN_PLACE:
+    setattr(_Proxy, f"__{_function.__name__}__", _in_place(_function))
+
+
+class _Tracer(fx.Tracer):
+    """Refuses what would be lost: a change of grad mode or autocast on the way."""
+
+    # Buffers may change between calls.
+    proxy_buffer_attributes = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._modes = _find_modes()
+
+    def trace_module_or_function(self, function: Any, constants: dict[str, None]) -> fx.Graph:
+        """Trace, and leave a module's buffers as they were: ``self.count += 1`` would put a proxy there.
+
+        Raises:
+            UnsupportedError: a buffer is replaced rather than written to.
+        """
+        modules = list(function.modules()) if isinstance(function, torch.nn.Module) else []
+        before = [dict(module._buffers) for module in modules]
+        try:
+            graph = self.trace(function, concrete_args=constants or None)
+            for module, buffers in zip(modules, before, strict=True):
+                for name in buffers:
+                    found: Any = module._buffers[name]
+                    if isinstance(found, fx.Proxy) and not _is_written(found.node):
+                        raise UnsupportedError(f"fuse cannot trace that the buffer {name!r} becomes another tensor")
+        finally:
+            for module, buffers in zip(modules, before, strict=True):
+                module._buffers.update(buffers)
+        return graph
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+    def create_node(self, kind: str, *args: Any, **kwargs: Any) -> fx.Node:
+        if kind != "output" and _find_modes() != self._modes:
+            raise UnsupportedError("fuse cannot trace a change of grad mode or autocast: make it around the call")
+        return super().create_node(kind, *args, **kwargs)
+
+
+def _is_written(node: Any) -> bool:
+    # The result of writing to a buffer, once or several times.
+    while node.target in _IN_PLACE:
+        node = node.args[0]
+    return bool(node.op == "get_attr")
+
+
+def _find_modes() -> tuple[Any, ...]:
+    casts = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *casts
+
+
+def _restore_numbers(graph: fx.Graph) -> None:
+    # What a function does to a number in place makes another number.
+    numbers: set[fx.Node] = set()
+    for node in graph.nodes:
+        sources = node.all_input_nodes
+        if node.meta.get(IS_NUMBER) or (sources and numbers.issuperset(sources)):
+            numbers.add(node)
+            node.target = _IN_PLACE.get(node.target, node.target)
 
 
 def _bind_tensors_to_scalars(graph: fx.Graph) -> None:
@@ -195,15 +311,16 @@ class WholeFusion:
         return [arguments[place] if place >= 0 else self.constants[-1 - place] for place in self.order]
 
 
-def _copy_to(out: Any, result: Any) -> Any:
-    if isinstance(result, torch.Tensor):
-        return out.copy_(result)
-    return tuple(tensor.copy_(item) for tensor, item in zip(out, result, strict=True))
+def _finish_out(out: Any, result: Any) -> Any:
+    finish_traced_out(out, [result] if isinstance(result, torch.Tensor) else result)
+    return out
 
 
 def number_places(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Return the places of the numbers among the arguments of a call."""
-    return tuple([place for place, item in enumerate(args) if type(item) in _NUMBERS])
+    """Return the places of the numbers among the arguments of a call, and -1 - place for each that is None."""
+    return tuple(
+        [~place if item is None else place for place, item in enumerate(args) if item is None or type(item) in _NUMBERS]
+    )
 
 
 def find_whole_fusion(module: fx.GraphModule) -> WholeFusion | None:
@@ -229,4 +346,7 @@ def find_whole_fusion(module: fx.GraphModule) -> WholeFusion | None:
     constants = tuple(item for item in fused.args if not isinstance(item, fx.Node))
     numbered = iter(range(len(constants)))
     order = tuple(places[item] if isinstance(item, fx.Node) else -1 - next(numbered) for item in fused.args)
+    if not {*places.values()} <= {*order}:
+        # An argument that is not read may still be one that decided how the function was traced.
+        return None
     return WholeFusion(target.spec, len(placeholders), order, constants)

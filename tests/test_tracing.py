@@ -1,0 +1,335 @@
+"""What ``fuser.fuse`` must not lose of a function it traces: writes, random draws, modes, arguments that are None."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from functors import draw, functor
+from torch import fx
+
+import fuser
+from fuser.errors import ArgumentError, DeviceError, GradientError, ShapeError, UnsupportedError
+
+pytestmark = pytest.mark.cpu
+
+axpy = functor("axpy")
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return draw((4, 9), torch.float32, seed=1)
+
+
+# --- random numbers ----------------------------------------------------------------------------------------------
+def drops(x: Any) -> Any:
+    active = torch.relu(x)
+    return F.dropout(active), x * F.dropout(x)
+
+
+def draws(x: Any) -> Any:
+    active = torch.relu(x)
+    first = torch.rand_like(active)
+    other = (active * 2).sin()
+    second = x * torch.rand_like(x)
+    return first, other, second, torch.bernoulli(second.clamp(0, 1)) * first
+
+
+class Drops(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Dropout(), torch.nn.Dropout()
+
+    def forward(self, x: Any) -> Any:
+        return self.first(torch.relu(x)), x * self.second(x)
+
+
+@pytest.mark.parametrize("function", [drops, draws, Drops()], ids=["dropout", "draws", "modules"])
+@pytest.mark.parametrize("how", ["fuse", "compile"])
+def test_random_draws_keep_their_order(function: Callable[..., Any], how: str, x: torch.Tensor) -> None:
+    torch._dynamo.reset()
+    if how == "fuse":
+        fused, reference = fuser.fuse(function), function
+    else:
+        fused, reference = torch.compile(function, backend="fuser"), torch.compile(function, backend="aot_eager")
+    torch.manual_seed(7)
+    got = fused(x)
+    torch.manual_seed(7)
+    for one, other in zip(got, reference(x), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+# --- writes ------------------------------------------------------------------------------------------------------
+def normed(x: Any, mean: Any, variance: Any) -> Any:
+    result = F.batch_norm(torch.relu(x), mean, variance, training=True)
+    return result, mean * 2
+
+
+def test_running_statistics_are_read_after_they_are_written(x: torch.Tensor) -> None:
+    def given() -> tuple[torch.Tensor, ...]:
+        return x, torch.zeros(9), torch.ones(9)
+
+    for one, other in zip(fuser.fuse(normed)(*given()), normed(*given()), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+class Normed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(9)
+
+    def forward(self, x: Any) -> Any:
+        return self.norm(torch.relu(x)), self.norm.running_mean * 2
+
+
+def test_a_norm_layer_that_trains_is_a_barrier(x: torch.Tensor) -> None:
+    module = Normed()
+    for one, other in zip(fuser.fuse(copy.deepcopy(module))(x), module(x), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def write(target: Any, value: Any) -> Any:
+    return target.copy_(value)
+
+
+fx.wrap("write")
+
+
+def test_a_function_that_torch_does_not_know_may_write(x: torch.Tensor) -> None:
+    def function(buffer: Any, x: Any) -> Any:
+        before = buffer * 2
+        written = write(buffer, x)
+        return before + x, written
+
+    for one, other in zip(fuser.fuse(function)(x + 1, x), function(x + 1, x), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_in_place_operators_write(x: torch.Tensor) -> None:
+    def function(x: Any, y: Any) -> Any:
+        double = x * 2
+        flat = double.view(-1)
+        double += y
+        double *= 3
+        y -= 1
+        return flat * 1
+
+    ours, theirs = x.clone(), x.clone()
+    assert torch.equal(fuser.fuse(function)(x, ours), function(x, theirs))
+    assert torch.equal(ours, theirs)
+    assert torch.equal(ours, x - 1)
+
+
+def test_in_place_operators_on_numbers_are_pythons(x: torch.Tensor) -> None:
+    def function(x: Any, n: Any) -> Any:
+        n += 1
+        n *= 2
+        return x * n
+
+    fused = fuser.fuse(function)
+    assert torch.equal(fused(x, 2.0), x * 6)
+    assert torch.equal(fused(x, 3), x * 8)
+
+
+class Counts(torch.nn.Module):
+    count: torch.Tensor
+
+    def __init__(self, *, replaces: bool) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(9))
+        self.replaces = replaces
+
+    def forward(self, x: Any) -> Any:
+        if self.replaces:
+            self.count = self.count + 1
+        else:
+            self.count += 1
+        return x * self.count
+
+
+def test_a_buffer_is_written_to_in_every_call(x: torch.Tensor) -> None:
+    module = Counts(replaces=False)
+    buffer = module.count
+    fused = fuser.fuse(module)
+    for number in (1, 2, 3):
+        assert torch.equal(fused(x), x * number)
+    assert module.count is buffer
+    assert buffer.tolist() == [3] * 9
+
+
+def test_a_buffer_that_is_replaced_is_refused(x: torch.Tensor) -> None:
+    module = Counts(replaces=True)
+    with pytest.raises(UnsupportedError, match="'count' becomes another tensor"):
+        fuser.fuse(module)(x)
+    assert torch.equal(module(x), x)
+
+
+# --- modes -------------------------------------------------------------------------------------------------------
+def stops_gradients(x: Any) -> Any:
+    with torch.no_grad():
+        weight = torch.relu(x)
+    return weight * x
+
+
+def casts(x: Any) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        return torch.relu(x)
+
+
+def switches(x: Any) -> Any:
+    y = torch.relu(x)
+    torch.set_grad_enabled(False)
+    z = y * 2
+    torch.set_grad_enabled(True)
+    return z
+
+
+@pytest.mark.parametrize("function", [stops_gradients, casts, switches])
+def test_a_change_of_mode_is_refused(function: Callable[..., Any], x: torch.Tensor) -> None:
+    with pytest.raises(UnsupportedError, match="grad mode or autocast"):
+        fuser.fuse(function)(x)
+    torch.set_grad_enabled(True)
+
+
+# --- arguments ---------------------------------------------------------------------------------------------------
+def test_none_decides_how_a_function_is_traced(x: torch.Tensor) -> None:
+    fused = fuser.fuse(lambda x, bias=None, scale=None: x * 2 if bias is None else x + bias)
+    for _ in range(3):
+        assert torch.equal(fused(x), x * 2)
+        assert torch.equal(fused(x, x), x + x)
+        assert torch.equal(fused(x, None), x * 2)
+        assert torch.equal(fused(x, bias=1.5), x + 1.5)
+        assert torch.equal(fused(x, bias=None, scale=3.0), x * 2)
+
+
+def test_keywords_and_defaults_are_replayed(x: torch.Tensor) -> None:
+    fused = fuser.fuse(lambda x, y, s=2.0: axpy(x, y, alpha=s))
+    wanted = axpy(x, x, alpha=2.0)
+    for arguments, keywords in (((x, x), {}), ((x,), {"y": x}), ((x, x), {"s": 2.0}), ((), {"y": x, "x": x})):
+        assert torch.equal(fused(*arguments, **keywords), wanted)
+    assert len(fused._graph_modules) == 1
+    assert fused.launch((x, x, 2.0), None, None) is not None
+
+
+@pytest.mark.parametrize("function", [torch.log, max, axpy], ids=["torch", "builtin", "functor"])
+def test_what_has_no_python_code_is_refused(function: Any) -> None:
+    with pytest.raises(TypeError, match="wrap it: lambda x"):
+        fuser.fuse(function)
+
+
+def test_a_modules_attributes_hide_nothing(x: torch.Tensor) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(9, 9))
+    module.function = 3  # type: ignore[assignment]
+    module._lock = None  # type: ignore[assignment]
+    torch.testing.assert_close(fuser.fuse(module)(x), module(x))
+
+
+# --- modules and copies ------------------------------------------------------------------------------------------
+def test_activation_modules_fuse(x: torch.Tensor) -> None:
+    layers = [
+        torch.nn.ReLU(),
+        torch.nn.Sigmoid(),
+        torch.nn.GELU("tanh"),
+        torch.nn.SiLU(),
+        torch.nn.Tanh(),
+        torch.nn.GELU(),
+    ]
+    fused = fuser.fuse(torch.nn.Sequential(*layers))
+    names = [item.function.name for item in fused.groups[0].applications]
+    assert names == ["relu", "sigmoid", "gelu_tanh", "silu", "tanh", "gelu"]
+    torch.testing.assert_close(fused(x), torch.nn.Sequential(*layers)(x))
+
+
+def test_modules_with_hooks_or_that_write_stay(x: torch.Tensor) -> None:
+    seen = []
+    hooked = torch.nn.ReLU()
+    hooked.register_forward_hook(lambda *_: seen.append(1))
+    module = torch.nn.Sequential(hooked, torch.nn.ReLU(inplace=True), torch.nn.Tanh())
+    fused = fuser.fuse(module)
+    assert [[item.function.name for item in group.applications] for group in fused.groups] == [["tanh"]]
+    assert torch.allclose(fused(x), torch.tanh(torch.relu(x)))
+    assert seen
+
+
+@fuser.fuse
+def at_the_top(x: Any) -> Any:
+    return torch.relu(x) * 2
+
+
+def test_fused_functions_can_be_copied_and_pickled(x: torch.Tensor) -> None:
+    assert pickle.loads(pickle.dumps(at_the_top)) is at_the_top
+    module = torch.nn.Module()
+    module.top, module.inner = at_the_top, fuser.fuse(lambda x: torch.sigmoid(x) * 3)  # type: ignore[assignment]
+    copied = copy.deepcopy(module)
+    assert copied.top is at_the_top
+    assert copied.inner is not module.inner
+    assert torch.equal(copied.inner(x), module.inner(x))  # type: ignore[operator]
+
+
+# --- out= --------------------------------------------------------------------------------------------------------
+def mixes(x: Any) -> Any:
+    return torch.relu(x) + x.sum(0)
+
+
+def test_out_of_several_nodes_follows_the_rules(x: torch.Tensor) -> None:
+    fused = fuser.fuse(mixes)
+    assert torch.equal(fused(x, out=torch.empty(0)), mixes(x))
+    with pytest.raises(GradientError, match="automatic differentiation"):
+        fused(x.clone().requires_grad_(), out=torch.empty(4, 9))
+    with pytest.raises(DeviceError):
+        fused(x, out=torch.empty(4, 9, device="meta"))
+    with pytest.raises(ArgumentError, match="got int"):
+        fused(x, out=3)
+    memory = torch.zeros(5, 9)
+    with pytest.raises(ShapeError, match="single memory location"):
+        fused(memory[:4], out=memory[1:])
+    with pytest.raises(ArgumentError, match="a dict"):
+        fuser.fuse(lambda x: {"a": x * 2})(x, out=x)
+
+
+@pytest.mark.parametrize("kind", ["functor", "fused"])
+def test_out_in_a_compiled_function_is_that_of_the_call(kind: str, x: torch.Tensor) -> None:
+    function = axpy if kind == "functor" else fuser.fuse(lambda x, y: torch.relu(x) * y)
+    outs = [
+        torch.empty(4, 9),
+        torch.empty(4, 9, dtype=torch.float64),
+        torch.empty(0),
+        torch.empty(2, 4, 9),
+        torch.empty(4, 9, dtype=torch.int32),
+    ]
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, out: function(x, x, out=out), backend="eager")
+
+    def outcome(call: Callable[..., Any], out: torch.Tensor, x: torch.Tensor) -> Any:
+        own = torch.full_like(out, 7)
+        try:
+            result = call(x, own)
+        except fuser.errors.FuserError as error:
+            return type(error)
+        assert result is own
+        return own.shape, own.dtype, own.tolist()
+
+    for out in outs:
+        assert outcome(compiled, out, x) == outcome(lambda x, out: function(x, x, out=out), out, x)
+    leaf = x.clone().requires_grad_()
+    assert outcome(compiled, outs[0], leaf) is GradientError
+
+
+def test_scalars_of_a_compiled_call_are_checked(x: torch.Tensor) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, **scalars: axpy(x, x, **scalars), backend="eager")
+    assert torch.equal(compiled(x, alpha=3.0), axpy(x, x, alpha=3.0))
+    with pytest.raises(ArgumentError, match="no scalar 'alhpa'"):
+        compiled(x, alhpa=3.0)
+
+
+def test_a_scalar_that_is_a_tensor_is_traced_in_the_first_call(x: torch.Tensor) -> None:
+    torch._dynamo.reset()
+    fresh = fuser.jit_fn("template <typename T> T fresh(T x, T a, T b) { return a * x + b; }", scalars=["b", "a"])
+    compiled = torch.compile(lambda x, a: fresh(x, a=a, b=0.5), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, torch.tensor(2.0)), 2 * x + 0.5)
