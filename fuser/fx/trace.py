@@ -15,11 +15,10 @@ import torch
 from torch import fx
 
 from fuser.dispatch import run_and_record
-from fuser.errors import ArgumentError, GradientError, UnsupportedError
-from fuser.fx.partition import IS_NUMBER
+from fuser.errors import ArgumentError, GradientError
 from fuser.fx.passes import FusionModule, FusionPass, warm_up_graph
+from fuser.fx.tracer import trace
 from fuser.graph import FusionGroup
-from fuser.jiterator import JitFunction
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Replayer, called_in_c
 from fuser.outputs import check_kinds, finish_out, finish_traced_out
@@ -164,21 +163,7 @@ class FusedFunction(Replayer):
         return tuple(values)
 
     def _trace(self, numbers: tuple[int, ...]) -> fx.GraphModule:
-        tracer = _Tracer()
-        names = [parameter.name for parameter in self._parameters]
-        missing = {names[~place]: None for place in numbers if place < 0}
-        graph = tracer.trace_module_or_function(self.function, missing)
-        for node in list(graph.nodes):
-            if node.target is fx._symbolic_trace._assert_is_none:
-                # The graph is chosen by what is None.
-                graph.erase_node(node)
-        for place, node in enumerate(node for node in graph.nodes if node.op == "placeholder"):
-            if place in numbers:
-                node.meta[IS_NUMBER] = True
-        # The root holds the tensors that the function closes over.
-        _restore_numbers(graph)
-        module = fx.GraphModule(tracer.root, graph, self.__name__)
-        _bind_tensors_to_scalars(graph)
+        module = trace(self.function, self._parameters if self._can_bind else (), numbers, self.__name__)
         FusionPass()(module)
         whole = None if self._whole else find_whole_fusion(module)
         if whole is not None:
@@ -199,101 +184,6 @@ class FusedFunction(Replayer):
 
     # update_wrapper sets it for functions; modules have none.
     __name__: str = "module"
-
-
-class _Proxy(fx.Proxy):
-    """A proxy whose ``a += b`` writes to ``a``, as a tensor's does; fx would make it ``a = a + b``."""
-
-
-def _in_place(function: Callable[..., Any]) -> Callable[[fx.Proxy, Any], Any]:
-    return lambda self, other: self.tracer.create_proxy("call_function", function, (self, other), {})
-
-
-# What Python calls for ``a += b``, with what it is for numbers.
-_IN_PLACE = {
-    getattr(operator, f"__i{name}__"): getattr(operator, f"__{name}__")
-    for name in "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift".split()
-}
-for _function in _IN_PLACE:
-    setattr(_Proxy, f"__{_function.__name__}__", _in_place(_function))
-
-
-class _Tracer(fx.Tracer):
-    """Refuses what would be lost: a change of grad mode or autocast on the way."""
-
-    # Buffers may change between calls.
-    proxy_buffer_attributes = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._modes = _find_modes()
-
-    def trace_module_or_function(self, function: Any, constants: dict[str, None]) -> fx.Graph:
-        """Trace, and leave a module's buffers as they were: ``self.count += 1`` would put a proxy there.
-
-        Raises:
-            UnsupportedError: a buffer is replaced rather than written to.
-        """
-        modules = list(function.modules()) if isinstance(function, torch.nn.Module) else []
-        before = [dict(module._buffers) for module in modules]
-        try:
-            graph = self.trace(function, concrete_args=constants or None)
-            for module, buffers in zip(modules, before, strict=True):
-                for name in buffers:
-                    found: Any = module._buffers[name]
-                    if isinstance(found, fx.Proxy) and not _is_written(found.node):
-                        raise UnsupportedError(f"fuse cannot trace that the buffer {name!r} becomes another tensor")
-        finally:
-            for module, buffers in zip(modules, before, strict=True):
-                module._buffers.update(buffers)
-        return graph
-
-    def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Proxy(node, self)
-
-    def create_node(self, kind: str, *args: Any, **kwargs: Any) -> fx.Node:
-        if kind != "output" and _find_modes() != self._modes:
-            raise UnsupportedError("fuse cannot trace a change of grad mode or autocast: make it around the call")
-        return super().create_node(kind, *args, **kwargs)
-
-
-def _is_written(node: Any) -> bool:
-    # The result of writing to a buffer, once or several times.
-    while node.target in _IN_PLACE:
-        node = node.args[0]
-    return bool(node.op == "get_attr")
-
-
-def _find_modes() -> tuple[Any, ...]:
-    casts = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
-    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *casts
-
-
-def _restore_numbers(graph: fx.Graph) -> None:
-    # What a function does to a number in place makes another number.
-    numbers: set[fx.Node] = set()
-    for node in graph.nodes:
-        sources = node.all_input_nodes
-        if node.meta.get(IS_NUMBER) or (sources and numbers.issuperset(sources)):
-            numbers.add(node)
-            node.target = _IN_PLACE.get(node.target, node.target)
-
-
-def _bind_tensors_to_scalars(graph: fx.Graph) -> None:
-    # What is not computed from numbers alone is a tensor, also where a functor takes it as a scalar.
-    numbers: set[fx.Node] = set()
-    for node in graph.nodes:
-        sources = node.all_input_nodes
-        if node.meta.get(IS_NUMBER) or (sources and numbers.issuperset(sources)):
-            numbers.add(node)
-        if node.op != "call_function" or not isinstance(node.target, JitFunction):
-            continue
-        scalars = {key: value for key, value in node.kwargs.items() if key in node.target.scalar_names}
-        names = tuple(name for name, value in scalars.items() if isinstance(value, fx.Node) and value not in numbers)
-        if names:
-            node.args = tuple(node.target.merge_arguments(names, node.args, node.kwargs))
-            node.kwargs = {name: value for name, value in node.kwargs.items() if name not in names}
-            node.target = node.target.with_tensors(names)
 
 
 @dataclass(frozen=True, slots=True)
