@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,10 @@ MARKS = {"eager_add": "one torch.add", "driver_launch": "cuLaunchKernel alone"}
 def write_json(document: Document, path: Path) -> None:
     """Write the document; a number that JSON cannot hold is an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    text = json.dumps(document, indent=1, allow_nan=False)
+    # Samples on one line: a run has tens of thousands.
+    text = re.sub(r"\[[\s\d.,eE+-]+\]", lambda numbers: " ".join(numbers[0].split()), text)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def print_tables(document: Document) -> None:
