@@ -445,6 +445,7 @@ COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_what_is_compared_has_the_common_dtype(dtype: torch.dtype, device: str) -> None:
     x = torch.tensor([0.1, 0.3, 1 / 3, 2.5, -0.7], dtype=dtype, device=device)
+    fuser.reset_stats()
     compare = fuser.fuse(lambda x, y: tuple(function(x, y) for function in COMPARISONS))
     for value in (0.1, 0.3, 1 / 3, -0.7):
         for other in (value, torch.tensor(value), torch.tensor(value, dtype=torch.float64)):
