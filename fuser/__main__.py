@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{function.function.functor.signature()} compiles")
         else:
             print(emit(function, options.device))
-    except FuserError as error:
+    except (FuserError, OSError, UnicodeDecodeError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import reduce
+from typing import Any
 
 import torch
 
 from fuser.errors import UnsupportedError
 
-__all__ = ["DTYPES", "DTypeInfo", "Rank", "cpp_scalar_type", "dtype_info", "number_dtype", "promote", "to_floating"]
+__all__ = [
+    "DTYPES",
+    "DTypeInfo",
+    "Rank",
+    "cpp_scalar_type",
+    "dtype_info",
+    "number_dtype",
+    "plain_number",
+    "promote",
+    "to_floating",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +149,8 @@ def number_dtype(kind: type, default: torch.dtype) -> torch.dtype:
 def cpp_scalar_type(kind: type) -> str:
     """Return the C++ type a Python number is passed as: bool, int64_t, double or std::complex<double>."""
     return {bool: "bool", int: "int64_t", float: "double", complex: "std::complex<double>"}[kind]
+
+
+def plain_number(item: Any) -> Any:
+    """Return a NumPy scalar as the Python number that torch takes it for, and anything else as it is."""
+    return item.item() if isinstance(item, numbers.Number) and hasattr(item, "item") else item

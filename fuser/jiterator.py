@@ -12,6 +12,7 @@ import torch
 from fuser.compiler import dump, register
 from fuser.config import config
 from fuser.dispatch import run_and_record
+from fuser.dtypes import plain_number
 from fuser.errors import ArgumentError
 from fuser.executor import split_inputs, warm_up
 from fuser.functor import Functor, parse_functor
@@ -154,6 +155,8 @@ class JitFunction(Replayer):
         held = tuple(name for name, value in scalars.items() if isinstance(value, torch.Tensor))
         if held and all(name in self.scalar_names for name in held):
             return self._call_with_tensors(held, tensors, out, scalars)
+        tensors = tuple(map(plain_number, tensors))
+        scalars = {name: plain_number(value) for name, value in scalars.items()}
         inputs = [*tensors, *self.bind_scalars(scalars).values()]
         outs = None if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
         results = run_and_record(self.spec(len(tensors)), inputs, self, tensors, scalars, outs)

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -227,6 +228,14 @@ def test_a_modules_attributes_hide_nothing(x: torch.Tensor) -> None:
     module.function = 3  # type: ignore[assignment]
     module._lock = None  # type: ignore[assignment]
     torch.testing.assert_close(fuser.fuse(module)(x), module(x))
+
+
+def test_numpy_scalars_are_numbers(x: torch.Tensor) -> None:
+    fused = fuser.fuse(lambda x, n: axpy(x, x, alpha=n) * n)
+    for number in (np.float32(1.5), np.int64(2), np.int16(3), np.float64(0.5)):
+        for call in (lambda x, n: axpy(x, n), lambda x, n: axpy(x, x, alpha=n), fused):
+            assert torch.equal(call(x, number), call(x, number.item()))
+            assert call(x, number).dtype is torch.float32
 
 
 # --- modules and copies ------------------------------------------------------------------------------------------

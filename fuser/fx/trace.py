@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from fuser.dispatch import run_and_record
+from fuser.dtypes import plain_number
 from fuser.errors import ArgumentError, GradientError
 from fuser.fx.passes import FusionModule, FusionPass, warm_up_graph
 from fuser.fx.tracer import trace
@@ -131,6 +132,7 @@ class FusedFunction(Replayer):
             replayed = self.launch(args, None, out)
             if replayed is not None:
                 return replayed
+        args = tuple(map(plain_number, args))
         module = self._graph_module_for(args)
         places, whole = self._whole or ((), None)
         if whole is None or places != number_places(args) or len(args) != whole.argument_count:

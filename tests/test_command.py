@@ -1,0 +1,54 @@
+"""``python -m fuser``: what it prints, and the status it ends with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import fuser
+from fuser.__main__ import main
+
+AXPY = "template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "axpy.h"
+    path.write_text(AXPY)
+    return path
+
+
+def test_info(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"fuser {fuser.__version__}, torch ")
+    assert "numerics='strict'" in shown
+
+
+@pytest.mark.parametrize(("device", "word"), [("cpu", "omp parallel"), ("cuda", "__global__")])
+def test_emit(device: str, word: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["emit", str(file), "--scalar", "alpha", "--device", device]) == 0
+    shown = capsys.readouterr().out
+    assert AXPY in shown
+    assert word in shown
+
+
+@pytest.mark.cpu
+def test_check(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(file), "--scalar", "alpha", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out == "axpy(x, y, *, alpha) compiles\n"
+    file.write_text(AXPY.replace("+ y", "+ z"))
+    assert main(["check", str(file), "--scalar", "alpha", "--device", "cpu"]) == 1
+    shown = capsys.readouterr()
+    assert "alpha * x + z" in shown.err
+    assert not shown.out
+
+
+@pytest.mark.parametrize("content", [None, b"\xd0\xff"])
+def test_a_file_that_cannot_be_read(content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "functor.h"
+    if content is not None:
+        path.write_bytes(content)
+    assert main(["emit", str(path)]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
