@@ -325,4 +325,18 @@ def _operator_backward(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[
     return None, None, of_tensors, None if ctx.number_count else []
 
 
+def _vmap_operator(
+    info: Any, in_dims: tuple[Any, ...], key: str, kinds: str, tensors: list[torch.Tensor], numbers: list[Any]
+) -> tuple[list[torch.Tensor], list[int]]:
+    spec = registered(int(key))
+    values = executor.merge_inputs(kinds, tensors, numbers)
+    dims = executor.merge_inputs(kinds, in_dims[2], [None] * len(numbers))
+    # The call as one element of the batch sees it.
+    single = [item if dim is None else item.select(dim, 0) for item, dim in zip(values, dims, strict=True)]
+    case = find_case(spec, single, saves_results=False)
+    results = library.call_operator(spec, _batch_inputs(case, info.batch_size, dims, values))
+    return results, [0] * len(results)
+
+
+torch.library.register_vmap("fuser::run", _vmap_operator, lib=library.LIBRARY)
 torch.library.register_autograd("fuser::run", _operator_backward, setup_context=_setup_operator, lib=library.LIBRARY)

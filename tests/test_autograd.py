@@ -378,6 +378,34 @@ def test_a_loop_that_depends_on_data_is_one_operator_in_a_traced_gradient() -> N
         graph(x).sum().backward()
 
 
+VMAPPED = {
+    "one of two": ((0, None), lambda: (torch.randn(5, 4), torch.randn(3, 1))),
+    "the last dimension": ((None, 2), lambda: (torch.randn(4), torch.randn(3, 1, 6))),
+    "single numbers": ((0, 0), lambda: (torch.randn(5, 4), torch.randn(5, dtype=torch.float64))),
+    "both": ((1, 0), lambda: (torch.randn(4, 5), torch.randn(5, 3, 1))),
+}
+
+
+@pytest.mark.parametrize("name", VMAPPED)
+def test_vmap_of_a_traced_graph(name: str) -> None:
+    dims, make = VMAPPED[name]
+    inputs = make()
+    single = [item if dim is None else item.select(dim, 0) for item, dim in zip(inputs, dims, strict=True)]
+    graph = make_fx(lambda x, y: axpy(x, y, alpha=2.0))(*single)
+    assert any(node.target is torch.ops.fuser.run.default for node in graph.graph.nodes)
+    got = torch.func.vmap(graph, in_dims=dims)(*inputs)
+    torch.testing.assert_close(got, torch.func.vmap(lambda x, y: 2 * x + y, in_dims=dims)(*inputs))
+
+
+def test_vmap_inside_torch_compile() -> None:
+    torch._dynamo.reset()
+    x, y = torch.randn(5, 4), torch.randn(4)
+    compiled = torch.compile(
+        lambda x, y: torch.func.vmap(lambda row: axpy(row, y) * 3)(x), backend="fuser", fullgraph=True
+    )
+    torch.testing.assert_close(compiled(x, y), 3 * eager_axpy(x, y))
+
+
 # --- scalars as tensors ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_scalar_that_is_a_tensor_has_a_gradient(device: str) -> None:
