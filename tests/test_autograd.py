@@ -382,6 +382,7 @@ VMAPPED = {
     "one of two": ((0, None), lambda: (torch.randn(5, 4), torch.randn(3, 1))),
     "the last dimension": ((None, 2), lambda: (torch.randn(4), torch.randn(3, 1, 6))),
     "single numbers": ((0, 0), lambda: (torch.randn(5, 4), torch.randn(5, dtype=torch.float64))),
+    "single numbers first": ((0, 0), lambda: (torch.randn(5, dtype=torch.float64), torch.randn(5, 4))),
     "both": ((1, 0), lambda: (torch.randn(4, 5), torch.randn(5, 3, 1))),
 }
 
