@@ -37,8 +37,8 @@ typedef struct {
 
 static const ExchangeApi *api;
 static PyObject *tensor_type, *parameter_type;
-// Python callables: length of the stack of torch function modes, whether grad mode is on, torch's number of threads,
-// and what tells autograd that tensors were written to.
+// Python callables: lengths of the stacks of torch function and dispatch modes, whether grad mode is on, torch's number
+// of threads, and what tells autograd that tensors were written to.
 static PyObject *function_modes, *dispatch_modes, *grad_enabled, *thread_count, *increment_version;
 // The namespace of torch.autograd.forward_ad, and the name in it that says how deep in dual levels we are.
 static PyObject *forward_ad, *level_name;

@@ -245,7 +245,7 @@ def _call(spec: KernelSpec, launcher: Replayer, inputs: Sequence[Any]) -> list[t
     # As part of a formula.
     if is_transformed():
         return run(spec, inputs)
-    if _needs_operator(inputs):
+    if library.needs_operator(inputs):
         return library.call_operator(spec, list(inputs))
     if torch.is_grad_enabled() and any(isinstance(item, torch.Tensor) and item.requires_grad for item in inputs):
         return run_and_record(spec, inputs, launcher, tuple(inputs))
@@ -261,7 +261,7 @@ def _run_below(spec: KernelSpec, launcher: Replayer, inputs: Sequence[Any]) -> S
     replayed = launcher.launch(arguments, None, None)
     if replayed is not None:
         return (replayed,) if isinstance(replayed, torch.Tensor) else replayed
-    if _needs_operator(inputs):
+    if library.needs_operator(inputs):
         return library.call_operator(spec, list(inputs))
     plain = [item.resolve_conj().resolve_neg() if isinstance(item, torch.Tensor) else item for item in inputs]
     results, plan = executor.run_planned(spec, plain, None)
@@ -301,12 +301,6 @@ def _as_zero_dim(case: Case, tensor: torch.Tensor) -> torch.Tensor:
         and (dtype.is_floating_point, dtype.is_complex) >= (tensor.is_floating_point(), tensor.is_complex())
     ]
     return tensor.to(strong[0]) if strong and tensor.dtype is not strong[0] else tensor
-
-
-def _needs_operator(inputs: Sequence[Any]) -> bool:
-    return torch._C._len_torch_dispatch_stack() > 0 or any(
-        isinstance(item, torch.Tensor) and library.has_torch_dispatch(item) for item in inputs
-    )
 
 
 # --- the operator ------------------------------------------------------------------------------------------------

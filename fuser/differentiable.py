@@ -106,16 +106,14 @@ class _HandWritten(torch.autograd.Function):
         ctx.shapes = [item.shape if isinstance(item, torch.Tensor) else None for item in values]
         places = ctx.function.find_places(len(values), len(output))
         chosen = [[*values, *output][place] for place in places]
-        ctx.save_for_backward(*[item for item in chosen if isinstance(item, torch.Tensor)])
-        # Numbers stand where tensors do not.
-        ctx.chosen = [None if isinstance(item, torch.Tensor) else item for item in chosen]
+        ctx.save_for_backward(*[item if isinstance(item, torch.Tensor) else None for item in chosen])
+        ctx.numbers = [None if isinstance(item, torch.Tensor) else item for item in chosen]
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         taken = _scalar_names(ctx.function.backward)
         scalars = {name: value for name, value in ctx.scalars.items() if taken is None or name in taken}
-        tensors = iter(ctx.saved_tensors)
-        saved = [next(tensors) if item is None else item for item in ctx.chosen]
+        saved = [number if item is None else item for item, number in zip(ctx.saved_tensors, ctx.numbers, strict=True)]
         made = ctx.function.backward(*saved, *grads, **scalars)
         gradients = [made] if made is None or isinstance(made, torch.Tensor) else list(made)
         count = ctx.function.num_grad_inputs

@@ -153,4 +153,7 @@ def cpp_scalar_type(kind: type) -> str:
 
 def plain_number(item: Any) -> Any:
     """Return a NumPy scalar as the Python number that torch takes it for, and anything else as it is."""
-    return item.item() if isinstance(item, numbers.Number) and hasattr(item, "item") else item
+    # Tensors first: asking an abstract class takes its time.
+    if isinstance(item, torch.Tensor) or not isinstance(item, numbers.Number):
+        return item
+    return item.item() if hasattr(item, "item") else item

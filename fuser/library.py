@@ -98,13 +98,12 @@ def pull_back_eagerly(
     kinds, tensors, numbers = executor.split_inputs(inputs)
 
     def differentiate(*items: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        plain, incoming = items[: len(tensors)], items[len(tensors) :]
-        if torch._C._len_torch_dispatch_stack() > 0 or any(map(has_torch_dispatch, items)):
+        if needs_operator(items):
             # What traces has no data.
-            arguments = (str(spec.key), kinds, list(plain), numbers, list(places), list(incoming), list(wanted))
+            plain, incoming = list(items[: len(tensors)]), list(items[len(tensors) :])
+            arguments = (str(spec.key), kinds, plain, numbers, list(places), incoming, list(wanted))
             return tuple(torch.ops.fuser.pull_back(*arguments))
-        function = eager_function(spec, executor.merge_inputs(kinds, plain, numbers), places)
-        return pull_back(function, wanted, len(plain), *items)
+        return pull_back(eager_function(spec, inputs, places), wanted, len(tensors), *items)
 
     return call_opaque(differentiate, *tensors, *gradients)
 
@@ -148,6 +147,13 @@ def has_torch_dispatch(item: torch.Tensor) -> bool:
     if kind in (torch.Tensor, torch.nn.Parameter):
         return False
     return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
+
+
+def needs_operator(items: Sequence[Any]) -> bool:
+    """Whether a dispatch mode or a tensor subclass is to see a call of these as one operator."""
+    return torch._C._len_torch_dispatch_stack() > 0 or any(
+        isinstance(item, torch.Tensor) and has_torch_dispatch(item) for item in items
+    )
 
 
 for _key in ("CPU", "CUDA"):
