@@ -848,39 +848,37 @@ def test_shapes_broadcast_beside_numbers_without_dimensions() -> None:
 
 
 @pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.cuda)])
-def test_numbers_stand_beside_tensors_of_any_device(device: str) -> None:
+@pytest.mark.parametrize("name", [*functions._FUNCTIONS, *COMPLEX])
+def test_numbers_stand_beside_tensors_of_any_device(name: str, device: str) -> None:
     """Each argument in turn a tensor there, the others constants or CPU tensors without dimensions."""
-    for name in [*functions._FUNCTIONS, *COMPLEX]:
-        for given in itertools.islice(arguments_of(name), 1 if device == "meta" else 8):
-            for place, as_number in itertools.product(range(len(given)), (as_tensor, lambda item: item)):
-                is_order = name in {"jn", "yn", "jnf", "ynf"} and place == 0
-                if is_order:
+    for given in itertools.islice(arguments_of(name), 1 if device == "meta" else 8):
+        for place, as_number in itertools.product(range(len(given)), (as_tensor, lambda item: item)):
+            is_order = name in {"jn", "yn", "jnf", "ynf"} and place == 0
+            if is_order:
+                continue
+            arguments = [as_number(item) for item in given]
+            if name in {"jn", "yn", "jnf", "ynf"}:
+                arguments[0] = given[0]
+            tensor = as_tensor(given[place]).data.to(device).expand(3)
+            arguments[place] = Value(given[place].dtype, tensor)
+            for found, wanted in zip(call_with_results(name, arguments), call_with_results(name, given), strict=True):
+                assert found.dtype is wanted.dtype
+                if found.is_constant:
+                    # The number alone decides.
+                    assert name in {"std::clamp", "remainder", "remainderf", "remquo", "remquof"}
                     continue
-                arguments = [as_number(item) for item in given]
-                if name in {"jn", "yn", "jnf", "ynf"}:
-                    arguments[0] = given[0]
-                tensor = as_tensor(given[place]).data.to(device).expand(3)
-                arguments[place] = Value(given[place].dtype, tensor)
-                for found, wanted in zip(
-                    call_with_results(name, arguments), call_with_results(name, given), strict=True
-                ):
-                    assert found.dtype is wanted.dtype
-                    if found.is_constant:
-                        # The number alone decides.
-                        assert name in {"std::clamp", "remainder", "remainderf", "remquo", "remquof"}
-                        continue
-                    assert found.data.device.type == device
-                    assert found.data.shape == (3,)
-                    # Of what is not finite, C++ has no integer.
-                    is_defined = wanted.dtype.is_floating_point or all(
-                        math.isfinite(item.data.real) for item in given if not isinstance(item.data, bool)
+                assert found.data.device.type == device
+                assert found.data.shape == (3,)
+                # Of what is not finite, C++ has no integer.
+                is_defined = wanted.dtype.is_floating_point or all(
+                    math.isfinite(item.data.real) for item in given if not isinstance(item.data, bool)
+                )
+                if device == "cuda" and is_defined:
+                    tolerance = 1e-5 if wanted.dtype in (torch.float32, torch.complex64) else 1e-13
+                    close = torch.isclose(
+                        found.data.cpu(), as_tensor(wanted).data, rtol=tolerance, atol=1e-30, equal_nan=True
                     )
-                    if device == "cuda" and is_defined:
-                        tolerance = 1e-5 if wanted.dtype in (torch.float32, torch.complex64) else 1e-13
-                        close = torch.isclose(
-                            found.data.cpu(), as_tensor(wanted).data, rtol=tolerance, atol=1e-30, equal_nan=True
-                        )
-                        assert bool(close.all()), (name, [v.data for v in given], found.data, wanted.data)
+                    assert bool(close.all()), (name, [v.data for v in given], found.data, wanted.data)
 
 
 # ---- derivatives ----

@@ -36,7 +36,10 @@ def continuous(function: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize("case", DIFFERENTIABLE, ids=str)
 def test_functor(case: Case, device: str) -> None:
     function = continuous(functor(case.name))
-    inputs = leaves(inputs_of(case, torch.float64, (3,), device))
+    # The interpreter launches torch's kernels one by one, a hundred thousand for three elements of incomplete_gamma:
+    # no compute-sanitizer ends on those.
+    count = 1 if device == "cuda" and case.depends_on_data else 3
+    inputs = leaves(inputs_of(case, torch.float64, (count,), device))
     assert torch.autograd.gradcheck(function, inputs, check_forward_ad=device == "cpu")
     assert torch.autograd.gradgradcheck(function, inputs)
 

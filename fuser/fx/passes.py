@@ -257,6 +257,7 @@ def _sort(graph: fx.Graph) -> None:
     draws = [node for node in graph.nodes if is_random(node)]
     draw_before = dict(zip(draws[1:], draws, strict=False))
     placed: set[fx.Node] = set()
+    entered: set[fx.Node] = set()
     order: list[fx.Node] = []
     for node in list(graph.nodes):
         stack = [node]
@@ -265,6 +266,8 @@ def _sort(graph: fx.Graph) -> None:
             sources = [*current.all_input_nodes, *([draw_before[current]] if current in draw_before else [])]
             waiting = [source for source in sources if source not in placed]
             if waiting and current not in placed:
+                assert current not in entered, f"{current} has to come before itself"
+                entered.add(current)
                 stack += waiting
             else:
                 stack.pop()
