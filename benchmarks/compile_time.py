@@ -1,4 +1,4 @@
-"""How long a peer compiles: its first kernel in a fresh process with empty caches, and the second one.
+"""How long a peer compiles its first two kernels in a fresh process with empty caches, and with those it left on disk.
 
 The harness calls ``measure_compile``; the module's own command line is the process it starts.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -18,14 +16,13 @@ from typing import Any
 
 import torch
 
+from benchmarks.apart import run_apart
 from benchmarks.chains import CHAINS, make_inputs
 from benchmarks.peers import PEERS, Absent, Peer
 
 # The first kernel pays for everything that happens once; the second shows what another chain costs.
 FIRST, SECOND = "add", "six"
 ELEMENTS = 1024
-TIMEOUT_S = 400
-ROOT = Path(__file__).resolve().parent.parent
 
 CACHE_VARIABLES = (
     "FUSER_CACHE_DIR",
@@ -39,24 +36,17 @@ CACHE_VARIABLES = (
 
 def measure_compile(peer: str, device: torch.device) -> dict[str, Any]:
     """Return the record of one peer: its times, or why there are none."""
+    options = {"peer": peer, "device": device.type}
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "benchmarks.compile_time", "--peer", peer, "--device", device.type]
-        try:
-            done = subprocess.run(
-                command,
-                cwd=ROOT,
-                env=make_cold_environment(os.environ, Path(folder)),
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=TIMEOUT_S,
-            )
-        except subprocess.TimeoutExpired:
-            return {"status": "failed", "reason": f"not done after {TIMEOUT_S} s"}
-    if done.returncode != 0:
-        return {"status": "failed", "reason": (done.stderr.strip().splitlines() or ["no message"])[-1]}
-    record: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return record
+        environment = make_cold_environment(os.environ, Path(folder))
+        cold = run_apart("benchmarks.compile_time", options, environment)
+        if cold["status"] != "ok":
+            return cold
+        # The same once more: the disk caches are what the first process left.
+        cached = run_apart("benchmarks.compile_time", options, environment)
+    if cached["status"] != "ok":
+        return cached
+    return {**cold, **{f"cached_{name}": value for name, value in cached.items() if name != "status"}}
 
 
 def make_cold_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:

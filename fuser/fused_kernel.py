@@ -70,14 +70,16 @@ class ArgumentPacker:
         fields = "Q" * len(source.operands) + "".join(_FIELDS[code] for code in self.number_codes)
         head = (space.numel, 0)[: self.first_word]
         geometry = pack_geometry(source, space)
-        self._struct = struct.Struct(f"={fields}")
         self._head = struct.pack(f"={len(head)}q", *head)
         self._tail = struct.pack(f"={len(geometry)}q", *geometry)
+        self._struct = struct.Struct(f"={len(self._head)}s{fields}{len(self._tail)}s")
+        self._has_complex = "c" in self.number_codes
 
     @property
     def template(self) -> bytes:
         """The whole struct; what a call fills in is zero."""
-        return self._head + bytes(self._struct.size) + self._tail
+        filled_in = self._struct.size - len(self._head) - len(self._tail)
+        return self._head + bytes(filled_in) + self._tail
 
     def pack(self, addresses: Sequence[int], numbers: Sequence[Any]) -> bytes:
         """Return the struct's bytes.
@@ -89,10 +91,10 @@ class ArgumentPacker:
         Raises:
             struct.error: an integer does not fit in 64 bits.
         """
-        if "c" in self.number_codes:
+        if self._has_complex:
             parts = zip(self.number_codes, numbers, strict=True)
             numbers = [part for code, x in parts for part in ((x.real, x.imag) if code == "c" else (x,))]
-        return self._head + self._struct.pack(*addresses, *numbers) + self._tail
+        return self._struct.pack(self._head, *addresses, *numbers, self._tail)
 
 
 def begin_compile(source: KernelSource) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import importlib
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -226,16 +225,16 @@ def _pack_step(step: Step, input_count: int) -> tuple[Any, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Record:
-    recorded: Recorded
+# Makes a call with inputs that are like the recorded ones, or returns None.
+Replay = Callable[[tuple[Any, ...]], Any]
+
+
+class _Record(NamedTuple):
     # How many positional arguments the call had, and the type of every input.
     argument_count: int
     types: tuple[type, ...]
-    # Places of the tensors among them, each tensor once; None if that is all of them.
-    tensors: tuple[int, ...] | None
-    # Pairs of places that hold the same tensor.
-    twins: tuple[tuple[int, int], ...]
+    # To be called with other inputs of these types.
+    replay: Replay
 
 
 class PythonLauncher:
@@ -257,15 +256,9 @@ class PythonLauncher:
             return None
         inputs = self._bind(tensors, scalars)
         types = tuple(map(type, inputs))
-        for record in self._records:
-            is_like = record.argument_count == count and record.types == types
-            if is_like and record.tensors is None:
-                is_like = record.recorded.check(*inputs)
-            elif is_like and record.tensors is not None:
-                is_like = all(inputs[i] is inputs[j] for i, j in record.twins)
-                is_like = is_like and record.recorded.check(*[inputs[i] for i in record.tensors])
-            if is_like and record.recorded.generation == config.generation and not torch._C._len_torch_function_stack():
-                replayed = _replay(record.recorded, inputs)
+        for argument_count, recorded_types, replay in self._records:
+            if argument_count == count and recorded_types == types:
+                replayed = replay(inputs)
                 if replayed is not None:
                     return replayed
         return None
@@ -273,21 +266,11 @@ class PythonLauncher:
     def add(self, tensors: tuple[Any, ...], scalars: Scalars | None, out: Any, recorded: Recorded) -> bool:
         """See Launcher."""
         inputs = self._bind(tensors, scalars)
-        first: dict[int, int] = {}
-        for place, item in enumerate(inputs):
-            if isinstance(item, torch.Tensor):
-                first.setdefault(id(item), place)
-        places = tuple(first.values())
-        if out is not None or (recorded.is_cuda and any(inputs[i].data_ptr() % VECTOR_BYTES for i in places)):
+        addresses = [item.data_ptr() for item in inputs if isinstance(item, torch.Tensor)]
+        if out is not None or (recorded.is_cuda and any(address % VECTOR_BYTES for address in addresses)):
             return False
-        twins = [(i, first[id(item)]) for i, item in enumerate(inputs) if first.get(id(item), i) != i]
-        record = _Record(
-            recorded=recorded,
-            argument_count=len(tensors),
-            types=tuple(map(type, inputs)),
-            tensors=None if len(places) == len(inputs) else places,
-            twins=tuple(twins),
-        )
+        make = _make_replay if recorded.through is None else _make_replay_through
+        record = _Record(len(tensors), tuple(map(type, inputs)), _guard(recorded, inputs, make(recorded, inputs)))
         self._records = (record, *self._records[: PYTHON_RECORDS - 1])
         return True
 
@@ -299,31 +282,78 @@ class PythonLauncher:
         return tensors + tuple(map(scalars.get, self._names, self._defaults))
 
 
-def _replay(record: Recorded, inputs: tuple[Any, ...]) -> Any:
-    if torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0:
-        return None
-    if record.needs_no_grad and torch.is_grad_enabled():
-        return None
-    if record.through is not None:
-        return record.through(*inputs) if torch.is_grad_enabled() else None
-    if record.is_cuda and record.device_index != torch._C._cuda_getDevice():
-        return None
-    addresses = [item.data_ptr() if isinstance(item, torch.Tensor) else 0 for item in inputs]
-    # Records are of aligned tensors; what is not takes another kernel.
-    if record.is_cuda and any(address % VECTOR_BYTES for address in addresses):
-        return None
-    made = [allocate(*arguments) for allocate, arguments in record.allocations]
-    written = [tensor.data_ptr() for tensor in made]
-    addresses += written
-    for step in record.steps:
-        pointers = [written[place] for place in step.outputs]
-        pointers += [addresses[place] for place in step.inputs]
-        try:
-            arguments = step.packer.pack(pointers, [inputs[place] for place in step.numbers])
-        except struct.error:
+def _guard(recorded: Recorded, inputs: tuple[Any, ...], replay: Replay) -> Replay:
+    # What a replay looks up is bound here: an attribute costs as much as an addition.
+    check, generation, settings = recorded.check, recorded.generation, config
+    function_modes, dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
+    first: dict[int, int] = {}
+    for place, item in enumerate(inputs):
+        if isinstance(item, torch.Tensor):
+            first.setdefault(id(item), place)
+    # Each tensor once, and the places where one comes again.
+    distinct = tuple(first.values())
+    twins = [(place, first[id(item)]) for place, item in enumerate(inputs) if first.get(id(item), place) != place]
+    is_plain = len(distinct) == len(inputs)
+
+    def guarded(inputs: tuple[Any, ...]) -> Any:
+        if not is_plain and not all(inputs[place] is inputs[other] for place, other in twins):
             return None
-        step.run(arguments)
-    return made[0] if record.result_count == 1 else tuple(made[: record.result_count])
+        if not check(*(inputs if is_plain else [inputs[place] for place in distinct])):
+            return None
+        if generation != settings.generation or function_modes() or dispatch_modes() or forward_ad._current_level >= 0:
+            return None
+        return replay(inputs)
+
+    return guarded
+
+
+def _make_replay_through(recorded: Recorded, inputs: tuple[Any, ...]) -> Replay:  # noqa: ARG001 - as below
+    through, is_grad_enabled = recorded.through, torch.is_grad_enabled
+    assert through is not None, "the caller checked"
+    return lambda inputs: through(*inputs) if is_grad_enabled() else None
+
+
+def _make_replay(recorded: Recorded, inputs: tuple[Any, ...]) -> Replay:
+    places = tuple(place for place, item in enumerate(inputs) if isinstance(item, torch.Tensor))
+    allocations, is_cuda, device_index = recorded.allocations, recorded.is_cuda, recorded.device_index
+    needs_no_grad, is_grad_enabled = recorded.needs_no_grad, torch.is_grad_enabled
+    current_device = torch._C._cuda_getDevice if is_cuda else None
+    count = None if recorded.result_count == 1 else recorded.result_count
+    # Addresses come in this order: what is allocated, then the inputs.
+    order = {place: len(allocations) + index for index, place in enumerate(places)}
+    order |= {len(inputs) + index: index for index in range(len(allocations))}
+    launches = [
+        (
+            step.packer.pack,
+            step.run,
+            [order[place] for place in (*(len(inputs) + place for place in step.outputs), *step.inputs)],
+            step.numbers,
+        )
+        for step in recorded.steps
+    ]
+
+    def replay(inputs: tuple[Any, ...]) -> Any:
+        if needs_no_grad and is_grad_enabled():
+            return None
+        read = [inputs[place].data_ptr() for place in places]
+        if current_device is not None:
+            if current_device() != device_index:
+                return None
+            # Records are of aligned tensors; what is not takes another kernel.
+            for address in read:
+                if address % VECTOR_BYTES:
+                    return None
+        made = [allocate(*arguments) for allocate, arguments in allocations]
+        addresses = [tensor.data_ptr() for tensor in made] + read
+        for pack, run, order, numbers in launches:
+            try:
+                packed = pack([addresses[index] for index in order], [inputs[place] for place in numbers])
+            except struct.error:
+                return None
+            run(packed)
+        return made[0] if count is None else tuple(made[:count])
+
+    return replay
 
 
 # The class that callables derive from.

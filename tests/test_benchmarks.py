@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the harness is a folder of the repository, not an installed package
 
 from benchmarks import __main__ as command  # noqa: E402
-from benchmarks import chains, check, report, sweep, timing  # noqa: E402
+from benchmarks import apart, chains, check, compile_time, python_launcher, report, sweep, timing  # noqa: E402
 from benchmarks.peers import PEERS, Absent, Peer, Unsupported  # noqa: E402
 from benchmarks.peers.array_peers import Jax  # noqa: E402
 from benchmarks.peers.triton_peer import print_flat_kernel, print_tiled_kernel  # noqa: E402
@@ -143,6 +143,44 @@ def test_a_wrong_fuser_fails_the_run_and_a_wrong_peer_does_not(monkeypatch: pyte
         monkeypatch.setitem(PEERS, name, WrongPeer)
         *_, document = command.measure(settings_for("eager", name), lambda _: None)
         assert command.has_own_failure(document) is failed
+
+
+def test_calls_without_the_c_launcher_are_timed_beside_torchs(capsys: pytest.CaptureFixture[str]) -> None:
+    record = python_launcher.measure_python_launcher("add", 64, CPU, turns=1, budget_s=0.001)
+    assert record["status"] == "ok", record
+    assert set(record["time_us"]) == TIMING_KEYS
+    assert record["ratio_to_eager_add"] > 0
+    common = {"chain": "add", "elements": 64}
+    mark = {"peer": "eager_add", "status": "ok", "time_us": record["time_us"]}
+    host = [{**common, **mark}, {**common, "peer": "fuser_python", **record}]
+    report.print_tables({"throughput": [], "host": host, "compile": [], "absent": {}})
+    assert "fuser, no C launcher" in capsys.readouterr().out
+
+
+def test_a_compiler_is_timed_with_empty_caches_and_with_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = []
+
+    def run(module: str, options: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
+        assert (module, options) == ("benchmarks.compile_time", {"peer": "fuser", "device": "cpu"})
+        folder = Path(environment["FUSER_CACHE_DIR"])
+        folders.append(folder)
+        found = len(list(folder.iterdir()))
+        (folder / str(found)).touch()
+        return {"status": "ok", "first_ms": 20.0 - found, "second_ms": 10.0 - found}
+
+    monkeypatch.setattr(compile_time, "run_apart", run)
+    record = compile_time.measure_compile("fuser", CPU)
+    assert record == {
+        "status": "ok", "first_ms": 20.0, "second_ms": 10.0, "cached_first_ms": 19.0, "cached_second_ms": 9.0
+    }  # fmt: skip
+    assert len(set(folders)) == 1
+    assert not folders[0].exists()
+
+
+def test_a_process_apart_that_fails_is_a_record() -> None:
+    record = apart.run_apart("benchmarks.compile_time", {"peer": "nobody", "device": "cpu"})
+    assert record["status"] == "failed"
+    assert "nobody" in record["reason"]
 
 
 def test_absent_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
