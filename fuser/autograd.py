@@ -125,9 +125,17 @@ def _save(
     return tensors
 
 
+def _saved_values(ctx: Any) -> dict[int, Any]:
+    # Not asked for where there are none: a second backward pass of ``x + y`` is fine, and the question is not.
+    values: dict[int, Any] = dict(ctx.numbers)
+    if ctx.saved:
+        values |= zip(ctx.saved, ctx.saved_tensors, strict=True)
+    return values
+
+
 def _find_gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
     case: Case = ctx.case
-    values = dict(zip(ctx.saved, ctx.saved_tensors, strict=True)) | ctx.numbers
+    values = _saved_values(ctx)
     found: list[torch.Tensor | None] = [None] * len(case.devices)
     shapes = dict(zip(case.wanted, ctx.shapes, strict=True))
     try:
@@ -168,7 +176,7 @@ def _by_shape(shapes: Sequence[torch.Size], grads: Sequence[torch.Tensor | None]
 
 def _find_tangents(ctx: Any, tangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
     case: Case = ctx.case
-    values = dict(zip(ctx.saved, ctx.saved_tensors, strict=True)) | ctx.numbers
+    values = _saved_values(ctx)
     given = tuple(place for place, tangent in enumerate(tangents) if tangent is not None)
     try:
         forward = case.tangents(given)

@@ -116,7 +116,8 @@ def build_tangents(group: FusionGroup, typing: Typing, given: Collection[int]) -
     for index, (application, offset) in enumerate(zip(group.applications, group.value_offsets(), strict=True)):
         arguments = _arguments(application)
         places = tuple(place for place, value in enumerate(arguments) if value in tangents)
-        if not places:
+        made = range(offset, offset + application.function.num_outputs)
+        if not places or continuous.isdisjoint(made):
             continue
         functor, types = application.function.functor, _argument_types(application, index, typing)
         derived = forward_functor(
@@ -127,8 +128,7 @@ def build_tangents(group: FusionGroup, typing: Typing, given: Collection[int]) -
         values = {out: offset + place for place, out in enumerate(derived.results) if out is not None}
         targets = tuple(values.get(out, -1) for out in range(derived.functor.num_outputs))
         incoming = tuple(arguments[place] for place in places)
-        results = tuple(range(offset, offset + application.function.num_outputs))
-        steps.append(_Step(index, derived, incoming, targets, arguments, results))
+        steps.append(_Step(index, derived, incoming, targets, arguments, tuple(made)))
         tangents |= {value for value in targets if value in continuous}
     writer = _Writer(group, typing)
     handles = {
@@ -141,8 +141,8 @@ def build_tangents(group: FusionGroup, typing: Typing, given: Collection[int]) -
     for step in steps:
         made_handles = writer.apply(step, [handles[value] for value in step.outputs], group.outputs)
         handles.update(zip(step.targets, made_handles, strict=True))
-    made = [place for place, value in enumerate(group.outputs) if value in tangents and value not in given]
-    return writer.finish([handles[group.outputs[place]] for place in made], made, read) if made else None
+    moved = [place for place, value in enumerate(group.outputs) if value in tangents and value not in given]
+    return writer.finish([handles[group.outputs[place]] for place in moved], moved, read) if moved else None
 
 
 @dataclass(frozen=True, slots=True)

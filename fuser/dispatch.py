@@ -93,7 +93,12 @@ def _unusual(
     spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] | None, differentiate: Differentiate
 ) -> Callable[[], list[torch.Tensor]] | None:
     # How to run a call that a kernel cannot serve as it is; None for the usual call. Resolves lazy bits in place.
-    transformed = is_transformed() and (forward_ad._current_level < 0 or _has_tangent(inputs))
+    transformed = is_transformed() and (
+        # Inside torch.func's transforms nobody may ask for a tangent; without, a level of forward mode alone is none.
+        forward_ad._current_level < 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or _has_tangent(inputs)
+    )
     if not transformed and torch._C._len_torch_dispatch_stack() > 0:
         return lambda: library.call_operator(spec, inputs)
     reason = ""

@@ -248,6 +248,9 @@ def _lay_out(result: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tenso
         result = result.to(device)
     if result.shape != shape:
         result = result.expand(shape).clone(memory_format=torch.contiguous_format)
+    if torch._C._functorch.is_legacy_batchedtensor(result):
+        # Nothing can be copied from a batch into one tensor.
+        return result
     is_plain = all(item.layout is torch.strided for item in (result, *given))
     if not is_plain or torch._C._functorch.peek_interpreter_stack() is not None:
         return result

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fuser.dtypes import Rank, promote, to_floating
-from fuser.errors import ArgumentError, GroupError
+from fuser.errors import ArgumentError, FuserError, GroupError
 from fuser.functor import Functor, Parameter, parse_functor
 
 if TYPE_CHECKING:
@@ -415,17 +415,12 @@ class FusionGroup:
             raise GroupError(f"this is no JSON of a fusion group: {type(error).__name__}: {error}") from error
         if version != JSON_VERSION:
             raise GroupError(f"JSON of version {version!r}; this fuser reads version {JSON_VERSION}")
-        functions = [Function.from_json(item) for item in data["functions"]]
-        group = FusionGroup(
-            inputs=tuple(
-                Input(item["name"], item["is_scalar"], _number_from_json(item["default"])) for item in data["inputs"]
-            ),
-            applications=tuple(
-                Application(functions[item["function"]], tuple(item["tensors"]), tuple(item["scalars"]), item["name"])
-                for item in data["applications"]
-            ),
-            outputs=tuple(data["outputs"]),
-        )
+        try:
+            group = _group_from_json(data)
+        except FuserError:
+            raise
+        except (LookupError, ValueError, TypeError, AttributeError) as error:
+            raise GroupError(f"this is no JSON of a fusion group: {type(error).__name__}: {error}") from error
         group.lint()
         return group
 
@@ -522,6 +517,20 @@ def describe_application(application: Application) -> str:
 
 def _number_to_json(number: bool | int | float | complex | None) -> Any:
     return {"real": number.real, "imag": number.imag} if isinstance(number, complex) else number
+
+
+def _group_from_json(data: dict[str, Any]) -> FusionGroup:
+    functions = [Function.from_json(item) for item in data["functions"]]
+    return FusionGroup(
+        inputs=tuple(
+            Input(item["name"], item["is_scalar"], _number_from_json(item["default"])) for item in data["inputs"]
+        ),
+        applications=tuple(
+            Application(functions[item["function"]], tuple(item["tensors"]), tuple(item["scalars"]), item["name"])
+            for item in data["applications"]
+        ),
+        outputs=tuple(data["outputs"]),
+    )
 
 
 def _number_from_json(data: Any) -> Any:

@@ -147,7 +147,8 @@ def _fast_strides(shape: Shape, all_strides: Sequence[Strides]) -> Strides | Non
     channels_last = _channels_last_order(shape)
     if channels_last and all(is_contiguous(shape, strides, channels_last) for strides in all_strides):
         return _strides_in_order(shape, channels_last)
-    if len(set(all_strides)) == 1 and is_dense(shape, all_strides[0]):
+    # No set: symbolic sizes have no hash.
+    if all(strides == all_strides[0] for strides in all_strides) and is_dense(shape, all_strides[0]):
         return all_strides[0]
     return None
 
@@ -170,7 +171,7 @@ def is_dense(shape: Shape, strides: Strides) -> bool:
     """Whether the elements lie densely without sharing memory: some order of the dimensions makes it contiguous."""
     if 0 in shape:
         return True
-    order = sorted(range(len(shape)), key=lambda dim: (shape[dim] >= 2, strides[dim]))
+    order = sorted(range(len(shape)), key=lambda dim: (bool(shape[dim] >= 2), strides[dim]))
     expected = 1
     for dim in order:
         if shape[dim] >= 2:

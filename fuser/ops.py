@@ -22,7 +22,17 @@ from fuser.dtypes import DTYPES
 from fuser.functor import parse_functor
 from fuser.graph import Function, Promotion
 
-__all__ = ["OPS", "WIDE_UNDER_AUTOCAST", "Call", "Op", "bind_function", "bind_method", "bind_module", "op_functions"]
+__all__ = [
+    "OPS",
+    "WIDE_UNDER_AUTOCAST",
+    "Call",
+    "Op",
+    "bind_function",
+    "bind_method",
+    "bind_module",
+    "has_hooks",
+    "op_functions",
+]
 
 NUMBER_TYPES = (bool, int, float, complex)
 
@@ -297,7 +307,7 @@ def bind_method(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 def bind_module(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
     """Return the table's call for ``module(*args, **kwargs)``, or None when the table has none, or hooks are there."""
-    if type(module) not in _MODULES or getattr(module, "inplace", False) or _has_hooks(module):
+    if type(module) not in _MODULES or getattr(module, "inplace", False) or has_hooks(module):
         return None
     if isinstance(module, torch.nn.GELU):
         kwargs = {**kwargs, "approximate": module.approximate}
@@ -313,7 +323,8 @@ _MODULES: dict[type, Any] = {
 }
 
 
-def _has_hooks(module: torch.nn.Module) -> bool:
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether a call of the module runs more than its ``forward``."""
     return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
 
 

@@ -69,11 +69,12 @@ def _launch_sizes(
         read = [section.inputs[index] for index in group.used_inputs()]
         pointers = [layouts[value] for value in read if value not in by_value]
         shape, operands = shapes[chosen[0]], len(chosen) + len(pointers)
-        # The count, the zero, addresses, numbers (a complex one takes two fields), sizes and strides.
+        # The count, the zero, addresses, numbers (a complex one takes two fields); per dimension a size, two fields for
+        # the division by it (on a GPU), and strides.
         fixed = 2 + operands + 2 * (len(read) - len(pointers))
         rank = len(shape)
-        if 8 * (fixed + rank * (1 + operands)) > MAX_ARGUMENT_BYTES:
+        if 8 * (fixed + rank * (3 + operands)) > MAX_ARGUMENT_BYTES:
             strides = [layouts[section.outputs[index]].strides for index in chosen]
             strides += [broadcast_strides(item.shape, item.strides, shape) for item in pointers]
             rank = len(build_iteration_space(shape, strides).sizes)
-        yield len(read), 8 * (fixed + rank * (1 + operands))
+        yield len(read), 8 * (fixed + rank * (3 + operands))

@@ -129,6 +129,12 @@ CONSTRUCTS: tuple[Construct, ...] = (
         "case 8: y = T(0); } return y;",
     ),
     one(
+        "enum_spellings",
+        "return x * T(Kind::EVEN + ODD) + T(int(K::x) * int(L::x));",
+        "enum Kind { EVEN = 2UL, ODD = 0X1B }; enum struct K { x = 3 }; enum class L { x = 5 };",
+    ),
+    one("enum_hides_nothing", "enum class K { x = 3 }; enum struct L { x = 5 }; return x * T(int(K::x) * int(L::x));"),
+    one(
         "enum_values",
         "switch (int(x) & 1) { case EVEN: return x; default: return T(ODD + 4); }",
         "enum Kind { EVEN, ODD };",

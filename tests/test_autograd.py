@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from functors import draw
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuser
@@ -675,3 +676,123 @@ def test_no_nan_from_branches_that_are_not_taken(name: str) -> None:
     assert second.isfinite().all(), second
     if slope is not None:
         torch.testing.assert_close(first.detach(), slope(x.detach()).double())
+
+
+COMPARING: dict[str, Callable[[Any], Any]] = {
+    "where": lambda x: torch.where(x > 0, x * x, x * x * x),
+    "mask": lambda x: (x > 0) * x * x,
+    "functor": lambda x: torch.where(is_positive(x), x * x, torch.sin(x)),
+}
+is_positive = fuser.jit_fn("template <typename T> bool is_positive(T x) { return x > T(0); }", out_dtypes=[torch.bool])
+
+
+@pytest.mark.parametrize("name", COMPARING)
+def test_forward_mode_passes_by_what_compares(name: str) -> None:
+    plain = (lambda x: torch.where(x > 0, x * x, torch.sin(x))) if name == "functor" else COMPARING[name]
+    fused = fuser.fuse(COMPARING[name])
+    x, v = (draw((5,), torch.float64, seed=seed) for seed in (1, 2))
+    transforms: list[Callable[[Any], Any]] = [
+        lambda f: torch.func.hessian(lambda a: f(a).sum())(x),
+        lambda f: torch.func.jvp(torch.func.grad(lambda a: f(a).sum()), (x,), (v,)),
+        lambda f: torch.func.jvp(f, (x,), (v,)),
+        lambda f: torch.func.jvp(torch.vmap(f), (x,), (v,)),
+        lambda f: torch.func.jacfwd(torch.vmap(f))(x),
+    ]
+    for transform in transforms:
+        torch.testing.assert_close(transform(fused), transform(plain))
+    before = fuser.stats()["fallbacks"]
+    torch.func.jvp(fused, (x,), (v,))
+    assert fuser.stats()["fallbacks"] == before
+
+
+def test_vmap_inside_a_level_of_forward_mode() -> None:
+    cube = fuser.create_jit_fn("template <typename T> T cube(T x) { return x * x * x; }")
+    x, v = (draw((5,), torch.float64, seed=seed) for seed in (1, 2))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, v)
+        torch.testing.assert_close(forward_ad.unpack_dual(torch.vmap(cube)(dual)).tangent, 3 * x * x * v)
+        assert torch.equal(torch.vmap(cube)(x), cube(x))
+
+
+def test_batches_of_second_gradients_under_broadcasting() -> None:
+    def plain(x: Any, y: Any) -> Any:
+        return (torch.tanh(x * y) * x).sum()
+
+    fused = fuser.fuse(lambda x, y: torch.tanh(x * y) * x)
+    x, y = draw((3, 1), torch.float64, seed=1), draw((4,), torch.float64, seed=2)
+    hessian = torch.autograd.functional.hessian
+    torch.testing.assert_close(
+        hessian(lambda x, y: fused(x, y).sum(), (x, y), vectorize=True), hessian(plain, (x, y), vectorize=True)
+    )
+
+
+def test_a_pass_that_saves_nothing_runs_twice() -> None:
+    x = draw((5,), torch.float64, seed=1).requires_grad_()
+    total = fuser.fuse(lambda x: x + 2 * x)(x).sum()
+    total.backward()
+    total.backward()
+    assert torch.equal(x.grad, torch.full_like(x, 6.0))
+    product = fuser.fuse(lambda x: x * x)(x).sum()
+    product.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        product.backward()
+
+
+def test_gradients_with_lazy_bits_are_resolved() -> None:
+    square = fuser.jit_fn("template <typename T> T square(T x) { return x * x; }")
+    generator = torch.Generator().manual_seed(0)
+    incoming = torch.randn(5, dtype=torch.complex64, generator=generator).conj()
+    for gradient in (incoming, incoming.imag):
+        start = torch.randn(5, dtype=gradient.dtype, generator=generator)
+        for _ in range(3):
+            x, y = (start.clone().requires_grad_() for _ in range(2))
+            square(x).backward(gradient)
+            (y * y).backward(gradient)
+            torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_a_gradient_of_a_subclass() -> None:
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    x = torch.ones(3, requires_grad=True)
+    fake = FakeTensorMode(allow_non_fake_inputs=True).from_tensor(torch.ones(3))
+    for _ in range(2):
+        (found,) = torch.autograd.grad(axpy(x, x, alpha=2.0), x, fake)
+        assert isinstance(found, FakeTensor)
+
+
+def test_a_backward_function_of_some_broadcast_inputs_and_scalars() -> None:
+    def forward(x: Any, y: Any, *, a: float, b: float) -> Any:
+        return a * x * y + b
+
+    product = fuser.differentiable(forward, lambda x, y, g, *, a: a * g * y, num_grad_inputs=1)
+    x, y = torch.ones(3, requires_grad=True), torch.arange(6.0).reshape(2, 3)
+    product(x, y, a=2.0, b=1.0).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [6, 10, 14]
+
+
+@pytest.mark.parametrize("name", ["fmax", "fmin"])
+def test_nan_loses_and_takes_no_gradient(name: str) -> None:
+    function = fuser.jit_fn(f"template <typename T> T f(T x, T y) {{ return {name}(x, y); }}")
+    x, y = (torch.tensor(values, requires_grad=True) for values in ([1.0, torch.nan], [torch.nan, 1.0]))
+    function(x, y).sum().backward()
+    assert (x.grad.tolist(), y.grad.tolist()) == ([1, 0], [0, 1])
+
+
+def test_more_gradients_than_inputs() -> None:
+    forward = fuser.jit_fn("template <typename T> T f(T x) { return x * x; }")
+    backward = fuser.jit_fn(
+        "template <typename T> void b(T x, T g, T& gx, T& gy) { gx = g * x; gy = g; }", num_outputs=2
+    )
+    with pytest.raises(ArgumentError, match=r"expected 2 .* and 2"):
+        fuser.differentiable(forward, backward, num_grad_inputs=2)
+
+
+def test_scalars_become_tensors_one_after_the_other() -> None:
+    backward = fuser.jit_fn("template <typename T> T b(T x, T g, T a, T c) { return a * c * g; }", scalars=("a", "c"))
+    forward = fuser.jit_fn(
+        "template <typename T> T f(T x, T a, T c) { return a * c * x; }", scalars=("a", "c"), backward=backward
+    )
+    one_by_one = forward.with_tensors(("a",)).with_tensors(("c",)).function
+    assert one_by_one == forward.with_tensors(("a", "c")).function

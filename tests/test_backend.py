@@ -240,3 +240,26 @@ def test_bfloat16_and_mixed_precision() -> None:
 
 def test_backend_is_registered() -> None:
     assert "fuser" in torch._dynamo.list_backends()
+
+
+def test_dynamic_shapes_of_any_layout() -> None:
+    square = fuser.jit_fn("template <typename T> T square(T x) { return x * x; }")
+    product = functor("axpy")
+    layouts: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        lambda x: x,
+        lambda x: x.t().contiguous().t(),
+        lambda x: x.repeat(1, 2)[:, ::2],
+        lambda x: x[:1].expand_as(x),
+    ]
+    unary = torch.compile(lambda x: square(x.t()) + 1, backend="fuser")
+    binary = torch.compile(lambda x, y: product(x, y, alpha=2.0), backend="fuser", dynamic=True)
+    for rows in (3, 5, 7):
+        x = draw((rows, 4), torch.float32, seed=rows)
+        assert_same(unary(x), square(x.t()) + 1)
+        for one in layouts:
+            for other in layouts:
+                assert_same(binary(one(x), other(x)), product(one(x), other(x), alpha=2.0))
+    pictures = torch.compile(lambda x, y: product(x, y, alpha=2.0), backend="fuser", dynamic=True)
+    x = draw((2, 3, 4, 5), torch.float32, seed=1)
+    last = x.contiguous(memory_format=torch.channels_last)
+    assert_same(pictures(last, x), product(last, x, alpha=2.0))

@@ -26,7 +26,7 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert "numerics='strict'" in shown
 
 
-@pytest.mark.parametrize(("device", "word"), [("cpu", "omp parallel"), ("cuda", "__global__")])
+@pytest.mark.parametrize(("device", "word"), [("cpu", "omp parallel"), ("cuda", 'extern "C" __global__')])
 def test_emit(device: str, word: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["emit", str(file), "--scalar", "alpha", "--device", device]) == 0
     shown = capsys.readouterr().out
@@ -52,3 +52,33 @@ def test_a_file_that_cannot_be_read(content: bytes | None, tmp_path: Path, capsy
         path.write_bytes(content)
     assert main(["emit", str(path)]) == 1
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_emit_several_outputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "split.h"
+    path.write_text("template <typename T> void split(T x, T& low, T& high) { low = x - 1; high = x + 1; }")
+    assert main(["emit", str(path), "--outputs", "2", "--device", "cpu"]) == 0
+    assert "out1" in capsys.readouterr().out
+    assert main(["emit", str(path), "--device", "cpu"]) == 1
+
+
+def test_check_on_a_device(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = []
+    monkeypatch.setattr(fuser.JitFunction, "check", lambda self, *, device=None: devices.append(device))
+    for options in ([], ["--device", "cpu"], ["--device", "cuda"]):
+        assert main(["check", str(file), "--scalar", "alpha", *options]) == 0
+    assert devices == [None, "cpu", "cuda"]
+
+
+def test_info_without_a_compiler(capsys: pytest.CaptureFixture[str]) -> None:
+    with fuser.config.patch(cxx="/nowhere/g++"):
+        assert main(["info"]) == 0
+    assert "C++ compiler: CPU kernels need a C++ compiler: CXX='/nowhere/g++' does not run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["emit", "f.h", "--device", "tpu"], ["check"]])
+def test_wrong_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(arguments)
+    assert error.value.code == 2
+    assert "usage: python -m fuser" in capsys.readouterr().err

@@ -540,6 +540,7 @@ def test_without_gradients_nothing_is_detached() -> None:
 # ---- what has no translation ----
 
 UNTRANSLATABLE = [
+    ("enum { A = 1 << 3 }; return x * T(A);", 2, 45, "an enumerator that is no plain number"),
     ("if (x > T(0))\n    goto end;\n  end: return x;", 3, 5, "goto"),
     ("return x +\n    frobnicate(x);", 3, 5, "the function 'frobnicate'"),
     ("while (x > T(0)) x = later(x); return x;", 2, 55, "the function 'later'"),

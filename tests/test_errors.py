@@ -279,3 +279,14 @@ def test_check_reports_what_a_call_would() -> None:
     with pytest.raises(CompileError, match="line 2, column 9: "):
         bad.check(device="cpu")
     fuser.create_jit_fn(AXPY, alpha=1.0).check(device="cpu")
+
+
+def test_a_scalar_between_tensors_that_are_left_out() -> None:
+    code = "template <typename T> T f(T x, T y = T(1), T alpha = T(2)) { return x * y + alpha; }"
+    with pytest.raises(ArgumentError, match="takes 2 tensors, got 1"):
+        fuser.jit_fn(code, scalars={"alpha": 3.0})(torch.ones(3))
+
+
+def test_an_unknown_scalar_that_is_a_tensor(axpy: fuser.JitFunction) -> None:
+    with pytest.raises(ArgumentError, match="has no scalar 'beta'"):
+        axpy(ones(3), ones(3), beta=torch.tensor(1.0))

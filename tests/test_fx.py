@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from functors import draw, functor
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -376,3 +377,30 @@ def is_ordered(union: set[fx.Node], groups: list[set[fx.Node]], ancestors: dict[
         return False
 
     return not any(has_cycle(unit) for unit in before)
+
+
+IN_PLACE: list[tuple[Any, tuple[Any, ...]]] = [
+    (F.relu, (True,)),
+    (F.hardtanh, (-0.5, 0.5, True)),
+    (F.elu, (1.0, True)),
+    (F.leaky_relu, (0.1, True)),
+    (torch.Tensor.__iadd__, (1,)),
+    (torch.Tensor.mul_, (3,)),
+]
+
+
+@pytest.mark.parametrize(("target", "arguments"), IN_PLACE, ids=lambda item: getattr(item, "__name__", ""))
+def test_nothing_moves_across_a_write_asked_for_by_position(target: Any, arguments: tuple[Any, ...]) -> None:
+    def make() -> fx.GraphModule:
+        graph = fx.Graph()
+        x = graph.placeholder("x")
+        product = graph.call_function(torch.mul, (x, 1.0))
+        before = graph.call_function(torch.sigmoid, (product,))
+        graph.call_function(target, (product, *arguments))
+        after = graph.call_function(torch.tanh, (product,))
+        graph.output((before, after, product))
+        return fx.GraphModule(torch.nn.Module(), graph)
+
+    x = draw((64,), torch.float32, seed=1)
+    for got, wanted in zip(fuser.fx.fuse_graph(make())(x), make()(x), strict=True):
+        torch.testing.assert_close(got, wanted)

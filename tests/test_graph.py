@@ -23,7 +23,7 @@ from fuser.config import SETTINGS, config
 from fuser.dtypes import Rank
 from fuser.errors import ArgumentError, GroupError
 from fuser.functor import parse_functor
-from fuser.graph import Application, Function, FusionGroup, GroupBuilder, Input, Promotion
+from fuser.graph import Application, Function, FusionGroup, GroupBuilder, HandWritten, Input, Isolation, Promotion
 from fuser.kernel_cache import KernelStore
 from fuser.kernel_spec import ArgSpec, InputSpec
 
@@ -330,3 +330,33 @@ def test_settings_that_change_code_are_in_the_key() -> None:
         with config.patch(**{name: value}):
             assert config.code_key() != before
     assert config.code_key() == before
+
+
+def test_json_keeps_every_field() -> None:
+    backward = parse_functor("template <typename T> T back(T a, T y, T g) { return a * g * y; }")
+    double = Function(
+        parse_functor("template <typename T> T scale(T x, T a) { return a * x; }"),
+        promotion=Promotion.INT_TO_FLOAT,
+        unpromoted=("a",),
+        numbers_have_layout=False,
+        backward=HandWritten(backward, (0,), (0,), ("a",)),
+    )
+    split = replace(SPLIT, out_dtypes=(None, torch.int32), isolation=Isolation.RESULT)
+    builder = GroupBuilder()
+    (v,) = builder.apply(double, [builder.add_input("x"), builder.add_input("a")])
+    group = builder.build(builder.apply(split, [v]))
+    assert FusionGroup.from_json(group.to_json()) == group
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"version": 1}',
+        '{"version": 1, "functions": 3, "inputs": [], "applications": [], "outputs": []}',
+        '{"version": 1, "functions": [], "inputs": [3], "applications": [], "outputs": []}',
+        '{"version": 1, "functions": [], "inputs": [], "applications": [{"function": 0}], "outputs": []}',
+    ],
+)
+def test_other_json_is_no_group(text: str) -> None:
+    with pytest.raises(GroupError, match="no JSON of a fusion group"):
+        FusionGroup.from_json(text)

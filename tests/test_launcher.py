@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -604,3 +605,60 @@ def test_more_inputs_than_one_launch_takes() -> None:
     for _ in range(3):
         items = [torch.randint(-9, 9, (4, 3)).float() for _ in range(70)]
         assert torch.equal(step(*items), torch.stack(items).sum(0))
+
+
+def test_out_after_calls_without(kind: str) -> None:
+    function = make(kind, alpha=2.0)
+    x, y, out = draw(12), draw(12), torch.zeros(12)
+    function(x, y)
+    for _ in range(2):
+        assert function(x, y, out=out) is out
+    assert torch.equal(out, axpy(x, y))
+
+
+def test_another_layout_after_one_tensor_twice(kind: str) -> None:
+    function = make(kind, alpha=2.0)
+    x, y = draw(5, 5), draw(5, 5).t()
+    function(x, x)
+    assert torch.equal(function(x, y), axpy(x, y.contiguous()))
+
+
+def test_tangents_after_a_recorded_call(kind: str) -> None:
+    function = make(kind, alpha=2.0)
+    x, y = draw(12), draw(12)
+    function(x, y)
+    with forward_ad.dual_level():
+        result = function(forward_ad.make_dual(x, y), y)
+        assert torch.equal(forward_ad.unpack_dual(result).tangent, 2 * y)
+
+
+def test_the_default_dtype_decides_in_between(kind: str) -> None:
+    text = "template <typename T> T plus(T x, T y) { return x + y; }"
+    before = torch.get_default_dtype()
+    for function in (make(kind, text), fuser.jit_fn(text, out_dtypes=torch.int64)):
+        found = []
+        for dtype in (torch.float32, torch.float64):
+            torch.set_default_dtype(dtype)
+            try:
+                found += [int(function(torch.tensor([2**24 + 1]), 0.0)) for _ in range(2)]
+            finally:
+                torch.set_default_dtype(before)
+        assert found == [2**24, 2**24, 2**24 + 1, 2**24 + 1]
+
+
+def test_a_setting_that_changes_while_a_plan_is_made_makes_the_record_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fuser import executor
+    from fuser.config import config
+
+    make = executor.make_plan
+
+    def change(*arguments: Any) -> Any:
+        plan = make(*arguments)
+        config.numerics = "fast"
+        return plan
+
+    monkeypatch.setattr(executor, "make_plan", change)
+    double, x = fuser.jit_fn("template <typename T> T doubles(T x) { return x + x; }"), torch.ones(3)
+    with config.patch(numerics="strict"):
+        double(x)
+        assert double.launch((x,), None, None) is None

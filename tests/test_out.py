@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fuser
-from fuser.errors import ArgumentError, DeviceError, FuserError, ShapeError
+from fuser.errors import ArgumentError, DeviceError, FuserError, GradientError, ShapeError
 
 pytestmark = pytest.mark.cpu
 
@@ -57,6 +57,8 @@ CASES: dict[str, Callable[[], Call]] = {
     "a view with gaps": lambda: (ramp(2, 3), ramp(2, 3), torch.zeros(4, 6)[::2, ::2]),
     "channels_last": lambda: (ramp(2, 3, 4, 5), 1.0, torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last)),
     "inputs broadcast": lambda: (ramp(2, 1), ramp(3), torch.empty(2, 3)),
+    "an input with gaps": windows(slice(0, 12, 2), slice(0, 6)),
+    "an unsigned type": lambda: (ramp(3), 0.5, torch.zeros(3, dtype=torch.uint16)),
     "0-dim": lambda: (torch.tensor(1.0), 2.0, torch.tensor(0.0)),
     "no elements": lambda: (ramp(0, 3), 1.0, torch.empty(0, 3)),
     "an empty tensor grows": lambda: (ramp(2, 3), ramp(2, 3), torch.empty(0)),
@@ -196,3 +198,56 @@ def test_the_same_tensor_for_two_outputs_is_refused() -> None:
     split, a = fuser.create_multi_output_jit_fn(SPLIT, 2), torch.zeros(4)
     with pytest.raises(ShapeError, match="refer to a single memory location"):
         split(ramp(4), out=(a, a))
+
+
+def test_memory_that_may_overlap_is_read_before_it_is_written() -> None:
+    size = 20_000
+    base = ramp(2 * size)
+    ADD(base[1 : size + 1], 1.0, out=base[::2])
+    assert torch.equal(base[::2], ramp(size) + 2)
+    whole = torch.zeros(2 * size)
+    out = whole[:size], whole[1::2]
+    fuser.create_multi_output_jit_fn(SPLIT, 2)(ramp(size), out=out)
+    assert torch.equal(out[1], ramp(size) * 2)
+
+
+def test_out_that_requires_grad_is_fine_without_grad_mode() -> None:
+    out = torch.zeros(3, requires_grad=True)
+    with torch.no_grad():
+        for _ in range(2):
+            assert ADD(ramp(3), 1.0, out=out) is out
+    assert out.tolist() == [2, 3, 4]
+
+
+def test_out_beside_a_number_in_a_cpu_tensor() -> None:
+    out = torch.empty(3, device="meta")
+    assert ADD(torch.empty(3, device="meta"), torch.tensor(1.0), out=out) is out
+
+
+def test_out_where_an_input_requires_grad() -> None:
+    x, out = ramp(3).requires_grad_(), torch.zeros(3)
+    for _ in range(2):
+        with pytest.raises(GradientError, match="one of the inputs requires grad"):
+            ADD(x, 1.0, out=out)
+    assert out.tolist() == [0, 0, 0]
+
+
+def test_out_under_a_dispatch_mode() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    out = torch.zeros(3)
+    with Mode():
+        assert ADD(ramp(3), 1.0, out=out) is out
+    assert out.tolist() == [2, 3, 4]
+
+
+@pytest.mark.parametrize(("result", "out"), [(torch.complex64, torch.float32), (torch.int32, torch.bool)])
+def test_out_of_another_kind_in_a_compiled_call(result: torch.dtype, out: torch.dtype) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, out: ADD(x, x, out=out), backend="eager")
+    with pytest.raises(ShapeError, match="can't be cast"):
+        compiled(torch.ones(3, dtype=result), torch.zeros(3, dtype=out))

@@ -95,3 +95,12 @@ def test_nothing_is_compiled_or_loaded_inside_a_capture(monkeypatch: pytest.Monk
     ):
         CudaBackend().compile(source, "sm_90")
     assert fuser.stats()["compiles"] == before
+
+
+@pytest.mark.cpu
+def test_nothing_is_launched_for_no_elements() -> None:
+    spec = functor("axpy").spec(2)
+    inputs = [planner.describe(item) for item in (torch.empty(0, 3), torch.empty(3), 1.0)]
+    plan = planner.make_plan(spec, inputs)
+    assert plan.steps == ()
+    assert [item[0] for item in plan.outputs] == [(0, 3)]

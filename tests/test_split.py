@@ -10,10 +10,16 @@ import torch
 from functors import assert_same, draw, functor, poison, unpoison
 
 import fuser
+from fuser import planner
+from fuser.codegen import emit_kernel
+from fuser.cuda.dialect import DIALECT
 from fuser.errors import FallbackError
+from fuser.fused_kernel import ArgumentPacker
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import MAX_ARGUMENT_BYTES, MAX_INPUTS
+from fuser.layout import IterationSpace
 from fuser.ops import OPS, cast_function
+from fuser.sections import group_outputs
 
 pytestmark = pytest.mark.cpu
 
@@ -176,3 +182,30 @@ def test_fusion_nodes_are_cut_too() -> None:
     fuser.reset_stats()
     assert torch.equal(module(*tensors), torch.stack(tensors).amax(0))
     assert fuser.stats()["launches"] == 2
+
+
+def test_outputs_of_one_shape_share_launches_up_to_the_bound() -> None:
+    assert group_outputs([(3,)] * 17 + [(4,)]) == [[*range(16)], [16], [17]]
+
+
+def test_no_argument_struct_of_a_gpu_is_beyond_the_limit() -> None:
+    shape = (2, 3, 2, 3, 2, 1, 2, 3, 2)
+    for count in range(45, 62):
+        inputs: list[Any] = [
+            torch.empty([2 * size for size in shape])[tuple(slice(None, None, 2) for _ in shape)]
+        ] * count
+        spec = fuser.compiler.register(sum_of(count))
+        for part, args in planner.plan_texts(spec, [*inputs, 1.0], torch.device("cuda")):
+            source = emit_kernel(part.group, args, DIALECT)
+            space = IterationSpace((2,) * args.rank, ((2,) * args.rank,) * len(source.operands))
+            size = len(ArgumentPacker(source, space).template)
+            assert size <= MAX_ARGUMENT_BYTES, (count, args.rank, size)
+
+
+def test_a_group_in_several_launches_is_replayed() -> None:
+    group = sum_of(70)
+    inputs = [torch.full((4, 3), float(place)) for place in range(70)]
+    key = fuser.register_fusion(group)
+    first, second = (fuser.run_fusion(key, [*inputs, 1.0]) for _ in range(2))
+    assert len(first) == len(second) == len(group.outputs)
+    assert all(map(torch.equal, first, second))

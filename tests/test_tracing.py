@@ -213,7 +213,7 @@ def test_keywords_and_defaults_are_replayed(x: torch.Tensor) -> None:
     wanted = axpy(x, x, alpha=2.0)
     for arguments, keywords in (((x, x), {}), ((x,), {"y": x}), ((x, x), {"s": 2.0}), ((), {"y": x, "x": x})):
         assert torch.equal(fused(*arguments, **keywords), wanted)
-    assert len(fused._graph_modules) == 1
+    assert len(fused._traces) == 1
     assert fused.launch((x, x, 2.0), None, None) is not None
 
 
@@ -236,6 +236,61 @@ def test_numpy_scalars_are_numbers(x: torch.Tensor) -> None:
         for call in (lambda x, n: axpy(x, n), lambda x, n: axpy(x, x, alpha=n), fused):
             assert torch.equal(call(x, number), call(x, number.item()))
             assert call(x, number).dtype is torch.float32
+
+
+# --- numbers that tensors are asked for --------------------------------------------------------------------------
+SIZES: dict[str, Callable[..., Any]] = {
+    "slice": lambda x: x[: x.shape[0] - 1] * 1,
+    "full": lambda x: torch.full((2,), x.shape[0] / 3) + x[0, 0],
+    "floor": lambda x: x * ((x.size(0) // 2) * 3),
+    "quotient": lambda x: x * (x.size(0) / 7),
+    "power": lambda x: x * (x.numel() ** -1),
+    "dimension": lambda x: torch.softmax(x * 2, x.dim() - 1),
+    "scalar": lambda x: axpy(x, x, alpha=x.size(1) / 7),
+    "item": lambda x: x * (x.sum().item() / 3),
+    "result": lambda x: (x * 2, x.size(0) * 2, x.shape),
+}
+
+
+@pytest.mark.parametrize("how", ["fuse", "pass"])
+@pytest.mark.parametrize("name", SIZES)
+def test_arithmetic_on_sizes_is_pythons(name: str, how: str) -> None:
+    function, wide = SIZES[name], draw((4, 9), torch.float64, seed=1)
+    fused = fuser.fuse(function) if how == "fuse" else fuser.fx.fuse_graph(fx.symbolic_trace(function))
+    got, wanted = fused(wide), function(wide)
+    assert type(got) is type(wanted)
+    for mine, eagers in zip(*((item if isinstance(item, tuple) else (item,)) for item in (got, wanted)), strict=True):
+        assert type(mine) is type(eagers)
+        assert torch.allclose(mine, eagers, rtol=1e-15) if isinstance(mine, torch.Tensor) else mine == eagers
+
+
+def test_sizes_in_a_graph_of_dynamo_are_numbers() -> None:
+    graphs = []
+
+    def backend(module: fx.GraphModule, inputs: list[Any]) -> Any:
+        graphs.append(module)
+        return fuser.fx.FusionPass()(module).graph_module
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: torch.relu(x) * (x.size(0) / 7), backend=backend, dynamic=True)
+    wide = draw((3, 5), torch.float64, seed=1)
+    assert torch.equal(compiled(wide), torch.relu(wide) * (3 / 7))
+    assert any(node.op == "call_module" for node in graphs[0].graph.nodes)
+
+
+class Loud(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return "loud" if func is torch.exp else super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_subclass_with_functions_of_its_own_keeps_them(x: torch.Tensor) -> None:
+    fused, chain = fuser.fuse(lambda x: torch.exp(x)), fuser.fuse(lambda x: torch.sin(x) * 2)
+    fused(x)
+    assert fused(x.as_subclass(Loud)) == "loud"
+    assert type(chain(x.as_subclass(Loud))) is Loud
+    # A class without is a plain tensor to torch's functions, too.
+    torch.testing.assert_close(fused(torch.nn.Parameter(x)).detach(), torch.exp(x))
 
 
 # --- modules and copies ------------------------------------------------------------------------------------------
@@ -342,3 +397,50 @@ def test_a_scalar_that_is_a_tensor_is_traced_in_the_first_call(x: torch.Tensor) 
     fresh = fuser.jit_fn("template <typename T> T fresh(T x, T a, T b) { return a * x + b; }", scalars=["b", "a"])
     compiled = torch.compile(lambda x, a: fresh(x, a=a, b=0.5), backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x, torch.tensor(2.0)), 2 * x + 0.5)
+
+
+def test_a_fused_function_in_a_class_is_pickled_by_name() -> None:
+    assert pickle.loads(pickle.dumps(Holder.inside)) is Holder.inside
+
+
+class Holder:
+    @staticmethod
+    @fuser.fuse
+    def inside(x: Any) -> Any:
+        return torch.relu(x) * 2
+
+
+def test_an_argument_named_out(x: torch.Tensor) -> None:
+    fused = fuser.fuse(lambda x, out: torch.relu(x) + out)
+    for _ in range(2):
+        assert torch.equal(fused(x, out=x), torch.relu(x) + x)
+
+
+def test_any_number_of_arguments(x: torch.Tensor) -> None:
+    for function in (lambda x, *rest: torch.relu(x) * 2, lambda x, **options: torch.relu(x) * 2):
+        assert torch.equal(fuser.fuse(function)(x), torch.relu(x) * 2)
+
+
+def test_too_many_arguments(x: torch.Tensor) -> None:
+    with pytest.raises(TypeError, match="got an unexpected argument: 2 arguments"):
+        fuser.fuse(lambda x: torch.relu(x) * 2).warmup(x, x)
+    fused = fuser.fuse(lambda x: torch.relu(x) * 2)
+    fused(x)
+    with pytest.raises(TypeError):
+        fused(x, x)
+
+
+def test_a_list_for_out(x: torch.Tensor) -> None:
+    fused = fuser.fuse(lambda x: (torch.relu(x), x * 2))
+    a, b = torch.empty_like(x), torch.empty_like(x)
+    for _ in range(2):
+        fused(x, out=[a, b])
+    assert torch.equal(a, torch.relu(x))
+    assert torch.equal(b, x * 2)
+
+
+def test_a_scalar_of_a_compiled_call_has_no_dimensions(x: torch.Tensor) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, alpha: axpy(x, x, alpha=alpha), backend="eager")
+    with pytest.raises(ArgumentError, match=r"scalar 'alpha' has shape \[9\], not \[\]"):
+        compiled(x, torch.ones(9))

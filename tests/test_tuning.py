@@ -14,7 +14,7 @@ from cubins import compile_twin
 from functors import functor
 
 import fuser
-from fuser import compiler, planner, tunings
+from fuser import compiler, planner, tuner, tunings
 from fuser.access import MAX_TILE_BYTES, Access, Tuning, plan_walk
 from fuser.config import config
 from fuser.functor import parse_functor
@@ -283,3 +283,37 @@ def test_only_fast_kernels_divide_and_take_roots_roughly(option: bytes) -> None:
     pytest.importorskip("cuda.core")
     rough = [option in _options("sm_90", numerics).as_bytes("nvrtc") for numerics in ("strict", "fast")]
     assert rough == [False, True]
+
+
+def test_a_winner_belongs_to_one_layout_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tunings, "_known", {})
+    with config.patch(cache_dir=str(tmp_path), disk_cache=True):
+        with tunings.record() as seen:
+            for dtype in (torch.float32, torch.bfloat16):
+                spec, args, _ = source_of(meta(1000, dtype=dtype), meta(1000, dtype=dtype))
+                tunings.tuned(spec, args, "GPU")
+        first, second = seen
+        tunings.keep(first, Tuning(block=512, unroll=2))
+        tunings._known.clear()
+        assert tunings.tuned(spec, second.args, "GPU") == second.args
+
+
+def test_nothing_is_searched_inside_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, args, _ = source_of(meta(1000), meta(1000))
+    monkeypatch.setattr(tunings, "_known", {})
+    monkeypatch.setattr(tuner, "_search", lambda *_: pytest.fail("searched"))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with config.patch(autotune=True):
+        assert tuner.make_tuned(lambda: tunings.tuned(spec, args, "GPU"), lambda: None) == args
+    assert tunings._records == []
+
+
+def test_a_search_plans_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, args, _ = source_of(meta(1000), meta(1000))
+    monkeypatch.setattr(tunings, "_known", {})
+    monkeypatch.setattr(tunings, "keep", lambda *_: None)
+    generations: list[int] = [config.generation]
+    monkeypatch.setattr(tuner, "_time_us", lambda _: generations.append(config.generation) or 1.0)
+    report = tuner._search([tunings.Candidate("mul", spec.key, args, "GPU")], lambda: None)
+    generations.append(config.generation)
+    assert len(set(generations)) == len(generations) == len(report.kernels[0].trials) + 2

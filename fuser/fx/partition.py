@@ -8,8 +8,9 @@ draw random numbers keep their order.
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +22,19 @@ from fuser.executor import merge_inputs
 from fuser.graph import FusionGroup
 from fuser.jiterator import JitFunction
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
-from fuser.ops import Call, bind_function, bind_method, bind_module
+from fuser.ops import Call, bind_function, bind_method, bind_module, has_hooks
 
-__all__ = ["IS_NUMBER", "Partition", "bind_group", "bind_node", "is_fusible", "is_random", "number_nodes", "partition"]
+__all__ = [
+    "IS_NUMBER",
+    "Partition",
+    "bind_group",
+    "bind_node",
+    "is_fusible",
+    "is_random",
+    "is_size",
+    "number_nodes",
+    "partition",
+]
 
 # Longer chains only make longer kernels; a bound keeps compile time bounded.
 MAX_APPLICATIONS = 128
@@ -70,13 +81,18 @@ def is_fusible(node: fx.Node) -> bool:
     call = bind_node(node)
     if call is not None and not any(isinstance(value, fx.Node) for value in _flat_tensors(call)):
         return False
-    if isinstance(node.meta.get("val"), bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool):
+    if isinstance(_known_value(node), bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool):
         # Arithmetic on sizes.
         return False
     if call is None and bind_group(node) is None:
         return False
-    values = [node.meta.get("val"), *(source.meta.get("val") for source in node.all_input_nodes)]
+    values = [_known_value(item) for item in (node, *node.all_input_nodes)]
     return all(_is_plain(value) for value in values if value is not None)
+
+
+def _known_value(node: fx.Node) -> Any:
+    # What torch.export and AOTAutograd, or Dynamo alone, noted.
+    return node.meta.get("val", node.meta.get("example_value"))
 
 
 def _bind_functor(function: JitFunction, node: fx.Node) -> Call | None:
@@ -89,21 +105,38 @@ def _bind_functor(function: JitFunction, node: fx.Node) -> Call | None:
 def number_nodes(nodes: list[fx.Node]) -> set[fx.Node]:
     """Return the nodes known to be numbers, which stay Python's.
 
-    Those are placeholders marked so, what a functor takes as a scalar, what that was computed from, and what is
-    computed from such nodes alone.
+    Those are placeholders marked so, sizes of tensors, what a functor takes as a scalar, what that was computed from,
+    and what is computed from such nodes alone.
     """
-    found: set[fx.Node] = {node for node in nodes if node.meta.get(IS_NUMBER)}
+    found: set[fx.Node] = {node for node in nodes if node.meta.get(IS_NUMBER) or is_size(node)}
     for node in reversed(nodes):
         call = bind_node(node)
         scalars = call.scalars.values() if call is not None else ()
         found.update(value for value in scalars if isinstance(value, fx.Node))
-        if node in found:
+        if node in found and not is_size(node):
             found.update(node.all_input_nodes)
     for node in nodes:
         sources = node.all_input_nodes
-        if sources and bind_node(node) is not None and found.issuperset(sources):
+        if sources and (bind_node(node) is not None or _is_pythons(node)) and found.issuperset(sources):
             found.add(node)
     return found
+
+
+def is_size(node: fx.Node) -> bool:
+    """Whether a node asks a tensor for a number: its sizes, how many dimensions or elements it has, its one value."""
+    if node.op == "call_method":
+        return node.target in _SIZES
+    if node.target is getattr:
+        return node.args[1] in {"shape", "ndim", "itemsize", "nbytes"}
+    return node.op == "call_function" and node.target is torch.numel
+
+
+# Methods of a tensor that return numbers.
+_SIZES = frozenset("size dim ndimension numel nelement stride storage_offset element_size item".split())
+
+
+def _is_pythons(node: fx.Node) -> bool:
+    return node.op == "call_function" and getattr(node.target, "__module__", "") in {"_operator", "math", "builtins"}
 
 
 def _flat_tensors(call: Call) -> Iterator[Any]:
@@ -125,18 +158,17 @@ def _is_plain(value: Any) -> bool:
 def _is_barrier(node: fx.Node) -> bool:
     # Writes to an argument, or may: everything before it stays before, everything after stays after.
     if node.op == "call_method":
-        name = str(node.target)
-        in_place_operator = name.startswith("__i") and hasattr(torch.Tensor, f"__{name[3:]}") and name != "__invert__"
-        return (
-            (name.endswith("_") and not name.endswith("__")) or in_place_operator or name in {"__setitem__", "backward"}
-        )
+        return _writes_by_name(str(node.target))
     if node.op == "call_module":
-        module = node.graph.owning_module and node.graph.owning_module.get_submodule(str(node.target))
+        module: Any = node.graph.owning_module and node.graph.owning_module.get_submodule(str(node.target))
         is_norm = isinstance(module, torch.nn.modules.batchnorm._NormBase) and module.training
-        return is_norm or bool(getattr(module, "inplace", False)) or not _is_torchs(type(module).__module__)
+        # Embeddings shorten the rows of their weight.
+        writes = is_norm or getattr(module, "inplace", False) or getattr(module, "max_norm", None) is not None
+        return bool(writes) or (module is not None and has_hooks(module)) or not _is_torchs(type(module).__module__)
     if node.op != "call_function":
         return False
-    if any(node.kwargs.get(name) is not None for name in ("out", "max_norm")) or node.kwargs.get("inplace"):
+    given = _named_arguments(node)
+    if any(given.get(name) is not None for name in ("out", "max_norm")) or given.get("inplace"):
         return True
     if _last_name(node.target).endswith(("batch_norm", "instance_norm")):
         # Running statistics are written to, which no schema of the older operators says.
@@ -152,7 +184,22 @@ def _is_barrier(node: fx.Node) -> bool:
     in_place_operator = node.target is operator.setitem or (
         home == "_operator" and name.startswith("i") and hasattr(operator, name[1:])
     )
-    return in_place_operator or (name.endswith("_") and not name.endswith("__")) or not _is_torchs(home)
+    return in_place_operator or _writes_by_name(name) or not _is_torchs(home)
+
+
+def _writes_by_name(name: str) -> bool:
+    # Of a method: ``add_``, ``__iadd__``.
+    in_place_operator = name.startswith("__i") and hasattr(torch.Tensor, f"__{name[3:]}") and name != "__invert__"
+    return (name.endswith("_") and not name.endswith("__")) or in_place_operator or name in {"__setitem__", "backward"}
+
+
+def _named_arguments(node: fx.Node) -> Mapping[str, Any]:
+    # Those given by position too, where the function says what they are called.
+    try:
+        by_position = inspect.signature(node.target).bind_partial(*node.args).arguments  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return node.kwargs
+    return {**by_position, **node.kwargs}
 
 
 def is_random(node: fx.Node) -> bool:

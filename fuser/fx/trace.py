@@ -18,7 +18,7 @@ from fuser.dispatch import run_and_record
 from fuser.dtypes import plain_number
 from fuser.errors import ArgumentError, GradientError
 from fuser.fx.passes import FusionModule, FusionPass, warm_up_graph
-from fuser.fx.tracer import trace
+from fuser.fx.tracer import Baked, trace
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Replayer, called_in_c
@@ -27,6 +27,8 @@ from fuser.outputs import check_kinds, finish_out, finish_traced_out
 __all__ = ["FusedFunction", "fuse"]
 
 _NUMBERS = frozenset((bool, int, float, complex))
+# How many states of a module are remembered: it goes back and forth between train() and eval().
+MAX_STATES = 2
 
 
 def fuse(function: Callable[..., Any]) -> FusedFunction:
@@ -34,8 +36,10 @@ def fuse(function: Callable[..., Any]) -> FusedFunction:
 
     The function is traced once with torch.fx, on its first use: its arguments become symbols, so Python control flow
     may not depend on them. Numbers among the arguments stay run-time arguments, and arithmetic on them alone stays
-    Python's (a call with numbers in other places traces once more). What is neither a functor call nor an
-    op that fuser knows stays eager, between fusion nodes.
+    Python's (a call with numbers in other places traces once more, and so does one of a module that has other
+    attributes now, or was put in eval mode). What a function closes over is that of the first call. What is neither a
+    functor call nor an op that fuser knows stays eager, between fusion nodes. Tensors with a ``__torch_function__`` of
+    their own go through the function as it is.
 
     Args:
         function: a Python function or a ``torch.nn.Module``; also usable as a decorator.
@@ -58,8 +62,8 @@ class FusedFunction(Replayer):
             raise TypeError(f"fuse takes a Python function or a module, got {name}; wrap it: lambda x: {name}(x)")
         self.function = function
         self._lock = threading.RLock()
-        # By the places of the numbers among the arguments.
-        self._graph_modules: dict[tuple[int, ...], fx.GraphModule] = {}
+        # By the places of the numbers among the arguments; of a module in one state after another, the newest first.
+        self._traces: dict[tuple[int, ...], tuple[tuple[Baked, fx.GraphModule], ...]] = {}
         # The first graph that is one fusion node, by the same places: calls of it can be replayed whole.
         self._whole: tuple[tuple[int, ...], WholeFusion] | None = None
         self._parameters = tuple(inspect.signature(called).parameters.values())
@@ -72,7 +76,8 @@ class FusedFunction(Replayer):
     @property
     def graph_module(self) -> fx.GraphModule:
         """The FX graph with fusion nodes: that of the kind of call traced last, of tensors alone before any call."""
-        return next(reversed(self._graph_modules.values()), None) or self._graph_module_for(())
+        traces = next(reversed(self._traces.values()), None)
+        return traces[0][1] if traces else self._graph_module_for(())
 
     def graph_module_for(self, *args: Any) -> fx.GraphModule:
         """Return the FX graph with fusion nodes that serves a call with these arguments."""
@@ -80,12 +85,18 @@ class FusedFunction(Replayer):
 
     def _graph_module_for(self, args: tuple[Any, ...]) -> fx.GraphModule:
         numbers = number_places(args)
-        module = self._graph_modules.get(numbers)
+        module = self._find_trace(numbers)
         if module is None:
             with self._lock:
-                module = self._graph_modules.get(numbers) or self._trace(numbers)
-                self._graph_modules[numbers] = module
+                module = self._find_trace(numbers)
+                if module is None:
+                    module = self._trace(numbers)
+                    made = Baked(self.function), module
+                    self._traces[numbers] = (made, *self._traces.get(numbers, ())[: MAX_STATES - 1])
         return module
+
+    def _find_trace(self, numbers: tuple[int, ...]) -> fx.GraphModule | None:
+        return next((module for baked, module in self._traces.get(numbers, ()) if baked.is_current()), None)
 
     @property
     def groups(self) -> tuple[FusionGroup, ...]:
@@ -111,11 +122,14 @@ class FusedFunction(Replayer):
         """
         if torch.compiler.is_dynamo_compiling():
             # What is in this function fuses with its neighbours there.
-            out = None if self._has_out else kwargs.pop("out", None)
-            result = self.function(*args, **kwargs)
-            return result if out is None else _finish_out(out, result)
+            return self._call_plainly(*args, **kwargs)
         replayed = None if kwargs else self.launch(args, None, None)
         return self.call_anew(*args, **kwargs) if replayed is None else replayed
+
+    def _call_plainly(self, *args: Any, **kwargs: Any) -> Any:
+        out = None if self._has_out else kwargs.pop("out", None)
+        result = self.function(*args, **kwargs)
+        return result if out is None else _finish_out(out, result)
 
     def call_anew(self, *args: Any, **kwargs: Any) -> Any:
         """Serve a call that is not like an earlier one; as ``__call__``."""
@@ -123,6 +137,8 @@ class FusedFunction(Replayer):
         if is_exported or any(isinstance(item, fx.Proxy) for item in (*args, *kwargs.values())):
             # Somebody else is tracing.
             return self.function(*args, **kwargs)
+        if any(map(_has_own_functions, args)):
+            return self._call_plainly(*args, **kwargs)
         out = None if self._has_out else kwargs.pop("out", None)
         outs = None if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
         if outs is not None:
@@ -167,7 +183,9 @@ class FusedFunction(Replayer):
     def _trace(self, numbers: tuple[int, ...]) -> fx.GraphModule:
         module = trace(self.function, self._parameters if self._can_bind else (), numbers, self.__name__)
         FusionPass()(module)
-        whole = None if self._whole else find_whole_fusion(module)
+        # A replay does not look at the module.
+        can_be_whole = self._whole is None and not isinstance(self.function, torch.nn.Module)
+        whole = find_whole_fusion(module) if can_be_whole else None
         if whole is not None:
             super().__init__((), whole.constants, whole.order)
             self._whole = numbers, whole
@@ -201,6 +219,15 @@ class WholeFusion:
     def inputs(self, arguments: Sequence[Any]) -> list[Any]:
         """Return the group's inputs."""
         return [arguments[place] if place >= 0 else self.constants[-1 - place] for place in self.order]
+
+
+def _has_own_functions(item: Any) -> bool:
+    # A subclass that says what torch's functions do with it.
+    if type(item) is torch.Tensor or not isinstance(item, torch.Tensor):
+        return False
+    own, usual = (getattr(kind.__torch_function__, "__func__", None) for kind in (type(item), torch.Tensor))
+    # None where it is switched off, as in torch.nn.Parameter.
+    return own is not None and own is not usual
 
 
 def _finish_out(out: Any, result: Any) -> Any:

@@ -11,10 +11,11 @@ import torch
 from torch import fx
 
 from fuser.errors import UnsupportedError
-from fuser.fx.partition import IS_NUMBER
+from fuser.fx.partition import IS_NUMBER, is_size
 from fuser.jiterator import JitFunction
+from fuser.ops import has_hooks
 
-__all__ = ["trace"]
+__all__ = ["Baked", "trace"]
 
 
 def trace(
@@ -29,8 +30,10 @@ def trace(
         name: of the graph module.
 
     Raises:
-        UnsupportedError: it changes grad mode or autocast on its way, or replaces a buffer.
+        UnsupportedError: it changes grad mode or autocast on its way, replaces a buffer, or is a module with hooks.
     """
+    if isinstance(function, torch.nn.Module) and has_hooks(function):
+        raise UnsupportedError(f"fuse traces forward(), and would lose the hooks of {name}: fuse what it calls")
     missing = {parameters[~place].name: None for place in numbers if place < 0 and parameters}
     tracer = _Tracer()
     graph = tracer.trace_with_buffers(function, missing)
@@ -44,6 +47,28 @@ def trace(
     _bind_scalars(graph, _settle_numbers(graph))
     # The root holds the tensors that the function closes over.
     return fx.GraphModule(tracer.root, graph, name)
+
+
+class Baked:
+    """What a trace of a module holds for ever: the attributes, tensors, submodules and hooks that it found."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        modules = function.modules() if isinstance(function, torch.nn.Module) else ()
+        self._found = [(module, _list_baked(module)) for module in modules]
+
+    def is_current(self) -> bool:
+        """Whether the module has the same ones still."""
+        for module, found in self._found:
+            now = _list_baked(module)
+            if len(found) != len(now) or not all(map(operator.is_, found, now)):
+                return False
+        return True
+
+
+def _list_baked(module: torch.nn.Module) -> list[Any]:
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    held = (vars(module), module._parameters, module._buffers, module._modules, *hooks)
+    return [item for part in held for item in part.values()]
 
 
 class _Proxy(fx.Proxy):
@@ -114,7 +139,7 @@ def _settle_numbers(graph: fx.Graph) -> set[fx.Node]:
     numbers: set[fx.Node] = set()
     for node in graph.nodes:
         sources = node.all_input_nodes
-        if node.meta.get(IS_NUMBER) or (sources and numbers.issuperset(sources)):
+        if node.meta.get(IS_NUMBER) or is_size(node) or (sources and numbers.issuperset(sources)):
             numbers.add(node)
             node.target = _IN_PLACE.get(node.target, node.target)
     return numbers

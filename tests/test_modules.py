@@ -1,0 +1,168 @@
+"""``fuser.fuse`` of a module: the module as it is now, and what its parts write to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from functors import draw
+from torch import nn
+
+import fuser
+from fuser.errors import UnsupportedError
+
+pytestmark = pytest.mark.cpu
+
+
+class Layer(nn.Module):
+    """Has one of everything that a trace takes from a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((9,), 2.0))
+        self.register_buffer("shift", torch.ones(9))
+        self.act: nn.Module = nn.ReLU()
+        self.factor = 3.0
+
+    def forward(self, x: Any) -> Any:
+        x = self.act(x * self.weight + self.shift) * self.factor
+        return torch.sigmoid(x) if self.training else torch.tanh(x)
+
+
+def _assign(module: Layer) -> None:
+    state = {"weight": torch.full((9,), 7.0), "shift": torch.zeros(9)}
+    module.load_state_dict(state, assign=True)
+
+
+CHANGES: dict[str, Callable[[Layer], Any]] = {
+    "eval": lambda module: module.eval(),
+    "parameter": lambda module: setattr(module, "weight", nn.Parameter(torch.zeros(9))),
+    "buffer": lambda module: setattr(module, "shift", torch.full((9,), -5.0)),
+    "assigned": _assign,
+    "double": lambda module: module.double(),
+    "submodule": lambda module: setattr(module, "act", nn.Tanh()),
+    "attribute": lambda module: setattr(module, "factor", 0.5),
+    "hook": lambda module: module.act.register_forward_hook(lambda *args: args[2] * 10),
+    "values": lambda module: nn.init.constant_(module.weight, 4.0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_module_that_changes_is_traced_again(change: str) -> None:
+    x = draw((4, 9), torch.float32, (-0.5, 0.5), seed=1)
+    module = Layer()
+    fused = fuser.fuse(module)
+    for _ in range(2):
+        torch.testing.assert_close(fused(x), module(x))
+    before = fused(x)
+    CHANGES[change](module)
+    for _ in range(2):
+        torch.testing.assert_close(fused(x), module(x))
+    assert not torch.equal(fused(x), before)
+
+
+def test_train_and_eval_are_traced_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = draw((4, 9), torch.float32, seed=1)
+    module = Layer()
+    fused = fuser.fuse(module)
+    wanted = {mode: module.train(mode)(x) for mode in (True, False)}
+    for mode in wanted:
+        module.train(mode)
+        fused(x)
+    monkeypatch.setattr(fuser.fx.trace, "trace", None)
+    for mode in (True, False, True):
+        module.train(mode)
+        torch.testing.assert_close(fused(x), wanted[mode])
+
+
+def test_the_hooks_of_the_module_itself_are_not_lost_in_silence() -> None:
+    module = Layer()
+    fused = fuser.fuse(module)
+    fused(torch.ones(9))
+    module.register_forward_hook(lambda *args: args[2] * 10)
+    with pytest.raises(UnsupportedError, match=r"hooks of module: fuse what it calls"):
+        fused(torch.ones(9))
+
+
+class Renorms(nn.Module):
+    def __init__(self, lookup: type[nn.Module]) -> None:
+        super().__init__()
+        self.lookup: Any = lookup(5, 4, max_norm=0.5)
+
+    def forward(self, places: Any) -> Any:
+        before = torch.sigmoid(self.lookup.weight) * 2
+        found = self.lookup(places)
+        return before, found, torch.tanh(self.lookup.weight) + 1
+
+
+class Counts(nn.Module):
+    """A hook of a part writes to a buffer that is read before and after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(4))
+        self.part = nn.Linear(4, 4)
+        self.part.register_forward_pre_hook(self.add_one)
+
+    def add_one(self, *_: Any) -> None:
+        self.count.add_(1)
+
+    def forward(self, x: Any) -> Any:
+        before = torch.sigmoid(self.count) * 2
+        return before, self.part(x), torch.tanh(self.count) + 1
+
+
+class LooksUp(Renorms):
+    def __init__(self) -> None:
+        super().__init__(nn.Embedding)
+
+    def forward(self, places: Any) -> Any:
+        before = torch.sigmoid(self.lookup.weight) * 2
+        # The fourth argument is max_norm.
+        found = F.embedding(places, self.lookup.weight, None, 0.5)
+        return before, found, torch.tanh(self.lookup.weight) + 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Renorms(nn.Embedding), lambda: Renorms(nn.EmbeddingBag), LooksUp, Counts],
+    ids=["embedding", "bag", "function", "hook"],
+)
+def test_nothing_moves_across_a_part_that_writes(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    module = make()
+    torch.manual_seed(0)
+    fused = fuser.fuse(make())
+    x = torch.rand(2, 4) if isinstance(module, Counts) else torch.tensor([[0, 1]])
+    with torch.no_grad():
+        wanted = module(x)
+        for got, expected in zip(fused(x), wanted, strict=True):
+            torch.testing.assert_close(got, expected)
+
+
+class Leaky(nn.ReLU):
+    def forward(self, input: Any) -> Any:  # noqa: A002
+        return torch.where(input > 0, input, input * 0.1)
+
+
+@pytest.mark.parametrize("hook", ["forward_pre", "full_backward", "full_backward_pre"])
+def test_every_kind_of_hook_is_called(hook: str) -> None:
+    seen: list[int] = []
+    x = draw((4, 9), torch.float32, seed=1)
+    module = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh())
+    getattr(module[0], f"register_{hook}_hook")(lambda *_: seen.append(1))
+    fused = fuser.fuse(module)
+    assert [[item.function.name for item in group.applications] for group in fused.groups] == [["tanh"]]
+    fused(x.clone().requires_grad_()).sum().backward()
+    assert seen
+
+
+def test_a_subclass_of_an_activation_is_itself() -> None:
+    root, graph = nn.Module(), torch.fx.Graph()
+    root.act = Leaky()
+    graph.output(graph.call_module("act", (graph.placeholder("x"),)))
+    x = draw((4, 9), torch.float32, seed=1)
+    assert torch.equal(fuser.fx.fuse_graph(torch.fx.GraphModule(root, graph))(x), root.act(x))
