@@ -78,6 +78,23 @@ def test_train_and_eval_are_traced_once_each(monkeypatch: pytest.MonkeyPatch) ->
         torch.testing.assert_close(fused(x), wanted[mode])
 
 
+class Switch(nn.Module):
+    """One kernel and nothing else, in either mode."""
+
+    def forward(self, x: Any) -> Any:
+        return torch.relu(x) * 2 if self.training else torch.tanh(x) + 3
+
+
+def test_a_module_that_is_one_kernel_changes_its_mode() -> None:
+    x = draw((4, 9), torch.float32, seed=1)
+    module = Switch()
+    fused = fuser.fuse(module)
+    for mode in (True, True, False, False, True):
+        module.train(mode)
+        torch.testing.assert_close(fused(x), module(x))
+        assert len(fused.groups) == 1
+
+
 def test_the_hooks_of_the_module_itself_are_not_lost_in_silence() -> None:
     module = Layer()
     fused = fuser.fuse(module)

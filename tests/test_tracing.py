@@ -262,6 +262,19 @@ def test_arithmetic_on_sizes_is_pythons(name: str, how: str) -> None:
     for mine, eagers in zip(*((item if isinstance(item, tuple) else (item,)) for item in (got, wanted)), strict=True):
         assert type(mine) is type(eagers)
         assert torch.allclose(mine, eagers, rtol=1e-15) if isinstance(mine, torch.Tensor) else mine == eagers
+    graph = (fused.graph_module if isinstance(fused, fuser.FusedFunction) else fused).graph
+    assert any(node.op == "call_module" for node in graph.nodes)
+
+
+def test_arithmetic_on_sizes_in_place_is_no_barrier(x: torch.Tensor) -> None:
+    def function(x: Any) -> Any:
+        active, rows = torch.relu(x), x.size(0)
+        rows += 1
+        return active * rows
+
+    fused = fuser.fuse(function)
+    assert torch.equal(fused(x), function(x))
+    assert len(fused.groups) == 1
 
 
 def test_sizes_in_a_graph_of_dynamo_are_numbers() -> None:
