@@ -342,6 +342,18 @@ def test_more_than_2_to_the_31_elements() -> None:
     assert int((wide != 3).any(0).sum()) == 0
 
 
+def returns_at_once(call: Callable[[], Any]) -> bool:
+    """Whether a call comes back while the current stream is busy; a busy host is given longer and longer."""
+    for cycles in (50_000_000, 500_000_000, 4_000_000_000):
+        torch.cuda._sleep(cycles)
+        call()
+        event = torch.cuda.Event()
+        event.record()
+        if not event.query():
+            return True
+    return False
+
+
 def test_current_stream() -> None:
     x = draw((1 << 20,), torch.float32, device="cuda")
     # The same calls once before: loading a kernel may wait for the device.
@@ -349,14 +361,11 @@ def test_current_stream() -> None:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)
-        y = x * 2
-        got = functor("sigmoid")(y * 0.5)
-        event = torch.cuda.Event()
-        event.record()
-        assert not event.query(), "the kernel waits in the stream behind the sleep"
+        results: list[torch.Tensor] = []
+        # What the kernel reads is written in this stream, behind the sleep.
+        assert returns_at_once(lambda: results.append(functor("sigmoid")(x * 2 * 0.5)))
     stream.synchronize()
-    assert torch.equal(got, wanted)
+    assert all(torch.equal(got, wanted) for got in results)
 
 
 def test_graph_capture() -> None:
@@ -416,19 +425,16 @@ def test_a_first_call_inside_a_capture_says_what_to_do() -> None:
 def test_streams_one_after_another() -> None:
     # Each launch goes to the stream that is current when it is made, also when the call's plan is known.
     sigmoid, x = functor("sigmoid"), draw((1 << 16,), torch.float32, device="cuda")
-    wanted = sigmoid(x)
+    sigmoid(x)
     streams = [torch.cuda.Stream() for _ in range(3)]
-    results = []
-    for stream in streams * 2:
+    results: list[tuple[int, torch.Tensor]] = []
+    for place, stream in enumerate(streams * 2):
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            torch.cuda._sleep(20_000_000)
-            results.append(sigmoid(x))
-            event = torch.cuda.Event()
-            event.record()
-            assert not event.query(), "the kernel waits in this stream behind the sleep"
+            # Written in this stream, behind the sleep; in memory that held other values before.
+            assert returns_at_once(lambda place=place: results.append((place, sigmoid(x + place))))
     torch.cuda.synchronize()
-    assert all(torch.equal(item, wanted) for item in results)
+    assert all(torch.equal(item, sigmoid(x + place)) for place, item in results)
 
 
 def test_threads() -> None:
