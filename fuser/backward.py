@@ -10,17 +10,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from fuser.derivative import Derived, forward_functor, reverse_functor
 from fuser.dtypes import dtype_info
 from fuser.errors import NotDifferentiableError
 from fuser.functor import Functor, Parameter, Role, parse_functor
 from fuser.graph import Application, Function, FusionGroup, GroupBuilder, Isolation
 from fuser.kernel_spec import Typing
 from fuser.ops import cast_function
+
+if TYPE_CHECKING:
+    # Imported where a derivative is made: programs without gradients need none of it.
+    from fuser.derivative import Derived
 
 __all__ = ["DerivedGroup", "Source", "build_backward", "build_tangents", "find_differentiable"]
 
@@ -110,6 +113,8 @@ def build_backward(
 
 def build_tangents(group: FusionGroup, typing: Typing, given: Collection[int]) -> DerivedGroup | None:
     """Return the group of the tangents of the outputs, given those of the inputs ``given``; as ``build_backward``."""
+    from fuser.derivative import forward_functor  # noqa: PLC0415
+
     continuous = find_differentiable(group, typing, given)
     tangents: set[int] = {value for value in given if value in continuous}
     steps = []
@@ -193,6 +198,8 @@ def _derive(
     application: Application, index: int, typing: Typing, wanted: tuple[int, ...], outputs: tuple[int, ...]
 ) -> Derived:
     function = application.function
+    from fuser.derivative import reverse_functor  # noqa: PLC0415
+
     compute = _compute_dtype(typing, index)
     if function.backward is not None:
         return _hand_written(function, wanted, outputs)
@@ -202,6 +209,8 @@ def _derive(
 
 def _hand_written(function: Function, wanted: tuple[int, ...], outputs: tuple[int, ...]) -> Derived:
     # The user's backward functor takes what it wants to have saved, then the gradient of every output.
+    from fuser.derivative import Derived  # noqa: PLC0415
+
     assert function.backward is not None, "the caller checked"
     backward, parameters = function.backward, _parameters(function.functor)
     places = {parameter.name: place for place, parameter in enumerate(parameters)}

@@ -6,8 +6,6 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-import platformdirs
-
 from fuser.config import config
 
 __all__ = ["cache_directory"]
@@ -15,6 +13,8 @@ __all__ = ["cache_directory"]
 
 def cache_directory(room: str) -> Path | None:
     """Return the writable directory of one room ("cuda", "cpu"), made if missing; None to do without a cache."""
+    import platformdirs  # noqa: PLC0415 - only needed here
+
     if not config.disk_cache:
         return None
     return _writable(Path(config.cache_dir or platformdirs.user_cache_dir("fuser")) / room)

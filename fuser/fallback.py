@@ -11,7 +11,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fuser.dtypes import Rank, dtype_info, number_dtype
-from fuser.eager.translation import cast, translate
 from fuser.errors import FallbackError, UnsupportedError, UntranslatableError
 from fuser.functor import Functor, Role
 from fuser.graph import Function, FusionGroup
@@ -90,6 +89,8 @@ def build_fallback(group: FusionGroup) -> Fallback:
 @lru_cache(maxsize=4096)
 def find_obstacle(functor: Functor) -> UntranslatableError | None:
     """Return what keeps a functor's text from having an eager version; None when it has one for some dtype."""
+    from fuser.eager.translation import translate  # noqa: PLC0415 - as below
+
     first = None
     for compute in _SAMPLES:
         parameters = [parameter for parameter in functor.parameters if parameter.role is not Role.OUTPUT]
@@ -115,6 +116,9 @@ def call_derived(function: Function, tensors: Sequence[Any], scalars: dict[str, 
         UntranslatableError: its text has no eager version for these dtypes.
         UnsupportedError: torch does not promote the dtypes, or lacks an operation for tensors of this layout.
     """
+    # The translation is a third of fuser, and many programs need none of it.
+    from fuser.eager.translation import cast, translate  # noqa: PLC0415
+
     default = torch.get_default_dtype()
     common = function.common_dtype([_operand(item, default) for item in tensors], default)
     compute = dtype_info(common).compute_dtype

@@ -42,11 +42,17 @@ class Op:
     """One row of the table."""
 
     name: str
-    function: Function
+    # Parses the text, once: importing fuser parses none.
+    make_function: Callable[[], Function]
     # The eager reference: called with the tensors in order and the scalars by name.
     eager: Callable[..., Any]
     # Kinds of common dtype (see dtype_kind) that the functor serves; others run in eager torch.
     kinds: frozenset[str]
+
+    @property
+    def function(self) -> Function:
+        """The functor with its typing rules."""
+        return self.make_function()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +109,19 @@ def _define(
     result = "bool" if out_dtype is torch.bool else "T"
     # The entry is named aten_*, so that it hides no C++ function its body calls.
     code = f"template <typename T> {result} aten_{name}({parameters}) {{ {body} }}"
-    function = Function(
-        functor=parse_functor(code, scalars),
-        op=name,
-        promotion=promotion,
-        unpromoted=unpromoted,
-        out_dtypes=() if out_dtype is None else (out_dtype,),
-        numbers_have_layout=numbers_have_layout,
-    )
-    OPS[name] = Op(name, function, eager, kinds)
+
+    @functools.cache
+    def make_function() -> Function:
+        return Function(
+            functor=parse_functor(code, scalars),
+            op=name,
+            promotion=promotion,
+            unpromoted=unpromoted,
+            out_dtypes=() if out_dtype is None else (out_dtype,),
+            numbers_have_layout=numbers_have_layout,
+        )
+
+    OPS[name] = Op(name, make_function, eager, kinds)
 
 
 def _define_unary_float(name: str, body: str, eager: Callable[..., Any]) -> None:
@@ -269,6 +279,7 @@ _define(
 )
 
 
+@functools.cache
 def cast_function(dtype: torch.dtype) -> Function:
     """Return the identity with a result of ``dtype``: ``x.to(dtype)``."""
     functor = parse_functor("template <typename T> T aten_to(T x) { return x; }")
@@ -277,7 +288,7 @@ def cast_function(dtype: torch.dtype) -> Function:
 
 OPS["to"] = Op(
     "to",
-    cast_function(torch.float32),
+    functools.partial(cast_function, torch.float32),
     lambda x, dtype=torch.float32: _ATEN._to_copy.default(x, dtype=dtype),
     ANY_REAL | {"complex", "limited"},
 )

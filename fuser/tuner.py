@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -161,6 +160,8 @@ def _time_us(run: Callable[[], Any]) -> float:
     else:
         graph.replay()
         samples = [_elapsed_ms(graph.replay, 1) / calls for _ in range(SAMPLES)]
+    import statistics  # noqa: PLC0415 - takes longer to import than most of fuser's files
+
     return statistics.median(samples) * 1e3
 
 
