@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def time_import_ms() -> tuple[float, ...]:
-    """Return the times of ``import torch``, ``import fuser`` after it, and ``cuda.core`` after that, in a fresh process."""
+    """Return the times of ``import torch``, ``fuser`` after it, and ``cuda.core`` after that, in a fresh process."""
     # An installed package has its bytecode; without it most of the time would go into compiling Python.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run([sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True, check=True)
