@@ -410,12 +410,8 @@ class FusionGroup:
         """Rebuild a group from ``to_json``; raises GroupError for any other text or a group that fails lint."""
         try:
             data = json.loads(text)
-            version = data["version"]
-        except (ValueError, TypeError, KeyError) as error:
-            raise GroupError(f"this is no JSON of a fusion group: {type(error).__name__}: {error}") from error
-        if version != JSON_VERSION:
-            raise GroupError(f"JSON of version {version!r}; this fuser reads version {JSON_VERSION}")
-        try:
+            if data["version"] != JSON_VERSION:
+                raise GroupError(f"JSON of version {data['version']!r}; this fuser reads version {JSON_VERSION}")
             group = _group_from_json(data)
         except FuserError:
             raise

@@ -42,7 +42,7 @@ class Op:
     """One row of the table."""
 
     name: str
-    # Parses the text, once: importing fuser parses none.
+    # Parses the text, once: importing fuser parses none of the table.
     make_function: Callable[[], Function]
     # The eager reference: called with the tensors in order and the scalars by name.
     eager: Callable[..., Any]

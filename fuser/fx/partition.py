@@ -62,9 +62,14 @@ def bind_node(node: fx.Node) -> Call | None:
         return bind_function(node.target, node.args, node.kwargs)
     if node.op == "call_method" and isinstance(node.target, str):
         return bind_method(node.target, node.args, node.kwargs)
-    if node.op == "call_module" and node.graph.owning_module is not None:
-        return bind_module(node.graph.owning_module.get_submodule(str(node.target)), node.args, node.kwargs)
-    return None
+    module = _module_of(node) if node.op == "call_module" else None
+    return None if module is None else bind_module(module, node.args, node.kwargs)
+
+
+def _module_of(node: fx.Node) -> torch.nn.Module | None:
+    # What a call_module node calls; None for a graph that belongs to no module.
+    root = node.graph.owning_module
+    return None if root is None else root.get_submodule(str(node.target))
 
 
 def bind_group(node: fx.Node) -> tuple[FusionGroup, list[Any]] | None:
@@ -160,7 +165,7 @@ def _is_barrier(node: fx.Node) -> bool:
     if node.op == "call_method":
         return _writes_by_name(str(node.target))
     if node.op == "call_module":
-        module: Any = node.graph.owning_module and node.graph.owning_module.get_submodule(str(node.target))
+        module: Any = _module_of(node)
         is_norm = isinstance(module, torch.nn.modules.batchnorm._NormBase) and module.training
         # Embeddings shorten the rows of their weight.
         writes = is_norm or getattr(module, "inplace", False) or getattr(module, "max_norm", None) is not None
@@ -205,7 +210,7 @@ def _named_arguments(node: fx.Node) -> Mapping[str, Any]:
 def is_random(node: fx.Node) -> bool:
     """Whether a node may draw random numbers: such nodes keep their order."""
     if node.op == "call_module":
-        module = node.graph.owning_module and node.graph.owning_module.get_submodule(str(node.target))
+        module = _module_of(node)
         return hasattr(module, "dropout") or any(word in type(module).__name__ for word in _RANDOM_MODULES)
     if isinstance(node.target, torch._ops.OpOverload):
         return torch.Tag.nondeterministic_seeded in node.target.tags
