@@ -138,12 +138,15 @@ def _unfused(module: fx.GraphModule) -> list[tuple[str, str]]:
             continue
         if node.op == "call_module" and isinstance(module.get_submodule(str(node.target)), FusionModule):
             continue
-        if bind_node(node) is None:
+        call = bind_node(node)
+        if call is None:
             reason = f"no op of fuser's table: {_target_name(node)}"
         elif node in numbers:
             reason = "arithmetic on numbers is Python's"
         elif not is_fusible(node):
             reason = "its arguments are no strided tensors"
+        elif call.function.op == "convert":
+            reason = "torch returns the tensor itself where it has the dtype, and others would see a copy"
         else:
             reason = "no pass put it into a group (is there fuel?)"
         found.append((node.name, reason))

@@ -15,7 +15,7 @@ from fuser.errors import FallbackError, UnsupportedError, UntranslatableError
 from fuser.functor import Functor, Role
 from fuser.graph import Function, FusionGroup
 from fuser.layout import Shape, broadcast_shapes, infer_output_strides
-from fuser.ops import op_functions
+from fuser.ops import OPS
 
 __all__ = ["Fallback", "build_fallback", "call_derived", "find_obstacle"]
 
@@ -165,10 +165,9 @@ def call_derived(function: Function, tensors: Sequence[Any], scalars: dict[str, 
 
 
 def _call_eager(function: Function, tensors: list[Any], scalars: dict[str, Any]) -> Any:
-    if function.op == "to":
-        return torch.ops.aten._to_copy.default(tensors[0], dtype=function.out_dtypes[0])
     if function.op is not None:
-        return op_functions(function.op).eager(*tensors, **scalars)
+        conversion = {"dtype": function.out_dtypes[0]} if function.is_conversion else {}
+        return OPS[function.op].eager(*tensors, **scalars, **conversion)
     if function.backward is not None:
         # Also torch's own derivative of a group is to be the one that the user wrote.
         return _HandWritten.apply(function, scalars, *tensors)  # type: ignore[no-untyped-call]

@@ -102,7 +102,12 @@ class Function:
     @property
     def is_comparison(self) -> bool:
         """Whether it is one of torch's comparisons."""
-        return self.op not in (None, "to") and self.out_dtypes == (torch.bool,)
+        return self.op is not None and not self.is_conversion and self.out_dtypes == (torch.bool,)
+
+    @property
+    def is_conversion(self) -> bool:
+        """Whether it is torch's conversion to another dtype."""
+        return self.op in {"to", "convert"}
 
     def common_dtype(self, operands: Sequence[tuple[torch.dtype, Rank]], default: torch.dtype) -> torch.dtype:
         """Return the dtype an application computes in, before it becomes a compute type.

@@ -15,9 +15,9 @@ from fuser.access import DEFAULT_TUNING, Access, Tuning
 from fuser.dtypes import Rank, dtype_info
 from fuser.errors import GroupError, ShapeError, UnsupportedError
 from fuser.fallback import Fallback, build_fallback
-from fuser.graph import Application, FusionGroup
+from fuser.graph import Application, Function, FusionGroup
 from fuser.layout import Shape, Strides, broadcast_shapes, contiguous_strides, infer_output_strides, is_dense
-from fuser.ops import OPS, dtype_kind, op_functions
+from fuser.ops import OPS, dtype_kind
 
 __all__ = [
     "ArgSpec",
@@ -115,6 +115,8 @@ class ValueLayout:
     strides: Strides
     # Whether it is a Python number: it has shape () then.
     is_number: bool = False
+    # What it is stored as; None where nothing depends on it, as in a result that is dense.
+    dtype: torch.dtype | None = None
 
 
 def build_kernel_spec(group: FusionGroup) -> KernelSpec:
@@ -147,7 +149,7 @@ def infer_typing(group: FusionGroup, inputs: Sequence[InputSpec | None], default
         parameters = function.tensor_parameters(len(application.tensors))
         operands = [(values[value], ranks[value]) for value in application.tensors]
         common = function.common_dtype(operands, default_dtype)
-        _check_kind(application, common, values)
+        _check_kind(application, common, operands, values)
         for value, parameter in zip(application.tensors, parameters, strict=True):
             # A user's scalar as a 0-dim tensor is of any dtype; the condition of torch's own ops is not.
             if function.op and parameter.name in function.unpromoted and values[value] is not torch.bool:
@@ -180,28 +182,49 @@ def infer_layouts(group: FusionGroup, inputs: Sequence[ValueLayout]) -> tuple[Va
         if function.op in {"pow", "pow_number"} and operands[0].is_number:
             # at::pow(Scalar, Tensor) lays its result out before it knows its operands.
             strides = contiguous_strides(shape)
-        elif function.op == "to" and is_dense(shape, operands[0].strides):
-            # A copy keeps the strides, also those of dimensions that nobody walks.
+        elif function.op == "masked_fill":
+            # ATen fills a contiguous copy.
+            strides = contiguous_strides(shape)
+        elif _keeps_strides(function, operands[0]):
             strides = operands[0].strides
         else:
             if not function.numbers_have_layout:
                 operands = [operand for operand in operands if not operand.is_number] or operands
             strides = infer_output_strides(shape, [(operand.shape, operand.strides) for operand in operands])
-        values += [ValueLayout(shape, strides)] * function.num_outputs
+        dtype = function.out_dtypes[0] if function.is_conversion else None
+        values += [ValueLayout(shape, strides, dtype=dtype)] * function.num_outputs
     return tuple(values)
 
 
-def _check_kind(application: Application, common: torch.dtype, values: Sequence[torch.dtype]) -> None:
+def _keeps_strides(function: Function, operand: ValueLayout) -> bool:
+    # What ATen makes like its operand keeps them where that is dense, also those of dimensions that nobody walks.
+    if function.op == "convert" and operand.dtype is function.out_dtypes[0]:
+        return True
+    return (function.is_conversion or function.op == "hardtanh") and is_dense(operand.shape, operand.strides)
+
+
+def _check_kind(
+    application: Application,
+    common: torch.dtype,
+    operands: Sequence[tuple[torch.dtype, Rank]],
+    values: Sequence[torch.dtype],
+) -> None:
     function = application.function
     dtype_info(common)
     if function.op is None:
         return
-    op = op_functions(function.op)
+    op = OPS[function.op]
     if dtype_kind(common) not in op.kinds:
         raise UnsupportedError(f"op {function.op!r} on {common}")
+    if op.same_dtypes and any(dtype != common for dtype, rank in operands if rank is not Rank.NUMBER):
+        # torch has its own error for it.
+        raise UnsupportedError(f"op {function.op!r} with tensors of different dtypes")
     if function.op == "sub" and any(values[value] is torch.bool for value in application.tensors):
         # torch has its own error for it.
         raise UnsupportedError("op 'sub' with a bool tensor")
+    if function.op == "addcdiv" and not any(values[value].is_floating_point for value in application.tensors[1:]):
+        # Likewise.
+        raise UnsupportedError("op 'addcdiv' with a quotient of integers")
     if dtype_kind(common) != "float" and any(values[value].is_floating_point for value in application.scalars):
         # torch has its own error for it.
         raise UnsupportedError(f"op {function.op!r} on {common} with a floating scalar")

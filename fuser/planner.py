@@ -208,8 +208,8 @@ def input_specs(inputs: Sequence[Bound], device: torch.device) -> list[InputSpec
 
 
 def value_layouts(inputs: Sequence[Bound]) -> list[ValueLayout]:
-    """Return shape and strides of each input."""
-    return [ValueLayout(item.shape, item.strides, is_number=item.dtype is None) for item in inputs]
+    """Return shape, strides and dtype of each input."""
+    return [ValueLayout(item.shape, item.strides, item.dtype is None, item.dtype) for item in inputs]
 
 
 def arg_spec(

@@ -414,8 +414,11 @@ def test_torch_ops(name: str) -> None:
     mesh = [item.reshape(-1).clone() for item in torch.meshgrid(*grids, indexing="ij")]
     for number in _NUMBERS.get(name, (None,)):
         tensors: list[Any] = [item.clone() for item in mesh]
-        if name == "where":
-            tensors[0] = tensors[0] > 0
+        for place, parameter in enumerate(functor.tensors):
+            if parameter.name in op.function.unpromoted:
+                tensors[place] = tensors[place] > 0
+        if name == "acosh":
+            tensors = [tensors[0][tensors[0] >= 1]]
         if number is not None:
             # Of -0 torch takes the reciprocal root, which is -infinity, where pow is infinity.
             tensors = [grids[0][grids[0].signbit().logical_not() | (grids[0] != 0)], number]

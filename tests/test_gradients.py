@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,13 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "add": {"alpha": 0.5},
     "sub": {"minus_alpha": -0.5},
     "threshold_backward": {"threshold": 0.25},
+    "addcmul": {"value": 0.5},
+    "addcdiv": {"value": -0.5},
+    "masked_fill": {"value": 0.25},
+    "leaky_relu": {"negative_slope": 0.2},
+    "elu": {"alpha": 0.5, "scale": 1.5, "input_scale": 0.75},
+    "softplus": {"beta": 1.5, "threshold": 2.0},
+    "hardtanh": {"min_val": -1.0, "max_val": 0.5},
 }
 
 
@@ -67,8 +75,15 @@ def op_function(name: str) -> Callable[..., Any]:
     return lambda *args: function(*args)
 
 
+DOMAINS = {
+    **dict.fromkeys(("log", "log2", "log10", "sqrt", "rsqrt", "pow", "pow_number", "log1p"), (0.3, 2.0)),
+    **dict.fromkeys(("asin", "acos", "atanh"), (-0.9, 0.9)),
+    "acosh": (1.1, 3.0),
+}
+
+
 def op_inputs(name: str, dtype: torch.dtype = torch.float64, device: str = "cpu") -> list[torch.Tensor]:
-    domain = (0.3, 2.0) if name in {"log", "log2", "sqrt", "rsqrt", "pow", "pow_number", "log1p"} else (-2.0, 2.0)
+    domain = DOMAINS.get(name, (-2.0, 2.0))
     parameters = OPS[name].function.functor.tensors
     found = []
     for place, parameter in enumerate(parameters):
@@ -78,7 +93,7 @@ def op_inputs(name: str, dtype: torch.dtype = torch.float64, device: str = "cpu"
 
 
 # Comparisons have none; a conversion is tested in test_autograd.py.
-HAVE_GRADIENT = [name for name, op in OPS.items() if not op.function.out_dtypes]
+HAVE_GRADIENT = [name for name, op in OPS.items() if not op.function.out_dtypes and "float" in op.kinds]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -98,6 +113,11 @@ def test_op_at_special_values(name: str) -> None:
     tensors = op_inputs(name)
     # What activations' derivatives are given is finite.
     values = [x for x in SPECIALS if not name.endswith("_backward") or abs(x) <= 3]
+    if name == "acosh":
+        values = [x for x in values if not x < 1]
+    if name in {"copysign", "remainder"}:
+        # torch's own formulas give NaN for infinity, and sgn gives none for NaN.
+        values = [x for x in values if math.isfinite(x)]
     grid = torch.tensor(values, dtype=torch.float64)
     count = sum(x.dtype is torch.float64 for x in tensors)
     columns = iter(torch.cartesian_prod(*[grid] * count).reshape(-1, count).unbind(1))
@@ -119,7 +139,8 @@ def test_op_at_special_values(name: str) -> None:
             one, other = mine.grad, torchs.grad
             assert one is not None
             other = torch.zeros_like(one) if other is None else other
-            same = torch.isclose(one, other, rtol=1e-12, atol=1e-14, equal_nan=True)
+            # torch has the sixth of hardsigmoid's derivative in float32.
+            same = torch.isclose(one, other, rtol=1e-7 if name == "hardsigmoid" else 1e-12, atol=1e-14, equal_nan=True)
             rows = [tuple(x[i].item() for x in given if x is not None) for i in range(length) if not same[i]]
             found = [(one[i].item(), other[i].item()) for i in range(length) if not same[i]]
             assert not rows, list(zip(rows, found, strict=True))[:12]

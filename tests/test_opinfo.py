@@ -67,6 +67,13 @@ def _dtype_only(args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
     return args[:1], {"dtype": dtypes[0] if dtypes else torch.float16}
 
 
+def _number_value(args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+    # A tensor's one value is read from the device by torch, and by nobody else.
+    x, mask, value = args
+    # Complex ones are not fused, and no error.
+    return (x, mask, (value.item() if isinstance(value, torch.Tensor) else value).real), kwargs
+
+
 def _without_kwargs(args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
     return args, {}
 
@@ -76,8 +83,9 @@ def _info(name: str, variant: str = "") -> OpInfo:
 
 
 def _subjects() -> Iterator[Subject]:
-    names = {name: name for name in OPS} | {name: f"nn.functional.{name}" for name in ("relu", "silu", "gelu")}
-    derived = {"div", "div_number", "pow_number", "gelu_tanh", "to"}
+    activations = "relu silu gelu leaky_relu elu softplus mish hardtanh hardsigmoid hardswish".split()
+    names = {name: name for name in OPS} | {name: f"nn.functional.{name}" for name in activations}
+    derived = {"div", "div_number", "pow_number", "gelu_tanh", "to", "convert", "masked_fill"}
     for name, own in names.items():
         if name not in derived and not name.endswith("_backward"):
             info = _info(own)
@@ -92,6 +100,11 @@ def _subjects() -> Iterator[Subject]:
     yield Subject(
         "threshold_backward", _info("nn.functional.relu"), ATEN.threshold_backward.default, _grad_and_threshold
     )
+    composed = {"selu": "elu", "celu": "elu", "relu6": "hardtanh", "softsign": "div", "tanhshrink": "sub"}
+    for variant, name in composed.items():
+        info = _info(f"nn.functional.{variant}")
+        yield Subject(name, info, info.op)
+    yield Subject("masked_fill", _info("masked_fill"), torch.masked_fill, _number_value)
     yield Subject("to", _info("to"), ATEN._to_copy.default, _dtype_only)
 
 
@@ -156,6 +169,9 @@ def is_served(call: Call) -> bool:
         condition, *operands = operands
         if condition.dtype is not torch.bool:
             return False
+    if call.subject.name in {"hardtanh", "masked_fill"}:
+        # Their numbers take no part in promotion.
+        operands = operands[:1]
     common = reduce(torch.promote_types, [torch.result_type(item, operands[0]) for item in operands])
     return dtype_kind(common) in OPS[call.subject.name].kinds
 
@@ -226,7 +242,8 @@ def poisoned_memory() -> Iterator[None]:
 
 def test_every_op_has_samples() -> None:
     # These two are forms of "div" and "pow" with a number, which their samples have.
-    missing = set(OPS) - {item.name for item in SUBJECTS.values()} - {"div_number", "pow_number"}
+    # "convert" alone stays torch's.
+    missing = set(OPS) - {item.name for item in SUBJECTS.values()} - {"div_number", "pow_number", "convert"}
     # The samples of "gelu" have approximate="tanh" too, and so do those of its derivative.
     assert missing == {"gelu_tanh", "gelu_tanh_backward"}
 

@@ -94,7 +94,8 @@ PARTIALS: dict[str, tuple[Callable[..., Expr] | None, ...]] = {
     "remainder": (lambda g, y, a, b: g, lambda g, y, a, b: -(g * (a / b).call("floor"))),
     "cpp.remainder": (lambda g, y, a, b: g, lambda g, y, a, b: -(g * (a / b).call("round"))),
     "pow": (lambda g, y, a, b: _base(g, a, b), lambda g, y, a, b: _exponent(g, y, a, b)),
-    "atan2": (lambda g, y, a, b: g * (b / (a * a + b * b)), lambda g, y, a, b: -(g * (a / (a * a + b * b)))),
+    "atan2": (lambda g, y, a, b: g * _turn(b, a, b), lambda g, y, a, b: -(g * _turn(a, a, b))),
+    "logaddexp": (lambda g, y, a, b: g / ((b - a).call("exp") + 1), lambda g, y, a, b: g / ((a - b).call("exp") + 1)),
     "hypot": (lambda g, y, a, b: g * (a / y), lambda g, y, a, b: g * (b / y)),
     "cpp.norm3d": tuple(lambda g, y, *x, k=k: g * (x[k] / y) for k in range(3)),
     "cpp.norm4d": tuple(lambda g, y, *x, k=k: g * (x[k] / y) for k in range(4)),
@@ -108,6 +109,12 @@ PARTIALS: dict[str, tuple[Callable[..., Expr] | None, ...]] = {
     "cpp.jn": (None, lambda g, y, n, x: g * _slope_of_order(y, n, x, "cpp.jn").where(x.call("ne", 0), _at_zero(n, x))),
     "cpp.yn": (None, lambda g, y, n, x: g * _slope_of_order(y, n, x, "cpp.yn")),
 }
+
+
+def _turn(other: Expr, a: Expr, b: Expr) -> Expr:
+    # Zero has no direction; its gradient is zero.
+    is_zero = a.call("eq", 0).call("logical_and", b.call("eq", 0))
+    return (other / (a * a + b * b)).where(is_zero.call("logical_not"), 0)
 
 
 def _denominator(g: Expr, y: Expr, a: Expr, b: Expr) -> Expr:

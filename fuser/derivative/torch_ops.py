@@ -33,6 +33,15 @@ def _pow_number(a: Expr, b: Expr) -> Expr:
     return (a * a).where(b.call("eq", 2), cube)
 
 
+def _hardsigmoid(x: Expr) -> Expr:
+    return (x / 6).where(x.call("gt", -3).call("logical_and", x.call("lt", 3)), 0)
+
+
+def _hardswish(x: Expr) -> Expr:
+    above = (x * (x + 3) / 6).where(x.call("lt", 3), x)
+    return above.where(x.call("le", -3).call("logical_not"), 0)
+
+
 # From the tensor parameters, in order, to what is differentiated; its value on a tie or a kink does not matter.
 DIFFERENTIATED_AS: dict[str, Callable[..., Expr]] = {
     "abs": lambda x: x.call("abs"),
@@ -42,6 +51,9 @@ DIFFERENTIATED_AS: dict[str, Callable[..., Expr]] = {
     "clamp": _clamp,
     "clamp_min": _clamp_one("ge", "lt"),
     "clamp_max": _clamp_one("le", "gt"),
+    "hardsigmoid": _hardsigmoid,
+    "hardswish": _hardswish,
+    "logaddexp": lambda a, b: a.call("logaddexp", b),
     "pow": lambda a, b: a.call("pow", b),
     "pow_number": _pow_number,
     # Without fma, which the text has for its digits.

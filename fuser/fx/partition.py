@@ -19,6 +19,7 @@ from torch import fx
 
 from fuser.compiler import registered
 from fuser.executor import merge_inputs
+from fuser.fx.conversions import find_visible_aliases
 from fuser.graph import FusionGroup
 from fuser.jiterator import JitFunction
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
@@ -248,7 +249,10 @@ class _Partitioner:
         self.members: list[list[fx.Node]] = [[node] for node in self.nodes]
         self.alive = [True] * count
         numbers = number_nodes(self.nodes)
-        self.fusible = [node not in numbers and is_fusible(node) for node in self.nodes]
+        self.calls = {node: bind_node(node) for node in self.nodes if node not in numbers and is_fusible(node)}
+        self.barriers = {node for node in self.nodes if _is_barrier(node)}
+        visible = find_visible_aliases(self.nodes, self.calls, self.barriers)
+        self.fusible = [node in self.calls and node not in visible for node in self.nodes]
         # Applications in each unit.
         self.applications = [int(fusible) for fusible in self.fusible]
         self.getitems = [self._is_getitem_of_fusible(node) for node in self.nodes]
@@ -267,9 +271,14 @@ class _Partitioner:
         found = [
             Partition(tuple(sorted(self.members[index], key=self.index.__getitem__)))
             for index in range(len(self.nodes))
-            if self.alive[index] and self.applications[index]
+            if self.alive[index] and self.applications[index] and not self._only_converts(index)
         ]
         return sorted(found, key=lambda item: self.index[item.nodes[0]])
+
+    def _only_converts(self, unit: int) -> bool:
+        # torch copies nothing where no conversion is needed.
+        calls = [self.calls.get(node) for node in self.members[unit]]
+        return all(call is not None and call.function.op == "convert" for call in calls)
 
     def _is_getitem_of_fusible(self, node: fx.Node) -> bool:
         # The outputs of a functor with several.
@@ -289,7 +298,7 @@ class _Partitioner:
             sources = {self.unit[source] for source in node.all_input_nodes}
             if last_barrier is not None:
                 sources.add(last_barrier)
-            if _is_barrier(node):
+            if node in self.barriers:
                 sources.update(since_barrier)
                 last_barrier, since_barrier = index, []
             else:

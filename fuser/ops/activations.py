@@ -1,0 +1,92 @@
+"""Activation functions and their derivatives."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody uses
+
+from fuser.ops.table import REAL, define
+
+_ATEN = torch.ops.aten
+
+# --- activations and their derivatives --------------------------------------------------------------------------
+define("relu", "T x", "return x != x || x > T(0) ? x : T(0);", torch.relu, kinds=REAL)
+define("silu", "T x", "return x / (T(1) + exp(-x));", F.silu)
+define("gelu", "T x", f"return x * T(0.5) * (T(1) + erf(x * T({math.sqrt(0.5)!r})));", F.gelu)
+_BETA = f"T({math.sqrt(2) * (2 / math.sqrt(math.pi)) * 0.5!r})"
+define(
+    "gelu_tanh",
+    "T x",
+    f"T inner = {_BETA} * (x + T(0.044715) * (x * x * x)); return T(0.5) * x * (T(1) + tanh(inner));",
+    lambda x: F.gelu(x, approximate="tanh"),
+)
+define(
+    "leaky_relu",
+    "T x, T negative_slope",
+    "return x > T(0) ? x : x * negative_slope;",
+    F.leaky_relu,
+    scalars=("negative_slope",),
+)
+# The general form of ELU, SELU and CELU.
+define(
+    "elu",
+    "T x, T alpha, T scale, T input_scale",
+    # NaN goes the way that it goes in torch's derivative.
+    "return x <= T(0) ? expm1(x * input_scale) * (alpha * scale) : x * scale;",
+    _ATEN.elu,
+    scalars=("alpha", "scale", "input_scale"),
+)
+define(
+    "softplus",
+    "T x, T beta, T threshold",
+    "return x * beta > threshold ? x : log1p(exp(x * beta)) / beta;",
+    F.softplus,
+    scalars=("beta", "threshold"),
+)
+define("mish", "T x", "return x * tanh(log1p(exp(x)));", F.mish)
+define(
+    "hardtanh",
+    "T x, T min_val, T max_val",
+    "if (x != x) return x; T y = x > min_val ? x : min_val; return y >= max_val ? max_val : y;",
+    F.hardtanh,
+    scalars=("min_val", "max_val"),
+)
+_GATE = "T y = x + T(3); y = y < T(0) ? T(0) : y; y = T(6) < y ? T(6) : y;"
+define("hardsigmoid", "T x", f"{_GATE} return y * T({1 / 6!r});", F.hardsigmoid)
+define("hardswish", "T x", f"{_GATE} return x * y * T({1 / 6!r});", F.hardswish)
+# ATen's iterator has the operands in this order, which decides the strides of the result.
+define(
+    "threshold_backward",
+    "T x, T g, T threshold",
+    "return x <= threshold ? T(0) : g;",
+    lambda x, g, threshold: _ATEN.threshold_backward(g, x, threshold),
+    kinds=REAL,
+    scalars=("threshold",),
+)
+define("sigmoid_backward", "T g, T y", "return g * (T(1) - y) * y;", _ATEN.sigmoid_backward)
+# As the GPU's compiler contracts it; without fma nearly all digits go where y is near 1.
+define("tanh_backward", "T g, T y", "return g * fma(-y, y, T(1));", _ATEN.tanh_backward)
+define(
+    "silu_backward",
+    "T g, T x",
+    "T s = T(1) / (T(1) + exp(-x)); return g * s * (T(1) + x * (T(1) - s));",
+    _ATEN.silu_backward,
+)
+define(
+    "gelu_backward",
+    "T g, T x",
+    f"T cdf = T(0.5) * (T(1) + erf(x * T({math.sqrt(0.5)!r})));"
+    f" T pdf = exp(T(-0.5) * x * x) * T({(2 / math.sqrt(math.pi)) * math.sqrt(0.5) * 0.5!r});"
+    " return g * (cdf + x * pdf);",
+    _ATEN.gelu_backward,
+)
+define(
+    "gelu_tanh_backward",
+    "T g, T x",
+    f"T square = x * x; T inner = {_BETA} * (x + T(0.044715) * (square * x)); T t = tanh(inner);"
+    f" T left = T(0.5) * x; T right = T(1) + t; T slope = {_BETA} * (T(1) + T(3) * T(0.044715) * square);"
+    " return g * (T(0.5) * right + left * ((T(1) - t * t) * slope));",
+    lambda g, x: _ATEN.gelu_backward(g, x, approximate="tanh"),
+)

@@ -1,0 +1,178 @@
+"""Arithmetic, elementary functions, rounding, logic and selection."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+from fuser.graph import Promotion
+from fuser.ops.table import ANY_REAL, BITS, FLOAT, REAL, define, define_test, define_unary_float
+
+
+def _eager_add(a: Any, b: Any, *, alpha: Any) -> Any:
+    # torch.add takes no number first, and torch.rsub no bool.
+    if isinstance(a, torch.Tensor):
+        return torch.add(a, b, alpha=alpha)
+    return torch.add(b, a) if alpha == 1 else torch.rsub(b, int(a) if isinstance(a, bool) else a, alpha=-alpha)
+
+
+def _eager_sub(a: Any, b: Any, *, minus_alpha: Any) -> Any:
+    is_tensor = isinstance(a, torch.Tensor)
+    return torch.sub(a, b, alpha=-minus_alpha) if is_tensor else torch.rsub(b, a, alpha=-minus_alpha)
+
+
+# --- arithmetic -------------------------------------------------------------------------------------------------
+define("add", "T a, T b, T alpha", "return a + alpha * b;", _eager_add, kinds=ANY_REAL, scalars=("alpha",))
+# ATen adds with the negated alpha, and so do the bindings below.
+define(
+    "sub", "T a, T b, T minus_alpha", "return a + minus_alpha * b;", _eager_sub, kinds=REAL, scalars=("minus_alpha",)
+)
+define("mul", "T a, T b", "return a * b;", operator.mul, kinds=ANY_REAL)
+define("div", "T a, T b", "return a / b;", torch.div, kinds=ANY_REAL, promotion=Promotion.INT_TO_FLOAT)
+# ATen's CUDA kernel multiplies by the reciprocal when the divisor is one number; its CPU kernel divides.
+define(
+    "div_number",
+    "T a, T b",
+    "\n#ifdef __CUDACC__\nreturn a * (T(1) / b);\n#else\nreturn a / b;\n#endif\n",
+    torch.div,
+    kinds=ANY_REAL,
+    promotion=Promotion.INT_TO_FLOAT,
+)
+define("neg", "T x", "return -x;", torch.neg, kinds=REAL)
+define("abs", "T x", "return x < T(0) ? -x : (x == T(0) ? T(0) : x);", torch.abs, kinds=REAL)
+define("reciprocal", "T x", "return T(1) / x;", torch.reciprocal, kinds=ANY_REAL, promotion=Promotion.INT_TO_FLOAT)
+define("square", "T x", "return x * x;", torch.square, kinds=REAL)
+
+# --- elementary functions ---------------------------------------------------------------------------------------
+UNARY_FLOAT = tuple(
+    "exp exp2 expm1 log log10 log1p log2 sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf"
+    " erfc".split()
+)
+for _name in UNARY_FLOAT:
+    define_unary_float(_name, f"return {_name}(x);", getattr(torch, _name))
+define_unary_float("sigmoid", "return T(1) / (T(1) + exp(-x));", torch.sigmoid)
+define("atan2", "T a, T b", "return atan2(a, b);", torch.atan2, kinds=ANY_REAL, promotion=Promotion.INT_TO_FLOAT)
+define("hypot", "T a, T b", "return hypot(a, b);", torch.hypot)
+define(
+    "logaddexp",
+    "T a, T b",
+    "return (a == T(INFINITY) || a == -T(INFINITY)) && a == b ? a : (a > b ? a : b) + log1p(exp(-fabs(a - b)));",
+    torch.logaddexp,
+)
+# gcc makes pow(a, 0.5) a square root, which has other values at -0 and -infinity.
+define(
+    "pow",
+    "T a, T b",
+    "\n#ifndef __CUDACC__\nif (b == T(0.5) && (a == T(0) || a == -T(INFINITY))) return fabs(a);\n#endif\n"
+    "return pow(a, b);",
+    torch.pow,
+    numbers_have_layout=False,
+)
+# ATen computes these exponents by multiplication.
+define(
+    "pow_number",
+    "T a, T b",
+    "if (b == T(2)) return a * a; if (b == T(3)) return a * a * a; if (b == T(-2)) return T(1) / (a * a);"
+    " if (b == T(0.5)) return sqrt(a); if (b == T(-0.5)) return rsqrt(a); if (b == T(-1)) return T(1) / a;"
+    " return pow(a, b);",
+    torch.pow,
+    numbers_have_layout=False,
+)
+
+# --- rounding and signs -----------------------------------------------------------------------------------------
+for _name in ("floor", "ceil", "trunc"):
+    define(_name, "T x", f"return {_name}(x);", getattr(torch, _name))
+define("round", "T x", "return nearbyint(x);", torch.round)
+define("frac", "T x", "return x - trunc(x);", torch.frac)
+define("sign", "T x", "return T(int(T(0) < x) - int(x < T(0)));", torch.sign, kinds=REAL)
+define(
+    "copysign",
+    "T a, T b",
+    "return copysign(a, b);",
+    torch.copysign,
+    kinds=ANY_REAL,
+    promotion=Promotion.INT_TO_FLOAT,
+)
+define("fmod", "T a, T b", "return fmod(a, b);", torch.fmod)
+define(
+    "remainder",
+    "T a, T b",
+    "T r = fmod(a, b); if (r != T(0) && (b < T(0)) != (r < T(0))) r += b; return r;",
+    torch.remainder,
+)
+
+# --- multiply-adds ----------------------------------------------------------------------------------------------
+define(
+    "addcmul", "T a, T b, T c, T value", "return a + value * (b * c);", torch.addcmul, kinds=REAL, scalars=("value",)
+)
+define("addcdiv", "T a, T b, T c, T value", "return a + value * (b / c);", torch.addcdiv, scalars=("value",))
+define(
+    "lerp",
+    "T a, T b, T weight",
+    "return fabs(weight) < T(0.5) ? a + weight * (b - a) : b - (b - a) * (T(1) - weight);",
+    torch.lerp,
+    numbers_have_layout=False,
+    same_dtypes=True,
+)
+
+# --- tests and logic --------------------------------------------------------------------------------------------
+define_test("isnan", "T x", "return x != x;", torch.isnan, FLOAT)
+define_test("isinf", "T x", "return fabs(x) == T(INFINITY);", torch.isinf, FLOAT)
+define_test("isfinite", "T x", "return fabs(x) < T(INFINITY);", torch.isfinite, FLOAT)
+define_test("logical_not", "T x", "return !x;", torch.logical_not)
+define_test("logical_and", "T a, T b", "return a && b;", torch.logical_and)
+define_test("logical_or", "T a, T b", "return a || b;", torch.logical_or)
+define_test("logical_xor", "T a, T b", "return !a != !b;", torch.logical_xor)
+# ~true is true in C++; all bits of T(-1) are set, of a bool too.
+define("bitwise_not", "T x", "return x ^ T(-1);", torch.bitwise_not, kinds=BITS)
+for _name, _symbol in (("and", "&"), ("or", "|"), ("xor", "^")):
+    define(f"bitwise_{_name}", "T a, T b", f"return a {_symbol} b;", getattr(torch, f"bitwise_{_name}"), kinds=BITS)
+
+# --- selection; NaN wins, as in torch ---------------------------------------------------------------------------
+define(
+    "where",
+    "bool condition, T a, T b",
+    "return condition ? a : b;",
+    torch.where,
+    kinds=ANY_REAL | {"complex"},
+    unpromoted=("condition",),
+)
+define(
+    "masked_fill",
+    "T x, bool mask, T value",
+    "return mask ? value : x;",
+    torch.masked_fill,
+    scalars=("value",),
+    unpromoted=("mask",),
+)
+for _name, _symbol in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="), ("eq", "=="), ("ne", "!=")):
+    define_test(_name, "T a, T b", f"return a {_symbol} b;", getattr(operator, _name))
+define("maximum", "T a, T b", "return a != a || a > b ? a : b;", torch.maximum, kinds=ANY_REAL)
+define("minimum", "T a, T b", "return a != a || a < b ? a : b;", torch.minimum, kinds=ANY_REAL)
+define(
+    "clamp_min",
+    "T x, T low",
+    "return x != x || x > low ? x : low;",
+    torch.clamp_min,
+    kinds=REAL,
+    numbers_have_layout=False,
+)
+define(
+    "clamp_max",
+    "T x, T high",
+    "return x != x || x < high ? x : high;",
+    torch.clamp_max,
+    kinds=REAL,
+    numbers_have_layout=False,
+)
+define(
+    "clamp",
+    "T x, T low, T high",
+    "if (x != x || low != low) return x != x ? x : low; T y = x > low ? x : low;"
+    " return high != high || y > high ? high : y;",
+    torch.clamp,
+    kinds=REAL,
+    numbers_have_layout=False,
+)
