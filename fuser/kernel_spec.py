@@ -152,7 +152,7 @@ def infer_typing(group: FusionGroup, inputs: Sequence[InputSpec | None], default
         _check_kind(application, common, operands, values)
         for value, parameter in zip(application.tensors, parameters, strict=True):
             # A user's scalar as a 0-dim tensor is of any dtype; the condition of torch's own ops is not.
-            if function.op and parameter.name in function.unpromoted and values[value] is not torch.bool:
+            if function.op and parameter.type == "bool" and values[value] is not torch.bool:
                 raise UnsupportedError(f"op {function.op!r} with a condition of {values[value]}")
         common_dtypes.append(common)
         rank = min(ranks[value] for value in application.tensors)

@@ -278,13 +278,16 @@ def test_ops_equal_torchs_kernels(name: str, dtype: torch.dtype) -> None:
 
 # Here torch computes in the narrow dtype and rounds each step; the functor computes in float and rounds once.
 FARTHEST = {
-    ("pow_number", torch.bfloat16): 3,
+    ("pow_number", torch.bfloat16): 6,
+    ("pow_number", torch.float16): 2,
+    ("sigmoid_backward", torch.bfloat16): 2,
+    ("sigmoid_backward", torch.float16): 2,
     ("tanh_backward", torch.bfloat16): 8,
     ("tanh_backward", torch.float16): 22,
 }
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float64], ids=str)
 @pytest.mark.parametrize(
     "name", [name for name, op in OPS.items() if "float" in op.kinds and not op.function.is_conversion]
 )
@@ -300,7 +303,7 @@ def test_every_op_is_close_to_torchs_kernel(
         draw((100003,), dtype, (-4.0, 4.0), seed=place, device="cuda") for place in range(len(tensors))
     ]
     for place, item in enumerate(function.functor.tensors):
-        if item.name in function.unpromoted:
+        if item.type == "bool":
             values[place] = values[place] > 2
     if name in ("div_number", "pow_number"):
         values[1] = 1.7
@@ -320,7 +323,7 @@ def test_every_op_is_close_to_torchs_kernel(
     worst = int(distance(got, wanted).max())
     record_property("max_ulp", worst)
     print(f"max ULP from torch's kernel: {name} {dtype}: {worst}")  # noqa: T201 - a figure for the docs, with pytest -s
-    assert worst <= FARTHEST.get((name, dtype), 2)
+    assert worst <= FARTHEST.get((name, dtype), 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64], ids=str)

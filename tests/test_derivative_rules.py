@@ -86,7 +86,7 @@ OPERATIONS = (
     *_calls("asin acos atanh erfinv", (-0.9, 0.9)),
     *_calls("acosh", (1.1, 4)),
     *_calls("special_ndtri", (0.05, 0.95)),
-    *_calls("add sub mul div fmod remainder atan2 hypot copysign fmax fmin maximum minimum", (-3, 3), 2),
+    *_calls("add sub mul div fmod remainder atan2 hypot logaddexp copysign fmax fmin maximum minimum", (-3, 3), 2),
     *_calls("pow", (0.2, 3), 2),
     *(_polygamma(order) for order in (1, 2, 3)),
     Operation("pow 3", lambda x: x.call("pow", 3), ((-3, 3),)),

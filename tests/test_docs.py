@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fuser.config import SETTINGS, Setting
+from fuser.ops import OPS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")])
@@ -35,6 +36,14 @@ def test_python_blocks_run(page: Path) -> None:
 def test_blocks_are_found() -> None:
     assert blocks_of(ROOT / "README.md")
     assert blocks_of(ROOT / "docs" / "architecture.md")
+
+
+def test_every_op_is_listed() -> None:
+    page = (ROOT / "docs" / "ops.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"`(?:x\.)?(\w+)", page))
+    # Forms of div, pow, gelu and x.to(dtype).
+    forms = {"div_number", "pow_number", "gelu_tanh", "gelu_tanh_backward", "convert"}
+    assert set(OPS) - listed == forms
 
 
 def test_configuration_table_is_the_one_in_the_code(request: pytest.FixtureRequest) -> None:

@@ -87,7 +87,7 @@ def op_inputs(name: str, dtype: torch.dtype = torch.float64, device: str = "cpu"
     parameters = OPS[name].function.functor.tensors
     found = []
     for place, parameter in enumerate(parameters):
-        is_condition = parameter.name in OPS[name].function.unpromoted
+        is_condition = parameter.type == "bool"
         found.append(draw((5,), torch.bool if is_condition else dtype, domain, seed=place + 1, device=device))
     return found
 

@@ -87,6 +87,6 @@ define(
     "T g, T x",
     f"T square = x * x; T inner = {_BETA} * (x + T(0.044715) * (square * x)); T t = tanh(inner);"
     f" T left = T(0.5) * x; T right = T(1) + t; T slope = {_BETA} * (T(1) + T(3) * T(0.044715) * square);"
-    " return g * (T(0.5) * right + left * ((T(1) - t * t) * slope));",
+    " return g * (T(0.5) * right + left * (T(1) - t * t) * slope);",
     lambda g, x: _ATEN.gelu_backward(g, x, approximate="tanh"),
 )

@@ -160,7 +160,8 @@ def _bind_div(input: Any, other: Any, *, rounding_mode: Any = None) -> Call | No
     if _is_number(input):
         # ``2 / x`` is x.reciprocal() * 2 in torch.
         return _call("mul", _call("reciprocal", other), input)
-    return _call("div_number" if _is_number(other) else "div", input, other)
+    is_real = _is_number(other) and not isinstance(other, complex)
+    return _call("div_number" if is_real else "div", input, other)
 
 
 def _bind_pow(input: Any, exponent: Any) -> Call:  # noqa: A002

@@ -31,14 +31,15 @@ define(
 )
 define("mul", "T a, T b", "return a * b;", operator.mul, kinds=ANY_REAL)
 define("div", "T a, T b", "return a / b;", torch.div, kinds=ANY_REAL, promotion=Promotion.INT_TO_FLOAT)
-# ATen's CUDA kernel multiplies by the reciprocal when the divisor is one number; its CPU kernel divides.
+# ATen's CUDA kernel multiplies by the reciprocal, in double, when the divisor is one number; its CPU kernel divides.
 define(
     "div_number",
-    "T a, T b",
-    "\n#ifdef __CUDACC__\nreturn a * (T(1) / b);\n#else\nreturn a / b;\n#endif\n",
+    "T a, double b",
+    "\n#ifdef __CUDACC__\nreturn a * T(1.0 / b);\n#else\nreturn a / T(b);\n#endif\n",
     torch.div,
     kinds=ANY_REAL,
     promotion=Promotion.INT_TO_FLOAT,
+    unpromoted=("b",),
 )
 define("neg", "T x", "return -x;", torch.neg, kinds=REAL)
 define("abs", "T x", "return x < T(0) ? -x : (x == T(0) ? T(0) : x);", torch.abs, kinds=REAL)
