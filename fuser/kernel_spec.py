@@ -154,6 +154,8 @@ def infer_typing(group: FusionGroup, inputs: Sequence[InputSpec | None], default
             # A user's scalar as a 0-dim tensor is of any dtype; the condition of torch's own ops is not.
             if function.op and parameter.type == "bool" and values[value] is not torch.bool:
                 raise UnsupportedError(f"op {function.op!r} with a condition of {values[value]}")
+            if function.op and parameter.type == "double" and values[value].is_complex:
+                raise UnsupportedError(f"op {function.op!r} with a complex number")
         common_dtypes.append(common)
         rank = min(ranks[value] for value in application.tensors)
         for place in range(function.num_outputs):

@@ -37,8 +37,10 @@ hypothesis.settings.register_profile(
 )
 
 # Set before any test module imports fuser, which reads its environment once: no test may touch the user's own cache.
-_CACHE = tempfile.mkdtemp(prefix="fuser-tests-")
-os.environ["FUSER_CACHE_DIR"] = _CACHE
+# The workers of a run inherit the folder, and compile nothing twice.
+_IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+if not _IS_WORKER:
+    os.environ["FUSER_CACHE_DIR"] = tempfile.mkdtemp(prefix="fuser-tests-")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,8 +56,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Remove this process's cache."""
-    shutil.rmtree(_CACHE, ignore_errors=True)
+    """Remove the cache of this run."""
+    if not _IS_WORKER:
+        shutil.rmtree(os.environ["FUSER_CACHE_DIR"], ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -88,7 +88,7 @@ def op_inputs(name: str, dtype: torch.dtype = torch.float64, device: str = "cpu"
     found = []
     for place, parameter in enumerate(parameters):
         is_condition = parameter.type == "bool"
-        found.append(draw((5,), torch.bool if is_condition else dtype, domain, seed=place + 1, device=device))
+        found.append(draw((3,), torch.bool if is_condition else dtype, domain, seed=place + 1, device=device))
     return found
 
 
@@ -96,12 +96,30 @@ def op_inputs(name: str, dtype: torch.dtype = torch.float64, device: str = "cpu"
 HAVE_GRADIENT = [name for name, op in OPS.items() if not op.function.out_dtypes and "float" in op.kinds]
 
 
+def alike() -> list[tuple[str, ...]]:
+    """Return the ops in parts that take the same inputs: the ops of a part are one kernel."""
+    found: dict[Any, list[str]] = {}
+    for name in HAVE_GRADIENT:
+        types = tuple(item.type for item in OPS[name].function.functor.tensors)
+        found.setdefault((DOMAINS.get(name), types), []).append(name)
+    return [tuple(names[begin : begin + 12]) for names in found.values() for begin in range(0, len(names), 12)]
+
+
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", HAVE_GRADIENT)
-def test_op(name: str, device: str) -> None:
-    inputs = leaves(op_inputs(name, device=device))
-    assert torch.autograd.gradcheck(op_function(name), inputs, check_forward_ad=device == "cpu")
-    assert torch.autograd.gradgradcheck(op_function(name), inputs)
+@pytest.mark.parametrize("names", alike(), ids="+".join)
+def test_ops(names: tuple[str, ...], device: str) -> None:
+    builder = fuser.GroupBuilder()
+    inputs = leaves(op_inputs(names[0], device=device))
+    places = [builder.add_input(f"x{place}") for place in range(len(inputs))]
+    results: list[int] = []
+    for name in names:
+        numbers = NUMBERS.get(name, {}).items()
+        scalars = [builder.add_input(f"{name}_{key}", is_scalar=True, default=value) for key, value in numbers]
+        results += builder.apply(OPS[name].function, places, scalars)
+    key = fuser.register_fusion(builder.build(results))
+    function = lambda *args: tuple(fuser.run_fusion(key, args))  # noqa: E731
+    assert torch.autograd.gradcheck(function, inputs, check_forward_ad=device == "cpu")
+    assert torch.autograd.gradgradcheck(function, inputs)
 
 
 # torch has no second derivative of SiLU's backward op.

@@ -450,6 +450,29 @@ def test_strides_of_a_number_to_the_power_of_a_tensor() -> None:
         assert_form(fuser.fuse(step)(x, 2), step(x, 2), "")
 
 
+def with_constant(form: Callable[[Any, Any], Any], number: float) -> Callable[[Any], Any]:
+    return lambda x: form(x, number)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_numbers_that_are_arguments_choose_the_same_ops(device: str) -> None:
+    """Torch multiplies by a number's reciprocal and has powers of its own: so do numbers that only a call knows."""
+    x = draw((1000,), torch.float32, (0.1, 4.0), device=device)
+    forms = (lambda x, n: x / n, lambda x, n: n / x, lambda x, n: x**n, lambda x, n: x / (n * x.shape[0]) ** 0.5)
+    for form in forms:
+        for number in (3, 0.3, 2.0, 0.5, True):
+            variable, constant = fuser.fuse(form), fuser.fuse(with_constant(form, number))
+            got = variable(x, number)
+            assert same_bits(got, constant(x))
+            assert [item.function for group in variable.groups for item in group.applications] == [
+                item.function for group in constant.groups for item in group.applications
+            ]
+            if device == "cuda":
+                assert same_bits(got, form(x, number))
+    for number in (1 + 2j, 2**40):
+        assert torch.equal(fuser.fuse(forms[0])(x, number), forms[0](x, number))
+
+
 COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
 
 

@@ -23,10 +23,9 @@ from fuser.fx.conversions import find_visible_aliases
 from fuser.graph import FusionGroup
 from fuser.jiterator import JitFunction
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
-from fuser.ops import Call, bind_function, bind_method, bind_module, has_hooks
+from fuser.ops import IS_NUMBER, Call, bind_function, bind_method, bind_module, has_hooks
 
 __all__ = [
-    "IS_NUMBER",
     "Partition",
     "bind_group",
     "bind_node",
@@ -39,8 +38,6 @@ __all__ = [
 
 # Longer chains only make longer kernels; a bound keeps compile time bounded.
 MAX_APPLICATIONS = 128
-# Key in the ``meta`` of a placeholder that stands for a Python number.
-IS_NUMBER = "fuser_is_number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +246,9 @@ class _Partitioner:
         self.members: list[list[fx.Node]] = [[node] for node in self.nodes]
         self.alive = [True] * count
         numbers = number_nodes(self.nodes)
+        for node in numbers:
+            # Some ops are others beside a number.
+            node.meta[IS_NUMBER] = True
         self.calls = {node: bind_node(node) for node in self.nodes if node not in numbers and is_fusible(node)}
         self.barriers = {node for node in self.nodes if _is_barrier(node)}
         visible = find_visible_aliases(self.nodes, self.calls, self.barriers)

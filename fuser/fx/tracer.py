@@ -11,9 +11,9 @@ import torch
 from torch import fx
 
 from fuser.errors import UnsupportedError
-from fuser.fx.partition import IS_NUMBER, is_size
+from fuser.fx.partition import is_size
 from fuser.jiterator import JitFunction
-from fuser.ops import has_hooks
+from fuser.ops import IS_NUMBER, has_hooks
 
 __all__ = ["Baked", "trace"]
 

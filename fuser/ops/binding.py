@@ -17,8 +17,10 @@ from fuser.graph import Function
 from fuser.ops.elementary import UNARY_FLOAT
 from fuser.ops.table import OPS, cast_function, convert_function
 
-__all__ = ["Call", "bind_function", "bind_method", "bind_module", "has_hooks"]
+__all__ = ["IS_NUMBER", "Call", "bind_function", "bind_method", "bind_module", "has_hooks"]
 
+# Key in the ``meta`` of a stand-in that is a Python number.
+IS_NUMBER = "fuser_is_number"
 _NUMBER_TYPES = (bool, int, float, complex)
 _ATEN = torch.ops.aten
 
@@ -129,8 +131,12 @@ def _binary_of_tensors(name: str) -> Binder:
     return bind
 
 
-def _is_number(value: Any) -> bool:
+def _is_constant(value: Any) -> bool:
     return isinstance(value, _NUMBER_TYPES)
+
+
+def _is_number(value: Any) -> bool:
+    return _is_constant(value) or bool(getattr(value, "meta", {}).get(IS_NUMBER))
 
 
 def _tensor_first(binder: Binder) -> Binder:
@@ -147,7 +153,7 @@ def _bind_add(input: Any, other: Any, *, alpha: Any = 1) -> Call:  # noqa: A002
 
 
 def _bind_sub(input: Any, other: Any, *, alpha: Any = 1) -> Call | None:  # noqa: A002
-    return _call("sub", input, other, minus_alpha=-alpha) if _is_number(alpha) else None
+    return _call("sub", input, other, minus_alpha=-alpha) if _is_constant(alpha) else None
 
 
 def _bind_rsub(input: Any, other: Any, alpha: Any = 1) -> Call | None:  # noqa: A002
@@ -160,6 +166,7 @@ def _bind_div(input: Any, other: Any, *, rounding_mode: Any = None) -> Call | No
     if _is_number(input):
         # ``2 / x`` is x.reciprocal() * 2 in torch.
         return _call("mul", _call("reciprocal", other), input)
+    # A complex number that is no constant is found when the dtypes are.
     is_real = _is_number(other) and not isinstance(other, complex)
     return _call("div_number" if is_real else "div", input, other)
 
@@ -231,7 +238,7 @@ def _bind_selu(input: Any, inplace: bool = False) -> Call | None:  # noqa: A002
 
 def _bind_celu(input: Any, alpha: Any = 1.0, inplace: bool = False) -> Call | None:  # noqa: A002
     # torch has its own error for a division by zero.
-    is_refused = inplace or not _is_number(alpha) or alpha == 0
+    is_refused = inplace or not _is_constant(alpha) or alpha == 0
     return None if is_refused else _bind_scaled_elu(input, alpha, 1.0, 1.0 / alpha)
 
 
@@ -241,7 +248,7 @@ def _bind_softplus(input: Any, beta: Any = 1.0, threshold: Any = 20.0) -> Call: 
 
 def _bind_hardtanh(input: Any, min_val: Any = -1.0, max_val: Any = 1.0, inplace: bool = False) -> Call | None:  # noqa: A002
     # torch has its own error for bounds in the wrong order.
-    is_refused = inplace or not (_is_number(min_val) and _is_number(max_val)) or min_val > max_val
+    is_refused = inplace or not (_is_constant(min_val) and _is_constant(max_val)) or min_val > max_val
     return None if is_refused else _call("hardtanh", input, min_val=min_val, max_val=max_val)
 
 
@@ -271,7 +278,9 @@ def _bind_lerp(input: Any, end: Any, weight: Any) -> Call | None:  # noqa: A002
 
 def _bind_masked_fill(input: Any, mask: Any, value: Any) -> Call | None:  # noqa: A002
     # torch refuses a number that the dtype cannot hold: these every dtype of the op can.
-    is_safe = _is_number(value) and not isinstance(value, complex) and (not math.isfinite(value) or abs(value) <= 65504)
+    is_safe = (
+        _is_constant(value) and not isinstance(value, complex) and (not math.isfinite(value) or abs(value) <= 65504)
+    )
     return _call("masked_fill", input, mask, value=value) if is_safe else None
 
 
