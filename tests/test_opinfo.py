@@ -30,8 +30,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning", "ignore:where received a uint8:UserWarning"),
 ]
 
-# Samples of each op that are run, evenly chosen (each in every dtype); "make fuzz" runs them all. Functions of one tensor
-# differ in their name alone: each runs half of these.
+# Samples of each op that are run, evenly chosen (each in every dtype); "make fuzz" runs them all. Functions of one
+# tensor differ in their name alone: each runs half of these.
 SAMPLES = 100 if os.environ.get("HYPOTHESIS_PROFILE") == "fuzz" else 2
 
 ATEN = torch.ops.aten
