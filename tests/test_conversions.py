@@ -132,13 +132,13 @@ def test_random_programs(dtype: torch.dtype) -> None:
     """Values, and which of inputs and results are the same memory, are eager's."""
     poison()
     fused = 0
-    for seed in range(40):
+    for seed in range(25):
         program = random_program(seed)
         before = fuser.stats()["launches"]
         assert outcome(fuser.fuse(program), dtype) == outcome(program, dtype), seed
         fused += fuser.stats()["launches"] > before
     unpoison()
-    assert fused > 20, "most of them launch kernels"
+    assert fused > 12, "most of them launch kernels"
 
 
 def test_gradients() -> None:
