@@ -38,7 +38,7 @@ docs: $(VENV)/.dev ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 pytest: $(VENV)/.dev ## Run the tests on JOBS processes (2 unless told); ARGS passes options on
-	$(BIN)/pytest -n $(JOBS) --dist worksteal $(ARGS)
+	$(BIN)/pytest -n $(JOBS) $(ARGS)
 
 fuzz: $(VENV)/.dev ## Run the property tests at random and for long, and all of torch's samples
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -n $(JOBS) -m hypothesis $(ARGS)
