@@ -13,8 +13,8 @@ from functools import cached_property
 import torch
 
 from fuser.access import DEFAULT_TUNING, SINGLE, Access, Tuning
+from fuser.cxx.functor import Functor, Role
 from fuser.dtypes import DTypeInfo, cpp_scalar_type, dtype_info
-from fuser.functor import Functor, Role
 from fuser.graph import Application, FusionGroup, Isolation, describe_application
 from fuser.kernel_spec import ArgSpec, Typing, infer_typing
 

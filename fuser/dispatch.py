@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from fuser import autograd, library
+from fuser import library
+from fuser.autodiff import autograd
+from fuser.autodiff.case import is_transformed
 from fuser.config import config
-from fuser.differentiation import is_transformed
 from fuser.errors import CompilerNotFoundError, GradientError, UnsupportedError
 from fuser.executor import run_fallback, run_planned, under_autocast
 from fuser.kernel_spec import KernelSpec

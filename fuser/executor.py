@@ -22,7 +22,7 @@ from fuser.layout import Shape, Strides
 from fuser.ops import WIDE_UNDER_AUTOCAST
 from fuser.outputs import check_out, finish_out
 from fuser.planner import Plan, Step, describe, describe_without_memory, make_plan
-from fuser.tuner import make_tuned
+from fuser.tuning.search import make_tuned
 
 __all__ = [
     "merge_inputs",

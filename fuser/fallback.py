@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from fuser.cxx.functor import Functor, Role
 from fuser.dtypes import Rank, dtype_info, number_dtype
 from fuser.errors import FallbackError, UnsupportedError, UntranslatableError
-from fuser.functor import Functor, Role
 from fuser.graph import Function, FusionGroup
 from fuser.layout import Shape, broadcast_shapes, infer_output_strides
 from fuser.ops import OPS

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fuser.cxx.functor import Functor, Parameter, parse_functor
 from fuser.dtypes import Rank, promote, to_floating
 from fuser.errors import ArgumentError, FuserError, GroupError
-from fuser.functor import Functor, Parameter, parse_functor
 
 if TYPE_CHECKING:
     import networkx

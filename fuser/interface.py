@@ -13,7 +13,7 @@ from fuser.graph import FusionGroup
 from fuser.kernel_cache import compiled_kernel_count
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Launcher, Replayer
-from fuser.tuner import TuningReport, tune
+from fuser.tuning.search import TuningReport, tune
 
 __all__ = [
     "autotune",

@@ -11,11 +11,11 @@ import torch
 
 from fuser.compiler import dump, register
 from fuser.config import config
+from fuser.cxx.functor import Functor, parse_functor
 from fuser.dispatch import run_and_record
 from fuser.dtypes import plain_number
 from fuser.errors import ArgumentError
 from fuser.executor import split_inputs, warm_up
-from fuser.functor import Functor, parse_functor
 from fuser.graph import Function, FusionGroup, GroupBuilder, HandWritten
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Replayer, called_in_c

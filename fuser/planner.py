@@ -36,7 +36,7 @@ from fuser.kernel_spec import (
 )
 from fuser.layout import IterationSpace, Shape, Strides, broadcast_strides, build_iteration_space
 from fuser.sections import cut_group, group_outputs
-from fuser.tunings import tuned
+from fuser.tuning.table import tuned
 
 __all__ = [
     "Bound",

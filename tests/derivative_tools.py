@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from fuser.derivative import Derived, forward_functor, reverse_functor
+from fuser.autodiff.derivative import Derived, forward_functor, reverse_functor
+from fuser.cxx.functor import Functor, Role
 from fuser.eager.translation import translate
-from fuser.functor import Functor, Role
 
 Types = tuple[torch.dtype, ...]
 

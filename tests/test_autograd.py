@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuser
-from fuser import differentiation
+from fuser.autodiff import case as differentiation
 from fuser.errors import ArgumentError, GradientError
 
 pytestmark = pytest.mark.cpu

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fuser import compiler, planner
-from fuser.backward import DerivedGroup, build_backward, build_tangents
-from fuser.functor import parse_functor
+from fuser.autodiff.backward import DerivedGroup, build_backward, build_tangents
+from fuser.cxx.functor import parse_functor
 from fuser.graph import Function, FusionGroup, GroupBuilder, HandWritten, Isolation
 from fuser.kernel_spec import InputSpec, infer_typing
 

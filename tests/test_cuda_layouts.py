@@ -11,8 +11,9 @@ import torch
 from functors import poison, same_bits, unpoison
 
 import fuser
-from fuser import planner, tunings
+from fuser import planner
 from fuser.config import config
+from fuser.tuning import table as tunings
 
 pytestmark = pytest.mark.cuda
 

@@ -13,11 +13,11 @@ from derivative_tools import argument_types, derived_types, run, tangents_of
 from functors import CASES, Case, draw
 
 import fuser
-from fuser.derivative import Derived, forward_functor, reverse_functor
-from fuser.derivative.text import emit_functor
+from fuser.autodiff.derivative import Derived, forward_functor, reverse_functor
+from fuser.autodiff.derivative.text import emit_functor
+from fuser.cxx.functor import Functor, Role, parse_functor
 from fuser.eager.translation import translate
 from fuser.errors import DataDependentError, NotDifferentiableError
-from fuser.functor import Functor, Role, parse_functor
 from fuser.ops import OPS
 
 F32, F64 = torch.float32, torch.float64

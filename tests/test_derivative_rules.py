@@ -11,15 +11,15 @@ import pytest
 import torch
 
 import fuser
-from fuser.derivative.demand import Demand
-from fuser.derivative.expression import Builder, Expr, evaluate, topological
-from fuser.derivative.formulas import PARTIALS, UNARY
-from fuser.derivative.forward import differentiate_forward
-from fuser.derivative.reverse import differentiate_reverse
-from fuser.derivative.rules import edges
-from fuser.derivative.simplify import simplify
-from fuser.derivative.text import emit_functor
-from fuser.functor import parse_functor
+from fuser.autodiff.derivative.demand import Demand
+from fuser.autodiff.derivative.expression import Builder, Expr, evaluate, topological
+from fuser.autodiff.derivative.formulas import PARTIALS, UNARY
+from fuser.autodiff.derivative.forward import differentiate_forward
+from fuser.autodiff.derivative.reverse import differentiate_reverse
+from fuser.autodiff.derivative.rules import edges
+from fuser.autodiff.derivative.simplify import simplify
+from fuser.autodiff.derivative.text import emit_functor
+from fuser.cxx.functor import parse_functor
 from fuser.graph import Function, GroupBuilder
 
 REAL, COMPLEX = torch.float64, torch.complex128

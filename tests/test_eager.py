@@ -30,11 +30,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fuser
 from fuser.config import config
+from fuser.cxx.functor import Role, parse_functor
 from fuser.dtypes import dtype_info, number_dtype
 from fuser.eager.translation import Translation, translate
 from fuser.errors import FallbackError, UntranslatableError
 from fuser.fallback import call_derived, find_obstacle
-from fuser.functor import Role, parse_functor
 
 COMPILED_DTYPES = [(item, dtype) for item in CONSTRUCTS for dtype in item.dtypes]
 

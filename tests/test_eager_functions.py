@@ -16,13 +16,13 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fuser
-from fuser.eager import functions
-from fuser.eager.bits import BITS
-from fuser.eager.complex import COMPLEX
 from fuser.eager.data import as_node, round_to
-from fuser.eager.functions import NamedFunction, call, call_with_results
-from fuser.eager.real import BINARY, CLASSIFY, UNARY
-from fuser.eager.special import SPECIAL
+from fuser.eager.math import functions
+from fuser.eager.math.bits import BITS
+from fuser.eager.math.complex import COMPLEX
+from fuser.eager.math.functions import NamedFunction, call, call_with_results
+from fuser.eager.math.real import BINARY, CLASSIFY, UNARY
+from fuser.eager.math.special import SPECIAL
 from fuser.eager.values import (
     WHOLE_FUNCTIONS,
     NeedsValuesError,

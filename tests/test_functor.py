@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import fuser
+from fuser.cxx.functor import Role, parse_functor
 from fuser.errors import FunctorError
-from fuser.functor import Role, parse_functor
 
 
 @dataclass(frozen=True)

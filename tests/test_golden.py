@@ -20,7 +20,7 @@ from fuser.cpu import dialect as cpu_dialect
 from fuser.cpu import prelude as cpu_prelude
 from fuser.cuda import dialect as cuda_dialect
 from fuser.cuda import prelude as cuda_prelude
-from fuser.functor import parse_functor
+from fuser.cxx.functor import parse_functor
 from fuser.graph import Function, FusionGroup, GroupBuilder
 from fuser.ops import OPS
 

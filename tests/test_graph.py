@@ -20,9 +20,9 @@ from fuser import planner
 from fuser.access import Access, Tuning
 from fuser.compiler import register
 from fuser.config import SETTINGS, config
+from fuser.cxx.functor import parse_functor
 from fuser.dtypes import Rank
 from fuser.errors import ArgumentError, GroupError
-from fuser.functor import parse_functor
 from fuser.graph import Application, Function, FusionGroup, GroupBuilder, HandWritten, Input, Isolation, Promotion
 from fuser.kernel_cache import KernelStore
 from fuser.kernel_spec import ArgSpec, InputSpec

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fuser.functor import parse_functor
+from fuser.autodiff.recompute import BYTES_PER_OPERATION, Sizes, choose_saved, cost_of_application, count_operations
+from fuser.cxx.functor import parse_functor
 from fuser.graph import Function, FusionGroup, GroupBuilder
-from fuser.recompute import BYTES_PER_OPERATION, Sizes, choose_saved, cost_of_application, count_operations
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,17 @@ from cubins import compile_twin
 from functors import functor
 
 import fuser
-from fuser import compiler, planner, tuner, tunings
+from fuser import compiler, planner
 from fuser.access import MAX_TILE_BYTES, Access, Tuning, plan_walk
 from fuser.config import config
-from fuser.functor import parse_functor
+from fuser.cxx.functor import parse_functor
 from fuser.geometry import divider, launch_shape, pack_geometry
 from fuser.graph import Function, FusionGroup, GroupBuilder
 from fuser.kernel_spec import ArgSpec, KernelSpec
 from fuser.layout import IterationSpace
-from fuser.tuner import KernelTrials, Trial, TuningReport
+from fuser.tuning import search as tuner
+from fuser.tuning import table as tunings
+from fuser.tuning.search import KernelTrials, Trial, TuningReport
 
 MUL = "template <typename T> T mul(T x, T y) { return x * y; }"
 SQUARE = (256, 256)
@@ -222,7 +224,7 @@ def test_the_report_prints_what_was_tried() -> None:
 
 
 def test_a_search_keeps_what_is_faster_by_more_than_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fuser import tuner
+    from fuser.tuning import search as tuner
 
     spec, args, _ = source_of(meta(1000), meta(1000))
     kept: list[Tuning] = []
@@ -245,7 +247,7 @@ def test_a_search_keeps_what_is_faster_by_more_than_noise(monkeypatch: pytest.Mo
 
 
 def test_the_setting_searches_for_unknown_kernels_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fuser import tuner
+    from fuser.tuning import search as tuner
 
     spec, args, _ = source_of(meta(1000), meta(1000))
     monkeypatch.setattr(tunings, "_known", {})

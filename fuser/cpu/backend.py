@@ -18,7 +18,7 @@ from fuser import counters
 from fuser.codegen import Dialect, KernelSource
 from fuser.config import config
 from fuser.cpu.dialect import DIALECT
-from fuser.cpu.kernel import CpuKernel
+from fuser.cpu.fused_kernel import CpuKernel
 from fuser.disk_cache import cache_directory
 from fuser.errors import CompilerNotFoundError, Diagnostic
 from fuser.fused_kernel import begin_compile, build_compile_error

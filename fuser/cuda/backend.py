@@ -10,7 +10,7 @@ import torch
 from fuser import counters
 from fuser.codegen import Dialect, KernelSource
 from fuser.cuda.dialect import DIALECT
-from fuser.cuda.kernel import CudaKernel
+from fuser.cuda.fused_kernel import CudaKernel
 from fuser.disk_cache import cache_directory
 from fuser.errors import CaptureError, CompilerNotFoundError, Diagnostic, FuserError
 from fuser.fused_kernel import begin_compile, build_compile_error

@@ -11,10 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuser.eager import functions
-from fuser.eager.evaluate import Evaluator
-from fuser.eager.masks import Frame, any_lane, both_of
-from fuser.eager.nodes import (
+from fuser.cxx.functor import MATH_FUNCTIONS
+from fuser.cxx.nodes import (
     ArrayType,
     Assign,
     Binary,
@@ -35,13 +33,16 @@ from fuser.eager.nodes import (
     TypeSyntax,
     Unary,
 )
-from fuser.eager.resolve import SubstitutionError
-from fuser.eager.stack import MAX_DEPTH, deep_stack
-from fuser.eager.statements import (
+from fuser.cxx.statements import (
     Block,
     Function,
     Parameter,
 )
+from fuser.eager.evaluate import Evaluator
+from fuser.eager.masks import Frame, any_lane, both_of
+from fuser.eager.math import functions
+from fuser.eager.resolve import SubstitutionError
+from fuser.eager.stack import MAX_DEPTH, deep_stack
 from fuser.eager.storage import (
     Closure,
     Fixed,
@@ -63,7 +64,6 @@ from fuser.eager.types import (
     describe_type,
 )
 from fuser.eager.values import PLACE, Value, constant, convert
-from fuser.functor import MATH_FUNCTIONS
 
 __all__ = ["IGNORED", "Caller", "DataDependentError"]
 

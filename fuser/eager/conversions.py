@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fuser.eager import functions
-from fuser.eager.nodes import (
+from fuser.cxx.nodes import (
     Cast,
     Expression,
     Index,
@@ -18,6 +17,7 @@ from fuser.eager.nodes import (
     SizeOf,
     TypeSyntax,
 )
+from fuser.eager.math import functions
 from fuser.eager.places import Locator
 from fuser.eager.storage import (
     Aggregate,

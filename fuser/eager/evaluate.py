@@ -7,9 +7,7 @@ from typing import Any
 
 import torch
 
-from fuser.eager.conversions import Converter
-from fuser.eager.masks import Condition
-from fuser.eager.nodes import (
+from fuser.cxx.nodes import (
     Assign,
     Binary,
     Conditional,
@@ -22,6 +20,8 @@ from fuser.eager.nodes import (
     Step,
     Unary,
 )
+from fuser.eager.conversions import Converter
+from fuser.eager.masks import Condition
 from fuser.eager.storage import (
     Closure,
     Fixed,

@@ -16,15 +16,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuser.eager.loops import Looper
-from fuser.eager.masks import ALL, NONE, Condition, Frame, any_of, both_of
-from fuser.eager.nodes import (
+from fuser.cxx.nodes import (
     ArrayType,
     InitList,
     ReferenceType,
     Statement,
 )
-from fuser.eager.statements import (
+from fuser.cxx.statements import (
     Alias,
     Block,
     Break,
@@ -44,6 +42,8 @@ from fuser.eager.statements import (
     Switch,
     While,
 )
+from fuser.eager.loops import Looper
+from fuser.eager.masks import ALL, NONE, Condition, Frame, any_of, both_of
 from fuser.eager.storage import (
     Closure,
     Fixed,

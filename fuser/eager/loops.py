@@ -6,19 +6,19 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from fuser.eager.calls import Caller
-from fuser.eager.masks import NONE, Chain, Condition, Frame, Mask, any_lane, both_of
-from fuser.eager.nodes import (
+from fuser.cxx.nodes import (
     ReferenceType,
     Statement,
 )
-from fuser.eager.statements import Condition as ConditionSyntax
-from fuser.eager.statements import (
+from fuser.cxx.statements import Condition as ConditionSyntax
+from fuser.cxx.statements import (
     DoWhile,
     For,
     RangeFor,
     While,
 )
+from fuser.eager.calls import Caller
+from fuser.eager.masks import NONE, Chain, Condition, Frame, Mask, any_lane, both_of
 from fuser.eager.storage import (
     Scope,
     make_location,

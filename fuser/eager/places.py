@@ -10,9 +10,7 @@ from typing import Any
 
 import torch
 
-from fuser.eager import functions
-from fuser.eager.masks import Condition, Frame, Mask
-from fuser.eager.nodes import (
+from fuser.cxx.nodes import (
     Assign,
     Binary,
     Conditional,
@@ -25,10 +23,12 @@ from fuser.eager.nodes import (
     TypeSyntax,
     Unary,
 )
-from fuser.eager.resolve import Resolver, SubstitutionError
-from fuser.eager.statements import (
+from fuser.cxx.statements import (
     Function,
 )
+from fuser.eager.masks import Condition, Frame, Mask
+from fuser.eager.math import functions
+from fuser.eager.resolve import Resolver, SubstitutionError
 from fuser.eager.storage import (
     Choice,
     Fixed,

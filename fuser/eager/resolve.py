@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fuser.eager.nodes import (
+from fuser.cxx.nodes import (
     ArrayType,
     Decltype,
     Expression,
@@ -17,7 +17,7 @@ from fuser.eager.nodes import (
     ReferenceType,
     TypeSyntax,
 )
-from fuser.eager.statements import (
+from fuser.cxx.statements import (
     Program,
     Struct,
 )

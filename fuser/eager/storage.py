@@ -15,8 +15,8 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
+from fuser.cxx.nodes import Lambda
 from fuser.eager.masks import ALL, Condition, Frame, Mask, both_of
-from fuser.eager.nodes import Lambda
 from fuser.eager.types import ArrayOf, ClassType, CppType, FunctionType, PointerTo
 from fuser.eager.values import Value, convert, emit, select
 

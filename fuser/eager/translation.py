@@ -10,14 +10,15 @@ import torch
 from torch import fx
 
 from fuser.config import config
+from fuser.cxx.functor import Functor, Role
+from fuser.cxx.statements import Program
+from fuser.cxx.syntax import parse_program
 from fuser.dtypes import dtype_info, number_dtype
-from fuser.eager import functions
 from fuser.eager.calls import IGNORED, DataDependentError
 from fuser.eager.interpreter import Interpreter
+from fuser.eager.math import functions
 from fuser.eager.resolve import SubstitutionError
-from fuser.eager.statements import Program
 from fuser.eager.storage import NoTranslation
-from fuser.eager.syntax import parse_program
 from fuser.eager.values import (
     PLACE,
     WHOLE_FUNCTIONS,
@@ -29,7 +30,6 @@ from fuser.eager.values import (
     storage_dtype,
 )
 from fuser.errors import UntranslatableError
-from fuser.functor import Functor, Role
 
 __all__ = ["Translation", "cast", "translate"]
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fuser.eager.statements import Function, Struct
+from fuser.cxx.statements import Function, Struct
 
 __all__ = [
     "AUTO",

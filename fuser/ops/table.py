@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from fuser.cxx.functor import parse_functor
 from fuser.dtypes import DTYPES
-from fuser.functor import parse_functor
 from fuser.graph import Function, Promotion
 
 __all__ = [

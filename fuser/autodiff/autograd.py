@@ -1,0 +1,345 @@
+"""Differentiable calls: a group inside torch.autograd.Function, with the groups of its derivatives.
+
+A gradient is computed in the shape of the outputs it comes from, then summed to the shape of its input. Every derived
+group goes through ``run`` again, so that derivatives of any order and torch.func's transforms work.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from fuser import executor, library
+from fuser.autodiff.case import Case, Pass, check_eager, find_case, is_transformed
+from fuser.autodiff.opaque import call_opaque, push_forward
+from fuser.autodiff.pull_back import eager_function, pull_back_eagerly
+from fuser.compiler import registered
+from fuser.config import config
+from fuser.dtypes import Rank
+from fuser.errors import GradientError, UntranslatableError
+from fuser.kernel_spec import KernelSpec
+from fuser.launcher import Launcher, Replayer, record_call, record_through
+
+__all__ = ["run", "run_and_record"]
+
+
+def run(spec: KernelSpec, inputs: Sequence[Any]) -> list[torch.Tensor]:
+    """Run a group so that autograd, forward AD and torch.func's transforms can differentiate it.
+
+    Args:
+        spec: a registered group's spec.
+        inputs: strided tensors and Python numbers, one per input of the group.
+
+    Raises:
+        GradientError: an input requires grad and the group has no derivative.
+    """
+    return run_and_record(spec, inputs, None, ())
+
+
+def run_and_record(
+    spec: KernelSpec,
+    inputs: Sequence[Any],
+    launcher: Launcher | None,
+    tensors: tuple[Any, ...],
+    scalars: Mapping[str, Any] | None = None,
+) -> list[torch.Tensor]:
+    """As ``run``, for a call that ``launcher`` did not know, to be recorded there."""
+    case = find_case(spec, inputs)
+    if is_transformed():
+        results: tuple[torch.Tensor, ...] = _Transformed.apply(case, *inputs)  # type: ignore[no-untyped-call]
+        return list(results[: case.output_count])
+    call = partial(_call_case, case)
+    if launcher is not None and not case.follows_default_dtype:
+        record_through(launcher, call, inputs, tensors, scalars)
+    value = call(*inputs)
+    return [value] if isinstance(value, torch.Tensor) else list(value)
+
+
+def _call_case(case: Case, *inputs: Any) -> Any:
+    # A tensor, or a tuple of tensors for several outputs.
+    results = _apply(case, *inputs)
+    return results[0] if case.output_count == 1 else results[: case.output_count]
+
+
+class _Recorded(torch.autograd.Function):
+    """``apply(case, *inputs)`` returns the outputs, and after them what the backward pass wants to have saved."""
+
+    @staticmethod
+    def forward(ctx: Any, case: Case, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        results = _run_below(case.spec, case.launcher, inputs)
+        _save(ctx, case, inputs, results, case.read)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return None, *_find_gradients(ctx, grads)
+
+
+# torch.autograd.Function.apply serves transforms, too, and takes its time for it.
+_apply: Callable[..., tuple[torch.Tensor, ...]] = super(torch.autograd.Function, _Recorded).apply
+
+
+class _Transformed(torch.autograd.Function):
+    """The same for torch.func's transforms and forward AD, which may ask for anything."""
+
+    @staticmethod
+    def forward(case: Case, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(_run_below(case.spec, case.launcher, inputs))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        case, *values = inputs
+        ctx.save_for_forward(*_save(ctx, case, values, output, case.tensors))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return None, *_find_gradients(ctx, grads)
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Any) -> tuple[torch.Tensor | None, ...]:
+        return _find_tangents(ctx, tangents)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], case: Case, *inputs: Any) -> tuple[Any, Any]:
+        results = _call(case.spec, case.launcher, _batch_inputs(case, info.batch_size, in_dims[1:], inputs))
+        return tuple(results), (0,) * len(results)
+
+
+def _save(
+    ctx: Any, case: Case, inputs: Sequence[Any], outputs: Sequence[torch.Tensor], read: Sequence[int]
+) -> list[torch.Tensor]:
+    # For _find_gradients: what it reads, and the shape of each input and output. Returns the tensors.
+    ctx.set_materialize_grads(False)
+    if case.constant_outputs:
+        ctx.mark_non_differentiable(*[outputs[place] for place in case.constant_outputs])
+    ctx.case = case
+    tensors = [inputs[place] for place in read] + [outputs[place] for place in case.kept_outputs]
+    ctx.save_for_backward(*tensors)
+    ctx.saved = (*read, *case.kept)
+    ctx.numbers = {place: inputs[place] for place in case.numbers}
+    ctx.shapes = [inputs[place].shape for place in case.wanted]
+    ctx.out_shapes = [item.shape for item in outputs]
+    return tensors
+
+
+def _saved_values(ctx: Any) -> dict[int, Any]:
+    # Not asked for where there are none: a second backward pass of ``x + y`` is fine, and the question is not.
+    values: dict[int, Any] = dict(ctx.numbers)
+    if ctx.saved:
+        values |= zip(ctx.saved, ctx.saved_tensors, strict=True)
+    return values
+
+
+def _find_gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    case: Case = ctx.case
+    values = _saved_values(ctx)
+    found: list[torch.Tensor | None] = [None] * len(case.devices)
+    shapes = dict(zip(case.wanted, ctx.shapes, strict=True))
+    try:
+        passes = [case.backward(places) for places in _by_shape(ctx.out_shapes, grads)]
+    except (GradientError, UntranslatableError) as error:
+        check_eager(case.spec, error)
+        return _find_eager_gradients(ctx, values, grads)
+    for backward in passes:
+        if backward is None:
+            continue
+        for target, result in zip(backward.derived.targets, _run_pass(backward, grads, values), strict=True):
+            part = result if result.shape == shapes[target] else result.sum_to_size(shapes[target])
+            if part.device != case.devices[target]:
+                part = part.to(case.devices[target])
+            before = found[target]
+            found[target] = part if before is None else before + part
+    # As torch has it: what is a step function of an input has a gradient, of zeros.
+    for place, shape in shapes.items():
+        if found[place] is None:
+            found[place] = torch.zeros(shape, dtype=case.typing.values[place], device=case.devices[place])
+    return found
+
+
+def _by_shape(shapes: Sequence[torch.Size], grads: Sequence[torch.Tensor | None]) -> list[tuple[int, ...]]:
+    # Outputs of one shape are differentiated together: a gradient must not be summed as often as another is wide.
+    if len(shapes) == 1:
+        return [] if grads[0] is None else [(0,)]
+    groups: list[tuple[torch.Size, list[int]]] = []
+    for place, (shape, grad) in enumerate(zip(shapes, grads, strict=True)):
+        if grad is not None:
+            group = next((places for known, places in groups if known == shape), None)
+            if group is None:
+                groups.append((shape, [place]))
+            else:
+                group.append(place)
+    return [tuple(places) for _, places in groups]
+
+
+def _find_tangents(ctx: Any, tangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
+    case: Case = ctx.case
+    values = _saved_values(ctx)
+    given = tuple(place for place, tangent in enumerate(tangents) if tangent is not None)
+    try:
+        forward = case.tangents(given)
+    except (GradientError, UntranslatableError) as error:
+        check_eager(case.spec, error)
+        return _find_eager_tangents(case, values, given, tangents)
+    found = dict(zip(forward.derived.targets, _run_pass(forward, tangents, values), strict=True)) if forward else {}
+    made = []
+    for place, shape in enumerate(ctx.out_shapes):
+        tangent = found.get(place)
+        if tangent is None and place not in case.constant_outputs:
+            dtype = case.typing.values[case.spec.group.outputs[place]]
+            tangent = values[case.wanted[0]].new_zeros((), dtype=dtype)
+        made.append(None if tangent is None else tangent.expand(shape))
+    return tuple(made)
+
+
+def _find_eager_gradients(
+    ctx: Any, values: Mapping[int, Any], grads: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    case: Case = ctx.case
+    inputs = [values[place] for place in range(len(case.devices))]
+    places = _continuous_outputs(case)
+    incoming = []
+    for place in places:
+        grad, dtype = grads[place], case.typing.values[case.spec.group.outputs[place]]
+        zero = inputs[case.tensors[0]]
+        incoming.append(zero.new_zeros(ctx.out_shapes[place], dtype=dtype) if grad is None else grad)
+    wanted = [case.tensors.index(place) for place in case.wanted]
+    made = pull_back_eagerly(case.spec, inputs, places, incoming, wanted)
+    found: list[torch.Tensor | None] = [None] * len(case.devices)
+    for place, gradient in zip(case.wanted, made, strict=True):
+        found[place] = gradient
+    return found
+
+
+def _find_eager_tangents(
+    case: Case, values: Mapping[int, Any], given: tuple[int, ...], tangents: Sequence[Any]
+) -> tuple[torch.Tensor | None, ...]:
+    inputs = [values[place] for place in range(len(case.devices))]
+    tensors = [values[place] for place in case.tensors]
+    places = _continuous_outputs(case)
+    function = eager_function(case.spec, inputs, places)
+    derivative = partial(push_forward, function, [case.tensors.index(place) for place in given], len(tensors))
+    made = call_opaque(derivative, *tensors, *[tangents[place] for place in given])
+    found = dict(zip(places, made, strict=True))
+    return tuple(found.get(place) for place in range(len(case.spec.group.outputs)))
+
+
+def _continuous_outputs(case: Case) -> list[int]:
+    return [place for place in range(len(case.spec.group.outputs)) if place not in case.constant_outputs]
+
+
+def _run_pass(
+    step: Pass, derivatives: Sequence[Any], values: Mapping[int, Any]
+) -> list[torch.Tensor] | tuple[torch.Tensor, ...]:
+    # The derivatives, differentiable in turn where somebody differentiates this formula.
+    items = tuple(
+        [derivatives[place] if is_derivative else values[place] for is_derivative, place in step.derived.sources]
+    )
+    if any(isinstance(item, torch.Tensor) and _is_legacy_batched(item) for item in items):
+        # Of torch.autograd.grad(is_grads_batched=True), whose batches only torch's own operators take.
+        return step.spec.fallback.run(items, "a batch of gradients")
+    replayed = step.launcher.launch(items, None, None)
+    if replayed is not None:
+        return (replayed,) if isinstance(replayed, torch.Tensor) else replayed
+    return _call(step.spec, step.launcher, items)
+
+
+_is_legacy_batched: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+
+
+def _call(spec: KernelSpec, launcher: Replayer, inputs: Sequence[Any]) -> list[torch.Tensor]:
+    # As part of a formula.
+    if is_transformed():
+        return run(spec, inputs)
+    if library.needs_operator(inputs):
+        return library.call_operator(spec, list(inputs))
+    if torch.is_grad_enabled() and any(isinstance(item, torch.Tensor) and item.requires_grad for item in inputs):
+        return run_and_record(spec, inputs, launcher, tuple(inputs))
+    return list(_run_below(spec, launcher, inputs))
+
+
+def _run_below(spec: KernelSpec, launcher: Replayer, inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
+    # Without autograd.
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            return _run_below(spec, launcher, inputs)
+    arguments = tuple(inputs)
+    replayed = launcher.launch(arguments, None, None)
+    if replayed is not None:
+        return (replayed,) if isinstance(replayed, torch.Tensor) else replayed
+    if library.needs_operator(inputs):
+        return library.call_operator(spec, list(inputs))
+    plain = [item.resolve_conj().resolve_neg() if isinstance(item, torch.Tensor) else item for item in inputs]
+    results, plan = executor.run_planned(spec, plain, None)
+    if plan is not None and "launch" not in config.dump and all(map(operator.is_, plain, inputs)):
+        record_call(launcher, plan, arguments, arguments, None, None)
+    return results
+
+
+def _batch_inputs(case: Case, batch_size: int, in_dims: Sequence[int | None], inputs: Sequence[Any]) -> list[Any]:
+    # The batch comes first, and behind it the dimensions of an element, as many for each input.
+    def rank(item: Any, dim: int | None) -> int:
+        return item.dim() - (dim is not None) if isinstance(item, torch.Tensor) else 0
+
+    ranks = [rank(item, dim) for item, dim in zip(inputs, in_dims, strict=True)]
+    widest = max(ranks)
+    batched = []
+    for item, dim, count in zip(inputs, in_dims, ranks, strict=True):
+        if dim is None or not isinstance(item, torch.Tensor):
+            batched.append(item)
+            continue
+        moved = item.movedim(dim, 0)
+        moved = moved.reshape(moved.shape[0], *[1] * (widest - count), *moved.shape[1:])
+        if count == 0 and widest > 0:
+            moved = _as_zero_dim(case, moved)
+        batched.append(moved)
+    if not any(dim is not None for dim in in_dims):
+        batched[0] = batched[0].expand(batch_size, *batched[0].shape)
+    return batched
+
+
+def _as_zero_dim(case: Case, tensor: torch.Tensor) -> torch.Tensor:
+    # One number per element of the batch has the weight of a 0-dim tensor in promotion, though it has a dimension now.
+    strong = [
+        dtype
+        for dtype, rank in zip(case.typing.values, case.typing.ranks, strict=True)
+        if rank is Rank.TENSOR
+        and (dtype.is_floating_point, dtype.is_complex) >= (tensor.is_floating_point(), tensor.is_complex())
+    ]
+    return tensor.to(strong[0]) if strong and tensor.dtype is not strong[0] else tensor
+
+
+# --- the operator ------------------------------------------------------------------------------------------------
+def _setup_operator(ctx: Any, inputs: tuple[Any, ...], output: Sequence[torch.Tensor]) -> None:
+    key, kinds, tensors, numbers = inputs
+    values = executor.merge_inputs(kinds, tensors, numbers)
+    case = find_case(registered(int(key)), values, saves_results=False)
+    _save(ctx, case, values, output, case.read)
+    ctx.kinds, ctx.number_count = kinds, len(numbers)
+
+
+def _operator_backward(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
+    found = _find_gradients(ctx, grads)
+    of_tensors = [grad for kind, grad in zip(ctx.kinds, found, strict=True) if kind == "t"]
+    # torch wants the structure of the arguments back: a list of numbers counts as one thing, an empty list as a list.
+    return None, None, of_tensors, None if ctx.number_count else []
+
+
+def _vmap_operator(
+    info: Any, in_dims: tuple[Any, ...], key: str, kinds: str, tensors: list[torch.Tensor], numbers: list[Any]
+) -> tuple[list[torch.Tensor], list[int]]:
+    spec = registered(int(key))
+    values = executor.merge_inputs(kinds, tensors, numbers)
+    dims = executor.merge_inputs(kinds, in_dims[2], [None] * len(numbers))
+    # The call as one element of the batch sees it.
+    single = [item if dim is None else item.select(dim, 0) for item, dim in zip(values, dims, strict=True)]
+    case = find_case(spec, single, saves_results=False)
+    results = library.call_operator(spec, _batch_inputs(case, info.batch_size, dims, values))
+    return results, [0] * len(results)
+
+
+torch.library.register_vmap("fuser::run", _vmap_operator, lib=library.LIBRARY)
+torch.library.register_autograd("fuser::run", _operator_backward, setup_context=_setup_operator, lib=library.LIBRARY)

@@ -1,0 +1,368 @@
+"""The derivative of a group, as groups: they are compiled, fused, and differentiated in turn like any other.
+
+Reverse mode applies, from the outputs to the inputs, the backward functor of every application, and recomputes what
+the backward functors read of the forward pass from its inputs. Forward mode applies the tangent functors in order.
+Both work on the values of one element; sums over broadcast dimensions are the caller's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from fuser.cxx.functor import Functor, Parameter, Role, parse_functor
+from fuser.dtypes import dtype_info
+from fuser.errors import NotDifferentiableError
+from fuser.graph import Application, Function, FusionGroup, GroupBuilder, Isolation
+from fuser.kernel_spec import Typing
+from fuser.ops import cast_function
+
+if TYPE_CHECKING:
+    # Imported where a derivative is made: programs without gradients need none of it.
+    from fuser.autodiff.derivative import Derived
+
+__all__ = ["DerivedGroup", "Source", "build_backward", "build_tangents", "find_differentiable"]
+
+_ACCUMULATE = Function(
+    parse_functor("template <typename T> T accumulate(T a, T b) { return a + b; }"), isolation=Isolation.NONE
+)
+_ZERO = Function(parse_functor("template <typename T> T zero(T x) { return T(0); }"))
+
+
+class Source(NamedTuple):
+    """What one input of a derived group is bound to."""
+
+    # A gradient (of the forward group's output ``place``; in forward mode the tangent of its input ``place``), or the
+    # forward group's value ``place``.
+    is_derivative: bool
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedGroup:
+    """A group that computes gradients or tangents."""
+
+    group: FusionGroup
+    # One per input of the group.
+    sources: tuple[Source, ...]
+    # What each output is the gradient of (an input of the forward group) or the tangent of (a place among its outputs).
+    targets: tuple[int, ...]
+    # Values of the forward group that some derived functor reads.
+    read: frozenset[int]
+
+
+def find_differentiable(group: FusionGroup, typing: Typing, inputs: Collection[int]) -> frozenset[int]:
+    """Return the values of floating or complex dtype that depend on ``inputs`` through such values only."""
+    found = {value for value in inputs if _is_continuous(typing.values[value])}
+    for application, offset in zip(group.applications, group.value_offsets(), strict=True):
+        if not found.isdisjoint((*application.tensors, *application.scalars)):
+            made = range(offset, offset + application.function.num_outputs)
+            found |= {value for value in made if _is_continuous(typing.values[value])}
+    return frozenset(found)
+
+
+def build_backward(
+    group: FusionGroup,
+    typing: Typing,
+    wanted: Collection[int],
+    outputs: Collection[int],
+    saved: Collection[int] = (),
+) -> DerivedGroup | None:
+    """Return the group of the gradients of ``wanted`` inputs, given those of ``outputs``.
+
+    Args:
+        group: a canonical group.
+        typing: its dtypes.
+        wanted: inputs whose gradient is asked for.
+        outputs: places among the group's outputs that have an incoming gradient.
+        saved: values of the forward pass that are at hand, beside its inputs; the rest is recomputed.
+
+    Returns:
+        The group, or None if every gradient is zero. An input without an output has a gradient of zero.
+
+    Raises:
+        NotDifferentiableError: a functor has no derivative. DataDependentError: it has none as a functor.
+        UntranslatableError: it has a construct that cannot be differentiated.
+    """
+    continuous = find_differentiable(group, typing, wanted)
+    steps = _reverse_steps(group, typing, continuous, outputs)
+    read = frozenset(value for step in steps for value in step.read)
+    writer = _Writer(group, typing)
+    gradients: dict[int, int] = {}
+    for place in outputs:
+        value = group.outputs[place]
+        if value in continuous and any(value in step.outputs for step in steps):
+            writer.accumulate(gradients, value, writer.derivative(place, f"grad{place}"))
+    writer.recompute(read, saved)
+    inputs, pending = range(len(group.inputs)), Counter(value for step in steps for value in step.targets)
+    for step in steps:
+        incoming = [gradients[value] for value in step.outputs]
+        done = [value for value in step.targets if value in inputs and pending[value] == 1 and value not in gradients]
+        handles = writer.apply(step, incoming, done)
+        for value, handle in zip(step.targets, handles, strict=True):
+            pending[value] -= 1
+            if value >= 0:
+                writer.accumulate(gradients, value, handle, is_done=value in inputs and not pending[value])
+    targets = [value for value in wanted if value in gradients]
+    return writer.finish([gradients[value] for value in targets], targets, read) if targets else None
+
+
+def build_tangents(group: FusionGroup, typing: Typing, given: Collection[int]) -> DerivedGroup | None:
+    """Return the group of the tangents of the outputs, given those of the inputs ``given``; as ``build_backward``."""
+    from fuser.autodiff.derivative import forward_functor  # noqa: PLC0415
+
+    continuous = find_differentiable(group, typing, given)
+    tangents: set[int] = {value for value in given if value in continuous}
+    steps = []
+    for index, (application, offset) in enumerate(zip(group.applications, group.value_offsets(), strict=True)):
+        arguments = _arguments(application)
+        places = tuple(place for place, value in enumerate(arguments) if value in tangents)
+        made = range(offset, offset + application.function.num_outputs)
+        if not places or continuous.isdisjoint(made):
+            continue
+        functor, types = application.function.functor, _argument_types(application, index, typing)
+        derived = forward_functor(
+            functor, _compute_dtype(typing, index), types, given=places, op=application.function.op
+        )
+        if derived.functor is None:
+            continue
+        values = {out: offset + place for place, out in enumerate(derived.results) if out is not None}
+        targets = tuple(values.get(out, -1) for out in range(derived.functor.num_outputs))
+        incoming = tuple(arguments[place] for place in places)
+        steps.append(_Step(index, derived, incoming, targets, arguments, tuple(made)))
+        tangents |= {value for value in targets if value in continuous}
+    writer = _Writer(group, typing)
+    handles = {
+        value: writer.derivative(value, f"tangent{value}")
+        for value in given
+        if any(value in step.outputs for step in steps)
+    }
+    read = frozenset(value for step in steps for value in step.read)
+    writer.recompute(read, ())
+    for step in steps:
+        made_handles = writer.apply(step, [handles[value] for value in step.outputs], group.outputs)
+        handles.update(zip(step.targets, made_handles, strict=True))
+    moved = [place for place, value in enumerate(group.outputs) if value in tangents and value not in given]
+    return writer.finish([handles[group.outputs[place]] for place in moved], moved, read) if moved else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    # One application of a derived functor.
+    index: int
+    derived: Derived
+    # Forward values whose derivatives come in, in the order of the derived functor's ("grad", k).
+    outputs: tuple[int, ...]
+    # Forward value that each output of the derived functor belongs to; -1 for one that nobody wants.
+    targets: tuple[int, ...]
+    # Forward values of the functor's arguments, in the order of the declaration, and of its results.
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+
+    @property
+    def read(self) -> list[int]:
+        values = {"argument": self.arguments, "result": self.results}
+        return [values[kind][place] for kind, place in self.derived.arguments if kind in values]
+
+
+def _reverse_steps(
+    group: FusionGroup, typing: Typing, continuous: Collection[int], outputs: Collection[int]
+) -> list[_Step]:
+    # From the last application to the first; a step is there if a gradient reaches it.
+    reached = {group.outputs[place] for place in outputs} & set(continuous)
+    offsets = group.value_offsets()
+    steps = []
+    for index in reversed(range(len(group.applications))):
+        application, offset = group.applications[index], offsets[index]
+        incoming = tuple(place for place in range(application.function.num_outputs) if offset + place in reached)
+        arguments = _arguments(application)
+        wanted = tuple(place for place, value in enumerate(arguments) if value in continuous)
+        if not incoming or not wanted:
+            continue
+        derived = _derive(application, index, typing, wanted, incoming)
+        made = {out: arguments[place] for place, out in zip(wanted, derived.results, strict=True) if out is not None}
+        if made and derived.functor is not None:
+            results = tuple(range(offset, offset + application.function.num_outputs))
+            values = tuple(results[place] for place in incoming)
+            targets = tuple(made.get(out, -1) for out in range(derived.functor.num_outputs))
+            steps.append(_Step(index, derived, values, targets, arguments, results))
+            reached |= set(made.values())
+    return steps
+
+
+def _derive(
+    application: Application, index: int, typing: Typing, wanted: tuple[int, ...], outputs: tuple[int, ...]
+) -> Derived:
+    function = application.function
+    from fuser.autodiff.derivative import reverse_functor  # noqa: PLC0415
+
+    compute = _compute_dtype(typing, index)
+    if function.backward is not None:
+        return _hand_written(function, wanted, outputs)
+    types = _argument_types(application, index, typing)
+    return reverse_functor(function.functor, compute, types, wanted=wanted, outputs=outputs, op=function.op)
+
+
+def _hand_written(function: Function, wanted: tuple[int, ...], outputs: tuple[int, ...]) -> Derived:
+    # The user's backward functor takes what it wants to have saved, then the gradient of every output.
+    from fuser.autodiff.derivative import Derived  # noqa: PLC0415
+
+    assert function.backward is not None, "the caller checked"
+    backward, parameters = function.backward, _parameters(function.functor)
+    places = {parameter.name: place for place, parameter in enumerate(parameters)}
+    tensor_places = [places[parameter.name] for parameter in function.functor.tensors]
+    for place in wanted:
+        name = parameters[place].name
+        if name in function.unpromoted:
+            raise NotDifferentiableError(
+                f"its backward functor makes no gradient of the scalar {name!r}, which is a tensor here",
+                functor=function.functor.entry,
+            )
+
+    def bind(kind: str, place: int) -> tuple[str, int]:
+        if kind == "tensor":
+            return "argument", tensor_places[place]
+        if kind == "output":
+            return "result", place
+        return ("grad", outputs.index(place)) if place in outputs else ("zero", place)
+
+    tensors = iter([bind(*operand) for operand in backward.operands(function.functor)])
+    arguments = tuple(
+        ("argument", places[parameter.name]) if parameter.role is Role.SCALAR else next(tensors)
+        for parameter in _parameters(backward.functor)
+    )
+    made = {tensor_places[place]: out for out, place in enumerate(backward.targets)}
+    return Derived(backward.functor, arguments, tuple(made.get(place) for place in wanted), ())
+
+
+class _Writer:
+    """Builds a derived group."""
+
+    def __init__(self, group: FusionGroup, typing: Typing) -> None:
+        self.group = group
+        self.typing = typing
+        self.builder = GroupBuilder()
+        self.sources: list[Source] = []
+        # Handles of forward values.
+        self.values: dict[int, int] = {}
+
+    def derivative(self, place: int, name: str) -> int:
+        self.sources.append(Source(True, place))
+        return self.builder.add_input(name)
+
+    def recompute(self, read: Collection[int], saved: Collection[int]) -> None:
+        """Make the forward values ``read`` available: inputs and ``saved`` as inputs, others computed again."""
+        offsets = self.group.value_offsets()
+        needed, again = set(read), set[int]()
+        for index in reversed(range(len(self.group.applications))):
+            item = self.group.applications[index]
+            made = range(offsets[index], offsets[index] + item.function.num_outputs)
+            if any(value in needed and value not in saved for value in made):
+                again.add(index)
+                needed |= {*item.tensors, *item.scalars}
+        for value in sorted(needed):
+            if value < len(self.group.inputs):
+                given = self.group.inputs[value]
+                self.values[value] = self.builder.add_input(given.name, is_scalar=given.is_scalar)
+                self.sources.append(Source(False, value))
+            elif value in saved:
+                self.values[value] = self.builder.add_input(f"saved{value}")
+                self.sources.append(Source(False, value))
+        for index in sorted(again):
+            item = self.group.applications[index]
+            tensors = [self.values[value] for value in item.tensors]
+            function = replace(item.function, isolation=Isolation.RESULT)
+            handles = self.builder.apply(function, tensors, [self.values[value] for value in item.scalars])
+            for place, handle in enumerate(handles):
+                self.values.setdefault(offsets[index] + place, handle)
+
+    def apply(self, step: _Step, incoming: Sequence[int], done: Collection[int]) -> tuple[int, ...]:
+        """Apply a derived functor to derivatives of ``step.outputs``; return a handle per output of it.
+
+        Those of the values ``done`` have these values' dtypes, others the dtypes that they are computed in.
+        """
+        assert step.derived.functor is not None, "steps without are left out"
+        functor, forward = step.derived.functor, self.group.applications[step.index].function
+        handles = {
+            parameter.name: self._operand(step, incoming, *bound)
+            for parameter, bound in zip(_parameters(functor), step.derived.arguments, strict=True)
+        }
+        function = Function(
+            functor,
+            unpromoted=tuple(name for name in forward.unpromoted if name in handles),
+            out_dtypes=tuple(None if value < 0 else self._dtype(value, value in done) for value in step.targets),
+            isolation=Isolation.FULL if forward.backward is not None else Isolation.NONE,
+        )
+        tensors = [handles[parameter.name] for parameter in functor.tensors]
+        return self.builder.apply(function, tensors, [handles[parameter.name] for parameter in functor.scalars])
+
+    def _operand(self, step: _Step, incoming: Sequence[int], kind: str, place: int) -> int:
+        if kind == "argument":
+            return self.values[step.arguments[place]]
+        if kind == "result":
+            return self.values[step.results[place]]
+        common = self.typing.common[step.index]
+        if kind == "zero":
+            zero = replace(_ZERO, out_dtypes=(self.typing.values[step.results[place]],))
+            return self.builder.apply(zero, [incoming[0]])[0]
+        dtype = self.typing.values[step.outputs[place]]
+        if dtype_info(dtype).compute_dtype is dtype_info(common).compute_dtype:
+            return incoming[place]
+        return self.builder.apply(cast_function(common), [incoming[place]])[0]
+
+    def accumulate(self, gradients: dict[int, int], value: int, handle: int, *, is_done: bool = False) -> None:
+        """Add to the gradient of a value."""
+        if value in gradients:
+            function = replace(_ACCUMULATE, out_dtypes=(self._dtype(value, is_done),))
+            handle = self.builder.apply(function, [gradients[value], handle])[0]
+        gradients[value] = handle
+
+    def _dtype(self, value: int, is_done: bool) -> torch.dtype | None:
+        dtype = self.typing.values[value]
+        if not _is_continuous(dtype):
+            return None
+        return dtype if is_done else dtype_info(dtype).compute_dtype
+
+    def finish(self, handles: Sequence[int], targets: Sequence[int], read: frozenset[int]) -> DerivedGroup:
+        return DerivedGroup(self.builder.build(handles), tuple(self.sources), tuple(targets), read)
+
+
+def _arguments(application: Application) -> tuple[int, ...]:
+    # Values of the arguments in the order of the declaration; tensors left out have their C++ default.
+    tensors, scalars = iter(application.tensors), iter(application.scalars)
+    bound = len(application.tensors)
+    values = []
+    for parameter in _parameters(application.function.functor):
+        if parameter.role is Role.SCALAR:
+            values.append(next(scalars))
+        elif bound:
+            bound -= 1
+            values.append(next(tensors))
+    return tuple(values)
+
+
+def _argument_types(application: Application, index: int, typing: Typing) -> tuple[torch.dtype, ...]:
+    unpromoted = application.function.unpromoted
+    scalars = frozenset(application.scalars)
+    compute = _compute_dtype(typing, index)
+    names = [parameter.name for parameter in _parameters(application.function.functor)]
+    return tuple(
+        dtype_info(typing.values[value]).compute_dtype if value in scalars or name in unpromoted else compute
+        for name, value in zip(names, _arguments(application), strict=False)
+    )
+
+
+def _parameters(functor: Functor) -> list[Parameter]:
+    return [parameter for parameter in functor.parameters if parameter.role is not Role.OUTPUT]
+
+
+def _compute_dtype(typing: Typing, index: int) -> torch.dtype:
+    return dtype_info(typing.common[index]).compute_dtype
+
+
+def _is_continuous(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex

@@ -1,0 +1,103 @@
+"""``torch.ops.fuser.pull_back``: derivatives of groups that have none as a group, through their eager version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fuser import executor
+from fuser.autodiff.opaque import TensorFunction, call_opaque, pull_back
+from fuser.compiler import registered
+from fuser.errors import GradientError
+from fuser.kernel_spec import KernelSpec
+from fuser.library import LIBRARY, needs_operator
+
+__all__ = ["eager_function", "pull_back_eagerly"]
+
+LIBRARY.define(  # type: ignore[no-untyped-call]
+    "pull_back(str key, str kinds, Tensor[] tensors, Scalar[] numbers, int[] places, Tensor[] gradients, int[] wanted)"
+    " -> Tensor[]",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def eager_function(spec: KernelSpec, inputs: Sequence[Any], places: Sequence[int]) -> TensorFunction:
+    """Return the outputs at ``places``, by eager torch, as a function of the inputs that are tensors."""
+
+    def run_eager(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = iter(tensors)
+        items = [next(given) if isinstance(item, torch.Tensor) else item for item in inputs]
+        results = spec.fallback.run(items, "differentiated by torch")
+        return tuple(results[place] for place in places)
+
+    return run_eager
+
+
+def pull_back_eagerly(
+    spec: KernelSpec,
+    inputs: Sequence[Any],
+    places: Sequence[int],
+    gradients: Sequence[torch.Tensor],
+    wanted: Sequence[int],
+) -> tuple[torch.Tensor, ...]:
+    """Differentiate a group's eager version, whose course may depend on data.
+
+    Args:
+        spec: a registered group's spec.
+        inputs: of the group.
+        places: the outputs that have a gradient.
+        gradients: those.
+        wanted: which of the tensors among the inputs get one.
+    """
+    kinds, tensors, numbers = executor.split_inputs(inputs)
+
+    def differentiate(*items: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if needs_operator(items):
+            # What traces has no data.
+            plain, incoming = list(items[: len(tensors)]), list(items[len(tensors) :])
+            arguments = (str(spec.key), kinds, plain, numbers, list(places), incoming, list(wanted))
+            return tuple(torch.ops.fuser.pull_back(*arguments))
+        return pull_back(eager_function(spec, inputs, places), wanted, len(tensors), *items)
+
+    return call_opaque(differentiate, *tensors, *gradients)
+
+
+def pull_back_operator(
+    key: str,
+    kinds: str,
+    tensors: list[torch.Tensor],
+    numbers: list[Any],
+    places: list[int],
+    gradients: list[torch.Tensor],
+    wanted: list[int],
+) -> list[torch.Tensor]:
+    """Run on real tensors (dispatch keys CPU and CUDA)."""
+    function = eager_function(registered(int(key)), executor.merge_inputs(kinds, tensors, numbers), places)
+    found = pull_back(function, wanted, len(tensors), *tensors, *gradients)
+    # An operator's results are its own memory, and dense as its fake ones.
+    return [item.clone(memory_format=torch.contiguous_format) for item in found]
+
+
+def fake_pull_back(
+    key: str,  # noqa: ARG001
+    kinds: str,  # noqa: ARG001
+    tensors: list[torch.Tensor],
+    numbers: list[Any],  # noqa: ARG001
+    places: list[int],  # noqa: ARG001
+    gradients: list[torch.Tensor],  # noqa: ARG001
+    wanted: list[int],
+) -> list[torch.Tensor]:
+    """Return empty tensors of the shapes of what is differentiated by."""
+    return [tensors[place].new_empty(tensors[place].shape) for place in wanted]
+
+
+def _refuse_second_derivative(ctx: Any, *grads: Any) -> None:  # noqa: ARG001
+    raise GradientError("in a traced graph, a functor whose course depends on data has one derivative only")
+
+
+for _key in ("CPU", "CUDA"):
+    LIBRARY.impl("pull_back", pull_back_operator, _key)  # type: ignore[no-untyped-call]
+torch.library.register_fake("fuser::pull_back", fake_pull_back, lib=LIBRARY)
+torch.library.register_autograd("fuser::pull_back", _refuse_second_derivative, lib=LIBRARY)

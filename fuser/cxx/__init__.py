@@ -1,0 +1,1 @@
+"""Reading C++ text."""

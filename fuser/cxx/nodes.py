@@ -1,0 +1,240 @@
+"""Expressions and types of a functor text as frozen values: what ``syntax`` makes of the parser's tree.
+
+Every node has its place: line and column of its first character in the user's text, from 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fuser.cxx.statements import Function
+
+__all__ = [
+    "ArrayType",
+    "Assign",
+    "Binary",
+    "Call",
+    "Capture",
+    "Cast",
+    "Conditional",
+    "Decltype",
+    "Expression",
+    "Index",
+    "InitList",
+    "Lambda",
+    "Literal",
+    "Member",
+    "Name",
+    "NamedType",
+    "Node",
+    "Place",
+    "PointerType",
+    "ReferenceType",
+    "SizeOf",
+    "Statement",
+    "Step",
+    "TypeSyntax",
+    "Unary",
+]
+
+# Line and column, from 1.
+Place = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Anything with a place in the text."""
+
+    place: Place
+
+
+class TypeSyntax(Node):
+    """A type as written; what it means depends on template arguments."""
+
+    __slots__ = ()
+
+
+class Expression(Node):
+    """Something with a value."""
+
+    __slots__ = ()
+
+
+class Statement(Node):
+    """Something that is done."""
+
+    __slots__ = ()
+
+
+# Types
+
+
+@dataclass(frozen=True, slots=True)
+class NamedType(TypeSyntax):
+    """``unsigned int``, ``T``, ``std::complex<T>``, ``std::enable_if<c, T>::type`` (member ``type``), ``auto``."""
+
+    name: str
+    arguments: tuple[TypeSyntax | Expression, ...] = ()
+    member: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decltype(TypeSyntax):
+    """``decltype(expression)``."""
+
+    expression: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class PointerType(TypeSyntax):
+    """``T*``."""
+
+    target: TypeSyntax
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceType(TypeSyntax):
+    """``T&`` or ``T&&``."""
+
+    target: TypeSyntax
+    is_const: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayType(TypeSyntax):
+    """``T[size]``; no size when the initialiser (or the argument) has it."""
+
+    element: TypeSyntax
+    size: Expression | None
+
+
+# Expressions
+
+
+@dataclass(frozen=True, slots=True)
+class Literal(Expression):
+    """A number, ``true``, ``'c'``, ``"text"`` or ``nullptr``, as written."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Name(Expression):
+    """A variable, function or constant, without ``std::``; template arguments if any are written."""
+
+    name: str
+    arguments: tuple[TypeSyntax | Expression, ...] = ()
+    # Whether it was written ``std::name``.
+    in_std: bool = False
+    # What follows the last ``::`` of a template: ``value`` of ``std::is_same<T, float>::value``.
+    member: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unary(Expression):
+    """``- + ! ~ * &``."""
+
+    operator: str
+    operand: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Binary(Expression):
+    """Arithmetic, comparison, ``&&``, ``||`` and the comma."""
+
+    operator: str
+    left: Expression
+    right: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Assign(Expression):
+    """``=`` (operator empty) or a compound assignment (operator without its ``=``)."""
+
+    operator: str
+    target: Expression
+    value: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Expression):
+    """``++`` and ``--``."""
+
+    operator: str
+    target: Expression
+    is_prefix: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Conditional(Expression):
+    """``condition ? yes : no``."""
+
+    condition: Expression
+    yes: Expression
+    no: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Expression):
+    """A call of a function, a lambda or a member function."""
+
+    function: Expression
+    arguments: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cast(Expression):
+    """Any way to make a value of a type: ``(T)x``, ``T(x)``, ``T{x, y}``, ``static_cast<T>(x)``, ``T()``."""
+
+    type: TypeSyntax
+    values: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Index(Expression):
+    """``array[index]``."""
+
+    array: Expression
+    index: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Member(Expression):
+    """``value.name``; ``pointer->name`` is ``(*pointer).name``."""
+
+    value: Expression
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class InitList(Expression):
+    """``{a, b}``."""
+
+    values: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SizeOf(Expression):
+    """``sizeof`` of a type or an expression."""
+
+    operand: TypeSyntax | Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Capture(Node):
+    """One name in a lambda's brackets, with its initialiser if there is one."""
+
+    name: str
+    by_reference: bool
+    value: Expression | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lambda(Expression):
+    """A lambda; ``default`` is ``&``, ``=`` or empty."""
+
+    default: str
+    captures: tuple[Capture, ...]
+    function: Function

@@ -1,0 +1,213 @@
+"""Statements, functions and whole programs as frozen values; see ``nodes``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fuser.cxx.nodes import Expression, Node, Place, Statement, TypeSyntax
+
+__all__ = [
+    "Alias",
+    "Block",
+    "Break",
+    "Condition",
+    "Continue",
+    "Declaration",
+    "Declarator",
+    "DoWhile",
+    "Evaluate",
+    "For",
+    "Function",
+    "If",
+    "Parameter",
+    "Program",
+    "RangeFor",
+    "Return",
+    "Struct",
+    "Switch",
+    "TemplateParameter",
+    "While",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Block(Statement):
+    """``{ ... }``, a scope."""
+
+    statements: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Declarator(Node):
+    """One variable of a declaration; several names for ``auto [a, b]``."""
+
+    name: str
+    type: TypeSyntax
+    # None: not initialised.
+    value: Expression | None
+    bindings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration(Statement):
+    """``T x = 1, y[2] = {1, 2};``."""
+
+    declarators: tuple[Declarator, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alias(Statement):
+    """``using name = type;`` and ``typedef``."""
+
+    name: str
+    type: TypeSyntax
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate(Statement):
+    """An expression as a statement; None is the empty statement."""
+
+    expression: Expression | None
+
+
+@dataclass(frozen=True, slots=True)
+class Condition(Node):
+    """What stands in the parentheses of ``if``, ``while`` and ``switch``; the declaration comes first."""
+
+    declaration: Statement | None
+    value: Expression
+    # The value as written.
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class If(Statement):
+    """``if``, ``if constexpr``."""
+
+    condition: Condition
+    yes: Statement
+    no: Statement | None
+
+
+@dataclass(frozen=True, slots=True)
+class For(Statement):
+    """``for (start; condition; step) body``."""
+
+    start: Statement | None
+    condition: Expression | None
+    step: Expression | None
+    body: Statement
+    # The condition as written.
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RangeFor(Statement):
+    """``for (T x : array) body``; the variable's value is filled in for each element."""
+
+    variable: Declarator
+    array: Expression
+    body: Statement
+
+
+@dataclass(frozen=True, slots=True)
+class While(Statement):
+    """``while (condition) body``."""
+
+    condition: Condition
+    body: Statement
+
+
+@dataclass(frozen=True, slots=True)
+class DoWhile(Statement):
+    """``do body while (condition);``."""
+
+    body: Statement
+    condition: Expression
+    # The condition as written.
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Switch(Statement):
+    """``switch``: statements in order, each with the labels before it; a label None is ``default``."""
+
+    condition: Condition
+    sections: tuple[tuple[tuple[Expression | None, ...], tuple[Statement, ...]], ...]
+
+
+class Break(Statement):
+    """``break;``."""
+
+    __slots__ = ()
+
+
+class Continue(Statement):
+    """``continue;``."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Return(Statement):
+    """``return value;``."""
+
+    value: Expression | None
+
+
+# Declarations outside functions
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateParameter(Node):
+    """``typename T = default`` or ``int N = default``."""
+
+    name: str
+    is_type: bool
+    default: TypeSyntax | Expression | None
+    # Type of one that is a value; ``enable_if`` in it must hold.
+    type: TypeSyntax | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter(Node):
+    """One parameter of a function."""
+
+    name: str
+    type: TypeSyntax
+    default: Expression | None
+
+
+@dataclass(frozen=True, slots=True)
+class Function(Node):
+    """A function, a function template, a member function or a lambda's body."""
+
+    name: str
+    template: tuple[TemplateParameter, ...]
+    parameters: tuple[Parameter, ...]
+    # ``auto`` where nothing is written.
+    result: TypeSyntax
+    # None: only declared.
+    body: Block | None
+
+
+@dataclass(frozen=True, slots=True)
+class Struct(Statement):
+    """A class without bases: its fields, in order, and its functions."""
+
+    name: str
+    template: tuple[TemplateParameter, ...]
+    fields: tuple[Declarator, ...]
+    functions: tuple[Function, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A whole text: functions by name (overloads in order), and everything else in the order of the text."""
+
+    functions: Mapping[str, tuple[Function, ...]]
+    globals: tuple[Statement, ...]
+    entry: Function
+    # Every function that is called and not defined here, with the first place that calls it.
+    externals: Mapping[str, Place]

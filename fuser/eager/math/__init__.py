@@ -1,0 +1,1 @@
+"""The functions a functor may call, in eager torch."""

@@ -1,0 +1,1 @@
+"""Measured choices and the search for them."""
