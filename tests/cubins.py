@@ -125,7 +125,7 @@ def cuda_twin(group: Any, args: Any) -> Any:
     from fuser.access import plan_walk
     from fuser.kernel_spec import infer_typing
     from fuser.layout import IterationSpace
-    from fuser.planner import rounds_between
+    from fuser.arg_spec import rounds_between
 
     if args.device_type == "cuda":
         return args
