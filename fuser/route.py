@@ -62,7 +62,7 @@ class Routed(NamedTuple):
     """Where a call goes."""
 
     route: Route
-    # The inputs to go there with: no lazy conjugates and negatives, no zeros without memory.
+    # The inputs to go there with: no lazy conjugates and negatives, no zeros without memory, no wrappers of the dead.
     inputs: list[Any]
     # Why, for EAGER.
     reason: str = ""
@@ -214,11 +214,13 @@ def _follow(made: Call) -> list[torch.Tensor]:
 
 
 def _serve(made: Call, routed: Routed) -> Sequence[torch.Tensor]:
-    resolved = replace(made, inputs=routed.inputs)
+    is_as_given = all(map(operator.is_, routed.inputs, made.inputs))
+    # A record is for calls with tensors like these; what had to be resolved first has no place in one.
+    resolved = made if is_as_given else replace(made, inputs=routed.inputs, launcher=None)
     if routed.route is Route.EAGER:
         return run_fallback(made.spec, routed.inputs, routed.reason, made.out)
     if routed.route is Route.KERNEL:
-        return _run_kernel(resolved, is_as_given=all(map(operator.is_, routed.inputs, made.inputs)))
+        return _run_kernel(resolved)
     if routed.route is Route.OPERATOR:
         results: Sequence[torch.Tensor] = library.call_operator(made.spec, routed.inputs)
     else:
@@ -226,10 +228,10 @@ def _serve(made: Call, routed: Routed) -> Sequence[torch.Tensor]:
     return results if made.out is None else finish_out(made.out, results)
 
 
-def _run_kernel(made: Call, *, is_as_given: bool) -> list[torch.Tensor]:
+def _run_kernel(made: Call) -> list[torch.Tensor]:
     results, plan = run_planned(made.spec, made.inputs, made.out)
     # A replayed launch could not be dumped.
-    if plan is not None and made.launcher is not None and is_as_given and "launch" not in config.dump:
+    if plan is not None and made.launcher is not None and "launch" not in config.dump:
         record_call(made.launcher, plan, made.inputs, made.tensors, made.scalars, made.given_out)
     return results
 
@@ -251,6 +253,9 @@ def _differentiate(made: Call) -> Sequence[torch.Tensor]:
 
 
 def _resolve(item: torch.Tensor) -> torch.Tensor:
+    if torch._C._functorch.is_functorch_wrapped_tensor(item):
+        # What outlived its transform, such as an input of torch.func.vjp in the function that it returned.
+        item = torch._C._functorch.unwrap_if_dead(item)
     if item.is_conj() or item.is_neg():
         return item.resolve_conj().resolve_neg()
     if item._is_zerotensor():

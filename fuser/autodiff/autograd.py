@@ -124,15 +124,15 @@ def _saved_values(ctx: Any) -> dict[int, Any]:
 
 
 def _find_gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    if not any(grad is not None and grad.is_sparse for grad in grads):
-        return _find_strided_gradients(ctx, grads)
-    try:
-        # In eager torch, whose products keep them sparse.
-        return _find_strided_gradients(ctx, grads)
-    except RuntimeError:
-        # What torch has no sparse operation for.
-        dense = [grad.to_dense() if grad is not None and grad.is_sparse else grad for grad in grads]
-        return _find_strided_gradients(ctx, dense)
+    # Of the layouts that are not strided, autograd lets one through.
+    if any(grad is not None and grad.is_sparse for grad in grads):
+        try:
+            # In eager torch, whose products keep it sparse.
+            return _find_strided_gradients(ctx, grads)
+        except RuntimeError:
+            # What torch has no sparse operation for.
+            grads = [grad.to_dense() if grad is not None and grad.is_sparse else grad for grad in grads]
+    return _find_strided_gradients(ctx, grads)
 
 
 def _find_strided_gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
