@@ -563,7 +563,9 @@ static PyObject *launcher_launch(PyObject *object, PyObject *const *arguments, P
 static PyObject *launcher_call(PyObject *object, PyObject *tensors, PyObject *keywords) {
   PyObject *out = keywords ? PyDict_GetItemWithError(keywords, out_name) : NULL;
   if (!out && PyErr_Occurred()) return NULL;
-  const Py_ssize_t given = keywords ? PyDict_Size(keywords) - (out != NULL) : 0;
+  // Where arguments have an order, one of the function's own may be called so: it is not left out by giving None.
+  const int is_out = out && (out != Py_None || !((Launcher *)object)->order);
+  const Py_ssize_t given = keywords ? PyDict_Size(keywords) - is_out : 0;
   out = Py_NewRef(out ? out : Py_None);
   PyObject *result = launch((Launcher *)object, tensors, keywords, given, out);
   Py_DECREF(out);

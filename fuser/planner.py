@@ -149,6 +149,10 @@ def make_plan(
     Raises:
         As ``run``. UnsupportedError leaves only when no fallback is allowed: else it is the plan's fallback reason.
     """
+    for item, bound in zip(spec.group.inputs, inputs, strict=True):
+        # A kernel reads one element of it, whatever it has.
+        if item.is_scalar and bound.shape:
+            raise ArgumentError(f"scalar {item.name!r} has shape {list(bound.shape)}, not []")
     device = common_device(spec, inputs)
     layouts = infer_layouts(spec.group, value_layouts(inputs))
     try:
