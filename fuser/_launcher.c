@@ -44,7 +44,7 @@ static PyObject *tensor_type, *parameter_type;
 // of threads, and what tells autograd that tensors were written to.
 static PyObject *function_modes, *dispatch_modes, *grad_enabled, *thread_count, *increment_version;
 // The namespace of torch.autograd.forward_ad, and the name in it that says how deep in dual levels we are.
-static PyObject *forward_ad, *level_name;
+static PyObject *forward_ad, *level_name, *no_level;
 // The CUDA driver's functions, once a CUDA kernel has been loaded.
 static int (*driver_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
                             void **, void **);
@@ -77,6 +77,9 @@ typedef struct {
   PyObject *allocate, *arguments;
 } Allocation;
 
+// Arguments and number of threads.
+typedef void HostKernel(const void *, int);
+
 typedef struct {
   int index;
   char kind;
@@ -91,8 +94,8 @@ typedef struct {
   Number *numbers;
   uint64_t *arguments;
   int is_parallel;
-  // How many replays were timed, and the shortest of them.
-  int timed;
+  // How many replays were timed, the shortest of them, and whether that was short enough to keep the GIL.
+  int timed, is_quick;
   int64_t shortest_ns;
 } Step;
 
@@ -154,7 +157,7 @@ static void release(Record *record) {
 // could run before is that of finalizers, which collecting garbage calls (up to Python 3.11, from any allocation).
 static void begin(Call *call) {
   call->item_count = call->distinct_count = 0;
-  call->collects = PyGC_Disable();
+  call->collects = Py_Version < 0x030c0000 && PyGC_Disable();
 }
 
 static void collect_again(Call *call) {
@@ -227,11 +230,11 @@ static int describe_scalars(Call *call, const Launcher *self, PyObject *scalars,
     PyObject *value = given ? PyDict_GetItemWithError(scalars, PyTuple_GetItem(names, i)) : NULL;
     if (value)
       --given;
-    else if (PyErr_Occurred())
+    else if (given && PyErr_Occurred())
       is_done = 0;
     is_done = is_done && describe(call, value ? value : PyTuple_GetItem(defaults, i));
   }
-  PyErr_Clear();
+  if (!is_done) PyErr_Clear();
   Py_DECREF(names);
   Py_DECREF(defaults);
   // Else there is a scalar that the functor does not have.
@@ -314,8 +317,9 @@ static int is_zero(PyObject *callable) {
 // Whether there is no level of forward-mode differentiation, in which tensors may carry tangents.
 static int is_forward_ad_off(void) {
   PyObject *level = PyDict_GetItemWithError(forward_ad, level_name);
-  const int is_off = level && PyLong_AsLong(level) == -1 && !PyErr_Occurred();
-  return PyErr_Clear(), is_off;
+  // Python has one object for this number.
+  if (level == no_level) return 1;
+  return PyErr_Clear(), 0;
 }
 
 // torch's comparison of the tensors: type, dispatch keys with those of the active modes, requires_grad, layout.
@@ -427,8 +431,18 @@ static int64_t now_ns(void) {
   return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
+// Time a launch, and find out whether the kernel is quick.
+static void launch_timed(Step *step, const uint64_t *arguments, HostKernel *function) {
+  const int64_t begin = now_ns();
+  function(arguments, 1);
+  const int64_t taken = now_ns() - begin;
+  if (!step->timed || taken < step->shortest_ns) step->shortest_ns = taken;
+  step->is_quick = ++step->timed == TIMED_REPLAYS && step->shortest_ns <= LONG_NS;
+}
+
 static int launch_cpu(Step *step, const uint64_t *arguments) {
-  void (*function)(const void *, int) = (void (*)(const void *, int))(uintptr_t)step->function;
+  HostKernel *function = (HostKernel *)(uintptr_t)step->function;
+  if (step->is_quick) return function(arguments, 1), 1;
   int threads = 1;
   if (step->is_parallel) {
     PyObject *count = PyObject_CallNoArgs(thread_count);
@@ -438,13 +452,7 @@ static int launch_cpu(Step *step, const uint64_t *arguments) {
     if (threads < 1 && !PyErr_Occurred()) PyErr_Format(PyExc_RuntimeError, "torch has %d threads", threads);
     if (threads < 1) return 0;
   } else if (step->timed < TIMED_REPLAYS) {
-    const int64_t begin = now_ns();
-    function(arguments, threads);
-    const int64_t taken = now_ns() - begin;
-    if (!step->timed++ || taken < step->shortest_ns) step->shortest_ns = taken;
-    return 1;
-  } else if (step->shortest_ns <= LONG_NS) {
-    return function(arguments, threads), 1;
+    return launch_timed(step, arguments, function), 1;
   }
   Py_BEGIN_ALLOW_THREADS
   function(arguments, threads);
@@ -891,7 +899,8 @@ PyMODINIT_FUNC PyInit__launcher(void) {
   out_name = PyUnicode_InternFromString("out");
   anew_name = PyUnicode_InternFromString("call_anew");
   level_name = PyUnicode_InternFromString("_current_level");
-  if (!out_name || !anew_name || !level_name) return NULL;
+  no_level = PyLong_FromLong(-1);
+  if (!out_name || !anew_name || !level_name || !no_level) return NULL;
   PyObject *module = PyModule_Create(&module_definition);
   PyObject *type = module ? PyType_FromSpec(&launcher_spec) : NULL;
   if (!type || PyModule_AddObjectRef(module, "Launcher", type)) {

@@ -92,7 +92,7 @@ class MyInt(int):
     pass
 
 
-class MyTuple(tuple):  # noqa: SLOT001
+class MyTuple(tuple):
     pass
 
 
@@ -222,12 +222,10 @@ class Calls:
         is_odd = self.random.random() < 0.6
         if is_odd and self.random.random() < 0.3:
             count = self.random.choice((0, 1, 2, 3, 100))
-        items = [
-            (self.anything if is_odd and self.random.random() < 0.15 else self.tensor)() for _ in range(count)
-        ]
+        items = [(self.anything if is_odd and self.random.random() < 0.15 else self.tensor)() for _ in range(count)]
         options: dict[str, tuple[str, Any]] = {}
         if name == "bare":
-            options = {key: ("1.5", 1.5) for key in ("alpha", "beta")}
+            options = dict.fromkeys(("alpha", "beta"), ("1.5", 1.5))
         for key in ("alpha", "beta") if name == "bare" else ("alpha",) if name == "axpy" else ():
             if self.random.random() < 0.4:
                 index = self.random.randrange(len(NUMBERS))
@@ -378,7 +376,9 @@ class Module:
         x, y = calls.tensors["x"], calls.tensors["y"]
         if integer(2):
             return (x, y), None, None
-        tensors: Any = self.random.choice(((x, y), (y, x), (x, y), (x, x), (x,), (x, 0.5), (), (calls.tensor()[1],) * 3))
+        tensors: Any = self.random.choice(
+            ((x, y), (y, x), (x, y), (x, x), (x,), (x, 0.5), (), (calls.tensor()[1],) * 3)
+        )
         scalars = some(self.random.choice((None, None, None, None, None, {}, {"alpha": 1.0}, {"alpha": 1, "beta": 2})))
         outs = (None, None, None, (), torch.zeros(4), (torch.zeros(4),), (torch.zeros(4), y), [torch.zeros(4)])
         return some(tensors), scalars, some(self.random.choice(outs))
