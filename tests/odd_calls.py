@@ -1,7 +1,7 @@
-"""Makes odd calls, drawn from a seed, and writes down what each gave: ``python odd_calls.py SEED COUNT FILE [LIBRARY]``.
+"""Makes odd calls, drawn from a seed, and writes down what each gave: ``odd_calls.py SEED COUNT FILE [LIBRARY]``.
 
-With the C launcher built as LIBRARY, or with the one in Python: both must write the same lines. A line has the call and,
-after a tab, its value or its exception. With LIBRARY, the functions of the C module are then called directly, too.
+With the C launcher built as LIBRARY, or with the one in Python: both must write the same lines. A line has the call
+and, after a tab, its value or its exception. With LIBRARY, the C module's functions are then called directly, too.
 tests/test_launcher_fuzz.py runs this with a LIBRARY that checks its own memory accesses.
 """
 
@@ -238,7 +238,8 @@ class Calls:
         if is_odd and self.random.random() < 0.1 and not any(str.__eq__(extra, name) for name in options):
             options[extra] = self.anything()
         is_grad = self.random.random() < 0.8
-        text = f"{name}({', '.join([*(text for text, _ in items[:5]), *(f'{key!s}={options[key][0]}' for key in options)])})"
+        words = [*(text for text, _ in items[:5]), *(f"{key!s}={options[key][0]}" for key in options)]
+        text = f"{name}({', '.join(words)})"
         given, named = [item for _, item in items], {key: value for key, (_, value) in options.items()}
 
         def make() -> Any:
