@@ -54,11 +54,11 @@ class Hostile:
 
 
 class Lying:
-    """Says that it is a tensor, and a number, and is neither."""
+    """Has what tensors and numbers have, and is neither."""
 
+    # Not __class__: torch's own functions end the process for what only isinstance takes for a tensor.
     shape = ()
     dtype = torch.float32
-    __class__ = torch.Tensor  # type: ignore[assignment]
 
     def __float__(self) -> float:
         return 1.0
