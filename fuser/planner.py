@@ -1,7 +1,7 @@
 """Plans a call: what its signature (dtypes, shapes, strides, devices) decides, so that the next call only launches.
 
 Plans are made from descriptions of the arguments, never from their values, in four steps: describe the values of the
-group, cut it into what one launch takes, compile each part, and find each value a place among outputs and temporaries.
+group, cut it into what one launch takes, compile each part, and find each value a slot among outputs and temporaries.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ def _cut(
             )
 
 
-# --- place -----------------------------------------------------------------------------------------------------------
+# --- find slots -----------------------------------------------------------------------------------------------------------
 def _find_homes(
     spec: KernelSpec, parts: Sequence[_Part], values: Sequence[DescribedValue]
 ) -> tuple[dict[int, int], tuple[Buffer, ...]]:
