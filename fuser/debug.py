@@ -13,7 +13,7 @@ from fuser.codegen import KernelSource
 from fuser.compiler import emit_source, register
 from fuser.errors import FuserError, UnsupportedError
 from fuser.fallback import Fallback
-from fuser.fx.partition import bind_node, is_fusible, number_nodes
+from fuser.fx.nodes import read_nodes
 from fuser.fx.passes import FusionModule
 from fuser.fx.trace import FusedFunction
 from fuser.graph import FusionGroup
@@ -133,18 +133,18 @@ def _report(group: FusionGroup, nodes: tuple[str, ...], inputs: Sequence[Any]) -
 
 def _unfused(module: fx.GraphModule) -> list[tuple[str, str]]:
     found = []
-    numbers = number_nodes(list(module.graph.nodes))
+    reading = read_nodes(list(module.graph.nodes))
     for node in module.graph.nodes:
         if node.op in {"placeholder", "output", "get_attr"} or _is_plumbing(node):
             continue
         if node.op == "call_module" and isinstance(module.get_submodule(str(node.target)), FusionModule):
             continue
-        call = bind_node(node)
+        call = reading.calls[node]
         if call is None:
             reason = f"no op of fuser's table: {_target_name(node)}"
-        elif node in numbers:
+        elif node in reading.numbers:
             reason = "arithmetic on numbers is Python's"
-        elif not is_fusible(node):
+        elif not reading.is_fusible(node):
             reason = "its arguments are no strided tensors"
         elif call.function.op == "convert":
             reason = "torch returns the tensor itself where it has the dtype, and others would see a copy"

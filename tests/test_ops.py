@@ -15,7 +15,7 @@ from accuracy import assert_close_to_eager, assert_form, distance, outcome
 from functors import draw, poison, same_bits, special_tensor, unpoison
 
 import fuser
-from fuser.fx.partition import bind_node
+from fuser.fx.nodes import bind_node
 from fuser.ops import OPS, Call, binding
 
 pytestmark = pytest.mark.cpu

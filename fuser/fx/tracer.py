@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from fuser.errors import UnsupportedError
-from fuser.fx.partition import is_size
+from fuser.fx.nodes import is_size
 from fuser.jiterator import JitFunction
 from fuser.ops import IS_NUMBER, has_hooks
 

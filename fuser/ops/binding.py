@@ -95,11 +95,15 @@ def _bind(binder: Binder | None, args: tuple[Any, ...], kwargs: Mapping[str, Any
     if binder is None:
         return None
     try:
-        bound = inspect.signature(binder).bind(*args, **kwargs)
+        bound = _signature(binder).bind(*args, **kwargs)
     except TypeError:  # an argument this table does not know (out=, dtype=, ...)
         return None
     call = binder(*bound.args, **bound.kwargs)
     return call if call is not None and all(_is_operand(value) for value in call.tensors) else None
+
+
+# Of the table's binders, which live as long as the process.
+_signature = functools.cache(inspect.signature)
 
 
 def _is_operand(value: Any) -> bool:
