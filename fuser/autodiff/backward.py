@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from fuser.cxx.functor import Functor, Parameter, Role, parse_functor
+from fuser.cxx.functor import EntryParameter, Functor, Role, parse_functor
 from fuser.dtypes import dtype_info
 from fuser.errors import NotDifferentiableError
 from fuser.graph import Application, Function, FusionGroup, GroupBuilder, Isolation
@@ -356,7 +356,7 @@ def _argument_types(application: Application, index: int, typing: Typing) -> tup
     )
 
 
-def _parameters(functor: Functor) -> list[Parameter]:
+def _parameters(functor: Functor) -> list[EntryParameter]:
     return [parameter for parameter in functor.parameters if parameter.role is not Role.OUTPUT]
 
 

@@ -164,7 +164,6 @@ class TemplateParameter(Node):
     """``typename T = default`` or ``int N = default``."""
 
     name: str
-    is_type: bool
     default: TypeSyntax | Expression | None
     # Type of one that is a value; ``enable_if`` in it must hold.
     type: TypeSyntax | None = None
