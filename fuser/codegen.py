@@ -289,8 +289,8 @@ def _features(typing: Typing, args: ArgSpec) -> frozenset[str]:
 
 def _list_operands(group: FusionGroup, args: ArgSpec, typing: Typing) -> tuple[Operand, ...]:
     operands = [
-        Operand(f"out{place}", f"out{place}", dtype_info(typing.values[value]), inner, place, is_output=True)
-        for place, (value, inner) in enumerate(zip(group.outputs, args.outputs, strict=True))
+        Operand(f"out{number}", f"out{number}", dtype_info(typing.values[value]), inner, number, is_output=True)
+        for number, (value, inner) in enumerate(zip(group.outputs, args.outputs, strict=True))
     ]
     for index in group.used_inputs():
         item = args.inputs[index]
@@ -334,8 +334,8 @@ class ElementWriter:
     def parameters(self) -> list[str]:
         texts = ["const int64_t zero"] if self.has_zero else []
         texts += [f"const {self.types[index]} v{index}" for index in self.group.used_inputs()]
-        for place, value in enumerate(self.group.outputs):
-            texts.append(f"{dtype_info(self.typing.values[value]).storage}& out{place}")
+        for number, value in enumerate(self.group.outputs):
+            texts.append(f"{dtype_info(self.typing.values[value]).storage}& out{number}")
         return texts
 
     def statements(self) -> list[str]:
@@ -413,13 +413,13 @@ class ElementWriter:
         info = dtype_info(self.typing.values[value])
         isolate = self._isolate if is_apart else str
         self.types[value] = info.compute
-        places = [place for place, output in enumerate(self.group.outputs) if output == value]
+        stores = [number for number, output in enumerate(self.group.outputs) if output == value]
         converted = f"fuser_cast<{info.compute}>({expression})"
         if not self.is_strict or not info.is_narrow:
             crossing = self._cross(converted, info) if is_read_later and is_apart else converted
             lines = [f"const {info.compute} v{value} = {isolate(crossing)};"]
             stored = f"fuser_from_compute<{info.storage}>(v{value})" if info.is_narrow else f"v{value}"
-        elif not places:
+        elif not stores:
             rounded = isolate(f"fuser_round<{info.storage}>({converted})")
             lines = [f"const {info.compute} v{value} = {rounded};"]
         else:
@@ -427,8 +427,8 @@ class ElementWriter:
             if is_read_later:
                 kept = isolate(f"fuser_keep({converted}, s{value})")
                 lines = [f"{info.storage} s{value};", f"const {info.compute} v{value} = {kept};"]
-            return lines + [f"fuser_assign(out{place}, s{value});" for place in places]
-        return lines + [f"out{place} = {stored};" for place in places]
+            return lines + [f"fuser_assign(out{number}, s{value});" for number in stores]
+        return lines + [f"out{number} = {stored};" for number in stores]
 
     def _cross(self, text: str, info: DTypeInfo) -> str:
         if not self.crosses_with_zero or not (info.dtype.is_floating_point or info.dtype.is_complex):

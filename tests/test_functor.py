@@ -366,6 +366,8 @@ SYNTAX_ERRORS = [
     ("template <typename T> T f(T x) {\n  return x\n}", 2, 11, "expected ';'"),
     ("template <typename T> T f(T x) { return (x; }", 1, 43, "expected ')'"),
     ("// Größe\ntemplate <typename T> T f(T x) {\n\tT y = ;\n\treturn x; }", 3, 6, "does not parse at '='"),
+    ("template <typename T> T f(T x, T& a) { a = 2 * x }", 1, 51, "expected ';'"),
+    ("template <typename T> T f(T x) { const T [] = {1, 2}; return x; }", 1, 43, "does not parse at ']'"),
     ("#include <cmath>\ntemplate <typename T> T f(T x) { return x; }", 1, 1, "#include"),
     ("#inc\\\nlude <cmath>\ntemplate <typename T> T f(T x) { return x; }", 1, 1, "#include"),
     (

@@ -153,6 +153,9 @@ def parse_functor(source: str, scalars: tuple[str, ...] = (), num_outputs: int =
     root = reading.tree.root_node
     problems = sorted([*reading.preprocessed.problems, *_find_syntax_errors(reading, root)])
     template = _find_entry(root)
+    if root.has_error:
+        # What is wrong in a body has no say in where the entry begins and ends.
+        template = _find_entry(parse_tree(_without_bodies(reading.expanded.text)).root_node) or template
     if template is None:
         if problems:
             raise _error(source, problems[0])
@@ -199,6 +202,17 @@ def _find_entry(parent: tree_sitter.Node) -> tree_sitter.Node | None:
             is_named = node.child_by_field_name("name") is not None
             found = (None if is_named else _find_entry(node)) or found
     return found
+
+
+def _without_bodies(text: str) -> str:
+    # Blanks between the outermost braces; every byte stays where it is.
+    depth, made = 0, bytearray(text, "utf-8")
+    for index, char in enumerate(made):
+        depth -= char == ord("}")
+        if depth > 0:
+            made[index] = ord(" ")
+        depth += char == ord("{")
+    return made.decode() if depth == 0 else text
 
 
 def _templated(template: tree_sitter.Node) -> tree_sitter.Node:
