@@ -130,7 +130,11 @@ class Functor:
     def raise_problems(self) -> None:
         """Raise FunctorError for the first place that does not parse; do nothing when there is none."""
         if self.problems:
-            raise _error(self.source, self.problems[0])
+            raise self.error(self.problems[0])
+
+    def error(self, problem: Problem) -> FunctorError:
+        """Return the error that shows a problem in the user's text."""
+        return _error(self.source, problem)
 
 
 @lru_cache(maxsize=4096)
