@@ -51,6 +51,7 @@ RETURN = [
     "if (x > 0) return x; __trap();",
     "if (x > 0) goto end; x = 1; end: return x;",
     "return x; x = 1;",
+    "if (x > 0) break; return x;",
 ]
 # Bodies of ``void f(T x, T& a, T& b)``, the outputs they miss, and where.
 MISSING = [

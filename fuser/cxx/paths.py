@@ -59,7 +59,7 @@ def check_functor(functor: Functor) -> None:
 def _find_problem(functor: Functor) -> Problem | None:
     try:
         program = parse_program(functor)
-    except UntranslatableError:
+    except (UntranslatableError, RecursionError):
         return None
     outputs = frozenset(parameter.name for parameter in functor.outputs if parameter.name)
     found = [
@@ -75,9 +75,10 @@ class _Paths:
     # What goes wrong on the paths through one function.
     def __init__(self, function: Function, outputs: frozenset[str]) -> None:
         self.problems: list[Problem] = []
-        # What is missing at each break out of an open loop or switch, and at each continue in an open loop.
-        self.breaks: list[list[Missing]] = []
-        self.rounds: list[list[Missing]] = []
+        # What is missing at each break out of an open loop or switch, and at each continue in an open loop; the first
+        # list is for those outside all of them, which no compiler takes.
+        self.breaks: list[list[Missing]] = [[]]
+        self.rounds: list[list[Missing]] = [[]]
         if function.body is None:
             return
         inside = list(_walk(function.body, into_lambdas=False))
