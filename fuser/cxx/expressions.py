@@ -33,11 +33,7 @@ from fuser.cxx.nodes import (
     TypeSyntax,
     Unary,
 )
-from fuser.cxx.statements import (
-    Block,
-    Function,
-    Parameter,
-)
+from fuser.cxx.statements import Block, Function, Parameter
 from fuser.cxx.tree import field, find, named, parse_tree, text_of
 from fuser.cxx.type_syntax import TypeReader
 from fuser.errors import UntranslatableError

@@ -7,14 +7,7 @@ from abc import abstractmethod
 import tree_sitter
 
 from fuser.cxx.expressions import ExpressionReader
-from fuser.cxx.nodes import (
-    Expression,
-    InitList,
-    Name,
-    ReferenceType,
-    Statement,
-    TypeSyntax,
-)
+from fuser.cxx.nodes import Expression, InitList, Name, ReferenceType, Statement, TypeSyntax
 from fuser.cxx.statements import (
     Block,
     Break,

@@ -7,14 +7,7 @@ from functools import lru_cache
 import tree_sitter
 
 from fuser.cxx.functor import Functor, read_text
-from fuser.cxx.nodes import (
-    Assign,
-    InitList,
-    Literal,
-    Name,
-    NamedType,
-    Statement,
-)
+from fuser.cxx.nodes import Assign, InitList, Literal, Name, NamedType, Statement
 from fuser.cxx.statement_syntax import IGNORED, StatementReader
 from fuser.cxx.statements import (
     Alias,

@@ -12,16 +12,7 @@ from contextlib import contextmanager
 
 import tree_sitter
 
-from fuser.cxx.nodes import (
-    ArrayType,
-    Decltype,
-    Expression,
-    NamedType,
-    Place,
-    PointerType,
-    ReferenceType,
-    TypeSyntax,
-)
+from fuser.cxx.nodes import ArrayType, Decltype, Expression, NamedType, Place, PointerType, ReferenceType, TypeSyntax
 from fuser.cxx.preprocess import MappedText
 from fuser.cxx.tree import field, named, text_of
 from fuser.errors import UntranslatableError
