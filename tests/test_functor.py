@@ -237,8 +237,8 @@ FORMS = [
     ),
     Form(
         "a name of the prelude that is pasted together",
-        "#define CALL(name) name##f\ntemplate <typename T> T f(T x) { return CALL(sin)(x); }",
-        torch.sin,
+        "#define CALL(name) name##qrt\ntemplate <typename T> T f(T x) { return CALL(rs)(x * x + 1); }",
+        lambda x: (x * x + 1).rsqrt(),
     ),
     Form(
         "lines that go on in the next one",
