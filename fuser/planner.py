@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fuser.arg_spec import Operand, build_arg_spec
+from fuser.arg_spec import DescribedValue, build_arg_spec
 from fuser.compiler import compile_kernel, register
 from fuser.errors import CompileError, CompilerNotFoundError, FallbackError, UnsupportedError
 from fuser.fallback import Fallback
@@ -178,13 +178,13 @@ def _plan_fallback(spec: KernelSpec, device: torch.device, error: UnsupportedErr
 # --- describe --------------------------------------------------------------------------------------------------------
 def _describe_values(
     spec: KernelSpec, inputs: Sequence[TensorDesc], device: torch.device, layouts: Sequence[ValueLayout]
-) -> list[Operand]:
+) -> list[DescribedValue]:
     # The inputs, then what the applications make, as it would lie in memory.
     specs = input_specs(inputs, device)
     typing = infer_typing(spec.group, specs, torch.get_default_dtype())
     made = list(zip(typing.values, typing.ranks, layouts, strict=True))[len(inputs) :]
-    return [Operand(*item) for item in zip(inputs, specs, strict=True)] + [
-        Operand(TensorDesc(torch.Tensor, dtype, layout.shape, layout.strides, device), InputSpec(dtype, rank))
+    return [DescribedValue(*item) for item in zip(inputs, specs, strict=True)] + [
+        DescribedValue(TensorDesc(torch.Tensor, dtype, layout.shape, layout.strides, device), InputSpec(dtype, rank))
         for dtype, rank, layout in made
     ]
 
@@ -220,7 +220,7 @@ class _Part:
 
 
 def _cut(
-    spec: KernelSpec, values: Sequence[Operand], outputs: Sequence[TensorDesc], device: torch.device
+    spec: KernelSpec, values: Sequence[DescribedValue], outputs: Sequence[TensorDesc], device: torch.device
 ) -> Iterator[_Part]:
     layouts = [ValueLayout(item.desc.shape, item.desc.strides) for item in values]
     by_value = {value for value, item in enumerate(values) if item.spec.number is not None}
@@ -246,7 +246,7 @@ def _cut(
 
 # --- place -----------------------------------------------------------------------------------------------------------
 def _find_homes(
-    spec: KernelSpec, parts: Sequence[_Part], values: Sequence[Operand]
+    spec: KernelSpec, parts: Sequence[_Part], values: Sequence[DescribedValue]
 ) -> tuple[dict[int, int], tuple[Buffer, ...]]:
     # Where each value that some step writes is, as an index into outputs and temporaries; and the temporaries.
     outputs = spec.group.outputs
