@@ -180,14 +180,6 @@ class CompileError(FuserError, RuntimeError):
         self.log = log
 
 
-def count_characters(text: str, line: int, column: int) -> int:
-    """Return a column in characters for one in bytes of UTF-8, which parser and compilers count (both from 1)."""
-    lines = text.splitlines()
-    if not 1 <= line <= len(lines):
-        return column
-    return len(lines[line - 1].encode()[: max(column - 1, 0)].decode(errors="ignore")) + 1
-
-
 def describe_place(text: str, line: int, column: int, message: str) -> str:
     """Return a message for a place of ``text`` (line and column from 1), with the line and a caret below it."""
     return f"line {line}, column {column}: {message}\n{point_at(text, line, column)}"

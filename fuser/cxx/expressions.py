@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import tree_sitter
 
-from fuser.cxx.functor import parse_tree
 from fuser.cxx.nodes import (
     Assign,
     Binary,
@@ -34,12 +33,9 @@ from fuser.cxx.nodes import (
     TypeSyntax,
     Unary,
 )
-from fuser.cxx.statements import (
-    Block,
-    Function,
-    Parameter,
-)
-from fuser.cxx.type_syntax import TypeReader, field, find, named, text_of
+from fuser.cxx.statements import Block, Function, Parameter
+from fuser.cxx.tree import field, find, named, parse_tree, text_of
+from fuser.cxx.type_syntax import TypeReader
 from fuser.errors import UntranslatableError
 
 __all__ = ["ExpressionReader"]

@@ -151,8 +151,8 @@ def emit(op: Any, *args: Data, dtype: torch.dtype, **kwargs: Any) -> Data:
         of = dtype if op is aten.where.self else next(d for a in args if (d := _dtype_of(a)) is not None)
         keep = op in _TAKES_NUMBERS
         args = tuple(
-            _tensor_of(arg, of, graph) if is_number(arg) and is_tensor and not (keep and place == 1) else arg
-            for place, (arg, is_tensor) in enumerate(zip(args, _takes_tensors(op), strict=False))
+            _tensor_of(arg, of, graph) if is_number(arg) and is_tensor and not (keep and index == 1) else arg
+            for index, (arg, is_tensor) in enumerate(zip(args, _takes_tensors(op), strict=False))
         )
     return op(*args, **kwargs) if graph is None else add_node(graph, op, args, dtype, kwargs)
 

@@ -18,7 +18,7 @@ from fuser.autodiff.derivative.reverse import differentiate_reverse
 from fuser.autodiff.derivative.simplify import multiply_by_reciprocals, simplify
 from fuser.autodiff.derivative.text import Names, emit_functor
 from fuser.autodiff.derivative.torch_ops import DIFFERENTIATED_AS
-from fuser.cxx.functor import Functor, Parameter, Role, parse_functor
+from fuser.cxx.functor import EntryParameter, Functor, Role, parse_functor
 from fuser.eager.translation import translate
 from fuser.errors import DataDependentError, NotDifferentiableError
 
@@ -60,7 +60,7 @@ class Source:
     template: str
     compute: torch.dtype
     # One per argument, in order.
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[EntryParameter, ...]
     inputs: tuple[Expr, ...]
     # Name and value of each output; the value is of the compute type, unless the output is no real or complex number.
     outputs: tuple[tuple[str, Expr], ...]
@@ -165,7 +165,7 @@ def _source_of_op(
 def _source(
     functor: Functor,
     compute: torch.dtype,
-    parameters: Sequence[Parameter],
+    parameters: Sequence[EntryParameter],
     inputs: Sequence[Expr],
     values: Sequence[Expr],
 ) -> Source:
