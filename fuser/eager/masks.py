@@ -142,14 +142,15 @@ NONE = Mask()
 class Frame:
     """A part of the program that lanes enter together and leave at different times."""
 
-    __slots__ = ("entry", "kind", "mask", "result", "results")
+    __slots__ = ("entry", "function", "kind", "mask", "result", "results")
 
     def __init__(self, kind: str, mask: Mask) -> None:
         # "function", "loop", "body" (one iteration), "switch" or "branch".
         self.kind = kind
         # Lanes that are still inside, and those that came in.
         self.mask = self.entry = mask
-        # For a function, the type of its result, and what lanes returned.
+        # For a function, its syntax, the type of its result, and what lanes returned.
+        self.function: Any = None
         self.result: Any = None
         self.results: list[tuple[Mask, Any]] = []
 
