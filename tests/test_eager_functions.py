@@ -224,7 +224,6 @@ def test_results_through_pointers_equal_compiled_ones(dtype: torch.dtype) -> Non
     got = [*call_with_results("frexp", [value(x)]), *call_with_results("modf", [value(x)])]
     got += call_with_results("remquo", [value(x), value(y)])
     got += [*call_with_results("sincos", [value(x)]), *call_with_results("sincospi", [value(x)])]
-    assert [functions.results(name) for name in ("frexp", "modf", "remquo", "sincos", "exp")] == [1, 1, 1, 2, 0]
     quotient_known = wanted["rest"].isfinite()
     for (name, w), g in zip(wanted.items(), got, strict=True):
         arguments = [x, y] if name in {"rest", "quotient"} else [x]

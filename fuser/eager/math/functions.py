@@ -26,7 +26,7 @@ from fuser.eager.math.special import SPECIAL
 from fuser.eager.math.terms import Formula, Term, apply, where
 from fuser.eager.values import Value, binary, common_type, constant, convert, promote_integer, storage_dtype
 
-__all__ = ["NamedFunction", "call", "call_with_results", "is_known", "results"]
+__all__ = ["NamedFunction", "call", "call_with_results", "is_known"]
 
 aten = torch.ops.aten
 
@@ -121,18 +121,6 @@ def _keep_whole(function: Function, arguments: Sequence[Value], of_t: torch.dtyp
     target = NamedFunction(function.whole, tuple(value.dtype for value in arguments))
     graph = next(value.data.graph for value in arguments if isinstance(value.data, fx.Node))
     return Value(dtype, add_node(graph, target, [as_node(graph, v) for v in arguments], storage_dtype(dtype)))
-
-
-def results(name: str) -> int:
-    """Return how many values a function writes through pointers.
-
-    Raises:
-        KeyError: there is no function of this name.
-    """
-    if name in _ONLY_COMPLEX:
-        return 0
-    function = _FUNCTIONS[name]
-    return len(function.results) - (0 if function.formula in (real.sincos, real.sincospi) else 1)
 
 
 def is_known(name: str) -> bool:
