@@ -57,8 +57,7 @@ def make(kind: str, text: str = AXPY, outputs: int = 1, **scalars: Any) -> Calla
         if torch.overrides.has_torch_function(tensors):
             return function.call_anew(*tensors, out=out, **values)
         inputs = [*tensors, *function.bind_scalars(values).values()]
-        results = fuser.dispatch.run_and_record(function.spec(len(tensors)), inputs, python, tensors, values, out)
-        return results[0] if len(results) == 1 else tuple(results)
+        return fuser.route.call_anew(function.spec(len(tensors)), inputs, python, tensors, values, out)
 
     call.launcher = python  # type: ignore[attr-defined]
     return call
@@ -262,7 +261,7 @@ def test_a_setting_that_changes_between_plan_and_record_makes_the_record_stale(
 ) -> None:
     function = make(kind, alpha=2.0)
     x, y = draw(8), draw(8)
-    record = fuser.dispatch.record_call
+    record = fuser.route.record_call
 
     def switch_first(*arguments: Any) -> None:
         fuser.config.numerics = "fast"
