@@ -30,7 +30,7 @@ from fuser.eager.call_expressions import call
 from fuser.eager.calls import call_operator, convert_implicitly, copy_of, initialise, write
 from fuser.eager.locations import LOCATE as PLAIN_LOCATIONS
 from fuser.eager.locations import advance
-from fuser.eager.masks import Condition
+from fuser.eager.masks import LaneCondition
 from fuser.eager.resolve import resolve
 from fuser.eager.state import Scope, State
 from fuser.eager.storage import Closure, Fixed, Location, NoTranslation, Pointer, Thing, choose
@@ -107,7 +107,7 @@ def _short_circuit(state: State, node: Binary) -> Value:
     is_and = node.operator == "&&"
     if isinstance(left, bool) and not state.is_dry:
         return Value(torch.bool, truth_of(state, node.right) if left is is_and else left)
-    with state.branch(Condition(left), is_and):
+    with state.branch(LaneCondition(left), is_and):
         right = truth_of(state, node.right)
     PLACE.set(node.place)
     return Value(torch.bool, (both if is_and else either)(left, right))
@@ -122,7 +122,7 @@ def _choose_one(state: State, node: Conditional) -> Thing:
         if isinstance(thing, Value) and isinstance(kind, torch.dtype) and kind is not thing.dtype:
             return convert(thing, common_type(thing.dtype, kind))
         return thing
-    condition = Condition(found)
+    condition = LaneCondition(found)
     with state.branch(condition):
         yes = evaluate(state, node.yes)
     with state.branch(condition, False):

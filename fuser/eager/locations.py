@@ -10,7 +10,7 @@ import torch
 
 from fuser.cxx.nodes import Conditional, Expression, Index, Member, Name, TypeSyntax, Unary
 from fuser.eager.data import needs_values
-from fuser.eager.masks import Condition
+from fuser.eager.masks import LaneCondition
 from fuser.eager.math import functions
 from fuser.eager.resolve import resolve
 from fuser.eager.state import State
@@ -81,7 +81,9 @@ def _locate_chosen(state: State, node: Conditional) -> Location | None:
     found = truth_of(state, node.condition)
     if isinstance(found, bool):
         return locate(state, node.yes if found else node.no)
-    return Choice([(Condition(found), locate(state, node.yes)), (Condition(negate(found)), locate(state, node.no))])
+    return Choice(
+        [(LaneCondition(found), locate(state, node.yes)), (LaneCondition(negate(found)), locate(state, node.no))]
+    )
 
 
 def _are_alike(state: State, one: Expression, other: Expression) -> bool:
@@ -125,7 +127,7 @@ def _element_at(state: State, targets: Sequence[Location], index: Value, kind: C
     if len(targets) == 1:
         return targets[0]
     options = [
-        (Condition(binary("==", index, constant(number, index.dtype)).data), location)
+        (LaneCondition(binary("==", index, constant(number, index.dtype)).data), location)
         for number, location in enumerate(targets)
     ]
     return Choice(options)

@@ -9,7 +9,7 @@ from fuser.cxx.nodes import ReferenceType, Statement
 from fuser.cxx.statements import DoWhile, For, RangeFor, While
 from fuser.eager.calls import write
 from fuser.eager.data import needs_values
-from fuser.eager.masks import NONE, Chain, Condition, Frame, Mask, any_lane, both_of
+from fuser.eager.masks import NONE, Chain, Frame, LaneCondition, Mask, any_lane, both_of
 from fuser.eager.resolve import resolve
 from fuser.eager.state import Scope, State
 from fuser.eager.storage import make_location
@@ -80,7 +80,7 @@ def _loop(
             if holds is False:
                 break
             if holds is not True:
-                frame.mask = frame.mask.extend(Condition(holds))
+                frame.mask = frame.mask.extend(LaneCondition(holds))
         is_first_free = False
         if not _renew(state, frame, entry, chain):
             break
@@ -107,7 +107,7 @@ def _renew(state: State, frame: Frame, entry: Mask, chain: Chain) -> bool:
     # Where tensors have values, conditions of the past are not kept for it.
     known = chain.implied if state.graph is not None else {}
     chain.implied = {**dict.fromkeys(literals, number), **known}
-    frame.mask = entry.extend(Condition(data, chain, number))
+    frame.mask = entry.extend(LaneCondition(data, chain, number))
     return state.graph is not None or any_lane(frame.mask.data)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from fuser.eager.values import Data, both, either, negate
 
-__all__ = ["ALL", "NONE", "Chain", "Condition", "Frame", "Mask", "any_lane", "any_of", "both_of"]
+__all__ = ["ALL", "NONE", "Chain", "Frame", "LaneCondition", "Mask", "any_lane", "any_of", "both_of"]
 
 
 class Chain:
@@ -27,7 +27,7 @@ class Chain:
         self.implied: dict[Literal, int] = {}
 
 
-class Condition:
+class LaneCondition:
     """A bool for each lane, which counts by identity."""
 
     __slots__ = ("_negated", "chain", "data", "is_total", "joined", "number")
@@ -40,7 +40,7 @@ class Condition:
         # Whether it is false for every lane outside the mask it is added to.
         self.is_total = is_total
         # Conditions made of this and others, by the literals they deny.
-        self.joined: dict[frozenset[Literal], Condition] = {}
+        self.joined: dict[frozenset[Literal], LaneCondition] = {}
         self._negated: Data = None
 
     @property
@@ -52,7 +52,7 @@ class Condition:
 
 
 # A condition, and whether it must hold.
-Literal = tuple[Condition, bool]
+Literal = tuple[LaneCondition, bool]
 
 
 class Mask:
@@ -94,7 +94,7 @@ class Mask:
         """Whether certainly no lane is in both masks."""
         return any(self.implies((condition, not holds)) for condition, holds in other.literals)
 
-    def extend(self, condition: Condition, holds: bool = True) -> Mask:
+    def extend(self, condition: LaneCondition, holds: bool = True) -> Mask:
         """Return the lanes for which the condition holds, too (or does not)."""
         literal = (condition, holds)
         if self is NONE or self.implies(literal):
@@ -121,7 +121,7 @@ class Mask:
         first = extras[0][0]
         joined = first.joined.get(key)
         if joined is None:
-            joined = first.joined[key] = Condition(negate(_data_of(extras)))
+            joined = first.joined[key] = LaneCondition(negate(_data_of(extras)))
         return self.extend(joined)
 
     def beyond(self, other: Mask) -> tuple[Literal, ...]:

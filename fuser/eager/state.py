@@ -11,7 +11,7 @@ from torch import fx
 
 from fuser.cxx.statements import Program
 from fuser.eager.data import PLACE
-from fuser.eager.masks import ALL, Condition, Frame, Mask
+from fuser.eager.masks import ALL, Frame, LaneCondition, Mask
 
 __all__ = ["Scope", "State", "Tables"]
 
@@ -104,7 +104,7 @@ class State:
         finally:
             del self.frames[depth:]
 
-    def branch(self, condition: Condition, holds: bool = True) -> AbstractContextManager[Frame]:
+    def branch(self, condition: LaneCondition, holds: bool = True) -> AbstractContextManager[Frame]:
         """Run what is inside for the lanes for which the condition holds (or does not)."""
         return self.inside("branch", self.mask.extend(condition, holds))
 

@@ -26,7 +26,7 @@ from fuser.cxx.statements import (
 )
 from fuser.eager.calls import construct, convert_implicitly, copy_of, fill, initialise
 from fuser.eager.loops import run_do, run_for, run_range, run_while
-from fuser.eager.masks import NONE, Condition, Frame, Mask, any_of, both_of
+from fuser.eager.masks import NONE, Frame, LaneCondition, Mask, any_of, both_of
 from fuser.eager.resolve import instantiate, resolve
 from fuser.eager.state import Scope, State
 from fuser.eager.storage import Closure, Fixed, Location, NoTranslation, Thing, choose, make_location
@@ -114,7 +114,7 @@ def _run_if(state: State, node: If) -> None:
             if taken is not None:
                 run_block(state, (taken,))
             return
-        condition = Condition(found)
+        condition = LaneCondition(found)
         with state.branch(condition):
             run_block(state, (node.yes,))
         if node.no is not None:
@@ -142,7 +142,7 @@ def _add_result(state: State, function: Frame, thing: Thing) -> None:
     if state.graph is None and len(function.results) > _MAX_RESULTS:
         (first, one), (second, other), *rest = function.results
         merged = choose(both_of(function.entry.beyond(first)), one, other)
-        either_of = Condition(either(any_of([first]), any_of([second])))
+        either_of = LaneCondition(either(any_of([first]), any_of([second])))
         function.results = [(function.entry.extend(either_of), merged), *rest]
 
 
@@ -171,7 +171,7 @@ def _first_section(value: Value, labels: list[list[Value | None]]) -> int:
 
 
 def _switch_on_data(state: State, frame: Frame, node: Switch, value: Value, labels: list[list[Value | None]]) -> None:
-    tests = [[Condition(binary("==", value, item).data) for item in items if item is not None] for items in labels]
+    tests = [[LaneCondition(binary("==", value, item).data) for item in items if item is not None] for items in labels]
     # Lanes that come from the section before, None for none.
     falling: Any = None
     for number, (_, statements) in enumerate(node.sections):
@@ -181,13 +181,15 @@ def _switch_on_data(state: State, frame: Frame, node: Switch, value: Value, labe
         entering, mask = _enter_section(frame.mask, tests[number], others)
         if falling is not None:
             entering = either(falling, entering)
-            mask = frame.mask if entering is True else frame.mask.extend(Condition(entering))
+            mask = frame.mask if entering is True else frame.mask.extend(LaneCondition(entering))
         with state.inside("branch", mask) as inner:
             run_all(state, statements)
         falling = None if inner.mask is NONE else entering
 
 
-def _enter_section(mask: Mask, tests: list[Condition], others: list[list[Condition]] | None) -> tuple[Any, Mask]:
+def _enter_section(
+    mask: Mask, tests: list[LaneCondition], others: list[list[LaneCondition]] | None
+) -> tuple[Any, Mask]:
     # Which lanes of a mask a section's labels take, as data and as a mask; the default section's are all ``others``
     # that no other section's label takes.
     if others is not None:
@@ -198,7 +200,7 @@ def _enter_section(mask: Mask, tests: list[Condition], others: list[list[Conditi
     entering: Any = False
     for test in tests:
         entering = either(entering, test.data)
-    return entering, mask.extend(tests[0] if len(tests) == 1 else Condition(entering))
+    return entering, mask.extend(tests[0] if len(tests) == 1 else LaneCondition(entering))
 
 
 RUN: Mapping[type, Callable[[State, Any], None]] = {

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 
 from fuser.cxx.nodes import Lambda
-from fuser.eager.masks import ALL, Condition, Frame, Mask, both_of
+from fuser.eager.masks import ALL, Frame, LaneCondition, Mask, both_of
 from fuser.eager.state import Scope, State
 from fuser.eager.types import ArrayOf, ClassType, CppType, FunctionType, PointerTo
 from fuser.eager.values import Value, convert, emit, select
@@ -240,7 +240,7 @@ class Choice(Location):
 
     __slots__ = ("options",)
 
-    def __init__(self, options: Sequence[tuple[Condition, Location]]) -> None:
+    def __init__(self, options: Sequence[tuple[LaneCondition, Location]]) -> None:
         super().__init__(options[0][1].type)
         self.options = options
 
