@@ -156,9 +156,9 @@ def _call_function(
         nothing = constant(0, torch.int32) if result in (AUTO, VOID) else zero_of(result)
         running = [frame.function for frame in state.frames if frame.function is not None]
         is_recursion = function in running
+        is_idle = state.is_dry and result is not AUTO
         # A recursion ends where no lane is left.
-        is_over = is_recursion and state.graph is None and not any_lane(state.mask.data)
-        if is_over or (state.is_dry and result is not AUTO):
+        if is_idle or (is_recursion and state.graph is None and not any_lane(state.mask.data)):
             return nothing
         if is_recursion:
             _check_depth(state, function, len(running))
