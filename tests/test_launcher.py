@@ -268,7 +268,7 @@ def test_a_setting_that_changes_between_plan_and_record_makes_the_record_stale(
         record(*arguments)
 
     try:
-        monkeypatch.setattr(fuser.dispatch, "record_call", switch_first)
+        monkeypatch.setattr(fuser.route, "record_call", switch_first)
         function(x, y)
         assert not replays(function, (x, y))
     finally:
@@ -450,7 +450,7 @@ def test_run_fusion_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(second, x + 1.5)
     # Constants that the call leaves out are part of the record: no plan is looked up.
     with monkeypatch.context() as patch:
-        patch.setattr(fuser.dispatch, "run_planned", None)
+        patch.setattr(fuser.route, "run_planned", None)
         assert torch.equal(fuser.run_fusion(key, [x])[1], x + 1.5)
 
 

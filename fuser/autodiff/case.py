@@ -96,7 +96,7 @@ class Case:
         """
 
         def build() -> DerivedGroup | None:
-            if self.derived is not None and len(outputs) == self.output_count:
+            if self.derived is not None and outputs == tuple(range(self.output_count)):
                 return self.derived
             return build_backward(self.spec.group, self.typing, self.wanted, outputs, self.kept)
 
