@@ -9,13 +9,14 @@ import torch
 from fuser.cxx.functor import MATH_FUNCTIONS
 from fuser.cxx.nodes import Call, Expression, Member, Name, NamedType, TypeSyntax
 from fuser.eager.calls import call_functions, members_of, write
+from fuser.eager.data import PLACE, Value, constant
 from fuser.eager.locations import follow, point_at
 from fuser.eager.math import functions
+from fuser.eager.promotion import convert
 from fuser.eager.resolve import resolve
 from fuser.eager.state import Scope, State
 from fuser.eager.storage import Closure, Location, NoTranslation, Thing
 from fuser.eager.types import ClassType, describe_type
-from fuser.eager.values import PLACE, Value, constant, convert
 from fuser.eager.walk import evaluate, locate, number_of
 
 __all__ = ["IGNORED", "call"]

@@ -13,9 +13,10 @@ import torch
 
 from fuser.cxx.nodes import ArrayType, Expression, InitList, ReferenceType
 from fuser.cxx.statements import Function, Parameter
-from fuser.eager.data import needs_values
+from fuser.eager.data import PLACE, Value, constant, needs_values
 from fuser.eager.masks import Frame, any_lane, both_of
 from fuser.eager.math import functions
+from fuser.eager.promotion import convert
 from fuser.eager.resolve import deduce, resolve, resolve_argument
 from fuser.eager.stack import MAX_DEPTH, deep_stack
 from fuser.eager.state import Scope, State
@@ -33,7 +34,6 @@ from fuser.eager.storage import (
     zero_of,
 )
 from fuser.eager.types import AUTO, VOID, ArrayOf, ClassType, CppType, PointerTo, describe_type
-from fuser.eager.values import PLACE, Value, constant, convert
 from fuser.eager.walk import evaluate, load, locate, number_of, run_block, static_type
 
 __all__ = [

@@ -28,14 +28,16 @@ from fuser.cxx.nodes import (
 )
 from fuser.eager.call_expressions import call
 from fuser.eager.calls import call_operator, convert_implicitly, copy_of, initialise, write
+from fuser.eager.data import PLACE, Value, constant
 from fuser.eager.locations import LOCATE as PLAIN_LOCATIONS
 from fuser.eager.locations import advance
 from fuser.eager.masks import LaneCondition
+from fuser.eager.promotion import common_type, convert
 from fuser.eager.resolve import resolve
 from fuser.eager.state import Scope, State
 from fuser.eager.storage import Closure, Fixed, Location, NoTranslation, Pointer, Thing, choose
 from fuser.eager.types import AUTO, VOID, ArrayOf, ClassType, CppType, PointerTo, describe_type
-from fuser.eager.values import PLACE, Value, binary, both, common_type, constant, convert, either, unary
+from fuser.eager.values import binary, both, either, unary
 from fuser.eager.walk import evaluate, load, locate, number_of, static_type, truth_of
 
 __all__ = ["EVALUATE", "LOCATE"]

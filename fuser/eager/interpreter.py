@@ -17,13 +17,13 @@ from torch import fx
 from fuser.cxx.nodes import ReferenceType
 from fuser.cxx.statements import Parameter, Program
 from fuser.eager.calls import call_functions
+from fuser.eager.data import Value
 from fuser.eager.evaluate import EVALUATE, LOCATE
 from fuser.eager.resolve import resolve
 from fuser.eager.state import Scope, State, Tables
 from fuser.eager.statements import RUN
 from fuser.eager.storage import Fixed, Location, NoTranslation, Thing, make_location, zero_of
 from fuser.eager.types import CppType
-from fuser.eager.values import Value
 from fuser.eager.walk import run_all
 
 __all__ = ["interpret"]

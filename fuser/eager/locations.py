@@ -9,14 +9,15 @@ from typing import Any
 import torch
 
 from fuser.cxx.nodes import Conditional, Expression, Index, Member, Name, TypeSyntax, Unary
-from fuser.eager.data import needs_values
+from fuser.eager.data import PLACE, Value, constant, needs_values
 from fuser.eager.masks import LaneCondition
 from fuser.eager.math import functions
+from fuser.eager.promotion import convert
 from fuser.eager.resolve import resolve
 from fuser.eager.state import State
 from fuser.eager.storage import Choice, Fixed, Location, NoTranslation, Pointer, Punned, Thing, parts_of, zero_of
 from fuser.eager.types import ArrayOf, ClassType, CppType, describe_type, trait
-from fuser.eager.values import PLACE, Value, binary, constant, convert, negate
+from fuser.eager.values import binary, negate
 from fuser.eager.walk import evaluate, locate, number_of, truth_of
 
 __all__ = ["LOCATE", "advance", "follow", "point_at"]

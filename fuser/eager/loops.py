@@ -8,13 +8,12 @@ from typing import Any
 from fuser.cxx.nodes import ReferenceType, Statement
 from fuser.cxx.statements import DoWhile, For, RangeFor, While
 from fuser.eager.calls import write
-from fuser.eager.data import needs_values
+from fuser.eager.data import PLACE, needs_values
 from fuser.eager.masks import NONE, Chain, Frame, LaneCondition, Mask, any_lane, both_of
 from fuser.eager.resolve import resolve
 from fuser.eager.state import Scope, State
 from fuser.eager.storage import make_location
 from fuser.eager.types import AUTO
-from fuser.eager.values import PLACE
 from fuser.eager.walk import decide, evaluate, load, locate, run, truth_of
 
 __all__ = ["run_do", "run_for", "run_range", "run_while"]

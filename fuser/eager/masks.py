@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from fuser.eager.values import Data, both, either, negate
+from fuser.eager.data import Data
+from fuser.eager.values import both, either, negate
 
 __all__ = ["ALL", "NONE", "Chain", "Frame", "LaneCondition", "Mask", "any_lane", "any_of", "both_of"]
 

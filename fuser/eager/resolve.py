@@ -8,10 +8,10 @@ import torch
 
 from fuser.cxx.nodes import ArrayType, Decltype, Expression, Name, NamedType, PointerType, ReferenceType, TypeSyntax
 from fuser.cxx.statements import Struct
+from fuser.eager.data import PLACE, Value, constant
 from fuser.eager.state import Scope, State
 from fuser.eager.storage import NoTranslation, SubstitutionError
 from fuser.eager.types import CPP_TYPES, VOID, ArrayOf, ClassType, CppType, PointerTo, builtin_type
-from fuser.eager.values import PLACE, Value, constant
 from fuser.eager.walk import number_of, static_type
 
 __all__ = ["deduce", "instantiate", "resolve", "resolve_argument"]

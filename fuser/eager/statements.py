@@ -25,13 +25,14 @@ from fuser.cxx.statements import (
     While,
 )
 from fuser.eager.calls import construct, convert_implicitly, copy_of, fill, initialise
+from fuser.eager.data import PLACE, Value
 from fuser.eager.loops import run_do, run_for, run_range, run_while
 from fuser.eager.masks import NONE, Frame, LaneCondition, Mask, any_of, both_of
 from fuser.eager.resolve import instantiate, resolve
 from fuser.eager.state import Scope, State
 from fuser.eager.storage import Closure, Fixed, Location, NoTranslation, Thing, choose, make_location
 from fuser.eager.types import AUTO, VOID, ArrayOf, ClassType, CppType
-from fuser.eager.values import PLACE, Value, binary, either
+from fuser.eager.values import binary, either
 from fuser.eager.walk import decide, evaluate, locate, number_of, run, run_all, run_block
 
 __all__ = ["RUN"]

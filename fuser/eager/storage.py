@@ -16,10 +16,12 @@ from typing import Any, TypeAlias
 import torch
 
 from fuser.cxx.nodes import Lambda
+from fuser.eager.data import Value, emit
 from fuser.eager.masks import ALL, Frame, LaneCondition, Mask, both_of
+from fuser.eager.promotion import convert
 from fuser.eager.state import Scope, State
 from fuser.eager.types import ArrayOf, ClassType, CppType, FunctionType, PointerTo
-from fuser.eager.values import Value, convert, emit, select
+from fuser.eager.values import select
 
 __all__ = [
     "Aggregate",

@@ -15,19 +15,11 @@ from fuser.cxx.statements import Program
 from fuser.cxx.syntax import parse_program
 from fuser.dtypes import dtype_info, number_dtype
 from fuser.eager.call_expressions import IGNORED
+from fuser.eager.data import PLACE, WHOLE_FUNCTIONS, NeedsValuesError, Value, constant, is_number, storage_dtype
 from fuser.eager.interpreter import interpret
 from fuser.eager.math import functions
+from fuser.eager.promotion import convert
 from fuser.eager.storage import NoTranslation, SubstitutionError
-from fuser.eager.values import (
-    PLACE,
-    WHOLE_FUNCTIONS,
-    NeedsValuesError,
-    Value,
-    constant,
-    convert,
-    is_number,
-    storage_dtype,
-)
 from fuser.errors import UntranslatableError
 
 __all__ = ["Translation", "cast", "translate"]

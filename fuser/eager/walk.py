@@ -9,11 +9,12 @@ import torch
 
 from fuser.cxx.nodes import Expression, Statement
 from fuser.cxx.statements import Condition
+from fuser.eager.data import PLACE, Value, constant
 from fuser.eager.masks import NONE
+from fuser.eager.promotion import convert
 from fuser.eager.state import Scope, State
 from fuser.eager.storage import Fixed, Location, NoTranslation, Pointer, SubstitutionError, Thing, parts_of
 from fuser.eager.types import ArrayOf, CppType
-from fuser.eager.values import PLACE, Value, constant, convert
 
 __all__ = [
     "decide",
