@@ -13,6 +13,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import CodeType, FrameType
 from typing import Any
 
@@ -26,7 +27,6 @@ F32, F64, I32, I64, BOOL = torch.float32, torch.float64, torch.int32, torch.int6
 DTYPES = (F32, F64, torch.complex64, torch.complex128, I32, I64, BOOL)
 # What a conversion may come from, on its way to another type.
 CONVERTED = (*DTYPES, torch.int8, torch.int16, torch.uint8)
-ARITHMETIC = {"add", "sub", "mul", "div", "neg"}
 LOGICAL = {"logical_and", "logical_or", "logical_xor", "logical_not"}
 BITWISE = {"bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"}
 UNARY = {"neg", "bitwise_not", "logical_not", "convert", "detach", "conj_physical", "real", "imag"}
@@ -36,16 +36,40 @@ _FREE_NAN = {"add", "sub", "mul", "div"}
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """An expression, and what torch makes of it without any rewrite."""
+    """An expression as the builder made it, and what it was asked for."""
 
     expr: Expr
-    wanted: torch.Tensor
-    # How it was written.
-    text: str
-    # Whether the bits of its NaNs mean something.
-    has_exact_nan: bool = True
-    # Whether the builder made something else than it was asked for.
-    is_rewritten: bool = False
+    op: str
+    operands: tuple[Operand, ...]
+    dtype: torch.dtype
+    # Of an input its name, of a constant the number.
+    name: str = ""
+    # Of an input and of a constant.
+    value: torch.Tensor | None = None
+
+    @cached_property
+    def wanted(self) -> torch.Tensor:
+        """What torch makes of it, step by step."""
+        if self.value is not None:
+            return self.value
+        return apply(self.op, (), [item.wanted for item in self.operands], self.dtype)
+
+    @cached_property
+    def has_exact_nan(self) -> bool:
+        """Whether the bits of its NaNs mean something: not those of a number in a text, which has no sign."""
+        if self.op == "constant":
+            return not self.wanted.isnan().item()
+        return self.op not in _FREE_NAN and all(item.has_exact_nan for item in self.operands)
+
+    @property
+    def is_rewritten(self) -> bool:
+        """Whether the builder made something else."""
+        return (self.expr.op, self.expr.args) != (self.op, tuple(item.expr for item in self.operands))
+
+    def __str__(self) -> str:
+        if self.name:
+            return self.name
+        return f"{self.op}({', '.join(map(str, self.operands))}): {str(self.dtype).removeprefix('torch.')}"
 
 
 def special(dtype: torch.dtype) -> torch.Tensor:
@@ -95,24 +119,19 @@ class Expressions:
             values = special(kind)
             self.values[name] = values[place.flatten() % len(values)]
         self.inputs = {
-            name: Operand(self.builder.input(name, kind), self.values[name], name) for name, (kind, _) in kinds.items()
+            name: Operand(self.builder.input(name, kind), "input", (), kind, name, self.values[name])
+            for name, (kind, _) in kinds.items()
         }
 
     def constant(self, value: Any, dtype: torch.dtype) -> Operand:
         """Return a number."""
         expr = self.builder.constant(value, dtype)
-        # A number in a text has no sign if it is NaN.
-        return Operand(expr, torch.scalar_tensor(value, dtype=dtype), repr(value), value == value)
+        return Operand(expr, "constant", (), dtype, repr(value), torch.scalar_tensor(value, dtype=dtype))
 
     def apply(self, op: str, *operands: Operand, dtype: torch.dtype | None = None) -> Operand:
-        """Return an operation as the builder makes it, and as torch computes it."""
-        made = dtype or result_dtype(op, [item.expr.dtype for item in operands])
-        expr = self.builder.emit(op, *(item.expr for item in operands), dtype=dtype)
-        wanted = apply(op, (), [item.wanted for item in operands], made)
-        text = f"{op}({', '.join(item.text for item in operands)})" + (f": {made}" if op == "convert" else "")
-        has_exact_nan = op not in _FREE_NAN and all(item.has_exact_nan for item in operands)
-        is_rewritten = (expr.op, expr.args) != (op, tuple(item.expr for item in operands))
-        return Operand(expr, wanted, text, has_exact_nan, is_rewritten)
+        """Return an operation as the builder makes it."""
+        made = dtype or result_dtype(op, [item.dtype for item in operands])
+        return Operand(self.builder.emit(op, *(item.expr for item in operands), dtype=dtype), op, operands, made)
 
 
 def takes(op: str, dtype: torch.dtype) -> bool:
@@ -138,7 +157,7 @@ def operands_of(made: Expressions, dtype: torch.dtype) -> list[Operand]:
         if op == "where":
             found += [made.apply(op, mask, a, b) for mask in masks_of(made) for a, b in ((x, y), (y, x))]
         elif op == "convert":
-            others = [item for item in made.inputs.values() if item.expr.dtype is not dtype]
+            others = [item for item in made.inputs.values() if item.dtype is not dtype]
             found += [made.apply(op, item, dtype=dtype) for item in others if is_defined(item, dtype)]
         elif takes(op, dtype) and result_dtype(op, [dtype, dtype]) is dtype:
             found += [made.apply(op, *pair) for pair in itertools.product(leaves, repeat=1 if op in UNARY else 2)]
@@ -155,7 +174,7 @@ def operands_of(made: Expressions, dtype: torch.dtype) -> list[Operand]:
 
 def bools_of(made: Expressions) -> list[Operand]:
     """Return the inputs that are bools."""
-    return [item for item in made.inputs.values() if item.expr.dtype is BOOL]
+    return [item for item in made.inputs.values() if item.dtype is BOOL]
 
 
 def masks_of(made: Expressions) -> list[Operand]:
@@ -166,10 +185,10 @@ def masks_of(made: Expressions) -> list[Operand]:
 
 def is_defined(item: Operand, dtype: torch.dtype) -> bool:
     """Whether C++ defines the conversion of every value of an operand to a type."""
-    if item.expr.dtype.is_complex and not dtype.is_complex:
+    if item.dtype.is_complex and not dtype.is_complex:
         return False
     is_integer = not (dtype.is_floating_point or dtype.is_complex or dtype is BOOL)
-    return not (is_integer and item.expr.dtype.is_floating_point)
+    return not (is_integer and item.dtype.is_floating_point)
 
 
 def applications(op: str, dtype: torch.dtype) -> Iterator[tuple[Expressions, list[Operand]]]:
@@ -215,15 +234,15 @@ def check(made: Expressions, operands: Sequence[Operand]) -> None:
     size = next(iter(made.values.values())).shape
     for operand, got in zip(operands, evaluate([item.expr for item in operands], made.values), strict=True):
         is_typed = got.dtype is operand.wanted.dtype
-        assert is_typed, f"{operand.text} became {operand.expr}: {got.dtype}"
+        assert is_typed, f"{operand} became {operand.expr}: {got.dtype}"
         got, wanted = got.expand(size), operand.wanted.expand(size)
         wrong = differs(got, wanted, has_exact_nan=operand.has_exact_nan)
         if wrong.dim() > 1:
             wrong = wrong.any(-1)
         if wrong.any():
             place = int(wrong.nonzero()[0])
-            inputs = {name: value[place].item() for name, value in made.values.items() if name in operand.text}
-            message = f"{operand.text} became {operand.expr}: {got[place]} for {wanted[place]} at {inputs}"
+            inputs = {name: value[place].item() for name, value in made.values.items() if name in str(operand)}
+            message = f"{operand} became {operand.expr}: {got[place]} for {wanted[place]} at {inputs}"
             raise AssertionError(message)
 
 
