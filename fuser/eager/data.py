@@ -24,6 +24,7 @@ __all__ = [
     "constant",
     "emit",
     "is_number",
+    "needs_values",
     "round_to",
     "storage_dtype",
 ]
@@ -54,7 +55,13 @@ _TAKES_NUMBERS = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, a
 
 
 class NeedsValuesError(Exception):
-    """A function needs the values of a tensor to know what to compute, and was given a node of a graph."""
+    """It takes the values of a tensor to know what to compute, and there is a node of a graph. Says what and where."""
+
+
+def needs_values(why: str) -> NeedsValuesError:
+    """Return the exception for what is at the current place."""
+    line, column = PLACE.get() or (0, 0)
+    return NeedsValuesError(f"line {line}, column {column}: {why}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +72,11 @@ class Value:
     dtype: torch.dtype
     # A number of that type, or a tensor or node of `storage_dtype(dtype)`.
     data: Data
+
+    @property
+    def type(self) -> torch.dtype:
+        """The C++ type, as all things have it."""
+        return self.dtype
 
     @property
     def is_constant(self) -> bool:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fuser.autodiff.derivative.expression import Builder, Expr, is_continuous, topological
+from fuser.autodiff.derivative.expression import Builder, Expr, topological
 from fuser.autodiff.derivative.forward import differentiate_forward
 from fuser.autodiff.derivative.importing import import_graph
+from fuser.autodiff.derivative.operations import is_continuous
 from fuser.autodiff.derivative.reverse import differentiate_reverse
 from fuser.autodiff.derivative.simplify import multiply_by_reciprocals, simplify
 from fuser.autodiff.derivative.text import Names, emit_functor
@@ -30,7 +30,6 @@ __all__ = [
     "load_source",
     "reverse_functor",
     "reverse_source",
-    "source_of_graph",
 ]
 
 Argument = tuple[str, int]
@@ -144,13 +143,8 @@ def load_source(
     translation = translate(functor, compute, types, differentiable=True)
     if translation.graph_module is None:
         raise DataDependentError(f"{functor.entry} has no derivative in one piece: {translation.data_dependent}")
-    return source_of_graph(functor, compute, translation.graph_module.graph)
-
-
-def source_of_graph(functor: Functor, compute: torch.dtype, graph: fx.Graph) -> Source:
-    """Return a functor as expressions from its typed graph."""
     parameters = [item for item in functor.parameters if item.role is not Role.OUTPUT]
-    inputs, values = import_graph(graph, [item.name for item in parameters], Builder())
+    inputs, values = import_graph(translation.graph_module.graph, [item.name for item in parameters], Builder())
     return _source(functor, compute, parameters, inputs, values)
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from fuser.autodiff.derivative.expression import Builder, Expr, Number, topological
+from fuser.autodiff.derivative.expression import Builder, Expr, topological
 from fuser.autodiff.derivative.helpers import LOWERINGS, helper_text
+from fuser.autodiff.derivative.operations import Number
 from fuser.errors import NotDifferentiableError
 
 __all__ = ["Names", "cpp_type", "emit_functor"]

@@ -17,14 +17,15 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fuser.eager.data import WHOLE_FUNCTIONS, Data, add_node, as_node
+from fuser.eager.data import WHOLE_FUNCTIONS, Data, Value, add_node, as_node, constant, storage_dtype
 from fuser.eager.math import real
 from fuser.eager.math.bessel import BESSEL, bessel_j, bessel_y
 from fuser.eager.math.bits import BITS, TO_INTEGER
 from fuser.eager.math.complex import COMPLEX
 from fuser.eager.math.special import SPECIAL
 from fuser.eager.math.terms import Formula, Term, apply, where
-from fuser.eager.values import Value, binary, common_type, constant, convert, promote_integer, storage_dtype
+from fuser.eager.promotion import common_type, convert, promote_integer
+from fuser.eager.values import binary
 
 __all__ = ["NamedFunction", "call", "call_with_results", "is_known"]
 
