@@ -173,10 +173,10 @@ template <typename T, typename V> FUSER_INLINE V fuser_compute_pow(V x, V y, V (
   if (fuser_any(negative)) {
     // Numbers that no integer holds are whole, but for NaN, and even: as is the smallest integer, which they become.
     const T large = static_cast<T>(sizeof(T) == 4 ? 0x1p46 : 0x1p104);
-    const Mask whole = __builtin_convertvector(y, Mask), is_odd = -(whole & 1);
+    const Mask whole = __builtin_convertvector(y, Mask);
     const Mask is_whole = (__builtin_convertvector(whole, V) == y) | (y * y >= large);
     const Mask is_finite = x - x == V{}, has_none = is_finite & (x < V{}) & ~is_whole;
-    z = has_none ? V{} / V{} : (V)((Mask)z ^ (negative & is_odd));
+    z = has_none ? V{} / V{} : (V)((Mask)z ^ (negative & is_whole & -(whole & 1)));
   }
   const T half = static_cast<T>(0.5), one = 1, two = 2;
   if (__builtin_expect(fuser_any((y == two) | (y == half) | (y == -one)), 0)) {
