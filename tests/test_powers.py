@@ -190,7 +190,9 @@ def test_power_of_negative_numbers(dtype: torch.dtype, cpu_math: str) -> None:
     large = [2.0**k + shift for k in (22, 23, 24, 31, 32, 52, 53, 62, 63) for shift in (-1, -0.5, 0, 0.5, 1)]
     exponents = torch.tensor([*range(-6, 7), 1.5, -2.5, 7.25, math.inf, -math.inf, math.nan, *large], dtype=dtype)
     exponents = torch.cat([exponents, -exponents])
-    sizes = torch.tensor([0.0, 1.0, 0.75, 3.0, 1e-30, 1e30, math.inf, math.nan, 1 + torch.finfo(dtype).eps], dtype=dtype)
+    sizes = torch.tensor(
+        [0.0, 1.0, 0.75, 3.0, 1e-30, 1e30, math.inf, math.nan, 1 + torch.finfo(dtype).eps], dtype=dtype
+    )
     x, y = torch.meshgrid(torch.cat([sizes, -sizes]), exponents, indexing="ij")
     x, y = x.flatten(), y.flatten()
     exact = torch.tensor([power(a, b) for a, b in zip(x.tolist(), y.tolist(), strict=True)], dtype=torch.float64)

@@ -73,8 +73,8 @@ define(
     numbers_have_layout=False,
 )
 # ATen has formulas for these exponents, and looks for the last three after it has rounded the exponent to the dtype.
-_ROUNDED_FIRST = {2: "a * a", 3: "fuser_step<S>(a * a) * a", -2: "T(1) / fuser_step<S>(a * a)"}
-_POWERS = {0: "T(1)", 1: "a", 0.5: "sqrt(a)", -0.5: "rsqrt(a)", -1: "T(1) / a", **_ROUNDED_FIRST}
+_ROUNDED_FIRST: dict[complex, str] = {2: "a * a", 3: "fuser_step<S>(a * a) * a", -2: "T(1) / fuser_step<S>(a * a)"}
+_POWERS: dict[complex, str] = {0: "T(1)", 1: "a", 0.5: "sqrt(a)", -0.5: "rsqrt(a)", -1: "T(1) / a", **_ROUNDED_FIRST}
 # Of an exponent that only a call knows.
 define(
     "pow_number",

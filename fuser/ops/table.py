@@ -93,8 +93,7 @@ def define(
     same_dtypes: bool = False,
 ) -> None:
     """Add a row: the functor's parameters and body as C++, and what Op and Function say of it."""
-    result = "bool" if out_dtype is torch.bool else "T"
-    # The entry is named aten_*, so that it hides no C++ function its body calls.
+
     @functools.cache
     def make_function() -> Function:
         return Function(
