@@ -200,3 +200,26 @@ def test_power_of_negative_numbers(dtype: torch.dtype, cpu_math: str) -> None:
         got = fuser.create_jit_fn("template <typename T> T power(T x, T y) { return pow(x, y); }")(x, y)
     assert int(distance(got, exact.to(dtype)).max()) <= 4
     assert torch.equal(got.signbit() | got.isnan(), exact.to(dtype).signbit() | exact.isnan())
+
+
+# --- gradients ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 0.5, -0.5, -1, -2, 4, 2.5, 2.001])
+def test_gradients(exponent: float) -> None:
+    """First and second derivatives are torch's, also at zeros and where the square of a number is no number."""
+    x = torch.tensor([0.3, 0.7, 1.0, 2.5, 40.0, 1e-90, 1e90, 0.0, math.inf], dtype=torch.float64)
+    x = torch.cat([x, -x[:7]]) if exponent == int(exponent) else x
+    # Of the second derivative torch multiplies infinities by zeros.
+    usual = x.isfinite() & (x != 0) & (x.abs() > 1e-80) & (x.abs() < 1e80)
+    found = []
+    for function in (traced(exponent), lambda x: x**exponent):
+        leaf = x.clone().requires_grad_()
+        result = function(leaf)
+        if not result.requires_grad:
+            found.append((torch.zeros_like(x), torch.zeros_like(x)))
+            continue
+        (first,) = torch.autograd.grad(result, leaf, torch.full_like(x, 1.5), create_graph=True)
+        second = torch.autograd.grad(first.sum(), leaf, allow_unused=True)[0] if first.requires_grad else None
+        found.append((first.detach(), torch.zeros_like(x) if second is None else second))
+    (first, second), (wanted, wanted_second) = found
+    torch.testing.assert_close(first, wanted, equal_nan=True, rtol=1e-14, atol=0)
+    torch.testing.assert_close(second[usual], wanted_second[usual], rtol=1e-13, atol=0)
