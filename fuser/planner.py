@@ -1,7 +1,7 @@
 """Plans a call: what its signature (dtypes, shapes, strides, devices) decides, so that the next call only launches.
 
 Plans are made from descriptions of the arguments, never from their values, in four steps: describe the values of the
-group, cut it into what one launch takes, compile each part, and find each value a place among outputs and temporaries.
+group, cut it into what one launch takes, compile each part, and find each value a slot among outputs and temporaries.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from fuser.arg_spec import DescribedValue, build_arg_spec
 from fuser.compiler import compile_kernel, register
-from fuser.errors import CompileError, CompilerNotFoundError, FallbackError, UnsupportedError
+from fuser.errors import ArgumentError, CompileError, CompilerNotFoundError, FallbackError, UnsupportedError
 from fuser.fallback import Fallback
 from fuser.fused_kernel import ArgumentPacker, FusedKernel
 from fuser.geometry import Launch
@@ -106,6 +106,10 @@ def make_plan(
     Raises:
         As ``run``. UnsupportedError leaves only when no fallback is allowed: else it is the plan's fallback reason.
     """
+    for item, bound in zip(spec.group.inputs, inputs, strict=True):
+        # A kernel reads one element of it, whatever it has.
+        if item.is_scalar and bound.shape:
+            raise ArgumentError(f"scalar {item.name!r} has shape {list(bound.shape)}, not []")
     device = common_device(spec.group, inputs)
     layouts = infer_layouts(spec.group, value_layouts(inputs))
     try:
@@ -244,7 +248,7 @@ def _cut(
             )
 
 
-# --- place -----------------------------------------------------------------------------------------------------------
+# --- find slots -----------------------------------------------------------------------------------------------------------
 def _find_homes(
     spec: KernelSpec, parts: Sequence[_Part], values: Sequence[DescribedValue]
 ) -> tuple[dict[int, int], tuple[Buffer, ...]]:
