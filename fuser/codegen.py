@@ -395,7 +395,10 @@ class ElementWriter:
                 # product, or the compiler may contract it in one of them differently than when the functor runs alone.
                 arguments.append(self._isolate(text) if function.isolation is Isolation.FULL else text)
         namespace = f"fuser_f{self.functors.index(functor)}"
-        return f"{namespace}::{functor.entry}<{compute}>({', '.join(arguments)})", results, declarations
+        # Some of torch's own ops round steps to their dtype.
+        rounds = function.op is not None and len(functor.template_parameters) == 2 and self.is_strict
+        types = f"{compute}, {info.storage}" if rounds else compute
+        return f"{namespace}::{functor.entry}<{types}>({', '.join(arguments)})", results, declarations
 
     def _argument(self, value: int, compute: str | None) -> str:
         text = f"v{value}"

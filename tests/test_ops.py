@@ -464,8 +464,9 @@ def test_numbers_that_are_arguments_choose_the_same_ops(device: str) -> None:
             variable, constant = fuser.fuse(form), fuser.fuse(with_constant(form, number))
             got = variable(x, number)
             assert same_bits(got, constant(x))
-            assert [item.function for group in variable.groups for item in group.applications] == [
-                item.function for group in constant.groups for item in group.applications
+            # A power is the same op by another text: a call brings another exponent without a new kernel.
+            assert [item.function.op for group in variable.groups for item in group.applications] == [
+                item.function.op for group in constant.groups for item in group.applications
             ]
             if device == "cuda":
                 assert same_bits(got, form(x, number))

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
 from fuser.graph import Function
-from fuser.ops.elementary import UNARY_FLOAT
+from fuser.ops.elementary import UNARY_FLOAT, power_function
 from fuser.ops.table import OPS, cast_function, convert_function
 
 __all__ = ["IS_NUMBER", "Call", "bind_function", "bind_method", "bind_module", "has_hooks"]
@@ -176,6 +176,8 @@ def _bind_div(input: Any, other: Any, *, rounding_mode: Any = None) -> Call | No
 
 
 def _bind_pow(input: Any, exponent: Any) -> Call:  # noqa: A002
+    if _is_constant(exponent):
+        return Call(power_function(exponent), (input, exponent))
     return _call("pow_number" if _is_number(exponent) else "pow", input, exponent)
 
 

@@ -138,8 +138,9 @@ def load_source(
     Raises:
         DataDependentError, UntranslatableError: as ``reverse_functor``.
     """
-    if op in DIFFERENTIATED_AS:
-        return _source_of_op(DIFFERENTIATED_AS[op], functor, compute, types)
+    form = DIFFERENTIATED_AS.get(functor.entry.removeprefix("aten_")) if op else None
+    if form is not None:
+        return _source_of_op(form, functor, compute, types)
     translation = translate(functor, compute, types, differentiable=True)
     if translation.graph_module is None:
         raise DataDependentError(f"{functor.entry} has no derivative in one piece: {translation.data_dependent}")
