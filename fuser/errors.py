@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = [
     "ArgumentError",
@@ -20,6 +21,7 @@ __all__ = [
     "NoCompileError",
     "NotDifferentiableError",
     "ShapeError",
+    "TracingError",
     "UnsupportedError",
     "UntranslatableError",
 ]
@@ -111,6 +113,26 @@ class FallbackError(FuserError, RuntimeError):
 
 class UnsupportedError(FuserError, RuntimeError):
     """A group cannot be fused for these inputs; the executor turns this into a recorded fallback."""
+
+
+class TracingError(UnsupportedError):
+    """``fuse`` cannot trace a function; the message shows the user's line, and says what to do instead.
+
+    ``filename``, ``line`` (from 1) and ``source_line`` say where; they are None where no place is known.
+    """
+
+    def __init__(
+        self, reason: str, filename: str | None = None, line: int | None = None, source_line: str | None = None
+    ) -> None:
+        shown = f"{reason}\n{filename}:{line}: {(source_line or '').strip()}" if filename else reason
+        super().__init__(shown)
+        self.reason = reason
+        self.filename = filename
+        self.line = line
+        self.source_line = source_line
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return type(self), (self.reason, self.filename, self.line, self.source_line)
 
 
 class NoCompileError(FuserError, RuntimeError):
