@@ -137,11 +137,15 @@ class _FactWriter:
     def add(self, node: fx.Node) -> None:
         if self._is_repeatable(node):
             self._answer(node, _tell, (self._copy(node),))
+            # The type of a number among the arguments is one with the kind of call.
+            is_type = node.target is type and node.all_input_nodes[0].op == "placeholder"
+            self.is_of_tensors = self.is_of_tensors and (is_type or all(map(self._is_tensor, _find_leaves(node))))
             return
         # It is about a tensor that is computed: all that its kind, or its shape, may come from.
         name = str(node.args[1] if node.target is getattr else node.target)
         what = "kind" if name in _KIND_QUESTIONS else "dims" if name in _DIM_QUESTIONS else "sizes"
         for leaf in _find_leaves(node):
+            self.is_of_tensors = self.is_of_tensors and (self._is_tensor(leaf) or what == "kind")
             self._answer((leaf, what), _describe, (self._copy(leaf), what))
 
     def finish(self) -> fx.Graph:
@@ -157,9 +161,10 @@ class _FactWriter:
             for source in node.all_input_nodes:
                 self._copy(source)
             self._copies[node] = self.graph.node_copy(node, self._copies.__getitem__)
-        if node.op == "placeholder" and not isinstance(self._examples.find(node), torch.Tensor):
-            self.is_of_tensors = False
         return self._copies[node]
+
+    def _is_tensor(self, leaf: fx.Node) -> bool:
+        return isinstance(self._examples.find(leaf), torch.Tensor)
 
     def _is_repeatable(self, node: fx.Node) -> bool:
         # Numbers and the like, of arguments and tensors that the function holds.

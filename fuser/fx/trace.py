@@ -175,7 +175,7 @@ class FusedFunction(Replayer):
         """See Launcher: what the function reads besides its arguments is looked at in each replay."""
         assert self._own is not None, "only its calls are recorded here"
         guards, check = self._own.traced.guards, recorded.check
-        if guards.dicts or guards.questions:
+        if guards.reads or guards.asked:
             holds = guards.holds
             recorded = recorded._replace(check=lambda *tensors: holds() and check(*tensors))
         return super().add(tensors, scalars, out, recorded)

@@ -1,20 +1,24 @@
 """Traces a Python function to an FX graph, and loses nothing that torch.fx would: writes, modes, tensors it holds.
 
-Tensors and numbers among the arguments become symbols, all other arguments stay what they are. Tensors that the function
-finds elsewhere are read when the graph runs, and every torch function is part of the graph, also one that makes a tensor
-of nothing (``torch.rand(3)``). Where Python needs a value, that of the call at hand is settled: see ``examples.py``.
+Tensors and numbers among the arguments become symbols, all other arguments stay what they are. Tensors that the
+function finds elsewhere are read when the graph runs, and every torch function is part of the graph, also one that makes
+a tensor of nothing (``torch.rand(3)``). Where Python needs a value, that of the call at hand is settled: see
+``examples.py``.
 """
 
 from __future__ import annotations
 
+import builtins
 import dis
 import inspect
 import linecache
 import operator
 import os
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,10 +76,19 @@ def trace(
     Raises:
         TracingError: what the function does cannot be in a graph; shows the line.
     """
+    with _LOCK:
+        return _trace(function, lambda: _Tracer(function, call, key, leaves, names), key)
+
+
+# fx replaces functions of torch's while it traces, and so does this file.
+_LOCK = threading.RLock()
+
+
+def _trace(function: Callable[..., Any], make_tracer: Callable[[], _Tracer], key: Key) -> Traced:
     # A method that makes what it needs on its first use changes something once.
     for _ in range(2):
         guards = find_guards(function, key)
-        tracer = _Tracer(function, call, key, leaves, names)
+        tracer = make_tracer()
         try:
             graph = tracer.run()
         except Exception as error:
@@ -92,10 +105,11 @@ def trace(
             break
         if guards.holds():
             return tracer.finish(graph, guards)
-        replaced = guards.changed()
+        replaced = guards.find_changed()
     what = repr(replaced) if replaced else "something it does not own"
     raise TracingError(
-        f"fuse cannot trace that {function.__name__}() changes {what}, which later calls would not do: return the value instead",
+        f"fuse cannot trace that {function.__name__}() changes {what}, which later calls would not do: return the value "
+        "instead",
         *_place_of(inspect.unwrap(function).__code__, None),
     )
 
@@ -115,10 +129,6 @@ class _Proxy(fx.Proxy):
             raise AttributeError(name)
         found = _Attribute(self, name)
         return self.tracer.settle_if_known(found) if is_kind_question(name) and _is_property(name) else found
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        return self.tracer.find_class(self)
 
     def __bool__(self) -> bool:
         return bool(self.tracer.settle(self, "bool() of a tensor", "torch.where"))
@@ -185,6 +195,15 @@ def _find_unpacked(frame: types.FrameType) -> int | None:
     return None
 
 
+def is_symbol(value: Any) -> bool:
+    """Whether a value is a symbol; isinstance would ask it what it stands for."""
+    return issubclass(type(value), fx.Proxy)
+
+
+def _is_tensor(value: Any) -> bool:
+    return not is_symbol(value) and isinstance(value, torch.Tensor)
+
+
 def _is_property(name: str) -> bool:
     return not callable(getattr(torch.Tensor, name, None))
 
@@ -234,11 +253,11 @@ class _Tracer(fx.Tracer):
         """Trace; a module's buffers are left as they were: ``self.count += 1`` would put a proxy there."""
         plain: Any = inspect.unwrap(self._function)
         try:
-            with _Intercept(self):
+            with _Intercept(self), _isinstance_asks_symbols():
                 graph = self.trace(getattr(plain, "__func__", plain))
             for (_, name), (module, _) in self._buffers.items():
                 found: Any = module._buffers[name]
-                if type(found) is _Proxy and not _is_written(found.node):
+                if is_symbol(found) and not _is_written(found.node):
                     raise TracingError(f"fuse cannot trace that the buffer {name!r} becomes another tensor")
         finally:
             for (_, name), (module, before) in self._buffers.items():
@@ -255,7 +274,7 @@ class _Tracer(fx.Tracer):
         return Traced(fx.GraphModule(dict(self.targets), graph, self._function.__name__), guards, facts)
 
     # --- what fx asks of a tracer
-    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:  # noqa: ARG002, FBT001
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:  # noqa: ARG002
         proxies = []
         for kind, name in name_leaves(self._key, self._names):
             proxy = self.create_proxy("placeholder", name, (), {})
@@ -276,14 +295,14 @@ class _Tracer(fx.Tracer):
         return super().create_node(kind, *args, **kwargs)
 
     def create_arg(self, a: Any) -> Any:
-        if type(a) in (_Proxy, _Attribute):
+        if is_symbol(a):
             return a.node
         if isinstance(a, torch.Tensor):
             return self.hold(a).node
         return super().create_arg(a)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:  # noqa: ARG002
-        return self.hold(attr_val) if isinstance(attr_val, torch.Tensor) else attr_val
+        return self.hold(attr_val) if _is_tensor(attr_val) else attr_val
 
     def path_of_module(self, mod: torch.nn.Module) -> str:
         self._note_buffers(mod)
@@ -295,7 +314,7 @@ class _Tracer(fx.Tracer):
     # --- tensors and values
     def _note_buffers(self, module: torch.nn.Module) -> None:
         for name, buffer in module._buffers.items():
-            if type(buffer) is not _Proxy and buffer is not None:
+            if _is_tensor(buffer):
                 self._buffers.setdefault((id(module), name), (module, buffer))
 
     def hold(self, tensor: torch.Tensor) -> _Proxy:
@@ -367,6 +386,25 @@ class _Tracer(fx.Tracer):
         raise TracingError("fuse cannot iterate over a tensor: use x.unbind(), or an op on the whole tensor")
 
 
+@contextmanager
+def _isinstance_asks_symbols() -> Iterator[None]:
+    # Not by a property ``__class__``: torch's C++ would take symbols for tensors.
+    builtins.isinstance = _isinstance  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        builtins.isinstance = _plain_isinstance
+
+
+_plain_isinstance = isinstance
+
+
+def _isinstance(item: Any, kinds: Any, /) -> bool:
+    if _plain_isinstance(item, kinds):
+        return True
+    return issubclass(type(item), _Proxy) and issubclass(item.tracer.find_class(item), kinds)
+
+
 class _Intercept(TorchFunctionMode):
     """Puts every torch function of the traced code into the graph, also those that see no symbol."""
 
@@ -378,20 +416,15 @@ class _Intercept(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         leaves = pytree.tree_leaves((args, kwargs))
-        tensors = [item for item in leaves if isinstance(item, torch.Tensor)]
-        if not tensors:
+        if not any(is_symbol(item) or isinstance(item, torch.Tensor) for item in leaves):
             return self._make(func, args, kwargs)
         if name in _ABOUT_OBJECTS:
             return func(*args, **kwargs)
         tracer = self._tracer
-        args, kwargs = pytree.tree_map(
-            lambda item: item if type(item) in (_Proxy, _Attribute) or not isinstance(item, torch.Tensor)
-            else tracer.hold(item),
-            (args, kwargs),
-        )  # fmt: skip
+        args, kwargs = pytree.tree_map(lambda x: tracer.hold(x) if _is_tensor(x) else x, (args, kwargs))
         if name == "__get__":
             return getattr(args[0], func.__self__.__name__)
-        if torch.overrides.is_tensor_method_or_property(func) and type(args[0]) in (_Proxy, _Attribute):
+        if torch.overrides.is_tensor_method_or_property(func) and is_symbol(args[0]):
             own = inspect.getattr_static(_Proxy, name, None)
             if callable(own) and name.startswith("__"):
                 return own(*args, **kwargs)
@@ -465,10 +498,9 @@ def _erase_unused(graph: fx.Graph, asked: dict[fx.Node, None]) -> None:
     # What was computed for questions alone.
     wanted = set(asked)
     for node in reversed(graph.nodes):
-        if node in wanted and not node.users and node.op not in {"placeholder", "output"}:
-            if not node.is_impure():
-                wanted.update(node.all_input_nodes)
-                graph.erase_node(node)
+        if node in wanted and not node.users and not node.is_impure():
+            wanted.update(node.all_input_nodes)
+            graph.erase_node(node)
 
 
 def _settle_numbers(graph: fx.Graph) -> set[fx.Node]:
