@@ -14,9 +14,9 @@ from fuser.codegen import KernelSource
 from fuser.compiler import emit_source, register
 from fuser.errors import FuserError
 from fuser.fallback import build_fallback
+from fuser.fx.fused_module import FusedModule
 from fuser.fx.partition import bind_node, is_fusible, number_nodes
 from fuser.fx.passes import FusionModule
-from fuser.fx.fused_module import FusedModule
 from fuser.fx.trace import FusedFunction
 from fuser.graph import FusionGroup
 from fuser.jiterator import JitFunction

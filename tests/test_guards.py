@@ -1,4 +1,4 @@
-"""What a trace relies on is never stale: constants, what control flow asked, globals, closures, attributes of ``self``."""
+"""What a trace relies on is never stale: constants, answers, globals, closures, attributes of ``self``; and methods."""
 
 from __future__ import annotations
 
@@ -247,8 +247,15 @@ def other_helper(x: Any) -> Any:
     return x - 7
 
 
-def default(x: Any, options: Any = CONFIG["inner"]) -> Any:  # noqa: B006 - that is the point
+def default(x: Any, options: Any = CONFIG["inner"]) -> Any:
     return x * 2 if options["flag"] else x + 1
+
+
+def _replace_first(patch: pytest.MonkeyPatch, steps: list[float]) -> None:
+    # By the list's own item assignment, undone with the rest.
+    patch.setitem(CONFIG, "steps", steps)
+    patch.setattr(patch, "undo", lambda undo=patch.undo: (steps.__setitem__(0, 1.0), undo()))
+    steps[0] = 9.0
 
 
 READS: dict[str, tuple[Callable[..., Any], Callable[[pytest.MonkeyPatch], Any]]] = {
@@ -267,7 +274,7 @@ READS: dict[str, tuple[Callable[..., Any], Callable[[pytest.MonkeyPatch], Any]]]
         lambda patch: patch.setitem(CONFIG["inner"], "flag", False),
     ),
     "list": (lambda x: [x * step for step in CONFIG["steps"]], lambda patch: patch.setitem(CONFIG, "steps", [4.0])),
-    "list item": (lambda x: x * CONFIG["steps"][0], lambda patch: patch.setitem(CONFIG["steps"], 0, 9.0)),
+    "list item": (lambda x: x * CONFIG["steps"][0], lambda patch: _replace_first(patch, CONFIG["steps"])),
     "default": (default, lambda patch: patch.setitem(CONFIG["inner"], "flag", False)),
     "attribute": (lambda x: x * SETTINGS.factor, lambda patch: patch.setattr(SETTINGS, "factor", 3.0)),
     "alias": (lambda x: (lambda s: x * s.factor)(SETTINGS), lambda patch: patch.setattr(SETTINGS, "factor", 3.0)),

@@ -1,12 +1,13 @@
 """What the nodes of a graph stand for in the call it is traced for, and what of that the trace relies on.
 
 Python asks for a value where control flow needs one (``if x.dtype == ...``, ``range(n)``). Nodes are then evaluated on
-fake tensors, which know everything of a tensor but its elements. What was asked becomes a fact: it is asked again of the
-arguments of every later call.
+fake tensors, which know everything of a tensor but its elements. What was asked becomes a fact: it is asked again of
+the arguments of every later call.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,14 +42,19 @@ class Examples:
     """Values of the nodes of a graph under construction, worked out in its order when they are asked for."""
 
     def __init__(self, graph: fx.Graph, values: Sequence[Any], targets: Mapping[str, Any]) -> None:
-        from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415 - takes long to import
-
-        fakes = [item.fake_mode for item in values if isinstance(item, torch._subclasses.FakeTensor)]
-        self.mode: Any = fakes[0] if fakes else FakeTensorMode(allow_non_fake_inputs=True)
         self._graph = graph
+        self._values = values
         self._given = iter(values)
         self._targets = targets
         self._known: dict[fx.Node, Any] = {}
+
+    @functools.cached_property
+    def mode(self) -> Any:
+        """The mode that the fake tensors belong to."""
+        from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415 - most traces need none
+
+        fakes = [item.fake_mode for item in self._values if isinstance(item, torch._subclasses.FakeTensor)]
+        return fakes[0] if fakes else FakeTensorMode(allow_non_fake_inputs=True)
 
     def find(self, node: fx.Node) -> Any:
         """Return a node's value: tensors are fake; an ``Unknown`` where it cannot be said."""
@@ -74,7 +80,7 @@ class Examples:
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)
             function: Any = self._targets[str(node.target)] if node.op == "call_module" else node.target
             return function(*args, **kwargs)
-        except Exception:  # noqa: BLE001 - the call itself will say what is wrong with it
+        except Exception:
             return Unknown()
 
 

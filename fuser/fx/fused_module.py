@@ -16,7 +16,7 @@ __all__ = ["FusedModule", "fuse"]
 
 
 @overload
-def fuse(function: torch.nn.Module) -> FusedModule: ...
+def fuse(function: torch.nn.Module) -> FusedModule: ...  # type: ignore[overload-overlap]
 @overload
 def fuse(function: Callable[..., Any]) -> FusedFunction: ...
 def fuse(function: Callable[..., Any]) -> FusedFunction | FusedModule:
@@ -87,7 +87,7 @@ class FusedModule(torch.nn.Module):
 
 def fuse_module(module: torch.nn.Module) -> FusedModule:
     """Return a module with the same state and a fused ``forward``."""
-    fused: FusedModule = object.__new__(_fused_class(type(module)))
+    fused: FusedModule = object.__new__(_fused_class(type(module)))  # type: ignore[arg-type]
     fused.__dict__ = module.__dict__
     # Not by setattr: a module would become a part of itself.
     FusedModule._fuser_module.__set__(fused, module)  # type: ignore[attr-defined]

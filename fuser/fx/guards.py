@@ -13,7 +13,7 @@ import dis
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,16 @@ _MODES: dict[str, Callable[[Any], Any]] = {
     "is_inference_mode_enabled": lambda _: torch.is_inference_mode_enabled(),
     "is_autocast_enabled": lambda _: tuple(map(torch.is_autocast_enabled, ("cpu", "cuda"))),
     "get_default_dtype": lambda _: torch.get_default_dtype(),
+}
+# Special methods that read all of an object, and the instructions that may call them.
+_SELDOM_CALLED = frozenset(("__new__", "__init__", "__post_init__", "__eq__", "__repr__", "__hash__", "__replace__"))
+_IMPLIED = {
+    "COMPARE_OP": ("__eq__",),
+    "CONTAINS_OP": ("__eq__", "__hash__"),
+    "BINARY_SUBSCR": ("__hash__",),
+    "FORMAT_VALUE": ("__repr__",),
+    "FORMAT_SIMPLE": ("__repr__",),
+    "CONVERT_VALUE": ("__repr__",),
 }
 _FOREIGN = sys.stdlib_module_names | {"torch", "fuser", "numpy"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -112,6 +122,7 @@ class _Reader:
         self._seen: dict[int, Any] = {}
         self._reads: dict[tuple[int, Any], tuple[dict[Any, Any], Any, Any]] = {}
         self._asked: list[tuple[Callable[[Any], Any], Any, Any]] = []
+        self._of_classes: set[tuple[type, str]] = set()
 
     def build(self) -> Guards:
         modes = [(ask, None, ask(None)) for name, ask in _MODES.items() if name in self.names]
@@ -135,7 +146,8 @@ class _Reader:
         elif isinstance(value, property):
             self.visit(value.fget)
         elif isinstance(value, type):
-            self._visit_class(value)
+            # It may be called.
+            self._visit_class(value, {"__new__", "__init__", "__post_init__"})
         elif isinstance(value, types.ModuleType):
             if not _is_foreign(value.__name__):
                 self._read_names(vars(value))
@@ -168,6 +180,8 @@ class _Reader:
                     self._read_global(function.__globals__, instruction.argval)
                 elif instruction.opname == "IMPORT_NAME":
                     self.visit(sys.modules.get(instruction.argval))
+                else:
+                    self.names.update(_IMPLIED.get(instruction.opname, ()))
 
     def _read_global(self, held: dict[str, Any], name: str) -> None:
         if name in held:
@@ -196,14 +210,16 @@ class _Reader:
         for name in self.names.intersection(held) if _ANY_NAME.isdisjoint(self.names) else list(held):
             self._read(held, name)
 
-    def _visit_class(self, kind: type) -> None:
+    def _visit_class(self, kind: type, special: Collection[str] = ()) -> None:
         for base in kind.__mro__:
             if _is_foreign(base.__module__):
                 continue
             # Special methods are called without being named.
-            special = {name for name, value in vars(base).items() if name[:2] == "__" and callable(value)}
-            for name in sorted(special | self.names.intersection(vars(base))):
-                self._ask(vars(base).get, name)
+            for name, value in vars(base).items():
+                is_special = name[:2] == "__" and callable(value) and name not in _SELDOM_CALLED
+                if (is_special or name in special or name in self.names) and (base, name) not in self._of_classes:
+                    self._of_classes.add((base, name))
+                    self._ask(vars(base).get, name)
 
     def _visit_object(self, value: Any) -> None:
         kind = type(value)
@@ -211,7 +227,7 @@ class _Reader:
             # A fused function; functors do not change.
             self.visit(getattr(value, "function", None) if callable(value) else None)
             return
-        self.visit(kind)
+        self._visit_class(kind)
         held = getattr(value, "__dict__", None)
         if isinstance(held, dict):
             self._read_names(held)
@@ -261,7 +277,7 @@ class _Reader:
             self._read_names(held)
             self._read_hidden(held, type(module))
             self.names.add("forward")
-            self.visit(type(module))
+            self._visit_class(type(module))
 
 
 def _is_foreign(module_name: str | None) -> bool:

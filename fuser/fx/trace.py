@@ -66,6 +66,7 @@ class FusedFunction(Replayer):
         variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         self._can_bind = all(parameter.kind not in variadic for parameter in self._parameters)
         self._has_out = any(parameter.name == "out" for parameter in self._parameters)
+        self.__name__, self.__qualname__ = function.__name__, function.__qualname__
         functools.update_wrapper(self, function, updated=())
 
     def __get__(self, instance: Any, owner: type | None = None) -> FusedFunction:
@@ -77,8 +78,8 @@ class FusedFunction(Replayer):
         except TypeError:
             raise UnsupportedError(f"fuse needs a __dict__ in instances of {type(instance).__name__}") from None
         name = f"_fused_{self.__qualname__}"
-        found = held.get(name)
-        if found is None or found.function.__func__ is not self.function or found.function.__self__ is not instance:
+        found: FusedFunction | None = held.get(name)
+        if found is None or found.function != types.MethodType(self.function, instance):
             found = held[name] = FusedFunction(types.MethodType(self.function, instance))
         return found
 
@@ -154,7 +155,7 @@ class FusedFunction(Replayer):
         if outs is not None:
             check_kinds(outs)
         if kwargs or len(args) != len(self._parameters) or not self._can_bind:
-            args, kwargs = self._bind(args, kwargs)
+            args, kwargs = self._bind_arguments(args, kwargs)
             replayed = None if kwargs else self.launch(args, None, out)
             if replayed is not None:
                 return replayed
@@ -190,9 +191,9 @@ class FusedFunction(Replayer):
         return results[0] if len(results) == 1 else tuple(results)
 
     def _sort(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, tuple[Any, ...]]:
-        return sort_arguments(*self._bind(args, dict(kwargs)), self.__name__)
+        return sort_arguments(*self._bind_arguments(args, dict(kwargs)), self.__name__)
 
-    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _bind_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         # All by position, with defaults, where the function takes a fixed number of arguments.
         if not self._can_bind:
             bound = self._signature.bind(*args, **kwargs)

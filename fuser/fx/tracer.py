@@ -1,14 +1,13 @@
 """Traces a Python function to an FX graph, and loses nothing that torch.fx would: writes, modes, tensors it holds.
 
 Tensors and numbers among the arguments become symbols, all other arguments stay what they are. Tensors that the
-function finds elsewhere are read when the graph runs, and every torch function is part of the graph, also one that makes
-a tensor of nothing (``torch.rand(3)``). Where Python needs a value, that of the call at hand is settled: see
+function finds elsewhere are read when the graph runs, and every torch function is part of the graph, also one that
+makes a tensor of nothing (``torch.rand(3)``). Where Python needs a value, that of the call at hand is settled: see
 ``examples.py``.
 """
 
 from __future__ import annotations
 
-import builtins
 import dis
 import inspect
 import linecache
@@ -90,7 +89,7 @@ def _trace(function: Callable[..., Any], make_tracer: Callable[[], _Tracer], key
         guards = find_guards(function, key)
         tracer = make_tracer()
         try:
-            graph = tracer.run()
+            graph = tracer.run(guards)
         except Exception as error:
             place = _find_place(error)
             replaced = guards.remove_proxies()
@@ -108,8 +107,7 @@ def _trace(function: Callable[..., Any], make_tracer: Callable[[], _Tracer], key
         replaced = guards.find_changed()
     what = repr(replaced) if replaced else "something it does not own"
     raise TracingError(
-        f"fuse cannot trace that {function.__name__}() changes {what}, which later calls would not do: return the value "
-        "instead",
+        f"fuse cannot trace that {function.__name__}() changes {what}, which later calls would not do: return it",
         *_place_of(inspect.unwrap(function).__code__, None),
     )
 
@@ -122,7 +120,7 @@ class _Proxy(fx.Proxy):
 
     # What the classes of parameters and buffers look at in isinstance().
     _is_param = _is_buffer = False
-    tracer: _Tracer
+    tracer: Any
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
@@ -170,7 +168,8 @@ class _Proxy(fx.Proxy):
             if found is None or self.tracer.is_tensor(found):
                 self.tracer.iter(self)
             count = len(self.tracer.settle_parts(self))
-        return (self[place] for place in range(count))
+        symbol: Any = self
+        return (symbol[place] for place in range(count))
 
     def __contains__(self, item: Any) -> bool:
         return any(bool(part == item) for part in self)
@@ -183,7 +182,7 @@ class _Attribute(_Proxy, fx.proxy.Attribute):
     """An attribute of a symbol, or a method about to be called."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        made = fx.proxy.Attribute.__call__(self, *args, **kwargs)
+        made: Any = fx.proxy.Attribute.__call__(self, *args, **kwargs)
         return self.tracer.settle_if_known(made) if is_kind_question(self.attr) else made
 
 
@@ -249,11 +248,11 @@ class _Tracer(fx.Tracer):
             for module in owner.modules():
                 self._note_buffers(module)
 
-    def run(self) -> fx.Graph:
+    def run(self, guards: Guards) -> fx.Graph:
         """Trace; a module's buffers are left as they were: ``self.count += 1`` would put a proxy there."""
         plain: Any = inspect.unwrap(self._function)
         try:
-            with _Intercept(self), _isinstance_asks_symbols():
+            with _Intercept(self), _isinstance_asks_symbols(guards):
                 graph = self.trace(getattr(plain, "__func__", plain))
             for (_, name), (module, _) in self._buffers.items():
                 found: Any = module._buffers[name]
@@ -314,7 +313,7 @@ class _Tracer(fx.Tracer):
     # --- tensors and values
     def _note_buffers(self, module: torch.nn.Module) -> None:
         for name, buffer in module._buffers.items():
-            if _is_tensor(buffer):
+            if buffer is not None and _is_tensor(buffer):
                 self._buffers.setdefault((id(module), name), (module, buffer))
 
     def hold(self, tensor: torch.Tensor) -> _Proxy:
@@ -387,20 +386,22 @@ class _Tracer(fx.Tracer):
 
 
 @contextmanager
-def _isinstance_asks_symbols() -> Iterator[None]:
-    # Not by a property ``__class__``: torch's C++ would take symbols for tensors.
-    builtins.isinstance = _isinstance  # type: ignore[assignment]
+def _isinstance_asks_symbols(guards: Guards) -> Iterator[None]:
+    # A property ``__class__`` would not do: torch's C++ would take symbols for tensors. Other code keeps its own.
+    namespaces = [question.__self__ for question, name, _ in guards.asked if name == "isinstance"]
+    namespaces = list({id(held): held for held in (vars(torch), *namespaces)}.values())
+    for held in namespaces:
+        held["isinstance"] = _isinstance
     try:
         yield
     finally:
-        builtins.isinstance = _plain_isinstance
-
-
-_plain_isinstance = isinstance
+        for held in namespaces:
+            del held["isinstance"]
 
 
 def _isinstance(item: Any, kinds: Any, /) -> bool:
-    if _plain_isinstance(item, kinds):
+    # torch.is_tensor() comes here, too.
+    if isinstance(item, kinds):
         return True
     return issubclass(type(item), _Proxy) and issubclass(item.tracer.find_class(item), kinds)
 
@@ -434,14 +435,8 @@ class _Intercept(TorchFunctionMode):
 
     def _make(self, function: Any, args: Any, kwargs: Any) -> Any:
         # A function of no tensor: it may make one, or draw one.
-        examples = self._tracer._examples
-        if examples is None:
-            from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415 - takes long to import
-
-            mode: Any = FakeTensorMode()
-        else:
-            mode = examples.mode
-        with torch._C.DisableTorchFunction(), mode:
+        examples = self._tracer._examples or Examples(self._tracer.graph, (), {})
+        with torch._C.DisableTorchFunction(), examples.mode:
             result = function(*args, **kwargs)
         if any(isinstance(item, torch.Tensor) for item in pytree.tree_leaves(result)):
             return self._tracer.create_proxy("call_function", function, args, kwargs)
