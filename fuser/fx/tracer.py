@@ -8,12 +8,9 @@ makes a tensor of nothing (``torch.rand(3)``). Where Python needs a value, that 
 
 from __future__ import annotations
 
-import dis
 import inspect
 import linecache
-import operator
 import os
-import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +30,7 @@ from fuser.fx.arguments import NUMBER, Key, name_leaves, rebuild
 from fuser.fx.examples import Examples, Facts, Unknown, find_facts, is_kind_question
 from fuser.fx.guards import Guards, find_guards
 from fuser.fx.partition import is_size
+from fuser.fx.symbols import IN_PLACE, Symbol, is_symbol, is_tensor
 from fuser.jiterator import JitFunction
 from fuser.ops import IS_NUMBER
 
@@ -112,114 +110,6 @@ def _trace(function: Callable[..., Any], make_tracer: Callable[[], _Tracer], key
     )
 
 
-class _Proxy(fx.Proxy):
-    """A symbol that Python may ask for its value where control flow needs one.
-
-    Its ``a += b`` writes to ``a``, as a tensor's does; fx would make it ``a = a + b``.
-    """
-
-    # What the classes of parameters and buffers look at in isinstance().
-    _is_param = _is_buffer = False
-    tracer: Any
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name.endswith("__"):
-            raise AttributeError(name)
-        found = _Attribute(self, name)
-        return self.tracer.settle_if_known(found) if is_kind_question(name) and _is_property(name) else found
-
-    def __bool__(self) -> bool:
-        return bool(self.tracer.settle(self, "bool() of a tensor", "torch.where"))
-
-    def __int__(self) -> int:
-        return int(self.tracer.settle(self, "int() of a tensor", "the tensor itself"))
-
-    def __float__(self) -> float:
-        return float(self.tracer.settle(self, "float() of a tensor", "the tensor itself"))
-
-    def __complex__(self) -> complex:
-        return complex(self.tracer.settle(self, "complex() of a tensor", "the tensor itself"))
-
-    def __index__(self) -> int:
-        return operator.index(self.tracer.settle(self, "a tensor as an index or a count", "a number or its shape"))
-
-    def __hash__(self) -> int:
-        value = self.tracer.find(self)
-        return id(self.node) if self.tracer.is_tensor(value) else hash(self.tracer.settle(self, "hash()", "a number"))
-
-    def __format__(self, spec: str) -> str:
-        if isinstance(self.tracer.find(self), int | float | complex | str):
-            return format(self.tracer.settle(self, "the text of a tensor", "its shape"), spec)
-        return repr(self)
-
-    def __str__(self) -> str:
-        return format(self, "")
-
-    def __len__(self) -> int:
-        found = self.tracer.find(self)
-        if self.tracer.is_tensor(found):
-            return operator.index(self.shape[0])
-        return len(self.tracer.settle_parts(self))
-
-    def __iter__(self) -> Iterator[Any]:
-        count = _find_unpacked(sys._getframe(1))
-        if count is None:
-            found = self.tracer.find(self)
-            if found is None or self.tracer.is_tensor(found):
-                self.tracer.iter(self)
-            count = len(self.tracer.settle_parts(self))
-        symbol: Any = self
-        return (symbol[place] for place in range(count))
-
-    def __contains__(self, item: Any) -> bool:
-        return any(bool(part == item) for part in self)
-
-    def __setitem__(self, place: Any, value: Any) -> None:
-        self.tracer.create_proxy("call_function", operator.setitem, (self, place, value), {})
-
-
-class _Attribute(_Proxy, fx.proxy.Attribute):
-    """An attribute of a symbol, or a method about to be called."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        made: Any = fx.proxy.Attribute.__call__(self, *args, **kwargs)
-        return self.tracer.settle_if_known(made) if is_kind_question(self.attr) else made
-
-
-def _find_unpacked(frame: types.FrameType) -> int | None:
-    # How many values ``a, b = x`` takes, if that is what the frame is about to do.
-    for instruction in dis.get_instructions(frame.f_code):
-        if instruction.offset == frame.f_lasti:
-            return instruction.arg if instruction.opname == "UNPACK_SEQUENCE" else None
-    return None
-
-
-def is_symbol(value: Any) -> bool:
-    """Whether a value is a symbol; isinstance would ask it what it stands for."""
-    return issubclass(type(value), fx.Proxy)
-
-
-def _is_tensor(value: Any) -> bool:
-    return not is_symbol(value) and isinstance(value, torch.Tensor)
-
-
-def _is_property(name: str) -> bool:
-    return not callable(getattr(torch.Tensor, name, None))
-
-
-def _in_place(function: Callable[..., Any]) -> Callable[[fx.Proxy, Any], Any]:
-    return lambda self, other: self.tracer.create_proxy("call_function", function, (self, other), {})
-
-
-# What Python calls for ``a += b``, with what that is for numbers.
-_IN_PLACE = {
-    getattr(operator, f"__i{name}__"): getattr(operator, f"__{name}__")
-    for name in "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift".split()
-}
-for _function in _IN_PLACE:
-    setattr(_Proxy, f"__{_function.__name__}__", _in_place(_function))
-
-
 class _Tracer(fx.Tracer):
     """Traces one function for one key."""
 
@@ -238,7 +128,7 @@ class _Tracer(fx.Tracer):
         # Tensors and modules of the graph by their names there, and the names of all that a module may use.
         self.targets: dict[str, Any] = {}
         self._paths: dict[int, str] = {}
-        self._held: dict[int, _Proxy] = {}
+        self._held: dict[int, Symbol] = {}
         # Buffers that were read, in the modules that have them.
         self._buffers: dict[tuple[int, str], tuple[torch.nn.Module, torch.Tensor]] = {}
         owner = getattr(function, "__self__", None)
@@ -286,7 +176,7 @@ class _Tracer(fx.Tracer):
         return lambda: self._call(*args, **keywords), []
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Proxy(node, self)
+        return Symbol(node, self)
 
     def create_node(self, kind: str, *args: Any, **kwargs: Any) -> fx.Node:
         if kind != "output" and _find_modes() != self._modes:
@@ -301,7 +191,7 @@ class _Tracer(fx.Tracer):
         return super().create_arg(a)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:  # noqa: ARG002
-        return self.hold(attr_val) if _is_tensor(attr_val) else attr_val
+        return self.hold(attr_val) if is_tensor(attr_val) else attr_val
 
     def path_of_module(self, mod: torch.nn.Module) -> str:
         self._note_buffers(mod)
@@ -313,10 +203,10 @@ class _Tracer(fx.Tracer):
     # --- tensors and values
     def _note_buffers(self, module: torch.nn.Module) -> None:
         for name, buffer in module._buffers.items():
-            if buffer is not None and _is_tensor(buffer):
+            if buffer is not None and is_tensor(buffer):
                 self._buffers.setdefault((id(module), name), (module, buffer))
 
-    def hold(self, tensor: torch.Tensor) -> _Proxy:
+    def hold(self, tensor: torch.Tensor) -> Symbol:
         """Return the symbol of a tensor that is no argument; the graph reads it when it runs."""
         if id(tensor) not in self._held:
             path = self._paths.setdefault(id(tensor), f"_tensor_{len(self.targets)}")
@@ -325,15 +215,15 @@ class _Tracer(fx.Tracer):
             self._held[id(tensor)] = made
         return self._held[id(tensor)]
 
-    def find(self, proxy: _Proxy) -> Any:
+    def find(self, proxy: Symbol) -> Any:
         """Return what is known of a symbol's value: fake tensors, numbers; None without a call."""
         return None if self._examples is None else self._examples.find(proxy.node)
 
     @staticmethod
-    def is_tensor(value: Any) -> bool:
+    def has_elements(value: Any) -> bool:
         return isinstance(value, torch.Tensor | Unknown)
 
-    def find_class(self, proxy: _Proxy) -> type:
+    def find_class(self, proxy: Symbol) -> type:
         """Return the class that ``isinstance`` sees."""
         node = proxy.node
         if node.op == "get_attr":
@@ -341,13 +231,13 @@ class _Tracer(fx.Tracer):
         if self._examples is None:
             return fx.Proxy if node.meta.get(IS_NUMBER) or is_size(node) else torch.Tensor
         value = self._examples.find(node)
-        if self.is_tensor(value):
+        if self.has_elements(value):
             return torch.Tensor
         kind: Any = self.create_proxy("call_function", type, (proxy,), {})
         settled: type = self.settle(kind, "type()", "a number")
         return settled
 
-    def settle(self, proxy: _Proxy, what: str, instead: str) -> Any:
+    def settle(self, proxy: Symbol, what: str, instead: str) -> Any:
         """Return a symbol's value in the call at hand, which the trace relies on from now on.
 
         Raises:
@@ -356,7 +246,7 @@ class _Tracer(fx.Tracer):
         if self._examples is None:
             raise TracingError("control flow depends on arguments: call the function, or warmup() with examples, first")
         value = self._examples.find(proxy.node)
-        if any(map(self.is_tensor, pytree.tree_leaves(value))):
+        if any(map(self.has_elements, pytree.tree_leaves(value))):
             raise TracingError(
                 f"{what} makes Python wait for its elements, which a trace has not: use {instead}, or leave this "
                 "part out of the fused function"
@@ -364,12 +254,12 @@ class _Tracer(fx.Tracer):
         self._asked[proxy.node] = None
         return value
 
-    def settle_if_known(self, proxy: _Proxy) -> Any:
+    def settle_if_known(self, proxy: Symbol) -> Any:
         """Return a symbol's value where there is one, else the symbol."""
         value = self.find(proxy)
-        return proxy if value is None or self.is_tensor(value) else self.settle(proxy, "", "")
+        return proxy if value is None or self.has_elements(value) else self.settle(proxy, "", "")
 
-    def settle_parts(self, proxy: _Proxy) -> Sequence[Any]:
+    def settle_parts(self, proxy: Symbol) -> Sequence[Any]:
         """Return the value of a symbol that stands for several, which may be tensors: how many is relied on."""
         value = self.find(proxy)
         if not isinstance(value, tuple | list):
@@ -388,8 +278,9 @@ class _Tracer(fx.Tracer):
 @contextmanager
 def _isinstance_asks_symbols(guards: Guards) -> Iterator[None]:
     # A property ``__class__`` would not do: torch's C++ would take symbols for tensors. Other code keeps its own.
-    namespaces = [question.__self__ for question, name, _ in guards.asked if name == "isinstance"]
-    namespaces = list({id(held): held for held in (vars(torch), *namespaces)}.values())
+    found: list[Any] = [vars(torch)]
+    found += [getattr(question, "__self__", None) for question, name, _ in guards.asked if name == "isinstance"]
+    namespaces = [held for held in {id(held): held for held in found}.values() if isinstance(held, dict)]
     for held in namespaces:
         held["isinstance"] = _isinstance
     try:
@@ -403,7 +294,7 @@ def _isinstance(item: Any, kinds: Any, /) -> bool:
     # torch.is_tensor() comes here, too.
     if isinstance(item, kinds):
         return True
-    return issubclass(type(item), _Proxy) and issubclass(item.tracer.find_class(item), kinds)
+    return issubclass(type(item), Symbol) and issubclass(item.tracer.find_class(item), kinds)
 
 
 class _Intercept(TorchFunctionMode):
@@ -422,15 +313,15 @@ class _Intercept(TorchFunctionMode):
         if name in _ABOUT_OBJECTS:
             return func(*args, **kwargs)
         tracer = self._tracer
-        args, kwargs = pytree.tree_map(lambda x: tracer.hold(x) if _is_tensor(x) else x, (args, kwargs))
+        args, kwargs = pytree.tree_map(lambda x: tracer.hold(x) if is_tensor(x) else x, (args, kwargs))
         if name == "__get__":
             return getattr(args[0], func.__self__.__name__)
         if torch.overrides.is_tensor_method_or_property(func) and is_symbol(args[0]):
-            own = inspect.getattr_static(_Proxy, name, None)
+            own = inspect.getattr_static(Symbol, name, None)
             if callable(own) and name.startswith("__"):
                 return own(*args, **kwargs)
             return getattr(args[0], name)(*args[1:], **kwargs)
-        made: Any = _Proxy.__torch_function__(func, types, args, kwargs)
+        made: Any = Symbol.__torch_function__(func, types, args, kwargs)
         return tracer.settle_if_known(made) if is_kind_question(name) else made
 
     def _make(self, function: Any, args: Any, kwargs: Any) -> Any:
@@ -452,7 +343,7 @@ def _is_of_tracing(error: Exception) -> bool:
     if isinstance(error, fx.proxy.TraceError | NotImplementedError):
         return True
     return isinstance(error, TypeError | RuntimeError | ValueError | AttributeError) and any(
-        word in str(error) for word in ("Proxy", "_Attribute", "symbolic")
+        word in str(error) for word in ("Proxy", "_SymbolAttribute", "symbolic")
     )
 
 
@@ -479,7 +370,7 @@ def _place_of(code: types.CodeType, line: int | None) -> tuple[str, int, str]:
 
 def _is_written(node: Any) -> bool:
     # The result of writing to a buffer, once or several times.
-    while node.target in _IN_PLACE:
+    while node.target in IN_PLACE:
         node = node.args[0]
     return bool(node.op == "get_attr")
 
@@ -505,7 +396,7 @@ def _settle_numbers(graph: fx.Graph) -> set[fx.Node]:
         sources = node.all_input_nodes
         if node.meta.get(IS_NUMBER) or is_size(node) or (sources and numbers.issuperset(sources)):
             numbers.add(node)
-            node.target = _IN_PLACE.get(node.target, node.target)
+            node.target = IN_PLACE.get(node.target, node.target)
     return numbers
 
 
