@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuser.dispatch import run_and_record
 from fuser.errors import ArgumentError, GradientError, UnsupportedError
 from fuser.fx.arguments import NUMBER, TENSOR, Key, sort_arguments
 from fuser.fx.passes import FusionModule, FusionPass, warm_up_graph
@@ -23,6 +22,7 @@ from fuser.fx.whole import WholeFusion, find_whole_fusion
 from fuser.graph import FusionGroup
 from fuser.launcher import Recorded, Replayer, Scalars, called_in_c
 from fuser.outputs import check_kinds, finish_out, finish_traced_out
+from fuser.route import call_anew
 
 __all__ = ["FusedFunction"]
 
@@ -169,8 +169,7 @@ class FusedFunction(Replayer):
             replayed = launcher.launch(leaves, None, outs)
             if replayed is not None:
                 return replayed if out is None else out
-        results = run_and_record(whole.spec, whole.inputs(leaves), launcher, leaves, None, outs)
-        return results[0] if len(results) == 1 else tuple(results)
+        return call_anew(whole.spec, whole.inputs(leaves), launcher, leaves, None, outs)
 
     def add(self, tensors: tuple[Any, ...], scalars: Scalars | None, out: Any, recorded: Recorded) -> bool:
         """See Launcher: what the function reads besides its arguments is looked at in each replay."""
