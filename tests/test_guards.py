@@ -166,6 +166,20 @@ def test_ndim_of_another_tensor() -> None:
     check(TENSORS["ndim"], (torch.ones(3),), (torch.ones(3, 4),), (torch.ones(2, 3, 4),))
 
 
+def test_a_question_that_makes_no_sense_for_another_tensor() -> None:
+    def function(x: Any) -> Any:
+        return x * 2 if x.ndim > 1 and x.shape[1] > 3 else x + 1
+
+    check(function, (torch.ones(3, 4),), (torch.ones(3),), (torch.ones(3, 2),))
+
+
+def test_transforms_of_a_function_that_asks(x: torch.Tensor) -> None:
+    fused = fuser.fuse(lambda x: x * 2 if x.dtype == torch.float32 else x + 1)
+    assert torch.equal(torch.func.vmap(fused)(x), x * 2)
+    assert torch.equal(torch.func.grad(lambda x: fused(x).sum())(x), torch.full_like(x, 2))
+    assert torch.equal(fused(x), x * 2)
+
+
 def test_requires_grad_is_asked_again(x: torch.Tensor) -> None:
     leaf = x.clone().requires_grad_()
     check(lambda x: x * 2 if x.requires_grad else x + 1, (x,), (leaf,))

@@ -71,7 +71,10 @@ class Examples:
         if node.op in {"placeholder", "get_attr"}:
             value = next(self._given) if node.op == "placeholder" else self._targets[str(node.target)]
             is_real = isinstance(value, torch.Tensor) and not isinstance(value, torch._subclasses.FakeTensor)
-            return self.mode.from_tensor(value) if is_real else value
+            try:
+                return self.mode.from_tensor(value) if is_real else value
+            except Exception:  # A tensor of torch.func's, or of a kind that has no fake one.
+                return Unknown()
         if any(isinstance(self._known[source], Unknown) for source in node.all_input_nodes):
             return Unknown()
         args, kwargs = fx.map_arg((node.args, node.kwargs), self._known.__getitem__)
@@ -108,7 +111,10 @@ class Facts:
 
     def hold(self, leaves: Sequence[Any]) -> bool:
         """Whether the trace may serve a call with these tensors and numbers."""
-        return bool(self.ask(*leaves) == self.answers)
+        try:
+            return bool(self.ask(*leaves) == self.answers)
+        except Exception:  # What was asked of the others cannot be asked of these: a third size of a matrix.
+            return False
 
 
 def find_facts(
