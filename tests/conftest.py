@@ -52,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the markers and choose the hypothesis profile."""
     config.addinivalue_line("markers", "cuda: needs a CUDA device")
     config.addinivalue_line("markers", "cpu: needs a host C++ compiler")
+    config.addinivalue_line("markers", "slow: takes more than 20 s")
     hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 

@@ -20,12 +20,12 @@ from fuser.compiler import registered
 from fuser.dtypes import Rank
 from fuser.errors import GradientError, UntranslatableError
 from fuser.launcher import record_through
-from fuser.route import HANDLERS, Call, Route, call, is_transformed, run, run_below
+from fuser.route import HANDLERS, GroupCall, Route, call, is_transformed, run, run_below
 
 __all__ = ["differentiate"]
 
 
-def differentiate(made: Call) -> Sequence[torch.Tensor]:
+def differentiate(made: GroupCall) -> Sequence[torch.Tensor]:
     """Run a group so that autograd, forward AD and torch.func's transforms can differentiate it.
 
     Args:
