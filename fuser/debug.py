@@ -13,6 +13,7 @@ from fuser.codegen import KernelSource
 from fuser.compiler import emit_source, register
 from fuser.errors import FuserError, UnsupportedError
 from fuser.fallback import Fallback
+from fuser.fx.fused_module import FusedModule
 from fuser.fx.nodes import read_nodes
 from fuser.fx.passes import FusionModule
 from fuser.fx.trace import FusedFunction
@@ -89,7 +90,7 @@ def explain(target: Any, *args: Any) -> Explanation:
     """Say which nodes fuse into which kernel, which do not, and why.
 
     Args:
-        target: a fused function, a functor, a graph module with fusion nodes, or a FusionGroup.
+        target: a fused function or module, a functor, a graph module with fusion nodes, or a FusionGroup.
         *args: example inputs; with them a graph is run, and kernel texts and fallback reasons are worked out.
     """
     if isinstance(target, FusionGroup):
@@ -99,10 +100,9 @@ def explain(target: Any, *args: Any) -> Explanation:
         # A scalar that every call must give stands as some number.
         scalars = [target.defaults.get(name, 1.0) for name in target.scalar_names]
         return Explanation((_report(target.spec(count).group, (), [*args, *scalars] if args else []),), ())
-    if isinstance(target, FusedFunction):
-        module: Any = target.graph_module_for(*args) if args else target.graph_module
-    else:
-        module = target
+    module: Any = target.fused if isinstance(target, FusedModule) else target
+    if isinstance(module, FusedFunction):
+        module, args = module.graph_for(args) if args else (module.graph_module, ())
     if not isinstance(module, fx.GraphModule):
         raise TypeError(f"explain takes a fused function, functor, graph module or group, got {type(target).__name__}")
     recorder = _Recorder(module)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = [
     "ArgumentError",
@@ -21,6 +22,7 @@ __all__ = [
     "NoCompileError",
     "NotDifferentiableError",
     "ShapeError",
+    "TracingError",
     "UnsupportedError",
     "UntranslatableError",
 ]
@@ -126,6 +128,26 @@ class FallbackWarning(UserWarning):
     ``warnings.filterwarnings("ignore", category=fuser.errors.FallbackWarning)`` silences it, and
     ``fuser.stats()`` counts on.
     """
+
+
+class TracingError(UnsupportedError):
+    """``fuse`` cannot trace a function; the message shows the user's line, and says what to do instead.
+
+    ``filename``, ``line`` (from 1) and ``source_line`` say where; they are None where no place is known.
+    """
+
+    def __init__(
+        self, reason: str, filename: str | None = None, line: int | None = None, source_line: str | None = None
+    ) -> None:
+        shown = f"{reason}\n{filename}:{line}: {(source_line or '').strip()}" if filename else reason
+        super().__init__(shown)
+        self.reason = reason
+        self.filename = filename
+        self.line = line
+        self.source_line = source_line
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return type(self), (self.reason, self.filename, self.line, self.source_line)
 
 
 class NoCompileError(FuserError, RuntimeError):
