@@ -20,7 +20,7 @@ from fuser.dtypes import DTypeInfo, cpp_scalar_type, dtype_info
 from fuser.graph import Application, FusionGroup, Isolation, describe_application
 from fuser.kernel_spec import ArgSpec, Typing, infer_typing
 
-__all__ = ["KERNEL_NAME", "Dialect", "KernelSource", "Loop", "Operand", "emit_kernel"]
+__all__ = ["KERNEL_NAME", "Dialect", "KernelSource", "Loop", "Operand", "build_source"]
 
 KERNEL_NAME = "fuser_kernel"
 
@@ -137,7 +137,7 @@ def functor_label(index: int, functor: Functor) -> str:
     return f"functor{index}.{functor.entry}"
 
 
-def emit_kernel(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelSource:
+def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelSource:
     """Write the kernel of a canonical group.
 
     After the prelude it begins with the functors::

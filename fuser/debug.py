@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from fuser.codegen import KernelSource
-from fuser.compiler import emit_source, register
+from fuser.compiler import build_kernel_source, register
 from fuser.errors import FuserError, UnsupportedError
 from fuser.fallback import Fallback
 from fuser.fx.fused_module import FusedModule
@@ -114,7 +114,7 @@ def explain(target: Any, *args: Any) -> Explanation:
 def kernel_sources(spec: KernelSpec, inputs: Sequence[Any], device: str | None) -> list[KernelSource]:
     """Return the kernel texts of a spec for these inputs."""
     where = torch.device(device) if device else None
-    return [emit_source(part, args) for part, args in plan_texts(spec, inputs, where)]
+    return [build_kernel_source(part, args) for part, args in plan_texts(spec, inputs, where)]
 
 
 def _report(group: FusionGroup, nodes: tuple[str, ...], inputs: Sequence[Any]) -> GroupReport:

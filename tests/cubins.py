@@ -1,6 +1,6 @@
 """Every kernel that any test generates is also compiled by NVRTC, which needs no GPU, for four architectures.
 
-A pytest plugin (conftest.py loads it). It notes what passes through ``fuser.compiler.emit_kernel``; after each test the
+A pytest plugin (conftest.py loads it). It notes what passes through ``fuser.compiler.build_source``; after each test the
 CUDA twin of every new text (same group, same ArgSpec with ``device_type="cuda"``) is compiled to cubins. A twin that
 does not compile fails that test. Kernels that the test's own compiler refuses are left out: they are tests of errors.
 """
@@ -49,7 +49,7 @@ def generated_kernels() -> Generator[None]:
 
     global _has_nvrtc  # noqa: PLW0603 - found out once
     _has_nvrtc = has_nvrtc()
-    emit, build_error = compiler.emit_kernel, cpu_backend.build_compile_error
+    emit, build_error = compiler.build_source, cpu_backend.build_compile_error
 
     def emit_and_note(group: Any, args: Any, dialect: Any) -> Any:
         source = emit(group, args, dialect)
@@ -63,7 +63,7 @@ def generated_kernels() -> Generator[None]:
         return build_error(source, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "emit_kernel", emit_and_note)
+        patch.setattr(compiler, "build_source", emit_and_note)
         patch.setattr(cpu_backend, "build_compile_error", forget_and_build_error)
         patch.setattr(cuda_backend, "build_compile_error", forget_and_build_error)
         yield
@@ -93,12 +93,12 @@ def compile_twins() -> int:
 
 def compile_twin(group: Any, twin: Any) -> bool:
     """Compile one CUDA kernel for every architecture; return False for a text that was compiled before."""
-    from fuser.codegen import emit_kernel
+    from fuser.codegen import build_source
     from fuser.config import config
     from fuser.cuda import backend
     from fuser.cuda.dialect import DIALECT
 
-    source = emit_kernel(group, twin, DIALECT)
+    source = build_source(group, twin, DIALECT)
     digest = hashlib.sha256(f"{source.text}\0{compiler_identity()}".encode()).hexdigest()
     marker = _shared / digest if _shared else None
     if digest in _compiled or (marker and marker.exists()):

@@ -116,7 +116,7 @@ def emit(sample: Sample, room: str) -> KernelSource:
     with config.patch(numerics=sample.numerics):
         spec = compiler.register(sample.group)
         ((part, args),) = planner.plan_texts(spec, sample.inputs, torch.device(room))
-        return compiler.emit_source(part, args)
+        return compiler.build_kernel_source(part, args)
 
 
 def split_prelude(text: str) -> tuple[str, str]:

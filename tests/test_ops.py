@@ -16,7 +16,7 @@ from functors import draw, poison, same_bits, special_tensor, unpoison
 
 import fuser
 from fuser.fx.nodes import bind_node
-from fuser.ops import OPS, Call, binding
+from fuser.ops import OPS, OpCall, binding
 
 pytestmark = pytest.mark.cpu
 
@@ -140,7 +140,7 @@ def _fits(value: Any, declared: Any) -> bool:
     return isinstance(value, {"Tensor": T, "str": str}.get(kind, (int, float)))
 
 
-def _outer(call: Call) -> str:
+def _outer(call: OpCall) -> str:
     assert call.function.op is not None
     # ``2 / x`` is a reciprocal and a product.
     inner = [item for item in call.tensors if isinstance(item, Call)]

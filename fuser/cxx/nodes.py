@@ -18,7 +18,8 @@ __all__ = [
     "Conditional",
     "Decltype",
     "Expression",
-    "Function",
+    "FunctionDefinition",
+    "Increment",
     "Index",
     "InitList",
     "Lambda",
@@ -33,7 +34,6 @@ __all__ = [
     "ReferenceType",
     "SizeOf",
     "Statement",
-    "Step",
     "TemplateParameter",
     "TypeSyntax",
     "Unary",
@@ -159,7 +159,7 @@ class Assign(Expression):
 
 
 @dataclass(frozen=True, slots=True)
-class Step(Expression):
+class Increment(Expression):
     """``++`` and ``--``."""
 
     operator: str
@@ -237,7 +237,7 @@ class Lambda(Expression):
 
     default: str
     captures: tuple[Capture, ...]
-    function: Function
+    function: FunctionDefinition
 
 
 # Functions, which lambdas hold
@@ -270,7 +270,7 @@ class Parameter(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Function(Node):
+class FunctionDefinition(Node):
     """A function, a function template, a member function or a lambda's body."""
 
     name: str

@@ -25,7 +25,7 @@ from fuser.cxx.statements import (
     DoWhile,
     Evaluate,
     For,
-    Function,
+    FunctionDefinition,
     If,
     RangeFor,
     Return,
@@ -73,7 +73,7 @@ def _find_problem(functor: Functor) -> Problem | None:
 
 class _Paths:
     # What goes wrong on the paths through one function.
-    def __init__(self, function: Function, outputs: frozenset[str]) -> None:
+    def __init__(self, function: FunctionDefinition, outputs: frozenset[str]) -> None:
         self.problems: list[Problem] = []
         # What is missing at each break out of an open loop or switch, and at each continue in an open loop; the first
         # list is for those outside all of them, which no compiler takes.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fuser.cxx.nodes import (
     Block,
     Expression,
-    Function,
+    FunctionDefinition,
     Node,
     Parameter,
     Place,
@@ -28,7 +28,7 @@ __all__ = [
     "DoWhile",
     "Evaluate",
     "For",
-    "Function",
+    "FunctionDefinition",
     "If",
     "Parameter",
     "Program",
@@ -166,15 +166,15 @@ class Struct(Statement):
     name: str
     template: tuple[TemplateParameter, ...]
     fields: tuple[Declarator, ...]
-    functions: tuple[Function, ...]
+    functions: tuple[FunctionDefinition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """A whole text: functions by name (overloads in order), and everything else in the order of the text."""
 
-    functions: Mapping[str, tuple[Function, ...]]
+    functions: Mapping[str, tuple[FunctionDefinition, ...]]
     globals: tuple[Statement, ...]
-    entry: Function
+    entry: FunctionDefinition
     # Every function that is called and not defined here, with the first place that calls it.
     externals: Mapping[str, Place]

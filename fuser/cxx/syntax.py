@@ -15,7 +15,7 @@ from fuser.cxx.statements import (
     Declaration,
     Declarator,
     Evaluate,
-    Function,
+    FunctionDefinition,
     Parameter,
     Program,
     Struct,
@@ -50,7 +50,7 @@ def parse_program(functor: Functor) -> Program:
 class _Reader(StatementReader):
     """Reads statements and whatever stands outside functions."""
 
-    functions: dict[str, list[Function]]
+    functions: dict[str, list[FunctionDefinition]]
     globals: list[Statement]
 
     def file(self, root: tree_sitter.Node) -> None:
@@ -95,7 +95,7 @@ class _Reader(StatementReader):
             self.declare(struct.name, "type")
             self.globals.append(struct)
 
-    def add_function(self, function: Function) -> None:
+    def add_function(self, function: FunctionDefinition) -> None:
         self.declare(function.name, "function")
         self.functions.setdefault(function.name, []).append(function)
 
@@ -126,7 +126,7 @@ class _Reader(StatementReader):
             raise self.refuse(name, f"the function name {text_of(name)!r}")
         return text_of(name)
 
-    def function(self, node: tree_sitter.Node, template: tuple[TemplateParameter, ...]) -> Function:
+    def function(self, node: tree_sitter.Node, template: tuple[TemplateParameter, ...]) -> FunctionDefinition:
         declarator = function_declarator(node)
         kind, body = node.child_by_field_name("type"), node.child_by_field_name("body")
         if declarator is None or body is None or body.type != "compound_statement":
@@ -147,7 +147,7 @@ class _Reader(StatementReader):
             starts = self._initialisers(node)
             if starts:
                 block = Block(block.place, (*starts, *block.statements))
-            return Function(self.place(node), name, template, parameters, result, block)
+            return FunctionDefinition(self.place(node), name, template, parameters, result, block)
 
     def _initialisers(self, node: tree_sitter.Node) -> list[Statement]:
         # What a constructor has between its parameters and its body, as assignments.
@@ -181,7 +181,7 @@ class _Reader(StatementReader):
             raise self.refuse(node, "a class without a name or with bases")
         self.declare(text_of(name), "type")
         fields: list[Declarator] = []
-        functions: list[Function] = []
+        functions: list[FunctionDefinition] = []
         members: list[tree_sitter.Node] = []
         with self.scope():
             for child in named(body):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fuser.cxx.nodes import ArrayType, Expression, InitList, ReferenceType
-from fuser.cxx.statements import Function, Parameter
+from fuser.cxx.statements import FunctionDefinition, Parameter
 from fuser.eager.data import PLACE, Value, constant, needs_values
 from fuser.eager.masks import Frame, any_lane, both_of
 from fuser.eager.math import functions
@@ -61,7 +61,11 @@ def call_operator(state: State, operator: str, operands: Sequence[Location]) -> 
 
 
 def call_functions(
-    state: State, candidates: Sequence[Function], explicit: Sequence[Any], operands: Sequence[Location], scope: Scope
+    state: State,
+    candidates: Sequence[FunctionDefinition],
+    explicit: Sequence[Any],
+    operands: Sequence[Location],
+    scope: Scope,
 ) -> Thing:
     """Call the one of several overloads that fits."""
     fits = [(_fit(state, item, explicit, operands, scope), item) for item in candidates if item.body is not None]
@@ -75,7 +79,7 @@ def call_functions(
 
 
 def _fit(
-    state: State, function: Function, explicit: Sequence[Any], operands: Sequence[Location], scope: Scope
+    state: State, function: FunctionDefinition, explicit: Sequence[Any], operands: Sequence[Location], scope: Scope
 ) -> tuple[int, dict[str, Any]] | None:
     # How badly arguments fit a function (0: exactly), and its template arguments; None if not at all.
     parameters = function.parameters
@@ -105,7 +109,7 @@ def _fit(
     return cost, bindings
 
 
-def _complete(state: State, function: Function, bindings: dict[str, Any]) -> bool:
+def _complete(state: State, function: FunctionDefinition, bindings: dict[str, Any]) -> bool:
     # Adds the defaults of template parameters that nothing is bound to; whether there were enough of them.
     for item in function.template:
         if item.type is not None:
@@ -148,7 +152,7 @@ def _parameter_type(state: State, parameter: Parameter, operand: Location) -> Cp
 
 
 def _call_function(
-    state: State, function: Function, bindings: dict[str, Any], operands: Sequence[Location], scope: Scope
+    state: State, function: FunctionDefinition, bindings: dict[str, Any], operands: Sequence[Location], scope: Scope
 ) -> Thing:
     # Runs a function's body for the lanes that are there.
     with state.within(Scope(scope, bindings)):
@@ -171,14 +175,14 @@ def _call_function(
     return _result_of(frame)
 
 
-def _check_depth(state: State, function: Function, depth: int) -> None:
+def _check_depth(state: State, function: FunctionDefinition, depth: int) -> None:
     if depth >= MAX_DEPTH:
         if state.graph is not None:
             raise needs_values(f"{function.name!r} calls itself as long as data says")
         raise RecursionError(f"{function.name!r} calls itself more than {MAX_DEPTH} times")
 
 
-def _bind(state: State, function: Function, operands: Sequence[Location]) -> None:
+def _bind(state: State, function: FunctionDefinition, operands: Sequence[Location]) -> None:
     for number, parameter in enumerate(function.parameters):
         if number < len(operands):
             location = _bind_parameter(state, parameter, operands[number])

@@ -15,6 +15,7 @@ from fuser.cxx.nodes import (
     Cast,
     Conditional,
     Expression,
+    Increment,
     Index,
     InitList,
     Lambda,
@@ -22,7 +23,6 @@ from fuser.cxx.nodes import (
     Member,
     Name,
     SizeOf,
-    Step,
     TypeSyntax,
     Unary,
 )
@@ -153,7 +153,7 @@ def _assign(state: State, node: Assign) -> Location:
     return location
 
 
-def _step(state: State, node: Step) -> Thing:
+def _step(state: State, node: Increment) -> Thing:
     location = locate(state, node.target)
     old = load(state, location)
     PLACE.set(node.place)
@@ -264,7 +264,7 @@ def _load(state: State, node: Expression) -> Thing:
     return load(state, locate(state, node))
 
 
-def _locate_step(state: State, node: Step) -> Location | None:
+def _locate_step(state: State, node: Increment) -> Location | None:
     if not node.is_prefix:
         return None
     _step(state, node)
@@ -284,7 +284,7 @@ EVALUATE: Mapping[type, Callable[[State, Any], Thing]] = {
     Unary: _unary,
     Binary: _binary,
     Assign: _load,
-    Step: _step,
+    Increment: _step,
     Conditional: _choose_one,
     Call: call,
     Cast: _cast,
@@ -297,6 +297,6 @@ EVALUATE: Mapping[type, Callable[[State, Any], Thing]] = {
 LOCATE: Mapping[type, Callable[[State, Any], Location | None]] = {
     **PLAIN_LOCATIONS,
     Assign: _assign,
-    Step: _locate_step,
+    Increment: _locate_step,
     Binary: _locate_last,
 }

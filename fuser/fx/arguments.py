@@ -55,8 +55,8 @@ def rebuild(key: Key, leaves: Iterator[Any]) -> tuple[list[Any], dict[str, Any]]
 def name_leaves(key: Key, names: list[str]) -> list[tuple[str, str]]:
     """Return kind and name of each tensor and number of a key, given the names of the arguments."""
     found: list[tuple[str, str]] = []
-    for place, kind in enumerate(key[1:]):
-        _name(kind, names[place] if place < min(key[0], len(names)) else f"argument_{place}", found)
+    for slot, kind in enumerate(key[1:]):
+        _name(kind, names[slot] if slot < min(key[0], len(names)) else f"argument_{slot}", found)
     return found
 
 
@@ -101,5 +101,5 @@ def _name(kind: Any, name: str, found: list[tuple[str, str]]) -> None:
     if kind is TENSOR or kind is NUMBER:
         found.append((kind, name))
     elif len(kind) == 3:
-        for place, item in enumerate(kind[2]):
-            _name(item, f"{name}_{kind[1][place] if kind[1] else place}", found)
+        for slot, item in enumerate(kind[2]):
+            _name(item, f"{name}_{kind[1][slot] if kind[1] else slot}", found)

@@ -10,13 +10,13 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import fx
 
-from fuser.ops import Call
+from fuser.ops import OpCall
 
 __all__ = ["find_visible_aliases"]
 
 
 def find_visible_aliases(
-    nodes: Sequence[fx.Node], calls: Mapping[fx.Node, Call | None], barriers: Collection[fx.Node]
+    nodes: Sequence[fx.Node], calls: Mapping[fx.Node, OpCall | None], barriers: Collection[fx.Node]
 ) -> set[fx.Node]:
     """Return the conversions that have to stay torch's.
 
@@ -50,7 +50,7 @@ def find_visible_aliases(
     return {node for node in aliases if node not in invisible}
 
 
-def _may_alias(node: fx.Node, calls: Mapping[fx.Node, Call | None]) -> bool:
+def _may_alias(node: fx.Node, calls: Mapping[fx.Node, OpCall | None]) -> bool:
     call = calls.get(node)
     if call is None or call.function.op != "convert":
         return False

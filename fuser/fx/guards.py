@@ -251,8 +251,8 @@ class _Reader:
                 self._read(value, key)
         elif isinstance(value, list):
             self._ask(len, value)
-            for place in range(len(value)):
-                self._ask(value.__getitem__, place)
+            for slot in range(len(value)):
+                self._ask(value.__getitem__, slot)
         elif isinstance(value, set):
             self._ask(frozenset, value)
         else:

@@ -16,17 +16,17 @@ from fuser.compiler import registered
 from fuser.graph import FusionGroup
 from fuser.jiterator import JitFunction
 from fuser.library import merge_inputs
-from fuser.ops import IS_NUMBER, Call, bind_function, bind_method, bind_module, has_hooks
+from fuser.ops import IS_NUMBER, OpCall, bind_function, bind_method, bind_module, has_hooks
 
-__all__ = ["Reading", "bind_group", "bind_node", "is_barrier", "is_fusible", "is_random", "is_size", "read_nodes"]
+__all__ = ["GraphReading", "bind_group", "bind_node", "is_barrier", "is_fusible", "is_random", "is_size", "read_nodes"]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class GraphReading:
     """What the nodes of a graph are."""
 
     # What each node applies: each is bound once.
-    calls: Mapping[fx.Node, Call | None]
+    calls: Mapping[fx.Node, OpCall | None]
     # Those known to be numbers, which stay Python's.
     numbers: frozenset[fx.Node]
 
@@ -35,7 +35,7 @@ class Reading:
         return node not in self.numbers and is_fusible(node, self.calls[node])
 
 
-def read_nodes(nodes: Sequence[fx.Node]) -> Reading:
+def read_nodes(nodes: Sequence[fx.Node]) -> GraphReading:
     """Bind the nodes of a graph, in its order, and mark those that are numbers (``meta[IS_NUMBER]``)."""
     calls = {node: bind_node(node) for node in nodes}
     numbers = _find_numbers(nodes, calls)
@@ -44,10 +44,10 @@ def read_nodes(nodes: Sequence[fx.Node]) -> Reading:
         node.meta[IS_NUMBER] = True
     # Some ops are others beside a number.
     readers = {user for node in new for user in node.users}
-    return Reading(calls | {node: bind_node(node) for node in readers}, frozenset(numbers))
+    return GraphReading(calls | {node: bind_node(node) for node in readers}, frozenset(numbers))
 
 
-def bind_node(node: fx.Node) -> Call | None:
+def bind_node(node: fx.Node) -> OpCall | None:
     """Return what a node applies, or None when it is neither a functor call nor an op of the table."""
     if node.op == "call_function":
         if isinstance(node.target, JitFunction):
@@ -74,7 +74,7 @@ def bind_group(node: fx.Node) -> tuple[FusionGroup, list[Any]] | None:
     return registered(int(str(key))).group, inputs
 
 
-def is_fusible(node: fx.Node, call: Call | None) -> bool:
+def is_fusible(node: fx.Node, call: OpCall | None) -> bool:
     """Whether a node that applies ``call`` can be part of a group: its value, where known, is a strided tensor."""
     if call is not None and not any(isinstance(value, fx.Node) for value in _flat_tensors(call)):
         return False
@@ -92,14 +92,14 @@ def _known_value(node: fx.Node) -> Any:
     return node.meta.get("val", node.meta.get("example_value"))
 
 
-def _bind_functor(function: JitFunction, node: fx.Node) -> Call | None:
+def _bind_functor(function: JitFunction, node: fx.Node) -> OpCall | None:
     if "out" in node.kwargs:
         return None
     function.check_count(len(node.args))
-    return Call(function.function, tuple(node.args), function.bind_scalars(node.kwargs))
+    return OpCall(function.function, tuple(node.args), function.bind_scalars(node.kwargs))
 
 
-def _find_numbers(nodes: Sequence[fx.Node], calls: Mapping[fx.Node, Call | None]) -> set[fx.Node]:
+def _find_numbers(nodes: Sequence[fx.Node], calls: Mapping[fx.Node, OpCall | None]) -> set[fx.Node]:
     # Placeholders marked so, sizes of tensors, what a functor takes as a scalar, what that was computed from, and what
     # is computed from such nodes alone.
     found: set[fx.Node] = {node for node in nodes if node.meta.get(IS_NUMBER) or is_size(node)}
@@ -133,9 +133,9 @@ def _is_pythons(node: fx.Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "__module__", "") in {"_operator", "math", "builtins"}
 
 
-def _flat_tensors(call: Call) -> Iterator[Any]:
+def _flat_tensors(call: OpCall) -> Iterator[Any]:
     for value in call.tensors:
-        if isinstance(value, Call):
+        if isinstance(value, OpCall):
             yield from _flat_tensors(value)
         else:
             yield value

@@ -22,10 +22,10 @@ import torch
 from torch import fx
 
 from fuser.fx.conversions import find_visible_aliases
-from fuser.fx.nodes import Reading, bind_group, is_barrier, is_random, read_nodes
+from fuser.fx.nodes import GraphReading, bind_group, is_barrier, is_random, read_nodes
 from fuser.jiterator import JitFunction
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
-from fuser.ops import Call
+from fuser.ops import OpCall
 
 __all__ = ["Partition", "partition"]
 
@@ -45,7 +45,7 @@ class Partition:
 
     nodes: tuple[fx.Node, ...]
     # What each applies; None for a group that is inlined, and for the items of what has several outputs.
-    calls: tuple[Call | None, ...]
+    calls: tuple[OpCall | None, ...]
 
 
 def partition(graph: fx.Graph) -> list[Partition]:
@@ -78,7 +78,7 @@ def _cut_stretches(nodes: Sequence[fx.Node], barriers: set[fx.Node]) -> Iterator
     yield stretch
 
 
-def _only_converts(group: Sequence[fx.Node], reading: Reading) -> bool:
+def _only_converts(group: Sequence[fx.Node], reading: GraphReading) -> bool:
     # torch copies nothing where no conversion is needed.
     calls = [reading.calls[node] for node in group]
     return all(call is not None and call.function.op == "convert" for call in calls)
@@ -107,7 +107,7 @@ class _Stretch:
 
     def __init__(self, nodes: Sequence[fx.Node], fusible: set[fx.Node]) -> None:
         self.nodes = nodes
-        self.place = {node: place for place, node in enumerate(nodes)}
+        self.slot = {node: slot for slot, node in enumerate(nodes)}
         # Nodes that read each value.
         self.readers: dict[fx.Node, int] = {}
         # Shape of each value, where known. As text: sizes may be symbols, which do not hash.
@@ -120,7 +120,7 @@ class _Stretch:
         # The open ones by the shape of their outputs (None: not known), then by how many outputs and applications.
         self.peers: dict[str | None, dict[tuple[int, int], int]] = {}
         above, below = self._find_paths()
-        for place, node in enumerate(nodes):
+        for slot, node in enumerate(nodes):
             is_fusible = node in fusible
             if not is_fusible and not self._is_item_of(node, fusible):
                 self.units.append(None)
@@ -130,17 +130,17 @@ class _Stretch:
             if isinstance(value, torch.Tensor):
                 devices, self.shapes[node] = {value.device}, str(value.shape)
             inputs, outputs = set(node.all_input_nodes), [node] if node.users else []
-            paths, shapes = (above[place], below[place]), self._known_shapes(outputs)
-            unit = _Unit([node], 1 << place, *paths, int(is_fusible), inputs, outputs, devices, shapes)
+            paths, shapes = (above[slot], below[slot]), self._known_shapes(outputs)
+            unit = _Unit([node], 1 << slot, *paths, int(is_fusible), inputs, outputs, devices, shapes)
             self.units.append(unit)
             self._enter(unit)
 
     def find_groups(self) -> Iterator[list[fx.Node]]:
         """Yield the nodes of each group, in the order of the graph."""
-        for place, node in enumerate(self.nodes):
-            unit = self.units[place]
+        for slot, node in enumerate(self.nodes):
+            unit = self.units[slot]
             if unit is not None and unit.applications:
-                self._grow(place)
+                self._grow(slot)
             elif unit is not None:
                 source = self._unit(node.all_input_nodes[0])
                 if source is not None:
@@ -149,7 +149,7 @@ class _Stretch:
         for node, unit in zip(self.nodes, self.units, strict=True):
             if unit is not None and unit.applications and node not in done:
                 done.update(unit.nodes)
-                yield sorted(unit.nodes, key=self.place.__getitem__)
+                yield sorted(unit.nodes, key=self.slot.__getitem__)
 
     def _is_item_of(self, node: fx.Node, fusible: set[fx.Node]) -> bool:
         # The outputs of a functor with several.
@@ -162,48 +162,48 @@ class _Stretch:
         sources: list[list[int]] = []
         last_random: int | None = None
         above: list[int] = []
-        for place, node in enumerate(self.nodes):
+        for slot, node in enumerate(self.nodes):
             for source in node.all_input_nodes:
-                self.readers[source] = self.readers.get(source, 0) | 1 << place
-            own = [self.place[source] for source in node.all_input_nodes if source in self.place]
+                self.readers[source] = self.readers.get(source, 0) | 1 << slot
+            own = [self.slot[source] for source in node.all_input_nodes if source in self.slot]
             if is_random(node):
                 own += [] if last_random is None else [last_random]
-                last_random = place
+                last_random = slot
             sources.append(own)
             mask = 0
-            for source_place in own:
-                mask |= above[source_place] | 1 << source_place
+            for source_slot in own:
+                mask |= above[source_slot] | 1 << source_slot
             above.append(mask)
         below = [0] * len(sources)
-        for place, own in reversed([*enumerate(sources)]):
-            for source_place in own:
-                below[source_place] |= below[place] | 1 << place
+        for slot, own in reversed([*enumerate(sources)]):
+            for source_slot in own:
+                below[source_slot] |= below[slot] | 1 << slot
         return above, below
 
     def _unit(self, node: fx.Node) -> _Unit | None:
-        place = self.place.get(node)
-        return None if place is None else self.units[place]
+        slot = self.slot.get(node)
+        return None if slot is None else self.units[slot]
 
-    def _grow(self, place: int) -> None:
+    def _grow(self, slot: int) -> None:
         # Producers first, then units that read the same values; where shapes are unknown (fuser.fuse) any other
         # unit too: a user who fuses a function wants one launch for all of it.
-        node, seen = self.nodes[place], 0
+        node, seen = self.nodes[slot], 0
         for source in node.all_input_nodes:
-            producer, unit = self._unit(source), self._unit_at(1 << place)
+            producer, unit = self._unit(source), self._unit_at(1 << slot)
             if producer is not None and producer.mask & self.open & ~(seen | unit.mask):
                 seen |= producer.mask
                 self._try_merge(producer, unit)
         fields = [self.readers[source] for source in node.all_input_nodes]
         if "val" not in node.meta:
-            fields.append((1 << place) - 1)
+            fields.append((1 << slot) - 1)
         tries = MAX_TRIES
         for field in fields:
-            tries = self._try_field(place, field, seen, tries)
+            tries = self._try_field(slot, field, seen, tries)
             seen |= field
 
-    def _try_field(self, place: int, field: int, seen: int, tries: int) -> int:
+    def _try_field(self, slot: int, field: int, seen: int, tries: int) -> int:
         # In the order of the graph, each unit once: the place of its first node counts.
-        unit = self._unit_at(1 << place)
+        unit = self._unit_at(1 << slot)
         rest = field & ~(seen | unit.mask)
         likely = self._find_likely(unit) if rest else 0
         while (found := rest & likely) and tries:
@@ -295,7 +295,7 @@ class _Stretch:
         self._leave(second)
         unit, other = (first, second) if len(first.nodes) >= len(second.nodes) else (second, first)
         for node in other.nodes:
-            self.units[self.place[node]] = unit
+            self.units[self.slot[node]] = unit
         unit.nodes += other.nodes
         unit.mask |= other.mask
         unit.above |= other.above

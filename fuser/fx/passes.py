@@ -21,7 +21,7 @@ from fuser.graph import FusionGroup, GroupBuilder
 from fuser.jiterator import JitFunction
 from fuser.launcher import Replayer
 from fuser.library import split_inputs
-from fuser.ops import Call
+from fuser.ops import OpCall
 from fuser.route import call
 
 __all__ = ["FusionModule", "FusionPass", "fuse_graph"]
@@ -138,17 +138,17 @@ class _GroupWriter:
         for node, applied in zip(found.nodes, found.calls, strict=True):
             self.values[node] = self._add(node, applied)
 
-    def _add(self, node: fx.Node, call: Call | None) -> tuple[int, ...]:
+    def _add(self, node: fx.Node, call: OpCall | None) -> tuple[int, ...]:
         if call is not None:
             return self._apply(call, node.name)
         if node.target is operator.getitem:
-            source, place = node.args
-            return (self.values[source][place],)  # type: ignore[index]
+            source, slot = node.args
+            return (self.values[source][slot],)  # type: ignore[index]
         group = bind_group(node)
         assert group is not None, "the partitioner chose it"
         return self._inline(*group)
 
-    def _apply(self, call: Call, name: str) -> tuple[int, ...]:
+    def _apply(self, call: OpCall, name: str) -> tuple[int, ...]:
         tensors = [self._tensor(value) for value in call.tensors]
         scalars = [self._scalar(call.scalars[item.name], item.name) for item in call.function.functor.scalars]
         return self.builder.apply(call.function, tensors, scalars, name)
@@ -164,7 +164,7 @@ class _GroupWriter:
         return tuple(handles[value] for value in group.outputs)
 
     def _tensor(self, value: Any) -> int:
-        if isinstance(value, Call):
+        if isinstance(value, OpCall):
             return self._apply(value, "")[0]
         if isinstance(value, fx.Node):
             if value in self.values:
@@ -221,7 +221,7 @@ class _Substitution:
         self.fused += found.nodes
 
     def _add_results(self, fused: fx.Node, returned: list[fx.Node], writer: _GroupWriter, count: int) -> None:
-        graph, place, last = self.graph, 0, fused
+        graph, slot, last = self.graph, 0, fused
         for node in returned:
             items = []
             for offset in range(len(writer.values[node])):
@@ -229,11 +229,11 @@ class _Substitution:
                     items.append(fused)
                     continue
                 with graph.inserting_after(last):
-                    last = graph.call_function(operator.getitem, (fused, place + offset))
+                    last = graph.call_function(operator.getitem, (fused, slot + offset))
                 if "val" in fused.meta:
-                    last.meta["val"] = fused.meta["val"][place + offset]
+                    last.meta["val"] = fused.meta["val"][slot + offset]
                 items.append(last)
-            place += len(items)
+            slot += len(items)
             if _is_tuple(node):
                 with graph.inserting_after(last):
                     last = graph.call_function(tuple, (items,))

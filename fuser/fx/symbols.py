@@ -76,13 +76,13 @@ class Symbol(fx.Proxy):
                 self.tracer.iter(self)
             count = len(self.tracer.settle_parts(self))
         symbol: Any = self
-        return (symbol[place] for place in range(count))
+        return (symbol[slot] for slot in range(count))
 
     def __contains__(self, item: Any) -> bool:
         return any(bool(part == item) for part in self)
 
-    def __setitem__(self, place: Any, value: Any) -> None:
-        self.tracer.create_proxy("call_function", operator.setitem, (self, place, value), {})
+    def __setitem__(self, slot: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, slot, value), {})
 
 
 class _SymbolAttribute(Symbol, fx.proxy.Attribute):

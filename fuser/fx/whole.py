@@ -20,7 +20,7 @@ class WholeFusion:
     """A graph that is one fusion node and nothing else: a call of it is a call of its group."""
 
     spec: KernelSpec
-    # Each input of the group: a place among the arguments, or -1 - k for the k-th constant.
+    # Each input of the group: a slot among the arguments, or -1 - k for the k-th constant.
     order: tuple[int, ...]
     constants: tuple[Any, ...]
     # Whether every argument is an input.
@@ -28,7 +28,7 @@ class WholeFusion:
 
     def inputs(self, arguments: Sequence[Any]) -> list[Any]:
         """Return the group's inputs."""
-        return [arguments[place] if place >= 0 else self.constants[-1 - place] for place in self.order]
+        return [arguments[slot] if slot >= 0 else self.constants[-1 - slot] for slot in self.order]
 
 
 def find_whole_fusion(module: fx.GraphModule) -> WholeFusion | None:
@@ -50,8 +50,8 @@ def find_whole_fusion(module: fx.GraphModule) -> WholeFusion | None:
     is_all = result is fused if count == 1 else isinstance(result, tuple | list) and list(result) == items[:count]
     if not is_all or len(rest) != 2 + len(items) or isinstance(rest[-1].args[0], list):
         return None
-    places = {node: place for place, node in enumerate(placeholders)}
+    slots = {node: slot for slot, node in enumerate(placeholders)}
     constants = tuple(item for item in fused.args if not isinstance(item, fx.Node))
     numbered = iter(range(len(constants)))
-    order = tuple(places[item] if isinstance(item, fx.Node) else -1 - next(numbered) for item in fused.args)
-    return WholeFusion(target.spec, order, constants, {*places.values()} <= {*order})
+    order = tuple(slots[item] if isinstance(item, fx.Node) else -1 - next(numbered) for item in fused.args)
+    return WholeFusion(target.spec, order, constants, {*slots.values()} <= {*order})

@@ -397,18 +397,18 @@ def _involution(op: str) -> Rule:
     return apply
 
 
-def _part(place: int) -> Rule:
+def _part(slot: int) -> Rule:
     # A component of complex(a, b), of a real number made complex, of a conjugate.
     def apply(operands: tuple[Expr, ...], dtype: torch.dtype, builder: Builder) -> Expr | None:
         (z,) = operands
         if z.op == "complex":
-            part: Expr = z.operands[place]
+            part: Expr = z.operands[slot]
             return part
         if z.op == "convert" and not z.operands[0].dtype.is_complex:
-            return z.operands[0].to(dtype) if place == 0 else builder.constant(0, dtype)
+            return z.operands[0].to(dtype) if slot == 0 else builder.constant(0, dtype)
         if z.op == "conj_physical":
-            part = z.operands[0].call("imag" if place else "real")
-            return -part if place else part
+            part = z.operands[0].call("imag" if slot else "real")
+            return -part if slot else part
         return None
 
     return apply
