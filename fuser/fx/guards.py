@@ -107,14 +107,14 @@ def find_guards(*roots: Any) -> Guards:
     while True:
         # Code that is found late may name attributes of objects that were found early.
         count = len(names)
-        reader = _Reader(names)
+        reader = _GuardFinder(names)
         for root in roots:
             reader.visit(root)
         if len(names) == count:
             return reader.build()
 
 
-class _Reader:
+class _GuardFinder:
     """Walks through what code can reach."""
 
     def __init__(self, names: set[str]) -> None:
