@@ -25,6 +25,7 @@ from functors import (
     same_bits,
     special_tensor,
 )
+from tiers import one_of_each
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -37,10 +38,6 @@ from fuser.errors import FallbackError, UntranslatableError
 from fuser.fallback import call_derived, find_obstacle
 
 COMPILED_DTYPES = [(item, dtype) for item in CONSTRUCTS for dtype in item.dtypes]
-
-
-def ids_of(pairs: list[Any]) -> list[str]:
-    return [f"{item}-{str(dtype)[6:]}" for item, dtype in pairs]
 
 
 def run_eagerly(function: fuser.JitFunction, inputs: list[Any], **scalars: Any) -> tuple[torch.Tensor, ...]:
@@ -112,20 +109,20 @@ def test_constructs_have_the_kernels_bits(constructs: list[Construct], dtype: to
             assert_same(run_eagerly(function, given), kernels, str(construct))
 
 
-CASE_DTYPES = [(case, dtype) for case in CASES for dtype in case.dtypes]
+# The same kernels as in test_functors_cpu.py.
+CASE_DTYPES = one_of_each([(case, dtype) for case in CASES for dtype in case.dtypes])
+TOTAL = one_of_each([(case, dtype) for case in CASES for dtype in case.dtypes if case.is_total])
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize(("case", "dtype"), CASE_DTYPES, ids=ids_of(CASE_DTYPES))
+@pytest.mark.parametrize(("case", "dtype"), CASE_DTYPES)
 def test_functor_of_the_table_is_near_the_kernel(case: Case, dtype: torch.dtype) -> None:
     assert_near_kernel(case, inputs_of(case, dtype, (3, 67)))
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize(("case", "dtype"), CASE_DTYPES, ids=ids_of(CASE_DTYPES))
+@pytest.mark.parametrize(("case", "dtype"), TOTAL)
 def test_functor_of_the_table_on_special_values(case: Case, dtype: torch.dtype) -> None:
-    if not case.is_total:
-        pytest.skip("not every value is fine")
     assert_near_kernel(case, grid_of(dtype, case.tensors))
 
 

@@ -163,6 +163,7 @@ def test_lazy_conjugates_and_negatives_are_no_fallback() -> None:
     assert fallbacks() == {}
 
 
+@pytest.mark.cpu
 def test_gradients_flow_through_the_eager_version(with_fallback: fuser.JitFunction) -> None:
     x = torch.randn(4, dtype=torch.float64, requires_grad=True)
     y = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
@@ -183,6 +184,7 @@ def test_without_grad_mode_nothing_falls_back(without_fallback: fuser.JitFunctio
     assert fallbacks() == {}
 
 
+@pytest.mark.cpu
 def test_inside_a_torch_func_transform(with_fallback: fuser.JitFunction) -> None:
     x, y = torch.randn(2, 3), torch.randn(2, 3)
     assert torch.equal(torch.func.vmap(with_fallback)(x, y), 2.0 * x + y)

@@ -399,6 +399,7 @@ def test_no_compile(fresh_caches: Callable[[], None]) -> None:
     assert again(x.double()).dtype == torch.float64
 
 
+@pytest.mark.cpu
 def test_stages_are_dumped_as_they_happen(capsys: pytest.CaptureFixture[str]) -> None:
     with config.patch(dump="functor,group,spec,source,binary,launch"):
         function = new_functor()

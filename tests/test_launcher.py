@@ -25,6 +25,8 @@ from fuser import launcher
 from fuser.errors import ArgumentError, FuserError, GradientError
 from fuser.launcher import PythonLauncher
 
+pytestmark = pytest.mark.cpu
+
 AXPY = "template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }"
 BOTH = "template <typename T> void both(T x, T y, T& sum, T& product) { sum = x + y; product = x * y; }"
 MEASURE = "template <typename T> T measure(T x) { return sizeof(T) + x; }"

@@ -28,8 +28,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning", "ignore:where received a uint8:UserWarning"),
 ]
 
-# Samples of each op that run in tier 2, evenly chosen (each in every dtype); tier 3 runs them all. Ops of one tensor are
-# walked in the same way: each runs half of these.
+# Samples of each op that run in tier 2, evenly chosen (each in every dtype); tier 3 runs them all. Ops of one tensor
+# are walked in the same way: each runs half of these.
 SAMPLES = 2
 
 ATEN = torch.ops.aten

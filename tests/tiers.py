@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -101,21 +101,22 @@ def choose(text: str, count: int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) % count
 
 
-def one_of_each(pairs: Iterable[tuple[Any, Any]], to_id: Callable[[Any, Any], str]) -> list[Any]:
-    """Return parameters for all pairs, of which one for each first element is quick and the others are ``slow``.
+def one_of_each(pairs: Iterable[tuple[Any, Any]], quick: int = 1) -> list[Any]:
+    """Return parameters for pairs, of which a few (``quick``) of each first element run in tier 2; others are ``slow``.
 
-    Which one is chosen by the name of the first element: together they meet every second element.
+    Which ones is chosen by the first element's name: all of them together meet every second element.
     """
     seconds: dict[Any, list[Any]] = {}
     for first, second in pairs:
         seconds.setdefault(first, []).append(second)
-    return [
-        pytest.param(
-            first, second, id=to_id(first, second), marks=[] if place == choose(str(first), len(group)) else [SLOW]
-        )
-        for first, group in seconds.items()
-        for place, second in enumerate(group)
-    ]
+    found = []
+    for first, group in seconds.items():
+        begin = choose(str(first), len(group))
+        for place, second in enumerate(group):
+            is_quick = (place - begin) % len(group) < quick
+            name = f"{first}-{str(second).removeprefix('torch.')}"
+            found.append(pytest.param(first, second, id=name, marks=[] if is_quick else [SLOW]))
+    return found
 
 
 SLOW = pytest.mark.slow
