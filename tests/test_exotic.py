@@ -105,6 +105,10 @@ SERVED: dict[str, Callable[[], tuple[Any, ...]]] = {
     "complex number beside double": lambda: (ramp(3, dtype=torch.float64), 2j),
     "complex number beside half": lambda: (ramp(3, dtype=torch.float16), 2j),
     "parameter": lambda: (torch.nn.Parameter(ramp(3)), 1.0),
+    "zero tensor": lambda: (torch._efficientzerotensor(3), ramp(3)),
+    "zero tensor broadcast": lambda: (ramp(2, 3), torch._efficientzerotensor(2, 1)),
+    "zero tensor of a wider dtype": lambda: (ramp(3), torch._efficientzerotensor(3, dtype=torch.float64)),
+    "zero tensor and out": lambda: (torch._efficientzerotensor(3), ramp(3), torch.empty(3)),
     "meta": lambda: (torch.empty(3, 4, device="meta").t(), torch.empty(4, 3, device="meta")),
     "meta beside a 0-dim CPU tensor": lambda: (torch.empty(3, device="meta"), torch.tensor(1.0)),
     "meta out": lambda: (torch.empty(3, device="meta"), 1.0, torch.empty(0, device="meta")),
@@ -136,6 +140,13 @@ def test_served(name: str) -> None:
         fused = fuser.fuse(lambda x, y: torch.add(x, y))
         wanted = call(torch.add, SERVED[name]())
         assert_equal(call(fused, SERVED[name]()), wanted)
+
+
+def test_a_zero_tensor_is_no_repeated_call() -> None:
+    # It has no memory, and all else that a recorded call is known by.
+    zero, ones = torch._efficientzerotensor(3), torch.ones(3)
+    for x in (ones, zero, zero, ones, zero):
+        assert torch.equal(BARE(x, ones), x + ones)
 
 
 FALLS_BACK: dict[str, tuple[Callable[[], tuple[Any, ...]], str]] = {

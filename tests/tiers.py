@@ -106,16 +106,15 @@ def one_of_each(pairs: Iterable[tuple[Any, Any]], quick: int = 1) -> list[Any]:
 
     Which ones is chosen by the first element's name: all of them together meet every second element.
     """
-    seconds: dict[Any, list[Any]] = {}
+    groups: dict[str, list[tuple[Any, Any]]] = {}
     for first, second in pairs:
-        seconds.setdefault(first, []).append(second)
+        groups.setdefault(str(first), []).append((first, second))
     found = []
-    for first, group in seconds.items():
-        begin = choose(str(first), len(group))
-        for place, second in enumerate(group):
-            is_quick = (place - begin) % len(group) < quick
-            name = f"{first}-{str(second).removeprefix('torch.')}"
-            found.append(pytest.param(first, second, id=name, marks=[] if is_quick else [SLOW]))
+    for name, group in groups.items():
+        begin = choose(name, len(group))
+        for place, pair in enumerate(group):
+            marks = [] if (place - begin) % len(group) < quick else [SLOW]
+            found.append(pytest.param(*pair, id=f"{name}-{str(pair[1]).removeprefix('torch.')}", marks=marks))
     return found
 
 
