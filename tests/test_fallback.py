@@ -240,6 +240,16 @@ def test_out_is_written_by_the_eager_version(no_cpu_fusion: None, with_fallback:
     assert out.tolist() == [1, 3, 5]
 
 
+def test_results_share_memory_with_nothing(no_cpu_fusion: None) -> None:
+    # A kernel writes to new tensors; a translation may end with the input itself, or with one tensor for two outputs.
+    x = torch.arange(3.0)
+    copies = fuser.create_multi_output_jit_fn("template <typename T> void twice(T x, T& a, T& b) { a = x; b = x; }", 2)
+    a, b = copies(x)
+    alone = fuser.jit_fn("template <typename T> T same(T x) { return x; }")(x)
+    assert len({item.data_ptr() for item in (x, a, b, alone)}) == 4
+    assert a.tolist() == b.tolist() == alone.tolist() == x.tolist()
+
+
 def test_the_first_missing_functor_is_named(no_cpu_fusion: None, with_fallback: fuser.JitFunction) -> None:
     bare = fuser.create_jit_fn("template <typename T> T bare(T x) { goto end; end: return x; }")
     fused = fuser.fuse(lambda x: bare(with_fallback(x, x)))
