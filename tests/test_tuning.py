@@ -267,7 +267,7 @@ def test_the_setting_searches_for_unknown_kernels_only(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     assert tuner.make_tuned(make, lambda: None) == args
     assert searched == []
-    with config.patch(autotune=True):
+    with config.patch(autotune=True, no_compile=False):
         with config.patch(no_compile=True):
             assert tuner.make_tuned(make, lambda: None) == args
         with tuner._search_lock:
