@@ -2,6 +2,7 @@
 
 from fuser import errors, fx, library
 from fuser._version import __version__
+from fuser.autodiff import autograd as _autograd  # noqa: F401 - where route.py sends what is differentiated
 from fuser.config import config
 from fuser.counters import reset_stats, stats
 from fuser.debug import debug_get_fused_kernel_code, debug_launch_graph, explain

@@ -332,6 +332,19 @@ static int outputs_are_apart(const Call *call) {
   return 1;
 }
 
+static int is_double(PyObject *integer) {
+  int overflow = 0;
+  const long long value = PyLong_AsLongLongAndOverflow(integer, &overflow);
+  return !overflow && value >= -(1LL << 53) && value <= 1LL << 53;
+}
+
+// As CUDA converts, and fused_kernel.py.
+static int64_t to_integer(double real) {
+  if (real != real) return 0;
+  if (real <= -9223372036854775808.0) return INT64_MIN;
+  return real >= 9223372036854774784.0 ? 9223372036854774784LL : (int64_t)real;
+}
+
 // The arguments of one step, after a copy of its template; 0 for a number that does not fit.
 static int pack(const Step *step, const Call *call, const uint64_t *values, uint64_t *arguments) {
   memcpy(arguments, step->arguments, sizeof(uint64_t) * step->argument_words);
@@ -343,6 +356,8 @@ static int pack(const Step *step, const Call *call, const uint64_t *values, uint
     int64_t integer;
     switch (step->numbers[i].kind) {
       case 'f':
+        // An integer that is no double goes the long way.
+        if (PyLong_Check(item) && !is_double(item)) return PyErr_Clear(), 0;
         real = PyFloat_AsDouble(item);
         memcpy(next++, &real, 8);
         break;
@@ -352,8 +367,12 @@ static int pack(const Step *step, const Call *call, const uint64_t *values, uint
         real = PyComplex_ImagAsDouble(item);
         memcpy(next++, &real, 8);
         break;
+      case 'b':
+        integer = PyObject_IsTrue(item);
+        memcpy(next++, &integer, 8);
+        break;
       default:
-        integer = PyLong_AsLongLong(item);
+        integer = PyFloat_Check(item) ? to_integer(PyFloat_AsDouble(item)) : PyLong_AsLongLong(item);
         memcpy(next++, &integer, 8);
     }
     if (PyErr_Occurred()) return PyErr_Clear(), 0;

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
+
+from fuser.errors import FallbackWarning
 
 __all__ = ["count", "count_fallback", "reset_stats", "stats"]
 
 _lock = threading.Lock()
 _counts = {"launches": 0, "compiles": 0, "cache_hits": 0}
 _fallbacks: dict[str, int] = {}
+# Reasons that were warned about.
+_warned: set[str] = set()
 _sources: dict[str, Callable[[], int]] = {}
 
 
@@ -48,6 +54,23 @@ def count(name: str, times: int = 1) -> None:
 
 
 def count_fallback(reason: str) -> None:
-    """Record one call that ran in eager torch."""
+    """Record one call that ran in eager torch; the first one for each reason warns."""
     with _lock:
         _fallbacks[reason] = _fallbacks.get(reason, 0) + 1
+        is_new = reason not in _warned
+        _warned.add(reason)
+    if is_new:
+        warnings.warn(
+            f"runs in eager torch, without a kernel: {reason} (said once; silence it with "
+            "warnings.filterwarnings('ignore', category=fuser.errors.FallbackWarning))",
+            FallbackWarning,
+            stacklevel=_depth_of_caller(),
+        )
+
+
+def _depth_of_caller() -> int:
+    # The frame outside of fuser, as warnings.warn counts from the one that calls it.
+    depth, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "fuser":
+        depth, frame = depth + 1, frame.f_back
+    return depth

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuser import dispatch
 from fuser.codegen import KernelSource
 from fuser.compiler import emit_source, register
-from fuser.errors import FuserError
-from fuser.fallback import build_fallback
+from fuser.errors import FuserError, UnsupportedError
+from fuser.fallback import Fallback
 from fuser.fx.partition import bind_node, is_fusible, number_nodes
 from fuser.fx.passes import FusionModule
 from fuser.fx.trace import FusedFunction
@@ -21,6 +20,7 @@ from fuser.graph import FusionGroup
 from fuser.jiterator import JitFunction
 from fuser.kernel_spec import KernelSpec
 from fuser.planner import plan_texts
+from fuser.route import run
 
 __all__ = ["Explanation", "GroupReport", "debug_get_fused_kernel_code", "debug_launch_graph", "explain"]
 
@@ -82,7 +82,7 @@ def debug_get_fused_kernel_code(group: FusionGroup, inputs: Sequence[Any], devic
 
 def debug_launch_graph(group: FusionGroup, inputs: Sequence[Any]) -> list[torch.Tensor]:
     """Register a group, compile it for these inputs and run it, without keeping a key; returns the outputs."""
-    return dispatch.run(register(group), group.fill_inputs(inputs))
+    return run(register(group), group.fill_inputs(inputs))
 
 
 def explain(target: Any, *args: Any) -> Explanation:
@@ -118,15 +118,16 @@ def kernel_sources(spec: KernelSpec, inputs: Sequence[Any], device: str | None) 
 
 
 def _report(group: FusionGroup, nodes: tuple[str, ...], inputs: Sequence[Any]) -> GroupReport:
-    obstacles = tuple(
-        f"{name!r}: {str(obstacle).splitlines()[0]}" for name, obstacle in build_fallback(group).obstacles
-    )
+    obstacles = tuple(f"{name!r}: {str(obstacle).splitlines()[0]}" for name, obstacle in Fallback(group).obstacles)
     if not inputs:
         return GroupReport(group, nodes, (), "", obstacles)
     try:
         kernels = kernel_sources(register(group), group.fill_inputs(inputs), None)
     except FuserError as error:
-        return GroupReport(group, nodes, (), str(error).splitlines()[0], obstacles)
+        reason = str(error).splitlines()[0]
+        if isinstance(error, UnsupportedError) and error.application >= 0 and len(group.applications) > 1:
+            reason += " (that application alone: the others keep their kernels)"
+        return GroupReport(group, nodes, (), reason, obstacles)
     return GroupReport(group, nodes, tuple(kernels), "", obstacles)
 
 

@@ -13,13 +13,18 @@ import torch
 
 from fuser.errors import UnsupportedError
 
+# Integers up to here, and their negatives, are doubles.
+MAX_EXACT_INTEGER = 2**53
+
 __all__ = [
     "DTYPES",
+    "MAX_EXACT_INTEGER",
     "DTypeInfo",
     "Rank",
     "cpp_scalar_type",
     "dtype_info",
     "number_dtype",
+    "number_kind",
     "plain_number",
     "promote",
     "to_floating",
@@ -144,6 +149,15 @@ def number_dtype(kind: type, default: torch.dtype) -> torch.dtype:
     if kind is float:
         return default
     return default.to_complex()
+
+
+def number_kind(dtype: torch.dtype) -> type:
+    """Return the Python type of the numbers of a dtype."""
+    if dtype.is_complex:
+        return complex
+    if dtype.is_floating_point:
+        return float
+    return bool if dtype is torch.bool else int
 
 
 def cpp_scalar_type(kind: type) -> str:

@@ -13,6 +13,7 @@ __all__ = [
     "DataDependentError",
     "DeviceError",
     "FallbackError",
+    "FallbackWarning",
     "FunctorError",
     "FuserError",
     "GradientError",
@@ -110,7 +111,21 @@ class FallbackError(FuserError, RuntimeError):
 
 
 class UnsupportedError(FuserError, RuntimeError):
-    """A group cannot be fused for these inputs; the executor turns this into a recorded fallback."""
+    """A group cannot be fused for these inputs; the executor turns this into a recorded fallback.
+
+    Attributes:
+        application: index of the application that has no kernel, where the rest of the group may have one; else -1.
+    """
+
+    application: int = -1
+
+
+class FallbackWarning(UserWarning):
+    """Something runs in eager torch instead of in a kernel; warned about once for each reason.
+
+    ``warnings.filterwarnings("ignore", category=fuser.errors.FallbackWarning)`` silences it, and
+    ``fuser.stats()`` counts on.
+    """
 
 
 class NoCompileError(FuserError, RuntimeError):

@@ -6,7 +6,7 @@ A call whose signature is known only allocates, packs and launches.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,21 +16,22 @@ from fuser import counters, planner
 from fuser.compiler import dump, register
 from fuser.config import config
 from fuser.errors import ArgumentError, DeviceError
+from fuser.fallback import Fallback
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec
-from fuser.layout import Shape, Strides
 from fuser.ops import WIDE_UNDER_AUTOCAST
 from fuser.outputs import check_out, finish_out
-from fuser.planner import Plan, Step, describe, describe_without_memory, make_plan
+from fuser.planner import Buffer, Plan, Step, make_plan
+from fuser.sections import cut_around
+from fuser.tensor_desc import describe
 from fuser.tuning.search import make_tuned
 
 __all__ = [
-    "merge_inputs",
+    "run_around",
     "run_fallback",
     "run_plain",
     "run_planned",
     "set_can_fuse",
-    "split_inputs",
     "under_autocast",
     "warm_up",
 ]
@@ -56,19 +57,22 @@ def run_planned(
     spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] | None
 ) -> tuple[list[torch.Tensor], Plan | None]:
     """Run a group as ``run_plain``; return the plan, too, if a call like this one can go by it without another look."""
-    described = tuple(describe(item) for item in inputs)
-    described_out = tuple(describe(item) for item in out) if out is not None else ()
+    described = tuple(describe(item, reads_address=True) for item in inputs)
+    described_out = tuple(describe(item, reads_address=True) for item in out or ())
     # Read before planning: a setting that another thread changes meanwhile makes the plan stale.
     generation = config.generation
     signature = (described, described_out, generation, torch.get_default_dtype())
     plans = _plans.get(spec.key) or _plans.setdefault(spec.key, Lru())
     plan = plans.get(signature)
     if plan is None:
-        made = make_tuned(lambda: make_plan(spec, described, out), lambda: run_plain(spec, inputs))
+        made = make_tuned(lambda: make_plan(spec, described, described_out), lambda: run_plain(spec, inputs))
         plan = replace(made, generation=generation)
         plans.put(signature, plan, config.max_plans)
     if plan.fallback_reason:
-        return run_fallback(spec, inputs, plan.fallback_reason, out), None
+        if plan.obstacle < 0:
+            return run_fallback(spec, inputs, plan.fallback_reason, out), None
+        results = run_around(spec, plan.obstacle, inputs, run_plain)
+        return (results if out is None else finish_out(out, results, inputs)), None
     if out is not None:
         is_resized, is_direct = check_out(plan.outputs, out, inputs)
         # A step may not write what a later one reads.
@@ -89,8 +93,29 @@ def run_planned(
     return outputs, plan
 
 
-def _allocate(tensors: Sequence[tuple[Shape, Strides, torch.dtype]], device: torch.device) -> list[torch.Tensor]:
-    return [torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in tensors]
+def _allocate(buffers: Sequence[Buffer], device: torch.device) -> list[torch.Tensor]:
+    return [torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in buffers]
+
+
+def run_around(
+    spec: KernelSpec,
+    obstacle: int,
+    inputs: Sequence[Any],
+    run: Callable[[KernelSpec, list[Any]], Sequence[torch.Tensor]],
+) -> list[torch.Tensor]:
+    """Run a group in which one application has no kernel: cut around it, so that all others keep theirs.
+
+    Args:
+        spec: a registered group's spec.
+        obstacle: the application.
+        inputs: one tensor or number per input of the group.
+        run: makes a call of each of the groups that it is cut into.
+    """
+    values = dict(enumerate(inputs))
+    for section in cut_around(spec.group, obstacle):
+        made = run(register(section.group), [values[value] for value in section.inputs])
+        values |= zip(section.outputs, made, strict=True)
+    return [values[value] for value in spec.group.outputs]
 
 
 def warm_up(
@@ -112,7 +137,7 @@ def warm_up(
         raise DeviceError("no CUDA device is available")
     if where == torch.device("cuda"):
         where = torch.device("cuda", torch.cuda.current_device())
-    described = [describe_without_memory(item, where) for item in inputs]
+    described = [describe(item, where) for item in inputs]
     if torch.is_autocast_enabled("cuda"):
         spec = under_autocast(spec, inputs)
     plan = make_plan(spec, described, allow_fallback=allow_fallback)
@@ -165,24 +190,6 @@ def run_fallback(
     spec: KernelSpec, inputs: list[Any], reason: str, out: Sequence[torch.Tensor] | None = None
 ) -> list[torch.Tensor]:
     """Run a group in eager torch, and count the reason."""
-    results = spec.fallback.run(inputs, reason)
+    results = Fallback(spec.group).run(inputs, reason)
     counters.count_fallback(reason)
     return results if out is None else finish_out(out, results)
-
-
-def split_inputs(inputs: Sequence[Any]) -> tuple[str, list[torch.Tensor], list[Any]]:
-    """Return a group's inputs as ``torch.ops.fuser.run`` takes them; ``merge_inputs`` is the reverse.
-
-    Returns:
-        One letter per input, ``t`` for a tensor or ``n`` for a number; the tensors; the numbers.
-    """
-    kinds = "".join("t" if isinstance(item, torch.Tensor) else "n" for item in inputs)
-    tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
-    numbers = [item for item in inputs if not isinstance(item, torch.Tensor)]
-    return kinds, tensors, numbers
-
-
-def merge_inputs(kinds: str, tensors: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
-    """Return the inputs of a group in order, from what ``split_inputs`` made of them."""
-    next_tensor, next_number = iter(tensors), iter(numbers)
-    return [next(next_tensor) if kind == "t" else next(next_number) for kind in kinds]

@@ -17,7 +17,7 @@ from fuser.graph import Function, FusionGroup
 from fuser.layout import Shape, broadcast_shapes, infer_output_strides
 from fuser.ops import OPS
 
-__all__ = ["Fallback", "build_fallback", "call_derived", "find_obstacle"]
+__all__ = ["Fallback", "call_derived", "find_obstacle"]
 
 # One of each kind of type that a functor may have been written for.
 _SAMPLES = (torch.float32, torch.int32, torch.complex64)
@@ -79,11 +79,6 @@ class Fallback:
                 ) from error
             values += [result] if functor.num_outputs == 1 and isinstance(result, torch.Tensor) else list(result)
         return [values[value] for value in self.group.outputs]
-
-
-def build_fallback(group: FusionGroup) -> Fallback:
-    """Make the eager version of a group."""
-    return Fallback(group)
 
 
 @lru_cache(maxsize=4096)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 from fuser import counters
 from fuser.codegen import Dialect, KernelSource
 from fuser.config import config
+from fuser.dtypes import MAX_EXACT_INTEGER
 from fuser.errors import CompileError, Diagnostic, NoCompileError, count_characters, point_at
 from fuser.geometry import Launch, pack_geometry
 from fuser.layout import IterationSpace
@@ -73,7 +75,6 @@ class ArgumentPacker:
         self._head = struct.pack(f"={len(head)}q", *head)
         self._tail = struct.pack(f"={len(geometry)}q", *geometry)
         self._struct = struct.Struct(f"={len(self._head)}s{fields}{len(self._tail)}s")
-        self._has_complex = "c" in self.number_codes
 
     @property
     def template(self) -> bytes:
@@ -89,12 +90,35 @@ class ArgumentPacker:
             numbers: values in the order of ``KernelSource.numbers``.
 
         Raises:
-            struct.error: an integer does not fit in 64 bits.
+            struct.error: an integer does not fit in 64 bits, or is none of the doubles where it has to be one.
         """
-        if self._has_complex:
-            parts = zip(self.number_codes, numbers, strict=True)
-            numbers = [part for code, x in parts for part in ((x.real, x.imag) if code == "c" else (x,))]
+        if numbers:
+            pairs = zip(self.number_codes, numbers, strict=True)
+            numbers = [field for code, number in pairs for field in _CONVERT[code](number)]
         return self._struct.pack(self._head, *addresses, *numbers, self._tail)
+
+
+def _as_double(number: Any) -> tuple[Any]:
+    # Some large integers would be rounded twice on their way to float; a kernel that takes integers serves them.
+    if isinstance(number, int) and not -MAX_EXACT_INTEGER <= number <= MAX_EXACT_INTEGER:
+        raise struct.error("not exactly a double")
+    return (number,)
+
+
+def _as_integer(number: Any) -> tuple[Any]:
+    # As CUDA converts: what is beyond the range becomes its end, NaN becomes 0. (In C++ that is undefined.)
+    if isinstance(number, float):
+        number = 0 if math.isnan(number) else int(max(-(2.0**63), min(number, 2.0**63 - 1024)))
+    return (number,)
+
+
+# Number to fields, by the letter of what it is passed as.
+_CONVERT: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "f": _as_double,
+    "c": lambda number: (number.real, number.imag),
+    "i": _as_integer,
+    "b": lambda number: (bool(number),),
+}
 
 
 def begin_compile(source: KernelSource) -> None:

@@ -342,12 +342,13 @@ class FusionGroup:
         """Return the canonical group that makes only the outputs at ``places``; inputs keep their positions."""
         return replace(self, outputs=tuple(self.outputs[place] for place in places), _key=[]).canonical()
 
-    def section(self, begin: int, end: int) -> Section:
-        """Return applications ``begin`` to ``end`` as a group: it takes what they read and makes what others need."""
-        inside = self.applications[begin:end]
-        own = [value for value, maker in enumerate(self.producers()) if begin <= maker < end]
+    def section(self, indices: Collection[int]) -> Section:
+        """Return some applications, in order, as a group: it takes what they read and makes what others need."""
+        inside = [self.applications[index] for index in indices]
+        own = [value for value, maker in enumerate(self.producers()) if maker in indices]
         read = sorted({value for item in inside for value in (*item.tensors, *item.scalars)} - {*own})
-        read_later = {value for item in self.applications[end:] for value in item.tensors} - {*self.outputs}
+        others = (item for index, item in enumerate(self.applications) if index not in indices)
+        read_later = {value for item in others for value in item.tensors} - {*self.outputs}
         made = [value for value in self.outputs if value in own] + [value for value in own if value in read_later]
         place = {value: index for index, value in enumerate([*read, *own])}
         group = FusionGroup(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fuser import compiler, dispatch, executor, planner
+from fuser import compiler, executor, planner, route
 from fuser.errors import GroupError
 from fuser.graph import FusionGroup
 from fuser.kernel_cache import compiled_kernel_count
@@ -62,10 +62,8 @@ def run_fusion(key: int, inputs: Sequence[Any]) -> list[torch.Tensor]:
         raise GroupError(f"no fusion group is registered under key {key}")
     group, spec, launcher = _registered[key]
     filled = tuple(group.fill_inputs(inputs))
-    replayed = launcher.launch(filled, None, None)
-    if replayed is not None:
-        return [replayed] if isinstance(replayed, torch.Tensor) else list(replayed)
-    return dispatch.run_and_record(spec, filled, launcher, filled)
+    value = route.call(spec, launcher, filled)
+    return [value] if isinstance(value, torch.Tensor) else list(value)
 
 
 def autotune(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> TuningReport:

@@ -12,14 +12,16 @@ import torch
 from fuser.compiler import dump, register
 from fuser.config import config
 from fuser.cxx.functor import Functor, parse_functor
-from fuser.dispatch import run_and_record
 from fuser.dtypes import plain_number
 from fuser.errors import ArgumentError
-from fuser.executor import split_inputs, warm_up
+from fuser.executor import warm_up
+from fuser.fallback import Fallback
 from fuser.graph import Function, FusionGroup, GroupBuilder, HandWritten
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Replayer, called_in_c
+from fuser.library import split_inputs
 from fuser.outputs import finish_traced_out
+from fuser.route import Route, call_anew, find_route
 
 __all__ = ["JitFunction", "create_jit_fn", "create_multi_output_jit_fn", "jit_fn"]
 
@@ -130,7 +132,7 @@ class JitFunction(Replayer):
             *tensors: tensors, 0-dim CPU tensors and Python numbers; broadcast and promoted as in torch.
             out: tensor (or one per output) to write to; may be an input itself.
             **scalars: values of the functor's scalars, by name: Python numbers, or 0-dim tensors, which may require
-                grad and are not read by the host. They have no say in the dtype of the result.
+                grad; the host does not wait for those on a GPU. They have no say in the dtype of the result.
 
         Returns:
             A tensor, or a tuple of tensors for several outputs.
@@ -152,6 +154,12 @@ class JitFunction(Replayer):
             return torch.overrides.handle_torch_function(
                 self, (*tensors, *scalars.values()), *tensors, **({} if out is None else {"out": out}), **scalars
             )
+        if any(map(_is_readable, scalars.values())):
+            # On the host anyway: it shares the kernel of Python's numbers.
+            scalars = {name: value.item() if _is_readable(value) else value for name, value in scalars.items()}
+            replayed = self.launch(tensors, scalars, out)
+            if replayed is not None:
+                return replayed
         held = tuple(name for name, value in scalars.items() if isinstance(value, torch.Tensor))
         if held and all(name in self.scalar_names for name in held):
             return self._call_with_tensors(held, tensors, out, scalars)
@@ -159,8 +167,7 @@ class JitFunction(Replayer):
         scalars = {name: plain_number(value) for name, value in scalars.items()}
         inputs = [*tensors, *self.bind_scalars(scalars).values()]
         outs = None if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
-        results = run_and_record(self.spec(len(tensors)), inputs, self, tensors, scalars, outs)
-        return results[0] if len(results) == 1 else tuple(results)
+        return call_anew(self.spec(len(tensors)), inputs, self, tensors, scalars, outs)
 
     def spec(self, count: int) -> KernelSpec:
         """Return the registered group of this function alone, applied to ``count`` tensors.
@@ -221,7 +228,7 @@ class JitFunction(Replayer):
         where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         spec = self.spec(count)
         warm_up(spec, [*sample, *scalars], where, allow_fallback=False)
-        for name, obstacle in spec.fallback.obstacles:
+        for name, obstacle in Fallback(spec.group).obstacles:
             warnings.warn(f"{name!r} has no eager version: {obstacle}", stacklevel=2)
 
     def with_tensors(self, names: tuple[str, ...]) -> JitFunction:
@@ -335,6 +342,13 @@ def _any_has_torch_function(scalars: Mapping[str, Any]) -> bool:
     return any(type(value) not in (float, int, bool, complex) for value in scalars.values()) and (
         torch.overrides.has_torch_function(tuple(scalars.values()))
     )
+
+
+def _is_readable(value: Any) -> bool:
+    # Whether a scalar is a plain 0-dim CPU tensor that nobody differentiates or traces.
+    if type(value) is not torch.Tensor or value.dim() or value.device.type != "cpu":
+        return False
+    return find_route([value]).route is Route.KERNEL and not torch.compiler.is_compiling()
 
 
 def _check_scalar(functor: Functor, name: str, value: Any) -> None:

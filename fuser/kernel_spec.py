@@ -14,7 +14,6 @@ import torch
 from fuser.access import DEFAULT_TUNING, Access, Tuning
 from fuser.dtypes import Rank, dtype_info
 from fuser.errors import GroupError, ShapeError, UnsupportedError
-from fuser.fallback import Fallback, build_fallback
 from fuser.graph import Application, Function, FusionGroup
 from fuser.layout import Shape, Strides, broadcast_shapes, contiguous_strides, infer_output_strides, is_dense
 from fuser.ops import OPS, dtype_kind
@@ -44,7 +43,6 @@ class KernelSpec:
 
     # The canonical group.
     group: FusionGroup
-    fallback: Fallback
 
     @property
     def key(self) -> int:
@@ -131,38 +129,32 @@ def build_kernel_spec(group: FusionGroup) -> KernelSpec:
         application.function.functor.raise_problems()
         if application.function.op not in (None, *OPS):
             raise GroupError(f"there is no op {application.function.op!r} in fuser's table")
-    canonical = group.canonical()
-    return KernelSpec(canonical, build_fallback(canonical))
+    return KernelSpec(group.canonical())
 
 
 def infer_typing(group: FusionGroup, inputs: Sequence[InputSpec | None], default_dtype: torch.dtype) -> Typing:
     """Infer the dtype of every value, application by application.
 
     Raises:
-        UnsupportedError: torch does not promote the dtypes, or an op's functor does not serve the common dtype.
+        UnsupportedError: torch does not promote the dtypes of an application, or no kernel of it serves them. Its
+            ``application`` says which one.
     """
     values = [item.dtype if item else torch.float32 for item in inputs]
     ranks = [item.rank if item else Rank.NUMBER for item in inputs]
     common_dtypes = []
-    for application in group.applications:
+    for index, application in enumerate(group.applications):
         function = application.function
-        parameters = function.tensor_parameters(len(application.tensors))
-        operands = [(values[value], ranks[value]) for value in application.tensors]
-        common = function.common_dtype(operands, default_dtype)
-        _check_kind(application, common, operands, values)
-        for value, parameter in zip(application.tensors, parameters, strict=True):
-            # A user's scalar as a 0-dim tensor is of any dtype; the condition of torch's own ops is not.
-            if function.op and parameter.type == "bool" and values[value] is not torch.bool:
-                raise UnsupportedError(f"op {function.op!r} with a condition of {values[value]}")
-            if function.op and parameter.type == "double" and values[value].is_complex:
-                raise UnsupportedError(f"op {function.op!r} with a complex number")
+        try:
+            common = _common_dtype(application, values, ranks, default_dtype)
+            dtypes = [dtype or common for dtype in function.out_dtypes] or [common] * function.num_outputs
+            for dtype in dtypes:
+                dtype_info(dtype)
+        except UnsupportedError as error:
+            error.application = index
+            raise
         common_dtypes.append(common)
-        rank = min(ranks[value] for value in application.tensors)
-        for place in range(function.num_outputs):
-            out = function.out_dtypes[place] if function.out_dtypes else None
-            dtype_info(out or common)
-            values.append(out or common)
-            ranks.append(rank)
+        values += dtypes
+        ranks += [min(ranks[value] for value in application.tensors)] * function.num_outputs
     return Typing(tuple(values), tuple(common_dtypes), tuple(ranks))
 
 
@@ -203,6 +195,25 @@ def _keeps_strides(function: Function, operand: ValueLayout) -> bool:
     if function.op == "convert" and operand.dtype is function.out_dtypes[0]:
         return True
     return (function.is_conversion or function.op == "hardtanh") and is_dense(operand.shape, operand.strides)
+
+
+def _common_dtype(
+    application: Application, values: Sequence[torch.dtype], ranks: Sequence[Rank], default_dtype: torch.dtype
+) -> torch.dtype:
+    # The dtype it computes in, if a kernel can.
+    function = application.function
+    operands = [(values[value], ranks[value]) for value in application.tensors]
+    common = function.common_dtype(operands, default_dtype)
+    _check_kind(application, common, operands, values)
+    parameters = function.tensor_parameters(len(application.tensors))
+    for value, parameter in zip(application.tensors, parameters, strict=True):
+        dtype_info(values[value])
+        # A user's scalar as a 0-dim tensor is of any dtype; the condition of torch's own ops is not.
+        if function.op and parameter.type == "bool" and values[value] is not torch.bool:
+            raise UnsupportedError(f"op {function.op!r} with a condition of {values[value]}")
+        if function.op and parameter.type == "double" and values[value].is_complex:
+            raise UnsupportedError(f"op {function.op!r} with a complex number")
+    return common
 
 
 def _check_kind(

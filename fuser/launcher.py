@@ -149,7 +149,8 @@ def record_call(
         check=check,
         generation=plan.generation,
         needs_no_grad=needs_grad,
-        allocations=() if outs else tuple((allocate, tensor) for tensor in (*plan.outputs, *plan.temporaries)),
+        # Plain tuples: torch takes no other arguments.
+        allocations=() if outs else tuple((allocate, tuple(item)) for item in (*plan.outputs, *plan.temporaries)),
         result_count=len(plan.outputs),
         packed=tuple(_pack_step(step, len(inputs)) for step in plan.steps),
         device_index=plan.device.index or 0,

@@ -7,16 +7,20 @@ from typing import Any
 
 import torch
 
-from fuser import executor, planner
 from fuser.compiler import registered
+from fuser.errors import UnsupportedError
+from fuser.executor import run_around, run_plain
+from fuser.fallback import Fallback
 from fuser.kernel_spec import KernelSpec, infer_layouts, infer_typing
+from fuser.tensor_desc import common_device, describe, input_specs, value_layouts
 
 __all__ = [
     "LIBRARY",
     "call_operator",
     "has_torch_dispatch",
+    "merge_inputs",
     "needs_operator",
-    "number_type",
+    "split_inputs",
 ]
 
 LIBRARY = torch.library.Library("fuser", "DEF")  # type: ignore[no-untyped-call]
@@ -27,40 +31,53 @@ LIBRARY.define(  # type: ignore[no-untyped-call]
 
 def run_operator(key: str, kinds: str, tensors: list[torch.Tensor], numbers: list[Any]) -> list[torch.Tensor]:
     """Run on real tensors (dispatch keys CPU and CUDA)."""
-    return executor.run_plain(registered(int(key)), executor.merge_inputs(kinds, tensors, numbers))
+    return run_plain(registered(int(key)), merge_inputs(kinds, tensors, numbers))
 
 
 def fake_operator(key: str, kinds: str, tensors: list[torch.Tensor], numbers: list[Any]) -> list[torch.Tensor]:
     """Return empty tensors of the dtypes, shapes and strides the group gives; sizes may be symbolic."""
-    spec = registered(int(key))
-    inputs = executor.merge_inputs(kinds, tensors, numbers)
-    described = [
-        planner.Bound(torch.Tensor, item.dtype, tuple(item.shape), tuple(item.stride()), item.device)
-        if isinstance(item, torch.Tensor)
-        else planner.Bound(number_type(item))
-        for item in inputs
-    ]
-    device = planner.common_device(spec, described)
-    typing = infer_typing(spec.group, planner.input_specs(described, device), torch.get_default_dtype())
-    layouts = infer_layouts(spec.group, planner.value_layouts(described))
+    return _run_fake(registered(int(key)), merge_inputs(kinds, tensors, numbers))
+
+
+def _run_fake(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
+    group = spec.group
+    described = [describe(item) for item in inputs]
+    device = common_device(group, described)
+    try:
+        typing = infer_typing(group, input_specs(described, device), torch.get_default_dtype())
+    except UnsupportedError as error:
+        if len(group.applications) == 1:
+            return Fallback(group).run(inputs, str(error))
+        return run_around(spec, error.application, inputs, _run_fake)
+    layouts = infer_layouts(group, value_layouts(described))
     return [
         torch.empty_strided(layouts[value].shape, layouts[value].strides, dtype=typing.values[value], device=device)
-        for value in spec.group.outputs
+        for value in group.outputs
     ]
-
-
-def number_type(number: Any) -> type:
-    """Return the Python type of a number that may be symbolic."""
-    for symbolic, kind in ((torch.SymBool, bool), (torch.SymInt, int), (torch.SymFloat, float)):
-        if isinstance(number, symbolic):
-            return kind
-    return type(number)
 
 
 def call_operator(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
     """Run a call through the operator, so that dispatch modes and tensor subclasses see one operator."""
-    results: list[torch.Tensor] = torch.ops.fuser.run(str(spec.key), *executor.split_inputs(inputs))
+    results: list[torch.Tensor] = torch.ops.fuser.run(str(spec.key), *split_inputs(inputs))
     return results
+
+
+def split_inputs(inputs: Sequence[Any]) -> tuple[str, list[torch.Tensor], list[Any]]:
+    """Return a group's inputs as ``torch.ops.fuser.run`` takes them; ``merge_inputs`` is the reverse.
+
+    Returns:
+        One letter per input, ``t`` for a tensor or ``n`` for a number; the tensors; the numbers.
+    """
+    kinds = "".join("t" if isinstance(item, torch.Tensor) else "n" for item in inputs)
+    tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+    numbers = [item for item in inputs if not isinstance(item, torch.Tensor)]
+    return kinds, tensors, numbers
+
+
+def merge_inputs(kinds: str, tensors: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
+    """Return the inputs of a group in order, from what ``split_inputs`` made of them."""
+    next_tensor, next_number = iter(tensors), iter(numbers)
+    return [next(next_tensor) if kind == "t" else next(next_number) for kind in kinds]
 
 
 def has_torch_dispatch(item: torch.Tensor) -> bool:

@@ -30,6 +30,9 @@ def check_kinds(out: Sequence[Any]) -> None:
 
 def unusual_kind(tensor: torch.Tensor) -> str:
     """Return what keeps kernels from reading a tensor's memory: quantized, nested, sparse_coo, ...; else nothing."""
+    if torch._C._functorch.is_legacy_batchedtensor(tensor):
+        # Of torch.autograd.grad(is_grads_batched=True), whose batches only torch's own operators take.
+        return "batched"
     if tensor.is_quantized:
         return "quantized"
     if tensor.is_nested:

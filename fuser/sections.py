@@ -12,7 +12,7 @@ from fuser.graph import FusionGroup, Section
 from fuser.kernel_spec import MAX_ARGUMENT_BYTES, MAX_INPUTS, MAX_LONE_ARGUMENT_BYTES, MAX_OUTPUTS, ValueLayout
 from fuser.layout import Shape, broadcast_strides, build_iteration_space
 
-__all__ = ["cut_group", "group_outputs"]
+__all__ = ["cut_around", "cut_group", "group_outputs"]
 
 
 def cut_group(group: FusionGroup, layouts: Sequence[ValueLayout], by_value: Collection[int]) -> Iterator[Section]:
@@ -33,14 +33,27 @@ def cut_group(group: FusionGroup, layouts: Sequence[ValueLayout], by_value: Coll
     begin, count = 0, len(group.applications)
     while begin < count:
         end = begin + 1
-        section = group.section(begin, end)
+        section = group.section(range(begin, end))
         if max(size for _, size in _launch_sizes(section, layouts, by_value)) > MAX_LONE_ARGUMENT_BYTES:
             name = group.applications[begin].function.name
             raise UnsupportedError(f"{name!r} with more than {MAX_LONE_ARGUMENT_BYTES} bytes of sizes and strides")
-        while end < count and _fits(longer := group.section(begin, end + 1), layouts, by_value):
+        while end < count and _fits(longer := group.section(range(begin, end + 1)), layouts, by_value):
             section, end = longer, end + 1
         yield section
         begin = end
+
+
+def cut_around(group: FusionGroup, obstacle: int) -> Iterator[Section]:
+    """Give a group in at most three sections: what does not need one application, that one alone, what needs it."""
+    needing = {obstacle}
+    producers = group.producers()
+    for index, application in enumerate(group.applications):
+        if any(producers[value] in needing for value in application.tensors):
+            needing.add(index)
+    before = [index for index in range(len(group.applications)) if index not in needing]
+    for chosen in (before, [obstacle], sorted(needing - {obstacle})):
+        if chosen:
+            yield group.section(chosen)
 
 
 def group_outputs(shapes: Sequence[Shape]) -> list[list[int]]:

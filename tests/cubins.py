@@ -136,9 +136,9 @@ def cuda_twin(group: Any, args: Any) -> Any:
     the same in every run; the thousands of them in the tests get them all.
     """
     from fuser.access import plan_walk
+    from fuser.arg_spec import rounds_between
     from fuser.kernel_spec import infer_typing
     from fuser.layout import IterationSpace
-    from fuser.planner import rounds_between
 
     if args.device_type == "cuda":
         return args

@@ -12,6 +12,7 @@ from fuser.autodiff.backward import DerivedGroup, build_backward, build_tangents
 from fuser.cxx.functor import parse_functor
 from fuser.graph import Function, FusionGroup, GroupBuilder, HandWritten, Isolation
 from fuser.kernel_spec import InputSpec, infer_typing
+from fuser.tensor_desc import describe, input_specs
 
 SILU = "template <typename T> T silu(T x) { return x / (T(1) + exp(-x)); }"
 MUL = "template <typename T> T mul(T x, T y) { return x * y; }"
@@ -34,7 +35,7 @@ def meta(dtype: torch.dtype) -> torch.Tensor:
 
 
 def specs_of(*dtypes: torch.dtype) -> list[InputSpec]:
-    return planner.input_specs([planner.describe_without_memory(meta(dtype), CUDA) for dtype in dtypes], CUDA)
+    return input_specs([describe(meta(dtype), CUDA) for dtype in dtypes], CUDA)
 
 
 def gradients_of(group: FusionGroup, dtype: torch.dtype) -> DerivedGroup:

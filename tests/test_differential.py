@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import fuser
 from fuser.dtypes import Rank
 from fuser.errors import UnsupportedError
-from fuser.fallback import build_fallback
+from fuser.fallback import Fallback
 from fuser.graph import Function, FusionGroup, GroupBuilder
 from fuser.kernel_spec import InputSpec, infer_typing
 from fuser.ops import OPS, cast_function
@@ -167,7 +167,7 @@ def check_against_eager(
     operands = [item for item in values if isinstance(item, torch.Tensor)]
     if case is None:
         try:
-            wanted = build_fallback(single).run([*values, *scalars], "")
+            wanted = Fallback(single).run([*values, *scalars], "")
         except (RuntimeError, TypeError):
             # torch has no such call: a number where its op takes tensors alone, or a bool for alpha.
             if len(operands) == len(values) and not any(isinstance(item, bool) for item in scalars):

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from test_layout import views
 
 from fuser.compiler import register
-from fuser.dispatch import run
 from fuser.graph import Application, Function, FusionGroup, GroupBuilder
 from fuser.kernel_spec import MAX_OUTPUTS
 from fuser.ops import OPS, cast_function
+from fuser.route import run
 
 pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore:An output with one or more elements:UserWarning")]
 

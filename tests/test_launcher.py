@@ -59,8 +59,7 @@ def make(kind: str, text: str = AXPY, outputs: int = 1, **scalars: Any) -> Calla
         if torch.overrides.has_torch_function(tensors):
             return function.call_anew(*tensors, out=out, **values)
         inputs = [*tensors, *function.bind_scalars(values).values()]
-        results = fuser.dispatch.run_and_record(function.spec(len(tensors)), inputs, python, tensors, values, out)
-        return results[0] if len(results) == 1 else tuple(results)
+        return fuser.route.call_anew(function.spec(len(tensors)), inputs, python, tensors, values, out)
 
     call.launcher = python  # type: ignore[attr-defined]
     return call
@@ -264,14 +263,14 @@ def test_a_setting_that_changes_between_plan_and_record_makes_the_record_stale(
 ) -> None:
     function = make(kind, alpha=2.0)
     x, y = draw(8), draw(8)
-    record = fuser.dispatch.record_call
+    record = fuser.route.record_call
 
     def switch_first(*arguments: Any) -> None:
         fuser.config.numerics = "fast"
         record(*arguments)
 
     try:
-        monkeypatch.setattr(fuser.dispatch, "record_call", switch_first)
+        monkeypatch.setattr(fuser.route, "record_call", switch_first)
         function(x, y)
         assert not replays(function, (x, y))
     finally:
@@ -453,7 +452,7 @@ def test_run_fusion_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(second, x + 1.5)
     # Constants that the call leaves out are part of the record: no plan is looked up.
     with monkeypatch.context() as patch:
-        patch.setattr(fuser.dispatch, "run_planned", None)
+        patch.setattr(fuser.route, "run_planned", None)
         assert torch.equal(fuser.run_fusion(key, [x])[1], x + 1.5)
 
 

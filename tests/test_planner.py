@@ -11,12 +11,14 @@ from functors import functor
 
 import fuser
 from fuser import planner
+from fuser.arg_spec import MAX_NARROW_OFFSET
 from fuser.codegen import emit_kernel
 from fuser.cuda.dialect import DIALECT
 from fuser.kernel_spec import ArgSpec
+from fuser.tensor_desc import describe
 
 CUDA = torch.device("cuda", 0)
-LIMIT = planner.MAX_NARROW_OFFSET
+LIMIT = MAX_NARROW_OFFSET
 
 
 def virtual(*shape: int, strides: tuple[int, ...] | None = None, dtype: torch.dtype = torch.int8) -> torch.Tensor:
@@ -100,7 +102,7 @@ def test_nothing_is_compiled_or_loaded_inside_a_capture(monkeypatch: pytest.Monk
 @pytest.mark.cpu
 def test_nothing_is_launched_for_no_elements() -> None:
     spec = functor("axpy").spec(2)
-    inputs = [planner.describe(item) for item in (torch.empty(0, 3), torch.empty(3), 1.0)]
+    inputs = [describe(item) for item in (torch.empty(0, 3), torch.empty(3), 1.0)]
     plan = planner.make_plan(spec, inputs)
     assert plan.steps == ()
     assert [item[0] for item in plan.outputs] == [(0, 3)]

@@ -20,6 +20,7 @@ from fuser.kernel_spec import MAX_ARGUMENT_BYTES, MAX_INPUTS
 from fuser.layout import IterationSpace
 from fuser.ops import OPS, cast_function
 from fuser.sections import group_outputs
+from fuser.tensor_desc import describe
 
 pytestmark = pytest.mark.cpu
 
@@ -126,7 +127,7 @@ def test_no_argument_struct_is_beyond_the_limit() -> None:
     shape = (2, 3, 2, 3, 2, 1, 2, 3, 2)
     inputs: list[Any] = [torch.empty([2 * size for size in shape])[tuple(slice(None, None, 2) for _ in shape)]] * 60
     spec = fuser.compiler.register(sum_of(60))
-    plan = planner.make_plan(spec, [planner.describe(item) for item in [*inputs, 1.0]])
+    plan = planner.make_plan(spec, [describe(item) for item in [*inputs, 1.0]])
     sizes = [len(step.packer.pack([0] * (len(step.outputs) + len(step.inputs)), [1.0])) for step in plan.steps]
     assert max(sizes) <= MAX_ARGUMENT_BYTES
     assert sum(size > MAX_ARGUMENT_BYTES / 2 for size in sizes) == len(sizes) - 1, "sections are as long as fits"

@@ -6,57 +6,46 @@ group goes through ``run`` again, so that derivatives of any order and torch.fun
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from fuser import executor, library
-from fuser.autodiff.case import Case, Pass, check_eager, find_case, is_transformed
+from fuser import library
+from fuser.autodiff.case import Case, Pass, check_eager, find_case
 from fuser.autodiff.opaque import call_opaque, push_forward
 from fuser.autodiff.pull_back import eager_function, pull_back_eagerly
 from fuser.compiler import registered
-from fuser.config import config
 from fuser.dtypes import Rank
 from fuser.errors import GradientError, UntranslatableError
-from fuser.kernel_spec import KernelSpec
-from fuser.launcher import Launcher, Replayer, record_call, record_through
+from fuser.launcher import record_through
+from fuser.route import HANDLERS, Call, Route, call, is_transformed, run, run_below
 
-__all__ = ["run", "run_and_record"]
+__all__ = ["differentiate"]
 
 
-def run(spec: KernelSpec, inputs: Sequence[Any]) -> list[torch.Tensor]:
+def differentiate(made: Call) -> Sequence[torch.Tensor]:
     """Run a group so that autograd, forward AD and torch.func's transforms can differentiate it.
 
     Args:
-        spec: a registered group's spec.
-        inputs: strided tensors and Python numbers, one per input of the group.
+        made: a call with strided tensors and Python numbers, and no ``out=``.
 
     Raises:
         GradientError: an input requires grad and the group has no derivative.
     """
-    return run_and_record(spec, inputs, None, ())
-
-
-def run_and_record(
-    spec: KernelSpec,
-    inputs: Sequence[Any],
-    launcher: Launcher | None,
-    tensors: tuple[Any, ...],
-    scalars: Mapping[str, Any] | None = None,
-) -> list[torch.Tensor]:
-    """As ``run``, for a call that ``launcher`` did not know, to be recorded there."""
-    case = find_case(spec, inputs)
+    case = find_case(made.spec, made.inputs)
     if is_transformed():
-        results: tuple[torch.Tensor, ...] = _Transformed.apply(case, *inputs)  # type: ignore[no-untyped-call]
-        return list(results[: case.output_count])
-    call = partial(_call_case, case)
-    if launcher is not None and not case.follows_default_dtype:
-        record_through(launcher, call, inputs, tensors, scalars)
-    value = call(*inputs)
-    return [value] if isinstance(value, torch.Tensor) else list(value)
+        results: tuple[torch.Tensor, ...] = _Transformed.apply(case, *made.inputs)  # type: ignore[no-untyped-call]
+        return results[: case.output_count]
+    serve = partial(_call_case, case)
+    if made.launcher is not None and not case.follows_default_dtype:
+        record_through(made.launcher, serve, made.inputs, made.tensors, made.scalars)
+    value = serve(*made.inputs)
+    return (value,) if isinstance(value, torch.Tensor) else value
+
+
+HANDLERS[Route.AUTOGRAD] = differentiate
 
 
 def _call_case(case: Case, *inputs: Any) -> Any:
@@ -70,7 +59,7 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, case: Case, *inputs: Any) -> tuple[torch.Tensor, ...]:
-        results = _run_below(case.spec, case.launcher, inputs)
+        results = run_below(case.spec, case.launcher, inputs)
         _save(ctx, case, inputs, results, case.read)
         return tuple(results)
 
@@ -88,7 +77,7 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def forward(case: Case, *inputs: Any) -> tuple[torch.Tensor, ...]:
-        return tuple(_run_below(case.spec, case.launcher, inputs))
+        return tuple(run_below(case.spec, case.launcher, inputs))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
@@ -105,7 +94,7 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], case: Case, *inputs: Any) -> tuple[Any, Any]:
-        results = _call(case.spec, case.launcher, _batch_inputs(case, info.batch_size, in_dims[1:], inputs))
+        results = run(case.spec, _batch_inputs(case, info.batch_size, in_dims[1:], inputs))
         return tuple(results), (0,) * len(results)
 
 
@@ -135,6 +124,18 @@ def _saved_values(ctx: Any) -> dict[int, Any]:
 
 
 def _find_gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    # Of the layouts that are not strided, autograd lets one through.
+    if any(grad is not None and grad.is_sparse for grad in grads):
+        try:
+            # In eager torch, whose products keep it sparse.
+            return _find_strided_gradients(ctx, grads)
+        except RuntimeError:
+            # What torch has no sparse operation for.
+            grads = [grad.to_dense() if grad is not None and grad.is_sparse else grad for grad in grads]
+    return _find_strided_gradients(ctx, grads)
+
+
+def _find_strided_gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
     case: Case = ctx.case
     values = _saved_values(ctx)
     found: list[torch.Tensor | None] = [None] * len(case.devices)
@@ -231,52 +232,13 @@ def _continuous_outputs(case: Case) -> list[int]:
     return [place for place in range(len(case.spec.group.outputs)) if place not in case.constant_outputs]
 
 
-def _run_pass(
-    step: Pass, derivatives: Sequence[Any], values: Mapping[int, Any]
-) -> list[torch.Tensor] | tuple[torch.Tensor, ...]:
+def _run_pass(step: Pass, derivatives: Sequence[Any], values: Mapping[int, Any]) -> tuple[torch.Tensor, ...]:
     # The derivatives, differentiable in turn where somebody differentiates this formula.
     items = tuple(
         [derivatives[place] if is_derivative else values[place] for is_derivative, place in step.derived.sources]
     )
-    if any(isinstance(item, torch.Tensor) and _is_legacy_batched(item) for item in items):
-        # Of torch.autograd.grad(is_grads_batched=True), whose batches only torch's own operators take.
-        return step.spec.fallback.run(items, "a batch of gradients")
-    replayed = step.launcher.launch(items, None, None)
-    if replayed is not None:
-        return (replayed,) if isinstance(replayed, torch.Tensor) else replayed
-    return _call(step.spec, step.launcher, items)
-
-
-_is_legacy_batched: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
-
-
-def _call(spec: KernelSpec, launcher: Replayer, inputs: Sequence[Any]) -> list[torch.Tensor]:
-    # As part of a formula.
-    if is_transformed():
-        return run(spec, inputs)
-    if library.needs_operator(inputs):
-        return library.call_operator(spec, list(inputs))
-    if torch.is_grad_enabled() and any(isinstance(item, torch.Tensor) and item.requires_grad for item in inputs):
-        return run_and_record(spec, inputs, launcher, tuple(inputs))
-    return list(_run_below(spec, launcher, inputs))
-
-
-def _run_below(spec: KernelSpec, launcher: Replayer, inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
-    # Without autograd.
-    if torch.is_grad_enabled():
-        with torch.no_grad():
-            return _run_below(spec, launcher, inputs)
-    arguments = tuple(inputs)
-    replayed = launcher.launch(arguments, None, None)
-    if replayed is not None:
-        return (replayed,) if isinstance(replayed, torch.Tensor) else replayed
-    if library.needs_operator(inputs):
-        return library.call_operator(spec, list(inputs))
-    plain = [item.resolve_conj().resolve_neg() if isinstance(item, torch.Tensor) else item for item in inputs]
-    results, plan = executor.run_planned(spec, plain, None)
-    if plan is not None and "launch" not in config.dump and all(map(operator.is_, plain, inputs)):
-        record_call(launcher, plan, arguments, arguments, None, None)
-    return results
+    made = call(step.spec, step.launcher, items)
+    return (made,) if isinstance(made, torch.Tensor) else made
 
 
 def _batch_inputs(case: Case, batch_size: int, in_dims: Sequence[int | None], inputs: Sequence[Any]) -> list[Any]:
@@ -315,7 +277,7 @@ def _as_zero_dim(case: Case, tensor: torch.Tensor) -> torch.Tensor:
 # --- the operator ------------------------------------------------------------------------------------------------
 def _setup_operator(ctx: Any, inputs: tuple[Any, ...], output: Sequence[torch.Tensor]) -> None:
     key, kinds, tensors, numbers = inputs
-    values = executor.merge_inputs(kinds, tensors, numbers)
+    values = library.merge_inputs(kinds, tensors, numbers)
     case = find_case(registered(int(key)), values, saves_results=False)
     _save(ctx, case, values, output, case.read)
     ctx.kinds, ctx.number_count = kinds, len(numbers)
@@ -332,8 +294,8 @@ def _vmap_operator(
     info: Any, in_dims: tuple[Any, ...], key: str, kinds: str, tensors: list[torch.Tensor], numbers: list[Any]
 ) -> tuple[list[torch.Tensor], list[int]]:
     spec = registered(int(key))
-    values = executor.merge_inputs(kinds, tensors, numbers)
-    dims = executor.merge_inputs(kinds, in_dims[2], [None] * len(numbers))
+    values = library.merge_inputs(kinds, tensors, numbers)
+    dims = library.merge_inputs(kinds, in_dims[2], [None] * len(numbers))
     # The call as one element of the batch sees it.
     single = [item if dim is None else item.select(dim, 0) for item, dim in zip(values, dims, strict=True)]
     case = find_case(spec, single, saves_results=False)

@@ -25,7 +25,15 @@ if TYPE_CHECKING:
     # Imported where a derivative is made: programs without gradients need none of it.
     from fuser.autodiff.derivative import Derived
 
-__all__ = ["DerivedGroup", "Source", "build_backward", "build_tangents", "find_differentiable"]
+__all__ = [
+    "BackwardSteps",
+    "DerivedGroup",
+    "Source",
+    "build_backward",
+    "build_tangents",
+    "find_backward",
+    "find_differentiable",
+]
 
 _ACCUMULATE = Function(
     parse_functor("template <typename T> T accumulate(T a, T b) { return a + b; }"), isolation=Isolation.NONE
@@ -78,7 +86,7 @@ def build_backward(
         group: a canonical group.
         typing: its dtypes.
         wanted: inputs whose gradient is asked for.
-        outputs: places among the group's outputs that have an incoming gradient.
+        outputs: which of the group's outputs have an incoming gradient.
         saved: values of the forward pass that are at hand, beside its inputs; the rest is recomputed.
 
     Returns:
@@ -88,27 +96,54 @@ def build_backward(
         NotDifferentiableError: a functor has no derivative. DataDependentError: it has none as a functor.
         UntranslatableError: it has a construct that cannot be differentiated.
     """
+    return find_backward(group, typing, wanted, outputs).write(saved)
+
+
+def find_backward(
+    group: FusionGroup, typing: Typing, wanted: Collection[int], outputs: Collection[int]
+) -> BackwardSteps:
+    """Derive the functors of a backward pass; what it saves can be chosen when it is written. As ``build_backward``."""
     continuous = find_differentiable(group, typing, wanted)
     steps = _reverse_steps(group, typing, continuous, outputs)
-    read = frozenset(value for step in steps for value in step.read)
-    writer = _Writer(group, typing)
-    gradients: dict[int, int] = {}
-    for place in outputs:
-        value = group.outputs[place]
-        if value in continuous and any(value in step.outputs for step in steps):
-            writer.accumulate(gradients, value, writer.derivative(place, f"grad{place}"))
-    writer.recompute(read, saved)
-    inputs, pending = range(len(group.inputs)), Counter(value for step in steps for value in step.targets)
-    for step in steps:
-        incoming = [gradients[value] for value in step.outputs]
-        done = [value for value in step.targets if value in inputs and pending[value] == 1 and value not in gradients]
-        handles = writer.apply(step, incoming, done)
-        for value, handle in zip(step.targets, handles, strict=True):
-            pending[value] -= 1
-            if value >= 0:
-                writer.accumulate(gradients, value, handle, is_done=value in inputs and not pending[value])
-    targets = [value for value in wanted if value in gradients]
-    return writer.finish([gradients[value] for value in targets], targets, read) if targets else None
+    reached = {value for step in steps for value in step.outputs}
+    incoming = tuple(index for index in outputs if group.outputs[index] in continuous & reached)
+    return BackwardSteps(group, typing, tuple(wanted), incoming, tuple(steps))
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardSteps:
+    """A backward pass before it is known what the forward pass saves for it."""
+
+    group: FusionGroup
+    typing: Typing
+    wanted: tuple[int, ...]
+    # The outputs of the group whose gradients it takes.
+    incoming: tuple[int, ...]
+    steps: tuple[_Step, ...]
+
+    @property
+    def read(self) -> frozenset[int]:
+        """Values of the forward pass that some derived functor reads."""
+        return frozenset(value for step in self.steps for value in step.read)
+
+    def write(self, saved: Collection[int]) -> DerivedGroup | None:
+        """Return the group that is given the values ``saved``; None if every gradient is zero."""
+        writer = _Writer(self.group, self.typing)
+        gradients: dict[int, int] = {}
+        for output in self.incoming:
+            writer.accumulate(gradients, self.group.outputs[output], writer.derivative(output, f"grad{output}"))
+        writer.recompute(self.read, saved)
+        inputs, pending = range(len(self.group.inputs)), Counter(value for step in self.steps for value in step.targets)
+        for step in self.steps:
+            incoming = [gradients[value] for value in step.outputs]
+            done = [item for item in step.targets if item in inputs and pending[item] == 1 and item not in gradients]
+            handles = writer.apply(step, incoming, done)
+            for value, handle in zip(step.targets, handles, strict=True):
+                pending[value] -= 1
+                if value >= 0:
+                    writer.accumulate(gradients, value, handle, is_done=value in inputs and not pending[value])
+        targets = [value for value in self.wanted if value in gradients]
+        return writer.finish([gradients[value] for value in targets], targets, self.read) if targets else None
 
 
 def build_tangents(group: FusionGroup, typing: Typing, given: Collection[int]) -> DerivedGroup | None:

@@ -13,19 +13,27 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
-from fuser import library, planner
-from fuser.autodiff.backward import DerivedGroup, build_backward, build_tangents, find_differentiable
+from fuser.autodiff.backward import (
+    BackwardSteps,
+    DerivedGroup,
+    build_backward,
+    build_tangents,
+    find_backward,
+    find_differentiable,
+)
 from fuser.autodiff.recompute import Sizes, choose_saved, estimate_cost
 from fuser.compiler import register
 from fuser.config import config
 from fuser.errors import DataDependentError, GradientError, NotDifferentiableError, UntranslatableError
+from fuser.fallback import Fallback
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec, Typing, infer_layouts, infer_typing
 from fuser.launcher import Replayer
+from fuser.route import is_transformed
+from fuser.tensor_desc import TensorDesc, common_device, describe, follows_default_dtype, input_specs, value_layouts
 
-__all__ = ["Case", "Pass", "check_eager", "find_case", "is_transformed"]
+__all__ = ["Case", "Pass", "check_eager", "find_case"]
 
 # Of operations done again, in what the memory moves meanwhile: as if they were free, or memory was.
 PRICES = (0, 1, 4)
@@ -68,8 +76,10 @@ class Case:
     numbers: tuple[int, ...] = field(init=False)
     kept_outputs: tuple[int, ...] = field(init=False)
     launcher: Replayer = field(default_factory=lambda: Replayer((), ()))
-    # By places of the gradients that come in (by inputs that have tangents).
-    _passes: dict[tuple[bool, tuple[int, ...]], Pass] = field(default_factory=dict)
+    # The backward pass that takes the gradients of all outputs; None if it would make zeros only, or nobody asked yet.
+    derived: DerivedGroup | None = None
+    # By the outputs whose gradients come in (by the inputs that have tangents).
+    _passes: dict[tuple[bool, tuple[int, ...]], Pass | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Fill in what every call asks for."""
@@ -78,27 +88,30 @@ class Case:
         object.__setattr__(self, "numbers", tuple(place for place in places if self.devices[place] is None))
         object.__setattr__(self, "kept_outputs", tuple(map(self.spec.group.outputs.index, self.kept)))
 
-    def backward(self, places: tuple[int, ...]) -> Pass | None:
+    def backward(self, outputs: tuple[int, ...]) -> Pass | None:
         """Return the pass that takes the gradients of these outputs; None if it would make zeros only.
 
         Raises:
             GradientError, UntranslatableError: there is none as a group.
         """
-        return self._passes.get((True, places)) or self._add(
-            (True, places), partial(build_backward, self.spec.group, self.typing, self.wanted, places, self.kept)
-        )
+
+        def build() -> DerivedGroup | None:
+            if self.derived is not None and outputs == tuple(range(self.output_count)):
+                return self.derived
+            return build_backward(self.spec.group, self.typing, self.wanted, outputs, self.kept)
+
+        return self._find(True, outputs, build)
 
     def tangents(self, inputs: tuple[int, ...]) -> Pass | None:
         """Return the pass that takes the tangents of these inputs; as ``backward``."""
-        return self._passes.get((False, inputs)) or self._add(
-            (False, inputs), partial(build_tangents, self.spec.group, self.typing, inputs)
-        )
+        return self._find(False, inputs, partial(build_tangents, self.spec.group, self.typing, inputs))
 
-    def _add(self, key: tuple[bool, tuple[int, ...]], build: Callable[[], DerivedGroup | None]) -> Pass | None:
-        derived = build()
-        if derived is None:
-            return None
-        return self._passes.setdefault(key, Pass(register(derived.group), derived))
+    def _find(self, is_reverse: bool, given: tuple[int, ...], build: Callable[[], DerivedGroup | None]) -> Pass | None:
+        key = is_reverse, given
+        if key not in self._passes:
+            derived = build()
+            self._passes.setdefault(key, None if derived is None else Pass(register(derived.group), derived))
+        return self._passes[key]
 
 
 def find_case(spec: KernelSpec, inputs: Sequence[Any], *, saves_results: bool = True) -> Case:
@@ -116,7 +129,7 @@ def find_case(spec: KernelSpec, inputs: Sequence[Any], *, saves_results: bool = 
         and (item.requires_grad or transformed)
         and (item.is_floating_point() or item.is_complex())
     )
-    described = [_describe(item) for item in inputs]
+    described = [describe(item) for item in inputs]
     signature = tuple((item.kind, item.dtype, not item.shape, item.device) for item in described)
     key = (spec.key, wanted, signature, torch.get_default_dtype(), saves_results, transformed)
     case = _cases.get(key)
@@ -127,24 +140,25 @@ def find_case(spec: KernelSpec, inputs: Sequence[Any], *, saves_results: bool = 
 
 
 def _make_case(
-    spec: KernelSpec, described: list[planner.Bound], wanted: tuple[int, ...], *, saves_results: bool, derives: bool
+    spec: KernelSpec, described: list[TensorDesc], wanted: tuple[int, ...], *, saves_results: bool, derives: bool
 ) -> Case:
-    device = planner.common_device(spec, described)
-    specs = planner.input_specs(described, device)
+    specs = input_specs(described, common_device(spec.group, described))
     count = len(spec.group.outputs)
-    tensors = [place for place, item in enumerate(described) if item.device is not None]
+    tensors = [index for index, item in enumerate(described) if item.device is not None]
     read = tuple(tensors)
     kept: tuple[int, ...] = ()
+    derived: DerivedGroup | None = None
     typing = infer_typing(spec.group, specs, torch.get_default_dtype())
     if derives:
         _check_outputs(spec, typing, wanted)
         try:
+            steps = find_backward(spec.group, typing, wanted, range(count))
             if saves_results:
-                spec, kept = _with_saved(spec, typing, described, wanted)
-                typing = infer_typing(spec.group, specs, torch.get_default_dtype())
-            derived = build_backward(spec.group, typing, wanted, range(count), kept)
+                kept = _choose_kept(steps, described)
+                spec = _with_outputs(spec, kept)
+            derived = steps.write(kept)
             values = {item.place for item in derived.sources if not item.is_derivative} if derived else set[int]()
-            read = tuple(place for place in tensors if place in values)
+            read = tuple(index for index in tensors if index in values)
         except (GradientError, UntranslatableError) as error:
             check_eager(spec, error)
     continuous = find_differentiable(spec.group, typing, wanted)
@@ -156,39 +170,42 @@ def _make_case(
         devices=tuple(item.device for item in described),
         kept=kept,
         read=read,
-        constant_outputs=tuple(place for place, value in enumerate(spec.group.outputs) if value not in continuous),
-        follows_default_dtype=planner.follows_default_dtype(spec, specs),
+        constant_outputs=tuple(index for index, value in enumerate(spec.group.outputs) if value not in continuous),
+        follows_default_dtype=follows_default_dtype(spec.group, specs),
+        derived=derived,
     )
 
 
-def _with_saved(
-    spec: KernelSpec, typing: Typing, described: Sequence[planner.Bound], wanted: tuple[int, ...]
-) -> tuple[KernelSpec, tuple[int, ...]]:
-    # The group with what is worth to be saved as further outputs, and all values of it that are saved beside inputs.
-    group = spec.group
-    derived = build_backward(group, typing, wanted, range(len(group.outputs)))
-    if derived is None:
-        return spec, ()
-    layouts = infer_layouts(group, planner.value_layouts(described))
+def _choose_kept(steps: BackwardSteps, described: Sequence[TensorDesc]) -> tuple[int, ...]:
+    # The values of the group that are worth to be saved, beside inputs.
+    group, typing = steps.group, steps.typing
+    if not steps.incoming:
+        return ()
+    layouts = infer_layouts(group, value_layouts(described))
     elements = [0 if layout.is_number else math.prod(layout.shape) for layout in layouts]
     sizes = Sizes(
         tuple(typing.values[value].itemsize * count for value, count in enumerate(elements)), max(elements, default=0)
     )
 
     def cost_of(saved: frozenset[int]) -> float:
-        derived = build_backward(group, typing, wanted, range(len(group.outputs)), saved)
-        assert derived is not None, "there was one without"
-        return estimate_cost(group, sizes, derived, saved)
+        derived = steps.write(saved)
+        return 0.0 if derived is None else estimate_cost(group, sizes, derived, saved)
 
-    found = list(dict.fromkeys(choose_saved(group, derived.read, sizes, price=price) for price in PRICES))
+    found = list(dict.fromkeys(choose_saved(group, steps.read, sizes, price=price) for price in PRICES))
     best = found[0] if len(found) == 1 else min(found, key=cost_of)
-    kept = sorted(best)
-    if not kept:
-        return spec, ()
-    outputs = (*group.outputs, *(value for value in kept if value not in group.outputs))
-    spec = register(replace(group, outputs=outputs, _key=[]))
-    # In the new group's canonical form values may have other numbers.
-    return spec, tuple(sorted(spec.group.outputs[outputs.index(value)] for value in kept))
+    return tuple(sorted(best))
+
+
+def _with_outputs(spec: KernelSpec, kept: Sequence[int]) -> KernelSpec:
+    # The group with what is saved as further outputs.
+    group = spec.group
+    further = tuple(value for value in kept if value not in group.outputs)
+    if not further:
+        return spec
+    made = register(replace(group, outputs=(*group.outputs, *further), _key=[]))
+    # The canonical order goes from the first output to the last, and all of these were reached before.
+    assert made.group.applications == group.applications, "values keep their numbers"
+    return made
 
 
 def _check_outputs(spec: KernelSpec, typing: Typing, wanted: Sequence[int]) -> None:
@@ -205,28 +222,15 @@ def _check_outputs(spec: KernelSpec, typing: Typing, wanted: Sequence[int]) -> N
 
 def check_eager(spec: KernelSpec, error: GradientError | UntranslatableError) -> None:
     """Raise ``error``, for which a group has no derived groups, unless torch can differentiate its eager version."""
+    fallback = Fallback(spec.group)
     # It can where a loop's length depends on data, say. What is not differentiable is no more so in eager torch, unless
     # the user wrote that.
-    has_derivative = isinstance(error, DataDependentError | UntranslatableError) or spec.fallback.is_given
-    if spec.fallback.missing:
-        name = spec.fallback.missing[0]
+    has_derivative = isinstance(error, DataDependentError | UntranslatableError) or fallback.is_given
+    if fallback.missing:
+        name = fallback.missing[0]
         raise GradientError(
             f"an input of {name!r} requires grad, and {name!r} has no derivative: {error}\n"
             "call it under torch.no_grad(), detach the input, or give jit_fn(..., backward=a functor)"
         ) from error
     if not has_derivative:
         raise error
-
-
-def is_transformed() -> bool:
-    """Whether torch.func differentiates or maps what is called now, or tensors may carry tangents."""
-    if forward_ad._current_level >= 0:
-        return True
-    interpreter: Any = torch._C._functorch.peek_interpreter_stack()
-    return interpreter is not None and interpreter.key() is not torch._C._functorch.TransformType.Functionalize
-
-
-def _describe(item: Any) -> planner.Bound:
-    if isinstance(item, torch.Tensor):
-        return planner.Bound(torch.Tensor, item.dtype, tuple(item.shape), tuple(item.stride()), item.device)
-    return planner.Bound(library.number_type(item))

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from fuser import executor
 from fuser.autodiff.opaque import TensorFunction, call_opaque, pull_back
 from fuser.compiler import registered
 from fuser.errors import GradientError
+from fuser.fallback import Fallback
 from fuser.kernel_spec import KernelSpec
-from fuser.library import LIBRARY, needs_operator
+from fuser.library import LIBRARY, merge_inputs, needs_operator, split_inputs
 
 __all__ = ["eager_function", "pull_back_eagerly"]
 
@@ -29,7 +29,7 @@ def eager_function(spec: KernelSpec, inputs: Sequence[Any], places: Sequence[int
     def run_eager(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         given = iter(tensors)
         items = [next(given) if isinstance(item, torch.Tensor) else item for item in inputs]
-        results = spec.fallback.run(items, "differentiated by torch")
+        results = Fallback(spec.group).run(items, "differentiated by torch")
         return tuple(results[place] for place in places)
 
     return run_eager
@@ -51,7 +51,7 @@ def pull_back_eagerly(
         gradients: those.
         wanted: which of the tensors among the inputs get one.
     """
-    kinds, tensors, numbers = executor.split_inputs(inputs)
+    kinds, tensors, numbers = split_inputs(inputs)
 
     def differentiate(*items: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if needs_operator(items):
@@ -74,7 +74,7 @@ def pull_back_operator(
     wanted: list[int],
 ) -> list[torch.Tensor]:
     """Run on real tensors (dispatch keys CPU and CUDA)."""
-    function = eager_function(registered(int(key)), executor.merge_inputs(kinds, tensors, numbers), places)
+    function = eager_function(registered(int(key)), merge_inputs(kinds, tensors, numbers), places)
     found = pull_back(function, wanted, len(tensors), *tensors, *gradients)
     # An operator's results are its own memory, and dense as its fake ones.
     return [item.clone(memory_format=torch.contiguous_format) for item in found]

@@ -18,11 +18,11 @@ import torch
 from torch import fx
 
 from fuser.compiler import registered
-from fuser.executor import merge_inputs
 from fuser.fx.conversions import find_visible_aliases
 from fuser.graph import FusionGroup
 from fuser.jiterator import JitFunction
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
+from fuser.library import merge_inputs
 from fuser.ops import IS_NUMBER, Call, bind_function, bind_method, bind_module, has_hooks
 
 __all__ = [

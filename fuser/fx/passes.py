@@ -12,13 +12,14 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fuser.compiler import register
 from fuser.config import config
-from fuser.dispatch import run_and_record
-from fuser.executor import split_inputs, warm_up
+from fuser.executor import warm_up
 from fuser.fx.partition import Partition, bind_group, bind_node, is_random, partition
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.jiterator import JitFunction
 from fuser.launcher import Replayer
+from fuser.library import split_inputs
 from fuser.ops import Call
+from fuser.route import call
 
 __all__ = ["FusionModule", "FusionPass", "fuse_graph"]
 
@@ -41,13 +42,9 @@ class FusionModule(torch.nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         """Run the group; returns a tensor, or a sequence of tensors for several outputs."""
-        if torch.compiler.is_dynamo_compiling():
-            results = _run_operator(self.key, inputs)
-        else:
-            replayed = self._launcher.launch(inputs, None, None)
-            if replayed is not None:
-                return replayed
-            results = run_and_record(self.spec, inputs, self._launcher, inputs)
+        if not torch.compiler.is_dynamo_compiling():
+            return call(self.spec, self._launcher, inputs)
+        results = _run_operator(self.key, inputs)
         return results[0] if len(results) == 1 else tuple(results)
 
     def extra_repr(self) -> str:

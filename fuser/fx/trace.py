@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuser.dispatch import run_and_record
 from fuser.dtypes import plain_number
 from fuser.errors import ArgumentError, GradientError
 from fuser.fx.passes import FusionModule, FusionPass, warm_up_graph
@@ -23,6 +22,7 @@ from fuser.graph import FusionGroup
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Replayer, called_in_c
 from fuser.outputs import check_kinds, finish_out, finish_traced_out
+from fuser.route import call_anew
 
 __all__ = ["FusedFunction", "fuse"]
 
@@ -151,18 +151,17 @@ class FusedFunction(Replayer):
         args = tuple(map(plain_number, args))
         module = self._graph_module_for(args)
         places, whole = self._whole or ((), None)
-        if whole is None or places != number_places(args) or len(args) != whole.argument_count:
-            result = module(*args)
-            if outs is None:
-                return result
-            made = [result] if isinstance(result, torch.Tensor) else list(result)
-            if not all(isinstance(item, torch.Tensor) for item in made):
-                raise ArgumentError(f"{self.__name__}() has a result that out= cannot take: a {type(result).__name__}")
-            if torch.is_grad_enabled() and any(item.requires_grad for item in made):
-                raise GradientError("out= does not support automatic differentiation, but a result requires grad")
-            results = finish_out(outs, made, args)
-        else:
-            results = run_and_record(whole.spec, whole.inputs(args), self, args, None, outs)
+        if whole is not None and places == number_places(args) and len(args) == whole.argument_count:
+            return call_anew(whole.spec, whole.inputs(args), self, args, None, outs)
+        result = module(*args)
+        if outs is None:
+            return result
+        made = [result] if isinstance(result, torch.Tensor) else list(result)
+        if not all(isinstance(item, torch.Tensor) for item in made):
+            raise ArgumentError(f"{self.__name__}() has a result that out= cannot take: a {type(result).__name__}")
+        if torch.is_grad_enabled() and any(item.requires_grad for item in made):
+            raise GradientError("out= does not support automatic differentiation, but a result requires grad")
+        results = finish_out(outs, made, args)
         return results[0] if len(results) == 1 else tuple(results)
 
     def _positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

@@ -1,0 +1,149 @@
+"""What one kernel's text depends on beside its group, and its loop nest, from descriptions of its operands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from fuser.access import Walk, plan_walk
+from fuser.config import config
+from fuser.cxx.functor import Parameter
+from fuser.dtypes import dtype_info, number_dtype, number_kind
+from fuser.graph import FusionGroup
+from fuser.kernel_spec import ArgSpec, InputSpec, infer_typing
+from fuser.layout import IterationSpace, Shape, Strides, broadcast_strides, build_iteration_space
+from fuser.tensor_desc import TensorDesc
+
+__all__ = ["MAX_NARROW_OFFSET", "Operand", "build_arg_spec", "rounds_between"]
+
+# Offsets up to here fit an int with room for one block's worth of threads.
+MAX_NARROW_OFFSET = 2**31 - 2**16
+# Rows of fewer elements than this are not worth a loop of their own on the CPU.
+CPU_SHORT_ROW = 32
+
+
+class Operand(NamedTuple):
+    """One value that a kernel reads or writes: how it lies in memory, and what it counts as in typing."""
+
+    desc: TensorDesc
+    spec: InputSpec
+
+
+def build_arg_spec(
+    group: FusionGroup, inputs: Sequence[Operand], outputs: Sequence[TensorDesc], device_type: str
+) -> tuple[ArgSpec, IterationSpace]:
+    """Return what one kernel's text depends on, and its loop nest.
+
+    Args:
+        group: the kernel's group, canonical; its outputs all have one shape.
+        inputs: one per input of the group.
+        outputs: one per output of the group.
+        device_type: "cuda" or "cpu".
+    """
+    used = group.used_inputs()
+    pointers = [index for index in used if inputs[index].spec.number is None]
+    operands = [*outputs, *(inputs[index].desc for index in pointers)]
+    space = _loop_nest(outputs[0].shape, operands)
+    inner = _inner_classes(space, device_type)
+    walk = _walk(space, operands, len(outputs), device_type, rounds=rounds_between(group, config.numerics))
+    by_index = dict(zip(pointers, inner[len(outputs) :], strict=True))
+    numbers = _declared_kinds(group, inputs)
+    filled: list[InputSpec | None] = [None] * len(inputs)
+    for index in used:
+        spec = inputs[index].spec
+        if index in numbers:
+            filled[index] = _pass_number(inputs[index], numbers[index])
+        else:
+            filled[index] = InputSpec(spec.dtype, spec.rank, spec.number, by_index.get(index, 0))
+    args = ArgSpec(
+        device_type=device_type,
+        inputs=tuple(filled),
+        outputs=tuple(inner[: len(outputs)]),
+        rank=len(space.sizes),
+        vector=walk.vector,
+        wide_index=max(_reach(space), space.numel) > MAX_NARROW_OFFSET,
+        default_dtype=torch.get_default_dtype(),
+        settings=config.code_key(),
+        accesses=walk.accesses,
+        tuning=walk.tuning,
+    )
+    return args, walk.space
+
+
+def rounds_between(group: FusionGroup, numerics: str) -> bool:
+    """Whether a kernel rounds values on their way from one functor to the next."""
+    return numerics == "strict" and len(group.applications) > 1
+
+
+def _loop_nest(shape: Shape, operands: Iterable[TensorDesc]) -> IterationSpace:
+    strides: list[Strides] = [broadcast_strides(item.shape, item.strides, shape) for item in operands]
+    space = build_iteration_space(shape, strides)
+    # One element of everything: the dense kernel serves.
+    return IterationSpace((1,), ((1,),) * len(strides)) if space.numel == 1 else space
+
+
+def _inner_classes(space: IterationSpace, device_type: str) -> list[int]:
+    inner = [min(operand[0], 2) for operand in space.strides]
+    if device_type == "cpu" and len(space.sizes) > 1 and space.sizes[0] < CPU_SHORT_ROW:
+        # Vector loops of a few elements: kernels gather them into longer ones, like operands without a dense row.
+        return [2] * len(inner)
+    return inner
+
+
+def _walk(
+    space: IterationSpace, operands: Sequence[TensorDesc], num_outputs: int, device_type: str, *, rounds: bool
+) -> Walk:
+    if device_type != "cuda":
+        return Walk(space)
+    sizes = [item.dtype.itemsize for item in operands if item.dtype is not None]
+    return plan_walk(space, sizes, [item.is_aligned for item in operands], num_outputs, rounds=rounds)
+
+
+def _reach(space: IterationSpace) -> int:
+    return max(
+        sum((size - 1) * stride for size, stride in zip(space.sizes, operand, strict=True)) for operand in space.strides
+    )
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+def _declared_kinds(group: FusionGroup, inputs: Sequence[Operand]) -> dict[int, set[type | None]]:
+    # Of each input that functors take as a scalar, the kinds of number that their parameters are.
+    found: dict[int, set[type | None]] = {}
+    if not any(item.scalars for item in group.applications):
+        return found
+    typing = infer_typing(group, [item.spec for item in inputs], torch.get_default_dtype())
+    for application, common in zip(group.applications, typing.common, strict=True):
+        functor = application.function.functor
+        for value, parameter in zip(application.scalars, functor.scalars, strict=True):
+            found.setdefault(value, set()).add(_declared_kind(parameter, functor.template_parameters, common))
+    return found
+
+
+def _declared_kind(parameter: Parameter, template: Sequence[str], common: torch.dtype) -> type | None:
+    # None for a type that C++ deduces from the argument, and for any that is not listed.
+    if template and parameter.type == template[0]:
+        return number_kind(dtype_info(common).compute_dtype)
+    return _DECLARED.get(parameter.type)
+
+
+_DECLARED: dict[str, type] = {
+    "bool": bool, "float": float, "double": float, "int": int, "unsigned": int, "unsigned int": int, "long": int,
+    "long long": int, "int8_t": int, "int16_t": int, "int32_t": int, "int64_t": int, "uint8_t": int, "uint16_t": int,
+    "uint32_t": int, "uint64_t": int, "std::complex<T>": complex, "std::complex<float>": complex,
+    "std::complex<double>": complex,
+}  # fmt: skip
+
+
+def _pass_number(number: Operand, declared: set[type | None]) -> InputSpec:
+    """Return what a scalar is passed to a kernel as.
+
+    As its parameter is declared, so that ``1``, ``1.0`` and ``True`` share a kernel, wherever C++ would convert the
+    number to the same value: no complex number to a real one, and no integer that a double does not hold.
+    """
+    kind = number.spec.number
+    wanted = next(iter(declared)) if len(declared) == 1 else None
+    if wanted is None or kind in (None, complex) or not number.desc.fits_double:
+        return number.spec
+    return InputSpec(number_dtype(wanted, torch.get_default_dtype()), number.spec.rank, wanted)

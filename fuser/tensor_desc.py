@@ -1,0 +1,133 @@
+"""The one description of an argument: all that planning, typing and differentiating a call may depend on.
+
+Never its values: a number's type counts, and whether a double holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from fuser.access import VECTOR_BYTES
+from fuser.dtypes import MAX_EXACT_INTEGER, Rank, number_dtype, number_kind
+from fuser.errors import ArgumentError, DeviceError
+from fuser.graph import FusionGroup
+from fuser.kernel_spec import InputSpec, ValueLayout, infer_typing
+from fuser.layout import Shape, Strides
+
+__all__ = [
+    "TensorDesc",
+    "common_device",
+    "describe",
+    "follows_default_dtype",
+    "input_specs",
+    "value_layouts",
+]
+
+# Python's types of numbers, each with what stands for it where sizes are symbols.
+_NUMBERS = (
+    (bool, (bool, torch.SymBool)),
+    (int, (int, torch.SymInt)),
+    (float, (float, torch.SymFloat)),
+    (complex, complex),
+)
+
+
+class TensorDesc(NamedTuple):
+    """Description of one argument of a call, or of a value of a group as it would lie in memory."""
+
+    # Python type for a number, torch.Tensor for a tensor.
+    kind: type
+    dtype: torch.dtype | None = None
+    shape: Shape = ()
+    # In elements.
+    strides: Strides = ()
+    # None for a number.
+    device: torch.device | None = None
+    # Whether vectors of VECTOR_BYTES can be read at its address.
+    is_aligned: bool = True
+    # Whether a double holds the number: not so of some large integers.
+    fits_double: bool = True
+
+
+def describe(item: Any, meta_device: torch.device | None = None, *, reads_address: bool = False) -> TensorDesc:
+    """Describe a tensor or a number.
+
+    Args:
+        item: a tensor (real, fake, meta, or wrapped by a transform) or a Python number, which may be symbolic.
+        meta_device: where a meta tensor counts as living; None: on meta.
+        reads_address: whether the tensor is sure to have memory, whose alignment then counts.
+
+    Raises:
+        ArgumentError: it is neither.
+    """
+    if isinstance(item, torch.Tensor):
+        device = meta_device if meta_device is not None and item.is_meta else item.device
+        # A CPU kernel reads at any address.
+        is_aligned = not reads_address or device.type != "cuda" or item.data_ptr() % VECTOR_BYTES == 0
+        return TensorDesc(torch.Tensor, item.dtype, tuple(item.shape), tuple(item.stride()), device, is_aligned)
+    for kind, stands_for in _NUMBERS:
+        if isinstance(item, stands_for):
+            is_large = isinstance(item, int) and not -MAX_EXACT_INTEGER <= item <= MAX_EXACT_INTEGER
+            return TensorDesc(kind, fits_double=not is_large)
+    raise ArgumentError(f"expected a tensor or a Python number, got {type(item).__name__}")
+
+
+def common_device(group: FusionGroup, inputs: Sequence[TensorDesc]) -> torch.device:
+    """Return the device of a call; 0-dim CPU tensors go along with any.
+
+    Raises:
+        DeviceError: tensors on two devices. ArgumentError: no tensor at all.
+    """
+    devices = [item.device for item in inputs if item.device is not None]
+    if not devices:
+        raise ArgumentError(f"{_names(group)}: needs at least one tensor")
+    found = {item.device for item in inputs if item.device is not None and (item.shape or item.device.type != "cpu")}
+    if len(found) > 1:
+        first, second = sorted(map(str, found))[:2]
+        raise DeviceError(
+            f"{_names(group)}: expected all tensors to be on the same device, but found at least two devices, "
+            f"{first} and {second}!"
+        )
+    return found.pop() if found else devices[0]
+
+
+def input_specs(inputs: Sequence[TensorDesc], device: torch.device) -> list[InputSpec]:
+    """Return dtype and rank of each input; the strides' class is filled in per kernel."""
+    specs = []
+    default = torch.get_default_dtype()
+    for item in inputs:
+        if item.dtype is None:
+            specs.append(InputSpec(number_dtype(item.kind, default), Rank.NUMBER, item.kind))
+        else:
+            rank = Rank.TENSOR if item.shape else Rank.ZERO_DIM
+            by_value = item.device is not None and item.device.type == "cpu" and device.type != "cpu"
+            specs.append(InputSpec(item.dtype, rank, number_kind(item.dtype) if by_value else None))
+    return specs
+
+
+def value_layouts(inputs: Sequence[TensorDesc]) -> list[ValueLayout]:
+    """Return shape, strides and dtype of each input."""
+    return [ValueLayout(item.shape, item.strides, item.dtype is None, item.dtype) for item in inputs]
+
+
+def follows_default_dtype(group: FusionGroup, specs: Sequence[InputSpec]) -> bool:
+    """Whether another torch.get_default_dtype() would change a dtype of the group, for these inputs."""
+    # Numbers have a default dtype, too: it counts where no tensor overrules it.
+    first, second = (
+        infer_typing(group, [_with_default(item, dtype) for item in specs], dtype)
+        for dtype in (torch.float32, torch.float64)
+    )
+    count = len(specs)
+    return first.common != second.common or first.values[count:] != second.values[count:]
+
+
+def _names(group: FusionGroup) -> str:
+    return ", ".join(dict.fromkeys(item.function.name for item in group.applications))
+
+
+def _with_default(item: InputSpec, default: torch.dtype) -> InputSpec:
+    return replace(item, dtype=number_dtype(item.number, default)) if item.rank is Rank.NUMBER and item.number else item
