@@ -37,6 +37,9 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 
+# Set before torch is imported. Two workers have more threads than there are processors: those that wait must not keep
+# one busy.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Set before any test module imports fuser, which reads its environment once: no test may touch the user's own cache.
 # The workers of a run inherit the folder, and compile nothing twice.
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
