@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import tiers
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(Path(__file__).parent.glob("*.py"))
@@ -37,6 +42,50 @@ def test_first_line_says_what_a_module_protects(module: Path) -> None:
 def test_no_two_modules_protect_the_same() -> None:
     firsts = [module.read_text(encoding="utf-8").partition("\n")[0] for module in MODULES]
     assert len(set(firsts)) == len(firsts)
+
+
+class Marked:
+    """An item with marks, and nothing else."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def get_closest_marker(self, name: str) -> bool:
+        return name in self.names
+
+    def add_marker(self, skip: Any) -> None:
+        """Take the reason to skip, on a machine that lacks something."""
+
+
+@pytest.mark.parametrize(
+    ("tier", "own", "runs"),
+    [
+        (1, "", ["none"]),
+        (2, "", ["none", "cpu", "nvrtc", "cuda"]),
+        (3, "", ["none", "cpu", "nvrtc", "cuda", "slow", "slow cpu"]),
+        (2, "slow", ["none", "cpu", "nvrtc", "cuda", "slow", "slow cpu"]),
+    ],
+)
+def test_a_tier_runs_what_its_marks_say(tier: int, own: str, runs: list[str]) -> None:
+    items = {Marked(*names.split()): names for names in ("none", "cpu", "nvrtc", "cuda", "slow", "slow cpu")}
+    options = {"tier": tier, "markexpr": own}
+    left_out: list[Any] = []
+    hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
+    chosen: list[Any] = list(items)
+    tiers.pytest_collection_modifyitems(SimpleNamespace(getoption=options.get, hook=hook), chosen)  # type: ignore[arg-type]
+    assert [items[item] for item in chosen] == runs
+    assert {*chosen, *left_out} == set(items)
+
+
+@pytest.mark.parametrize("quick", [1, 3])
+def test_each_row_of_a_table_is_in_some_tier(quick: int) -> None:
+    pairs = list(itertools.product("abcdefghijkl", range(4)))
+    rows = tiers.one_of_each(pairs, quick)
+    assert [row.values for row in rows] == pairs
+    early = [row.values for row in rows if not row.marks]
+    assert Counter(first for first, _ in early) == dict.fromkeys("abcdefghijkl", quick)
+    assert {second for _, second in early} == set(range(4))
+    assert [row.values for row in tiers.one_of_each(pairs, quick) if not row.marks] == early
 
 
 def paths_of(page: Path) -> list[str]:
