@@ -295,10 +295,14 @@ def test_every_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_dtypes_and_special_values(name: str) -> None:
+def test_dtypes_and_special_values(name: str, tier: int) -> None:
     """Where torch raises, so does fuser, with the same kind of exception."""
     ways, drawn, special = all_ways()[name], [], []
-    for dtype in (*FLOATS, torch.int32, torch.uint8, torch.bool):
+    floats, integers = FLOATS, (torch.int32, torch.uint8, torch.bool)
+    if tier < 3:
+        # test_opinfo.py has each op in all dtypes.
+        floats, integers = floats[choose(name, 4) :][:1], integers[choose(name, 3) :][:1]
+    for dtype in (*floats, *integers):
         for way in distinct(ways) if dtype in (torch.float32, torch.int32) else few(ways):
             drawn.append((way, random_tensors(dtype)))
             # Floats beside extreme integers, and casts of what does not fit, are undefined in torch too.
