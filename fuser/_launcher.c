@@ -11,9 +11,12 @@
 #include <Python.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 
-enum { MAX_ITEMS = 96, MAX_WORDS = 1024, MAX_ARGUMENT_WORDS = 512, MAX_TABLE = 1024 };
+enum { MAX_ITEMS = 96, MAX_WORDS = 1024, MAX_ARGUMENT_WORDS = 512, MAX_TABLE = 1024, MAX_RANK = 255 };
 enum { DEVICE_CUDA = 2, VECTOR_BYTES = 16 };
+// A kernel on the host that takes longer than this runs without the GIL; its first replays are timed.
+enum { LONG_NS = 20000, TIMED_REPLAYS = 3 };
 
 // ---- DLPack
 
@@ -41,7 +44,7 @@ static PyObject *tensor_type, *parameter_type;
 // of threads, and what tells autograd that tensors were written to.
 static PyObject *function_modes, *dispatch_modes, *grad_enabled, *thread_count, *increment_version;
 // The namespace of torch.autograd.forward_ad, and the name in it that says how deep in dual levels we are.
-static PyObject *forward_ad, *level_name;
+static PyObject *forward_ad, *level_name, *no_level;
 // The CUDA driver's functions, once a CUDA kernel has been loaded.
 static int (*driver_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
                             void **, void **);
@@ -51,23 +54,31 @@ static uint64_t generation;
 static unsigned long long launches;
 // The words "out" and "call_anew".
 static PyObject *out_name, *anew_name;
+static PyTypeObject *launcher_type;
 
 // ---- One call, as it is described for comparison
 
 typedef struct {
-  // What must be equal: the number of arguments; one word per number; a head, the sizes and the strides per tensor.
+  // What must be equal: the numbers of arguments and of out= tensors; one word per number; a head, the sizes and the
+  // strides per tensor.
   uint64_t words[MAX_WORDS];
   int word_count;
+  // Held: while a kernel runs without the GIL, others may change the dict they came in.
   PyObject *items[MAX_ITEMS];
   uint64_t addresses[MAX_ITEMS];
-  // For each item the first one that is the same object.
+  // For each tensor the first item that is the same object; -1 for a number.
   int firsts[MAX_ITEMS];
   int input_count, item_count, distinct_count;
+  // Whether garbage is to be collected again once the addresses have been used.
+  int collects;
 } Call;
 
 typedef struct {
   PyObject *allocate, *arguments;
 } Allocation;
+
+// Arguments and number of threads.
+typedef void HostKernel(const void *, int);
 
 typedef struct {
   int index;
@@ -83,6 +94,9 @@ typedef struct {
   Number *numbers;
   uint64_t *arguments;
   int is_parallel;
+  // How many replays were timed, the shortest of them, and whether that was short enough to keep the GIL.
+  int timed, is_quick;
+  int64_t shortest_ns;
 } Step;
 
 typedef struct {
@@ -139,12 +153,29 @@ static void release(Record *record) {
   PyMem_Free(record);
 }
 
+// Until the kernels have their arguments, nothing may move what the addresses point to. The only code of others that
+// could run before is that of finalizers, which collecting garbage calls (up to Python 3.11, from any allocation).
+static void begin(Call *call) {
+  call->item_count = call->distinct_count = 0;
+  call->collects = Py_Version < 0x030c0000 && PyGC_Disable();
+}
+
+static void collect_again(Call *call) {
+  if (call->collects) PyGC_Enable();
+  call->collects = 0;
+}
+
+static void end(Call *call) {
+  collect_again(call);
+  while (call->item_count) Py_DECREF(call->items[--call->item_count]);
+}
+
 static int is_tensor(PyObject *item) {
   PyObject *type = (PyObject *)Py_TYPE(item);
   return type == tensor_type || type == parameter_type;
 }
 
-// Both say whether it could be done.
+// These say whether it could be done, and leave no exception.
 
 static int read_tensor(PyObject *item, DLTensor *tensor) {
   if (api->dltensor_from_py_object(item, tensor) == 0) return 1;
@@ -154,11 +185,12 @@ static int read_tensor(PyObject *item, DLTensor *tensor) {
 
 static int describe(Call *call, PyObject *item) {
   PyObject *type = (PyObject *)Py_TYPE(item);
-  if (call->item_count == MAX_ITEMS || call->word_count + 1 > MAX_WORDS) return 0;
+  if (call->item_count == MAX_ITEMS || call->word_count == MAX_WORDS) return 0;
   call->items[call->item_count] = item;
   if (is_tensor(item)) {
     DLTensor tensor;
-    if (!read_tensor(item, &tensor) || call->word_count + 1 + 2 * tensor.ndim > MAX_WORDS) return 0;
+    if (!read_tensor(item, &tensor) || tensor.ndim > MAX_RANK) return 0;
+    if (call->word_count + 1 + 2 * tensor.ndim > MAX_WORDS) return 0;
     const uint64_t address = (uint64_t)tensor.data + tensor.byte_offset;
     int first = 0;
     while (call->items[first] != item) ++first;
@@ -179,48 +211,63 @@ static int describe(Call *call, PyObject *item) {
   } else if (type == (PyObject *)&PyFloat_Type || type == (PyObject *)&PyLong_Type ||
              type == (PyObject *)&PyBool_Type || type == (PyObject *)&PyComplex_Type) {
     call->words[call->word_count++] = (uint64_t)(uintptr_t)type;
+    call->firsts[call->item_count] = -1;
   } else {
     return 0;
   }
+  Py_INCREF(item);
   ++call->item_count;
   return 1;
 }
 
+// Describe a call's scalars in the order of their names; ``given`` is how many there are.
+static int describe_scalars(Call *call, const Launcher *self, PyObject *scalars, Py_ssize_t given) {
+  // Held, as comparing a key of the caller's may run code.
+  PyObject *names = Py_NewRef(self->names), *defaults = Py_NewRef(self->defaults);
+  const Py_ssize_t count = PyTuple_Size(names);
+  int is_done = 1;
+  for (Py_ssize_t i = 0; is_done && i < count; ++i) {
+    PyObject *value = given ? PyDict_GetItemWithError(scalars, PyTuple_GetItem(names, i)) : NULL;
+    if (value)
+      --given;
+    else if (given && PyErr_Occurred())
+      is_done = 0;
+    is_done = is_done && describe(call, value ? value : PyTuple_GetItem(defaults, i));
+  }
+  if (!is_done) PyErr_Clear();
+  Py_DECREF(names);
+  Py_DECREF(defaults);
+  // Else there is a scalar that the functor does not have.
+  return is_done && !given;
+}
+
 // Describe a call's inputs (the tensors, then the scalars by name or default) and its out= tensors.
-static int describe_call(Call *call, const Launcher *self, PyObject *tensors, PyObject *scalars, PyObject *out) {
-  call->item_count = call->distinct_count = 0;
-  call->words[0] = PyTuple_Size(tensors);
+static int describe_call(Call *call, const Launcher *self, PyObject *tensors, PyObject *scalars, Py_ssize_t given,
+                         PyObject *out) {
+  const Py_ssize_t count = PyTuple_Size(tensors);
+  const int is_tuple = PyTuple_CheckExact(out);
+  const Py_ssize_t outs = out == Py_None ? 0 : is_tuple ? PyTuple_Size(out) : 1;
+  // A call without out= is none with an empty tuple.
+  call->words[0] = (uint64_t)count << 32 | (uint64_t)(out == Py_None ? 0 : outs + 1);
   call->word_count = 1;
   if (self->order) {
+    if (given) return 0;
     for (int i = 0; i < self->order_count; ++i) {
       const int place = self->order[i];
-      if (place >= PyTuple_Size(tensors)) return 0;
+      if (place >= count) return 0;
       if (!describe(call, place < 0 ? PyTuple_GetItem(self->defaults, -1 - place) : PyTuple_GetItem(tensors, place)))
         return 0;
     }
-    if (scalars && PyDict_Size(scalars) > PyDict_Contains(scalars, out_name)) return 0;
   } else {
-    const Py_ssize_t count = PyTuple_Size(tensors);
     for (Py_ssize_t i = 0; i < count; ++i)
       if (!describe(call, PyTuple_GetItem(tensors, i))) return 0;
-    Py_ssize_t given = scalars ? PyDict_Size(scalars) - PyDict_Contains(scalars, out_name) : 0;
-    const Py_ssize_t names = PyTuple_Size(self->names);
-    for (Py_ssize_t i = 0; i < names; ++i) {
-      PyObject *value = given ? PyDict_GetItemWithError(scalars, PyTuple_GetItem(self->names, i)) : NULL;
-      if (value) --given;
-      if (!value && PyErr_Occurred()) return PyErr_Clear(), 0;
-      if (!value) value = PyTuple_GetItem(self->defaults, i);
-      if (!describe(call, value)) return 0;
-    }
-    // A scalar that the functor does not have.
-    if (given) return 0;
+    if (!describe_scalars(call, self, scalars, given)) return 0;
   }
   call->input_count = call->item_count;
-  if (out == Py_None) return 1;
-  if (!PyTuple_CheckExact(out)) return describe(call, out);
-  const Py_ssize_t outs = PyTuple_Size(out);
-  for (Py_ssize_t i = 0; i < outs; ++i)
-    if (!describe(call, PyTuple_GetItem(out, i))) return 0;
+  for (Py_ssize_t i = 0; i < outs; ++i) {
+    PyObject *item = is_tuple ? PyTuple_GetItem(out, i) : out;
+    if (!is_tensor(item) || !describe(call, item)) return 0;
+  }
   return 1;
 }
 
@@ -245,13 +292,17 @@ static void set_last(Table *table, Record *record) {
   release(before);
 }
 
-// The record of a call's signature, or NULL.
+// The record of a call's signature, for the caller to release; or NULL.
 static Record *find(Table *table, const Call *call) {
-  if (is_like(table->last, call)) return table->last;
-  if (!table->size) return NULL;
-  Record *found = table->records[hash_words(call) & (table->size - 1)];
-  if (!is_like(found, call)) return NULL;
-  set_last(table, found);
+  Record *found = table->last;
+  const int is_last = is_like(found, call);
+  if (!is_last) {
+    found = table->size ? table->records[hash_words(call) & (table->size - 1)] : NULL;
+    if (!is_like(found, call)) return NULL;
+  }
+  // What releasing another record calls may replace this one.
+  ++found->references;
+  if (!is_last) set_last(table, found);
   return found;
 }
 
@@ -266,8 +317,9 @@ static int is_zero(PyObject *callable) {
 // Whether there is no level of forward-mode differentiation, in which tensors may carry tangents.
 static int is_forward_ad_off(void) {
   PyObject *level = PyDict_GetItemWithError(forward_ad, level_name);
-  const int is_off = level && PyLong_AsLong(level) == -1 && !PyErr_Occurred();
-  return PyErr_Clear(), is_off;
+  // Python has one object for this number.
+  if (level == no_level) return 1;
+  return PyErr_Clear(), 0;
 }
 
 // torch's comparison of the tensors: type, dispatch keys with those of the active modes, requires_grad, layout.
@@ -283,7 +335,7 @@ static int passes_check(const Launcher *self, const Record *record, const Call *
     if (!arguments) return PyErr_Clear(), 0;
     Py_ssize_t place = 0;
     for (int i = 0; i < call->item_count; ++i)
-      if (call->firsts[i] == i && is_tensor(call->items[i]))
+      if (call->firsts[i] == i)
         PyTuple_SetItem(arguments, place++, Py_NewRef(call->items[i]));
   }
   PyObject *verdict = PyObject_Call(record->check, arguments, NULL);
@@ -304,8 +356,9 @@ static uint64_t reach_bytes(const uint64_t *words) {
   return (last + 1) * (uint64_t)((bits + 7) / 8);
 }
 
-static int word_count_of(const uint64_t *words, PyObject *item) {
-  return is_tensor(item) ? 1 + 2 * (int)(words[0] >> 40 & 0xff) : 1;
+// How many words an item has; a number's one is the address of its type.
+static int word_count_of(const uint64_t *words) {
+  return words[0] >> 56 ? 1 + 2 * (int)(words[0] >> 40 & 0xff) : 1;
 }
 
 // Whether each out= tensor is apart from every other tensor, or is an input, element for element.
@@ -314,16 +367,16 @@ static int outputs_are_apart(const Call *call) {
   const uint64_t *words = call->words + 1;
   for (int i = 0; i < call->item_count; ++i) {
     starts[i] = words;
-    words += word_count_of(words, call->items[i]);
+    words += word_count_of(words);
   }
   for (int i = call->input_count; i < call->item_count; ++i) {
     const uint64_t begin = call->addresses[i], end = begin + reach_bytes(starts[i]);
     for (int j = 0; j < i; ++j) {
-      const int size = word_count_of(starts[j], call->items[j]);
-      if (!is_tensor(call->items[j])) continue;
+      if (call->firsts[j] < 0) continue;
+      const int size = word_count_of(starts[j]);
       const uint64_t other = call->addresses[j];
       if (other >= end || begin >= other + reach_bytes(starts[j])) continue;
-      const int is_same = j < call->input_count && other == begin && size == word_count_of(starts[i], call->items[i]) &&
+      const int is_same = j < call->input_count && other == begin && size == word_count_of(starts[i]) &&
                           *starts[i] << 16 == *starts[j] << 16 &&
                           !memcmp(starts[i] + 1, starts[j] + 1, sizeof(uint64_t) * (size - 1));
       if (!is_same) return 0;
@@ -391,13 +444,35 @@ static int launch_cuda(const Step *step, uint64_t *arguments, void *stream) {
   return !status;
 }
 
-static int launch_cpu(const Step *step, const uint64_t *arguments) {
-  void (*function)(const void *, int) = (void (*)(const void *, int))(uintptr_t)step->function;
-  if (!step->is_parallel) return function(arguments, 1), 1;
-  PyObject *count = PyObject_CallNoArgs(thread_count);
-  if (!count) return 0;
-  const int threads = (int)PyLong_AsLong(count);
-  Py_DECREF(count);
+static int64_t now_ns(void) {
+  struct timespec now = {0};
+  timespec_get(&now, TIME_UTC);
+  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+// Time a launch, and find out whether the kernel is quick.
+static void launch_timed(Step *step, const uint64_t *arguments, HostKernel *function) {
+  const int64_t begin = now_ns();
+  function(arguments, 1);
+  const int64_t taken = now_ns() - begin;
+  if (!step->timed || taken < step->shortest_ns) step->shortest_ns = taken;
+  step->is_quick = ++step->timed == TIMED_REPLAYS && step->shortest_ns <= LONG_NS;
+}
+
+static int launch_cpu(Step *step, const uint64_t *arguments) {
+  HostKernel *function = (HostKernel *)(uintptr_t)step->function;
+  if (step->is_quick) return function(arguments, 1), 1;
+  int threads = 1;
+  if (step->is_parallel) {
+    PyObject *count = PyObject_CallNoArgs(thread_count);
+    if (!count) return 0;
+    threads = (int)PyLong_AsLong(count);
+    Py_DECREF(count);
+    if (threads < 1 && !PyErr_Occurred()) PyErr_Format(PyExc_RuntimeError, "torch has %d threads", threads);
+    if (threads < 1) return 0;
+  } else if (step->timed < TIMED_REPLAYS) {
+    return launch_timed(step, arguments, function), 1;
+  }
   Py_BEGIN_ALLOW_THREADS
   function(arguments, threads);
   Py_END_ALLOW_THREADS
@@ -416,7 +491,7 @@ static int tell_autograd(PyObject *out) {
 }
 
 // Allocate and launch. The result is NULL with an error set, None (nothing was done), or the call's value.
-static PyObject *replay(const Record *record, const Call *call, PyObject *out) {
+static PyObject *replay(const Record *record, Call *call, PyObject *out) {
   void *stream = NULL;
   if (record->is_cuda) {
     int device = -1;
@@ -433,20 +508,22 @@ static PyObject *replay(const Record *record, const Call *call, PyObject *out) {
     PyObject *tensor = PyObject_Call(item->allocate, item->arguments, NULL);
     DLTensor described;
     if (!(made[made_count] = tensor)) goto done;
-    if (api->dltensor_from_py_object(tensor, &described)) {
+    if (!is_tensor(tensor) || !read_tensor(tensor, &described)) {
       ++made_count;
+      PyErr_SetString(PyExc_TypeError, "an allocator returned something else than a tensor with memory");
       goto done;
     }
     values[value_count++] = (uint64_t)described.data + described.byte_offset;
   }
   for (int i = 0; i < record->step_count; ++i) {
-    const Step *step = &record->steps[i];
+    Step *step = &record->steps[i];
     uint64_t arguments[MAX_ARGUMENT_WORDS];
     if (!pack(step, call, values, arguments)) {
       // The long way has the error's words.
       result = Py_NewRef(Py_None);
       goto done;
     }
+    collect_again(call);
     if (!(record->is_cuda ? launch_cuda(step, arguments, stream) : launch_cpu(step, arguments))) goto done;
     ++launches;
   }
@@ -464,7 +541,8 @@ done:
 }
 
 // Call what a record says with the call's inputs, in order.
-static PyObject *call_through(const Record *record, const Call *call) {
+static PyObject *call_through(const Record *record, Call *call) {
+  collect_again(call);
   PyObject *inputs = PyTuple_New(call->input_count);
   if (!inputs) return NULL;
   for (int i = 0; i < call->input_count; ++i) PyTuple_SetItem(inputs, i, Py_NewRef(call->items[i]));
@@ -474,11 +552,9 @@ static PyObject *call_through(const Record *record, const Call *call) {
 }
 
 // Replay a call if one of two kinds of records is like it; None if not.
-static PyObject *launch_from(Launcher *self, Table *table, const Call *call, PyObject *tensors, PyObject *out) {
+static PyObject *launch_from(Launcher *self, Table *table, Call *call, PyObject *tensors, PyObject *out) {
   Record *record = find(table, call);
   if (!record) Py_RETURN_NONE;
-  // Another thread may replace the record while Python code runs.
-  ++record->references;
   PyObject *result = NULL;
   if (!passes_check(self, record, call, tensors) || (out != Py_None && !outputs_are_apart(call)))
     result = Py_NewRef(Py_None);
@@ -488,28 +564,38 @@ static PyObject *launch_from(Launcher *self, Table *table, const Call *call, PyO
   return result;
 }
 
-// Replay a call if there is a record like it; None if not. ``scalars`` may be NULL, and may hold ``out`` as well.
-static PyObject *launch(Launcher *self, PyObject *tensors, PyObject *scalars, PyObject *out) {
+// Replay a call if there is a record like it; None if not. ``scalars`` has ``given`` values, and maybe ``out`` as well.
+static PyObject *launch(Launcher *self, PyObject *tensors, PyObject *scalars, Py_ssize_t given, PyObject *out) {
+  if (!self->launching.last && !self->calling.last) Py_RETURN_NONE;
   Call call;
-  if ((!self->launching.last && !self->calling.last) || !describe_call(&call, self, tensors, scalars, out))
-    Py_RETURN_NONE;
-  PyObject *result = launch_from(self, &self->launching, &call, tensors, out);
-  if (result != Py_None || !self->calling.last) return result;
-  Py_DECREF(result);
-  return launch_from(self, &self->calling, &call, tensors, out);
+  begin(&call);
+  const int is_described = describe_call(&call, self, tensors, scalars, given, out);
+  PyObject *result = is_described ? launch_from(self, &self->launching, &call, tensors, out) : Py_NewRef(Py_None);
+  if (is_described && result == Py_None && self->calling.last) {
+    Py_DECREF(result);
+    result = launch_from(self, &self->calling, &call, tensors, out);
+  }
+  end(&call);
+  return result;
 }
 
 static PyObject *launcher_launch(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
-  if (count != 3 || !PyTuple_CheckExact(arguments[0]))
-    return PyErr_SetString(PyExc_TypeError, "launch(tensors, scalars, out) takes a tuple first"), NULL;
-  return launch((Launcher *)object, arguments[0], arguments[1] == Py_None ? NULL : arguments[1], arguments[2]);
+  if (count != 3 || !PyTuple_CheckExact(arguments[0]) || (arguments[1] != Py_None && !PyDict_Check(arguments[1])))
+    return PyErr_SetString(PyExc_TypeError, "launch(tensors, scalars, out) takes a tuple and a dict or None"), NULL;
+  PyObject *scalars = arguments[1];
+  return launch((Launcher *)object, arguments[0], scalars, scalars == Py_None ? 0 : PyDict_Size(scalars), arguments[2]);
 }
 
 // Calling an object: its ``call_anew`` serves what is not like a recorded call.
 static PyObject *launcher_call(PyObject *object, PyObject *tensors, PyObject *keywords) {
   PyObject *out = keywords ? PyDict_GetItemWithError(keywords, out_name) : NULL;
   if (!out && PyErr_Occurred()) return NULL;
-  PyObject *result = launch((Launcher *)object, tensors, keywords, out ? out : Py_None);
+  // Where arguments have an order, one of the function's own may be called so: it is not left out by giving None.
+  const int is_out = out && (out != Py_None || !((Launcher *)object)->order);
+  const Py_ssize_t given = keywords ? PyDict_Size(keywords) - is_out : 0;
+  out = Py_NewRef(out ? out : Py_None);
+  PyObject *result = launch((Launcher *)object, tensors, keywords, given, out);
+  Py_DECREF(out);
   if (result != Py_None) return result;
   Py_DECREF(result);
   PyObject *anew = PyObject_GetAttr(object, anew_name);
@@ -521,47 +607,70 @@ static PyObject *launcher_call(PyObject *object, PyObject *tensors, PyObject *ke
 
 // ---- Making records
 
-// Fill an array of words from a tuple of integers; NULL with an error set.
+// Return an array of the integers of a tuple, for the caller to free; NULL with an error set.
 static int *read_ints(PyObject *tuple, int *count) {
   *count = (int)PyTuple_Size(tuple);
-  int *values = *count < 0 ? NULL : PyMem_Calloc(*count + 1, sizeof(int));
-  if (!values && !PyErr_Occurred()) PyErr_NoMemory();
-  for (int i = 0; values && i < *count; ++i) values[i] = (int)PyLong_AsLong(PyTuple_GetItem(tuple, i));
+  int *values = PyMem_Calloc(*count + 1, sizeof(int));
+  if (!values) return (int *)PyErr_NoMemory();
+  for (int i = 0; i < *count; ++i) {
+    const long value = PyLong_AsLong(PyTuple_GetItem(tuple, i));
+    if (value != (int)value) PyErr_SetString(PyExc_OverflowError, "an index does not fit");
+    if (PyErr_Occurred()) return PyMem_Free(values), NULL;
+    values[i] = (int)value;
+  }
   return values;
 }
 
-static int read_step(Step *step, PyObject *tuple, int value_count) {
+static int is_tuple(PyObject *item) {
+  return PyTuple_Check(item) || (PyErr_SetString(PyExc_TypeError, "a record is made of tuples"), 0);
+}
+
+static int is_callable(PyObject *item) {
+  return PyCallable_Check(item) || (PyErr_SetString(PyExc_TypeError, "a record's functions must be callable"), 0);
+}
+
+// Whether what a step says fits its arguments and the call; the addresses are the caller's word.
+static int fits(const Step *step, const Call *call, int allocation_count, int is_cuda) {
+  Py_ssize_t fields = (Py_ssize_t)step->first + step->pointer_count;
+  for (int i = 0; i < step->number_count; ++i) {
+    const Number *number = &step->numbers[i];
+    fields += number->kind == 'c' ? 2 : 1;
+    if (!strchr("fcib", number->kind) || number->index < 0 || number->index >= call->input_count) return 0;
+    if (call->firsts[number->index] >= 0) return 0;
+  }
+  for (int i = 0; i < step->pointer_count; ++i) {
+    const int place = step->pointers[i];
+    if (place < 0 || place >= call->item_count + allocation_count) return 0;
+    if (place < call->item_count && call->firsts[place] < 0) return 0;
+  }
+  if (step->first < 0 || fields > step->argument_words || step->argument_words > MAX_ARGUMENT_WORDS) return 0;
+  return step->function && (!is_cuda || (step->grid && step->block));
+}
+
+static int read_step(Step *step, PyObject *tuple, const Call *call, int allocation_count, int is_cuda) {
   PyObject *pointers, *arguments, *indices;
   const char *kinds;
   unsigned long long function;
-  if (!PyArg_ParseTuple(tuple, "KIIIO!iO!O!sp", &function, &step->grid, &step->block, &step->shared_bytes,
+  if (!is_tuple(tuple) ||
+      !PyArg_ParseTuple(tuple, "KIIIO!iO!O!sp", &function, &step->grid, &step->block, &step->shared_bytes,
                         &PyBytes_Type, &arguments, &step->first, &PyTuple_Type, &pointers, &PyTuple_Type, &indices,
                         &kinds, &step->is_parallel))
     return 0;
   step->function = function;
-  int number_count = 0;
-  int *numbers = NULL;
-  if (!(step->pointers = read_ints(pointers, &step->pointer_count)) || !(numbers = read_ints(indices, &number_count)))
-    return 0;
-  step->number_count = number_count;
-  step->numbers = PyMem_Calloc(number_count + 1, sizeof(Number));
+  if (!(step->pointers = read_ints(pointers, &step->pointer_count))) return 0;
+  int *numbers = read_ints(indices, &step->number_count);
+  if (!numbers) return 0;
   const Py_ssize_t bytes = PyBytes_Size(arguments);
+  const int is_whole = bytes % 8 == 0 && bytes / 8 <= MAX_ARGUMENT_WORDS && (int)strlen(kinds) == step->number_count;
   step->argument_words = (int)(bytes / 8);
+  step->numbers = PyMem_Calloc(step->number_count + 1, sizeof(Number));
   step->arguments = PyMem_Malloc(bytes);
   if (!step->numbers || !step->arguments) return PyMem_Free(numbers), PyErr_NoMemory(), 0;
   memcpy(step->arguments, PyBytes_AsString(arguments), bytes);
-  int fields = step->first + step->pointer_count, fits = bytes % 8 == 0 && (int)strlen(kinds) == number_count;
-  for (int i = 0; fits && i < number_count; ++i) {
-    step->numbers[i] = (Number){numbers[i], kinds[i]};
-    fields += kinds[i] == 'c' ? 2 : 1;
-    fits = numbers[i] >= 0 && numbers[i] < value_count;
-  }
-  for (int i = 0; i < step->pointer_count; ++i)
-    fits = fits && step->pointers[i] >= 0 && step->pointers[i] < value_count;
+  for (int i = 0; is_whole && i < step->number_count; ++i) step->numbers[i] = (Number){numbers[i], kinds[i]};
   PyMem_Free(numbers);
-  if (PyErr_Occurred()) return 0;
-  if (fits && fields <= step->argument_words && step->argument_words <= MAX_ARGUMENT_WORDS) return 1;
-  return PyErr_SetString(PyExc_ValueError, "a step's fields do not fit its arguments"), 0;
+  if (is_whole && fits(step, call, allocation_count, is_cuda)) return 1;
+  return PyErr_SetString(PyExc_ValueError, "a step's fields do not fit its arguments, or the call"), 0;
 }
 
 static int grow(Table *table, int size) {
@@ -599,62 +708,75 @@ static int keep(Table *table, Record *record) {
 }
 
 static void clear(Table *table) {
-  release(table->last);
-  for (int i = 0; i < table->size; ++i) release(table->records[i]);
-  PyMem_Free(table->records);
+  const Table before = *table;
+  memset(table, 0, sizeof(Table));
+  release(before.last);
+  for (int i = 0; i < before.size; ++i) release(before.records[i]);
+  PyMem_Free(before.records);
+}
+
+// Fill a new record from what is kept of a call; 0 with an error set.
+static int read_record(Record *record, const Call *call, PyObject *out, PyObject *recorded) {
+  PyObject *check, *allocations, *steps, *kernels, *through;
+  unsigned long long planned;
+  if (!PyArg_ParseTuple(recorded, "OKpO!iO!ipOO", &check, &planned, &record->needs_no_grad, &PyTuple_Type,
+                        &allocations, &record->result_count, &PyTuple_Type, &steps, &record->device, &record->is_cuda,
+                        &kernels, &through) ||
+      !is_callable(check) || (through != Py_None && !is_callable(through)))
+    return 0;
+  const int allocation_count = (int)PyTuple_Size(allocations), step_count = (int)PyTuple_Size(steps);
+  const int out_count = call->item_count - call->input_count;
+  if (record->result_count < 0 || allocation_count > MAX_ITEMS ||
+      (through == Py_None &&
+       (out == Py_None ? record->result_count > allocation_count : record->result_count != out_count)))
+    return PyErr_SetString(PyExc_ValueError, "a record's results are not among its allocations or out="), 0;
+  record->generation = planned;
+  record->hash = hash_words(call);
+  record->check = Py_NewRef(check);
+  record->kernels = Py_NewRef(kernels);
+  record->through = through == Py_None ? NULL : Py_NewRef(through);
+  record->word_count = call->word_count;
+  record->words = PyMem_Malloc(sizeof(uint64_t) * call->word_count);
+  record->allocations = PyMem_Calloc(allocation_count + 1, sizeof(Allocation));
+  record->steps = PyMem_Calloc(step_count + 1, sizeof(Step));
+  if (!record->words || !record->allocations || !record->steps) return PyErr_NoMemory(), 0;
+  memcpy(record->words, call->words, sizeof(uint64_t) * call->word_count);
+  for (int i = 0; i < allocation_count; ++i) {
+    PyObject *item = PyTuple_GetItem(allocations, i), *allocate, *of;
+    if (!is_tuple(item) || !PyArg_ParseTuple(item, "OO!", &allocate, &PyTuple_Type, &of) || !is_callable(allocate))
+      return 0;
+    record->allocations[i] = (Allocation){Py_NewRef(allocate), Py_NewRef(of)};
+    record->allocation_count = i + 1;
+  }
+  for (int i = 0; i < step_count; ++i) {
+    record->step_count = i + 1;
+    if (!read_step(&record->steps[i], PyTuple_GetItem(steps, i), call, allocation_count, record->is_cuda)) return 0;
+  }
+  return 1;
 }
 
 static PyObject *launcher_add(PyObject *object, PyObject *arguments) {
   Launcher *self = (Launcher *)object;
-  PyObject *tensors, *scalars, *out, *recorded, *check, *allocations, *steps, *kernels, *through;
-  int results, device, is_cuda, needs_no_grad;
-  unsigned long long planned;
-  if (!PyArg_ParseTuple(arguments, "O!OOO!", &PyTuple_Type, &tensors, &scalars, &out, &PyTuple_Type, &recorded) ||
-      !PyArg_ParseTuple(recorded, "OKpO!iO!ipOO", &check, &planned, &needs_no_grad, &PyTuple_Type, &allocations,
-                        &results, &PyTuple_Type, &steps, &device, &is_cuda, &kernels, &through))
+  PyObject *tensors, *scalars, *out, *recorded;
+  if (!PyArg_ParseTuple(arguments, "O!OOO!", &PyTuple_Type, &tensors, &scalars, &out, &PyTuple_Type, &recorded))
     return NULL;
+  if (scalars != Py_None && !PyDict_Check(scalars))
+    return PyErr_SetString(PyExc_TypeError, "scalars must be a dict or None"), NULL;
+  if (!api || !self->names) return PyErr_SetString(PyExc_RuntimeError, "the launcher is not set up"), NULL;
   Call call;
-  const int allocation_count = (int)PyTuple_Size(allocations), step_count = (int)PyTuple_Size(steps);
-  if (scalars == Py_None) scalars = NULL;
-  if (!describe_call(&call, self, tensors, scalars, out) || allocation_count > MAX_ITEMS) Py_RETURN_FALSE;
-  if (results > allocation_count && out == Py_None)
-    return PyErr_SetString(PyExc_ValueError, "more results than allocations"), NULL;
-  Record *record = PyMem_Calloc(1, sizeof(Record));
-  if (!record) return PyErr_NoMemory();
-  record->references = 1;
-  record->generation = planned;
-  record->hash = hash_words(&call);
-  record->check = Py_NewRef(check);
-  record->kernels = Py_NewRef(kernels);
-  record->through = through == Py_None ? NULL : Py_NewRef(through);
-  record->needs_no_grad = needs_no_grad;
-  record->device = device;
-  record->is_cuda = is_cuda;
-  record->result_count = results;
-  record->word_count = call.word_count;
-  record->words = PyMem_Malloc(sizeof(uint64_t) * (call.word_count + 1));
-  record->allocations = PyMem_Calloc(allocation_count + 1, sizeof(Allocation));
-  record->steps = PyMem_Calloc(step_count + 1, sizeof(Step));
-  if (!record->words || !record->allocations || !record->steps) {
-    release(record);
-    return PyErr_NoMemory();
-  }
-  memcpy(record->words, call.words, sizeof(uint64_t) * call.word_count);
-  int is_made = 1;
-  for (int i = 0; is_made && i < allocation_count; ++i) {
-    PyObject *allocate, *of;
-    is_made = PyArg_ParseTuple(PyTuple_GetItem(allocations, i), "OO!", &allocate, &PyTuple_Type, &of);
-    if (!is_made) break;
-    record->allocations[i] = (Allocation){Py_NewRef(allocate), Py_NewRef(of)};
-    record->allocation_count = i + 1;
-  }
-  for (int i = 0; is_made && i < step_count; ++i) {
-    record->step_count = i + 1;
-    is_made = read_step(&record->steps[i], PyTuple_GetItem(steps, i), call.item_count + allocation_count);
-  }
-  is_made = is_made && keep(record->through ? &self->calling : &self->launching, record);
+  begin(&call);
+  Record *record = NULL;
+  PyObject *result = NULL;
+  if (!describe_call(&call, self, tensors, scalars, scalars == Py_None ? 0 : PyDict_Size(scalars), out))
+    result = Py_NewRef(Py_False);
+  else if (!(record = PyMem_Calloc(1, sizeof(Record))))
+    PyErr_NoMemory();
+  else if (++record->references, read_record(record, &call, out, recorded) &&
+                                     keep(record->through ? &self->calling : &self->launching, record))
+    result = Py_NewRef(Py_True);
   release(record);
-  return is_made ? Py_NewRef(Py_True) : NULL;
+  end(&call);
+  return result;
 }
 
 // ---- The type and the module
@@ -664,6 +786,7 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *arguments, PyObject 
   return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
 }
 
+// A second time, too: records of before are forgotten.
 static int launcher_init(PyObject *object, PyObject *arguments, PyObject *keywords) {
   static char *words[] = {"names", "defaults", "order", NULL};
   Launcher *self = (Launcher *)object;
@@ -671,15 +794,18 @@ static int launcher_init(PyObject *object, PyObject *arguments, PyObject *keywor
   if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O!O!|O", words, &PyTuple_Type, &names, &PyTuple_Type,
                                    &defaults, &order))
     return -1;
+  for (Py_ssize_t i = 0; i < PyTuple_Size(names); ++i)
+    if (!PyUnicode_CheckExact(PyTuple_GetItem(names, i)))
+      return PyErr_SetString(PyExc_TypeError, "names must be a tuple of str"), -1;
   if (order == Py_None && PyTuple_Size(names) != PyTuple_Size(defaults))
     return PyErr_SetString(PyExc_ValueError, "one default (or None) per name"), -1;
   int *places = NULL, count = 0;
   if (order != Py_None) {
     if (!PyTuple_Check(order)) return PyErr_SetString(PyExc_TypeError, "order must be a tuple"), -1;
-    if (!(places = read_ints(order, &count))) return PyErr_NoMemory(), -1;
+    if (!(places = read_ints(order, &count))) return -1;
     for (int i = 0; i < count; ++i)
-      if (-places[i] > PyTuple_Size(defaults)) PyErr_SetString(PyExc_ValueError, "order names no default");
-    if (PyErr_Occurred()) return PyMem_Free(places), -1;
+      if (places[i] < 0 && -1 - places[i] >= PyTuple_Size(defaults))
+        return PyMem_Free(places), PyErr_SetString(PyExc_ValueError, "order names no default"), -1;
   }
   PyObject *before[] = {self->names, self->defaults};
   PyMem_Free(self->order);
@@ -687,6 +813,8 @@ static int launcher_init(PyObject *object, PyObject *arguments, PyObject *keywor
   self->defaults = Py_NewRef(defaults);
   self->order = places;
   self->order_count = count;
+  clear(&self->launching);
+  clear(&self->calling);
   Py_XDECREF(before[0]);
   Py_XDECREF(before[1]);
   return 0;
@@ -723,9 +851,11 @@ static PyType_Spec launcher_spec = {"fuser._launcher.Launcher", sizeof(Launcher)
 
 static PyObject *set_torch(PyObject *module, PyObject *arguments) {
   PyObject *capsule, *found[8];
-  if (!PyArg_ParseTuple(arguments, "OOOOOOOOO!", &capsule, &found[0], &found[1], &found[2], &found[3], &found[4],
-                        &found[5], &found[6], &PyDict_Type, &found[7]))
+  if (!PyArg_ParseTuple(arguments, "OO!O!OOOOOO!", &capsule, &PyType_Type, &found[0], &PyType_Type, &found[1],
+                        &found[2], &found[3], &found[4], &found[5], &found[6], &PyDict_Type, &found[7]))
     return NULL;
+  for (int i = 2; i < 7; ++i)
+    if (!PyCallable_Check(found[i])) return PyErr_SetString(PyExc_TypeError, "torch's functions are callable"), NULL;
   const ExchangeApi *table = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
   if (!table) return NULL;
   if (table->version.major != 1)
@@ -744,6 +874,7 @@ static PyObject *set_torch(PyObject *module, PyObject *arguments) {
 static PyObject *set_driver(PyObject *module, PyObject *arguments) {
   unsigned long long launch, device;
   if (!PyArg_ParseTuple(arguments, "KK", &launch, &device)) return NULL;
+  if (!launch || !device) return PyErr_SetString(PyExc_ValueError, "a function of the driver has no address"), NULL;
   memcpy(&driver_device, &(uintptr_t){(uintptr_t)device}, sizeof(void *));
   memcpy(&driver_launch, &(uintptr_t){(uintptr_t)launch}, sizeof(void *));
   Py_RETURN_NONE;
@@ -753,6 +884,8 @@ static PyObject *set_driver(PyObject *module, PyObject *arguments) {
 static PyObject *show_call(PyObject *module, PyObject *arguments) {
   PyObject *type, *function;
   if (!PyArg_ParseTuple(arguments, "O!O", &PyType_Type, &type, &function)) return NULL;
+  if ((PyTypeObject *)type == launcher_type || PyType_GetSlot((PyTypeObject *)type, Py_tp_call) != launcher_call)
+    return PyErr_SetString(PyExc_TypeError, "show_call takes a class without a __call__"), NULL;
   PyObject *names = PyObject_GenericGetDict(type, NULL);
   if (!names) return NULL;
   const int status = PyDict_SetItemString(names, "__call__", function);
@@ -762,8 +895,10 @@ static PyObject *show_call(PyObject *module, PyObject *arguments) {
 }
 
 static PyObject *set_generation(PyObject *module, PyObject *number) {
-  generation = PyLong_AsUnsignedLongLong(number);
-  return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+  const unsigned long long value = PyLong_AsUnsignedLongLong(number);
+  if (PyErr_Occurred()) return NULL;
+  generation = value;
+  Py_RETURN_NONE;
 }
 
 static PyObject *launch_count(PyObject *module, PyObject *unused) { return PyLong_FromUnsignedLongLong(launches); }
@@ -783,7 +918,8 @@ PyMODINIT_FUNC PyInit__launcher(void) {
   out_name = PyUnicode_InternFromString("out");
   anew_name = PyUnicode_InternFromString("call_anew");
   level_name = PyUnicode_InternFromString("_current_level");
-  if (!out_name || !anew_name || !level_name) return NULL;
+  no_level = PyLong_FromLong(-1);
+  if (!out_name || !anew_name || !level_name || !no_level) return NULL;
   PyObject *module = PyModule_Create(&module_definition);
   PyObject *type = module ? PyType_FromSpec(&launcher_spec) : NULL;
   if (!type || PyModule_AddObjectRef(module, "Launcher", type)) {
@@ -791,6 +927,7 @@ PyMODINIT_FUNC PyInit__launcher(void) {
     Py_XDECREF(module);
     return NULL;
   }
-  Py_DECREF(type);
+  // The module's own reference: it is never unloaded.
+  launcher_type = (PyTypeObject *)type;
   return module;
 }

@@ -88,25 +88,25 @@ def plan_walk(
         rounds: whether values are rounded between functors (strict numerics), which takes registers.
     """
     space, tiled = _bring_tile_forward(space, itemsizes, num_outputs)
-    moving = [place for place, strides in enumerate(space.strides) if strides[0] and place not in tiled]
-    widths = {place: _dense_width(space.strides[place], 0, itemsizes[place], aligned[place]) for place in moving}
-    vector = VECTOR_BYTES // max((itemsizes[place] for place in moving), default=VECTOR_BYTES)
+    moving = [slot for slot, strides in enumerate(space.strides) if strides[0] and slot not in tiled]
+    widths = {slot: _dense_width(space.strides[slot], 0, itemsizes[slot], aligned[slot]) for slot in moving}
+    vector = VECTOR_BYTES // max((itemsizes[slot] for slot in moving), default=VECTOR_BYTES)
     # Outputs are written whole vectors at a time; an input that cannot be read so is read in pieces.
-    vector = min([vector, *(widths[place] for place in moving if place < num_outputs)])
-    if any(space.strides[place][0] > 1 for place in moving):
+    vector = min([vector, *(widths[slot] for slot in moving if slot < num_outputs)])
+    if any(space.strides[slot][0] > 1 for slot in moving):
         vector = min(vector, GATHER_VECTOR)
-    tuning = _default_tuning(space, vector, [itemsizes[place] for place in moving], rounds)
+    tuning = _default_tuning(space, vector, [itemsizes[slot] for slot in moving], rounds)
     if tiled:
-        sizes = [itemsizes[place] for place in tiled]
+        sizes = [itemsizes[slot] for slot in tiled]
         tuning = Tuning(block=128 if max(sizes) == 1 else 256, tile=_tile_side(sizes))
         vector = min(vector, tuning.share)
     accesses = []
-    for place, strides in enumerate(space.strides):
-        if place in tiled:
-            width = min(_dense_width(strides, 1, itemsizes[place], aligned[place]), tuning.share)
+    for slot, strides in enumerate(space.strides):
+        if slot in tiled:
+            width = min(_dense_width(strides, 1, itemsizes[slot], aligned[slot]), tuning.share)
             accesses.append(Access(width, is_transposed=True))
         else:
-            accesses.append(Access(min(widths.get(place, 1), vector)))
+            accesses.append(Access(min(widths.get(slot, 1), vector)))
     return Walk(space, vector, tuple(accesses), tuning)
 
 
@@ -131,10 +131,10 @@ def _bring_tile_forward(
     if space.sizes[0] < MIN_TILED_SIZE:
         return space, frozenset()
     by_dim: dict[int, list[int]] = {}
-    for place, strides in enumerate(space.strides):
-        if place >= num_outputs and strides[0] > 1 and 1 in strides:
-            by_dim.setdefault(strides.index(1), []).append(place)
-    by_dim = {dim: places for dim, places in by_dim.items() if space.sizes[dim] >= MIN_TILED_SIZE}
+    for slot, strides in enumerate(space.strides):
+        if slot >= num_outputs and strides[0] > 1 and 1 in strides:
+            by_dim.setdefault(strides.index(1), []).append(slot)
+    by_dim = {dim: slots for dim, slots in by_dim.items() if space.sizes[dim] >= MIN_TILED_SIZE}
     if not by_dim:
         return space, frozenset()
     dim = max(by_dim, key=lambda dim: len(by_dim[dim]))
@@ -143,10 +143,10 @@ def _bring_tile_forward(
         tuple(space.sizes[at] for at in order),
         tuple(tuple(strides[at] for at in order) for strides in space.strides),
     )
-    places = by_dim[dim]
-    while not _tile_side([itemsizes[place] for place in places]):
-        places.pop()
-    return moved, frozenset(places)
+    slots = by_dim[dim]
+    while not _tile_side([itemsizes[slot] for slot in slots]):
+        slots.pop()
+    return moved, frozenset(slots)
 
 
 def _tile_side(itemsizes: Sequence[int]) -> int:

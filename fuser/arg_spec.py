@@ -16,7 +16,7 @@ from fuser.kernel_spec import ArgSpec, InputSpec, infer_typing
 from fuser.layout import IterationSpace, Shape, Strides, broadcast_strides, build_iteration_space
 from fuser.tensor_desc import TensorDesc
 
-__all__ = ["MAX_NARROW_OFFSET", "Operand", "build_arg_spec", "rounds_between"]
+__all__ = ["MAX_NARROW_OFFSET", "DescribedValue", "build_arg_spec", "rounds_between"]
 
 # Offsets up to here fit an int with room for one block's worth of threads.
 MAX_NARROW_OFFSET = 2**31 - 2**16
@@ -24,7 +24,7 @@ MAX_NARROW_OFFSET = 2**31 - 2**16
 CPU_SHORT_ROW = 32
 
 
-class Operand(NamedTuple):
+class DescribedValue(NamedTuple):
     """One value that a kernel reads or writes: how it lies in memory, and what it counts as in typing."""
 
     desc: TensorDesc
@@ -32,7 +32,7 @@ class Operand(NamedTuple):
 
 
 def build_arg_spec(
-    group: FusionGroup, inputs: Sequence[Operand], outputs: Sequence[TensorDesc], device_type: str
+    group: FusionGroup, inputs: Sequence[DescribedValue], outputs: Sequence[TensorDesc], device_type: str
 ) -> tuple[ArgSpec, IterationSpace]:
     """Return what one kernel's text depends on, and its loop nest.
 
@@ -108,7 +108,7 @@ def _reach(space: IterationSpace) -> int:
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
-def _declared_kinds(group: FusionGroup, inputs: Sequence[Operand]) -> dict[int, set[type | None]]:
+def _declared_kinds(group: FusionGroup, inputs: Sequence[DescribedValue]) -> dict[int, set[type | None]]:
     # Of each input that functors take as a scalar, the kinds of number that their parameters are.
     found: dict[int, set[type | None]] = {}
     if not any(item.scalars for item in group.applications):
@@ -136,7 +136,7 @@ _DECLARED: dict[str, type] = {
 }  # fmt: skip
 
 
-def _pass_number(number: Operand, declared: set[type | None]) -> InputSpec:
+def _pass_number(number: DescribedValue, declared: set[type | None]) -> InputSpec:
     """Return what a scalar is passed to a kernel as.
 
     As its parameter is declared, so that ``1``, ``1.0`` and ``True`` share a kernel, wherever C++ would convert the

@@ -268,8 +268,8 @@ def _features(typing: Typing, args: ArgSpec) -> frozenset[str]:
 
 def _list_operands(group: FusionGroup, args: ArgSpec, typing: Typing) -> tuple[Operand, ...]:
     operands = [
-        Operand(f"out{place}", f"out{place}", dtype_info(typing.values[value]), inner, place, is_output=True)
-        for place, (value, inner) in enumerate(zip(group.outputs, args.outputs, strict=True))
+        Operand(f"out{slot}", f"out{slot}", dtype_info(typing.values[value]), inner, slot, is_output=True)
+        for slot, (value, inner) in enumerate(zip(group.outputs, args.outputs, strict=True))
     ]
     for index in group.used_inputs():
         item = args.inputs[index]
@@ -313,8 +313,8 @@ class ElementWriter:
     def parameters(self) -> list[str]:
         texts = ["const int64_t zero"] if self.has_zero else []
         texts += [f"const {self.types[index]} v{index}" for index in self.group.used_inputs()]
-        for place, value in enumerate(self.group.outputs):
-            texts.append(f"{dtype_info(self.typing.values[value]).storage}& out{place}")
+        for slot, value in enumerate(self.group.outputs):
+            texts.append(f"{dtype_info(self.typing.values[value]).storage}& out{slot}")
         return texts
 
     def statements(self) -> list[str]:
@@ -392,13 +392,13 @@ class ElementWriter:
         info = dtype_info(self.typing.values[value])
         isolate = self._isolate if is_apart else str
         self.types[value] = info.compute
-        places = [place for place, output in enumerate(self.group.outputs) if output == value]
+        slots = [slot for slot, output in enumerate(self.group.outputs) if output == value]
         converted = f"fuser_cast<{info.compute}>({expression})"
         if not self.is_strict or not info.is_narrow:
             crossing = self._cross(converted, info) if is_read_later and is_apart else converted
             lines = [f"const {info.compute} v{value} = {isolate(crossing)};"]
             stored = f"fuser_from_compute<{info.storage}>(v{value})" if info.is_narrow else f"v{value}"
-        elif not places:
+        elif not slots:
             rounded = isolate(f"fuser_round<{info.storage}>({converted})")
             lines = [f"const {info.compute} v{value} = {rounded};"]
         else:
@@ -406,8 +406,8 @@ class ElementWriter:
             if is_read_later:
                 kept = isolate(f"fuser_keep({converted}, s{value})")
                 lines = [f"{info.storage} s{value};", f"const {info.compute} v{value} = {kept};"]
-            return lines + [f"fuser_assign(out{place}, s{value});" for place in places]
-        return lines + [f"out{place} = {stored};" for place in places]
+            return lines + [f"fuser_assign(out{slot}, s{value});" for slot in slots]
+        return lines + [f"out{slot} = {stored};" for slot in slots]
 
     def _cross(self, text: str, info: DTypeInfo) -> str:
         if not self.crosses_with_zero or not (info.dtype.is_floating_point or info.dtype.is_complex):

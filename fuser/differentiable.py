@@ -33,7 +33,7 @@ def differentiable(
         forward: a functor, a fused function, or any function of tensors.
         backward: likewise. If both are functors, the pair fuses with its neighbours, forward and backward.
         save_for_backward: which tensors ``backward`` takes: names of the forward functor's parameters and ``"out"``
-            (``"out0"``, ``"out1"``, ...); or places among the inputs and, after them, the outputs; or a function of
+            (``"out0"``, ``"out1"``, ...); or slots among the inputs and, after them, the outputs; or a function of
             (inputs, outputs), two tuples, that returns some of them. None: all inputs.
         num_grad_inputs: how many of the first inputs have a gradient; None: all.
 
@@ -41,7 +41,7 @@ def differentiable(
         A function that is called as ``forward`` is.
 
     Raises:
-        ArgumentError: the functors do not fit together, or a name or place is unknown.
+        ArgumentError: the functors do not fit together, or a name or slot is unknown.
     """
     if isinstance(forward, JitFunction) and isinstance(backward, JitFunction):
         functor = forward.function.functor
@@ -82,7 +82,7 @@ class DifferentiableFunction:
         return results[0] if len(results) == 1 else results
 
     def find_places(self, inputs: int, outputs: int) -> tuple[int, ...]:
-        """Return the places of the saved tensors among so many inputs and outputs."""
+        """Return the slots of the saved tensors among so many inputs and outputs."""
         return _find_places(self._saved, _parameter_names(self.forward)[:inputs], outputs)
 
     def __repr__(self) -> str:
@@ -104,8 +104,8 @@ class _HandWritten(torch.autograd.Function):
         ctx.function, ctx.scalars, *values = inputs
         ctx.input_count = len(values)
         ctx.shapes = [item.shape if isinstance(item, torch.Tensor) else None for item in values]
-        places = ctx.function.find_places(len(values), len(output))
-        chosen = [[*values, *output][place] for place in places]
+        slots = ctx.function.find_places(len(values), len(output))
+        chosen = [[*values, *output][slot] for slot in slots]
         ctx.save_for_backward(*[item if isinstance(item, torch.Tensor) else None for item in chosen])
         ctx.numbers = [None if isinstance(item, torch.Tensor) else item for item in chosen]
 
@@ -135,19 +135,19 @@ def _find_places(saved: Saved | None, names: Sequence[str], outputs: int) -> tup
     if saved is None:
         return tuple(range(count))
     if callable(saved):
-        places = [_Place(number) for number in range(count + outputs)]
-        chosen = list(_flatten(saved(tuple(places[:count]), tuple(places[count:]))))
+        slots = [_Place(number) for number in range(count + outputs)]
+        chosen = list(_flatten(saved(tuple(slots[:count]), tuple(slots[count:]))))
         if not all(isinstance(item, _Place) for item in chosen):
             raise ArgumentError("save_for_backward must return some of the inputs and outputs it is given")
         return tuple(item.number for item in chosen)
-    known = {name: place for place, name in enumerate(names)}
-    known |= {f"out{place}": count + place for place in range(outputs)} | {"out": count}
+    known = {name: slot for slot, name in enumerate(names)}
+    known |= {f"out{slot}": count + slot for slot in range(outputs)} | {"out": count}
     found = []
     for item in [saved] if isinstance(saved, str) else saved:
-        place = known.get(item, -1) if isinstance(item, str) else item
-        if not 0 <= place < count + outputs:
+        slot = known.get(item, -1) if isinstance(item, str) else item
+        if not 0 <= slot < count + outputs:
             raise ArgumentError(f"save_for_backward: there is no {item!r} among {', '.join(known)}")
-        found.append(place)
+        found.append(slot)
     return tuple(found)
 
 

@@ -146,7 +146,7 @@ def warm_up(
 
 
 def under_autocast(spec: KernelSpec, inputs: Sequence[Any]) -> KernelSpec:
-    """Return what runs in place of a group inside torch.autocast: ops that it runs in float32 compute in it."""
+    """Return what runs in slot of a group inside torch.autocast: ops that it runs in float32 compute in it."""
     # Users' functors are no ops that autocast knows.
     if not any(isinstance(item, torch.Tensor) and item.is_cuda for item in inputs):
         return spec
@@ -157,7 +157,7 @@ def under_autocast(spec: KernelSpec, inputs: Sequence[Any]) -> KernelSpec:
 
 
 def _launch(spec: KernelSpec, step: Step, inputs: list[Any], outputs: list[torch.Tensor]) -> None:
-    addresses = [outputs[place].data_ptr() for place in step.outputs]
+    addresses = [outputs[slot].data_ptr() for slot in step.outputs]
     addresses += [inputs[index].data_ptr() for index in step.inputs]
     numbers = [_number(inputs[index]) for index in step.numbers]
     try:

@@ -195,9 +195,9 @@ class _HandWritten(torch.autograd.Function):
         scalars = {parameter.name: ctx.scalars[parameter.name] for parameter in backward.functor.scalars}
         first = {"tensor": 0, "output": len(ctx.inputs), "gradient": len(ctx.saved_tensors)}
         values += gradients
-        taken = [values[first[kind] + place] for kind, place in backward.operands(ctx.function.functor)]
+        taken = [values[first[kind] + slot] for kind, slot in backward.operands(ctx.function.functor)]
         made = dict(zip(backward.targets, call_derived(Function(backward.functor), taken, scalars), strict=True))
-        found = [made.get(place) for place in range(len(ctx.inputs))]
+        found = [made.get(slot) for slot in range(len(ctx.inputs))]
         return (
             None,
             None,

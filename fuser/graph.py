@@ -165,7 +165,7 @@ class HandWritten:
     """
 
     functor: Functor
-    # Which tensors it takes: places among the forward functor's tensors, and after them among its outputs.
+    # Which tensors it takes: slots among the forward functor's tensors, and after them among its outputs.
     saved: tuple[int, ...]
     # The forward functor's tensors of which its outputs are the gradients.
     targets: tuple[int, ...]
@@ -176,8 +176,8 @@ class HandWritten:
         """Return what each tensor parameter is bound to: a "tensor", an "output" or the "gradient" of one."""
         names = [parameter.name for parameter in forward.tensors]
         count = len(names)
-        saved = [("tensor", place) if place < count else ("output", place - count) for place in self.saved]
-        rest = iter([*saved, *(("gradient", place) for place in range(forward.num_outputs))])
+        saved = [("tensor", slot) if slot < count else ("output", slot - count) for slot in self.saved]
+        rest = iter([*saved, *(("gradient", slot) for slot in range(forward.num_outputs))])
         return [
             ("tensor", names.index(parameter.name)) if parameter.name in self.scalars else next(rest)
             for parameter in self.functor.tensors
@@ -187,14 +187,14 @@ class HandWritten:
         """Return it for a forward functor ``after`` that takes the scalars ``names`` of ``before`` as tensors."""
         old = [parameter.name for parameter in before.tensors]
         new = [parameter.name for parameter in after.tensors]
-        places = {place: new.index(name) for place, name in enumerate(old)}
-        places |= {len(old) + place: len(new) + place for place in range(before.num_outputs)}
+        slots = {slot: new.index(name) for slot, name in enumerate(old)}
+        slots |= {len(old) + slot: len(new) + slot for slot in range(before.num_outputs)}
         own = [parameter.name for parameter in self.functor.scalars]
         rest = tuple(name for name in own if name not in names)
         return HandWritten(
             parse_functor(self.functor.source, rest, self.functor.num_outputs),
-            tuple(places[place] for place in self.saved),
-            tuple(places[place] for place in self.targets),
+            tuple(slots[slot] for slot in self.saved),
+            tuple(slots[slot] for slot in self.targets),
             (*self.scalars, *(name for name in own if name in names)),
         )
 
@@ -333,14 +333,14 @@ class FusionGroup:
             signature = (application.function, tensors, scalars)
             if signature not in merged:
                 merged[signature] = builder.apply(application.function, tensors, scalars)
-            for place, value in enumerate(merged[signature]):
-                renamed[offsets[index] + place] = value
+            for slot, value in enumerate(merged[signature]):
+                renamed[offsets[index] + slot] = value
         assert all(producers[value] >= 0 for value in self.outputs), "lint() holds"
         return builder.build([renamed[value] for value in self.outputs])
 
-    def select_outputs(self, places: Sequence[int]) -> FusionGroup:
-        """Return the canonical group that makes only the outputs at ``places``; inputs keep their positions."""
-        return replace(self, outputs=tuple(self.outputs[place] for place in places), _key=[]).canonical()
+    def select_outputs(self, slots: Sequence[int]) -> FusionGroup:
+        """Return the canonical group that makes only the outputs at ``slots``; inputs keep their positions."""
+        return replace(self, outputs=tuple(self.outputs[slot] for slot in slots), _key=[]).canonical()
 
     def section(self, indices: Collection[int]) -> Section:
         """Return some applications, in order, as a group: it takes what they read and makes what others need."""
@@ -350,18 +350,18 @@ class FusionGroup:
         others = (item for index, item in enumerate(self.applications) if index not in indices)
         read_later = {value for item in others for value in item.tensors} - {*self.outputs}
         made = [value for value in self.outputs if value in own] + [value for value in own if value in read_later]
-        place = {value: index for index, value in enumerate([*read, *own])}
+        slot = {value: index for index, value in enumerate([*read, *own])}
         group = FusionGroup(
             tuple(self.inputs[value] if value < len(self.inputs) else Input(f"v{value}") for value in read),
             tuple(
                 replace(
                     item,
-                    tensors=tuple(place[value] for value in item.tensors),
-                    scalars=tuple(place[value] for value in item.scalars),
+                    tensors=tuple(slot[value] for value in item.tensors),
+                    scalars=tuple(slot[value] for value in item.scalars),
                 )
                 for item in inside
             ),
-            tuple(place[value] for value in made),
+            tuple(slot[value] for value in made),
         )
         return Section(group, tuple(read), tuple(made))
 
@@ -460,7 +460,7 @@ class FusionGroup:
         head = ", ".join(f"v{value}: {item.name}" for value, item in enumerate(self.inputs))
         lines = [f"group({head}):"]
         for offset, item in zip(offsets, self.applications, strict=True):
-            made = ", ".join(f"v{offset + place}" for place in range(item.function.num_outputs))
+            made = ", ".join(f"v{offset + slot}" for slot in range(item.function.num_outputs))
             lines.append(f"  {made} = {describe_application(item)}")
         return "\n".join([*lines, f"  return {', '.join(f'v{value}' for value in self.outputs)}"])
 
@@ -546,7 +546,7 @@ class GroupBuilder:
     """
 
     def __init__(self) -> None:
-        # Handle -> None for an input, (application, place) for an application's output.
+        # Handle -> None for an input, (application, slot) for an application's output.
         self._handles: list[tuple[int, int] | None] = []
         self._inputs: list[Input] = []
         self._applications: list[Application] = []
@@ -566,7 +566,7 @@ class GroupBuilder:
         self._applications.append(Application(function, tuple(tensors), tuple(scalars), name))
         first = len(self._handles)
         index = len(self._applications) - 1
-        self._handles += [(index, place) for place in range(function.num_outputs)]
+        self._handles += [(index, slot) for slot in range(function.num_outputs)]
         return tuple(range(first, len(self._handles)))
 
     def build(self, outputs: Sequence[int]) -> FusionGroup:

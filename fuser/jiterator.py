@@ -263,7 +263,7 @@ class JitFunction(Replayer):
 
         Args:
             backward: takes the saved tensors, then the gradient of every output; its outputs are gradients.
-            saved: places of the tensors it takes, among this function's tensors and, after them, its outputs; None: all
+            saved: slots of the tensors it takes, among this function's tensors and, after them, its outputs; None: all
                 tensors.
             count: how many of the first tensors it makes gradients of; None: all.
 

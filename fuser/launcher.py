@@ -74,7 +74,7 @@ class Launcher(Protocol):
         Args:
             names: the scalars that may follow the tensors by name.
             defaults: the value of each that the call leaves out; None for one that every call must give.
-            order: the inputs as places among the positional arguments, or -1 - k for the k-th default; None: all
+            order: the inputs as slots among the positional arguments, or -1 - k for the k-th default; None: all
                 arguments in order, then the scalars.
         """
 
@@ -207,11 +207,11 @@ def _pack_step(step: Step, input_count: int) -> tuple[Any, ...]:
 
     Returns:
         The function's address; grid; block; bytes of shared memory; the arguments with addresses and numbers missing;
-        the word where the addresses begin; the operands as places among (inputs, out tensors or allocations); the
+        the word where the addresses begin; the operands as slots among (inputs, out tensors or allocations); the
         inputs that are numbers; a letter for each number's type; whether to use torch's threads.
     """
     launch, packer = step.launch, step.packer
-    pointers = (*(input_count + place for place in step.outputs), *step.inputs)
+    pointers = (*(input_count + slot for slot in step.outputs), *step.inputs)
     return (
         step.kernel.address,
         launch.grid,
@@ -277,7 +277,7 @@ class PythonLauncher:
 
     def _bind(self, tensors: tuple[Any, ...], scalars: Scalars | None) -> tuple[Any, ...]:
         if self._order is not None:
-            return tuple(tensors[place] if place >= 0 else self._defaults[-1 - place] for place in self._order)
+            return tuple(tensors[slot] if slot >= 0 else self._defaults[-1 - slot] for slot in self._order)
         if not scalars:
             return tensors + self._defaults
         return tensors + tuple(map(scalars.get, self._names, self._defaults))
@@ -288,18 +288,18 @@ def _guard(recorded: Recorded, inputs: tuple[Any, ...], replay: Replay) -> Repla
     check, generation, settings = recorded.check, recorded.generation, config
     function_modes, dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
     first: dict[int, int] = {}
-    for place, item in enumerate(inputs):
+    for slot, item in enumerate(inputs):
         if isinstance(item, torch.Tensor):
-            first.setdefault(id(item), place)
-    # Each tensor once, and the places where one comes again.
+            first.setdefault(id(item), slot)
+    # Each tensor once, and the slots where one comes again.
     distinct = tuple(first.values())
-    twins = [(place, first[id(item)]) for place, item in enumerate(inputs) if first.get(id(item), place) != place]
+    twins = [(slot, first[id(item)]) for slot, item in enumerate(inputs) if first.get(id(item), slot) != slot]
     is_plain = len(distinct) == len(inputs)
 
     def guarded(inputs: tuple[Any, ...]) -> Any:
-        if not is_plain and not all(inputs[place] is inputs[other] for place, other in twins):
+        if not is_plain and not all(inputs[slot] is inputs[other] for slot, other in twins):
             return None
-        if not check(*(inputs if is_plain else [inputs[place] for place in distinct])):
+        if not check(*(inputs if is_plain else [inputs[slot] for slot in distinct])):
             return None
         if generation != settings.generation or function_modes() or dispatch_modes() or forward_ad._current_level >= 0:
             return None
@@ -315,19 +315,19 @@ def _make_replay_through(recorded: Recorded, inputs: tuple[Any, ...]) -> Replay:
 
 
 def _make_replay(recorded: Recorded, inputs: tuple[Any, ...]) -> Replay:
-    places = tuple(place for place, item in enumerate(inputs) if isinstance(item, torch.Tensor))
+    slots = tuple(slot for slot, item in enumerate(inputs) if isinstance(item, torch.Tensor))
     allocations, is_cuda, device_index = recorded.allocations, recorded.is_cuda, recorded.device_index
     needs_no_grad, is_grad_enabled = recorded.needs_no_grad, torch.is_grad_enabled
     current_device = torch._C._cuda_getDevice if is_cuda else None
     count = None if recorded.result_count == 1 else recorded.result_count
     # Addresses come in this order: what is allocated, then the inputs.
-    order = {place: len(allocations) + index for index, place in enumerate(places)}
+    order = {slot: len(allocations) + index for index, slot in enumerate(slots)}
     order |= {len(inputs) + index: index for index in range(len(allocations))}
     launches = [
         (
             step.packer.pack,
             step.run,
-            [order[place] for place in (*(len(inputs) + place for place in step.outputs), *step.inputs)],
+            [order[slot] for slot in (*(len(inputs) + slot for slot in step.outputs), *step.inputs)],
             step.numbers,
         )
         for step in recorded.steps
@@ -336,7 +336,7 @@ def _make_replay(recorded: Recorded, inputs: tuple[Any, ...]) -> Replay:
     def replay(inputs: tuple[Any, ...]) -> Any:
         if needs_no_grad and is_grad_enabled():
             return None
-        read = [inputs[place].data_ptr() for place in places]
+        read = [inputs[slot].data_ptr() for slot in slots]
         if current_device is not None:
             if current_device() != device_index:
                 return None
@@ -348,7 +348,7 @@ def _make_replay(recorded: Recorded, inputs: tuple[Any, ...]) -> Replay:
         addresses = [tensor.data_ptr() for tensor in made] + read
         for pack, run, order, numbers in launches:
             try:
-                packed = pack([addresses[index] for index in order], [inputs[place] for place in numbers])
+                packed = pack([addresses[index] for index in order], [inputs[slot] for slot in numbers])
             except struct.error:
                 return None
             run(packed)

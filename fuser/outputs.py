@@ -18,7 +18,7 @@ def check_kinds(out: Sequence[Any]) -> None:
     """Check that ``out=`` is made of tensors that have memory to write to.
 
     Raises:
-        ArgumentError: no tensor. ShapeError: a sparse, quantized or nested one.
+        ArgumentError: no tensor. ShapeError: a sparse, quantized, nested or zero one.
     """
     for item in out:
         if not isinstance(item, torch.Tensor):
@@ -26,6 +26,11 @@ def check_kinds(out: Sequence[Any]) -> None:
         kind = unusual_kind(item)
         if kind:
             raise ShapeError(f"out= takes strided tensors, got a {kind} tensor")
+        if item._is_zerotensor():
+            raise ShapeError(
+                "ZeroTensors are immutable. Please use the materialized zero tensor obtained using .clone() if you "
+                "want a mutable tensor."
+            )
 
 
 def unusual_kind(tensor: torch.Tensor) -> str:

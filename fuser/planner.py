@@ -1,7 +1,7 @@
 """Plans a call: what its signature (dtypes, shapes, strides, devices) decides, so that the next call only launches.
 
 Plans are made from descriptions of the arguments, never from their values, in four steps: describe the values of the
-group, cut it into what one launch takes, compile each part, and find each value a place among outputs and temporaries.
+group, cut it into what one launch takes, compile each part, and find each value a slot among outputs and temporaries.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fuser.arg_spec import Operand, build_arg_spec
+from fuser.arg_spec import DescribedValue, build_arg_spec
 from fuser.compiler import compile_kernel, register
-from fuser.errors import CompileError, CompilerNotFoundError, FallbackError, UnsupportedError
+from fuser.errors import ArgumentError, CompileError, CompilerNotFoundError, FallbackError, UnsupportedError
 from fuser.fallback import Fallback
 from fuser.fused_kernel import ArgumentPacker, FusedKernel
 from fuser.geometry import Launch
@@ -106,6 +106,10 @@ def make_plan(
     Raises:
         As ``run``. UnsupportedError leaves only when no fallback is allowed: else it is the plan's fallback reason.
     """
+    for item, bound in zip(spec.group.inputs, inputs, strict=True):
+        # A kernel reads one element of it, whatever it has.
+        if item.is_scalar and bound.shape:
+            raise ArgumentError(f"scalar {item.name!r} has shape {list(bound.shape)}, not []")
     device = common_device(spec.group, inputs)
     layouts = infer_layouts(spec.group, value_layouts(inputs))
     try:
@@ -178,13 +182,13 @@ def _plan_fallback(spec: KernelSpec, device: torch.device, error: UnsupportedErr
 # --- describe --------------------------------------------------------------------------------------------------------
 def _describe_values(
     spec: KernelSpec, inputs: Sequence[TensorDesc], device: torch.device, layouts: Sequence[ValueLayout]
-) -> list[Operand]:
+) -> list[DescribedValue]:
     # The inputs, then what the applications make, as it would lie in memory.
     specs = input_specs(inputs, device)
     typing = infer_typing(spec.group, specs, torch.get_default_dtype())
     made = list(zip(typing.values, typing.ranks, layouts, strict=True))[len(inputs) :]
-    return [Operand(*item) for item in zip(inputs, specs, strict=True)] + [
-        Operand(TensorDesc(torch.Tensor, dtype, layout.shape, layout.strides, device), InputSpec(dtype, rank))
+    return [DescribedValue(*item) for item in zip(inputs, specs, strict=True)] + [
+        DescribedValue(TensorDesc(torch.Tensor, dtype, layout.shape, layout.strides, device), InputSpec(dtype, rank))
         for dtype, rank, layout in made
     ]
 
@@ -220,7 +224,7 @@ class _Part:
 
 
 def _cut(
-    spec: KernelSpec, values: Sequence[Operand], outputs: Sequence[TensorDesc], device: torch.device
+    spec: KernelSpec, values: Sequence[DescribedValue], outputs: Sequence[TensorDesc], device: torch.device
 ) -> Iterator[_Part]:
     layouts = [ValueLayout(item.desc.shape, item.desc.strides) for item in values]
     by_value = {value for value, item in enumerate(values) if item.spec.number is not None}
@@ -244,9 +248,9 @@ def _cut(
             )
 
 
-# --- place -----------------------------------------------------------------------------------------------------------
+# --- find slots -----------------------------------------------------------------------------------------------------------
 def _find_homes(
-    spec: KernelSpec, parts: Sequence[_Part], values: Sequence[Operand]
+    spec: KernelSpec, parts: Sequence[_Part], values: Sequence[DescribedValue]
 ) -> tuple[dict[int, int], tuple[Buffer, ...]]:
     # Where each value that some step writes is, as an index into outputs and temporaries; and the temporaries.
     outputs = spec.group.outputs

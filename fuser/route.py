@@ -37,7 +37,7 @@ from fuser.outputs import check_kinds, finish_out, unusual_kind
 
 __all__ = [
     "HANDLERS",
-    "Call",
+    "GroupCall",
     "Route",
     "Routed",
     "call",
@@ -69,7 +69,7 @@ class Routed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class GroupCall:
     """One call of a group on its way."""
 
     spec: KernelSpec
@@ -84,7 +84,7 @@ class Call:
 
 
 # Who serves the routes that lead to rooms above this one: they put themselves here when they are imported.
-HANDLERS: dict[Route, Callable[[Call], Sequence[torch.Tensor]]] = {}
+HANDLERS: dict[Route, Callable[[GroupCall], Sequence[torch.Tensor]]] = {}
 
 
 def run(spec: KernelSpec, inputs: Sequence[Any], out: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
@@ -104,7 +104,7 @@ def run(spec: KernelSpec, inputs: Sequence[Any], out: Sequence[torch.Tensor] | N
         GradientError: an input requires grad and the group has no derivative.
         FallbackError: the group can neither be fused nor run in eager torch.
     """
-    return _follow(Call(spec, list(inputs), out))
+    return _follow(GroupCall(spec, list(inputs), out))
 
 
 def call(spec: KernelSpec, launcher: Launcher, inputs: tuple[Any, ...]) -> Any:
@@ -145,7 +145,7 @@ def call_anew(
         As ``run``.
     """
     outs = None if out is None else out if isinstance(out, tuple) else (out,)
-    results = _follow(Call(spec, list(inputs), outs, launcher, tensors, scalars, out))
+    results = _follow(GroupCall(spec, list(inputs), outs, launcher, tensors, scalars, out))
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -157,7 +157,7 @@ def run_below(spec: KernelSpec, launcher: Launcher, inputs: tuple[Any, ...]) -> 
     replayed = launcher.launch(inputs, None, None)
     if replayed is not None:
         return (replayed,) if isinstance(replayed, torch.Tensor) else replayed
-    return _serve(Call(spec, list(inputs), None, launcher, inputs), find_route(inputs, below_autograd=True))
+    return _serve(GroupCall(spec, list(inputs), None, launcher, inputs), find_route(inputs, below_autograd=True))
 
 
 def find_route(inputs: Sequence[Any], *, below_autograd: bool = False) -> Routed:
@@ -205,7 +205,7 @@ def is_transformed() -> bool:
     return interpreter is not None and interpreter.key() is not torch._C._functorch.TransformType.Functionalize
 
 
-def _follow(made: Call) -> list[torch.Tensor]:
+def _follow(made: GroupCall) -> list[torch.Tensor]:
     if made.out is not None:
         check_kinds(made.out)
     if torch.is_autocast_enabled("cuda"):
@@ -213,7 +213,7 @@ def _follow(made: Call) -> list[torch.Tensor]:
     return list(_serve(made, find_route(made.inputs)))
 
 
-def _serve(made: Call, routed: Routed) -> Sequence[torch.Tensor]:
+def _serve(made: GroupCall, routed: Routed) -> Sequence[torch.Tensor]:
     is_as_given = all(map(operator.is_, routed.inputs, made.inputs))
     # A record is for calls with tensors like these; what had to be resolved first has no place in one.
     resolved = made if is_as_given else replace(made, inputs=routed.inputs, launcher=None)
@@ -228,7 +228,7 @@ def _serve(made: Call, routed: Routed) -> Sequence[torch.Tensor]:
     return results if made.out is None else finish_out(made.out, results)
 
 
-def _run_kernel(made: Call) -> list[torch.Tensor]:
+def _run_kernel(made: GroupCall) -> list[torch.Tensor]:
     results, plan = run_planned(made.spec, made.inputs, made.out)
     # A replayed launch could not be dumped.
     if plan is not None and made.launcher is not None and "launch" not in config.dump:
@@ -236,7 +236,7 @@ def _run_kernel(made: Call) -> list[torch.Tensor]:
     return results
 
 
-def _differentiate(made: Call) -> Sequence[torch.Tensor]:
+def _differentiate(made: GroupCall) -> Sequence[torch.Tensor]:
     spec, inputs = made.spec, made.inputs
     if made.out is not None and torch.is_grad_enabled() and any(map(_requires_grad, inputs)):
         raise GradientError("out= does not support automatic differentiation, but one of the inputs requires grad")

@@ -59,11 +59,11 @@ def cut_around(group: FusionGroup, obstacle: int) -> Iterator[Section]:
 def group_outputs(shapes: Sequence[Shape]) -> list[list[int]]:
     """Return which outputs share a launch: those of one shape, up to the bound on outputs."""
     by_shape: dict[Shape, list[list[int]]] = {}
-    for place, shape in enumerate(shapes):
+    for slot, shape in enumerate(shapes):
         launches = by_shape.setdefault(shape, [[]])
         if len(launches[-1]) == MAX_OUTPUTS:
             launches.append([])
-        launches[-1].append(place)
+        launches[-1].append(slot)
     return [launch for launches in by_shape.values() for launch in launches]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,24 @@ def test_configuration_table_is_the_one_in_the_code(request: pytest.FixtureReque
         page.write_text(f"{head}<!-- settings -->\n{expected}<!-- /settings -->\n{tail}", encoding="utf-8")
         return
     assert table == expected, "run pytest --update-golden to write the table anew"
+
+
+def test_the_picture_of_the_rooms_is_the_one_in_the_code(request: pytest.FixtureRequest) -> None:
+    rooms = runpy.run_path(str(ROOT / "docs" / "rooms.py"))
+    graph, purposes = rooms["read_imports"](rooms["PACKAGE"]), rooms["read_purposes"](rooms["PACKAGE"])
+    assert all(purposes[room] for room in graph)
+    drawn = rooms["draw"](graph, purposes)
+    if request.config.getoption("--update-golden"):
+        rooms["PICTURE"].write_text(drawn, encoding="utf-8")
+    assert rooms["PICTURE"].read_text(encoding="utf-8") == drawn, "python docs/rooms.py draws it anew"
+
+
+def test_every_room_has_a_row() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    listed = {name.strip("/") for row in rows for name in re.findall(r"`(\w+/?)`", row)}
+    rooms = runpy.run_path(str(ROOT / "docs" / "rooms.py"))
+    assert set(rooms["read_imports"](rooms["PACKAGE"])) <= listed
 
 
 def settings_table() -> str:

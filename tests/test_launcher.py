@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import pickle
@@ -436,7 +437,7 @@ def test_a_fused_function_writes_to_out() -> None:
         with pytest.raises(TypeError):
             whole(x, y, out=out, more=1)
     if launcher._c is not None:
-        assert whole.launch((x, y), {"out": out}, out) is out
+        assert whole.launch((x, y), None, out) is out
     compiled = torch.compile(lambda x, y, out: whole(x, y, out=out), backend="eager", fullgraph=True)
     compiled(x, y, out)
     assert torch.equal(out, 2 * x + y)
@@ -663,3 +664,206 @@ def test_a_setting_that_changes_while_a_plan_is_made_makes_the_record_stale(monk
     with config.patch(numerics="strict"):
         double(x)
         assert double.launch((x,), None, None) is None
+
+
+@pytest.mark.parametrize("out", [(), (None,), (torch.zeros(4),) * 3, ((),), 2.0, "out", object()], ids=repr)
+def test_out_of_a_wrong_kind_raises_after_right_calls(kind: str, out: Any) -> None:
+    function, whole = make(kind, alpha=2.0), fuser.fuse(lambda x, y: torch.exp(x) + y)
+    x, y, right = draw(4), draw(4), torch.empty(4)
+    for call in (function, whole):
+        for _ in range(2):
+            assert call(x, y, out=right) is call(x, y, out=(right,)) is right
+            assert torch.equal(call(x, y), right)
+            with pytest.raises(ArgumentError, match="out="):
+                call(x, y, out=out)
+
+
+def test_out_may_be_an_argument_of_a_fused_function() -> None:
+    own = fuser.fuse(lambda x, out: torch.exp(x) + out)
+    x, y = draw(4), draw(4)
+    for _ in range(2):
+        assert torch.equal(own(x, y), own(x, out=y))
+        with pytest.raises(TypeError):
+            own(x, y, out=None)
+
+
+def test_out_without_memory_is_refused(kind: str) -> None:
+    function = make(kind, alpha=2.0)
+    x, y = draw(4), draw(4)
+    for _ in range(2):
+        function(x, y, out=torch.empty(4))
+        with pytest.raises(RuntimeError, match="ZeroTensors are immutable"):
+            function(x, y, out=torch._efficientzerotensor(4))
+
+
+def test_a_scalar_of_a_group_has_one_element() -> None:
+    times = fuser.create_jit_fn("template <typename T> T times(T x, T by) { return x * by; }", by=2.0)
+    key = fuser.register_fusion(fuser.fuse(lambda x: times(x, by=3.0) + x).groups[0])
+    for by in (torch.empty(0), torch.ones(4), torch.ones(1)):
+        with pytest.raises(ArgumentError, match="has shape"):
+            fuser.run_fusion(key, [draw(4), by])
+
+
+needs_c = pytest.mark.skipif(launcher._c is None, reason="fuser was installed without a C compiler")
+
+
+def record(**other: Any) -> tuple[Any, ...]:
+    """Return a record of a call of one tensor that allocates one and launches nothing, with some fields replaced."""
+    allocations = ((launcher._ALLOCATE["cpu"], ((4,), (1,), torch.float32)),)
+    fields = {"check": lambda *_: True, "generation": fuser.config.generation, "allocations": allocations}
+    return launcher.Recorded(**fields | {"result_count": 1} | other)  # type: ignore[arg-type]
+
+
+def step(**other: Any) -> tuple[Any, ...]:
+    """Return a launch with some fields replaced; its address is never called."""
+    fields: dict[str, Any] = {
+        "address": 8, "grid": 1, "block": 1, "shared": 0, "arguments": bytes(24), "first": 1, "pointers": (1, 0),
+        "numbers": (), "letters": "", "is_parallel": False,
+    }  # fmt: skip
+    return tuple((fields | other).values())
+
+
+MALFORMED: dict[str, tuple[Any, type[Exception]]] = {
+    "check": (lambda: record(check=1), TypeError),
+    "generation": (lambda: record(generation="0"), TypeError),
+    "through": (lambda: record(through=1), TypeError),
+    "too few fields": (lambda: tuple(record())[:5], TypeError),
+    "more results than allocations": (lambda: record(result_count=2), ValueError),
+    "fewer results than none": (lambda: record(result_count=-1), ValueError),
+    "allocations in a list": (lambda: record(allocations=[]), TypeError),
+    "allocation of nothing": (lambda: record(allocations=(1,)), TypeError),
+    "allocation by no function": (lambda: record(allocations=((1, ()),)), TypeError),
+    "step of nothing": (lambda: record(packed=(1,)), TypeError),
+    "step without address": (lambda: record(packed=(step(address=0),)), ValueError),
+    "first word before the arguments": (lambda: record(packed=(step(first=-1),)), ValueError),
+    "first word after the arguments": (lambda: record(packed=(step(first=2**31 - 1),)), ValueError),
+    "part of a word": (lambda: record(packed=(step(arguments=bytes(25)),)), ValueError),
+    "more words than there are": (lambda: record(packed=(step(arguments=bytes(2**13)),)), ValueError),
+    "pointer to no value": (lambda: record(packed=(step(pointers=(3,)),)), ValueError),
+    "pointer before the values": (lambda: record(packed=(step(pointers=(-1,)),)), ValueError),
+    "pointer of many bits": (lambda: record(packed=(step(pointers=(2**32,)),)), OverflowError),
+    "pointer to a number": (lambda: record(packed=(step(pointers=(2, 1)),)), ValueError),
+    "number that is a tensor": (lambda: record(packed=(step(pointers=(), numbers=(0,), letters="f"),)), ValueError),
+    "number that is allocated": (lambda: record(packed=(step(pointers=(), numbers=(2,), letters="f"),)), ValueError),
+    "letter too many": (lambda: record(packed=(step(letters="f"),)), ValueError),
+    "unknown letter": (lambda: record(packed=(step(pointers=(), numbers=(1,), letters="x"),)), ValueError),
+}
+
+
+@needs_c
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_records_are_refused(name: str) -> None:
+    made, error = MALFORMED[name]
+    fast = launcher._c.Launcher(("alpha",), (2.0,))
+    with pytest.raises(error):
+        fast.add((draw(4),), None, None, made())
+    # A record for out= has as many results as there are tensors.
+    with pytest.raises(ValueError, match="results"):
+        fast.add((draw(4),), None, (draw(4), draw(4)), record(allocations=()))
+    assert fast.add((draw(4),), None, None, record())
+    assert fast.launch((draw(4),), None, None).shape == (4,)
+    assert fast.launch((draw(4),), None, ()) is None
+
+
+@needs_c
+def test_the_c_module_refuses_what_it_cannot_use() -> None:
+    c = launcher._c
+    fast = c.Launcher((), ())
+    capsule = torch.Tensor.__dlpack_c_exchange_api__
+    wrong: list[Callable[[], Any]] = [
+        lambda: fast.launch([], None, None),
+        lambda: fast.launch((), 5, None),
+        lambda: fast.launch((), None),
+        lambda: fast.add((), 5, None, ()),
+        lambda: c.Launcher(("x",), ()),
+        lambda: c.Launcher((1,), (1,)),
+        lambda: c.Launcher((), (), (-1,)),
+        lambda: c.Launcher((), (), (2**40,)),
+        lambda: c.Launcher((), (), [0]),
+        lambda: c.Launcher.__new__(c.Launcher).add((1.0,), None, None, tuple(record())),
+        lambda: c.set_torch(capsule, int, int, 1, 2, 3, 4, 5, {}),
+        lambda: c.set_torch(capsule, 1, 1, len, len, len, len, len, {}),
+        lambda: c.set_torch(object(), int, int, len, len, len, len, len, {}),
+        lambda: c.set_driver(0, 1),
+        lambda: c.set_driver("a", 1),
+        lambda: c.show_call(int, len),
+        lambda: c.show_call(c.Launcher, len),
+        lambda: c.set_generation("1"),
+        lambda: c.set_generation(-1),
+    ]
+    for call in wrong:
+        with pytest.raises((TypeError, ValueError, OverflowError, RuntimeError)):
+            call()
+    # Nothing of that has changed anything.
+    function = make("c", alpha=2.0)
+    x, y = draw(4), draw(4)
+    function(x, y)
+    assert replays(function, (x, y))
+
+
+@needs_c
+def test_an_allocator_that_makes_no_tensor_raises() -> None:
+    fast = launcher._c.Launcher((), ())
+    fast.add((draw(4),), None, None, record(allocations=((lambda: 3, ()),)))
+    with pytest.raises(TypeError, match="allocator"):
+        fast.launch((draw(4),), None, None)
+
+
+@needs_c
+def test_a_launcher_that_is_made_again_forgets() -> None:
+    fast = launcher._c.Launcher((), ())
+    x = draw(4)
+    # The second time in the middle of a call.
+    undo = record(check=lambda *_: fast.__init__((), (), (0,)) or True)  # type: ignore[func-returns-value]
+    assert fast.add((x,), None, None, undo)
+    assert fast.launch((x,), None, None).shape == (4,)
+    assert fast.launch((x,), None, None) is None
+
+
+@needs_c
+def test_replays_leave_no_references() -> None:
+    function = make("c", BOTH, 2)
+    scaled = make("c", alpha=2.0)
+    x, y, out, alpha = draw(4), draw(4), draw(4), 0.5
+    held = (x, y, out, alpha, None, True, fuser.JitFunction, function, scaled)
+
+    def calls(count: int) -> None:
+        for _ in range(count):
+            function(x, y)
+            scaled(x, y, alpha=alpha, out=out)
+            with contextlib.suppress(ArgumentError):
+                scaled(x, y, out=())
+
+    calls(10)
+    before = [sys.getrefcount(item) for item in held]
+    calls(2000)
+    after = [sys.getrefcount(item) for item in held]
+    assert all(abs(now - then) < 100 for now, then in zip(after, before, strict=True)), (before, after)
+
+
+@needs_c
+@pytest.mark.cpu
+def test_long_kernels_run_without_the_gil() -> None:
+    # Few elements, and much work for each.
+    text = """template <typename T> T slow(T x) {
+        for (int i = 0; i < 3000000; ++i) x = x * T(0.999) + T(0.5);
+        return x;
+    }"""
+    function = fuser.create_jit_fn(text)
+    x = draw(4)
+    for _ in range(4):
+        function(x)
+    done = threading.Event()
+    counted = 0
+
+    def work() -> None:
+        function(x)
+        done.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while not done.is_set():
+        counted += 1
+    thread.join()
+    # With the GIL held, this thread stands still for as long as the kernel runs.
+    assert counted > 10_000

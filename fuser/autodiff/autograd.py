@@ -20,12 +20,12 @@ from fuser.compiler import registered
 from fuser.dtypes import Rank
 from fuser.errors import GradientError, UntranslatableError
 from fuser.launcher import record_through
-from fuser.route import HANDLERS, Call, Route, call, is_transformed, run, run_below
+from fuser.route import HANDLERS, GroupCall, Route, call, is_transformed, run, run_below
 
 __all__ = ["differentiate"]
 
 
-def differentiate(made: Call) -> Sequence[torch.Tensor]:
+def differentiate(made: GroupCall) -> Sequence[torch.Tensor]:
     """Run a group so that autograd, forward AD and torch.func's transforms can differentiate it.
 
     Args:
@@ -104,13 +104,13 @@ def _save(
     # For _find_gradients: what it reads, and the shape of each input and output. Returns the tensors.
     ctx.set_materialize_grads(False)
     if case.constant_outputs:
-        ctx.mark_non_differentiable(*[outputs[place] for place in case.constant_outputs])
+        ctx.mark_non_differentiable(*[outputs[slot] for slot in case.constant_outputs])
     ctx.case = case
-    tensors = [inputs[place] for place in read] + [outputs[place] for place in case.kept_outputs]
+    tensors = [inputs[slot] for slot in read] + [outputs[slot] for slot in case.kept_outputs]
     ctx.save_for_backward(*tensors)
     ctx.saved = (*read, *case.kept)
-    ctx.numbers = {place: inputs[place] for place in case.numbers}
-    ctx.shapes = [inputs[place].shape for place in case.wanted]
+    ctx.numbers = {slot: inputs[slot] for slot in case.numbers}
+    ctx.shapes = [inputs[slot].shape for slot in case.wanted]
     ctx.out_shapes = [item.shape for item in outputs]
     return tensors
 
@@ -141,7 +141,7 @@ def _find_strided_gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> l
     found: list[torch.Tensor | None] = [None] * len(case.devices)
     shapes = dict(zip(case.wanted, ctx.shapes, strict=True))
     try:
-        passes = [case.backward(places) for places in _by_shape(ctx.out_shapes, grads)]
+        passes = [case.backward(slots) for slots in _by_shape(ctx.out_shapes, grads)]
     except (GradientError, UntranslatableError) as error:
         check_eager(case.spec, error)
         return _find_eager_gradients(ctx, values, grads)
@@ -155,9 +155,9 @@ def _find_strided_gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> l
             before = found[target]
             found[target] = part if before is None else before + part
     # As torch has it: what is a step function of an input has a gradient, of zeros.
-    for place, shape in shapes.items():
-        if found[place] is None:
-            found[place] = torch.zeros(shape, dtype=case.typing.values[place], device=case.devices[place])
+    for slot, shape in shapes.items():
+        if found[slot] is None:
+            found[slot] = torch.zeros(shape, dtype=case.typing.values[slot], device=case.devices[slot])
     return found
 
 
@@ -166,20 +166,20 @@ def _by_shape(shapes: Sequence[torch.Size], grads: Sequence[torch.Tensor | None]
     if len(shapes) == 1:
         return [] if grads[0] is None else [(0,)]
     groups: list[tuple[torch.Size, list[int]]] = []
-    for place, (shape, grad) in enumerate(zip(shapes, grads, strict=True)):
+    for slot, (shape, grad) in enumerate(zip(shapes, grads, strict=True)):
         if grad is not None:
-            group = next((places for known, places in groups if known == shape), None)
+            group = next((slots for known, slots in groups if known == shape), None)
             if group is None:
-                groups.append((shape, [place]))
+                groups.append((shape, [slot]))
             else:
-                group.append(place)
-    return [tuple(places) for _, places in groups]
+                group.append(slot)
+    return [tuple(slots) for _, slots in groups]
 
 
 def _find_tangents(ctx: Any, tangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
     case: Case = ctx.case
     values = _saved_values(ctx)
-    given = tuple(place for place, tangent in enumerate(tangents) if tangent is not None)
+    given = tuple(slot for slot, tangent in enumerate(tangents) if tangent is not None)
     try:
         forward = case.tangents(given)
     except (GradientError, UntranslatableError) as error:
@@ -187,10 +187,10 @@ def _find_tangents(ctx: Any, tangents: Sequence[torch.Tensor | None]) -> tuple[t
         return _find_eager_tangents(case, values, given, tangents)
     found = dict(zip(forward.derived.targets, _run_pass(forward, tangents, values), strict=True)) if forward else {}
     made = []
-    for place, shape in enumerate(ctx.out_shapes):
-        tangent = found.get(place)
-        if tangent is None and place not in case.constant_outputs:
-            dtype = case.typing.values[case.spec.group.outputs[place]]
+    for slot, shape in enumerate(ctx.out_shapes):
+        tangent = found.get(slot)
+        if tangent is None and slot not in case.constant_outputs:
+            dtype = case.typing.values[case.spec.group.outputs[slot]]
             tangent = values[case.wanted[0]].new_zeros((), dtype=dtype)
         made.append(None if tangent is None else tangent.expand(shape))
     return tuple(made)
@@ -200,42 +200,42 @@ def _find_eager_gradients(
     ctx: Any, values: Mapping[int, Any], grads: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
     case: Case = ctx.case
-    inputs = [values[place] for place in range(len(case.devices))]
-    places = _continuous_outputs(case)
+    inputs = [values[slot] for slot in range(len(case.devices))]
+    slots = _continuous_outputs(case)
     incoming = []
-    for place in places:
-        grad, dtype = grads[place], case.typing.values[case.spec.group.outputs[place]]
+    for slot in slots:
+        grad, dtype = grads[slot], case.typing.values[case.spec.group.outputs[slot]]
         zero = inputs[case.tensors[0]]
-        incoming.append(zero.new_zeros(ctx.out_shapes[place], dtype=dtype) if grad is None else grad)
-    wanted = [case.tensors.index(place) for place in case.wanted]
-    made = pull_back_eagerly(case.spec, inputs, places, incoming, wanted)
+        incoming.append(zero.new_zeros(ctx.out_shapes[slot], dtype=dtype) if grad is None else grad)
+    wanted = [case.tensors.index(slot) for slot in case.wanted]
+    made = pull_back_eagerly(case.spec, inputs, slots, incoming, wanted)
     found: list[torch.Tensor | None] = [None] * len(case.devices)
-    for place, gradient in zip(case.wanted, made, strict=True):
-        found[place] = gradient
+    for slot, gradient in zip(case.wanted, made, strict=True):
+        found[slot] = gradient
     return found
 
 
 def _find_eager_tangents(
     case: Case, values: Mapping[int, Any], given: tuple[int, ...], tangents: Sequence[Any]
 ) -> tuple[torch.Tensor | None, ...]:
-    inputs = [values[place] for place in range(len(case.devices))]
-    tensors = [values[place] for place in case.tensors]
-    places = _continuous_outputs(case)
-    function = eager_function(case.spec, inputs, places)
-    derivative = partial(push_forward, function, [case.tensors.index(place) for place in given], len(tensors))
-    made = call_opaque(derivative, *tensors, *[tangents[place] for place in given])
-    found = dict(zip(places, made, strict=True))
-    return tuple(found.get(place) for place in range(len(case.spec.group.outputs)))
+    inputs = [values[slot] for slot in range(len(case.devices))]
+    tensors = [values[slot] for slot in case.tensors]
+    slots = _continuous_outputs(case)
+    function = eager_function(case.spec, inputs, slots)
+    derivative = partial(push_forward, function, [case.tensors.index(slot) for slot in given], len(tensors))
+    made = call_opaque(derivative, *tensors, *[tangents[slot] for slot in given])
+    found = dict(zip(slots, made, strict=True))
+    return tuple(found.get(slot) for slot in range(len(case.spec.group.outputs)))
 
 
 def _continuous_outputs(case: Case) -> list[int]:
-    return [place for place in range(len(case.spec.group.outputs)) if place not in case.constant_outputs]
+    return [slot for slot in range(len(case.spec.group.outputs)) if slot not in case.constant_outputs]
 
 
 def _run_pass(step: Pass, derivatives: Sequence[Any], values: Mapping[int, Any]) -> tuple[torch.Tensor, ...]:
     # The derivatives, differentiable in turn where somebody differentiates this formula.
     items = tuple(
-        [derivatives[place] if is_derivative else values[place] for is_derivative, place in step.derived.sources]
+        [derivatives[slot] if is_derivative else values[slot] for is_derivative, slot in step.derived.sources]
     )
     made = call(step.spec, step.launcher, items)
     return (made,) if isinstance(made, torch.Tensor) else made

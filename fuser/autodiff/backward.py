@@ -44,10 +44,10 @@ _ZERO = Function(parse_functor("template <typename T> T zero(T x) { return T(0);
 class Source(NamedTuple):
     """What one input of a derived group is bound to."""
 
-    # A gradient (of the forward group's output ``place``; in forward mode the tangent of its input ``place``), or the
-    # forward group's value ``place``.
+    # A gradient (of the forward group's output ``slot``; in forward mode the tangent of its input ``slot``), or the
+    # forward group's value ``slot``.
     is_derivative: bool
-    place: int
+    slot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class DerivedGroup:
     group: FusionGroup
     # One per input of the group.
     sources: tuple[Source, ...]
-    # What each output is the gradient of (an input of the forward group) or the tangent of (a place among its outputs).
+    # What each output is the gradient of (an input of the forward group) or the tangent of (a slot among its outputs).
     targets: tuple[int, ...]
     # Values of the forward group that some derived functor reads.
     read: frozenset[int]
@@ -155,19 +155,19 @@ def build_tangents(group: FusionGroup, typing: Typing, given: Collection[int]) -
     steps = []
     for index, (application, offset) in enumerate(zip(group.applications, group.value_offsets(), strict=True)):
         arguments = _arguments(application)
-        places = tuple(place for place, value in enumerate(arguments) if value in tangents)
+        slots = tuple(slot for slot, value in enumerate(arguments) if value in tangents)
         made = range(offset, offset + application.function.num_outputs)
-        if not places or continuous.isdisjoint(made):
+        if not slots or continuous.isdisjoint(made):
             continue
         functor, types = application.function.functor, _argument_types(application, index, typing)
         derived = forward_functor(
-            functor, _compute_dtype(typing, index), types, given=places, op=application.function.op
+            functor, _compute_dtype(typing, index), types, given=slots, op=application.function.op
         )
         if derived.functor is None:
             continue
-        values = {out: offset + place for place, out in enumerate(derived.results) if out is not None}
+        values = {out: offset + slot for slot, out in enumerate(derived.results) if out is not None}
         targets = tuple(values.get(out, -1) for out in range(derived.functor.num_outputs))
-        incoming = tuple(arguments[place] for place in places)
+        incoming = tuple(arguments[slot] for slot in slots)
         steps.append(_Step(index, derived, incoming, targets, arguments, tuple(made)))
         tangents |= {value for value in targets if value in continuous}
     writer = _Writer(group, typing)
@@ -181,8 +181,8 @@ def build_tangents(group: FusionGroup, typing: Typing, given: Collection[int]) -
     for step in steps:
         made_handles = writer.apply(step, [handles[value] for value in step.outputs], group.outputs)
         handles.update(zip(step.targets, made_handles, strict=True))
-    moved = [place for place, value in enumerate(group.outputs) if value in tangents and value not in given]
-    return writer.finish([handles[group.outputs[place]] for place in moved], moved, read) if moved else None
+    moved = [slot for slot, value in enumerate(group.outputs) if value in tangents and value not in given]
+    return writer.finish([handles[group.outputs[slot]] for slot in moved], moved, read) if moved else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,28 +201,28 @@ class _Step:
     @property
     def read(self) -> list[int]:
         values = {"argument": self.arguments, "result": self.results}
-        return [values[kind][place] for kind, place in self.derived.arguments if kind in values]
+        return [values[kind][slot] for kind, slot in self.derived.arguments if kind in values]
 
 
 def _reverse_steps(
     group: FusionGroup, typing: Typing, continuous: Collection[int], outputs: Collection[int]
 ) -> list[_Step]:
     # From the last application to the first; a step is there if a gradient reaches it.
-    reached = {group.outputs[place] for place in outputs} & set(continuous)
+    reached = {group.outputs[slot] for slot in outputs} & set(continuous)
     offsets = group.value_offsets()
     steps = []
     for index in reversed(range(len(group.applications))):
         application, offset = group.applications[index], offsets[index]
-        incoming = tuple(place for place in range(application.function.num_outputs) if offset + place in reached)
+        incoming = tuple(slot for slot in range(application.function.num_outputs) if offset + slot in reached)
         arguments = _arguments(application)
-        wanted = tuple(place for place, value in enumerate(arguments) if value in continuous)
+        wanted = tuple(slot for slot, value in enumerate(arguments) if value in continuous)
         if not incoming or not wanted:
             continue
         derived = _derive(application, index, typing, wanted, incoming)
-        made = {out: arguments[place] for place, out in zip(wanted, derived.results, strict=True) if out is not None}
+        made = {out: arguments[slot] for slot, out in zip(wanted, derived.results, strict=True) if out is not None}
         if made and derived.functor is not None:
             results = tuple(range(offset, offset + application.function.num_outputs))
-            values = tuple(results[place] for place in incoming)
+            values = tuple(results[slot] for slot in incoming)
             targets = tuple(made.get(out, -1) for out in range(derived.functor.num_outputs))
             steps.append(_Step(index, derived, values, targets, arguments, results))
             reached |= set(made.values())
@@ -248,30 +248,30 @@ def _hand_written(function: Function, wanted: tuple[int, ...], outputs: tuple[in
 
     assert function.backward is not None, "the caller checked"
     backward, parameters = function.backward, _parameters(function.functor)
-    places = {parameter.name: place for place, parameter in enumerate(parameters)}
-    tensor_places = [places[parameter.name] for parameter in function.functor.tensors]
-    for place in wanted:
-        name = parameters[place].name
+    slots = {parameter.name: slot for slot, parameter in enumerate(parameters)}
+    tensor_places = [slots[parameter.name] for parameter in function.functor.tensors]
+    for slot in wanted:
+        name = parameters[slot].name
         if name in function.unpromoted:
             raise NotDifferentiableError(
                 f"its backward functor makes no gradient of the scalar {name!r}, which is a tensor here",
                 functor=function.functor.entry,
             )
 
-    def bind(kind: str, place: int) -> tuple[str, int]:
+    def bind(kind: str, slot: int) -> tuple[str, int]:
         if kind == "tensor":
-            return "argument", tensor_places[place]
+            return "argument", tensor_places[slot]
         if kind == "output":
-            return "result", place
-        return ("grad", outputs.index(place)) if place in outputs else ("zero", place)
+            return "result", slot
+        return ("grad", outputs.index(slot)) if slot in outputs else ("zero", slot)
 
     tensors = iter([bind(*operand) for operand in backward.operands(function.functor)])
     arguments = tuple(
-        ("argument", places[parameter.name]) if parameter.role is Role.SCALAR else next(tensors)
+        ("argument", slots[parameter.name]) if parameter.role is Role.SCALAR else next(tensors)
         for parameter in _parameters(backward.functor)
     )
-    made = {tensor_places[place]: out for out, place in enumerate(backward.targets)}
-    return Derived(backward.functor, arguments, tuple(made.get(place) for place in wanted), ())
+    made = {tensor_places[slot]: out for out, slot in enumerate(backward.targets)}
+    return Derived(backward.functor, arguments, tuple(made.get(slot) for slot in wanted), ())
 
 
 class _Writer:
@@ -285,8 +285,8 @@ class _Writer:
         # Handles of forward values.
         self.values: dict[int, int] = {}
 
-    def derivative(self, place: int, name: str) -> int:
-        self.sources.append(Source(True, place))
+    def derivative(self, slot: int, name: str) -> int:
+        self.sources.append(Source(True, slot))
         return self.builder.add_input(name)
 
     def recompute(self, read: Collection[int], saved: Collection[int]) -> None:
@@ -312,8 +312,8 @@ class _Writer:
             tensors = [self.values[value] for value in item.tensors]
             function = replace(item.function, isolation=Isolation.RESULT)
             handles = self.builder.apply(function, tensors, [self.values[value] for value in item.scalars])
-            for place, handle in enumerate(handles):
-                self.values.setdefault(offsets[index] + place, handle)
+            for slot, handle in enumerate(handles):
+                self.values.setdefault(offsets[index] + slot, handle)
 
     def apply(self, step: _Step, incoming: Sequence[int], done: Collection[int]) -> tuple[int, ...]:
         """Apply a derived functor to derivatives of ``step.outputs``; return a handle per output of it.
@@ -335,19 +335,19 @@ class _Writer:
         tensors = [handles[parameter.name] for parameter in functor.tensors]
         return self.builder.apply(function, tensors, [handles[parameter.name] for parameter in functor.scalars])
 
-    def _operand(self, step: _Step, incoming: Sequence[int], kind: str, place: int) -> int:
+    def _operand(self, step: _Step, incoming: Sequence[int], kind: str, slot: int) -> int:
         if kind == "argument":
-            return self.values[step.arguments[place]]
+            return self.values[step.arguments[slot]]
         if kind == "result":
-            return self.values[step.results[place]]
+            return self.values[step.results[slot]]
         common = self.typing.common[step.index]
         if kind == "zero":
-            zero = replace(_ZERO, out_dtypes=(self.typing.values[step.results[place]],))
+            zero = replace(_ZERO, out_dtypes=(self.typing.values[step.results[slot]],))
             return self.builder.apply(zero, [incoming[0]])[0]
-        dtype = self.typing.values[step.outputs[place]]
+        dtype = self.typing.values[step.outputs[slot]]
         if dtype_info(dtype).compute_dtype is dtype_info(common).compute_dtype:
-            return incoming[place]
-        return self.builder.apply(cast_function(common), [incoming[place]])[0]
+            return incoming[slot]
+        return self.builder.apply(cast_function(common), [incoming[slot]])[0]
 
     def accumulate(self, gradients: dict[int, int], value: int, handle: int, *, is_done: bool = False) -> None:
         """Add to the gradient of a value."""

@@ -71,7 +71,7 @@ class Case:
     constant_outputs: tuple[int, ...]
     # Whether another torch.get_default_dtype() would change it.
     follows_default_dtype: bool
-    # Inputs that are tensors, inputs that are numbers, and places of ``kept`` among the outputs.
+    # Inputs that are tensors, inputs that are numbers, and slots of ``kept`` among the outputs.
     tensors: tuple[int, ...] = field(init=False)
     numbers: tuple[int, ...] = field(init=False)
     kept_outputs: tuple[int, ...] = field(init=False)
@@ -83,9 +83,9 @@ class Case:
 
     def __post_init__(self) -> None:
         """Fill in what every call asks for."""
-        places = range(len(self.devices))
-        object.__setattr__(self, "tensors", tuple(place for place in places if self.devices[place] is not None))
-        object.__setattr__(self, "numbers", tuple(place for place in places if self.devices[place] is None))
+        slots = range(len(self.devices))
+        object.__setattr__(self, "tensors", tuple(slot for slot in slots if self.devices[slot] is not None))
+        object.__setattr__(self, "numbers", tuple(slot for slot in slots if self.devices[slot] is None))
         object.__setattr__(self, "kept_outputs", tuple(map(self.spec.group.outputs.index, self.kept)))
 
     def backward(self, outputs: tuple[int, ...]) -> Pass | None:
@@ -123,8 +123,8 @@ def find_case(spec: KernelSpec, inputs: Sequence[Any], *, saves_results: bool = 
     # A transform of torch.func may ask for any gradient, or for none.
     transformed = is_transformed()
     wanted = tuple(
-        place
-        for place, item in enumerate(inputs)
+        slot
+        for slot, item in enumerate(inputs)
         if isinstance(item, torch.Tensor)
         and (item.requires_grad or transformed)
         and (item.is_floating_point() or item.is_complex())
@@ -157,7 +157,7 @@ def _make_case(
                 kept = _choose_kept(steps, described)
                 spec = _with_outputs(spec, kept)
             derived = steps.write(kept)
-            values = {item.place for item in derived.sources if not item.is_derivative} if derived else set[int]()
+            values = {item.slot for item in derived.sources if not item.is_derivative} if derived else set[int]()
             read = tuple(index for index in tensors if index in values)
         except (GradientError, UntranslatableError) as error:
             check_eager(spec, error)

@@ -33,7 +33,7 @@ def pull_back(function: TensorFunction, wanted: Sequence[int], count: int, *tens
     """Return the gradients of the arguments ``wanted``; ``tensors`` are the ``count`` arguments, then the gradients."""
     arguments, gradients = list(tensors[:count]), tensors[count:]
     chosen = partial(_with_arguments, function, tuple(wanted), arguments)
-    _, gradients_of = torch.func.vjp(chosen, *(arguments[place] for place in wanted))[:2]
+    _, gradients_of = torch.func.vjp(chosen, *(arguments[slot] for slot in wanted))[:2]
     found: tuple[torch.Tensor, ...] = gradients_of(tuple(gradients))
     return found
 
@@ -44,7 +44,7 @@ def push_forward(function: TensorFunction, given: Sequence[int], count: int, *te
     chosen = partial(_with_arguments, function, tuple(given), arguments)
     # Not torch.func.jvp, which torch refuses inside forward AD. The gradients are linear in what they are pulled back
     # from, and the derivative of that, pulled back from tangents, is what pushes them forward.
-    results, gradients_of = torch.func.vjp(chosen, *(arguments[place] for place in given))[:2]
+    results, gradients_of = torch.func.vjp(chosen, *(arguments[slot] for slot in given))[:2]
     _, tangents_of = torch.func.vjp(gradients_of, tuple(map(torch.zeros_like, results)))[:2]
     found: tuple[torch.Tensor, ...] = tangents_of(tuple(tangents))[0]
     return found
@@ -66,15 +66,15 @@ class _Opaque(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         tensors = ctx.saved_tensors
-        wanted = [place for place, needs in enumerate(ctx.needs_input_grad[1:]) if needs]
+        wanted = [slot for slot, needs in enumerate(ctx.needs_input_grad[1:]) if needs]
         derivative = partial(pull_back, ctx.function, wanted, len(tensors))
         found = dict(zip(wanted, call_opaque(derivative, *tensors, *gradients), strict=True))
-        return None, *[found.get(place) for place in range(len(tensors))]
+        return None, *[found.get(slot) for slot in range(len(tensors))]
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         tensors = ctx.saved_tensors
-        given = [place for place, tangent in enumerate(tangents) if tangent is not None]
+        given = [slot for slot, tangent in enumerate(tangents) if tangent is not None]
         derivative = partial(push_forward, ctx.function, given, len(tensors))
         return call_opaque(derivative, *tensors, *[tangent for tangent in tangents if tangent is not None])
 
@@ -95,9 +95,9 @@ class _Opaque(torch.autograd.Function):
 
 
 def _with_arguments(
-    function: TensorFunction, places: tuple[int, ...], arguments: Sequence[Any], *chosen: torch.Tensor
+    function: TensorFunction, slots: tuple[int, ...], arguments: Sequence[Any], *chosen: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     items = list(arguments)
-    for place, item in zip(places, chosen, strict=True):
-        items[place] = item
+    for slot, item in zip(slots, chosen, strict=True):
+        items[slot] = item
     return tuple(function(*items))

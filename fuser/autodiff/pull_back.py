@@ -17,20 +17,20 @@ from fuser.library import LIBRARY, merge_inputs, needs_operator, split_inputs
 __all__ = ["eager_function", "pull_back_eagerly"]
 
 LIBRARY.define(  # type: ignore[no-untyped-call]
-    "pull_back(str key, str kinds, Tensor[] tensors, Scalar[] numbers, int[] places, Tensor[] gradients, int[] wanted)"
+    "pull_back(str key, str kinds, Tensor[] tensors, Scalar[] numbers, int[] slots, Tensor[] gradients, int[] wanted)"
     " -> Tensor[]",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
 
-def eager_function(spec: KernelSpec, inputs: Sequence[Any], places: Sequence[int]) -> TensorFunction:
-    """Return the outputs at ``places``, by eager torch, as a function of the inputs that are tensors."""
+def eager_function(spec: KernelSpec, inputs: Sequence[Any], slots: Sequence[int]) -> TensorFunction:
+    """Return the outputs at ``slots``, by eager torch, as a function of the inputs that are tensors."""
 
     def run_eager(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         given = iter(tensors)
         items = [next(given) if isinstance(item, torch.Tensor) else item for item in inputs]
         results = Fallback(spec.group).run(items, "differentiated by torch")
-        return tuple(results[place] for place in places)
+        return tuple(results[slot] for slot in slots)
 
     return run_eager
 
@@ -38,7 +38,7 @@ def eager_function(spec: KernelSpec, inputs: Sequence[Any], places: Sequence[int
 def pull_back_eagerly(
     spec: KernelSpec,
     inputs: Sequence[Any],
-    places: Sequence[int],
+    slots: Sequence[int],
     gradients: Sequence[torch.Tensor],
     wanted: Sequence[int],
 ) -> tuple[torch.Tensor, ...]:
@@ -47,7 +47,7 @@ def pull_back_eagerly(
     Args:
         spec: a registered group's spec.
         inputs: of the group.
-        places: the outputs that have a gradient.
+        slots: the outputs that have a gradient.
         gradients: those.
         wanted: which of the tensors among the inputs get one.
     """
@@ -57,9 +57,9 @@ def pull_back_eagerly(
         if needs_operator(items):
             # What traces has no data.
             plain, incoming = list(items[: len(tensors)]), list(items[len(tensors) :])
-            arguments = (str(spec.key), kinds, plain, numbers, list(places), incoming, list(wanted))
+            arguments = (str(spec.key), kinds, plain, numbers, list(slots), incoming, list(wanted))
             return tuple(torch.ops.fuser.pull_back(*arguments))
-        return pull_back(eager_function(spec, inputs, places), wanted, len(tensors), *items)
+        return pull_back(eager_function(spec, inputs, slots), wanted, len(tensors), *items)
 
     return call_opaque(differentiate, *tensors, *gradients)
 
@@ -69,12 +69,12 @@ def pull_back_operator(
     kinds: str,
     tensors: list[torch.Tensor],
     numbers: list[Any],
-    places: list[int],
+    slots: list[int],
     gradients: list[torch.Tensor],
     wanted: list[int],
 ) -> list[torch.Tensor]:
     """Run on real tensors (dispatch keys CPU and CUDA)."""
-    function = eager_function(registered(int(key)), merge_inputs(kinds, tensors, numbers), places)
+    function = eager_function(registered(int(key)), merge_inputs(kinds, tensors, numbers), slots)
     found = pull_back(function, wanted, len(tensors), *tensors, *gradients)
     # An operator's results are its own memory, and dense as its fake ones.
     return [item.clone(memory_format=torch.contiguous_format) for item in found]
@@ -85,12 +85,12 @@ def fake_pull_back(
     kinds: str,  # noqa: ARG001
     tensors: list[torch.Tensor],
     numbers: list[Any],  # noqa: ARG001
-    places: list[int],  # noqa: ARG001
+    slots: list[int],  # noqa: ARG001
     gradients: list[torch.Tensor],  # noqa: ARG001
     wanted: list[int],
 ) -> list[torch.Tensor]:
     """Return empty tensors of the shapes of what is differentiated by."""
-    return [tensors[place].new_empty(tensors[place].shape) for place in wanted]
+    return [tensors[slot].new_empty(tensors[slot].shape) for slot in wanted]
 
 
 def _refuse_second_derivative(ctx: Any, *grads: Any) -> None:  # noqa: ARG001

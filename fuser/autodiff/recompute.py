@@ -65,7 +65,7 @@ def estimate_cost(group: FusionGroup, sizes: Sizes, derived: DerivedGroup, saved
     """Return what both passes cost, if the forward pass writes ``saved`` besides its outputs."""
     written = sum(sizes.bytes[value] for value in {*group.outputs, *saved})
     forward = sum(sizes.bytes[: len(group.inputs)]) + written
-    moved = sum(sizes.bytes[group.outputs[place] if is_grad else place] for is_grad, place in derived.sources)
+    moved = sum(sizes.bytes[group.outputs[slot] if is_grad else slot] for is_grad, slot in derived.sources)
     backward = moved + sum(sizes.bytes[value] for value in derived.targets)
     passes = ((forward, group), (backward, derived.group))
     return sum(
@@ -107,10 +107,10 @@ def choose_saved(group: FusionGroup, read: Collection[int], sizes: Sizes, *, pri
         # On the sink's side is what is computed again.
         cost = round(4 * price * cost_of_application(application, sizes))
         flow.add_edge("source", ("application", index), capacity=cost)
-        for place in range(application.function.num_outputs):
-            flow.add_edge(("application", index), ("in", offset + place))
+        for slot in range(application.function.num_outputs):
+            flow.add_edge(("application", index), ("in", offset + slot))
             for value in application.tensors:
-                flow.add_edge(("out", value), ("in", offset + place))
+                flow.add_edge(("out", value), ("in", offset + slot))
     reached, _ = networkx.minimum_cut(flow, "source", "sink")[1]
     cut = {node[1] for node in reached if node[0] == "in" and ("out", node[1]) not in reached}
     return frozenset(value for value in cut if value not in inputs)
