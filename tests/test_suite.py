@@ -103,7 +103,7 @@ def test_paths_on_a_page_exist(page: Path) -> None:
 def test_paths_are_found() -> None:
     found = paths_of(ROOT / "CONTRIBUTING.md")
     assert {"constraints.txt", ".ci/run", "tests/golden/", "fuser/ops/", "pyproject.toml"} <= {*found, ".ci/run"}
-    assert len(paths_of(ROOT / "docs" / "architecture.md")) > 20
+    assert len(paths_of(ROOT / "docs" / "architecture.md")) > 10
 
 
 @pytest.mark.parametrize("folder", ["fuser", "tests", "benchmarks", "examples", "docs", "typings"])
