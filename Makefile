@@ -54,6 +54,7 @@ bench: $(VENV)/.bench ## Measure fuser beside its peers; ARGS passes options on 
 	$(BIN)/python benchmarks/import_time.py
 	$(BIN)/python -m benchmarks $(ARGS)
 	$(BIN)/python -m benchmarks.training
+	$(BIN)/python -m benchmarks.partition
 
 clean: ## Remove the virtual environment and everything the other targets wrote
 	rm -rf $(VENV) build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache *.egg-info

@@ -7,7 +7,8 @@ from fuser.config import config
 from fuser.counters import reset_stats, stats
 from fuser.debug import debug_get_fused_kernel_code, debug_launch_graph, explain
 from fuser.differentiable import differentiable
-from fuser.fx.trace import FusedFunction, fuse
+from fuser.fx.fused_module import FusedModule, fuse
+from fuser.fx.trace import FusedFunction
 from fuser.graph import Application, Function, FusionGroup, GroupBuilder, Input
 from fuser.interface import (
     autotune,
@@ -25,6 +26,7 @@ __all__ = [
     "Application",
     "Function",
     "FusedFunction",
+    "FusedModule",
     "FusionGroup",
     "GroupBuilder",
     "Input",

@@ -9,7 +9,7 @@ import torch
 
 from fuser.access import Walk, plan_walk
 from fuser.config import config
-from fuser.cxx.functor import Parameter
+from fuser.cxx.functor import EntryParameter
 from fuser.dtypes import dtype_info, number_dtype, number_kind
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import ArgSpec, InputSpec, infer_typing
@@ -121,7 +121,7 @@ def _declared_kinds(group: FusionGroup, inputs: Sequence[DescribedValue]) -> dic
     return found
 
 
-def _declared_kind(parameter: Parameter, template: Sequence[str], common: torch.dtype) -> type | None:
+def _declared_kind(parameter: EntryParameter, template: Sequence[str], common: torch.dtype) -> type | None:
     # None for a type that C++ deduces from the argument, and for any that is not listed.
     if template and parameter.type == template[0]:
         return number_kind(dtype_info(common).compute_dtype)

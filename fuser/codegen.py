@@ -6,6 +6,7 @@ The text has four parts: the dialect's prelude, each functor's text in a namespa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,11 +15,12 @@ import torch
 
 from fuser.access import DEFAULT_TUNING, SINGLE, Access, Tuning
 from fuser.cxx.functor import Functor, Role
+from fuser.cxx.preprocess import QUALIFIERS
 from fuser.dtypes import DTypeInfo, cpp_scalar_type, dtype_info
 from fuser.graph import Application, FusionGroup, Isolation, describe_application
 from fuser.kernel_spec import ArgSpec, Typing, infer_typing
 
-__all__ = ["KERNEL_NAME", "Dialect", "KernelSource", "Loop", "Operand", "emit_kernel"]
+__all__ = ["KERNEL_NAME", "Dialect", "KernelSource", "Loop", "Operand", "build_source"]
 
 KERNEL_NAME = "fuser_kernel"
 
@@ -135,7 +137,7 @@ def functor_label(index: int, functor: Functor) -> str:
     return f"functor{index}.{functor.entry}"
 
 
-def emit_kernel(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelSource:
+def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelSource:
     """Write the kernel of a canonical group.
 
     After the prelude it begins with the functors::
@@ -166,14 +168,15 @@ def emit_kernel(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelSo
     words = frozenset[str]().union(*(functor.words for functor in functors))
     text = _TextWithLines()
     features = _features(typing, args)
-    text.add(dialect.emit_prelude(words, features if loop.is_linear else features | {"tiles"}))
+    prelude = dialect.emit_prelude(words, features if loop.is_linear else features | {"tiles"})
+    text.add(prelude)
     for index, functor in enumerate(functors):
         text.add(f"\nnamespace fuser_f{index} {{")
         if functor.shadows:
             text.add(f"using ::{functor.entry};")
         text.add_from(functor_label(index, functor), functor.text)
         text.add("}")
-        text.add("".join(f"#undef {macro}\n" for macro in functor.macros))
+        text.add(emit_macro_ends(functor.macros, prelude))
     writer = ElementWriter(group, args, typing, functors, crosses_with_zero=dialect.crosses_with_zero)
     element = emit_element(writer)
     loop = replace(loop, has_zero=writer.has_zero)
@@ -193,6 +196,24 @@ def emit_kernel(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelSo
         has_zero=loop.has_zero,
         numerics=args.numerics,
     )
+
+
+def emit_macro_ends(macros: tuple[str, ...], prelude: str) -> str:
+    """Write what ends a functor's macros and brings back those of the prelude (NVRTC has no ``pop_macro``).
+
+    ::
+
+        #undef LEVELS
+        #undef INFINITY
+        #define INFINITY __int_as_float(0x7f800000)
+    """
+    lines = []
+    for macro in macros:
+        before = re.findall(rf"^#define {macro}\b(?:.*\\\n)*.*", prelude, re.MULTILINE)
+        # CUDA's qualifiers are NVRTC's own.
+        if before or macro not in QUALIFIERS:
+            lines += [f"#undef {macro}", *before]
+    return "\n".join(lines)
 
 
 def emit_arguments(loop: Loop, numbers: tuple[tuple[int, type], ...]) -> str:
@@ -374,7 +395,10 @@ class ElementWriter:
                 # product, or the compiler may contract it in one of them differently than when the functor runs alone.
                 arguments.append(self._isolate(text) if function.isolation is Isolation.FULL else text)
         namespace = f"fuser_f{self.functors.index(functor)}"
-        return f"{namespace}::{functor.entry}<{compute}>({', '.join(arguments)})", results, declarations
+        # Some of torch's own ops round steps to their dtype.
+        rounds = function.op is not None and len(functor.template_parameters) == 2 and self.is_strict
+        types = f"{compute}, {info.storage}" if rounds else compute
+        return f"{namespace}::{functor.entry}<{types}>({', '.join(arguments)})", results, declarations
 
     def _argument(self, value: int, compute: str | None) -> str:
         text = f"v{value}"

@@ -6,7 +6,7 @@ import sys
 import time
 from functools import cache
 
-from fuser.codegen import KernelSource, emit_kernel
+from fuser.codegen import KernelSource, build_source
 from fuser.config import config
 from fuser.errors import CompilerNotFoundError, UnsupportedError
 from fuser.fused_kernel import Backend, FusedKernel
@@ -14,7 +14,15 @@ from fuser.graph import FusionGroup
 from fuser.kernel_cache import KernelStore, SpecCache
 from fuser.kernel_spec import ArgSpec, KernelSpec
 
-__all__ = ["backend_for", "compile_kernel", "dump", "emit_source", "has_host_compiler", "register", "registered"]
+__all__ = [
+    "backend_for",
+    "build_kernel_source",
+    "compile_kernel",
+    "dump",
+    "has_host_compiler",
+    "register",
+    "registered",
+]
 
 _specs = SpecCache()
 
@@ -37,9 +45,9 @@ def registered(key: int) -> KernelSpec:
     return _specs.get(key)
 
 
-def emit_source(spec: KernelSpec, args: ArgSpec) -> KernelSource:
+def build_kernel_source(spec: KernelSpec, args: ArgSpec) -> KernelSource:
     """Write the kernel's text without compiling it."""
-    return emit_kernel(spec.group, args, backend_for(args.device_type).dialect)
+    return build_source(spec.group, args, backend_for(args.device_type).dialect)
 
 
 def compile_kernel(spec: KernelSpec, args: ArgSpec, device_index: int | None) -> FusedKernel:
@@ -56,7 +64,7 @@ def compile_kernel(spec: KernelSpec, args: ArgSpec, device_index: int | None) ->
     def make() -> FusedKernel:
         if "spec" in config.dump:
             dump("spec", str(args))
-        source = emit_kernel(spec.group, args, backend.dialect)
+        source = build_source(spec.group, args, backend.dialect)
         if "source" in config.dump:
             dump("source", source.text)
         began = time.perf_counter()

@@ -10,10 +10,11 @@ import torch
 from torch import fx
 
 from fuser.codegen import KernelSource
-from fuser.compiler import emit_source, register
+from fuser.compiler import build_kernel_source, register
 from fuser.errors import FuserError, UnsupportedError
 from fuser.fallback import Fallback
-from fuser.fx.partition import bind_node, is_fusible, number_nodes
+from fuser.fx.fused_module import FusedModule
+from fuser.fx.nodes import read_nodes
 from fuser.fx.passes import FusionModule
 from fuser.fx.trace import FusedFunction
 from fuser.graph import FusionGroup
@@ -89,7 +90,7 @@ def explain(target: Any, *args: Any) -> Explanation:
     """Say which nodes fuse into which kernel, which do not, and why.
 
     Args:
-        target: a fused function, a functor, a graph module with fusion nodes, or a FusionGroup.
+        target: a fused function or module, a functor, a graph module with fusion nodes, or a FusionGroup.
         *args: example inputs; with them a graph is run, and kernel texts and fallback reasons are worked out.
     """
     if isinstance(target, FusionGroup):
@@ -99,10 +100,9 @@ def explain(target: Any, *args: Any) -> Explanation:
         # A scalar that every call must give stands as some number.
         scalars = [target.defaults.get(name, 1.0) for name in target.scalar_names]
         return Explanation((_report(target.spec(count).group, (), [*args, *scalars] if args else []),), ())
-    if isinstance(target, FusedFunction):
-        module: Any = target.graph_module_for(*args) if args else target.graph_module
-    else:
-        module = target
+    module: Any = target.fused if isinstance(target, FusedModule) else target
+    if isinstance(module, FusedFunction):
+        module, args = module.graph_for(args) if args else (module.graph_module, ())
     if not isinstance(module, fx.GraphModule):
         raise TypeError(f"explain takes a fused function, functor, graph module or group, got {type(target).__name__}")
     recorder = _Recorder(module)
@@ -114,7 +114,7 @@ def explain(target: Any, *args: Any) -> Explanation:
 def kernel_sources(spec: KernelSpec, inputs: Sequence[Any], device: str | None) -> list[KernelSource]:
     """Return the kernel texts of a spec for these inputs."""
     where = torch.device(device) if device else None
-    return [emit_source(part, args) for part, args in plan_texts(spec, inputs, where)]
+    return [build_kernel_source(part, args) for part, args in plan_texts(spec, inputs, where)]
 
 
 def _report(group: FusionGroup, nodes: tuple[str, ...], inputs: Sequence[Any]) -> GroupReport:
@@ -133,18 +133,18 @@ def _report(group: FusionGroup, nodes: tuple[str, ...], inputs: Sequence[Any]) -
 
 def _unfused(module: fx.GraphModule) -> list[tuple[str, str]]:
     found = []
-    numbers = number_nodes(list(module.graph.nodes))
+    reading = read_nodes(list(module.graph.nodes))
     for node in module.graph.nodes:
         if node.op in {"placeholder", "output", "get_attr"} or _is_plumbing(node):
             continue
         if node.op == "call_module" and isinstance(module.get_submodule(str(node.target)), FusionModule):
             continue
-        call = bind_node(node)
+        call = reading.calls[node]
         if call is None:
             reason = f"no op of fuser's table: {_target_name(node)}"
-        elif node in numbers:
+        elif node in reading.numbers:
             reason = "arithmetic on numbers is Python's"
-        elif not is_fusible(node):
+        elif not reading.is_fusible(node):
             reason = "its arguments are no strided tensors"
         elif call.function.op == "convert":
             reason = "torch returns the tensor itself where it has the dtype, and others would see a copy"

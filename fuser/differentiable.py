@@ -78,7 +78,7 @@ class DifferentiableFunction:
         lost = [name for name, value in scalars.items() if isinstance(value, torch.Tensor) and value.requires_grad]
         if lost and torch.is_grad_enabled():
             raise GradientError(f"{self.__name__}: its backward function makes no gradient of the scalar {lost[0]!r}")
-        results = _HandWritten.apply(self, scalars, *inputs)  # type: ignore[no-untyped-call]
+        results = _Paired.apply(self, scalars, *inputs)  # type: ignore[no-untyped-call]
         return results[0] if len(results) == 1 else results
 
     def find_places(self, inputs: int, outputs: int) -> tuple[int, ...]:
@@ -89,7 +89,7 @@ class DifferentiableFunction:
         return f"<fuser.differentiable {self.__name__}>"
 
 
-class _HandWritten(torch.autograd.Function):
+class _Paired(torch.autograd.Function):
     """``apply(function, scalars, *inputs)``."""
 
     generate_vmap_rule = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = [
     "ArgumentError",
@@ -21,6 +22,7 @@ __all__ = [
     "NoCompileError",
     "NotDifferentiableError",
     "ShapeError",
+    "TracingError",
     "UnsupportedError",
     "UntranslatableError",
 ]
@@ -128,6 +130,26 @@ class FallbackWarning(UserWarning):
     """
 
 
+class TracingError(UnsupportedError):
+    """``fuse`` cannot trace a function; the message shows the user's line, and says what to do instead.
+
+    ``filename``, ``line`` (from 1) and ``source_line`` say where; they are None where no place is known.
+    """
+
+    def __init__(
+        self, reason: str, filename: str | None = None, line: int | None = None, source_line: str | None = None
+    ) -> None:
+        shown = f"{reason}\n{filename}:{line}: {(source_line or '').strip()}" if filename else reason
+        super().__init__(shown)
+        self.reason = reason
+        self.filename = filename
+        self.line = line
+        self.source_line = source_line
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return type(self), (self.reason, self.filename, self.line, self.source_line)
+
+
 class NoCompileError(FuserError, RuntimeError):
     """A kernel is missing, in memory and on disk, and ``config.no_compile`` forbids to compile it."""
 
@@ -178,14 +200,6 @@ class CompileError(FuserError, RuntimeError):
         self.source = "\n".join(f"{number:5d} | {line}" for number, line in enumerate(source.splitlines(), 1))
         self.options = options
         self.log = log
-
-
-def count_characters(text: str, line: int, column: int) -> int:
-    """Return a column in characters for one in bytes of UTF-8, which parser and compilers count (both from 1)."""
-    lines = text.splitlines()
-    if not 1 <= line <= len(lines):
-        return column
-    return len(lines[line - 1].encode()[: max(column - 1, 0)].decode(errors="ignore")) + 1
 
 
 def describe_place(text: str, line: int, column: int, message: str) -> str:

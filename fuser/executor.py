@@ -146,7 +146,7 @@ def warm_up(
 
 
 def under_autocast(spec: KernelSpec, inputs: Sequence[Any]) -> KernelSpec:
-    """Return what runs in slot of a group inside torch.autocast: ops that it runs in float32 compute in it."""
+    """Return what runs in place of a group inside torch.autocast: ops that it runs in float32 compute in it."""
     # Users' functors are no ops that autocast knows.
     if not any(isinstance(item, torch.Tensor) and item.is_cuda for item in inputs):
         return spec

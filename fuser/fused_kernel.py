@@ -12,7 +12,7 @@ from fuser import counters
 from fuser.codegen import Dialect, KernelSource
 from fuser.config import config
 from fuser.dtypes import MAX_EXACT_INTEGER
-from fuser.errors import CompileError, Diagnostic, NoCompileError, count_characters, point_at
+from fuser.errors import CompileError, Diagnostic, NoCompileError, point_at
 from fuser.geometry import Launch, pack_geometry
 from fuser.layout import IterationSpace
 
@@ -152,9 +152,9 @@ def build_compile_error(
         functor = labels.get(item.functor)
         if functor is None:
             continue
-        column = count_characters(functor.source, item.line, functor.column_in_source(item.line, item.column))
+        line, column = functor.place_in_source(item.line, item.column)
         message = _NAMESPACE.sub("", item.message)
-        placed.append((functor, Diagnostic(functor.entry, item.line, column, item.severity, message)))
+        placed.append((functor, Diagnostic(functor.entry, line, column, item.severity, message)))
     if placed:
         lines = [f"functor {placed[0][0].entry!r} does not compile ({compiler})"]
         for functor, item in placed:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fuser.cxx.functor import Functor, Parameter, parse_functor
+from fuser.cxx.functor import EntryParameter, Functor, parse_functor
 from fuser.dtypes import Rank, promote, to_floating
 from fuser.errors import ArgumentError, FuserError, GroupError
 
@@ -86,7 +86,7 @@ class Function:
         """How many values one application makes."""
         return self.functor.num_outputs
 
-    def tensor_parameters(self, count: int) -> tuple[Parameter, ...]:
+    def tensor_parameters(self, count: int) -> tuple[EntryParameter, ...]:
         """Return the parameters that ``count`` tensors bind; trailing ones with a C++ default may be left out."""
         return self.functor.tensors[:count]
 

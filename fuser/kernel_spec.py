@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fuser.access import DEFAULT_TUNING, Access, Tuning
+from fuser.cxx.paths import check_functor
 from fuser.dtypes import Rank, dtype_info
 from fuser.errors import GroupError, ShapeError, UnsupportedError
 from fuser.graph import Application, Function, FusionGroup
@@ -122,11 +123,11 @@ def build_kernel_spec(group: FusionGroup) -> KernelSpec:
 
     Raises:
         GroupError: the group fails lint.
-        FunctorError: a functor's text does not parse.
+        FunctorError: a functor's text does not parse, or a path through it gives no result.
     """
     group.lint()
     for application in group.applications:
-        application.function.functor.raise_problems()
+        check_functor(application.function.functor)
         if application.function.op not in (None, *OPS):
             raise GroupError(f"there is no op {application.function.op!r} in fuser's table")
     return KernelSpec(group.canonical())

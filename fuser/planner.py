@@ -248,7 +248,7 @@ def _cut(
             )
 
 
-# --- find slots -----------------------------------------------------------------------------------------------------
+# --- find slots ----------------------------------------------------------------------------------------------------
 def _find_homes(
     spec: KernelSpec, parts: Sequence[_Part], values: Sequence[DescribedValue]
 ) -> tuple[dict[int, int], tuple[Buffer, ...]]:

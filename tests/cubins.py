@@ -1,6 +1,6 @@
 """Every kernel that any test generates is also compiled by NVRTC, which needs no GPU.
 
-A pytest plugin (conftest.py loads it). It notes what passes through ``fuser.compiler.emit_kernel``; after each test the
+A pytest plugin (conftest.py loads it). It notes what passes through ``fuser.compiler.build_source``; after each test the
 CUDA twin of every new text (same group, same ArgSpec with ``device_type="cuda"``) is compiled to a cubin: in tier 2 for
 one architecture, in tier 3 for all of them. A twin that does not compile fails that test. Kernels that the test's own
 compiler refuses are left out: they are tests of errors.
@@ -50,7 +50,7 @@ def generated_kernels() -> Generator[None]:
     from fuser.cpu import backend as cpu_backend
     from fuser.cuda import backend as cuda_backend
 
-    emit, build_error = compiler.emit_kernel, cpu_backend.build_compile_error
+    emit, build_error = compiler.build_source, cpu_backend.build_compile_error
 
     def emit_and_note(group: Any, args: Any, dialect: Any) -> Any:
         source = emit(group, args, dialect)
@@ -64,7 +64,7 @@ def generated_kernels() -> Generator[None]:
         return build_error(source, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "emit_kernel", emit_and_note)
+        patch.setattr(compiler, "build_source", emit_and_note)
         patch.setattr(cpu_backend, "build_compile_error", forget_and_build_error)
         patch.setattr(cuda_backend, "build_compile_error", forget_and_build_error)
         yield
@@ -94,12 +94,12 @@ def compile_twins() -> int:
 
 def compile_twin(group: Any, twin: Any) -> bool:
     """Compile one CUDA kernel; return False for a text that was compiled before."""
-    from fuser.codegen import emit_kernel
+    from fuser.codegen import build_source
     from fuser.config import config
     from fuser.cuda import backend
     from fuser.cuda.dialect import DIALECT
 
-    source = emit_kernel(group, twin, DIALECT)
+    source = build_source(group, twin, DIALECT)
     new = [(name, digest) for name in architectures_of(source.text) if is_new(digest := digest_of(source.text, name))]
     options = backend._options
     with config.patch(no_compile=False), pytest.MonkeyPatch.context() as patch:

@@ -49,7 +49,7 @@ def barriers_of(derived: DerivedGroup, dtype: torch.dtype) -> dict[str, tuple[in
     """For each functor of the strict CUDA kernel, how many arguments and results are behind barriers."""
     spec = compiler.register(derived.group)
     ((part, args),) = planner.plan_texts(spec, [meta(dtype)] * len(derived.sources), CUDA)
-    element = compiler.emit_source(part, args).text.partition("void fuser_element(")[2].partition("\n}")[0]
+    element = compiler.build_kernel_source(part, args).text.partition("void fuser_element(")[2].partition("\n}")[0]
     found = {}
     for statements in element.split("// v")[1:]:
         call = re.search(r"fuser_f\d+::(\w+)<\w+>\((.*)", statements)

@@ -86,7 +86,7 @@ _singles: dict[Any, Any] = {}
 
 def _single(target: Any, are_tensors: tuple[bool, ...]) -> Any:
     # The op alone as a fused function, where the table knows it.
-    from fuser.fx.partition import is_fusible
+    from fuser.fx.nodes import bind_node, is_fusible
 
     name = getattr(target, "__name__", "")
     if (target, are_tensors) not in _singles:
@@ -95,7 +95,7 @@ def _single(target: Any, are_tensors: tuple[bool, ...]) -> Any:
         method = name if isinstance(target, type(torch.Tensor.add)) and hasattr(torch.Tensor, name) else None
         node = graph.call_method(method, tuple(places)) if method else graph.call_function(target, tuple(places))
         graph.output(node)
-        fusible = is_fusible(node)
+        fusible = is_fusible(node, bind_node(node))
         module = torch.fx.GraphModule(torch.nn.Module(), graph)
         _singles[target, are_tensors] = fuser.fx.fuse_graph(module) if fusible else None
     return _singles[target, are_tensors]

@@ -6,7 +6,7 @@ import itertools
 import math
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -32,7 +32,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import fuser
 from fuser.config import config
 from fuser.cxx.functor import Role, parse_functor
+from fuser.cxx.nodes import Expression, Statement
 from fuser.dtypes import dtype_info, number_dtype
+from fuser.eager.evaluate import EVALUATE, LOCATE
+from fuser.eager.statements import RUN
 from fuser.eager.translation import Translation, translate
 from fuser.errors import FallbackError, UntranslatableError
 from fuser.fallback import call_derived, find_obstacle
@@ -692,3 +695,15 @@ def test_infinite_and_nan_scalars(no_compiler: None) -> None:
     x = torch.tensor([1.0, -2.0])
     assert function(x, a=math.inf).tolist() == [1.0, -2.0]
     assert function(x, a=math.nan).isnan().all()
+
+
+# ---- the interpreter's tables ----
+
+
+def test_every_kind_of_syntax_has_a_function() -> None:
+    def names(kinds: Iterable[type]) -> set[str]:
+        return {kind.__name__ for kind in kinds}
+
+    assert names(RUN) == names(Statement.__subclasses__())
+    assert names(EVALUATE) == names(Expression.__subclasses__())
+    assert names(LOCATE) <= names(EVALUATE)

@@ -10,7 +10,7 @@ import torch
 
 import fuser
 from fuser import planner
-from fuser.compiler import emit_source
+from fuser.compiler import build_kernel_source
 from fuser.errors import (
     MAX_MESSAGE_LINES,
     ArgumentError,
@@ -183,7 +183,7 @@ def compile_on(room: str, fn: fuser.JitFunction, count: int = 1) -> CompileError
 
     ((spec, args),) = planner.plan_texts(fn.spec(count), [ones(3)] * count, torch.device("cuda"))
     with pytest.raises(CompileError) as caught:
-        compile_cubin(emit_source(spec, args), "sm_90")
+        compile_cubin(build_kernel_source(spec, args), "sm_90")
     return caught.value
 
 

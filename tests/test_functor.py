@@ -199,6 +199,64 @@ FORMS = [
         lambda x: x * x + 1,
     ),
     Form(
+        "an entry named by a macro",
+        "#define NAME(n) my_##n\n#define TYPE T\ntemplate <typename TYPE> TYPE NAME(kernel)(TYPE x) { return x + 1; }",
+        lambda x: x + 1,
+        entry="my_kernel",
+    ),
+    Form(
+        "outputs that a macro makes",
+        "#define OUT T&\ntemplate <typename T> void f(T x, T y, OUT a, OUT b) { a = x + y; b = x - y; }",
+        _two,
+        tensors=("x", "y"),
+        outputs=("a", "b"),
+        num_outputs=2,
+    ),
+    Form(
+        "a result type that a macro writes, without return",
+        "#define RESULT T\n#define OUT(name) T& name\n"
+        "template <typename T> RESULT f(T x, T y, OUT(a), OUT(b)) { a = x + y;\n b = x - y; }",
+        _two,
+        tensors=("x", "y"),
+        outputs=("a", "b"),
+        num_outputs=2,
+    ),
+    Form(
+        "a trailing result type, without return",
+        "template <typename T> auto f(T x, T y, T& a, T& b) -> T { a = x + y; b = x - y; }",
+        _two,
+        tensors=("x", "y"),
+        outputs=("a", "b"),
+        num_outputs=2,
+    ),
+    Form(
+        "a function that a macro writes",
+        "#define FUNCTION(name, body) template <typename T> T name(T x) { return body; }\nFUNCTION(g, x * 2)\n"
+        "#ifdef __CUDACC__\nFUNCTION(f, g(x) + 1)\n#else\nFUNCTION(f, 1 + g(x))\n#endif",
+        lambda x: x * 2 + 1,
+    ),
+    Form(
+        "a name of the prelude that is pasted together",
+        "#define CALL(name) name##qrt\ntemplate <typename T> T f(T x) { return CALL(rs)(x * x + 1); }",
+        lambda x: (x * x + 1).rsqrt(),
+    ),
+    Form(
+        "lines that go on in the next one",
+        "#def\\\nine ONE \\\n  1\ntemplate <type\\\nname T> T f(T x) { return x + ONE; }",
+        lambda x: x + 1,
+    ),
+    Form(
+        "a directive after a comment",
+        "/* one\n */ #define ONE 1 // not 2 /* nor 3\ntemplate <typename T> T f(T x) { return x + ONE; }",
+        lambda x: x + 1,
+    ),
+    Form(
+        "pragmas",
+        "#pragma once\ntemplate <typename T> T f(T x) { T s = 0;\n#pragma unroll\n"
+        "  for (int i = 0; i < 3; ++i) s += x;\n  return s; }",
+        lambda x: 3 * x,
+    ),
+    Form(
         "CUDA qualifiers",
         "template <typename T> __device__ __forceinline__ T help(T x) { return x + 1; }\n"
         "template <typename T> __host__ __device__ T f(const T x, const T& y) { return help(x) * y; }",
@@ -264,6 +322,18 @@ def test_macros_end_with_their_functor() -> None:
     assert len(fused.groups) == 1
 
 
+@pytest.mark.cpu
+def test_what_a_functor_defines_and_ends_is_there_for_the_next() -> None:
+    first = fuser.create_jit_fn(
+        "#undef INFINITY\n#define INFINITY 7\n#undef NAN\n#ifndef __CUDACC__\n#undef __device__\n#define __device__\n"
+        "#endif\ntemplate <typename T> T f(T x) { return x + INFINITY; }"
+    )
+    second = fuser.create_jit_fn("template <typename T> __device__ T g(T x) { return x < INFINITY ? x : T(NAN); }")
+    fused = fuser.fuse(lambda x: second(first(x)))
+    assert fused(torch.arange(3.0)).tolist() == [7, 8, 9]
+    assert len(fused.groups) == 1
+
+
 @pytest.mark.parametrize(
     ("code", "text"),
     [
@@ -280,13 +350,13 @@ def test_only_an_unused_return_type_becomes_void(code: str, text: str | None) ->
 @pytest.mark.parametrize(("column", "own"), [(1, 1), (22, 22), (23, 23), (27, 24), (30, 27)])
 def test_columns_are_those_of_the_own_text(column: int, own: int) -> None:
     functor = parse_functor("template <typename T> T f(T x, T& a) {\n a = x; }")
-    assert functor.column_in_source(1, column) == own
-    assert functor.column_in_source(2, column) == column
+    assert functor.place_in_source(1, column) == (1, own)
+    assert functor.place_in_source(2, 5) == (2, 5)
 
 
 def test_parameters_know_their_place_and_type() -> None:
     functor = parse_functor("template <typename T>\nT f(const T& x,\n  double s = 2.0) { return x; }", ("s",))
-    found = [(item.name, item.type, item.role, item.has_default, item.line, item.column) for item in functor.parameters]
+    found = [(item.name, item.type, item.role, item.has_default, *item.place) for item in functor.parameters]
     assert found == [("x", "T", Role.TENSOR, False, 2, 5), ("s", "double", Role.SCALAR, True, 3, 3)]
 
 
@@ -296,7 +366,26 @@ SYNTAX_ERRORS = [
     ("template <typename T> T f(T x) {\n  return x\n}", 2, 11, "expected ';'"),
     ("template <typename T> T f(T x) { return (x; }", 1, 43, "expected ')'"),
     ("// Größe\ntemplate <typename T> T f(T x) {\n\tT y = ;\n\treturn x; }", 3, 6, "does not parse at '='"),
+    ("template <typename T> T f(T x, T& a) { a = 2 * x }", 1, 51, "expected ';'"),
+    ("template <typename T> T f(T x) { const T [] = {1, 2}; return x; }", 1, 43, "does not parse at ']'"),
     ("#include <cmath>\ntemplate <typename T> T f(T x) { return x; }", 1, 1, "#include"),
+    ("#inc\\\nlude <cmath>\ntemplate <typename T> T f(T x) { return x; }", 1, 1, "#include"),
+    (
+        "#ifdef __GNUC__\n # /* */ include <cmath>\n#endif\ntemplate <typename T> T f(T x) { return x; }",
+        2,
+        2,
+        "#include",
+    ),
+    ("%:include <cmath>\ntemplate <typename T> T f(T x) { return x; }", 1, 1, "#include"),
+    ("#import <cmath>\ntemplate <typename T> T f(T x) { return x; }", 1, 1, "#include"),
+    ("template <typename T> T f(T x) { return x; }\n#include <cmath>", 2, 1, "#include"),
+    ("#if 1\ntemplate <typename T> T f(T x) { return x; }", 1, 1, "#if without #endif"),
+    ("template <typename T> T f(T x) { return x; }\n#endif", 2, 1, "#endif without #if"),
+    ("template <typename T> T f(T x) { return x; } // \\\n", 1, 49, "the last line goes on"),
+    ("#define FUSER_INLINE x\ntemplate <typename T> T f(T x) { return x; }", 1, 1, "FUSER_INLINE is not for functors"),
+    ("#pragma pack(1)\ntemplate <typename T> T f(T x) { return x; }", 1, 1, "#pragma pack(1) would reach the rest"),
+    ('template <typename T> T f(T x) {\n  _Pragma("GCC poison x") return x; }', 2, 3, "#pragma GCC poison x would"),
+    ("#define HALF(v) ((v) / )\ntemplate <typename T> T f(T x) {\n  return 1 + HALF(x); }", 3, 14, "expected"),
 ]
 
 
@@ -316,8 +405,65 @@ def test_syntax_error_is_built_and_never_called(code: str, line: int, column: in
         assert caret.index("^") - caret.index("|") == column + 1
 
 
+@pytest.mark.parametrize(
+    ("code", "column", "message"),
+    [
+        ("template <typename T> T my _kernel(T x) { return x; }", 25, "does not parse at 'my'"),
+        ("template <typename T> Tmy_kernel(T x) { return x; }", 23, "'Tmy_kernel' has no result type"),
+        ("template <typename T> T f(T x { return x; }", 30, "expected ')'"),
+        ("template <typename T> T f(T x, ) { return x; }", 30, "does not parse at ','"),
+        ("template <typename T T f(T x) { return x; }", 22, "does not parse at 'T'"),
+        ("template <typename T> T 2f(T x) { return x; }", 25, "does not parse at '2'"),
+        ("template <typename T> T f[](T x) { return x; }", 23, "no function with a name of its own"),
+        ("template <typename T> T f(T x) return x; }", 31, "expected ';'"),
+        ("template <typename T> T f(T x) try { return x; } catch (...) { }", 23, "'f' has no body"),
+        ("template <int n> int f(int x) { return x; }", 1, "the first template parameter of 'f' is no type"),
+        ("template <> float f(float x) { return x; }", 1, "the first template parameter of 'f' is no type"),
+    ],
+)
+def test_an_entry_that_cannot_be_read_is_no_function(code: str, column: int, message: str) -> None:
+    before = "// é\n#define NOTHING\n"
+    for create in (
+        fuser.create_jit_fn,
+        lambda text: fuser.create_multi_output_jit_fn(text, 1),
+        lambda text: fuser.jit_fn(text, scalars=["x"]),
+    ):
+        with pytest.raises(FunctorError) as caught:
+            create(before + code)
+        assert (caught.value.line, caught.value.column) == (3, column)
+        head, shown, caret = str(caught.value).splitlines()
+        assert message in head
+        assert shown == f"    3 | {code}"
+        assert caret.index("^") - caret.index("|") == column + 1
+
+
+def test_a_macro_may_name_the_entry_everywhere() -> None:
+    fn = fuser.create_jit_fn("#define NAME my_kernel\ntemplate <typename T> T NAME(T x) { return x * x; }")
+    assert fn.__name__ == "my_kernel"
+    assert "my_kernel" in str(fuser.explain(fn, torch.ones(2)))
+    x = torch.tensor([3.0], requires_grad=True)
+    with fuser.config.patch(cxx="/nonexistent"):
+        fn(x).backward()
+    assert x.grad.tolist() == [6.0]
+
+
+def test_a_text_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fuser.cxx import functor
+
+    texts = []
+    parse = functor.parse_tree
+    monkeypatch.setattr(functor, "parse_tree", lambda text: texts.append(text) or parse(text))
+    code = "#define BY 3\ntemplate <typename T> T read_once(T x) { return x * BY; }"
+    fn = fuser.create_jit_fn(code)
+    fuser.jit_fn(code, scalars=["x"])
+    fuser.explain(fn, torch.ones(2))
+    assert len(texts) == 1
+    assert "BY" not in texts[0]
+
+
 NO_FUNCTOR = [
     ("", {}, "needs a function template"),
+    ("/* template <typename T>", {}, "does not parse"),
     ("float f(float x) { return x; }", {}, "needs a function template"),
     ("// template <typename T> T f(T x) { return x; }", {}, "needs a function template"),
     ("template <typename T> struct S { T a; };", {}, "needs a function template"),

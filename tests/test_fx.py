@@ -21,7 +21,7 @@ from torch import fx
 import fuser
 from fuser.fx import FusionModule, FusionPass, fuse_graph
 from fuser.fx import passes as fuser_passes
-from fuser.fx.partition import is_fusible
+from fuser.fx.nodes import bind_node, is_fusible
 
 pytestmark = pytest.mark.cpu
 ATEN = torch.ops.aten
@@ -331,7 +331,7 @@ def test_random_graphs(graph: fx.Graph) -> None:
     groups = list(groups_of(original, fused))
     inside = set().union(*groups) if groups else set()
     # Every node that can fuse did.
-    assert {node for node in original.nodes if is_fusible(node)} <= inside
+    assert {node for node in original.nodes if is_fusible(node, bind_node(node))} <= inside
     for group in groups:
         assert is_convex(group, ancestors), "a path leaves the group and comes back"
     for index, one in enumerate(groups):

@@ -116,7 +116,7 @@ def emit(sample: Sample, room: str) -> KernelSource:
     with config.patch(numerics=sample.numerics):
         spec = compiler.register(sample.group)
         ((part, args),) = planner.plan_texts(spec, sample.inputs, torch.device(room))
-        return compiler.emit_source(part, args)
+        return compiler.build_kernel_source(part, args)
 
 
 def split_prelude(text: str) -> tuple[str, str]:
@@ -221,6 +221,8 @@ def test_samples_in_docstrings_are_true(module: Any, function: Any) -> None:
     unary = builder_of_one(Function(exp))
     room = "cpu" if module in (cpu_dialect, cpu_prelude) else "cuda"
     texts = [emit(Sample(axpy, [meta(8), meta(8), 2.0]), room).text, emit(Sample(unary, [meta(8)]), room).text]
+    macros = parse_functor("#define LEVELS 2\n#undef INFINITY\ntemplate <typename T> T f(T x) { return x * LEVELS; }")
+    texts.append(emit(Sample(builder_of_one(Function(macros)), [meta(8)]), room).text)
     for sample in samples:
         assert any(flat(sample) in flat(text) for text in texts), sample
 

@@ -34,6 +34,7 @@ print(json.dumps({
     "modules": sorted(set(sys.modules) - before),
     "events": events,
     "cuda": torch.cuda.is_initialized(),
+    "texts": sys.modules["fuser.cxx.functor"].read_text.cache_info().misses,
 }))
 """
 
@@ -58,6 +59,10 @@ def test_import_touches_no_gpu(imported: dict[str, Any]) -> None:
 @pytest.mark.parametrize("heavy", ["cuda.core", "cuda.bindings", "networkx", "torch._dynamo", "torch._inductor"])
 def test_import_leaves_the_heavy_modules_alone(imported: dict[str, Any], heavy: str) -> None:
     assert [name for name in imported["modules"] if name == heavy or name.startswith(f"{heavy}.")] == []
+
+
+def test_import_reads_no_text(imported: dict[str, Any]) -> None:
+    assert imported["texts"] == 0
 
 
 def test_import_writes_and_starts_nothing(imported: dict[str, Any]) -> None:

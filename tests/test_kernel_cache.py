@@ -424,7 +424,7 @@ def test_damaged_cubin_is_made_again(
 
     monkeypatch.setattr(cuda_backend, "CudaKernel", Loaded)
     ((spec, args),) = planner.plan_texts(new_functor().spec(1), [torch.ones(8)], torch.device("cuda"))
-    source, room = compiler.emit_source(spec, args), cuda_backend.CudaBackend()
+    source, room = compiler.build_kernel_source(spec, args), cuda_backend.CudaBackend()
     counts = []
 
     def compile_again() -> None:

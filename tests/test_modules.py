@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +14,6 @@ from functors import draw
 from torch import nn
 
 import fuser
-from fuser.errors import UnsupportedError
 
 pytestmark = pytest.mark.cpu
 
@@ -95,13 +96,90 @@ def test_a_module_that_is_one_kernel_changes_its_mode() -> None:
         assert len(fused.groups) == 1
 
 
-def test_the_hooks_of_the_module_itself_are_not_lost_in_silence() -> None:
+def test_the_hooks_of_the_module_itself_are_called() -> None:
     module = Layer()
     fused = fuser.fuse(module)
-    fused(torch.ones(9))
+    x = torch.ones(9)
+    before = fused(x)
     module.register_forward_hook(lambda *args: args[2] * 10)
-    with pytest.raises(UnsupportedError, match=r"hooks of module: fuse what it calls"):
-        fused(torch.ones(9))
+    assert torch.equal(fused(x), before * 10)
+    seen: list[torch.Tensor] = []
+    fused.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    fused(x)
+    module(x)
+    assert [item is x for item in seen] == [True, True]
+
+
+# --- a fused module is a module -----------------------------------------------------------------------------------
+def test_a_fused_module_is_the_module() -> None:
+    x = draw((4, 9), torch.float32, (-0.5, 0.5), seed=1)
+    module = Layer()
+    fused = fuser.fuse(module)
+    assert isinstance(fused, Layer)
+    assert isinstance(fused, fuser.FusedModule)
+    assert fuser.fuse(fused) is fused
+    assert [name for name, _ in fused.named_parameters()] == ["weight"]
+    assert next(fused.parameters()) is module.weight
+    assert list(fused.children()) == [module.act]
+    assert list(fused.state_dict()) == ["weight", "shift"]
+    fused.load_state_dict({"weight": torch.full((9,), 7.0), "shift": torch.zeros(9)})
+    assert module.weight[0] == 7.0
+    for mode in (False, True):
+        fused.train(mode)
+        assert module.training is mode
+        torch.testing.assert_close(fused(x), module(x))
+    assert fused.to(torch.float64) is fused
+    assert module.weight.dtype is torch.float64
+    torch.testing.assert_close(fused(x.double()), module(x.double()))
+    fused.factor = 0.25
+    assert module.factor == 0.25
+    torch.testing.assert_close(fused(x.double()), module(x.double()))
+    assert repr(fused) == repr(module)
+
+
+def test_a_fused_module_is_fused_and_trains() -> None:
+    x = draw((4, 9), torch.float32, (-0.5, 0.5), seed=1)
+    module = Layer()
+    fused = fuser.fuse(module)
+    fused.warmup(x)
+    assert len(fused.groups) == 1
+    assert isinstance(fused.graph_module, torch.fx.GraphModule)
+    assert len(fuser.explain(fused, x).groups[0].kernels) == 1
+    optimizer = torch.optim.SGD(fused.parameters(), 0.1)
+    before = module.weight.detach().clone()
+    fused(x).sum().backward()
+    optimizer.step()
+    assert not torch.equal(module.weight, before)
+    torch.testing.assert_close(fused(x), module(x))
+    with torch.no_grad():
+        assert torch.equal(fused(x, out=torch.empty(0)), fused(x))
+
+
+def test_a_fused_module_is_copied_and_pickled_with_its_own_state() -> None:
+    x = draw((4, 9), torch.float32, (-0.5, 0.5), seed=1)
+    fused = fuser.fuse(Layer())
+    wanted = fused(x)
+    for other in (copy.deepcopy(fused), pickle.loads(pickle.dumps(fused))):
+        assert isinstance(other, fuser.FusedModule)
+        assert other.weight is not fused.weight
+        nn.init.zeros_(other.weight)
+        assert not torch.equal(other(x), wanted)
+    assert torch.equal(fused(x), wanted)
+
+
+def test_a_fused_module_in_a_module() -> None:
+    x = draw((4, 9), torch.float32, (-0.5, 0.5), seed=1)
+    inner = Layer()
+    outer = nn.Sequential(fuser.fuse(inner), nn.Tanh())
+    assert list(outer.state_dict()) == ["0.weight", "0.shift"]
+    wanted = torch.tanh(inner(x))
+    torch.testing.assert_close(outer(x), wanted)
+    fused = fuser.fuse(outer)
+    torch.testing.assert_close(fused(x), wanted)
+    assert len(fused.groups) == 1
+    torch._dynamo.reset()
+    compiled = torch.compile(outer, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), wanted)
 
 
 class Renorms(nn.Module):

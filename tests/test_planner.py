@@ -12,7 +12,7 @@ from functors import functor
 import fuser
 from fuser import planner
 from fuser.arg_spec import MAX_NARROW_OFFSET
-from fuser.codegen import emit_kernel
+from fuser.codegen import build_source
 from fuser.cuda.dialect import DIALECT
 from fuser.kernel_spec import ArgSpec
 from fuser.tensor_desc import describe
@@ -60,7 +60,7 @@ def test_width_of_indices(name: str) -> None:
     # The text follows.
     group = functor("axpy").spec(2).group
     assert (
-        emit_kernel(group, args, DIALECT).text == emit_kernel(group, replace(args, wide_index=True), DIALECT).text
+        build_source(group, args, DIALECT).text == build_source(group, replace(args, wide_index=True), DIALECT).text
     ) == is_wide
 
 
@@ -77,7 +77,7 @@ def test_struct_of_a_huge_call(length: int) -> None:
 
     spec = functor("axpy").spec(2)
     args = plan(virtual(length), virtual(length))
-    source = emit_kernel(spec.group, args, DIALECT)
+    source = build_source(spec.group, args, DIALECT)
     packer = ArgumentPacker(source, IterationSpace((length,), ((1,),) * 3))
     packed = packer.pack([0] * 3, [2.0])
     assert int.from_bytes(packed[:8], "little") == length
@@ -90,7 +90,7 @@ def test_nothing_is_compiled_or_loaded_inside_a_capture(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     spec = functor("axpy").spec(2)
-    source = emit_kernel(spec.group, plan(virtual(8), virtual(8)), DIALECT)
+    source = build_source(spec.group, plan(virtual(8), virtual(8)), DIALECT)
     before = fuser.stats()["compiles"]
     with pytest.raises(
         CaptureError, match=r"the kernel of axpy is needed .* inside a CUDA graph capture: .* warmup\(\)"

@@ -11,7 +11,7 @@ from functors import assert_same, draw, functor, poison, unpoison
 
 import fuser
 from fuser import planner
-from fuser.codegen import emit_kernel
+from fuser.codegen import build_source
 from fuser.cuda.dialect import DIALECT
 from fuser.errors import FallbackError
 from fuser.fused_kernel import ArgumentPacker
@@ -197,7 +197,7 @@ def test_no_argument_struct_of_a_gpu_is_beyond_the_limit() -> None:
         ] * count
         spec = fuser.compiler.register(sum_of(count))
         for part, args in planner.plan_texts(spec, [*inputs, 1.0], torch.device("cuda")):
-            source = emit_kernel(part.group, args, DIALECT)
+            source = build_source(part.group, args, DIALECT)
             space = IterationSpace((2,) * args.rank, ((2,) * args.rank,) * len(source.operands))
             size = len(ArgumentPacker(source, space).template)
             assert size <= MAX_ARGUMENT_BYTES, (count, args.rank, size)

@@ -116,7 +116,7 @@ def source_of(*inputs: torch.Tensor, numerics: str = "strict") -> tuple[KernelSp
     spec = compiler.register(group(len(inputs)))
     with config.patch(numerics=numerics):
         ((part, args),) = planner.plan_texts(spec, inputs, torch.device("cuda"))
-    return part, args, compiler.emit_source(part, args)
+    return part, args, compiler.build_kernel_source(part, args)
 
 
 def group(count: int) -> FusionGroup:

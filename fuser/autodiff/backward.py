@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from fuser.cxx.functor import Functor, Parameter, Role, parse_functor
+from fuser.cxx.functor import EntryParameter, Functor, Role, parse_functor
 from fuser.dtypes import dtype_info
 from fuser.errors import NotDifferentiableError
 from fuser.graph import Application, Function, FusionGroup, GroupBuilder, Isolation
@@ -35,10 +36,16 @@ __all__ = [
     "find_differentiable",
 ]
 
-_ACCUMULATE = Function(
-    parse_functor("template <typename T> T accumulate(T a, T b) { return a + b; }"), isolation=Isolation.NONE
-)
-_ZERO = Function(parse_functor("template <typename T> T zero(T x) { return T(0); }"))
+
+@cache
+def _accumulate() -> Function:
+    text = "template <typename T> T accumulate(T a, T b) { return a + b; }"
+    return Function(parse_functor(text), isolation=Isolation.NONE)
+
+
+@cache
+def _zero() -> Function:
+    return Function(parse_functor("template <typename T> T zero(T x) { return T(0); }"))
 
 
 class Source(NamedTuple):
@@ -342,7 +349,7 @@ class _Writer:
             return self.values[step.results[slot]]
         common = self.typing.common[step.index]
         if kind == "zero":
-            zero = replace(_ZERO, out_dtypes=(self.typing.values[step.results[slot]],))
+            zero = replace(_zero(), out_dtypes=(self.typing.values[step.results[slot]],))
             return self.builder.apply(zero, [incoming[0]])[0]
         dtype = self.typing.values[step.outputs[slot]]
         if dtype_info(dtype).compute_dtype is dtype_info(common).compute_dtype:
@@ -352,7 +359,7 @@ class _Writer:
     def accumulate(self, gradients: dict[int, int], value: int, handle: int, *, is_done: bool = False) -> None:
         """Add to the gradient of a value."""
         if value in gradients:
-            function = replace(_ACCUMULATE, out_dtypes=(self._dtype(value, is_done),))
+            function = replace(_accumulate(), out_dtypes=(self._dtype(value, is_done),))
             handle = self.builder.apply(function, [gradients[value], handle])[0]
         gradients[value] = handle
 
@@ -391,7 +398,7 @@ def _argument_types(application: Application, index: int, typing: Typing) -> tup
     )
 
 
-def _parameters(functor: Functor) -> list[Parameter]:
+def _parameters(functor: Functor) -> list[EntryParameter]:
     return [parameter for parameter in functor.parameters if parameter.role is not Role.OUTPUT]
 
 

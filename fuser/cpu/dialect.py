@@ -83,7 +83,7 @@ def _row(loop: Loop, begin: str, end: str) -> list[str]:
 def _rows(loop: Loop) -> list[str]:
     # The rows of one tile; from one to the next the pointers jump.
     pointers = [f"{_const(operand)}{operand.info.storage}* {operand.name}" for operand in loop.operands]
-    jumps = [f"{operand.name} += jump[{place}];" for place, operand in enumerate(loop.operands)]
+    jumps = [f"{operand.name} += jump[{number}];" for number, operand in enumerate(loop.operands)]
     return [
         "",
         "// One tile.",

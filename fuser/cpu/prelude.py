@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 from functools import cache
 
-from fuser.prelude import Block, emit_selected, load_blocks
+from fuser.prelude import PreludeBlock, emit_selected, load_blocks
 
 __all__ = ["emit_prelude", "has_vector_form"]
 
@@ -55,14 +55,14 @@ def _libmvec() -> ctypes.CDLL | None:
         return None
 
 
-def _on_this_machine(block: Block) -> Block:
+def _on_this_machine(block: PreludeBlock) -> PreludeBlock:
     match = _VECTOR_CALL.fullmatch(block.text)
     if match is None or has_vector_form(match[2], int(match[1])):
         return block
     return _of_macros(block, match[2], [f"FUSER_LIBM_{match[1]}"])
 
 
-def _precise(block: Block) -> Block:
+def _precise(block: PreludeBlock) -> PreludeBlock:
     match = _VECTOR_CALL.fullmatch(block.text) or _LIBM_CALL.fullmatch(block.text)
     if match is None or match[2] in _EXACT_IN_LIBM:
         return block
@@ -72,6 +72,6 @@ def _precise(block: Block) -> Block:
     return _of_macros(block, name, [f"FUSER_PRECISE_{kind}{arguments}" for kind in (f"{scalar}_", f"{vector}_", "")])
 
 
-def _of_macros(block: Block, name: str, macros: list[str]) -> Block:
+def _of_macros(block: PreludeBlock, name: str, macros: list[str]) -> PreludeBlock:
     text = "\n".join(f"{macro}({name})" for macro in macros)
     return replace(block, text=text, mentions=frozenset({*macros, name}))

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import tree_sitter
 
-from fuser.cxx.functor import parse_tree
 from fuser.cxx.nodes import (
     Assign,
     Binary,
@@ -21,6 +20,7 @@ from fuser.cxx.nodes import (
     Cast,
     Conditional,
     Expression,
+    Increment,
     Index,
     InitList,
     Lambda,
@@ -30,16 +30,12 @@ from fuser.cxx.nodes import (
     NamedType,
     Place,
     SizeOf,
-    Step,
     TypeSyntax,
     Unary,
 )
-from fuser.cxx.statements import (
-    Block,
-    Function,
-    Parameter,
-)
-from fuser.cxx.type_syntax import TypeReader, field, find, named, text_of
+from fuser.cxx.statements import Block, FunctionDefinition, Parameter
+from fuser.cxx.tree import field, find, named, parse_tree, text_of
+from fuser.cxx.type_syntax import TypeReader
 from fuser.errors import UntranslatableError
 
 __all__ = ["ExpressionReader"]
@@ -211,7 +207,7 @@ class ExpressionReader(TypeReader):
             case "update_expression":
                 argument, operator = field(node, "argument"), field(node, "operator")
                 is_prefix = operator.start_byte < argument.start_byte
-                return Step(place, text_of(operator)[0], self.expression(argument), is_prefix)
+                return Increment(place, text_of(operator)[0], self.expression(argument), is_prefix)
             case "conditional_expression":
                 return self._conditional(node)
             case "subscript_expression":
@@ -290,7 +286,7 @@ class ExpressionReader(TypeReader):
             parameters = self.parameters(declarator.child_by_field_name("parameters") if declarator else None)
             trailing = next(find(declarator, "trailing_return_type"), None) if declarator else None
             result = self.type(trailing.named_children[0]) if trailing else NamedType(place, "auto")
-            function = Function(place, "a lambda", (), parameters, result, self.block(body))
+            function = FunctionDefinition(place, "a lambda", (), parameters, result, self.block(body))
         return Lambda(place, default, tuple(captures), function)
 
     def _capture(self, node: tree_sitter.Node) -> Capture:

@@ -1,43 +1,32 @@
 """Functor texts: the C++ strings users write for torch.cuda.jiterator, parsed into values.
 
 A text is one or more C++ functions; the last function template is the entry. Its first template parameter is ``T``,
-the type it computes in. The text itself reaches the compiler unchanged, except that a multi-output entry that is
-declared to return a value and never does is made ``void``.
+the type it computes in. What fuser knows of a text it reads from one tree, that of the text with its macros expanded.
+The text itself reaches the compiler unchanged, except that a multi-output entry that is declared to return a value and
+never does is made ``void``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 
 import tree_sitter
-import tree_sitter_cpp
 
-from fuser.errors import FunctorError, count_characters, describe_place
+from fuser.cxx.nodes import Place
+from fuser.cxx.preprocess import MappedText, Preprocessed, Problem, preprocess
+from fuser.cxx.tree import find, function_declarator, named, parse_tree, text_of
+from fuser.errors import FunctorError, describe_place
 
-__all__ = ["MATH_FUNCTIONS", "Functor", "Parameter", "Problem", "Role", "parse_functor", "parse_tree"]
+__all__ = ["MATH_FUNCTIONS", "EntryParameter", "Functor", "Reading", "Role", "parse_functor", "read_text"]
 
 # C++'s functions of floating-point numbers, for float and double.
 MATH_FUNCTIONS = frozenset(
     "acos acosh asin asinh atan atan2 atanh cbrt ceil cos cosh erf erfc exp exp2 expm1 fabs floor fmod hypot lgamma "
     "log log10 log1p log2 nearbyint pow remainder rint round rsqrt sin sinh sqrt tan tanh tgamma trunc".split()
-)
-
-_LANGUAGE = tree_sitter.Language(tree_sitter_cpp.language())
-
-# CUDA's qualifiers are no C++: the parser sees blanks of the same length, so that columns stay.
-_QUALIFIERS = (
-    "__device__",
-    "__host__",
-    "__global__",
-    "__constant__",
-    "__shared__",
-    "__forceinline__",
-    "__noinline__",
-    "__restrict__",
-    "__inline__",
 )
 
 
@@ -50,7 +39,7 @@ class Role(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class EntryParameter:
     """One parameter of an entry, in the order of the declaration."""
 
     name: str
@@ -59,18 +48,26 @@ class Parameter:
     role: Role
     # Whether C++ gives it a default value.
     has_default: bool
-    # Place in the text, from 1.
-    line: int
-    column: int
+    # Where it begins in the user's text.
+    place: Place
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A place (from 1) where the text does not parse."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """What there is to know of a text before anything is asked of it."""
 
-    line: int
-    column: int
-    message: str
+    preprocessed: Preprocessed
+    # Of the expanded text.
+    tree: tree_sitter.Tree
+
+    @property
+    def expanded(self) -> MappedText:
+        """The text that the tree is of."""
+        return self.preprocessed.expanded
+
+    def place(self, node: tree_sitter.Node) -> Place:
+        """Return where a node begins in the user's text."""
+        return self.expanded.place(node.start_byte)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,32 +76,33 @@ class Functor:
 
     # The user's text.
     source: str
-    # Name of the entry.
-    entry: str
-    # Names of the entry's template parameters; the first is the compute type.
-    template_parameters: tuple[str, ...]
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[EntryParameter, ...]
     num_outputs: int
-    # Byte range of the declared return type when it must be emitted as ``void``, else None.
-    void_span: tuple[int, int] | None
-    # Macros the text defines: they end with the functor.
-    macros: tuple[str, ...]
-    # Every word of the text: decides which names the prelude declares.
-    words: frozenset[str]
-    problems: tuple[Problem, ...]
+    # Name of the entry.
+    entry: str = field(compare=False)
+    # Names of the entry's template parameters; the first is the compute type.
+    template_parameters: tuple[str, ...] = field(compare=False)
+    # The text as it goes to the compiler: the user's, or with ``void`` for a return type that is never used.
+    emitted: MappedText = field(compare=False, repr=False)
+    # Names that the text makes macros or ends: what they mean before and after it is none of its business.
+    macros: tuple[str, ...] = field(compare=False)
+    # Every word of the text, as written and expanded: decides which names the prelude declares.
+    words: frozenset[str] = field(compare=False, repr=False)
+    # Where the text does not parse, in the order of the text.
+    problems: tuple[Problem, ...] = field(compare=False)
 
     @property
-    def tensors(self) -> tuple[Parameter, ...]:
+    def tensors(self) -> tuple[EntryParameter, ...]:
         """The parameters bound to tensors, in order."""
         return tuple(parameter for parameter in self.parameters if parameter.role is Role.TENSOR)
 
     @property
-    def scalars(self) -> tuple[Parameter, ...]:
+    def scalars(self) -> tuple[EntryParameter, ...]:
         """The parameters bound to named scalars, in order."""
         return tuple(parameter for parameter in self.parameters if parameter.role is Role.SCALAR)
 
     @property
-    def outputs(self) -> tuple[Parameter, ...]:
+    def outputs(self) -> tuple[EntryParameter, ...]:
         """The ``T&`` parameters; empty when the entry returns its only result."""
         return tuple(parameter for parameter in self.parameters if parameter.role is Role.OUTPUT)
 
@@ -115,24 +113,12 @@ class Functor:
 
     @property
     def text(self) -> str:
-        """The text as it goes to the compiler: the user's, or with ``void`` for a return type that is never used."""
-        if self.void_span is None:
-            return self.source
-        start, end = self.void_span
-        encoded = self.source.encode()
-        return (encoded[:start] + b"void" + encoded[end:]).decode()
+        """The text as it goes to the compiler."""
+        return self.emitted.text
 
-    def column_in_source(self, line: int, column: int) -> int:
-        """Map a column of ``text`` to the user's text (both from 1, in bytes)."""
-        if self.void_span is None:
-            return column
-        start, end = self.void_span
-        before = self.source.encode()[:start]
-        if line != before.count(b"\n") + 1 or column <= start - (before.rfind(b"\n") + 1):
-            return column
-        # Columns inside the word "void" all mean the type it stands for.
-        first = start - (before.rfind(b"\n") + 1) + 1
-        return max(column - len(b"void") + (end - start), first)
+    def place_in_source(self, line: int, column: int) -> Place:
+        """Return the place in the user's text of a line and a column (from 1, in bytes) of ``text``."""
+        return self.emitted.place(self.emitted.offset(line, column))
 
     def signature(self) -> str:
         """Return how the functor is called, for messages: ``axpy(x, y, *, alpha)``."""
@@ -144,8 +130,11 @@ class Functor:
     def raise_problems(self) -> None:
         """Raise FunctorError for the first place that does not parse; do nothing when there is none."""
         if self.problems:
-            problem = self.problems[0]
-            raise _error(self.source, problem.message, problem.line, problem.column)
+            raise self.error(self.problems[0])
+
+    def error(self, problem: Problem) -> FunctorError:
+        """Return the error that shows a problem in the user's text."""
+        return _error(self.source, problem)
 
 
 @lru_cache(maxsize=4096)
@@ -162,93 +151,134 @@ def parse_functor(source: str, scalars: tuple[str, ...] = (), num_outputs: int =
         as with torch.cuda.jiterator, which builds such a function and fails when it is called.
 
     Raises:
-        FunctorError: no entry can be found, a scalar names no parameter, or the outputs do not match.
+        FunctorError: no entry can be read, a scalar names no parameter, or the outputs do not match.
     """
-    tree = parse_tree(source)
-    problems = tuple(_find_problems(tree.root_node))
-    template = _find_entry(tree.root_node)
-    declarator = template and _first(template, "function_declarator")
-    if template is None or declarator is None:
+    reading = read_text(source)
+    root = reading.tree.root_node
+    problems = sorted([*reading.preprocessed.problems, *_find_syntax_errors(reading, root)])
+    template = _find_entry(root)
+    if root.has_error:
+        # What is wrong in a body has no say in where the entry begins and ends.
+        template = _find_entry(parse_tree(_without_bodies(reading.expanded.text)).root_node) or template
+    if template is None:
         if problems:
-            raise _error(source, problems[0].message, problems[0].line, problems[0].column)
+            raise _error(source, problems[0])
         raise FunctorError("a functor needs a function template, such as: template <typename T> T f(T x) { return x; }")
-    name = declarator.child_by_field_name("declarator")
-    if name is None:  # pragma: no cover - the grammar always names a declarator
-        raise FunctorError("the entry of the functor has no name")
-    entry = _text(name)
-    parameters = tuple(_parse_parameters(declarator, frozenset(scalars)))
-    _check_parameters(source, entry, parameters, scalars, num_outputs)
-    outputs = [parameter for parameter in parameters if parameter.role is Role.OUTPUT]
+    definition, declarator, name = _read_entry(reading, template)
+    parameters = tuple(_parse_parameters(reading, declarator, frozenset(scalars)))
+    _check_parameters(source, name, parameters, scalars, num_outputs)
+    has_outputs = any(parameter.role is Role.OUTPUT for parameter in parameters)
     return Functor(
         source=source,
-        entry=entry,
-        template_parameters=tuple(_template_parameters(template)),
         parameters=parameters,
         num_outputs=num_outputs,
-        void_span=_unused_return_type(template) if outputs else None,
-        macros=tuple(_find_macros(tree.root_node)),
-        words=frozenset(_words(source)),
-        problems=problems,
+        entry=name,
+        template_parameters=tuple(_template_parameters(template)),
+        emitted=_without_unused_type(reading, definition) if has_outputs else MappedText(source, source),
+        macros=reading.preprocessed.macros,
+        words=frozenset(re.findall(r"\w+", f"{source}\n{reading.expanded.text}")),
+        problems=tuple(problems),
     )
 
 
-def parse_tree(source: str) -> tree_sitter.Tree:
-    """Return tree-sitter's tree of a C++ text; its places are bytes of UTF-8. CUDA's qualifiers are blanks to it."""
-    encoded = source.encode()
-    for qualifier in _QUALIFIERS:
-        encoded = encoded.replace(qualifier.encode(), b" " * len(qualifier))
-    # A parser keeps state while it parses and so is not shared between threads.
-    return tree_sitter.Parser(_LANGUAGE).parse(encoded)
+@lru_cache(maxsize=1024)
+def read_text(source: str) -> Reading:
+    """Preprocess and parse a text; whoever wants to know something of it begins here."""
+    preprocessed = preprocess(source)
+    return Reading(preprocessed, parse_tree(preprocessed.expanded.text))
 
 
-def _error(source: str, message: str, line: int, column: int) -> FunctorError:
-    column = count_characters(source, line, column)
-    return FunctorError(describe_place(source, line, column, message), line, column)
+def _error(source: str, problem: Problem) -> FunctorError:
+    line, column = problem.place
+    return FunctorError(describe_place(source, line, column, problem.message), line, column)
 
 
-def _find_entry(root: tree_sitter.Node) -> tree_sitter.Node | None:
+def _find_entry(parent: tree_sitter.Node) -> tree_sitter.Node | None:
     # The last template that defines a function; a template whose body does not parse still counts, so that a
     # functor with a syntax error is reported as such.
     found = None
-    for node in _walk(root, "template_declaration"):
-        definition = _first(node, "function_definition")
-        if definition is not None or (node.has_error and _first(node, "function_declarator") is not None):
-            found = node
+    for node in parent.named_children:
+        if node.type == "template_declaration":
+            inner = _templated(node)
+            if inner.type == "function_definition" or (node.has_error and function_declarator(inner) is not None):
+                found = node
+        elif node.type in {"namespace_definition", "linkage_specification", "declaration_list", "ERROR"}:
+            is_named = node.child_by_field_name("name") is not None
+            found = (None if is_named else _find_entry(node)) or found
     return found
 
 
+def _without_bodies(text: str) -> str:
+    # Blanks between the outermost braces; every byte stays where it is.
+    depth, made = 0, bytearray(text, "utf-8")
+    for index, char in enumerate(made):
+        depth -= char == ord("}")
+        if depth > 0:
+            made[index] = ord(" ")
+        depth += char == ord("{")
+    return made.decode() if depth == 0 else text
+
+
+def _templated(template: tree_sitter.Node) -> tree_sitter.Node:
+    # What stands after the template parameters.
+    children = template.named_children
+    return next((child for child in children if child.type == "function_definition"), children[-1])
+
+
+def _read_entry(reading: Reading, template: tree_sitter.Node) -> tuple[tree_sitter.Node, tree_sitter.Node, str]:
+    # Its definition, its declarator and its name. Nothing before its body may be wrong.
+    definition = _templated(template)
+    declarator, body = function_declarator(definition), definition.child_by_field_name("body")
+    head = [child for child in template.children if child.id != definition.id]
+    head += [child for child in definition.children if body is None or child.id != body.id]
+    wrong = [problem for node in head for problem in _find_syntax_errors(reading, node)]
+    if not wrong:
+        name = declarator.child_by_field_name("declarator") if declarator is not None else None
+        first = next(named(template.child_by_field_name("parameters")), None)
+        if name is None or declarator is None or name.type != "identifier":
+            wrong = [Problem(reading.place(definition), "this is no function with a name of its own")]
+        elif definition.child_by_field_name("type") is None:
+            wrong = [Problem(reading.place(definition), f"{text_of(name)!r} has no result type")]
+        elif first is None or "type_parameter" not in first.type:
+            wrong = [Problem(reading.place(template), f"the first template parameter of {text_of(name)!r} is no type")]
+        elif body is None or body.type != "compound_statement":
+            wrong = [Problem(reading.place(definition), f"{text_of(name)!r} has no body")]
+        else:
+            return definition, declarator, text_of(name)
+    raise _error(reading.expanded.source, min(wrong))
+
+
 def _template_parameters(template: tree_sitter.Node) -> Iterator[str]:
-    declared = template.child_by_field_name("parameters")
-    for child in declared.named_children if declared is not None else ():
+    for child in named(template.child_by_field_name("parameters")):
         names = [node for node in child.named_children if node.type in {"type_identifier", "identifier"}]
         if names:
-            yield _text(names[0])
+            yield text_of(names[0])
 
 
-def _parse_parameters(declarator: tree_sitter.Node, scalars: frozenset[str]) -> Iterator[Parameter]:
-    declared = declarator.child_by_field_name("parameters")
-    for node in declared.named_children if declared is not None else ():
+def _parse_parameters(
+    reading: Reading, declarator: tree_sitter.Node, scalars: frozenset[str]
+) -> Iterator[EntryParameter]:
+    for node in named(declarator.child_by_field_name("parameters")):
         if node.type not in {"parameter_declaration", "optional_parameter_declaration"}:
             continue
         inner = node.child_by_field_name("declarator")
-        name = _first(inner, "identifier") if inner is not None else None
+        name = next(find(inner, "identifier"), None) if inner is not None else None
         kind = node.child_by_field_name("type")
         is_reference = inner is not None and inner.type in {"reference_declarator", "abstract_reference_declarator"}
-        is_const = any(_text(child) == "const" for child in node.children if child.type == "type_qualifier")
-        text = _text(name) if name is not None else ""
+        is_const = any(text_of(child) == "const" for child in node.children if child.type == "type_qualifier")
+        text = text_of(name) if name is not None else ""
         role = Role.OUTPUT if is_reference and not is_const else Role.SCALAR if text in scalars else Role.TENSOR
-        yield Parameter(
+        yield EntryParameter(
             name=text,
-            type=_text(kind) if kind is not None else "",
+            type=text_of(kind) if kind is not None else "",
             role=role,
             has_default=node.type == "optional_parameter_declaration",
-            line=node.start_point.row + 1,
-            column=node.start_point.column + 1,
+            place=reading.place(node),
         )
 
 
 def _check_parameters(
-    source: str, entry: str, parameters: tuple[Parameter, ...], scalars: tuple[str, ...], num_outputs: int
+    source: str, entry: str, parameters: tuple[EntryParameter, ...], scalars: tuple[str, ...], num_outputs: int
 ) -> None:
     names = [parameter.name for parameter in parameters]
     for scalar in scalars:
@@ -259,7 +289,8 @@ def _check_parameters(
         raise FunctorError(f"{entry}: num_outputs must be 1 or more, got {num_outputs}")
     for output in outputs:
         if output.name in scalars:
-            raise _error(source, f"{output.name!r} is an output of {entry}, not a scalar", output.line, output.column)
+            message = f"{output.name!r} is an output of {entry}, not a scalar"
+            raise _error(source, Problem(output.place, message))
     if len(outputs) != (num_outputs if outputs or num_outputs > 1 else 0):
         raise FunctorError(
             f"{entry} has {len(outputs)} output parameters (T&) for num_outputs={num_outputs}; "
@@ -267,66 +298,36 @@ def _check_parameters(
         )
 
 
-def _unused_return_type(template: tree_sitter.Node) -> tuple[int, int] | None:
+def _without_unused_type(reading: Reading, definition: tree_sitter.Node) -> MappedText:
     # Flowing off the end of a function that returns a value is undefined, and g++ -O2 makes use of it.
-    definition = _first(template, "function_definition")
-    kind = definition.child_by_field_name("type") if definition is not None else None
-    body = definition.child_by_field_name("body") if definition is not None else None
-    if kind is None or body is None or _text(kind) == "void":
-        return None
-    returns = [node for node in _walk(body, "return_statement", skip="lambda_expression") if node.named_child_count]
-    return None if returns else (kind.start_byte, kind.end_byte)
+    expanded = reading.expanded
+    verbatim = MappedText(expanded.source, expanded.source)
+    trailing = next(find(definition, "trailing_return_type", skip="compound_statement"), None)
+    kind = trailing.named_children[0] if trailing is not None else definition.child_by_field_name("type")
+    body = definition.child_by_field_name("body")
+    assert kind is not None, "the entry was read"
+    assert body is not None, "the entry was read"
+    returns = find(body, "return_statement", skip="lambda_expression")
+    if text_of(kind) == "void" or any(node.named_child_count for node in returns):
+        return verbatim
+    start, end = expanded.character(kind.start_byte), expanded.character(kind.end_byte)
+    if expanded.is_verbatim(start) and expanded.is_verbatim(end - 1):
+        return verbatim.replace(expanded.origin(start), expanded.origin(end - 1) + 1, "void")
+    # A macro writes the type, and maybe more: the text is compiled as it is expanded.
+    return expanded.replace(start, end, "void")
 
 
-def _find_macros(root: tree_sitter.Node) -> Iterator[str]:
-    for node in _walk(root, "preproc_def", "preproc_function_def", field="name"):
-        yield _text(node)
-
-
-def _find_problems(root: tree_sitter.Node) -> Iterator[Problem]:
-    for node in _walk(root, "preproc_include"):
-        yield Problem(
-            node.start_point.row + 1, node.start_point.column + 1, "a functor cannot #include: there is no header"
-        )
-    yield from _find_syntax_errors(root)
-
-
-def _find_syntax_errors(node: tree_sitter.Node) -> Iterator[Problem]:
+def _find_syntax_errors(reading: Reading, node: tree_sitter.Node) -> Iterator[Problem]:
     if not node.has_error:
         return
     if node.is_missing:
-        yield Problem(node.start_point.row + 1, node.start_point.column + 1, f"expected {node.type!r}")
+        yield Problem(reading.place(node), f"expected {node.type!r}")
         return
-    inner = [problem for child in node.children for problem in _find_syntax_errors(child)]
+    inner = [problem for child in node.children for problem in _find_syntax_errors(reading, child)]
     if node.type == "ERROR" and not inner:
         leaf = node
         while leaf.children:
             leaf = leaf.children[-1]
-        found = _text(leaf).splitlines() or [""]
-        inner = [Problem(leaf.start_point.row + 1, leaf.start_point.column + 1, f"does not parse at {found[0]!r}")]
+        found = text_of(leaf).splitlines() or [""]
+        inner = [Problem(reading.place(leaf), f"does not parse at {found[0]!r}")]
     yield from inner
-
-
-def _walk(
-    node: tree_sitter.Node, *types: str, field: str | None = None, skip: str | None = None
-) -> Iterator[tree_sitter.Node]:
-    # Depth first, in the order of the text; ``field`` yields that child of each match, ``skip`` prunes a type.
-    if node.type in types:
-        found = node if field is None else node.child_by_field_name(field)
-        if found is not None:
-            yield found
-    for child in node.children:
-        if child.type != skip:
-            yield from _walk(child, *types, field=field, skip=skip)
-
-
-def _first(node: tree_sitter.Node, kind: str) -> tree_sitter.Node | None:
-    return next(_walk(node, kind), None)
-
-
-def _text(node: tree_sitter.Node) -> str:
-    return (node.text or b"").decode()
-
-
-def _words(source: str) -> list[str]:
-    return "".join(char if char.isalnum() or char == "_" else " " for char in source).split()

@@ -1,4 +1,4 @@
-"""Expressions and types of a functor text as frozen values: what ``syntax`` makes of the parser's tree.
+"""Expressions, types and functions of a functor text as frozen values: what ``syntax`` makes of the parser's tree.
 
 Every node has its place: line and column of its first character in the user's text, from 1.
 """
@@ -6,21 +6,20 @@ Every node has its place: line and column of its first character in the user's t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from fuser.cxx.statements import Function
 
 __all__ = [
     "ArrayType",
     "Assign",
     "Binary",
+    "Block",
     "Call",
     "Capture",
     "Cast",
     "Conditional",
     "Decltype",
     "Expression",
+    "FunctionDefinition",
+    "Increment",
     "Index",
     "InitList",
     "Lambda",
@@ -29,12 +28,13 @@ __all__ = [
     "Name",
     "NamedType",
     "Node",
+    "Parameter",
     "Place",
     "PointerType",
     "ReferenceType",
     "SizeOf",
     "Statement",
-    "Step",
+    "TemplateParameter",
     "TypeSyntax",
     "Unary",
 ]
@@ -159,7 +159,7 @@ class Assign(Expression):
 
 
 @dataclass(frozen=True, slots=True)
-class Step(Expression):
+class Increment(Expression):
     """``++`` and ``--``."""
 
     operator: str
@@ -237,4 +237,46 @@ class Lambda(Expression):
 
     default: str
     captures: tuple[Capture, ...]
-    function: Function
+    function: FunctionDefinition
+
+
+# Functions, which lambdas hold
+
+
+@dataclass(frozen=True, slots=True)
+class Block(Statement):
+    """``{ ... }``, a scope."""
+
+    statements: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateParameter(Node):
+    """``typename T = default`` or ``int N = default``."""
+
+    name: str
+    default: TypeSyntax | Expression | None
+    # Type of one that is a value; ``enable_if`` in it must hold.
+    type: TypeSyntax | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter(Node):
+    """One parameter of a function."""
+
+    name: str
+    type: TypeSyntax
+    default: Expression | None
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionDefinition(Node):
+    """A function, a function template, a member function or a lambda's body."""
+
+    name: str
+    template: tuple[TemplateParameter, ...]
+    parameters: tuple[Parameter, ...]
+    # ``auto`` where nothing is written.
+    result: TypeSyntax
+    # None: only declared.
+    body: Block | None

@@ -1,4 +1,9 @@
-"""The preprocessor: a functor text with its macros expanded, every token at the place the user wrote it."""
+"""The preprocessor: a functor text with its macros expanded, every token at the place the user wrote it.
+
+It knows the user's macros and none of the compilers'. What a compiler would do differently, such as taking the branch
+of ``#ifdef __CUDA_ARCH__``, is therefore still in the text that goes to it; everything fuser itself understands of a
+text, it understands of the expanded one.
+"""
 
 from __future__ import annotations
 
@@ -6,58 +11,124 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from fuser.cxx.nodes import Place
-from fuser.errors import UntranslatableError
 
-__all__ = ["Expanded", "preprocess"]
+__all__ = ["QUALIFIERS", "MappedText", "Preprocessed", "Problem", "preprocess"]
 
+# Without one of these there is nothing to do.
+_SPECIAL = re.compile(r"#|%:|\\\s*\n|\\\s*\Z|\b__\w+__\b|\b_Pragma\b")
+# A line that goes on in the next one.
+_SPLICE = re.compile(r"\\[^\S\n]*\n")
+_BLOCK = r"/\*(?:[^*]|\*(?!/))*\*/"
 _TOKEN = re.compile(
-    r"(?P<comment>//(?:[^\n\\]|\\.|\\\n)*|/\*.*?\*/)"
-    r"|(?P<directive>(?:(?<=\n)|\A)[ \t]*\#(?:[^\n\\/]|\\\n|\\.|/\*.*?\*/|/(?!\*))*)"
-    r"|(?P<space>\n|(?:[^\S\n]|\\\n)+)"
+    rf"(?P<directive>^(?:[^\S\n]|{_BLOCK})*(?:\#|%:)(?:[^\n/]|{_BLOCK}|//[^\n]*|/(?![*/]))*)"
+    rf"|(?P<comment>//[^\n]*|{_BLOCK})"
+    r"|(?P<space>\n|[^\S\n]+)"
     r"|(?P<name>[A-Za-z_]\w*)"
     r"|(?P<number>\.?\d(?:[eEpP][+-]|[\w.'])*)"
     r"|(?P<string>\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*')"
     r"|(?P<other>\#\#|<<=|>>=|\.\.\.|->|\+\+|--|<<|>>|&&|\|\||::|[<>=!+\-*/%&|^]=|.)",
-    re.DOTALL,
+    re.DOTALL | re.MULTILINE,
 )
-_DIRECTIVE = re.compile(r"\s*#\s*(\w*)\s*(.*)", re.DOTALL)
+# A comment, or a string that may look like one.
+_COMMENT = re.compile(rf'("(?:[^"\\]|\\.)*")|//.*|{_BLOCK}')
+_DIRECTIVE = re.compile(r"\s*(?:#|%:)\s*(\w*)\s*(.*)", re.DOTALL)
 _DEFINE = re.compile(r"(\w+)(?:\(([^)]*)\))?(.*)", re.DOTALL)
-_COMMENT = re.compile(r"//.*|/\*.*?\*/", re.DOTALL)
-_CONTINUATION = re.compile(r"\\\n")
+_PRAGMA = re.compile(r'\b_Pragma\s*\(\s*"([^"]*)"')
 _ARITHMETIC = re.compile(r"[\d\s()+\-*/%<>=!&|^~]*|and|or|not")
+# Pragmas that say something of the next statement or function, or of messages alone.
+_HARMLESS = re.compile(
+    r"(?:nv_\w+|diag_\w+|unroll|nounroll|ivdep|omp|once|message|GCC\s+(?:unroll|ivdep|diagnostic))\b"
+)
 # What the prelude and the compilers define; everything else that is not the user's is undefined.
 _PREDEFINED = {"INFINITY", "NAN", "POS_INFINITY", "NEG_INFINITY", "__cplusplus"}
+# CUDA's qualifiers are no C++.
+QUALIFIERS = (
+    "__device__ __host__ __global__ __constant__ __shared__ __managed__ __forceinline__ __noinline__ __restrict__ "
+    "__inline__".split()
+)
 _MAX_TOKENS = 100_000
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """Something in the user's text that cannot be, or that fuser cannot follow."""
+
+    place: Place
+    message: str
+
+
 @dataclass(frozen=True, slots=True)
-class Expanded:
-    """A text without directives and macros."""
+class MappedText:
+    """A text made of pieces of the user's, with the place where each came from."""
 
     # The user's text.
     source: str
     text: str
     # Where each piece begins in ``text``; where it came from in ``source``; whether it was copied as it stands.
-    starts: tuple[int, ...]
-    origins: tuple[int, ...]
-    copied: tuple[bool, ...]
+    starts: tuple[int, ...] = (0,)
+    origins: tuple[int, ...] = (0,)
+    copied: tuple[bool, ...] = (True,)
 
     def place(self, offset: int) -> Place:
         """Return line and column in the user's text (from 1, in characters) of a byte of ``text``."""
-        if not self.text.isascii():
-            offset = len(self.text.encode()[:offset].decode(errors="ignore"))
-        piece = max(bisect_right(self.starts, offset) - 1, 0)
-        origin = self.origins[piece] + (offset - self.starts[piece] if self.copied[piece] else 0)
+        origin = self.origin(self.character(offset))
         before = self.source[:origin]
         return before.count("\n") + 1, origin - (before.rfind("\n") + 1) + 1
+
+    def character(self, offset: int) -> int:
+        """Return which character of ``text`` begins at a byte of it."""
+        return offset if self.text.isascii() else len(self.text.encode()[:offset].decode(errors="ignore"))
+
+    def origin(self, character: int) -> int:
+        """Return which character of the user's text one of ``text`` came from."""
+        piece = self._piece(character)
+        return self.origins[piece] + (character - self.starts[piece] if self.copied[piece] else 0)
+
+    def is_verbatim(self, character: int) -> bool:
+        """Whether a character of ``text`` stands in the user's text, and came from there once."""
+        piece = self._piece(character)
+        return self.copied[piece] and self.origins.count(self.origins[piece]) == 1
+
+    def _piece(self, character: int) -> int:
+        return max(bisect_right(self.starts, character) - 1, 0)
+
+    def replace(self, start: int, end: int, words: str) -> MappedText:
+        """Return the text with other words in place of the characters from ``start`` to ``end``."""
+        pieces = list(zip(self.starts, self.origins, self.copied, strict=True))
+        shift = len(words) - (end - start)
+        changed = [piece for piece in pieces if piece[0] < start]
+        changed += [(start, self.origin(start), False), (end + shift, self.origin(end), self.copied[self._piece(end)])]
+        changed += [(begin + shift, origin, copied) for begin, origin, copied in pieces if begin > end]
+        starts, origins, copies = zip(*changed, strict=True)
+        return MappedText(self.source, self.text[:start] + words + self.text[end:], starts, origins, copies)
+
+    def offset(self, line: int, column: int) -> int:
+        """Return the byte of ``text`` at a line and a column (from 1, in bytes), as compilers and parsers count."""
+        before = self.text.encode().split(b"\n")[: line - 1]
+        return sum(map(len, before)) + len(before) + column - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Preprocessed:
+    """A text without directives and macros, and what its directives say."""
+
+    expanded: MappedText
+    # Every name that some directive defines or undefines, in the order of the text.
+    macros: tuple[str, ...] = ()
+    # Directives that no kernel can hold.
+    problems: tuple[Problem, ...] = ()
+    # The first directive that only a compiler understands; what is expanded may then not be what it compiles.
+    obstacle: Problem | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Token:
     kind: str
     text: str
+    # Character of the user's text.
     origin: int
     # Whether it stands in the text as it stands here.
     is_copied: bool = True
@@ -66,71 +137,116 @@ class _Token:
 @dataclass(frozen=True, slots=True)
 class _Macro:
     # None: no parentheses.
-    parameters: tuple[str, ...] | None
-    body: tuple[_Token, ...]
+    parameters: tuple[str, ...] | None = None
+    body: tuple[_Token, ...] = ()
 
 
-def preprocess(source: str) -> Expanded:
+def preprocess(source: str) -> Preprocessed:
     """Expand the macros of a functor text and drop the parts that ``#if`` leaves out.
 
-    Raises:
-        UntranslatableError: a directive that means nothing here, or a condition that is no integer.
+    Lines that end in a backslash are joined first, as in C++, so that a directive is seen however it is written.
     """
+    if not _SPECIAL.search(source):
+        return Preprocessed(MappedText(source, source))
     return _Preprocessor(source).run()
 
 
 class _Preprocessor:
     def __init__(self, source: str) -> None:
         self.source = source
-        self.macros: dict[str, _Macro] = {}
-        # One entry per open #if: whether its present part counts, and whether some part of it did.
-        self.conditions: list[tuple[bool, bool]] = []
+        self.macros = dict.fromkeys(QUALIFIERS, _Macro()) | {"__launch_bounds__": _Macro(("...",))}
+        self.named: dict[str, None] = {}
+        self.problems: list[Problem] = []
+        self.obstacle: Problem | None = None
+        # One entry per open #if: whether its present part counts, whether some part of it did, and the directive.
+        self.conditions: list[tuple[bool, bool, _Token]] = []
         self.made = 0
 
-    def run(self) -> Expanded:
+    def run(self) -> Preprocessed:
         out: list[_Token] = []
         pending: list[_Token] = []
-        for token in _tokenize(self.source):
+        for token in self.tokens():
             if token.kind == "directive":
                 out += self.expand(pending, frozenset())
                 pending = []
                 self.direct(token)
-            elif all(counts for counts, _ in self.conditions):
+            elif all(counts for counts, _, _ in self.conditions):
                 pending.append(token)
         out += self.expand(pending, frozenset())
-        starts, length = [], 0
-        for token in out:
-            starts.append(length)
-            length += len(token.text)
-        text = "".join(token.text for token in out)
-        origins = tuple(token.origin for token in out)
-        return Expanded(self.source, text, tuple(starts), origins, tuple(token.is_copied for token in out))
+        for _, _, token in self.conditions:
+            self.report(token, "#if without #endif")
+        starts = tuple(accumulate((len(token.text) for token in out), initial=0))[:-1]
+        expanded = MappedText(
+            self.source,
+            "".join(token.text for token in out),
+            starts or (0,),
+            tuple(token.origin for token in out) or (0,),
+            tuple(token.is_copied for token in out) or (True,),
+        )
+        return Preprocessed(expanded, tuple(self.named), tuple(self.problems), self.obstacle)
+
+    def tokens(self) -> Iterator[_Token]:
+        # The tokens of the text; its lines joined, each token where it begins in the user's text.
+        splices = list(_SPLICE.finditer(self.source))
+        ends = list(accumulate((match.end() - match.start() for match in splices), initial=0))
+        joints = [match.start() - removed for match, removed in zip(splices, ends, strict=False)]
+        for token in _tokenize(_SPLICE.sub("", self.source)):
+            first = bisect_right(joints, token.origin)
+            is_whole = bisect_right(joints, token.origin + len(token.text) - 1) == first
+            yield _Token(token.kind, token.text, token.origin + ends[first], is_whole)
+        if self.source.rstrip().endswith("\\"):
+            end = self.place(len(self.source.rstrip()) - 1)
+            self.problems.append(Problem(end, "the last line goes on in a line that is not there"))
+        for match in _PRAGMA.finditer(self.source):
+            self.pragma(match[1], self.place(match.start()))
 
     def direct(self, token: _Token) -> None:
-        match = _DIRECTIVE.fullmatch(_COMMENT.sub(" ", _CONTINUATION.sub("  ", token.text)))
+        match = _DIRECTIVE.fullmatch(_COMMENT.sub(lambda found: found[1] or " ", token.text))
         assert match is not None, "the token's own pattern"
         word, rest = match[1], match[2].strip()
-        is_on = all(counts for counts, _ in self.conditions)
+        is_on = all(counts for counts, _, _ in self.conditions)
         if word in {"if", "ifdef", "ifndef"}:
             holds = is_on and self.test(word, rest, token)
-            self.conditions.append((holds, holds))
-        elif word in {"elif", "else", "endif"} and self.conditions:
-            _, done = self.conditions.pop()
-            if word != "endif":
-                is_on = all(counts for counts, _ in self.conditions)
-                holds = is_on and not done and (word == "else" or self.test("if", rest, token))
-                self.conditions.append((holds, done or holds))
-        elif is_on and word == "define":
-            self.define(rest, token)
-        elif is_on and word == "undef":
-            self.macros.pop(rest, None)
-        elif is_on and word not in {"", "pragma", "line"}:
-            raise self.error(token, f"#{word}")
+            self.conditions.append((holds, holds, token))
+        elif word in {"elif", "else", "endif"}:
+            self.next_part(word, rest, token)
+        elif word in {"include", "include_next", "import", "embed"}:
+            # Also where it is left out: a compiler may take another branch.
+            self.report(token, "a functor cannot #include: there is no header")
+        elif word == "pragma":
+            self.pragma(rest, self.start(token))
+        elif word in {"define", "undef"}:
+            name = rest.split("(")[0].split(maxsplit=1)
+            if not name or not name[0].isidentifier():
+                self.report(token, f"#{word} without a name")
+            elif name[0].lower().startswith("fuser_"):
+                self.report(token, f"{name[0]} is not for functors to {word}: the kernel around them needs it")
+            else:
+                self.named[name[0]] = None
+                if is_on and word == "define":
+                    self.define(rest, token)
+                elif is_on:
+                    self.macros.pop(name[0], None)
+        elif is_on and word not in {"", "line"}:
+            self.give_up(token, f"#{word}")
+
+    def next_part(self, word: str, rest: str, token: _Token) -> None:
+        if not self.conditions:
+            self.report(token, f"#{word} without #if")
+            return
+        _, done, start = self.conditions.pop()
+        if word != "endif":
+            is_on = all(counts for counts, _, _ in self.conditions)
+            holds = is_on and not done and (word == "else" or self.test("if", rest, token))
+            self.conditions.append((holds, done or holds, start))
+
+    def pragma(self, text: str, place: Place) -> None:
+        if text and not _HARMLESS.match(text):
+            self.problems.append(Problem(place, f"#pragma {text} would reach the rest of the kernel"))
 
     def define(self, rest: str, token: _Token) -> None:
         match = _DEFINE.fullmatch(rest)
-        if match is None:
-            raise self.error(token, "#define without a name")
+        assert match is not None, "a name was found"
         name, parameters, body = match.groups()
         names = None if parameters is None else tuple(item.strip() for item in parameters.split(",") if item.strip())
         tokens = tuple(
@@ -153,12 +269,14 @@ class _Preprocessor:
         text = re.sub(r"\b(?!true\b)[A-Za-z_]\w*", "0", text).replace("true", "1")
         text = re.sub(r"!(?!=)", " not ", text.replace("&&", " and ").replace("||", " or ")).replace("/", "//")
         if not all(_ARITHMETIC.fullmatch(part) for part in re.split(r"(and|or|not)", text)):
-            raise self.error(token, f"#if {rest}")
+            self.give_up(token, f"#if {rest}")
+            return False
         try:
             # Digits and operators only, as the pattern says.
             return bool(eval(f"({text})", {"__builtins__": {}}))
         except (SyntaxError, ArithmeticError):
-            raise self.error(token, f"#if {rest}") from None
+            self.give_up(token, f"#if {rest}")
+            return False
 
     def expand(self, tokens: list[_Token], hidden: frozenset[str]) -> list[_Token]:
         out: list[_Token] = []
@@ -167,7 +285,7 @@ class _Preprocessor:
             token = tokens[at]
             at += 1
             macro = self.macros.get(token.text) if token.kind == "name" and token.text not in hidden else None
-            if macro is None:
+            if macro is None or self.made > _MAX_TOKENS:
                 out.append(token)
                 continue
             arguments: list[list[_Token]] = []
@@ -181,7 +299,7 @@ class _Preprocessor:
             out += self.expand(body, hidden | {token.text})
             self.made += len(body)
             if self.made > _MAX_TOKENS:
-                raise self.error(token, f"the macro {token.text!r}, which grows without end,")
+                self.give_up(token, f"the macro {token.text!r}, which grows without end,")
         return out
 
     def substitute(
@@ -218,10 +336,17 @@ class _Preprocessor:
             out += [*made, _Token("space", " ", use.origin, is_copied=False)]
         return out
 
-    def error(self, token: _Token, construct: str) -> UntranslatableError:
-        offset = token.origin + len(token.text) - len(token.text.lstrip())
-        place = Expanded(self.source, self.source, (0,), (0,), (True,)).place(len(self.source[:offset].encode()))
-        return UntranslatableError(self.source, *place, construct)
+    def report(self, token: _Token, message: str) -> None:
+        self.problems.append(Problem(self.start(token), message))
+
+    def give_up(self, token: _Token, construct: str) -> None:
+        self.obstacle = self.obstacle or Problem(self.start(token), construct)
+
+    def start(self, token: _Token) -> Place:
+        return self.place(token.origin + len(token.text) - len(token.text.lstrip()))
+
+    def place(self, origin: int) -> Place:
+        return MappedText(self.source, self.source).place(len(self.source[:origin].encode()))
 
 
 def _tokenize(text: str) -> Iterator[_Token]:
@@ -229,7 +354,7 @@ def _tokenize(text: str) -> Iterator[_Token]:
 
 
 def _split_arguments(tokens: list[_Token], opening: int) -> tuple[list[list[_Token]], int]:
-    # The arguments of a macro, and the place after its closing parenthesis.
+    # The arguments of a macro, and the index after its closing parenthesis.
     arguments: list[list[_Token]] = [[]]
     depth = 0
     for at in range(opening, len(tokens)):

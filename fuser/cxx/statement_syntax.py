@@ -7,14 +7,7 @@ from abc import abstractmethod
 import tree_sitter
 
 from fuser.cxx.expressions import ExpressionReader
-from fuser.cxx.nodes import (
-    Expression,
-    InitList,
-    Name,
-    ReferenceType,
-    Statement,
-    TypeSyntax,
-)
+from fuser.cxx.nodes import Expression, InitList, Name, ReferenceType, Statement, TypeSyntax
 from fuser.cxx.statements import (
     Block,
     Break,
@@ -33,9 +26,9 @@ from fuser.cxx.statements import (
     TemplateParameter,
     While,
 )
-from fuser.cxx.type_syntax import field, named, text_of
+from fuser.cxx.tree import field, named, text_of
 
-__all__ = ["IGNORED", "StatementReader", "function_declarator"]
+__all__ = ["IGNORED", "StatementReader"]
 
 _REFUSED = {
     "goto_statement": "goto",
@@ -134,13 +127,13 @@ class StatementReader(ExpressionReader):
         base = self.type(kind.child_by_field_name("name") or kind if kind.type.endswith("specifier") else kind)
         is_const = any(text_of(child) in {"const", "constexpr"} for child in node.children)
         found = []
-        for place_in_list, child in enumerate(node.children):
-            if node.field_name_for_child(place_in_list) != "declarator":
+        for index, child in enumerate(node.children):
+            if node.field_name_for_child(index) != "declarator":
                 continue
-            following = node.children[place_in_list + 2 :]
+            following = node.children[index + 2 :]
             value = (
                 following[0]
-                if following and node.field_name_for_child(place_in_list + 2) in {"default_value", "value"}
+                if following and node.field_name_for_child(index + 2) in {"default_value", "value"}
                 else None
             )
             found.append(self._init(child, base, value, is_const=is_const))
@@ -266,11 +259,3 @@ class StatementReader(ExpressionReader):
 
 def _one_line(node: tree_sitter.Node) -> str:
     return " ".join(text_of(node).split())
-
-
-def function_declarator(node: tree_sitter.Node) -> tree_sitter.Node | None:
-    """Return the declarator of a function, under references and pointers that belong to its result."""
-    inner = node.child_by_field_name("declarator")
-    while inner is not None and inner.type in {"reference_declarator", "pointer_declarator"}:
-        inner = inner.child_by_field_name("declarator") or next(iter(inner.named_children), None)
-    return inner if inner is not None and inner.type == "function_declarator" else None

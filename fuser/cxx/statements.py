@@ -1,11 +1,21 @@
-"""Statements, functions and whole programs as frozen values; see ``nodes``."""
+"""Statements and whole programs as frozen values; see ``nodes``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fuser.cxx.nodes import Expression, Node, Place, Statement, TypeSyntax
+from fuser.cxx.nodes import (
+    Block,
+    Expression,
+    FunctionDefinition,
+    Node,
+    Parameter,
+    Place,
+    Statement,
+    TemplateParameter,
+    TypeSyntax,
+)
 
 __all__ = [
     "Alias",
@@ -18,7 +28,7 @@ __all__ = [
     "DoWhile",
     "Evaluate",
     "For",
-    "Function",
+    "FunctionDefinition",
     "If",
     "Parameter",
     "Program",
@@ -29,13 +39,6 @@ __all__ = [
     "TemplateParameter",
     "While",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Block(Statement):
-    """``{ ... }``, a scope."""
-
-    statements: tuple[Statement, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,42 +159,6 @@ class Return(Statement):
     value: Expression | None
 
 
-# Declarations outside functions
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateParameter(Node):
-    """``typename T = default`` or ``int N = default``."""
-
-    name: str
-    is_type: bool
-    default: TypeSyntax | Expression | None
-    # Type of one that is a value; ``enable_if`` in it must hold.
-    type: TypeSyntax | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter(Node):
-    """One parameter of a function."""
-
-    name: str
-    type: TypeSyntax
-    default: Expression | None
-
-
-@dataclass(frozen=True, slots=True)
-class Function(Node):
-    """A function, a function template, a member function or a lambda's body."""
-
-    name: str
-    template: tuple[TemplateParameter, ...]
-    parameters: tuple[Parameter, ...]
-    # ``auto`` where nothing is written.
-    result: TypeSyntax
-    # None: only declared.
-    body: Block | None
-
-
 @dataclass(frozen=True, slots=True)
 class Struct(Statement):
     """A class without bases: its fields, in order, and its functions."""
@@ -199,15 +166,15 @@ class Struct(Statement):
     name: str
     template: tuple[TemplateParameter, ...]
     fields: tuple[Declarator, ...]
-    functions: tuple[Function, ...]
+    functions: tuple[FunctionDefinition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """A whole text: functions by name (overloads in order), and everything else in the order of the text."""
 
-    functions: Mapping[str, tuple[Function, ...]]
+    functions: Mapping[str, tuple[FunctionDefinition, ...]]
     globals: tuple[Statement, ...]
-    entry: Function
+    entry: FunctionDefinition
     # Every function that is called and not defined here, with the first place that calls it.
     externals: Mapping[str, Place]

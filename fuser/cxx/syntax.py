@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 
 import tree_sitter
 
-from fuser.cxx.functor import Functor, parse_tree
-from fuser.cxx.nodes import (
-    Assign,
-    InitList,
-    Literal,
-    Name,
-    NamedType,
-    Statement,
-)
-from fuser.cxx.preprocess import preprocess
-from fuser.cxx.statement_syntax import IGNORED, StatementReader, function_declarator
+from fuser.cxx.functor import Functor, read_text
+from fuser.cxx.nodes import Assign, InitList, Literal, Name, NamedType, Statement
+from fuser.cxx.statement_syntax import IGNORED, StatementReader
 from fuser.cxx.statements import (
     Alias,
     Block,
     Declaration,
     Declarator,
     Evaluate,
-    Function,
+    FunctionDefinition,
     Parameter,
     Program,
     Struct,
     TemplateParameter,
 )
-from fuser.cxx.type_syntax import field, named, text_of
+from fuser.cxx.tree import field, function_declarator, named, text_of
+from fuser.errors import UntranslatableError
 
 __all__ = ["parse_program"]
 
@@ -44,13 +36,12 @@ def parse_program(functor: Functor) -> Program:
         UntranslatableError: it holds something that has no translation, such as ``goto``.
     """
     functor.raise_problems()
-    expanded = preprocess(functor.source)
-    root = parse_tree(expanded.text).root_node
-    reader = _Reader(expanded)
-    if root.has_error:
-        bad = next(_find_errors(root), root)
-        raise reader.refuse(bad, f"{text_of(bad).splitlines()[0] if text_of(bad) else 'this'!r}")
-    reader.file(root)
+    reading = read_text(functor.source)
+    obstacle = reading.preprocessed.obstacle
+    if obstacle is not None:
+        raise UntranslatableError(functor.source, *obstacle.place, obstacle.message)
+    reader = _Reader(reading.expanded)
+    reader.file(reading.tree.root_node)
     entry = next(item for item in reversed(reader.functions[functor.entry]) if item.template and item.body)
     functions = {name: tuple(items) for name, items in reader.functions.items()}
     return Program(functions, tuple(reader.globals), entry, dict(reader.externals))
@@ -59,7 +50,7 @@ def parse_program(functor: Functor) -> Program:
 class _Reader(StatementReader):
     """Reads statements and whatever stands outside functions."""
 
-    functions: dict[str, list[Function]]
+    functions: dict[str, list[FunctionDefinition]]
     globals: list[Statement]
 
     def file(self, root: tree_sitter.Node) -> None:
@@ -104,7 +95,7 @@ class _Reader(StatementReader):
             self.declare(struct.name, "type")
             self.globals.append(struct)
 
-    def add_function(self, function: Function) -> None:
+    def add_function(self, function: FunctionDefinition) -> None:
         self.declare(function.name, "function")
         self.functions.setdefault(function.name, []).append(function)
 
@@ -119,12 +110,12 @@ class _Reader(StatementReader):
                 name = text_of(inner) if inner is not None and (value is None or inner.id != value.id) else ""
                 default = self.type(value) if value is not None else None
                 self.declare(name, "type")
-                found.append(TemplateParameter(place, name, True, default))
+                found.append(TemplateParameter(place, name, default))
             elif child.type in {"parameter_declaration", "optional_parameter_declaration"}:
                 kind = field(child, "type")
                 name, spelled = self.declarator(child.child_by_field_name("declarator"), self.type(kind))
                 self.declare(name, "value")
-                found.append(TemplateParameter(place, name, False, self.expression(value) if value else None, spelled))
+                found.append(TemplateParameter(place, name, self.expression(value) if value else None, spelled))
             else:
                 raise self.refuse(child, f"the template parameter {text_of(child)!r}")
         return tuple(found)
@@ -135,7 +126,7 @@ class _Reader(StatementReader):
             raise self.refuse(name, f"the function name {text_of(name)!r}")
         return text_of(name)
 
-    def function(self, node: tree_sitter.Node, template: tuple[TemplateParameter, ...]) -> Function:
+    def function(self, node: tree_sitter.Node, template: tuple[TemplateParameter, ...]) -> FunctionDefinition:
         declarator = function_declarator(node)
         kind, body = node.child_by_field_name("type"), node.child_by_field_name("body")
         if declarator is None or body is None or body.type != "compound_statement":
@@ -156,7 +147,7 @@ class _Reader(StatementReader):
             starts = self._initialisers(node)
             if starts:
                 block = Block(block.place, (*starts, *block.statements))
-            return Function(self.place(node), name, template, parameters, result, block)
+            return FunctionDefinition(self.place(node), name, template, parameters, result, block)
 
     def _initialisers(self, node: tree_sitter.Node) -> list[Statement]:
         # What a constructor has between its parameters and its body, as assignments.
@@ -190,7 +181,7 @@ class _Reader(StatementReader):
             raise self.refuse(node, "a class without a name or with bases")
         self.declare(text_of(name), "type")
         fields: list[Declarator] = []
-        functions: list[Function] = []
+        functions: list[FunctionDefinition] = []
         members: list[tree_sitter.Node] = []
         with self.scope():
             for child in named(body):
@@ -260,11 +251,3 @@ _ENUM_TYPES = (("int32_t", 1 << 31), ("uint32_t", 1 << 32), ("int64_t", 1 << 63)
 def _integer(text: str) -> int:
     digits = text.replace("'", "").lower().rstrip("ulz")
     return int(digits, 8 if digits[0] == "0" and digits.isdigit() else 0)
-
-
-def _find_errors(node: tree_sitter.Node) -> Iterator[tree_sitter.Node]:
-    if node.type == "ERROR" or node.is_missing:
-        yield node
-    for child in node.children:
-        if child.has_error:
-            yield from _find_errors(child)

@@ -12,20 +12,12 @@ from contextlib import contextmanager
 
 import tree_sitter
 
-from fuser.cxx.nodes import (
-    ArrayType,
-    Decltype,
-    Expression,
-    NamedType,
-    Place,
-    PointerType,
-    ReferenceType,
-    TypeSyntax,
-)
-from fuser.cxx.preprocess import Expanded
+from fuser.cxx.nodes import ArrayType, Decltype, Expression, NamedType, Place, PointerType, ReferenceType, TypeSyntax
+from fuser.cxx.preprocess import MappedText
+from fuser.cxx.tree import field, named, text_of
 from fuser.errors import UntranslatableError
 
-__all__ = ["TypeReader", "field", "find", "named", "text_of"]
+__all__ = ["TypeReader"]
 
 # Type names that are no keywords. A functor's own names come first.
 _TYPES = frozenset(
@@ -40,7 +32,7 @@ _TYPE_NODES = frozenset(
 class TypeReader:
     """Makes types; keeps the names that are in scope."""
 
-    def __init__(self, expanded: Expanded) -> None:
+    def __init__(self, expanded: MappedText) -> None:
         self.expanded = expanded
         # Innermost last; what each name stands for: "type", "function" or "value".
         self.scopes: list[dict[str, str]] = [dict.fromkeys(_TYPES, "type")]
@@ -173,28 +165,3 @@ class TypeReader:
                 return self.declarator(node.named_children[0], base, is_const=is_const)
         construct = "a pointer to a function" if "function" in node.type else f"the declarator {text_of(node)!r}"
         raise self.refuse(node, construct)
-
-
-def text_of(node: tree_sitter.Node) -> str:
-    """Return the text of a node."""
-    return (node.text or b"").decode()
-
-
-def field(node: tree_sitter.Node, name: str) -> tree_sitter.Node:
-    """Return a child that the grammar always has."""
-    found = node.child_by_field_name(name)
-    assert found is not None, f"the grammar gives {node.type} its {name}"
-    return found
-
-
-def named(node: tree_sitter.Node | None) -> Iterator[tree_sitter.Node]:
-    """Yield the named children of a node, comments left out; none for None."""
-    return (child for child in node.named_children if child.type != "comment") if node is not None else iter(())
-
-
-def find(node: tree_sitter.Node, kind: str) -> Iterator[tree_sitter.Node]:
-    """Yield the nodes of a kind at and below a node, in the order of the text."""
-    if node.type == kind:
-        yield node
-    for child in node.children:
-        yield from find(child, kind)

@@ -24,6 +24,7 @@ __all__ = [
     "constant",
     "emit",
     "is_number",
+    "needs_values",
     "round_to",
     "storage_dtype",
 ]
@@ -54,7 +55,13 @@ _TAKES_NUMBERS = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, a
 
 
 class NeedsValuesError(Exception):
-    """A function needs the values of a tensor to know what to compute, and was given a node of a graph."""
+    """It takes the values of a tensor to know what to compute, and there is a node of a graph. Says what and where."""
+
+
+def needs_values(why: str) -> NeedsValuesError:
+    """Return the exception for what is at the current place."""
+    line, column = PLACE.get() or (0, 0)
+    return NeedsValuesError(f"line {line}, column {column}: {why}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +72,11 @@ class Value:
     dtype: torch.dtype
     # A number of that type, or a tensor or node of `storage_dtype(dtype)`.
     data: Data
+
+    @property
+    def type(self) -> torch.dtype:
+        """The C++ type, as all things have it."""
+        return self.dtype
 
     @property
     def is_constant(self) -> bool:
@@ -151,8 +163,8 @@ def emit(op: Any, *args: Data, dtype: torch.dtype, **kwargs: Any) -> Data:
         of = dtype if op is aten.where.self else next(d for a in args if (d := _dtype_of(a)) is not None)
         keep = op in _TAKES_NUMBERS
         args = tuple(
-            _tensor_of(arg, of, graph) if is_number(arg) and is_tensor and not (keep and place == 1) else arg
-            for place, (arg, is_tensor) in enumerate(zip(args, _takes_tensors(op), strict=False))
+            _tensor_of(arg, of, graph) if is_number(arg) and is_tensor and not (keep and index == 1) else arg
+            for index, (arg, is_tensor) in enumerate(zip(args, _takes_tensors(op), strict=False))
         )
     return op(*args, **kwargs) if graph is None else add_node(graph, op, args, dtype, kwargs)
 

@@ -1,8 +1,9 @@
-"""Operators: what an expression is worth, by C++'s rules for types."""
+"""Expressions but calls: what they are worth, by C++'s rules for types."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,181 +11,200 @@ import torch
 from fuser.cxx.nodes import (
     Assign,
     Binary,
+    Call,
+    Cast,
     Conditional,
     Expression,
+    Increment,
     Index,
     InitList,
     Lambda,
     Literal,
+    Member,
     Name,
-    Step,
+    SizeOf,
+    TypeSyntax,
     Unary,
 )
-from fuser.eager.conversions import Converter
-from fuser.eager.masks import Condition
-from fuser.eager.storage import (
-    Closure,
-    Fixed,
-    Location,
-    NoTranslation,
-    Pointer,
-    Scope,
-    Thing,
-    choose,
-)
-from fuser.eager.values import Value, binary, both, common_type, constant, convert, either, unary
+from fuser.eager.call_expressions import call
+from fuser.eager.calls import call_operator, convert_implicitly, copy_of, initialise, write
+from fuser.eager.data import PLACE, Value, constant
+from fuser.eager.locations import LOCATE as PLAIN_LOCATIONS
+from fuser.eager.locations import advance
+from fuser.eager.masks import LaneCondition
+from fuser.eager.promotion import common_type, convert
+from fuser.eager.resolve import resolve
+from fuser.eager.state import Scope, State
+from fuser.eager.storage import Closure, Fixed, Location, NoTranslation, Pointer, Thing, choose
+from fuser.eager.types import AUTO, VOID, ArrayOf, ClassType, CppType, PointerTo, describe_type
+from fuser.eager.values import binary, both, either, unary
+from fuser.eager.walk import evaluate, load, locate, number_of, static_type, truth_of
 
-__all__ = ["Evaluator"]
+__all__ = ["EVALUATE", "LOCATE"]
 
 _SUFFIX = re.compile(
     r"(?P<digits>0[xX][\da-fA-F.']+(?:[pP][+-]?\d+)?|0[bB][01']+|[\d.']+(?:[eE][+-]?\d+)?)(?P<suffix>\w*)"
 )
-
-
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 
 
-def _character(inner: str) -> int:
-    if not inner.startswith("\\"):
-        return ord(inner)
-    body = inner[1:]
-    if body[0] in "x01234567":
-        return int(body.removeprefix("x"), 16 if body[0] == "x" else 8)
-    return ord(_ESCAPES.get(body, body))
+def _literal(_: State, node: Literal) -> Thing:
+    text = node.text
+    if text in {"true", "false"}:
+        return Value(torch.bool, text == "true")
+    if text.startswith("'"):
+        return constant(_character(text[1:-1]), torch.int8)
+    if text[0].isdigit() or text[0] == ".":
+        return _number(text)
+    raise NoTranslation("a text" if text.startswith('"') else text)
 
 
-class Evaluator(Converter):
-    """Evaluates every expression but calls."""
+def _unary(state: State, node: Unary) -> Thing:
+    if node.operator == "*":
+        return _load(state, node)
+    if node.operator == "&":
+        return _address(state, node.operand)
+    found = number_of(state, node.operand)
+    PLACE.set(node.place)
+    return unary(node.operator, found)
 
-    def _literal(self, node: Literal) -> Thing:
-        text = node.text
-        if text in {"true", "false"}:
-            return Value(torch.bool, text == "true")
-        if text.startswith("'"):
-            return constant(_character(text[1:-1]), torch.int8)
-        if text[0].isdigit() or text[0] == ".":
-            return _number(text)
-        raise NoTranslation("a text" if text.startswith('"') else text)
 
-    def _load_name(self, node: Name) -> Thing:
-        return self.load(self._locate_name(node))
+def _address(state: State, node: Expression) -> Pointer:
+    if isinstance(node, Index):
+        base, at = evaluate(state, node.array), number_of(state, node.index)
+        if isinstance(base, Pointer):
+            return advance(base, "+", at)
+    location = locate(state, node)
+    return Pointer((location,), constant(0, torch.int64), location.type)
 
-    def _unary(self, node: Unary) -> Thing:
-        if node.operator == "*":
-            return self.load(self.locate(node))
-        if node.operator == "&":
-            return self._address(node.operand)
-        found = self.value(node.operand)
-        self.at(node.place)
-        return unary(node.operator, found)
 
-    def _address(self, node: Expression) -> Pointer:
-        if isinstance(node, Index):
-            base, at = self.evaluate(node.array), self.value(node.index)
-            if isinstance(base, Pointer):
-                return self._advance(base, "+", at)
-        location = self.locate(node)
-        return Pointer((location,), constant(0, torch.int64), location.type)
+def _binary(state: State, node: Binary) -> Thing:
+    if node.operator == ",":
+        evaluate(state, node.left)
+        return evaluate(state, node.right)
+    if node.operator in {"&&", "||"}:
+        return _short_circuit(state, node)
+    left, right = evaluate(state, node.left), evaluate(state, node.right)
+    PLACE.set(node.place)
+    return _combine(state, node.operator, left, right)
 
-    def _advance(self, pointer: Pointer, operator: str, count: Value) -> Pointer:
-        offset = binary(operator, pointer.offset, convert(count, torch.int64))
-        return Pointer(pointer.targets, offset, pointer.element, pointer.view)
 
-    def _binary(self, node: Binary) -> Thing:
-        if node.operator == ",":
-            self.evaluate(node.left)
-            return self.evaluate(node.right)
-        if node.operator in {"&&", "||"}:
-            return self._short_circuit(node)
-        left, right = self.evaluate(node.left), self.evaluate(node.right)
-        self.at(node.place)
-        return self.combine(node.operator, left, right)
+def _combine(state: State, operator: str, left: Thing, right: Thing) -> Thing:
+    if isinstance(left, Value) and isinstance(right, Value):
+        return binary(operator, left, right)
+    if isinstance(right, Pointer) and operator == "+":
+        left, right = right, left
+    if isinstance(left, Pointer) and isinstance(right, Value) and operator in {"+", "-"}:
+        return advance(left, operator, right)
+    if isinstance(left, Pointer) and isinstance(right, Pointer) and left.targets is right.targets:
+        return binary(operator, left.offset, right.offset)
+    own = call_operator(state, operator, (Fixed(left, state.mask), Fixed(right, state.mask)))
+    if own is not None:
+        return own
+    raise NoTranslation(f"the operator {operator} on something that is no number")
 
-    def combine(self, operator: str, left: Thing, right: Thing) -> Thing:
-        """Apply a binary operator to two things."""
-        if isinstance(left, Value) and isinstance(right, Value):
-            return binary(operator, left, right)
-        if isinstance(right, Pointer) and operator == "+":
-            left, right = right, left
-        if isinstance(left, Pointer) and isinstance(right, Value) and operator in {"+", "-"}:
-            return self._advance(left, operator, right)
-        if isinstance(left, Pointer) and isinstance(right, Pointer) and left.targets is right.targets:
-            return binary(operator, left.offset, right.offset)
-        own = self.call_operator(operator, (Fixed(left, self.mask), Fixed(right, self.mask)))
-        if own is not None:
-            return own
-        raise NoTranslation(f"the operator {operator} on something that is no number")
 
-    def _short_circuit(self, node: Binary) -> Value:
-        left = self.condition(node.left)
-        is_and = node.operator == "&&"
-        if isinstance(left, bool) and not self.is_dry:
-            return Value(torch.bool, self.condition(node.right) if left is is_and else left)
-        with self.branch(Condition(left), is_and):
-            right = self.condition(node.right)
-        self.at(node.place)
-        return Value(torch.bool, (both if is_and else either)(left, right))
+def _short_circuit(state: State, node: Binary) -> Value:
+    left = truth_of(state, node.left)
+    is_and = node.operator == "&&"
+    if isinstance(left, bool) and not state.is_dry:
+        return Value(torch.bool, truth_of(state, node.right) if left is is_and else left)
+    with state.branch(LaneCondition(left), is_and):
+        right = truth_of(state, node.right)
+    PLACE.set(node.place)
+    return Value(torch.bool, (both if is_and else either)(left, right))
 
-    def _conditional(self, node: Conditional) -> Thing:
-        found = self.condition(node.condition)
-        if self.is_dry or isinstance(found, bool):
-            taken, other = (node.yes, node.no) if found else (node.no, node.yes)
-            thing = self.evaluate(taken)
-            kind = self.static_type(other)
-            if isinstance(thing, Value) and isinstance(kind, torch.dtype) and kind is not thing.dtype:
-                return convert(thing, common_type(thing.dtype, kind))
-            return thing
-        condition = Condition(found)
-        with self.branch(condition):
-            yes = self.evaluate(node.yes)
-        with self.branch(condition, False):
-            no = self.evaluate(node.no)
-        self.at(node.place)
-        if isinstance(yes, Value) and isinstance(no, Value) and yes.dtype is not no.dtype:
-            kind = common_type(yes.dtype, no.dtype)
-            yes, no = convert(yes, kind), convert(no, kind)
-        return choose(found, yes, no)
 
-    def assign(self, node: Assign) -> Location:
-        """Run an assignment; return what it assigned to."""
-        if isinstance(node.value, InitList):
-            location = self.locate(node.target)
-            self.write(location, self.initialise(location.type, node.value))
-            return location
-        thing = self.evaluate(node.value)
-        location = self.locate(node.target)
-        if node.operator:
-            old = self.load(location)
-            self.at(node.place)
-            thing = self.combine(node.operator, old, thing)
-        self.at(node.place)
-        self.write(location, thing)
+def _choose_one(state: State, node: Conditional) -> Thing:
+    found = truth_of(state, node.condition)
+    if state.is_dry or isinstance(found, bool):
+        taken, other = (node.yes, node.no) if found else (node.no, node.yes)
+        thing = evaluate(state, taken)
+        kind = static_type(state, other)
+        if isinstance(thing, Value) and isinstance(kind, torch.dtype) and kind is not thing.dtype:
+            return convert(thing, common_type(thing.dtype, kind))
+        return thing
+    condition = LaneCondition(found)
+    with state.branch(condition):
+        yes = evaluate(state, node.yes)
+    with state.branch(condition, False):
+        no = evaluate(state, node.no)
+    PLACE.set(node.place)
+    if isinstance(yes, Value) and isinstance(no, Value) and yes.dtype is not no.dtype:
+        kind = common_type(yes.dtype, no.dtype)
+        yes, no = convert(yes, kind), convert(no, kind)
+    return choose(found, yes, no)
+
+
+def _assign(state: State, node: Assign) -> Location:
+    # Returns what it assigned to.
+    if isinstance(node.value, InitList):
+        location = locate(state, node.target)
+        write(state, location, initialise(state, location.type, node.value))
         return location
+    thing = evaluate(state, node.value)
+    location = locate(state, node.target)
+    if node.operator:
+        old = load(state, location)
+        PLACE.set(node.place)
+        thing = _combine(state, node.operator, old, thing)
+    PLACE.set(node.place)
+    write(state, location, thing)
+    return location
 
-    def step(self, node: Step) -> Thing:
-        """Run ``++`` or ``--``; return its value."""
-        location = self.locate(node.target)
-        old = self.load(location)
-        self.at(node.place)
-        new = self.convert(self.combine(node.operator, old, constant(1, torch.int32)), location.type)
-        self.write(location, new)
-        return new if node.is_prefix else old
 
-    def _closure(self, node: Lambda) -> Closure:
-        scope = Scope(self.scope)
-        if node.default == "=":
-            for name in _names_in(node.function):
-                found = self.scope.find(name)
-                if isinstance(found, Location) and self.globals.find(name) is not found:
-                    scope.names[name] = self.copy(found)
-        for capture in node.captures:
-            if capture.value is not None:
-                scope.names[capture.name] = self.copy(Fixed(self.evaluate(capture.value)))
-            elif not capture.by_reference:
-                found = self.scope.find(capture.name)
-                if isinstance(found, Location):
-                    scope.names[capture.name] = self.copy(found)
-        return Closure(node, scope)
+def _step(state: State, node: Increment) -> Thing:
+    location = locate(state, node.target)
+    old = load(state, location)
+    PLACE.set(node.place)
+    new = convert_implicitly(state, _combine(state, node.operator, old, constant(1, torch.int32)), location.type)
+    write(state, location, new)
+    return new if node.is_prefix else old
+
+
+def _closure(state: State, node: Lambda) -> Closure:
+    scope = Scope(state.scope)
+    if node.default == "=":
+        for name in _names_in(node.function):
+            found = state.scope.find(name)
+            if isinstance(found, Location) and state.globals.find(name) is not found:
+                scope.names[name] = copy_of(state, found)
+    for capture in node.captures:
+        if capture.value is not None:
+            scope.names[capture.name] = copy_of(state, Fixed(evaluate(state, capture.value)))
+        elif not capture.by_reference:
+            found = state.scope.find(capture.name)
+            if isinstance(found, Location):
+                scope.names[capture.name] = copy_of(state, found)
+    return Closure(node, scope)
+
+
+def _cast(state: State, node: Cast) -> Thing:
+    kind = resolve(state, node.type)
+    if kind is VOID:
+        for item in node.values:
+            evaluate(state, item)
+        return constant(0, torch.int32)
+    if len(node.values) == 1 and not isinstance(node.values[0], InitList) and not isinstance(kind, ClassType):
+        thing = evaluate(state, node.values[0])
+        PLACE.set(node.place)
+        return convert_implicitly(state, thing, kind)
+    return initialise(state, kind, InitList(node.place, node.values))
+
+
+def _size_of(state: State, node: SizeOf) -> Value:
+    operand = node.operand
+    kind: CppType | None
+    if isinstance(operand, TypeSyntax):
+        kind = resolve(state, operand)
+    elif isinstance(operand, Name | Index | Member):
+        with state.dry():
+            kind = locate(state, operand).type
+    else:
+        kind = static_type(state, operand)
+    if kind is None:
+        raise NoTranslation("sizeof of this expression")
+    return constant(_size(kind), torch.uint64)
 
 
 def _number(text: str) -> Value:
@@ -218,3 +238,65 @@ def _names_in(node: Any) -> set[str]:
         return set().union(*map(_names_in, node))
     fields = getattr(node, "__dataclass_fields__", ())
     return set().union(*(_names_in(getattr(node, field)) for field in fields))
+
+
+def _character(inner: str) -> int:
+    if not inner.startswith("\\"):
+        return ord(inner)
+    body = inner[1:]
+    if body[0] in "x01234567":
+        return int(body.removeprefix("x"), 16 if body[0] == "x" else 8)
+    return ord(_ESCAPES.get(body, body))
+
+
+def _size(kind: CppType) -> int:
+    match kind:
+        case torch.dtype():
+            return kind.itemsize
+        case ArrayOf(element, length):
+            return length * _size(element)
+        case PointerTo():
+            return 8
+    raise NoTranslation(f"sizeof {describe_type(kind)}")
+
+
+def _load(state: State, node: Expression) -> Thing:
+    return load(state, locate(state, node))
+
+
+def _locate_step(state: State, node: Increment) -> Location | None:
+    if not node.is_prefix:
+        return None
+    _step(state, node)
+    return locate(state, node.target)
+
+
+def _locate_last(state: State, node: Binary) -> Location | None:
+    if node.operator != ",":
+        return None
+    evaluate(state, node.left)
+    return locate(state, node.right)
+
+
+EVALUATE: Mapping[type, Callable[[State, Any], Thing]] = {
+    Literal: _literal,
+    Name: _load,
+    Unary: _unary,
+    Binary: _binary,
+    Assign: _load,
+    Increment: _step,
+    Conditional: _choose_one,
+    Call: call,
+    Cast: _cast,
+    Index: _load,
+    Member: _load,
+    InitList: lambda state, node: initialise(state, AUTO, node),
+    SizeOf: _size_of,
+    Lambda: _closure,
+}
+LOCATE: Mapping[type, Callable[[State, Any], Location | None]] = {
+    **PLAIN_LOCATIONS,
+    Assign: _assign,
+    Increment: _locate_step,
+    Binary: _locate_last,
+}

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from fuser.eager.values import Data, both, either, negate
+from fuser.eager.data import Data
+from fuser.eager.values import both, either, negate
 
-__all__ = ["ALL", "NONE", "Chain", "Condition", "Frame", "Mask", "any_lane", "any_of", "both_of"]
+__all__ = ["ALL", "NONE", "Chain", "Frame", "LaneCondition", "Mask", "any_lane", "any_of", "both_of"]
 
 
 class Chain:
@@ -27,7 +28,7 @@ class Chain:
         self.implied: dict[Literal, int] = {}
 
 
-class Condition:
+class LaneCondition:
     """A bool for each lane, which counts by identity."""
 
     __slots__ = ("_negated", "chain", "data", "is_total", "joined", "number")
@@ -40,7 +41,7 @@ class Condition:
         # Whether it is false for every lane outside the mask it is added to.
         self.is_total = is_total
         # Conditions made of this and others, by the literals they deny.
-        self.joined: dict[frozenset[Literal], Condition] = {}
+        self.joined: dict[frozenset[Literal], LaneCondition] = {}
         self._negated: Data = None
 
     @property
@@ -52,7 +53,7 @@ class Condition:
 
 
 # A condition, and whether it must hold.
-Literal = tuple[Condition, bool]
+Literal = tuple[LaneCondition, bool]
 
 
 class Mask:
@@ -94,7 +95,7 @@ class Mask:
         """Whether certainly no lane is in both masks."""
         return any(self.implies((condition, not holds)) for condition, holds in other.literals)
 
-    def extend(self, condition: Condition, holds: bool = True) -> Mask:
+    def extend(self, condition: LaneCondition, holds: bool = True) -> Mask:
         """Return the lanes for which the condition holds, too (or does not)."""
         literal = (condition, holds)
         if self is NONE or self.implies(literal):
@@ -121,7 +122,7 @@ class Mask:
         first = extras[0][0]
         joined = first.joined.get(key)
         if joined is None:
-            joined = first.joined[key] = Condition(negate(_data_of(extras)))
+            joined = first.joined[key] = LaneCondition(negate(_data_of(extras)))
         return self.extend(joined)
 
     def beyond(self, other: Mask) -> tuple[Literal, ...]:
@@ -142,14 +143,15 @@ NONE = Mask()
 class Frame:
     """A part of the program that lanes enter together and leave at different times."""
 
-    __slots__ = ("entry", "kind", "mask", "result", "results")
+    __slots__ = ("entry", "function", "kind", "mask", "result", "results")
 
     def __init__(self, kind: str, mask: Mask) -> None:
         # "function", "loop", "body" (one iteration), "switch" or "branch".
         self.kind = kind
         # Lanes that are still inside, and those that came in.
         self.mask = self.entry = mask
-        # For a function, the type of its result, and what lanes returned.
+        # For a function, its syntax, the type of its result, and what lanes returned.
+        self.function: Any = None
         self.result: Any = None
         self.results: list[tuple[Mask, Any]] = []
 

@@ -2,185 +2,156 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Any
 
 import torch
 
-from fuser.cxx.nodes import (
-    ArrayType,
-    Decltype,
-    Expression,
-    Name,
-    NamedType,
-    PointerType,
-    ReferenceType,
-    TypeSyntax,
-)
-from fuser.cxx.statements import (
-    Program,
-    Struct,
-)
-from fuser.eager.storage import NoTranslation, Scope
+from fuser.cxx.nodes import ArrayType, Decltype, Expression, Name, NamedType, PointerType, ReferenceType, TypeSyntax
+from fuser.cxx.statements import Struct
+from fuser.eager.data import PLACE, Value, constant
+from fuser.eager.state import Scope, State
+from fuser.eager.storage import NoTranslation, SubstitutionError
 from fuser.eager.types import CPP_TYPES, VOID, ArrayOf, ClassType, CppType, PointerTo, builtin_type
-from fuser.eager.values import PLACE, Value, constant
+from fuser.eager.walk import number_of, static_type
 
-__all__ = ["Resolver", "SubstitutionError"]
-
-
-class SubstitutionError(Exception):
-    """A type does not exist for these template arguments: another overload may fit."""
+__all__ = ["deduce", "instantiate", "resolve", "resolve_argument"]
 
 
-class Resolver:
-    """Knows the program's types."""
+def resolve(state: State, node: TypeSyntax) -> CppType:
+    """Return the type that is written here; a reference is what it refers to.
 
-    program: Program
-    scope: Scope
-    # Functions' outermost scope: constants and types.
-    globals: Scope
+    Raises:
+        SubstitutionError: ``enable_if`` does not hold.
+        NoTranslation: nobody knows the type.
+    """
+    before = PLACE.get()
+    PLACE.set(node.place)
+    found = _resolve_node(state, node)
+    PLACE.set(before)
+    return found
 
-    @abstractmethod
-    def value(self, node: Expression) -> Value:
-        """Return the number that an expression is."""
 
-    @abstractmethod
-    def static_type(self, node: Expression) -> CppType | None:
-        """Return the type of an expression without evaluating it."""
-
-    def resolve(self, node: TypeSyntax) -> CppType:
-        """Return the type that is written here; a reference is what it refers to.
-
-        Raises:
-            SubstitutionError: ``enable_if`` does not hold.
-            NoTranslation: nobody knows the type.
-        """
-        before = PLACE.get()
-        PLACE.set(node.place)
-        found = self._resolve(node)
-        PLACE.set(before)
-        return found
-
-    def _resolve(self, node: TypeSyntax) -> CppType:
-        match node:
-            case NamedType():
-                return self._resolve_name(node)
-            case PointerType(_, target):
-                return PointerTo(self.resolve(target))
-            case ReferenceType(_, target, _):
-                return self.resolve(target)
-            case ArrayType(_, element, size):
-                if size is None:
-                    raise NoTranslation("an array without a size")
-                return ArrayOf(self.resolve(element), self.length(size))
-            case Decltype(_, expression):
-                found = self.static_type(expression)
-                if found is None:
-                    raise NoTranslation("decltype of this expression")
-                return found
-        raise AssertionError(node)  # pragma: no cover
-
-    def length(self, node: Expression) -> int:
-        """Return an array's size."""
-        found = self.value(node)
-        if not found.is_constant:
-            raise NoTranslation("an array whose size is no constant")
-        return int(found.data)
-
-    def _resolve_name(self, node: NamedType) -> CppType:
-        found = self.scope.find(node.name)
-        if isinstance(found, Struct):
-            return self.instantiate(found, [self.argument(item) for item in node.arguments])
-        if isinstance(found, CPP_TYPES):
-            if node.member and isinstance(found, torch.dtype):
-                # std::complex<T>::value_type.
-                return found.to_real() if found.is_complex else _missing(node)
+def _resolve_node(state: State, node: TypeSyntax) -> CppType:
+    match node:
+        case NamedType():
+            return _resolve_name(state, node)
+        case PointerType(_, target):
+            return PointerTo(resolve(state, target))
+        case ReferenceType(_, target, _):
+            return resolve(state, target)
+        case ArrayType(_, element, size):
+            if size is None:
+                raise NoTranslation("an array without a size")
+            return ArrayOf(resolve(state, element), _length_of(state, size))
+        case Decltype(_, expression):
+            found = static_type(state, expression)
+            if found is None:
+                raise NoTranslation("decltype of this expression")
             return found
-        known = builtin_type(node.name) if found is None else None
-        if known is not None:
-            return known
-        return self._resolve_std(node)
+    raise AssertionError(node)  # pragma: no cover
 
-    def _resolve_std(self, node: NamedType) -> CppType:
-        arguments = [self.argument(item) for item in node.arguments]
-        match node.name.removesuffix("_t"), arguments:
-            case "complex", [torch.dtype() as part] if part.is_floating_point:
-                whole = part.to_complex()
-                return part if node.member == "value_type" else whole
-            case "enable_if", [Value() as holds, *rest]:
-                if not holds.data:
-                    raise SubstitutionError
-                return rest[0] if rest else VOID
-            case "conditional", [Value() as holds, yes, no]:
-                return yes if holds.data else no  # type: ignore[no-any-return]
-            case "remove_cv" | "remove_const" | "remove_volatile" | "remove_reference" | "decay", [kind]:
-                return kind  # type: ignore[no-any-return]
-        raise NoTranslation(f"the type {node.name!r}")
 
-    def argument(self, node: TypeSyntax | Expression) -> Any:
-        """Return a template argument: a type, or a constant."""
-        if isinstance(node, TypeSyntax):
-            return self.resolve(node)
-        found = self.value(node)
-        if not found.is_constant:
-            raise NoTranslation("a template argument that is no constant")
+def _length_of(state: State, node: Expression) -> int:
+    found = number_of(state, node)
+    if not found.is_constant:
+        raise NoTranslation("an array whose size is no constant")
+    return int(found.data)
+
+
+def _resolve_name(state: State, node: NamedType) -> CppType:
+    found = state.scope.find(node.name)
+    if isinstance(found, Struct):
+        return instantiate(state, found, [resolve_argument(state, item) for item in node.arguments])
+    if isinstance(found, CPP_TYPES):
+        if node.member and isinstance(found, torch.dtype):
+            # std::complex<T>::value_type.
+            return found.to_real() if found.is_complex else _missing(node)
         return found
+    known = builtin_type(node.name) if found is None else None
+    if known is not None:
+        return known
+    return _resolve_std(state, node)
 
-    def instantiate(self, struct: Struct, arguments: list[Any]) -> ClassType:
-        """Return a struct for template arguments."""
-        names = [parameter.name for parameter in struct.template]
-        bindings: dict[str, Any] = dict(zip(names, arguments, strict=False))
-        scope, self.scope = self.scope, Scope(self.globals, dict(bindings))
-        try:
-            for parameter in struct.template[len(arguments) :]:
-                if parameter.default is None:
-                    raise NoTranslation(f"{struct.name!r} without template arguments")
-                bindings[parameter.name] = self.scope.names[parameter.name] = self.argument(parameter.default)
-            fields = {field.name: self.resolve(field.type) for field in struct.fields}
-        finally:
-            self.scope = scope
-        frozen = tuple((name, bindings[name]) for name in names)
-        return ClassType(struct, frozen, fields)
 
-    def deduce(self, node: TypeSyntax, kind: CppType, names: set[str], bindings: dict[str, Any]) -> bool:
-        """Bind the template parameters in a parameter's type by an argument's; False if they do not fit."""
-        match node:
-            case ReferenceType(_, target, _):
-                return self.deduce(target, kind, names, bindings)
-            case NamedType(_, name, ()) if name in names:
-                if isinstance(kind, ArrayOf):
-                    kind = PointerTo(kind.element)
-                return bool(bindings.setdefault(name, kind) == kind)
-            case NamedType(_, "complex", (inner,)) if isinstance(inner, TypeSyntax):
-                if not isinstance(kind, torch.dtype) or not kind.is_complex:
-                    return not _mentions(inner, names)
-                return self.deduce(inner, kind.to_real(), names, bindings)
-            case NamedType(_, name, arguments) if arguments and isinstance(kind, ClassType):
-                given = [value for _, value in kind.bindings]
-                pairs = zip(arguments, given, strict=False)
-                return kind.struct.name == name and all(
-                    self._deduce_argument(inner, value, names, bindings) for inner, value in pairs
-                )
-            case PointerType(_, target) | ArrayType(_, target, None):
-                if not isinstance(kind, PointerTo | ArrayOf):
-                    return not _mentions(target, names)
-                return self.deduce(target, kind.element, names, bindings)
-            case ArrayType(_, element, size):
-                if isinstance(kind, ArrayOf):
-                    if isinstance(size, Name) and size.name in names:
-                        bindings.setdefault(size.name, constant(kind.length, torch.int32))
-                    return self.deduce(element, kind.element, names, bindings)
-                return isinstance(kind, PointerTo) and self.deduce(element, kind.element, names, bindings)
-        return True
+def _resolve_std(state: State, node: NamedType) -> CppType:
+    arguments = [resolve_argument(state, item) for item in node.arguments]
+    match node.name.removesuffix("_t"), arguments:
+        case "complex", [torch.dtype() as part] if part.is_floating_point:
+            whole = part.to_complex()
+            return part if node.member == "value_type" else whole
+        case "enable_if", [Value() as holds, *rest]:
+            if not holds.data:
+                raise SubstitutionError
+            return rest[0] if rest else VOID
+        case "conditional", [Value() as holds, yes, no]:
+            return yes if holds.data else no  # type: ignore[no-any-return]
+        case "remove_cv" | "remove_const" | "remove_volatile" | "remove_reference" | "decay", [kind]:
+            return kind  # type: ignore[no-any-return]
+    raise NoTranslation(f"the type {node.name!r}")
 
-    def _deduce_argument(
-        self, node: TypeSyntax | Expression, value: Any, names: set[str], bindings: dict[str, Any]
-    ) -> bool:
-        if isinstance(node, TypeSyntax):
-            return self.deduce(node, value, names, bindings)
-        if isinstance(node, Name) and node.name in names:
-            bindings.setdefault(node.name, value)
-        return True
+
+def resolve_argument(state: State, node: TypeSyntax | Expression) -> Any:
+    """Return a template argument: a type, or a constant."""
+    if isinstance(node, TypeSyntax):
+        return resolve(state, node)
+    found = number_of(state, node)
+    if not found.is_constant:
+        raise NoTranslation("a template argument that is no constant")
+    return found
+
+
+def instantiate(state: State, struct: Struct, arguments: list[Any]) -> ClassType:
+    """Return a struct for template arguments."""
+    names = [parameter.name for parameter in struct.template]
+    bindings: dict[str, Any] = dict(zip(names, arguments, strict=False))
+    with state.within(Scope(state.globals, bindings)):
+        for parameter in struct.template[len(arguments) :]:
+            if parameter.default is None:
+                raise NoTranslation(f"{struct.name!r} without template arguments")
+            bindings[parameter.name] = resolve_argument(state, parameter.default)
+        fields = {field.name: resolve(state, field.type) for field in struct.fields}
+    frozen = tuple((name, bindings[name]) for name in names)
+    return ClassType(struct, frozen, fields)
+
+
+def deduce(node: TypeSyntax, kind: CppType, names: set[str], bindings: dict[str, Any]) -> bool:
+    """Bind the template parameters in a parameter's type by an argument's; False if they do not fit."""
+    match node:
+        case ReferenceType(_, target, _):
+            return deduce(target, kind, names, bindings)
+        case NamedType(_, name, ()) if name in names:
+            if isinstance(kind, ArrayOf):
+                kind = PointerTo(kind.element)
+            return bool(bindings.setdefault(name, kind) == kind)
+        case NamedType(_, "complex", (inner,)) if isinstance(inner, TypeSyntax):
+            if not isinstance(kind, torch.dtype) or not kind.is_complex:
+                return not _mentions(inner, names)
+            return deduce(inner, kind.to_real(), names, bindings)
+        case NamedType(_, name, arguments) if arguments and isinstance(kind, ClassType):
+            given = [value for _, value in kind.bindings]
+            pairs = zip(arguments, given, strict=False)
+            return kind.struct.name == name and all(
+                _deduce_argument(inner, value, names, bindings) for inner, value in pairs
+            )
+        case PointerType(_, target) | ArrayType(_, target, None):
+            if not isinstance(kind, PointerTo | ArrayOf):
+                return not _mentions(target, names)
+            return deduce(target, kind.element, names, bindings)
+        case ArrayType(_, element, size):
+            if isinstance(kind, ArrayOf):
+                if isinstance(size, Name) and size.name in names:
+                    bindings.setdefault(size.name, constant(kind.length, torch.int32))
+                return deduce(element, kind.element, names, bindings)
+            return isinstance(kind, PointerTo) and deduce(element, kind.element, names, bindings)
+    return True
+
+
+def _deduce_argument(node: TypeSyntax | Expression, value: Any, names: set[str], bindings: dict[str, Any]) -> bool:
+    if isinstance(node, TypeSyntax):
+        return deduce(node, value, names, bindings)
+    if isinstance(node, Name) and node.name in names:
+        bindings.setdefault(node.name, value)
+    return True
 
 
 def _missing(node: NamedType) -> CppType:

@@ -11,30 +11,33 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from fuser.cxx.nodes import Lambda
-from fuser.eager.masks import ALL, Condition, Frame, Mask, both_of
+from fuser.eager.data import Value, emit
+from fuser.eager.masks import ALL, Frame, LaneCondition, Mask, both_of
+from fuser.eager.promotion import convert
+from fuser.eager.state import Scope, State
 from fuser.eager.types import ArrayOf, ClassType, CppType, FunctionType, PointerTo
-from fuser.eager.values import Value, convert, emit, select
+from fuser.eager.values import select
 
 __all__ = [
     "Aggregate",
     "Choice",
     "Closure",
     "Fixed",
-    "Lanes",
     "Location",
     "NoTranslation",
     "Object",
     "Pointer",
-    "Scope",
+    "SubstitutionError",
     "Thing",
     "Variable",
     "choose",
     "make_location",
+    "parts_of",
     "zero_of",
 ]
 
@@ -45,20 +48,8 @@ class NoTranslation(Exception):  # noqa: N818 - turned into UntranslatableError 
     """What is asked for cannot be done; the message names the construct."""
 
 
-class Lanes(Protocol):
-    """What reading and writing need to know of whoever does it."""
-
-    @property
-    def is_differentiable(self) -> bool:
-        """Whether gradients must not reach lanes that do not run."""
-
-    @property
-    def is_dry(self) -> bool:
-        """Whether only types count: nothing is read or written."""
-
-    @property
-    def mask(self) -> Mask:
-        """The lanes that run."""
+class SubstitutionError(Exception):
+    """A type does not exist for these template arguments: another overload may fit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,25 +92,6 @@ class Closure:
 Thing: TypeAlias = "Value | Aggregate | Pointer | Closure"
 
 
-class Scope:
-    """Names and what they stand for: a location, or a type."""
-
-    __slots__ = ("names", "parent")
-
-    def __init__(self, parent: Scope | None, names: dict[str, Any] | None = None) -> None:
-        self.parent = parent
-        self.names: dict[str, Any] = names if names is not None else {}
-
-    def find(self, name: str) -> Any:
-        """Return what a name stands for; None when it is unknown."""
-        scope: Scope | None = self
-        while scope is not None:
-            if name in scope.names:
-                return scope.names[name]
-            scope = scope.parent
-        return None
-
-
 class Location:
     """Something that can be read and perhaps written."""
 
@@ -129,11 +101,11 @@ class Location:
         self.type = kind
 
     @abstractmethod
-    def load(self, lanes: Lanes) -> Thing:
+    def load(self, state: State) -> Thing:
         """Return the value for the lanes that run."""
 
     @abstractmethod
-    def store(self, lanes: Lanes, thing: Thing) -> None:
+    def store(self, state: State, thing: Thing) -> None:
         """Write a value of this location's type for the lanes that run."""
 
     def part(self, index: int) -> Location:  # noqa: ARG002 - arrays and structs have parts
@@ -158,13 +130,13 @@ class Variable(Location):
         # Oldest first; each with the lanes it was written for.
         self.layers: list[tuple[Mask, Thing]] = []
 
-    def load(self, lanes: Lanes) -> Thing:
+    def load(self, state: State) -> Thing:
         """See ``Location``."""
-        if lanes.is_dry:
+        if state.is_dry:
             return _any_of(self.type, self.layers[-1][1] if self.layers else None)
-        mask = lanes.mask
+        mask = state.mask
         written, found = self._resolve(mask)
-        if not lanes.is_differentiable or all(map(written.implies, mask.literals)):
+        if not state.is_differentiable or all(map(written.implies, mask.literals)):
             return found
         return _guard(mask, found)
 
@@ -186,11 +158,11 @@ class Variable(Location):
             written = written.common(later)
         return written, thing
 
-    def store(self, lanes: Lanes, thing: Thing) -> None:
+    def store(self, state: State, thing: Thing) -> None:
         """See ``Location``."""
-        if lanes.is_dry:
+        if state.is_dry:
             return
-        mask = lanes.mask
+        mask = state.mask
         if self.frame.mask.is_within(mask):
             self.layers = [(mask, thing)]
             return
@@ -208,17 +180,17 @@ class Fixed(Location):
     __slots__ = ("thing", "written")
 
     def __init__(self, thing: Thing, written: Mask = ALL) -> None:
-        super().__init__(thing.dtype if isinstance(thing, Value) else thing.type)
+        super().__init__(thing.type)
         self.thing = thing
         self.written = written
 
-    def load(self, lanes: Lanes) -> Thing:
+    def load(self, state: State) -> Thing:
         """See ``Location``."""
-        if not lanes.is_differentiable or lanes.is_dry or all(map(self.written.implies, lanes.mask.literals)):
+        if not state.is_differentiable or state.is_dry or all(map(self.written.implies, state.mask.literals)):
             return self.thing
-        return _guard(lanes.mask, self.thing)
+        return _guard(state.mask, self.thing)
 
-    def store(self, lanes: Lanes, thing: Thing) -> None:  # noqa: ARG002 - never works
+    def store(self, state: State, thing: Thing) -> None:  # noqa: ARG002 - never works
         """See ``Location``."""
         raise NoTranslation("an assignment to something that is no variable")
 
@@ -243,15 +215,15 @@ class Object(Location):
         super().__init__(kind)
         self.parts = parts
 
-    def load(self, lanes: Lanes) -> Thing:
+    def load(self, state: State) -> Thing:
         """See ``Location``."""
-        return Aggregate(self.type, tuple(part.load(lanes) for part in self.parts))
+        return Aggregate(self.type, tuple(part.load(state) for part in self.parts))
 
-    def store(self, lanes: Lanes, thing: Thing) -> None:
+    def store(self, state: State, thing: Thing) -> None:
         """See ``Location``."""
         assert isinstance(thing, Aggregate), "of this type"
         for part, value in zip(self.parts, thing.parts, strict=True):
-            part.store(lanes, value)
+            part.store(state, value)
 
     def part(self, index: int) -> Location:
         """See ``Location``."""
@@ -266,25 +238,26 @@ class Object(Location):
 
 
 class Choice(Location):
-    """One of several places, by a condition each; the last one is for all other lanes."""
+    """One of several places, by a condition each; the last one is for all other state."""
 
     __slots__ = ("options",)
 
-    def __init__(self, options: Sequence[tuple[Condition, Location]]) -> None:
+    def __init__(self, options: Sequence[tuple[LaneCondition, Location]]) -> None:
         super().__init__(options[0][1].type)
         self.options = options
 
-    def load(self, lanes: Lanes) -> Thing:
+    def load(self, state: State) -> Thing:
         """See ``Location``."""
-        found = self.options[-1][1].load(lanes)
+        found = self.options[-1][1].load(state)
         for condition, location in reversed(self.options[:-1]):
-            found = choose(condition.data, location.load(lanes), found)
+            found = choose(condition.data, location.load(state), found)
         return found
 
-    def store(self, lanes: Lanes, thing: Thing) -> None:
+    def store(self, state: State, thing: Thing) -> None:
         """See ``Location``."""
         for condition, location in self.options:
-            location.store(_Narrowed(lanes, lanes.mask.extend(condition)), thing)
+            with state.branch(condition):
+                location.store(state, thing)
 
     def part(self, index: int) -> Location:
         """See ``Location``."""
@@ -307,29 +280,20 @@ class Punned(Location):
         self.read = read
         self.write = write
 
-    def load(self, lanes: Lanes) -> Thing:
+    def load(self, state: State) -> Thing:
         """See ``Location``."""
-        thing = self.read(self.location.load(lanes))
+        thing = self.read(self.location.load(state))
         assert isinstance(thing, Value), "bits are numbers"
         return thing
 
-    def store(self, lanes: Lanes, thing: Thing) -> None:
+    def store(self, state: State, thing: Thing) -> None:
         """See ``Location``."""
-        self.location.store(lanes, self.write(thing))
+        self.location.store(state, self.write(thing))
 
 
-@dataclass(frozen=True, slots=True)
-class _Narrowed:
-    lanes: Lanes
-    mask: Mask
-
-    @property
-    def is_differentiable(self) -> bool:
-        return self.lanes.is_differentiable
-
-    @property
-    def is_dry(self) -> bool:
-        return self.lanes.is_dry
+def parts_of(location: Location) -> Sequence[Location]:
+    """Return an array's elements as locations; those of a variable are one list, by which pointers know the array."""
+    return location.parts if isinstance(location, Object) else [location.part(n) for n in range(location.length)]
 
 
 def make_location(kind: CppType, frame: Frame) -> Location:

@@ -14,21 +14,12 @@ from fuser.cxx.functor import Functor, Role
 from fuser.cxx.statements import Program
 from fuser.cxx.syntax import parse_program
 from fuser.dtypes import dtype_info, number_dtype
-from fuser.eager.calls import IGNORED, DataDependentError
-from fuser.eager.interpreter import Interpreter
+from fuser.eager.call_expressions import IGNORED
+from fuser.eager.data import PLACE, WHOLE_FUNCTIONS, NeedsValuesError, Value, constant, is_number, storage_dtype
+from fuser.eager.interpreter import interpret
 from fuser.eager.math import functions
-from fuser.eager.resolve import SubstitutionError
-from fuser.eager.storage import NoTranslation
-from fuser.eager.values import (
-    PLACE,
-    WHOLE_FUNCTIONS,
-    NeedsValuesError,
-    Value,
-    constant,
-    convert,
-    is_number,
-    storage_dtype,
-)
+from fuser.eager.promotion import convert
+from fuser.eager.storage import NoTranslation, SubstitutionError
 from fuser.errors import UntranslatableError
 
 __all__ = ["Translation", "cast", "translate"]
@@ -137,7 +128,7 @@ def _translate(
     token = WHOLE_FUNCTIONS.set(differentiable)
     try:
         results = _interpret(functor, graph, compute, arguments, is_differentiable=differentiable, limit=limit)
-    except (DataDependentError, NeedsValuesError) as error:
+    except NeedsValuesError as error:
         return Translation(functor, compute, types, differentiable, None, (), str(error))
     finally:
         WHOLE_FUNCTIONS.reset(token)
@@ -163,9 +154,7 @@ def _interpret(
     _check_externals(functor, program)
     token = PLACE.set(program.entry.place)
     try:
-        interpreter = Interpreter(program, graph, limit, is_differentiable=is_differentiable)
-        with interpreter.resources:
-            return interpreter.call_entry(compute, arguments)
+        return interpret(program, compute, arguments, graph, limit, is_differentiable=is_differentiable)
     except (NoTranslation, TypeError, SubstitutionError) as error:
         place = PLACE.get() or program.entry.place
         raise UntranslatableError(functor.source, *place, str(error) or "a type that does not exist") from error

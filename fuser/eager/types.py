@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fuser.cxx.statements import Function, Struct
+from fuser.cxx.statements import FunctionDefinition, Struct
 
 __all__ = [
     "AUTO",
@@ -50,7 +50,7 @@ class ClassType:
     # Type of each field, in order.
     fields: Mapping[str, CppType]
 
-    def named(self, name: str) -> tuple[Function, ...]:
+    def named(self, name: str) -> tuple[FunctionDefinition, ...]:
         """Return its functions of a name."""
         return tuple(function for function in self.struct.functions if function.name == name)
 

@@ -10,41 +10,10 @@ from typing import Any
 
 import torch
 
-from fuser.eager.data import (
-    PLACE,
-    WHOLE_FUNCTIONS,
-    Data,
-    NeedsValuesError,
-    Value,
-    constant,
-    emit,
-    is_number,
-    storage_dtype,
-)
+from fuser.eager.data import WHOLE_FUNCTIONS, Data, Value, constant, emit, is_number, storage_dtype
 from fuser.eager.promotion import common_type, convert, mask_to, promote_integer, shift_right_unsigned
 
-__all__ = [
-    "PLACE",
-    "WHOLE_FUNCTIONS",
-    "Data",
-    "NeedsValuesError",
-    "Value",
-    "binary",
-    "both",
-    "common_type",
-    "constant",
-    "convert",
-    "either",
-    "emit",
-    "is_number",
-    "join_complex",
-    "negate",
-    "promote_integer",
-    "select",
-    "split_complex",
-    "storage_dtype",
-    "unary",
-]
+__all__ = ["binary", "both", "either", "join_complex", "negate", "select", "split_complex", "unary"]
 
 aten = torch.ops.aten
 

@@ -5,18 +5,18 @@ torch returns ``x`` when it has the dtype already, a kernel returns a copy; a gr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import fx
 
-from fuser.ops import Call
+from fuser.ops import OpCall
 
 __all__ = ["find_visible_aliases"]
 
 
 def find_visible_aliases(
-    nodes: Sequence[fx.Node], calls: dict[fx.Node, Call | None], barriers: Collection[fx.Node]
+    nodes: Sequence[fx.Node], calls: Mapping[fx.Node, OpCall | None], barriers: Collection[fx.Node]
 ) -> set[fx.Node]:
     """Return the conversions that have to stay torch's.
 
@@ -25,7 +25,7 @@ def find_visible_aliases(
         calls: of the nodes that can be part of a group, what each applies; None for a group.
         barriers: nodes that may write to tensors.
     """
-    aliases = [node for node in nodes if _may_alias(node, calls)]
+    aliases = dict.fromkeys(node for node in nodes if _may_alias(node, calls))
     invisible: set[fx.Node] = set()
     for node in aliases:
         # Of a new tensor that nobody else reads.
@@ -50,7 +50,7 @@ def find_visible_aliases(
     return {node for node in aliases if node not in invisible}
 
 
-def _may_alias(node: fx.Node, calls: dict[fx.Node, Call | None]) -> bool:
+def _may_alias(node: fx.Node, calls: Mapping[fx.Node, OpCall | None]) -> bool:
     call = calls.get(node)
     if call is None or call.function.op != "convert":
         return False

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fuser.compiler import register
 from fuser.config import config
 from fuser.executor import warm_up
-from fuser.fx.partition import Partition, bind_group, bind_node, is_random, partition
+from fuser.fx.nodes import bind_group, is_random
+from fuser.fx.partition import Partition, partition
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.jiterator import JitFunction
 from fuser.launcher import Replayer
 from fuser.library import split_inputs
-from fuser.ops import Call
+from fuser.ops import OpCall
 from fuser.route import call
 
 __all__ = ["FusionModule", "FusionPass", "fuse_graph"]
@@ -65,17 +68,17 @@ class FusionPass(PassBase):
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         """Run on one graph module."""
-        modified = False
+        substitution = _Substitution(graph_module)
         for found in partition(graph_module.graph):
             if config.fuel is not None and not _burn():
                 break
-            _substitute(graph_module, found)
-            modified = True
-        if modified:
+            substitution.add(found)
+        if substitution.fused:
+            substitution.finish()
             _sort(graph_module.graph)
             graph_module.graph.lint()
             graph_module.recompile()
-        return PassResult(graph_module, modified)
+        return PassResult(graph_module, bool(substitution.fused))
 
 
 def fuse_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any] | None = None) -> fx.GraphModule:
@@ -123,29 +126,29 @@ def _run_operator(key: str, inputs: Sequence[Any]) -> Any:
 class _GroupWriter:
     """Builds the FusionGroup of a partition, and the arguments its fusion node is called with."""
 
-    def __init__(self, nodes: Sequence[fx.Node]) -> None:
+    def __init__(self, found: Partition, replaced: Mapping[fx.Node, fx.Node]) -> None:
         self.builder = GroupBuilder()
-        self.inside = set(nodes)
-        # Handles of the values each inside node makes.
+        # What stands for the nodes of other groups now.
+        self.replaced = replaced
+        # Handles of the values each node of this one makes.
         self.values: dict[fx.Node, tuple[int, ...]] = {}
         self.tensors: dict[fx.Node, int] = {}
         self.scalars: dict[fx.Node, int] = {}
         self._arguments: list[tuple[bool, Any]] = []
+        for node, applied in zip(found.nodes, found.calls, strict=True):
+            self.values[node] = self._add(node, applied)
 
-    def add(self, node: fx.Node) -> None:
+    def _add(self, node: fx.Node, call: OpCall | None) -> tuple[int, ...]:
+        if call is not None:
+            return self._apply(call, node.name)
         if node.target is operator.getitem:
-            source, place = node.args
-            self.values[node] = (self.values[source][place],)  # type: ignore[index]
-            return
-        found = bind_group(node)
-        if found is not None:
-            self.values[node] = self._inline(*found)
-            return
-        call = bind_node(node)
-        assert call is not None, "the partitioner chose it"
-        self.values[node] = self._apply(call, node.name)
+            source, slot = node.args
+            return (self.values[source][slot],)  # type: ignore[index]
+        group = bind_group(node)
+        assert group is not None, "the partitioner chose it"
+        return self._inline(*group)
 
-    def _apply(self, call: Call, name: str) -> tuple[int, ...]:
+    def _apply(self, call: OpCall, name: str) -> tuple[int, ...]:
         tensors = [self._tensor(value) for value in call.tensors]
         scalars = [self._scalar(call.scalars[item.name], item.name) for item in call.function.functor.scalars]
         return self.builder.apply(call.function, tensors, scalars, name)
@@ -161,11 +164,12 @@ class _GroupWriter:
         return tuple(handles[value] for value in group.outputs)
 
     def _tensor(self, value: Any) -> int:
-        if isinstance(value, Call):
+        if isinstance(value, OpCall):
             return self._apply(value, "")[0]
         if isinstance(value, fx.Node):
-            if value in self.inside:
+            if value in self.values:
                 return self.values[value][0]
+            value = self.replaced.get(value, value)
             if value not in self.tensors:
                 self.tensors[value] = self._input(value, value.name, is_scalar=False)
             return self.tensors[value]
@@ -174,6 +178,7 @@ class _GroupWriter:
     def _scalar(self, value: Any, name: str) -> int:
         if not isinstance(value, fx.Node):
             return self._input(value, name, is_scalar=True)
+        value = self.replaced.get(value, value)
         if value not in self.scalars:
             self.scalars[value] = self._input(value, value.name, is_scalar=True)
         return self.scalars[value]
@@ -189,28 +194,69 @@ class _GroupWriter:
         return tuple(value for _, value in sorted(self._arguments, key=operator.itemgetter(0)))
 
 
-def _substitute(graph_module: fx.GraphModule, found: Partition) -> None:
-    graph = graph_module.graph
-    writer = _GroupWriter(found.nodes)
-    for node in found.nodes:
-        writer.add(node)
-    inside = writer.inside
-    returned = [node for node in found.nodes if _is_returned(node, inside)]
-    handles = [handle for node in returned for handle in writer.values[node]]
-    group = writer.builder.build(handles)
-    name = _free_name(graph_module)
-    graph_module.add_submodule(name, FusionModule(group, [node.name for node in found.nodes]))
-    with graph.inserting_after(found.nodes[-1]):
-        fused = graph.call_module(name, writer.arguments())
-    values = [value for node in returned for value in _fake_values(node)]
-    if len(values) == len(handles):
-        fused.meta["val"] = values[0] if len(values) == 1 else values
-    _replace_uses(graph, fused, returned, writer, len(handles))
-    for node in reversed(found.nodes):
-        graph.erase_node(node)
+class _Substitution:
+    """Puts fusion nodes beside the groups they stand for, then takes the groups out of the graph."""
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        self.module = graph_module
+        self.graph = graph_module.graph
+        self.fused: list[fx.Node] = []
+        self.replaced: dict[fx.Node, fx.Node] = {}
+        self._names = (name for number in itertools.count() if not hasattr(graph_module, name := f"fusion_{number}"))
+
+    def add(self, found: Partition) -> None:
+        """Add the fusion node of a group."""
+        writer = _GroupWriter(found, self.replaced)
+        returned = [node for node in found.nodes if _is_returned(node, writer.values)]
+        handles = [handle for node in returned for handle in writer.values[node]]
+        name = next(self._names)
+        group = writer.builder.build(handles)
+        self.module.add_submodule(name, FusionModule(group, [node.name for node in found.nodes]))
+        with self.graph.inserting_after(found.nodes[-1]):
+            fused = self.graph.call_module(name, writer.arguments())
+        values = [value for node in returned for value in _fake_values(node)]
+        if len(values) == len(handles):
+            fused.meta["val"] = values[0] if len(values) == 1 else values
+        self._add_results(fused, returned, writer, len(handles))
+        self.fused += found.nodes
+
+    def _add_results(self, fused: fx.Node, returned: list[fx.Node], writer: _GroupWriter, count: int) -> None:
+        graph, slot, last = self.graph, 0, fused
+        for node in returned:
+            items = []
+            for offset in range(len(writer.values[node])):
+                if count == 1:
+                    items.append(fused)
+                    continue
+                with graph.inserting_after(last):
+                    last = graph.call_function(operator.getitem, (fused, slot + offset))
+                if "val" in fused.meta:
+                    last.meta["val"] = fused.meta["val"][slot + offset]
+                items.append(last)
+            slot += len(items)
+            if _is_tuple(node):
+                with graph.inserting_after(last):
+                    last = graph.call_function(tuple, (items,))
+                self.replaced[node] = last
+            else:
+                self.replaced[node] = items[0]
+
+    def finish(self) -> None:
+        """Let all others read what the fusion nodes return, each rewritten once: an output may have many arguments."""
+        inside = set(self.fused)
+        hooks = getattr(self.module, "_replace_hooks", ())
+        for node in self.graph.nodes:
+            old = [] if node in inside else [source for source in node.all_input_nodes if source in self.replaced]
+            for source, hook in itertools.product(old, hooks):
+                hook(old=source, new=self.replaced[source].name, user=node)
+            if old:
+                node.args, node.kwargs = map_arg((node.args, node.kwargs), lambda item: self.replaced.get(item, item))
+        for node in reversed(self.graph.nodes):
+            if node in inside:
+                self.graph.erase_node(node)
 
 
-def _is_returned(node: fx.Node, inside: set[fx.Node]) -> bool:
+def _is_returned(node: fx.Node, inside: Mapping[fx.Node, Any]) -> bool:
     # A functor with several outputs is returned through its getitems unless somebody takes the tuple itself.
     return any(user not in inside for user in node.users) or not node.users
 
@@ -218,29 +264,6 @@ def _is_returned(node: fx.Node, inside: set[fx.Node]) -> bool:
 def _fake_values(node: fx.Node) -> list[Any]:
     value = node.meta.get("val")
     return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _replace_uses(graph: fx.Graph, fused: fx.Node, returned: list[fx.Node], writer: _GroupWriter, count: int) -> None:
-    place = 0
-    last = fused
-    for node in returned:
-        items = []
-        for offset in range(len(writer.values[node])):
-            if count == 1:
-                items.append(fused)
-                continue
-            with graph.inserting_after(last):
-                last = graph.call_function(operator.getitem, (fused, place + offset))
-            if "val" in fused.meta:
-                last.meta["val"] = fused.meta["val"][place + offset]
-            items.append(last)
-        place += len(items)
-        if _is_tuple(node):
-            with graph.inserting_after(last):
-                last = graph.call_function(tuple, (items,))
-            node.replace_all_uses_with(last)
-        else:
-            node.replace_all_uses_with(items[0])
 
 
 def _is_tuple(node: fx.Node) -> bool:
@@ -276,13 +299,6 @@ def _sort(graph: fx.Graph) -> None:
         if last is not None:
             last.append(node)
         last = node
-
-
-def _free_name(graph_module: fx.GraphModule) -> str:
-    number = 0
-    while hasattr(graph_module, f"fusion_{number}"):
-        number += 1
-    return f"fusion_{number}"
 
 
 _burnt = 0

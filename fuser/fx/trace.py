@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
 import sys
 import threading
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,89 +14,100 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuser.dtypes import plain_number
-from fuser.errors import ArgumentError, GradientError
+from fuser.errors import ArgumentError, GradientError, UnsupportedError
+from fuser.fx.arguments import NUMBER, TENSOR, Key, sort_arguments
 from fuser.fx.passes import FusionModule, FusionPass, warm_up_graph
-from fuser.fx.tracer import Baked, trace
+from fuser.fx.tracer import Traced, is_traced, trace
+from fuser.fx.whole import WholeFusion, find_whole_fusion
 from fuser.graph import FusionGroup
-from fuser.kernel_spec import KernelSpec
-from fuser.launcher import Replayer, called_in_c
+from fuser.launcher import Recorded, Replayer, Scalars, called_in_c
 from fuser.outputs import check_kinds, finish_out, finish_traced_out
 from fuser.route import call_anew
 
-__all__ = ["FusedFunction", "fuse"]
+__all__ = ["FusedFunction"]
 
-_NUMBERS = frozenset((bool, int, float, complex))
-# How many states of a module are remembered: it goes back and forth between train() and eval().
-MAX_STATES = 2
+# How many kinds of call are remembered, graphs for one kind (which differ in what control flow asked), and among them
+# such that hold no more: a module goes back and forth between train() and eval().
+MAX_KEYS, MAX_GRAPHS, MAX_STALE = 64, 32, 1
 
 
-def fuse(function: Callable[..., Any]) -> FusedFunction:
-    """Make a function of functor calls and torch ops run as few kernels as possible, usually one.
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A trace with fusion nodes."""
 
-    The function is traced once with torch.fx, on its first use: its arguments become symbols, so Python control flow
-    may not depend on them. Numbers among the arguments stay run-time arguments, and arithmetic on them alone stays
-    Python's (a call with numbers in other places traces once more, and so does one of a module that has other
-    attributes now, or was put in eval mode). What a function closes over is that of the first call. What is neither a
-    functor call nor an op that fuser knows stays eager, between fusion nodes. Tensors with a ``__torch_function__`` of
-    their own go through the function as it is.
-
-    Args:
-        function: a Python function or a ``torch.nn.Module``; also usable as a decorator.
-
-    Returns:
-        The fused function, with ``graph_module``, ``groups`` and ``warmup``.
-    """
-    return FusedFunction(function)
+    traced: Traced
+    # The one fusion node it is, if it is one.
+    whole: WholeFusion | None
+    # Replays calls of it; the fused function itself where it can look at all that the trace relies on.
+    launcher: Replayer | None
 
 
 @called_in_c
 class FusedFunction(Replayer):
-    """A traced function whose functor calls and pointwise ops are fusion nodes. Threads may share it."""
+    """A traced function whose functor calls and pointwise ops are fusion nodes. Threads may share it.
+
+    In a class it is a method: each instance has graphs of its own.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__((), ())
-        called = function.forward if isinstance(function, torch.nn.Module) else function
-        if not inspect.isroutine(called) or not hasattr(inspect.unwrap(called), "__code__"):
+        plain: Any = inspect.unwrap(function)
+        if not inspect.isroutine(function) or not isinstance(getattr(plain, "__func__", plain), types.FunctionType):
             name = getattr(function, "__name__", type(function).__name__)
             raise TypeError(f"fuse takes a Python function or a module, got {name}; wrap it: lambda x: {name}(x)")
         self.function = function
         self._lock = threading.RLock()
-        # By the places of the numbers among the arguments; of a module in one state after another, the newest first.
-        self._traces: dict[tuple[int, ...], tuple[tuple[Baked, fx.GraphModule], ...]] = {}
-        # The first graph that is one fusion node, by the same places: calls of it can be replayed whole.
-        self._whole: tuple[tuple[int, ...], WholeFusion] | None = None
-        self._parameters = tuple(inspect.signature(called).parameters.values())
+        # By the key of the call, the newest first.
+        self._traces: dict[Key, tuple[Entry, ...]] = {}
+        # The trace whose calls this object replays itself.
+        self._own: Entry | None = None
+        self._signature = inspect.signature(function)
+        self._parameters = tuple(self._signature.parameters.values())
         variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         self._can_bind = all(parameter.kind not in variadic for parameter in self._parameters)
         self._has_out = any(parameter.name == "out" for parameter in self._parameters)
-        # Not its attributes: a module's would hide this object's.
+        self.__name__, self.__qualname__ = function.__name__, function.__qualname__
         functools.update_wrapper(self, function, updated=())
+
+    def __get__(self, instance: Any, owner: type | None = None) -> FusedFunction:
+        """Return the fused method of an instance, which keeps it."""
+        if instance is None or isinstance(self.function, types.MethodType):
+            return self
+        try:
+            held = vars(instance)
+        except TypeError:
+            raise UnsupportedError(f"fuse needs a __dict__ in instances of {type(instance).__name__}") from None
+        name = f"_fused_{self.__qualname__}"
+        found: FusedFunction | None = held.get(name)
+        if found is None or found.function != types.MethodType(self.function, instance):
+            found = held[name] = FusedFunction(types.MethodType(self.function, instance))
+        return found
 
     @property
     def graph_module(self) -> fx.GraphModule:
-        """The FX graph with fusion nodes: that of the kind of call traced last, of tensors alone before any call."""
-        traces = next(reversed(self._traces.values()), None)
-        return traces[0][1] if traces else self._graph_module_for(())
+        """The FX graph with fusion nodes: that of the kind of call traced last.
 
-    def graph_module_for(self, *args: Any) -> fx.GraphModule:
-        """Return the FX graph with fusion nodes that serves a call with these arguments."""
-        return self._graph_module_for(self._positional(args, {}) if self._can_bind else args)
+        Before any call, one for tensors in place of all arguments without a default.
+        """
+        last = next(reversed(self._traces.values()), None)
+        if last:
+            return last[0].traced.graph_module
+        kinds: list[Any] = []
+        leaves: list[Any] = []
+        for item in self._parameters:
+            if item.default is not item.empty:
+                (_, kind), found = sort_arguments((item.default,), {}, self.__name__)
+                kinds.append(kind)
+                leaves += found
+            elif item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD):
+                kinds.append(TENSOR)
+        is_known = TENSOR not in kinds
+        return self._add_trace((len(kinds), *kinds), tuple(leaves) if is_known else None).traced.graph_module
 
-    def _graph_module_for(self, args: tuple[Any, ...]) -> fx.GraphModule:
-        numbers = number_places(args)
-        module = self._find_trace(numbers)
-        if module is None:
-            with self._lock:
-                module = self._find_trace(numbers)
-                if module is None:
-                    module = self._trace(numbers)
-                    made = Baked(self.function), module
-                    self._traces[numbers] = (made, *self._traces.get(numbers, ())[: MAX_STATES - 1])
-        return module
-
-    def _find_trace(self, numbers: tuple[int, ...]) -> fx.GraphModule | None:
-        return next((module for baked, module in self._traces.get(numbers, ()) if baked.is_current()), None)
+    def graph_for(self, args: Sequence[Any]) -> tuple[fx.GraphModule, tuple[Any, ...]]:
+        """Return the FX graph with fusion nodes that serves a call, and what the graph is called with."""
+        key, leaves = self._sort(tuple(args), {})
+        return self._find_trace(key, leaves).traced.graph_module, leaves
 
     @property
     def groups(self) -> tuple[FusionGroup, ...]:
@@ -111,8 +122,8 @@ class FusedFunction(Replayer):
 
         Takes real, fake or meta tensors; meta tensors stand for tensors on the GPU, or on the CPU without one.
         """
-        positional = self._positional(args, kwargs)
-        warm_up_graph(self._graph_module_for(positional), positional)
+        key, leaves = self._sort(args, kwargs)
+        warm_up_graph(self._find_trace(key, leaves).traced.graph_module, leaves)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function.
@@ -134,7 +145,7 @@ class FusedFunction(Replayer):
     def call_anew(self, *args: Any, **kwargs: Any) -> Any:
         """Serve a call that is not like an earlier one; as ``__call__``."""
         is_exported = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
-        if is_exported or any(isinstance(item, fx.Proxy) for item in (*args, *kwargs.values())):
+        if is_exported or is_traced((*args, *kwargs.values())):
             # Somebody else is tracing.
             return self.function(*args, **kwargs)
         if any(map(_has_own_functions, args)):
@@ -143,19 +154,33 @@ class FusedFunction(Replayer):
         outs = None if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
         if outs is not None:
             check_kinds(outs)
-        if kwargs or (self._can_bind and len(args) < len(self._parameters)):
-            args = self._positional(args, kwargs)
-            replayed = self.launch(args, None, out)
+        if kwargs or len(args) != len(self._parameters) or not self._can_bind:
+            args, kwargs = self._bind_arguments(args, kwargs)
+            replayed = None if kwargs else self.launch(args, None, out)
             if replayed is not None:
                 return replayed
-        args = tuple(map(plain_number, args))
-        module = self._graph_module_for(args)
-        places, whole = self._whole or ((), None)
-        if whole is not None and places == number_places(args) and len(args) == whole.argument_count:
-            return call_anew(whole.spec, whole.inputs(args), self, args, None, outs)
-        result = module(*args)
-        if outs is None:
-            return result
+        key, leaves = sort_arguments(args, kwargs, self.__name__)
+        entry = self._find_trace(key, leaves)
+        whole, launcher = entry.whole, entry.launcher
+        if whole is None or launcher is None:
+            result = entry.traced.graph_module(*leaves)
+            return result if outs is None else self._finish(outs, result, args)
+        if launcher is not self:
+            replayed = launcher.launch(leaves, None, outs)
+            if replayed is not None:
+                return replayed if out is None else out
+        return call_anew(whole.spec, whole.inputs(leaves), launcher, leaves, None, outs)
+
+    def add(self, tensors: tuple[Any, ...], scalars: Scalars | None, out: Any, recorded: Recorded) -> bool:
+        """See Launcher: what the function reads besides its arguments is looked at in each replay."""
+        assert self._own is not None, "only its calls are recorded here"
+        guards, check = self._own.traced.guards, recorded.check
+        if guards.reads or guards.asked:
+            holds = guards.holds
+            recorded = recorded._replace(check=lambda *tensors: holds() and check(*tensors))
+        return super().add(tensors, scalars, out, recorded)
+
+    def _finish(self, outs: tuple[Any, ...], result: Any, args: tuple[Any, ...]) -> Any:
         made = [result] if isinstance(result, torch.Tensor) else list(result)
         if not all(isinstance(item, torch.Tensor) for item in made):
             raise ArgumentError(f"{self.__name__}() has a result that out= cannot take: a {type(result).__name__}")
@@ -164,7 +189,15 @@ class FusedFunction(Replayer):
         results = finish_out(outs, made, args)
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    def _sort(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, tuple[Any, ...]]:
+        return sort_arguments(*self._bind_arguments(args, dict(kwargs)), self.__name__)
+
+    def _bind_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        # All by position, with defaults, where the function takes a fixed number of arguments.
+        if not self._can_bind:
+            bound = self._signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return bound.args, bound.kwargs
         values = list(args)
         for parameter in self._parameters[len(args) :]:
             name = parameter.name
@@ -177,20 +210,58 @@ class FusedFunction(Replayer):
         if kwargs or len(values) > len(self._parameters):
             extra = next(iter(kwargs), "") or f"{len(values)} arguments"
             raise TypeError(f"{self.__name__}() got an unexpected argument: {extra}")
-        return tuple(values)
+        return tuple(values), {}
 
-    def _trace(self, numbers: tuple[int, ...]) -> fx.GraphModule:
-        module = trace(self.function, self._parameters if self._can_bind else (), numbers, self.__name__)
-        FusionPass()(module)
-        # A replay does not look at the module.
-        can_be_whole = self._whole is None and not isinstance(self.function, torch.nn.Module)
-        whole = find_whole_fusion(module) if can_be_whole else None
-        if whole is not None:
-            super().__init__((), whole.constants, whole.order)
-            self._whole = numbers, whole
-        return module
+    def _find_trace(self, key: Key, leaves: tuple[Any, ...]) -> Entry:
+        found = self._look_up(key, leaves)
+        if found is None:
+            with self._lock:
+                found = self._look_up(key, leaves)
+                if found is None:
+                    found = self._add_trace(key, leaves)
+        return found
+
+    def _look_up(self, key: Key, leaves: tuple[Any, ...]) -> Entry | None:
+        return next((entry for entry in self._traces.get(key, ()) if entry.traced.holds(leaves)), None)
+
+    def _add_trace(self, key: Key, leaves: tuple[Any, ...] | None) -> Entry:
+        names = [item.name for item in self._parameters]
+        traced = trace(self.function, self._call_by_position, key, leaves, names)
+        FusionPass()(traced.graph_module)
+        whole = find_whole_fusion(traced.graph_module)
+        entry = Entry(traced, whole, None if whole is None else self._launcher_of(traced, whole, key))
+        if self._own is None and entry.launcher is self:
+            self._own = entry
+        before = self._traces.pop(key, ())
+        current = [item for item in before if item.traced.guards.holds()]
+        stale = [item for item in before if item not in current]
+        self._traces[key] = (entry, *current[: MAX_GRAPHS - 1], *stale[:MAX_STALE])
+        if len(self._traces) > MAX_KEYS:
+            del self._traces[next(iter(self._traces))]
+        return entry
+
+    def _launcher_of(self, traced: Traced, whole: WholeFusion, key: Key) -> Replayer:
+        # This object is called in C with the arguments as they are: all must be compared there.
+        is_flat = all(kind is TENSOR or kind is NUMBER for kind in key[1:]) and len(key) == key[0] + 1
+        is_seen = traced.facts is None or traced.facts.is_of_tensors
+        if self._own is None and is_flat and is_seen and whole.reads_all:
+            Replayer.__init__(self, (), whole.constants, whole.order)
+            return self
+        return Replayer((), whole.constants, whole.order)
+
+    def _call_by_position(self, *args: Any, **kwargs: Any) -> Any:
+        # Keyword-only arguments have a place, too.
+        if not self._can_bind:
+            return self.function(*args, **kwargs)
+        given = {item.name: value for item, value in zip(self._parameters, args, strict=True)}
+        by_name = {item.name: given[item.name] for item in self._parameters if item.kind is item.KEYWORD_ONLY}
+        return self.function(*(value for name, value in given.items() if name not in by_name), **by_name)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
+        if isinstance(self.function, types.MethodType):
+            owner, name = self.function.__self__, self.function.__name__
+            if isinstance(inspect.getattr_static(type(owner), name, None), FusedFunction):
+                return getattr, (owner, name)
         # Where it took its function's place, it is found by name, as functions are.
         found: Any = sys.modules.get(self.__module__)
         name = getattr(self, "__qualname__", "<locals>")
@@ -200,24 +271,6 @@ class FusedFunction(Replayer):
 
     def __repr__(self) -> str:
         return f"<fuser.fuse {self.__name__}>"
-
-    # update_wrapper sets it for functions; modules have none.
-    __name__: str = "module"
-
-
-@dataclass(frozen=True, slots=True)
-class WholeFusion:
-    """A graph that is one fusion node and nothing else: a call of it is a call of its group."""
-
-    spec: KernelSpec
-    argument_count: int
-    # Each input of the group: a place among the arguments, or -1 - k for the k-th constant.
-    order: tuple[int, ...]
-    constants: tuple[Any, ...]
-
-    def inputs(self, arguments: Sequence[Any]) -> list[Any]:
-        """Return the group's inputs."""
-        return [arguments[place] if place >= 0 else self.constants[-1 - place] for place in self.order]
 
 
 def _has_own_functions(item: Any) -> bool:
@@ -232,39 +285,3 @@ def _has_own_functions(item: Any) -> bool:
 def _finish_out(out: Any, result: Any) -> Any:
     finish_traced_out(out, [result] if isinstance(result, torch.Tensor) else result)
     return out
-
-
-def number_places(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Return the places of the numbers among the arguments of a call, and -1 - place for each that is None."""
-    return tuple(
-        [~place if item is None else place for place, item in enumerate(args) if item is None or type(item) in _NUMBERS]
-    )
-
-
-def find_whole_fusion(module: fx.GraphModule) -> WholeFusion | None:
-    """Return what a graph amounts to if it is one fusion node whose outputs, in order, are its result."""
-    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-    rest = [node for node in module.graph.nodes if node.op != "placeholder"]
-    if not rest or rest[0].op != "call_module":
-        return None
-    fused, result = rest[0], rest[-1].args[0]
-    target = module.get_submodule(str(fused.target))
-    if not isinstance(target, FusionModule):
-        return None
-    count = len(target.group.outputs)
-    items = rest[1 : 1 + count] if count > 1 else []
-    if any(item.target is not operator.getitem or item.args != (fused, k) for k, item in enumerate(items)):
-        return None
-    if isinstance(result, fx.Node) and result.target is tuple:
-        result, items = result.args[0], [*items, result]
-    is_all = result is fused if count == 1 else isinstance(result, tuple | list) and list(result) == items[:count]
-    if not is_all or len(rest) != 2 + len(items) or isinstance(rest[-1].args[0], list):
-        return None
-    places = {node: place for place, node in enumerate(placeholders)}
-    constants = tuple(item for item in fused.args if not isinstance(item, fx.Node))
-    numbered = iter(range(len(constants)))
-    order = tuple(places[item] if isinstance(item, fx.Node) else -1 - next(numbered) for item in fused.args)
-    if not {*places.values()} <= {*order}:
-        # An argument that is not read may still be one that decided how the function was traced.
-        return None
-    return WholeFusion(target.spec, len(placeholders), order, constants)

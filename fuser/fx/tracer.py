@@ -1,130 +1,376 @@
-"""Traces a Python function to an FX graph, and loses nothing that torch.fx would: writes, modes, numbers, None."""
+"""Traces a Python function to an FX graph, and loses nothing that torch.fx would: writes, modes, tensors it holds.
+
+Tensors and numbers among the arguments become symbols, all other arguments stay what they are. Tensors that the
+function finds elsewhere are read when the graph runs, and every torch function is part of the graph, also one that
+makes a tensor of nothing (``torch.rand(3)``). Where Python needs a value, that of the call at hand is settled: see
+``examples.py``.
+"""
 
 from __future__ import annotations
 
 import inspect
-import operator
-from collections.abc import Callable, Sequence
+import linecache
+import os
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
-from fuser.errors import UnsupportedError
-from fuser.fx.partition import is_size
+from fuser import errors
+from fuser.errors import FuserError, TracingError
+from fuser.fx.arguments import NUMBER, Key, name_leaves, rebuild
+from fuser.fx.examples import Examples, Facts, Unknown, find_facts, is_kind_question
+from fuser.fx.guards import Guards, find_guards
+from fuser.fx.nodes import is_size
+from fuser.fx.symbols import IN_PLACE, Symbol, is_symbol, is_tensor
 from fuser.jiterator import JitFunction
-from fuser.ops import IS_NUMBER, has_hooks
+from fuser.ops import IS_NUMBER
 
-__all__ = ["Baked", "trace"]
+__all__ = ["Traced", "is_traced", "trace"]
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A graph, and when it stands for the function."""
+
+    graph_module: fx.GraphModule
+    # What the function reads besides its arguments.
+    guards: Guards
+    # What control flow asked of them; None if nothing.
+    facts: Facts | None
+
+    def holds(self, leaves: Sequence[Any]) -> bool:
+        """Whether a call with these tensors and numbers, of the same key, may go by this graph."""
+        return self.guards.holds() and (self.facts is None or self.facts.hold(leaves))
+
+
+def is_traced(values: Sequence[Any]) -> bool:
+    """Whether a call with these arguments is part of what somebody else traces with torch.fx."""
+    modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return any(isinstance(mode, _Intercept) for mode in modes) or any(isinstance(item, fx.Proxy) for item in values)
 
 
 def trace(
-    function: Callable[..., Any], parameters: Sequence[inspect.Parameter], numbers: Sequence[int], name: str
-) -> fx.GraphModule:
+    function: Callable[..., Any], call: Callable[..., Any], key: Key, leaves: Sequence[Any] | None, names: list[str]
+) -> Traced:
     """Trace a function for one kind of call.
 
     Args:
-        function: a Python function or a module.
-        parameters: its parameters; none if it takes any number of arguments.
-        numbers: places of the arguments that are numbers, and -1 - place for each that is None.
-        name: of the graph module.
+        function: a Python function or a bound method.
+        call: calls it, with the arguments that the key stands for.
+        key: of the call, see ``sort_arguments``.
+        leaves: its tensors and numbers; None if there is no call yet: Python then cannot ask for their values.
+        names: of the function's parameters.
 
     Raises:
-        UnsupportedError: it changes grad mode or autocast on its way, replaces a buffer, or is a module with hooks.
+        TracingError: what the function does cannot be in a graph; shows the line.
     """
-    if isinstance(function, torch.nn.Module) and has_hooks(function):
-        raise UnsupportedError(f"fuse traces forward(), and would lose the hooks of {name}: fuse what it calls")
-    missing = {parameters[~place].name: None for place in numbers if place < 0 and parameters}
-    tracer = _Tracer()
-    graph = tracer.trace_with_buffers(function, missing)
-    for node in list(graph.nodes):
-        if node.target is fx._symbolic_trace._assert_is_none:
-            # The graph is chosen by what is None.
-            graph.erase_node(node)
-    for place, node in enumerate(node for node in graph.nodes if node.op == "placeholder"):
-        if place in numbers:
-            node.meta[IS_NUMBER] = True
-    _bind_scalars(graph, _settle_numbers(graph))
-    # The root holds the tensors that the function closes over.
-    return fx.GraphModule(tracer.root, graph, name)
+    with _LOCK:
+        return _trace(function, lambda: _Tracer(function, call, key, leaves, names), key)
 
 
-class Baked:
-    """What a trace of a module holds for ever: the attributes, tensors, submodules and hooks that it found."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        modules = function.modules() if isinstance(function, torch.nn.Module) else ()
-        self._found = [(module, _list_baked(module)) for module in modules]
-
-    def is_current(self) -> bool:
-        """Whether the module has the same ones still."""
-        for module, found in self._found:
-            now = _list_baked(module)
-            if len(found) != len(now) or not all(map(operator.is_, found, now)):
-                return False
-        return True
+# fx replaces functions of torch's while it traces, and so does this file.
+_LOCK = threading.RLock()
 
 
-def _list_baked(module: torch.nn.Module) -> list[Any]:
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    held = (vars(module), module._parameters, module._buffers, module._modules, *hooks)
-    return [item for part in held for item in part.values()]
-
-
-class _Proxy(fx.Proxy):
-    """A proxy whose ``a += b`` writes to ``a``, as a tensor's does; fx would make it ``a = a + b``."""
-
-
-def _in_place(function: Callable[..., Any]) -> Callable[[fx.Proxy, Any], Any]:
-    return lambda self, other: self.tracer.create_proxy("call_function", function, (self, other), {})
-
-
-# What Python calls for ``a += b``, with what that is for numbers.
-_IN_PLACE = {
-    getattr(operator, f"__i{name}__"): getattr(operator, f"__{name}__")
-    for name in "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift".split()
-}
-for _function in _IN_PLACE:
-    setattr(_Proxy, f"__{_function.__name__}__", _in_place(_function))
+def _trace(function: Callable[..., Any], make_tracer: Callable[[], _Tracer], key: Key) -> Traced:
+    # A method that makes what it needs on its first use changes something once.
+    for _ in range(2):
+        guards = find_guards(function, key)
+        tracer = make_tracer()
+        try:
+            graph = tracer.run(guards)
+        except Exception as error:
+            place = _find_place(error)
+            replaced = guards.remove_proxies()
+            if isinstance(error, TracingError) or (not isinstance(error, FuserError) and _is_of_tracing(error)):
+                reason = error.reason if isinstance(error, TracingError) else f"fuse cannot trace this: {error}"
+                if replaced and "becomes another" not in reason:
+                    reason += f" ({replaced!r} was assigned to)"
+                raise TracingError(reason, *place) from None
+            raise
+        replaced = guards.remove_proxies()
+        if replaced:
+            break
+        if guards.holds():
+            return tracer.finish(graph, guards)
+        replaced = guards.find_changed()
+    what = repr(replaced) if replaced else "something it does not own"
+    raise TracingError(
+        f"fuse cannot trace that {function.__name__}() changes {what}, which later calls would not do: return it",
+        *_place_of(inspect.unwrap(function).__code__, None),
+    )
 
 
 class _Tracer(fx.Tracer):
-    """Makes proxies of the kind above, also of buffers, and refuses changes of grad mode and autocast."""
+    """Traces one function for one key."""
 
-    proxy_buffer_attributes = True
-
-    def __init__(self) -> None:
+    def __init__(
+        self, function: Callable[..., Any], call: Callable[..., Any], key: Key, leaves: Any, names: list[str]
+    ) -> None:
         super().__init__()
+        self._function, self._call = function, call
+        self._key = key
+        self._leaves = leaves
+        self._names = names
         self._modes = _find_modes()
+        self._examples: Examples | None = None
+        # Nodes whose values Python asked for.
+        self._asked: dict[fx.Node, None] = {}
+        # Tensors and modules of the graph by their names there, and the names of all that a module may use.
+        self.targets: dict[str, Any] = {}
+        self._paths: dict[int, str] = {}
+        self._held: dict[int, Symbol] = {}
+        # Buffers that were read, in the modules that have them.
+        self._buffers: dict[tuple[int, str], tuple[torch.nn.Module, torch.Tensor]] = {}
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, torch.nn.Module):
+            for part in (owner.named_modules(), owner.named_parameters(), owner.named_buffers()):
+                self._paths.update((id(item), name) for name, item in part)
+            for module in owner.modules():
+                self._note_buffers(module)
 
-    def trace_with_buffers(self, function: Callable[..., Any], constants: dict[str, None]) -> fx.Graph:
-        """Trace, and leave a module's buffers as they were: ``self.count += 1`` would put a proxy there."""
-        modules = list(function.modules()) if isinstance(function, torch.nn.Module) else []
-        before = [dict(module._buffers) for module in modules]
+    def run(self, guards: Guards) -> fx.Graph:
+        """Trace; a module's buffers are left as they were: ``self.count += 1`` would put a proxy there."""
+        plain: Any = inspect.unwrap(self._function)
         try:
-            graph = self.trace(function, concrete_args=constants or None)
-            for module, buffers in zip(modules, before, strict=True):
-                for name in buffers:
-                    found: Any = module._buffers[name]
-                    if isinstance(found, fx.Proxy) and not _is_written(found.node):
-                        raise UnsupportedError(f"fuse cannot trace that the buffer {name!r} becomes another tensor")
+            with _Intercept(self), _isinstance_asks_symbols(guards):
+                graph = self.trace(getattr(plain, "__func__", plain))
+            for (_, name), (module, _) in self._buffers.items():
+                found: Any = module._buffers[name]
+                if is_symbol(found) and not _is_written(found.node):
+                    raise TracingError(f"fuse cannot trace that the buffer {name!r} becomes another tensor")
         finally:
-            for module, buffers in zip(modules, before, strict=True):
-                module._buffers.update(buffers)
+            for (_, name), (module, before) in self._buffers.items():
+                module._buffers[name] = before
         return graph
 
+    def finish(self, graph: fx.Graph, guards: Guards) -> Traced:
+        """Return the graph with what it needs to run."""
+        facts = None
+        if self._examples is not None and self._leaves is not None:
+            facts = find_facts(graph, list(self._asked), self._examples, self.targets, self._leaves)
+        _erase_unused(graph, self._asked)
+        _bind_scalars(graph, _settle_numbers(graph))
+        return Traced(fx.GraphModule(dict(self.targets), graph, self._function.__name__), guards, facts)
+
+    # --- what fx asks of a tracer
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:  # noqa: ARG002
+        proxies = []
+        for kind, name in name_leaves(self._key, self._names):
+            proxy = self.create_proxy("placeholder", name, (), {})
+            if kind is NUMBER:
+                proxy.node.meta[IS_NUMBER] = True
+            proxies.append(proxy)
+        if self._leaves is not None:
+            self._examples = Examples(self.graph, self._leaves, self.targets)
+        args, keywords = rebuild(self._key, iter(proxies))
+        return lambda: self._call(*args, **keywords), []
+
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Proxy(node, self)
+        return Symbol(node, self)
 
     def create_node(self, kind: str, *args: Any, **kwargs: Any) -> fx.Node:
         if kind != "output" and _find_modes() != self._modes:
-            raise UnsupportedError("fuse cannot trace a change of grad mode or autocast: make it around the call")
+            raise TracingError("fuse cannot trace a change of grad mode or autocast: make it around the call")
         return super().create_node(kind, *args, **kwargs)
+
+    def create_arg(self, a: Any) -> Any:
+        if is_symbol(a):
+            return a.node
+        if isinstance(a, torch.Tensor):
+            return self.hold(a).node
+        return super().create_arg(a)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:  # noqa: ARG002
+        return self.hold(attr_val) if is_tensor(attr_val) else attr_val
+
+    def path_of_module(self, mod: torch.nn.Module) -> str:
+        self._note_buffers(mod)
+        path = self._paths.setdefault(id(mod), f"{type(mod).__name__.lower()}_{len(self._paths)}")
+        if self.is_leaf_module(mod, path):
+            self.targets[path] = mod
+        return path
+
+    # --- tensors and values
+    def _note_buffers(self, module: torch.nn.Module) -> None:
+        for name, buffer in module._buffers.items():
+            if buffer is not None and is_tensor(buffer):
+                self._buffers.setdefault((id(module), name), (module, buffer))
+
+    def hold(self, tensor: torch.Tensor) -> Symbol:
+        """Return the symbol of a tensor that is no argument; the graph reads it when it runs."""
+        if id(tensor) not in self._held:
+            path = self._paths.setdefault(id(tensor), f"_tensor_{len(self.targets)}")
+            self.targets[path] = tensor
+            made: Any = self.create_proxy("get_attr", path, (), {})
+            self._held[id(tensor)] = made
+        return self._held[id(tensor)]
+
+    def find(self, proxy: Symbol) -> Any:
+        """Return what is known of a symbol's value: fake tensors, numbers; None without a call."""
+        return None if self._examples is None else self._examples.find(proxy.node)
+
+    @staticmethod
+    def has_elements(value: Any) -> bool:
+        return isinstance(value, torch.Tensor | Unknown)
+
+    def find_class(self, proxy: Symbol) -> type:
+        """Return the class that ``isinstance`` sees."""
+        node = proxy.node
+        if node.op == "get_attr":
+            return type(self.targets[str(node.target)])
+        if self._examples is None:
+            return fx.Proxy if node.meta.get(IS_NUMBER) or is_size(node) else torch.Tensor
+        value = self._examples.find(node)
+        if self.has_elements(value):
+            return torch.Tensor
+        kind: Any = self.create_proxy("call_function", type, (proxy,), {})
+        settled: type = self.settle(kind, "type()", "a number")
+        return settled
+
+    def settle(self, proxy: Symbol, what: str, instead: str) -> Any:
+        """Return a symbol's value in the call at hand, which the trace relies on from now on.
+
+        Raises:
+            TracingError: it depends on the elements of tensors, or there is no call.
+        """
+        if self._examples is None:
+            raise TracingError("control flow depends on arguments: call the function, or warmup() with examples, first")
+        value = self._examples.find(proxy.node)
+        if any(map(self.has_elements, pytree.tree_leaves(value))):
+            raise TracingError(
+                f"{what} makes Python wait for its elements, which a trace has not: use {instead}, or leave this "
+                "part out of the fused function"
+            )
+        self._asked[proxy.node] = None
+        return value
+
+    def settle_if_known(self, proxy: Symbol) -> Any:
+        """Return a symbol's value where there is one, else the symbol."""
+        value = self.find(proxy)
+        return proxy if value is None or self.has_elements(value) else self.settle(proxy, "", "")
+
+    def settle_parts(self, proxy: Symbol) -> Sequence[Any]:
+        """Return the value of a symbol that stands for several, which may be tensors: how many is relied on."""
+        value = self.find(proxy)
+        if not isinstance(value, tuple | list):
+            raise TracingError(f"fuse cannot tell how many values {proxy.node.name} has; unpack them: a, b = ...")
+        count: Any = self.create_proxy("call_function", len, (proxy,), {})
+        self.settle(count, "len()", "a number")
+        return value
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        return bool(obj)
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:  # noqa: ARG002
+        raise TracingError("fuse cannot iterate over a tensor: use x.unbind(), or an op on the whole tensor")
+
+
+@contextmanager
+def _isinstance_asks_symbols(guards: Guards) -> Iterator[None]:
+    # A property ``__class__`` would not do: torch's C++ would take symbols for tensors. Other code keeps its own.
+    found: list[Any] = [vars(torch)]
+    found += [getattr(question, "__self__", None) for question, name, _ in guards.asked if name == "isinstance"]
+    namespaces = [held for held in {id(held): held for held in found}.values() if isinstance(held, dict)]
+    for held in namespaces:
+        held["isinstance"] = _isinstance
+    try:
+        yield
+    finally:
+        for held in namespaces:
+            del held["isinstance"]
+
+
+def _isinstance(item: Any, kinds: Any, /) -> bool:
+    # torch.is_tensor() comes here, too.
+    if isinstance(item, kinds):
+        return True
+    return issubclass(type(item), Symbol) and issubclass(item.tracer.find_class(item), kinds)
+
+
+class _Intercept(TorchFunctionMode):
+    """Puts every torch function of the traced code into the graph, also those that see no symbol."""
+
+    def __init__(self, tracer: _Tracer) -> None:
+        super().__init__()
+        self._tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        leaves = pytree.tree_leaves((args, kwargs))
+        if not any(is_symbol(item) or isinstance(item, torch.Tensor) for item in leaves):
+            return self._make(func, args, kwargs)
+        if name in _ABOUT_OBJECTS:
+            return func(*args, **kwargs)
+        tracer = self._tracer
+        args, kwargs = pytree.tree_map(lambda x: tracer.hold(x) if is_tensor(x) else x, (args, kwargs))
+        if name == "__get__":
+            return getattr(args[0], func.__self__.__name__)
+        if torch.overrides.is_tensor_method_or_property(func) and is_symbol(args[0]):
+            own = inspect.getattr_static(Symbol, name, None)
+            if callable(own) and name.startswith("__"):
+                return own(*args, **kwargs)
+            return getattr(args[0], name)(*args[1:], **kwargs)
+        made: Any = Symbol.__torch_function__(func, types, args, kwargs)
+        return tracer.settle_if_known(made) if is_kind_question(name) else made
+
+    def _make(self, function: Any, args: Any, kwargs: Any) -> Any:
+        # A function of no tensor: it may make one, or draw one.
+        examples = self._tracer._examples or Examples(self._tracer.graph, (), {})
+        with torch._C.DisableTorchFunction(), examples.mode:
+            result = function(*args, **kwargs)
+        if any(isinstance(item, torch.Tensor) for item in pytree.tree_leaves(result)):
+            return self._tracer.create_proxy("call_function", function, args, kwargs)
+        return result
+
+
+# Methods of a tensor that are about the Python object.
+_ABOUT_OBJECTS = frozenset(("__repr__", "__str__", "__format__", "__hash__", "__reduce_ex__", "__deepcopy__"))
+
+
+def _is_of_tracing(error: Exception) -> bool:
+    # Not an exception of the user's own: fx refused, or C code met a symbol.
+    if isinstance(error, fx.proxy.TraceError | NotImplementedError):
+        return True
+    return isinstance(error, TypeError | RuntimeError | ValueError | AttributeError) and any(
+        word in str(error) for word in ("Proxy", "_SymbolAttribute", "symbolic")
+    )
+
+
+# The folders of torch, of the standard library and of this package.
+_LIBRARIES = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, inspect.__file__, errors.__file__))
+
+
+def _find_place(error: Exception) -> tuple[str, int, str] | tuple[()]:
+    # The innermost line of the user's.
+    found: tuple[types.CodeType, int] | None = None
+    step = error.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        if not code.co_filename.startswith(_LIBRARIES) and code.co_filename[:1] != "<":
+            found = code, step.tb_lineno
+        step = step.tb_next
+    return _place_of(*found) if found else ()
+
+
+def _place_of(code: types.CodeType, line: int | None) -> tuple[str, int, str]:
+    line = line or code.co_firstlineno
+    return code.co_filename, line, linecache.getline(code.co_filename, line)
 
 
 def _is_written(node: Any) -> bool:
     # The result of writing to a buffer, once or several times.
-    while node.target in _IN_PLACE:
+    while node.target in IN_PLACE:
         node = node.args[0]
     return bool(node.op == "get_attr")
 
@@ -134,6 +380,15 @@ def _find_modes() -> tuple[Any, ...]:
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *casts
 
 
+def _erase_unused(graph: fx.Graph, asked: dict[fx.Node, None]) -> None:
+    # What was computed for questions alone.
+    wanted = set(asked)
+    for node in reversed(graph.nodes):
+        if node in wanted and not node.users and not node.is_impure():
+            wanted.update(node.all_input_nodes)
+            graph.erase_node(node)
+
+
 def _settle_numbers(graph: fx.Graph) -> set[fx.Node]:
     # What is computed from numbers alone is a number; what a function does to one in place makes another one.
     numbers: set[fx.Node] = set()
@@ -141,7 +396,7 @@ def _settle_numbers(graph: fx.Graph) -> set[fx.Node]:
         sources = node.all_input_nodes
         if node.meta.get(IS_NUMBER) or is_size(node) or (sources and numbers.issuperset(sources)):
             numbers.add(node)
-            node.target = _IN_PLACE.get(node.target, node.target)
+            node.target = IN_PLACE.get(node.target, node.target)
     return numbers
 
 

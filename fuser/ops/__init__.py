@@ -6,15 +6,15 @@ its results have the same bits. The ways a program can name an op (``torch.add``
 """
 
 from fuser.ops import activations, elementary  # noqa: F401 - they fill the table
-from fuser.ops.binding import IS_NUMBER, Call, bind_function, bind_method, bind_module, has_hooks
+from fuser.ops.binding import IS_NUMBER, OpCall, bind_function, bind_method, bind_module, has_hooks
 from fuser.ops.table import OPS, WIDE_UNDER_AUTOCAST, Op, cast_function, convert_function, dtype_kind
 
 __all__ = [
     "IS_NUMBER",
     "OPS",
     "WIDE_UNDER_AUTOCAST",
-    "Call",
     "Op",
+    "OpCall",
     "bind_function",
     "bind_method",
     "bind_module",

@@ -53,9 +53,13 @@ define(
     F.hardtanh,
     scalars=("min_val", "max_val"),
 )
-_GATE = "T y = x + T(3); y = y < T(0) ? T(0) : y; y = T(6) < y ? T(6) : y;"
-define("hardsigmoid", "T x", f"{_GATE} return y * T({1 / 6!r});", F.hardsigmoid)
-define("hardswish", "T x", f"{_GATE} return x * y * T({1 / 6!r});", F.hardswish)
+# Of a double, too, ATen's CUDA kernels take the sixth as a float; its CPU kernels divide.
+_GATE = (
+    "T y = x + T(3); y = y < T(0) ? T(0) : y; y = T(6) < y ? T(6) : y;"
+    f"\n#ifdef __CUDACC__\nT sixth = T(1.0f / 6.0f);\n#else\nT sixth = T({1 / 6!r});\n#endif\n"
+)
+define("hardsigmoid", "T x", f"{_GATE} return y * sixth;", F.hardsigmoid)
+define("hardswish", "T x", f"{_GATE} return x * y * sixth;", F.hardswish)
 # ATen's iterator has the operands in this order, which decides the strides of the result.
 define(
     "threshold_backward",
@@ -65,9 +69,20 @@ define(
     kinds=REAL,
     scalars=("threshold",),
 )
-define("sigmoid_backward", "T g, T y", "return g * (T(1) - y) * y;", _ATEN.sigmoid_backward)
-# As the GPU's compiler contracts it; without fma nearly all digits go where y is near 1.
-define("tanh_backward", "T g, T y", "return g * fma(-y, y, T(1));", _ATEN.tanh_backward)
+define(
+    "sigmoid_backward",
+    "T g, T y",
+    "return fuser_step<S>(g * fuser_step<S>(T(1) - y)) * y;",
+    _ATEN.sigmoid_backward,
+)
+# On the CPU as the GPU's compiler contracts it for float; without fma nearly all digits go where y is near 1.
+define(
+    "tanh_backward",
+    "T g, T y",
+    "\n#ifdef __CUDACC__\nreturn g * fuser_step<S>(T(1) - fuser_step<S>(y * y));\n"
+    "#else\nreturn g * fma(-y, y, T(1));\n#endif\n",
+    _ATEN.tanh_backward,
+)
 define(
     "silu_backward",
     "T g, T x",

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
 from fuser.graph import Function
-from fuser.ops.elementary import UNARY_FLOAT
+from fuser.ops.elementary import UNARY_FLOAT, power_function
 from fuser.ops.table import OPS, cast_function, convert_function
 
-__all__ = ["IS_NUMBER", "Call", "bind_function", "bind_method", "bind_module", "has_hooks"]
+__all__ = ["IS_NUMBER", "OpCall", "bind_function", "bind_method", "bind_module", "has_hooks"]
 
 # Key in the ``meta`` of a stand-in that is a Python number.
 IS_NUMBER = "fuser_is_number"
@@ -26,18 +26,18 @@ _ATEN = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """An op and what it is called with: tensors may be anything the caller passes on, also another Call."""
+class OpCall:
+    """An op and what it is called with: tensors may be anything the caller passes on, also another OpCall."""
 
     function: Function
     tensors: tuple[Any, ...]
     scalars: Mapping[str, Any] = field(default_factory=dict)
 
 
-Binder = Callable[..., "Call | None"]
+Binder = Callable[..., "OpCall | None"]
 
 
-def bind_function(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+def bind_function(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> OpCall | None:
     """Return the table's call for ``target(*args, **kwargs)``, or None when the table has none.
 
     ``target`` is a torch function, a Python operator or an ATen overload; arguments are Python numbers or opaque
@@ -50,12 +50,12 @@ def bind_function(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     return _bind(binder, args, kwargs)
 
 
-def bind_method(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+def bind_method(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> OpCall | None:
     """Return the table's call for ``args[0].name(*args[1:], **kwargs)``, or None when the table has none."""
     return _bind(_methods().get(name), args, kwargs)
 
 
-def bind_module(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+def bind_module(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> OpCall | None:
     """Return the table's call for ``module(*args, **kwargs)``, or None when the table has none, or hooks are there."""
     found = _MODULES.get(type(module))
     if found is None or getattr(module, "inplace", False) or has_hooks(module):
@@ -91,41 +91,45 @@ def has_hooks(module: torch.nn.Module) -> bool:
     return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
 
 
-def _bind(binder: Binder | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+def _bind(binder: Binder | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> OpCall | None:
     if binder is None:
         return None
     try:
-        bound = inspect.signature(binder).bind(*args, **kwargs)
+        bound = _signature(binder).bind(*args, **kwargs)
     except TypeError:  # an argument this table does not know (out=, dtype=, ...)
         return None
     call = binder(*bound.args, **bound.kwargs)
     return call if call is not None and all(_is_operand(value) for value in call.tensors) else None
 
 
+# Of the table's binders, which live as long as the process.
+_signature = functools.cache(inspect.signature)
+
+
 def _is_operand(value: Any) -> bool:
     return value is not None and not isinstance(value, str | list | tuple | dict | torch.dtype)
 
 
-def _call(name: str, *tensors: Any, **scalars: Any) -> Call:
-    return Call(OPS[name].function, tensors, scalars)
+def _call(name: str, *tensors: Any, **scalars: Any) -> OpCall:
+    return OpCall(OPS[name].function, tensors, scalars)
 
 
 def _unary(name: str) -> Binder:
-    def bind(input: Any) -> Call:  # noqa: A002 - torch's own parameter name
+    def bind(input: Any) -> OpCall:  # noqa: A002 - torch's own parameter name
         return _call(name, input)
 
     return bind
 
 
 def _binary(name: str) -> Binder:
-    def bind(input: Any, other: Any) -> Call:  # noqa: A002
+    def bind(input: Any, other: Any) -> OpCall:  # noqa: A002
         return _call(name, input, other)
 
     return bind
 
 
 def _binary_of_tensors(name: str) -> Binder:
-    def bind(input: Any, other: Any) -> Call | None:  # noqa: A002
+    def bind(input: Any, other: Any) -> OpCall | None:  # noqa: A002
         return None if _is_number(input) or _is_number(other) else _call(name, input, other)
 
     return bind
@@ -142,25 +146,25 @@ def _is_number(value: Any) -> bool:
 def _tensor_first(binder: Binder) -> Binder:
     # torch.add(2, x) is an error in torch, and stays one: the call is left to torch.
     @functools.wraps(binder)
-    def bind(input: Any, *args: Any, **kwargs: Any) -> Call | None:  # noqa: A002
+    def bind(input: Any, *args: Any, **kwargs: Any) -> OpCall | None:  # noqa: A002
         return None if _is_number(input) else binder(input, *args, **kwargs)
 
     return bind
 
 
-def _bind_add(input: Any, other: Any, *, alpha: Any = 1) -> Call:  # noqa: A002
+def _bind_add(input: Any, other: Any, *, alpha: Any = 1) -> OpCall:  # noqa: A002
     return _call("add", input, other, alpha=alpha)
 
 
-def _bind_sub(input: Any, other: Any, *, alpha: Any = 1) -> Call | None:  # noqa: A002
+def _bind_sub(input: Any, other: Any, *, alpha: Any = 1) -> OpCall | None:  # noqa: A002
     return _call("sub", input, other, minus_alpha=-alpha) if _is_constant(alpha) else None
 
 
-def _bind_rsub(input: Any, other: Any, alpha: Any = 1) -> Call | None:  # noqa: A002
+def _bind_rsub(input: Any, other: Any, alpha: Any = 1) -> OpCall | None:  # noqa: A002
     return _bind_sub(other, input, alpha=alpha)
 
 
-def _bind_div(input: Any, other: Any, *, rounding_mode: Any = None) -> Call | None:  # noqa: A002
+def _bind_div(input: Any, other: Any, *, rounding_mode: Any = None) -> OpCall | None:  # noqa: A002
     if rounding_mode is not None:
         return None
     if _is_number(input):
@@ -171,11 +175,13 @@ def _bind_div(input: Any, other: Any, *, rounding_mode: Any = None) -> Call | No
     return _call("div_number" if is_real else "div", input, other)
 
 
-def _bind_pow(input: Any, exponent: Any) -> Call:  # noqa: A002
+def _bind_pow(input: Any, exponent: Any) -> OpCall:  # noqa: A002
+    if _is_constant(exponent):
+        return OpCall(power_function(exponent), (input, exponent))
     return _call("pow_number" if _is_number(exponent) else "pow", input, exponent)
 
 
-def _bind_clamp(input: Any, min: Any = None, max: Any = None) -> Call | None:  # noqa: A002
+def _bind_clamp(input: Any, min: Any = None, max: Any = None) -> OpCall | None:  # noqa: A002
     if min is None and max is None:
         return None
     if min is None:
@@ -185,19 +191,19 @@ def _bind_clamp(input: Any, min: Any = None, max: Any = None) -> Call | None:  #
     return _call("clamp", input, min, max)
 
 
-def _bind_clamp_min(input: Any, min: Any) -> Call:  # noqa: A002
+def _bind_clamp_min(input: Any, min: Any) -> OpCall:  # noqa: A002
     return _call("clamp_min", input, min)
 
 
-def _bind_clamp_max(input: Any, max: Any) -> Call:  # noqa: A002
+def _bind_clamp_max(input: Any, max: Any) -> OpCall:  # noqa: A002
     return _call("clamp_max", input, max)
 
 
-def _bind_where(condition: Any, input: Any, other: Any) -> Call:  # noqa: A002
+def _bind_where(condition: Any, input: Any, other: Any) -> OpCall:  # noqa: A002
     return _call("where", condition, input, other)
 
 
-def _bind_where_method(self: Any, condition: Any, other: Any) -> Call:
+def _bind_where_method(self: Any, condition: Any, other: Any) -> OpCall:
     return _call("where", condition, self, other)
 
 
@@ -205,26 +211,26 @@ _GELU = {"none": "gelu", "tanh": "gelu_tanh"}
 
 
 def _bind_activation(name: str) -> Binder:
-    def bind(input: Any, inplace: bool = False) -> Call | None:  # noqa: A002
+    def bind(input: Any, inplace: bool = False) -> OpCall | None:  # noqa: A002
         return None if inplace else _call(name, input)
 
     return bind
 
 
-def _bind_gelu(input: Any, approximate: str = "none") -> Call | None:  # noqa: A002
+def _bind_gelu(input: Any, approximate: str = "none") -> OpCall | None:  # noqa: A002
     name = _GELU.get(approximate)
     return _call(name, input) if name else None
 
 
-def _bind_leaky_relu(input: Any, negative_slope: Any = 0.01, inplace: bool = False) -> Call | None:  # noqa: A002
+def _bind_leaky_relu(input: Any, negative_slope: Any = 0.01, inplace: bool = False) -> OpCall | None:  # noqa: A002
     return None if inplace else _call("leaky_relu", input, negative_slope=negative_slope)
 
 
-def _bind_elu(input: Any, alpha: Any = 1.0, inplace: bool = False) -> Call | None:  # noqa: A002
+def _bind_elu(input: Any, alpha: Any = 1.0, inplace: bool = False) -> OpCall | None:  # noqa: A002
     return None if inplace else _bind_scaled_elu(input, alpha)
 
 
-def _bind_scaled_elu(input: Any, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Call:  # noqa: A002
+def _bind_scaled_elu(input: Any, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> OpCall:  # noqa: A002
     return _call("elu", input, alpha=alpha, scale=scale, input_scale=input_scale)
 
 
@@ -232,51 +238,51 @@ def _bind_scaled_elu(input: Any, alpha: Any = 1, scale: Any = 1, input_scale: An
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
 
 
-def _bind_selu(input: Any, inplace: bool = False) -> Call | None:  # noqa: A002
+def _bind_selu(input: Any, inplace: bool = False) -> OpCall | None:  # noqa: A002
     return None if inplace else _bind_scaled_elu(input, _SELU_ALPHA, _SELU_SCALE)
 
 
-def _bind_celu(input: Any, alpha: Any = 1.0, inplace: bool = False) -> Call | None:  # noqa: A002
+def _bind_celu(input: Any, alpha: Any = 1.0, inplace: bool = False) -> OpCall | None:  # noqa: A002
     # torch has its own error for a division by zero.
     is_refused = inplace or not _is_constant(alpha) or alpha == 0
     return None if is_refused else _bind_scaled_elu(input, alpha, 1.0, 1.0 / alpha)
 
 
-def _bind_softplus(input: Any, beta: Any = 1.0, threshold: Any = 20.0) -> Call:  # noqa: A002
+def _bind_softplus(input: Any, beta: Any = 1.0, threshold: Any = 20.0) -> OpCall:  # noqa: A002
     return _call("softplus", input, beta=beta, threshold=threshold)
 
 
-def _bind_hardtanh(input: Any, min_val: Any = -1.0, max_val: Any = 1.0, inplace: bool = False) -> Call | None:  # noqa: A002
+def _bind_hardtanh(input: Any, min_val: Any = -1.0, max_val: Any = 1.0, inplace: bool = False) -> OpCall | None:  # noqa: A002
     # torch has its own error for bounds in the wrong order.
     is_refused = inplace or not (_is_constant(min_val) and _is_constant(max_val)) or min_val > max_val
     return None if is_refused else _call("hardtanh", input, min_val=min_val, max_val=max_val)
 
 
-def _bind_relu6(input: Any, inplace: bool = False) -> Call | None:  # noqa: A002
+def _bind_relu6(input: Any, inplace: bool = False) -> OpCall | None:  # noqa: A002
     return _bind_hardtanh(input, 0.0, 6.0, inplace)
 
 
-def _bind_softsign(input: Any) -> Call:  # noqa: A002
+def _bind_softsign(input: Any) -> OpCall:  # noqa: A002
     return _call("div", input, _call("add", _call("abs", input), 1, alpha=1))
 
 
-def _bind_tanhshrink(input: Any) -> Call:  # noqa: A002
+def _bind_tanhshrink(input: Any) -> OpCall:  # noqa: A002
     return _call("sub", input, _call("tanh", input), minus_alpha=-1)
 
 
-def _bind_addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Call:  # noqa: A002
+def _bind_addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> OpCall:  # noqa: A002
     return _call("addcmul", input, tensor1, tensor2, value=value)
 
 
-def _bind_addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Call:  # noqa: A002
+def _bind_addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> OpCall:  # noqa: A002
     return _call("addcdiv", input, tensor1, tensor2, value=value)
 
 
-def _bind_lerp(input: Any, end: Any, weight: Any) -> Call | None:  # noqa: A002
+def _bind_lerp(input: Any, end: Any, weight: Any) -> OpCall | None:  # noqa: A002
     return None if _is_number(input) or _is_number(end) else _call("lerp", input, end, weight)
 
 
-def _bind_masked_fill(input: Any, mask: Any, value: Any) -> Call | None:  # noqa: A002
+def _bind_masked_fill(input: Any, mask: Any, value: Any) -> OpCall | None:  # noqa: A002
     # torch refuses a number that the dtype cannot hold: these every dtype of the op can.
     is_safe = (
         _is_constant(value) and not isinstance(value, complex) and (not math.isfinite(value) or abs(value) <= 65504)
@@ -284,30 +290,30 @@ def _bind_masked_fill(input: Any, mask: Any, value: Any) -> Call | None:  # noqa
     return _call("masked_fill", input, mask, value=value) if is_safe else None
 
 
-def _bind_gelu_backward(grad_output: Any, self: Any, *, approximate: str = "none") -> Call | None:
+def _bind_gelu_backward(grad_output: Any, self: Any, *, approximate: str = "none") -> OpCall | None:
     name = _GELU.get(approximate)
     return _call(f"{name}_backward", grad_output, self) if name else None
 
 
-def _bind_threshold_backward(grad_output: Any, self: Any, threshold: Any) -> Call:
+def _bind_threshold_backward(grad_output: Any, self: Any, threshold: Any) -> OpCall:
     return _call("threshold_backward", self, grad_output, threshold=threshold)
 
 
-def _bind_to_copy(self: Any, *, dtype: Any = None) -> Call | None:
-    return Call(cast_function(dtype), (self,)) if isinstance(dtype, torch.dtype) else None
+def _bind_to_copy(self: Any, *, dtype: Any = None) -> OpCall | None:
+    return OpCall(cast_function(dtype), (self,)) if isinstance(dtype, torch.dtype) else None
 
 
-def _bind_convert_element_type(self: Any, dtype: torch.dtype) -> Call:
-    return Call(cast_function(dtype), (self,))
+def _bind_convert_element_type(self: Any, dtype: torch.dtype) -> OpCall:
+    return OpCall(cast_function(dtype), (self,))
 
 
-def _bind_to(self: Any, dtype: Any) -> Call | None:
-    return Call(convert_function(dtype), (self,)) if isinstance(dtype, torch.dtype) else None
+def _bind_to(self: Any, dtype: Any) -> OpCall | None:
+    return OpCall(convert_function(dtype), (self,)) if isinstance(dtype, torch.dtype) else None
 
 
 def _convert_to(dtype: torch.dtype) -> Binder:
-    def bind(self: Any) -> Call:
-        return Call(convert_function(dtype), (self,))
+    def bind(self: Any) -> OpCall:
+        return OpCall(convert_function(dtype), (self,))
 
     return bind
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from fuser.graph import Promotion
-from fuser.ops.table import ANY_REAL, BITS, FLOAT, REAL, define, define_test, define_unary_float
+from fuser.graph import Function, Promotion
+from fuser.ops.table import ANY_REAL, BITS, FLOAT, OPS, REAL, define, define_test, define_unary_float, parse_entry
 
 
 def _eager_add(a: Any, b: Any, *, alpha: Any) -> Any:
@@ -71,16 +72,33 @@ define(
     torch.pow,
     numbers_have_layout=False,
 )
-# ATen computes these exponents by multiplication.
+# ATen has formulas for these exponents, and looks for the last three after it has rounded the exponent to the dtype.
+_ROUNDED_FIRST: dict[complex, str] = {2: "a * a", 3: "fuser_step<S>(a * a) * a", -2: "T(1) / fuser_step<S>(a * a)"}
+_POWERS: dict[complex, str] = {0: "T(1)", 1: "a", 0.5: "sqrt(a)", -0.5: "rsqrt(a)", -1: "T(1) / a", **_ROUNDED_FIRST}
+# Of an exponent that only a call knows.
 define(
     "pow_number",
     "T a, T b",
-    "if (b == T(2)) return a * a; if (b == T(3)) return a * a * a; if (b == T(-2)) return T(1) / (a * a);"
-    " if (b == T(0.5)) return sqrt(a); if (b == T(-0.5)) return rsqrt(a); if (b == T(-1)) return T(1) / a;"
-    " return pow(a, b);",
+    "T e = fuser_round<S>(b);\n#ifdef __CUDACC__\n"
+    + " ".join(f"if ({'e' if k in _ROUNDED_FIRST else 'b'} == T({k})) return {text};" for k, text in _POWERS.items())
+    + " return pow(a, e);\n#else\nreturn fuser_power(a, e);\n#endif\n",
     torch.pow,
     numbers_have_layout=False,
 )
+
+
+def power_function(exponent: complex) -> Function:
+    """Return the op ``pow_number`` for an exponent that the program's text has: ATen's formula, or pow itself."""
+    general = OPS["pow_number"].function
+    if exponent in _POWERS:
+        # Entries' names tell derivatives which formula it is: aten_pow_minus_0_5.
+        name = f"pow_{exponent:g}".replace("-", "minus_").replace(".", "_")
+        return replace(general, functor=parse_entry(name, "T a, T b", f"return {_POWERS[exponent]};"))
+    if any(abs(exponent - other) < 1 / 64 for other in _ROUNDED_FIRST):
+        # In bfloat16 it may be one of them.
+        return general
+    return replace(general, functor=parse_entry("pow_any", "T a, T b", "return pow(a, fuser_round<S>(b));"))
+
 
 # --- rounding and signs -----------------------------------------------------------------------------------------
 for _name in ("floor", "ceil", "trunc"):

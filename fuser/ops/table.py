@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fuser.cxx.functor import parse_functor
+from fuser.cxx.functor import Functor, parse_functor
 from fuser.dtypes import DTYPES
 from fuser.graph import Function, Promotion
 
@@ -27,6 +27,7 @@ __all__ = [
     "define_test",
     "define_unary_float",
     "dtype_kind",
+    "parse_entry",
 ]
 
 
@@ -92,14 +93,11 @@ def define(
     same_dtypes: bool = False,
 ) -> None:
     """Add a row: the functor's parameters and body as C++, and what Op and Function say of it."""
-    result = "bool" if out_dtype is torch.bool else "T"
-    # The entry is named aten_*, so that it hides no C++ function its body calls.
-    code = f"template <typename T> {result} aten_{name}({parameters}) {{ {body} }}"
 
     @functools.cache
     def make_function() -> Function:
         return Function(
-            functor=parse_functor(code, scalars),
+            functor=parse_entry(name, parameters, body, scalars, "bool" if out_dtype is torch.bool else "T"),
             op=name,
             promotion=promotion,
             unpromoted=unpromoted,
@@ -108,6 +106,13 @@ def define(
         )
 
     OPS[name] = Op(name, make_function, eager, kinds, same_dtypes)
+
+
+def parse_entry(name: str, parameters: str, body: str, scalars: tuple[str, ...] = (), result: str = "T") -> Functor:
+    """Parse the functor of a row; a body that says S has the dtype's storage type there (fast numerics: T)."""
+    template = "typename T, typename S = T" if "<S>" in body else "typename T"
+    # The entry is named aten_*, so that it hides no C++ function its body calls.
+    return parse_functor(f"template <{template}> {result} aten_{name}({parameters}) {{ {body} }}", scalars)
 
 
 def define_unary_float(name: str, body: str, eager: Callable[..., Any]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-__all__ = ["Block", "emit_selected", "load_blocks", "select_blocks"]
+__all__ = ["PreludeBlock", "emit_selected", "load_blocks", "select_blocks"]
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _COMMENT = re.compile(r"//[^\n]*")
@@ -18,7 +18,7 @@ _NOT_IN_STD = frozenset({"assert", "clamp", "labs", "llabs", "max", "min", "prin
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class PreludeBlock:
     """C++ text, emitted when all `features` are on and it is `always` there or one of `names` is used."""
 
     names: tuple[str, ...]
@@ -30,9 +30,9 @@ class Block:
 
 
 @cache
-def load_blocks(file_name: str) -> tuple[Block, ...]:
+def load_blocks(file_name: str) -> tuple[PreludeBlock, ...]:
     """Return the blocks of a header of this package, in file order; core.h describes the notation."""
-    blocks: list[Block] = []
+    blocks: list[PreludeBlock] = []
     heads: list[str] = []
     lines: list[str] = []
 
@@ -57,12 +57,12 @@ def load_blocks(file_name: str) -> tuple[Block, ...]:
     return tuple(blocks)
 
 
-def _block(head: str, text: str) -> Block:
+def _block(head: str, text: str) -> PreludeBlock:
     match = _HEAD.fullmatch(head)
     assert match is not None
     names, features = match.groups()
     always = names == "always"
-    return Block(
+    return PreludeBlock(
         names=() if always else tuple(names.split()),
         features=frozenset((features or "").split()),
         always=always,
@@ -72,15 +72,15 @@ def _block(head: str, text: str) -> Block:
 
 
 def select_blocks(
-    blocks: Iterable[Block], names: frozenset[str], features: frozenset[str]
-) -> tuple[tuple[Block, ...], frozenset[str]]:
+    blocks: Iterable[PreludeBlock], names: frozenset[str], features: frozenset[str]
+) -> tuple[tuple[PreludeBlock, ...], frozenset[str]]:
     """Choose what `names` need, directly or through another block's text.
 
     Returns:
         The chosen blocks, in their order, and every name that is used, by a functor or by a block.
     """
     candidates = [block for block in blocks if block.features <= features]
-    chosen: set[Block] = set()
+    chosen: set[PreludeBlock] = set()
     used = names
     while True:
         more = {b for b in candidates if b not in chosen and (b.always or not used.isdisjoint(b.names))}
@@ -90,7 +90,7 @@ def select_blocks(
         used = used.union(*(block.mentions for block in more))
 
 
-def emit_selected(blocks: Iterable[Block], names: frozenset[str], features: frozenset[str]) -> str:
+def emit_selected(blocks: Iterable[PreludeBlock], names: frozenset[str], features: frozenset[str]) -> str:
     """Join the texts that `names` and `features` need, real functions first, then `std::` names, then complex ones.
 
     The functions that are used become visible in `std::` as well, as by `namespace std { using ::exp; }`.

@@ -129,6 +129,17 @@ template <typename S, typename C> FUSER_INLINE C fuser_keep(C v, S& stored) {
   return fuser_keeper<S>::keep(v, stored);
 }
 
+//@ fuser_step
+// ATen's CUDA kernels of some ops compute in the narrow dtype itself, and round every step to it; on the CPU a kernel
+// rounds its result alone.
+template <typename S, typename C> FUSER_INLINE C fuser_step(C v) {
+#ifdef __CUDACC__
+  return fuser_round<S>(v);
+#else
+  return v;
+#endif
+}
+
 //@ min max
 // As on CUDA: a NaN argument is dropped. The common type is that of a + b (int for two shorts), as NVRTC's overloads
 // give.

@@ -87,6 +87,18 @@ FUSER_INLINE float copysign(float x, float y) { return __builtin_copysignf(x, y)
 FUSER_INLINE double copysign(double x, double y) { return __builtin_copysign(x, y); }
 FUSER_PROMOTE_2(copysign)
 
+//@ fuser_power
+// The power of torch's op with one exponent for all elements. A function of its own: gcc vectorises no loop that branches
+// on a number.
+#define FUSER_POWER(T) \
+  FUSER_LANES T fuser_power(T a, T b) { \
+    const T size = fabs(b), root = sqrt(a); \
+    const T power = size == 1 ? a : size == 2 ? a * a : b == 3 ? a * a * a : size == T(0.5) ? root : pow(a, b); \
+    return (b == -1) | (b == -2) | (b == T(-0.5)) ? 1 / power : power; \
+  }
+FUSER_POWER(float)
+FUSER_POWER(double)
+
 //@ round roundf fuser_i_round
 // gcc has no instruction for this. What is cut off is exact, and so is adding one.
 template <typename T> FUSER_INLINE T fuser_i_round(T x) {

@@ -142,29 +142,44 @@ template <typename Narrow, typename Wide> FUSER_INLINE Narrow fuser_narrow(Wide 
               "_ZGV" FUSER_MVEC_ISA "N" FUSER_MVEC_WIDEST(l1, l2, l4) "v_" #name) \
   FUSER_MVEC_NARROW_1(T, T, fuser_scalar_##name, fuser_mvec_##name, "fuser_m_" #name) \
   FUSER_MVEC_NARROWER(1, T, name, "v", l1, l2)
-// `finish` corrects libmvec's result, before anybody sees it.
-#define FUSER_MVEC_ONE_2(T, declared, name, finish, l1, l2, l4) \
+// `compute` calls libmvec's function, and corrects its result before anybody sees it.
+#define FUSER_MVEC_ONE_2(T, declared, name, compute, l1, l2, l4) \
   extern "C" T declared(T, T) __asm__("fuser_m_" #name) FUSER_SIMD; \
   extern "C" fuser_widest<T> fuser_libmvec_##name(fuser_widest<T>, fuser_widest<T>) \
       __asm__("_ZGV" FUSER_MVEC_ISA "N" FUSER_MVEC_WIDEST(l1, l2, l4) "vv_" #name) FUSER_PURE; \
   extern "C" FUSER_HIDDEN fuser_widest<T> fuser_mvec_##name(fuser_widest<T>, fuser_widest<T>) \
       __asm__("_ZGV" FUSER_MVEC_ISA "N" FUSER_MVEC_WIDEST(l1, l2, l4) "vv_fuser_m_" #name); \
   fuser_widest<T> fuser_mvec_##name(fuser_widest<T> x, fuser_widest<T> y) { \
-    return finish<T>(x, y, fuser_libmvec_##name(x, y)); \
+    return compute<T>(x, y, fuser_libmvec_##name); \
   } \
   FUSER_MVEC_NARROW_2(T, T, fuser_scalar_##name, fuser_mvec_##name, "fuser_m_" #name) \
   FUSER_MVEC_NARROWER(2, T, name, "vv", l1, l2)
 
-template <typename T, typename V> FUSER_INLINE V fuser_finish(V, V, V z) { return z; }
+template <typename T, typename V> FUSER_INLINE V fuser_compute(V x, V y, V (*function)(V, V)) { return function(x, y); }
+// Whether a lane of a mask is set.
+template <typename M> FUSER_INLINE bool fuser_any(M mask) {
+  const auto words = (fuser_widest<long long>)mask;
+  long long any = 0;
+  for (unsigned i = 0; i < sizeof words / sizeof any; ++i) any |= words[i];
+  return any != 0;
+}
+// libmvec leaves negative numbers to the scalar function: it gets their magnitude, and the sign is seen to here.
 // gcc replaces pow(x, 2), pow(x, -1) and, in vectorised loops alone, pow(x, 0.5) where it knows the exponent: the
 // function has to do the same where gcc does not. (torch does so, too; -0 and -infinity have no other square root then.)
-template <typename T, typename V> FUSER_INLINE V fuser_finish_pow(V x, V y, V z) {
-  typedef typename fuser_vector<long long, sizeof(V)>::type Words;
+template <typename T, typename V> FUSER_INLINE V fuser_compute_pow(V x, V y, V (*function)(V, V)) {
+  typedef decltype(x < y) Mask;
+  const Mask sign = (Mask)-V{}, negative = (Mask)x & sign;
+  V z = function((V)((Mask)x & ~sign), y);
+  if (fuser_any(negative)) {
+    // Numbers that no integer holds are whole, but for NaN, and even: as is the smallest integer, which they become.
+    const T large = static_cast<T>(sizeof(T) == 4 ? 0x1p46 : 0x1p104);
+    const Mask whole = __builtin_convertvector(y, Mask);
+    const Mask is_whole = (__builtin_convertvector(whole, V) == y) | (y * y >= large);
+    const Mask is_finite = x - x == V{}, has_none = is_finite & (x < V{}) & ~is_whole;
+    z = has_none ? V{} / V{} : (V)((Mask)z ^ (negative & is_whole & -(whole & 1)));
+  }
   const T half = static_cast<T>(0.5), one = 1, two = 2;
-  const Words found = (Words)((y == two) | (y == half) | (y == -one));
-  long long any = 0;
-  for (unsigned i = 0; i < sizeof(V) / sizeof any; ++i) any |= found[i];
-  if (__builtin_expect(any != 0, 0)) {
+  if (__builtin_expect(fuser_any((y == two) | (y == half) | (y == -one)), 0)) {
     for (unsigned i = 0; i < sizeof(V) / sizeof(T); ++i) {
       const T root = static_cast<T>(__builtin_sqrt(static_cast<double>(x[i])));  // the right float for a float, too
       z[i] = y[i] == two ? x[i] * x[i] : y[i] == half ? root : y[i] == -one ? one / x[i] : z[i];
@@ -197,13 +212,13 @@ template <typename T, typename V> FUSER_INLINE V fuser_finish_pow(V x, V y, V z)
 
 //@ FUSER_MVEC_2 FUSER_MVEC_POW_2
 #ifdef FUSER_MVEC_BYTES
-#define FUSER_MVEC_FINISHED_2(name, finish) \
-  FUSER_MVEC_ONE_2(float, name##f, name##f, finish, "4", "8", "16") \
-  FUSER_MVEC_ONE_2(double, name, name, finish, "2", "4", "8") \
+#define FUSER_MVEC_COMPUTED_2(name, compute) \
+  FUSER_MVEC_ONE_2(float, name##f, name##f, compute, "4", "8", "16") \
+  FUSER_MVEC_ONE_2(double, name, name, compute, "2", "4", "8") \
   FUSER_INLINE float name(float x, float y) { return name##f(x, y); } \
   FUSER_PROMOTE_2(name)
-#define FUSER_MVEC_2(name) FUSER_MVEC_FINISHED_2(name, fuser_finish)
-#define FUSER_MVEC_POW_2(name) FUSER_MVEC_FINISHED_2(name, fuser_finish_pow)
+#define FUSER_MVEC_2(name) FUSER_MVEC_COMPUTED_2(name, fuser_compute)
+#define FUSER_MVEC_POW_2(name) FUSER_MVEC_COMPUTED_2(name, fuser_compute_pow)
 #else
 #define FUSER_MVEC_2 FUSER_LIBM_2
 #define FUSER_MVEC_POW_2 FUSER_LIBM_2
@@ -212,8 +227,8 @@ template <typename T, typename V> FUSER_INLINE V fuser_finish_pow(V x, V y, V z)
 //@ FUSER_MVEC_APART_2
 #ifdef FUSER_MVEC_BYTES
 #define FUSER_MVEC_APART_2(name) \
-  FUSER_MVEC_ONE_2(float, fuser_m_##name##f, name##f, fuser_finish, "4", "8", "16") \
-  FUSER_MVEC_ONE_2(double, fuser_m_##name, name, fuser_finish, "2", "4", "8") \
+  FUSER_MVEC_ONE_2(float, fuser_m_##name##f, name##f, fuser_compute, "4", "8", "16") \
+  FUSER_MVEC_ONE_2(double, fuser_m_##name, name, fuser_compute, "2", "4", "8") \
   FUSER_FORWARD_2(name)
 #else
 #define FUSER_MVEC_APART_2 FUSER_LIBM_2

@@ -31,7 +31,7 @@
 
 //@ FUSER_PRECISE_MVEC_2
 #ifdef FUSER_MVEC_BYTES
-#define FUSER_PRECISE_MVEC_2(name) FUSER_MVEC_ONE_2(double, fuser_v_##name, name, fuser_finish, "2", "4", "8")
+#define FUSER_PRECISE_MVEC_2(name) FUSER_MVEC_ONE_2(double, fuser_v_##name, name, fuser_compute, "2", "4", "8")
 #else
 #define FUSER_PRECISE_MVEC_2(name) FUSER_PRECISE_SAME_2(name)
 #endif

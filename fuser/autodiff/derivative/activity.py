@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fuser.autodiff.derivative.expression import BOOLEAN, Expr, is_continuous
+from fuser.autodiff.derivative.expression import Expr
+from fuser.autodiff.derivative.operations import BOOLEAN, is_continuous
 from fuser.autodiff.derivative.rules import Edge, Unsupported, edges
 from fuser.errors import NotDifferentiableError
 

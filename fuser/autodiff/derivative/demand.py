@@ -90,20 +90,20 @@ class Masks:
             truth: [self.closure(operand, truth) for operand in mask.operands] if mask.op == op else []
             for truth, op in ((True, "logical_and"), (False, "logical_or"))
         }
-        self._numbers[mask] = place = len(self._masks)
+        self._numbers[mask] = slot = len(self._masks)
         self._masks.append(mask)
         if mask.op in {"logical_and", "logical_or"}:
             is_and = mask.op == "logical_and"
             self._conjunctions.append(
-                (2 * place + (not is_and), self.number(mask.args[0], is_and), self.number(mask.args[1], is_and))
+                (2 * slot + (not is_and), self.number(mask.args[0], is_and), self.number(mask.args[1], is_and))
             )
         for truth in (True, False):
-            closure = 1 << (2 * place + (not truth))
+            closure = 1 << (2 * slot + (not truth))
             for below in closures[truth]:
                 closure |= below
             self._closures.append(closure)
         # Whatever denies what a literal implies denies the literal.
-        for literal in (2 * place, 2 * place + 1):
+        for literal in (2 * slot, 2 * slot + 1):
             denied = sum(1 << (other ^ 1) for other in _bits(self._closures[literal]) if other != literal)
             for other, closure in enumerate(self._closures) if denied else ():
                 if closure & denied:
@@ -217,8 +217,8 @@ def _most_telling(contributions: Sequence[Masked], masks: Masks) -> int:
     # The literal that most of them hold or deny, and of several the first: conditions come before what is made of them.
     counts: dict[int, int] = {}
     for literals, _ in contributions:
-        for place in _bits(literals):
-            counts[place & ~1] = counts.get(place & ~1, 0) + 1
+        for slot in _bits(literals):
+            counts[slot & ~1] = counts.get(slot & ~1, 0) + 1
     most = max(counts.values())
     candidates = [literal for literal, count in counts.items() if count == most]
     if most > 1:

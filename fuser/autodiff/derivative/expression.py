@@ -6,49 +6,17 @@ that a computation is a DAG without duplicates. A ``Builder`` makes them, and si
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
-from fuser.autodiff.derivative.rewrites import rewrite
-from fuser.eager.math.functions import NamedFunction
+from fuser.autodiff.derivative.operations import Number, apply, count_static, fold, result_dtype, typed_number
 
-__all__ = [
-    "BOOLEAN",
-    "Builder",
-    "Expr",
-    "Number",
-    "Operand",
-    "count_static",
-    "evaluate",
-    "is_continuous",
-    "topological",
-]
+__all__ = ["REWRITES", "Builder", "Expr", "Operand", "evaluate", "topological"]
 
-Number = bool | int | float | complex
 Place = tuple[int, int] | None
-
-COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
-# Operations whose result is bool.
-BOOLEAN = COMPARISONS | {"logical_and", "logical_or", "logical_xor", "logical_not", "signbit", "isnan", "isinf"}
-# Operations that make a real number of a complex one, and the other way round.
-_TO_REAL = frozenset({"abs", "real", "imag", "angle"})
-_TO_COMPLEX = frozenset({"complex", "polar"})
-# Leading arguments that are plain integers.
-_STATIC = {"polygamma": 1}
-# ATen overloads that are not called "default".
-_OVERLOADS = {
-    **{name: f"{name}.Tensor" for name in (
-        "add", "sub", "mul", "div", "fmod", "remainder", "bitwise_and", "bitwise_or", "bitwise_xor", "copysign",
-        "bitwise_left_shift", "bitwise_right_shift", "ldexp", *COMPARISONS,
-    )},
-    "pow": "pow.Tensor_Tensor",
-    "where": "where.self",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -160,12 +128,14 @@ class Builder:
         """
         static = count_static(op)
         operands = self._typed(op, args[static:])
-        made = dtype or _result_dtype(op, operands)
-        simpler = rewrite(op, operands, made, self)
+        kinds = [item.dtype for item in operands]
+        made = dtype or result_dtype(op, kinds)
+        rule = REWRITES.get(op)
+        simpler = None if rule is None else rule(operands, made, self)
         if simpler is not None:
             return simpler
         if all(item.is_constant for item in operands):
-            value = _fold(op, args[:static], operands, made)
+            value = fold(op, args[:static], [item.args[0] for item in operands], kinds, made)
             if value is not None:
                 return self.constant(value, made)
         return self._intern(op, (*args[:static], *operands), made, place)
@@ -202,16 +172,6 @@ class Builder:
         return found
 
 
-def is_continuous(dtype: torch.dtype) -> bool:
-    """Whether values of a type have derivatives: it is a floating point or complex one."""
-    return dtype.is_floating_point or dtype.is_complex
-
-
-def count_static(op: str) -> int:
-    """Return how many leading arguments of ``op`` are plain integers."""
-    return _STATIC.get(op, 0)
-
-
 def topological(outputs: Iterable[Expr], instead: Callable[[Expr], Expr | None] | None = None) -> list[Expr]:
     """Return everything ``outputs`` are made of, operands first; what ``instead`` maps away is not looked into."""
     order: list[Expr] = []
@@ -240,71 +200,259 @@ def evaluate(outputs: Sequence[Expr], inputs: dict[str, torch.Tensor]) -> list[t
             values[item] = torch.scalar_tensor(item.args[0], dtype=item.dtype)
         else:
             static = item.args[: count_static(item.op)]
-            values[item] = _apply(item.op, static, [values[operand] for operand in item.operands], item.dtype)
+            values[item] = apply(item.op, static, [values[operand] for operand in item.operands], item.dtype)
     return [values[output] for output in outputs]
 
 
-def typed_number(value: Number, dtype: torch.dtype) -> Number:
-    """Return ``value`` as the Python number that stands for it in ``dtype``."""
+# --- rewrites: each gives the same value on every input, signs of zeros and NaN included ---------------------------
+# Takes the operands, the type of the result and the builder; returns something simpler, or None.
+Rule: TypeAlias = Callable[[tuple[Expr, ...], torch.dtype, Builder], Expr | None]
+
+
+def _add(operands: tuple[Expr, ...], dtype: torch.dtype, builder: Builder) -> Expr | None:
+    a, b = operands
+    if _is_exact_zero(a, dtype):
+        return b
+    if _is_exact_zero(b, dtype):
+        return a
+    if b.op == "neg":
+        return a - b.operands[0]
+    if a.op == "neg":
+        return b - a.operands[0]
+    return None
+
+
+def _sub(operands: tuple[Expr, ...], dtype: torch.dtype, builder: Builder) -> Expr | None:
+    a, b = operands
+    # x - 0 is x, and 0 - x is not -x where x is zero.
+    if b.equals(0) and not dtype.is_complex:
+        return a
+    return a + b.operands[0] if b.op == "neg" else None
+
+
+def _mul(operands: tuple[Expr, ...], dtype: torch.dtype, builder: Builder) -> Expr | None:
+    a, b = operands
     if dtype.is_complex:
-        return complex(value)
-    if isinstance(value, complex):
-        value = value.real
-    if dtype.is_floating_point:
-        value = float(value)
-        return _round_float(value) if dtype is torch.float32 else value
-    return bool(value) if dtype is torch.bool else int(value)
-
-
-def _round_float(value: float) -> float:
-    return float(torch.scalar_tensor(value, dtype=torch.float32).item())
-
-
-def _result_dtype(op: str, operands: tuple[Expr, ...]) -> torch.dtype:
-    dtype = operands[1 if op == "where" else 0].dtype
-    if op in BOOLEAN:
-        return torch.bool
-    if op == "frexp_exponent":
-        return torch.int32
-    if op in _TO_REAL and dtype.is_complex:
-        return dtype.to_real()
-    return dtype.to_complex() if op in _TO_COMPLEX else dtype
-
-
-@cache
-def _overload(op: str) -> Callable[..., Any]:
-    packet, _, overload = _OVERLOADS.get(op, op).partition(".")
-    found: Callable[..., Any] = getattr(getattr(torch.ops.aten, packet), overload or "default")
-    return found
-
-
-def _apply(op: str, static: tuple[Any, ...], tensors: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    if op == "convert":
-        (tensor,) = tensors
-        return (tensor.real if tensor.is_complex() and not dtype.is_complex else tensor).to(dtype)
-    if op == "bit_cast":
-        return tensors[0].view(dtype)
-    if op in {"frexp_mantissa", "frexp_exponent"}:
-        return torch.frexp(tensors[0])[op == "frexp_exponent"]
-    if op.startswith("cpp."):
-        function = NamedFunction(op.removeprefix("cpp."), tuple(tensor.dtype for tensor in tensors))
-        return function(*tensors)  # type: ignore[no-any-return]
-    if op == "div_trunc":
-        return torch.div(*tensors, rounding_mode="trunc")
-    result: torch.Tensor = _overload(op)(*static, *tensors)
-    return result
-
-
-def _fold(op: str, static: tuple[Any, ...], operands: tuple[Expr, ...], dtype: torch.dtype) -> Number | None:
-    values = [operand.args[0] for operand in operands]
-    if op == "convert" and not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool):
-        # Out of range is left to the compiled text.
-        low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
-        if isinstance(values[0], complex) or not math.isfinite(values[0]) or not low <= int(values[0]) <= high:
-            return None
-    if op in {"div_trunc", "fmod", "remainder"} and not dtype.is_floating_point and values[1] == 0:
         return None
-    tensors = [torch.scalar_tensor(item.args[0], dtype=item.dtype) for item in operands]
-    with torch.no_grad():
-        value: Number = _apply(op, static, tensors, dtype).item()
-    return value
+    for one, other in ((a, b), (b, a)):
+        if one.equals(1):
+            return other
+        if one.equals(-1):
+            return -other
+        if one.op == "neg" and other.is_constant:
+            return one.operands[0] * builder.emit("neg", other)
+    if a.op == "neg" and b.op == "neg":
+        return builder.emit("mul", a.operands[0], b.operands[0])
+    if a.op == "neg":
+        return -(a.operands[0] * b)
+    return -(a * b.operands[0]) if b.op == "neg" else None
+
+
+def _div(operands: tuple[Expr, ...], dtype: torch.dtype, builder: Builder) -> Expr | None:
+    a, b = operands
+    if dtype.is_complex:
+        return None
+    if b.equals(1):
+        return a
+    if b.equals(-1):
+        return -a
+    if a.op == "neg":
+        return a.operands[0] / -b if b.is_constant else -(a.operands[0] / b)
+    if b.op == "neg":
+        return -a / b.operands[0] if a.is_constant else -(a / b.operands[0])
+    return None
+
+
+def _neg(operands: tuple[Expr, ...], dtype: torch.dtype, builder: Builder) -> Expr | None:
+    (a,) = operands
+    if a.op == "neg":
+        inner: Expr = a.operands[0]
+        return inner
+    if a.op in {"mul", "div"} and not dtype.is_complex:
+        # The sign goes to a constant factor.
+        left, right = a.args
+        if left.is_constant:
+            return builder.emit(a.op, -left, right)
+        if right.is_constant:
+            return builder.emit(a.op, left, -right)
+    return None
+
+
+def _where(operands: tuple[Expr, ...], dtype: torch.dtype, builder: Builder) -> Expr | None:
+    mask, a, b = operands
+    if mask.is_constant:
+        return a if mask.args[0] else b
+    if a is b:
+        return a
+    if mask.op == "logical_not":
+        return builder.emit("where", _truth(mask.operands[0]), b, a)
+    if dtype is torch.bool:
+        if a.is_constant:
+            return mask.call("logical_or", b) if a.args[0] else mask.call("logical_not").call("logical_and", b)
+        if b.is_constant:
+            return mask.call("logical_not").call("logical_or", a) if b.args[0] else mask.call("logical_and", a)
+    # -x and -y selected are -(the selected).
+    if a.op == "neg" and b.op == "neg":
+        return -builder.emit("where", mask, a.operands[0], b.operands[0])
+    # The second of two selections with one condition sees one side of the first only.
+    if a.op == "where" and a.operands[0] is mask:
+        return builder.emit("where", mask, a.operands[1], b)
+    if b.op == "where" and b.operands[0] is mask:
+        return builder.emit("where", mask, a, b.operands[2])
+    return None
+
+
+def _logical_and(operands: tuple[Expr, ...], dtype: torch.dtype, builder: Builder) -> Expr | None:
+    a, b = operands
+    if a is b:
+        return _truth(a)
+    for one, other in ((a, b), (b, a)):
+        if one.is_constant:
+            return _truth(other) if one.args[0] else builder.constant(False, torch.bool)
+        if one.op == "logical_not" and one.operands[0] is other:
+            return builder.constant(False, torch.bool)
+    return None
+
+
+def _logical_or(operands: tuple[Expr, ...], dtype: torch.dtype, builder: Builder) -> Expr | None:
+    a, b = operands
+    if a is b:
+        return _truth(a)
+    for one, other in ((a, b), (b, a)):
+        if one.is_constant:
+            return builder.constant(True, torch.bool) if one.args[0] else _truth(other)
+        if one.op == "logical_not" and one.operands[0] is other:
+            return builder.constant(True, torch.bool)
+    return None
+
+
+def _logical_xor(operands: tuple[Expr, ...], dtype: torch.dtype, builder: Builder) -> Expr | None:
+    for one, other in (operands, operands[::-1]):
+        if one.is_constant:
+            return other.call("logical_not") if one.args[0] else _truth(other)
+    return None
+
+
+def _bitwise(op: str) -> Rule:
+    # On bools it is the logical operation.
+    def apply(operands: tuple[Expr, ...], dtype: torch.dtype, builder: Builder) -> Expr | None:
+        return builder.emit(f"logical_{op}", *operands) if dtype is torch.bool else None
+
+    return apply
+
+
+def _logical_not(operands: tuple[Expr, ...], dtype: torch.dtype, builder: Builder) -> Expr | None:
+    (a,) = operands
+    return _truth(a.operands[0]) if a.op == "logical_not" else None
+
+
+def _eq(operands: tuple[Expr, ...], dtype: torch.dtype, builder: Builder) -> Expr | None:
+    truth = _compared_truth(operands)
+    return None if truth is None else truth.call("logical_not")
+
+
+def _ne(operands: tuple[Expr, ...], dtype: torch.dtype, builder: Builder) -> Expr | None:
+    return _compared_truth(operands)
+
+
+def _compared_truth(operands: tuple[Expr, ...]) -> Expr | None:
+    a, b = operands
+    return _as_truth(a) if b.is_constant and b.args[0] == 0 else None
+
+
+def _as_truth(value: Expr) -> Expr | None:
+    # A bool, or 0 and 1 made from bools, as a bool: in C++ the result of & and | on them is an int.
+    if value.dtype is torch.bool:
+        return value
+    if value.op == "convert" and value.operands[0].dtype is torch.bool:
+        return value.operands[0]
+    if value.op in {"bitwise_and", "bitwise_or"}:
+        left, right = (_as_truth(operand) for operand in value.operands)
+        if left is not None and right is not None:
+            return value.builder.emit(value.op.replace("bitwise", "logical"), left, right)
+    return None
+
+
+def _convert(operands: tuple[Expr, ...], dtype: torch.dtype, builder: Builder) -> Expr | None:
+    (a,) = operands
+    if a.dtype is dtype:
+        return a
+    if dtype is torch.bool and not a.is_constant:
+        return a.call("ne", 0)
+    if a.op == "convert":
+        inner: Expr = a.operands[0]
+        if inner.dtype is torch.bool or (inner.dtype, a.dtype) in _WIDENINGS:
+            return inner.to(dtype)
+    return None
+
+
+def _detach(operands: tuple[Expr, ...], dtype: torch.dtype, builder: Builder) -> Expr | None:
+    return operands[0] if builder.drops_detach or operands[0].is_constant else None
+
+
+def _involution(op: str) -> Rule:
+    def apply(operands: tuple[Expr, ...], dtype: torch.dtype, builder: Builder) -> Expr | None:
+        return operands[0].args[0] if operands[0].op == op else None
+
+    return apply
+
+
+def _part(slot: int) -> Rule:
+    # A component of complex(a, b), of a real number made complex, of a conjugate.
+    def apply(operands: tuple[Expr, ...], dtype: torch.dtype, builder: Builder) -> Expr | None:
+        (z,) = operands
+        if z.op == "complex":
+            part: Expr = z.operands[slot]
+            return part
+        if z.op == "convert" and not z.operands[0].dtype.is_complex:
+            return z.operands[0].to(dtype) if slot == 0 else builder.constant(0, dtype)
+        if z.op == "conj_physical":
+            part = z.operands[0].call("imag" if slot else "real")
+            return -part if slot else part
+        return None
+
+    return apply
+
+
+def _truth(value: Expr) -> Expr:
+    return value if value.dtype is torch.bool else value.call("ne", 0)
+
+
+def _is_exact_zero(value: Expr, dtype: torch.dtype) -> bool:
+    # What can be added to anything: only the negative zero in floating point.
+    return value.equals(-0.0 if dtype.is_floating_point else 0) and not dtype.is_complex
+
+
+# Conversions that keep every value, so that a second one may start from the first one's operand.
+_WIDENINGS = {
+    (torch.float32, torch.float64),
+    (torch.complex64, torch.complex128),
+    (torch.float32, torch.complex64),
+    (torch.float64, torch.complex128),
+    (torch.float32, torch.complex128),
+    (torch.int32, torch.int64),
+    (torch.int32, torch.float64),
+    (torch.int8, torch.int32),
+    (torch.int16, torch.int32),
+    (torch.uint8, torch.int32),
+}
+REWRITES: dict[str, Rule] = {
+    "add": _add,
+    "sub": _sub,
+    "mul": _mul,
+    "div": _div,
+    "neg": _neg,
+    "where": _where,
+    **{f"bitwise_{op}": _bitwise(op) for op in ("and", "or", "xor", "not")},
+    "logical_and": _logical_and,
+    "logical_or": _logical_or,
+    "logical_xor": _logical_xor,
+    "logical_not": _logical_not,
+    "eq": _eq,
+    "ne": _ne,
+    "convert": _convert,
+    "detach": _detach,
+    "conj_physical": _involution("conj_physical"),
+    "real": _part(0),
+    "imag": _part(1),
+}

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from fuser.autodiff.derivative.expression import BOOLEAN, Expr
+from fuser.autodiff.derivative.expression import Expr
+from fuser.autodiff.derivative.operations import BOOLEAN
 
 __all__ = ["CONSTANT", "PARTIALS", "UNARY"]
 

@@ -8,29 +8,28 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fuser.autodiff.derivative.expression import Builder, Expr, is_continuous, topological
+from fuser.autodiff.derivative.expression import Builder, Expr, topological
 from fuser.autodiff.derivative.forward import differentiate_forward
 from fuser.autodiff.derivative.importing import import_graph
+from fuser.autodiff.derivative.operations import is_continuous
 from fuser.autodiff.derivative.reverse import differentiate_reverse
 from fuser.autodiff.derivative.simplify import multiply_by_reciprocals, simplify
 from fuser.autodiff.derivative.text import Names, emit_functor
 from fuser.autodiff.derivative.torch_ops import DIFFERENTIATED_AS
-from fuser.cxx.functor import Functor, Parameter, Role, parse_functor
+from fuser.cxx.functor import EntryParameter, Functor, Role, parse_functor
 from fuser.eager.translation import translate
 from fuser.errors import DataDependentError, NotDifferentiableError
 
 __all__ = [
     "Derived",
-    "Source",
+    "ReadFunctor",
     "forward_functor",
     "forward_source",
     "load_source",
     "reverse_functor",
     "reverse_source",
-    "source_of_graph",
 ]
 
 Argument = tuple[str, int]
@@ -52,7 +51,7 @@ class Derived:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ReadFunctor:
     """A functor as expressions of its parameters."""
 
     name: str
@@ -60,7 +59,7 @@ class Source:
     template: str
     compute: torch.dtype
     # One per argument, in order.
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[EntryParameter, ...]
     inputs: tuple[Expr, ...]
     # Name and value of each output; the value is of the compute type, unless the output is no real or complex number.
     outputs: tuple[tuple[str, Expr], ...]
@@ -91,7 +90,7 @@ def reverse_functor(
         functor: what to differentiate.
         compute: its compute dtype.
         types: C++ type of each argument, tensors and scalars in the order of the declaration; as for ``translate``.
-        wanted: places of the arguments whose gradient is asked for.
+        wanted: slots of the arguments whose gradient is asked for.
         outputs: the outputs that have a gradient.
         op: which of torch's ops the functor is, if any: its derivative is torch's, at ties and kinks too.
 
@@ -121,7 +120,7 @@ def forward_functor(
         functor: what to differentiate.
         compute: its compute dtype.
         types: as for ``reverse_functor``.
-        given: places of the arguments that have a tangent.
+        given: slots of the arguments that have a tangent.
         op: as for ``reverse_functor``.
 
     Raises:
@@ -133,30 +132,26 @@ def forward_functor(
 
 def load_source(
     functor: Functor, compute: torch.dtype, types: tuple[torch.dtype, ...], op: str | None = None
-) -> Source:
+) -> ReadFunctor:
     """Translate a functor into expressions.
 
     Raises:
         DataDependentError, UntranslatableError: as ``reverse_functor``.
     """
-    if op in DIFFERENTIATED_AS:
-        return _source_of_op(DIFFERENTIATED_AS[op], functor, compute, types)
+    form = DIFFERENTIATED_AS.get(functor.entry.removeprefix("aten_")) if op else None
+    if form is not None:
+        return _source_of_op(form, functor, compute, types)
     translation = translate(functor, compute, types, differentiable=True)
     if translation.graph_module is None:
         raise DataDependentError(f"{functor.entry} has no derivative in one piece: {translation.data_dependent}")
-    return source_of_graph(functor, compute, translation.graph_module.graph)
-
-
-def source_of_graph(functor: Functor, compute: torch.dtype, graph: fx.Graph) -> Source:
-    """Return a functor as expressions from its typed graph."""
     parameters = [item for item in functor.parameters if item.role is not Role.OUTPUT]
-    inputs, values = import_graph(graph, [item.name for item in parameters], Builder())
+    inputs, values = import_graph(translation.graph_module.graph, [item.name for item in parameters], Builder())
     return _source(functor, compute, parameters, inputs, values)
 
 
 def _source_of_op(
     form: Callable[..., Expr], functor: Functor, compute: torch.dtype, types: tuple[torch.dtype, ...]
-) -> Source:
+) -> ReadFunctor:
     builder = Builder()
     inputs = [builder.input(item.name, dtype) for item, dtype in zip(functor.tensors, types, strict=True)]
     return _source(functor, compute, functor.tensors, inputs, [form(*inputs)])
@@ -165,14 +160,14 @@ def _source_of_op(
 def _source(
     functor: Functor,
     compute: torch.dtype,
-    parameters: Sequence[Parameter],
+    parameters: Sequence[EntryParameter],
     inputs: Sequence[Expr],
     values: Sequence[Expr],
-) -> Source:
+) -> ReadFunctor:
     values, inputs = _as_declared(values, inputs, {item.name for item in functor.scalars})
     names = [item.name for item in functor.outputs] or ["out"]
     outputs = [value.to(compute) if is_continuous(value.dtype) else value for value in values]
-    return Source(
+    return ReadFunctor(
         name=functor.entry,
         template=functor.template_parameters[0],
         compute=compute,
@@ -182,34 +177,33 @@ def _source(
     )
 
 
-def reverse_source(source: Source, wanted: Sequence[int], outputs: Sequence[int]) -> Derived:
+def reverse_source(source: ReadFunctor, wanted: Sequence[int], outputs: Sequence[int]) -> Derived:
     """As ``reverse_functor``, for a functor that is expressions already."""
     if not outputs:
         return Derived(None, (), (None,) * len(wanted), ())
-    chosen = [source.outputs[place] for place in outputs]
+    chosen = [source.outputs[slot] for slot in outputs]
     _check_outputs(source, chosen)
     names = _names(source)
     builder = source.inputs[0].builder
     given = [builder.input(names.choose(f"grad_{name}"), source.compute) for name, _ in chosen]
     pairs = [(value, grad) for (_, value), grad in zip(chosen, given, strict=True) if is_continuous(value.dtype)]
-    asked = [source.inputs[place] for place in wanted]
+    asked = [source.inputs[slot] for slot in wanted]
     with _naming(source):
         found = differentiate_reverse([value for value, _ in pairs], [grad for _, grad in pairs], asked)
     results = [
-        (names.choose(f"grad_{source.parameters[place].name}"), value)
-        for place, value in zip(wanted, found, strict=True)
+        (names.choose(f"grad_{source.parameters[slot].name}"), value) for slot, value in zip(wanted, found, strict=True)
     ]
     return _build(source, f"{source.name}_backward", given, results)
 
 
-def forward_source(source: Source, given: Sequence[int]) -> Derived:
+def forward_source(source: ReadFunctor, given: Sequence[int]) -> Derived:
     """As ``forward_functor``, for a functor that is expressions already."""
     _check_outputs(source, source.outputs)
     names = _names(source)
     builder = source.inputs[0].builder
-    inputs = [source.inputs[place] for place in given]
+    inputs = [source.inputs[slot] for slot in given]
     tangents = [
-        builder.input(names.choose(f"tangent_{source.parameters[place].name}"), source.compute) for place in given
+        builder.input(names.choose(f"tangent_{source.parameters[slot].name}"), source.compute) for slot in given
     ]
     wide = [tangent.to(item.dtype) for tangent, item in zip(tangents, inputs, strict=True)]
     with _naming(source):
@@ -218,23 +212,25 @@ def forward_source(source: Source, given: Sequence[int]) -> Derived:
     return _build(source, f"{source.name}_jvp", tangents, results)
 
 
-def _build(source: Source, entry: str, given: Sequence[Expr], results: Sequence[tuple[str, Expr | None]]) -> Derived:
-    kept = [(place, name, value) for place, (name, value) in enumerate(results) if value is not None]
+def _build(
+    source: ReadFunctor, entry: str, given: Sequence[Expr], results: Sequence[tuple[str, Expr | None]]
+) -> Derived:
+    kept = [(slot, name, value) for slot, (name, value) in enumerate(results) if value is not None]
     values = simplify([_as_result(value, source.compute) for _, _, value in kept])
     named = [
-        (place, name, value)
-        for (place, name, _), value in zip(kept, values, strict=True)
+        (slot, name, value)
+        for (slot, name, _), value in zip(kept, values, strict=True)
         if not (value.equals(0) or value.equals(-0.0))
     ]
     numbers: list[int | None] = [None] * len(results)
-    for number, (place, _, _) in enumerate(named):
-        numbers[place] = number
+    for number, (slot, _, _) in enumerate(named):
+        numbers[slot] = number
     if not named:
         return Derived(None, (), tuple(numbers), ())
     scalars = {item.name for item in source.parameters if item.role is Role.SCALAR}
     values = multiply_by_reciprocals([value for _, _, value in named], scalars, {item.args[0] for item in given})
     meanings: dict[str, Argument] = {item.args[0]: ("grad", k) for k, item in enumerate(given)}
-    meanings |= {item.name: ("argument", place) for place, item in enumerate(source.parameters)}
+    meanings |= {item.name: ("argument", slot) for slot, item in enumerate(source.parameters)}
     used = {item.args[0]: item for item in topological(values) if item.op == "input"}
     parameters = [used[name] for name in meanings if name in used]
     outputs = [(name, value) for (_, name, _), value in zip(named, values, strict=True)]
@@ -278,18 +274,18 @@ def _as_declared(
     return builder.copy(values, instead), [builder.leaf(declared(item)) for item in inputs]
 
 
-def _names(source: Source) -> Names:
+def _names(source: ReadFunctor) -> Names:
     return Names([source.template, *(item.name for item in source.parameters)])
 
 
-def _check_outputs(source: Source, outputs: Sequence[tuple[str, Expr]]) -> None:
+def _check_outputs(source: ReadFunctor, outputs: Sequence[tuple[str, Expr]]) -> None:
     if not any(is_continuous(value.dtype) for _, value in outputs):
         dtype = str(outputs[0][1].dtype).removeprefix("torch.")
         raise NotDifferentiableError(f"its result is {dtype}", outputs[0][1].place, source.name)
 
 
 @contextmanager
-def _naming(source: Source) -> Iterator[None]:
+def _naming(source: ReadFunctor) -> Iterator[None]:
     # Rules know no functor.
     try:
         yield

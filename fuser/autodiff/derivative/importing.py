@@ -1,9 +1,8 @@
-"""Typed graphs (torch.fx, ATen overloads) as expressions."""
+"""Typed graphs (torch.fx, ATen overloads), as translations have them, as expressions."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,13 +13,6 @@ from fuser.eager.math.functions import NamedFunction
 
 __all__ = ["import_graph"]
 
-# Overloads that take a number where the vocabulary's takes a tensor.
-_BINARY = frozenset(
-    "add sub mul div fmod remainder pow atan2 hypot copysign nextafter fmax fmin maximum minimum ldexp bitwise_and "
-    "bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift lt le gt ge eq ne logical_and logical_or "
-    "logical_xor where complex polar".split()
-)
-_LOGICAL = frozenset({"logical_and", "logical_or", "logical_xor", "logical_not"})
 # C++ functions that ATen has under another name.
 _FUNCTIONS = {
     "cyl_bessel_i0": "special_i0",
@@ -38,7 +30,6 @@ _FUNCTIONS = {
     "scalbn": "ldexp",
     "scalbln": "ldexp",
 }
-_SAME = frozenset({"clone", "alias", "lift_fresh_copy"})
 
 
 def import_graph(graph: fx.Graph, names: Sequence[str], builder: Builder) -> tuple[list[Expr], list[Expr]]:
@@ -55,67 +46,31 @@ def import_graph(graph: fx.Graph, names: Sequence[str], builder: Builder) -> tup
         if node.op == "placeholder":
             made[node] = builder.input(names[len(inputs)], node.meta["dtype"])
             inputs.append(made[node])
-        elif node.op == "call_function" and _name(node.target) != "frexp":
+        elif node.op == "call_function":
             made[node] = _import_node(node, made, builder)
-        elif node.op == "output":
+        else:
             return inputs, [made[output] for output in node.args[0]]
     raise AssertionError("a graph has an output")
 
 
 def _import_node(node: fx.Node, made: dict[fx.Node, Expr], builder: Builder) -> Expr:
     name, dtype, place = _name(node.target), node.meta["dtype"], node.meta.get("place")
-    args = [made.get(arg, arg) if isinstance(arg, fx.Node) else arg for arg in node.args]
-    if name in _CONSTANTS:
-        return builder.constant(_CONSTANTS[name](args), dtype)
-    if name in _SAME:
-        return args[0]  # type: ignore[return-value]
-    if name == "getitem":
-        source: Any = node.args[0]
-        op = ("frexp_mantissa", "frexp_exponent")[args[1]]  # type: ignore[index]
-        return builder.emit(op, made[source.args[0]], dtype=dtype, place=place)
+    args: list[Any] = [made[arg] if isinstance(arg, fx.Node) else arg for arg in node.args]
+    if name in {"scalar_tensor", "full_like"}:
+        return builder.constant(args[-1], dtype)
     if name == "_to_copy":
-        return _convert(args[0], dtype, builder, place)  # type: ignore[arg-type]
-    if name == "view":
-        return builder.emit("bit_cast", args[0], dtype=dtype, place=place)
-    if name == "rsub":
-        name, args = "sub", args[::-1]
-    if name == "div" and node.kwargs.get("rounding_mode") is not None:
-        name = "div_trunc" if node.kwargs["rounding_mode"] == "trunc" else "div_floor"
-    if name in _LOGICAL:
-        args = [arg.call("ne", 0) if isinstance(arg, Expr) and arg.dtype is not torch.bool else arg for arg in args]
-    if name in {"add", "sub"} and node.kwargs.get("alpha", 1) != 1:
-        args[1] = args[1] * node.kwargs["alpha"]  # type: ignore[operator]
-    operands = args[1:] if name == "polygamma" else args
-    typed = [arg for arg in (operands[1:] if name == "where" else operands) if isinstance(arg, Expr)]
-    if name in _BINARY and not typed:
-        operands = [_constant(arg, dtype, builder) for arg in operands]
-        args = operands
+        name = "convert"
+        if args[0].dtype.is_complex and not dtype.is_complex and dtype is not torch.bool:
+            args = [builder.emit("real", args[0], place=place)]
+    elif name == "view":
+        name, args = "bit_cast", args[:1]
+    elif name == "div" and "rounding_mode" in node.kwargs:
+        assert node.kwargs["rounding_mode"] == "trunc", "C++ has no other"
+        name = "div_trunc"
     return builder.emit(name, *args, dtype=dtype, place=place)
 
 
-def _convert(x: Expr, dtype: torch.dtype, builder: Builder, place: Any) -> Expr:
-    if x.dtype.is_complex and not dtype.is_complex and dtype is not torch.bool:
-        x = builder.emit("real", x, place=place)
-    return builder.emit("convert", x, dtype=dtype, place=place)
-
-
-def _constant(value: Any, dtype: torch.dtype, builder: Builder) -> Expr:
-    return value if isinstance(value, Expr) else builder.constant(value, dtype)
-
-
 def _name(target: Any) -> str:
-    if target is operator.getitem:
-        return "getitem"
     if isinstance(target, NamedFunction):
         return _FUNCTIONS.get(target.name, f"cpp.{target.name}")
-    full = str(target.name()).removeprefix("aten::")
-    return full.partition(".")[0]
-
-
-_CONSTANTS: dict[str, Callable[[list[Any]], Any]] = {
-    "scalar_tensor": lambda args: args[0],
-    "full_like": lambda args: args[1],
-    "full": lambda args: args[1],
-    "zeros_like": lambda _: 0,
-    "ones_like": lambda _: 1,
-}
+    return str(target.name()).removeprefix("aten::").partition(".")[0]

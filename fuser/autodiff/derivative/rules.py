@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from fuser.autodiff.derivative.expression import Expr, is_continuous
+from fuser.autodiff.derivative.expression import Expr
 from fuser.autodiff.derivative.formulas import CONSTANT, PARTIALS, UNARY
+from fuser.autodiff.derivative.operations import is_continuous
 
 __all__ = ["Edge", "Unsupported", "edges"]
 

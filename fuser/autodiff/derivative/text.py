@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from fuser.autodiff.derivative.expression import Builder, Expr, Number, topological
+from fuser.autodiff.derivative.expression import Builder, Expr, topological
 from fuser.autodiff.derivative.helpers import LOWERINGS, helper_text
+from fuser.autodiff.derivative.operations import Number
 from fuser.errors import NotDifferentiableError
 
 __all__ = ["Names", "cpp_type", "emit_functor"]
@@ -133,7 +134,7 @@ def emit_functor(
     """
     values = _lower([value for _, value in outputs])
     names = Names([template, *(item.args[0] for item in inputs), *(name for name, _ in outputs)])
-    writer = _Writer(compute, template, names)
+    writer = _TextWriter(compute, template, names)
     results, lines = writer.write(values)
     parameters = [f"{writer.type(item.dtype)} {item.args[0]}" for item in inputs]
     if len(outputs) == 1:
@@ -176,7 +177,7 @@ class _Text:
         return self.text if self.binds >= binds else f"({self.text})"
 
 
-class _Writer:
+class _TextWriter:
     def __init__(self, compute: torch.dtype, template: str, names: Names) -> None:
         self._compute = compute
         self._template = template
@@ -295,7 +296,7 @@ def _is_sign(item: Expr) -> bool:
     return item.op == "neg" and item.args[0].op == "input"
 
 
-def _neg(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
+def _neg(writer: _TextWriter, item: Expr, operands: list[_Text]) -> _Text:
     (operand,) = operands
     if item.args[0].op in {"mul", "div"} and operand.binds == _PRODUCT and operand.text[0] not in "-(":
         # (-a) * b is -(a * b), and easier to read.
@@ -304,12 +305,12 @@ def _neg(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
     return _Text(f"-({text})" if text[0] == "-" else f"-{text}", _UNARY)
 
 
-def _abs(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
+def _abs(writer: _TextWriter, item: Expr, operands: list[_Text]) -> _Text:
     x = item.args[0].dtype
     return writer.call("std::abs" if x.is_complex else "fabs" if x.is_floating_point else "abs", operands)
 
 
-def _not(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
+def _not(writer: _TextWriter, item: Expr, operands: list[_Text]) -> _Text:
     (inner,) = item.args
     if inner.op in {"eq", "ne"} and operands[0].binds == _EQUALITY:
         symbol, other = (" == ", " != ") if inner.op == "eq" else (" != ", " == ")
@@ -317,7 +318,7 @@ def _not(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
     return _Text(f"!{operands[0].within(_UNARY)}", _UNARY)
 
 
-def _logical(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
+def _logical(writer: _TextWriter, item: Expr, operands: list[_Text]) -> _Text:
     symbol, binds = _LOGICAL[item.op]
     texts = [
         text.text if operand.op == item.op and text.binds == binds else text.within(_UNARY)
@@ -326,56 +327,56 @@ def _logical(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
     return _Text(f" {symbol} ".join(texts), binds)
 
 
-def _invert(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
+def _invert(writer: _TextWriter, item: Expr, operands: list[_Text]) -> _Text:
     return _Text(f"~{operands[0].within(_UNARY)}", _UNARY)
 
 
-def _xor(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
+def _xor(writer: _TextWriter, item: Expr, operands: list[_Text]) -> _Text:
     return _Text(f"{operands[0].within(_SHIFT)} != {operands[1].within(_SHIFT)}", _EQUALITY)
 
 
-def _where(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
+def _where(writer: _TextWriter, item: Expr, operands: list[_Text]) -> _Text:
     mask, a, b = operands
     return _Text(f"{mask.within(_OR)} ? {a.within(_OR)} : {b.text}", _TERNARY)
 
 
-def _convert(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
+def _convert(writer: _TextWriter, item: Expr, operands: list[_Text]) -> _Text:
     return _Text(f"{writer.type(item.dtype)}({operands[0].text})")
 
 
-def _bit_cast(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
+def _bit_cast(writer: _TextWriter, item: Expr, operands: list[_Text]) -> _Text:
     name = _BIT_CASTS.get((item.args[0].dtype, item.dtype))
     if name is None:
         raise NotDifferentiableError("its derivative needs a bit cast that has no C++ function", item.place)
     return writer.call(name, operands)
 
 
-def _divide_integers(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
+def _divide_integers(writer: _TextWriter, item: Expr, operands: list[_Text]) -> _Text:
     if item.dtype.is_floating_point:
         return writer.call("trunc", [writer._operator("/", 11, item, operands)])
     return writer._operator("/", 11, item, operands)
 
 
-def _fmod(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
+def _fmod(writer: _TextWriter, item: Expr, operands: list[_Text]) -> _Text:
     if item.dtype.is_floating_point:
         return writer.call("fmod", operands)
     return writer._operator("%", 11, item, operands)
 
 
-def _signbit(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
+def _signbit(writer: _TextWriter, item: Expr, operands: list[_Text]) -> _Text:
     return _Text(f"{writer.call('signbit', operands).text} != 0", _EQUALITY)
 
 
-def _complex(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
+def _complex(writer: _TextWriter, item: Expr, operands: list[_Text]) -> _Text:
     return _Text(f"{writer.type(item.dtype)}({operands[0].text}, {operands[1].text})")
 
 
-def _helper(writer: _Writer, item: Expr, operands: list[_Text]) -> _Text:
+def _helper(writer: _TextWriter, item: Expr, operands: list[_Text]) -> _Text:
     return writer.helper(item.op, operands, item.args[0] if item.op == "polygamma" else 0)
 
 
 _UNSIGNED_OPERATIONS = frozenset({"add", "sub", "mul", "neg", "bitwise_left_shift"})
-_WRITERS: dict[str, Callable[[_Writer, Expr, list[_Text]], _Text]] = {
+_WRITERS: dict[str, Callable[[_TextWriter, Expr, list[_Text]], _Text]] = {
     "neg": _neg,
     "abs": _abs,
     "logical_not": _not,

@@ -42,7 +42,8 @@ def _hardswish(x: Expr) -> Expr:
     return above.where(x.call("le", -3).call("logical_not"), 0)
 
 
-# From the tensor parameters, in order, to what is differentiated; its value on a tie or a kink does not matter.
+# By the entry's name in the table, from the tensor parameters, in order, to what is differentiated; its value on a tie
+# or a kink does not matter.
 DIFFERENTIATED_AS: dict[str, Callable[..., Expr]] = {
     "abs": lambda x: x.call("abs"),
     "div_number": lambda a, b: a / b,
@@ -56,6 +57,11 @@ DIFFERENTIATED_AS: dict[str, Callable[..., Expr]] = {
     "logaddexp": lambda a, b: a.call("logaddexp", b),
     "pow": lambda a, b: a.call("pow", b),
     "pow_number": _pow_number,
-    # Without fma, which the text has for its digits.
+    "pow_any": lambda a, b: a.call("pow", b),
+    "pow_0": lambda a, b: a.call("detach"),
+    **{f"pow_{k}": lambda a, b, k=k: a.call("pow", k) for k in (1, 2, 3)},
+    "pow_minus_2": lambda a, b: (1 / a) * (1 / a),
+    # Without what the text has for its digits.
+    "sigmoid_backward": lambda g, y: g * (1 - y) * y,
     "tanh_backward": lambda g, y: g * (1 - y * y),
 }

@@ -17,16 +17,17 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fuser.eager.data import WHOLE_FUNCTIONS, Data, add_node, as_node
+from fuser.eager.data import WHOLE_FUNCTIONS, Data, Value, add_node, as_node, constant, storage_dtype
 from fuser.eager.math import real
 from fuser.eager.math.bessel import BESSEL, bessel_j, bessel_y
 from fuser.eager.math.bits import BITS, TO_INTEGER
 from fuser.eager.math.complex import COMPLEX
 from fuser.eager.math.special import SPECIAL
 from fuser.eager.math.terms import Formula, Term, apply, where
-from fuser.eager.values import Value, binary, common_type, constant, convert, promote_integer, storage_dtype
+from fuser.eager.promotion import common_type, convert, promote_integer
+from fuser.eager.values import binary
 
-__all__ = ["NamedFunction", "call", "call_with_results", "is_known", "results"]
+__all__ = ["NamedFunction", "call", "call_with_results", "is_known"]
 
 aten = torch.ops.aten
 
@@ -42,7 +43,7 @@ _TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class KnownFunction:
     """A function of real numbers.
 
     Types are letters: f, d float and double; i, l, u, U int, long long and their unsigned kinds; b bool; T the type
@@ -115,24 +116,12 @@ def call_with_results(name: str, arguments: Sequence[Value]) -> tuple[Value, ...
     return _compute(function.formula, converted)
 
 
-def _keep_whole(function: Function, arguments: Sequence[Value], of_t: torch.dtype) -> Value:
+def _keep_whole(function: KnownFunction, arguments: Sequence[Value], of_t: torch.dtype) -> Value:
     assert function.whole is not None
     dtype = of_t if function.results == "T" else _TYPES[function.results]
     target = NamedFunction(function.whole, tuple(value.dtype for value in arguments))
     graph = next(value.data.graph for value in arguments if isinstance(value.data, fx.Node))
     return Value(dtype, add_node(graph, target, [as_node(graph, v) for v in arguments], storage_dtype(dtype)))
-
-
-def results(name: str) -> int:
-    """Return how many values a function writes through pointers.
-
-    Raises:
-        KeyError: there is no function of this name.
-    """
-    if name in _ONLY_COMPLEX:
-        return 0
-    function = _FUNCTIONS[name]
-    return len(function.results) - (0 if function.formula in (real.sincos, real.sincospi) else 1)
 
 
 def is_known(name: str) -> bool:
@@ -151,8 +140,8 @@ def _compute(formula: Callable[..., Any], arguments: Sequence[Value]) -> tuple[V
     with _disable_current_modes() if all_constant else nullcontext():
         terms = [Term(value) for value in arguments]
         if all_constant:
-            place = next((i for i, v in enumerate(arguments) if v.dtype.is_floating_point or v.dtype.is_complex), 0)
-            terms[place] = _as_tensor(arguments[place])
+            first = next((i for i, v in enumerate(arguments) if v.dtype.is_floating_point or v.dtype.is_complex), 0)
+            terms[first] = _as_tensor(arguments[first])
         found = formula(*terms)
         values = tuple(term.value for term in (found if isinstance(found, tuple) else (found,)))
         return tuple(_as_constant(value) for value in values) if all_constant else values
@@ -256,73 +245,73 @@ _PAIRS = dict.fromkeys(("sincospi", "sincospif"), ("sinpi", "cospi"))
 _PAIRS |= dict.fromkeys(("frexp", "frexpf"), ("fuser_frexp_mantissa", "fuser_frexp_exponent"))
 
 
-def _promoting() -> dict[str, Function]:
+def _promoting() -> dict[str, KnownFunction]:
     # With a form for float, of the same name and an f.
-    table = {name: Function("T", "T", formula) for name, formula in (real.UNARY | SPECIAL | BESSEL).items()}
-    table |= {name: Function("TT", "T", formula) for name, formula in real.BINARY.items()}
-    table |= {name: Function("T", kind, formula) for name, (kind, formula) in TO_INTEGER.items()}
-    table["fma"] = Function("TTT", "T", real.fma)
-    table["ilogb"] = Function("T", "i", real.ilogb)
-    table |= dict.fromkeys(("ldexp", "scalbn"), Function("Ti", "T", real.scale))
-    table["scalbln"] = Function("Tl", "T", real.scale)
-    table["jn"] = Function("iT", "T", bessel_j)
-    table["yn"] = Function("iT", "T", bessel_y)
-    table["frexp"] = Function("T", "Ti", real.frexp)
+    table = {name: KnownFunction("T", "T", formula) for name, formula in (real.UNARY | SPECIAL | BESSEL).items()}
+    table |= {name: KnownFunction("TT", "T", formula) for name, formula in real.BINARY.items()}
+    table |= {name: KnownFunction("T", kind, formula) for name, (kind, formula) in TO_INTEGER.items()}
+    table["fma"] = KnownFunction("TTT", "T", real.fma)
+    table["ilogb"] = KnownFunction("T", "i", real.ilogb)
+    table |= dict.fromkeys(("ldexp", "scalbn"), KnownFunction("Ti", "T", real.scale))
+    table["scalbln"] = KnownFunction("Tl", "T", real.scale)
+    table["jn"] = KnownFunction("iT", "T", bessel_j)
+    table["yn"] = KnownFunction("iT", "T", bessel_y)
+    table["frexp"] = KnownFunction("T", "Ti", real.frexp)
     # Its results one by one.
-    table["fuser_frexp_mantissa"] = Function("T", "T", lambda x: real.frexp(x)[0])
-    table["fuser_frexp_exponent"] = Function("T", "i", lambda x: real.frexp(x)[1])
-    table["modf"] = Function("T", "TT", real.modf)
-    table["remquo"] = Function("TT", "Ti", real.remquo)
-    table["sincos"] = Function("T", "TT", real.sincos)
-    table["sincospi"] = Function("T", "TT", real.sincospi)
-    table["nan"] = Function("", "d", lambda: Term(constant(math.nan, torch.float64)))
-    table["fuser_digamma"] = Function("T", "T", partial(apply, aten.digamma.default))
+    table["fuser_frexp_mantissa"] = KnownFunction("T", "T", lambda x: real.frexp(x)[0])
+    table["fuser_frexp_exponent"] = KnownFunction("T", "i", lambda x: real.frexp(x)[1])
+    table["modf"] = KnownFunction("T", "TT", real.modf)
+    table["remquo"] = KnownFunction("TT", "Ti", real.remquo)
+    table["sincos"] = KnownFunction("T", "TT", real.sincos)
+    table["sincospi"] = KnownFunction("T", "TT", real.sincospi)
+    table["nan"] = KnownFunction("", "d", lambda: Term(constant(math.nan, torch.float64)))
+    table["fuser_digamma"] = KnownFunction("T", "T", partial(apply, aten.digamma.default))
     # NVRTC has these for double alone, so float arguments give double.
-    table |= {name: Function("d" * count, "d", real.norm) for name, count in (("norm3d", 3), ("norm4d", 4))}
+    table |= {name: KnownFunction("d" * count, "d", real.norm) for name, count in (("norm3d", 3), ("norm4d", 4))}
     for name, count in (("rhypot", 2), ("rnorm3d", 3), ("rnorm4d", 4)):
-        table[name] = Function("d" * count, "d", _reciprocal(real.norm))
+        table[name] = KnownFunction("d" * count, "d", _reciprocal(real.norm))
     return {name: replace(function, whole=name if name in _WHOLE else None) for name, function in table.items()}
 
 
-def _float_form(function: Function) -> Function:
+def _float_form(function: KnownFunction) -> KnownFunction:
     def narrow(kinds: str) -> str:
         return kinds.replace("T", "f").replace("d", "f")
 
     if function.formula is _FUNCTIONS_OF_T["nan"].formula:
-        return Function("", "f", lambda: Term(constant(math.nan, torch.float32)))
+        return KnownFunction("", "f", lambda: Term(constant(math.nan, torch.float32)))
     return replace(function, parameters=narrow(function.parameters), results=narrow(function.results))
 
 
-def _fast() -> dict[str, Function]:
+def _fast() -> dict[str, KnownFunction]:
     names = "cosf exp10f expf log10f log2f logf powf sinf sincosf tanf tanhf".split()
     table = {f"__{name}": _float_form(_FUNCTIONS_OF_T[name.removesuffix("f")]) for name in names}
-    table |= dict.fromkeys(("__fdividef", "fdividef"), Function("ff", "f", _operator("/")))
-    table["__saturatef"] = Function("f", "f", _saturate)
-    table["__frsqrt_rn"] = Function("f", "f", _rsqrt_rounded)
-    table["__fmaf_rn"] = Function("fff", "f", real.fma, "fma")
-    table["__fma_rn"] = Function("ddd", "d", real.fma, "fma")
+    table |= dict.fromkeys(("__fdividef", "fdividef"), KnownFunction("ff", "f", _operator("/")))
+    table["__saturatef"] = KnownFunction("f", "f", _saturate)
+    table["__frsqrt_rn"] = KnownFunction("f", "f", _rsqrt_rounded)
+    table["__fmaf_rn"] = KnownFunction("fff", "f", real.fma, "fma")
+    table["__fma_rn"] = KnownFunction("ddd", "d", real.fma, "fma")
     for kind in "fd":
         for word, op in (("add", "+"), ("sub", "-"), ("mul", "*"), ("div", "/")):
-            table[f"__{kind}{word}_rn"] = Function(kind * 2, kind, _operator(op))
-        table[f"__{kind}rcp_rn"] = Function(kind, kind, _reciprocal(lambda x: x))
-        table[f"__{kind}sqrt_rn"] = Function(kind, kind, real.UNARY["sqrt"])
+            table[f"__{kind}{word}_rn"] = KnownFunction(kind * 2, kind, _operator(op))
+        table[f"__{kind}rcp_rn"] = KnownFunction(kind, kind, _reciprocal(lambda x: x))
+        table[f"__{kind}sqrt_rn"] = KnownFunction(kind, kind, real.UNARY["sqrt"])
     return table
 
 
 _FUNCTIONS_OF_T = _promoting()
-_FUNCTIONS: dict[str, Function] = {
+_FUNCTIONS: dict[str, KnownFunction] = {
     **_FUNCTIONS_OF_T,
     **{f"{name}f": _float_form(function) for name, function in _FUNCTIONS_OF_T.items()},
     **_fast(),
-    **{name: Function("T", "b", formula) for name, formula in real.CLASSIFY.items()},
-    **{name: Function(parameters, result, formula) for name, (parameters, result, formula) in BITS.items()},
-    "abs": Function("?", "?", _absolute),
-    "labs": Function("l", "l", abs),
-    "llabs": Function("l", "l", abs),
-    "max": Function("??", "?", _extreme(aten.fmax.default, ">")),
-    "min": Function("??", "?", _extreme(aten.fmin.default, "<")),
-    "std::max": Function("??", "?", _std_max),
-    "std::min": Function("??", "?", _std_min),
-    "std::clamp": Function("???", "?", _std_clamp),
+    **{name: KnownFunction("T", "b", formula) for name, formula in real.CLASSIFY.items()},
+    **{name: KnownFunction(parameters, result, formula) for name, (parameters, result, formula) in BITS.items()},
+    "abs": KnownFunction("?", "?", _absolute),
+    "labs": KnownFunction("l", "l", abs),
+    "llabs": KnownFunction("l", "l", abs),
+    "max": KnownFunction("??", "?", _extreme(aten.fmax.default, ">")),
+    "min": KnownFunction("??", "?", _extreme(aten.fmin.default, "<")),
+    "std::max": KnownFunction("??", "?", _std_max),
+    "std::min": KnownFunction("??", "?", _std_min),
+    "std::clamp": KnownFunction("???", "?", _std_clamp),
 }
 _ONLY_COMPLEX = frozenset(COMPLEX) - _FUNCTIONS.keys()

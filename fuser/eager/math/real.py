@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from fuser.eager.data import WHOLE_FUNCTIONS
+from fuser.eager.data import WHOLE_FUNCTIONS, constant
 from fuser.eager.math.terms import (
     Formula,
     Term,
@@ -27,7 +27,6 @@ from fuser.eager.math.terms import (
     two_sum,
     where,
 )
-from fuser.eager.values import constant
 
 __all__ = [
     "BINARY",

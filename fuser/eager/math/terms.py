@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 import torch
 
 from fuser.eager.data import WHOLE_FUNCTIONS, Value, constant, emit, storage_dtype
-from fuser.eager.values import binary, both, common_type, convert, either, negate, select, unary
+from fuser.eager.promotion import common_type, convert
+from fuser.eager.values import binary, both, either, negate, select, unary
 
 __all__ = [
     "Formula",

@@ -1,0 +1,52 @@
+"""The parser's tree of a C++ text, and how to walk it. Offsets in it are bytes of UTF-8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import tree_sitter
+import tree_sitter_cpp
+
+__all__ = ["field", "find", "function_declarator", "named", "parse_tree", "text_of"]
+
+_LANGUAGE = tree_sitter.Language(tree_sitter_cpp.language())
+
+
+def parse_tree(text: str) -> tree_sitter.Tree:
+    """Return the tree of a text that has no macros left."""
+    # A parser keeps state while it parses and so is not shared between threads.
+    return tree_sitter.Parser(_LANGUAGE).parse(text.encode())
+
+
+def text_of(node: tree_sitter.Node) -> str:
+    """Return the text of a node."""
+    return (node.text or b"").decode()
+
+
+def field(node: tree_sitter.Node, name: str) -> tree_sitter.Node:
+    """Return a child that the grammar always has."""
+    found = node.child_by_field_name(name)
+    assert found is not None, f"the grammar gives {node.type} its {name}"
+    return found
+
+
+def named(node: tree_sitter.Node | None) -> Iterator[tree_sitter.Node]:
+    """Yield the named children of a node, comments left out; none for None."""
+    return (child for child in node.named_children if child.type != "comment") if node is not None else iter(())
+
+
+def find(node: tree_sitter.Node, kind: str, *, skip: str = "") -> Iterator[tree_sitter.Node]:
+    """Yield the nodes of a kind at and below a node, in the order of the text; nothing below nodes of kind ``skip``."""
+    if node.type == kind:
+        yield node
+    for child in node.children:
+        if child.type != skip:
+            yield from find(child, kind, skip=skip)
+
+
+def function_declarator(node: tree_sitter.Node) -> tree_sitter.Node | None:
+    """Return the declarator of a function, under references and pointers that belong to its result."""
+    inner = node.child_by_field_name("declarator")
+    while inner is not None and inner.type in {"reference_declarator", "pointer_declarator"}:
+        inner = inner.child_by_field_name("declarator") or next(iter(inner.named_children), None)
+    return inner if inner is not None and inner.type == "function_declarator" else None

@@ -1,0 +1,214 @@
+"""What the nodes of a graph stand for in the call it is traced for, and what of that the trace relies on.
+
+Python asks for a value where control flow needs one (``if x.dtype == ...``, ``range(n)``). Nodes are then evaluated on
+fake tensors, which know everything of a tensor but its elements. What was asked becomes a fact: it is asked again of
+the arguments of every later call.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from fuser.errors import TracingError
+
+__all__ = ["Examples", "Facts", "find_facts", "is_kind_question"]
+
+# Questions about a tensor whose answers are no numbers to calculate with.
+_KIND_QUESTIONS = frozenset(
+    "dtype device layout requires_grad is_cuda is_cpu is_meta is_sparse is_quantized is_nested is_floating_point "
+    "is_complex is_signed get_device is_conj is_neg element_size".split()
+)
+_DIM_QUESTIONS = frozenset(("ndim", "dim", "ndimension"))
+
+
+def is_kind_question(name: str) -> bool:
+    """Whether an attribute or method of tensors is settled when it is asked for: it is seldom arithmetic."""
+    return name in _KIND_QUESTIONS or name in _DIM_QUESTIONS
+
+
+class Unknown:
+    """Stands for a value that only the elements of tensors decide, or that fake tensors cannot tell."""
+
+
+class Examples:
+    """Values of the nodes of a graph under construction, worked out in its order when they are asked for."""
+
+    def __init__(self, graph: fx.Graph, values: Sequence[Any], targets: Mapping[str, Any]) -> None:
+        self._graph = graph
+        self._values = values
+        self._given = iter(values)
+        self._targets = targets
+        self._known: dict[fx.Node, Any] = {}
+
+    @functools.cached_property
+    def mode(self) -> Any:
+        """The mode that the fake tensors belong to."""
+        from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415 - most traces need none
+
+        fakes = [item.fake_mode for item in self._values if isinstance(item, torch._subclasses.FakeTensor)]
+        return fakes[0] if fakes else FakeTensorMode(allow_non_fake_inputs=True)
+
+    def find(self, node: fx.Node) -> Any:
+        """Return a node's value: tensors are fake; an ``Unknown`` where it cannot be said."""
+        if node not in self._known:
+            with torch._C.DisableTorchFunction(), self.mode, _untraced_modules():
+                for other in self._graph.nodes:
+                    if other not in self._known and other.op != "output":
+                        self._known[other] = self._evaluate(other)
+                    if other is node:
+                        break
+        return self._known[node]
+
+    def _evaluate(self, node: fx.Node) -> Any:
+        if node.op in {"placeholder", "get_attr"}:
+            value = next(self._given) if node.op == "placeholder" else self._targets[str(node.target)]
+            is_real = isinstance(value, torch.Tensor) and not isinstance(value, torch._subclasses.FakeTensor)
+            try:
+                return self.mode.from_tensor(value) if is_real else value
+            except Exception:  # A tensor of torch.func's, or of a kind that has no fake one.
+                return Unknown()
+        if any(isinstance(self._known[source], Unknown) for source in node.all_input_nodes):
+            return Unknown()
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self._known.__getitem__)
+        try:
+            if node.op == "call_method":
+                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            function: Any = self._targets[str(node.target)] if node.op == "call_module" else node.target
+            return function(*args, **kwargs)
+        except Exception:
+            return Unknown()
+
+
+@contextmanager
+def _untraced_modules() -> Iterator[None]:
+    # While a function is traced, calls of modules are: fx has replaced these two.
+    kind: Any = torch.nn.Module
+    traced = kind.__call__, kind.__getattr__
+    kind.__call__, kind.__getattr__ = fx._symbolic_trace._orig_module_call, fx._symbolic_trace._orig_module_getattr
+    try:
+        yield
+    finally:
+        kind.__call__, kind.__getattr__ = traced
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Answers that a trace relies on."""
+
+    # Takes the tensors and numbers of a call.
+    ask: Callable[..., tuple[Any, ...]]
+    answers: tuple[Any, ...]
+    # Whether they hold for all calls with such tensors, whatever the numbers.
+    is_of_tensors: bool
+
+    def hold(self, leaves: Sequence[Any]) -> bool:
+        """Whether the trace may serve a call with these tensors and numbers."""
+        try:
+            return bool(self.ask(*leaves) == self.answers)
+        except Exception:  # What was asked of the others cannot be asked of these: a third size of a matrix.
+            return False
+
+
+def find_facts(
+    graph: fx.Graph, asked: Sequence[fx.Node], examples: Examples, targets: Mapping[str, Any], leaves: Sequence[Any]
+) -> Facts | None:
+    """Return the facts behind the values that were asked for; None if there were none."""
+    if not asked:
+        return None
+    writer = _FactWriter(graph, examples)
+    for node in asked:
+        writer.add(node)
+    ask = fx.GraphModule(dict(targets), writer.finish(), "Facts").forward
+    try:
+        return Facts(ask, ask(*leaves), writer.is_of_tensors)
+    except Exception as error:
+        raise TracingError(f"fuse cannot repeat what control flow asks of the arguments: {error}") from None
+
+
+class _FactWriter:
+    """Writes a graph that asks again: of the arguments directly where that is possible."""
+
+    def __init__(self, graph: fx.Graph, examples: Examples) -> None:
+        self.graph = fx.Graph()
+        self.is_of_tensors = True
+        self._examples = examples
+        self._copies: dict[fx.Node, fx.Node] = {}
+        self._answers: dict[Any, fx.Node] = {}
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                self._copies[node] = self.graph.node_copy(node)
+
+    def add(self, node: fx.Node) -> None:
+        if self._is_repeatable(node):
+            self._answer(node, _tell, (self._copy(node),))
+            # The type of a number among the arguments is one with the kind of call.
+            is_type = node.target is type and node.all_input_nodes[0].op == "placeholder"
+            self.is_of_tensors = self.is_of_tensors and (is_type or all(map(self._is_tensor, _find_leaves(node))))
+            return
+        # It is about a tensor that is computed: all that its kind, or its shape, may come from.
+        name = str(node.args[1] if node.target is getattr else node.target)
+        what = "kind" if name in _KIND_QUESTIONS else "dims" if name in _DIM_QUESTIONS else "sizes"
+        for leaf in _find_leaves(node):
+            self.is_of_tensors = self.is_of_tensors and (self._is_tensor(leaf) or what == "kind")
+            self._answer((leaf, what), _describe, (self._copy(leaf), what))
+
+    def finish(self) -> fx.Graph:
+        self.graph.output(tuple(self._answers.values()))
+        return self.graph
+
+    def _answer(self, key: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        if key not in self._answers:
+            self._answers[key] = self.graph.call_function(function, args)
+
+    def _copy(self, node: fx.Node) -> fx.Node:
+        if node not in self._copies:
+            for source in node.all_input_nodes:
+                self._copy(source)
+            self._copies[node] = self.graph.node_copy(node, self._copies.__getitem__)
+        return self._copies[node]
+
+    def _is_tensor(self, leaf: fx.Node) -> bool:
+        return isinstance(self._examples.find(leaf), torch.Tensor)
+
+    def _is_repeatable(self, node: fx.Node) -> bool:
+        # Numbers and the like, of arguments and tensors that the function holds.
+        stack, seen = [node], set()
+        while stack:
+            current = stack.pop()
+            if current in seen or current.op in {"placeholder", "get_attr"}:
+                continue
+            seen.add(current)
+            if any(isinstance(item, torch.Tensor) for item in pytree.tree_leaves(self._examples.find(current))):
+                return False
+            stack += current.all_input_nodes
+        return True
+
+
+def _find_leaves(node: fx.Node) -> list[fx.Node]:
+    stack, seen = [node], {node: None}
+    while stack:
+        for source in stack.pop().all_input_nodes:
+            if source not in seen:
+                seen[source] = None
+                stack.append(source)
+    return [item for item in seen if item.op in {"placeholder", "get_attr"}]
+
+
+def _tell(value: Any) -> Any:
+    # Comparable: 1, 1.0 and True are equal, zeros too, and NaN is not.
+    return type(value), repr(value) if isinstance(value, float | complex) else value
+
+
+def _describe(value: Any, what: str) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return type(value) if what == "kind" else _tell(value)
+    found = (value.dtype, value.device, value.layout, value.requires_grad, torch.is_grad_enabled(), value.dim())
+    return (*found, value.shape, value.stride()) if what == "sizes" else found

@@ -1,0 +1,100 @@
+"""``fuser.fuse`` of a function or a module; a fused module is the module, with another ``forward``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, overload
+
+import torch
+from torch import fx
+
+from fuser.fx.trace import FusedFunction
+from fuser.graph import FusionGroup
+
+__all__ = ["FusedModule", "fuse"]
+
+
+@overload
+def fuse(function: torch.nn.Module) -> FusedModule: ...  # type: ignore[overload-overlap]
+@overload
+def fuse(function: Callable[..., Any]) -> FusedFunction: ...
+def fuse(function: Callable[..., Any]) -> FusedFunction | FusedModule:
+    """Make a function of functor calls and torch ops run as few kernels as possible, usually one.
+
+    The function is traced with torch.fx when it is called: tensors and numbers among its arguments (also in lists,
+    tuples and dicts) become symbols, so numbers stay run-time arguments, and arithmetic on them alone stays Python's.
+    All other arguments are constants of the trace. Control flow may ask for numbers, and for everything of a tensor but
+    its elements: what it asked is asked again in every later call, and the function is traced anew where the answer, a
+    constant, a global or closure variable, or an attribute that the function read is another one. Items of numpy arrays
+    and attributes of other libraries' objects are not compared. What is neither a functor call nor an op that fuser
+    knows stays eager, between fusion nodes. Tensors with a ``__torch_function__`` of their own go through the function
+    as it is.
+
+    Args:
+        function: a Python function, a method (also as a decorator in a class) or a ``torch.nn.Module``.
+
+    Returns:
+        The fused function, with ``graph_module``, ``groups`` and ``warmup``; of a module a ``FusedModule``.
+
+    Raises:
+        TracingError: in a call, for what a trace cannot hold; shows the line.
+    """
+    if isinstance(function, FusedFunction | FusedModule):
+        return function
+    return fuse_module(function) if isinstance(function, torch.nn.Module) else FusedFunction(function)
+
+
+class FusedModule(torch.nn.Module):
+    """A module whose ``forward`` is fused. It is of the module's class, and shares parameters, state and hooks with it.
+
+    Attributes:
+        fused: the fused ``forward``.
+    """
+
+    __slots__ = ("_fuser_function", "_fuser_module")
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's ``forward`` as few kernels."""
+        if torch.compiler.is_dynamo_compiling():
+            return super().forward(*args, **kwargs)
+        return self.fused(*args, **kwargs)
+
+    @property
+    def fused(self) -> FusedFunction:
+        """The fused ``forward``."""
+        found: FusedFunction = FusedModule._fuser_function.__get__(self)  # type: ignore[attr-defined]
+        return found
+
+    @property
+    def graph_module(self) -> fx.GraphModule:
+        """See FusedFunction."""
+        return self.fused.graph_module
+
+    @property
+    def groups(self) -> tuple[FusionGroup, ...]:
+        """See FusedFunction."""
+        return self.fused.groups
+
+    def warmup(self, *args: Any, **kwargs: Any) -> None:
+        """See FusedFunction."""
+        self.fused.warmup(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Copies and pickles are those of the module, fused again."""
+        return fuse_module, (FusedModule._fuser_module.__get__(self),)  # type: ignore[attr-defined]
+
+
+def fuse_module(module: torch.nn.Module) -> FusedModule:
+    """Return a module with the same state and a fused ``forward``."""
+    fused: FusedModule = object.__new__(_fused_class(type(module)))  # type: ignore[arg-type]
+    fused.__dict__ = module.__dict__
+    # Not by setattr: a module would become a part of itself.
+    FusedModule._fuser_module.__set__(fused, module)  # type: ignore[attr-defined]
+    FusedModule._fuser_function.__set__(fused, FusedFunction(module.forward))  # type: ignore[attr-defined]
+    return fused
+
+
+@functools.cache
+def _fused_class(kind: type[torch.nn.Module]) -> type[FusedModule]:
+    return type(kind.__name__, (FusedModule, kind), {"__module__": kind.__module__, "__slots__": ()})

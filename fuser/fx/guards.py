@@ -1,0 +1,284 @@
+"""What a traced function reads besides its arguments: globals, closure cells, attributes. A trace holds while they do.
+
+What a function can read is found in its code: the names in it, those of the functions it can reach, and of their
+classes. An object is compared in the attributes that some of that code names, a container in all of its items, a module
+of torch's in all that its ``forward`` can see. Names that are made at run time (``getattr(x, name)``) stand for all
+attributes. What belongs to torch, to the standard library or to fuser is compared by identity alone.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import sys
+import types
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+__all__ = ["Guards", "find_guards", "is_same"]
+
+# Values that may be compared by what they say; all others are the same object or not the same.
+_PLAIN = frozenset((bool, int, float, complex, str, bytes))
+# Code with one of these names may read any attribute.
+_ANY_NAME = frozenset(("getattr", "hasattr", "vars", "__dict__", "attrgetter", "__getattribute__"))
+# Modes of torch that code may ask for.
+_MODES: dict[str, Callable[[Any], Any]] = {
+    "is_grad_enabled": lambda _: torch.is_grad_enabled(),
+    "is_inference_mode_enabled": lambda _: torch.is_inference_mode_enabled(),
+    "is_autocast_enabled": lambda _: tuple(map(torch.is_autocast_enabled, ("cpu", "cuda"))),
+    "get_default_dtype": lambda _: torch.get_default_dtype(),
+}
+# Special methods that read all of an object, and the instructions that may call them.
+_SELDOM_CALLED = frozenset(("__new__", "__init__", "__post_init__", "__eq__", "__repr__", "__hash__", "__replace__"))
+_IMPLIED = {
+    "COMPARE_OP": ("__eq__",),
+    "CONTAINS_OP": ("__eq__", "__hash__"),
+    "BINARY_SUBSCR": ("__hash__",),
+    "FORMAT_VALUE": ("__repr__",),
+    "FORMAT_SIMPLE": ("__repr__",),
+    "CONVERT_VALUE": ("__repr__",),
+}
+_FOREIGN = sys.stdlib_module_names | {"torch", "fuser", "numpy"}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """Values that were found in dicts, and by other ways of asking."""
+
+    # Dict, key, value.
+    reads: tuple[tuple[dict[Any, Any], Any, Any], ...] = ()
+    # Function of one argument, the argument, what it returned.
+    asked: tuple[tuple[Callable[[Any], Any], Any, Any], ...] = ()
+
+    def holds(self) -> bool:
+        """Whether all values are what they were. Part of every call: a read costs some 30 ns."""
+        try:
+            for held, key, value in self.reads:
+                if held[key] is not value and not is_same(held[key], value):
+                    return False
+            for question, subject, answer in self.asked:
+                now = question(subject)
+                if now is not answer and not is_same(now, answer):
+                    return False
+        except (ValueError, LookupError, AttributeError):
+            # A name that is gone, an empty cell, a shorter list, a slot without a value.
+            return False
+        return True
+
+    def find_changed(self) -> str:
+        """Return the first key whose value is another one now; empty if it has no name."""
+        return next((str(key) for held, key, value in self.reads if not is_same(held.get(key), value)), "")
+
+    def remove_proxies(self) -> str:
+        """Put back what tracing replaced by a symbol; return the last such key, or nothing."""
+        found = ""
+        for held, key, value in self.reads:
+            if issubclass(type(held.get(key)), fx.Proxy):
+                found = str(key)
+                held[key] = value
+        return found
+
+
+def is_same(now: Any, before: Any) -> bool:
+    """Whether a value is one that tracing cannot tell from another: the same object, or an equal plain value."""
+    if now is before:
+        return True
+    if type(now) is not type(before):
+        return False
+    if type(now) in _PLAIN:
+        # Zeros differ in their sign, and NaN is not equal to itself.
+        return repr(now) == repr(before)
+    if type(now) in (tuple, frozenset, torch.Size):
+        return len(now) == len(before) and (
+            all(map(is_same, now, before)) if type(now) is not frozenset else bool(now == before)
+        )
+    return type(now) in (torch.device, torch.dtype) and bool(now == before)
+
+
+def find_guards(*roots: Any) -> Guards:
+    """Return what functions (and whatever else is given) can read now."""
+    names: set[str] = set()
+    while True:
+        # Code that is found late may name attributes of objects that were found early.
+        count = len(names)
+        reader = _Reader(names)
+        for root in roots:
+            reader.visit(root)
+        if len(names) == count:
+            return reader.build()
+
+
+class _Reader:
+    """Walks through what code can reach."""
+
+    def __init__(self, names: set[str]) -> None:
+        self.names = names
+        self._seen: dict[int, Any] = {}
+        self._reads: dict[tuple[int, Any], tuple[dict[Any, Any], Any, Any]] = {}
+        self._asked: list[tuple[Callable[[Any], Any], Any, Any]] = []
+        self._of_classes: set[tuple[type, str]] = set()
+
+    def build(self) -> Guards:
+        modes = [(ask, None, ask(None)) for name, ask in _MODES.items() if name in self.names]
+        return Guards(tuple(self._reads.values()), (*self._asked, *modes))
+
+    def visit(self, value: Any) -> None:
+        if value is None or type(value) in _PLAIN or id(value) in self._seen:
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, torch.Tensor):
+            return
+        if isinstance(value, types.FunctionType):
+            self._visit_function(value)
+        elif isinstance(value, types.MethodType):
+            self.visit(value.__self__)
+            self.visit(value.__func__)
+        elif isinstance(value, functools.partial):
+            self._visit_all((value.func, value.args, value.keywords))
+        elif isinstance(value, staticmethod | classmethod):
+            self.visit(value.__func__)
+        elif isinstance(value, property):
+            self.visit(value.fget)
+        elif isinstance(value, type):
+            # It may be called.
+            self._visit_class(value, {"__new__", "__init__", "__post_init__"})
+        elif isinstance(value, types.ModuleType):
+            if not _is_foreign(value.__name__):
+                self._read_names(vars(value))
+        elif isinstance(value, torch.nn.Module):
+            self._visit_module(value)
+        elif isinstance(value, list | tuple | dict | set | frozenset):
+            self._visit_container(value)
+        else:
+            self._visit_object(value)
+
+    def _visit_all(self, values: Iterable[Any]) -> None:
+        for value in values:
+            self.visit(value)
+
+    def _visit_function(self, function: types.FunctionType) -> None:
+        for cell in function.__closure__ or ():
+            self._ask(cell.__getattribute__, "cell_contents")
+        self._visit_all(function.__defaults__ or ())
+        self._visit_all((function.__kwdefaults__ or {}).values())
+        self._read_names(vars(function))
+        if _is_foreign(str(function.__globals__.get("__name__"))):
+            return
+        codes = [function.__code__]
+        while codes:
+            code = codes.pop()
+            codes += [item for item in code.co_consts if isinstance(item, types.CodeType)]
+            self.names.update(code.co_names)
+            for instruction in dis.get_instructions(code):
+                if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                    self._read_global(function.__globals__, instruction.argval)
+                elif instruction.opname == "IMPORT_NAME":
+                    self.visit(sys.modules.get(instruction.argval))
+                else:
+                    self.names.update(_IMPLIED.get(instruction.opname, ()))
+
+    def _read_global(self, held: dict[str, Any], name: str) -> None:
+        if name in held:
+            self._read(held, name)
+        elif hasattr(builtins, name):
+            self._note_absence(held, name)
+
+    def _read(self, held: dict[Any, Any], key: Any) -> None:
+        value = held[key]
+        self._reads[id(held), key] = held, key, value
+        self.visit(value)
+
+    def _note_absence(self, held: dict[str, Any], name: str) -> None:
+        # What is found elsewhere now may be hidden later: a builtin by a global, a class's attribute by an object's.
+        self._asked.append((held.__contains__, name, False))
+
+    def _ask(self, question: Callable[[Any], Any], subject: Any) -> None:
+        try:
+            answer = question(subject)
+        except (ValueError, LookupError, AttributeError):
+            return
+        self._asked.append((question, subject, answer))
+        self.visit(answer)
+
+    def _read_names(self, held: dict[str, Any]) -> None:
+        for name in self.names.intersection(held) if _ANY_NAME.isdisjoint(self.names) else list(held):
+            self._read(held, name)
+
+    def _visit_class(self, kind: type, special: Collection[str] = ()) -> None:
+        for base in kind.__mro__:
+            if _is_foreign(base.__module__):
+                continue
+            # Special methods are called without being named.
+            for name, value in vars(base).items():
+                is_special = name[:2] == "__" and callable(value) and name not in _SELDOM_CALLED
+                if (is_special or name in special or name in self.names) and (base, name) not in self._of_classes:
+                    self._of_classes.add((base, name))
+                    self._ask(vars(base).get, name)
+
+    def _visit_object(self, value: Any) -> None:
+        kind = type(value)
+        if kind.__module__.partition(".")[0] == "fuser":
+            # A fused function; functors do not change.
+            self.visit(getattr(value, "function", None) if callable(value) else None)
+            return
+        self._visit_class(kind)
+        held = getattr(value, "__dict__", None)
+        if isinstance(held, dict):
+            self._read_names(held)
+            self._read_hidden(held, kind)
+        for base in kind.__mro__:
+            slots = vars(base).get("__slots__", ())
+            for name in self.names.intersection((slots,) if isinstance(slots, str) else slots):
+                self._ask(functools.partial(getattr, value), name)
+
+    def _read_hidden(self, held: dict[str, Any], kind: type) -> None:
+        for base in kind.__mro__:
+            if not _is_foreign(base.__module__):
+                for name in self.names.intersection(vars(base)).difference(held):
+                    if not isinstance(vars(base)[name], property):
+                        self._note_absence(held, name)
+
+    def _visit_container(self, value: Any) -> None:
+        if isinstance(value, dict):
+            self._ask(len, value)
+            for key in value:
+                self._read(value, key)
+        elif isinstance(value, list):
+            self._ask(len, value)
+            for slot in range(len(value)):
+                self._ask(value.__getitem__, slot)
+        elif isinstance(value, set):
+            self._ask(frozenset, value)
+        else:
+            self._visit_all(value)
+
+    def _visit_module(self, module: torch.nn.Module) -> None:
+        parts = (module._parameters, module._buffers, module._modules)
+        for part in parts:
+            for name in part:
+                self._read(part, name)
+        for part in (*parts, *(getattr(module, name) for name in _HOOKS)):
+            self._ask(len, part)
+        held = vars(module)
+        self._read(held, "training")
+        # What torch's own modules read cannot be seen in the user's code.
+        is_torchs = type(module).__module__.partition(".")[0] == "torch"
+        if is_torchs:
+            for name in held:
+                if name[:1] != "_":
+                    self._read(held, name)
+        else:
+            self._read_names(held)
+            self._read_hidden(held, type(module))
+            self.names.add("forward")
+            self._visit_class(type(module))
+
+
+def _is_foreign(module_name: str | None) -> bool:
+    return (module_name or "").partition(".")[0] in _FOREIGN

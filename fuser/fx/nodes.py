@@ -1,0 +1,237 @@
+"""What single nodes of an FX graph are: what they apply, whether they are numbers, write to something, or draw."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fuser.compiler import registered
+from fuser.graph import FusionGroup
+from fuser.jiterator import JitFunction
+from fuser.library import merge_inputs
+from fuser.ops import IS_NUMBER, OpCall, bind_function, bind_method, bind_module, has_hooks
+
+__all__ = ["GraphReading", "bind_group", "bind_node", "is_barrier", "is_fusible", "is_random", "is_size", "read_nodes"]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphReading:
+    """What the nodes of a graph are."""
+
+    # What each node applies: each is bound once.
+    calls: Mapping[fx.Node, OpCall | None]
+    # Those known to be numbers, which stay Python's.
+    numbers: frozenset[fx.Node]
+
+    def is_fusible(self, node: fx.Node) -> bool:
+        """Whether the node can be part of a group."""
+        return node not in self.numbers and is_fusible(node, self.calls[node])
+
+
+def read_nodes(nodes: Sequence[fx.Node]) -> GraphReading:
+    """Bind the nodes of a graph, in its order, and mark those that are numbers (``meta[IS_NUMBER]``)."""
+    calls = {node: bind_node(node) for node in nodes}
+    numbers = _find_numbers(nodes, calls)
+    new = [node for node in numbers if not node.meta.get(IS_NUMBER)]
+    for node in new:
+        node.meta[IS_NUMBER] = True
+    # Some ops are others beside a number.
+    readers = {user for node in new for user in node.users}
+    return GraphReading(calls | {node: bind_node(node) for node in readers}, frozenset(numbers))
+
+
+def bind_node(node: fx.Node) -> OpCall | None:
+    """Return what a node applies, or None when it is neither a functor call nor an op of the table."""
+    if node.op == "call_function":
+        if isinstance(node.target, JitFunction):
+            return _bind_functor(node.target, node)
+        return bind_function(node.target, node.args, node.kwargs)
+    if node.op == "call_method" and isinstance(node.target, str):
+        return bind_method(node.target, node.args, node.kwargs)
+    module = _module_of(node) if node.op == "call_module" else None
+    return None if module is None else bind_module(module, node.args, node.kwargs)
+
+
+def _module_of(node: fx.Node) -> torch.nn.Module | None:
+    # What a call_module node calls; None for a graph that belongs to no module.
+    root = node.graph.owning_module
+    return None if root is None else root.get_submodule(str(node.target))
+
+
+def bind_group(node: fx.Node) -> tuple[FusionGroup, list[Any]] | None:
+    """Return the registered group a node runs (``torch.ops.fuser.run``) and its inputs, or None for other nodes."""
+    if node.target is not torch.ops.fuser.run.default:
+        return None
+    key, kinds, tensors, numbers = node.args
+    inputs = merge_inputs(str(kinds), tensors, numbers)  # type: ignore[arg-type]
+    return registered(int(str(key))).group, inputs
+
+
+def is_fusible(node: fx.Node, call: OpCall | None) -> bool:
+    """Whether a node that applies ``call`` can be part of a group: its value, where known, is a strided tensor."""
+    if call is not None and not any(isinstance(value, fx.Node) for value in _flat_tensors(call)):
+        return False
+    if isinstance(_known_value(node), bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool):
+        # Arithmetic on sizes.
+        return False
+    if call is None and bind_group(node) is None:
+        return False
+    values = [_known_value(item) for item in (node, *node.all_input_nodes)]
+    return all(_is_plain(value) for value in values if value is not None)
+
+
+def _known_value(node: fx.Node) -> Any:
+    # What torch.export and AOTAutograd, or Dynamo alone, noted.
+    return node.meta.get("val", node.meta.get("example_value"))
+
+
+def _bind_functor(function: JitFunction, node: fx.Node) -> OpCall | None:
+    if "out" in node.kwargs:
+        return None
+    function.check_count(len(node.args))
+    return OpCall(function.function, tuple(node.args), function.bind_scalars(node.kwargs))
+
+
+def _find_numbers(nodes: Sequence[fx.Node], calls: Mapping[fx.Node, OpCall | None]) -> set[fx.Node]:
+    # Placeholders marked so, sizes of tensors, what a functor takes as a scalar, what that was computed from, and what
+    # is computed from such nodes alone.
+    found: set[fx.Node] = {node for node in nodes if node.meta.get(IS_NUMBER) or is_size(node)}
+    for node in reversed(nodes):
+        call = calls[node]
+        if call is not None:
+            found.update(value for value in call.scalars.values() if isinstance(value, fx.Node))
+        if node in found and not is_size(node):
+            found.update(node.all_input_nodes)
+    for node in nodes:
+        sources = node.all_input_nodes
+        if sources and (calls[node] is not None or _is_pythons(node)) and found.issuperset(sources):
+            found.add(node)
+    return found
+
+
+def is_size(node: fx.Node) -> bool:
+    """Whether a node asks a tensor for a number: its sizes, how many dimensions or elements it has, its one value."""
+    if node.op == "call_method":
+        return node.target in _SIZES
+    if node.target is getattr:
+        return node.args[1] in {"shape", "ndim", "itemsize", "nbytes"}
+    return node.op == "call_function" and node.target is torch.numel
+
+
+# Methods of a tensor that return numbers.
+_SIZES = frozenset("size dim ndimension numel nelement stride storage_offset element_size item".split())
+
+
+def _is_pythons(node: fx.Node) -> bool:
+    return node.op == "call_function" and getattr(node.target, "__module__", "") in {"_operator", "math", "builtins"}
+
+
+def _flat_tensors(call: OpCall) -> Iterator[Any]:
+    for value in call.tensors:
+        if isinstance(value, OpCall):
+            yield from _flat_tensors(value)
+        else:
+            yield value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.layout is torch.strided and not value.is_quantized and value.device.type in {"cpu", "cuda", "meta"}
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    return isinstance(value, bool | int | float | complex | torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def is_barrier(node: fx.Node) -> bool:
+    """Whether a node writes to an argument, or may: what is before it stays before, what is after stays after."""
+    if node.op == "call_method":
+        return _writes_by_name(str(node.target))
+    if node.op == "call_module":
+        module: Any = _module_of(node)
+        is_norm = isinstance(module, torch.nn.modules.batchnorm._NormBase) and module.training
+        # Embeddings shorten the rows of their weight.
+        writes = is_norm or getattr(module, "inplace", False) or getattr(module, "max_norm", None) is not None
+        return bool(writes) or (module is not None and has_hooks(module)) or not _is_torchs(type(module).__module__)
+    if node.op != "call_function":
+        return False
+    if isinstance(node.target, JitFunction):
+        # Whatever its name is.
+        return node.kwargs.get("out") is not None
+    given = _named_arguments(node)
+    if any(given.get(name) is not None for name in ("out", "max_norm")) or given.get("inplace"):
+        return True
+    if _last_name(node.target).endswith(("batch_norm", "instance_norm")):
+        # Running statistics are written to, which no schema of the older operators says.
+        return True
+    if isinstance(node.target, torch._ops.OpOverload):
+        return bool(node.target._schema.is_mutable)
+    if isinstance(node.target, torch._ops.OpOverloadPacket):
+        return any(getattr(node.target, name)._schema.is_mutable for name in node.target.overloads())  # type: ignore[no-untyped-call]
+    target: Any = node.target
+    while isinstance(target, functools.partial):
+        target = target.func
+    name, home = getattr(target, "__name__", ""), getattr(target, "__module__", None) or ""
+    in_place_operator = node.target is operator.setitem or (
+        home == "_operator" and name.startswith("i") and hasattr(operator, name[1:])
+    )
+    return in_place_operator or _writes_by_name(name) or not _is_torchs(home)
+
+
+def _writes_by_name(name: str) -> bool:
+    # Of a method: ``add_``, ``__iadd__``.
+    in_place_operator = name.startswith("__i") and hasattr(torch.Tensor, f"__{name[3:]}") and name != "__invert__"
+    return (name.endswith("_") and not name.endswith("__")) or in_place_operator or name in {"__setitem__", "backward"}
+
+
+def _named_arguments(node: fx.Node) -> Mapping[str, Any]:
+    # Those given by position too, where the function says what they are called.
+    try:
+        signature = _find_signature(node.target)
+        by_position = signature.bind_partial(*node.args).arguments if signature else {}
+    except TypeError:  # unhashable, or another call than it takes
+        return node.kwargs
+    return {**by_position, **node.kwargs}
+
+
+@functools.lru_cache(maxsize=1024)
+def _find_signature(target: Any) -> inspect.Signature | None:
+    try:
+        return inspect.signature(target)
+    except (TypeError, ValueError):
+        return None
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether a node may draw random numbers: such nodes keep their order."""
+    if node.op == "call_module":
+        module = _module_of(node)
+        return hasattr(module, "dropout") or any(word in type(module).__name__ for word in _RANDOM_MODULES)
+    if isinstance(node.target, torch._ops.OpOverload):
+        return torch.Tag.nondeterministic_seeded in node.target.tags
+    if node.op not in {"call_function", "call_method"} or isinstance(node.target, JitFunction):
+        return False
+    name = _last_name(node.target)
+    return any(word in name for word in _RANDOM)
+
+
+# Parts of the names of torch's functions and modules that draw.
+_RANDOM = ("rand", "drop", "bernoulli", "normal", "multinomial", "poisson", "binomial", "rrelu", "gumbel", "attention")
+_RANDOM_MODULES = ("Drop", "RReLU", "Attention", "FractionalMaxPool")
+
+
+def _last_name(target: Any) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target._schema.name)
+    return target if isinstance(target, str) else str(getattr(target, "__name__", ""))
+
+
+def _is_torchs(module_name: str) -> bool:
+    # Python's own functions that graphs call write to nothing, and functors and what is made of them have no state.
+    return module_name.split(".")[0] in {"", "torch", "builtins", "_operator", "math", "fuser"}

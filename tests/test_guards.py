@@ -1,0 +1,671 @@
+"""What a trace relies on is never stale: constants, answers, globals, closures, attributes of ``self``; and methods."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import pickle
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from functors import draw, functor
+
+import fuser
+from fuser.errors import ArgumentError, TracingError
+
+pytestmark = pytest.mark.cpu
+
+axpy = functor("axpy")
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return draw((4, 9), torch.float32, seed=1)
+
+
+def check(function: Callable[..., Any], *calls: tuple[Any, ...]) -> Any:
+    """Compare a fused function with itself unfused, each call twice, then all of them once more."""
+    fused = fuser.fuse(function)
+    for arguments in (*(call for call in calls for _ in range(2)), *calls):
+        got, wanted = fused(*arguments), function(*arguments)
+        torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
+        assert type(got) is type(wanted)
+        if isinstance(wanted, torch.Tensor):
+            assert (got.dtype, got.stride()) == (wanted.dtype, wanted.stride())
+    return fused
+
+
+# --- arguments that are constants ---------------------------------------------------------------------------------
+class Mode(enum.Enum):
+    SUM = 1
+    PRODUCT = 2
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+CONSTANTS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "bool": (lambda x, on: x * 2 if on else x + 1, (True, False)),
+    "bool is": (lambda x, on: x * 2 if on is True else x + 1, (True, False)),
+    "str": (lambda x, how: getattr(torch, how)(x) * 2, ("relu", "tanh")),
+    "none": (lambda x, how: x * 2 if how is None else x + how, (None, 3.0)),
+    "enum": (lambda x, mode: x + x if mode is Mode.SUM else x * x, tuple(Mode)),
+    "int enum": (lambda x, level: x * (3 if level == Level.HIGH else 5), tuple(Level)),
+    "dtype": (lambda x, dtype: x.to(dtype) * 2, (torch.float64, torch.bfloat16, torch.int32)),
+    "device": (lambda x, device: x.to(device) * 2, (torch.device("cpu"), "cpu")),
+    "format": (
+        lambda x, order: x[None, None].contiguous(memory_format=order) * 2,
+        (torch.contiguous_format, torch.channels_last),
+    ),
+    "tuple": (lambda x, flags: x * 2 if flags[0] and flags[1] == "a" else x, ((True, "a"), (True, "b"), (False, "a"))),
+    "list": (lambda x, steps: [getattr(torch, step)(x) for step in steps], (["relu", "tanh"], ["sin"])),
+    "function": (lambda x, f: f(x) * 2, (torch.relu, torch.tanh, lambda x: x - 1)),
+    "size": (lambda x, shape: x.reshape(shape) * 2, (torch.Size((36,)), torch.Size((9, 4)))),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_another_constant_traces_again(name: str, x: torch.Tensor) -> None:
+    function, values = CONSTANTS[name]
+    check(function, *((x, value) for value in values))
+
+
+def test_a_constant_that_was_seen_is_not_traced_again(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, values = CONSTANTS["bool"]
+    fused = check(function, *((x, value) for value in values))
+    monkeypatch.setattr(fuser.fx.trace, "trace", None)
+    for value in values:
+        fused(x, value)
+
+
+@pytest.mark.parametrize("item", [object(), {1, 2}, iter(())], ids=["object", "set", "iterator"])
+def test_an_argument_that_cannot_be_compared_is_refused(item: Any, x: torch.Tensor) -> None:
+    with pytest.raises(ArgumentError, match=r"<lambda>\(\) got a .*: fuse takes tensors, numbers"):
+        fuser.fuse(lambda x, other: x * 2)(x, item)
+
+
+# --- numbers and sizes that control flow needs --------------------------------------------------------------------
+def repeats(x: Any, n: Any) -> Any:
+    for i in range(n):
+        x = torch.relu(x) * (i + 1)
+    return x
+
+
+NUMBERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "range": (repeats, (0, 1, 3, 2)),
+    "equal": (lambda x, n: x * 2 if n == 2 else x + n, (1, 2, 3, 2.0)),
+    "less": (lambda x, n: x * 2 if n < 1.5 else x + n, (1.0, 2.0, 1.25)),
+    "truth": (lambda x, n: x * n if n else x + 1, (0, 2, 0.0, -0.0)),
+    "index": (lambda x, n: x * (1.0, 2.0, 3.0)[n], (0, 1, 2, -1)),
+    "key": (lambda x, n: x * {1: 5.0, 2: 7.0}[n], (1, 2)),
+    "member": (lambda x, n: x * 2 if n in {1, 2} else x, (1, 2, 3)),
+    "text": (lambda x, n: getattr(x, f"log{n}")(), (2, 10)),
+    "float": (lambda x, n: x * float(n), (1, 2)),
+    "type": (lambda x, n: x * 2 if isinstance(n, int) else x + n, (1, 1.0, 2)),
+    "shape": (lambda x, n: x.new_zeros(n) + n if n > 2 else x, (1, 3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_another_number_that_control_flow_needs_traces_again(name: str, x: torch.Tensor) -> None:
+    function, values = NUMBERS[name]
+    check(function, *((x.abs() + 1, value) for value in values))
+
+
+def test_numbers_for_arithmetic_stay_run_time_arguments(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = check(lambda x, n, k: axpy(x, x, alpha=n) * (k / 3), (x, 1.0, 2))
+    monkeypatch.setattr(fuser.fx.trace, "trace", None)
+    torch.testing.assert_close(fused(x, 5.0, 7), (5.0 * x + x) * (7 / 3))
+
+
+def halves(x: Any) -> Any:
+    return x[: x.shape[0] // 2] * 2 if x.shape[0] % 2 == 0 else x * 3
+
+
+def computed(x: Any) -> Any:
+    y = torch.relu(x) @ x.t()
+    return y * 2 if y.shape[0] > 5 and y.dtype == torch.float32 else y + 1
+
+
+TENSORS: dict[str, Callable[..., Any]] = {
+    "dtype": lambda x: x * 2 if x.dtype == torch.float32 else x + 1,
+    "finfo": lambda x: torch.where(x > 0, x, torch.finfo(x.dtype).min),
+    "to": lambda x: (x * 2).to(torch.float64).to(x.dtype) + 1,
+    "device": lambda x: x * 2 if x.device.type == "cpu" and not x.is_cuda else x,
+    "ndim": lambda x: x * 2 if x.ndim == 2 else x + x.dim(),
+    "floating": lambda x: x * 2 if x.is_floating_point() and not torch.is_complex(x) else x,
+    "rows": lambda x: sum(x[i] * i for i in range(x.shape[0])),
+    "len": lambda x: x * len(x),
+    "even": halves,
+    "unpacked": lambda x: (lambda rows, columns=1: x * rows if rows > 3 else x)(*x.shape[:1]),
+    "unbind": lambda x: [torch.relu(row) * 2 for row in x.unbind(0)],
+    "computed": computed,
+    "is tensor": lambda x: x * 2 if isinstance(x, torch.Tensor) and torch.is_tensor(x) else x + 1,
+    "zeros": lambda x: torch.zeros(3, dtype=x.dtype, device=x.device) + x.sum(),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_what_control_flow_asks_of_a_tensor_is_asked_again(name: str) -> None:
+    values = [
+        draw(shape, dtype, seed=1)
+        for shape in ((4, 9), (6, 9), (5, 9))
+        for dtype in (torch.float32, torch.float64)
+    ]  # fmt: skip
+    check(TENSORS[name], *((value,) for value in values))
+
+
+def test_ndim_of_another_tensor() -> None:
+    check(TENSORS["ndim"], (torch.ones(3),), (torch.ones(3, 4),), (torch.ones(2, 3, 4),))
+
+
+def test_a_question_that_makes_no_sense_for_another_tensor() -> None:
+    def function(x: Any) -> Any:
+        return x * 2 if x.ndim > 1 and x.shape[1] > 3 else x + 1
+
+    check(function, (torch.ones(3, 4),), (torch.ones(3),), (torch.ones(3, 2),))
+
+
+def test_transforms_of_a_function_that_asks(x: torch.Tensor) -> None:
+    fused = fuser.fuse(lambda x: x * 2 if x.dtype == torch.float32 else x + 1)
+    assert torch.equal(torch.func.vmap(fused)(x), x * 2)
+    assert torch.equal(torch.func.grad(lambda x: fused(x).sum())(x), torch.full_like(x, 2))
+    assert torch.equal(fused(x), x * 2)
+
+
+def test_requires_grad_is_asked_again(x: torch.Tensor) -> None:
+    leaf = x.clone().requires_grad_()
+    check(lambda x: x * 2 if x.requires_grad else x + 1, (x,), (leaf,))
+    fused = fuser.fuse(lambda x: x * 2 if (x * 3).requires_grad else x + 1)
+    for _ in range(2):
+        assert torch.equal(fused(leaf), leaf * 2)
+        with torch.no_grad():
+            assert torch.equal(fused(leaf), leaf + 1)
+
+
+def test_a_new_size_of_a_size_for_arithmetic_traces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = check(lambda x: x * (x.shape[0] / 7) if x.ndim == 2 else x, (torch.ones(3, 4),))
+    monkeypatch.setattr(fuser.fx.trace, "trace", None)
+    torch.testing.assert_close(fused(torch.ones(5, 4)), torch.full((5, 4), 5 / 7))
+
+
+def test_what_needs_a_call_says_so_before_the_first() -> None:
+    fused = fuser.fuse(NUMBERS["range"][0])
+    with pytest.raises(TracingError, match="call the function, or warmup"):
+        _ = fused.groups
+    fused.warmup(torch.ones(3), 2)
+    assert len(fused.groups[0].applications) == 4
+
+
+# --- containers ---------------------------------------------------------------------------------------------------
+def test_containers_of_tensors(x: torch.Tensor) -> None:
+    def function(pair: Any, named: Any, *rest: Any, **options: Any) -> Any:
+        total = sum(pair) * named["scale"]
+        for item in rest:
+            total = total + item
+        return {"total": total, "parts": [total + value for value in options.values()], "given": (named["x"], 3)}
+
+    calls: list[Any] = [
+        (([x, x + 1], {"scale": 2.0, "x": x}), {}),
+        (([x, x, x], {"scale": 3.0, "x": x}, x), {}),
+        (((x,), {"scale": 4.0, "x": x}, x, 5.0), {"a": x, "b": 2.0}),
+        (([x], {"scale": x, "x": x}), {"b": x}),
+    ]
+    fused = fuser.fuse(function)
+    for args, kwargs in [*calls, *calls]:
+        got, wanted = fused(*args, **kwargs), function(*args, **kwargs)
+        torch.testing.assert_close(got, wanted)
+        assert got["given"][0] is x
+
+
+def test_a_list_is_one_launch_and_keeps_no_numbers(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = fuser.fuse(lambda items: axpy(items[0], items[1], alpha=items[2]))
+    fused([x, x, 2.0])
+    monkeypatch.setattr(fuser.fx.trace, "trace", None)
+    before = fuser.stats()["launches"]
+    torch.testing.assert_close(fused([x, x, 5.0]), 6 * x)
+    assert fuser.stats()["launches"] == before + 1
+
+
+# --- globals and closures -----------------------------------------------------------------------------------------
+FACTOR: Any = 2.0
+FLAG: Any = True
+WEIGHT: Any = torch.full((9,), 2.0)
+CONFIG: Any = {"factor": 2.0, "inner": {"flag": True}, "steps": [1.0, 2.0]}
+
+
+@dataclass
+class Settings:
+    factor: float = 2.0
+    unread: int = 0
+    inner: Any = None
+
+
+SETTINGS: Any = Settings(inner=Settings())
+MODULE = types.ModuleType("some_settings")
+MODULE.factor = 2.0  # type: ignore[attr-defined]
+
+
+def helper(x: Any) -> Any:
+    return x * FACTOR
+
+
+def other_helper(x: Any) -> Any:
+    return x - 7
+
+
+def default(x: Any, options: Any = CONFIG["inner"]) -> Any:
+    return x * 2 if options["flag"] else x + 1
+
+
+def _replace_first(patch: pytest.MonkeyPatch, steps: list[float]) -> None:
+    # By the list's own item assignment, undone with the rest.
+    patch.setitem(CONFIG, "steps", steps)
+    patch.setattr(patch, "undo", lambda undo=patch.undo: (steps.__setitem__(0, 1.0), undo()))
+    steps[0] = 9.0
+
+
+READS: dict[str, tuple[Callable[..., Any], Callable[[pytest.MonkeyPatch], Any]]] = {
+    "number": (lambda x: x * FACTOR, lambda patch: patch.setitem(globals(), "FACTOR", 3.0)),
+    "type": (lambda x: x.int() * FACTOR, lambda patch: patch.setitem(globals(), "FACTOR", 2)),
+    "flag": (lambda x: x * 2 if FLAG else x, lambda patch: patch.setitem(globals(), "FLAG", False)),
+    "one": (lambda x: x * 2 if FLAG is True else x, lambda patch: patch.setitem(globals(), "FLAG", 1)),
+    "tensor": (lambda x: x * WEIGHT, lambda patch: patch.setitem(globals(), "WEIGHT", torch.zeros(9))),
+    "elements": (lambda x: x * (WEIGHT + 1), lambda _: WEIGHT.mul_(3)),
+    "function": (lambda x: helper(x), lambda patch: patch.setitem(globals(), "helper", other_helper)),
+    "in a function": (lambda x: helper(x), lambda patch: patch.setitem(globals(), "FACTOR", 3.0)),
+    "functor": (lambda x: axpy(x, x), lambda patch: patch.setitem(globals(), "axpy", lambda x, y: x * y)),
+    "item": (lambda x: x * CONFIG["factor"], lambda patch: patch.setitem(CONFIG, "factor", 3.0)),
+    "deep item": (
+        lambda x: x * 2 if CONFIG["inner"]["flag"] else x,
+        lambda patch: patch.setitem(CONFIG["inner"], "flag", False),
+    ),
+    "list": (lambda x: [x * step for step in CONFIG["steps"]], lambda patch: patch.setitem(CONFIG, "steps", [4.0])),
+    "list item": (lambda x: x * CONFIG["steps"][0], lambda patch: _replace_first(patch, CONFIG["steps"])),
+    "default": (default, lambda patch: patch.setitem(CONFIG["inner"], "flag", False)),
+    "attribute": (lambda x: x * SETTINGS.factor, lambda patch: patch.setattr(SETTINGS, "factor", 3.0)),
+    "alias": (lambda x: (lambda s: x * s.factor)(SETTINGS), lambda patch: patch.setattr(SETTINGS, "factor", 3.0)),
+    "deep attribute": (
+        lambda x: x * SETTINGS.inner.factor,
+        lambda patch: patch.setattr(SETTINGS.inner, "factor", 3.0),
+    ),
+    "getattr": (
+        lambda x: x * getattr(SETTINGS, "fac" + "tor"),
+        lambda patch: patch.setattr(SETTINGS, "factor", 3.0),
+    ),
+    "class": (lambda x: x * Holder.factor, lambda patch: patch.setattr(Holder, "factor", 3.0)),
+    "module": (lambda x: x * MODULE.factor, lambda patch: patch.setattr(MODULE, "factor", 3.0)),
+    "builtin": (lambda x: x * max(1, 2), lambda patch: patch.setitem(globals(), "max", min)),
+    "mode": (lambda x: x * 2 if torch.is_grad_enabled() else x, lambda _: torch.set_grad_enabled(False)),
+    "default dtype": (
+        lambda x: x.to(torch.get_default_dtype()) * 2,
+        lambda _: torch.set_default_dtype(torch.float64),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_what_a_function_reads_is_never_stale(name: str, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, change = READS[name]
+    weight = WEIGHT.clone()
+    fused = fuser.fuse(function)
+    try:
+        for _ in range(3):
+            torch.testing.assert_close(fused(x), function(x))
+        before = function(x)
+        change(monkeypatch)
+        for _ in range(3):
+            got, wanted = fused(x), function(x)
+            torch.testing.assert_close(got, wanted)
+        assert str(wanted) != str(before) or wanted.dtype != before.dtype or name in {"one", "type"}
+        monkeypatch.undo()
+        torch.set_grad_enabled(True)
+        torch.set_default_dtype(torch.float32)
+        torch.testing.assert_close(fused(x), function(x))
+    finally:
+        torch.set_grad_enabled(True)
+        torch.set_default_dtype(torch.float32)
+        WEIGHT.copy_(weight)
+
+
+def test_a_closure_variable_is_never_stale(x: torch.Tensor) -> None:
+    factor: Any = 2.0
+    table: Any = {"f": lambda x: x + 1}
+    fused = fuser.fuse(lambda x: table["f"](x * factor))
+    for value in (2.0, 3.0, x, 2.0):
+        factor = value
+        torch.testing.assert_close(fused(x), x * factor + 1)
+    table["f"] = torch.tanh
+    torch.testing.assert_close(fused(x), torch.tanh(x * 2.0))
+
+
+def test_what_is_not_read_does_not_count(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = fuser.fuse(lambda x: x * SETTINGS.factor + FACTOR)
+    torch.testing.assert_close(fused(x), x * 2 + 2)
+    monkeypatch.setattr(fuser.fx.trace, "trace", None)
+    monkeypatch.setattr(SETTINGS, "unread", 5)
+    monkeypatch.setitem(globals(), "FLAG", False)
+    # Equal, and not the same object.
+    monkeypatch.setitem(globals(), "FACTOR", float("2"))
+    torch.testing.assert_close(fused(x), x * 2 + 2)
+    assert fused.launch((x,), None, None) is not None
+
+
+def test_a_replay_looks_at_globals_with_and_without_the_c_launcher(x: torch.Tensor) -> None:
+    for options in ({}, {"needs_grad": True}):
+        leaf = x.clone().requires_grad_(bool(options))
+        fused = fuser.fuse(lambda x: axpy(x, x, alpha=FACTOR))
+        fused(leaf)
+        assert fused.launch((leaf,), None, None) is not None
+        try:
+            globals()["FACTOR"] = 5.0
+            assert fused.launch((leaf,), None, None) is None
+            torch.testing.assert_close(fused(leaf), 6 * leaf)
+        finally:
+            globals()["FACTOR"] = 2.0
+        torch.testing.assert_close(fused(leaf), 3 * leaf)
+
+
+def test_a_random_draw_is_made_in_every_call(x: torch.Tensor) -> None:
+    fused = fuser.fuse(lambda x: torch.relu(x) + torch.rand(9))
+    torch.manual_seed(3)
+    first, second = fused(x), fused(x)
+    torch.manual_seed(3)
+    assert torch.equal(first, torch.relu(x) + torch.rand(9))
+    assert torch.equal(second, torch.relu(x) + torch.rand(9))
+
+
+def test_a_tensor_made_on_the_way_is_new_in_every_call(x: torch.Tensor) -> None:
+    def function(x: Any) -> Any:
+        total = torch.zeros(9)
+        total += x[0]
+        return total * 2
+
+    check(function, (x,))
+
+
+def test_gradients_reach_tensors_that_are_no_arguments(x: torch.Tensor) -> None:
+    weight = torch.nn.Parameter(torch.full((9,), 2.0))
+    fuser.fuse(lambda x: x * (weight * 2))(x).sum().backward()
+    assert weight.grad is not None
+    torch.testing.assert_close(weight.grad, x.sum(0) * 2)
+
+
+COUNT = 0
+
+
+def counts(x: Any) -> Any:
+    global COUNT  # noqa: PLW0603 - that is the point
+    COUNT += 1
+    return x * COUNT
+
+
+def test_a_function_that_changes_a_global_is_refused(x: torch.Tensor) -> None:
+    with pytest.raises(TracingError, match=r"counts\(\) changes 'COUNT'"):
+        fuser.fuse(counts)(x)
+
+
+# --- methods ------------------------------------------------------------------------------------------------------
+class Holder:
+    factor: Any = 2.0
+
+    def __init__(self, weight: Any = 1.0) -> None:
+        self.weight = torch.full((9,), weight)
+        self.linear = torch.nn.Linear(9, 9)
+        self.bias: Any = 0.5
+        self.calls = 0
+        self.cache: Any = None
+
+    @fuser.fuse
+    def step(self, x: Any, alpha: Any = 2.0) -> Any:
+        return axpy(x, self.weight, alpha=alpha) * self.factor + self.bias
+
+    @fuser.fuse
+    def apply(self, x: Any) -> Any:
+        return torch.relu(self.linear(x)) * 2
+
+    @fuser.fuse
+    def memo(self, x: Any) -> Any:
+        if self.cache is None:
+            self.cache = (2.0, "made")
+        return x * self.cache[0]
+
+    @fuser.fuse
+    def count(self, x: Any) -> Any:
+        self.calls += 1
+        return x * 2
+
+    @fuser.fuse
+    def keep(self, x: Any) -> Any:
+        self.bias = x * 2
+        return self.bias + 1
+
+    def plain(self, x: Any) -> Any:
+        return torch.relu(x) * self.weight + self.bias
+
+
+class Child(Holder):
+    @fuser.fuse
+    def step(self, x: Any, alpha: Any = 2.0) -> Any:
+        return super().step(x, alpha) * 10
+
+
+def expected(holder: Holder, x: torch.Tensor, alpha: float = 2.0) -> torch.Tensor:
+    return (alpha * x + holder.weight) * holder.factor + holder.bias
+
+
+def test_a_method_in_a_class(x: torch.Tensor) -> None:
+    first, second = Holder(), Holder(5.0)
+    for holder in (first, second, first):
+        for alpha in (2.0, 3.0):
+            torch.testing.assert_close(holder.step(x, alpha), expected(holder, x, alpha))
+            torch.testing.assert_close(holder.step(x=x, alpha=alpha), expected(holder, x, alpha))
+    assert first.step is first.step
+    assert first.step is not second.step
+    assert first.step.__name__ == "step"
+    assert isinstance(Holder.step, fuser.FusedFunction)
+
+
+def test_attributes_of_self_are_never_stale(x: torch.Tensor) -> None:
+    holder = Holder()
+    changes: list[Callable[[], Any]] = [
+        lambda: None,
+        lambda: holder.weight.fill_(7.0),
+        lambda: setattr(holder, "weight", torch.zeros(9)),
+        lambda: setattr(holder, "bias", 3.0),
+        lambda: setattr(holder, "bias", x),
+        lambda: setattr(holder, "factor", 9.0),
+        lambda: delattr(holder, "factor"),
+        lambda: setattr(Holder, "factor", 4.0),
+        lambda: setattr(Holder, "factor", 2.0),
+    ]
+    for change in changes:
+        change()
+        for _ in range(2):
+            torch.testing.assert_close(holder.step(x), expected(holder, x))
+
+
+def test_modules_of_self_are_called(x: torch.Tensor) -> None:
+    holder = Holder()
+    for _ in range(2):
+        torch.testing.assert_close(holder.apply(x), torch.relu(holder.linear(x)) * 2)
+    holder.apply(x).sum().backward()
+    assert holder.linear.weight.grad is not None
+    holder.linear = torch.nn.Linear(9, 9)
+    torch.testing.assert_close(holder.apply(x), torch.relu(holder.linear(x)) * 2)
+    assert len(holder.apply.groups) == 1
+
+
+def test_bound_methods_and_super(x: torch.Tensor) -> None:
+    holder, child = Holder(3.0), Child()
+    torch.testing.assert_close(fuser.fuse(holder.plain)(x), holder.plain(x))
+    for _ in range(2):
+        torch.testing.assert_close(child.step(x), expected(child, x) * 10)
+        torch.testing.assert_close(Holder.step.__get__(child)(x), expected(child, x))
+
+
+def test_a_method_may_make_what_it_needs_once(x: torch.Tensor) -> None:
+    holder = Holder()
+    for _ in range(2):
+        assert torch.equal(holder.memo(x), x * 2)
+    assert holder.cache == (2.0, "made")
+
+
+def test_a_method_that_changes_its_object_is_refused(x: torch.Tensor) -> None:
+    holder = Holder()
+    with pytest.raises(TracingError, match=r"count\(\) changes 'calls'"):
+        holder.count(x)
+    with pytest.raises(TracingError, match=r"keep\(\) changes 'bias'"):
+        holder.keep(x)
+    assert holder.bias == 0.5
+
+
+def test_objects_with_fused_methods_are_copied_and_pickled(x: torch.Tensor) -> None:
+    holder = Holder()
+    holder.step(x)
+    for other in (copy.copy(holder), copy.deepcopy(holder), pickle.loads(pickle.dumps(holder))):
+        other.bias = 7.0
+        torch.testing.assert_close(other.step(x), expected(other, x))
+        assert other.step.function.__self__ is other
+    torch.testing.assert_close(holder.step(x), expected(holder, x))
+
+
+def test_a_method_takes_no_part_in_the_life_of_its_object() -> None:
+    import gc
+    import weakref
+
+    holder = Holder()
+    holder.step(torch.ones(9))
+    seen = weakref.ref(holder)
+    del holder
+    gc.collect()
+    assert seen() is None
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(9, 9)
+        self.scale = torch.nn.Parameter(torch.full((9,), 2.0))
+        self.slope = 0.5
+
+    @fuser.fuse
+    def forward(self, x: Any) -> Any:
+        return torch.relu(self.linear(x)) * self.scale * self.slope
+
+    def twice(self, x: Any) -> Any:
+        return torch.tanh(x) * self.scale + self.slope
+
+
+def test_a_fused_forward_in_a_class(x: torch.Tensor) -> None:
+    net = Net()
+
+    def eager() -> torch.Tensor:
+        return torch.relu(net.linear(x)) * net.scale * net.slope
+
+    for change in (lambda: None, lambda: setattr(net, "slope", 0.25), lambda: torch.nn.init.zeros_(net.scale)):
+        change()
+        for _ in range(2):
+            torch.testing.assert_close(net(x), eager())
+    net.register_forward_hook(lambda *args: args[2] + 1)
+    torch.testing.assert_close(net(x), eager() + 1)
+    assert list(net.state_dict()) == ["scale", "linear.weight", "linear.bias"]
+    other = copy.deepcopy(net)
+    torch.nn.init.ones_(other.scale)
+    assert not torch.equal(other(x), net(x))
+
+
+def test_forward_and_other_methods_of_a_module(x: torch.Tensor) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(9, 9), torch.nn.Tanh(), torch.nn.Sigmoid())
+    fused = fuser.fuse(module.forward)
+    torch.testing.assert_close(fused(x), module(x))
+    module[1] = torch.nn.ReLU()
+    torch.testing.assert_close(fused(x), module(x))
+    net = Net()
+    twice = fuser.fuse(net.twice)
+    for slope in (0.5, 0.25):
+        net.slope = slope
+        torch.testing.assert_close(twice(x), net.twice(x))
+
+
+# --- errors -------------------------------------------------------------------------------------------------------
+def branches(x: Any) -> Any:
+    y = x * 2
+    if y.sum() > 0:  # the branch
+        return y
+    return x
+
+
+def converts(x: Any) -> Any:
+    return x * float(x.sum())  # the conversion
+
+
+def asks(x: Any) -> Any:
+    return x if x.max().item() > 0 else -x  # the item
+
+
+def iterates(x: Any) -> Any:
+    return [row * 2 for row in x]  # the loop
+
+
+def ranges(x: Any) -> Any:
+    return [x * i for i in range(x.sum())]  # the range
+
+
+def nested(x: Any) -> Any:
+    return branches(x + 1)
+
+
+ERRORS = {
+    branches: ("torch.where", "the branch"),
+    converts: ("the tensor itself", "the conversion"),
+    asks: ("torch.where", "the item"),
+    iterates: ("unbind", "the loop"),
+    ranges: ("index or a count", "the range"),
+    nested: ("torch.where", "the branch"),
+}
+
+
+@pytest.mark.parametrize("function", ERRORS, ids=lambda function: function.__name__)
+def test_tracing_errors_show_the_users_line(function: Any, x: torch.Tensor) -> None:
+    advice, comment = ERRORS[function]
+    with pytest.raises(TracingError) as caught:
+        fuser.fuse(function)(x)
+    error = caught.value
+    assert isinstance(error, fuser.errors.FuserError)
+    assert advice in str(error)
+    assert error.source_line is not None
+    assert comment in error.source_line
+    assert error.filename == __file__
+    assert f"{__file__}:{error.line}: " in str(error)
+    assert error.__cause__ is None
+    assert error.__suppress_context__
+    frames = [entry.path for entry in caught.traceback]
+    assert not [path for path in frames if "torch" in str(path)]
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.line) == (str(error), error.line)
+
+
+def test_an_exception_of_the_users_own_stays_one(x: torch.Tensor) -> None:
+    def function(x: Any) -> Any:
+        if x.ndim != 3:
+            raise ValueError(f"expected three dimensions, got {x.ndim}")
+        return x * 2
+
+    fused = fuser.fuse(function)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="three dimensions, got 2"):
+            fused(x)
+    assert torch.equal(fused(x[None]), x[None] * 2)
+
+
+def test_the_table_of_foreign_modules_names_real_ones() -> None:
+    assert {"torch", "math"} <= fuser.fx.guards._FOREIGN
+    assert __name__ not in sys.stdlib_module_names

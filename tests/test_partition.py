@@ -1,0 +1,314 @@
+"""Which nodes become one group: what keeps nodes apart, what does not, and how much work it is to find out."""
+
+from __future__ import annotations
+
+import json
+import operator
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import fuser
+from fuser.fx import fuse_graph, nodes, partition
+from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ is a folder, not an installed package
+
+from benchmarks import partition as benchmark
+from benchmarks.partition import GRAPHS
+
+COPY = "template <typename T> T {name}(T x) {{ return x; }}"
+PAIR = "template <typename T> void pair(T x, T& a, T& b) { a = x; b = -x; }"
+
+
+def groups_of(graph: fx.Graph) -> list[set[str]]:
+    graph.lint()
+    fx.GraphModule(torch.nn.Module(), graph)
+    return [{node.name for node in found.nodes} for found in partition.partition(graph)]
+
+
+def note(node: fx.Node, *shape: int, device: str = "cpu") -> fx.Node:
+    with FakeTensorMode():
+        node.meta["val"] = torch.empty(shape, device=device)
+    return node
+
+
+# --- the rules -------------------------------------------------------------------------------------------------------
+def test_a_path_outside_keeps_apart() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    first = graph.call_function(torch.tanh, (x,))
+    outside = graph.call_function(torch.fliplr, (first,))
+    graph.output(graph.call_function(torch.add, (first, outside)))
+    assert groups_of(graph) == [{"tanh"}, {"add"}]
+
+
+def test_a_path_through_another_group_keeps_apart() -> None:
+    # tanh -> neg -> flip -> add, and exp -> flip_1 -> neg_1: once neg_1 is with neg, exp comes before add.
+    graph = fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    start = note(graph.call_function(torch.exp, (x,)), 2)
+    between = note(graph.call_function(torch.fliplr, (start,)), 2)
+    enters = note(graph.call_function(torch.neg, (between,)), 2)
+    leaves = note(graph.call_function(torch.tanh, (y,)), 2)
+    joined = note(graph.call_function(torch.mul, (enters, leaves)), 2)
+    behind = note(graph.call_function(torch.fliplr, (leaves,)), 2)
+    end = note(graph.call_function(torch.sigmoid, (behind,)), 2)
+    last = note(graph.call_function(torch.add, (start, end)), 2)
+    graph.output((joined, last))
+    # Edges alone would let exp join sigmoid and add: no path leads from exp to sigmoid.
+    assert groups_of(graph) == [{"exp"}, {"neg", "tanh", "mul"}, {"sigmoid", "add"}]
+
+
+WRITES: list[Callable[[fx.Graph, fx.Node], Any]] = [
+    lambda graph, x: graph.call_method("mul_", (x, 2)),
+    lambda graph, x: graph.call_function(operator.iadd, (x, 2)),
+    lambda graph, x: graph.call_function(torch.add, (x, 2), {"out": x}),
+    lambda graph, x: graph.call_function(torch.ops.aten.add_.Tensor, (x, 2)),
+    lambda graph, x: graph.call_function(test_a_path_outside_keeps_apart, (x,)),
+]
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_nothing_crosses_a_write(write: Callable[[fx.Graph, fx.Node], Any]) -> None:
+    graph = fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    before = graph.call_function(torch.tanh, (x,))
+    write(graph, y)
+    graph.output(graph.call_function(torch.neg, (before,)))
+    assert groups_of(graph) == [{"tanh"}, {"neg"}]
+
+
+def test_a_conversion_that_may_be_its_argument_stays_where_that_is_written_to() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    alias = graph.call_method("to", (x, torch.float32))
+    graph.call_method("mul_", (x, 2))
+    graph.output(graph.call_function(torch.neg, (alias,)))
+    assert groups_of(graph) == [{"neg"}]
+
+
+def test_random_nodes_keep_their_order() -> None:
+    # dropout reads a, and comes before dropout_1, which b reads: a and b cannot be one step.
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    a = graph.call_function(torch.tanh, (x,))
+    graph.call_function(torch.nn.functional.dropout, (a,))
+    other = graph.call_function(torch.nn.functional.dropout, (x,))
+    graph.output((a, graph.call_function(torch.add, (x, other))))
+    assert groups_of(graph) == [{"tanh"}, {"add"}]
+
+
+@pytest.mark.parametrize("name", ["scale_", "normalize", "batch_norm"])
+def test_the_name_of_a_functor_says_nothing(name: str) -> None:
+    functor = fuser.jit_fn(COPY.format(name=name))
+    graph = fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    before = graph.call_function(torch.tanh, (x,))
+    dropped = graph.call_function(torch.nn.functional.dropout, (before,))
+    between = graph.call_function(functor, (y,))
+    graph.output((dropped, graph.call_function(torch.add, (before, between))))
+    assert groups_of(graph) == [{"tanh", str(between), "add"}]
+
+
+@pytest.mark.parametrize(("shape", "device"), [((3, 4), "cpu"), ((4,), "meta")], ids=["shape", "device"])
+def test_readers_of_one_value_are_one_group_where_shape_and_device_are_one(shape: tuple[int, ...], device: str) -> None:
+    def build(*shape: int, device: str = "cpu") -> fx.Graph:
+        graph = fx.Graph()
+        x = note(graph.placeholder("x"), 4)
+        one = note(graph.call_function(torch.tanh, (x,)), 4)
+        graph.output((one, note(graph.call_function(torch.neg, (x,)), *shape, device=device)))
+        return graph
+
+    assert groups_of(build(4)) == [{"tanh", "neg"}]
+    assert groups_of(build(*shape, device=device)) == [{"tanh"}, {"neg"}]
+
+
+def test_a_chain_may_change_its_shape_and_not_its_device() -> None:
+    for device, count in ("cpu", 1), ("meta", 2):
+        graph = fx.Graph()
+        x = note(graph.placeholder("x"), 4)
+        one = note(graph.call_function(torch.tanh, (x,)), 4)
+        graph.output(note(graph.call_function(torch.add, (one, x)), 3, 4, device=device))
+        assert len(groups_of(graph)) == count
+
+
+def test_items_are_with_their_functor() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    items = graph.call_function(fuser.jit_fn(PAIR, num_outputs=2), (x,))
+    found = [graph.call_function(operator.getitem, (items, place)) for place in (0, 1)]
+    flipped = graph.call_function(torch.fliplr, (found[0],))
+    graph.output(graph.call_function(torch.add, (found[1], flipped)))
+    assert groups_of(graph) == [{str(items), *map(str, found)}, {"add"}]
+
+
+def test_groups_end_at_the_limits_of_a_launch() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(tuple(graph.call_function(torch.mul, (x, float(number))) for number in range(3 * MAX_OUTPUTS)))
+    assert [len(group) for group in groups_of(graph)] == [MAX_OUTPUTS] * 3
+    graph = fx.Graph()
+    total, *others = [graph.placeholder(f"x{number}") for number in range(2 * MAX_INPUTS - 1)]
+    for other in others:
+        total = graph.call_function(torch.add, (total, other))
+    graph.output(total)
+    # The second group reads the sum so far as well.
+    assert [len(group) for group in groups_of(graph)] == [MAX_INPUTS - 1] * 2
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    for _ in range(2 * partition.MAX_APPLICATIONS):
+        x = graph.call_function(torch.tanh, (x,))
+    graph.output(x)
+    assert [len(group) for group in groups_of(graph)] == [partition.MAX_APPLICATIONS] * 2
+
+
+def test_a_long_stretch_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "MAX_STRETCH", 5)
+    graph = build_chain(9, is_known=False).graph
+    items = graph.call_function(fuser.jit_fn(PAIR, num_outputs=2), (next(iter(graph.nodes)),))
+    assert [len(group) for group in groups_of(graph)] == [4, 5, 1], "the placeholder is in the first stretch"
+    assert not items.users
+
+
+def test_what_takes_long_to_find_out_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build() -> fx.Graph:
+        graph = fx.Graph()
+        x = graph.placeholder("x")
+        one, two = graph.call_function(torch.tanh, (x,)), graph.call_function(torch.neg, (x,))
+        graph.output((graph.call_function(torch.exp, (one,)), two))
+        return graph
+
+    assert groups_of(build()) == [{"tanh", "neg", "exp"}]
+    with monkeypatch.context() as patch:
+        patch.setattr(partition, "MAX_TRIES", 0)
+        assert groups_of(build()) == [{"tanh", "exp"}, {"neg"}], "producers are always tried"
+    monkeypatch.setattr(partition, "MAX_STEPS", 0)
+    assert groups_of(build()) == [{"tanh"}, {"neg"}, {"exp"}]
+
+
+# --- the work --------------------------------------------------------------------------------------------------------
+def build_chain(count: int, *, is_known: bool, write_every: int = 0) -> fx.GraphModule:
+    graph = fx.Graph()
+    last = x = graph.placeholder("x")
+    for number in range(count):
+        if write_every and number % write_every == write_every - 1:
+            last = graph.call_method("add_", (last, x))
+        elif number % 2:
+            last = graph.call_function(torch.add, (last, x))
+        else:
+            last = graph.call_function(torch.tanh, (last,))
+    return finish(graph, last, is_known=is_known)
+
+
+def build_fan(count: int, *, is_known: bool) -> fx.GraphModule:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    made = [graph.call_function(torch.mul, (x, float(number))) for number in range(count)]
+    return finish(graph, tuple(made), is_known=is_known)
+
+
+def build_writes(count: int, *, is_known: bool) -> fx.GraphModule:
+    return build_chain(count, is_known=is_known, write_every=10)
+
+
+def build_layers(count: int, *, is_known: bool) -> fx.GraphModule:
+    """Layers that read a shared table and the stream, each with a part that does not fuse, and a way back like it."""
+    graph = fx.Graph()
+    last, table = graph.placeholder("x"), graph.placeholder("table")
+    kept = []
+    for _ in range(count // 12):
+        turned = graph.call_function(torch.mul, (last, table))
+        mixed = graph.call_function(torch.matmul, (turned, table))
+        gate = graph.call_function(torch.sigmoid, (mixed,))
+        last = graph.call_function(torch.add, (last, graph.call_function(torch.mul, (mixed, gate))))
+        kept.append((turned, mixed, gate))
+    for turned, mixed, gate in reversed(kept):
+        down = graph.call_function(torch.mul, (last, graph.call_function(torch.mul, (mixed, gate))))
+        up = graph.call_function(torch.matmul, (down, table))
+        last = graph.call_function(torch.add, (last, graph.call_function(torch.mul, (up, turned))))
+    return finish(graph, last, is_known=is_known)
+
+
+def build_towers(count: int, *, is_known: bool) -> fx.GraphModule:
+    """Two chains side by side, with parts that do not fuse."""
+    graph = fx.Graph()
+    left = right = x = graph.placeholder("x")
+    for number in range(count // 2):
+        function = torch.fliplr if number % 5 == 4 else torch.tanh
+        left, right = graph.call_function(function, (left,)), graph.call_function(torch.add, (right, x))
+    return finish(graph, (left, right), is_known=is_known)
+
+
+def finish(graph: fx.Graph, result: Any, *, is_known: bool) -> fx.GraphModule:
+    if is_known:
+        with FakeTensorMode():
+            value = torch.empty(4, 4)
+        for node in graph.nodes:
+            node.meta["val"] = value
+    graph.output(result)
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def count_work(module: fx.GraphModule) -> Counter[str]:
+    """Return how often a node was bound, and how often two units, or a group between two, were looked at."""
+    counts: Counter[str] = Counter()
+
+    def watch(patch: pytest.MonkeyPatch, home: Any, name: str) -> None:
+        inner = getattr(home, name)
+
+        def counted(*args: Any) -> Any:
+            counts[name] += 1
+            return inner(*args)
+
+        patch.setattr(home, name, counted)
+
+    with pytest.MonkeyPatch.context() as patch:
+        watch(patch, nodes, "bind_node")
+        for name in ("_try_merge", "_find_likely", "_unit_at"):
+            watch(patch, partition._Stretch, name)
+        fuse_graph(module)
+    return counts
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["shapes are known", "shapes are not known"])
+@pytest.mark.parametrize("build", [build_chain, build_fan, build_writes, build_layers, build_towers])
+def test_the_work_is_in_proportion_to_the_graph(build: Callable[..., fx.GraphModule], is_known: bool) -> None:
+    small, large = build(960, is_known=is_known), build(1920, is_known=is_known)
+    sizes = len(small.graph.nodes), len(large.graph.nodes)
+    before, after = count_work(small), count_work(large)
+    assert (before["bind_node"], after["bind_node"]) == sizes, "each node is bound once"
+    for name in ("_try_merge", "_find_likely"):
+        assert after[name] <= 2.2 * before[name] + 8, name
+        assert after[name] <= 3 * sizes[1], name
+    assert after["_unit_at"] <= 24 * sizes[1]
+
+
+def test_only_what_reads_a_number_is_bound_twice() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    size = graph.call_method("size", (x, 0))
+    scaled = graph.call_function(torch.mul, (x, size))
+    graph.output(graph.call_function(torch.tanh, (scaled,)))
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    count = len(graph.nodes)
+    assert count_work(module)["bind_node"] == count + 1
+
+
+def test_a_quick_run_of_the_benchmark_writes_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "GRAPHS", {name: (make, sizes[:2]) for name, (make, sizes) in GRAPHS.items()})
+    out = tmp_path / "result.json"
+    benchmark.main(["--quick", "--runs", "1", "--no-plot", "--out", str(out)])
+    document = json.loads(out.read_text())
+    assert set(document) == {"schema", "environment", "settings", "records"}
+    assert {record["graph"] for record in document["records"]} == set(GRAPHS)
+    for record in document["records"]:
+        assert record["nodes"] > 0
+        assert 0 < record["cpu_s"] == round(min(record["samples_s"]["cpu_s"]), 4)

@@ -1,0 +1,103 @@
+"""One word per idea, one idea per word: names in the package say what they are everywhere else. Pure text."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fuser
+
+PACKAGE = Path(fuser.__file__).parent
+MODULES = {
+    str(path.relative_to(PACKAGE)): ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")
+}
+HELD = sorted(MODULES)
+
+# A place is where something stands in a user's text: line and column, from 1.
+PLACE = {"Place", "Place | None", "tuple[int, int]", "tuple[int, int] | None"}
+PLACES = {f"{many}[{one}]" for many in ("Sequence", "Iterable", "list") for one in PLACE} | {
+    f"tuple[{one}, ...]" for one in PLACE
+}
+WORDS = {"place": PLACE, "places": PLACES}
+
+
+def names_of(target: ast.AST) -> set[str]:
+    """Return the names that an assignment to a target binds."""
+    return {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}
+
+
+def find_annotations(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
+    """Yield line, name and annotation of every parameter, field and annotated variable."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.lineno, node.target.id, ast.unparse(node.annotation)
+        elif isinstance(node, ast.FunctionDef):
+            for item in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+                yield item.lineno, item.arg, ast.unparse(item.annotation) if item.annotation else "nothing"
+
+
+def find_indexes(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and name of every variable that is counted with, or that picks an item by its number."""
+    for node in ast.walk(tree):
+        found: set[str] = set()
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Name):
+            found = names_of(node.slice)
+        elif isinstance(node, ast.BinOp):
+            found = {side.id for side in (node.left, node.right) if isinstance(side, ast.Name)}
+        elif isinstance(node, ast.AugAssign):
+            found = names_of(node.target)
+        elif isinstance(node, ast.For | ast.comprehension) and isinstance(node.iter, ast.Call):
+            called = ast.unparse(node.iter.func)
+            first = node.target.elts[0] if isinstance(node.target, ast.Tuple) else node.target
+            found = names_of(first) if called in {"range", "enumerate"} else set()
+        for name in found:
+            yield getattr(node, "lineno", 0) or getattr(node.iter, "lineno", 0), name
+
+
+@pytest.mark.parametrize("module", HELD)
+def test_a_place_is_a_line_and_a_column(module: str) -> None:
+    tree = MODULES[module]
+    wrong = [
+        f"{module}:{line}: {name} is {annotation}"
+        for line, name, annotation in find_annotations(tree)
+        if name in WORDS and annotation not in WORDS[name]
+    ]
+    wrong += [f"{module}:{line}: {name} is an index" for line, name in find_indexes(tree) if name in WORDS]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("module", HELD)
+def test_what_emits_returns_text(module: str) -> None:
+    functions = [node for node in ast.walk(MODULES[module]) if isinstance(node, ast.FunctionDef)]
+    emitters = [node for node in functions if node.name.lstrip("_").startswith("emit_")]
+    assert [node.name for node in emitters if node.returns is None or ast.unparse(node.returns) != "str"] == []
+
+
+def test_no_two_classes_have_one_name() -> None:
+    homes = defaultdict(list)
+    for module in HELD:
+        for node in ast.walk(MODULES[module]):
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(module)
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "indexes"),
+    [
+        ("items[place]", 1),
+        ("place + 1", 1),
+        ("for place, item in enumerate(items): pass", 1),
+        ("[place for place in range(3)]", 1),
+        ("place += 1", 1),
+        ("for place in found: error(*place)", 0),
+        ("places[node] = node.place", 0),
+        ("def f(place: Place) -> None: show(text, place)", 0),
+    ],
+)
+def test_indexes_are_seen(text: str, indexes: int) -> None:
+    assert [name for _, name in find_indexes(ast.parse(text)) if name in WORDS] == ["place"] * indexes
