@@ -144,7 +144,7 @@ def _fits(value: Any, declared: Any) -> bool:
 def _outer(call: OpCall) -> str:
     assert call.function.op is not None
     # ``2 / x`` is a reciprocal and a product.
-    inner = [item for item in call.tensors if isinstance(item, Call)]
+    inner = [item for item in call.tensors if isinstance(item, OpCall)]
     return str(inner[0].function.op if inner and call.function.op == "mul" else call.function.op)
 
 
