@@ -9,16 +9,23 @@ INSTALL := $(PIP) install --no-build-isolation --constraint constraints.txt --ed
 SOURCES := fuser tests benchmarks examples typings
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types imports docs pytest fuzz bench clean
+.PHONY: help demo check test test-all lint format types imports docs pytest fuzz bench clean
 
 help: ## List the targets
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/\1|\2/' | while IFS='|' read -r name text; \
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | while IFS='|' read -r name text; \
 		do printf '  make %-8s %s\n' "$$name" "$$text"; done
 
 demo: $(VENV)/.demo ## Run the demo: a photograph through a chain of functors in one launch
 	$(BIN)/python examples/photo.py
 
-test: lint types imports docs pytest ## Run every check: style, types, imports, docs, tests
+check: lint types imports ## Run what needs no compiler: style, types, imports, tests of text
+	$(BIN)/pytest -n $(JOBS) --tier 1 $(ARGS)
+
+test: lint types imports docs pytest ## Run style, types, imports, docs and the tests, kernels included
+
+test-all: lint types imports docs ## Run everything, as before a release: every architecture, every sample, random examples
+	$(BIN)/pytest -n $(JOBS) --tier 3 $(ARGS)
+	$(MAKE) fuzz
 
 lint: $(VENV)/.dev ## Check style and formatting with ruff
 	$(BIN)/ruff check .
@@ -40,9 +47,8 @@ docs: $(VENV)/.dev ## Build the documentation into site/
 pytest: $(VENV)/.dev ## Run the tests on JOBS processes (2 unless told); ARGS passes options on
 	$(BIN)/pytest -n $(JOBS) $(ARGS)
 
-fuzz: $(VENV)/.dev ## Run the property tests at random and for long, and all of torch's samples
-	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -n $(JOBS) -m hypothesis $(ARGS)
-	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -n $(JOBS) tests/test_opinfo.py
+fuzz: $(VENV)/.dev ## Run the property tests at random and for long
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -n $(JOBS) --tier 3 -m hypothesis $(ARGS)
 
 bench: $(VENV)/.bench ## Measure fuser beside its peers; ARGS passes options on (--help lists them)
 	$(BIN)/python benchmarks/import_time.py

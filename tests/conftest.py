@@ -1,4 +1,4 @@
-"""What every test gets: markers by need, a cache of its own, golden files, hypothesis profiles."""
+"""What every test gets: a cache of its own, golden files, hypothesis profiles."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-import torch
 
-# Compiles every generated kernel for CUDA too.
-pytest_plugins = ["cubins"]
+# Which tests run; every generated kernel compiles for CUDA too.
+pytest_plugins = ["tiers", "cubins"]
 
 GOLDEN = Path(__file__).parent / "golden"
 
-# "ci" draws the same examples in every run; "fuzz" draws new ones for as long as somebody lets it.
-hypothesis.settings.register_profile(
-    "ci",
-    derandomize=True,
-    database=None,
-    deadline=None,
-    max_examples=25,
-    print_blob=True,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
-)
+# Tiers draw the same examples in every run, the third more of them; "fuzz" draws new ones for as long as somebody lets
+# it. A test that takes more or fewer than others multiplies ``settings().max_examples``.
+for _tier, _count in ((1, 25), (2, 25), (3, 100)):
+    hypothesis.settings.register_profile(
+        f"tier {_tier}",
+        derandomize=True,
+        database=None,
+        deadline=None,
+        max_examples=_count,
+        print_blob=True,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
 hypothesis.settings.register_profile(
     "fuzz",
     deadline=None,
@@ -36,6 +37,9 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 
+# Set before torch is imported. Two workers have more threads than there are processors: those that wait must not keep
+# one busy.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Set before any test module imports fuser, which reads its environment once: no test may touch the user's own cache.
 # The workers of a run inherit the folder, and compile nothing twice.
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
@@ -49,44 +53,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers and choose the hypothesis profile."""
-    config.addinivalue_line("markers", "cuda: needs a CUDA device")
-    config.addinivalue_line("markers", "cpu: needs a host C++ compiler")
-    config.addinivalue_line("markers", "slow: takes more than 20 s")
-    hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+    """Choose the hypothesis profile."""
+    hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or f"tier {config.getoption('tier')}")
 
 
 def pytest_unconfigure() -> None:
     """Remove the cache of this run."""
     if not _IS_WORKER:
         shutil.rmtree(os.environ["FUSER_CACHE_DIR"], ignore_errors=True)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this machine cannot run, and say what it lacks."""
-    lacks = {}
-    if not torch.cuda.is_available():
-        lacks["cuda"] = pytest.mark.skip(reason="needs a CUDA device (torch finds none)")
-    if not has_host_compiler():
-        lacks["cpu"] = pytest.mark.skip(reason="needs a C++ compiler (none found; set CXX)")
-    for item in items:
-        for marker, skip in lacks.items():
-            if item.get_closest_marker(marker):
-                item.add_marker(skip)
-
-
-def has_host_compiler() -> bool:
-    """Return whether fuser finds a compiler for CPU kernels."""
-    # Here and not at the top: fuser reads its environment when it is imported, after the cache above is set.
-    from fuser.config import config
-    from fuser.cpu.backend import find_compiler
-    from fuser.errors import CompilerNotFoundError
-
-    try:
-        find_compiler(config.cxx)
-    except CompilerNotFoundError:
-        return False
-    return True
 
 
 @pytest.fixture

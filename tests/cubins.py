@@ -1,9 +1,9 @@
-"""Every kernel that any test generates is also compiled by NVRTC, which needs no GPU, for four architectures.
+"""Every kernel that any test generates is also compiled by NVRTC, which needs no GPU.
 
 A pytest plugin (conftest.py loads it). It notes what passes through ``fuser.compiler.build_source``; after each test
-the CUDA twin of every new text (same group, same ArgSpec with ``device_type="cuda"``) is compiled to cubins. A twin
-that does not compile fails that test. Kernels that the test's own compiler refuses are left out: they are tests of
-errors.
+the CUDA twin of every new text (same group, same ArgSpec with ``device_type="cuda"``) is compiled to a cubin: in tier 2 for
+one architecture, in tier 3 for all of them. A twin that does not compile fails that test. Kernels that the test's own
+compiler refuses are left out: they are tests of errors.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiers import choose, has
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
 # Elements along each dimension of a made-up call.
@@ -26,16 +27,17 @@ SIDE = 64
 _lock = threading.Lock()
 # Text -> group and ArgSpec of the kernels generated since the last test.
 _generated: dict[str, tuple[Any, Any]] = {}
-# Digests of what compiled in this process (text, options, NVRTC's version), and the folder (pytest's own cache) with
-# one empty file for each that compiled in any process: the same text need not be compiled in every run.
+# Digests of what compiled in this process (text, architecture, options, NVRTC's version), and the folder (pytest's own
+# cache) with one empty file for each that compiled in any process: the same text need not be compiled in every run.
 _compiled: set[str] = set()
 _shared: Path | None = None
-_has_nvrtc = False
+_tier = 2
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Share the list of texts that compile among the workers of a run, and with the next run."""
-    global _shared  # noqa: PLW0603 - one run per process
+    global _shared, _tier  # noqa: PLW0603 - one run per process
+    _tier = config.getoption("tier")
     if hasattr(config, "cache"):
         _shared = config.cache.mkdir("cubins")
 
@@ -48,8 +50,6 @@ def generated_kernels() -> Generator[None]:
     from fuser.cpu import backend as cpu_backend
     from fuser.cuda import backend as cuda_backend
 
-    global _has_nvrtc  # noqa: PLW0603 - found out once
-    _has_nvrtc = has_nvrtc()
     emit, build_error = compiler.build_source, cpu_backend.build_compile_error
 
     def emit_and_note(group: Any, args: Any, dialect: Any) -> Any:
@@ -87,33 +87,45 @@ def compile_twins() -> int:
     with _lock:
         noted = list(_generated.values())
         _generated.clear()
-    if not _has_nvrtc:
+    if _tier == 1 or not has("nvrtc"):
         return 0
     return sum(compile_twin(group, cuda_twin(group, args)) for group, args in noted)
 
 
 def compile_twin(group: Any, twin: Any) -> bool:
-    """Compile one CUDA kernel for every architecture; return False for a text that was compiled before."""
+    """Compile one CUDA kernel; return False for a text that was compiled before."""
     from fuser.codegen import build_source
     from fuser.config import config
     from fuser.cuda import backend
     from fuser.cuda.dialect import DIALECT
 
     source = build_source(group, twin, DIALECT)
-    digest = hashlib.sha256(f"{source.text}\0{compiler_identity()}".encode()).hexdigest()
-    marker = _shared / digest if _shared else None
-    if digest in _compiled or (marker and marker.exists()):
-        return False
+    new = [(name, digest) for name in architectures_of(source.text) if is_new(digest := digest_of(source.text, name))]
     options = backend._options
     with config.patch(no_compile=False), pytest.MonkeyPatch.context() as patch:
         # Less optimised, in half the time for large kernels: whether a text compiles does not depend on that.
         patch.setattr(backend, "_options", lambda *given: replace(options(*given), ofast_compile="mid"))
-        for architecture in ARCHITECTURES:
+        for architecture, digest in new:
             backend.compile_cubin(source, architecture, use_cache=False)
-    _compiled.add(digest)
-    if marker:
-        marker.touch()
-    return True
+            _compiled.add(digest)
+            if _shared:
+                (_shared / digest).touch()
+    return bool(new)
+
+
+def architectures_of(text: str) -> tuple[str, ...]:
+    """Return what a kernel is compiled for: in tier 2 one architecture; the thousands of kernels reach each of them."""
+    return ARCHITECTURES if _tier == 3 else (ARCHITECTURES[choose(text, len(ARCHITECTURES))],)
+
+
+def digest_of(text: str, architecture: str) -> str:
+    """Return what stands for one compilation."""
+    return hashlib.sha256(f"{text}\0{architecture}\0{compiler_identity()}".encode()).hexdigest()
+
+
+def is_new(digest: str) -> bool:
+    """Whether no process has compiled this."""
+    return digest not in _compiled and not (_shared and (_shared / digest).exists())
 
 
 def cuda_twin(group: Any, args: Any) -> Any:
@@ -136,7 +148,7 @@ def cuda_twin(group: Any, args: Any) -> Any:
     inner = [*args.outputs, *(item.inner for item in pointers)]
     # An innermost stride that is neither 0 nor 1 is `step`: with SIDE the second dimension is dense instead, with 2
     # none is, and rows are not aligned.
-    step = (SIDE, 2)[hashlib.sha256(f"{group!s} {args}".encode()).digest()[0] % 2]
+    step = (SIDE, 2)[choose(f"{group!s} {args}", 2)]
     strides = []
     for first in inner:
         second = SIDE * SIDE + 1 if step == 2 else 1 if first == 2 else SIDE * SIDE
@@ -156,18 +168,3 @@ def compiler_identity() -> str:
     from fuser.cuda import backend
 
     return f"{nvrtc.nvrtcVersion()} {inspect.getsource(backend)}"
-
-
-def has_nvrtc() -> bool:
-    """Whether cuda.core and NVRTC can be loaded."""
-    try:
-        import cuda.core  # noqa: F401
-        from cuda.bindings import nvrtc
-        from cuda.pathfinder import DynamicLibNotFoundError
-    except ImportError:
-        return False
-    try:
-        nvrtc.nvrtcVersion()
-    except (DynamicLibNotFoundError, RuntimeError):
-        return False
-    return True

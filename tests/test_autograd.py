@@ -612,12 +612,6 @@ def test_what_cannot_be_fused_is_differentiated_by_torch() -> None:
     assert_all_close(gradients(lambda y: fused(x, y), (y,)), gradients(lambda y: x.pow(3) * y, (y,)))
 
 
-def test_tensors_without_memory_are_zeros() -> None:
-    zero = torch._efficientzerotensor(3)
-    for _ in range(2):
-        assert axpy(zero, torch.ones(3), alpha=2.0).tolist() == [1, 1, 1]
-
-
 def test_export_with_a_dynamic_size_that_is_broadcast() -> None:
     class Model(torch.nn.Module):
         def forward(self, x: Any, y: Any) -> Any:

@@ -145,6 +145,7 @@ def test_a_wrong_fuser_fails_the_run_and_a_wrong_peer_does_not(monkeypatch: pyte
         assert command.has_own_failure(document) is failed
 
 
+@pytest.mark.cpu
 def test_calls_without_the_c_launcher_are_timed_beside_torchs(capsys: pytest.CaptureFixture[str]) -> None:
     record = python_launcher.measure_python_launcher("add", 64, CPU, turns=1, budget_s=0.001)
     assert record["status"] == "ok", record

@@ -45,6 +45,7 @@ def break_off(*inputs: Tensor) -> Tensor:
     raise MemoryError("gone\nwith a second line")
 
 
+@pytest.mark.cpu
 def test_a_quick_run_writes_json_of_the_documented_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "result.json"
     options = ["--quick", "--device", "cpu", "--size", "256", "--no-plot", "--out", str(out)]
@@ -123,6 +124,7 @@ def test_bytes_count_inputs_gradients_and_results_once(chain: chains.TrainingCha
     assert set(chain.wanted) | set(chain.read) <= set(chain.names)
 
 
+@pytest.mark.cpu
 @CHAINS
 def test_functors_and_torch_operations_are_the_same_function(chain: chains.TrainingChain) -> None:
     data = chains.make_data(chain.names, chain.wanted, 512, torch.float32, CPU)
@@ -130,6 +132,7 @@ def test_functors_and_torch_operations_are_the_same_function(chain: chains.Train
     assert max(errors) <= 4
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("name", [name for name in contestants.HOST_CONTESTANTS if name != "inductor"])
 def test_everybody_on_the_host_multiplies(name: str) -> None:
     data = chains.make_data(("x", "y"), ("x", "y"), 64, torch.float32, CPU)

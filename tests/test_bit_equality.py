@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from functors import as_tuple, assert_same, draw, functor, poison, same_bits, special_tensor, unpoison
+from tiers import one_of_each
 
 import fuser
 
@@ -98,8 +101,9 @@ def _single(target: Any, are_tensors: tuple[bool, ...]) -> Any:
     return _singles[target, are_tensors]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", ["contraction", "branching", "deep"])
+@pytest.mark.parametrize(
+    ("name", "dtype"), one_of_each(list(itertools.product(["contraction", "branching", "deep"], DTYPES)))
+)
 def test_chain_equals_functor_by_functor(name: str, dtype: torch.dtype) -> None:
     inputs = [draw((5, 2003), dtype, seed=seed) for seed in range(3)]
     before = fuser.stats()["launches"]
@@ -155,6 +159,57 @@ def test_intermediates_are_rounded() -> None:
     assert chain(x, y).tolist() == [0.0] * 64 == axpy(axpy(x, y, alpha=1.0), x, alpha=-1.0).tolist()
     with fuser.config.patch(numerics="fast"):
         assert chain(x, y).tolist() == [-(2.0**-9)] * 64
+
+
+# Functors of x, y and z, by name.
+PARTS = {"product": ("x", "y", "x * y"), "sum": ("product", "z", "x + y"), "both": ("x", "y", "z", "x * y + z")}
+
+
+def cuda_text(*names: str) -> str:
+    """Return the CUDA kernel that computes these of the parts, each a functor."""
+    builder = fuser.GroupBuilder()
+    handles = {name: builder.add_input(name) for name in "xyz"}
+    for name, (*arguments, value) in PARTS.items():
+        parameters = ", ".join(f"T {letter}" for letter in "xyz"[: len(arguments)])
+        function = fuser.jit_fn(f"template <typename T> T {name}({parameters}) {{ return {value}; }}").function
+        (handles[name],) = builder.apply(function, [handles[argument] for argument in arguments])
+    group = builder.build([handles[name] for name in names])
+    return fuser.debug_get_fused_kernel_code(group, [torch.ones(64)] * 3, device="cuda")
+
+
+def multiply_adds(text: str) -> int:
+    """Return how many there are after NVVM, which contracts operations."""
+    from cuda.bindings import nvrtc
+
+    _, program = nvrtc.nvrtcCreateProgram(text.encode(), b"kernel.cu", 0, [], [])
+    options = [b"-arch=compute_90", b"-std=c++17", b"-default-device"]
+    assert nvrtc.nvrtcCompileProgram(program, len(options), options) == (nvrtc.nvrtcResult.NVRTC_SUCCESS,)
+    ptx = b" " * nvrtc.nvrtcGetPTXSize(program)[1]
+    nvrtc.nvrtcGetPTX(program, ptx)
+    return ptx.count(b"fma.rn.f32")
+
+
+def test_every_value_between_functors_is_behind_a_barrier() -> None:
+    def barriers() -> list[str]:
+        return sorted(re.findall(r"fuser_isolate<(\d+)>", cuda_text("sum").partition("fuser_element(")[2]))
+
+    # Two arguments and the result of each functor.
+    assert barriers() == [str(number) for number in range(6)]
+    with fuser.config.patch(numerics="fast"):
+        assert barriers() == []
+
+
+@pytest.mark.nvrtc
+def test_no_multiply_add_crosses_a_barrier() -> None:
+    assert multiply_adds(cuda_text("sum")) == 0
+    with fuser.config.patch(numerics="fast"):
+        assert multiply_adds(cuda_text("sum")) > 0
+
+
+@pytest.mark.nvrtc
+def test_a_functor_keeps_its_multiply_add_beside_another_that_multiplies() -> None:
+    # Without a barrier at each use, the compiler computes the product once, and adds to it.
+    assert multiply_adds(cuda_text("product", "both")) == multiply_adds(cuda_text("both")) > 0
 
 
 def test_mixed_dtypes_and_broadcasts() -> None:

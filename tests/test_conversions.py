@@ -128,17 +128,18 @@ def outcome(function: Callable[..., Any], dtype: torch.dtype) -> Any:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_random_programs(dtype: torch.dtype) -> None:
+def test_random_programs(dtype: torch.dtype, tier: int) -> None:
     """Values, and which of inputs and results are the same memory, are eager's."""
     poison()
     fused = 0
-    for seed in range(25):
+    count = 10 if tier < 3 else 50
+    for seed in range(count):
         program = random_program(seed)
         before = fuser.stats()["launches"]
         assert outcome(fuser.fuse(program), dtype) == outcome(program, dtype), seed
         fused += fuser.stats()["launches"] > before
     unpoison()
-    assert fused > 12, "most of them launch kernels"
+    assert fused > count // 2, "most of them launch kernels"
 
 
 def test_gradients() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from functors import BY_NAME, CASES, assert_same, draw, functor, poison, unpoison
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fuser
@@ -21,10 +20,6 @@ from fuser.kernel_spec import InputSpec, infer_typing
 from fuser.ops import OPS, cast_function
 
 pytestmark = pytest.mark.cpu
-
-FUZZ = os.environ.get("HYPOTHESIS_PROFILE") == "fuzz"
-# Each example compiles some kernels, so CI draws few.
-EXAMPLES = settings() if FUZZ else settings(max_examples=24)
 
 DTYPES = (
     torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.int64, torch.uint8, torch.int8,
@@ -110,16 +105,15 @@ def serves(name: str, values: list[Any]) -> bool:
 
 
 @given(data=st.data())
-@EXAMPLES
-def test_random_groups(data: st.DataObject) -> None:
+def test_random_groups(data: st.DataObject, tier: int) -> None:
     poison()
     try:
-        check_random_group(data)
+        check_random_group(data, 8 if tier == 3 else 5)
     finally:
         unpoison()
 
 
-def check_random_group(data: st.DataObject) -> None:
+def check_random_group(data: st.DataObject, most: int) -> None:
     builder = GroupBuilder()
     known = []
     inputs: list[Any] = []
@@ -127,7 +121,7 @@ def check_random_group(data: st.DataObject) -> None:
         inputs.append(tensor)
         known.append(Value(builder.add_input(f"in{place}"), tensor))
     made: list[Value] = []
-    for _ in range(data.draw(st.integers(1, 8 if FUZZ else 5))):
+    for _ in range(data.draw(st.integers(1, most))):
         name = data.draw(st.sampled_from(sorted(FUNCTIONS)))
         function = FUNCTIONS[name]
         operands: list[Value | int | float] = [

@@ -1,4 +1,4 @@
-"""Promotion is torch's, for every pair of dtypes in every rank; compute types are the ones DESIGN.md gives."""
+"""Promotion is torch's, for every pair of dtypes in every rank; and each dtype computes in its compute type."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_promotion_does_not_depend_on_order() -> None:
 @pytest.mark.parametrize(
     ("tensors", "wanted"),
     [
-        # FACTS.md: as torch.cuda.jiterator does it.
+        # Measured: as torch.cuda.jiterator does it.
         ([(torch.int32, Rank.TENSOR), (torch.float16, Rank.TENSOR)], torch.float16),
         ([(torch.float16, Rank.TENSOR), (torch.bfloat16, Rank.TENSOR)], torch.float32),
         ([(torch.uint8, Rank.TENSOR), (torch.int8, Rank.TENSOR)], torch.int16),

@@ -179,19 +179,15 @@ def compile_on(room: str, fn: fuser.JitFunction, count: int = 1) -> CompileError
         with pytest.raises(CompileError) as caught:
             fn(*[ones(3)] * count)
         return caught.value
-    from cubins import has_nvrtc
-
     from fuser.cuda.backend import compile_cubin
 
-    if not has_nvrtc():
-        pytest.skip("NVRTC is not installed")
     ((spec, args),) = planner.plan_texts(fn.spec(count), [ones(3)] * count, torch.device("cuda"))
     with pytest.raises(CompileError) as caught:
         compile_cubin(build_kernel_source(spec, args), "sm_90")
     return caught.value
 
 
-ROOMS = [pytest.param("cpu", marks=pytest.mark.cpu), "cuda"]
+ROOMS = [pytest.param("cpu", marks=pytest.mark.cpu), pytest.param("cuda", marks=pytest.mark.nvrtc)]
 # Text, tensors, outputs; line, column and a word of the message; g++ and NVRTC agree on the place.
 BROKEN = [
     ("// first\ntemplate <typename T>\nT f(T x) {\n  T y = undeclared(x);\n  return y;\n}", 1, 1, 4, "undeclared"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from accuracy import assert_form, outcome
 from functors import draw, poison, same_bits, unpoison
+from tiers import one_of_each
 
 import fuser
 from fuser.dtypes import DTYPES
@@ -105,6 +107,10 @@ SERVED: dict[str, Callable[[], tuple[Any, ...]]] = {
     "complex number beside double": lambda: (ramp(3, dtype=torch.float64), 2j),
     "complex number beside half": lambda: (ramp(3, dtype=torch.float16), 2j),
     "parameter": lambda: (torch.nn.Parameter(ramp(3)), 1.0),
+    "zero tensor": lambda: (torch._efficientzerotensor(3), ramp(3)),
+    "zero tensor broadcast": lambda: (ramp(2, 3), torch._efficientzerotensor(2, 1)),
+    "zero tensor of a wider dtype": lambda: (ramp(3), torch._efficientzerotensor(3, dtype=torch.float64)),
+    "zero tensor and out": lambda: (torch._efficientzerotensor(3), ramp(3), torch.empty(3)),
     "meta": lambda: (torch.empty(3, 4, device="meta").t(), torch.empty(4, 3, device="meta")),
     "meta beside a 0-dim CPU tensor": lambda: (torch.empty(3, device="meta"), torch.tensor(1.0)),
     "meta out": lambda: (torch.empty(3, device="meta"), 1.0, torch.empty(0, device="meta")),
@@ -136,6 +142,13 @@ def test_served(name: str) -> None:
         fused = fuser.fuse(lambda x, y: torch.add(x, y))
         wanted = call(torch.add, SERVED[name]())
         assert_equal(call(fused, SERVED[name]()), wanted)
+
+
+def test_a_zero_tensor_is_no_repeated_call() -> None:
+    # It has no memory, and all else that a recorded call is known by.
+    zero, ones = torch._efficientzerotensor(3), torch.ones(3)
+    for x in (ones, zero, zero, ones, zero):
+        assert torch.equal(BARE(x, ones), x + ones)
 
 
 FALLS_BACK: dict[str, tuple[Callable[[], tuple[Any, ...]], str]] = {
@@ -234,24 +247,24 @@ def test_functors_take_every_dtype(dtype: torch.dtype) -> None:
         assert torch.equal(BARE(left, right).view(torch.uint8), wanted.view(torch.uint8))
 
 
-@pytest.mark.parametrize("dtype", LIMITED, ids=str)
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: x + x,
-        lambda x: x * 2,
-        lambda x: x == x,
-        lambda x: x < x,
-        lambda x: -x,
-        lambda x: abs(x),
-        lambda x: torch.exp(x),
-        lambda x: x / x,
-        lambda x: torch.where(x == x, x, x),
-        lambda x: x.clamp(1, 2),
-        lambda x: torch.ops.aten._to_copy.default(x, dtype=torch.float32) * 2,
-    ],
-)
-def test_ops_on_dtypes_that_torch_hardly_computes_with(function: Callable[..., Any], dtype: torch.dtype) -> None:
+HARDLY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "x + x": lambda x: x + x,
+    "x * 2": lambda x: x * 2,
+    "x == x": lambda x: x == x,
+    "x < x": lambda x: x < x,
+    "-x": lambda x: -x,
+    "abs": lambda x: abs(x),
+    "exp": lambda x: torch.exp(x),
+    "x / x": lambda x: x / x,
+    "where": lambda x: torch.where(x == x, x, x),
+    "clamp": lambda x: x.clamp(1, 2),
+    "to": lambda x: torch.ops.aten._to_copy.default(x, dtype=torch.float32) * 2,
+}
+
+
+@pytest.mark.parametrize(("name", "dtype"), one_of_each(list(itertools.product(HARDLY, LIMITED)), 3))
+def test_ops_on_dtypes_that_torch_hardly_computes_with(name: str, dtype: torch.dtype) -> None:
+    function = HARDLY[name]
     x = torch.tensor([1, 2, 3]).to(dtype)
     wanted, got = outcome(function, x), outcome(fuser.fuse(function), x)
     if isinstance(wanted, Exception):

@@ -163,6 +163,7 @@ def test_lazy_conjugates_and_negatives_are_no_fallback() -> None:
     assert fallbacks() == {}
 
 
+@pytest.mark.cpu
 def test_gradients_flow_through_the_eager_version(with_fallback: fuser.JitFunction) -> None:
     x = torch.randn(4, dtype=torch.float64, requires_grad=True)
     y = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
@@ -183,6 +184,7 @@ def test_without_grad_mode_nothing_falls_back(without_fallback: fuser.JitFunctio
     assert fallbacks() == {}
 
 
+@pytest.mark.cpu
 def test_inside_a_torch_func_transform(with_fallback: fuser.JitFunction) -> None:
     x, y = torch.randn(2, 3), torch.randn(2, 3)
     assert torch.equal(torch.func.vmap(with_fallback)(x, y), 2.0 * x + y)
@@ -236,6 +238,16 @@ def test_out_is_written_by_the_eager_version(no_cpu_fusion: None, with_fallback:
     x, out = torch.arange(3.0), torch.empty(3, dtype=torch.float64)
     assert with_fallback(x, 1.0, out=out) is out
     assert out.tolist() == [1, 3, 5]
+
+
+def test_results_share_memory_with_nothing(no_cpu_fusion: None) -> None:
+    # A kernel writes to new tensors; a translation may end with the input itself, or with one tensor for two outputs.
+    x = torch.arange(3.0)
+    copies = fuser.create_multi_output_jit_fn("template <typename T> void twice(T x, T& a, T& b) { a = x; b = x; }", 2)
+    a, b = copies(x)
+    alone = fuser.jit_fn("template <typename T> T same(T x) { return x; }")(x)
+    assert len({item.data_ptr() for item in (x, a, b, alone)}) == 4
+    assert a.tolist() == b.tolist() == alone.tolist() == x.tolist()
 
 
 def test_the_first_missing_functor_is_named(no_cpu_fusion: None, with_fallback: fuser.JitFunction) -> None:

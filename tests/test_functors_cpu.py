@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ from functors import (
     poison,
     unpoison,
 )
+from tiers import one_of_each
 
 import fuser
 from fuser.cpu import backend as cpu_backend
@@ -74,17 +76,7 @@ def pointwise(inputs: list[Any]) -> torch.Tensor:
     return torch.addcmul(*tensors) if is_served else torch.add(*inputs[:2])
 
 
-def some_dtypes(case: Case) -> tuple[torch.dtype, ...]:
-    """Return the dtypes to compile a functor for: loads and stores do not look into it, so that a few do for most."""
-    if case in BASICS:
-        return case.dtypes
-    return case.dtypes[:2] if case.dtypes[0].is_floating_point else case.dtypes[-1:]
-
-
-@pytest.mark.parametrize(
-    ("case", "dtype"),
-    [pytest.param(case, dtype, id=f"{case}-{str(dtype)[6:]}") for case in CASES for dtype in some_dtypes(case)],
-)
+@pytest.mark.parametrize(("case", "dtype"), one_of_each([(case, dtype) for case in CASES for dtype in case.dtypes]))
 def test_dtypes(case: Case, dtype: torch.dtype) -> None:
     # An odd length, more than one vector, with a tail.
     check(case, inputs_of(case, dtype, (3, 67)))
@@ -111,9 +103,8 @@ LAYOUTS: dict[str, Callable[[torch.dtype, tuple[float, float], int], torch.Tenso
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 # Layouts do not look into a functor: a part of the table is enough.
-@pytest.mark.parametrize("case", BASICS, ids=str)
+@pytest.mark.parametrize(("case", "layout"), one_of_each(list(itertools.product(BASICS, LAYOUTS)), 4))
 def test_layouts(case: Case, layout: str) -> None:
     check(case, [LAYOUTS[layout](case.dtypes[0], case.domain, seed) for seed in range(case.tensors)])
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from functors import CASES, Case, as_tuple, draw, functor, inputs_of
+from tiers import SLOW, choose
 
 import fuser
 from fuser.errors import GradientError
@@ -33,8 +34,14 @@ def continuous(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args: tuple(x for x in as_tuple(function(*args)) if x.is_floating_point() or x.is_complex())
 
 
+# The text of every derivative is checked without a compiler in test_derivative.py; here a third of them is compiled.
+COMPILED = [
+    pytest.param(case, id=str(case), marks=[] if choose(case.name, 3) == 2 else [SLOW]) for case in DIFFERENTIABLE
+]
+
+
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=str)
+@pytest.mark.parametrize("case", COMPILED)
 def test_functor(case: Case, device: str) -> None:
     function = continuous(functor(case.name))
     # The interpreter launches torch's kernels one by one, a hundred thousand for three elements of incomplete_gamma:

@@ -366,6 +366,7 @@ def test_a_full_disk_breaks_no_call(fresh_caches: Callable[[], None], monkeypatc
     assert fuser.stats()["fallbacks"] == {}
 
 
+@pytest.mark.nvrtc
 def test_a_full_disk_loses_no_cubin(fresh_caches: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     from cuda.core.utils import FileStreamProgramCache
 
@@ -398,6 +399,7 @@ def test_no_compile(fresh_caches: Callable[[], None]) -> None:
     assert again(x.double()).dtype == torch.float64
 
 
+@pytest.mark.cpu
 def test_stages_are_dumped_as_they_happen(capsys: pytest.CaptureFixture[str]) -> None:
     with config.patch(dump="functor,group,spec,source,binary,launch"):
         function = new_functor()
@@ -407,14 +409,11 @@ def test_stages_are_dumped_as_they_happen(capsys: pytest.CaptureFixture[str]) ->
     assert stages == ["functor", "group", "spec", "source", "binary", "launch", "launch"]
 
 
+@pytest.mark.nvrtc
 def test_damaged_cubin_is_made_again(
     fresh_caches: Callable[[], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    cuda_backend = pytest.importorskip("fuser.cuda.backend")
-    from cubins import has_nvrtc
-
-    if not has_nvrtc():
-        pytest.skip("NVRTC is not installed")
+    from fuser.cuda import backend as cuda_backend
 
     class Loaded:
         """Stands in for the driver: refuses what is no ELF image."""

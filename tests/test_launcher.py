@@ -26,6 +26,8 @@ from fuser import launcher
 from fuser.errors import ArgumentError, FuserError, GradientError
 from fuser.launcher import PythonLauncher
 
+pytestmark = pytest.mark.cpu
+
 AXPY = "template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }"
 BOTH = "template <typename T> void both(T x, T y, T& sum, T& product) { sum = x + y; product = x * y; }"
 MEASURE = "template <typename T> T measure(T x) { return sizeof(T) + x; }"
@@ -664,7 +666,11 @@ def test_a_setting_that_changes_while_a_plan_is_made_makes_the_record_stale(monk
         assert double.launch((x,), None, None) is None
 
 
-@pytest.mark.parametrize("out", [(), (None,), (torch.zeros(4),) * 3, ((),), 2.0, "out", object()], ids=repr)
+@pytest.mark.parametrize(
+    "out",
+    [(), (None,), (torch.zeros(4),) * 3, ((),), 2.0, "out", object()],
+    ids=lambda out: repr(out).partition(" at ")[0],
+)
 def test_out_of_a_wrong_kind_raises_after_right_calls(kind: str, out: Any) -> None:
     function, whole = make(kind, alpha=2.0), fuser.fuse(lambda x, y: torch.exp(x) + y)
     x, y, right = draw(4), draw(4), torch.empty(4)

@@ -55,21 +55,21 @@ def inferred(tensors: list[torch.Tensor]) -> Operand:
     return shape, infer_output_strides(shape, [(tuple(item.shape), item.stride()) for item in tensors])
 
 
-@settings(max_examples=1000)
+@settings(max_examples=10 * settings().max_examples)
 @given(broadcastable((torch.float32, torch.float32)))
 def test_output_of_two(tensors: list[torch.Tensor]) -> None:
     wanted = torch.add(*tensors)
     assert inferred(tensors) == (tuple(wanted.shape), wanted.stride())
 
 
-@settings(max_examples=1000)
+@settings(max_examples=10 * settings().max_examples)
 @given(broadcastable((torch.bool, torch.float32, torch.float32)))
 def test_output_of_three(tensors: list[torch.Tensor]) -> None:
     wanted = torch.where(*tensors)
     assert inferred(tensors) == (tuple(wanted.shape), wanted.stride())
 
 
-@settings(max_examples=1000)
+@settings(max_examples=10 * settings().max_examples)
 @given(broadcastable((torch.float32,)))
 def test_output_of_one_and_a_number(tensors: list[torch.Tensor]) -> None:
     (x,) = tensors
@@ -97,7 +97,7 @@ def dense_pairs(draw: st.DrawFn) -> list[torch.Tensor]:
     return tensors
 
 
-@settings(max_examples=1000)
+@settings(max_examples=10 * settings().max_examples)
 @given(dense_pairs())
 def test_output_of_dense_tensors(tensors: list[torch.Tensor]) -> None:
     for operands in (tensors, tensors[:1], [tensors[0], tensors[0]]):
@@ -117,7 +117,6 @@ def test_channels_last(memory_format: torch.memory_format) -> None:
 
 
 def test_layouts_measured_on_jiterator() -> None:
-    # FACTS.md
     square = torch.empty(4, 4)
     assert inferred([square.t()])[1] == (1, 4)
     assert inferred([square, square.t()])[1] == (4, 1)
@@ -126,7 +125,7 @@ def test_layouts_measured_on_jiterator() -> None:
     assert inferred([torch.empty(4, 6)[:, ::2]])[1] == (3, 1)
 
 
-@settings(max_examples=1000)
+@settings(max_examples=10 * settings().max_examples)
 @given(st.lists(SIZES, max_size=4), st.lists(SIZES, max_size=4))
 def test_broadcasting_says_what_torch_says(left: list[int], right: list[int]) -> None:
     assert outcome(lambda: broadcast_shapes([tuple(left), tuple(right)]), ShapeError) == outcome(
@@ -142,7 +141,7 @@ def outcome(function: Callable[[], Shape], kind: type[Exception]) -> Shape | str
         return str(error)
 
 
-@settings(max_examples=500)
+@settings(max_examples=5 * settings().max_examples)
 @given(broadcastable((torch.float32,) * 3))
 def test_broadcast_strides(tensors: list[torch.Tensor]) -> None:
     shape = broadcast_shapes([tuple(item.shape) for item in tensors])
@@ -163,7 +162,7 @@ def offsets(sizes: Shape, all_strides: list[tuple[int, ...]]) -> list[tuple[int,
     ]
 
 
-@settings(max_examples=1000)
+@settings(max_examples=10 * settings().max_examples)
 @given(broadcastable((torch.float32, torch.float32)))
 def test_iteration_space(tensors: list[torch.Tensor]) -> None:
     shape, out = inferred(tensors)
@@ -196,7 +195,7 @@ def test_dimensions_merge(shapes: list[Shape], rank: int) -> None:
     assert len(build_iteration_space(shape, strides).sizes) == rank
 
 
-@settings(max_examples=500)
+@settings(max_examples=5 * settings().max_examples)
 @given(broadcastable((torch.float32,)))
 def test_is_contiguous(tensors: list[torch.Tensor]) -> None:
     (x,) = tensors

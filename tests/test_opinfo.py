@@ -5,8 +5,7 @@ One launch computes a sample in every dtype: the kernel compiles once, and each 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, reduce
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 import torch
 from accuracy import assert_close_to_eager, assert_form, outcome
 from functors import poison, unpoison
+from tiers import choose
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
@@ -29,9 +29,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning", "ignore:where received a uint8:UserWarning"),
 ]
 
-# Samples of each op that are run, evenly chosen (each in every dtype); "make fuzz" runs them all. Ops of one tensor are
-# walked in the same way: each runs half of these.
-SAMPLES = 100 if os.environ.get("HYPOTHESIS_PROFILE") == "fuzz" else 2
 
 ATEN = torch.ops.aten
 Args = tuple[Any, ...]
@@ -250,15 +247,11 @@ def test_every_op_has_samples() -> None:
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
-def test_samples(name: str) -> None:
+def test_samples(name: str, tier: int) -> None:
     samples = samples_of(SUBJECTS[name])
-    # Every other one is walked with steps.
-    count = min(SAMPLES, len(samples))
-    places: Iterable[int] = range(count)
-    if len(OPS[SUBJECTS[name].name].function.functor.tensors) == 1 and SAMPLES == 2:
-        places = [list(SUBJECTS).index(name) % count]
-    for place in places:
-        check(samples[(len(samples) * place // count & ~1) + place % 2])
+    # In tier 2 one sample of each op (in every dtype), and of two names of an op hardly ever the same.
+    for sample in samples if tier == 3 else [samples[choose(name, len(samples))]]:
+        check(sample)
 
 
 @pytest.mark.parametrize("name", [name for name, item in SUBJECTS.items() if item.info.error_inputs_func])

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from accuracy import distance
+from tiers import SLOW
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fuser.cpu.prelude import emit_prelude as emit_cpu_prelude
@@ -29,8 +30,6 @@ FLAGS = (
     *("-ffp-contract=off", "-shared", "-fPIC", "-Wall", "-Wno-unused", "-Werror"),
 )
 ALL_FEATURES = frozenset({"half", "bfloat16", "float8", "complex"})
-
-needs_compiler = pytest.mark.skipif(CXX is None, reason="no C++ compiler: none of $CXX, g++, c++ is on PATH")
 
 
 def identifiers(text: str) -> frozenset[str]:
@@ -55,28 +54,11 @@ def compile_cpp(
 
 def compile_cuda(body: str, features: frozenset[str] = frozenset(), arch: str = "sm_90") -> None:
     """Compile the prelude for `body` and `body` to a cubin; raise with NVRTC's log."""
-    core = pytest.importorskip("cuda.core", reason="cuda.core is not installed")
-    options = core.ProgramOptions(arch=arch, std="c++17", device_as_default_execution_space=True)
+    from cuda.core import Program, ProgramOptions
+
+    options = ProgramOptions(arch=arch, std="c++17", device_as_default_execution_space=True)
     source = emit_cuda_prelude(identifiers(body), features) + body
-    core.Program(source, "c++", options).compile("cubin")
-
-
-@pytest.fixture(scope="module")
-def nvrtc_found() -> bool:
-    """Whether NVRTC can be loaded."""
-    pathfinder = pytest.importorskip("cuda.pathfinder", reason="cuda.pathfinder is not installed")
-    try:
-        pathfinder.load_nvidia_dynamic_lib("nvrtc")
-    except pathfinder.DynamicLibNotFoundError:
-        return False
-    return True
-
-
-@pytest.fixture
-def nvrtc(nvrtc_found: bool) -> None:
-    """Skip where there is no NVRTC."""
-    if not nvrtc_found:
-        pytest.skip("NVRTC (wheel nvidia-cuda-nvrtc) is not installed")
+    Program(source, "c++", options).compile("cubin")
 
 
 # ---- names ----
@@ -294,17 +276,18 @@ def test_table_covers_every_name() -> None:
     assert set(MATH) - {n for b in blocks for n in b.names} <= {n for n in MATH if n.startswith("__")}
 
 
-@needs_compiler
+@pytest.mark.cpu
 def test_all_names_compile_together_on_cpu(tmp_path: Path) -> None:
     compile_cpp(EVERYTHING + CPU_ENTRY, tmp_path, ALL_FEATURES)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
-def test_all_names_compile_together_on_cuda(nvrtc: None, arch: str) -> None:
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("arch", ["sm_90", *(pytest.param(name, marks=SLOW) for name in ("sm_80", "sm_100", "sm_120"))])
+def test_all_names_compile_together_on_cuda(arch: str) -> None:
     compile_cuda(EVERYTHING + CUDA_ENTRY, ALL_FEATURES, arch)
 
 
-@needs_compiler
+@pytest.mark.cpu
 def test_each_name_brings_what_it_needs_on_cpu(tmp_path: Path) -> None:
     """One file per name, all in one compiler call; checked without generating code."""
     assert CXX is not None
@@ -322,14 +305,18 @@ def test_each_name_brings_what_it_needs_on_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("features", [frozenset({f}) for f in sorted(ALL_FEATURES)] + [frozenset()], ids=str)
-def test_each_feature_brings_what_it_needs(nvrtc: None, tmp_path: Path, features: frozenset[str]) -> None:
+@pytest.mark.parametrize(
+    "device", [pytest.param("cpu", marks=pytest.mark.cpu), pytest.param("cuda", marks=pytest.mark.nvrtc)]
+)
+def test_each_feature_brings_what_it_needs(device: str, tmp_path: Path, features: frozenset[str]) -> None:
     used = [s for n, (s, _) in STORAGE.items() if n.partition("_")[0] in features]
     lines = [f"sink += fuser_to_compute(fuser_from_compute<{s}>(f));" for s in used]
     lines += ["sink += fuser_cast<std::complex<float>>(f).real();"] if "complex" in features else []
     body = functor_of("\n".join(lines))
-    compile_cuda(body + CUDA_ENTRY, features)
-    if CXX is not None:
+    if device == "cpu":
         compile_cpp(body + CPU_ENTRY, tmp_path, features)
+    else:
+        compile_cuda(body + CUDA_ENTRY, features)
 
 
 @pytest.mark.parametrize("emit", [emit_cpu_prelude, emit_cuda_prelude])
@@ -407,7 +394,7 @@ def assert_same(actual: torch.Tensor, expected: torch.Tensor, what: str) -> None
     )
 
 
-@needs_compiler
+@pytest.mark.cpu
 @pytest.mark.parametrize("flags", [NATIVE, ("-march=x86-64",)], ids=["native", "integer code"])
 def test_small_floats_convert_as_in_torch(tmp_path: Path, flags: tuple[str, ...]) -> None:
     if flags != NATIVE and platform.machine() != "x86_64":
@@ -426,7 +413,7 @@ def test_small_floats_convert_as_in_torch(tmp_path: Path, flags: tuple[str, ...]
         assert_same(run(getattr(library, f"encode_{n}"), [sample], dtype), sample.to(dtype), f"float to {n}")
 
 
-@needs_compiler
+@pytest.mark.cpu
 def test_half_and_bfloat16_conversions_vectorise(tmp_path: Path) -> None:
     body = "".join(
         loop(f"k_{s}", [s], s, f"fuser_from_compute<{s}>(fuser_to_compute(@a) + 1.0f)")
@@ -437,7 +424,7 @@ def test_half_and_bfloat16_conversions_vectorise(tmp_path: Path) -> None:
     assert len(lines) == 2, said
 
 
-@needs_compiler
+@pytest.mark.cpu
 def test_casts(tmp_path: Path) -> None:
     """Floating point to integer is torch's conversion inside the range, and does not depend on the position outside."""
     types = {
@@ -476,6 +463,8 @@ X86 = {
     "avx": ("-mavx",),
     "sse2": ("-march=x86-64",),
 }
+# Kernels are compiled for the machine they run on.
+ISAS = ["native", *(pytest.param(name, marks=SLOW) for name in X86 if name != "native")]
 # config.cpu_math, and the features it turns on.
 MATH_KINDS: dict[str, frozenset[str]] = {"fast": frozenset(), "precise": frozenset({"precise"})}
 CALLS = (
@@ -535,9 +524,9 @@ def arguments(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     return a.to(dtype), b.to(dtype)
 
 
-@needs_compiler
+@pytest.mark.cpu
 @pytest.mark.parametrize("math", MATH_KINDS)
-@pytest.mark.parametrize("isa", X86)
+@pytest.mark.parametrize("isa", ISAS)
 def test_a_value_does_not_depend_on_its_position(tmp_path: Path, isa: str, math: str) -> None:
     """At every position of loops of many lengths, vectorised or not: the same bits."""
     if not can_run(X86[isa]):
@@ -562,9 +551,9 @@ def test_a_value_does_not_depend_on_its_position(tmp_path: Path, isa: str, math:
                 assert_same(run(vector, turned, dtype), alone.roll(length)[:length], f"{n}{suffix}, length {length}")
 
 
-@needs_compiler
+@pytest.mark.cpu
 @pytest.mark.parametrize("math", MATH_KINDS)
-@pytest.mark.parametrize("isa", X86)
+@pytest.mark.parametrize("isa", ISAS)
 def test_a_constant_argument_changes_no_bit(tmp_path: Path, isa: str, math: str) -> None:
     """The compiler simplifies calls whose arguments it knows, as in an unrolled loop: to what the call gives.
 
@@ -663,7 +652,7 @@ def ulps(actual: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     return ((actual.double() - exact).abs() / unit).nan_to_num(nan=0.0)
 
 
-@needs_compiler
+@pytest.mark.cpu
 def test_float_functions_are_within_four_ulp(tmp_path: Path) -> None:
     body = "".join(loop(f"k_{n}", ["float", "float"], "float", CALLS[n]) for n in REFERENCES)
     library, _ = compile_cpp(body, tmp_path)
@@ -680,7 +669,7 @@ def test_float_functions_are_within_four_ulp(tmp_path: Path) -> None:
     assert {n: u for n, u in measured.items() if u > limits.get(n, 4.0)} == {}
 
 
-@needs_compiler
+@pytest.mark.cpu
 def test_double_functions_agree_with_torch(tmp_path: Path) -> None:
     """To 1e-13 relative, which catches a wrong coefficient; torch's own values are no better in places."""
     body = "".join(loop(f"k_{n}", ["double", "double"], "double", CALLS[n]) for n in REFERENCES)
@@ -750,7 +739,7 @@ SPECIAL = {
 }
 
 
-@needs_compiler
+@pytest.mark.cpu
 def test_special_values(tmp_path: Path) -> None:
     body = "".join(loop(f"k_{i}", ["float"], "float", call) for i, call in enumerate(SPECIAL))
     library, _ = compile_cpp(body, tmp_path)
@@ -774,7 +763,7 @@ PRECISE = {
 }  # fmt: skip
 
 
-@needs_compiler
+@pytest.mark.cpu
 @pytest.mark.parametrize(("real", "dtype", "digits"), [("float", torch.float32, 24), ("double", torch.float64, 53)])
 def test_precise_functions_are_within_one_ulp(tmp_path: Path, real: str, dtype: torch.dtype, digits: int) -> None:
     """Measured in units of the last place against libm's long double; float's are the nearest but for rare ties."""
@@ -803,7 +792,7 @@ static double distance_{n}({real} a, {real} b) {{
     assert {n: u for n, u in measured.items() if u > limit} == {}
 
 
-@needs_compiler
+@pytest.mark.cpu
 def test_libmvec_is_used_where_it_exists(tmp_path: Path) -> None:
     assert CXX is not None
     if not has_vector_form("exp") or "clang" in CXX:
@@ -852,7 +841,7 @@ def complex_sample() -> torch.Tensor:
     return torch.view_as_complex(torch.cat(parts).contiguous())
 
 
-@needs_compiler
+@pytest.mark.cpu
 def test_complex_functions_are_close_to_complex128(tmp_path: Path) -> None:
     """complex64 within 8 units of the last place of |result| of torch's complex128 result; complex128 to 1e-13."""
     names = [*COMPLEX_UNARY, "conj", "proj"]
@@ -888,7 +877,7 @@ def test_complex_functions_are_close_to_complex128(tmp_path: Path) -> None:
     assert float(ulps(run(library.abs_c, [sample], torch.float32), wide.abs()).max()) < 4
 
 
-@needs_compiler
+@pytest.mark.cpu
 def test_complex_special_values(tmp_path: Path) -> None:
     """Infinities, zeros and branch cuts, against Python's cmath (C99 Annex G)."""
     import cmath

@@ -369,7 +369,8 @@ def test_out_of_several_nodes_follows_the_rules(x: torch.Tensor) -> None:
         fuser.fuse(lambda x: {"a": x * 2})(x, out=x)
 
 
-@pytest.mark.parametrize("kind", ["functor", "fused"])
+# Dynamo takes ten seconds for either.
+@pytest.mark.parametrize("kind", ["functor", pytest.param("fused", marks=pytest.mark.slow)])
 def test_out_in_a_compiled_function_is_that_of_the_call(kind: str, x: torch.Tensor) -> None:
     function = axpy if kind == "functor" else fuser.fuse(lambda x, y: torch.relu(x) * y)
     outs = [
