@@ -1,9 +1,9 @@
 """Every kernel that any test generates is also compiled by NVRTC, which needs no GPU.
 
 A pytest plugin (conftest.py loads it). It notes what passes through ``fuser.compiler.build_source``; after each test
-the CUDA twin of every new text (same group, same ArgSpec with ``device_type="cuda"``) is compiled to a cubin: in tier 2 for
-one architecture, in tier 3 for all of them. A twin that does not compile fails that test. Kernels that the test's own
-compiler refuses are left out: they are tests of errors.
+the CUDA twin of every new text (same group, same ArgSpec with ``device_type="cuda"``) is compiled to a cubin: in tier 2
+for one architecture, in tier 3 for all of them. A twin that does not compile fails that test. Kernels that the test's
+own compiler refuses are left out: they are tests of errors.
 """
 
 from __future__ import annotations
