@@ -11,7 +11,7 @@ import torch
 from functors import poison, same_bits, unpoison
 
 import fuser
-from fuser import planner
+from fuser import arg_spec
 from fuser.config import config
 from fuser.tuning import table as tunings
 
@@ -37,7 +37,7 @@ def poisoned_memory() -> Iterator[None]:
 def index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Run with 32-bit indices, and with 64-bit ones, which otherwise only huge tensors get."""
     if request.param == "wide":
-        monkeypatch.setattr(planner, "MAX_NARROW_OFFSET", 0)
+        monkeypatch.setattr(arg_spec, "MAX_NARROW_OFFSET", 0)
     config.touch()
     return str(request.param)
 
