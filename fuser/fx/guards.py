@@ -33,8 +33,13 @@ _MODES: dict[str, Callable[[Any], Any]] = {
     "is_autocast_enabled": lambda _: tuple(map(torch.is_autocast_enabled, ("cpu", "cuda"))),
     "get_default_dtype": lambda _: torch.get_default_dtype(),
 }
-# Special methods that read all of an object, and the instructions that may call them.
-_SELDOM_CALLED = frozenset(("__new__", "__init__", "__post_init__", "__eq__", "__repr__", "__hash__", "__replace__"))
+# Special methods that read all of an object, and the instructions that may call them; those that write or copy
+# it have no say in what is computed.
+_SELDOM_CALLED = frozenset(
+    "__new__ __init__ __post_init__ __eq__ __repr__ __hash__ __replace__ __setattr__ __delattr__ __del__ __getstate__ "
+    "__setstate__ __reduce__ __reduce_ex__ __copy__ __deepcopy__ __sizeof__ __dir__ __init_subclass__ __set_name__ "
+    "__subclasshook__ __class_getitem__".split()
+)
 _IMPLIED = {
     "COMPARE_OP": ("__eq__",),
     "CONTAINS_OP": ("__eq__", "__hash__"),
@@ -49,10 +54,12 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 @dataclass(frozen=True, slots=True)
 class Guards:
-    """Values that were found in dicts, and by other ways of asking."""
+    """Values that were found in dicts, in closures and slots, and by other ways of asking."""
 
     # Dict, key, value.
     reads: tuple[tuple[dict[Any, Any], Any, Any], ...] = ()
+    # Object, attribute, value: what closures and slots hold.
+    attributes: tuple[tuple[Any, str, Any], ...] = ()
     # Function of one argument, the argument, what it returned.
     asked: tuple[tuple[Callable[[Any], Any], Any, Any], ...] = ()
 
@@ -62,6 +69,10 @@ class Guards:
             for held, key, value in self.reads:
                 if held[key] is not value and not is_same(held[key], value):
                     return False
+            for subject, name, value in self.attributes:
+                now = getattr(subject, name)
+                if now is not value and not is_same(now, value):
+                    return False
             for question, subject, answer in self.asked:
                 now = question(subject)
                 if now is not answer and not is_same(now, answer):
@@ -70,6 +81,13 @@ class Guards:
             # A name that is gone, an empty cell, a shorter list, a slot without a value.
             return False
         return True
+
+    def split(self) -> tuple[tuple[tuple[Any, str, Any], ...], Guards]:
+        """Return what a launcher compares by identity, as ``Recorded.reads`` with the values of now, and the rest."""
+        named = [(held, key, held[key]) for held, key, _ in self.reads if type(held) is dict and type(key) is str]
+        named += [(subject, name, getattr(subject, name)) for subject, name, _ in self.attributes]
+        rest = tuple(item for item in self.reads if type(item[0]) is not dict or type(item[1]) is not str)
+        return tuple(named), Guards(rest, (), self.asked)
 
     def find_changed(self) -> str:
         """Return the first key whose value is another one now; empty if it has no name."""
@@ -121,12 +139,13 @@ class _GuardFinder:
         self.names = names
         self._seen: dict[int, Any] = {}
         self._reads: dict[tuple[int, Any], tuple[dict[Any, Any], Any, Any]] = {}
+        self._attributes: list[tuple[Any, str, Any]] = []
         self._asked: list[tuple[Callable[[Any], Any], Any, Any]] = []
         self._of_classes: set[tuple[type, str]] = set()
 
     def build(self) -> Guards:
         modes = [(ask, None, ask(None)) for name, ask in _MODES.items() if name in self.names]
-        return Guards(tuple(self._reads.values()), (*self._asked, *modes))
+        return Guards(tuple(self._reads.values()), tuple(self._attributes), (*self._asked, *modes))
 
     def visit(self, value: Any) -> None:
         if value is None or type(value) in _PLAIN or id(value) in self._seen:
@@ -164,7 +183,7 @@ class _GuardFinder:
 
     def _visit_function(self, function: types.FunctionType) -> None:
         for cell in function.__closure__ or ():
-            self._ask(cell.__getattribute__, "cell_contents")
+            self._ask_attribute(cell, "cell_contents")
         self._visit_all(function.__defaults__ or ())
         self._visit_all((function.__kwdefaults__ or {}).values())
         self._read_names(vars(function))
@@ -206,6 +225,12 @@ class _GuardFinder:
         self._asked.append((question, subject, answer))
         self.visit(answer)
 
+    def _ask_attribute(self, subject: Any, name: str) -> None:
+        # None yet: an empty cell, a slot without a value.
+        if hasattr(subject, name):
+            self._attributes.append((subject, name, getattr(subject, name)))
+            self.visit(getattr(subject, name))
+
     def _read_names(self, held: dict[str, Any]) -> None:
         for name in self.names.intersection(held) if _ANY_NAME.isdisjoint(self.names) else list(held):
             self._read(held, name)
@@ -216,6 +241,9 @@ class _GuardFinder:
                 continue
             # Special methods are called without being named.
             for name, value in vars(base).items():
+                if isinstance(value, types.MemberDescriptorType) or _is_written_by_dataclass(base, name, value):
+                    # A slot, whose value is asked of the object; what stores the arguments that it is given.
+                    continue
                 is_special = name[:2] == "__" and callable(value) and name not in _SELDOM_CALLED
                 if (is_special or name in special or name in self.names) and (base, name) not in self._of_classes:
                     self._of_classes.add((base, name))
@@ -228,6 +256,10 @@ class _GuardFinder:
             self.visit(getattr(value, "function", None) if callable(value) else None)
             return
         self._visit_class(kind)
+        if getattr(getattr(kind, "__dataclass_params__", None), "frozen", False):
+            # It stays as it is; what it holds may not.
+            self._visit_all(getattr(value, name, None) for name in kind.__dataclass_fields__)
+            return
         held = getattr(value, "__dict__", None)
         if isinstance(held, dict):
             self._read_names(held)
@@ -235,7 +267,7 @@ class _GuardFinder:
         for base in kind.__mro__:
             slots = vars(base).get("__slots__", ())
             for name in self.names.intersection((slots,) if isinstance(slots, str) else slots):
-                self._ask(functools.partial(getattr, value), name)
+                self._ask_attribute(value, name)
 
     def _read_hidden(self, held: dict[str, Any], kind: type) -> None:
         for base in kind.__mro__:
@@ -278,6 +310,15 @@ class _GuardFinder:
             self._read_hidden(held, type(module))
             self.names.add("forward")
             self._visit_class(type(module))
+
+
+def _is_written_by_dataclass(kind: type, name: str, value: Any) -> bool:
+    return (
+        name == "__init__"
+        and "__dataclass_params__" in vars(kind)
+        and isinstance(value, types.FunctionType)
+        and value.__code__.co_filename == "<string>"
+    )
 
 
 def _is_foreign(module_name: str | None) -> bool:

@@ -174,11 +174,11 @@ class FusedFunction(Replayer):
     def add(self, tensors: tuple[Any, ...], scalars: Scalars | None, out: Any, recorded: Recorded) -> bool:
         """See Launcher: what the function reads besides its arguments is looked at in each replay."""
         assert self._own is not None, "only its calls are recorded here"
-        guards, check = self._own.traced.guards, recorded.check
-        if guards.reads or guards.asked:
-            holds = guards.holds
-            recorded = recorded._replace(check=lambda *tensors: holds() and check(*tensors))
-        return super().add(tensors, scalars, out, recorded)
+        reads, rest = self._own.traced.guards.split()
+        check = recorded.check
+        if rest.reads or rest.asked:
+            recorded = recorded._replace(check=lambda *tensors: rest.holds() and check(*tensors))
+        return super().add(tensors, scalars, out, recorded._replace(reads=reads))
 
     def _finish(self, outs: tuple[Any, ...], result: Any, args: tuple[Any, ...]) -> Any:
         made = [result] if isinstance(result, torch.Tensor) else list(result)
