@@ -120,8 +120,9 @@ def _translate(
     graph = fx.Graph()
     arguments = []
     parameters = [parameter for parameter in functor.parameters if parameter.role is not Role.OUTPUT]
-    for parameter, kind in zip(parameters, types, strict=False):
-        node = graph.placeholder(parameter.name or "unnamed")
+    for slot, (parameter, kind) in enumerate(zip(parameters, types, strict=False)):
+        # With the slot, no name of C++ is one that Python or fx keeps for itself ("lambda", "self", "torch").
+        node = graph.placeholder(f"{parameter.name or 'unnamed'}_{slot}")
         node.meta["dtype"] = storage_dtype(kind)
         arguments.append(Value(kind, node))
     # Derivatives want cbrt as cbrt, not as what it is made of.

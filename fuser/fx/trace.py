@@ -69,10 +69,12 @@ class FusedFunction(Replayer):
         self.__name__, self.__qualname__ = function.__name__, function.__qualname__
         functools.update_wrapper(self, function, updated=())
 
-    def __get__(self, instance: Any, owner: type | None = None) -> FusedFunction:
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Return the fused method of an instance, which keeps it."""
         if instance is None or isinstance(self.function, types.MethodType):
             return self
+        if torch.compiler.is_dynamo_compiling():
+            return functools.partial(self._call_plainly, instance)
         try:
             held = vars(instance)
         except TypeError:
@@ -144,6 +146,10 @@ class FusedFunction(Replayer):
 
     def call_anew(self, *args: Any, **kwargs: Any) -> Any:
         """Serve a call that is not like an earlier one; as ``__call__``."""
+        kinds = type(args[0]).__mro__ if args and type(args[0]) is not torch.Tensor else ()
+        if any(vars(kind).get(self.__name__) is self for kind in kinds):
+            # A method called by its class: ``Base.forward(self, x)``.
+            return self.__get__(args[0])(*args[1:], **kwargs)
         is_exported = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
         if is_exported or is_traced((*args, *kwargs.values())):
             # Somebody else is tracing.
