@@ -91,9 +91,12 @@ def translate(
 
     Raises:
         FunctorError: the text does not parse.
-        UntranslatableError: it holds something that has no counterpart in torch.
+        UntranslatableError: it holds something that has no counterpart in torch, or is nested too deeply for Python.
     """
-    return _translate(functor, compute, types, differentiable, config.max_unrolled)
+    try:
+        return _translate(functor, compute, types, differentiable, config.max_unrolled)
+    except RecursionError as error:
+        raise UntranslatableError(functor.source, 1, 1, "a text nested this deeply") from error
 
 
 def cast(item: Any, dtype: torch.dtype) -> Any:
