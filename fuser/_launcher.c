@@ -106,6 +106,8 @@ typedef struct {
   uint64_t *words;
   // torch's own comparison of everything about the tensors, and of the modes that are on. It takes each tensor once.
   PyObject *check;
+  // Values elsewhere that the call relies on: (dict or object, name, value), each still that very object.
+  PyObject *reads;
   // What is called with the inputs in place of allocating and launching, in grad mode only; NULL for most records.
   PyObject *through;
   int needs_no_grad, device, is_cuda;
@@ -148,6 +150,7 @@ static void release(Record *record) {
   PyMem_Free(record->steps);
   PyMem_Free(record->words);
   Py_XDECREF(record->check);
+  Py_XDECREF(record->reads);
   Py_XDECREF(record->through);
   Py_XDECREF(record->kernels);
   PyMem_Free(record);
@@ -322,11 +325,24 @@ static int is_forward_ad_off(void) {
   return PyErr_Clear(), 0;
 }
 
+static int are_reads_current(PyObject *reads) {
+  for (Py_ssize_t i = 0; i < PyTuple_Size(reads); ++i) {
+    PyObject *read = PyTuple_GetItem(reads, i);
+    PyObject *held = PyTuple_GetItem(read, 0), *name = PyTuple_GetItem(read, 1);
+    PyObject *now = PyDict_CheckExact(held) ? Py_XNewRef(PyDict_GetItemWithError(held, name)) : PyObject_GetAttr(held, name);
+    if (!now) return PyErr_Clear(), 0;
+    Py_DECREF(now);
+    if (now != PyTuple_GetItem(read, 2)) return 0;
+  }
+  return 1;
+}
+
 // torch's comparison of the tensors: type, dispatch keys with those of the active modes, requires_grad, layout.
 static int passes_check(const Launcher *self, const Record *record, const Call *call, PyObject *tensors) {
   if (!is_zero(function_modes) || !is_zero(dispatch_modes) || !is_forward_ad_off()) return 0;
   if (record->needs_no_grad && !is_zero(grad_enabled)) return 0;
   if (record->through && is_zero(grad_enabled)) return 0;
+  if (!are_reads_current(record->reads)) return 0;
   PyObject *arguments;
   if (call->distinct_count == call->item_count && call->item_count == PyTuple_Size(tensors) && !self->order) {
     arguments = Py_NewRef(tensors);
@@ -717,13 +733,18 @@ static void clear(Table *table) {
 
 // Fill a new record from what is kept of a call; 0 with an error set.
 static int read_record(Record *record, const Call *call, PyObject *out, PyObject *recorded) {
-  PyObject *check, *allocations, *steps, *kernels, *through;
+  PyObject *check, *allocations, *steps, *kernels, *through, *reads;
   unsigned long long planned;
-  if (!PyArg_ParseTuple(recorded, "OKpO!iO!ipOO", &check, &planned, &record->needs_no_grad, &PyTuple_Type,
+  if (!PyArg_ParseTuple(recorded, "OKpO!iO!ipOOO!", &check, &planned, &record->needs_no_grad, &PyTuple_Type,
                         &allocations, &record->result_count, &PyTuple_Type, &steps, &record->device, &record->is_cuda,
-                        &kernels, &through) ||
+                        &kernels, &through, &PyTuple_Type, &reads) ||
       !is_callable(check) || (through != Py_None && !is_callable(through)))
     return 0;
+  for (Py_ssize_t i = 0; i < PyTuple_Size(reads); ++i) {
+    PyObject *read = PyTuple_GetItem(reads, i);
+    if (!is_tuple(read) || PyTuple_Size(read) != 3 || !PyUnicode_Check(PyTuple_GetItem(read, 1)))
+      return PyErr_SetString(PyExc_TypeError, "what a record reads is a dict or an object, a name and a value"), 0;
+  }
   const int allocation_count = (int)PyTuple_Size(allocations), step_count = (int)PyTuple_Size(steps);
   const int out_count = call->item_count - call->input_count;
   if (record->result_count < 0 || allocation_count > MAX_ITEMS ||
@@ -733,6 +754,7 @@ static int read_record(Record *record, const Call *call, PyObject *out, PyObject
   record->generation = planned;
   record->hash = hash_words(call);
   record->check = Py_NewRef(check);
+  record->reads = Py_NewRef(reads);
   record->kernels = Py_NewRef(kernels);
   record->through = through == Py_None ? NULL : Py_NewRef(through);
   record->word_count = call->word_count;

@@ -116,6 +116,8 @@ class Recorded(NamedTuple):
     steps: tuple[Step, ...] = ()
     # In place of all that: what is called with the inputs, in grad mode only; its result is the call's value.
     through: Callable[..., Any] | None = None
+    # Values elsewhere that the call relies on: a dict or another object, a name, and what has to be found there.
+    reads: tuple[tuple[Any, str, Any], ...] = ()
 
 
 def record_call(
@@ -285,7 +287,7 @@ class PythonLauncher:
 
 def _guard(recorded: Recorded, inputs: tuple[Any, ...], replay: Replay) -> Replay:
     # What a replay looks up is bound here: an attribute costs as much as an addition.
-    check, generation, settings = recorded.check, recorded.generation, config
+    check, generation, settings, reads = recorded.check, recorded.generation, config, recorded.reads
     function_modes, dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
     first: dict[int, int] = {}
     for slot, item in enumerate(inputs):
@@ -297,6 +299,9 @@ def _guard(recorded: Recorded, inputs: tuple[Any, ...], replay: Replay) -> Repla
     is_plain = len(distinct) == len(inputs)
 
     def guarded(inputs: tuple[Any, ...]) -> Any:
+        for held, name, value in reads:
+            if (held.get(name) if type(held) is dict else getattr(held, name, None)) is not value:
+                return None
         if not is_plain and not all(inputs[slot] is inputs[other] for slot, other in twins):
             return None
         if not check(*(inputs if is_plain else [inputs[slot] for slot in distinct])):

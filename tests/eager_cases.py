@@ -537,7 +537,7 @@ CONSTRUCTS: tuple[Construct, ...] = (
     ),
     one(
         "pragma_operator",
-        'T s = x; UNROLL\nfor (int i = 0; i < 3; ++i) s += s; _Pragma("unroll") while (s > T(9)) s -= T(9); return s;',
+        'T s = x; UNROLL\nfor (int i = 0; i < 3; ++i) s += s; return s;',
         '#define UNROLL _Pragma("unroll")',
         dtypes=(torch.float32,),
     ),

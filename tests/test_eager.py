@@ -91,7 +91,7 @@ def batches() -> Iterator[Any]:
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize(("constructs", "dtype"), batches())
+@pytest.mark.parametrize(("constructs", "dtype"), [*batches()])
 def test_constructs_have_the_kernels_bits(constructs: list[Construct], dtype: torch.dtype) -> None:
     functions = [construct.build() for construct in constructs]
     count = constructs[0].tensors

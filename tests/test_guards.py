@@ -17,6 +17,7 @@ from functors import draw, functor
 
 import fuser
 from fuser.errors import ArgumentError, TracingError
+from fuser.fx.guards import find_guards
 
 pytestmark = pytest.mark.cpu
 
@@ -748,3 +749,23 @@ def test_an_exception_of_the_users_own_stays_one(x: torch.Tensor) -> None:
 def test_the_table_of_foreign_modules_names_real_ones() -> None:
     assert {"torch", "math"} <= fuser.fx.guards._FOREIGN
     assert __name__ not in sys.stdlib_module_names
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    scale: float
+    functor: Any
+
+
+def test_what_cannot_change_is_not_asked_in_every_call() -> None:
+    held = _Held(2.0, fuser.create_jit_fn("template <typename T> T twice(T x, T a) { return x * a; }", a=1.0))
+    fused = fuser.fuse(lambda x: held.functor(x, a=held.scale))
+    x = torch.randn(4)
+    assert torch.equal(fused(x), 2 * x)
+    guards = find_guards(fused.function)
+    # The closure's variable; neither the fields of a frozen object nor what its class is made of.
+    assert len(guards.attributes) == 1
+    assert not guards.reads
+    assert not guards.asked
+    held = _Held(3.0, held.functor)
+    assert torch.equal(fused(x), 3 * x)

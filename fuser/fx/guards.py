@@ -14,7 +14,6 @@ import functools
 import sys
 import types
 from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,8 +35,13 @@ _MODES: dict[str, Callable[[Any], Any]] = {
     "is_autocast_enabled": lambda _: tuple(map(torch.is_autocast_enabled, ("cpu", "cuda"))),
     "get_default_dtype": lambda _: torch.get_default_dtype(),
 }
-# Special methods that read all of an object, and the instructions that may call them.
-_SELDOM_CALLED = frozenset(("__new__", "__init__", "__post_init__", "__eq__", "__repr__", "__hash__", "__replace__"))
+# Special methods that read all of an object, and the instructions that may call them; those that write or copy
+# it have no say in what is computed.
+_SELDOM_CALLED = frozenset(
+    "__new__ __init__ __post_init__ __eq__ __repr__ __hash__ __replace__ __setattr__ __delattr__ __del__ __getstate__ "
+    "__setstate__ __reduce__ __reduce_ex__ __copy__ __deepcopy__ __sizeof__ __dir__ __init_subclass__ __set_name__ "
+    "__subclasshook__ __class_getitem__".split()
+)
 _IMPLIED = {
     "COMPARE_OP": ("__eq__",),
     "CONTAINS_OP": ("__eq__", "__hash__"),
@@ -52,13 +56,15 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 @dataclass(frozen=True, slots=True)
 class Guards:
-    """Values that were found in dicts, and by other ways of asking."""
+    """Values that were found in dicts, in closures and slots, and by other ways of asking."""
 
     # Dict, key, value.
     reads: tuple[tuple[dict[Any, Any], Any, Any], ...] = ()
+    # Object, attribute, value: what closures and slots hold.
+    attributes: tuple[tuple[Any, str, Any], ...] = ()
     # Function of one argument, the argument, what it returned.
     asked: tuple[tuple[Callable[[Any], Any], Any, Any], ...] = ()
-    # What code can put values into: dict, list or closure cell; what it held.
+    # Dicts and lists that code can put values into, and copies of before; while the function is traced.
     owners: tuple[tuple[Any, Any], ...] = ()
 
     def holds(self) -> bool:
@@ -66,6 +72,10 @@ class Guards:
         try:
             for held, key, value in self.reads:
                 if held[key] is not value and not is_same(held[key], value):
+                    return False
+            for subject, name, value in self.attributes:
+                now = getattr(subject, name)
+                if now is not value and not is_same(now, value):
                     return False
             for question, subject, answer in self.asked:
                 now = question(subject)
@@ -76,13 +86,20 @@ class Guards:
             return False
         return True
 
+    def split(self) -> tuple[tuple[tuple[Any, str, Any], ...], Guards]:
+        """Return what a launcher compares by identity, as ``Recorded.reads`` with the values of now, and the rest."""
+        named = [(held, key, held[key]) for held, key, _ in self.reads if type(held) is dict and type(key) is str]
+        named += [(subject, name, getattr(subject, name)) for subject, name, _ in self.attributes]
+        rest = tuple(item for item in self.reads if type(item[0]) is not dict or type(item[1]) is not str)
+        return tuple(named), Guards(rest, (), self.asked)
+
     def find_changed(self) -> str:
         """Return the first key whose value is another one now; empty if it has no name."""
         return next((str(key) for held, key, value in self.reads if not is_same(held.get(key), value)), "")
 
     def find_added(self) -> bool:
         """Whether something holds more than it did, which no later call needs to look at."""
-        return any(isinstance(owner, dict) and len(owner) > len(before) for owner, before in self.owners)
+        return any(len(owner) > len(before) for owner, before in self.owners)
 
     def remove_proxies(self) -> str:
         """Put back what tracing replaced by a symbol, and take out what it added; return the last such name."""
@@ -95,11 +112,12 @@ class Guards:
                         owner[key] = before[key]
                     else:
                         del owner[key]
-            elif isinstance(owner, list):
-                if any(map(is_proxy, owner)):
-                    found, owner[:] = found or "a list", before
-            elif is_proxy(owner.cell_contents):
-                found, owner.cell_contents = found or "a variable of the function around it", before
+            elif any(map(is_proxy, owner)):
+                found, owner[:] = found or "a list", before
+        for subject, name, value in self.attributes:
+            if is_proxy(getattr(subject, name, None)):
+                found = found or ("a variable of the function around it" if name == "cell_contents" else name)
+                setattr(subject, name, value)
         return found
 
 
@@ -144,13 +162,15 @@ class _GuardFinder:
         self.names = names
         self._seen: dict[int, Any] = {}
         self._reads: dict[tuple[int, Any], tuple[dict[Any, Any], Any, Any]] = {}
+        self._attributes: list[tuple[Any, str, Any]] = []
         self._asked: list[tuple[Callable[[Any], Any], Any, Any]] = []
         self._owners: dict[int, tuple[Any, Any]] = {}
         self._of_classes: set[tuple[type, str]] = set()
 
     def build(self) -> Guards:
         modes = [(ask, None, ask(None)) for name, ask in _MODES.items() if name in self.names]
-        return Guards(tuple(self._reads.values()), (*self._asked, *modes), tuple(self._owners.values()))
+        asked, owners = (*self._asked, *modes), tuple(self._owners.values())
+        return Guards(tuple(self._reads.values()), tuple(self._attributes), asked, owners)
 
     def visit(self, value: Any) -> None:
         if value is None or type(value) in _PLAIN or id(value) in self._seen:
@@ -190,9 +210,7 @@ class _GuardFinder:
 
     def _visit_function(self, function: types.FunctionType) -> None:
         for cell in function.__closure__ or ():
-            self._ask(cell.__getattribute__, "cell_contents")
-            with suppress(ValueError):
-                self._owners[id(cell)] = cell, cell.cell_contents
+            self._ask_attribute(cell, "cell_contents")
         self._visit_all(function.__defaults__ or ())
         self._visit_all((function.__kwdefaults__ or {}).values())
         self._read_names(vars(function))
@@ -235,6 +253,12 @@ class _GuardFinder:
         self._asked.append((question, subject, answer))
         self.visit(answer)
 
+    def _ask_attribute(self, subject: Any, name: str) -> None:
+        # None yet: an empty cell, a slot without a value.
+        if hasattr(subject, name):
+            self._attributes.append((subject, name, getattr(subject, name)))
+            self.visit(getattr(subject, name))
+
     def _read_names(self, held: dict[str, Any]) -> None:
         self._owners[id(held)] = held, dict(held)
         for name in self.names.intersection(held) if _ANY_NAME.isdisjoint(self.names) else list(held):
@@ -246,6 +270,9 @@ class _GuardFinder:
                 continue
             # Special methods are called without being named.
             for name, value in vars(base).items():
+                if isinstance(value, types.MemberDescriptorType) or _is_written_by_dataclass(base, name, value):
+                    # A slot, whose value is asked of the object; what stores the arguments that it is given.
+                    continue
                 is_special = name[:2] == "__" and callable(value) and name not in _SELDOM_CALLED
                 if (is_special or name in special or name in self.names) and (base, name) not in self._of_classes:
                     self._of_classes.add((base, name))
@@ -258,6 +285,10 @@ class _GuardFinder:
             self.visit(getattr(value, "function", None) if callable(value) else None)
             return
         self._visit_class(kind)
+        if getattr(getattr(kind, "__dataclass_params__", None), "frozen", False):
+            # It stays as it is; what it holds may not.
+            self._visit_all(getattr(value, name, None) for name in kind.__dataclass_fields__)
+            return
         held = getattr(value, "__dict__", None)
         if isinstance(held, dict):
             self._read_names(held)
@@ -265,7 +296,7 @@ class _GuardFinder:
         for base in kind.__mro__:
             slots = vars(base).get("__slots__", ())
             for name in self.names.intersection((slots,) if isinstance(slots, str) else slots):
-                self._ask(functools.partial(getattr, value), name)
+                self._ask_attribute(value, name)
 
     def _read_hidden(self, held: dict[str, Any], kind: type) -> None:
         for base in kind.__mro__:
@@ -310,6 +341,15 @@ class _GuardFinder:
             self._read_hidden(held, type(module))
             self.names.add("forward")
             self._visit_class(type(module))
+
+
+def _is_written_by_dataclass(kind: type, name: str, value: Any) -> bool:
+    return (
+        name == "__init__"
+        and "__dataclass_params__" in vars(kind)
+        and isinstance(value, types.FunctionType)
+        and value.__code__.co_filename == "<string>"
+    )
 
 
 def _is_foreign(module_name: str | None) -> bool:

@@ -69,12 +69,13 @@ class FusedFunction(Replayer):
         self.__name__, self.__qualname__ = function.__name__, function.__qualname__
         functools.update_wrapper(self, function, updated=())
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    def __get__(self, instance: Any, owner: type | None = None) -> FusedFunction:
         """Return the fused method of an instance, which keeps it."""
         if instance is None or isinstance(self.function, types.MethodType):
             return self
         if torch.compiler.is_dynamo_compiling():
-            return functools.partial(self._call_plainly, instance)
+            # As it is called there.
+            return functools.partial(self._call_plainly, instance)  # type: ignore[return-value]
         try:
             held = vars(instance)
         except TypeError:
@@ -180,11 +181,11 @@ class FusedFunction(Replayer):
     def add(self, tensors: tuple[Any, ...], scalars: Scalars | None, out: Any, recorded: Recorded) -> bool:
         """See Launcher: what the function reads besides its arguments is looked at in each replay."""
         assert self._own is not None, "only its calls are recorded here"
-        guards, check = self._own.traced.guards, recorded.check
-        if guards.reads or guards.asked:
-            holds = guards.holds
-            recorded = recorded._replace(check=lambda *tensors: holds() and check(*tensors))
-        return super().add(tensors, scalars, out, recorded)
+        reads, rest = self._own.traced.guards.split()
+        check = recorded.check
+        if rest.reads or rest.asked:
+            recorded = recorded._replace(check=lambda *tensors: rest.holds() and check(*tensors))
+        return super().add(tensors, scalars, out, recorded._replace(reads=reads))
 
     def _finish(self, outs: tuple[Any, ...], result: Any, args: tuple[Any, ...]) -> Any:
         made = [result] if isinstance(result, torch.Tensor) else list(result)

@@ -15,7 +15,7 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,7 @@ def _trace(function: Callable[..., Any], make_tracer: Callable[[], _Tracer], key
         if replaced:
             break
         if guards.holds() and (is_last or not guards.find_added()):
-            return tracer.finish(graph, guards)
+            return tracer.finish(graph, replace(guards, owners=()))
         replaced = guards.find_changed()
     what = repr(replaced) if replaced else "something it does not own"
     raise TracingError(
