@@ -175,7 +175,7 @@ class FusedFunction(Replayer):
         if launcher is not self:
             replayed = launcher.launch(leaves, None, outs)
             if replayed is not None:
-                return replayed if out is None else out
+                return replayed
         return call_anew(whole.spec, whole.inputs(leaves), launcher, leaves, None, outs)
 
     def add(self, tensors: tuple[Any, ...], scalars: Scalars | None, out: Any, recorded: Recorded) -> bool:
