@@ -5,8 +5,12 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import math
+import platform
+import re
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +19,10 @@ from accuracy import distance
 from functors import draw, poison, same_bits, special_tensor, unpoison
 
 import fuser
+from fuser.codegen import KernelSource
+from fuser.config import config
+from fuser.cpu.backend import CpuBackend, compiler_flags, find_compiler
+from fuser.cpu.fused_kernel import CpuKernel
 from fuser.cxx.functor import parse_functor
 from fuser.graph import Function
 from fuser.ops import OPS
@@ -90,9 +98,11 @@ def test_exponents_of_a_program_have_functors_of_their_own(exponent: float) -> N
     assert torch.equal(traced(float(exponent))(x).isnan(), function(x).isnan())
 
 
+@pytest.mark.parametrize("cpu_math", ["fast", "precise"])
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
-def test_formulas(dtype: torch.dtype) -> None:
+def test_formulas(dtype: torch.dtype, cpu_math: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A formula has the same bits whether the program's text has the exponent or a call brings it."""
+    monkeypatch.setattr(fuser.config, "cpu_math", cpu_math)
     x = values(dtype)
     variable = fuser.fuse(lambda x, n: x**n)
     for exponent, formula in FORMULAS.items():
@@ -123,6 +133,46 @@ def test_other_exponents(exponent: float, dtype: torch.dtype) -> None:
     for got in (traced(exponent)(x), fuser.fuse(lambda x, n: x**n)(x, exponent)):
         assert int(distance(got, exact.to(dtype)).max()) <= (4 if dtype in WIDE else 1)
         assert torch.equal(got.signbit() | got.isnan(), exact.to(dtype).signbit() | exact.isnan())
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or find_compiler(config.cxx).is_clang, reason="gcc's vectors")
+@pytest.mark.parametrize("exponent", [4, 2.5])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *WIDE], ids=str)
+def test_loops_with_one_exponent_are_vectorised(
+    dtype: torch.dtype, exponent: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Forward and backward, with the exponent in the text and as an argument: else they take ten times as long."""
+    sources = []
+    build = CpuBackend.compile
+
+    def compile_kernel(self: CpuBackend, source: KernelSource, target: str) -> CpuKernel:
+        sources.append(source)
+        return build(self, source, target)
+
+    monkeypatch.setattr(CpuBackend, "compile", compile_kernel)
+    x = draw((40,), dtype, (0.5, 2.0)).requires_grad_()
+    # Factors that make kernels of their own.
+    for function in (
+        fuser.fuse(lambda x: x**exponent * 1.75),
+        lambda x: fuser.fuse(lambda x, n: x**n * 1.25)(x, exponent),
+    ):
+        torch.autograd.grad(function(x).sum(), x)
+    compiler = find_compiler(config.cxx)
+    assert len(sources) >= 3
+    for source in sources:
+        file = tmp_path / "kernel.cpp"
+        file.write_text(source.text, encoding="utf-8")
+        command = [*compiler.command, *compiler_flags(compiler, source.numerics), "-fopt-info-vec-optimized-missed"]
+        run = subprocess.run(
+            [*command, "-c", file, "-o", file.with_suffix(".o")], capture_output=True, text=True, check=True
+        )
+        done, missed = (
+            set(re.findall(rf"^(fuser_kernel:\d+:\d+): {words}", run.stderr, re.MULTILINE))
+            for words in ("optimized: loop vectorized", "missed: couldn't vectorize loop")
+        )
+        # Of a loop that became several, each.
+        assert done, source.text
+        assert not done & missed, source.text
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 2, 2.0, 0.5, 3, True])

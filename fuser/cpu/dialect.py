@@ -25,7 +25,8 @@ extern "C" int omp_get_thread_num() noexcept;
 extern "C" int omp_get_num_threads() noexcept;
 #endif"""
 
-# Everything is inlined there, so that the loop vectorises.
+# Everything is inlined there, so that the loop vectorises. Arguments come by value: no store of the loop can change
+# them, and what depends on numbers alone is computed before it.
 _FUNCTION = "__attribute__((flatten, noinline)) static void"
 
 
@@ -46,7 +47,7 @@ def _linear_range(loop: Loop) -> list[str]:
     return [
         "",
         "// Elements begin to end.",
-        f"{_FUNCTION} fuser_range(const fuser_args& a, int64_t begin, int64_t end) {{",
+        f"{_FUNCTION} fuser_range(const fuser_args a, int64_t begin, int64_t end) {{",
         *pointers,
         *_indent(_row(loop, "begin", "end")),
         "}",
@@ -87,7 +88,7 @@ def _rows(loop: Loop) -> list[str]:
     return [
         "",
         "// One tile.",
-        f"{_FUNCTION} fuser_rows(const fuser_args& a, int64_t row, int64_t rows, const int64_t* jump,",
+        f"{_FUNCTION} fuser_rows(const fuser_args a, int64_t row, int64_t rows, const int64_t* jump,",
         f"    {', '.join(pointers)}) {{",
         "  for (int64_t j = 0; j < rows; ++j) {",
         *_indent(_indent(_row(loop, "0", "row"))),

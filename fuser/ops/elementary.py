@@ -79,9 +79,9 @@ _POWERS: dict[complex, str] = {0: "T(1)", 1: "a", 0.5: "sqrt(a)", -0.5: "rsqrt(a
 define(
     "pow_number",
     "T a, T b",
-    "T e = fuser_round<S>(b);\n#ifdef __CUDACC__\n"
+    "\n#ifdef __CUDACC__\nT e = fuser_round<S>(b); "
     + " ".join(f"if ({'e' if k in _ROUNDED_FIRST else 'b'} == T({k})) return {text};" for k, text in _POWERS.items())
-    + " return pow(a, e);\n#else\nreturn fuser_power(a, e);\n#endif\n",
+    + " return pow(a, e);\n#else\nreturn fuser_power(a, fuser_exponent<S>(b));\n#endif\n",
     torch.pow,
     numbers_have_layout=False,
 )

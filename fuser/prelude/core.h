@@ -91,14 +91,14 @@ template <typename A, typename B> using fuser_promote = std::conditional_t<
   }
 
 // fuser_cast<To>(from): static_cast between any two compute types; complex.h adds the complex ones.
-// fuser_truncate (one for each dialect) says what floating point to integer means outside the integer's range.
+// fuser_truncate (one for each dialect) says what floating point to integer means outside the integer's range, and
+// fuser_from_integer what the way back is.
 template <typename To, typename From> struct fuser_caster {
   static FUSER_INLINE To cast(From v) {
     if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To> && !std::is_same_v<To, bool>)
       return fuser_truncate<To>(v);
     else if constexpr (std::is_integral_v<From> && std::is_floating_point_v<To>)
-      // gcc turns float(int(x)) into trunc(x), which is -0 for -0.3; an integer's zero has no sign.
-      return v == 0 ? static_cast<To>(0) : static_cast<To>(v);
+      return fuser_from_integer<To>(v);
     else
       return static_cast<To>(v);
   }

@@ -48,6 +48,15 @@ template <typename To, typename From> FUSER_INLINE To fuser_bit_cast(From v) {
   return to;
 }
 
+// gcc turns float(int(x)) into trunc(x), which is -0 for -0.3; an integer's zero has no sign. A mask: of a branch on a
+// number of the call gcc 12 makes conditions that it cannot vectorise.
+template <typename T> struct fuser_bits { typedef int type; };
+template <> struct fuser_bits<double> { typedef long long type; };
+template <typename To, typename From> FUSER_INLINE To fuser_from_integer(From v) {
+  typedef typename fuser_bits<To>::type Bits;
+  return fuser_bit_cast<To>(fuser_bit_cast<Bits>(static_cast<To>(v)) & -static_cast<Bits>(v != 0));
+}
+
 //@ __float_as_int
 FUSER_INLINE int __float_as_int(float v) { return fuser_bit_cast<int>(v); }
 

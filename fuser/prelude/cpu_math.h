@@ -88,16 +88,45 @@ FUSER_INLINE double copysign(double x, double y) { return __builtin_copysign(x, 
 FUSER_PROMOTE_2(copysign)
 
 //@ fuser_power
-// The power of torch's op with one exponent for all elements. A function of its own: gcc vectorises no loop that branches
-// on a number.
-#define FUSER_POWER(T) \
-  FUSER_LANES T fuser_power(T a, T b) { \
-    const T size = fabs(b), root = sqrt(a); \
-    const T power = size == 1 ? a : size == 2 ? a * a : b == 3 ? a * a * a : size == T(0.5) ? root : pow(a, b); \
-    return (b == -1) | (b == -2) | (b == T(-0.5)) ? 1 / power : power; \
+// The power of torch's op. Its exponent is one for all elements, so that a branch on it costs once a vector; in the loop
+// itself gcc would compute all branches for every element. That it is one gcc has to see: no branch rounds it.
+template <typename S, typename T> __attribute__((noinline, const, nothrow)) T fuser_exponent(T b) {
+  return fuser_round<S>(b);
+}
+template <typename T, typename V> FUSER_INLINE V fuser_powers(V a, T b) {
+  const T size = fabs(b);
+  V power = a;
+  if (b == 0) return V{} + 1;
+  if (size == 2) power = a * a;
+  if (b == 3) power = a * a * a;
+  if (!((size == 1) | (size == 2) | (b == 3))) {
+    T lanes[sizeof a / sizeof b];
+    __builtin_memcpy(lanes, &a, sizeof a);
+    if (size == T(0.5))
+      for (T& lane : lanes) lane = sqrt(lane);
+    else
+      for (T& lane : lanes) lane = pow(lane, b);
+    __builtin_memcpy(&power, lanes, sizeof a);
   }
-FUSER_POWER(float)
-FUSER_POWER(double)
+  return (b == -1) | (b == -2) | (b == T(-0.5)) ? 1 / power : power;
+}
+#ifdef FUSER_MVEC_BYTES
+#define FUSER_MVEC_NARROW_power(T, Narrow, cname, wide, symbol) \
+  extern "C" FUSER_HIDDEN Narrow cname(Narrow, T) __asm__(symbol); \
+  Narrow cname(Narrow x, T y) { return fuser_narrow<Narrow>(wide(fuser_widen<T>(x), y)); }
+#define FUSER_POWER(T, l1, l2, l4) \
+  _Pragma("omp declare simd notinbranch uniform(b)") \
+  FUSER_HIDDEN T fuser_power(T a, T b) __asm__("fuser_m_power_" #T); \
+  FUSER_HIDDEN fuser_widest<T> fuser_mvec_power_##T(fuser_widest<T>, T) \
+      __asm__("_ZGV" FUSER_MVEC_ISA "N" FUSER_MVEC_WIDEST(l1, l2, l4) "vu_fuser_m_power_" #T); \
+  fuser_widest<T> fuser_mvec_power_##T(fuser_widest<T> a, T b) { return fuser_powers(a, b); } \
+  FUSER_MVEC_NARROW_power(T, T, fuser_scalar_power_##T, fuser_mvec_power_##T, "fuser_m_power_" #T) \
+  FUSER_MVEC_NARROWER(power, T, power_##T, "vu", l1, l2)
+FUSER_POWER(float, "4", "8", "16")
+FUSER_POWER(double, "2", "4", "8")
+#else
+template <typename T> FUSER_INLINE T fuser_power(T a, T b) { return fuser_powers(a, b); }
+#endif
 
 //@ round roundf fuser_i_round
 // gcc has no instruction for this. What is cut off is exact, and so is adding one.

@@ -22,6 +22,10 @@ template <typename To, typename From> FUSER_INLINE To fuser_truncate(From v) {
     return static_cast<To>(v);
 }
 
+template <typename To, typename From> FUSER_INLINE To fuser_from_integer(From v) {
+  return v == 0 ? static_cast<To>(0) : static_cast<To>(v);
+}
+
 template <typename S> FUSER_INLINE void fuser_assign(S& to, const S& from) { to = from; }
 
 // Nothing is contracted or merged across: NVVM sees an opaque value, and two uses of one value carry different texts,

@@ -32,7 +32,7 @@ extern "C" int omp_get_num_threads() noexcept;
 #endif
 
 // Elements begin to end.
-__attribute__((flatten, noinline)) static void fuser_range(const fuser_args& a, int64_t begin, int64_t end) {
+__attribute__((flatten, noinline)) static void fuser_range(const fuser_args a, int64_t begin, int64_t end) {
   const auto out0 = a.out0;
   const auto in0 = a.in0;
   const auto in1 = a.in1;

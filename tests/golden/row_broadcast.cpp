@@ -36,7 +36,7 @@ extern "C" int omp_get_num_threads() noexcept;
 #endif
 
 // One tile.
-__attribute__((flatten, noinline)) static void fuser_rows(const fuser_args& a, int64_t row, int64_t rows, const int64_t* jump,
+__attribute__((flatten, noinline)) static void fuser_rows(const fuser_args a, int64_t row, int64_t rows, const int64_t* jump,
     float* out0, const float* in0, const float* in1) {
   for (int64_t j = 0; j < rows; ++j) {
     for (int64_t block = 0; block < row; block += 1024) {

@@ -39,7 +39,7 @@ extern "C" int omp_get_num_threads() noexcept;
 #endif
 
 // One tile.
-__attribute__((flatten, noinline)) static void fuser_rows(const fuser_args& a, int64_t row, int64_t rows, const int64_t* jump,
+__attribute__((flatten, noinline)) static void fuser_rows(const fuser_args a, int64_t row, int64_t rows, const int64_t* jump,
     double* out0, double* out1, const double* in0, const double* in1) {
   for (int64_t j = 0; j < rows; ++j) {
     for (int64_t block = 0; block < row; block += 512) {
