@@ -124,15 +124,18 @@ def _declared_kinds(group: FusionGroup, inputs: Sequence[DescribedValue]) -> dic
 def _declared_kind(parameter: EntryParameter, template: Sequence[str], common: torch.dtype) -> type | None:
     # None for a type that C++ deduces from the argument, and for any that is not listed.
     if template and parameter.type == template[0]:
-        return number_kind(dtype_info(common).compute_dtype)
+        return None if common is torch.uint64 else number_kind(dtype_info(common).compute_dtype)
     return _DECLARED.get(parameter.type)
 
 
+# Without those of 64 bits that have no sign: -1 must come as an integer, 1e19 as a double.
+_INTEGERS = {
+    "char", "signed char", "unsigned char", "short", "unsigned short", "int", "unsigned", "unsigned int", "long",
+    "long long", "int8_t", "int16_t", "int32_t", "int64_t", "uint8_t", "uint16_t", "uint32_t",
+}  # fmt: skip
 _DECLARED: dict[str, type] = {
-    "bool": bool, "float": float, "double": float, "int": int, "unsigned": int, "unsigned int": int, "long": int,
-    "long long": int, "int8_t": int, "int16_t": int, "int32_t": int, "int64_t": int, "uint8_t": int, "uint16_t": int,
-    "uint32_t": int, "uint64_t": int, "std::complex<T>": complex, "std::complex<float>": complex,
-    "std::complex<double>": complex,
+    "bool": bool, "float": float, "double": float, **dict.fromkeys(_INTEGERS, int),
+    **dict.fromkeys(("std::complex<T>", "std::complex<float>", "std::complex<double>"), complex),
 }  # fmt: skip
 
 

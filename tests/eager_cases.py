@@ -536,6 +536,12 @@ CONSTRUCTS: tuple[Construct, ...] = (
         dtypes=(torch.float32,),
     ),
     one(
+        "pragma_operator",
+        'T s = x; UNROLL\nfor (int i = 0; i < 3; ++i) s += s; return s;',
+        '#define UNROLL _Pragma("unroll")',
+        dtypes=(torch.float32,),
+    ),
+    one(
         "binding_by_reference",
         "[[maybe_unused]] T y = x; const auto& [a, b] = two(x); return a * b;",
         "template <typename T> struct S { T a, b; }; template <typename T> S<T> two(T v) { return S<T>{v, v + "

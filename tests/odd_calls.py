@@ -357,6 +357,12 @@ class Module:
         head = (self.address(), some(1), some(1), some(0), template, first)
         return some((*head, pointers, numbers, letters, integer(30) == 0))
 
+    def read(self) -> Any:
+        """Draw a value that a record relies on: mostly one that is there, in a dict or as an attribute."""
+        some, module = self.maybe, self.module
+        held = self.random.choice(((vars(self), "module", module), (self, "module", module), (Hostile(), "none", None)))
+        return some(tuple(map(some, held)))
+
     def add(self, launcher: Any) -> Any:
         """Record something of the right shape, or nearly."""
         some, integer = self.maybe, self.random.randrange
@@ -368,7 +374,8 @@ class Module:
         results = integer(-1, 4) if integer(20) == 0 else len(made) if out is None else len(outs)
         through = some(None if integer(5) else lambda *items: items)
         head = (self.check(launcher), some(self.calls.fuser.config.generation), integer(9) == 0, some(made))
-        rest = (results, some(steps), some(0), integer(9) == 0, some(()), through)
+        reads = some(tuple(self.read() for _ in range(integer(3))))
+        rest = (results, some(steps), some(0), integer(9) == 0, some(()), through, reads)
         return launcher.add(tensors, scalars, out, some((*head, *rest)))
 
     def arguments(self) -> tuple[Any, Any, Any]:

@@ -272,3 +272,30 @@ def test_stats_are_a_copy() -> None:
     stats["fallbacks"]["mine"] = 1
     stats["launches"] = 99
     assert fuser.stats() == {"launches": 0, "compiles": 0, "cache_hits": 0, "fallbacks": {}}
+
+
+@pytest.mark.parametrize("name", ["lambda", "None", "self", "torch", "x_1"])
+def test_parameters_may_have_names_that_python_keeps(name: str, no_cpu_fusion: None) -> None:
+    x = torch.tensor([1.0, -2.0], requires_grad=True)
+    tensor = fuser.create_jit_fn(f"template <typename T> T f(T {name}, T, T x) {{ return {name} * x; }}")
+    result = tensor(x, x, x)
+    result.sum().backward()
+    assert result.tolist() == [1.0, 4.0]
+    assert x.grad is not None
+    assert x.grad.tolist() == [2.0, -4.0]
+    assert "f(v0, v1, v2)" in str(fuser.explain(tensor, x, x, x))
+    if name != "self":
+        scalar = fuser.create_jit_fn(
+            f"template <typename T> T f(T x, T {name}) {{ return x * {name}; }}", **{name: 2.0}
+        )
+        assert scalar(x, **{name: 3.0}).tolist() == [3.0, -6.0]
+
+
+def test_a_text_too_deep_for_python_runs_and_says_why_it_has_no_eager_version() -> None:
+    nested = "sin(" * 400 + "x" + ")" * 400
+    functor = fuser.create_jit_fn(f"template <typename T> T deep(T x) {{ return {nested}; }}")
+    x = torch.zeros(3)
+    assert functor(x).tolist() == [0.0] * 3
+    assert "nested" in str(fuser.explain(functor, x))
+    with pytest.raises(fuser.errors.GradientError, match="nested"):
+        functor(x.requires_grad_())

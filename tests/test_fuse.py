@@ -296,3 +296,14 @@ def test_arithmetic_on_numbers_stays_pythons() -> None:
                 assert got[1] == wanted[1]
             else:
                 assert torch.allclose(got, wanted, rtol=1e-15)
+
+
+@pytest.mark.cpu
+def test_out_in_a_tuple_gives_the_same_kind_of_result_again() -> None:
+    # An argument that is None: another launcher than the function's own replays the call.
+    fused = fuser.fuse(lambda x, y=None: x * 2 + 1 if y is None else x * y)
+    x, out = torch.randn(5), torch.empty(5)
+    fused(x, x)
+    for _ in range(3):
+        assert fused(x, None, out=(out,)) is out
+        assert fused(x, None, out=[out]) is out

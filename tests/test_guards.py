@@ -413,6 +413,64 @@ def test_a_function_that_changes_a_global_is_refused(x: torch.Tensor) -> None:
         fuser.fuse(counts)(x)
 
 
+KEPT: list[Any] = []
+NAMED: dict[str, Any] = {}
+
+
+def makes_global(x: Any) -> Any:
+    global FRESH  # noqa: PLW0603 - that is the point
+    FRESH = x + 1
+    return x * 2
+
+
+def appends(x: Any) -> Any:
+    KEPT.append(x)
+    return x * 2
+
+
+def names(x: Any) -> Any:
+    NAMED["x"] = x
+    return x * 2
+
+
+class Keeper(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        self.last = x * 2
+        return x
+
+
+class Nester(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        self.seen = []
+        self.seen.append(x)
+        return x
+
+
+def test_no_symbol_stays_where_a_function_puts_one(x: torch.Tensor) -> None:
+    kept: Any = 1.0
+
+    def rebinds(x: Any) -> Any:
+        nonlocal kept
+        kept = x * 2
+        return x
+
+    keeper = Keeper()
+    for function, name in (
+        (makes_global, "'FRESH'"),
+        (appends, "'a list'"),
+        (names, "'x'"),
+        (keeper, "'last'"),
+        (rebinds, "'a variable of the function around it'"),
+        (Nester(), "something it does not own"),
+    ):
+        for _ in range(2):
+            with pytest.raises(TracingError, match=rf"\(\) changes {name}"):
+                fuser.fuse(function)(x)
+    assert "FRESH" not in globals()
+    assert (KEPT, NAMED, kept) == ([], {}, 1.0)
+    assert not hasattr(keeper, "last")
+
+
 # --- methods ------------------------------------------------------------------------------------------------------
 class Holder:
     factor: Any = 2.0
@@ -526,6 +584,27 @@ def test_a_method_that_changes_its_object_is_refused(x: torch.Tensor) -> None:
     with pytest.raises(TracingError, match=r"keep\(\) changes 'bias'"):
         holder.keep(x)
     assert holder.bias == 0.5
+
+
+class Derived(Holder):
+    def step(self, x: Any) -> Any:
+        return Holder.step(self, x) * 2
+
+
+def test_a_class_calls_its_method_with_an_object(x: torch.Tensor) -> None:
+    holder = Derived(3.0)
+    for _ in range(2):
+        assert torch.equal(Holder.step(holder, x), Holder.step.__get__(holder)(x))
+        assert torch.equal(Holder.step(holder, x=x), Holder.step.__get__(holder)(x))
+        assert torch.equal(holder.step(x), Holder.step.__get__(holder)(x) * 2)
+
+
+def test_a_fused_method_stands_in_a_compiled_function(x: torch.Tensor) -> None:
+    holder = Holder(3.0)
+    compiled = torch.compile(lambda x: holder.step(x) + 1, backend="eager", fullgraph=True)
+    for factor in (2.0, 5.0):
+        holder.factor = factor
+        torch.testing.assert_close(compiled(x), expected(holder, x) + 1)
 
 
 def test_objects_with_fused_methods_are_copied_and_pickled(x: torch.Tensor) -> None:

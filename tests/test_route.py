@@ -222,6 +222,30 @@ def test_one_kernel_serves_all_kinds_of_a_scalar(declared: str) -> None:
     assert fuser.n_compiled_kernels() == before
 
 
+def test_unsigned_integers_take_all_that_c_converts() -> None:
+    # What int64 does not hold is a double, what a double may not be is an integer: there is no one kernel for both.
+    functor = fuser.create_jit_fn("template <typename T> T whole(T x, uint64_t a) { return x * T(a); }", a=1)
+    x, ones = torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.uint64)
+    same = fuser.create_jit_fn("template <typename T> T same(T x, T a) { return x * a; }", a=1)
+    for _ in range(2):
+        for number, result in ((1e19, 1e19), (-1, 2.0**64), (2.9, 2.0), (True, 1.0)):
+            assert functor(x, a=number).tolist() == [result] * 3
+        assert same(ones, a=1e19).tolist() == [10**19] * 3
+        assert same(ones, a=-1).tolist() == [2**64 - 1] * 3
+
+
+@pytest.mark.parametrize("declared", ["short", "unsigned char", "signed char", "unsigned short"])
+def test_one_kernel_serves_all_kinds_of_an_integer(declared: str) -> None:
+    text = f"template <typename T> T whole(T x, {declared} a) {{ return x * T(a); }}"
+    functor, x = fuser.create_jit_fn(text, a=1), torch.ones(3)
+    functor(x, a=3)
+    before = fuser.n_compiled_kernels()
+    for number in (2, 2.9, torch.tensor(2), torch.tensor(2.5)):
+        assert functor(x, a=number).tolist() == [2.0] * 3
+    assert functor(x, a=True).tolist() == [1.0] * 3
+    assert fuser.n_compiled_kernels() == before
+
+
 def test_integers_beyond_doubles_are_rounded_once() -> None:
     # Rounded to a double first, this would be a tie that goes to the even float below.
     number = 2**60 + 2**36 + 1

@@ -154,7 +154,9 @@ def preprocess(source: str) -> Preprocessed:
 class _Preprocessor:
     def __init__(self, source: str) -> None:
         self.source = source
-        self.macros = dict.fromkeys(QUALIFIERS, _Macro()) | {"__launch_bounds__": _Macro(("...",))}
+        self.macros = dict.fromkeys(QUALIFIERS, _Macro()) | dict.fromkeys(
+            ("__launch_bounds__", "_Pragma"), _Macro(("...",))
+        )
         self.named: dict[str, None] = {}
         self.problems: list[Problem] = []
         self.obstacle: Problem | None = None

@@ -91,9 +91,12 @@ def translate(
 
     Raises:
         FunctorError: the text does not parse.
-        UntranslatableError: it holds something that has no counterpart in torch.
+        UntranslatableError: it holds something that has no counterpart in torch, or is nested too deeply for Python.
     """
-    return _translate(functor, compute, types, differentiable, config.max_unrolled)
+    try:
+        return _translate(functor, compute, types, differentiable, config.max_unrolled)
+    except RecursionError as error:
+        raise UntranslatableError(functor.source, 1, 1, "a text nested this deeply") from error
 
 
 def cast(item: Any, dtype: torch.dtype) -> Any:
@@ -120,8 +123,9 @@ def _translate(
     graph = fx.Graph()
     arguments = []
     parameters = [parameter for parameter in functor.parameters if parameter.role is not Role.OUTPUT]
-    for parameter, kind in zip(parameters, types, strict=False):
-        node = graph.placeholder(parameter.name or "unnamed")
+    for slot, (parameter, kind) in enumerate(zip(parameters, types, strict=False)):
+        # With the slot, no name of C++ is one that Python or fx keeps for itself ("lambda", "self", "torch").
+        node = graph.placeholder(f"{parameter.name or 'unnamed'}_{slot}")
         node.meta["dtype"] = storage_dtype(kind)
         arguments.append(Value(kind, node))
     # Derivatives want cbrt as cbrt, not as what it is made of.

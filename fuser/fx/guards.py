@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from fuser.errors import TracingError
+
 __all__ = ["Guards", "find_guards", "is_same"]
 
 # Values that may be compared by what they say; all others are the same object or not the same.
@@ -62,6 +64,8 @@ class Guards:
     attributes: tuple[tuple[Any, str, Any], ...] = ()
     # Function of one argument, the argument, what it returned.
     asked: tuple[tuple[Callable[[Any], Any], Any, Any], ...] = ()
+    # Dicts and lists that code can put values into, and copies of before; while the function is traced.
+    owners: tuple[tuple[Any, Any], ...] = ()
 
     def holds(self) -> bool:
         """Whether all values are what they were. Part of every call: a read costs some 30 ns."""
@@ -93,14 +97,33 @@ class Guards:
         """Return the first key whose value is another one now; empty if it has no name."""
         return next((str(key) for held, key, value in self.reads if not is_same(held.get(key), value)), "")
 
+    def find_added(self) -> bool:
+        """Whether something holds more than it did, which no later call needs to look at."""
+        return any(len(owner) > len(before) for owner, before in self.owners)
+
     def remove_proxies(self) -> str:
-        """Put back what tracing replaced by a symbol; return the last such key, or nothing."""
+        """Put back what tracing replaced by a symbol, and take out what it added; return the last such name."""
         found = ""
-        for held, key, value in self.reads:
-            if issubclass(type(held.get(key)), fx.Proxy):
-                found = str(key)
-                held[key] = value
+        for owner, before in self.owners:
+            if isinstance(owner, dict):
+                for key in [key for key, value in owner.items() if is_proxy(value)]:
+                    found = str(key)
+                    if key in before:
+                        owner[key] = before[key]
+                    else:
+                        del owner[key]
+            elif any(map(is_proxy, owner)):
+                found, owner[:] = found or "a list", before
+        for subject, name, value in self.attributes:
+            if is_proxy(getattr(subject, name, None)):
+                found = found or ("a variable of the function around it" if name == "cell_contents" else name)
+                setattr(subject, name, value)
         return found
+
+
+def is_proxy(value: Any) -> bool:
+    """Whether a value is a symbol, without asking it."""
+    return issubclass(type(value), fx.Proxy)
 
 
 def is_same(now: Any, before: Any) -> bool:
@@ -141,15 +164,19 @@ class _GuardFinder:
         self._reads: dict[tuple[int, Any], tuple[dict[Any, Any], Any, Any]] = {}
         self._attributes: list[tuple[Any, str, Any]] = []
         self._asked: list[tuple[Callable[[Any], Any], Any, Any]] = []
+        self._owners: dict[int, tuple[Any, Any]] = {}
         self._of_classes: set[tuple[type, str]] = set()
 
     def build(self) -> Guards:
         modes = [(ask, None, ask(None)) for name, ask in _MODES.items() if name in self.names]
-        return Guards(tuple(self._reads.values()), tuple(self._attributes), (*self._asked, *modes))
+        asked, owners = (*self._asked, *modes), tuple(self._owners.values())
+        return Guards(tuple(self._reads.values()), tuple(self._attributes), asked, owners)
 
     def visit(self, value: Any) -> None:
         if value is None or type(value) in _PLAIN or id(value) in self._seen:
             return
+        if is_proxy(value):
+            raise TracingError("an earlier trace left a symbol in what the function can reach")
         self._seen[id(value)] = value
         if isinstance(value, torch.Tensor):
             return
@@ -189,13 +216,14 @@ class _GuardFinder:
         self._read_names(vars(function))
         if _is_foreign(str(function.__globals__.get("__name__"))):
             return
+        self._owners[id(function.__globals__)] = function.__globals__, dict(function.__globals__)
         codes = [function.__code__]
         while codes:
             code = codes.pop()
             codes += [item for item in code.co_consts if isinstance(item, types.CodeType)]
             self.names.update(code.co_names)
             for instruction in dis.get_instructions(code):
-                if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"):
                     self._read_global(function.__globals__, instruction.argval)
                 elif instruction.opname == "IMPORT_NAME":
                     self.visit(sys.modules.get(instruction.argval))
@@ -232,6 +260,7 @@ class _GuardFinder:
             self.visit(getattr(subject, name))
 
     def _read_names(self, held: dict[str, Any]) -> None:
+        self._owners[id(held)] = held, dict(held)
         for name in self.names.intersection(held) if _ANY_NAME.isdisjoint(self.names) else list(held):
             self._read(held, name)
 
@@ -277,6 +306,8 @@ class _GuardFinder:
                         self._note_absence(held, name)
 
     def _visit_container(self, value: Any) -> None:
+        if isinstance(value, dict | list):
+            self._owners[id(value)] = value, value.copy()
         if isinstance(value, dict):
             self._ask(len, value)
             for key in value:

@@ -73,6 +73,9 @@ class FusedFunction(Replayer):
         """Return the fused method of an instance, which keeps it."""
         if instance is None or isinstance(self.function, types.MethodType):
             return self
+        if torch.compiler.is_dynamo_compiling():
+            # As it is called there.
+            return functools.partial(self._call_plainly, instance)  # type: ignore[return-value]
         try:
             held = vars(instance)
         except TypeError:
@@ -144,6 +147,10 @@ class FusedFunction(Replayer):
 
     def call_anew(self, *args: Any, **kwargs: Any) -> Any:
         """Serve a call that is not like an earlier one; as ``__call__``."""
+        kinds = type(args[0]).__mro__ if args and type(args[0]) is not torch.Tensor else ()
+        if any(vars(kind).get(self.__name__) is self for kind in kinds):
+            # A method called by its class: ``Base.forward(self, x)``.
+            return self.__get__(args[0])(*args[1:], **kwargs)
         is_exported = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
         if is_exported or is_traced((*args, *kwargs.values())):
             # Somebody else is tracing.
@@ -168,7 +175,7 @@ class FusedFunction(Replayer):
         if launcher is not self:
             replayed = launcher.launch(leaves, None, outs)
             if replayed is not None:
-                return replayed if out is None else out
+                return replayed
         return call_anew(whole.spec, whole.inputs(leaves), launcher, leaves, None, outs)
 
     def add(self, tensors: tuple[Any, ...], scalars: Scalars | None, out: Any, recorded: Recorded) -> bool:

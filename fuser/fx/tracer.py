@@ -15,7 +15,7 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +83,13 @@ _LOCK = threading.RLock()
 
 def _trace(function: Callable[..., Any], make_tracer: Callable[[], _Tracer], key: Key) -> Traced:
     # A method that makes what it needs on its first use changes something once.
-    for _ in range(2):
-        guards = find_guards(function, key)
+    replaced = ""
+    for is_last in (False, True):
+        try:
+            guards = find_guards(function, key)
+        except TracingError:
+            # The first attempt left a symbol inside something new.
+            break
         tracer = make_tracer()
         try:
             graph = tracer.run(guards)
@@ -100,8 +105,8 @@ def _trace(function: Callable[..., Any], make_tracer: Callable[[], _Tracer], key
         replaced = guards.remove_proxies()
         if replaced:
             break
-        if guards.holds():
-            return tracer.finish(graph, guards)
+        if guards.holds() and (is_last or not guards.find_added()):
+            return tracer.finish(graph, replace(guards, owners=()))
         replaced = guards.find_changed()
     what = repr(replaced) if replaced else "something it does not own"
     raise TracingError(
