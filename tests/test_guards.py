@@ -17,7 +17,7 @@ from functors import draw, functor
 
 import fuser
 from fuser.errors import ArgumentError, TracingError
-from fuser.fx.guards import find_guards
+from fuser.fx.guards import Guards, find_guards
 
 pytestmark = pytest.mark.cpu
 
@@ -769,3 +769,16 @@ def test_what_cannot_change_is_not_asked_in_every_call() -> None:
     assert not guards.asked
     held = _Held(3.0, held.functor)
     assert torch.equal(fused(x), 3 * x)
+
+
+def test_a_record_relies_on_the_values_of_its_trace() -> None:
+    held: dict[str, Any] = {"scale": 2.0, "name": "a"}
+    guards = Guards(reads=((held, "scale", 2.0), (held, "name", "a")))
+    # Another thread changes one, and puts an equal value in place of the other, before the call is recorded.
+    same = float("2.0")
+    held.update(scale=same, name="b")
+    (_, _, scale), (_, _, name) = guards.split()[0]
+    assert scale is same
+    assert name == "a"
+    del held["scale"]
+    assert guards.split()[0][0][2] == 2.0

@@ -87,9 +87,20 @@ class Guards:
         return True
 
     def split(self) -> tuple[tuple[tuple[Any, str, Any], ...], Guards]:
-        """Return what a launcher compares by identity, as ``Recorded.reads`` with the values of now, and the rest."""
-        named = [(held, key, held[key]) for held, key, _ in self.reads if type(held) is dict and type(key) is str]
-        named += [(subject, name, getattr(subject, name)) for subject, name, _ in self.attributes]
+        """Return what a launcher compares by identity, as ``Recorded.reads``, and the rest.
+
+        An equal value of now stands for the one of the trace; one that has changed meanwhile does not.
+        """
+
+        def find(now: Any, before: Any) -> Any:
+            return now if is_same(now, before) else before
+
+        named = [
+            (held, key, find(held.get(key), value))
+            for held, key, value in self.reads
+            if type(held) is dict and type(key) is str
+        ]
+        named += [(item, name, find(getattr(item, name, None), value)) for item, name, value in self.attributes]
         rest = tuple(item for item in self.reads if type(item[0]) is not dict or type(item[1]) is not str)
         return tuple(named), Guards(rest, (), self.asked)
 
