@@ -303,23 +303,23 @@ class JitFunction(Replayer):
         # Traced by Dynamo: one call of the operator, so that the graph does not break.
         held = tuple(name for name in self.scalar_names if isinstance(scalars.get(name), torch.Tensor))
         self._check_zero_dim(held, scalars)
-        key, names = self._find_operator(held, len(tensors))
+        group, names = self._find_operator(held, len(tensors))
         given = iter(tensors)
         values = [scalars[name] if name in held else next(given) for name in names]
         bound = self.bind_scalars({**scalars, **dict.fromkeys(held, 0)})
         values += [value for name, value in bound.items() if name not in held]
-        results = torch.ops.fuser.run(key, *split_inputs(values))
+        results = torch.ops.fuser.run(group, *split_inputs(values))
         if out is not None:
             finish_traced_out(out, results)
             return out
         return results[0] if len(results) == 1 else tuple(results)
 
     def _find_operator(self, held: tuple[str, ...], count: int) -> tuple[str, tuple[str, ...]]:
-        # The key of this function with some scalars as tensors, and the names of what it takes.
+        # The text of this function with some scalars as tensors, and the names of what it takes.
         function = self.with_tensors(held) if held else self
         count += len(held)
         names = tuple(parameter.name for parameter in function.function.functor.tensors[:count])
-        return str(function.spec(count).key), names
+        return function.spec(count).text, names
 
     # What torch.compiler.assume_constant_result sets; the decorator itself would import all of Dynamo.
     _find_operator._dynamo_marked_constant = True  # type: ignore[attr-defined]

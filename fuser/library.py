@@ -1,14 +1,17 @@
-"""``torch.ops.fuser.run``: a registered group as one operator, for FakeTensor, make_fx, Dynamo and AOTAutograd."""
+"""``torch.ops.fuser.run``: a group as one operator, for all that traces, saves and loads programs.
+
+Its first argument is the group itself, as text: a graph that calls it needs nothing of the process that made it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from fuser.compiler import registered
-from fuser.errors import UnsupportedError
+from fuser.errors import ArgumentError, UnsupportedError
 from fuser.executor import run_around, run_plain
 from fuser.fallback import Fallback
 from fuser.kernel_spec import KernelSpec, infer_layouts, infer_typing
@@ -25,18 +28,30 @@ __all__ = [
 
 LIBRARY = torch.library.Library("fuser", "DEF")  # type: ignore[no-untyped-call]
 LIBRARY.define(  # type: ignore[no-untyped-call]
-    "run(str key, str kinds, Tensor[] tensors, Scalar[] numbers) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,)
+    "run(str group, str kinds, Tensor[] tensors, SymInt[] ints, float[] floats) -> Tensor[]",
+    tags=(torch.Tag.pt2_compliant_tag,),
 )
 
 
-def run_operator(key: str, kinds: str, tensors: list[torch.Tensor], numbers: list[Any]) -> list[torch.Tensor]:
+class Inputs(NamedTuple):
+    """A group's inputs as ``torch.ops.fuser.run`` takes them: lists of one type each, which all can be saved."""
+
+    # One letter per input: t for a tensor; i and b for an int and a bool, both in ``ints``; f for a float and c for a
+    # complex, which is two ``floats``.
+    kinds: str
+    tensors: list[torch.Tensor]
+    ints: list[Any]
+    floats: list[Any]
+
+
+def run_operator(group: str, *inputs: Any) -> list[torch.Tensor]:
     """Run on real tensors (dispatch keys CPU and CUDA)."""
-    return run_plain(registered(int(key)), merge_inputs(kinds, tensors, numbers))
+    return run_plain(registered(group), merge_inputs(*inputs))
 
 
-def fake_operator(key: str, kinds: str, tensors: list[torch.Tensor], numbers: list[Any]) -> list[torch.Tensor]:
+def fake_operator(group: str, *inputs: Any) -> list[torch.Tensor]:
     """Return empty tensors of the dtypes, shapes and strides the group gives; sizes may be symbolic."""
-    return _run_fake(registered(int(key)), merge_inputs(kinds, tensors, numbers))
+    return _run_fake(registered(group), merge_inputs(*inputs))
 
 
 def _run_fake(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
@@ -58,26 +73,50 @@ def _run_fake(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
 
 def call_operator(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
     """Run a call through the operator, so that dispatch modes and tensor subclasses see one operator."""
-    results: list[torch.Tensor] = torch.ops.fuser.run(str(spec.key), *split_inputs(inputs))
+    results: list[torch.Tensor] = torch.ops.fuser.run(spec.text, *split_inputs(inputs))
     return results
 
 
-def split_inputs(inputs: Sequence[Any]) -> tuple[str, list[torch.Tensor], list[Any]]:
+def split_inputs(inputs: Sequence[Any]) -> Inputs:
     """Return a group's inputs as ``torch.ops.fuser.run`` takes them; ``merge_inputs`` is the reverse.
 
-    Returns:
-        One letter per input, ``t`` for a tensor or ``n`` for a number; the tensors; the numbers.
+    Raises:
+        ArgumentError: one is neither a tensor nor a number.
     """
-    kinds = "".join("t" if isinstance(item, torch.Tensor) else "n" for item in inputs)
-    tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
-    numbers = [item for item in inputs if not isinstance(item, torch.Tensor)]
-    return kinds, tensors, numbers
+    split = Inputs("", [], [], [])
+    kinds = ""
+    for item in inputs:
+        if isinstance(item, torch.Tensor):
+            kinds += "t"
+            split.tensors.append(item)
+        elif isinstance(item, bool | torch.SymBool):
+            kinds += "b"
+            split.ints.append(int(item))
+        elif isinstance(item, int | torch.SymInt):
+            kinds += "i"
+            split.ints.append(item)
+        elif isinstance(item, float | torch.SymFloat):
+            kinds += "f"
+            split.floats.append(item)
+        elif isinstance(item, complex):
+            kinds += "c"
+            split.floats.extend((item.real, item.imag))
+        else:
+            raise ArgumentError(f"expected a tensor or a Python number, got {type(item).__name__}")
+    return split._replace(kinds=kinds)
 
 
-def merge_inputs(kinds: str, tensors: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
+def merge_inputs(kinds: str, tensors: Sequence[Any], ints: Sequence[Any], floats: Sequence[Any]) -> list[Any]:
     """Return the inputs of a group in order, from what ``split_inputs`` made of them."""
-    next_tensor, next_number = iter(tensors), iter(numbers)
-    return [next(next_tensor) if kind == "t" else next(next_number) for kind in kinds]
+    next_tensor, next_int, next_float = iter(tensors), iter(ints), iter(floats)
+    read: dict[str, Callable[[], Any]] = {
+        "t": lambda: next(next_tensor),
+        "i": lambda: next(next_int),
+        "b": lambda: bool(next(next_int)),
+        "f": lambda: next(next_float),
+        "c": lambda: complex(next(next_float), next(next_float)),
+    }
+    return [read[kind]() for kind in kinds]
 
 
 def has_torch_dispatch(item: torch.Tensor) -> bool:

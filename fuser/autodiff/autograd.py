@@ -276,26 +276,27 @@ def _as_zero_dim(case: Case, tensor: torch.Tensor) -> torch.Tensor:
 
 # --- the operator ------------------------------------------------------------------------------------------------
 def _setup_operator(ctx: Any, inputs: tuple[Any, ...], output: Sequence[torch.Tensor]) -> None:
-    key, kinds, tensors, numbers = inputs
-    values = library.merge_inputs(kinds, tensors, numbers)
-    case = find_case(registered(int(key)), values, saves_results=False)
+    group, kinds, tensors, ints, floats = inputs
+    values = library.merge_inputs(kinds, tensors, ints, floats)
+    case = find_case(registered(group), values, saves_results=False)
     _save(ctx, case, values, output, case.read)
-    ctx.kinds, ctx.number_count = kinds, len(numbers)
+    # torch wants the structure of the arguments back: a list of numbers counts as one thing, an empty list as a list.
+    ctx.kinds, ctx.of_numbers = kinds, [None if numbers else [] for numbers in (ints, floats)]
 
 
 def _operator_backward(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
     found = _find_gradients(ctx, grads)
     of_tensors = [grad for kind, grad in zip(ctx.kinds, found, strict=True) if kind == "t"]
-    # torch wants the structure of the arguments back: a list of numbers counts as one thing, an empty list as a list.
-    return None, None, of_tensors, None if ctx.number_count else []
+    return None, None, of_tensors, *ctx.of_numbers
 
 
 def _vmap_operator(
-    info: Any, in_dims: tuple[Any, ...], key: str, kinds: str, tensors: list[torch.Tensor], numbers: list[Any]
+    info: Any, in_dims: tuple[Any, ...], group: str, kinds: str, *inputs: Any
 ) -> tuple[list[torch.Tensor], list[int]]:
-    spec = registered(int(key))
-    values = library.merge_inputs(kinds, tensors, numbers)
-    dims = library.merge_inputs(kinds, in_dims[2], [None] * len(numbers))
+    spec = registered(group)
+    values = library.merge_inputs(kinds, *inputs)
+    dim = iter(in_dims[2])
+    dims = [next(dim) if kind == "t" else None for kind in kinds]
     # The call as one element of the batch sees it.
     single = [item if dim is None else item.select(dim, 0) for item, dim in zip(values, dims, strict=True)]
     case = find_case(spec, single, saves_results=False)
