@@ -1,7 +1,7 @@
 """Whether sums pass through a group: f(a + b, c) is f(a, c) + f(b, c), but for rounding.
 
-Certain from the texts or not at all. Linear are a sum or a difference of what is linear, its product with or quotient by
-what does not depend on the summed inputs, its sign, and a variable of a floating type that holds it.
+Certain from the texts or not at all. Linear are a sum or a difference of what is linear, its product with or quotient
+by what does not depend on the summed inputs, its sign, and a variable of a floating type that holds it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,21 @@ from dataclasses import fields
 from functools import lru_cache
 
 from fuser.cxx.functor import Functor, Role
-from fuser.cxx.nodes import Assign, Binary, Cast, Expression, Increment, Lambda, Name, NamedType, Node, TypeSyntax, Unary
-from fuser.cxx.statements import Declaration, Evaluate, Return, Statement
+from fuser.cxx.nodes import (
+    Assign,
+    Binary,
+    Cast,
+    Expression,
+    Increment,
+    Lambda,
+    Name,
+    NamedType,
+    Node,
+    Statement,
+    TypeSyntax,
+    Unary,
+)
+from fuser.cxx.statements import Declaration, Evaluate, Return
 from fuser.cxx.syntax import parse_program
 from fuser.errors import FunctorError, UntranslatableError
 from fuser.graph import FusionGroup
@@ -37,9 +50,9 @@ def follow_sums(group: FusionGroup, summed: frozenset[int]) -> tuple[tuple[bool,
         dtypes = [dtype for dtype in item.function.out_dtypes if dtype is not None]
         is_real = all(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
         taken = tuple(values[value] for value in item.tensors)
+        if any(values[value] for value in item.scalars) or (any(taken) and not is_real):
+            return (), index
         try:
-            if any(values[value] for value in item.scalars) or (any(taken) and not is_real):
-                raise _NotLinearError
             values += _follow_functor(item.function.functor, taken)
         except (_NotLinearError, FunctorError, UntranslatableError, RecursionError):
             return (), index

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +35,16 @@ from fuser.route import run_below
 from fuser.tensor_desc import TensorDesc, describe, value_layouts
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DeviceMesh, DTensor, Placement
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Placement
 
 __all__ = ["run_copies", "run_shards"]
 
+# The dispatcher's state of a thread outside of all operators.
+_OUTERMOST = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 
-def run_shards(_: Any, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any = None) -> list[DTensor]:
+
+def run_shards(_: Any, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any = None) -> list[Any]:
     """Run a group of which some tensors are DTensors; the others have one element or count as copies.
 
     Raises:
@@ -50,7 +55,7 @@ def run_shards(_: Any, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any
         return _run(registered(args[0]), library.merge_inputs(*args[1:]))
 
 
-def run_copies(_: Any, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any = None) -> list[DTensor]:
+def run_copies(_: Any, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any = None) -> list[Any]:
     """Run an operator of fuser's on copies, on each rank the same."""
     from torch.distributed.tensor import DTensor, Replicate  # noqa: PLC0415 - is there: it defined the arguments
 
@@ -65,7 +70,12 @@ def run_copies(_: Any, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any
         return item.redistribute(placements=whole).to_local() if isinstance(item, DTensor) else item
 
     with torch.no_grad():
-        results = func(*map(localise, args), **(kwargs or {}))
+        local = list(map(localise, args))
+        # Below a subclass torch.func's transforms are switched off, and derivatives are made with them; a tracer makes
+        # nothing now.
+        is_traced = torch._C._len_torch_dispatch_stack() > 0
+        with nullcontext() if is_traced else torch._C._ForceDispatchKeyGuard(*_OUTERMOST):
+            results = func(*local, **(kwargs or {}))
         return [DTensor.from_local(item, mesh, whole, run_check=False) for item in results]
 
 
@@ -96,7 +106,7 @@ class Sharding:
 _shardings: Lru[Sharding] = Lru()
 
 
-def _run(spec: KernelSpec, inputs: list[Any]) -> list[DTensor]:
+def _run(spec: KernelSpec, inputs: list[Any]) -> list[Any]:
     from torch.distributed.tensor import DTensor  # noqa: PLC0415 - as above
 
     tensors = {slot: item for slot, item in enumerate(inputs) if isinstance(item, DTensor)}
@@ -159,7 +169,8 @@ def _choose(
     # application to cut the group around.
     from torch.distributed.tensor import Partial, Replicate  # noqa: PLC0415 - as above
 
-    copies = dict.fromkeys(placements, Replicate()), [Replicate()] * len(made)
+    copy: Placement = Replicate()
+    copies = dict.fromkeys(placements, copy), [copy] * len(made)
     try:
         common = broadcast_shapes([*shapes.values(), *made])
     except ShapeError:
@@ -186,14 +197,12 @@ def _choose(
             return obstacle if len(spec.group.applications) > 1 else copies
     kind = next(iter(partial.values()))
     return (
-        {slot: kind if slot in summed else Replicate() for slot in placements},
-        [kind if is_dependent else Replicate() for is_dependent in dependent],
+        {slot: kind if slot in summed else copy for slot in placements},
+        [kind if is_dependent else copy for is_dependent in dependent],
     )
 
 
-def _vote(
-    placements: dict[int, Placement], shapes: dict[int, Shape], common: Shape, size: int
-) -> Placement | None:
+def _vote(placements: dict[int, Placement], shapes: dict[int, Shape], common: Shape, size: int) -> Placement | None:
     # The shards, in terms of the common shape, that most of the data has.
     votes: Counter[Placement] = Counter()
     for slot, placement in placements.items():
@@ -249,4 +258,6 @@ def _check_plain(tensors: Sequence[torch.Tensor]) -> None:
 
     dispatcher = getattr(DTensor, "_op_dispatcher", None)
     if not getattr(dispatcher, "_allow_implicit_replication", False) and any(item.numel() != 1 for item in tensors):
-        raise DeviceError("got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor before calling")
+        raise DeviceError(
+            "got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor before calling"
+        )
