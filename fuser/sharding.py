@@ -202,14 +202,14 @@ def _choose(
     )
 
 
-def _vote(placements: dict[int, Placement], shapes: dict[int, Shape], common: Shape, size: int) -> Placement | None:
+def _vote(placements: dict[int, Placement], shapes: dict[int, Shape], common: Shape, size: int) -> Any:
     # The shards, in terms of the common shape, that most of the data has.
-    votes: Counter[Placement] = Counter()
+    votes: Counter[Any] = Counter()
     for slot, placement in placements.items():
         own = getattr(placement, "dim", None)
         if own is not None and shapes[slot][own] == common[own + len(common) - len(shapes[slot])]:
             votes[_at(placement, own + len(common) - len(shapes[slot]))] += math.prod(shapes[slot])
-    for shard in sorted(votes, key=lambda item: (-votes[item], item.dim)):  # type: ignore[attr-defined]
+    for shard in sorted(votes, key=lambda item: (-votes[item], item.dim)):
         is_there = all(placements[slot] == _place(shard, shape, common) for slot, shape in shapes.items())
         # Nobody is brought to shards of which some are empty, or to such that torch makes for itself.
         if is_there or (shard.is_shard() and not hasattr(shard, "split_factor") and common[shard.dim] >= size):
@@ -217,18 +217,17 @@ def _vote(placements: dict[int, Placement], shapes: dict[int, Shape], common: Sh
     return None
 
 
-def _place(shard: Placement, shape: Shape, common: Shape) -> Placement:
+def _place(shard: Any, shape: Shape, common: Shape) -> Placement:
     # Shards of the common shape as those of a tensor that is broadcast to it.
     from torch.distributed.tensor import Replicate  # noqa: PLC0415 - as above
 
-    dim = shard.dim  # type: ignore[attr-defined]
-    own = dim + len(shape) - len(common)
-    return _at(shard, own) if own >= 0 and shape[own] == common[dim] else Replicate()
+    own = shard.dim + len(shape) - len(common)
+    return _at(shard, own) if own >= 0 and shape[own] == common[shard.dim] else Replicate()
 
 
-def _at(shard: Placement, dim: int) -> Placement:
+def _at(shard: Any, dim: int) -> Any:
     factor = {"split_factor": shard.split_factor} if hasattr(shard, "split_factor") else {}
-    return shard if shard.dim == dim else type(shard)(dim, **factor)  # type: ignore[attr-defined, call-arg]
+    return shard if shard.dim == dim else type(shard)(dim, **factor)
 
 
 def _bring(item: DTensor, placements: Sequence[Placement]) -> torch.Tensor:
