@@ -108,7 +108,8 @@ def split_inputs(inputs: Sequence[Any]) -> Inputs:
 
 def merge_inputs(kinds: str, tensors: Sequence[Any], ints: Sequence[Any], floats: Sequence[Any]) -> list[Any]:
     """Return the inputs of a group in order, from what ``split_inputs`` made of them."""
-    next_tensor, next_int, next_float = iter(tensors), iter(ints), iter(floats)
+    # AOTInductor gives None for a list of ints without any.
+    next_tensor, next_int, next_float = iter(tensors), iter(ints or ()), iter(floats)
     read: dict[str, Callable[[], Any]] = {
         "t": lambda: next(next_tensor),
         "i": lambda: next(next_int),

@@ -176,7 +176,7 @@ def find_route(inputs: Sequence[Any], *, below_autograd: bool = False) -> Routed
         )
     )
     items = list(inputs)
-    if not transformed and (torch._C._len_torch_dispatch_stack() > 0 or torch.jit.is_tracing()):
+    if not transformed and (torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_tracing()):
         return Routed(Route.OPERATOR, items)
     reason = ""
     needs_grad = False

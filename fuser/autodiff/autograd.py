@@ -282,7 +282,9 @@ def differentiate_operator(group: str, kinds: str, *inputs: Any) -> Sequence[tor
     """Run the operator so that autograd and forward AD can differentiate it (dispatch key Autograd)."""
     spec, values = registered(group), library.merge_inputs(kinds, *inputs)
     if is_transformed() or (torch.is_grad_enabled() and any(map(requires_grad, values))):
-        return _Transformed.apply(find_case(spec, values, saves_results=False), *values)  # type: ignore[no-untyped-call]
+        case = find_case(spec, values, saves_results=False)
+        results: tuple[torch.Tensor, ...] = _Transformed.apply(case, *values)  # type: ignore[no-untyped-call]
+        return results
     with torch._C._AutoDispatchBelowAutograd():
         return library.call_operator(spec, values)
 
@@ -301,7 +303,7 @@ def transform_operator(group: str, kinds: str, *inputs: Any) -> Sequence[torch.T
 def _from_functional(item: torch.Tensor) -> torch.Tensor:
     if not torch._is_functional_tensor(item):
         return item
-    torch._sync(item)
+    torch._functionalize_sync(item)
     return torch._from_functional_tensor(item)
 
 
