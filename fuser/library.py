@@ -5,16 +5,20 @@ Its first argument is the group itself, as text: a graph that calls it needs not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 
 from fuser.compiler import registered
+from fuser.config import config
 from fuser.errors import ArgumentError, UnsupportedError
-from fuser.executor import run_around, run_plain
+from fuser.executor import run_around, run_planned
 from fuser.fallback import Fallback
 from fuser.kernel_spec import KernelSpec, infer_layouts, infer_typing
+from fuser.launcher import Replayer, record_call
 from fuser.tensor_desc import common_device, describe, input_specs, value_layouts
 
 __all__ = [
@@ -23,6 +27,7 @@ __all__ = [
     "has_torch_dispatch",
     "merge_inputs",
     "needs_operator",
+    "replay_operator",
     "split_inputs",
 ]
 
@@ -36,17 +41,39 @@ LIBRARY.define(  # type: ignore[no-untyped-call]
 class Inputs(NamedTuple):
     """A group's inputs as ``torch.ops.fuser.run`` takes them: lists of one type each, which all can be saved."""
 
-    # One letter per input: t for a tensor; i and b for an int and a bool, both in ``ints``; f for a float and c for a
-    # complex, which is two ``floats``.
+    # What each input is: t for a tensor; i and b for an int and a bool, both in ``ints``; f for a float in ``floats``,
+    # or one of NOT_FINITE, which JSON has no way to write; c for a complex, whose two parts follow.
     kinds: str
     tensors: list[torch.Tensor]
     ints: list[Any]
     floats: list[Any]
 
 
+NOT_FINITE = {"+": math.inf, "-": -math.inf, "n": math.nan}
+
+
 def run_operator(group: str, *inputs: Any) -> list[torch.Tensor]:
     """Run on real tensors (dispatch keys CPU and CUDA)."""
-    return run_plain(registered(group), merge_inputs(*inputs))
+    values = merge_inputs(*inputs)
+    replayed = replay_operator(group, values)
+    if replayed is not None:
+        return replayed
+    results, plan = run_planned(registered(group), values, None)
+    # A replayed launch could not be dumped.
+    if plan is not None and "launch" not in config.dump:
+        record_call(_launcher_of(group), plan, values, tuple(values), None, None)
+    return results
+
+
+def replay_operator(group: str, values: Sequence[Any]) -> list[torch.Tensor] | None:
+    """Run a call like an earlier one on real tensors; None if there was none."""
+    replayed = _launcher_of(group).launch(tuple(values), None, None)
+    return [replayed] if isinstance(replayed, torch.Tensor) else replayed and list(replayed)
+
+
+@cache
+def _launcher_of(group: str) -> Replayer:  # noqa: ARG001
+    return Replayer((), ())
 
 
 def fake_operator(group: str, *inputs: Any) -> list[torch.Tensor]:
@@ -96,27 +123,38 @@ def split_inputs(inputs: Sequence[Any]) -> Inputs:
             kinds += "i"
             split.ints.append(item)
         elif isinstance(item, float | torch.SymFloat):
-            kinds += "f"
-            split.floats.append(item)
+            kinds += _add_float(item, split.floats)
         elif isinstance(item, complex):
-            kinds += "c"
-            split.floats.extend((item.real, item.imag))
+            kinds += "c" + _add_float(item.real, split.floats) + _add_float(item.imag, split.floats)
         else:
             raise ArgumentError(f"expected a tensor or a Python number, got {type(item).__name__}")
     return split._replace(kinds=kinds)
 
 
+def _add_float(item: Any, floats: list[Any]) -> str:
+    if math.isfinite(item):
+        floats.append(item)
+        return "f"
+    return "n" if math.isnan(item) else "+" if item > 0 else "-"
+
+
 def merge_inputs(kinds: str, tensors: Sequence[Any], ints: Sequence[Any], floats: Sequence[Any]) -> list[Any]:
     """Return the inputs of a group in order, from what ``split_inputs`` made of them."""
-    next_tensor, next_int, next_float = iter(tensors), iter(ints), iter(floats)
-    read: dict[str, Callable[[], Any]] = {
-        "t": lambda: next(next_tensor),
-        "i": lambda: next(next_int),
-        "b": lambda: bool(next(next_int)),
-        "f": lambda: next(next_float),
-        "c": lambda: complex(next(next_float), next(next_float)),
-    }
-    return [read[kind]() for kind in kinds]
+    # AOTInductor gives None for a list of ints without any.
+    next_kind, next_tensor, next_int, next_float = iter(kinds), iter(tensors), iter(ints or ()), iter(floats)
+
+    def read(kind: str) -> Any:
+        if kind == "t":
+            return next(next_tensor)
+        if kind == "f":
+            return next(next_float)
+        if kind == "i":
+            return next(next_int)
+        if kind == "b":
+            return bool(next(next_int))
+        return complex(read(next(next_kind)), read(next(next_kind))) if kind == "c" else NOT_FINITE[kind]
+
+    return [read(kind) for kind in next_kind]
 
 
 def has_torch_dispatch(item: torch.Tensor) -> bool:
