@@ -68,10 +68,10 @@ def _follow_functor(functor: Functor, taken: tuple[bool, ...]) -> tuple[bool, ..
     if not any(taken):
         return (False,) * functor.num_outputs
     entry = parse_program(functor).entry
-    return _Reader(functor, taken).run(entry.body.statements if entry.body else (), entry.result)
+    return _Sums(functor, taken).run(entry.body.statements if entry.body else (), entry.result)
 
 
-class _Reader:
+class _Sums:
     # Which variables depend on the summed inputs, statement by statement; raises for what is not linear in them.
     def __init__(self, functor: Functor, taken: Sequence[bool]) -> None:
         self.outputs = [parameter.name for parameter in functor.outputs]

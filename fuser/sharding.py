@@ -14,13 +14,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fuser import library
+from fuser.autodiff import pull_back as _pull_back  # noqa: F401 - defines an operator
 from fuser.compiler import registered
 from fuser.config import config
 from fuser.errors import DeviceError, ShapeError
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor, Placement
 
 __all__ = ["run_copies", "run_shards"]
-
-# The dispatcher's state of a thread outside of all operators.
-_OUTERMOST = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 
 
 def run_shards(_: Any, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any = None) -> list[Any]:
@@ -70,12 +67,7 @@ def run_copies(_: Any, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any
         return item.redistribute(placements=whole).to_local() if isinstance(item, DTensor) else item
 
     with torch.no_grad():
-        local = list(map(localise, args))
-        # Below a subclass torch.func's transforms are switched off, and derivatives are made with them; a tracer makes
-        # nothing now.
-        is_traced = torch._C._len_torch_dispatch_stack() > 0
-        with nullcontext() if is_traced else torch._C._ForceDispatchKeyGuard(*_OUTERMOST):
-            results = func(*local, **(kwargs or {}))
+        results = func(*map(localise, args), **(kwargs or {}))
         return [DTensor.from_local(item, mesh, whole, run_check=False) for item in results]
 
 
