@@ -154,7 +154,9 @@ class Loader:
             return {"equal": torch.equal(result, functors["mixed"](ROWS)), "same key": key == self.wanted["key"]}
         if case == "package":
             package = torch._inductor.aoti_load_package(str(self.folder / "package.pt2"))
-            equal = [torch.equal(package(x), self.wanted[name][0]) for x, name in ((ROWS, "model"), (MORE_ROWS, "more"))]
+            equal = [
+                torch.equal(package(x), self.wanted[name][0]) for x, name in ((ROWS, "model"), (MORE_ROWS, "more"))
+            ]
             return {"equal": all(equal)}
         module = torch.export.load(self.folder / f"{case}.pt2").module()
         found = check(module, wanted)

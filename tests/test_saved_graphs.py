@@ -137,13 +137,16 @@ def test_floats_from_sizes_compile_once(backend: str) -> None:
 
     scale = fuser.create_jit_fn("template <typename T> T scale(T x, T y, double s) { return x * T(s) + y; }", s=1.0)
     counter = CompileCounterWithBackend(backend)
-    compiled = torch.compile(lambda x: scale(x, x.shape[0] / 3, s=x.shape[0] / 7), backend=counter, dynamic=True)
+    compiled = torch.compile(
+        lambda x: scale(x, x.shape[0] / 3, s=x.shape[0] / 7), backend=counter, dynamic=True, fullgraph=True
+    )
     for size in (2, 3, 4, 5):
         x = torch.randn(size, 3)
         assert torch.equal(compiled(x), scale(x, size / 3, s=size / 7))
     assert counter.frame_count == 1
     whole = torch.arange(6)
-    assert torch.compile(lambda x: scale(x, x.shape[0] / 3), backend=backend, dynamic=True)(whole).dtype is torch.float32
+    compiled = torch.compile(lambda x: scale(x, x.shape[0] / 3), backend=backend, dynamic=True, fullgraph=True)
+    assert compiled(whole).dtype is torch.float32
 
 
 def test_inputs_survive_the_split() -> None:
