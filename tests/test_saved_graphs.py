@@ -133,7 +133,7 @@ def test_a_python_fallback_works_where_it_was_given() -> None:
 @pytest.mark.cpu
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_floats_from_sizes_compile_once(backend: str) -> None:
-    from torch._dynamo.testing import CompileCounterWithBackend  # noqa: PLC0415 - brings Dynamo
+    from torch._dynamo.testing import CompileCounterWithBackend
 
     scale = fuser.create_jit_fn("template <typename T> T scale(T x, T y, double s) { return x * T(s) + y; }", s=1.0)
     counter = CompileCounterWithBackend(backend)
