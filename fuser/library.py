@@ -132,10 +132,11 @@ def split_inputs(inputs: Sequence[Any]) -> Inputs:
 
 
 def _add_float(item: Any, floats: list[Any]) -> str:
-    if math.isfinite(item):
+    # Whether it is finite, so that it can be asked of symbols.
+    if item - item == 0:
         floats.append(item)
         return "f"
-    return "n" if math.isnan(item) else "+" if item > 0 else "-"
+    return "+" if item > 0 else "-" if item < 0 else "n"
 
 
 def merge_inputs(kinds: str, tensors: Sequence[Any], ints: Sequence[Any], floats: Sequence[Any]) -> list[Any]:
