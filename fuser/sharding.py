@@ -226,10 +226,12 @@ def _bring(item: DTensor, placements: Sequence[Placement]) -> torch.Tensor:
     # This rank's part of a tensor under other placements. A copy becomes partial where torch will not make it so.
     from torch.distributed.tensor import Replicate  # noqa: PLC0415 - as above
 
+    if item.placements == tuple(placements):
+        return item.to_local()
     pairs = list(zip(item.placements, placements, strict=True))
     spread = [dim for dim, (old, new) in enumerate(pairs) if new.is_partial() and old.is_replicate()]
     wanted = [Replicate() if dim in spread else new for dim, (_, new) in enumerate(pairs)]
-    local = (item if list(item.placements) == wanted else item.redistribute(placements=wanted)).to_local()
+    local = item.redistribute(placements=wanted).to_local()
     for dim in spread:
         # As torch does it for its own ops.
         local = placements[dim]._partition_value(local, item.device_mesh, dim)  # type: ignore[attr-defined]
