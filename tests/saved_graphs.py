@@ -106,6 +106,8 @@ class Saver:
         from torch._dynamo.utils import counters
 
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.folder / "inductor")
+        # Without broadcasting Inductor has nothing of its own to compile.
+        self.model.weight = torch.nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4))
         found = check(torch.compile(self.model, fullgraph=True), run(self.model, ROWS))
         return found | {"from cache": counters["aot_autograd"]["autograd_cache_hit"]}
 
