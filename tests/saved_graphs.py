@@ -11,7 +11,6 @@ import os
 import pickle
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,30 +27,26 @@ class Saver:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        axpy = fuser.create_jit_fn(
-            "template <typename T> T axpy(T x, T y, T alpha) { return alpha * x * x + y; }", alpha=1.0
-        )
         pair = fuser.create_multi_output_jit_fn(
-            "template <typename T> void pair(T x, T y, T& a, T& b) { a = x * y; b = x + y; }", 2
+            "template <typename T> void pair(T x, T y, T& a, T& b) { a = x * y; b = x + y * y; }", 2
         )
         mixed = fuser.create_jit_fn(
-            "template <typename T> T mixed(T x, int n, double s, bool b, double low) {"
-            " return b && x < T(low) ? x : x * T(n) + T(s); }",
+            "template <typename T> T mixed(T x, T y, int n, double s, bool b, double low) {"
+            " return b && x < T(low) ? y : x * T(n) + y * T(s); }",
             n=3,
             s=0.5,
             b=True,
             low=float("-inf"),
         )
+        loop = fuser.create_jit_fn(
+            "template <typename T> T grow(T x) { T s = x; while (s < T(3)) { s = s * s + T(1); } return s; }"
+        )
         hand = fuser.jit_fn(
             "template <typename T> T step(T x) { return x > T(0) ? T(1) : T(0); }",
             backward=fuser.jit_fn("template <typename T> T slope(T x, T g) { return g * T(3) * x; }"),
         )
-        loop = fuser.create_jit_fn(
-            "template <typename T> T grow(T x) { T s = x; while (s < T(3)) { s = s * s + T(1); } return s; }"
-        )
         given = fuser.jit_fn("template <typename T> T given(T x) { return x + x; }", fallback=lambda x: x + x)
-        self.functors = {"axpy": axpy, "pair": pair, "mixed": mixed}
-        self.compute: Callable[..., Any]
+        self.functor = mixed
 
         class Model(torch.nn.Module):
             def __init__(self) -> None:
@@ -59,12 +54,12 @@ class Saver:
                 self.weight = torch.nn.Parameter(torch.linspace(-1, 1, 4))
 
             def forward(self, x: torch.Tensor) -> torch.Tensor:
-                a, b = pair(axpy(x, self.weight, alpha=2.0), x)
-                return axpy(mixed(a, n=x.shape[0], s=x.shape[0] / 3), b) + hand(x)
+                a, b = pair(x, self.weight)
+                return mixed(a, b, n=x.shape[0], s=x.shape[0] / 3)
 
         class Loop(Model):
             def forward(self, x: torch.Tensor) -> torch.Tensor:
-                return loop(x) * self.weight
+                return hand(loop(x)) * self.weight
 
         class Given(Model):
             def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -97,7 +92,7 @@ class Saver:
             fused(ROWS)
             return (self.folder / "graph module.pkl").write_bytes(pickle.dumps(fused.graph_module)) and None
         if case == "pickle":
-            held = (self.functors, self.functors["mixed"].spec(1).group)
+            held = (self.functor, self.functor.spec(2).group)
             return (self.folder / "pickle.pkl").write_bytes(pickle.dumps(held)) and None
         if case == "package":
             program = torch.export.export(self.model, (ROWS,), dynamic_shapes=({0: torch.export.Dim("rows", max=64)},))
@@ -111,6 +106,8 @@ class Saver:
         from torch._dynamo.utils import counters
 
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.folder / "inductor")
+        # Without broadcasting Inductor has nothing of its own to compile.
+        self.model.weight = torch.nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4))
         found = check(torch.compile(self.model, fullgraph=True), run(self.model, ROWS))
         return found | {"from cache": counters["aot_autograd"]["autograd_cache_hit"]}
 
@@ -148,10 +145,10 @@ class Loader:
             module = pickle.loads((self.folder / "graph module.pkl").read_bytes())
             return check(lambda x: module(x), wanted[:2])
         if case == "pickle":
-            functors, group = pickle.loads((self.folder / "pickle.pkl").read_bytes())
+            functor, group = pickle.loads((self.folder / "pickle.pkl").read_bytes())
             key = fuser.register_fusion(group)
-            (result,) = fuser.run_fusion(key, [ROWS, 3, 0.5, True, float("-inf")])
-            return {"equal": torch.equal(result, functors["mixed"](ROWS)), "same key": key == self.wanted["key"]}
+            (result,) = fuser.run_fusion(key, [ROWS, ROWS, 3, 0.5, True, float("-inf")])
+            return {"equal": torch.equal(result, functor(ROWS, ROWS)), "same key": key == self.wanted["key"]}
         if case == "package":
             package = torch._inductor.aoti_load_package(str(self.folder / "package.pt2"))
             equal = [
@@ -163,22 +160,10 @@ class Loader:
         if case.startswith("dynamic"):
             found["larger"] = check(module, self.wanted["more"], MORE_ROWS)["equal"]
         if case == "strict":
-            with fuser_launches() as launches:
-                found["fused"] = check(torch.compile(module, backend="fuser"), wanted)["equal"]
-            found["launches"] = launches[0]
+            fuser.reset_stats()
+            found["fused"] = check(torch.compile(module, backend="fuser"), wanted)["equal"]
+            found["launches"] = fuser.stats()["launches"]
         return found
-
-
-class fuser_launches:  # noqa: N801 - reads as a verb
-    """Counts launches."""
-
-    def __enter__(self) -> list[int]:
-        fuser.reset_stats()
-        self.count: list[int] = []
-        return self.count
-
-    def __exit__(self, *_: object) -> None:
-        self.count.append(fuser.stats()["launches"])
 
 
 def main(action: str, folder: Path, cases: list[str]) -> dict[str, Any]:
@@ -187,7 +172,7 @@ def main(action: str, folder: Path, cases: list[str]) -> dict[str, Any]:
     if action == "save":
         saver = Saver(folder)
         wanted: dict[str, Any] = {"model": run(saver.model, ROWS), "more": run(saver.model, MORE_ROWS)}
-        wanted |= {"loop": run(saver.loop, ROWS), "key": saver.functors["mixed"].spec(1).key}
+        wanted |= {"loop": run(saver.loop, ROWS), "key": saver.functor.spec(2).key}
         torch.save(wanted, folder / "wanted.pt")
         act = saver.save
     else:

@@ -66,7 +66,7 @@ def test_another_process_runs_what_was_saved(expected: dict[str, Any], tmp_path:
 def test_opcheck() -> None:
     spec = fuser.create_jit_fn(AXPY, alpha=1.0).spec(2)
     x, y = torch.randn(5), torch.randn(5)
-    for inputs in ([x, y, 2.0], [x.requires_grad_(), y, 2], [x, y, True], [x.detach().to(torch.complex64), y, 2j]):
+    for inputs in ([x.requires_grad_(), y, 2.0], [x.detach().to(torch.complex64), y, 2j]):
         torch.library.opcheck(torch.ops.fuser.run.default, (spec.text, *split_inputs(inputs)))
 
 
@@ -102,8 +102,6 @@ def test_transforms_of_a_traced_graph_and_of_the_functor(name: str) -> None:
     # Each is traced for one shape.
     sample = (x[0], y[0]) if name.startswith("vmap of") else (x, y)
     for function in (step, make_fx(step)(*sample)):
-        if name == "vmap of grad":
-            assert function is not None
         found = TRANSFORMS[name](function, x, y)
         torch.testing.assert_close(found, TRANSFORMS[name](plain, x, y))
 
