@@ -10,6 +10,7 @@ __all__ = [
     "ArgumentError",
     "CaptureError",
     "CompileError",
+    "CompilerFailedError",
     "CompilerNotFoundError",
     "DataDependentError",
     "DeviceError",
@@ -160,6 +161,13 @@ class CaptureError(FuserError, RuntimeError):
 
 class CompilerNotFoundError(UnsupportedError):
     """No compiler for the device: no host C++ compiler, or no NVRTC."""
+
+
+class CompilerFailedError(UnsupportedError):
+    """A compiler came to no end for a reason that is not in the text: it was killed, say, or the disk is full.
+
+    It is not remembered: the next call tries again.
+    """
 
 
 @dataclass(frozen=True, slots=True)

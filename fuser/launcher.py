@@ -26,6 +26,7 @@ from fuser.access import VECTOR_BYTES
 from fuser.config import config
 from fuser.kernel_spec import MAX_ARGUMENT_BYTES
 from fuser.planner import Plan, Step
+from fuser.process import openmp_threads
 
 __all__ = ["Launcher", "PythonLauncher", "Recorded", "Replayer", "called_in_c", "record_call", "record_through"]
 
@@ -47,7 +48,7 @@ try:
         torch._C._len_torch_function_stack,
         torch._C._len_torch_dispatch_stack,
         torch.is_grad_enabled,
-        torch.get_num_threads,
+        openmp_threads,
         torch._C._increment_version,
         vars(forward_ad),
     )

@@ -6,12 +6,11 @@ import ctypes
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from fuser import counters
 from fuser.codegen import KERNEL_NAME, KernelSource
 from fuser.geometry import Launch
 from fuser.layout import IterationSpace
+from fuser.process import openmp_threads
 
 __all__ = ["CpuKernel"]
 
@@ -40,7 +39,7 @@ class CpuKernel:
         function = self._function
 
         def run(arguments: bytes) -> None:
-            function(arguments, torch.get_num_threads() if launch.is_parallel else 1)
+            function(arguments, openmp_threads() if launch.is_parallel else 1)
             counters.count("launches")
 
         return run
