@@ -152,7 +152,7 @@ class TracingError(UnsupportedError):
 
 
 class NoCompileError(FuserError, RuntimeError):
-    """A kernel is missing, in memory and on disk, and ``config.no_compile`` forbids to compile it."""
+    """A kernel is missing, and may not be compiled: ``config.no_compile`` is set, or the interpreter is ending."""
 
 
 class CaptureError(FuserError, RuntimeError):

@@ -10,7 +10,6 @@ import torch
 from fuser import compiler, executor, planner, route
 from fuser.config import config
 from fuser.errors import GroupError
-from fuser.fallback import find_obstacle
 from fuser.graph import FusionGroup
 from fuser.kernel_cache import compiled_kernel_count
 from fuser.kernel_spec import KernelSpec
@@ -116,7 +115,6 @@ def clear_failures() -> None:
     kernel. A compiler that was killed, say, or is missing, is tried again in the next call anyway.
     """
     compiler.clear_failures()
-    find_obstacle.cache_clear()
     # Plans and records, too.
     config.touch()
 

@@ -7,12 +7,13 @@ that ask for another one do not. Only a kernel, and what a compiler says of the 
 from __future__ import annotations
 
 import copy
+import sys
 import threading
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from fuser import counters
-from fuser.errors import CompileError, CompilerFailedError, FuserError, GroupError
+from fuser.errors import CompileError, CompilerFailedError, FuserError, GroupError, NoCompileError
 from fuser.fused_kernel import FusedKernel
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import KernelSpec, build_kernel_spec
@@ -43,6 +44,7 @@ class KernelStore:
         Raises:
             CompileError: the text does not compile. It is remembered and raised again for the same key.
             CompilerFailedError: this thread is compiling already; a signal handler or ``__del__`` calls.
+            NoCompileError: the interpreter is ending.
             FuserError: whatever else ``compile_kernel`` raised, here or in the thread that this one waited for; the
                 next call tries again.
             BaseException: likewise, here: an interrupt, say. One of the threads that wait compiles then.
@@ -87,6 +89,9 @@ class _Slot:
 
     def fill(self, compile_kernel: Callable[[], FusedKernel]) -> FusedKernel | FuserError:
         """Compile in this thread, or wait for the one that does; return the kernel or an error."""
+        if sys.is_finalizing():
+            # Nor can anything be imported then, such as what runs a text in eager torch.
+            raise NoCompileError("no kernel is compiled while the interpreter ends")
         if _thread.is_compiling:
             # The thread that this one would wait for may be itself, or wait for it.
             raise CompilerFailedError("a signal handler or __del__ calls for a kernel while its thread compiles one")

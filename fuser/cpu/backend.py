@@ -43,6 +43,7 @@ _OF_THE_MACHINE = re.compile(
     "|Too many open files|(?:Cannot|Can't) allocate memory|out of memory|virtual memory exhausted"
     "|Resource temporarily unavailable|Killed signal|terminated program|Permission denied"
 )
+_ERROR = re.compile("error")
 # Said by the linker, of a function that is declared and defined nowhere.
 _UNDEFINED = re.compile("undefined (?:reference to|symbol).*")
 # Names that compilers give their temporary files.
@@ -85,14 +86,15 @@ class CpuBackend:
         if directory is not None:
             try:
                 return _load_or_build(compiler, flags, source, directory / f"{digest}.so")
-            except (OSError, CompilerFailedError):
+            except (OSError, CompilerFailedError) as error:
                 # The disk is full, say: do without it.
-                pass
+                _pass_on(error)
         try:
             with tempfile.TemporaryDirectory(prefix="fuser-", ignore_cleanup_errors=True) as scratch:
-                return CpuKernel(source, _build(compiler, flags, source, Path(scratch) / "kernel.so"))
-        except (OSError, AttributeError) as error:
-            raise _failure(compiler.command, str(error)) from error
+                return _load_new(compiler, source, _build(compiler, flags, source, Path(scratch) / "kernel.so"))
+        except OSError as error:
+            _pass_on(error)
+            raise _failure(compiler.command, str(error.strerror)) from error
 
 
 def find_compiler(command: str | None) -> Compiler:
@@ -179,13 +181,28 @@ def _load_or_build(compiler: Compiler, flags: tuple[str, ...], source: KernelSou
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
             # Readers see a whole file or none.
             _build(compiler, flags, source, Path(scratch) / "kernel.so").replace(path)
-    return CpuKernel(source, path)
+    return _load_new(compiler, source, path)
+
+
+def _load_new(compiler: Compiler, source: KernelSource, path: Path) -> CpuKernel:
+    """Load what was just compiled; raises CompilerFailedError where that is not possible."""
+    try:
+        return CpuKernel(source, path)
+    except (OSError, AttributeError, UnicodeError) as error:
+        # The loader's errors begin with a path.
+        raise _failure(compiler.command, str(error).partition(": ")[2] or str(error)) from error
+
+
+def _pass_on(error: Exception) -> None:
+    # Signal handlers raise TimeoutError, which is an OSError, but no error of the operating system's with its number.
+    if isinstance(error, OSError) and error.errno is None:
+        raise error
 
 
 def _load(source: KernelSource, path: Path) -> CpuKernel | None:
     try:
         kernel = CpuKernel(source, path)
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, UnicodeError):
         # Not there, or damaged: it is compiled and written again.
         return None
     counters.count("cache_hits")
@@ -288,14 +305,12 @@ def _failure(command: Sequence[str], reason: str) -> CompilerFailedError:
 
 def _describe(status: int, log: str) -> str:
     """Return in one line why a compiler failed: the same in every process, so that a reason is said once."""
-    found = _OF_THE_MACHINE.search(log)
     if status < 0:
         return f"it was ended by {signal.Signals(-status).name}"
-    if found:
-        return found[0]
-    lines = [line for line in log.splitlines() if "error" in line] or log.split("\n", 1)
-    ended = f"exit status {status}" if status else "it wrote none"
-    return f"{ended}: {_TEMPORARY.sub('...', lines[0])}" if lines[0] else ended
+    lines = [line for line in log.splitlines() if line.strip()]
+    telling = [line for pattern in (_OF_THE_MACHINE, _ERROR) for line in lines if pattern.search(line)]
+    said = [_TEMPORARY.sub("...", line) for line in (*telling, *lines)]
+    return ": ".join([f"exit status {status}" if status else "it wrote none", *said[:1]])
 
 
 @cache
