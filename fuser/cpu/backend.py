@@ -1,26 +1,24 @@
-"""The host's C++ compiler, with shared objects kept on disk by the hash of everything they depend on."""
+"""The host's C++ compiler. Shared objects are kept on disk, by the digest of all they depend on."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
-import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import filelock
-
-from fuser import counters
+from fuser._version import __version__
 from fuser.codegen import Dialect, KernelSource
 from fuser.config import config
 from fuser.cpu.dialect import DIALECT
 from fuser.cpu.fused_kernel import CpuKernel
-from fuser.disk_cache import cache_directory
-from fuser.errors import CompilerNotFoundError, Diagnostic
+from fuser.disk_cache import CacheKey, load_or_make, scratch_folder
+from fuser.errors import CompilerNotFoundError, CompilerTimeoutError, Diagnostic
 from fuser.fused_kernel import begin_compile, build_compile_error
 
 __all__ = ["Compiler", "CpuBackend", "find_compiler"]
@@ -39,6 +37,8 @@ class Compiler:
     # The command, with the words of CXX that follow it ("ccache g++").
     command: tuple[str, ...]
     version: str
+    # Which programs those words are now: path, size and time of change.
+    files: tuple[str, ...]
 
     @property
     def is_clang(self) -> bool:
@@ -56,23 +56,14 @@ class CpuBackend:
         return host_identity()
 
     def compile(self, source: KernelSource, target: str) -> CpuKernel:
-        """Compile, or load from disk; one process compiles, others that want the same kernel wait for it."""
-        compiler = find_compiler(config.cxx)
-        flags = compiler_flags(compiler, source.numerics)
-        texts = [functor.text for functor in source.functors]
-        if sum(map(len, texts)) > LARGE_TEXT or sum(text.count("?") for text in texts) > MANY_CONDITIONS:
-            flags = tuple("-O1" if flag == "-O2" else flag for flag in flags)
-        parts = (source.text, *compiler.command, compiler.version, *flags, target)
-        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-        directory = cache_directory("cpu")
-        if directory is not None:
-            try:
-                return _load_or_build(compiler, flags, source, directory / f"{digest}.so")
-            except OSError:
-                # The disk is full, say: do without it.
-                pass
-        with tempfile.TemporaryDirectory(prefix="fuser-") as scratch:
-            return CpuKernel(source, _build(compiler, flags, source, Path(scratch) / "kernel.so"))
+        """Compile, or load what an earlier process compiled."""
+        # Without a compiler, a kernel that was compiled elsewhere will do.
+        compiler = _find_compiler(config.cxx, os.environ.get("PATH", ""))
+        maker = None
+        if compiler is not None:
+            maker = (*compiler.command, compiler.version, *compiler.files, *kernel_flags(compiler, source))
+        key = CacheKey.build(("cpu", __version__, target, source.numerics, source.text), maker)
+        return load_or_make(key, lambda: _build(source), lambda image: CpuKernel(source, image))
 
 
 def find_compiler(command: str | None) -> Compiler:
@@ -98,8 +89,16 @@ def _find_compiler(command: str | None, path: str) -> Compiler | None:
             result = subprocess.run([*words, "--version"], capture_output=True, text=True, timeout=60, check=True)
         except (OSError, subprocess.SubprocessError):
             continue
-        return Compiler(words, result.stdout.strip())
+        return Compiler(words, result.stdout.strip(), tuple(_identify(word, path) for word in words))
     return None
+
+
+def _identify(word: str, path: str) -> str:
+    program = shutil.which(word, path=path)
+    if program is None:
+        return ""
+    status = Path(program).stat()
+    return f"{Path(program).resolve()} {status.st_size} {status.st_mtime_ns}"
 
 
 def compiler_flags(compiler: Compiler, numerics: str) -> tuple[str, ...]:
@@ -117,15 +116,24 @@ def compiler_flags(compiler: Compiler, numerics: str) -> tuple[str, ...]:
     return tuple(flags)
 
 
+def kernel_flags(compiler: Compiler, source: KernelSource) -> tuple[str, ...]:
+    """Return the flags of one kernel: large texts are optimised less."""
+    flags = compiler_flags(compiler, source.numerics)
+    texts = [functor.text for functor in source.functors]
+    if sum(map(len, texts)) > LARGE_TEXT or sum(text.count("?") for text in texts) > MANY_CONDITIONS:
+        flags = tuple("-O1" if flag == "-O2" else flag for flag in flags)
+    return flags
+
+
 @cache
 def host_identity() -> str:
-    """Return text that differs between machines for which -march=native makes different code."""
+    """Return text that differs between machines for which -march=native makes different code, or that link it apart."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         features = next(line for line in lines if line.startswith(("flags", "Features")))
     except (OSError, StopIteration):
         features = platform.processor()
-    return f"{platform.machine()} {' '.join(sorted(features.split()))}"
+    return f"{platform.machine()} {''.join(platform.libc_ver())} {' '.join(sorted(features.split()))}"
 
 
 def parse_gcc_log(log: str) -> list[Diagnostic]:
@@ -139,50 +147,48 @@ def parse_gcc_log(log: str) -> list[Diagnostic]:
     return found
 
 
-def _load_or_build(compiler: Compiler, flags: tuple[str, ...], source: KernelSource, path: Path) -> CpuKernel:
-    kernel = _load(source, path)
-    if kernel is not None:
-        return kernel
-    with filelock.FileLock(path.with_suffix(".lock")):
-        kernel = _load(source, path)
-        if kernel is not None:
-            return kernel
-        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-            # Readers see a whole file or none.
-            _build(compiler, flags, source, Path(scratch) / "kernel.so").replace(path)
-    return CpuKernel(source, path)
-
-
-def _load(source: KernelSource, path: Path) -> CpuKernel | None:
-    try:
-        kernel = CpuKernel(source, path)
-    except (OSError, AttributeError):
-        # Not there, or damaged: it is compiled and written again.
-        return None
-    counters.count("cache_hits")
-    return kernel
-
-
-def _build(compiler: Compiler, flags: tuple[str, ...], source: KernelSource, target: Path) -> Path:
-    text = target.with_suffix(".cpp")
-    text.write_text(source.text, encoding="utf-8")
-    libraries = ["-lmvec", "-lm"] if _has_libmvec() and not compiler.is_clang else ["-lm"]
-    command = [*compiler.command, *flags, str(text), "-o", str(target), *libraries]
+def _build(source: KernelSource) -> bytes:
+    """Return the shared object of a kernel."""
+    compiler = find_compiler(config.cxx)
+    flags = kernel_flags(compiler, source)
     begin_compile(source)
-    # The C++ library is what takes longest to link, and what hardly a functor needs.
-    few = [] if compiler.is_clang else ["-lgcc", "-lc", "-nodefaultlibs", "-Wl,--no-undefined"]
-    result = _run([*command, *few])
-    # GNU ld says reference, others say symbol.
-    if few and "undefined" in result.stderr:
-        result = _run(command)
-    if result.returncode:
-        diagnostics = parse_gcc_log(result.stderr)
-        raise build_compile_error(source, compiler.command[0], diagnostics, " ".join(flags), result.stderr)
-    return target
+    with scratch_folder() as folder:
+        text, target = folder / "kernel.cpp", folder / "kernel.so"
+        text.write_text(source.text, encoding="utf-8")
+        libraries = ["-lmvec", "-lm"] if _has_libmvec() and not compiler.is_clang else ["-lm"]
+        command = [*compiler.command, *flags, str(text), "-o", str(target), *libraries]
+        # The C++ library is what takes longest to link, and what hardly a functor needs.
+        few = [] if compiler.is_clang else ["-lgcc", "-lc", "-nodefaultlibs", "-Wl,--no-undefined"]
+        status, log = _run([*command, *few], folder)
+        # GNU ld says reference, others say symbol.
+        if few and "undefined" in log:
+            status, log = _run(command, folder)
+        if status:
+            raise build_compile_error(source, compiler.command[0], parse_gcc_log(log), " ".join(flags), log)
+        return target.read_bytes()
 
 
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
+def _run(command: list[str], folder: Path) -> tuple[int, str]:
+    """Run a compiler, with its temporary files in ``folder``; return its exit status and what it wrote to stderr.
+
+    Raises:
+        CompilerTimeoutError: it took longer than ``config.compile_timeout``.
+    """
+    environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(folder)}
+    # A group of its own, which can be ended with all that a compiler starts.
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment, process_group=0
+    ) as process:
+        try:
+            _, log = process.communicate(timeout=config.compile_timeout)
+        except BaseException as error:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                limit = f"{config.compile_timeout:g} s (FUSER_COMPILE_TIMEOUT)"
+                raise CompilerTimeoutError(f"the C++ compiler {command[0]} took longer than {limit}") from None
+            raise
+    return process.returncode, log
 
 
 @cache
