@@ -102,7 +102,7 @@ def read(key: CacheKey) -> bytes | None:
     for entry in () if folder is None else _entries_for(folder, key):
         try:
             payload = _read_entry(entry)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, CacheError) as error:
             _warn("an entry of the kernel cache was not used", error, f"{entry}; it will be made anew")
