@@ -46,8 +46,8 @@ LONGEST_POLL_S = 0.02
 
 # What load_cache took from files, by CacheKey.wanted.
 _shipped: dict[str, bytes] = {}
-# What this process used, by CacheKey.wanted: the file that has it, if one has.
-_used: dict[str, Path | None] = {}
+# What this process used, by CacheKey.wanted: the file that has it, or itself where none has.
+_used: dict[str, Path | bytes] = {}
 # What a thread makes just now: a signal handler or __del__ that runs in it may want the same.
 _making: set[tuple[int, str]] = set()
 _bytes_written = 0
@@ -95,9 +95,10 @@ def read(key: CacheKey) -> bytes | None:
 
     Where nothing can be made (there is no compiler, or ``config.no_compile`` is set), whoever made it will do.
     """
-    if key.wanted in _shipped:
-        _used[key.wanted] = None
-        return _shipped[key.wanted]
+    shipped = _shipped.get(key.wanted)
+    if shipped is not None:
+        _used[key.wanted] = shipped
+        return shipped
     folder = _folder()
     for entry in () if folder is None else _entries_for(folder, key):
         try:
@@ -114,7 +115,7 @@ def read(key: CacheKey) -> bytes | None:
 
 def write(key: CacheKey, payload: bytes) -> None:
     """Keep an entry in place of what is there under its name. A cache that cannot be written is skipped."""
-    _used[key.wanted] = None
+    _used[key.wanted] = payload
     folder = _folder()
     if folder is None or key.maker is None:
         return
@@ -149,15 +150,15 @@ def save_cache(path: str | os.PathLike[str]) -> int:
         The number of entries written.
 
     Raises:
-        CacheError: the cache does not have them all: it is switched off, cannot be written, or was emptied.
+        CacheError: the cache has lost one of them: it was emptied, or damaged.
         OSError: the file cannot be written.
     """
     used, parts = sorted(_used.items()), [SAVED]
     for wanted, entry in used:
         try:
-            payload = _shipped[wanted] if entry is None else _read_entry(entry)
-        except (OSError, KeyError, CacheError) as error:
-            raise CacheError(f"the cache ({_folder() or 'switched off'}) does not have all kernels in use") from error
+            payload = entry if isinstance(entry, bytes) else _read_entry(entry)
+        except (OSError, CacheError) as error:
+            raise CacheError(f"a kernel of this process is not in the cache any more: {error}") from error
         data = payload + _footer(wanted, payload)
         parts += (HEAD.pack(wanted.encode(), len(data)), data)
     _replace(Path(path), b"".join(parts), None)
