@@ -7,6 +7,7 @@ from fuser.config import config
 from fuser.counters import reset_stats, stats
 from fuser.debug import debug_get_fused_kernel_code, debug_launch_graph, explain
 from fuser.differentiable import differentiable
+from fuser.disk_cache import load_cache, save_cache
 from fuser.fx.fused_module import FusedModule, fuse
 from fuser.fx.trace import FusedFunction
 from fuser.graph import Application, Function, FusionGroup, GroupBuilder, Input
@@ -49,11 +50,13 @@ __all__ = [
     "fx",
     "jit_fn",
     "library",
+    "load_cache",
     "n_compiled_kernels",
     "override_can_fuse_on_cpu",
     "override_can_fuse_on_gpu",
     "register_fusion",
     "reset_stats",
     "run_fusion",
+    "save_cache",
     "stats",
 ]

@@ -10,7 +10,7 @@ from typing import Any
 from fuser.errors import FallbackWarning
 from fuser.process import Lock
 
-__all__ = ["count", "count_fallback", "reset_stats", "stats"]
+__all__ = ["count", "count_fallback", "reset_stats", "stats", "warn_once"]
 
 _lock = Lock()
 _counts = {"launches": 0, "compiles": 0, "cache_hits": 0}
@@ -57,15 +57,17 @@ def count_fallback(reason: str) -> None:
     """Record one call that ran in eager torch; the first one for each reason warns."""
     with _lock():
         _fallbacks[reason] = _fallbacks.get(reason, 0) + 1
+    warn_once(reason, f"runs in eager torch, without a kernel: {reason}", FallbackWarning)
+
+
+def warn_once(reason: str, message: str, category: type[Warning]) -> None:
+    """Warn, from the caller outside of fuser, unless this reason was warned about before."""
+    with _lock():
         is_new = reason not in _warned
         _warned.add(reason)
     if is_new:
-        warnings.warn(
-            f"runs in eager torch, without a kernel: {reason} (said once; silence it with "
-            "warnings.filterwarnings('ignore', category=fuser.errors.FallbackWarning))",
-            FallbackWarning,
-            stacklevel=_depth_of_caller(),
-        )
+        silence = f"warnings.filterwarnings('ignore', category={category.__module__}.{category.__name__})"
+        warnings.warn(f"{message} (said once; silence it with {silence})", category, stacklevel=_depth_of_caller())
 
 
 def _depth_of_caller() -> int:

@@ -8,10 +8,13 @@ from typing import Any
 
 __all__ = [
     "ArgumentError",
+    "CacheError",
+    "CacheWarning",
     "CaptureError",
     "CompileError",
     "CompilerFailedError",
     "CompilerNotFoundError",
+    "CompilerTimeoutError",
     "DataDependentError",
     "DeviceError",
     "FallbackError",
@@ -131,6 +134,17 @@ class FallbackWarning(UserWarning):
     """
 
 
+class CacheError(FuserError, RuntimeError):
+    """A file of compiled kernels cannot be used or written; says why. Nothing of it is loaded."""
+
+
+class CacheWarning(UserWarning):
+    """The kernel cache was not used: an entry is damaged or not to be trusted, or nothing can be kept on disk.
+
+    The call goes on without it, and compiles. Warned about once for each reason, as ``FallbackWarning`` is.
+    """
+
+
 class TracingError(UnsupportedError):
     """``fuse`` cannot trace a function; the message shows the user's line, and says what to do instead.
 
@@ -168,6 +182,10 @@ class CompilerFailedError(UnsupportedError):
 
     It is not remembered: the next call tries again.
     """
+
+
+class CompilerTimeoutError(UnsupportedError):
+    """The host C++ compiler took longer than ``config.compile_timeout``, and was ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -97,11 +98,11 @@ def test_a_compiler_that_fails_is_tried_again(name: str, make_compiler: Callable
         assert fuser.stats()["compiles"] > before
         ((said, count),) = fuser.stats()["fallbacks"].items()
         assert count == calls
-        assert said.startswith(f"{path} made no kernel: ")
+        assert said.startswith((f"{path} made no kernel: ", "the shared object cannot be loaded: "))
         assert reason in said
-    with pytest.raises(CompilerFailedError, match="made no kernel: "):
+    with pytest.raises(CompilerFailedError, match=re.escape(said)):
         fn.check()
-    with pytest.raises(FallbackError, match=r"made no kernel: .* has no eager version"):
+    with pytest.raises(FallbackError, match=rf"{re.escape(said)}.* has no eager version"):
         jump(x)
     repair(path)
     fuser.reset_stats()
@@ -118,8 +119,8 @@ def test_threads_that_wait_for_a_compiler_get_its_failure(make_compiler: Callabl
     with ThreadPoolExecutor(8) as pool:
         assert all(item.tolist() == [3, 3, 3] for item in pool.map(fn, [x] * 8))
     assert sum(fuser.stats()["fallbacks"].values()) == 8
-    # One attempt, with its second try elsewhere, and not one for each thread.
-    assert fuser.stats()["compiles"] <= 4
+    # Not one attempt for each thread.
+    assert fuser.stats()["compiles"] <= 2
 
 
 @pytest.mark.cpu

@@ -14,7 +14,7 @@ from cubins import compile_twin
 from functors import functor
 
 import fuser
-from fuser import compiler, planner
+from fuser import compiler, disk_cache, planner
 from fuser.access import MAX_TILE_BYTES, Access, Tuning, plan_walk
 from fuser.config import config
 from fuser.cxx.functor import parse_functor
@@ -195,12 +195,12 @@ def test_a_winner_is_used_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert tunings.is_known(candidate)
         assert tunings.tuned(spec, args, "GPU").tuning == winner
         assert tunings.tuned(spec, args, "another GPU") == args
-        # Another process finds it on disk; what is damaged there does not count.
+        # Another process finds it on disk; what another state of the code kept does not count.
         monkeypatch.setattr(tunings, "_known", {})
         assert tunings.tuned(spec, args, "GPU").tuning == winner
-        for text in ("", "{}x", '{"block": 7}', '{"other": 1}'):
+        for text in (b"", b"{}x", b'{"block": 7}', b'{"other": 1}'):
             monkeypatch.setattr(tunings, "_known", {})
-            (tmp_path / "tuning" / f"{candidate.digest}.json").write_text(text)
+            disk_cache.write(candidate.cache_key, text)
             assert tunings.tuned(spec, args, "GPU") == args
 
 

@@ -1,8 +1,7 @@
-"""The host's C++ compiler, with shared objects kept on disk by the hash of everything they depend on."""
+"""The host's C++ compiler. Shared objects are kept on disk, by the digest of all they depend on."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import re
@@ -11,21 +10,19 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
 
-import filelock
-
-from fuser import counters
+from fuser._version import __version__
 from fuser.codegen import Dialect, KernelSource
 from fuser.config import config
 from fuser.cpu.dialect import DIALECT
 from fuser.cpu.fused_kernel import CpuKernel
-from fuser.disk_cache import cache_directory
-from fuser.errors import CompilerFailedError, CompilerNotFoundError, Diagnostic
+from fuser.disk_cache import CacheKey, load_or_make, scratch_folder
+from fuser.errors import CompilerFailedError, CompilerNotFoundError, CompilerTimeoutError, Diagnostic
 from fuser.fused_kernel import begin_compile, build_compile_error
 
 __all__ = ["Compiler", "CpuBackend", "find_compiler"]
@@ -35,7 +32,7 @@ CANDIDATES = ("g++", "c++", "clang++")
 # unrolled loops, and loops that data may end early.
 LARGE_TEXT = 24_000
 MANY_CONDITIONS = 32
-COMPILE_TIMEOUT_S, VERSION_TIMEOUT_S = 600.0, 60.0
+VERSION_TIMEOUT_S = 60.0
 LONGEST_POLL_S = 0.01
 # What compilers, assemblers and linkers say of the machine, with the words of strerror; never remembered.
 _OF_THE_MACHINE = re.compile(
@@ -57,6 +54,8 @@ class Compiler:
     # The command, with the words of CXX that follow it ("ccache g++").
     command: tuple[str, ...]
     version: str
+    # Which programs those words are now: path, size and time of change.
+    files: tuple[str, ...]
 
     @property
     def is_clang(self) -> bool:
@@ -74,27 +73,14 @@ class CpuBackend:
         return host_identity()
 
     def compile(self, source: KernelSource, target: str) -> CpuKernel:
-        """Compile, or load from disk; one process compiles, others that want the same kernel wait for it."""
-        compiler = find_compiler(config.cxx)
-        flags = compiler_flags(compiler, source.numerics)
-        texts = [functor.text for functor in source.functors]
-        if sum(map(len, texts)) > LARGE_TEXT or sum(text.count("?") for text in texts) > MANY_CONDITIONS:
-            flags = tuple("-O1" if flag == "-O2" else flag for flag in flags)
-        parts = (source.text, *compiler.command, compiler.version, *flags, target)
-        digest = hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()
-        directory = cache_directory("cpu")
-        if directory is not None:
-            try:
-                return _load_or_build(compiler, flags, source, directory / f"{digest}.so")
-            except (OSError, CompilerFailedError) as error:
-                # The disk is full, say: do without it.
-                _pass_on(error)
-        try:
-            with tempfile.TemporaryDirectory(prefix="fuser-", ignore_cleanup_errors=True) as scratch:
-                return _load_new(compiler, source, _build(compiler, flags, source, Path(scratch) / "kernel.so"))
-        except OSError as error:
-            _pass_on(error)
-            raise _failure(compiler.command, str(error.strerror)) from error
+        """Compile, or load what an earlier process compiled."""
+        maker = None
+        # Without a compiler, a kernel that was compiled elsewhere will do.
+        with suppress(CompilerNotFoundError):
+            compiler = find_compiler(config.cxx)
+            maker = (*compiler.command, compiler.version, *compiler.files, *kernel_flags(compiler, source))
+        key = CacheKey.build(("cpu", __version__, target, source.numerics, source.text), maker)
+        return load_or_make(key, lambda: _build(source), lambda image: _load(source, image))
 
 
 def find_compiler(command: str | None) -> Compiler:
@@ -113,12 +99,13 @@ def _find_compiler(command: str | None, path: str) -> Compiler:
         if shutil.which(words[0], path=path) is None:
             continue
         try:
-            status, version = _run([*words, "--version"], None, VERSION_TIMEOUT_S)
-        except (OSError, CompilerFailedError) as error:
-            wanted = f"{words[0]} --version: {error}"
+            with _explained(words[0]):
+                status, version = _run([*words, "--version"], None, VERSION_TIMEOUT_S)
+        except CompilerFailedError as error:
+            wanted = str(error)
         else:
             if not status:
-                return Compiler(words, version.strip())
+                return Compiler(words, version.strip(), tuple(_identify(word, path) for word in words))
             wanted = f"{words[0]} --version: {_describe(status, version)}"
     raise CompilerNotFoundError(f"CPU kernels need a C++ compiler: {wanted} (install g++ or set CXX)")
 
@@ -131,6 +118,14 @@ def _split(command: str) -> tuple[str, ...]:
         return tuple(shlex.split(command))
     except ValueError as error:
         raise CompilerNotFoundError(f"CPU kernels need a C++ compiler: CXX={command!r}: {error}") from None
+
+
+def _identify(word: str, path: str) -> str:
+    program = shutil.which(word, path=path)
+    if program is None:
+        return ""
+    status = Path(program).stat()
+    return f"{Path(program).resolve()} {status.st_size} {status.st_mtime_ns}"
 
 
 def compiler_flags(compiler: Compiler, numerics: str) -> tuple[str, ...]:
@@ -148,15 +143,24 @@ def compiler_flags(compiler: Compiler, numerics: str) -> tuple[str, ...]:
     return tuple(flags)
 
 
+def kernel_flags(compiler: Compiler, source: KernelSource) -> tuple[str, ...]:
+    """Return the flags of one kernel: large texts are optimised less."""
+    flags = compiler_flags(compiler, source.numerics)
+    texts = [functor.text for functor in source.functors]
+    if sum(map(len, texts)) > LARGE_TEXT or sum(text.count("?") for text in texts) > MANY_CONDITIONS:
+        flags = tuple("-O1" if flag == "-O2" else flag for flag in flags)
+    return flags
+
+
 @cache
 def host_identity() -> str:
-    """Return text that differs between machines for which -march=native makes different code."""
+    """Return text that differs between machines for which -march=native makes different code, or that link it apart."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         features = next(line for line in lines if line.startswith(("flags", "Features")))
     except (OSError, StopIteration):
         features = platform.processor()
-    return f"{platform.machine()} {' '.join(sorted(features.split()))}"
+    return f"{platform.machine()} {''.join(platform.libc_ver())} {' '.join(sorted(features.split()))}"
 
 
 def parse_gcc_log(log: str) -> list[Diagnostic]:
@@ -170,75 +174,54 @@ def parse_gcc_log(log: str) -> list[Diagnostic]:
     return found
 
 
-def _load_or_build(compiler: Compiler, flags: tuple[str, ...], source: KernelSource, path: Path) -> CpuKernel:
-    kernel = _load(source, path)
-    if kernel is not None:
-        return kernel
-    with filelock.FileLock(path.with_suffix(".lock")):
-        kernel = _load(source, path)
-        if kernel is not None:
-            return kernel
-        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-            # Readers see a whole file or none.
-            _build(compiler, flags, source, Path(scratch) / "kernel.so").replace(path)
-    return _load_new(compiler, source, path)
-
-
-def _load_new(compiler: Compiler, source: KernelSource, path: Path) -> CpuKernel:
-    """Load what was just compiled; raises CompilerFailedError where that is not possible."""
+def _load(source: KernelSource, image: bytes) -> CpuKernel:
     try:
-        return CpuKernel(source, path)
-    except (OSError, AttributeError, UnicodeError) as error:
+        return CpuKernel(source, image)
+    except (OSError, AttributeError) as error:
         # The loader's errors begin with a path.
-        raise _failure(compiler.command, str(error).partition(": ")[2] or str(error)) from error
+        said = str(error).partition(": ")[2] or str(error)
+        raise CompilerFailedError(f"the shared object cannot be loaded: {said}") from error
 
 
-def _pass_on(error: Exception) -> None:
-    # Signal handlers raise TimeoutError, which is an OSError, but no error of the operating system's with its number.
-    if isinstance(error, OSError) and error.errno is None:
-        raise error
-
-
-def _load(source: KernelSource, path: Path) -> CpuKernel | None:
-    try:
-        kernel = CpuKernel(source, path)
-    except (OSError, AttributeError, UnicodeError):
-        # Not there, or damaged: it is compiled and written again.
-        return None
-    counters.count("cache_hits")
-    return kernel
-
-
-def _build(compiler: Compiler, flags: tuple[str, ...], source: KernelSource, target: Path) -> Path:
-    """Compile to ``target``.
+def _build(source: KernelSource) -> bytes:
+    """Return the shared object of a kernel.
 
     Raises:
         CompileError: the compiler says what is wrong in the text.
-        CompilerFailedError, OSError: it made no kernel for another reason.
+        CompilerFailedError: it made no kernel for another reason.
+        CompilerNotFoundError, CompilerTimeoutError: as they say.
     """
-    # No option, whatever the name begins with.
-    target = target.absolute()
+    compiler = find_compiler(config.cxx)
+    flags = kernel_flags(compiler, source)
+    begin_compile(source)
+    with _explained(compiler.command[0]), scratch_folder() as folder:
+        target = folder / "kernel.so"
+        status, log = _compile(compiler, flags, source, target)
+        if status == 0 and target.is_file() and target.stat().st_size:
+            return target.read_bytes()
+        log = log.replace(f"{folder}/", "")
+    diagnostics = parse_gcc_log(log)
+    if status < 0 or _OF_THE_MACHINE.search(log) or not (diagnostics or _UNDEFINED.search(log)):
+        raise CompilerFailedError(f"{compiler.command[0]} made no kernel: {_describe(status, log)}")
+    raise build_compile_error(source, compiler.command[0], diagnostics, " ".join(flags), log)
+
+
+def _compile(compiler: Compiler, flags: tuple[str, ...], source: KernelSource, target: Path) -> tuple[int, str]:
     text = target.with_suffix(".cpp")
     text.write_text(source.text, encoding="utf-8")
     libraries = ["-lmvec", "-lm"] if _has_libmvec() and not compiler.is_clang else ["-lm"]
     command = [*compiler.command, *flags, str(text), "-o", str(target), *libraries]
-    begin_compile(source)
     # The C++ library is what takes longest to link, and what hardly a functor needs.
     few = [] if compiler.is_clang else ["-lgcc", "-lc", "-nodefaultlibs"]
     complete = [] if compiler.is_clang else ["-Wl,--no-undefined"]
-    status, log = _run([*command, *few, *complete], target.parent)
+    status, log = _run([*command, *few, *complete], target.parent, config.compile_timeout)
     # GNU ld says reference, others say symbol.
     if few and _UNDEFINED.search(log):
-        status, log = _run([*command, *complete], target.parent)
-    if status == 0 and target.is_file() and target.stat().st_size:
-        return target
-    diagnostics = parse_gcc_log(log)
-    if status < 0 or _OF_THE_MACHINE.search(log) or not (diagnostics or _UNDEFINED.search(log)):
-        raise _failure(compiler.command, _describe(status, log.replace(f"{target.parent}/", "")))
-    raise build_compile_error(source, compiler.command[0], diagnostics, " ".join(flags), log)
+        status, log = _run([*command, *complete], target.parent, config.compile_timeout)
+    return status, log
 
 
-def _run(command: list[str], folder: Path | None, timeout_s: float = COMPILE_TIMEOUT_S) -> tuple[int, str]:
+def _run(command: list[str], folder: Path | None, timeout_s: float) -> tuple[int, str]:
     """Run a compiler, and whatever it starts, to the end.
 
     Args:
@@ -251,12 +234,12 @@ def _run(command: list[str], folder: Path | None, timeout_s: float = COMPILE_TIM
 
     Raises:
         OSError: it cannot be started.
-        CompilerFailedError: it took too long.
+        CompilerTimeoutError: it took too long.
     """
     # It writes to a file: a pipe would be held open by whatever is forked meanwhile, or stays behind, such as the
     # server of a compiler cache. A group of its own: Ctrl-C is sent to all processes of ours, while this may be the
     # compile of a thread that is not interrupted.
-    with _anonymous_file() as log:
+    with tempfile.TemporaryFile(dir=folder) as log:
         actions = [(os.POSIX_SPAWN_DUP2, log.fileno(), 1), (os.POSIX_SPAWN_DUP2, log.fileno(), 2)]
         process = os.posix_spawnp(
             command[0],
@@ -269,7 +252,8 @@ def _run(command: list[str], folder: Path | None, timeout_s: float = COMPILE_TIM
         try:
             status = _wait_for(process, timeout_s)
         except BaseException:
-            os.killpg(process, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(process, signal.SIGKILL)
             _wait_for(process, timeout_s)
             raise
         log.seek(0)
@@ -287,20 +271,21 @@ def _wait_for(process: int, timeout_s: float) -> int:
         if found:
             return os.waitstatus_to_exitcode(status)
         if time.monotonic() > deadline:
-            raise CompilerFailedError(f"the compiler took longer than {timeout_s:g} s")
+            raise CompilerTimeoutError(f"the C++ compiler took longer than {timeout_s:g} s (FUSER_COMPILE_TIMEOUT)")
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_POLL_S)
 
 
-def _anonymous_file() -> BinaryIO:
-    # In memory where there is such a thing: no folder is needed.
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("fuser-log"), "w+b")
-    return tempfile.TemporaryFile()
-
-
-def _failure(command: Sequence[str], reason: str) -> CompilerFailedError:
-    return CompilerFailedError(f"{command[0]} made no kernel: {reason}")
+@contextmanager
+def _explained(program: str) -> Iterator[None]:
+    """Raise CompilerFailedError for what the operating system refuses inside."""
+    try:
+        yield
+    except OSError as error:
+        # A signal handler's TimeoutError is an OSError, too, but has no number.
+        if error.errno is None:
+            raise
+        raise CompilerFailedError(f"{program} made no kernel: {error.strerror}") from error
 
 
 def _describe(status: int, log: str) -> str:

@@ -5,17 +5,15 @@ A tuning changes how fast a kernel is and never what it returns, so that threads
 
 from __future__ import annotations
 
-import hashlib
 import json
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
+from fuser import disk_cache
 from fuser._version import __version__
 from fuser.access import Tuning
-from fuser.disk_cache import cache_directory
+from fuser.disk_cache import CacheKey
 from fuser.kernel_spec import ArgSpec, KernelSpec
 from fuser.process import Lock
 
@@ -45,10 +43,9 @@ class Candidate:
     device: str
 
     @property
-    def digest(self) -> str:
-        """Name of the file that holds the winner."""
-        text = f"{__version__}\0{self.key}\0{self.args}\0{self.device}"
-        return hashlib.sha256(text.encode()).hexdigest()
+    def cache_key(self) -> CacheKey:
+        """Under which the winner is kept on disk."""
+        return CacheKey.build(("tuning", __version__, str(self.key), str(self.args), self.device), ())
 
 
 def tuned(spec: KernelSpec, args: ArgSpec, device: str) -> ArgSpec:
@@ -76,16 +73,7 @@ def keep(candidate: Candidate, tuning: Tuning) -> None:
     """Use this tuning from now on, also in later processes."""
     with _lock():
         _known[candidate] = tuning
-    directory = cache_directory("tuning")
-    if directory is None:
-        return
-    try:
-        with tempfile.NamedTemporaryFile("w", dir=directory, delete=False, encoding="utf-8") as file:
-            json.dump(asdict(tuning), file)
-        Path(file.name).replace(directory / f"{candidate.digest}.json")
-    except OSError:
-        # A cache that cannot be written never breaks a call.
-        return
+    disk_cache.write(candidate.cache_key, json.dumps(asdict(tuning)).encode())
 
 
 @contextmanager
@@ -127,13 +115,12 @@ def candidates(args: ArgSpec) -> tuple[Tuning, ...]:
 
 
 def _read(candidate: Candidate) -> Tuning | None:
-    directory = cache_directory("tuning")
-    if directory is None:
+    payload = disk_cache.read(candidate.cache_key)
+    if payload is None:
         return None
     try:
-        fields = json.loads((directory / f"{candidate.digest}.json").read_text(encoding="utf-8"))
-        found = Tuning(**fields)
-    except (OSError, ValueError, TypeError):
+        found = Tuning(**json.loads(payload))
+    except (ValueError, TypeError):
         return None
-    # A file of another version, or damaged, must not make a kernel that does not compile.
+    # What another state of this code kept must not make a kernel that does not compile.
     return found if found in candidates(candidate.args) else None
