@@ -162,7 +162,23 @@ assert "signal handler" in reason, reason
 fuser.reset_stats()
 assert is_right(other(x)) and is_right(fn(x)) and fuser.stats()["fallbacks"] == {}
 
-# 5. A handler that calls functors wherever the thread is: planning, counting, dropping old plans.
+# 5. A loop without an end: where the text runs in eager torch it is interrupted, and the rest of the program goes on.
+endless = fuser.jit_fn("template <typename T> T endless(T x) { while (x > T(0)) { x = x + T(1) - T(1); } return x; }")
+fuser.override_can_fuse_on_cpu(False)
+sender = interrupt_at(lambda: time.sleep(0.5), ctrl_c)
+expect_interrupt(lambda: endless(x))
+sender.join()
+fuser.override_can_fuse_on_cpu(True)
+# A kernel is interrupted when it returns; other threads run meanwhile, also those that end the process.
+long = fuser.jit_fn("template <typename T> T slow(T x) { while (x > T(0)) { x = x - T(1); } return x; }")
+assert long(x).tolist() == [0.0] * 3
+sender = interrupt_at(lambda: time.sleep(0.2), ctrl_c)
+began = time.monotonic()
+expect_interrupt(lambda: print(long(torch.full((40,), 2.0**24))))
+assert time.monotonic() - began > 0.2
+sender.join()
+
+# 6. A handler that calls functors wherever the thread is: planning, counting, dropping old plans.
 fuser.config.max_plans = 4
 calls = 0
 def storm(*_):
@@ -264,6 +280,26 @@ for _ in range({count}):
 stop.set(), stop_traces.set()
 for thread in (*threads, tracing):
     thread.join()
+
+# 5. A user whom the system does not know, and who has no home: no cache, and no folder named "~".
+import platformdirs, tempfile
+platformdirs.user_cache_dir()
+open_folder = Path(tempfile.mkdtemp(dir="/tmp"))
+open_folder.chmod(0o777)
+def work():
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        os.environ.pop(name, None)
+    os.chdir(open_folder)
+    fuser.config.cxx = fuser.config.cache_dir = None
+    tempfile.tempdir = str(open_folder)
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(54321)
+        os.setuid(54321)
+    check(new_functor(), x)
+fork(work)()
+assert list(open_folder.iterdir()) == []
+open_folder.rmdir()
 print("done")
 """
 
