@@ -48,16 +48,20 @@ def make_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
     monkeypatch.setitem(config.__dict__, "cache_dir", str(tmp_path / "cache"))
 
     def make(body: str) -> Path:
-        path = tmp_path / "compiler"
-        head = f'if [ "$1" = --version ] || [ -e "$0.repaired" ]; then exec {real} "$@"; fi'
-        path.write_text(f"#!/bin/sh\n{head}\n{body.replace('REAL', real)}\n")
-        path.chmod(0o755)
+        path = write_compiler(tmp_path / "compiler", body, real)
         config.cxx = str(path)
         return path
 
     before = config.cxx
     yield make
     config.cxx = before
+
+
+def write_compiler(path: Path, body: str, real: str) -> Path:
+    head = f'if [ "$1" = --version ] || [ -e "$0.repaired" ]; then exec {real} "$@"; fi'
+    path.write_text(f"#!/bin/sh\n{head}\n{body.replace('REAL', real)}\n")
+    path.chmod(0o755)
+    return path
 
 
 def repair(path: Path) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from test_failures import BROKEN, repair, write_compiler
 
 from fuser.config import config
 from fuser.cpu.backend import find_compiler
@@ -351,3 +355,54 @@ def test_the_end_of_the_interpreter_while_a_kernel_is_compiled(tmp_path: Path) -
         "late [3.0, 3.0]",
         "NoCompileError no kernel is compiled while the interpreter ends",
     ]
+
+
+BROKEN_COMPILERS = """
+import json
+
+def call(fn):
+    fuser.reset_stats()
+    assert is_right(fn(x))
+    (outcome,) = fuser.stats()["fallbacks"] or ["kernel"]
+    return outcome
+
+functors, outcomes = {}, {}
+for compiler in sorted(folder.glob("*/compiler")):
+    fuser.config.cxx = str(compiler)
+    name = compiler.parent.name
+    functors[name] = new_functor()
+    outcomes[name] = [call(functors[name]), call(functors[name])]
+(folder / f"ready {os.getpid()}").touch()
+while not (folder / "go").exists():
+    time.sleep(0.05)
+for name, fn in functors.items():
+    fuser.config.cxx = str(folder / name / "compiler")
+    outcomes[name].append(call(fn))
+print(json.dumps(outcomes))
+"""
+
+
+@pytest.mark.cpu
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 8])
+def test_processes_whose_compilers_fail(
+    count: int, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    real = find_compiler(config.cxx).command[0]
+    for name, (body, _) in BROKEN.items():
+        (tmp_path / name).mkdir()
+        write_compiler(tmp_path / name / "compiler", body, real)
+    with ThreadPoolExecutor(count) as pool:
+        running = [pool.submit(run_program, BROKEN_COMPILERS, tmp_path) for _ in range(count)]
+        while len(list(tmp_path.glob("ready *"))) < count and not any(item.done() for item in running):
+            time.sleep(0.1)
+        for name in BROKEN:
+            repair(tmp_path / name / "compiler")
+        (tmp_path / "go").touch()
+        outcomes = [json.loads(item.result()) for item in running]
+    for name, (_, reason) in BROKEN.items():
+        first, second, repaired = outcomes[0][name]
+        record_property(name, f"{first.replace(str(tmp_path), '')} | {repaired}")
+        assert all(item[name] == [first, second, "kernel"] for item in outcomes)
+        assert first == second
+        assert reason in first
