@@ -512,6 +512,10 @@ def holding(key: CacheKey, folder: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+def raise_timeout(*_: object) -> None:
+    raise TimeoutError("an alarm")
+
+
 def test_a_holder_that_hangs_delays_by_the_timeout_and_one_that_dies_by_nothing(fresh: object, tmp_path: Path) -> None:
     key, other = new_key(), new_key()
     with holding(key, tmp_path / "cache" / "kernels") as holder:
@@ -527,6 +531,12 @@ def test_a_holder_that_hangs_delays_by_the_timeout_and_one_that_dies_by_nothing(
             assert make_entry(key, b"made again") == b"payload"
             assert time.monotonic() - began < 0.4
         (tmp_path / "cache" / "kernels" / f"{key.wanted}-{key.maker}").unlink()
+        # Whoever waits can be interrupted, by Ctrl-C as by an alarm.
+        before = signal.signal(signal.SIGALRM, raise_timeout)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(TimeoutError, match="an alarm"):
+            make_entry(key)
+        signal.signal(signal.SIGALRM, before)
         began = time.monotonic()
         threading.Timer(0.3, holder.kill).start()
         assert make_entry(key) == b"payload"
