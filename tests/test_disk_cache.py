@@ -728,6 +728,7 @@ compiled = torch.tensor(fuser.stats()["compiles"])
 torch.distributed.all_reduce(compiled)
 assert compiled.item() == 5, compiled
 assert fuser.n_compiled_kernels() == 5
+torch.distributed.destroy_process_group()
 """
 
 
