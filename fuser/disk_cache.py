@@ -194,7 +194,7 @@ def load_cache(path: str | os.PathLike[str]) -> int:
 def scratch_folder() -> Iterator[Path]:
     """Make an empty folder for a ``with`` block, which only this user can read."""
     # Not TemporaryDirectory: a fork of this process would remove it when it exits.
-    folder = Path(tempfile.mkdtemp(prefix=SCRATCH))
+    folder = Path(tempfile.mkdtemp(prefix=SCRATCH)).absolute()
     try:
         yield folder
     finally:
