@@ -17,6 +17,7 @@ from fuser.kernel_spec import ArgSpec, KernelSpec
 __all__ = [
     "backend_for",
     "build_kernel_source",
+    "clear_failures",
     "compile_kernel",
     "dump",
     "has_host_compiler",
@@ -75,6 +76,11 @@ def compile_kernel(spec: KernelSpec, args: ArgSpec, device_index: int | None) ->
         return kernel
 
     return _store(spec).get_or_compile((args, target), make)
+
+
+def clear_failures() -> None:
+    """Forget which texts do not compile."""
+    _specs.clear_failures()
 
 
 def has_host_compiler() -> bool:

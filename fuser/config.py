@@ -85,8 +85,8 @@ def parse_seconds(value: Any) -> float:
 
 
 def parse_optional_str(value: Any) -> str | None:
-    """Accept any text; an empty one means None."""
-    return str(value) if value else None
+    """Accept any text; a blank one means None."""
+    return None if value is None or not str(value).strip() else str(value)
 
 
 def parse_stages(value: Any) -> frozenset[str]:

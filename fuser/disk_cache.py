@@ -194,6 +194,7 @@ def load_cache(path: str | os.PathLike[str]) -> int:
 def scratch_folder() -> Iterator[Path]:
     """Make an empty folder for a ``with`` block, which only this user can read."""
     # Not TemporaryDirectory: a fork of this process would remove it when it exits.
+    # Absolute: what it is given to must not take its name for an option.
     folder = Path(tempfile.mkdtemp(prefix=SCRATCH)).absolute()
     try:
         yield folder

@@ -12,6 +12,7 @@ __all__ = [
     "CacheWarning",
     "CaptureError",
     "CompileError",
+    "CompilerFailedError",
     "CompilerNotFoundError",
     "CompilerTimeoutError",
     "DataDependentError",
@@ -165,7 +166,7 @@ class TracingError(UnsupportedError):
 
 
 class NoCompileError(FuserError, RuntimeError):
-    """A kernel is missing, in memory and on disk, and ``config.no_compile`` forbids to compile it."""
+    """A kernel is missing, and may not be compiled: ``config.no_compile`` is set, or the interpreter is ending."""
 
 
 class CaptureError(FuserError, RuntimeError):
@@ -174,6 +175,13 @@ class CaptureError(FuserError, RuntimeError):
 
 class CompilerNotFoundError(UnsupportedError):
     """No compiler for the device: no host C++ compiler, or no NVRTC."""
+
+
+class CompilerFailedError(UnsupportedError):
+    """A compiler came to no end for a reason that is not in the text: it was killed, say, or the disk is full.
+
+    It is not remembered: the next call tries again.
+    """
 
 
 class CompilerTimeoutError(UnsupportedError):

@@ -67,7 +67,8 @@ def run_planned(
     if plan is None:
         made = make_tuned(lambda: make_plan(spec, described, described_out), lambda: run_plain(spec, inputs))
         plan = replace(made, generation=generation)
-        plans.put(signature, plan, config.max_plans)
+        if not plan.is_temporary:
+            plans.put(signature, plan, config.max_plans)
     if plan.fallback_reason:
         if plan.obstacle < 0:
             return run_fallback(spec, inputs, plan.fallback_reason, out), None

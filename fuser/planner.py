@@ -14,7 +14,14 @@ import torch
 
 from fuser.arg_spec import DescribedValue, build_arg_spec
 from fuser.compiler import compile_kernel, register
-from fuser.errors import ArgumentError, CompileError, CompilerNotFoundError, FallbackError, UnsupportedError
+from fuser.errors import (
+    ArgumentError,
+    CompileError,
+    CompilerFailedError,
+    CompilerNotFoundError,
+    FallbackError,
+    UnsupportedError,
+)
 from fuser.fallback import Fallback
 from fuser.fused_kernel import ArgumentPacker, FusedKernel
 from fuser.geometry import Launch
@@ -74,6 +81,8 @@ class Plan:
     fallback_reason: str = ""
     # The one application that this is about: the rest of the group may be fused around it. -1: all of it is.
     obstacle: int = -1
+    # Whether that may be otherwise the next time: it is not to be remembered.
+    is_temporary: bool = False
     # Whether another torch.get_default_dtype() would make another plan.
     follows_default_dtype: bool = False
     # Of the settings it was made under.
@@ -176,7 +185,8 @@ def _plan_fallback(spec: KernelSpec, device: torch.device, error: UnsupportedErr
         raise FallbackError(
             f"cannot fuse: {error}; and {name!r} has no eager version to fall back to: {obstacle}"
         ) from error
-    return Plan(device, (), (), fallback_reason=reason)
+    is_temporary = isinstance(error, CompilerFailedError | CompilerNotFoundError)
+    return Plan(device, (), (), fallback_reason=reason, is_temporary=is_temporary)
 
 
 # --- describe --------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fuser
 from fuser import launcher
+from fuser.cxx.functor import parse_functor
 from fuser.errors import ArgumentError, FuserError, GradientError
 from fuser.launcher import PythonLauncher
 
@@ -722,7 +723,7 @@ def step(**other: Any) -> tuple[Any, ...]:
     """Return a launch with some fields replaced; its address is never called."""
     fields: dict[str, Any] = {
         "address": 8, "grid": 1, "block": 1, "shared": 0, "arguments": bytes(24), "first": 1, "pointers": (1, 0),
-        "numbers": (), "letters": "", "is_parallel": False,
+        "numbers": (), "letters": "", "is_parallel": False, "is_steady": True,
     }  # fmt: skip
     return tuple((fields | other).values())
 
@@ -845,18 +846,21 @@ def test_replays_leave_no_references() -> None:
     assert all(abs(now - then) < 100 for now, then in zip(after, before, strict=True)), (before, after)
 
 
+# Few elements, and much work for each: always, or where the data says so.
+LONG = "for (int i = 0; i < 3000000; ++i) x = x * T(0.999) + T(0.5);"
+SOMETIMES = "while (x > T(0)) x -= T(0.5);"
+
+
 @needs_c
 @pytest.mark.cpu
-def test_long_kernels_run_without_the_gil() -> None:
-    # Few elements, and much work for each.
-    text = """template <typename T> T slow(T x) {
-        for (int i = 0; i < 3000000; ++i) x = x * T(0.999) + T(0.5);
-        return x;
-    }"""
-    function = fuser.create_jit_fn(text)
-    x = draw(4)
-    for _ in range(4):
+@pytest.mark.parametrize(("body", "value"), [(LONG, 1.0), (SOMETIMES, 5e6)], ids=["always", "sometimes"])
+@pytest.mark.parametrize("calls", [1, 2, 10])
+def test_long_kernels_run_without_the_gil(body: str, value: float, calls: int) -> None:
+    function = fuser.create_jit_fn(f"template <typename T> T slow(T x) {{ {body} return x; }}")
+    x = torch.ones(4)
+    for _ in range(calls):
         function(x)
+    x.fill_(value)
     done = threading.Event()
     counted = 0
 
@@ -871,3 +875,21 @@ def test_long_kernels_run_without_the_gil() -> None:
     thread.join()
     # With the GIL held, this thread stands still for as long as the kernel runs.
     assert counted > 10_000
+
+
+@needs_c
+@pytest.mark.parametrize(
+    ("body", "is_steady"),
+    [
+        ("return x;", True),
+        ("for (int i = 0; i < 8; ++i) x += i; return x;", True),
+        ("for (int i = 8; i != 0; --i) x += i; for (int j = 0; j <= 3; j++) x *= 2; return x;", True),
+        ("for (int i = 0; i < x; ++i) x += i; return x;", False),
+        ("for (int i = 0; i < 8; ++i) { for (;;) { if (x > i) break; x += 1; } } return x;", False),
+        ("for (int i = 0; i < 8 && x > 0; ++i) x -= 1; return x;", False),
+        ("do { x -= 1; } while (x > 0); return x;", False),
+        ("again: x -= 1; if (x > 0) goto again; return x;", False),
+    ],
+)
+def test_what_may_keep_the_gil(body: str, is_steady: bool) -> None:
+    assert launcher._is_steady(parse_functor(f"template <typename T> T f(T x) {{ {body} }}")) is is_steady

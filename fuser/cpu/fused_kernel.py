@@ -8,13 +8,12 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 
-import torch
-
 from fuser import counters
 from fuser.codegen import KERNEL_NAME, KernelSource
 from fuser.disk_cache import scratch_folder
 from fuser.geometry import Launch
 from fuser.layout import IterationSpace
+from fuser.process import openmp_threads
 
 __all__ = ["CpuKernel"]
 
@@ -45,7 +44,7 @@ class CpuKernel:
         function = self._function
 
         def run(arguments: bytes) -> None:
-            function(arguments, torch.get_num_threads() if launch.is_parallel else 1)
+            function(arguments, openmp_threads() if launch.is_parallel else 1)
             counters.count("launches")
 
         return run

@@ -6,7 +6,6 @@ A tuning changes how fast a kernel is and never what it returns, so that threads
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -16,6 +15,7 @@ from fuser._version import __version__
 from fuser.access import Tuning
 from fuser.disk_cache import CacheKey
 from fuser.kernel_spec import ArgSpec, KernelSpec
+from fuser.process import Lock
 
 __all__ = ["Candidate", "candidates", "is_known", "keep", "record", "tuned", "use"]
 
@@ -23,7 +23,7 @@ BLOCKS = (128, 256, 512)
 UNROLLS = (1, 2, 4)
 TILES = (32, 64)
 
-_lock = threading.Lock()
+_lock = Lock()
 # What searches found, what the disk holds (None: nothing), and what a search tries just now.
 _known: dict[Candidate, Tuning | None] = {}
 _tried: dict[Candidate, Tuning] = {}
@@ -52,14 +52,14 @@ def tuned(spec: KernelSpec, args: ArgSpec, device: str) -> ArgSpec:
     """Return the ArgSpec that a kernel is made from: with the tuning that is tried or known, if there is one."""
     names = ", ".join(dict.fromkeys(item.function.name for item in spec.group.applications))
     candidate = Candidate(names, spec.key, args, device)
-    with _lock:
+    with _lock():
         for record in _records:
             record.append(candidate)
         tuning = _tried.get(candidate)
         is_known = tuning is not None or candidate in _known
     if not is_known:
         found = _read(candidate)
-        with _lock:
+        with _lock():
             _known.setdefault(candidate, found)
     return replace(args, tuning=tuning or _known.get(candidate) or args.tuning)
 
@@ -71,7 +71,7 @@ def is_known(candidate: Candidate) -> bool:
 
 def keep(candidate: Candidate, tuning: Tuning) -> None:
     """Use this tuning from now on, also in later processes."""
-    with _lock:
+    with _lock():
         _known[candidate] = tuning
     disk_cache.write(candidate.cache_key, json.dumps(asdict(tuning)).encode())
 
@@ -79,12 +79,12 @@ def keep(candidate: Candidate, tuning: Tuning) -> None:
 @contextmanager
 def use(candidate: Candidate, tuning: Tuning) -> Iterator[None]:
     """Try a tuning: plans made inside run the kernel with it."""
-    with _lock:
+    with _lock():
         _tried[candidate] = tuning
     try:
         yield
     finally:
-        with _lock:
+        with _lock():
             _tried.pop(candidate, None)
 
 
@@ -92,12 +92,12 @@ def use(candidate: Candidate, tuning: Tuning) -> Iterator[None]:
 def record() -> Iterator[list[Candidate]]:
     """Collect the kernels that are planned inside, of any thread."""
     seen: list[Candidate] = []
-    with _lock:
+    with _lock():
         _records.append(seen)
     try:
         yield seen
     finally:
-        with _lock:
+        with _lock():
             _records[:] = [other for other in _records if other is not seen]
 
 
