@@ -7,7 +7,6 @@ whatever is wrong with the folder, the call goes on without it. Both are said on
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
@@ -130,7 +129,7 @@ def write(key: CacheKey, payload: bytes) -> None:
         _warn(
             "kernels are not kept on disk",
             error,
-            f"{folder} (FUSER_CACHE_DIR is another folder, FUSER_DISK_CACHE=0 none)",
+            f"{folder} (set FUSER_CACHE_DIR to another folder, or FUSER_DISK_CACHE=0)",
         )
         return
     with suppress(OSError):
@@ -256,7 +255,7 @@ def _folder() -> Path | None:
         return Path(config.cache_dir or platformdirs.user_cache_dir("fuser")).expanduser().absolute() / FOLDER
     except (OSError, RuntimeError) as error:
         # No home folder, or a path that is relative to a folder that is gone.
-        _warn("kernels are not kept on disk", error, "FUSER_CACHE_DIR names a folder for them")
+        _warn("kernels are not kept on disk", error, "set FUSER_CACHE_DIR to a folder")
         return None
 
 
@@ -389,14 +388,14 @@ def _turn(key: CacheKey) -> Iterator[None]:
     try:
         with suppress(OSError):
             lock = _open_lock(folder)
+        if lock is not None:
             _wait_for(lock, key)
         yield
     finally:
         _making.discard(me)
         if lock is not None:
             # Closing is not enough if the process was forked meanwhile: then the child has it open too.
-            with suppress(OSError):
-                _set_lock(lock, key, is_held=False)
+            _set_lock(lock, key, is_held=False)
             os.close(lock)
 
 
@@ -409,32 +408,37 @@ def _open_lock(folder: Path) -> int:
 
 
 def _wait_for(lock: int, key: CacheKey) -> None:
-    """Take the lock; return without it after the time-out. Raises OSError where the file system has no locks."""
+    """Take the lock; return without it after the time-out."""
     deadline, pause_s = time.monotonic() + config.lock_timeout, 0.001
-    while True:
-        try:
-            return _set_lock(lock, key, is_held=True)
-        except BlockingIOError:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                return None
-            time.sleep(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, LONGEST_POLL_S)
+    while not _set_lock(lock, key, is_held=True):
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return
+        # What a signal handler raises here leaves: whoever waits can be interrupted.
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, LONGEST_POLL_S)
 
 
-def _set_lock(lock: int, key: CacheKey, *, is_held: bool) -> None:
-    """Lock or release one byte of the lock file, which stands for the key.
+def _set_lock(lock: int, key: CacheKey, *, is_held: bool) -> bool:
+    """Lock or release one byte of the lock file, which stands for the key; return False if somebody else has it.
 
-    It belongs to the descriptor: threads exclude each other too, and no file stays behind for each key.
+    It belongs to the descriptor: threads exclude each other too, and no file stays behind for each key. A file system
+    without locks gives it to everybody.
     """
     import fcntl  # noqa: PLC0415 - POSIX only
 
+    if not hasattr(fcntl, "F_OFD_SETLK"):
+        return True
     kind = fcntl.F_WRLCK if is_held else fcntl.F_UNLCK
     # struct flock of 64-bit Linux: type, whence, start, length, process.
     request = struct.pack("hhqqi0q", kind, os.SEEK_SET, int(key.wanted[:15], 16), 1, 0)
-    if not hasattr(fcntl, "F_OFD_SETLK"):
-        raise OSError(errno.ENOTSUP, "no locks that belong to a descriptor")
-    fcntl.fcntl(lock, fcntl.F_OFD_SETLK, request)
+    try:
+        fcntl.fcntl(lock, fcntl.F_OFD_SETLK, request)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _warn(what: str, error: object, detail: str) -> None:

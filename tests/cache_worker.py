@@ -29,11 +29,10 @@ CAP_VERSION, CAP_DAC = 0x20080522, 0b110
 class Worker:
     """One process, from its start to the end of a ``with`` block."""
 
-    def __init__(self, cache: Path | str, **environment: str) -> None:
-        places = {"FUSER_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    def __init__(self) -> None:
         self.process = subprocess.Popen(
             [sys.executable, __file__],
-            env={**os.environ, **places, **environment},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -78,12 +77,23 @@ def ask_all(workers: Sequence[Worker], **request: Any) -> list[dict[str, Any]]:
 def answer(
     kind: str,
     number: int,
+    cache: str,
     settings: Mapping[str, Any] | None = None,
     umask: int = 0o022,
     save: str | None = None,
     load: str | None = None,
 ) -> dict[str, Any]:
-    """Run functor ``number`` on the CPU or on CUDA, or compile it to a cubin; say what came of it."""
+    """Run functor ``number`` on the CPU or on CUDA, or compile it to a cubin; say what came of it.
+
+    Args:
+        kind: "cpu", "cuda" or "cubin".
+        number: which functor.
+        cache: the cache folder.
+        settings: of ``fuser.config``.
+        umask: the process's.
+        save: a file for ``save_cache``, afterwards.
+        load: a file for ``load_cache``, before.
+    """
     import torch
 
     import fuser
@@ -100,7 +110,7 @@ def answer(
     fuser.reset_stats()
     os.umask(umask)
     began = time.perf_counter()
-    with warnings.catch_warnings(record=True) as caught, fuser.config.patch(**settings or {}):
+    with warnings.catch_warnings(record=True) as caught, fuser.config.patch(**{"cache_dir": cache, **(settings or {})}):
         warnings.simplefilter("always")
         counts: dict[str, int] = {}
         if load:

@@ -165,36 +165,45 @@ def working_in(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-def check_faults(kind: str, processes: int, faults: list[str], cache: Path) -> list[str]:
+def check_faults(kind: str, workers: list[Worker], faults: list[str], cache: Path) -> list[str]:
     """Damage an entry in each way, and let processes use it at the same time; return a line for each fault."""
-    dice, lines = random.Random(0), []
-    with ExitStack() as stack:
-        workers = [stack.enter_context(Worker(cache)) for _ in range(processes)]
-        workers[0].ask(kind=kind, number=1)
-        others = set(entries_of(cache))
-        wanted = workers[0].ask(kind=kind, number=2)["result"]
-        (entry,) = set(entries_of(cache)) - others
-        for fault in faults:
-            FAULTS[fault](entry, dice)
-            found = ask_all(workers, kind=kind, number=2)
-            assert [item["result"] for item in found] == [wanted] * processes, fault
-            # One of them compiles, whatever the others do.
-            assert sum(item["compiles"] for item in found) == 1, fault
-            said = [item["warnings"] for item in found]
-            assert all(len(item) <= 1 for item in said), (fault, said)
-            assert all(text.startswith("CacheWarning") for item in said for text in item), (fault, said)
-            assert any(said) == (fault != "removed"), (fault, said)
-            assert not any(item["fallbacks"] for item in found), fault
-            healed = ask_all(workers, kind=kind, number=2)
-            assert [(item["result"], item["compiles"], item["warnings"]) for item in healed] == (
-                [(wanted, 0, [])] * processes
-            ), fault
-            assert stat.S_IMODE(entry.lstat().st_mode) == 0o600, fault
-            lines.append(
-                f"{kind:5} | {fault:22} | {processes} | right result, 1 compile, "
-                f"{max(map(len, said))} warning at most in a process, healed"
-            )
+    dice, lines, request = random.Random(0), [], {"kind": kind, "cache": str(cache)}
+    workers[0].ask(number=1, **request)
+    others = set(entries_of(cache))
+    wanted = workers[0].ask(number=2, **request)["result"]
+    (entry,) = set(entries_of(cache)) - others
+    for fault in faults:
+        FAULTS[fault](entry, dice)
+        found = ask_all(workers, number=2, **request)
+        assert [item["result"] for item in found] == [wanted] * len(workers), fault
+        # One of them compiles, whatever the others do.
+        assert sum(item["compiles"] for item in found) == 1, fault
+        said = [item["warnings"] for item in found]
+        assert all(len(item) <= 1 for item in said), (fault, said)
+        assert all(text.startswith("CacheWarning") for item in said for text in item), (fault, said)
+        assert any(said) == (fault != "removed"), (fault, said)
+        assert not any(item["fallbacks"] for item in found), fault
+        healed = ask_all(workers, number=2, **request)
+        shown = [(item["result"], item["compiles"], item["warnings"]) for item in healed]
+        assert shown == [(wanted, 0, [])] * len(workers), fault
+        assert stat.S_IMODE(entry.lstat().st_mode) == 0o600, fault
+        most = max(map(len, said))
+        outcome = f"right result, 1 compile, at most {most} warning in a process, healed"
+        lines.append(f"{kind:5} | {fault:22} | {len(workers)} | {outcome}")
     return lines
+
+
+@contextmanager
+def working(count: int) -> Iterator[list[Worker]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(Worker()) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[list[Worker]]:
+    """Two processes for all tests here: each request names its own cache."""
+    with working(2) as found:
+        yield found
 
 
 def entries_of(cache: Path) -> list[Path]:
@@ -202,8 +211,8 @@ def entries_of(cache: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_damaged_entry_is_made_anew_by_one_of_two_processes(kind: str, tmp_path: Path) -> None:
-    check_faults(kind, 2, QUICK, tmp_path)
+def test_a_damaged_entry_is_made_anew_by_one_of_two_processes(kind: str, workers: list[Worker], tmp_path: Path) -> None:
+    check_faults(kind, workers, QUICK, tmp_path)
 
 
 @pytest.mark.slow
@@ -211,65 +220,65 @@ def test_a_damaged_entry_is_made_anew_by_one_of_two_processes(kind: str, tmp_pat
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_fault(kind: str, processes: int, tmp_path: Path) -> None:
     flips = ["one bit flipped"] * 100 if processes == 1 else ["one bit flipped"] * 10
-    lines = check_faults(kind, processes, [*FAULTS, *flips, *["truncated"] * 30], tmp_path)
+    with working(processes) as workers:
+        lines = check_faults(kind, workers, [*FAULTS, *flips, *["truncated"] * 30], tmp_path)
     counts = {line: lines.count(line) for line in lines}
     sys.stdout.write("".join(f"\n{line} ({count} times)" for line, count in counts.items()))
 
 
 @pytest.mark.slow
 @pytest.mark.cpu
-def test_results_are_right_while_entries_are_being_damaged(tmp_path: Path) -> None:
-    dice, stop = random.Random(1), threading.Event()
+def test_results_are_right_while_entries_are_being_damaged(workers: list[Worker], tmp_path: Path) -> None:
+    dice, stop, request = random.Random(1), threading.Event(), {"kind": "cpu", "number": 2, "cache": str(tmp_path)}
     faults = [FAULTS[name] for name in ("truncated", "one bit flipped", "a page of zeros", "random bytes", "empty")]
-    with Worker(tmp_path) as first, Worker(tmp_path) as second:
-        first.ask(kind="cpu", number=2)
-        (entry,) = entries_of(tmp_path)
+    workers[0].ask(**request)
+    (entry,) = entries_of(tmp_path)
 
-        def damage() -> None:
-            while not stop.wait(0.003):
-                with suppress(OSError, ValueError, IndexError):
-                    dice.choice(faults)(entry, dice)
+    def damage() -> None:
+        while not stop.wait(0.003):
+            with suppress(OSError, ValueError, IndexError):
+                dice.choice(faults)(entry, dice)
 
-        thread = threading.Thread(target=damage)
-        thread.start()
-        try:
-            for _ in range(60):
-                assert [item["result"] for item in ask_all([first, second], kind="cpu", number=2)] == ["True"] * 2
-        finally:
-            stop.set()
-            thread.join()
+    thread = threading.Thread(target=damage)
+    thread.start()
+    try:
+        for _ in range(60):
+            assert [item["result"] for item in ask_all(workers, **request)] == ["True"] * 2
+    finally:
+        stop.set()
+        thread.join()
 
 
 # ---- folders and permissions ----
 
 
 @pytest.mark.cpu
-def test_only_the_user_may_read_what_is_kept_and_a_warm_cache_needs_no_compiler(tmp_path: Path) -> None:
-    cache, shipped = tmp_path / "some" / "where" / "cache", tmp_path / "shipped"
-    with Worker(cache) as worker:
-        for number, umask in ((1, 0), (2, 0o077)):
-            assert worker.ask(kind="cpu", number=number, umask=umask)["result"] == "True"
-        folders = [tmp_path / "some", tmp_path / "some" / "where", cache, cache / "kernels"]
-        assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {0o700}
-        assert len(entries_of(cache)) == 2
-        assert {stat.S_IMODE(path.stat().st_mode) for path in (cache / "kernels").iterdir()} == {0o600}
+def test_only_the_user_may_read_what_is_kept_and_a_warm_cache_needs_no_compiler(
+    workers: list[Worker], tmp_path: Path
+) -> None:
+    cache, shipped, worker = tmp_path / "some" / "where" / "cache", tmp_path / "shipped", workers[0]
+    for number, umask in ((1, 0), (2, 0o077)):
+        assert worker.ask(kind="cpu", number=number, umask=umask, cache=str(cache))["result"] == "True"
+    folders = [tmp_path / "some", tmp_path / "some" / "where", cache, cache / "kernels"]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {0o700}
+    assert len(entries_of(cache)) == 2
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (cache / "kernels").iterdir()} == {0o600}
 
-        # Copied, not writable, and nothing there that compiles.
-        shutil.copytree(cache, shipped)
-        for path in (shipped / "kernels", shipped):
-            path.chmod(0o500)
-        for settings in ({"no_compile": True}, {"cxx": "/nowhere/g++"}, {}):
-            settings["cache_dir"] = str(shipped)
-            found = worker.ask(kind="cpu", number=1, settings=settings)
-            assert (found["result"], found["compiles"], found["warnings"]) == ("True", 0, []), settings
+    # Copied, not writable, and nothing there that compiles.
+    shutil.copytree(cache, shipped)
+    for path in (shipped / "kernels", shipped):
+        path.chmod(0o500)
+    for settings in ({"no_compile": True, "cxx": "g++ -DANOTHER"}, {"cxx": "/nowhere/g++"}, {}):
+        found = worker.ask(kind="cpu", number=1, settings=settings, cache=str(shipped))
+        assert (found["result"], found["compiles"], found["warnings"]) == ("True", 0, []), settings
 
-        # What it does not have is compiled, and it is said once that this will be so again.
-        for number in (3, 4):
-            found = worker.ask(kind="cpu", number=number, settings={"cache_dir": str(shipped)})
-            assert (found["result"], found["compiles"], len(found["warnings"])) == ("True", 1, 1)
-            assert "kernels are not kept on disk: Permission denied" in found["warnings"][0]
-            assert found["files"] == [str(Path(__file__).with_name("cache_worker.py"))]
-        assert len(entries_of(shipped)) == 2
+    # What it does not have is compiled, and it is said once that this will be so again.
+    for number in (3, 4):
+        found = worker.ask(kind="cpu", number=number, cache=str(shipped))
+        assert (found["result"], found["compiles"], len(found["warnings"])) == ("True", 1, 1)
+        assert "kernels are not kept on disk: Permission denied" in found["warnings"][0]
+        assert found["files"] == [str(Path(__file__).with_name("cache_worker.py"))]
+    assert len(entries_of(shipped)) == 2
 
 
 @pytest.fixture
@@ -512,6 +521,10 @@ def holding(key: CacheKey, folder: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+def raise_timeout(*_: object) -> None:
+    raise TimeoutError("an alarm")
+
+
 def test_a_holder_that_hangs_delays_by_the_timeout_and_one_that_dies_by_nothing(fresh: object, tmp_path: Path) -> None:
     key, other = new_key(), new_key()
     with holding(key, tmp_path / "cache" / "kernels") as holder:
@@ -527,6 +540,12 @@ def test_a_holder_that_hangs_delays_by_the_timeout_and_one_that_dies_by_nothing(
             assert make_entry(key, b"made again") == b"payload"
             assert time.monotonic() - began < 0.4
         (tmp_path / "cache" / "kernels" / f"{key.wanted}-{key.maker}").unlink()
+        # Whoever waits can be interrupted, by Ctrl-C as by an alarm.
+        before = signal.signal(signal.SIGALRM, raise_timeout)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(TimeoutError, match="an alarm"):
+            make_entry(key)
+        signal.signal(signal.SIGALRM, before)
         began = time.monotonic()
         threading.Timer(0.3, holder.kill).start()
         assert make_entry(key) == b"payload"
@@ -605,7 +624,7 @@ import os, sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
 from cache_worker import answer
 for compiles in (1, 0):
-    found = answer("cpu", 1)
+    found = answer("cpu", 1, {str(tmp_path / "cache")!r})
     assert (found["result"], found["compiles"], found["warnings"]) == ("True", compiles, []), found
 import fcntl
 try:
@@ -613,7 +632,7 @@ try:
 except OSError as error:
     print(error.strerror)
 """
-    environment = {**os.environ, "LD_PRELOAD": str(library), "FUSER_CACHE_DIR": str(tmp_path / "cache")}
+    environment = {**os.environ, "LD_PRELOAD": str(library)}
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120, check=False
     )
@@ -644,19 +663,17 @@ def test_a_compiler_that_hangs_is_ended_with_all_it_started(fresh: object, tmp_p
 
 
 @pytest.mark.cpu
-def test_kernels_ship_with_a_model(tmp_path: Path) -> None:
-    saved, bad = tmp_path / "model.kernels", tmp_path / "bad.kernels"
-    nothing = {"cxx": "/nowhere/g++", "no_compile": True, "cache_dir": str(tmp_path / "empty")}
-    with Worker(tmp_path / "cache") as worker:
-        assert worker.ask(kind="cpu", number=1, save=str(saved))["saved"] == 1
-        found = worker.ask(kind="cpu", number=1, load=str(saved), settings=nothing)
-        assert (found["result"], found["loaded"], found["compiles"], found["warnings"]) == ("True", 1, 0, [])
-        # Once more, from a file that was loaded and with no cache at all.
-        again = tmp_path / "again.kernels"
-        found = worker.ask(
-            kind="cpu", number=1, load=str(saved), save=str(again), settings={**nothing, "disk_cache": False}
-        )
-        assert (found["result"], found["saved"]) == ("True", 1)
+def test_kernels_ship_with_a_model(workers: list[Worker], tmp_path: Path) -> None:
+    saved, again, bad = (tmp_path / f"{name}.kernels" for name in ("model", "again", "bad"))
+    maker, user = workers
+    assert maker.ask(kind="cpu", number=1, cache=str(tmp_path / "cache"), save=str(saved))["saved"] == 1
+    request = {"kind": "cpu", "number": 1, "cache": str(tmp_path / "empty"), "load": str(saved)}
+    settings = {"cxx": "/nowhere/g++", "no_compile": True}
+    found = user.ask(settings=settings, **request)
+    assert (found["result"], found["loaded"], found["compiles"], found["warnings"]) == ("True", 1, 0, [])
+    # Once more, from a file that was loaded and with no cache at all.
+    found = user.ask(settings={**settings, "disk_cache": False}, save=str(again), **request)
+    assert (found["result"], found["saved"]) == ("True", 1)
     assert again.read_bytes() == saved.read_bytes()
     # Nothing was written to a cache by loading.
     assert not (tmp_path / "empty").exists()
@@ -718,6 +735,7 @@ compiled = torch.tensor(fuser.stats()["compiles"])
 torch.distributed.all_reduce(compiled)
 assert compiled.item() == 5, compiled
 assert fuser.n_compiled_kernels() == 5
+torch.distributed.destroy_process_group()
 """
 
 
