@@ -510,7 +510,7 @@ time.sleep(600)
 def holding(key: CacheKey, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Let another process hold the key's lock; it is stopped, so that it would not even notice being asked to end."""
     os.close(disk_cache._open_lock(folder))
-    command = [sys.executable, "-S", "-c", HOLDER, str(folder / "lock"), str(int(key.wanted[:15], 16))]
+    command = [sys.executable, "-S", "-c", HOLDER, str(folder / "lock"), str(key.number)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
