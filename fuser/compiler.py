@@ -8,7 +8,7 @@ from functools import cache
 
 from fuser.codegen import KernelSource, build_source
 from fuser.config import config
-from fuser.errors import CompilerNotFoundError, UnsupportedError
+from fuser.errors import CompilerFailedError, CompilerNotFoundError, UnsupportedError
 from fuser.fused_kernel import Backend, FusedKernel
 from fuser.graph import FusionGroup
 from fuser.kernel_cache import KernelStore, SpecCache
@@ -89,7 +89,7 @@ def has_host_compiler() -> bool:
 
     try:
         find_compiler(config.cxx)
-    except CompilerNotFoundError:
+    except (CompilerNotFoundError, CompilerFailedError):
         return False
     return True
 

@@ -111,8 +111,8 @@ def override_can_fuse_on_gpu(value: bool) -> bool:
 def clear_failures() -> None:
     """Forget what failed: the next call compiles again what did not compile, and looks again why a group is not fused.
 
-    Only what a compiler says of a text is remembered by itself, and what does not change, such as a dtype without a
-    kernel. A compiler that was killed, say, or is missing, is tried again in the next call anyway.
+    Remembered is what a compiler says of a text, that it took too long, and what does not change, such as that a dtype
+    has no kernel. A compiler that was killed, say, is tried again in the next call anyway.
     """
     compiler.clear_failures()
     # Plans and records, too.

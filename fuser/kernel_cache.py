@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from fuser import counters
-from fuser.errors import CompileError, CompilerFailedError, FuserError, GroupError, NoCompileError
+from fuser.errors import CompileError, CompilerFailedError, FuserError, GroupError, NoCompileError, UnsupportedError
 from fuser.fused_kernel import FusedKernel
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import KernelSpec, build_kernel_spec
@@ -45,9 +45,10 @@ class KernelStore:
             CompileError: the text does not compile. It is remembered and raised again for the same key.
             CompilerFailedError: this thread is compiling already; a signal handler or ``__del__`` calls.
             NoCompileError: the interpreter is ending.
-            FuserError: whatever else ``compile_kernel`` raised, here or in the thread that this one waited for; the
-                next call tries again.
-            BaseException: likewise, here: an interrupt, say. One of the threads that wait compiles then.
+            UnsupportedError: from ``compile_kernel``, here or in the thread that this one waited for; the next call
+                tries again.
+            BaseException: whatever else ``compile_kernel`` raised here, such as an interrupt. It is this thread's own:
+                of those that wait, one compiles then.
         """
         slot = self._slots.get(key) or self._slots.setdefault(key, _Slot())
         content: FusedKernel | FuserError | None = slot.content
@@ -85,7 +86,7 @@ class _Slot:
         # The kernel, or what the compiler says of the text; None: neither yet.
         self.content: FusedKernel | CompileError | None = None
         # Why the last attempt came to neither: for the threads that waited for it.
-        self.failure: FuserError | None = None
+        self.failure: UnsupportedError | None = None
 
     def fill(self, compile_kernel: Callable[[], FusedKernel]) -> FusedKernel | FuserError:
         """Compile in this thread, or wait for the one that does; return the kernel or an error."""
@@ -110,7 +111,7 @@ class _Slot:
             self.content = compile_kernel()
         except CompileError as error:
             self.content = copy.copy(error)
-        except FuserError as error:
+        except UnsupportedError as error:
             self.failure = copy.copy(error)
             raise
         else:

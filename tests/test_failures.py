@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import resource
+import subprocess
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 import torch
 
 import fuser
+from fuser import planner
 from fuser.config import config
 from fuser.cpu.backend import find_compiler
 from fuser.errors import (
@@ -44,16 +48,20 @@ def make_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
     monkeypatch.setitem(config.__dict__, "cache_dir", str(tmp_path / "cache"))
 
     def make(body: str) -> Path:
-        path = tmp_path / "compiler"
-        head = f'if [ "$1" = --version ] || [ -e "$0.repaired" ]; then exec {real} "$@"; fi'
-        path.write_text(f"#!/bin/sh\n{head}\n{body.replace('REAL', real)}\n")
-        path.chmod(0o755)
+        path = write_compiler(tmp_path / "compiler", body, real)
         config.cxx = str(path)
         return path
 
     before = config.cxx
     yield make
     config.cxx = before
+
+
+def write_compiler(path: Path, body: str, real: str) -> Path:
+    head = f'if [ "$1" = --version ] || [ -e "$0.repaired" ]; then exec {real} "$@"; fi'
+    path.write_text(f"#!/bin/sh\n{head}\n{body.replace('REAL', real)}\n")
+    path.chmod(0o755)
+    return path
 
 
 def repair(path: Path) -> None:
@@ -157,12 +165,14 @@ def test_a_function_that_is_never_defined_is_the_texts_fault() -> None:
 def test_a_compiler_that_comes_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     fn, x, path = new_functor("return x * T(3);"), torch.ones(3), os.environ["PATH"]
     fuser.reset_stats()
-    monkeypatch.setattr(config, "cxx", None)
+    monkeypatch.setitem(config.__dict__, "cxx", None)
     monkeypatch.setenv("PATH", "/nonexistent")
     assert fn(x).tolist() == [3, 3, 3]
+    monkeypatch.setenv("PATH", path)
+    # Not at once: to look for it takes longer than most calls.
     assert fn(x).tolist() == [3, 3, 3]
     assert list(fuser.stats()["fallbacks"].values()) == [2]
-    monkeypatch.setenv("PATH", path)
+    time.sleep(planner.SEARCH_S)
     assert fn(x).tolist() == [3, 3, 3]
     assert fuser.stats()["launches"] == 1
 
@@ -233,6 +243,87 @@ def test_names_of_folders(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
             fuser.reset_stats()
             assert new_functor("return x * T(3);")(torch.ones(3)).tolist() == [3, 3, 3]
             assert (fuser.stats()["launches"], fuser.stats()["fallbacks"]) == (1, {})
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Return a function that mounts a file system in memory with some options."""
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+
+    def mount(options: str) -> Path:
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"cannot mount: {done.stderr.strip()}")
+        return folder
+
+    yield mount
+    subprocess.run(["umount", str(folder)], capture_output=True, check=False)
+
+
+def outcome(fn: fuser.JitFunction) -> tuple[int, list[str]]:
+    """Call a functor that multiplies by three; return the number of launches and the reasons for eager torch."""
+    fuser.reset_stats()
+    assert fn(torch.ones(3)).tolist() == [3, 3, 3]
+    return fuser.stats()["launches"], list(fuser.stats()["fallbacks"])
+
+
+@pytest.mark.cpu
+@pytest.mark.filterwarnings("ignore::fuser.errors.CacheWarning")
+def test_a_full_file_system(mount: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = mount("size=64k")
+    filler = folder / "filler"
+    with pytest.raises(OSError, match="No space left"):
+        filler.write_bytes(bytes(1 << 20))
+    with config.patch(cache_dir=str(folder / "cache")):
+        # The cache alone is full.
+        assert outcome(new_functor("return x * T(3);")) == (1, [])
+        monkeypatch.setattr("tempfile.tempdir", str(folder))
+        fn = new_functor("return x * T(3);")
+        launches, (reason,) = outcome(fn)
+        assert launches == 0
+        assert re.search(r"made no kernel: .*(No space left on device|exit status)", reason)
+        filler.unlink()
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        assert outcome(fn) == (1, [])
+
+
+@pytest.mark.cpu
+def test_a_file_system_without_programs(mount: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = mount("noexec")
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    with config.patch(cache_dir=str(folder / "cache")):
+        # The checked bytes are loaded, not a file.
+        assert outcome(new_functor("return x * T(3);")) == (1, [])
+        monkeypatch.delattr("os.memfd_create")
+        launches, (reason,) = outcome(new_functor("return x * T(3);"))
+        assert launches == 0
+        assert reason.startswith("the shared object cannot be loaded: ")
+
+
+@pytest.mark.cpu
+@pytest.mark.filterwarnings("ignore::fuser.errors.CacheWarning")
+def test_limits_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    fn = new_functor("return x * T(3);")
+    for limit, value, reason in (
+        (resource.RLIMIT_FSIZE, 0, "File too large"),
+        (resource.RLIMIT_NOFILE, 3, "Too many open files"),
+    ):
+        soft, hard = resource.getrlimit(limit)
+        resource.setrlimit(limit, (value, hard))
+        try:
+            launches, (said,) = outcome(fn)
+        finally:
+            resource.setrlimit(limit, (soft, hard))
+        assert launches == 0
+        assert said.endswith(f"made no kernel: {reason}")
+    monkeypatch.setattr("tempfile.tempdir", "/nonexistent")
+    launches, (said,) = outcome(fn)
+    assert launches == 0
+    assert said.endswith("made no kernel: No such file or directory")
+    monkeypatch.undo()
+    assert outcome(fn) == (1, [])
 
 
 # ---- texts ----

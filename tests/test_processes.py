@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from test_failures import BROKEN, repair, write_compiler
 
 from fuser.config import config
 from fuser.cpu.backend import find_compiler
@@ -162,7 +166,23 @@ assert "signal handler" in reason, reason
 fuser.reset_stats()
 assert is_right(other(x)) and is_right(fn(x)) and fuser.stats()["fallbacks"] == {}
 
-# 5. A handler that calls functors wherever the thread is: planning, counting, dropping old plans.
+# 5. A loop without an end: where the text runs in eager torch it is interrupted, and the rest of the program goes on.
+endless = fuser.jit_fn("template <typename T> T endless(T x) { while (x > T(0)) { x = x + T(1) - T(1); } return x; }")
+fuser.override_can_fuse_on_cpu(False)
+sender = interrupt_at(lambda: time.sleep(0.5), ctrl_c)
+expect_interrupt(lambda: endless(x))
+sender.join()
+fuser.override_can_fuse_on_cpu(True)
+# A kernel is interrupted when it returns; other threads run meanwhile, also those that end the process.
+long = fuser.jit_fn("template <typename T> T slow(T x) { while (x > T(0)) { x = x - T(1); } return x; }")
+assert long(x).tolist() == [0.0] * 3
+sender = interrupt_at(lambda: time.sleep(0.2), ctrl_c)
+began = time.monotonic()
+expect_interrupt(lambda: print(long(torch.full((40,), 2.0**24))))
+assert time.monotonic() - began > 0.2
+sender.join()
+
+# 6. A handler that calls functors wherever the thread is: planning, counting, dropping old plans.
 fuser.config.max_plans = 4
 calls = 0
 def storm(*_):
@@ -264,6 +284,26 @@ for _ in range({count}):
 stop.set(), stop_traces.set()
 for thread in (*threads, tracing):
     thread.join()
+
+# 5. A user whom the system does not know, and who has no home: no cache, and no folder named "~".
+import platformdirs, tempfile
+platformdirs.user_cache_dir()
+open_folder = Path(tempfile.mkdtemp(dir="/tmp"))
+open_folder.chmod(0o777)
+def work():
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        os.environ.pop(name, None)
+    os.chdir(open_folder)
+    fuser.config.cxx = fuser.config.cache_dir = None
+    tempfile.tempdir = str(open_folder)
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(54321)
+        os.setuid(54321)
+    check(new_functor(), x)
+fork(work)()
+assert list(open_folder.iterdir()) == []
+open_folder.rmdir()
 print("done")
 """
 
@@ -315,3 +355,54 @@ def test_the_end_of_the_interpreter_while_a_kernel_is_compiled(tmp_path: Path) -
         "late [3.0, 3.0]",
         "NoCompileError no kernel is compiled while the interpreter ends",
     ]
+
+
+BROKEN_COMPILERS = """
+import json
+
+def call(fn):
+    fuser.reset_stats()
+    assert is_right(fn(x))
+    (outcome,) = fuser.stats()["fallbacks"] or ["kernel"]
+    return outcome
+
+functors, outcomes = {}, {}
+for compiler in sorted(folder.glob("*/compiler")):
+    fuser.config.cxx = str(compiler)
+    name = compiler.parent.name
+    functors[name] = new_functor()
+    outcomes[name] = [call(functors[name]), call(functors[name])]
+(folder / f"ready {os.getpid()}").touch()
+while not (folder / "go").exists():
+    time.sleep(0.05)
+for name, fn in functors.items():
+    fuser.config.cxx = str(folder / name / "compiler")
+    outcomes[name].append(call(fn))
+print(json.dumps(outcomes))
+"""
+
+
+@pytest.mark.cpu
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 8])
+def test_processes_whose_compilers_fail(
+    count: int, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    real = find_compiler(config.cxx).command[0]
+    for name, (body, _) in BROKEN.items():
+        (tmp_path / name).mkdir()
+        write_compiler(tmp_path / name / "compiler", body, real)
+    with ThreadPoolExecutor(count) as pool:
+        running = [pool.submit(run_program, BROKEN_COMPILERS, tmp_path) for _ in range(count)]
+        while len(list(tmp_path.glob("ready *"))) < count and not any(item.done() for item in running):
+            time.sleep(0.1)
+        for name in BROKEN:
+            repair(tmp_path / name / "compiler")
+        (tmp_path / "go").touch()
+        outcomes = [json.loads(item.result()) for item in running]
+    for name, (_, reason) in BROKEN.items():
+        first, second, repaired = outcomes[0][name]
+        record_property(name, f"{first.replace(str(tmp_path), '')} | {repaired}")
+        assert all(item[name] == [first, second, "kernel"] for item in outcomes)
+        assert first == second
+        assert reason in first

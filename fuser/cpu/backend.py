@@ -76,7 +76,7 @@ class CpuBackend:
         """Compile, or load what an earlier process compiled."""
         maker = None
         # Without a compiler, a kernel that was compiled elsewhere will do.
-        with suppress(CompilerNotFoundError):
+        with suppress(CompilerNotFoundError, CompilerFailedError):
             compiler = find_compiler(config.cxx)
             maker = (*compiler.command, compiler.version, *compiler.files, *kernel_flags(compiler, source))
         key = CacheKey.build(("cpu", __version__, target, source.numerics, source.text), maker)
@@ -87,13 +87,16 @@ def find_compiler(command: str | None) -> Compiler:
     """Return the compiler to use: ``command`` (the CXX setting), or the first found on the path.
 
     Raises:
-        CompilerNotFoundError: there is none; says what to install or set. It is looked for again in the next call.
+        CompilerNotFoundError: there is none; says what to install or set.
+        CompilerFailedError: there is one, and it cannot be asked for its version now.
     """
     return _find_compiler(command, os.environ.get("PATH", ""))
 
 
 @cache
 def _find_compiler(command: str | None, path: str) -> Compiler:
+    # What is not found is not kept: it is looked for again.
+    failure: CompilerFailedError | None = None
     wanted = f"CXX={command!r} does not run" if command else f"none of {', '.join(CANDIDATES)} is on the path"
     for words in [_split(command)] if command else [(name,) for name in CANDIDATES]:
         if shutil.which(words[0], path=path) is None:
@@ -102,11 +105,15 @@ def _find_compiler(command: str | None, path: str) -> Compiler:
             with _explained(words[0]):
                 status, version = _run([*words, "--version"], None, VERSION_TIMEOUT_S)
         except CompilerFailedError as error:
-            wanted = str(error)
-        else:
-            if not status:
-                return Compiler(words, version.strip(), tuple(_identify(word, path) for word in words))
-            wanted = f"{words[0]} --version: {_describe(status, version)}"
+            failure = error
+            continue
+        if status == 0:
+            return Compiler(words, version.strip(), tuple(_identify(word, path) for word in words))
+        wanted = f"{words[0]} --version: {_describe(status, version)}"
+        if status < 0:
+            failure = CompilerFailedError(wanted)
+    if failure is not None:
+        raise failure
     raise CompilerNotFoundError(f"CPU kernels need a C++ compiler: {wanted} (install g++ or set CXX)")
 
 

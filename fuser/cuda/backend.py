@@ -13,7 +13,7 @@ from fuser.codegen import Dialect, KernelSource
 from fuser.cuda.dialect import DIALECT
 from fuser.cuda.fused_kernel import CudaKernel
 from fuser.disk_cache import CacheKey, load_or_make
-from fuser.errors import CaptureError, CompilerNotFoundError, Diagnostic
+from fuser.errors import CaptureError, CompilerFailedError, CompilerNotFoundError, Diagnostic
 from fuser.fused_kernel import begin_compile, build_compile_error
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def compile_cubin(source: KernelSource, target: str) -> bytes:
     Raises:
         CompileError: the text does not compile.
         CompilerNotFoundError: cuda-python or NVRTC is missing.
+        CompilerFailedError: NVRTC made no kernel for another reason: it lacks memory, or knows no such architecture.
     """
     try:
         from cuda.core import Program  # noqa: PLC0415 - importing fuser must not import CUDA
@@ -75,8 +76,11 @@ def compile_cubin(source: KernelSource, target: str) -> bytes:
     except Exception as error:
         log = str(error)
         diagnostics = parse_nvrtc_log(log, source)
-        if not diagnostics and "NVRTC" not in log:
-            raise CompilerNotFoundError(f"CUDA kernels need NVRTC (pip install nvidia-cuda-nvrtc): {error}") from error
+        if not diagnostics and "NVRTC_ERROR_COMPILATION" not in log:
+            if "NVRTC" in log:
+                raise CompilerFailedError(f"NVRTC, {target}, made no kernel: {' '.join(log.split())}") from error
+            missing = f"CUDA kernels need NVRTC (pip install nvidia-cuda-nvrtc): {log or error!r}"
+            raise CompilerNotFoundError(missing) from error
         text = " ".join(option.decode() for option in options.as_bytes("nvrtc"))
         raise build_compile_error(source, f"NVRTC, {target}", diagnostics, text, log) from None
     assert isinstance(cubin, bytes)
