@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from fuser import counters
+from fuser import counters, file_lock
 from fuser.config import config
 from fuser.errors import CacheError, CacheWarning
 
@@ -41,7 +41,6 @@ HEAD = struct.Struct("<64sQ")
 # No kernel comes near it, and a sparse file must not fill the memory.
 LARGEST_BYTES = 1 << 28
 HOUR_S = 3600.0
-LONGEST_POLL_S = 0.02
 
 # What load_cache took from files, by CacheKey.wanted.
 _shipped: dict[str, bytes] = {}
@@ -65,6 +64,11 @@ class CacheKey:
     def build(cls, wanted: Sequence[str], maker: Sequence[str] | None) -> CacheKey:
         """Return the key for texts that say what is wanted and who makes it."""
         return cls(_digest(wanted), None if maker is None else _digest(maker)[:16])
+
+    @property
+    def number(self) -> int:
+        """Return which byte of the lock file stands for what is wanted."""
+        return int(self.wanted[:15], 16)
 
 
 def load_or_make(key: CacheKey, make: Callable[[], bytes], load: Callable[[bytes], K]) -> K:
@@ -389,13 +393,12 @@ def _turn(key: CacheKey) -> Iterator[None]:
         with suppress(OSError):
             lock = _open_lock(folder)
         if lock is not None:
-            _wait_for(lock, key)
+            file_lock.take(lock, key.number, config.lock_timeout)
         yield
     finally:
         _making.discard(me)
         if lock is not None:
-            # Closing is not enough if the process was forked meanwhile: then the child has it open too.
-            _set_lock(lock, key, is_held=False)
+            file_lock.release(lock, key.number)
             os.close(lock)
 
 
@@ -405,40 +408,6 @@ def _open_lock(folder: Path) -> int:
     with suppress(OSError):
         os.fchmod(lock, 0o600)
     return lock
-
-
-def _wait_for(lock: int, key: CacheKey) -> None:
-    """Take the lock; return without it after the time-out."""
-    deadline, pause_s = time.monotonic() + config.lock_timeout, 0.001
-    while not _set_lock(lock, key, is_held=True):
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            return
-        # What a signal handler raises here leaves: whoever waits can be interrupted.
-        time.sleep(min(pause_s, left_s))
-        pause_s = min(2 * pause_s, LONGEST_POLL_S)
-
-
-def _set_lock(lock: int, key: CacheKey, *, is_held: bool) -> bool:
-    """Lock or release one byte of the lock file, which stands for the key; return False if somebody else has it.
-
-    It belongs to the descriptor: threads exclude each other too, and no file stays behind for each key. A file system
-    without locks gives it to everybody.
-    """
-    import fcntl  # noqa: PLC0415 - POSIX only
-
-    if not hasattr(fcntl, "F_OFD_SETLK"):
-        return True
-    kind = fcntl.F_WRLCK if is_held else fcntl.F_UNLCK
-    # struct flock of 64-bit Linux: type, whence, start, length, process.
-    request = struct.pack("hhqqi0q", kind, os.SEEK_SET, int(key.wanted[:15], 16), 1, 0)
-    try:
-        fcntl.fcntl(lock, fcntl.F_OFD_SETLK, request)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def _warn(what: str, error: object, detail: str) -> None:

@@ -510,7 +510,7 @@ time.sleep(600)
 def holding(key: CacheKey, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Let another process hold the key's lock; it is stopped, so that it would not even notice being asked to end."""
     os.close(disk_cache._open_lock(folder))
-    command = [sys.executable, "-S", "-c", HOLDER, str(folder / "lock"), str(int(key.wanted[:15], 16))]
+    command = [sys.executable, "-S", "-c", HOLDER, str(folder / "lock"), str(key.number)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -528,17 +528,17 @@ def raise_timeout(*_: object) -> None:
 def test_a_holder_that_hangs_delays_by_the_timeout_and_one_that_dies_by_nothing(fresh: object, tmp_path: Path) -> None:
     key, other = new_key(), new_key()
     with holding(key, tmp_path / "cache" / "kernels") as holder:
-        with config.patch(lock_timeout=0.5):
+        with config.patch(lock_timeout=1.5):
             began = time.monotonic()
             assert make_entry(other) == b"payload"
-            assert time.monotonic() - began < 0.4, "nobody waits for another key"
+            assert time.monotonic() - began < 1.4, "nobody waits for another key"
             began = time.monotonic()
             assert make_entry(key) == b"payload"
-            assert 0.5 <= time.monotonic() - began < 5
+            assert 1.5 <= time.monotonic() - began < 20
             # It was kept all the same.
             began = time.monotonic()
             assert make_entry(key, b"made again") == b"payload"
-            assert time.monotonic() - began < 0.4
+            assert time.monotonic() - began < 1.4
         (tmp_path / "cache" / "kernels" / f"{key.wanted}-{key.maker}").unlink()
         # Whoever waits can be interrupted, by Ctrl-C as by an alarm.
         before = signal.signal(signal.SIGALRM, raise_timeout)
@@ -549,7 +549,7 @@ def test_a_holder_that_hangs_delays_by_the_timeout_and_one_that_dies_by_nothing(
         began = time.monotonic()
         threading.Timer(0.3, holder.kill).start()
         assert make_entry(key) == b"payload"
-        assert 0.3 <= time.monotonic() - began < 10
+        assert 0.3 <= time.monotonic() - began < 20
     assert sorted(path.name for path in (tmp_path / "cache" / "kernels").iterdir()) == sorted(
         ["lock", *(f"{each.wanted}-{each.maker}" for each in (key, other))]
     )
@@ -646,8 +646,8 @@ def test_a_compiler_that_hangs_is_ended_with_all_it_started(fresh: object, tmp_p
     script.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo 1 && exit\nsleep 600 &\necho $! > {started}\nwait\n')
     script.chmod(0o755)
     fn, x = new_functor(), torch.ones(3)
-    with config.patch(cxx=str(script), compile_timeout=0.5):
-        with pytest.raises(CompilerTimeoutError, match=r"took longer than 0.5 s \(FUSER_COMPILE_TIMEOUT\)"):
+    with config.patch(cxx=str(script), compile_timeout=1.5):
+        with pytest.raises(CompilerTimeoutError, match=r"took longer than 1.5 s \(FUSER_COMPILE_TIMEOUT\)"):
             fn.check(device="cpu")
         # A zombie is gone too: nobody is there to collect it.
         status = Path(f"/proc/{int(started.read_text())}/status")
