@@ -344,8 +344,10 @@ def test_a_full_disk_breaks_no_call(fresh: object, tmp_path: Path) -> None:
     if mounted.returncode:
         pytest.skip("no file systems are mounted here")
     try:
+        fuser.reset_stats()
         with config.patch(cache_dir=str(disk)), pytest.warns(CacheWarning, match="No space left on device"):
             assert new_functor()(torch.ones(3)).tolist() == [3.0 + next(_numbers) - 1] * 3
+        assert (fuser.stats()["launches"], fuser.stats()["fallbacks"]) == (1, {})
         assert [path.name for path in (disk / "kernels").iterdir()] == ["lock"]
     finally:
         subprocess.run(["umount", str(disk)], check=True)
@@ -361,7 +363,9 @@ def test_where_memory_cannot_be_executed_kernels_load_from_a_file(
     monkeypatch.setattr(os, "memfd_create", refuse)
     monkeypatch.setattr(disk_cache.tempfile, "tempdir", str(tmp_path))
     fn = new_functor()
+    fuser.reset_stats()
     assert fn(torch.zeros(1)).item() == int(fn.__name__.removeprefix("stored"))
+    assert (fuser.stats()["launches"], fuser.stats()["fallbacks"]) == (1, {})
     assert not list(tmp_path.glob(f"{disk_cache.SCRATCH}*"))
 
 

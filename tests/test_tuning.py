@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -270,8 +271,11 @@ def test_the_setting_searches_for_unknown_kernels_only(monkeypatch: pytest.Monke
     with config.patch(autotune=True, no_compile=False):
         with config.patch(no_compile=True):
             assert tuner.make_tuned(make, lambda: None) == args
-        with tuner._search_lock:
+        with ThreadPoolExecutor(1) as another:
+            lock = tuner._search_lock()
+            assert another.submit(lock.acquire).result()
             assert tuner.make_tuned(make, lambda: None) == args
+            another.submit(lock.release).result()
         assert searched == []
         for _ in range(2):
             assert tuner.make_tuned(make, lambda: None).tuning == Tuning(block=512)
