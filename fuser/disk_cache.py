@@ -411,6 +411,9 @@ def _open_lock(folder: Path) -> int:
 
 
 def _warn(what: str, error: object, detail: str) -> None:
+    if isinstance(error, TimeoutError) and error.errno is None:
+        # Not the file system's: a signal handler raised it.
+        raise error
     # Once for each kind of fault, however many files have it.
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
     counters.warn_once(f"{what}: {reason}", f"{what}: {reason}: {detail}", CacheWarning)
