@@ -15,7 +15,7 @@
 
 enum { MAX_ITEMS = 96, MAX_WORDS = 1024, MAX_ARGUMENT_WORDS = 512, MAX_TABLE = 1024, MAX_RANK = 255 };
 enum { DEVICE_CUDA = 2, VECTOR_BYTES = 16 };
-// A kernel on the host that takes longer than this runs without the GIL; its first replays are timed.
+// A kernel on the host runs without the GIL, unless its first replays took no longer than this, which data cannot change.
 enum { LONG_NS = 20000, TIMED_REPLAYS = 3 };
 
 // ---- DLPack
@@ -45,6 +45,8 @@ static PyObject *tensor_type, *parameter_type;
 static PyObject *function_modes, *dispatch_modes, *grad_enabled, *thread_count, *increment_version;
 // The namespace of torch.autograd.forward_ad, and the name in it that says how deep in dual levels we are.
 static PyObject *forward_ad, *level_name, *no_level;
+// The namespace of torch.autograd.profiler, the name in it that says whether anybody profiles, and what makes an event.
+static PyObject *profiler, *profiled_name, *make_event;
 // The CUDA driver's functions, once a CUDA kernel has been loaded.
 static int (*driver_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
                             void **, void **);
@@ -93,7 +95,9 @@ typedef struct {
   int *pointers;
   Number *numbers;
   uint64_t *arguments;
-  int is_parallel;
+  int is_parallel, is_steady;
+  // What a profiler calls it.
+  PyObject *name;
   // How many replays were timed, the shortest of them, and whether that was short enough to keep the GIL.
   int timed, is_quick;
   int64_t shortest_ns;
@@ -145,6 +149,7 @@ static void release(Record *record) {
     PyMem_Free(record->steps[i].pointers);
     PyMem_Free(record->steps[i].numbers);
     PyMem_Free(record->steps[i].arguments);
+    Py_XDECREF(record->steps[i].name);
   }
   PyMem_Free(record->allocations);
   PyMem_Free(record->steps);
@@ -466,15 +471,6 @@ static int64_t now_ns(void) {
   return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-// Time a launch, and find out whether the kernel is quick.
-static void launch_timed(Step *step, const uint64_t *arguments, HostKernel *function) {
-  const int64_t begin = now_ns();
-  function(arguments, 1);
-  const int64_t taken = now_ns() - begin;
-  if (!step->timed || taken < step->shortest_ns) step->shortest_ns = taken;
-  step->is_quick = ++step->timed == TIMED_REPLAYS && step->shortest_ns <= LONG_NS;
-}
-
 static int launch_cpu(Step *step, const uint64_t *arguments) {
   HostKernel *function = (HostKernel *)(uintptr_t)step->function;
   if (step->is_quick) return function(arguments, 1), 1;
@@ -486,13 +482,38 @@ static int launch_cpu(Step *step, const uint64_t *arguments) {
     Py_DECREF(count);
     if (threads < 1 && !PyErr_Occurred()) PyErr_Format(PyExc_RuntimeError, "torch has %d threads", threads);
     if (threads < 1) return 0;
-  } else if (step->timed < TIMED_REPLAYS) {
-    return launch_timed(step, arguments, function), 1;
   }
+  int64_t taken;
   Py_BEGIN_ALLOW_THREADS
+  const int64_t begin = now_ns();
   function(arguments, threads);
+  taken = now_ns() - begin;
   Py_END_ALLOW_THREADS
+  if (step->is_parallel || !step->is_steady || step->timed == TIMED_REPLAYS) return 1;
+  if (!step->timed || taken < step->shortest_ns) step->shortest_ns = taken;
+  step->is_quick = ++step->timed == TIMED_REPLAYS && step->shortest_ns <= LONG_NS;
   return 1;
+}
+
+static int is_profiled(void) {
+  PyObject *flag = PyDict_GetItemWithError(profiler, profiled_name);
+  return flag ? flag == Py_True : (PyErr_Clear(), 0);
+}
+
+static int launch_step(const Record *record, Step *step, uint64_t *arguments, void *stream) {
+  return record->is_cuda ? launch_cuda(step, arguments, stream) : launch_cpu(step, arguments);
+}
+
+// Launch inside an event that torch's profiler and NVTX see; without one if that cannot be made.
+static int launch_profiled(const Record *record, Step *step, uint64_t *arguments, void *stream) {
+  PyObject *event = PyObject_CallFunctionObjArgs(make_event, step->name, NULL);
+  PyObject *entered = event ? PyObject_CallMethod(event, "__enter__", NULL) : NULL;
+  if (!entered) PyErr_Clear();
+  Py_XDECREF(entered);
+  const int is_launched = launch_step(record, step, arguments, stream);
+  // It ends with its object.
+  Py_XDECREF(event);
+  return is_launched;
 }
 
 // out= tensors were written to: what autograd has saved of them is no longer what it was.
@@ -540,7 +561,7 @@ static PyObject *replay(const Record *record, Call *call, PyObject *out) {
       goto done;
     }
     collect_again(call);
-    if (!(record->is_cuda ? launch_cuda(step, arguments, stream) : launch_cpu(step, arguments))) goto done;
+    if (!(is_profiled() ? launch_profiled : launch_step)(record, step, arguments, stream)) goto done;
     ++launches;
   }
   if (out != Py_None) {
@@ -664,15 +685,16 @@ static int fits(const Step *step, const Call *call, int allocation_count, int is
 }
 
 static int read_step(Step *step, PyObject *tuple, const Call *call, int allocation_count, int is_cuda) {
-  PyObject *pointers, *arguments, *indices;
+  PyObject *pointers, *arguments, *indices, *name;
   const char *kinds;
   unsigned long long function;
   if (!is_tuple(tuple) ||
-      !PyArg_ParseTuple(tuple, "KIIIO!iO!O!sp", &function, &step->grid, &step->block, &step->shared_bytes,
+      !PyArg_ParseTuple(tuple, "KIIIO!iO!O!sppU", &function, &step->grid, &step->block, &step->shared_bytes,
                         &PyBytes_Type, &arguments, &step->first, &PyTuple_Type, &pointers, &PyTuple_Type, &indices,
-                        &kinds, &step->is_parallel))
+                        &kinds, &step->is_parallel, &step->is_steady, &name))
     return 0;
   step->function = function;
+  step->name = Py_NewRef(name);
   if (!(step->pointers = read_ints(pointers, &step->pointer_count))) return 0;
   int *numbers = read_ints(indices, &step->number_count);
   if (!numbers) return 0;
@@ -872,19 +894,20 @@ static PyType_Spec launcher_spec = {"fuser._launcher.Launcher", sizeof(Launcher)
                                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, launcher_slots};
 
 static PyObject *set_torch(PyObject *module, PyObject *arguments) {
-  PyObject *capsule, *found[8];
-  if (!PyArg_ParseTuple(arguments, "OO!O!OOOOOO!", &capsule, &PyType_Type, &found[0], &PyType_Type, &found[1],
-                        &found[2], &found[3], &found[4], &found[5], &found[6], &PyDict_Type, &found[7]))
+  PyObject *capsule, *found[10];
+  if (!PyArg_ParseTuple(arguments, "OO!O!OOOOOOO!O!", &capsule, &PyType_Type, &found[0], &PyType_Type, &found[1],
+                        &found[2], &found[3], &found[4], &found[5], &found[6], &found[7], &PyDict_Type, &found[8],
+                        &PyDict_Type, &found[9]))
     return NULL;
-  for (int i = 2; i < 7; ++i)
+  for (int i = 2; i < 8; ++i)
     if (!PyCallable_Check(found[i])) return PyErr_SetString(PyExc_TypeError, "torch's functions are callable"), NULL;
   const ExchangeApi *table = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
   if (!table) return NULL;
   if (table->version.major != 1)
     return PyErr_Format(PyExc_ImportError, "DLPack %u is not version 1", table->version.major), NULL;
   PyObject **places[] = {&tensor_type, &parameter_type, &function_modes, &dispatch_modes, &grad_enabled,
-                         &thread_count, &increment_version, &forward_ad};
-  for (int i = 0; i < 8; ++i) {
+                         &thread_count, &increment_version, &make_event, &forward_ad, &profiler};
+  for (int i = 0; i < 10; ++i) {
     PyObject *before = *places[i];
     *places[i] = Py_NewRef(found[i]);
     Py_XDECREF(before);
@@ -940,8 +963,9 @@ PyMODINIT_FUNC PyInit__launcher(void) {
   out_name = PyUnicode_InternFromString("out");
   anew_name = PyUnicode_InternFromString("call_anew");
   level_name = PyUnicode_InternFromString("_current_level");
+  profiled_name = PyUnicode_InternFromString("_is_profiler_enabled");
   no_level = PyLong_FromLong(-1);
-  if (!out_name || !anew_name || !level_name || !no_level) return NULL;
+  if (!out_name || !anew_name || !level_name || !profiled_name || !no_level) return NULL;
   PyObject *module = PyModule_Create(&module_definition);
   PyObject *type = module ? PyType_FromSpec(&launcher_spec) : NULL;
   if (!type || PyModule_AddObjectRef(module, "Launcher", type)) {

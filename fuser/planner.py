@@ -6,18 +6,29 @@ group, cut it into what one launch takes, compile each part, and find each value
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import profiler
 
 from fuser.arg_spec import DescribedValue, build_arg_spec
 from fuser.compiler import compile_kernel, register
-from fuser.errors import ArgumentError, CompileError, CompilerNotFoundError, FallbackError, UnsupportedError
+from fuser.errors import (
+    ArgumentError,
+    CompileError,
+    CompilerFailedError,
+    CompilerNotFoundError,
+    FallbackError,
+    UnsupportedError,
+)
 from fuser.fallback import Fallback
 from fuser.fused_kernel import ArgumentPacker, FusedKernel
 from fuser.geometry import Launch
+from fuser.graph import FusionGroup
 from fuser.kernel_spec import ArgSpec, InputSpec, KernelSpec, ValueLayout, infer_layouts, infer_typing
 from fuser.layout import IterationSpace, Shape, Strides
 from fuser.sections import cut_group, group_outputs
@@ -33,7 +44,12 @@ from fuser.tuning.table import tuned
 
 __all__ = ["Buffer", "Plan", "Step", "can_fuse", "make_plan", "plan_texts", "set_can_fuse"]
 
+# A compiler that is missing is looked for again after this time.
+SEARCH_S = 1.0
+
 _can_fuse = {"cpu": True, "cuda": True}
+# How many functors the name of a launch has.
+MAX_NAMES = 8
 
 
 class Buffer(NamedTuple):
@@ -52,13 +68,23 @@ class Step:
     kernel: FusedKernel
     launch: Launch
     packer: ArgumentPacker
-    # Launches with packed arguments.
+    # Launches with packed arguments; ``start`` does so in sight of profilers.
     run: Callable[[bytes], None]
     # In the order of the kernel's operands: what is written, as indices into the call's outputs and, after them, its
     # temporaries; what is read, into its inputs and, after them, all that can be written; inputs passed by value.
     outputs: tuple[int, ...]
     inputs: tuple[int, ...]
     numbers: tuple[int, ...]
+    # What profilers call it.
+    name: str
+
+    def start(self, arguments: bytes) -> None:
+        """Launch with packed arguments, as an event of torch's profiler (a range of NVTX) where that is on."""
+        if profiler._is_profiler_enabled:
+            with torch._C._profiler._RecordFunctionFast(self.name):
+                self.run(arguments)
+        else:
+            self.run(arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +100,8 @@ class Plan:
     fallback_reason: str = ""
     # The one application that this is about: the rest of the group may be fused around it. -1: all of it is.
     obstacle: int = -1
+    # When to look again whether that still holds, in seconds of time.monotonic().
+    until: float = math.inf
     # Whether another torch.get_default_dtype() would make another plan.
     follows_default_dtype: bool = False
     # Of the settings it was made under.
@@ -176,7 +204,11 @@ def _plan_fallback(spec: KernelSpec, device: torch.device, error: UnsupportedErr
         raise FallbackError(
             f"cannot fuse: {error}; and {name!r} has no eager version to fall back to: {obstacle}"
         ) from error
-    return Plan(device, (), (), fallback_reason=reason)
+    if isinstance(error, CompilerFailedError):
+        return Plan(device, (), (), fallback_reason=reason, until=0.0)
+    # A compiler may be installed meanwhile, and to look for it takes longer than most calls.
+    until = time.monotonic() + SEARCH_S if isinstance(error, CompilerNotFoundError) else math.inf
+    return Plan(device, (), (), fallback_reason=reason, until=until)
 
 
 # --- describe --------------------------------------------------------------------------------------------------------
@@ -279,4 +311,12 @@ def _compile(part: _Part, device: torch.device, homes: Mapping[int, int], input_
         outputs=tuple(homes[value] if target < 0 else target for value, target in written),
         inputs=tuple(read[operand.index] for operand in kernel.source.operands if not operand.is_output),
         numbers=tuple(read[index] for index, _ in kernel.source.numbers),
+        name=_event_name(part.spec.group),
     )
+
+
+def _event_name(group: FusionGroup) -> str:
+    # Such as fuser::axpy+relu.
+    names = [item.function.name for item in group.applications]
+    rest = [f"{len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else []
+    return "fuser::" + "+".join(names[:MAX_NAMES] + rest)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -76,9 +78,22 @@ def pull_back_operator(
 ) -> list[torch.Tensor]:
     """Run on real tensors (dispatch keys CPU and CUDA)."""
     function = eager_function(registered(group), merge_inputs(kinds, tensors, ints, floats), slots)
-    found = pull_back(function, wanted, len(tensors), *tensors, *gradients)
+    # Below a dispatch mode or a tensor subclass torch.func's transforms are switched off, and no derivative is made.
+    with torch._C._ForceDispatchKeyGuard(*_outermost_keys()):
+        found = pull_back(function, wanted, len(tensors), *tensors, *gradients)
     # An operator's results are its own memory, and dense as its fake ones.
     return [item.clone(memory_format=torch.contiguous_format) for item in found]
+
+
+@cache
+def _outermost_keys() -> tuple[Any, Any]:
+    # Which dispatch keys a thread includes and excludes that is in no operator.
+    found: list[Any] = []
+    get_keys = (torch._C._dispatch_tls_local_include_set, torch._C._dispatch_tls_local_exclude_set)
+    thread = threading.Thread(target=lambda: found.extend(get() for get in get_keys))
+    thread.start()
+    thread.join()
+    return found[0], found[1]
 
 
 def fake_pull_back(

@@ -153,6 +153,21 @@ def parse_functor(source: str, scalars: tuple[str, ...] = (), num_outputs: int =
     Raises:
         FunctorError: no entry can be read, a scalar names no parameter, or the outputs do not match.
     """
+    try:
+        source.encode()
+    except UnicodeEncodeError as error:
+        before = source[: error.start]
+        place = before.count("\n") + 1, error.start - (before.rfind("\n") + 1) + 1
+        raise FunctorError(
+            f"line {place[0]}, column {place[1]}: half of a surrogate pair is no character", *place
+        ) from None
+    try:
+        return _parse_functor(source, scalars, num_outputs)
+    except RecursionError:
+        raise FunctorError("the text, or the calling program, is nested too deeply for it to be read") from None
+
+
+def _parse_functor(source: str, scalars: tuple[str, ...], num_outputs: int) -> Functor:
     reading = read_text(source)
     root = reading.tree.root_node
     problems = sorted([*reading.preprocessed.problems, *_find_syntax_errors(reading, root)])
