@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from fuser import counters
-from fuser.errors import CompileError, CompilerFailedError, FuserError, GroupError, NoCompileError, UnsupportedError
+from fuser.errors import CompileError, CompilerFailedError, FuserError, NoCompileError, UnsupportedError
 from fuser.fused_kernel import FusedKernel
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import KernelSpec, build_kernel_spec
@@ -159,21 +159,11 @@ class SpecCache:
         spec = build_kernel_spec(group)
         return self._specs.setdefault(spec.key, (spec, KernelStore()))[0]
 
-    def get(self, key: int) -> KernelSpec:
-        """Return the spec of a key; raises GroupError for one that was never registered."""
-        return self._entry(key)[0]
-
     def store(self, spec: KernelSpec) -> KernelStore:
         """Return the kernels of a registered spec."""
-        return self._entry(spec.key)[1]
+        return self._specs[spec.key][1]
 
     def clear_failures(self) -> None:
         """Forget the errors that are remembered for any spec."""
         for _, store in list(self._specs.values()):
             store.clear_failures()
-
-    def _entry(self, key: int) -> tuple[KernelSpec, KernelStore]:
-        entry = self._specs.get(key)
-        if entry is None:
-            raise GroupError(f"no fusion group is registered under key {key}")
-        return entry

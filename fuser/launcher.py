@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch._C._dynamo import eval_frame, guards
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler
 
 from fuser import counters
 from fuser.access import VECTOR_BYTES
@@ -53,7 +53,9 @@ try:
         torch.is_grad_enabled,
         openmp_threads,
         torch._C._increment_version,
+        torch._C._profiler._RecordFunctionFast,
         vars(forward_ad),
+        vars(profiler),
     )
 except (ImportError, AttributeError):
     # Not built, or a torch with another exchange API.
@@ -220,7 +222,7 @@ def _pack_step(step: Step, input_count: int) -> tuple[Any, ...]:
         The function's address; grid; block; bytes of shared memory; the arguments with addresses and numbers missing;
         the word where the addresses begin; the operands as slots among (inputs, out tensors or allocations); the
         inputs that are numbers; a letter for each number's type; whether to use torch's threads; whether its time does
-        not depend on data.
+        not depend on data; its name.
     """
     launch, packer = step.launch, step.packer
     pointers = (*(input_count + slot for slot in step.outputs), *step.inputs)
@@ -236,6 +238,7 @@ def _pack_step(step: Step, input_count: int) -> tuple[Any, ...]:
         packer.number_codes,
         launch.is_parallel,
         all(map(_is_steady, step.kernel.source.functors)),
+        step.name,
     )
 
 
@@ -349,7 +352,7 @@ def _make_replay(recorded: Recorded, inputs: tuple[Any, ...]) -> Replay:
     launches = [
         (
             step.packer.pack,
-            step.run,
+            step.start,
             [order[slot] for slot in (*(len(inputs) + slot for slot in step.outputs), *step.inputs)],
             step.numbers,
         )
