@@ -19,7 +19,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 # Tiers draw the same examples in every run, the third more of them; "fuzz" draws new ones for as long as somebody lets
 # it. A test that takes more or fewer than others multiplies ``settings().max_examples``.
-for _tier, _count in ((1, 25), (2, 25), (3, 100)):
+for _tier, _count in ((1, 16), (2, 16), (3, 100)):
     hypothesis.settings.register_profile(
         f"tier {_tier}",
         derandomize=True,

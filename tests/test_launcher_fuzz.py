@@ -67,7 +67,7 @@ needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="the sanitize
 @needs_gcc
 @pytest.mark.cpu
 def test_odd_calls(tmp_path: Path) -> None:
-    compare(0, 3_000, tmp_path)
+    compare(0, 2_000, tmp_path)
 
 
 @needs_gcc

@@ -118,4 +118,14 @@ def one_of_each(pairs: Iterable[tuple[Any, Any]], quick: int = 1) -> list[Any]:
     return found
 
 
+def one_in(count: int, items: Iterable[Any], salt: str) -> list[Any]:
+    """Return parameters of which about one in ``count`` runs in tier 2, others are ``slow``.
+
+    Which ones depends on ``salt`` too, the test's name: what one test leaves to tier 3, another one has.
+    """
+    return [
+        pytest.param(item, id=str(item), marks=[] if choose(f"{salt} {item}", count) == 0 else [SLOW]) for item in items
+    ]
+
+
 SLOW = pytest.mark.slow
