@@ -10,7 +10,7 @@ from typing import Any
 
 from fuser.errors import FallbackWarning
 
-__all__ = ["count", "count_fallback", "reset_stats", "stats"]
+__all__ = ["count", "count_fallback", "depth_of_caller", "reset_stats", "stats"]
 
 _lock = threading.Lock()
 _counts = {"launches": 0, "compiles": 0, "cache_hits": 0}
@@ -64,12 +64,12 @@ def count_fallback(reason: str) -> None:
             f"runs in eager torch, without a kernel: {reason} (said once; silence it with "
             "warnings.filterwarnings('ignore', category=fuser.errors.FallbackWarning))",
             FallbackWarning,
-            stacklevel=_depth_of_caller(),
+            stacklevel=depth_of_caller(),
         )
 
 
-def _depth_of_caller() -> int:
-    # The frame outside of fuser, as warnings.warn counts from the one that calls it.
+def depth_of_caller() -> int:
+    """Return the ``stacklevel`` of the frame outside of fuser, for a warning of the function that asks."""
     depth, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "fuser":
         depth, frame = depth + 1, frame.f_back

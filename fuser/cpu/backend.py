@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -21,7 +22,7 @@ from fuser.cpu.dialect import DIALECT
 from fuser.cpu.fused_kernel import CpuKernel
 from fuser.disk_cache import cache_directory
 from fuser.errors import CompilerNotFoundError, Diagnostic
-from fuser.fused_kernel import begin_compile, build_compile_error
+from fuser.fused_kernel import begin_compile, build_compile_error, warn_of_texts
 
 __all__ = ["Compiler", "CpuBackend", "find_compiler"]
 
@@ -30,6 +31,13 @@ CANDIDATES = ("g++", "c++", "clang++")
 # unrolled loops, and loops that data may end early.
 LARGE_TEXT = 24_000
 MANY_CONDITIONS = 32
+# Warnings of undefined behaviour; gcc has some of them on without being asked.
+WARNINGS = (
+    "-Wuninitialized", "-Wmaybe-uninitialized", "-Wreturn-type", "-Wreturn-local-addr", "-Wshift-count-overflow",
+    "-Wshift-count-negative", "-Wdiv-by-zero", "-Warray-bounds", "-Woverflow", "-Wsequence-point",
+    "-Waggressive-loop-optimizations",
+)  # fmt: skip
+_MESSAGE = re.compile(r"(.*):(\d+):(\d+): (error|warning): (.*?)(?: \[(-W[\w-]+)=?\])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +113,12 @@ def _find_compiler(command: str | None, path: str) -> Compiler | None:
 def compiler_flags(compiler: Compiler, numerics: str) -> tuple[str, ...]:
     """Return the flags of a kernel. No -ffast-math: values are IEEE; strict numerics contract nothing."""
     contract = "off" if numerics == "strict" else "fast"
-    flags = ["-O2", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-w"]
+    flags = ["-O2", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math"]
     # Not -frounding-math, with which g++ 12 fills static tables of floats with garbage.
     flags.append(f"-ffp-contract={contract}")
     if compiler.is_clang:
-        return (*flags, "-march=native")
+        return (*flags, "-w", "-march=native")
+    flags += WARNINGS
     # A loop for each side of a branch on a number of the call: gcc 12 vectorises few loops that have the branch inside.
     flags += ["-ftree-vectorize", "-fvect-cost-model=dynamic", "-funswitch-loops", "-march=native", "-fopenmp"]
     if platform.machine() in {"x86_64", "AMD64"}:
@@ -129,13 +138,12 @@ def host_identity() -> str:
 
 
 def parse_gcc_log(log: str) -> list[Diagnostic]:
-    """Return the errors of a gcc or clang log: ``label:line:column: error: message``."""
+    """Return the errors of a gcc or clang log, and those warnings: ``label:line:column: error: message``."""
     found = []
     for line in log.splitlines():
-        place, colon, message = line.partition(": error: ")
-        label, line_number, column = ([*place.rsplit(":", 2), "", ""])[:3]
-        if colon and line_number.isdigit() and column.isdigit():
-            found.append(Diagnostic(label, int(line_number), int(column), "error", message))
+        match = _MESSAGE.fullmatch(line)
+        if match is not None and (match[4] == "error" or match[6] in WARNINGS):
+            found.append(Diagnostic(match[1], int(match[2]), int(match[3]), match[4], match[5]))
     return found
 
 
@@ -173,11 +181,12 @@ def _build(compiler: Compiler, flags: tuple[str, ...], source: KernelSource, tar
     few = [] if compiler.is_clang else ["-lgcc", "-lc", "-nodefaultlibs", "-Wl,--no-undefined"]
     result = _run([*command, *few])
     # GNU ld says reference, others say symbol.
-    if few and "undefined" in result.stderr:
+    if few and result.returncode and "undefined" in result.stderr:
         result = _run(command)
     if result.returncode:
         diagnostics = parse_gcc_log(result.stderr)
         raise build_compile_error(source, compiler.command[0], diagnostics, " ".join(flags), result.stderr)
+    warn_of_texts(source, parse_gcc_log(result.stderr))
     return target
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -13,12 +15,17 @@ from fuser.cuda.dialect import DIALECT
 from fuser.cuda.fused_kernel import CudaKernel
 from fuser.disk_cache import cache_directory
 from fuser.errors import CaptureError, CompilerNotFoundError, Diagnostic, FuserError
-from fuser.fused_kernel import begin_compile, build_compile_error
+from fuser.fused_kernel import begin_compile, build_compile_error, warn_of_texts
 
 if TYPE_CHECKING:
     from cuda.core import ObjectCode, ProgramOptions
 
 __all__ = ["CudaBackend", "compile_cubin"]
+
+_NVRTC_MESSAGE = re.compile(r"(.*)\((\d+)\): (?:catastrophic )?(?:error|(warning)) ?#?(\d*)-?D?: (.*)")
+# Warnings of undefined behaviour: results and shifts out of range, division of integers by zero, an index beyond an
+# array, a variable read before it has a value, a reference to a local variable, a path without return.
+WARNINGS = frozenset("39 61 62 63 175 549 836 940".split())
 
 
 class CudaBackend:
@@ -80,7 +87,8 @@ def compile_cubin(source: KernelSource, target: str, *, use_cache: bool = True, 
                 counters.count("cache_hits")
                 return ObjectCode.from_cubin(found)
         begin_compile(source)
-        code = Program(source.text, "c++", options).compile("cubin")
+        said = io.StringIO()
+        code = Program(source.text, "c++", options).compile("cubin", logs=said)
         if directory is not None:
             # The disk may be full: the kernel is there all the same.
             with suppress(OSError):
@@ -96,29 +104,30 @@ def compile_cubin(source: KernelSource, target: str, *, use_cache: bool = True, 
             raise CompilerNotFoundError(f"CUDA kernels need NVRTC (pip install nvidia-cuda-nvrtc): {error}") from error
         text = " ".join(option.decode() for option in options.as_bytes("nvrtc"))
         raise build_compile_error(source, f"NVRTC, {target}", diagnostics, text, log) from None
+    warn_of_texts(source, parse_nvrtc_log(said.getvalue(), source))
     return code
 
 
 def parse_nvrtc_log(log: str, source: KernelSource) -> list[Diagnostic]:
-    """Return the errors of an NVRTC log, with the columns its carets point to.
+    """Return the errors of an NVRTC log, and its warnings of the user's mistakes, with the columns its carets point to.
 
     NVRTC writes ``label(line): error: message``, then the line itself, indented, and a caret below it.
     """
-    lines = log.splitlines()
-    texts = {label: functor.text.splitlines() for label, functor in source.functor_labels.items()}
+    lines = log.split("\n")
+    texts = {label: functor.text.split("\n") for label, functor in source.functor_labels.items()}
     found = []
     for index, line in enumerate(lines):
-        head, colon, message = line.partition("): error: ")
-        label, paren, number = head.rpartition("(")
-        if not (colon and paren and number.isdigit()):
+        match = _NVRTC_MESSAGE.fullmatch(line)
+        if match is None or (match[3] and match[4] not in WARNINGS):
             continue
-        column = 1
-        own = texts.get(label, [])
-        if index + 2 < len(lines) and "^" in lines[index + 2] and int(number) <= len(own):
-            shown, code = lines[index + 1], own[int(number) - 1].strip()
-            indent = len(own[int(number) - 1]) - len(own[int(number) - 1].lstrip())
-            column = lines[index + 2].index("^") - shown.find(code) + indent + 1
-        found.append(Diagnostic(label, int(number), column, "error", message))
+        label, number, column, own = match[1], int(match[2]), 1, texts.get(match[1], [])
+        # The line is followed by its caret; types of arguments may stand between the message and the line.
+        caret = next((at for at in range(index + 1, len(lines)) if not lines[at].strip(" ^")), len(lines))
+        if caret < len(lines) and "^" in lines[caret] and number <= len(own):
+            shown, code = lines[caret - 1], own[number - 1].strip()
+            indent = len(own[number - 1]) - len(own[number - 1].lstrip())
+            column = lines[caret].index("^") - shown.find(code) + indent + 1
+        found.append(Diagnostic(label, number, column, "warning" if match[3] else "error", match[5]))
     return found
 
 
