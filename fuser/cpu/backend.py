@@ -142,7 +142,9 @@ def parse_gcc_log(log: str) -> list[Diagnostic]:
     found = []
     for line in log.splitlines():
         match = _MESSAGE.fullmatch(line)
-        if match is not None and (match[4] == "error" or match[6] in WARNINGS):
+        # -Woverflow is also about conversions, which wrap.
+        is_undefined = match is not None and match[6] in WARNINGS and " in conversion " not in match[5]
+        if match is not None and (match[4] == "error" or is_undefined):
             found.append(Diagnostic(match[1], int(match[2]), int(match[3]), match[4], match[5]))
     return found
 

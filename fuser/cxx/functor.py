@@ -351,13 +351,20 @@ def _without_unused_type(reading: Reading, definition: tree_sitter.Node) -> Mapp
     assert kind is not None, "the entry was read"
     assert body is not None, "the entry was read"
     returns = find(body, "return_statement", skip="lambda_expression")
-    if text_of(kind) == "void" or any(node.named_child_count for node in returns):
+    if text_of(kind) == "void":
         return verbatim
-    start, end = expanded.character(kind.start_byte), expanded.character(kind.end_byte)
+    if not any(node.named_child_count for node in returns):
+        node, words = kind, "void"
+    elif kind.type == "placeholder_type_specifier":
+        return verbatim
+    else:
+        # Some paths return a value, which nobody uses, and others need not.
+        node, words = body.children[-1], "return {}; }"
+    start, end = expanded.character(node.start_byte), expanded.character(node.end_byte)
     if expanded.is_verbatim(start) and expanded.is_verbatim(end - 1):
-        return verbatim.replace(expanded.origin(start), expanded.origin(end - 1) + 1, "void")
+        return verbatim.replace(expanded.origin(start), expanded.origin(end - 1) + 1, words)
     # A macro writes the type, and maybe more: the text is compiled as it is expanded.
-    return expanded.replace(start, end, "void")
+    return expanded.replace(start, end, words)
 
 
 def _find_leaks(reading: Reading, parent: tree_sitter.Node) -> Iterator[Problem]:
