@@ -239,11 +239,14 @@ def shows_users_frames(function: Callable[P, R]) -> Callable[P, R]:
     return public
 
 
-def _users_part(traceback: TracebackType | None) -> TracebackType | None:
+def _users_part(traceback: TracebackType | None, *, is_inside: bool = False) -> TracebackType | None:
+    # Without fuser's frames, and those of torch that they called.
     if traceback is None:
         return None
-    rest = _users_part(traceback.tb_next)
-    if traceback.tb_frame.f_globals.get("__name__", "").partition(".")[0] == "fuser":
+    package = str(traceback.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+    is_inside = package == "fuser" or (is_inside and package == "torch")
+    rest = _users_part(traceback.tb_next, is_inside=is_inside)
+    if is_inside:
         return rest
     return TracebackType(rest, traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno)
 

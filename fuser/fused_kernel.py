@@ -13,8 +13,8 @@ from fuser import counters
 from fuser.codegen import Dialect, KernelSource
 from fuser.config import config
 from fuser.counters import depth_of_caller
-from fuser.dtypes import MAX_EXACT_INTEGER
 from fuser.cxx.functor import Functor
+from fuser.dtypes import MAX_EXACT_INTEGER
 from fuser.errors import CompileError, Diagnostic, FunctorWarning, NoCompileError, point_at, suggest
 from fuser.geometry import Launch, pack_geometry
 from fuser.layout import IterationSpace
@@ -161,7 +161,9 @@ def _show(functor: Functor, item: Diagnostic) -> str:
 
 def _place_all(source: KernelSource, diagnostics: Sequence[Diagnostic]) -> list[tuple[Functor, Diagnostic]]:
     labels = source.functor_labels
-    return [(labels[item.functor], _place(labels[item.functor], item)) for item in diagnostics if item.functor in labels]
+    return [
+        (labels[item.functor], _place(labels[item.functor], item)) for item in diagnostics if item.functor in labels
+    ]
 
 
 def _place(functor: Functor, item: Diagnostic) -> Diagnostic:
@@ -171,9 +173,12 @@ def _place(functor: Functor, item: Diagnostic) -> Diagnostic:
     named = _NAMED.search(message)
     if named is not None:
         shown = functor.source.split("\n")[line - 1]
-        ends = {match.end() + 1: match.start() + 1 for match in re.finditer(rf"\b{named[1]}\b\s*(?:<[^<>()]*>)?\s*", shown)}
-        # gcc points behind the name of a function that is called.
-        column = ends.get(column, column)
+        ends = {
+            match.end() + 1: match.start() + 1 for match in re.finditer(rf"\b{named[1]}\b\s*(?:<[^<>()]*>)?\s*", shown)
+        }
+        # gcc points behind the name of a function that is called, and into expressions with a variable without value.
+        before = [start for start in ends.values() if start <= column and "uninitialized" in message]
+        column = max(before, default=ends.get(column, column))
     unknown = _UNKNOWN.search(message)
     if unknown is not None and "did you mean" not in message:
         name = next(filter(None, unknown.groups()))

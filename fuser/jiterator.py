@@ -195,10 +195,9 @@ class JitFunction(Replayer):
         wanted, functor = len(self.function.functor.tensors), self.function.functor
         unnamed = [name for name in self.scalar_names if name not in scalars]
         if len(tensors) > wanted and unnamed and not isinstance(tensors[wanted], torch.Tensor):
-            raise ArgumentError(
-                f"{functor.signature()} takes {wanted} tensor{'s' if wanted != 1 else ''}, got {len(tensors)} arguments; "
-                f"scalars are given by name: {unnamed[0]}={tensors[wanted]!r}"
-            )
+            takes = f"takes {wanted} tensor{'s' if wanted != 1 else ''}, got {len(tensors)} arguments"
+            hint = f"scalars are given by name: {unnamed[0]}={tensors[wanted]!r}"
+            raise ArgumentError(f"{functor.signature()} {takes}; {hint}")
 
     def bind_scalars(self, scalars: Mapping[str, Any]) -> dict[str, Any]:
         """Return the value of every scalar in the order of the declaration, defaults filled in.

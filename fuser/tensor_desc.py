@@ -80,14 +80,12 @@ def describe(item: Any, meta_device: torch.device | None = None, *, reads_addres
 
 def check_inputs(group: FusionGroup, inputs: Sequence[Any]) -> None:
     """Raise ArgumentError, with the functor and its parameter, for an input that is neither a tensor nor a number."""
+    kinds = (torch.Tensor, bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
     for index, item in enumerate(inputs):
-        if not isinstance(item, torch.Tensor | bool | int | float | complex | torch.SymInt | torch.SymFloat):
-            try:
-                describe(item)
-            except ArgumentError:
-                hint = "; torch.as_tensor makes a tensor of it" if hasattr(item, "__len__") and not isinstance(item, str) else ""
-                message = f"{name_input(group, index)} must be a tensor or a Python number, got {describe_type(item)}"
-                raise ArgumentError(message + hint) from None
+        if not isinstance(item, kinds):
+            message = f"{name_input(group, index)} must be a tensor or a Python number, got {describe_type(item)}"
+            is_many = hasattr(item, "__len__") and not isinstance(item, str)
+            raise ArgumentError(f"{message}; torch.as_tensor makes a tensor of it" if is_many else message)
 
 
 def name_input(group: FusionGroup, index: int) -> str:

@@ -143,7 +143,7 @@ def parse_gcc_log(log: str) -> list[Diagnostic]:
     for line in log.splitlines():
         match = _MESSAGE.fullmatch(line)
         # -Woverflow is also about conversions, which wrap.
-        is_undefined = match is not None and match[6] in WARNINGS and " in conversion " not in match[5]
+        is_undefined = match is not None and match[6] in WARNINGS and "conversion" not in match[5]
         if match is not None and (match[4] == "error" or is_undefined):
             found.append(Diagnostic(match[1], int(match[2]), int(match[3]), match[4], match[5]))
     return found

@@ -302,7 +302,10 @@ def _join(lines: list[str]) -> str:
 # As NVRTC defines them.
 _OWN_MACROS = "\n".join(
     [
-        *(f"#define __{name}__ __attribute__(({name}))" for name in "device host global constant shared managed".split()),
+        *(
+            f"#define __{name}__ __attribute__(({name}))"
+            for name in "device host global constant shared managed".split()
+        ),
         "#define __noinline__ __attribute__((noinline))",
         "#define __forceinline__ __inline__ __attribute__((always_inline))",
         "#define __launch_bounds__(...) __attribute__((launch_bounds(__VA_ARGS__)))",

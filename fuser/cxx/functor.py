@@ -355,7 +355,7 @@ def _without_unused_type(reading: Reading, definition: tree_sitter.Node) -> Mapp
         return verbatim
     if not any(node.named_child_count for node in returns):
         node, words = kind, "void"
-    elif kind.type == "placeholder_type_specifier":
+    elif kind.type == "placeholder_type_specifier" or body.named_children[-1].type == "return_statement":
         return verbatim
     else:
         # Some paths return a value, which nobody uses, and others need not.

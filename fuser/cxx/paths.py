@@ -187,9 +187,7 @@ class _Paths:
     def decides(self, condition: Condition) -> bool:
         return not self.variables.isdisjoint(_mentioned(condition))
 
-    def loop(
-        self, body: Statement, head: object, missing: frozenset[str], condition: Expression | None
-    ) -> Missing:
+    def loop(self, body: Statement, head: object, missing: frozenset[str], condition: Expression | None) -> Missing:
         # What a round writes, an earlier one may have written.
         self.touched |= _written((head, body))
         missing -= _mentioned(head)
@@ -248,7 +246,7 @@ def _reads(item: object) -> Iterator[Name]:
     for part in _walk(item):
         match part:
             case Binary(_, operator, left, right) if operator != ",":
-                operands = [left, right]
+                operands: list[Expression | None] = [left, right]
             case Unary(_, operator, operand) if operator != "&":
                 operands = [operand]
             case Increment(_, _, operand, _) | Condition(_, _, operand, _):

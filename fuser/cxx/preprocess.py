@@ -265,7 +265,7 @@ class _Preprocessor:
 
     def pragma(self, text: str, place: Place) -> None:
         # Compilers expand macros in some.
-        text = "".join(item.text for item in self.expand(_made_of(text, 0), frozenset())).strip()
+        text = " ".join("".join(item.text for item in self.expand(_made_of(text, 0), frozenset())).split())
         if text and not _HARMLESS.match(text):
             self.problems.append(Problem(place, f"#pragma {text} would reach the rest of the kernel"))
 
