@@ -14,6 +14,7 @@ from functools import cached_property
 import torch
 
 from fuser.access import DEFAULT_TUNING, SINGLE, Access, Tuning
+from fuser.cxx.division import guard_divisions
 from fuser.cxx.functor import Functor, Role
 from fuser.dtypes import DTypeInfo, cpp_scalar_type, dtype_info
 from fuser.graph import Application, FusionGroup, Isolation, describe_application
@@ -101,6 +102,8 @@ class Dialect:
     # Whether the compiler contracts multiply-adds behind the back of fuser_isolate, so that values which cross from one
     # functor to the next are combined with a zero that it cannot see (fuser_cross).
     crosses_with_zero: bool = False
+    # Whether an integer divided by zero ends the process.
+    traps_on_division: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +157,10 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
     """
     typing = infer_typing(group, args.inputs, args.default_dtype)
     functors = tuple(dict.fromkeys(item.function.functor for item in group.applications))
+    if dialect.traps_on_division:
+        # None of torch's ops divides integers.
+        own = {item.function.functor for item in group.applications if item.function.op is None}
+        functors = tuple(guard_divisions(functor) if functor in own else functor for functor in functors)
     numbers = tuple((index, item.number) for index, item in enumerate(args.inputs) if item and item.number)
     operands = _list_operands(group, args, typing)
     variables = [f"v{index}" for index in group.used_inputs()]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
-from torch._C._dynamo import guards
+from torch._C._dynamo import eval_frame, guards
 from torch.autograd import forward_ad
 
 from fuser import counters
@@ -377,7 +377,12 @@ def called_in_c(callable_class: C) -> C:
     Dynamo traces the ``__call__`` it finds in the class, and the interpreter calls the class's slot, which is made from
     it. Here the slot stays the one of the base, which goes to ``call_anew`` for what it does not know; ``__call__`` is
     what Dynamo sees, and does the same.
+
+    Where a graph breaks at a call, the call is made as it stands, and Dynamo would trace each function in it.
     """
+    skip = eval_frame._FrameAction.SKIP
+    strategy = eval_frame._FrameExecStrategy(skip, skip)
+    eval_frame.set_code_exec_strategy(callable_class.__dict__["call_anew"].__code__, strategy)
     if _c is not None:
         function = callable_class.__dict__["__call__"]
         del callable_class.__call__

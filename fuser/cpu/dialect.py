@@ -191,4 +191,4 @@ def _indent(lines: list[str]) -> list[str]:
     return [line if line.startswith("#") else f"  {line}" for line in lines]
 
 
-DIALECT = Dialect("cpu", emit_prelude, emit_loop)
+DIALECT = Dialect("cpu", emit_prelude, emit_loop, traps_on_division=True)

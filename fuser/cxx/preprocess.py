@@ -15,7 +15,7 @@ from itertools import accumulate
 
 from fuser.cxx.nodes import Place
 
-__all__ = ["QUALIFIERS", "MappedText", "Preprocessed", "Problem", "preprocess"]
+__all__ = ["QUALIFIERS", "MappedText", "Preprocessed", "Problem", "preprocess", "tokenize"]
 
 # Without one of these there is nothing to do.
 _SPECIAL = re.compile(r"#|%:|\\\s*\n|\\\s*\Z|\b__\w+__\b|\b_Pragma\b|\r(?!\n)")
@@ -204,7 +204,7 @@ class _Preprocessor:
         splices = list(_SPLICE.finditer(self.source))
         ends = list(accumulate((match.end() - match.start() for match in splices), initial=0))
         joints = [match.start() - removed for match, removed in zip(splices, ends, strict=False)]
-        for token in _tokenize(_SPLICE.sub("", self.source)):
+        for token in tokenize(_SPLICE.sub("", self.source)):
             first = bisect_right(joints, token.origin)
             is_whole = bisect_right(joints, token.origin + len(token.text) - 1) == first
             yield _Token(token.kind, token.text, token.origin + ends[first], is_whole)
@@ -284,7 +284,7 @@ class _Preprocessor:
             lambda found: str(int((found[1] or found[2]) in {*self.macros, *_PREDEFINED})),
             rest,
         )
-        expanded = "".join(item.text for item in self.expand(list(_tokenize(known)), frozenset()))
+        expanded = "".join(item.text for item in self.expand(list(tokenize(known)), frozenset()))
         text = re.sub(r"(\d)[uUlL]+\b", r"\1", expanded)
         text = re.sub(r"\b(?!true\b)[A-Za-z_]\w*", "0", text).replace("true", "1")
         text = re.sub(r"!(?!=)", " not ", text.replace("&&", " and ").replace("||", " or ")).replace("/", "//")
@@ -357,7 +357,7 @@ class _Preprocessor:
                 last = next((i for i in reversed(range(len(out))) if out[i].kind != "space"), 0)
                 made = [item for item in made if item.kind != "space"] or made
                 joined = out[last].text + made[0].text
-                out[last:] = [_Token(next(_tokenize(joined)).kind, joined, use.origin, is_copied=False)]
+                out[last:] = [_Token(next(tokenize(joined)).kind, joined, use.origin, is_copied=False)]
                 made = made[1:]
             out += [*made, _Token("space", " ", use.origin, is_copied=False)]
         return out
@@ -375,13 +375,14 @@ class _Preprocessor:
         return MappedText(self.source, self.source).place_of(origin)
 
 
-def _tokenize(text: str) -> Iterator[_Token]:
+def tokenize(text: str) -> Iterator[_Token]:
+    """Split a text into tokens, comments and blanks among them; a directive is one."""
     return (_Token(str(match.lastgroup), match[0], match.start()) for match in _TOKEN.finditer(text))
 
 
 def _made_of(text: str, origin: int) -> list[_Token]:
     # The tokens of a directive's text, which all come from where the directive does.
-    found = (item for item in _tokenize(text.strip()) if item.kind != "comment")
+    found = (item for item in tokenize(text.strip()) if item.kind != "comment")
     return [_Token(item.kind, item.text, origin, is_copied=False) for item in found]
 
 

@@ -1,7 +1,8 @@
 """C++ operators on constants, tensors and nodes of a graph.
 
 The rules are C++'s for the types of LP64, on data as ATen has it. Where C++ leaves a result open (overflow of signed
-integers, shifts by more than the width, division by zero) the result is any value and nothing traps.
+integers, shifts by more than the width, division by zero) the result is any value and nothing traps. (Kernels that
+trap are written around it: cxx/division.py.)
 """
 
 from __future__ import annotations

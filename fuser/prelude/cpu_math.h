@@ -577,3 +577,50 @@ FUSER_INLINE unsigned long long __umul64hi(unsigned long long x, unsigned long l
 FUSER_INLINE long long __mul64hi(long long x, long long y) {
   return static_cast<long long>(static_cast<__int128>(x) * y >> 64);
 }
+
+//@ fuser_divide
+// See fuser/cxx/division.py. A quotient by zero has all bits set, the remainder is the dividend, as on CUDA; the
+// smallest integer divided by -1 is itself.
+struct fuser_divide_type {};
+constexpr fuser_divide_type fuser_divide{};
+template <typename L> struct fuser_dividend { const L& value; };
+template <typename R> struct fuser_divisor { const R& value; };
+
+template <typename L, typename R> FUSER_INLINE constexpr auto fuser_quotient(const L& l, const R& r) {
+  typedef decltype(l / r) C;
+  if constexpr (std::is_integral_v<L> && std::is_integral_v<R>) {
+    const C a = static_cast<C>(l), b = static_cast<C>(r);
+    if (b == 0) return static_cast<C>(-1);
+    if (static_cast<C>(-1) < 0 && b == static_cast<C>(-1)) {
+      C negative = 0;
+      __builtin_sub_overflow(static_cast<C>(0), a, &negative);
+      return negative;
+    }
+    return static_cast<C>(a / b);
+  } else {
+    return l / r;
+  }
+}
+
+template <typename L, typename R> FUSER_INLINE constexpr auto fuser_modulo(const L& l, const R& r) {
+  typedef decltype(l % r) C;
+  const C a = static_cast<C>(l), b = static_cast<C>(r);
+  if (b == 0) return a;
+  return static_cast<C>(-1) < 0 && b == static_cast<C>(-1) ? static_cast<C>(0) : static_cast<C>(a % b);
+}
+
+#define FUSER_DIVISION(op, function) \
+  template <typename L> FUSER_INLINE constexpr fuser_dividend<L> operator op(const L& l, fuser_divide_type) { \
+    return {l}; \
+  } \
+  template <typename L, typename R> FUSER_INLINE constexpr auto operator op(fuser_dividend<L> l, const R& r) { \
+    return function(l.value, r); \
+  } \
+  template <typename R> FUSER_INLINE constexpr fuser_divisor<R> operator op##=(fuser_divide_type, const R& r) { \
+    return {r}; \
+  } \
+  template <typename L, typename R> FUSER_INLINE constexpr L& operator op##=(L& l, fuser_divisor<R> r) { \
+    return l = static_cast<L>(function(l, r.value)); \
+  }
+FUSER_DIVISION(/, fuser_quotient)
+FUSER_DIVISION(%, fuser_modulo)

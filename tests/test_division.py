@@ -1,0 +1,123 @@
+"""Integers divided by zero, and the smallest by -1, end no process; every other division is what C++ makes of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fuser
+from fuser.cxx.division import GUARD, guard_divisions
+from fuser.cxx.functor import parse_functor
+from fuser.errors import CompileError
+
+INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+# Each a way to write a quotient or a remainder of x and y.
+QUOTIENTS = {
+    "operator": "x / y",
+    "assignment": "z /= y",
+    "macro": "HALVES(x, y)",
+    "chain": "T(1) * x / y / T(1)",
+    "ternary": "z /= y == T(77) ? T(77) : y",
+    "comments": "x /* a / b */ / // %\n y",
+}
+REMAINDERS = {"operator": "x % y", "assignment": "z %= y", "helper": "rest(x, y)"}
+HEAD = "#define HALVES(a, b) ((a) / (b))\ntemplate <typename T> T rest(T a, T b) { return a % b; }\n"
+
+
+def functor(expressions: dict[str, str]) -> fuser.JitFunction:
+    """Return a functor with one output per expression."""
+    outputs = "".join(f", T& {name}_" for name in expressions)
+    body = "".join(f" {{ T z = x; {name}_ = {text}; }}" for name, text in expressions.items())
+    head = HEAD if "helper" in expressions else HEAD.splitlines()[0] + "\n"
+    text = f"{head}template <typename T> void divided(T x, T y{outputs}) {{{body} }}"
+    return fuser.jit_fn(text, num_outputs=len(expressions))
+
+
+def pairs(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return every pair of the values that matter, and random ones."""
+    info = torch.iinfo(dtype)
+    torch.manual_seed(3)
+    special = [value for value in (0, 1, 2, 7, info.max, info.min, -1, -2, info.min + 1) if value >= info.min]
+    values = torch.cat([torch.tensor(special, dtype=dtype), torch.randint(info.min, info.max, (20,), dtype=dtype)])
+    first, second = torch.meshgrid(values, values, indexing="ij")
+    return first.reshape(-1), second.reshape(-1)
+
+
+def quotient(a: int, b: int, dtype: torch.dtype) -> int:
+    """Return what the prelude promises, wrapped to the dtype; C++ divides towards zero."""
+    exact = -1 if b == 0 else abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+    bits = torch.iinfo(dtype).bits
+    wrapped = exact % 2**bits
+    return wrapped - 2**bits if torch.iinfo(dtype).min < 0 and wrapped >= 2 ** (bits - 1) else wrapped
+
+
+def remainder(a: int, b: int) -> int:
+    return a if b == 0 else abs(a) % abs(b) * (-1 if a < 0 else 1)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_all_pairs_of_integers(dtype: torch.dtype) -> None:
+    x, y = pairs(dtype)
+    numbers = list(zip(x.tolist(), y.tolist(), strict=True))
+    quotients = [quotient(a, b, dtype) for a, b in numbers]
+    for name, got in zip(QUOTIENTS, functor(QUOTIENTS)(x, y), strict=True):
+        assert got.tolist() == quotients, name
+    remainders = [remainder(a, b) for a, b in numbers]
+    for name, got in zip(REMAINDERS, functor(REMAINDERS)(x, y), strict=True):
+        assert got.tolist() == remainders, name
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
+def test_other_types_divide_as_they_did(dtype: torch.dtype) -> None:
+    torch.manual_seed(5)
+    x, y = torch.randn(2, 999, dtype=dtype)
+    if not dtype.is_complex:
+        y[:3] = torch.tensor([0.0, -0.0, float("inf")])
+    for name, got in zip(QUOTIENTS, functor(QUOTIENTS)(x, y), strict=True):
+        rtol = 1e-6 if dtype.is_complex else 0.0
+        torch.testing.assert_close(got, x / y, rtol=rtol, atol=0.0, equal_nan=True, msg=name)
+
+
+@pytest.mark.cpu
+def test_constants_and_constant_expressions() -> None:
+    x = torch.tensor([1, 5])
+    constant = fuser.jit_fn(
+        "template <typename T> T constant(T x) { T a[8 / (3 - 1)] = {x / T(2), T(7 % (4 - 1)), x % T(3), T(1 / 0)};\n"
+        "#if 8 / 4 == 2\n"
+        "  constexpr int n = 9 / (1 + 2); return a[0] + a[1] + a[2] + a[3] + n;\n"
+        "#endif\n}"
+    )
+    assert constant(x).tolist() == [0 + 1 + 1 - 1 + 3, 2 + 1 + 2 - 1 + 3]
+
+
+def test_what_is_safe_is_left_as_it_is() -> None:
+    def guarded(body: str) -> str:
+        return guard_divisions(parse_functor(f"template <typename T> T f(T x, T y) {{ {body} }}")).text
+
+    for safe in ("x / 2", "x % 0x10u", "x / 2.0f", "x / .5", "x / 0.0", "x / 1e3", "x /* / y */ * y", "'/' + x"):
+        assert GUARD not in guarded(f"return {safe};")
+    for unsafe in ("x / 0", "x % 0x0u", "x / -1", "x / y", "x / 00", "x % (2)"):
+        assert guarded(f"return {unsafe};").count(GUARD) == 1
+    own = "struct S { int v; }; int operator/(S a, S b) { return a.v / b.v; }\n"
+    text = own + "template <typename T> T f(T x) { return x / T(S{4} / S{2}); }"
+    assert guard_divisions(parse_functor(text)).text == text
+
+
+@pytest.mark.cpu
+def test_errors_show_the_place_in_the_users_text() -> None:
+    wrong = fuser.jit_fn("template <typename T> T wrong(T x, T y) {\n  T z = x / y; return z % y / missing;\n}")
+    with pytest.raises(CompileError, match="line 2, column 31") as raised:
+        wrong(torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.int64))
+    assert GUARD not in str(raised.value)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_cuda_divides_alike(dtype: torch.dtype) -> None:
+    x, y = pairs(dtype)
+    for expressions in (QUOTIENTS, REMAINDERS):
+        run = functor(expressions)
+        for mine, theirs in zip(run(x.cuda(), y.cuda()), run(x, y), strict=True):
+            assert mine.tolist() == theirs.tolist()
