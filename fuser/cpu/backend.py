@@ -114,6 +114,8 @@ def compiler_flags(compiler: Compiler, numerics: str) -> tuple[str, ...]:
     """Return the flags of a kernel. No -ffast-math: values are IEEE; strict numerics contract nothing."""
     contract = "off" if numerics == "strict" else "fast"
     flags = ["-O2", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math"]
+    # Texts written for CUDA look at bits through pointers to another type; gcc would take what is there for garbage.
+    flags.append("-fno-strict-aliasing")
     # Not -frounding-math, with which g++ 12 fills static tables of floats with garbage.
     flags.append(f"-ffp-contract={contract}")
     if compiler.is_clang:
