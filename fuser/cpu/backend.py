@@ -34,8 +34,7 @@ MANY_CONDITIONS = 32
 # Warnings of undefined behaviour; gcc has some of them on without being asked.
 WARNINGS = (
     "-Wuninitialized", "-Wmaybe-uninitialized", "-Wreturn-type", "-Wreturn-local-addr", "-Wshift-count-overflow",
-    "-Wshift-count-negative", "-Wdiv-by-zero", "-Warray-bounds", "-Woverflow", "-Wsequence-point",
-    "-Waggressive-loop-optimizations",
+    "-Wshift-count-negative", "-Warray-bounds", "-Woverflow", "-Waggressive-loop-optimizations",
 )  # fmt: skip
 _MESSAGE = re.compile(r"(.*):(\d+):(\d+): (error|warning): (.*?)(?: \[(-W[\w-]+)=?\])?")
 

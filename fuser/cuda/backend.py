@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["CudaBackend", "compile_cubin"]
 
 _NVRTC_MESSAGE = re.compile(r"(.*)\((\d+)\): (?:catastrophic )?(?:error|(warning)) ?#?(\d*)-?D?: (.*)")
-# Warnings of undefined behaviour: results and shifts out of range, division of integers by zero, an index beyond an
-# array, a variable read before it has a value, a reference to a local variable, a path without return.
-WARNINGS = frozenset("39 61 62 63 175 549 836 940".split())
+# Warnings of undefined behaviour: results and shifts out of range, an index beyond an array, a variable read before it
+# has a value, a reference to a local variable, a path without return.
+WARNINGS = frozenset("61 62 63 175 549 836 940".split())
 
 
 class CudaBackend:
