@@ -344,6 +344,7 @@ BROKEN = [
     ("// first\ntemplate <typename T>\nT f(T x) {\n  T y = undeclared(x);\n  return y;\n}", 1, 1, 4, "undeclared"),
     ("template <typename T> T f(T x) { return x.member; }", 1, 1, 1, "class type"),
     ("template <typename T> T f(T x, T y) { int* p = x; return y; }", 2, 1, 1, "int"),
+    ('#line 70 "other"\ntemplate <typename T> T f(T x) {\n# 3\n return undeclared(x); }', 1, 1, 4, "undeclared"),
     ("// Größe\ntemplate <typename T> T f(T x, T& a, T& b) { a = x; b = missing_name; }", 1, 2, 2, "missing_name"),
 ]
 

@@ -375,6 +375,7 @@ NEIGHBOURS = {
         "template <typename T> __device__ __forceinline__ T h(T x) { return x + 1; }\n"
         "template <typename T> __device__ T g(T x) { return h(x); }",
     ),
+    "places": ('#line 7 "functor1.g"\n# 9\n' + DOUBLE, PLUS_ONE),
     "messages": (
         '#pragma GCC diagnostic error "-Wuninitialized"\n#pragma nv_diag_error 549\n' + DOUBLE,
         "template <typename T> T g(T x) { T y; T z = y; return x + 1; }",
@@ -479,6 +480,7 @@ SYNTAX_ERRORS = [
             ("#ifdef __GNUC__\n#define P(x) _Pragma(#x)\nP(GCC poison x)\n#endif", 2, 1, "would reach the rest"),
             ('#ifdef __GNUC__\n_Pragma("GCC poison x")\n#endif', 2, 1, "#pragma GCC poison x would"),
             ("#define D declare\n#pragma omp D target", 2, 1, "#pragma omp declare target would"),
+            ('#line \\\n3 "x"', 1, 1, "#line goes on in another line"),
             ("#assert machine(x)", 1, 1, "#assert would reach the rest"),
             ("#undef _OPENMP", 1, 1, "_OPENMP is not for functors to undef"),
             ("#ifdef NOBODY\n#define __CUDA_ARCH__ 1\n#endif", 2, 1, "__CUDA_ARCH__ is not for functors to define"),

@@ -191,7 +191,7 @@ def _parse(source: str, scalars: tuple[str, ...], num_outputs: int) -> Functor:
         num_outputs=num_outputs,
         entry=name,
         template_parameters=tuple(_template_parameters(template)),
-        emitted=_without_unused_type(reading, definition) if has_outputs else MappedText(source, source),
+        emitted=_without_unused_type(reading, definition) if has_outputs else reading.preprocessed.verbatim,
         macros=reading.preprocessed.macros,
         words=frozenset(re.findall(r"\w+", f"{source}\n{reading.expanded.text}")),
         problems=tuple(problems),
@@ -344,7 +344,7 @@ def _check_parameters(
 def _without_unused_type(reading: Reading, definition: tree_sitter.Node) -> MappedText:
     # Flowing off the end of a function that returns a value is undefined, and g++ -O2 makes use of it.
     expanded = reading.expanded
-    verbatim = MappedText(expanded.source, expanded.source)
+    verbatim = reading.preprocessed.verbatim
     trailing = next(find(definition, "trailing_return_type", skip="compound_statement"), None)
     kind = trailing.named_children[0] if trailing is not None else definition.child_by_field_name("type")
     body = definition.child_by_field_name("body")

@@ -124,6 +124,8 @@ class Preprocessed:
     """A text without directives and macros, and what its directives say."""
 
     expanded: MappedText
+    # The user's text, as the compiler gets it: without #line, which would have it point elsewhere.
+    verbatim: MappedText
     # Every name that some directive defines or undefines, in the order of the text.
     macros: tuple[str, ...] = ()
     # Directives that no kernel can hold.
@@ -159,7 +161,7 @@ def preprocess(source: str) -> Preprocessed:
     Lines that end in a backslash are joined first, as in C++, so that a directive is seen however it is written.
     """
     if not _SPECIAL.search(source):
-        return Preprocessed(MappedText(source, source))
+        return Preprocessed(MappedText(source, source), MappedText(source, source))
     return _Preprocessor(source).run()
 
 
@@ -167,6 +169,7 @@ class _Preprocessor:
     def __init__(self, source: str) -> None:
         self.source = source
         self.macros = dict.fromkeys(QUALIFIERS, _Macro()) | {"__launch_bounds__": _WHATEVER_ARGUMENTS}
+        self.verbatim = MappedText(source, source)
         self.named: dict[str, None] = {}
         self.problems: list[Problem] = []
         self.obstacle: Problem | None = None
@@ -197,7 +200,7 @@ class _Preprocessor:
             tuple(token.origin for token in out) or (0,),
             tuple(token.is_copied for token in out) or (True,),
         )
-        return Preprocessed(expanded, tuple(self.named), tuple(self.problems), self.obstacle)
+        return Preprocessed(expanded, self.verbatim, tuple(self.named), tuple(self.problems), self.obstacle)
 
     def tokens(self) -> Iterator[_Token]:
         # The tokens of the text; its lines joined, each token where it begins in the user's text.
@@ -251,7 +254,12 @@ class _Preprocessor:
                     self.expand(_made_of(rest, token.origin), frozenset())
         elif word in {"assert", "unassert", "ident", "sccs"}:
             self.report(token, f"#{word} would reach the rest of the kernel")
-        elif is_on and word not in {"", "line"}:
+        elif word == "line" or word.isdigit():
+            end = token.origin + len(token.text)
+            self.verbatim = self.verbatim.replace(token.origin, end, re.sub(r"[^\n]", " ", token.text))
+            if not token.is_copied:
+                self.report(token, "#line goes on in another line")
+        elif is_on and word:
             self.give_up(token, f"#{word}")
 
     def next_part(self, word: str, rest: str, token: _Token) -> None:
