@@ -15,15 +15,15 @@ import networkx
 PACKAGE = Path(__file__).parent.parent / "fuser"
 PICTURE = Path(__file__).with_name("rooms.svg")
 # What everybody imports, and what starts everything, would hide the rest.
-LEFT_OUT = {"__init__", "__main__", "_version", "config", "counters", "errors"}
+LEFT_OUT = {"__init__", "__main__", "_version", "config", "counters", "errors", "late"}
 WIDTH, ROW, BOX, HEIGHT = 980, 62, 104, 26
 # One for what belongs together, from what users call down to how their text is read.
 COLOURS = {
     "#dbeafe": "interface debug fx jiterator differentiable",
-    "#dcfce7": "autodiff route",
+    "#dcfce7": "autodiff route sharding flops",
     "#fef9c3": "library executor launcher outputs planner arg_spec tensor_desc tuning sections",
     "#ffedd5": "compiler kernel_cache disk_cache fused_kernel cuda cpu geometry codegen prelude",
-    "#f3e8ff": "kernel_spec fallback ops graph dtypes layout access",
+    "#f3e8ff": "kernel_spec fallback linear ops graph dtypes layout access",
     "#fce7f3": "eager cxx",
 }
 

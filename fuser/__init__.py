@@ -1,6 +1,8 @@
 """Chain jiterator functors and torch's pointwise ops into one kernel launch, on CUDA and on the CPU."""
 
 from fuser import errors, fx, library
+from fuser import flops as _flops  # noqa: F401 - what FlopCounterMode counts
+from fuser import sharding as _sharding  # noqa: F401 - the operator on DTensors
 from fuser._version import __version__
 from fuser.autodiff import autograd as _autograd  # noqa: F401 - where route.py sends what is differentiated
 from fuser.config import config

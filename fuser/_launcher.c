@@ -45,6 +45,8 @@ static PyObject *tensor_type, *parameter_type;
 static PyObject *function_modes, *dispatch_modes, *grad_enabled, *thread_count, *increment_version;
 // The namespace of torch.autograd.forward_ad, and the name in it that says how deep in dual levels we are.
 static PyObject *forward_ad, *level_name, *no_level;
+// The namespace of torch.autograd.profiler, the name in it that says whether anybody profiles, and what makes an event.
+static PyObject *profiler, *profiled_name, *make_event;
 // The CUDA driver's functions, once a CUDA kernel has been loaded.
 static int (*driver_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
                             void **, void **);
@@ -94,6 +96,8 @@ typedef struct {
   Number *numbers;
   uint64_t *arguments;
   int is_parallel;
+  // What a profiler calls it.
+  PyObject *name;
   // How many replays were timed, the shortest of them, and whether that was short enough to keep the GIL.
   int timed, is_quick;
   int64_t shortest_ns;
@@ -145,6 +149,7 @@ static void release(Record *record) {
     PyMem_Free(record->steps[i].pointers);
     PyMem_Free(record->steps[i].numbers);
     PyMem_Free(record->steps[i].arguments);
+    Py_XDECREF(record->steps[i].name);
   }
   PyMem_Free(record->allocations);
   PyMem_Free(record->steps);
@@ -495,6 +500,27 @@ static int launch_cpu(Step *step, const uint64_t *arguments) {
   return 1;
 }
 
+static int is_profiled(void) {
+  PyObject *flag = PyDict_GetItemWithError(profiler, profiled_name);
+  return flag ? flag == Py_True : (PyErr_Clear(), 0);
+}
+
+static int launch_step(const Record *record, Step *step, uint64_t *arguments, void *stream) {
+  return record->is_cuda ? launch_cuda(step, arguments, stream) : launch_cpu(step, arguments);
+}
+
+// Launch inside an event that torch's profiler and NVTX see; without one if that cannot be made.
+static int launch_profiled(const Record *record, Step *step, uint64_t *arguments, void *stream) {
+  PyObject *event = PyObject_CallFunctionObjArgs(make_event, step->name, NULL);
+  PyObject *entered = event ? PyObject_CallMethod(event, "__enter__", NULL) : NULL;
+  if (!entered) PyErr_Clear();
+  Py_XDECREF(entered);
+  const int is_launched = launch_step(record, step, arguments, stream);
+  // It ends with its object.
+  Py_XDECREF(event);
+  return is_launched;
+}
+
 // out= tensors were written to: what autograd has saved of them is no longer what it was.
 static int tell_autograd(PyObject *out) {
   PyObject *tensors = PyTuple_CheckExact(out) ? Py_NewRef(out) : PyTuple_Pack(1, out);
@@ -540,7 +566,7 @@ static PyObject *replay(const Record *record, Call *call, PyObject *out) {
       goto done;
     }
     collect_again(call);
-    if (!(record->is_cuda ? launch_cuda(step, arguments, stream) : launch_cpu(step, arguments))) goto done;
+    if (!(is_profiled() ? launch_profiled : launch_step)(record, step, arguments, stream)) goto done;
     ++launches;
   }
   if (out != Py_None) {
@@ -664,15 +690,16 @@ static int fits(const Step *step, const Call *call, int allocation_count, int is
 }
 
 static int read_step(Step *step, PyObject *tuple, const Call *call, int allocation_count, int is_cuda) {
-  PyObject *pointers, *arguments, *indices;
+  PyObject *pointers, *arguments, *indices, *name;
   const char *kinds;
   unsigned long long function;
   if (!is_tuple(tuple) ||
-      !PyArg_ParseTuple(tuple, "KIIIO!iO!O!sp", &function, &step->grid, &step->block, &step->shared_bytes,
+      !PyArg_ParseTuple(tuple, "KIIIO!iO!O!spU", &function, &step->grid, &step->block, &step->shared_bytes,
                         &PyBytes_Type, &arguments, &step->first, &PyTuple_Type, &pointers, &PyTuple_Type, &indices,
-                        &kinds, &step->is_parallel))
+                        &kinds, &step->is_parallel, &name))
     return 0;
   step->function = function;
+  step->name = Py_NewRef(name);
   if (!(step->pointers = read_ints(pointers, &step->pointer_count))) return 0;
   int *numbers = read_ints(indices, &step->number_count);
   if (!numbers) return 0;
@@ -872,19 +899,20 @@ static PyType_Spec launcher_spec = {"fuser._launcher.Launcher", sizeof(Launcher)
                                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, launcher_slots};
 
 static PyObject *set_torch(PyObject *module, PyObject *arguments) {
-  PyObject *capsule, *found[8];
-  if (!PyArg_ParseTuple(arguments, "OO!O!OOOOOO!", &capsule, &PyType_Type, &found[0], &PyType_Type, &found[1],
-                        &found[2], &found[3], &found[4], &found[5], &found[6], &PyDict_Type, &found[7]))
+  PyObject *capsule, *found[10];
+  if (!PyArg_ParseTuple(arguments, "OO!O!OOOOOOO!O!", &capsule, &PyType_Type, &found[0], &PyType_Type, &found[1],
+                        &found[2], &found[3], &found[4], &found[5], &found[6], &found[7], &PyDict_Type, &found[8],
+                        &PyDict_Type, &found[9]))
     return NULL;
-  for (int i = 2; i < 7; ++i)
+  for (int i = 2; i < 8; ++i)
     if (!PyCallable_Check(found[i])) return PyErr_SetString(PyExc_TypeError, "torch's functions are callable"), NULL;
   const ExchangeApi *table = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
   if (!table) return NULL;
   if (table->version.major != 1)
     return PyErr_Format(PyExc_ImportError, "DLPack %u is not version 1", table->version.major), NULL;
   PyObject **places[] = {&tensor_type, &parameter_type, &function_modes, &dispatch_modes, &grad_enabled,
-                         &thread_count, &increment_version, &forward_ad};
-  for (int i = 0; i < 8; ++i) {
+                         &thread_count, &increment_version, &make_event, &forward_ad, &profiler};
+  for (int i = 0; i < 10; ++i) {
     PyObject *before = *places[i];
     *places[i] = Py_NewRef(found[i]);
     Py_XDECREF(before);
@@ -940,8 +968,9 @@ PyMODINIT_FUNC PyInit__launcher(void) {
   out_name = PyUnicode_InternFromString("out");
   anew_name = PyUnicode_InternFromString("call_anew");
   level_name = PyUnicode_InternFromString("_current_level");
+  profiled_name = PyUnicode_InternFromString("_is_profiler_enabled");
   no_level = PyLong_FromLong(-1);
-  if (!out_name || !anew_name || !level_name || !no_level) return NULL;
+  if (!out_name || !anew_name || !level_name || !profiled_name || !no_level) return NULL;
   PyObject *module = PyModule_Create(&module_definition);
   PyObject *type = module ? PyType_FromSpec(&launcher_spec) : NULL;
   if (!type || PyModule_AddObjectRef(module, "Launcher", type)) {

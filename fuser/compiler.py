@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 _specs = SpecCache()
+_by_text: dict[str, KernelSpec] = {}
 
 
 def register(group: FusionGroup) -> KernelSpec:
@@ -35,14 +36,23 @@ def register(group: FusionGroup) -> KernelSpec:
         FunctorError: a functor's text does not parse.
     """
     spec = _specs.get_or_register(group)
+    _by_text[spec.text] = spec
     if "group" in config.dump:
         dump("group", str(spec.group))
     return spec
 
 
-def registered(key: int) -> KernelSpec:
-    """Return the spec of a key; raises GroupError for an unknown one."""
-    return _specs.get(key)
+def registered(text: str) -> KernelSpec:
+    """Return the spec of a group by its text (``KernelSpec.text``), which is read once in a process.
+
+    Raises:
+        GroupError: it is no group's text, or has a part that only the process knows that wrote it.
+        FunctorError: a functor's text does not parse.
+    """
+    spec = _by_text.get(text)
+    if spec is None:
+        spec = _by_text[text] = register(FusionGroup.from_json(text))
+    return spec
 
 
 def build_kernel_source(spec: KernelSpec, args: ArgSpec) -> KernelSource:

@@ -167,7 +167,7 @@ def _launch(spec: KernelSpec, step: Step, inputs: list[Any], outputs: list[torch
     if "launch" in config.dump:
         names = ", ".join(functor.entry for functor in step.kernel.source.functors)
         dump("launch", f"{names}: {step.launch}, {len(step.inputs)} inputs, {len(step.outputs)} outputs")
-    step.run(arguments)
+    step.start(arguments)
 
 
 def _describe_overflow(spec: KernelSpec, step: Step, inputs: Sequence[Any]) -> str:

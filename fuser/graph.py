@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import uuid
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -128,33 +129,73 @@ class Function:
         return torch.float32 if is_wide and common in (torch.float16, torch.bfloat16) else common
 
     def to_json(self) -> dict[str, Any]:
-        """Return what from_json needs; a user's fallback cannot be written and is left out."""
-        return {
+        """Return what from_json needs, without what is as usual; of a user's fallback, a name in this process."""
+        written = {
+            "op": self.op,
             "code": self.functor.source,
             "scalars": [parameter.name for parameter in self.functor.scalars],
             "num_outputs": self.functor.num_outputs,
-            "op": self.op,
             "promotion": self.promotion.value,
             "unpromoted": list(self.unpromoted),
             "out_dtypes": [None if dtype is None else str(dtype).removeprefix("torch.") for dtype in self.out_dtypes],
             "numbers_have_layout": self.numbers_have_layout,
+            "fallback": self.fallback and _name_callable(self.fallback),
             "backward": self.backward and self.backward.to_json(),
             "isolation": self.isolation.value,
         }
+        return {name: value for name, value in written.items() if value != _USUAL.get(name, ...)}
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Function:
-        """Rebuild a function from its JSON form."""
+        """Rebuild a function from its JSON form.
+
+        Raises:
+            GroupError: it has a fallback, and was written by another process.
+        """
+        data = _USUAL | data
+        functor = parse_functor(data["code"], tuple(data["scalars"]), data["num_outputs"])
+        if data["fallback"] and data["fallback"] not in _callables:
+            raise GroupError(
+                f"{functor.entry} has a fallback that is a Python function, which only the process knows that wrote "
+                "this group: to save it, leave out jit_fn(..., fallback=)"
+            )
         return Function(
-            functor=parse_functor(data["code"], tuple(data["scalars"]), data["num_outputs"]),
+            functor=functor,
             op=data["op"],
             promotion=Promotion(data["promotion"]),
             unpromoted=tuple(data["unpromoted"]),
             out_dtypes=tuple(None if name is None else getattr(torch, name) for name in data["out_dtypes"]),
             numbers_have_layout=data["numbers_have_layout"],
-            backward=HandWritten.from_json(data["backward"]) if data.get("backward") else None,
-            isolation=Isolation(data.get("isolation", "full")),
+            fallback=data["fallback"] and _callables[data["fallback"]],
+            backward=data["backward"] and HandWritten.from_json(data["backward"]),
+            isolation=Isolation(data["isolation"]),
         )
+
+
+# What a function's JSON form leaves out.
+_USUAL: dict[str, Any] = {
+    "op": None,
+    "scalars": [],
+    "num_outputs": 1,
+    "promotion": "default",
+    "unpromoted": [],
+    "out_dtypes": [],
+    "numbers_have_layout": True,
+    "fallback": None,
+    "backward": None,
+    "isolation": "full",
+}
+
+# Python functions that groups hold, by the names that stand for them in JSON: no two processes give the same name.
+_callables: dict[str, Callable[..., Any]] = {}
+_callable_names: dict[int, str] = {}
+
+
+def _name_callable(function: Callable[..., Any]) -> str:
+    name = _callable_names.setdefault(id(function), uuid.uuid4().hex)
+    # Kept, so that nothing else gets its id.
+    _callables[name] = function
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,10 +298,7 @@ class FusionGroup:
     def key(self) -> int:
         """Hash (63 bits): equal for groups that differ only in names, dead code or order of writing."""
         if not self._key:
-            group = self.canonical()
-            text = json.dumps(group.to_dict(), sort_keys=True) + repr(self.defaults())
-            # Two callables cannot be compared, so a user's fallback counts by identity.
-            text += str([id(item.function.fallback) if item.function.fallback else 0 for item in group.applications])
+            text = json.dumps(self.canonical().to_dict(), sort_keys=True) + repr(self.defaults())
             self._key.append(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1)
         return self._key[0]
 
@@ -388,28 +426,28 @@ class FusionGroup:
             function = item.function.to_json()
             if function not in functions:
                 functions.append(function)
-            applications.append(
-                {
-                    "function": functions.index(function),
-                    "tensors": list(item.tensors),
-                    "scalars": list(item.scalars),
-                    "name": item.name,
-                }
-            )
+            applied = {"function": functions.index(function), "tensors": list(item.tensors)}
+            further = {"scalars": list(item.scalars), "name": item.name}
+            applications.append(applied | {name: value for name, value in further.items() if value})
         return {
             "version": JSON_VERSION,
+            "functions": functions,
             "inputs": [
-                {"name": item.name, "is_scalar": item.is_scalar, "default": _number_to_json(item.default)}
+                {"name": item.name}
+                | ({"is_scalar": True} if item.is_scalar else {})
+                | ({} if item.default is None else {"default": _number_to_json(item.default)})
                 for item in self.inputs
             ],
-            "functions": functions,
             "applications": applications,
             "outputs": list(self.outputs),
         }
 
-    def to_json(self) -> str:
-        """Return the group as a JSON text. Callables (a user's fallback) are left out."""
-        return json.dumps(self.to_dict(), indent=1)
+    def to_json(self, indent: int | None = 1) -> str:
+        """Return the group as a JSON text; None for ``indent`` makes it as short as it can be.
+
+        A Python function that a functor has as its fallback is known to this process alone.
+        """
+        return json.dumps(self.to_dict(), indent=indent, separators=(",", ":") if indent is None else None)
 
     @staticmethod
     def from_json(text: str) -> FusionGroup:
@@ -453,6 +491,10 @@ class FusionGroup:
             view.add_node(("output", index), label=f"out{index}")
             view.add_edge(source[value], ("output", index), value=value)
         return view
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without the key, which other processes may make of something else.
+        return FusionGroup, (self.inputs, self.applications, self.outputs)
 
     def __str__(self) -> str:
         """One line per application: ``v3 = axpy(v0, v1, alpha=v2)``."""
@@ -525,10 +567,16 @@ def _group_from_json(data: dict[str, Any]) -> FusionGroup:
     functions = [Function.from_json(item) for item in data["functions"]]
     return FusionGroup(
         inputs=tuple(
-            Input(item["name"], item["is_scalar"], _number_from_json(item["default"])) for item in data["inputs"]
+            Input(item["name"], item.get("is_scalar", False), _number_from_json(item.get("default")))
+            for item in data["inputs"]
         ),
         applications=tuple(
-            Application(functions[item["function"]], tuple(item["tensors"]), tuple(item["scalars"]), item["name"])
+            Application(
+                functions[item["function"]],
+                tuple(item["tensors"]),
+                tuple(item.get("scalars", ())),
+                item.get("name", ""),
+            )
             for item in data["applications"]
         ),
         outputs=tuple(data["outputs"]),

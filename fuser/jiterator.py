@@ -155,6 +155,8 @@ class JitFunction(Replayer):
             return torch.overrides.handle_torch_function(
                 self, (*tensors, *scalars.values()), *tensors, **({} if out is None else {"out": out}), **scalars
             )
+        if any(isinstance(item, torch.SymFloat) for item in (*tensors, *scalars.values())):
+            tensors, scalars = _hold_floats(tensors, scalars, lambda item: isinstance(item, torch.SymFloat))
         if any(map(_is_readable, scalars.values())):
             # On the host anyway: it shares the kernel of Python's numbers.
             scalars = {name: value.item() if _is_readable(value) else value for name, value in scalars.items()}
@@ -315,25 +317,29 @@ class JitFunction(Replayer):
 
     def _call_operator(self, tensors: tuple[Any, ...], out: Any, scalars: dict[str, Any]) -> Any:
         # Traced by Dynamo: one call of the operator, so that the graph does not break.
+        # A float that is computed from sizes is a float here like any other.
+        from torch.fx.experimental.symbolic_shapes import has_static_value  # noqa: PLC0415 - brings sympy
+
+        tensors, scalars = _hold_floats(tensors, scalars, lambda item: not has_static_value(item))
         held = tuple(name for name in self.scalar_names if isinstance(scalars.get(name), torch.Tensor))
         self._check_zero_dim(held, scalars)
-        key, names = self._find_operator(held, len(tensors))
+        group, names = self._find_operator(held, len(tensors))
         given = iter(tensors)
         values = [scalars[name] if name in held else next(given) for name in names]
         bound = self.bind_scalars({**scalars, **dict.fromkeys(held, 0)})
         values += [value for name, value in bound.items() if name not in held]
-        results = torch.ops.fuser.run(key, *split_inputs(values))
+        results = torch.ops.fuser.run(group, *split_inputs(values))
         if out is not None:
             finish_traced_out(out, results)
             return out
         return results[0] if len(results) == 1 else tuple(results)
 
     def _find_operator(self, held: tuple[str, ...], count: int) -> tuple[str, tuple[str, ...]]:
-        # The key of this function with some scalars as tensors, and the names of what it takes.
+        # The text of this function with some scalars as tensors, and the names of what it takes.
         function = self.with_tensors(held) if held else self
         count += len(held)
         names = tuple(parameter.name for parameter in function.function.functor.tensors[:count])
-        return str(function.spec(count).key), names
+        return function.spec(count).text, names
 
     # What torch.compiler.assume_constant_result sets; the decorator itself would import all of Dynamo.
     _find_operator._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -382,6 +388,27 @@ def _read_dtypes(functor: Functor, out_dtypes: Any) -> tuple[torch.dtype | None,
     if len(dtypes) != functor.num_outputs:
         raise ArgumentError(f"{functor.entry}: {len(dtypes)} out_dtypes for {functor.num_outputs} outputs")
     return dtypes
+
+
+def _hold_floats(
+    tensors: tuple[Any, ...], scalars: Mapping[str, Any], is_unknown: Callable[[Any], bool]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    # Floats that are not known while somebody traces, as 0-dim tensors: the operator's floats are known ones.
+    def hold(item: Any) -> Any:
+        if isinstance(item, float | torch.SymFloat) and is_unknown(item):
+            return torch.scalar_tensor(item, dtype=torch.float64, device="cpu")  # type: ignore[arg-type]
+        return item
+
+    # Among integers such a tensor would say more about the dtype of the result than a number does.
+    is_weak = any(isinstance(item, torch.Tensor) and not _is_integral(item) for item in tensors)
+    return (
+        tuple([hold(item) for item in tensors]) if is_weak else tensors,
+        {name: hold(value) for name, value in scalars.items()},
+    )
+
+
+def _is_integral(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
 
 
 def _any_has_torch_function(scalars: Mapping[str, Any]) -> bool:

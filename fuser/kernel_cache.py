@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 from fuser import counters
-from fuser.errors import CompileError, GroupError
+from fuser.errors import CompileError
 from fuser.fused_kernel import FusedKernel
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import KernelSpec, build_kernel_spec
@@ -115,16 +115,6 @@ class SpecCache:
         with self._lock:
             return self._specs.setdefault(spec.key, (spec, KernelStore()))[0]
 
-    def get(self, key: int) -> KernelSpec:
-        """Return the spec of a key; raises GroupError for one that was never registered."""
-        return self._entry(key)[0]
-
     def store(self, spec: KernelSpec) -> KernelStore:
         """Return the kernels of a registered spec."""
-        return self._entry(spec.key)[1]
-
-    def _entry(self, key: int) -> tuple[KernelSpec, KernelStore]:
-        entry = self._specs.get(key)
-        if entry is None:
-            raise GroupError(f"no fusion group is registered under key {key}")
-        return entry
+        return self._specs[spec.key][1]

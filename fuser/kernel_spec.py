@@ -6,7 +6,7 @@ The inference of dtypes, shapes and strides through a group lives here too: it n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,6 +44,12 @@ class KernelSpec:
 
     # The canonical group.
     group: FusionGroup
+    # It as JSON: what stands for it where it must be found again, also by other processes.
+    text: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Write it down."""
+        object.__setattr__(self, "text", self.group.to_json(indent=None))
 
     @property
     def key(self) -> int:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch._C._dynamo import eval_frame, guards
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler
 
 from fuser import counters
 from fuser.access import VECTOR_BYTES
@@ -49,7 +49,9 @@ try:
         torch.is_grad_enabled,
         torch.get_num_threads,
         torch._C._increment_version,
+        torch._C._profiler._RecordFunctionFast,
         vars(forward_ad),
+        vars(profiler),
     )
 except (ImportError, AttributeError):
     # Not built, or a torch with another exchange API.
@@ -210,7 +212,7 @@ def _pack_step(step: Step, input_count: int) -> tuple[Any, ...]:
     Returns:
         The function's address; grid; block; bytes of shared memory; the arguments with addresses and numbers missing;
         the word where the addresses begin; the operands as slots among (inputs, out tensors or allocations); the
-        inputs that are numbers; a letter for each number's type; whether to use torch's threads.
+        inputs that are numbers; a letter for each number's type; whether to use torch's threads; its name.
     """
     launch, packer = step.launch, step.packer
     pointers = (*(input_count + slot for slot in step.outputs), *step.inputs)
@@ -225,6 +227,7 @@ def _pack_step(step: Step, input_count: int) -> tuple[Any, ...]:
         step.numbers,
         packer.number_codes,
         launch.is_parallel,
+        step.name,
     )
 
 
@@ -331,7 +334,7 @@ def _make_replay(recorded: Recorded, inputs: tuple[Any, ...]) -> Replay:
     launches = [
         (
             step.packer.pack,
-            step.run,
+            step.start,
             [order[slot] for slot in (*(len(inputs) + slot for slot in step.outputs), *step.inputs)],
             step.numbers,
         )

@@ -1,17 +1,24 @@
-"""``torch.ops.fuser.run``: a registered group as one operator, for FakeTensor, make_fx, Dynamo and AOTAutograd."""
+"""``torch.ops.fuser.run``: a group as one operator, for all that traces, saves and loads programs.
+
+Its first argument is the group itself, as text: a graph that calls it needs nothing of the process that made it.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 
 from fuser.compiler import registered
-from fuser.errors import UnsupportedError
-from fuser.executor import run_around, run_plain
+from fuser.config import config
+from fuser.errors import ArgumentError, UnsupportedError
+from fuser.executor import run_around, run_planned
 from fuser.fallback import Fallback
 from fuser.kernel_spec import KernelSpec, infer_layouts, infer_typing
+from fuser.launcher import Replayer, record_call
 from fuser.tensor_desc import common_device, describe, input_specs, value_layouts
 
 __all__ = [
@@ -20,23 +27,58 @@ __all__ = [
     "has_torch_dispatch",
     "merge_inputs",
     "needs_operator",
+    "replay_operator",
     "split_inputs",
 ]
 
 LIBRARY = torch.library.Library("fuser", "DEF")  # type: ignore[no-untyped-call]
 LIBRARY.define(  # type: ignore[no-untyped-call]
-    "run(str key, str kinds, Tensor[] tensors, Scalar[] numbers) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,)
+    "run(str group, str kinds, Tensor[] tensors, SymInt[] ints, float[] floats) -> Tensor[]",
+    tags=(torch.Tag.pt2_compliant_tag,),
 )
 
 
-def run_operator(key: str, kinds: str, tensors: list[torch.Tensor], numbers: list[Any]) -> list[torch.Tensor]:
+class Inputs(NamedTuple):
+    """A group's inputs as ``torch.ops.fuser.run`` takes them: lists of one type each, which all can be saved."""
+
+    # What each input is: t for a tensor; i and b for an int and a bool, both in ``ints``; f for a float in ``floats``,
+    # or one of NOT_FINITE, which JSON has no way to write; c for a complex, whose two parts follow.
+    kinds: str
+    tensors: list[torch.Tensor]
+    ints: list[Any]
+    floats: list[Any]
+
+
+NOT_FINITE = {"+": math.inf, "-": -math.inf, "n": math.nan}
+
+
+def run_operator(group: str, *inputs: Any) -> list[torch.Tensor]:
     """Run on real tensors (dispatch keys CPU and CUDA)."""
-    return run_plain(registered(int(key)), merge_inputs(kinds, tensors, numbers))
+    values = merge_inputs(*inputs)
+    replayed = replay_operator(group, values)
+    if replayed is not None:
+        return replayed
+    results, plan = run_planned(registered(group), values, None)
+    # A replayed launch could not be dumped.
+    if plan is not None and "launch" not in config.dump:
+        record_call(_launcher_of(group), plan, values, tuple(values), None, None)
+    return results
 
 
-def fake_operator(key: str, kinds: str, tensors: list[torch.Tensor], numbers: list[Any]) -> list[torch.Tensor]:
+def replay_operator(group: str, values: Sequence[Any]) -> list[torch.Tensor] | None:
+    """Run a call like an earlier one on real tensors; None if there was none."""
+    replayed = _launcher_of(group).launch(tuple(values), None, None)
+    return [replayed] if isinstance(replayed, torch.Tensor) else replayed and list(replayed)
+
+
+@cache
+def _launcher_of(group: str) -> Replayer:  # noqa: ARG001
+    return Replayer((), ())
+
+
+def fake_operator(group: str, *inputs: Any) -> list[torch.Tensor]:
     """Return empty tensors of the dtypes, shapes and strides the group gives; sizes may be symbolic."""
-    return _run_fake(registered(int(key)), merge_inputs(kinds, tensors, numbers))
+    return _run_fake(registered(group), merge_inputs(*inputs))
 
 
 def _run_fake(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
@@ -58,26 +100,62 @@ def _run_fake(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
 
 def call_operator(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
     """Run a call through the operator, so that dispatch modes and tensor subclasses see one operator."""
-    results: list[torch.Tensor] = torch.ops.fuser.run(str(spec.key), *split_inputs(inputs))
+    results: list[torch.Tensor] = torch.ops.fuser.run(spec.text, *split_inputs(inputs))
     return results
 
 
-def split_inputs(inputs: Sequence[Any]) -> tuple[str, list[torch.Tensor], list[Any]]:
+def split_inputs(inputs: Sequence[Any]) -> Inputs:
     """Return a group's inputs as ``torch.ops.fuser.run`` takes them; ``merge_inputs`` is the reverse.
 
-    Returns:
-        One letter per input, ``t`` for a tensor or ``n`` for a number; the tensors; the numbers.
+    Raises:
+        ArgumentError: one is neither a tensor nor a number.
     """
-    kinds = "".join("t" if isinstance(item, torch.Tensor) else "n" for item in inputs)
-    tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
-    numbers = [item for item in inputs if not isinstance(item, torch.Tensor)]
-    return kinds, tensors, numbers
+    split = Inputs("", [], [], [])
+    kinds = ""
+    for item in inputs:
+        if isinstance(item, torch.Tensor):
+            kinds += "t"
+            split.tensors.append(item)
+        elif isinstance(item, bool | torch.SymBool):
+            kinds += "b"
+            split.ints.append(int(item))
+        elif isinstance(item, int | torch.SymInt):
+            kinds += "i"
+            split.ints.append(item)
+        elif isinstance(item, float | torch.SymFloat):
+            kinds += _add_float(item, split.floats)
+        elif isinstance(item, complex):
+            kinds += "c" + _add_float(item.real, split.floats) + _add_float(item.imag, split.floats)
+        else:
+            raise ArgumentError(f"expected a tensor or a Python number, got {type(item).__name__}")
+    return split._replace(kinds=kinds)
 
 
-def merge_inputs(kinds: str, tensors: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
+def _add_float(item: Any, floats: list[Any]) -> str:
+    # Whether it is finite, so that it can be asked of symbols.
+    if item - item == 0:
+        floats.append(item)
+        return "f"
+    return "+" if item > 0 else "-" if item < 0 else "n"
+
+
+def merge_inputs(kinds: str, tensors: Sequence[Any], ints: Sequence[Any], floats: Sequence[Any]) -> list[Any]:
     """Return the inputs of a group in order, from what ``split_inputs`` made of them."""
-    next_tensor, next_number = iter(tensors), iter(numbers)
-    return [next(next_tensor) if kind == "t" else next(next_number) for kind in kinds]
+    # AOTInductor gives None for a list of ints without any.
+    next_kind, next_tensor, next_int, next_float = iter(kinds), iter(tensors), iter(ints or ()), iter(floats)
+
+    def read(kind: str) -> Any:
+        if kind == "t":
+            return next(next_tensor)
+        if kind == "f":
+            return next(next_float)
+        if kind == "i":
+            return next(next_int)
+        if kind == "b":
+            return bool(next(next_int))
+        return complex(read(next(next_kind)), read(next(next_kind))) if kind == "c" else NOT_FINITE[kind]
+
+    return [read(kind) for kind in next_kind]
 
 
 def has_torch_dispatch(item: torch.Tensor) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import profiler
 
 from fuser.arg_spec import DescribedValue, build_arg_spec
 from fuser.compiler import compile_kernel, register
@@ -18,6 +19,7 @@ from fuser.errors import ArgumentError, CompileError, CompilerNotFoundError, Fal
 from fuser.fallback import Fallback
 from fuser.fused_kernel import ArgumentPacker, FusedKernel
 from fuser.geometry import Launch
+from fuser.graph import FusionGroup
 from fuser.kernel_spec import ArgSpec, InputSpec, KernelSpec, ValueLayout, infer_layouts, infer_typing
 from fuser.layout import IterationSpace, Shape, Strides
 from fuser.sections import cut_group, group_outputs
@@ -34,6 +36,8 @@ from fuser.tuning.table import tuned
 __all__ = ["Buffer", "Plan", "Step", "can_fuse", "make_plan", "plan_texts", "set_can_fuse"]
 
 _can_fuse = {"cpu": True, "cuda": True}
+# How many functors the name of a launch has.
+MAX_NAMES = 8
 
 
 class Buffer(NamedTuple):
@@ -52,13 +56,23 @@ class Step:
     kernel: FusedKernel
     launch: Launch
     packer: ArgumentPacker
-    # Launches with packed arguments.
+    # Launches with packed arguments; ``start`` does so in sight of profilers.
     run: Callable[[bytes], None]
     # In the order of the kernel's operands: what is written, as indices into the call's outputs and, after them, its
     # temporaries; what is read, into its inputs and, after them, all that can be written; inputs passed by value.
     outputs: tuple[int, ...]
     inputs: tuple[int, ...]
     numbers: tuple[int, ...]
+    # What profilers call it.
+    name: str
+
+    def start(self, arguments: bytes) -> None:
+        """Launch with packed arguments, as an event of torch's profiler (a range of NVTX) where that is on."""
+        if profiler._is_profiler_enabled:
+            with torch._C._profiler._RecordFunctionFast(self.name):
+                self.run(arguments)
+        else:
+            self.run(arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,4 +293,12 @@ def _compile(part: _Part, device: torch.device, homes: Mapping[int, int], input_
         outputs=tuple(homes[value] if target < 0 else target for value, target in written),
         inputs=tuple(read[operand.index] for operand in kernel.source.operands if not operand.is_output),
         numbers=tuple(read[index] for index, _ in kernel.source.numbers),
+        name=_event_name(part.spec.group),
     )
+
+
+def _event_name(group: FusionGroup) -> str:
+    # Such as fuser::axpy+relu.
+    names = [item.function.name for item in group.applications]
+    rest = [f"{len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else []
+    return "fuser::" + "+".join(names[:MAX_NAMES] + rest)

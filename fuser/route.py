@@ -5,7 +5,8 @@ The table, first match first:
 ======================================================================  ========
 what is called, and where                                               route
 ======================================================================  ========
-a dispatch mode is on, or a tensor subclass is among the inputs         OPERATOR
+a dispatch mode or torch.jit.trace is on, or a tensor subclass or       OPERATOR
+functional wrapper is among the inputs
 a tensor that kernels cannot read: sparse, nested, quantized, batched   EAGER
 torch.func differentiates or maps the call, or an input has a tangent   AUTOGRAD
 an input requires grad, in grad mode                                    AUTOGRAD
@@ -45,6 +46,7 @@ __all__ = [
     "call_anew",
     "find_route",
     "is_transformed",
+    "requires_grad",
     "run",
     "run_below",
 ]
@@ -175,7 +177,7 @@ def find_route(inputs: Sequence[Any], *, below_autograd: bool = False) -> Routed
         )
     )
     items = list(inputs)
-    if not transformed and torch._C._len_torch_dispatch_stack() > 0:
+    if not transformed and (torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_tracing()):
         return Routed(Route.OPERATOR, items)
     reason = ""
     needs_grad = False
@@ -187,7 +189,7 @@ def find_route(inputs: Sequence[Any], *, below_autograd: bool = False) -> Routed
         if kind:
             # Before its class is asked: a class of nested or sparse tensors knows torch's operators, not fuser's.
             reason = kind
-        elif not transformed and library.has_torch_dispatch(item):
+        elif not transformed and (library.has_torch_dispatch(item) or torch._is_functional_tensor(item)):
             return Routed(Route.OPERATOR, list(inputs))
         else:
             items[index] = _resolve(item)
@@ -203,7 +205,8 @@ def is_transformed() -> bool:
     if forward_ad._current_level >= 0:
         return True
     interpreter: Any = torch._C._functorch.peek_interpreter_stack()
-    return interpreter is not None and interpreter.key() is not torch._C._functorch.TransformType.Functionalize
+    # Equal, but each time another object.
+    return interpreter is not None and interpreter.key() != torch._C._functorch.TransformType.Functionalize
 
 
 def _follow(made: GroupCall) -> list[torch.Tensor]:
@@ -240,7 +243,7 @@ def _run_kernel(made: GroupCall) -> list[torch.Tensor]:
 
 def _differentiate(made: GroupCall) -> Sequence[torch.Tensor]:
     spec, inputs = made.spec, made.inputs
-    if made.out is not None and torch.is_grad_enabled() and any(map(_requires_grad, inputs)):
+    if made.out is not None and torch.is_grad_enabled() and any(map(requires_grad, inputs)):
         raise GradientError("out= does not support automatic differentiation, but one of the inputs requires grad")
     try:
         return HANDLERS[Route.AUTOGRAD](made)
@@ -266,7 +269,8 @@ def _resolve(item: torch.Tensor) -> torch.Tensor:
     return item
 
 
-def _requires_grad(item: Any) -> bool:
+def requires_grad(item: Any) -> bool:
+    """Whether it is a tensor that requires grad."""
     return isinstance(item, torch.Tensor) and item.requires_grad
 
 

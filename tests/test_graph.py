@@ -242,16 +242,19 @@ def test_select_outputs() -> None:
     assert negated.key == build(outputs=("negated",)).key != group.key
 
 
-def test_json_keeps_everything_but_callables() -> None:
+def test_json_keeps_everything() -> None:
     builder = GroupBuilder()
     x = builder.add_input("x")
     c = builder.add_input("c", default=1 - 2j)
     function = replace(MUL, out_dtypes=(torch.complex128,), fallback=torch.mul, unpromoted=("y",), op="mul")
     group = builder.build(builder.apply(function, [x, c], name="product"))
     again = FusionGroup.from_json(group.to_json())
-    bare = replace(group.applications[0], function=replace(function, fallback=None))
-    assert again == replace(group, applications=(bare,))
+    assert again == group
+    assert again.key == group.key
     assert again.inputs[1].default == 1 - 2j
+    name = json.loads(group.to_json())["functions"][0]["fallback"]
+    with pytest.raises(GroupError, match="mul has a fallback that is a Python function"):
+        FusionGroup.from_json(group.to_json().replace(name, "another process's"))
     data = json.loads(group.to_json()) | {"version": 99}
     with pytest.raises(GroupError, match="version 99"):
         FusionGroup.from_json(json.dumps(data))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
+import importlib.util
+import inspect
 import json
 import os
 import subprocess
@@ -13,6 +16,7 @@ from typing import Any
 import pytest
 
 import fuser
+from fuser import late
 
 # Runs in a fresh process. Everything after `import torch` is fuser's own doing.
 PROBE = """
@@ -56,7 +60,12 @@ def test_import_touches_no_gpu(imported: dict[str, Any]) -> None:
     assert imported["cuda"] is False
 
 
-@pytest.mark.parametrize("heavy", ["cuda.core", "cuda.bindings", "networkx", "torch._dynamo", "torch._inductor"])
+HEAVY = (
+    "cuda.core cuda.bindings networkx torch._dynamo torch._inductor torch.distributed.tensor torch.utils.flop_counter"
+)
+
+
+@pytest.mark.parametrize("heavy", HEAVY.split())
 def test_import_leaves_the_heavy_modules_alone(imported: dict[str, Any], heavy: str) -> None:
     assert [name for name in imported["modules"] if name == heavy or name.startswith(f"{heavy}.")] == []
 
@@ -80,3 +89,29 @@ def test_torch_compile_finds_the_backend_without_an_import() -> None:
     (entry,) = importlib.metadata.entry_points(group="torch_dynamo_backends", name="fuser")
     assert entry.value == "fuser.fx.backend:fuser_backend"
     assert callable(entry.load())
+
+
+def test_what_waits_for_a_module_is_done_once_whenever_that_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "waited_for").mkdir()
+    (tmp_path / "waited_for" / "__init__.py").write_text("value = 1\n", encoding="utf-8")
+    (tmp_path / "waited_for" / "part.py").write_text("value = 2\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen: list[int] = []
+    late.when_imported("waited_for.part", lambda: seen.append(sys.modules["waited_for.part"].value))
+    # Asking for it is not importing it.
+    assert importlib.util.find_spec("waited_for.part") is not None
+    assert not seen
+    part = importlib.import_module("waited_for.part")
+    assert seen == [2]
+    assert inspect.getsource(part) == "value = 2\n"
+    importlib.reload(part)
+    assert seen == [2]
+    # Too late to wait for.
+    late.when_imported("waited_for", lambda: seen.append(1))
+    assert seen == [2, 1]
+    late.when_imported("no_such_module_anywhere", lambda: seen.append(3))
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("no_such_module_anywhere")
+    assert seen == [2, 1]

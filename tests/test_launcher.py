@@ -722,7 +722,7 @@ def step(**other: Any) -> tuple[Any, ...]:
     """Return a launch with some fields replaced; its address is never called."""
     fields: dict[str, Any] = {
         "address": 8, "grid": 1, "block": 1, "shared": 0, "arguments": bytes(24), "first": 1, "pointers": (1, 0),
-        "numbers": (), "letters": "", "is_parallel": False,
+        "numbers": (), "letters": "", "is_parallel": False, "name": "",
     }  # fmt: skip
     return tuple((fields | other).values())
 
@@ -750,6 +750,7 @@ MALFORMED: dict[str, tuple[Any, type[Exception]]] = {
     "number that is a tensor": (lambda: record(packed=(step(pointers=(), numbers=(0,), letters="f"),)), ValueError),
     "number that is allocated": (lambda: record(packed=(step(pointers=(), numbers=(2,), letters="f"),)), ValueError),
     "letter too many": (lambda: record(packed=(step(letters="f"),)), ValueError),
+    "name that is none": (lambda: record(packed=(step(name=5),)), TypeError),
     "unknown letter": (lambda: record(packed=(step(pointers=(), numbers=(1,), letters="x"),)), ValueError),
 }
 
@@ -785,9 +786,10 @@ def test_the_c_module_refuses_what_it_cannot_use() -> None:
         lambda: c.Launcher((), (), (2**40,)),
         lambda: c.Launcher((), (), [0]),
         lambda: c.Launcher.__new__(c.Launcher).add((1.0,), None, None, tuple(record())),
-        lambda: c.set_torch(capsule, int, int, 1, 2, 3, 4, 5, {}),
-        lambda: c.set_torch(capsule, 1, 1, len, len, len, len, len, {}),
-        lambda: c.set_torch(object(), int, int, len, len, len, len, len, {}),
+        lambda: c.set_torch(capsule, int, int, 1, 2, 3, 4, 5, 6, {}, {}),
+        lambda: c.set_torch(capsule, 1, 1, len, len, len, len, len, len, {}, {}),
+        lambda: c.set_torch(capsule, int, int, len, len, len, len, len, len, {}, 1),
+        lambda: c.set_torch(object(), int, int, len, len, len, len, len, len, {}, {}),
         lambda: c.set_driver(0, 1),
         lambda: c.set_driver("a", 1),
         lambda: c.show_call(int, len),

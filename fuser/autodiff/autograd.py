@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
 from fuser import library
 from fuser.autodiff.case import Case, Pass, check_eager, find_case
@@ -20,7 +21,7 @@ from fuser.compiler import registered
 from fuser.dtypes import Rank
 from fuser.errors import GradientError, UntranslatableError
 from fuser.launcher import record_through
-from fuser.route import HANDLERS, GroupCall, Route, call, is_transformed, run, run_below
+from fuser.route import HANDLERS, GroupCall, Route, call, is_transformed, requires_grad, run, run_below
 
 __all__ = ["differentiate"]
 
@@ -77,12 +78,14 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def forward(case: Case, *inputs: Any) -> tuple[torch.Tensor, ...]:
-        return tuple(run_below(case.spec, case.launcher, inputs))
+        # Also where the operator is called in turn.
+        with torch._C._AutoDispatchBelowAutograd():
+            return tuple(run_below(case.spec, case.launcher, inputs))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
         case, *values = inputs
-        ctx.save_for_forward(*_save(ctx, case, values, output, case.tensors))
+        ctx.save_for_forward(*_save(ctx, case, values, output, case.read))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
@@ -275,33 +278,35 @@ def _as_zero_dim(case: Case, tensor: torch.Tensor) -> torch.Tensor:
 
 
 # --- the operator ------------------------------------------------------------------------------------------------
-def _setup_operator(ctx: Any, inputs: tuple[Any, ...], output: Sequence[torch.Tensor]) -> None:
-    key, kinds, tensors, numbers = inputs
-    values = library.merge_inputs(kinds, tensors, numbers)
-    case = find_case(registered(int(key)), values, saves_results=False)
-    _save(ctx, case, values, output, case.read)
-    ctx.kinds, ctx.number_count = kinds, len(numbers)
+def differentiate_operator(group: str, kinds: str, *inputs: Any) -> Sequence[torch.Tensor]:
+    """Run the operator so that autograd and forward AD can differentiate it (dispatch key Autograd)."""
+    spec, values = registered(group), library.merge_inputs(kinds, *inputs)
+    if is_transformed() or (torch.is_grad_enabled() and any(map(requires_grad, values))):
+        case = find_case(spec, values, saves_results=False)
+        results: tuple[torch.Tensor, ...] = _Transformed.apply(case, *values)  # type: ignore[no-untyped-call]
+        return results
+    with torch._C._AutoDispatchBelowAutograd():
+        replayed = library.replay_operator(group, values)
+        return library.call_operator(spec, values) if replayed is None else replayed
 
 
-def _operator_backward(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
-    found = _find_gradients(ctx, grads)
-    of_tensors = [grad for kind, grad in zip(ctx.kinds, found, strict=True) if kind == "t"]
-    # torch wants the structure of the arguments back: a list of numbers counts as one thing, an empty list as a list.
-    return None, None, of_tensors, None if ctx.number_count else []
+def transform_operator(group: str, kinds: str, *inputs: Any) -> Sequence[torch.Tensor]:
+    """Run the operator below torch.func's transforms (dispatch key FuncTorchDynamicLayerFrontMode)."""
+    spec, values = registered(group), library.merge_inputs(kinds, *inputs)
+    if is_transformed():
+        return run(spec, values)
+    plain = [_from_functional(item) if isinstance(item, torch.Tensor) else item for item in values]
+    with retrieve_current_functorch_interpreter().lower():
+        results = library.call_operator(spec, plain)
+    return [torch._to_functional_tensor(item) for item in results]
 
 
-def _vmap_operator(
-    info: Any, in_dims: tuple[Any, ...], key: str, kinds: str, tensors: list[torch.Tensor], numbers: list[Any]
-) -> tuple[list[torch.Tensor], list[int]]:
-    spec = registered(int(key))
-    values = library.merge_inputs(kinds, tensors, numbers)
-    dims = library.merge_inputs(kinds, in_dims[2], [None] * len(numbers))
-    # The call as one element of the batch sees it.
-    single = [item if dim is None else item.select(dim, 0) for item, dim in zip(values, dims, strict=True)]
-    case = find_case(spec, single, saves_results=False)
-    results = library.call_operator(spec, _batch_inputs(case, info.batch_size, dims, values))
-    return results, [0] * len(results)
+def _from_functional(item: torch.Tensor) -> torch.Tensor:
+    if not torch._is_functional_tensor(item):
+        return item
+    torch._functionalize_sync(item)
+    return torch._from_functional_tensor(item)
 
 
-torch.library.register_vmap("fuser::run", _vmap_operator, lib=library.LIBRARY)
-torch.library.register_autograd("fuser::run", _operator_backward, setup_context=_setup_operator, lib=library.LIBRARY)
+library.LIBRARY.impl("run", differentiate_operator, "Autograd")  # type: ignore[no-untyped-call]
+library.LIBRARY.impl("run", transform_operator, "FuncTorchDynamicLayerFrontMode")  # type: ignore[no-untyped-call]

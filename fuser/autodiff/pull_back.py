@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,8 +19,8 @@ from fuser.library import LIBRARY, merge_inputs, needs_operator, split_inputs
 __all__ = ["eager_function", "pull_back_eagerly"]
 
 LIBRARY.define(  # type: ignore[no-untyped-call]
-    "pull_back(str key, str kinds, Tensor[] tensors, Scalar[] numbers, int[] slots, Tensor[] gradients, int[] wanted)"
-    " -> Tensor[]",
+    "pull_back(str group, str kinds, Tensor[] tensors, SymInt[] ints, float[] floats, "
+    "int[] slots, Tensor[] gradients, int[] wanted) -> Tensor[]",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -51,13 +53,13 @@ def pull_back_eagerly(
         gradients: those.
         wanted: which of the tensors among the inputs get one.
     """
-    kinds, tensors, numbers = split_inputs(inputs)
+    kinds, tensors, ints, floats = split_inputs(inputs)
 
     def differentiate(*items: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if needs_operator(items):
             # What traces has no data.
             plain, incoming = list(items[: len(tensors)]), list(items[len(tensors) :])
-            arguments = (str(spec.key), kinds, plain, numbers, list(slots), incoming, list(wanted))
+            arguments = (spec.text, kinds, plain, ints, floats, list(slots), incoming, list(wanted))
             return tuple(torch.ops.fuser.pull_back(*arguments))
         return pull_back(eager_function(spec, inputs, slots), wanted, len(tensors), *items)
 
@@ -65,26 +67,41 @@ def pull_back_eagerly(
 
 
 def pull_back_operator(
-    key: str,
+    group: str,
     kinds: str,
     tensors: list[torch.Tensor],
-    numbers: list[Any],
+    ints: list[int],
+    floats: list[float],
     slots: list[int],
     gradients: list[torch.Tensor],
     wanted: list[int],
 ) -> list[torch.Tensor]:
     """Run on real tensors (dispatch keys CPU and CUDA)."""
-    function = eager_function(registered(int(key)), merge_inputs(kinds, tensors, numbers), slots)
-    found = pull_back(function, wanted, len(tensors), *tensors, *gradients)
+    function = eager_function(registered(group), merge_inputs(kinds, tensors, ints, floats), slots)
+    # Below a dispatch mode or a tensor subclass torch.func's transforms are switched off, and no derivative is made.
+    with torch._C._ForceDispatchKeyGuard(*_outermost_keys()):
+        found = pull_back(function, wanted, len(tensors), *tensors, *gradients)
     # An operator's results are its own memory, and dense as its fake ones.
     return [item.clone(memory_format=torch.contiguous_format) for item in found]
 
 
+@cache
+def _outermost_keys() -> tuple[Any, Any]:
+    # Which dispatch keys a thread includes and excludes that is in no operator.
+    found: list[Any] = []
+    get_keys = (torch._C._dispatch_tls_local_include_set, torch._C._dispatch_tls_local_exclude_set)
+    thread = threading.Thread(target=lambda: found.extend(get() for get in get_keys))
+    thread.start()
+    thread.join()
+    return found[0], found[1]
+
+
 def fake_pull_back(
-    key: str,  # noqa: ARG001
+    group: str,  # noqa: ARG001
     kinds: str,  # noqa: ARG001
     tensors: list[torch.Tensor],
-    numbers: list[Any],  # noqa: ARG001
+    ints: list[int],  # noqa: ARG001
+    floats: list[float],  # noqa: ARG001
     slots: list[int],  # noqa: ARG001
     gradients: list[torch.Tensor],  # noqa: ARG001
     wanted: list[int],

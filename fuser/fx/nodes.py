@@ -66,12 +66,11 @@ def _module_of(node: fx.Node) -> torch.nn.Module | None:
 
 
 def bind_group(node: fx.Node) -> tuple[FusionGroup, list[Any]] | None:
-    """Return the registered group a node runs (``torch.ops.fuser.run``) and its inputs, or None for other nodes."""
+    """Return the group a node runs (``torch.ops.fuser.run``) and its inputs, or None for other nodes."""
     if node.target is not torch.ops.fuser.run.default:
         return None
-    key, kinds, tensors, numbers = node.args
-    inputs = merge_inputs(str(kinds), tensors, numbers)  # type: ignore[arg-type]
-    return registered(int(str(key))).group, inputs
+    group, *inputs = node.args
+    return registered(str(group)).group, merge_inputs(*inputs)  # type: ignore[arg-type]
 
 
 def is_fusible(node: fx.Node, call: OpCall | None) -> bool:

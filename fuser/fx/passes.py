@@ -40,14 +40,14 @@ class FusionModule(torch.nn.Module):
         self.group = group
         self.node_names = tuple(node_names)
         self.spec = register(group)
-        self.key = str(self.spec.key)
+        self.text = self.spec.text
         self._launcher = Replayer((), ())
 
     def forward(self, *inputs: Any) -> Any:
         """Run the group; returns a tensor, or a sequence of tensors for several outputs."""
         if not torch.compiler.is_dynamo_compiling():
             return call(self.spec, self._launcher, inputs)
-        results = _run_operator(self.key, inputs)
+        results = torch.ops.fuser.run(self.text, *split_inputs(inputs))
         return results[0] if len(results) == 1 else tuple(results)
 
     def extra_repr(self) -> str:
@@ -117,10 +117,6 @@ class _WarmUp(fx.Interpreter):
 
 def _is_real(item: Any) -> bool:
     return isinstance(item, torch.Tensor) and not isinstance(item, torch._subclasses.FakeTensor)
-
-
-def _run_operator(key: str, inputs: Sequence[Any]) -> Any:
-    return torch.ops.fuser.run(key, *split_inputs(inputs))
 
 
 class _GroupWriter:

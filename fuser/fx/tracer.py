@@ -165,6 +165,8 @@ class _Tracer(fx.Tracer):
             facts = find_facts(graph, list(self._asked), self._examples, self.targets, self._leaves)
         _erase_unused(graph, self._asked)
         _bind_scalars(graph, _settle_numbers(graph))
+        # Whoever loads the module reads its code with a tracer of torch's: this one is for one call.
+        graph._tracer_cls = None
         return Traced(fx.GraphModule(dict(self.targets), graph, self._function.__name__), guards, facts)
 
     # --- what fx asks of a tracer

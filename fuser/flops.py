@@ -1,0 +1,62 @@
+"""What ``torch.utils.flop_counter`` counts for fuser's operators: operations of the functors' texts, times elements."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fuser import library
+from fuser.autodiff import pull_back as _pull_back  # noqa: F401 - defines an operator
+from fuser.compiler import registered
+from fuser.cxx.functor import Functor
+from fuser.cxx.operations import count_operations
+from fuser.errors import FuserError
+from fuser.kernel_spec import infer_layouts
+from fuser.late import when_imported
+from fuser.tensor_desc import describe, value_layouts
+
+__all__ = ["count_flops"]
+
+
+def count_flops(group: str, kinds: str, tensors: Sequence[Any], ints: Sequence[Any], floats: Sequence[Any]) -> int:
+    """Count the operations of one call of ``torch.ops.fuser.run``; its arguments, whose sizes may be symbolic.
+
+    Each application of a functor counts as ``fuser.cxx.operations`` says, for every element of its result.
+    """
+    spec = registered(group)
+    inputs = library.merge_inputs(kinds, tensors, ints, floats)
+    layouts = infer_layouts(spec.group, value_layouts(list(map(describe, inputs))))
+    flops = 0
+    for application, offset in zip(spec.group.applications, spec.group.value_offsets(), strict=True):
+        flops += math.prod(layouts[offset].shape) * _operations_of(application.function.functor)
+    return flops
+
+
+def _operations_of(functor: Functor) -> int:
+    try:
+        return count_operations(functor)
+    except (FuserError, RecursionError) as error:
+        warnings.warn(f"the operations of {functor.entry!r} are not counted: {error}", stacklevel=2)
+        return 0
+
+
+def _register() -> None:
+    # Not before somebody counts: it imports Triton.
+    from torch.utils.flop_counter import register_flop_formula  # noqa: PLC0415 - somebody has just imported it
+
+    def of_run(*args: Any, out_val: Any = None) -> int:  # noqa: ARG001
+        return count_flops(*args)
+
+    def of_pull_back(group: str, *inputs: Any, out_val: Any = None) -> int:  # noqa: ARG001
+        # As torch counts the derivative of a convolution: what takes part in the forward pass does so twice.
+        return 2 * count_flops(group, *inputs[:4])
+
+    register_flop_formula(torch.ops.fuser.run, get_raw=True)(of_run)
+    register_flop_formula(torch.ops.fuser.pull_back, get_raw=True)(of_pull_back)
+
+
+when_imported("torch.utils.flop_counter", _register)

@@ -1,0 +1,155 @@
+"""Whether sums pass through a group: f(a + b, c) is f(a, c) + f(b, c), but for rounding.
+
+Certain from the texts or not at all. Linear are a sum or a difference of what is linear, its product with or quotient
+by what does not depend on the summed inputs, its sign, and a variable of a floating type that holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import lru_cache
+
+from fuser.cxx.functor import Functor, Role
+from fuser.cxx.nodes import (
+    Assign,
+    Binary,
+    Cast,
+    Expression,
+    Increment,
+    Lambda,
+    Name,
+    NamedType,
+    Node,
+    Statement,
+    TypeSyntax,
+    Unary,
+)
+from fuser.cxx.statements import Declaration, Evaluate, Return
+from fuser.cxx.syntax import parse_program
+from fuser.errors import FunctorError, UntranslatableError
+from fuser.graph import FusionGroup
+
+__all__ = ["follow_sums"]
+
+
+@lru_cache(1024)
+def follow_sums(group: FusionGroup, summed: frozenset[int]) -> tuple[tuple[bool, ...], int]:
+    """Follow some inputs through a group whose tensors are all floating or complex.
+
+    Args:
+        group: the group.
+        summed: inputs, all together.
+
+    Returns:
+        Which outputs depend on them, and -1; or nothing, and the first application that is not linear in what depends
+        on them.
+    """
+    values = [index in summed for index in range(len(group.inputs))]
+    for index, item in enumerate(group.applications):
+        dtypes = [dtype for dtype in item.function.out_dtypes if dtype is not None]
+        is_real = all(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
+        taken = tuple(values[value] for value in item.tensors)
+        if any(values[value] for value in item.scalars) or (any(taken) and not is_real):
+            return (), index
+        try:
+            values += _follow_functor(item.function.functor, taken)
+        except (_NotLinearError, FunctorError, UntranslatableError, RecursionError):
+            return (), index
+    return tuple(values[value] for value in group.outputs), -1
+
+
+class _NotLinearError(Exception):
+    pass
+
+
+@lru_cache(4096)
+def _follow_functor(functor: Functor, taken: tuple[bool, ...]) -> tuple[bool, ...]:
+    if not any(taken):
+        return (False,) * functor.num_outputs
+    entry = parse_program(functor).entry
+    return _Sums(functor, taken).run(entry.body.statements if entry.body else (), entry.result)
+
+
+class _Sums:
+    # Which variables depend on the summed inputs, statement by statement; raises for what is not linear in them.
+    def __init__(self, functor: Functor, taken: Sequence[bool]) -> None:
+        self.outputs = [parameter.name for parameter in functor.outputs]
+        self.real = {functor.template_parameters[0], "auto", "float", "double"}
+        given = iter(taken)
+        self.variables: dict[str, bool] = {}
+        # Those that hold a real number.
+        self.reals: set[str] = set()
+        for item in functor.parameters:
+            is_summed = item.role is Role.TENSOR and next(given, False)
+            self.declare(item.name, is_real=item.type in self.real, is_summed=is_summed)
+
+    def declare(self, name: str, *, is_real: bool, is_summed: bool) -> None:
+        if is_real:
+            self.reals.add(name)
+        self.assign(name, is_summed=is_summed)
+
+    def assign(self, name: str, *, is_summed: bool) -> None:
+        if is_summed and name not in self.reals:
+            raise _NotLinearError
+        self.variables[name] = is_summed
+
+    def run(self, statements: Sequence[Statement], result: TypeSyntax) -> tuple[bool, ...]:
+        for statement in statements:
+            match statement:
+                case Declaration(_, declarators):
+                    for item in declarators:
+                        is_real = self.is_real(item.type) and not item.bindings
+                        self.declare(item.name, is_real=is_real, is_summed=self.read(item.value))
+                case Evaluate(_, Assign(_, "" | "+" | "-" as operator, Name(_, name), value)) if name in self.variables:
+                    is_summed = self.read(value)
+                    if operator and is_summed is not self.variables[name]:
+                        raise _NotLinearError
+                    self.assign(name, is_summed=is_summed)
+                case Return(_, Expression() as value):
+                    return (self.convert(result, self.read(value)),)
+                case Return():
+                    break
+                case _:
+                    raise _NotLinearError
+        return tuple(self.variables[name] for name in self.outputs)
+
+    def read(self, expression: Expression | None) -> bool:
+        match expression:
+            case Name(_, name):
+                return self.variables.get(name, False)
+            case Unary(_, "-" | "+", operand):
+                return self.read(operand)
+            case Binary(_, "+" | "-", left, right):
+                # What does not depend on the parts of a sum would be added to each.
+                is_summed = self.read(left)
+                if self.read(right) is not is_summed:
+                    raise _NotLinearError
+                return is_summed
+            case Binary(_, "*" | "/" as operator, left, right):
+                of_left, of_right = self.read(left), self.read(right)
+                if of_right and (of_left or operator == "/"):
+                    raise _NotLinearError
+                return of_left or of_right
+            case Cast(_, kind, (value,)):
+                return self.convert(kind, self.read(value))
+        self.check_constant(expression)
+        return False
+
+    def convert(self, kind: TypeSyntax, is_summed: bool) -> bool:
+        if is_summed and not self.is_real(kind):
+            raise _NotLinearError
+        return is_summed
+
+    def is_real(self, kind: TypeSyntax) -> bool:
+        return isinstance(kind, NamedType) and kind.name in self.real and not kind.arguments
+
+    def check_constant(self, item: object) -> None:
+        # Of anything else, the parts must not depend on a summed input, nor change a variable.
+        if isinstance(item, Assign | Increment | Lambda) or (isinstance(item, Name) and self.variables.get(item.name)):
+            raise _NotLinearError
+        parts = item if isinstance(item, tuple) else ()
+        if isinstance(item, Node):
+            parts = tuple(getattr(item, field.name) for field in fields(item))
+        for part in parts:
+            self.check_constant(part)
