@@ -22,7 +22,7 @@ COLOURS = {
     "#dbeafe": "interface debug fx jiterator differentiable",
     "#dcfce7": "autodiff route sharding flops",
     "#fef9c3": "library executor launcher outputs planner arg_spec tensor_desc tuning sections",
-    "#ffedd5": "compiler kernel_cache disk_cache fused_kernel cuda cpu geometry codegen prelude",
+    "#ffedd5": "compiler kernel_cache disk_cache file_lock fused_kernel cuda cpu geometry codegen prelude",
     "#f3e8ff": "kernel_spec fallback linear ops graph dtypes layout access",
     "#fce7f3": "eager cxx",
 }

@@ -9,6 +9,7 @@ from fuser.config import config
 from fuser.counters import reset_stats, stats
 from fuser.debug import debug_get_fused_kernel_code, debug_launch_graph, explain
 from fuser.differentiable import differentiable
+from fuser.disk_cache import load_cache, save_cache
 from fuser.fx.fused_module import FusedModule, fuse
 from fuser.fx.trace import FusedFunction
 from fuser.graph import Application, Function, FusionGroup, GroupBuilder, Input
@@ -16,6 +17,7 @@ from fuser.interface import (
     autotune,
     can_fuse_on_cpu,
     can_fuse_on_gpu,
+    clear_failures,
     n_compiled_kernels,
     override_can_fuse_on_cpu,
     override_can_fuse_on_gpu,
@@ -37,6 +39,7 @@ __all__ = [
     "autotune",
     "can_fuse_on_cpu",
     "can_fuse_on_gpu",
+    "clear_failures",
     "config",
     "create_jit_fn",
     "create_multi_output_jit_fn",
@@ -49,11 +52,13 @@ __all__ = [
     "fx",
     "jit_fn",
     "library",
+    "load_cache",
     "n_compiled_kernels",
     "override_can_fuse_on_cpu",
     "override_can_fuse_on_gpu",
     "register_fusion",
     "reset_stats",
     "run_fusion",
+    "save_cache",
     "stats",
 ]

@@ -15,7 +15,7 @@
 
 enum { MAX_ITEMS = 96, MAX_WORDS = 1024, MAX_ARGUMENT_WORDS = 512, MAX_TABLE = 1024, MAX_RANK = 255 };
 enum { DEVICE_CUDA = 2, VECTOR_BYTES = 16 };
-// A kernel on the host that takes longer than this runs without the GIL; its first replays are timed.
+// A kernel on the host runs without the GIL, unless its first replays took no longer than this, which data cannot change.
 enum { LONG_NS = 20000, TIMED_REPLAYS = 3 };
 
 // ---- DLPack
@@ -95,7 +95,7 @@ typedef struct {
   int *pointers;
   Number *numbers;
   uint64_t *arguments;
-  int is_parallel;
+  int is_parallel, is_steady;
   // What a profiler calls it.
   PyObject *name;
   // How many replays were timed, the shortest of them, and whether that was short enough to keep the GIL.
@@ -471,15 +471,6 @@ static int64_t now_ns(void) {
   return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-// Time a launch, and find out whether the kernel is quick.
-static void launch_timed(Step *step, const uint64_t *arguments, HostKernel *function) {
-  const int64_t begin = now_ns();
-  function(arguments, 1);
-  const int64_t taken = now_ns() - begin;
-  if (!step->timed || taken < step->shortest_ns) step->shortest_ns = taken;
-  step->is_quick = ++step->timed == TIMED_REPLAYS && step->shortest_ns <= LONG_NS;
-}
-
 static int launch_cpu(Step *step, const uint64_t *arguments) {
   HostKernel *function = (HostKernel *)(uintptr_t)step->function;
   if (step->is_quick) return function(arguments, 1), 1;
@@ -491,12 +482,16 @@ static int launch_cpu(Step *step, const uint64_t *arguments) {
     Py_DECREF(count);
     if (threads < 1 && !PyErr_Occurred()) PyErr_Format(PyExc_RuntimeError, "torch has %d threads", threads);
     if (threads < 1) return 0;
-  } else if (step->timed < TIMED_REPLAYS) {
-    return launch_timed(step, arguments, function), 1;
   }
+  int64_t taken;
   Py_BEGIN_ALLOW_THREADS
+  const int64_t begin = now_ns();
   function(arguments, threads);
+  taken = now_ns() - begin;
   Py_END_ALLOW_THREADS
+  if (step->is_parallel || !step->is_steady || step->timed == TIMED_REPLAYS) return 1;
+  if (!step->timed || taken < step->shortest_ns) step->shortest_ns = taken;
+  step->is_quick = ++step->timed == TIMED_REPLAYS && step->shortest_ns <= LONG_NS;
   return 1;
 }
 
@@ -694,9 +689,9 @@ static int read_step(Step *step, PyObject *tuple, const Call *call, int allocati
   const char *kinds;
   unsigned long long function;
   if (!is_tuple(tuple) ||
-      !PyArg_ParseTuple(tuple, "KIIIO!iO!O!spU", &function, &step->grid, &step->block, &step->shared_bytes,
+      !PyArg_ParseTuple(tuple, "KIIIO!iO!O!sppU", &function, &step->grid, &step->block, &step->shared_bytes,
                         &PyBytes_Type, &arguments, &step->first, &PyTuple_Type, &pointers, &PyTuple_Type, &indices,
-                        &kinds, &step->is_parallel, &name))
+                        &kinds, &step->is_parallel, &step->is_steady, &name))
     return 0;
   step->function = function;
   step->name = Py_NewRef(name);

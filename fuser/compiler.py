@@ -8,7 +8,7 @@ from functools import cache
 
 from fuser.codegen import KernelSource, build_source
 from fuser.config import config
-from fuser.errors import CompilerNotFoundError, UnsupportedError
+from fuser.errors import CompilerFailedError, CompilerNotFoundError, UnsupportedError
 from fuser.fused_kernel import Backend, FusedKernel
 from fuser.graph import FusionGroup
 from fuser.kernel_cache import KernelStore, SpecCache
@@ -17,6 +17,7 @@ from fuser.kernel_spec import ArgSpec, KernelSpec
 __all__ = [
     "backend_for",
     "build_kernel_source",
+    "clear_failures",
     "compile_kernel",
     "dump",
     "has_host_compiler",
@@ -87,13 +88,18 @@ def compile_kernel(spec: KernelSpec, args: ArgSpec, device_index: int | None) ->
     return _store(spec).get_or_compile((args, target), make)
 
 
+def clear_failures() -> None:
+    """Forget which texts do not compile."""
+    _specs.clear_failures()
+
+
 def has_host_compiler() -> bool:
     """Whether there is a C++ compiler for CPU kernels."""
     from fuser.cpu.backend import find_compiler  # noqa: PLC0415 - as in backend_for
 
     try:
         find_compiler(config.cxx)
-    except CompilerNotFoundError:
+    except (CompilerNotFoundError, CompilerFailedError):
         return False
     return True
 

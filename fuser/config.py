@@ -7,6 +7,7 @@ every kernel key that comes from settings (those with ``changes_code``).
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -75,9 +76,17 @@ def parse_positive_int(value: Any) -> int:
     return number
 
 
+def parse_seconds(value: Any) -> float:
+    """Accept a positive number of seconds."""
+    seconds = float(value)
+    if not 0 < seconds < math.inf:
+        raise ValueError("must be a positive number of seconds")
+    return seconds
+
+
 def parse_optional_str(value: Any) -> str | None:
-    """Accept any text; an empty one means None."""
-    return str(value) if value else None
+    """Accept any text; a blank one means None."""
+    return None if value is None or not str(value).strip() else str(value)
 
 
 def parse_stages(value: Any) -> frozenset[str]:
@@ -127,6 +136,31 @@ SETTINGS: tuple[Setting, ...] = (
         "Where compiled kernels are kept on disk. Unset: the user's cache directory.",
     ),
     Setting("disk_cache", "FUSER_DISK_CACHE", True, parse_bool, False, "Keep compiled kernels on disk."),
+    Setting(
+        "cache_size",
+        "FUSER_CACHE_SIZE",
+        2 << 30,
+        parse_positive_int,
+        False,
+        "How many bytes the kernels on disk may take; those that nobody read for the longest time go first.",
+    ),
+    Setting(
+        "lock_timeout",
+        "FUSER_LOCK_TIMEOUT",
+        60.0,
+        parse_seconds,
+        False,
+        "How many seconds a process waits for another one that compiles the same kernel, before it compiles it itself.",
+    ),
+    Setting(
+        "compile_timeout",
+        "FUSER_COMPILE_TIMEOUT",
+        600.0,
+        parse_seconds,
+        False,
+        "After how many seconds the host C++ compiler is ended; the call then runs in eager torch. "
+        "NVRTC runs inside the process and cannot be ended.",
+    ),
     Setting(
         "no_compile",
         "FUSER_NO_COMPILE",
@@ -203,6 +237,9 @@ class Config:
         cxx: str | None
         cache_dir: str | None
         disk_cache: bool
+        cache_size: int
+        lock_timeout: float
+        compile_timeout: float
         no_compile: bool
         fuel: int | None
         autotune: bool

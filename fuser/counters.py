@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 from fuser.errors import FallbackWarning
+from fuser.process import Lock
 
-__all__ = ["count", "count_fallback", "depth_of_caller", "reset_stats", "stats"]
+__all__ = ["count", "count_fallback", "reset_stats", "stats", "warn_once"]
 
-_lock = threading.Lock()
+_lock = Lock()
 _counts = {"launches": 0, "compiles": 0, "cache_hits": 0}
 _fallbacks: dict[str, int] = {}
 # Reasons that were warned about.
@@ -27,14 +27,14 @@ def stats() -> dict[str, Any]:
         ``launches``: kernels launched; ``compiles``: compiler runs; ``cache_hits``: kernels that a new kind of call
         found ready, in memory or on disk; ``fallbacks``: reason -> number of calls that ran in eager torch for it.
     """
-    with _lock:
+    with _lock():
         totals = {name: value + (_sources[name]() if name in _sources else 0) for name, value in _counts.items()}
         return {**totals, "fallbacks": dict(_fallbacks)}
 
 
 def reset_stats() -> None:
     """Set every counter to zero."""
-    with _lock:
+    with _lock():
         for name in _counts:
             _counts[name] = -_sources[name]() if name in _sources else 0
         _fallbacks.clear()
@@ -42,34 +42,36 @@ def reset_stats() -> None:
 
 def add_source(name: str, total: Callable[[], int]) -> None:
     """Add a counter kept elsewhere to one of these: ``total`` returns it, counted from the start of the process."""
-    with _lock:
+    with _lock():
         _sources[name] = total
         _counts[name] -= total()
 
 
 def count(name: str, times: int = 1) -> None:
     """Add to one counter."""
-    with _lock:
+    with _lock():
         _counts[name] += times
 
 
 def count_fallback(reason: str) -> None:
     """Record one call that ran in eager torch; the first one for each reason warns."""
-    with _lock:
+    with _lock():
         _fallbacks[reason] = _fallbacks.get(reason, 0) + 1
+    warn_once(reason, f"runs in eager torch, without a kernel: {reason}", FallbackWarning)
+
+
+def warn_once(reason: str, message: str, category: type[Warning]) -> None:
+    """Warn, from the caller outside of fuser, unless this reason was warned about before."""
+    with _lock():
         is_new = reason not in _warned
         _warned.add(reason)
     if is_new:
-        warnings.warn(
-            f"runs in eager torch, without a kernel: {reason} (said once; silence it with "
-            "warnings.filterwarnings('ignore', category=fuser.errors.FallbackWarning))",
-            FallbackWarning,
-            stacklevel=depth_of_caller(),
-        )
+        silence = f"warnings.filterwarnings('ignore', category={category.__module__}.{category.__name__})"
+        warnings.warn(f"{message} (said once; silence it with {silence})", category, stacklevel=_depth_of_caller())
 
 
-def depth_of_caller() -> int:
-    """Return the ``stacklevel`` of the frame outside of fuser, for a warning of the function that asks."""
+def _depth_of_caller() -> int:
+    # The frame outside of fuser, as warnings.warn counts from the one that calls it.
     depth, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "fuser":
         depth, frame = depth + 1, frame.f_back

@@ -17,9 +17,13 @@ R = TypeVar("R")
 
 __all__ = [
     "ArgumentError",
+    "CacheError",
+    "CacheWarning",
     "CaptureError",
     "CompileError",
+    "CompilerFailedError",
     "CompilerNotFoundError",
+    "CompilerTimeoutError",
     "DataDependentError",
     "DeviceError",
     "FallbackError",
@@ -147,6 +151,17 @@ class FunctorWarning(UserWarning):
     """
 
 
+class CacheError(FuserError, RuntimeError):
+    """A file of compiled kernels cannot be used or written; says why. Nothing of it is loaded."""
+
+
+class CacheWarning(UserWarning):
+    """The kernel cache was not used: an entry is damaged or not to be trusted, or nothing can be kept on disk.
+
+    The call goes on without it, and compiles. Warned about once for each reason, as ``FallbackWarning`` is.
+    """
+
+
 class TracingError(UnsupportedError):
     """``fuse`` cannot trace a function; the message shows the user's line, and says what to do instead.
 
@@ -168,7 +183,7 @@ class TracingError(UnsupportedError):
 
 
 class NoCompileError(FuserError, RuntimeError):
-    """A kernel is missing, in memory and on disk, and ``config.no_compile`` forbids to compile it."""
+    """A kernel is missing, and may not be compiled: ``config.no_compile`` is set, or the interpreter is ending."""
 
 
 class CaptureError(FuserError, RuntimeError):
@@ -177,6 +192,17 @@ class CaptureError(FuserError, RuntimeError):
 
 class CompilerNotFoundError(UnsupportedError):
     """No compiler for the device: no host C++ compiler, or no NVRTC."""
+
+
+class CompilerFailedError(UnsupportedError):
+    """A compiler came to no end for a reason that is not in the text: it was killed, say, or the disk is full.
+
+    It is not remembered: the next call tries again.
+    """
+
+
+class CompilerTimeoutError(UnsupportedError):
+    """The host C++ compiler took longer than ``config.compile_timeout``, and was ended."""
 
 
 @dataclass(frozen=True, slots=True)

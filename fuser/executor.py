@@ -6,6 +6,7 @@ A call whose signature is known only allocates, packs and launches.
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -64,7 +65,7 @@ def run_planned(
     signature = (described, described_out, generation, torch.get_default_dtype())
     plans = _plans.get(spec.key) or _plans.setdefault(spec.key, Lru())
     plan = plans.get(signature)
-    if plan is None:
+    if plan is None or plan.until < time.monotonic():
         made = make_tuned(lambda: make_plan(spec, described, described_out), lambda: run_plain(spec, inputs))
         plan = replace(made, generation=generation)
         plans.put(signature, plan, config.max_plans)

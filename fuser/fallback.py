@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -81,7 +80,6 @@ class Fallback:
         return [values[value] for value in self.group.outputs]
 
 
-@lru_cache(maxsize=4096)
 def find_obstacle(functor: Functor) -> UntranslatableError | None:
     """Return what keeps a functor's text from having an eager version; None when it has one for some dtype."""
     from fuser.eager.translation import translate  # noqa: PLC0415 - as below

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import re
 import struct
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from fuser import counters
 from fuser.codegen import Dialect, KernelSource
 from fuser.config import config
-from fuser.counters import depth_of_caller
 from fuser.cxx.functor import Functor
 from fuser.dtypes import MAX_EXACT_INTEGER
 from fuser.errors import CompileError, Diagnostic, FunctorWarning, NoCompileError, point_at, suggest
@@ -26,8 +24,6 @@ __all__ = ["ArgumentPacker", "Backend", "FusedKernel", "begin_compile", "build_c
 _FIELDS = {"f": "d", "c": "dd", "i": "q", "b": "q"}
 # Where codegen puts each functor: no name of the user's.
 _NAMESPACE = re.compile(r"\bfuser_f\d+::")
-# Warnings that were shown.
-_shown: set[tuple[str, Diagnostic]] = set()
 # What compilers say of names, and of those that nobody declared.
 _NAMED = re.compile(r"""['"](?:\w*::)*([A-Za-z_]\w*)""")
 _UNKNOWN = re.compile(
@@ -148,10 +144,9 @@ def begin_compile(source: KernelSource) -> None:
 def warn_of_texts(source: KernelSource, diagnostics: Sequence[Diagnostic]) -> None:
     """Show a compiler's warnings of the users' texts, once for each place; ``diagnostics`` as below."""
     for functor, item in _place_all(source, diagnostics):
-        key = (functor.source, item)
-        if item.severity == "warning" and key not in _shown:
-            warnings.warn(f"functor {functor.entry!r}: {_show(functor, item)}", FunctorWarning, depth_of_caller())
-            _shown.add(key)
+        if item.severity == "warning":
+            reason = f"{functor.source}\0{item}"
+            counters.warn_once(reason, f"functor {functor.entry!r}: {_show(functor, item)}", FunctorWarning)
 
 
 def _show(functor: Functor, item: Diagnostic) -> str:

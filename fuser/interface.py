@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fuser import compiler, executor, planner, route
+from fuser.config import config
 from fuser.errors import GroupError, shows_users_frames
 from fuser.graph import FusionGroup
 from fuser.kernel_cache import compiled_kernel_count
@@ -19,6 +20,7 @@ __all__ = [
     "autotune",
     "can_fuse_on_cpu",
     "can_fuse_on_gpu",
+    "clear_failures",
     "n_compiled_kernels",
     "override_can_fuse_on_cpu",
     "override_can_fuse_on_gpu",
@@ -106,6 +108,17 @@ def override_can_fuse_on_cpu(value: bool) -> bool:
 def override_can_fuse_on_gpu(value: bool) -> bool:
     """Switch fusion on CUDA tensors on or off; return the former value."""
     return executor.set_can_fuse("cuda", value)
+
+
+def clear_failures() -> None:
+    """Forget what failed: the next call compiles again what did not compile, and looks again why a group is not fused.
+
+    Remembered is what a compiler says of a text, that it took too long, and what does not change, such as that a dtype
+    has no kernel. A compiler that was killed, say, is tried again in the next call anyway.
+    """
+    compiler.clear_failures()
+    # Plans and records, too.
+    config.touch()
 
 
 def n_compiled_kernels() -> int:

@@ -13,8 +13,10 @@ is on. Alignment and the overlap of ``out=`` are compared here.
 from __future__ import annotations
 
 import importlib
+import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -24,8 +26,10 @@ from torch.autograd import forward_ad, profiler
 from fuser import counters
 from fuser.access import VECTOR_BYTES
 from fuser.config import config
+from fuser.cxx.functor import Functor
 from fuser.kernel_spec import MAX_ARGUMENT_BYTES
 from fuser.planner import Plan, Step
+from fuser.process import openmp_threads
 
 __all__ = ["Launcher", "PythonLauncher", "Recorded", "Replayer", "called_in_c", "record_call", "record_through"]
 
@@ -47,7 +51,7 @@ try:
         torch._C._len_torch_function_stack,
         torch._C._len_torch_dispatch_stack,
         torch.is_grad_enabled,
-        torch.get_num_threads,
+        openmp_threads,
         torch._C._increment_version,
         torch._C._profiler._RecordFunctionFast,
         vars(forward_ad),
@@ -61,6 +65,11 @@ else:
     # A setting that changes makes every record stale.
     _c.set_generation(config.generation)
     config.listeners.append(_c.set_generation)
+
+
+_ENDLESS = frozenset({"while", "do", "goto"})
+_LOOP = re.compile(r"\bfor\b[^;]*;([^;]*);")
+_BOUNDED = re.compile(r"\s*\w+\s*[<>!]=?\s*\d+\s*$")
 
 
 class Launcher(Protocol):
@@ -212,7 +221,8 @@ def _pack_step(step: Step, input_count: int) -> tuple[Any, ...]:
     Returns:
         The function's address; grid; block; bytes of shared memory; the arguments with addresses and numbers missing;
         the word where the addresses begin; the operands as slots among (inputs, out tensors or allocations); the
-        inputs that are numbers; a letter for each number's type; whether to use torch's threads; its name.
+        inputs that are numbers; a letter for each number's type; whether to use torch's threads; whether its time does
+        not depend on data; its name.
     """
     launch, packer = step.launch, step.packer
     pointers = (*(input_count + slot for slot in step.outputs), *step.inputs)
@@ -227,8 +237,16 @@ def _pack_step(step: Step, input_count: int) -> tuple[Any, ...]:
         step.numbers,
         packer.number_codes,
         launch.is_parallel,
+        all(map(_is_steady, step.kernel.source.functors)),
         step.name,
     )
+
+
+@lru_cache(maxsize=1024)
+def _is_steady(functor: Functor) -> bool:
+    """Whether a functor takes the same time whatever the data, as far as its text shows: no loop without a bound."""
+    loops = _LOOP.findall(functor.source)
+    return functor.words.isdisjoint(_ENDLESS) and all(_BOUNDED.match(loop) for loop in loops)
 
 
 # Makes a call with inputs that are like the recorded ones, or returns None.

@@ -6,6 +6,8 @@ group, cut it into what one launch takes, compile each part, and find each value
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,7 +17,14 @@ from torch.autograd import profiler
 
 from fuser.arg_spec import DescribedValue, build_arg_spec
 from fuser.compiler import compile_kernel, register
-from fuser.errors import ArgumentError, CompileError, CompilerNotFoundError, FallbackError, UnsupportedError
+from fuser.errors import (
+    ArgumentError,
+    CompileError,
+    CompilerFailedError,
+    CompilerNotFoundError,
+    FallbackError,
+    UnsupportedError,
+)
 from fuser.fallback import Fallback
 from fuser.fused_kernel import ArgumentPacker, FusedKernel
 from fuser.geometry import Launch
@@ -34,6 +43,9 @@ from fuser.tensor_desc import (
 from fuser.tuning.table import tuned
 
 __all__ = ["Buffer", "Plan", "Step", "can_fuse", "make_plan", "plan_texts", "set_can_fuse"]
+
+# A compiler that is missing is looked for again after this time.
+SEARCH_S = 1.0
 
 _can_fuse = {"cpu": True, "cuda": True}
 # How many functors the name of a launch has.
@@ -88,6 +100,8 @@ class Plan:
     fallback_reason: str = ""
     # The one application that this is about: the rest of the group may be fused around it. -1: all of it is.
     obstacle: int = -1
+    # When to look again whether that still holds, in seconds of time.monotonic().
+    until: float = math.inf
     # Whether another torch.get_default_dtype() would make another plan.
     follows_default_dtype: bool = False
     # Of the settings it was made under.
@@ -190,7 +204,11 @@ def _plan_fallback(spec: KernelSpec, device: torch.device, error: UnsupportedErr
         raise FallbackError(
             f"cannot fuse: {error}; and {name!r} has no eager version to fall back to: {obstacle}"
         ) from error
-    return Plan(device, (), (), fallback_reason=reason)
+    if isinstance(error, CompilerFailedError):
+        return Plan(device, (), (), fallback_reason=reason, until=0.0)
+    # A compiler may be installed meanwhile, and to look for it takes longer than most calls.
+    until = time.monotonic() + SEARCH_S if isinstance(error, CompilerNotFoundError) else math.inf
+    return Plan(device, (), (), fallback_reason=reason, until=until)
 
 
 # --- describe --------------------------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ def compile_twin(group: Any, twin: Any) -> bool:
         # Less optimised, in half the time for large kernels: whether a text compiles does not depend on that.
         patch.setattr(backend, "_options", lambda *given: replace(options(*given), ofast_compile="mid"))
         for architecture, digest in new:
-            backend.compile_cubin(source, architecture, use_cache=False)
+            backend.compile_cubin(source, architecture)
             _compiled.add(digest)
             if _shared:
                 (_shared / digest).touch()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from fuser import disk_cache
 from fuser.config import SETTINGS, Setting
 from fuser.ops import OPS
 
@@ -26,7 +27,9 @@ def blocks_of(page: Path) -> list[str]:
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page)], ids=lambda page: page.name)
-def test_python_blocks_run(page: Path) -> None:
+def test_python_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Of the kernels in use, a page saves its own.
+    monkeypatch.setattr(disk_cache, "_used", {})
     # One namespace for a page: a block goes on where the one before it stopped.
     namespace: dict[str, Any] = {"__name__": f"docs_{page.stem}"}
     torch.manual_seed(0)

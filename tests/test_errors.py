@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fuser
-from fuser import fused_kernel, planner
+from fuser import counters, planner
 from fuser.compiler import build_kernel_source
 from fuser.errors import (
     MAX_MESSAGE_LINES,
@@ -450,7 +450,7 @@ def warned_by(call: Callable[[], Any]) -> list[str]:
 @pytest.mark.cpu
 @pytest.mark.parametrize(("body", "word", "under"), [(item[0], *item[2:4]) for item in UNDEFINED])
 def test_undefined_behaviour_is_shown_once(body: str, word: str, under: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_kernel, "_shown", set())
+    monkeypatch.setattr(counters, "_warned", set())
     code = f"// ä\ntemplate <typename T> T doubtful(T x) {{\n {body} }}"
     fn = fuser.create_jit_fn(code)
     with fuser.config.patch(disk_cache=False):
@@ -467,11 +467,11 @@ def test_undefined_behaviour_is_shown_once(body: str, word: str, under: str, mon
 def test_undefined_behaviour_is_shown_for_cuda(body: str, under: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from fuser.cuda.backend import compile_cubin
 
-    monkeypatch.setattr(fused_kernel, "_shown", set())
+    monkeypatch.setattr(counters, "_warned", set())
     fn = fuser.create_jit_fn(f"template <typename T> T doubtful(T x) {{\n {body} }}")
     ((spec, args),) = planner.plan_texts(fn.spec(1), [ones(3)], torch.device("cuda"))
     source = build_kernel_source(spec, args)
-    head, line, caret = warned_by(lambda: compile_cubin(source, "sm_90", use_cache=False))[0].splitlines()
+    head, line, caret = warned_by(lambda: compile_cubin(source, "sm_90"))[0].splitlines()
     assert head.startswith("functor 'doubtful': line 2, column ")
     assert line[caret.index("^") :].startswith(under)
 

@@ -226,7 +226,7 @@ def test_texts_of_many_conditions_are_optimised_less(monkeypatch: pytest.MonkeyP
     """g++ -O2 takes minutes for a hundred of them, one inside the other."""
     commands: list[list[str]] = []
     run = cpu_backend._run
-    monkeypatch.setattr(cpu_backend, "_run", lambda command: commands.append(command) or run(command))
+    monkeypatch.setattr(cpu_backend, "_run", lambda command, *rest: commands.append(command) or run(command, *rest))
     for count, level in ((3, "-O2"), (40, "-O1")):
         nest = "T(0)"
         for number in range(count):

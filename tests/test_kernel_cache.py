@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import json
-import os
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -19,12 +15,9 @@ import pytest
 import torch
 
 import fuser
-from fuser import compiler, executor, planner
+from fuser import compiler, executor
 from fuser.config import config
-from fuser.cpu import backend as cpu_backend
 from fuser.cpu.backend import CpuBackend, find_compiler
-from fuser.cuda.backend import compile_cubin
-from fuser.debug import kernel_sources
 from fuser.errors import CompileError, GroupError, NoCompileError
 from fuser.kernel_cache import KernelStore, Lru, SpecCache
 
@@ -289,60 +282,6 @@ def test_registering_twice_gives_one_spec() -> None:
 
 # ---- disk ----
 
-PROGRAM = """
-import json, torch, fuser
-fn = fuser.create_jit_fn("template <typename T> T kept(T x) { return x * 3; }")
-assert torch.equal(fn(torch.arange(5.0)), torch.arange(5.0) * 3)
-print(json.dumps({**fuser.stats(), "kernels": fuser.n_compiled_kernels()}))
-"""
-
-
-def run_program(cache: Path) -> dict[str, Any]:
-    environment = {**os.environ, "FUSER_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-@pytest.mark.cpu
-def test_a_second_process_loads_and_a_damaged_file_is_made_again(tmp_path: Path) -> None:
-    first, second = run_program(tmp_path), run_program(tmp_path)
-    assert (first["compiles"], first["cache_hits"], first["kernels"]) == (1, 0, 1)
-    assert (second["compiles"], second["cache_hits"], second["kernels"]) == (0, 1, 1)
-    (library,) = tmp_path.rglob("*.so")
-    library.write_bytes(library.read_bytes()[:200])
-    third, fourth = run_program(tmp_path), run_program(tmp_path)
-    assert third["compiles"] == 1
-    assert fourth["compiles"] == 0
-
-
-@pytest.mark.cpu
-@pytest.mark.parametrize("where", ["below a file", "read only", "removed later", "switched off"])
-def test_a_cache_that_cannot_be_written_breaks_no_call(
-    where: str, fresh_caches: Callable[[], None], tmp_path: Path
-) -> None:
-    cache = tmp_path / "cache"
-    settings: dict[str, Any] = {"cache_dir": str(cache)}
-    if where == "below a file":
-        cache.write_text("")
-        settings = {"cache_dir": str(cache / "inside")}
-    elif where == "read only":
-        if os.geteuid() == 0:
-            pytest.skip("root can write everywhere")
-        cache.mkdir(mode=0o500)
-    elif where == "switched off":
-        settings["disk_cache"] = False
-    with config.patch(**settings):
-        if where == "removed later":
-            new_functor()(torch.ones(3))
-            for path in sorted(cache.rglob("*"), reverse=True):
-                path.rmdir() if path.is_dir() else path.unlink()
-            cache.rmdir()
-        assert new_functor("return x * 2;")(torch.ones(3)).tolist() == [2, 2, 2]
-    if where != "removed later":
-        assert not list(tmp_path.rglob("*.so"))
-
 
 @pytest.mark.cpu
 def test_another_compiler_command_is_another_kernel(fresh_caches: Callable[[], None]) -> None:
@@ -353,31 +292,6 @@ def test_another_compiler_command_is_another_kernel(fresh_caches: Callable[[], N
         with config.patch(cxx=cxx):
             fuser.jit_fn(text)(torch.ones(3))
         assert compiles()[0] == before[0] + compiled
-
-
-@pytest.mark.cpu
-def test_a_full_disk_breaks_no_call(fresh_caches: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: Any, **__: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(cpu_backend.filelock, "FileLock", fails)
-    fuser.reset_stats()
-    assert new_functor("return x * 2;")(torch.ones(3)).tolist() == [2, 2, 2]
-    assert fuser.stats()["fallbacks"] == {}
-
-
-@pytest.mark.nvrtc
-def test_a_full_disk_loses_no_cubin(fresh_caches: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    from cuda.core.utils import FileStreamProgramCache
-
-    def fails(*_: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(FileStreamProgramCache, "__setitem__", fails)
-    function = new_functor("return x * 2;")
-    spec = function.spec(1)
-    (source,) = kernel_sources(spec, [torch.ones(3)], "cuda")
-    assert compile_cubin(source, "sm_90").code
 
 
 @pytest.mark.cpu
@@ -407,39 +321,3 @@ def test_stages_are_dumped_as_they_happen(capsys: pytest.CaptureFixture[str]) ->
             function(torch.ones(8))
     stages = [line.removeprefix("--- fuser ") for line in capsys.readouterr().err.splitlines() if "--- fuser" in line]
     assert stages == ["functor", "group", "spec", "source", "binary", "launch", "launch"]
-
-
-@pytest.mark.nvrtc
-def test_damaged_cubin_is_made_again(
-    fresh_caches: Callable[[], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from fuser.cuda import backend as cuda_backend
-
-    class Loaded:
-        """Stands in for the driver: refuses what is no ELF image."""
-
-        def __init__(self, source: Any, code: Any) -> None:
-            if bytes(code.code)[:4] != b"\x7fELF":
-                raise RuntimeError("CUDA_ERROR_INVALID_IMAGE")
-
-    monkeypatch.setattr(cuda_backend, "CudaKernel", Loaded)
-    ((spec, args),) = planner.plan_texts(new_functor().spec(1), [torch.ones(8)], torch.device("cuda"))
-    source, room = compiler.build_kernel_source(spec, args), cuda_backend.CudaBackend()
-    counts = []
-
-    def compile_again() -> None:
-        before = compiles()[0]
-        room.compile(source, "sm_90")
-        counts.append(compiles()[0] - before)
-
-    compile_again()
-    compile_again()
-    damaged = 0
-    for path in (tmp_path / "cache" / "cuda").rglob("*"):
-        if path.is_file() and b"\x7fELF" in path.read_bytes():
-            path.write_bytes(b"damaged" + bytes(100))
-            damaged += 1
-    assert damaged == 1
-    compile_again()
-    compile_again()
-    assert counts == [1, 0, 1, 0]

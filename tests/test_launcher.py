@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fuser
 from fuser import launcher
+from fuser.cxx.functor import parse_functor
 from fuser.errors import ArgumentError, FuserError, GradientError
 from fuser.launcher import PythonLauncher
 
@@ -722,7 +724,7 @@ def step(**other: Any) -> tuple[Any, ...]:
     """Return a launch with some fields replaced; its address is never called."""
     fields: dict[str, Any] = {
         "address": 8, "grid": 1, "block": 1, "shared": 0, "arguments": bytes(24), "first": 1, "pointers": (1, 0),
-        "numbers": (), "letters": "", "is_parallel": False, "name": "",
+        "numbers": (), "letters": "", "is_parallel": False, "is_steady": True, "name": "",
     }  # fmt: skip
     return tuple((fields | other).values())
 
@@ -847,29 +849,53 @@ def test_replays_leave_no_references() -> None:
     assert all(abs(now - then) < 100 for now, then in zip(after, before, strict=True)), (before, after)
 
 
+# Few elements, and much work for each: always, or where the data says so.
+LONG = "for (int i = 0; i < 10000000; ++i) x = x * T(0.999) + T(0.5);"
+SOMETIMES = "while (x > T(0)) x -= T(0.5);"
+
+
 @needs_c
 @pytest.mark.cpu
-def test_long_kernels_run_without_the_gil() -> None:
-    # Few elements, and much work for each.
-    text = """template <typename T> T slow(T x) {
-        for (int i = 0; i < 3000000; ++i) x = x * T(0.999) + T(0.5);
-        return x;
-    }"""
-    function = fuser.create_jit_fn(text)
-    x = draw(4)
-    for _ in range(4):
+@pytest.mark.parametrize(("body", "calls"), [(LONG, 1), (LONG, 4), (SOMETIMES, 1), (SOMETIMES, 10)], ids=str)
+def test_long_kernels_run_without_the_gil(body: str, calls: int) -> None:
+    function = fuser.create_jit_fn(f"template <typename T> T slow(T x) {{ {body} return x; }}")
+    x = torch.ones(4, dtype=torch.float64)
+    for _ in range(calls):
         function(x)
-    done = threading.Event()
-    counted = 0
+    x.fill_(1.5e7)
+    times: list[float] = []
 
     def work() -> None:
+        times.append(time.perf_counter())
         function(x)
-        done.set()
+        times.append(time.perf_counter())
 
     thread = threading.Thread(target=work)
+    longest, last = 0.0, time.perf_counter()
     thread.start()
-    while not done.is_set():
-        counted += 1
+    while len(times) < 2:
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    longest = max(longest, time.perf_counter() - last)
     thread.join()
     # With the GIL held, this thread stands still for as long as the kernel runs.
-    assert counted > 10_000
+    assert times[1] - times[0] > 0.05
+    assert longest < (times[1] - times[0]) / 2
+
+
+@needs_c
+@pytest.mark.parametrize(
+    ("body", "is_steady"),
+    [
+        ("return x;", True),
+        ("for (int i = 0; i < 8; ++i) x += i; return x;", True),
+        ("for (int i = 8; i != 0; --i) x += i; for (int j = 0; j <= 3; j++) x *= 2; return x;", True),
+        ("for (int i = 0; i < x; ++i) x += i; return x;", False),
+        ("for (int i = 0; i < 8; ++i) { for (;;) { if (x > i) break; x += 1; } } return x;", False),
+        ("for (int i = 0; i < 8 && x > 0; ++i) x -= 1; return x;", False),
+        ("do { x -= 1; } while (x > 0); return x;", False),
+        ("again: x -= 1; if (x > 0) goto again; return x;", False),
+    ],
+)
+def test_what_may_keep_the_gil(body: str, is_steady: bool) -> None:
+    assert launcher._is_steady(parse_functor(f"template <typename T> T f(T x) {{ {body} }}")) is is_steady

@@ -1,27 +1,28 @@
-"""The host's C++ compiler, with shared objects kept on disk by the hash of everything they depend on."""
+"""The host's C++ compiler. Shared objects are kept on disk, by the digest of all they depend on."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import re
+import shlex
 import shutil
-import subprocess
+import signal
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import filelock
-
-from fuser import counters
+from fuser._version import __version__
 from fuser.codegen import Dialect, KernelSource
 from fuser.config import config
 from fuser.cpu.dialect import DIALECT
 from fuser.cpu.fused_kernel import CpuKernel
-from fuser.disk_cache import cache_directory
-from fuser.errors import CompilerNotFoundError, Diagnostic
+from fuser.disk_cache import CacheKey, load_or_make, scratch_folder
+from fuser.errors import CompilerFailedError, CompilerNotFoundError, CompilerTimeoutError, Diagnostic
 from fuser.fused_kernel import begin_compile, build_compile_error, warn_of_texts
 
 __all__ = ["Compiler", "CpuBackend", "find_compiler"]
@@ -37,6 +38,19 @@ WARNINGS = (
     "-Wshift-count-negative", "-Warray-bounds", "-Woverflow", "-Waggressive-loop-optimizations",
 )  # fmt: skip
 _MESSAGE = re.compile(r"(.*):(\d+):(\d+): (error|warning): (.*?)(?: \[(-W[\w-]+)=?\])?")
+VERSION_TIMEOUT_S = 60.0
+LONGEST_POLL_S = 0.01
+# What compilers, assemblers and linkers say of the machine, with the words of strerror; never remembered.
+_OF_THE_MACHINE = re.compile(
+    "No space left on device|Disk quota exceeded|File too large|Input/output error|Read-only file system"
+    "|Too many open files|(?:Cannot|Can't) allocate memory|out of memory|virtual memory exhausted"
+    "|Resource temporarily unavailable|Killed signal|terminated program|Permission denied"
+)
+_ERROR = re.compile("error")
+# Said by the linker, of a function that is declared and defined nowhere.
+_UNDEFINED = re.compile("undefined (?:reference to|symbol).*")
+# Names that compilers give their temporary files.
+_TEMPORARY = re.compile(r"\bcc\w{6}\.\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +60,8 @@ class Compiler:
     # The command, with the words of CXX that follow it ("ccache g++").
     command: tuple[str, ...]
     version: str
+    # Which programs those words are now: path, size and time of change.
+    files: tuple[str, ...]
 
     @property
     def is_clang(self) -> bool:
@@ -63,23 +79,14 @@ class CpuBackend:
         return host_identity()
 
     def compile(self, source: KernelSource, target: str) -> CpuKernel:
-        """Compile, or load from disk; one process compiles, others that want the same kernel wait for it."""
-        compiler = find_compiler(config.cxx)
-        flags = compiler_flags(compiler, source.numerics)
-        texts = [functor.text for functor in source.functors]
-        if sum(map(len, texts)) > LARGE_TEXT or sum(text.count("?") for text in texts) > MANY_CONDITIONS:
-            flags = tuple("-O1" if flag == "-O2" else flag for flag in flags)
-        parts = (source.text, *compiler.command, compiler.version, *flags, target)
-        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-        directory = cache_directory("cpu")
-        if directory is not None:
-            try:
-                return _load_or_build(compiler, flags, source, directory / f"{digest}.so")
-            except OSError:
-                # The disk is full, say: do without it.
-                pass
-        with tempfile.TemporaryDirectory(prefix="fuser-") as scratch:
-            return CpuKernel(source, _build(compiler, flags, source, Path(scratch) / "kernel.so"))
+        """Compile, or load what an earlier process compiled."""
+        maker = None
+        # Without a compiler, a kernel that was compiled elsewhere will do.
+        with suppress(CompilerNotFoundError, CompilerFailedError):
+            compiler = find_compiler(config.cxx)
+            maker = (*compiler.command, compiler.version, *compiler.files, *kernel_flags(compiler, source))
+        key = CacheKey.build(("cpu", __version__, target, source.numerics, source.text), maker)
+        return load_or_make(key, lambda: _build(source), lambda image: _load(source, image))
 
 
 def find_compiler(command: str | None) -> Compiler:
@@ -87,26 +94,51 @@ def find_compiler(command: str | None) -> Compiler:
 
     Raises:
         CompilerNotFoundError: there is none; says what to install or set.
+        CompilerFailedError: there is one, and it cannot be asked for its version now.
     """
-    compiler = _find_compiler(command, os.environ.get("PATH", ""))
-    if compiler is None:
-        wanted = f"CXX={command!r} does not run" if command else f"none of {', '.join(CANDIDATES)} is on the path"
-        raise CompilerNotFoundError(f"CPU kernels need a C++ compiler: {wanted} (install g++ or set CXX)")
-    return compiler
+    return _find_compiler(command, os.environ.get("PATH", ""))
 
 
 @cache
-def _find_compiler(command: str | None, path: str) -> Compiler | None:
-    for candidate in (command,) if command else CANDIDATES:
-        words = tuple(candidate.split())
+def _find_compiler(command: str | None, path: str) -> Compiler:
+    # What is not found is not kept: it is looked for again.
+    failure: CompilerFailedError | None = None
+    wanted = f"CXX={command!r} does not run" if command else f"none of {', '.join(CANDIDATES)} is on the path"
+    for words in [_split(command)] if command else [(name,) for name in CANDIDATES]:
         if shutil.which(words[0], path=path) is None:
             continue
         try:
-            result = subprocess.run([*words, "--version"], capture_output=True, text=True, timeout=60, check=True)
-        except (OSError, subprocess.SubprocessError):
+            with _explained(words[0]):
+                status, version = _run([*words, "--version"], None, VERSION_TIMEOUT_S)
+        except CompilerFailedError as error:
+            failure = error
             continue
-        return Compiler(words, result.stdout.strip())
-    return None
+        if status == 0:
+            return Compiler(words, version.strip(), tuple(_identify(word, path) for word in words))
+        wanted = f"{words[0]} --version: {_describe(status, version)}"
+        if status < 0:
+            failure = CompilerFailedError(wanted)
+    if failure is not None:
+        raise failure
+    raise CompilerNotFoundError(f"CPU kernels need a C++ compiler: {wanted} (install g++ or set CXX)")
+
+
+def _split(command: str) -> tuple[str, ...]:
+    # One path, whatever is in it, or words as a shell has them.
+    if shutil.which(command) is not None:
+        return (command,)
+    try:
+        return tuple(shlex.split(command))
+    except ValueError as error:
+        raise CompilerNotFoundError(f"CPU kernels need a C++ compiler: CXX={command!r}: {error}") from None
+
+
+def _identify(word: str, path: str) -> str:
+    program = shutil.which(word, path=path)
+    if program is None:
+        return ""
+    status = Path(program).stat()
+    return f"{Path(program).resolve()} {status.st_size} {status.st_mtime_ns}"
 
 
 def compiler_flags(compiler: Compiler, numerics: str) -> tuple[str, ...]:
@@ -127,15 +159,24 @@ def compiler_flags(compiler: Compiler, numerics: str) -> tuple[str, ...]:
     return tuple(flags)
 
 
+def kernel_flags(compiler: Compiler, source: KernelSource) -> tuple[str, ...]:
+    """Return the flags of one kernel: large texts are optimised less."""
+    flags = compiler_flags(compiler, source.numerics)
+    texts = [functor.text for functor in source.functors]
+    if sum(map(len, texts)) > LARGE_TEXT or sum(text.count("?") for text in texts) > MANY_CONDITIONS:
+        flags = tuple("-O1" if flag == "-O2" else flag for flag in flags)
+    return flags
+
+
 @cache
 def host_identity() -> str:
-    """Return text that differs between machines for which -march=native makes different code."""
+    """Return text that differs between machines for which -march=native makes different code, or that link it apart."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         features = next(line for line in lines if line.startswith(("flags", "Features")))
     except (OSError, StopIteration):
         features = platform.processor()
-    return f"{platform.machine()} {' '.join(sorted(features.split()))}"
+    return f"{platform.machine()} {''.join(platform.libc_ver())} {' '.join(sorted(features.split()))}"
 
 
 def parse_gcc_log(log: str) -> list[Diagnostic]:
@@ -150,51 +191,129 @@ def parse_gcc_log(log: str) -> list[Diagnostic]:
     return found
 
 
-def _load_or_build(compiler: Compiler, flags: tuple[str, ...], source: KernelSource, path: Path) -> CpuKernel:
-    kernel = _load(source, path)
-    if kernel is not None:
-        return kernel
-    with filelock.FileLock(path.with_suffix(".lock")):
-        kernel = _load(source, path)
-        if kernel is not None:
-            return kernel
-        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-            # Readers see a whole file or none.
-            _build(compiler, flags, source, Path(scratch) / "kernel.so").replace(path)
-    return CpuKernel(source, path)
-
-
-def _load(source: KernelSource, path: Path) -> CpuKernel | None:
+def _load(source: KernelSource, image: bytes) -> CpuKernel:
     try:
-        kernel = CpuKernel(source, path)
-    except (OSError, AttributeError):
-        # Not there, or damaged: it is compiled and written again.
-        return None
-    counters.count("cache_hits")
-    return kernel
+        return CpuKernel(source, image)
+    except (OSError, AttributeError) as error:
+        # The loader's errors begin with a path.
+        said = str(error).partition(": ")[2] or str(error)
+        raise CompilerFailedError(f"the shared object cannot be loaded: {said}") from error
 
 
-def _build(compiler: Compiler, flags: tuple[str, ...], source: KernelSource, target: Path) -> Path:
+def _build(source: KernelSource) -> bytes:
+    """Return the shared object of a kernel.
+
+    Raises:
+        CompileError: the compiler says what is wrong in the text.
+        CompilerFailedError: it made no kernel for another reason.
+        CompilerNotFoundError, CompilerTimeoutError: as they say.
+    """
+    compiler = find_compiler(config.cxx)
+    flags = kernel_flags(compiler, source)
+    begin_compile(source)
+    with _explained(compiler.command[0]), scratch_folder() as folder:
+        target = folder / "kernel.so"
+        status, log = _compile(compiler, flags, source, target)
+        if status == 0 and target.is_file() and target.stat().st_size:
+            warn_of_texts(source, parse_gcc_log(log))
+            return target.read_bytes()
+        log = log.replace(f"{folder}/", "")
+    diagnostics = [item for item in parse_gcc_log(log) if item.severity == "error"]
+    if status < 0 or _OF_THE_MACHINE.search(log) or not (diagnostics or _UNDEFINED.search(log)):
+        raise CompilerFailedError(f"{compiler.command[0]} made no kernel: {_describe(status, log)}")
+    raise build_compile_error(source, compiler.command[0], diagnostics, " ".join(flags), log)
+
+
+def _compile(compiler: Compiler, flags: tuple[str, ...], source: KernelSource, target: Path) -> tuple[int, str]:
     text = target.with_suffix(".cpp")
     text.write_text(source.text, encoding="utf-8")
     libraries = ["-lmvec", "-lm"] if _has_libmvec() and not compiler.is_clang else ["-lm"]
     command = [*compiler.command, *flags, str(text), "-o", str(target), *libraries]
-    begin_compile(source)
     # The C++ library is what takes longest to link, and what hardly a functor needs.
-    few = [] if compiler.is_clang else ["-lgcc", "-lc", "-nodefaultlibs", "-Wl,--no-undefined"]
-    result = _run([*command, *few])
+    few = [] if compiler.is_clang else ["-lgcc", "-lc", "-nodefaultlibs"]
+    complete = [] if compiler.is_clang else ["-Wl,--no-undefined"]
+    status, log = _run([*command, *few, *complete], target.parent, config.compile_timeout)
     # GNU ld says reference, others say symbol.
-    if few and result.returncode and "undefined" in result.stderr:
-        result = _run(command)
-    if result.returncode:
-        diagnostics = parse_gcc_log(result.stderr)
-        raise build_compile_error(source, compiler.command[0], diagnostics, " ".join(flags), result.stderr)
-    warn_of_texts(source, parse_gcc_log(result.stderr))
-    return target
+    if few and _UNDEFINED.search(log):
+        status, log = _run([*command, *complete], target.parent, config.compile_timeout)
+    return status, log
 
 
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
+def _run(command: list[str], folder: Path | None, timeout_s: float) -> tuple[int, str]:
+    """Run a compiler, and whatever it starts, to the end.
+
+    Args:
+        command: its words.
+        folder: for its temporary files; None: where others have them.
+        timeout_s: when to end it.
+
+    Returns:
+        Its exit status, or minus the signal that ended it; all that it said.
+
+    Raises:
+        OSError: it cannot be started.
+        CompilerTimeoutError: it took too long.
+    """
+    # It writes to a file: a pipe would be held open by whatever is forked meanwhile, or stays behind, such as the
+    # server of a compiler cache. A group of its own: Ctrl-C is sent to all processes of ours, while this may be the
+    # compile of a thread that is not interrupted.
+    with tempfile.TemporaryFile(dir=folder) as log:
+        actions = [(os.POSIX_SPAWN_DUP2, log.fileno(), 1), (os.POSIX_SPAWN_DUP2, log.fileno(), 2)]
+        process = os.posix_spawnp(
+            command[0],
+            command,
+            {**os.environ, "LC_ALL": "C", **({"TMPDIR": str(folder)} if folder else {})},
+            file_actions=[*actions, (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)],
+            setpgroup=0,
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+        )
+        try:
+            status = _wait_for(process, timeout_s)
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process, signal.SIGKILL)
+            _wait_for(process, timeout_s)
+            raise
+        log.seek(0)
+        return status, log.read().decode(errors="replace")
+
+
+def _wait_for(process: int, timeout_s: float) -> int:
+    deadline, pause_s = time.monotonic() + timeout_s, 0.0005
+    while True:
+        try:
+            found, status = os.waitpid(process, os.WNOHANG)
+        except ChildProcessError:
+            # Who ignores SIGCHLD is not told how a process ended; what it made tells.
+            return 0
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            raise CompilerTimeoutError(f"the C++ compiler took longer than {timeout_s:g} s (FUSER_COMPILE_TIMEOUT)")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_POLL_S)
+
+
+@contextmanager
+def _explained(program: str) -> Iterator[None]:
+    """Raise CompilerFailedError for what the operating system refuses inside."""
+    try:
+        yield
+    except OSError as error:
+        # A signal handler's TimeoutError is an OSError, too, but has no number.
+        if error.errno is None:
+            raise
+        raise CompilerFailedError(f"{program} made no kernel: {error.strerror}") from error
+
+
+def _describe(status: int, log: str) -> str:
+    """Return in one line why a compiler failed: the same in every process, so that a reason is said once."""
+    if status < 0:
+        return f"it was ended by {signal.Signals(-status).name}"
+    lines = [line for line in log.splitlines() if line.strip()]
+    telling = [line for pattern in (_OF_THE_MACHINE, _ERROR) for line in lines if pattern.search(line)]
+    said = [_TEMPORARY.sub("...", line) for line in (*telling, *lines)]
+    return ": ".join([f"exit status {status}" if status else "it wrote none", *said[:1]])
 
 
 @cache

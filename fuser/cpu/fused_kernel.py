@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import os
 from collections.abc import Callable
-from pathlib import Path
-
-import torch
+from contextlib import suppress
 
 from fuser import counters
 from fuser.codegen import KERNEL_NAME, KernelSource
+from fuser.disk_cache import scratch_folder
 from fuser.geometry import Launch
 from fuser.layout import IterationSpace
+from fuser.process import openmp_threads
 
 __all__ = ["CpuKernel"]
 
 # Below this many elements a parallel region costs more than it saves.
 PARALLEL_ELEMENTS = 16384
 
+_loaded = itertools.count(1)
+
 
 class CpuKernel:
     """Implements FusedKernel. Calls release the GIL."""
 
-    def __init__(self, source: KernelSource, path: Path) -> None:
+    def __init__(self, source: KernelSource, image: bytes) -> None:
         self.source = source
         # Keeps the shared object loaded as long as the kernel lives.
-        self._library = ctypes.CDLL(str(path))
+        self._library = _load(image, f"fuser {', '.join(functor.entry for functor in source.functors)}")
         self._function = getattr(self._library, KERNEL_NAME)
         self._function.argtypes = (ctypes.c_char_p, ctypes.c_int)
         self._function.restype = None
@@ -40,7 +44,34 @@ class CpuKernel:
         function = self._function
 
         def run(arguments: bytes) -> None:
-            function(arguments, torch.get_num_threads() if launch.is_parallel else 1)
+            function(arguments, openmp_threads() if launch.is_parallel else 1)
             counters.count("launches")
 
         return run
+
+
+def _load(image: bytes, name: str) -> ctypes.CDLL:
+    """Load a shared object from bytes, which nobody can change between a check and this.
+
+    Raises:
+        OSError: it cannot be loaded here.
+    """
+    if hasattr(os, "memfd_create"):
+        # Not everywhere: /proc may be missing, or a policy against it in force.
+        with suppress(OSError):
+            return _load_from_memory(image, name)
+    with scratch_folder() as folder:
+        path = folder / "kernel.so"
+        path.write_bytes(image)
+        return ctypes.CDLL(str(path))
+
+
+def _load_from_memory(image: bytes, name: str) -> ctypes.CDLL:
+    # Profilers and /proc/self/maps show the name, of which Linux takes 249 bytes.
+    with os.fdopen(os.memfd_create(name.encode("ascii", "replace")[:200].decode()), "wb") as file:
+        file.write(image)
+        file.flush()
+        # The loader takes a path that it has seen for the library it found there, and descriptors are used again: each
+        # library gets a spelling of its own, made from its number.
+        spelling = format(next(_loaded), "b").replace("0", "/").replace("1", "./")
+        return ctypes.CDLL(f"/proc/self/fd/{spelling}{file.fileno()}")

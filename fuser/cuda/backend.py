@@ -1,24 +1,25 @@
-"""NVRTC through cuda.core, with compiled kernels kept in its file cache. Needs no GPU and no CUDA toolkit."""
+"""NVRTC through cuda.core, with compiled kernels kept on disk. Needs no GPU and no CUDA toolkit to compile."""
 
 from __future__ import annotations
 
 import io
 import re
-from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from fuser import counters
+from fuser._version import __version__
 from fuser.codegen import Dialect, KernelSource
 from fuser.cuda.dialect import DIALECT
 from fuser.cuda.fused_kernel import CudaKernel
-from fuser.disk_cache import cache_directory
-from fuser.errors import CaptureError, CompilerNotFoundError, Diagnostic, FuserError
+from fuser.disk_cache import CacheKey, load_or_make
+from fuser.errors import CaptureError, CompilerFailedError, CompilerNotFoundError, Diagnostic
 from fuser.fused_kernel import begin_compile, build_compile_error, warn_of_texts
 
 if TYPE_CHECKING:
-    from cuda.core import ObjectCode, ProgramOptions
+    from cuda.core import ProgramOptions
 
 __all__ = ["CudaBackend", "compile_cubin"]
 
@@ -50,62 +51,49 @@ class CudaBackend:
                 f"the kernel of {names} is needed for the first time inside a CUDA graph capture: before it, make the "
                 "same call once, or call warmup() of a function made by fuser.fuse"
             )
-        code = compile_cubin(source, target)
         try:
-            return CudaKernel(source, code)
-        except Exception:
-            # What the cache held cannot be loaded (a damaged file, an older driver): compile anew.
-            return CudaKernel(source, compile_cubin(source, target, is_damaged=True))
+            from cuda.core import ObjectCode  # noqa: PLC0415 - importing fuser must not import CUDA
+        except ImportError as error:
+            raise CompilerNotFoundError(f"CUDA kernels need cuda-python: {error}") from error
+
+        def load(cubin: bytes) -> CudaKernel:
+            return CudaKernel(source, ObjectCode.from_cubin(cubin))
+
+        return load_or_make(_cache_key(source, target), lambda: compile_cubin(source, target), load)
 
 
-def compile_cubin(source: KernelSource, target: str, *, use_cache: bool = True, is_damaged: bool = False) -> ObjectCode:
+def compile_cubin(source: KernelSource, target: str) -> bytes:
     """Compile to machine code of an architecture such as ``sm_90``; works on a machine without a GPU.
-
-    Args:
-        source: the kernel.
-        target: the architecture.
-        use_cache: whether to look into the disk cache first, and to keep the result there.
-        is_damaged: whether what the cache holds is of no use and is to be replaced.
 
     Raises:
         CompileError: the text does not compile.
         CompilerNotFoundError: cuda-python or NVRTC is missing.
+        CompilerFailedError: NVRTC made no kernel for another reason: it lacks memory, or knows no such architecture.
     """
     try:
-        from cuda.core import ObjectCode, Program  # noqa: PLC0415 - importing fuser must not import CUDA
-        from cuda.core.utils import FileStreamProgramCache, make_program_cache_key  # noqa: PLC0415
+        from cuda.core import Program  # noqa: PLC0415 - importing fuser must not import CUDA
     except ImportError as error:
         raise CompilerNotFoundError(f"CUDA kernels need cuda-python: {error}") from error
     options = _options(target, source.numerics)
-    directory = cache_directory("cuda") if use_cache else None
+    begin_compile(source)
     try:
-        if directory is not None:
-            cache = FileStreamProgramCache(directory)
-            key = make_program_cache_key(code=source.text, code_type="c++", options=options, target_type="cubin")
-            found = None if is_damaged else cache.get(key)
-            if found is not None:
-                counters.count("cache_hits")
-                return ObjectCode.from_cubin(found)
-        begin_compile(source)
         said = io.StringIO()
-        code = Program(source.text, "c++", options).compile("cubin", logs=said)
-        if directory is not None:
-            # The disk may be full: the kernel is there all the same.
-            with suppress(OSError):
-                cache[key] = code
-    except FuserError:
-        raise
+        cubin = Program(source.text, "c++", options).compile("cubin", logs=said).code
     except (ImportError, OSError) as error:
         raise CompilerNotFoundError(f"CUDA kernels need NVRTC (pip install nvidia-cuda-nvrtc): {error}") from error
     except Exception as error:
         log = str(error)
-        diagnostics = parse_nvrtc_log(log, source)
-        if not diagnostics and "NVRTC" not in log:
-            raise CompilerNotFoundError(f"CUDA kernels need NVRTC (pip install nvidia-cuda-nvrtc): {error}") from error
+        diagnostics = [item for item in parse_nvrtc_log(log, source) if item.severity == "error"]
+        if not diagnostics and "NVRTC_ERROR_COMPILATION" not in log:
+            if "NVRTC" in log:
+                raise CompilerFailedError(f"NVRTC, {target}, made no kernel: {' '.join(log.split())}") from error
+            missing = f"CUDA kernels need NVRTC (pip install nvidia-cuda-nvrtc): {log or error!r}"
+            raise CompilerNotFoundError(missing) from error
         text = " ".join(option.decode() for option in options.as_bytes("nvrtc"))
         raise build_compile_error(source, f"NVRTC, {target}", diagnostics, text, log) from None
     warn_of_texts(source, parse_nvrtc_log(said.getvalue(), source))
-    return code
+    assert isinstance(cubin, bytes)
+    return cubin
 
 
 def parse_nvrtc_log(log: str, source: KernelSource) -> list[Diagnostic]:
@@ -146,3 +134,23 @@ def _options(target: str, numerics: str) -> ProgramOptions:
         prec_div=None if numerics == "strict" else False,
         prec_sqrt=None if numerics == "strict" else False,
     )
+
+
+def _cache_key(source: KernelSource, target: str) -> CacheKey:
+    options = [option.decode() for option in _options(target, source.numerics).as_bytes("nvrtc")]
+    return CacheKey.build(("cuda", __version__, *options, source.text), _identify_nvrtc())
+
+
+@cache
+def _identify_nvrtc() -> tuple[str, ...] | None:
+    """Return the version of NVRTC, and which file it is; None where there is none."""
+    try:
+        from cuda.bindings import nvrtc  # noqa: PLC0415 - as above
+        from cuda.pathfinder import load_nvidia_dynamic_lib  # noqa: PLC0415
+
+        library = Path(load_nvidia_dynamic_lib("nvrtc").abs_path or "").resolve()
+        status = library.stat()
+        _, *version = nvrtc.nvrtcVersion()
+    except (ImportError, OSError, RuntimeError):
+        return None
+    return (str(version), str(library), str(status.st_size), str(status.st_mtime_ns))

@@ -158,7 +158,7 @@ def parse_functor(source: str, scalars: tuple[str, ...] = (), num_outputs: int =
     try:
         return _parse(source, scalars, num_outputs)
     except RecursionError:
-        raise FunctorError("the text is nested more deeply than it can be read") from None
+        raise FunctorError("the text, or the calling program, is nested too deeply for it to be read") from None
 
 
 def _parse(source: str, scalars: tuple[str, ...], num_outputs: int) -> Functor:
@@ -211,7 +211,7 @@ def _check_characters(source: str) -> None:
     if found is not None:
         line, column = MappedText(source, source).place_of(found.start())
         shown = source.encode(errors="backslashreplace").decode()
-        message = f"{found[0]!r} is no character of a C++ text"
+        message = "NUL is no character" if found[0] == "\0" else "half of a surrogate pair is no character"
         raise FunctorError(describe_place(shown, line, column, message), line, column)
 
 

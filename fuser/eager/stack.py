@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-import threading
+
+from fuser.process import Lock
 
 __all__ = ["MAX_DEPTH", "deep_stack"]
 
@@ -19,19 +20,19 @@ class DeepStack:
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self.inside = 0
         self.before = 0
 
     def __enter__(self) -> None:
-        with self.lock:
+        with self.lock():
             if self.inside == 0:
                 self.before = sys.getrecursionlimit()
                 sys.setrecursionlimit(self.before + 30 * MAX_DEPTH)
             self.inside += 1
 
     def __exit__(self, *_: object) -> None:
-        with self.lock:
+        with self.lock():
             self.inside -= 1
             if self.inside == 0:
                 sys.setrecursionlimit(self.before)

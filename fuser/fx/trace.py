@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-import threading
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from fuser.fx.whole import WholeFusion, find_whole_fusion
 from fuser.graph import FusionGroup
 from fuser.launcher import Recorded, Replayer, Scalars, called_in_c
 from fuser.outputs import check_kinds, finish_out, finish_traced_out
+from fuser.process import Lock
 from fuser.route import call_anew
 
 __all__ = ["FusedFunction"]
@@ -56,7 +56,7 @@ class FusedFunction(Replayer):
             name = getattr(function, "__name__", type(function).__name__)
             raise TypeError(f"fuse takes a Python function or a module, got {name}; wrap it: lambda x: {name}(x)")
         self.function = function
-        self._lock = threading.RLock()
+        self._lock = Lock()
         # By the key of the call, the newest first.
         self._traces: dict[Key, tuple[Entry, ...]] = {}
         # The trace whose calls this object replays itself.
@@ -224,7 +224,7 @@ class FusedFunction(Replayer):
     def _find_trace(self, key: Key, leaves: tuple[Any, ...]) -> Entry:
         found = self._look_up(key, leaves)
         if found is None:
-            with self._lock:
+            with self._lock():
                 found = self._look_up(key, leaves)
                 if found is None:
                     found = self._add_trace(key, leaves)

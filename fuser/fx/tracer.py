@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 import linecache
 import os
-import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ from fuser.fx.nodes import is_size
 from fuser.fx.symbols import IN_PLACE, Symbol, is_symbol, is_tensor
 from fuser.jiterator import JitFunction
 from fuser.ops import IS_NUMBER
+from fuser.process import Lock, await_before_fork
 
 __all__ = ["Traced", "is_traced", "trace"]
 
@@ -73,12 +73,14 @@ def trace(
     Raises:
         TracingError: what the function does cannot be in a graph; shows the line.
     """
-    with _LOCK:
+    with _lock():
         return _trace(function, lambda: _Tracer(function, call, key, leaves, names), key)
 
 
 # fx replaces functions of torch's while it traces, and so does this file.
-_LOCK = threading.RLock()
+_lock = Lock()
+# A child that is forked meanwhile would keep what they are replaced by.
+await_before_fork(_lock)
 
 
 def _trace(function: Callable[..., Any], make_tracer: Callable[[], _Tracer], key: Key) -> Traced:

@@ -12,6 +12,7 @@ import torch
 
 from fuser.access import Tuning
 from fuser.config import config
+from fuser.process import Lock
 from fuser.tuning import table as tunings
 from fuser.tuning.table import Candidate
 
@@ -21,7 +22,7 @@ P = TypeVar("P")
 
 _thread = threading.local()
 # Two searches at a time would measure each other.
-_search_lock = threading.Lock()
+_search_lock = Lock()
 
 # A winner has to be faster than the default by more than the noise of a measurement.
 MIN_GAIN = 0.02
@@ -80,7 +81,7 @@ def tune(run: Callable[[], Any]) -> TuningReport:
         return TuningReport(reason="no CUDA device is available")
     if torch.cuda.is_current_stream_capturing():
         return TuningReport(reason="a CUDA graph is being captured")
-    with _search_lock:
+    with _search_lock():
         with _searching(), tunings.record() as seen:
             # Plans are made anew, and seen.
             config.touch()
@@ -104,12 +105,13 @@ def make_tuned(make: Callable[[], P], run: Callable[[], Any]) -> P:
         plan = make()
     unknown = tuple(candidate for candidate in dict.fromkeys(seen) if not tunings.is_known(candidate))
     # While another thread searches, this one goes on: what that thread runs may wait for it.
-    if not unknown or torch.cuda.is_current_stream_capturing() or not _search_lock.acquire(blocking=False):
+    lock = _search_lock()
+    if not unknown or torch.cuda.is_current_stream_capturing() or not lock.acquire(blocking=False):
         return plan
     try:
         _search(unknown, run)
     finally:
-        _search_lock.release()
+        lock.release()
     return make()
 
 

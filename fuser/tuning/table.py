@@ -5,19 +5,17 @@ A tuning changes how fast a kernel is and never what it returns, so that threads
 
 from __future__ import annotations
 
-import hashlib
 import json
-import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
+from fuser import disk_cache
 from fuser._version import __version__
 from fuser.access import Tuning
-from fuser.disk_cache import cache_directory
+from fuser.disk_cache import CacheKey
 from fuser.kernel_spec import ArgSpec, KernelSpec
+from fuser.process import Lock
 
 __all__ = ["Candidate", "candidates", "is_known", "keep", "record", "tuned", "use"]
 
@@ -25,7 +23,7 @@ BLOCKS = (128, 256, 512)
 UNROLLS = (1, 2, 4)
 TILES = (32, 64)
 
-_lock = threading.Lock()
+_lock = Lock()
 # What searches found, what the disk holds (None: nothing), and what a search tries just now.
 _known: dict[Candidate, Tuning | None] = {}
 _tried: dict[Candidate, Tuning] = {}
@@ -45,24 +43,23 @@ class Candidate:
     device: str
 
     @property
-    def digest(self) -> str:
-        """Name of the file that holds the winner."""
-        text = f"{__version__}\0{self.key}\0{self.args}\0{self.device}"
-        return hashlib.sha256(text.encode()).hexdigest()
+    def cache_key(self) -> CacheKey:
+        """Under which the winner is kept on disk."""
+        return CacheKey.build(("tuning", __version__, str(self.key), str(self.args), self.device), ())
 
 
 def tuned(spec: KernelSpec, args: ArgSpec, device: str) -> ArgSpec:
     """Return the ArgSpec that a kernel is made from: with the tuning that is tried or known, if there is one."""
     names = ", ".join(dict.fromkeys(item.function.name for item in spec.group.applications))
     candidate = Candidate(names, spec.key, args, device)
-    with _lock:
+    with _lock():
         for record in _records:
             record.append(candidate)
         tuning = _tried.get(candidate)
         is_known = tuning is not None or candidate in _known
     if not is_known:
         found = _read(candidate)
-        with _lock:
+        with _lock():
             _known.setdefault(candidate, found)
     return replace(args, tuning=tuning or _known.get(candidate) or args.tuning)
 
@@ -74,29 +71,20 @@ def is_known(candidate: Candidate) -> bool:
 
 def keep(candidate: Candidate, tuning: Tuning) -> None:
     """Use this tuning from now on, also in later processes."""
-    with _lock:
+    with _lock():
         _known[candidate] = tuning
-    directory = cache_directory("tuning")
-    if directory is None:
-        return
-    try:
-        with tempfile.NamedTemporaryFile("w", dir=directory, delete=False, encoding="utf-8") as file:
-            json.dump(asdict(tuning), file)
-        Path(file.name).replace(directory / f"{candidate.digest}.json")
-    except OSError:
-        # A cache that cannot be written never breaks a call.
-        return
+    disk_cache.write(candidate.cache_key, json.dumps(asdict(tuning)).encode())
 
 
 @contextmanager
 def use(candidate: Candidate, tuning: Tuning) -> Iterator[None]:
     """Try a tuning: plans made inside run the kernel with it."""
-    with _lock:
+    with _lock():
         _tried[candidate] = tuning
     try:
         yield
     finally:
-        with _lock:
+        with _lock():
             _tried.pop(candidate, None)
 
 
@@ -104,12 +92,12 @@ def use(candidate: Candidate, tuning: Tuning) -> Iterator[None]:
 def record() -> Iterator[list[Candidate]]:
     """Collect the kernels that are planned inside, of any thread."""
     seen: list[Candidate] = []
-    with _lock:
+    with _lock():
         _records.append(seen)
     try:
         yield seen
     finally:
-        with _lock:
+        with _lock():
             _records[:] = [other for other in _records if other is not seen]
 
 
@@ -127,13 +115,12 @@ def candidates(args: ArgSpec) -> tuple[Tuning, ...]:
 
 
 def _read(candidate: Candidate) -> Tuning | None:
-    directory = cache_directory("tuning")
-    if directory is None:
+    payload = disk_cache.read(candidate.cache_key)
+    if payload is None:
         return None
     try:
-        fields = json.loads((directory / f"{candidate.digest}.json").read_text(encoding="utf-8"))
-        found = Tuning(**fields)
-    except (OSError, ValueError, TypeError):
+        found = Tuning(**json.loads(payload))
+    except (ValueError, TypeError):
         return None
-    # A file of another version, or damaged, must not make a kernel that does not compile.
+    # What another state of this code kept must not make a kernel that does not compile.
     return found if found in candidates(candidate.args) else None

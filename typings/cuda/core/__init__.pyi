@@ -1,7 +1,6 @@
 from collections.abc import Sequence
 
 from cuda.bindings import driver
-from cuda.core.utils import ProgramCacheResource
 
 __version__: str
 
@@ -78,8 +77,6 @@ class Program:
         target_type: str,
         name_expressions: tuple[str, ...] | list[str] = (),
         logs: object | None = None,
-        *,
-        cache: ProgramCacheResource | None = None,
     ) -> ObjectCode: ...
 
 class Device:

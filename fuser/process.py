@@ -1,0 +1,79 @@
+"""Locks and threads that hang nobody: no forked child, no signal handler, and not the interpreter at its end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from contextlib import suppress
+
+import torch
+
+__all__ = ["Lock", "await_before_fork", "openmp_threads"]
+
+FORK_WAIT_S = 10.0
+
+# How often this process came out of a fork since fuser was imported.
+_forks = 0
+# Whether kernels have used OpenMP's threads; whether a fork has left those behind.
+_has_threads = _has_lost_threads = False
+
+
+class Lock:
+    """Gives, when called, what to hold: ``with lock():``.
+
+    - One thread may hold it twice. A signal handler and ``__del__`` run inside whatever their thread was doing, so what
+      is changed under it is whole between any two statements.
+    - A forked child finds it free: whoever held it in the parent does not run there.
+    - It is free when the interpreter ends, where daemon threads have stopped for good, whatever they held.
+    """
+
+    __slots__ = ("_forks", "_held")
+
+    def __init__(self) -> None:
+        self._forks = _forks
+        self._held = threading.RLock()
+
+    def __call__(self) -> threading.RLock:
+        """Return what to hold. Interrupts do not come between taking it and the ``with`` that gives it back."""
+        if sys.is_finalizing():
+            return threading.RLock()
+        if self._forks != _forks:
+            self._forks, self._held = _forks, threading.RLock()
+        return self._held
+
+
+def await_before_fork(lock: Lock) -> None:
+    """Let every fork wait until no thread holds a lock, or for some seconds."""
+
+    def release() -> None:
+        # Not held where the wait was in vain.
+        with suppress(RuntimeError):
+            lock().release()
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=lambda: lock().acquire(timeout=FORK_WAIT_S), after_in_parent=release)
+
+
+def openmp_threads() -> int:
+    """Return how many threads a large kernel on the CPU may use: torch's thread count.
+
+    In a child of a process whose kernels have used several it is 1: OpenMP would wait for the parent's threads, which
+    do not exist there.
+    """
+    global _has_threads  # noqa: PLW0603 - one OpenMP per process
+    if _has_lost_threads:
+        return 1
+    count = torch.get_num_threads()
+    _has_threads = _has_threads or count > 1
+    return count
+
+
+def _enter_child() -> None:
+    global _forks, _has_lost_threads  # noqa: PLW0603 - as above
+    _forks += 1
+    _has_lost_threads = _has_threads
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_enter_child)

@@ -1,0 +1,363 @@
+"""What goes wrong outside of the user's text: a right result, eager torch with its reason or a typed error; no hang."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import resource
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+import fuser
+from fuser import planner
+from fuser.config import config
+from fuser.cpu.backend import find_compiler
+from fuser.errors import (
+    CompileError,
+    CompilerFailedError,
+    CompilerNotFoundError,
+    FallbackError,
+    FunctorError,
+    GradientError,
+)
+
+ROOT = Path(__file__).parents[1]
+MACROS = "".join(f"#define A{number + 1} (A{number} + 1)\n" for number in range(2000))
+_numbers = itertools.count()
+
+pytestmark = pytest.mark.filterwarnings("ignore::fuser.errors.FallbackWarning")
+
+
+def new_functor(body: str = "return x + T({number});") -> fuser.JitFunction:
+    """Return a functor whose text no test had before."""
+    number = next(_numbers)
+    return fuser.jit_fn(f"template <typename T> T failing{number}(T x) {{ {body.replace('{number}', str(number))} }}")
+
+
+def outcome(fn: fuser.JitFunction) -> tuple[int, list[str]]:
+    """Call a functor that multiplies by three; return the number of launches and the reasons for eager torch."""
+    fuser.reset_stats()
+    assert fn(torch.ones(3)).tolist() == [3, 3, 3]
+    return fuser.stats()["launches"], list(fuser.stats()["fallbacks"])
+
+
+@pytest.fixture
+def make_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
+    """Return a function that makes a shell script the compiler; it runs as the real one once it is ``repaired``."""
+    real = find_compiler(config.cxx).command[0]
+    monkeypatch.setitem(config.__dict__, "cache_dir", str(tmp_path / "cache"))
+
+    def make(body: str) -> Path:
+        path = write_compiler(tmp_path / "compiler", body, real)
+        config.cxx = str(path)
+        return path
+
+    before = config.cxx
+    yield make
+    config.cxx = before
+
+
+def write_compiler(path: Path, body: str, real: str) -> Path:
+    head = f'if [ "$1" = --version ] || [ -e "$0.repaired" ]; then exec {real} "$@"; fi'
+    path.write_text(f"#!/bin/sh\n{head}\n{body.replace('REAL', real)}\n")
+    path.chmod(0o755)
+    return path
+
+
+def repair(path: Path) -> None:
+    path.with_name(f"{path.name}.repaired").touch()
+
+
+# ---- compilers that fail ----
+
+# What a compiler does, and what the reason says of it.
+BROKEN = {
+    "killed": ("kill -9 $$", "it was ended by SIGKILL"),
+    "interrupted": ("kill -2 $$", "it was ended by SIGINT"),
+    "silent": ("exit 1", "exit status 1"),
+    "no output": ("exit 0", "it wrote none"),
+    "no UTF-8": (r"printf 'error: \377\376\n'; exit 1", "exit status 1: error: ��"),
+    "no UTF-8 and no output": (r"printf '\377\n'", "it wrote none: �"),
+    "garbage": ('while [ "$1" != -o ]; do shift; done; echo garbage > "$2"', "file too short"),
+    "an empty file": ('while [ "$1" != -o ]; do shift; done; : > "$2"', "it wrote none"),
+    "reads stdin": ("cat; exit 1", "exit status 1"),
+    "crashes": ("echo 'f:1:1: internal compiler error: Segmentation fault'; exit 4", "internal compiler error"),
+    "disk full": (
+        "echo 'failing:1:1: error: bad'; echo '/t/ccAb12Cd.s: No space left on device'; exit 1",
+        "exit status 1: /t/...: No space left on device",
+    ),
+    "largest file": ('ulimit -f 1; exec REAL "$@"', "File size limit exceeded"),
+    "too many files": ('ulimit -n 5; exec REAL "$@"', "Too many open files"),
+    "out of memory": ('ulimit -v 20000; exec REAL "$@"', ""),
+    "no assembler": ('PATH=/nonexistent exec "$(command -v REAL)" "$@"', "cannot execute 'as'"),
+}
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_compiler_that_fails_is_tried_again(name: str, make_compiler: Callable[[str], Path]) -> None:
+    body, reason = BROKEN[name]
+    path = make_compiler(body)
+    fn, jump, x = new_functor("return x * T(3);"), new_functor("goto end; end: return x;"), torch.ones(3)
+    fuser.reset_stats()
+    for calls in (1, 2):
+        before = fuser.stats()["compiles"]
+        assert fn(x).tolist() == [3, 3, 3]
+        assert fuser.stats()["compiles"] > before
+        ((said, count),) = fuser.stats()["fallbacks"].items()
+        assert count == calls
+        assert said.startswith((f"{path} made no kernel: ", "the shared object cannot be loaded: "))
+        assert reason in said
+    with pytest.raises(CompilerFailedError, match=re.escape(said)):
+        fn.check()
+    with pytest.raises(FallbackError, match=rf"{re.escape(said)}.* has no eager version"):
+        jump(x)
+    repair(path)
+    fuser.reset_stats()
+    assert fn(x).tolist() == [3, 3, 3]
+    assert jump(x).tolist() == [1, 1, 1]
+    assert (fuser.stats()["launches"], fuser.stats()["fallbacks"]) == (2, {})
+
+
+@pytest.mark.cpu
+def test_threads_that_wait_for_a_compiler_get_its_failure(make_compiler: Callable[[str], Path]) -> None:
+    make_compiler("sleep 0.5; kill -9 $$")
+    fn, x = new_functor("return x * T(3);"), torch.ones(3)
+    fuser.reset_stats()
+    with ThreadPoolExecutor(8) as pool:
+        assert all(item.tolist() == [3, 3, 3] for item in pool.map(fn, [x] * 8))
+    assert sum(fuser.stats()["fallbacks"].values()) == 8
+    # Not one attempt for each thread.
+    assert fuser.stats()["compiles"] <= 2
+
+
+@pytest.mark.cpu
+def test_a_diagnosis_is_remembered_until_failures_are_cleared(make_compiler: Callable[[str], Path]) -> None:
+    path = make_compiler("echo 'failing:1:1: error: no such thing' >&2; exit 1")
+    fn, x = new_functor(), torch.ones(3)
+    messages = set()
+    for _ in range(3):
+        with pytest.raises(CompileError, match="no such thing") as caught:
+            fn(x)
+        messages.add(str(caught.value))
+    assert len(messages) == 1
+    repair(path)
+    with pytest.raises(CompileError):
+        fn(x)
+    fuser.clear_failures()
+    expected = new_functor("return x;")(x) + (next(_numbers) - 2)
+    assert torch.equal(fn(x), expected)
+
+
+@pytest.mark.cpu
+def test_a_function_that_is_never_defined_is_the_texts_fault() -> None:
+    fn = fuser.jit_fn(
+        "template <typename T> T nowhere(T x);\ntemplate <typename T> T failing(T x) { return nowhere<T>(x); }"
+    )
+    before = fuser.stats()["compiles"]
+    for _ in range(2):
+        with pytest.raises(CompileError, match=r"undefined reference to .*nowhere"):
+            fn(torch.ones(3))
+    assert fuser.stats()["compiles"] == before + 1
+
+
+@pytest.mark.cpu
+def test_a_compiler_that_comes_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    fn, x, path = new_functor("return x * T(3);"), torch.ones(3), os.environ["PATH"]
+    fuser.reset_stats()
+    monkeypatch.setitem(config.__dict__, "cxx", None)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert fn(x).tolist() == [3, 3, 3]
+    monkeypatch.setenv("PATH", path)
+    # Not at once: to look for it takes longer than most calls.
+    assert fn(x).tolist() == [3, 3, 3]
+    assert list(fuser.stats()["fallbacks"].values()) == [2]
+    time.sleep(planner.SEARCH_S)
+    assert fn(x).tolist() == [3, 3, 3]
+    assert fuser.stats()["launches"] == 1
+
+
+# ---- how the compiler is named ----
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("blank", ["", "   ", "\t\n"])
+def test_a_blank_cxx_is_none(blank: str) -> None:
+    with config.patch(cxx=blank):
+        assert config.cxx is None
+        assert find_compiler(config.cxx).version
+
+
+@pytest.mark.cpu
+def test_cxx_is_words_or_a_path(tmp_path: Path) -> None:
+    real = find_compiler(None).command[0]
+    wrapper = tmp_path / "my cache's wrapper"
+    wrapper.write_text('#!/bin/sh\nexec "$@"\n')
+    compiler = tmp_path / "-my compiler"
+    compiler.write_text(f'#!/bin/sh\nexec {real} "$@"\n')
+    for path in (wrapper, compiler):
+        path.chmod(0o755)
+    quoted = str(wrapper).replace("'", r"\'").replace(" ", r"\ ")
+    commands = {
+        f"env {real}": ("env", real),
+        f"{quoted} {real} -DFAILING='1 2'": (str(wrapper), real, "-DFAILING=1 2"),
+        f'"{compiler}" -O1': (str(compiler), "-O1"),
+        str(compiler): (str(compiler),),
+    }
+    for command, words in commands.items():
+        with config.patch(cxx=command):
+            assert find_compiler(config.cxx).command == words
+            assert new_functor("return x * T(3);")(torch.ones(3)).tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("g++ '", "No closing quotation"),
+        ("/nonexistent/g++ -O2", "CXX='/nonexistent/g\\+\\+ -O2' does not run"),
+        ("false", "false --version: exit status 1"),
+        ("''", "does not run"),
+        ("g++\0", "does not run"),
+        ("\ud800", "does not run"),
+        (str(ROOT), "does not run"),
+    ],
+)
+def test_a_cxx_that_is_no_compiler(command: str, reason: str) -> None:
+    with pytest.raises(CompilerNotFoundError, match=reason):
+        find_compiler(command)
+
+
+# ---- folders ----
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", ["-Wl,-x", "with spaces", "@file", "a:b;$(x)'\"", "\udcff\udcfe", "ü"])
+def test_names_of_folders(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Relative, so that the name comes first.
+    monkeypatch.chdir(tmp_path)
+    Path(name).mkdir()
+    monkeypatch.setattr("tempfile.tempdir", name)
+    monkeypatch.setenv("TMPDIR", name)
+    with config.patch(cache_dir=name):
+        assert outcome(new_functor("return x * T(3);")) == (1, [])
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Return a function that mounts a file system in memory with some options."""
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+
+    def mount(options: str) -> Path:
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"cannot mount: {done.stderr.strip()}")
+        return folder
+
+    yield mount
+    subprocess.run(["umount", "--lazy", str(folder)], capture_output=True, check=False)
+
+
+@pytest.mark.cpu
+@pytest.mark.filterwarnings("ignore::fuser.errors.CacheWarning")
+def test_a_full_file_system(mount: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = mount("size=64k")
+    filler = folder / "filler"
+    with pytest.raises(OSError, match="No space left"):
+        filler.write_bytes(bytes(1 << 20))
+    with config.patch(cache_dir=str(folder / "cache")):
+        # The cache alone is full.
+        assert outcome(new_functor("return x * T(3);")) == (1, [])
+        monkeypatch.setattr("tempfile.tempdir", str(folder))
+        fn = new_functor("return x * T(3);")
+        launches, (reason,) = outcome(fn)
+        assert launches == 0
+        assert re.search(r"made no kernel: .*(No space left on device|exit status)", reason)
+        filler.unlink()
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        assert outcome(fn) == (1, [])
+
+
+@pytest.mark.cpu
+def test_a_file_system_without_programs(mount: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = mount("noexec")
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    with config.patch(cache_dir=str(folder / "cache")):
+        # The checked bytes are loaded, not a file.
+        assert outcome(new_functor("return x * T(3);")) == (1, [])
+        monkeypatch.delattr("os.memfd_create")
+        launches, (reason,) = outcome(new_functor("return x * T(3);"))
+        assert launches == 0
+        assert reason.startswith("the shared object cannot be loaded: ")
+
+
+@pytest.mark.cpu
+@pytest.mark.filterwarnings("ignore::fuser.errors.CacheWarning")
+def test_limits_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    fn = new_functor("return x * T(3);")
+    for limit, value, reason in (
+        (resource.RLIMIT_FSIZE, 0, "File too large"),
+        (resource.RLIMIT_NOFILE, 3, "Too many open files"),
+    ):
+        soft, hard = resource.getrlimit(limit)
+        resource.setrlimit(limit, (value, hard))
+        try:
+            launches, (said,) = outcome(fn)
+        finally:
+            resource.setrlimit(limit, (soft, hard))
+        assert launches == 0
+        assert said.endswith(f"made no kernel: {reason}")
+    monkeypatch.setattr("tempfile.tempdir", "/nonexistent")
+    launches, (said,) = outcome(fn)
+    assert launches == 0
+    assert said.endswith("made no kernel: No such file or directory")
+    monkeypatch.undo()
+    assert outcome(fn) == (1, [])
+
+
+# ---- texts ----
+
+
+@pytest.mark.cpu
+def test_long_and_deep_texts() -> None:
+    x = torch.ones(3)
+    total = new_functor(f"return x{' + x' * 2000};")
+    assert total(x).tolist() == [2001] * 3
+    with pytest.raises(GradientError, match="nested this deeply"):
+        total(torch.ones(3, requires_grad=True))
+    assert new_functor(f"return {'(' * 2000}x{')' * 2000};")(x).tolist() == [1] * 3
+    increase = new_functor("return x + T(1);")
+
+    @fuser.fuse
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2000):
+            x = increase(x)
+        return x
+
+    fuser.reset_stats()
+    assert chain(x).tolist() == [2001] * 3
+    assert fuser.stats()["fallbacks"] == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column"),
+    [
+        ("template <typename T> T f(T x) {\n  /* \ud800 */ return x; }", 2, 6),
+        ("template <typename T> T f(T \udfff) { return x; }", 1, 29),
+        (f"template <typename T> T f(T x) {{ return {'(' * 1500}x +{')' * 1500}; }}", None, None),
+        (f"{MACROS}template <typename T> T f(T x) {{ return A2000; }}", None, None),
+    ],
+    ids=["surrogate", "surrogate in a name", "error inside", "macros"],
+)
+def test_texts_that_cannot_be_read(text: str, line: int | None, column: int | None) -> None:
+    with pytest.raises(FunctorError, match=r"surrogate|too deeply") as caught:
+        fuser.create_jit_fn(text)
+    assert (caught.value.line, caught.value.column) == (line, column)
