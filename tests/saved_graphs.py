@@ -7,7 +7,6 @@ fuser and knows none of the functors: all their texts stand in ``save``.
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import sys
 import warnings
@@ -102,10 +101,9 @@ class Saver:
         return self.compile()
 
     def compile(self) -> dict[str, Any]:
-        """Train a step under torch.compile's own backend, whose caches lie in the folder."""
+        """Train a step under torch.compile's own backend."""
         from torch._dynamo.utils import counters
 
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.folder / "inductor")
         # Without broadcasting Inductor has nothing of its own to compile.
         self.model.weight = torch.nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4))
         found = check(torch.compile(self.model, fullgraph=True), run(self.model, ROWS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -44,7 +45,8 @@ FOUND_SLOW = {
 def run_program(action: str, folder: Path, cases: list[str]) -> dict[str, Any]:
     """Run tests/saved_graphs.py in a process of its own."""
     command = [sys.executable, str(PROGRAM), action, str(folder), *cases]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
