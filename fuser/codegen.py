@@ -16,7 +16,6 @@ import torch
 from fuser.access import DEFAULT_TUNING, SINGLE, Access, Tuning
 from fuser.cxx.division import guard_divisions
 from fuser.cxx.functor import Functor, Role
-from fuser.cxx.preprocess import QUALIFIERS
 from fuser.dtypes import DTypeInfo, cpp_scalar_type, dtype_info
 from fuser.graph import Application, FusionGroup, Isolation, describe_application
 from fuser.kernel_spec import ArgSpec, Typing, infer_typing
@@ -24,6 +23,8 @@ from fuser.kernel_spec import ArgSpec, Typing, infer_typing
 __all__ = ["KERNEL_NAME", "Dialect", "KernelSource", "Loop", "Operand", "build_source"]
 
 KERNEL_NAME = "fuser_kernel"
+# What a functor says of warnings ends with it; each compiler knows one of the two.
+_MESSAGES = "#pragma GCC diagnostic {0}\n#pragma nv_diagnostic {0}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,8 @@ class Dialect:
     emit_loop: Callable[[Loop], str]
     # Geometry fields of its kernels that are not linear.
     geometry: tuple[str, ...] = ("size", "stride")
+    # #define lines of macros that the compiler has by itself and that functors may define or end.
+    own_macros: str = ""
     # Whether the compiler contracts multiply-adds behind the back of fuser_isolate, so that values which cross from one
     # functor to the next are combined with a zero that it cannot see (fuser_cross).
     crosses_with_zero: bool = False
@@ -181,9 +184,12 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
         text.add(f"\nnamespace fuser_f{index} {{")
         if functor.shadows:
             text.add(f"using ::{functor.entry};")
+        sets_messages = any("diag" in word for word in functor.words)
+        text.add(_MESSAGES.format("push") if sets_messages else "")
         text.add_from(functor_label(index, functor), functor.text)
+        text.add(_MESSAGES.format("pop") if sets_messages else "")
         text.add("}")
-        text.add(emit_macro_ends(functor.macros, prelude))
+        text.add(emit_macro_ends(functor.macros, prelude + dialect.own_macros))
     writer = ElementWriter(group, args, typing, functors, crosses_with_zero=dialect.crosses_with_zero)
     element = emit_element(writer)
     loop = replace(loop, has_zero=writer.has_zero)
@@ -206,7 +212,7 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
 
 
 def emit_macro_ends(macros: tuple[str, ...], prelude: str) -> str:
-    """Write what ends a functor's macros and brings back those of the prelude (NVRTC has no ``pop_macro``).
+    """Write what ends a functor's macros and brings back those before it (NVRTC has no ``pop_macro``).
 
     ::
 
@@ -217,9 +223,7 @@ def emit_macro_ends(macros: tuple[str, ...], prelude: str) -> str:
     lines = []
     for macro in macros:
         before = re.findall(rf"^#define {macro}\b(?:.*\\\n)*.*", prelude, re.MULTILINE)
-        # CUDA's qualifiers are NVRTC's own.
-        if before or macro not in QUALIFIERS:
-            lines += [f"#undef {macro}", *before]
+        lines += [f"#undef {macro}", *before]
     return "\n".join(lines)
 
 

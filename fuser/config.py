@@ -204,6 +204,14 @@ SETTINGS: tuple[Setting, ...] = (
         "elements an index that depends on data may choose from there. Beyond it, an interpreter runs the functor.",
     ),
     Setting(
+        "full_tracebacks",
+        "FUSER_FULL_TRACEBACKS",
+        False,
+        parse_bool,
+        False,
+        "Show the frames inside of fuser, too, in the traceback of an error that fuser raises on purpose.",
+    ),
+    Setting(
         "dump",
         "FUSER_DUMP",
         frozenset(),
@@ -237,6 +245,7 @@ class Config:
         autotune: bool
         max_plans: int
         max_unrolled: int
+        full_tracebacks: bool
         dump: frozenset[str]
         generation: int
         listeners: list[Callable[[int], None]]

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+import functools
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from fuser.config import config
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 __all__ = [
     "ArgumentError",
@@ -20,6 +29,7 @@ __all__ = [
     "FallbackError",
     "FallbackWarning",
     "FunctorError",
+    "FunctorWarning",
     "FuserError",
     "GradientError",
     "GroupError",
@@ -134,6 +144,13 @@ class FallbackWarning(UserWarning):
     """
 
 
+class FunctorWarning(UserWarning):
+    """A compiler found undefined behaviour in a functor's text; warned about once for each place.
+
+    A kernel that was compiled before, and is loaded from disk, warns of nothing.
+    """
+
+
 class CacheError(FuserError, RuntimeError):
     """A file of compiled kernels cannot be used or written; says why. Nothing of it is loaded."""
 
@@ -228,6 +245,52 @@ class CompileError(FuserError, RuntimeError):
         self.log = log
 
 
+def shows_users_frames(function: Callable[P, R]) -> Callable[P, R]:
+    """Let what fuser raises on purpose in a public function show the frames of its users, and none of its own.
+
+    With ``config.full_tracebacks`` it shows all.
+    """
+
+    @functools.wraps(function)
+    def public(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except FuserError as error:
+            shown: BaseException | None = None if config.full_tracebacks else error
+            while isinstance(shown, FuserError):
+                shown.__traceback__ = _users_part(shown.__traceback__)
+                shown = shown.__cause__
+            raise
+
+    return public
+
+
+def _users_part(traceback: TracebackType | None, *, is_inside: bool = False) -> TracebackType | None:
+    # Without fuser's frames, and those of torch that they called.
+    if traceback is None:
+        return None
+    package = str(traceback.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+    is_inside = package == "fuser" or (is_inside and package == "torch")
+    rest = _users_part(traceback.tb_next, is_inside=is_inside)
+    if is_inside:
+        return rest
+    return TracebackType(rest, traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno)
+
+
+def describe_type(item: object) -> str:
+    """Return the name of an argument's type, with its module where that is not Python's: ``numpy.ndarray``."""
+    kind = next((base for base in (list, tuple, dict) if isinstance(item, base)), type(item))
+    if item is None:
+        return "None"
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return "; did you mean 'exp'?" for the known name that is most like a wrong one; nothing if none is."""
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.75)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
 def describe_place(text: str, line: int, column: int, message: str) -> str:
     """Return a message for a place of ``text`` (line and column from 1), with the line and a caret below it."""
     return f"line {line}, column {column}: {message}\n{point_at(text, line, column)}"
@@ -235,8 +298,9 @@ def describe_place(text: str, line: int, column: int, message: str) -> str:
 
 def point_at(text: str, line: int, column: int) -> str:
     """Return the given line of ``text`` with a caret below the column (both from 1); empty if out of range."""
-    lines = text.splitlines()
+    # As compilers count: a form feed ends no line.
+    lines = text.split("\n")
     if not 1 <= line <= len(lines):
         return ""
-    shown = lines[line - 1].replace("\t", " ")
+    shown = re.sub(r"[\x00-\x1f\x7f\x85\u2028\u2029]", " ", lines[line - 1].removesuffix("\r"))
     return f"{line:5d} | {shown}\n      | {' ' * (max(column, 1) - 1)}^"

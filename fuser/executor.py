@@ -24,7 +24,7 @@ from fuser.ops import WIDE_UNDER_AUTOCAST
 from fuser.outputs import check_out, finish_out
 from fuser.planner import Buffer, Plan, Step, make_plan
 from fuser.sections import cut_around
-from fuser.tensor_desc import describe
+from fuser.tensor_desc import describe, name_input
 from fuser.tuning.search import make_tuned
 
 __all__ = [
@@ -172,15 +172,8 @@ def _launch(spec: KernelSpec, step: Step, inputs: list[Any], outputs: list[torch
 
 
 def _describe_overflow(spec: KernelSpec, step: Step, inputs: Sequence[Any]) -> str:
-    # A group in canonical form has no names of the caller's; the functors' parameters have.
     wrong = next(index for index in step.numbers if not -(2**63) <= int(_number(inputs[index]).real) < 2**63)
-    for item in spec.group.applications:
-        functor = item.function.functor
-        bound = [*zip(item.tensors, functor.tensors, strict=False), *zip(item.scalars, functor.scalars, strict=True)]
-        for value, parameter in bound:
-            if value == wrong:
-                return f"{item.function.name}: {parameter.name}={inputs[wrong]} does not fit in 64 bits"
-    raise AssertionError("a number is somebody's argument")
+    return f"{name_input(spec.group, wrong)}={inputs[wrong]} does not fit in 64 bits"
 
 
 def _number(item: Any) -> Any:

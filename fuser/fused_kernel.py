@@ -11,17 +11,25 @@ from typing import Any, Protocol
 from fuser import counters
 from fuser.codegen import Dialect, KernelSource
 from fuser.config import config
+from fuser.cxx.functor import Functor
 from fuser.dtypes import MAX_EXACT_INTEGER
-from fuser.errors import CompileError, Diagnostic, NoCompileError, point_at
+from fuser.errors import CompileError, Diagnostic, FunctorWarning, NoCompileError, point_at, suggest
 from fuser.geometry import Launch, pack_geometry
 from fuser.layout import IterationSpace
+from fuser.prelude import offered_names
 
-__all__ = ["ArgumentPacker", "Backend", "FusedKernel", "begin_compile", "build_compile_error"]
+__all__ = ["ArgumentPacker", "Backend", "FusedKernel", "begin_compile", "build_compile_error", "warn_of_texts"]
 
 # struct letters of a number passed by value.
 _FIELDS = {"f": "d", "c": "dd", "i": "q", "b": "q"}
 # Where codegen puts each functor: no name of the user's.
 _NAMESPACE = re.compile(r"\bfuser_f\d+::")
+# What compilers say of names, and of those that nobody declared.
+_NAMED = re.compile(r"""['"](?:\w*::)*([A-Za-z_]\w*)""")
+_UNKNOWN = re.compile(
+    r"""'(?:\w*::)*(\w+)' (?:was not declared|is not a member|has not been declared)|undeclared identifier '(\w+)'"""
+    r"""|arguments to '(\w+)' that depend|identifier "(\w+)" is undefined|has no (?:member )?"(\w+)\""""
+)
 
 
 class FusedKernel(Protocol):
@@ -133,6 +141,46 @@ def begin_compile(source: KernelSource) -> None:
     counters.count("compiles")
 
 
+def warn_of_texts(source: KernelSource, diagnostics: Sequence[Diagnostic]) -> None:
+    """Show a compiler's warnings of the users' texts, once for each place; ``diagnostics`` as below."""
+    for functor, item in _place_all(source, diagnostics):
+        if item.severity == "warning":
+            reason = f"{functor.source}\0{item}"
+            counters.warn_once(reason, f"functor {functor.entry!r}: {_show(functor, item)}", FunctorWarning)
+
+
+def _show(functor: Functor, item: Diagnostic) -> str:
+    place = f"line {item.line}, column {item.column}"
+    return f"{place}: {item.severity}: {item.message}\n{point_at(functor.source, item.line, item.column)}"
+
+
+def _place_all(source: KernelSource, diagnostics: Sequence[Diagnostic]) -> list[tuple[Functor, Diagnostic]]:
+    labels = source.functor_labels
+    return [
+        (labels[item.functor], _place(labels[item.functor], item)) for item in diagnostics if item.functor in labels
+    ]
+
+
+def _place(functor: Functor, item: Diagnostic) -> Diagnostic:
+    # A message in the user's text: under the name it is about, with a better one where there is one.
+    line, column = functor.place_in_source(item.line, item.column)
+    message = _NAMESPACE.sub("", item.message)
+    named = _NAMED.search(message)
+    if named is not None:
+        shown = functor.source.split("\n")[line - 1]
+        ends = {
+            match.end() + 1: match.start() + 1 for match in re.finditer(rf"\b{named[1]}\b\s*(?:<[^<>()]*>)?\s*", shown)
+        }
+        # gcc points behind the name of a function that is called, and into expressions with a variable without value.
+        before = [start for start in ends.values() if start <= column and "uninitialized" in message]
+        column = max(before, default=ends.get(column, column))
+    unknown = _UNKNOWN.search(message)
+    if unknown is not None and "did you mean" not in message:
+        name = next(filter(None, unknown.groups()))
+        message += suggest(name, (offered_names() | functor.words) - {name})
+    return Diagnostic(functor.entry, line, column, item.severity, message)
+
+
 def build_compile_error(
     source: KernelSource, compiler: str, diagnostics: Sequence[Diagnostic], options: str, log: str
 ) -> CompileError:
@@ -146,20 +194,12 @@ def build_compile_error(
         options: the compiler's options.
         log: its whole output.
     """
-    labels = source.functor_labels
-    placed = []
-    for item in diagnostics:
-        functor = labels.get(item.functor)
-        if functor is None:
-            continue
-        line, column = functor.place_in_source(item.line, item.column)
-        message = _NAMESPACE.sub("", item.message)
-        placed.append((functor, Diagnostic(functor.entry, line, column, item.severity, message)))
+    diagnostics = [item for item in diagnostics if item.severity == "error"]
+    placed = _place_all(source, diagnostics)
     if placed:
         lines = [f"functor {placed[0][0].entry!r} does not compile ({compiler})"]
         for functor, item in placed:
-            lines.append(f"line {item.line}, column {item.column}: {item.severity}: {item.message}")
-            lines += point_at(functor.source, item.line, item.column).splitlines()
+            lines += _show(functor, item).splitlines()
     else:
         names = ", ".join(functor.entry for functor in source.functors)
         messages = [f"{item.severity}: {item.message}" for item in diagnostics] or log.strip().splitlines()[:10]

@@ -9,7 +9,7 @@ import torch
 
 from fuser import compiler, executor, planner, route
 from fuser.config import config
-from fuser.errors import GroupError
+from fuser.errors import GroupError, shows_users_frames
 from fuser.graph import FusionGroup
 from fuser.kernel_cache import compiled_kernel_count
 from fuser.kernel_spec import KernelSpec
@@ -32,6 +32,7 @@ __all__ = [
 _registered: dict[int, tuple[FusionGroup, KernelSpec, Launcher]] = {}
 
 
+@shows_users_frames
 def register_fusion(group: FusionGroup) -> int:
     """Register a group and return its key; groups that differ only in names get the same key.
 
@@ -44,6 +45,7 @@ def register_fusion(group: FusionGroup) -> int:
     return group.key
 
 
+@shows_users_frames
 def run_fusion(key: int, inputs: Sequence[Any]) -> list[torch.Tensor]:
     """Run a registered group.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from fuser.compiler import dump, register
 from fuser.config import config
 from fuser.cxx.functor import Functor, parse_functor
 from fuser.dtypes import plain_number
-from fuser.errors import ArgumentError
+from fuser.errors import ArgumentError, describe_type, shows_users_frames, suggest
 from fuser.executor import warm_up
 from fuser.fallback import Fallback
 from fuser.graph import Function, FusionGroup, GroupBuilder, HandWritten
@@ -28,6 +28,7 @@ __all__ = ["JitFunction", "create_jit_fn", "create_multi_output_jit_fn", "jit_fn
 Number = bool | int | float | complex
 
 
+@shows_users_frames
 def create_jit_fn(code_string: str, **scalars: Number) -> JitFunction:
     """Create a function from a functor text; takes what ``torch.cuda.jiterator._create_jit_fn`` takes.
 
@@ -45,6 +46,7 @@ def create_jit_fn(code_string: str, **scalars: Number) -> JitFunction:
     return jit_fn(code_string, scalars=scalars)
 
 
+@shows_users_frames
 def create_multi_output_jit_fn(code_string: str, num_outputs: int, **scalars: Number) -> JitFunction:
     """Create a function with several outputs, each a ``T&`` parameter of the entry.
 
@@ -57,6 +59,7 @@ def create_multi_output_jit_fn(code_string: str, num_outputs: int, **scalars: Nu
     return jit_fn(code_string, num_outputs=num_outputs, scalars=scalars)
 
 
+@shows_users_frames
 def jit_fn(
     code_string: str,
     *,
@@ -83,18 +86,15 @@ def jit_fn(
 
     Raises:
         FunctorError: the text has no entry, another number of outputs, or a scalar names no parameter.
-        ArgumentError: ``backward`` takes or makes another number of tensors, or has scalars of its own.
+        ArgumentError: an argument is of a wrong kind; ``backward`` takes or makes another number of tensors, or has
+            scalars of its own.
     """
-    defaults = dict(scalars) if isinstance(scalars, Mapping) else {}
-    functor = parse_functor(code_string, tuple(scalars), num_outputs)
+    names = _check_kinds(code_string, num_outputs, scalars, fallback, backward)
+    defaults = {name: plain_number(value) for name, value in scalars.items()} if isinstance(scalars, Mapping) else {}
+    functor = parse_functor(code_string, names, num_outputs)
     for name, value in defaults.items():
         _check_scalar(functor, name, value)
-    if out_dtypes is None:
-        dtypes: tuple[torch.dtype | None, ...] = ()
-    else:
-        dtypes = (out_dtypes,) if isinstance(out_dtypes, torch.dtype) else tuple(out_dtypes)
-        if len(dtypes) != num_outputs:
-            raise ArgumentError(f"{functor.entry}: {len(dtypes)} out_dtypes for {num_outputs} outputs")
+    dtypes = _read_dtypes(functor, out_dtypes)
     function = JitFunction(Function(functor, out_dtypes=dtypes, fallback=fallback), defaults)
     return function if backward is None else function.with_backward(backward)
 
@@ -125,7 +125,7 @@ class JitFunction(Replayer):
         if "functor" in config.dump:
             dump("functor", function.functor.source)
 
-    def __call__(self, *tensors: Any, out: Any = None, **scalars: Any) -> Any:
+    def __call__(self, /, *tensors: Any, out: Any = None, **scalars: Any) -> Any:
         """Apply the functor elementwise.
 
         Args:
@@ -148,7 +148,8 @@ class JitFunction(Replayer):
         result = self.launch(tensors, scalars, out)
         return self.call_anew(*tensors, out=out, **scalars) if result is None else result
 
-    def call_anew(self, *tensors: Any, out: Any = None, **scalars: Any) -> Any:
+    @shows_users_frames
+    def call_anew(self, /, *tensors: Any, out: Any = None, **scalars: Any) -> Any:
         """Serve a call that is not like an earlier one; as ``__call__``."""
         if torch.overrides.has_torch_function(tensors) or _any_has_torch_function(scalars):
             return torch.overrides.handle_torch_function(
@@ -166,6 +167,7 @@ class JitFunction(Replayer):
         if held and all(name in self.scalar_names for name in held):
             return self._call_with_tensors(held, tensors, out, scalars)
         tensors = tuple(map(plain_number, tensors))
+        self._check_positions(tensors, scalars)
         scalars = {name: plain_number(value) for name, value in scalars.items()}
         inputs = [*tensors, *self.bind_scalars(scalars).values()]
         outs = None if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
@@ -191,15 +193,26 @@ class JitFunction(Replayer):
             takes = f"takes {wanted} tensor{'s' if wanted != 1 else ''}" if wanted else "has no tensor to work on"
             raise ArgumentError(f"{functor.signature()} {takes}, got {count}")
 
+    def _check_positions(self, tensors: tuple[Any, ...], scalars: Mapping[str, Any]) -> None:
+        wanted, functor = len(self.function.functor.tensors), self.function.functor
+        unnamed = [name for name in self.scalar_names if name not in scalars]
+        if len(tensors) > wanted and unnamed and not isinstance(tensors[wanted], torch.Tensor):
+            takes = f"takes {wanted} tensor{'s' if wanted != 1 else ''}, got {len(tensors)} arguments"
+            hint = f"scalars are given by name: {unnamed[0]}={tensors[wanted]!r}"
+            raise ArgumentError(f"{functor.signature()} {takes}; {hint}")
+
     def bind_scalars(self, scalars: Mapping[str, Any]) -> dict[str, Any]:
         """Return the value of every scalar in the order of the declaration, defaults filled in.
 
         Raises:
             ArgumentError: an unknown or missing scalar, or one that is no number.
         """
+        functor = self.function.functor
         for name in scalars:
             if name not in self.scalar_names:
-                raise ArgumentError(f"{self.function.functor.signature()} has no scalar {name!r}")
+                is_tensor = any(name == parameter.name for parameter in functor.tensors)
+                near = "; give tensors by position" if is_tensor else suggest(name, self.scalar_names)
+                raise ArgumentError(f"{functor.signature()} has no scalar {name!r}{near}")
         values = {}
         for name in self.scalar_names:
             value = scalars.get(name, self.defaults.get(name))
@@ -210,6 +223,7 @@ class JitFunction(Replayer):
             values[name] = value
         return values
 
+    @shows_users_frames
     def check(self, *, device: str | None = None) -> None:
         """Parse the text and compile it for float32 now, without launching.
 
@@ -344,6 +358,38 @@ class JitFunction(Replayer):
         return f"<fuser.JitFunction {self.function.functor.signature()}>"
 
 
+def _check_kinds(code_string: Any, num_outputs: Any, scalars: Any, fallback: Any, backward: Any) -> tuple[str, ...]:
+    # Returns the names of the scalars.
+    if not isinstance(code_string, str):
+        raise ArgumentError(f"a functor is made of its C++ text, a str; got {describe_type(code_string)}")
+    if not isinstance(num_outputs, int) or isinstance(num_outputs, bool):
+        raise ArgumentError(f"num_outputs must be an int, got {describe_type(num_outputs)}")
+    is_list = isinstance(scalars, Mapping | Sequence | Set) and not isinstance(scalars, str | bytes)
+    if not is_list or not all(isinstance(name, str) for name in scalars):
+        raise ArgumentError(f"scalars must be a list of names, or a dict of names and default values, got {scalars!r}")
+    if "out" in scalars:
+        raise ArgumentError("a scalar cannot be called 'out': out= of a call says where the result goes; rename it")
+    if fallback is not None and not callable(fallback):
+        raise ArgumentError(f"fallback must be a function of the tensors and scalars, got {describe_type(fallback)}")
+    if backward is not None and not isinstance(backward, JitFunction):
+        raise ArgumentError(f"backward must be a function made by jit_fn, got {describe_type(backward)}")
+    return tuple(dict.fromkeys(scalars))
+
+
+def _read_dtypes(functor: Functor, out_dtypes: Any) -> tuple[torch.dtype | None, ...]:
+    if out_dtypes is None:
+        return ()
+    dtypes = tuple(out_dtypes) if isinstance(out_dtypes, tuple | list) else (out_dtypes,)
+    for dtype in dtypes:
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            wanted = getattr(torch, str(getattr(dtype, "__name__", dtype)), None)
+            example = wanted if isinstance(wanted, torch.dtype) else torch.float32
+            raise ArgumentError(f"{functor.entry}: out_dtypes takes torch's dtypes, such as {example}; got {dtype!r}")
+    if len(dtypes) != functor.num_outputs:
+        raise ArgumentError(f"{functor.entry}: {len(dtypes)} out_dtypes for {functor.num_outputs} outputs")
+    return dtypes
+
+
 def _hold_floats(
     tensors: tuple[Any, ...], scalars: Mapping[str, Any], is_unknown: Callable[[Any], bool]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -384,5 +430,5 @@ def _check_scalar(functor: Functor, name: str, value: Any) -> None:
         return
     if not isinstance(value, bool | int | float | complex):
         raise ArgumentError(
-            f"{functor.signature()}: scalar {name!r} must be a Python number, got {type(value).__name__}"
+            f"{functor.signature()}: scalar {name!r} must be a Python number, got {describe_type(value)}"
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fuser.errors import ArgumentError, DeviceError, GradientError, ShapeError
+from fuser.errors import ArgumentError, DeviceError, GradientError, ShapeError, describe_type
 from fuser.layout import Shape, Strides
 
 __all__ = ["check_kinds", "check_out", "finish_out", "finish_traced_out", "unusual_kind"]
@@ -22,7 +22,7 @@ def check_kinds(out: Sequence[Any]) -> None:
     """
     for item in out:
         if not isinstance(item, torch.Tensor):
-            raise ArgumentError(f"out= takes tensors, got {type(item).__name__}")
+            raise ArgumentError(f"out= takes tensors, got {describe_type(item)}")
         kind = unusual_kind(item)
         if kind:
             raise ShapeError(f"out= takes strided tensors, got a {kind} tensor")

@@ -35,6 +35,7 @@ from fuser.executor import run_around, run_fallback, run_planned, under_autocast
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Launcher, record_call
 from fuser.outputs import check_kinds, finish_out, unusual_kind
+from fuser.tensor_desc import check_inputs
 
 __all__ = [
     "HANDLERS",
@@ -209,6 +210,7 @@ def is_transformed() -> bool:
 
 
 def _follow(made: GroupCall) -> list[torch.Tensor]:
+    check_inputs(made.spec.group, made.inputs)
     if made.out is not None:
         check_kinds(made.out)
     if torch.is_autocast_enabled("cuda"):

@@ -13,17 +13,19 @@ import torch
 
 from fuser.access import VECTOR_BYTES
 from fuser.dtypes import MAX_EXACT_INTEGER, Rank, number_dtype, number_kind
-from fuser.errors import ArgumentError, DeviceError
+from fuser.errors import ArgumentError, DeviceError, describe_type
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import InputSpec, ValueLayout, infer_typing
 from fuser.layout import Shape, Strides
 
 __all__ = [
     "TensorDesc",
+    "check_inputs",
     "common_device",
     "describe",
     "follows_default_dtype",
     "input_specs",
+    "name_input",
     "value_layouts",
 ]
 
@@ -73,7 +75,29 @@ def describe(item: Any, meta_device: torch.device | None = None, *, reads_addres
         if isinstance(item, stands_for):
             is_large = isinstance(item, int) and not -MAX_EXACT_INTEGER <= item <= MAX_EXACT_INTEGER
             return TensorDesc(kind, fits_double=not is_large)
-    raise ArgumentError(f"expected a tensor or a Python number, got {type(item).__name__}")
+    raise ArgumentError(f"expected a tensor or a Python number, got {describe_type(item)}")
+
+
+def check_inputs(group: FusionGroup, inputs: Sequence[Any]) -> None:
+    """Raise ArgumentError, with the functor and its parameter, for an input that is neither a tensor nor a number."""
+    kinds = (torch.Tensor, bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
+    for index, item in enumerate(inputs):
+        if not isinstance(item, kinds):
+            message = f"{name_input(group, index)} must be a tensor or a Python number, got {describe_type(item)}"
+            is_many = hasattr(item, "__len__") and not isinstance(item, str)
+            raise ArgumentError(f"{message}; torch.as_tensor makes a tensor of it" if is_many else message)
+
+
+def name_input(group: FusionGroup, index: int) -> str:
+    """Return the functor that takes an input of a group first, and what it calls it: ``axpy: alpha``."""
+    # A group in canonical form has no names of the caller's; the functors' parameters have.
+    for item in group.applications:
+        functor = item.function.functor
+        bound = [*zip(item.tensors, functor.tensors, strict=False), *zip(item.scalars, functor.scalars, strict=True)]
+        for value, parameter in bound:
+            if value == index:
+                return f"{item.function.name}: {parameter.name or 'a parameter without a name'}"
+    return f"{_names(group)}: input {index}"
 
 
 def common_device(group: FusionGroup, inputs: Sequence[TensorDesc]) -> torch.device:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import fuser
-from fuser import planner
+from fuser import counters, planner
 from fuser.compiler import build_kernel_source
 from fuser.errors import (
     MAX_MESSAGE_LINES,
@@ -17,6 +20,7 @@ from fuser.errors import (
     CompileError,
     DeviceError,
     FunctorError,
+    FunctorWarning,
     FuserError,
     GradientError,
     GroupError,
@@ -47,7 +51,49 @@ BAD_CALLS: list[tuple[str, Callable[[Any], Any], type[FuserError], str]] = [
         "no tensor but a list",
         lambda f: f(ones(3), [1.0], alpha=1.0),
         ArgumentError,
-        "expected a tensor or a Python number, got list",
+        "axpy: y must be a tensor or a Python number, got list; torch.as_tensor makes a tensor of it",
+    ),
+    (
+        "a numpy array",
+        lambda f: f(ones(3), np.ones(3), alpha=1.0),
+        ArgumentError,
+        "axpy: y must be a tensor or a Python number, got numpy.ndarray; torch.as_tensor makes a tensor of it",
+    ),
+    (
+        "None",
+        lambda f: f(ones(3), None, alpha=1.0),
+        ArgumentError,
+        "axpy: y must be a tensor or a Python number, got None",
+    ),
+    (
+        "a list in a fused function",
+        lambda f: fuser.fuse(lambda a, b: f(a, b, alpha=2.0))(ones(3), [1.0]),
+        ArgumentError,
+        "axpy: y must be a tensor or a Python number, got list; torch.as_tensor makes a tensor of it",
+    ),
+    (
+        "a scalar by position",
+        lambda f: f(ones(3), ones(3), 2.0),
+        ArgumentError,
+        "axpy(x, y, *, alpha) takes 2 tensors, got 3 arguments; scalars are given by name: alpha=2.0",
+    ),
+    (
+        "a scalar with a slip",
+        lambda f: f(ones(3), ones(3), alhpa=1.0),
+        ArgumentError,
+        "axpy(x, y, *, alpha) has no scalar 'alhpa'; did you mean 'alpha'?",
+    ),
+    (
+        "a tensor by name",
+        lambda f: f(ones(3), y=ones(3), alpha=1.0),
+        ArgumentError,
+        "axpy(x, y, *, alpha) has no scalar 'y'; give tensors by position",
+    ),
+    (
+        "an array as out=",
+        lambda f: f(ones(3), ones(3), alpha=1.0, out=np.ones(3)),
+        ArgumentError,
+        "out= takes tensors, got numpy.ndarray",
     ),
     (
         "unknown scalar",
@@ -124,6 +170,111 @@ def test_bad_call(what: str, call: Callable[[Any], Any], kind: type, message: st
     assert axpy(ones(3), ones(3), alpha=2.0).tolist() == [3, 3, 3]
 
 
+# What jit_fn is called with, the class, the whole message.
+BAD_CREATIONS: list[tuple[tuple[Any, ...], dict[str, Any], type[FuserError], str]] = [
+    ((123,), {}, ArgumentError, "a functor is made of its C++ text, a str; got int"),
+    ((AXPY.encode(),), {}, ArgumentError, "a functor is made of its C++ text, a str; got bytes"),
+    (([AXPY],), {}, ArgumentError, "a functor is made of its C++ text, a str; got list"),
+    ((AXPY,), {"num_outputs": 1.0}, ArgumentError, "num_outputs must be an int, got float"),
+    (
+        (AXPY,),
+        {"out_dtypes": "float64"},
+        ArgumentError,
+        "axpy: out_dtypes takes torch's dtypes, such as torch.float64; got 'float64'",
+    ),
+    (
+        (AXPY,),
+        {"out_dtypes": [float]},
+        ArgumentError,
+        "axpy: out_dtypes takes torch's dtypes, such as torch.float32; got <class 'float'>",
+    ),
+    ((AXPY,), {"out_dtypes": [torch.half] * 2}, ArgumentError, "axpy: 2 out_dtypes for 1 outputs"),
+    (
+        (AXPY,),
+        {"scalars": "alpha"},
+        ArgumentError,
+        "scalars must be a list of names, or a dict of names and default values, got 'alpha'",
+    ),
+    (
+        (AXPY,),
+        {"scalars": ["alhpa"]},
+        FunctorError,
+        "axpy has no parameter 'alhpa' (its parameters are x, y, alpha); did you mean 'alpha'?",
+    ),
+    (
+        (AXPY.replace("alpha", "out"),),
+        {"scalars": ["out"]},
+        ArgumentError,
+        "a scalar cannot be called 'out': out= of a call says where the result goes; rename it",
+    ),
+    ((AXPY,), {"fallback": 3}, ArgumentError, "fallback must be a function of the tensors and scalars, got int"),
+    ((AXPY,), {"backward": AXPY}, ArgumentError, "backward must be a function made by jit_fn, got str"),
+]
+
+
+@pytest.mark.parametrize(("args", "options", "kind", "message"), BAD_CREATIONS)
+def test_bad_creation(args: tuple[Any, ...], options: dict[str, Any], kind: type, message: str) -> None:
+    with pytest.raises(kind) as caught:
+        fuser.jit_fn(*args, **options)
+    assert str(caught.value) == message
+    assert type(caught.value) is kind
+
+
+@pytest.mark.cpu
+def test_a_scalar_may_have_any_other_name_of_pythons() -> None:
+    names = ["self", "tensors", "scalars", "lambda", "args"]
+    code = (
+        f"template <typename T> T f(T x, {', '.join(f'T {name}' for name in names)}) {{ return {' + '.join(names)}; }}"
+    )
+    values = {name: 10.0**power for power, name in enumerate(names)}
+    assert fuser.jit_fn(code, scalars=names)(ones(2), **values).tolist() == [11111, 11111]
+    assert fuser.create_jit_fn(code, **values)(ones(2)).tolist() == [11111, 11111]
+
+
+# ---- what a traceback shows ----
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: fuser.jit_fn("nothing"),
+        lambda: fuser.create_jit_fn("template <typename T> T f(T x) { return x }")(ones(2)),
+        lambda: fuser.create_jit_fn("template <typename T> T f(T x) { return undeclared(x); }")(ones(2)),
+        lambda: fuser.create_jit_fn("template <typename T> T f(T x) { return undeclared(x); }").check(device="cpu"),
+        lambda: fuser.create_jit_fn("template <typename T> T f(T x) { return undeclared(x); }")(
+            ones(2, requires_grad=True)
+        ),
+        lambda: fuser.fuse(lambda x: fuser.create_jit_fn(AXPY)(x, x))(ones(2)),
+        lambda: fuser.run_fusion(fuser.register_fusion(JUMP.spec(1).group), [None]),
+        lambda: JUMP(ones(2, requires_grad=True)),
+    ],
+)
+def test_no_frame_of_fusers_own_is_shown(call: Callable[[], Any]) -> None:
+    own = ("jiterator.py", "trace.py", "route.py", "functor.py", "interface.py", "pass_base.py")
+
+    def shown() -> set[str]:
+        with pytest.raises(FuserError) as caught:
+            call()
+        lines = "".join(traceback.format_exception(caught.value))
+        return {word for word in own if word in lines}
+
+    assert shown() == set()
+    with fuser.config.patch(full_tracebacks=True):
+        assert shown()
+
+
+@pytest.mark.cpu
+def test_the_users_own_frames_stay_between_fusers() -> None:
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return fuser.create_jit_fn("nothing")(x)
+
+    with pytest.raises(FunctorError) as caught:
+        fuser.fuse(lambda x: inner(x))(ones(2))
+    names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert names == ["test_the_users_own_frames_stay_between_fusers", "<lambda>", "inner"]
+
+
 @pytest.mark.parametrize(
     ("kind", "builtin"),
     [
@@ -193,6 +344,7 @@ BROKEN = [
     ("// first\ntemplate <typename T>\nT f(T x) {\n  T y = undeclared(x);\n  return y;\n}", 1, 1, 4, "undeclared"),
     ("template <typename T> T f(T x) { return x.member; }", 1, 1, 1, "class type"),
     ("template <typename T> T f(T x, T y) { int* p = x; return y; }", 2, 1, 1, "int"),
+    ('#line 70 "other"\ntemplate <typename T> T f(T x) {\n# 3\n return undeclared(x); }', 1, 1, 4, "undeclared"),
     ("// Größe\ntemplate <typename T> T f(T x, T& a, T& b) { a = x; b = missing_name; }", 1, 2, 2, "missing_name"),
 ]
 
@@ -255,6 +407,88 @@ def test_an_error_that_points_nowhere_into_the_text_still_says_something(room: s
     assert str(error).startswith("the kernel of f does not compile (")
     assert len(str(error).splitlines()) >= 2
     assert "fuser_" not in str(error)
+
+
+# A body, and the message and the text under the caret, on each side.
+SLIPS = [
+    ("return tanhh (x);", "did you mean 'tanh'?", "tanhh"),
+    ("return std::logp1(x);", "did you mean 'log1p'?", "logp1"),
+    ("T value = x; return vlaue;", "did you mean 'value'?", "vlaue"),
+    ("return exp<T>(x, x);", "exp", "exp"),
+    ("return quux(x);", "quux", "quux"),
+]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize(("body", "message", "name"), SLIPS)
+def test_an_unknown_name_is_shown_with_the_nearest_known_one(room: str, body: str, message: str, name: str) -> None:
+    code = f"template <typename T> T f(T x) {{\n  {body} }}"
+    first = compile_on(room, fuser.create_jit_fn(code)).diagnostics[0]
+    assert message in first.message
+    assert ("did you mean" in first.message) == ("did you mean" in message)
+    assert code.splitlines()[1][first.column - 1 :].startswith(name)
+
+
+# A body, whether NVRTC warns too, a word of the message, what the caret is under on the CPU, and with NVRTC.
+UNDEFINED = [
+    ("T y; return y + x;", True, "uninitialized", "y + x", "y + x"),
+    ("T y; if (x > 0) y = x; return y;", False, "uninitialized", "y; if", ""),
+    ("int s[4]; for (int i = 0; i <= 4; ++i) s[i] = i; return s[2] + x;", False, "undefined", "= i; ret", ""),
+    ("return x + (1 << 40);", True, "shift", "<< 40", "40"),
+    ("return x + 2147483647 * 2;", True, "2", "* 2", "* 2"),
+]
+
+
+def warned_by(call: Callable[[], Any]) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    assert all(item.filename == __file__ for item in caught if item.category is FunctorWarning)
+    return [str(item.message) for item in caught if item.category is FunctorWarning]
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(("body", "word", "under"), [(item[0], *item[2:4]) for item in UNDEFINED])
+def test_undefined_behaviour_is_shown_once(body: str, word: str, under: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters, "_warned", set())
+    code = f"// ä\ntemplate <typename T> T doubtful(T x) {{\n {body} }}"
+    fn = fuser.create_jit_fn(code)
+    with fuser.config.patch(disk_cache=False):
+        first = warned_by(lambda: fn(ones(300)))[0].splitlines()
+        assert not warned_by(lambda: (fn(ones(300)), fn(ones(3, 3).t(), out=ones(3, 3)), fn(ones(9).double())))
+    assert first[0].startswith("functor 'doubtful': line 3, column ")
+    assert word in first[0]
+    assert first[1] == f"    3 |  {body} }}"
+    assert first[1][first[2].index("^") :].startswith(under)
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize(("body", "under"), [(item[0], item[4]) for item in UNDEFINED if item[1]])
+def test_undefined_behaviour_is_shown_for_cuda(body: str, under: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fuser.cuda.backend import compile_cubin
+
+    monkeypatch.setattr(counters, "_warned", set())
+    fn = fuser.create_jit_fn(f"template <typename T> T doubtful(T x) {{\n {body} }}")
+    ((spec, args),) = planner.plan_texts(fn.spec(1), [ones(3)], torch.device("cuda"))
+    source = build_kernel_source(spec, args)
+    head, line, caret = warned_by(lambda: compile_cubin(source, "sm_90"))[0].splitlines()
+    assert head.startswith("functor 'doubtful': line 2, column ")
+    assert line[caret.index("^") :].startswith(under)
+
+
+@pytest.mark.cpu
+def test_what_is_defined_warns_of_nothing() -> None:
+    bodies = [
+        "unsigned u = -1; unsigned char c = 300; int big = 0x80000000; return x + u + c + big;",
+        "T y; T z = 1; if (x > 0) { y = 1; z = 2; } if (x > 0) z += y; return z;",
+        "T best; for (int i = 0; i < 4; ++i) { if (i == 0 || x * i > best) best = x * i; } return best;",
+        "T inf = T(1) / T(0); return x + inf - inf + 1.0 / 0.0;",
+        "T a[3] = {1}; int k = x; return a[k & 1];",
+    ]
+    with fuser.config.patch(disk_cache=False):
+        for body in bodies:
+            fn = fuser.create_jit_fn(f"template <typename T> T fine(T x) {{ {body} }}")
+            assert not warned_by(lambda fn=fn: fn(ones(300)))
 
 
 @pytest.mark.cpu

@@ -331,9 +331,12 @@ def test_long_and_deep_texts() -> None:
     x = torch.ones(3)
     total = new_functor(f"return x{' + x' * 2000};")
     assert total(x).tolist() == [2001] * 3
+    y = torch.ones(3, requires_grad=True)
+    assert torch.autograd.grad(total(y).sum(), y)[0].tolist() == [2001] * 3
+    nested = new_functor(f"return {'(' * 2000}x{')' * 2000};")
+    assert nested(x).tolist() == [1] * 3
     with pytest.raises(GradientError, match="nested this deeply"):
-        total(torch.ones(3, requires_grad=True))
-    assert new_functor(f"return {'(' * 2000}x{')' * 2000};")(x).tolist() == [1] * 3
+        nested(y)
     increase = new_functor("return x + T(1);")
 
     @fuser.fuse

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,9 @@ import torch
 
 import fuser
 from fuser.cxx.functor import Role, parse_functor
-from fuser.errors import FunctorError
+from fuser.eager.translation import translate
+from fuser.errors import FunctorError, UntranslatableError
+from fuser.fallback import call_derived
 
 
 @dataclass(frozen=True)
@@ -334,6 +337,77 @@ def test_what_a_functor_defines_and_ends_is_there_for_the_next() -> None:
     assert len(fused.groups) == 1
 
 
+DOUBLE = "template <typename T> T f(T x) { return x * 2; }"
+PLUS_ONE = "template <typename T> T g(T x) { return x + 1; }"
+# Two texts that have something in common, or the first of which changes what the second means: x * 2, then + 1.
+NEIGHBOURS = {
+    "entry": (DOUBLE, PLUS_ONE.replace("g(", "f(")),
+    "helper": tuple(
+        f"float h(float x) {{ return {value}; }}\ntemplate <typename T> T f(T x) {{ return h(x); }}"
+        for value in ("x * 2", "x + 1")
+    ),
+    "struct and constant": tuple(
+        f"struct S {{ static float h(float x) {{ return {value}; }} }};\nconstexpr int C = {number};\n"
+        "template <typename T> T f(T x) { return S::h(x) + C - C; }"
+        for number, value in enumerate(("x * 2", "x + 1"))
+    ),
+    "namespaces": tuple(
+        f"namespace n {{ float h(float x) {{ return {value}; }} }} namespace {{ int k = {number}; }}\n"
+        "template <typename T> T f(T x) { return n::h(x) + k - k; }"
+        for number, value in enumerate(("x * 2", "x + 1"))
+    ),
+    "std": ("namespace std { float h(float x) { return x * 2; } }\nusing namespace std;\n"
+            "template <typename T> T f(T x) { return std::h(x); }", PLUS_ONE),
+    "names of the kernel": (
+        "constexpr int fuser_f1 = 2, out0 = 1, v0 = 3;\n"
+        "template <typename T> T fuser_kernel(T x) { return x * fuser_f1; }",
+        "struct fuser_args { float i; };\n"
+        "template <typename T> T fuser_element(T x) { fuser_args a{1}; return x + a.i; }",
+    ),
+    "macros": (
+        "#define float double\n#define T1 3\n#define a 4\n#define out0 5\n#define for if\n" + DOUBLE,
+        "template <typename T> T g(T x) { float a = 0; int T1 = 1; for (int i = 0; i < 3; ++i) a += sizeof(a) == 4; "
+        "return x + a - 2 * T1; }",
+    ),
+    "a macro of a branch": ("#ifdef __GNUC__\n#define g nothing\n#endif\n" + DOUBLE, PLUS_ONE),
+    "qualifiers": (
+        "#define __device__\n#define __global__\n#define __forceinline__ nothing\n#undef __noinline__\n" + DOUBLE,
+        "template <typename T> __device__ __forceinline__ T h(T x) { return x + 1; }\n"
+        "template <typename T> __device__ T g(T x) { return h(x); }",
+    ),
+    "places": ('#line 7 "functor1.g"\n# 9\n' + DOUBLE, PLUS_ONE),
+    "messages": (
+        '#pragma GCC diagnostic error "-Wuninitialized"\n#pragma nv_diag_error 549\n' + DOUBLE,
+        "template <typename T> T g(T x) { T y; T z = y; return x + 1; }",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("what", NEIGHBOURS)
+@pytest.mark.filterwarnings("ignore::fuser.errors.FunctorWarning")
+def test_a_functor_means_the_same_beside_another(what: str) -> None:
+    # cubins.py compiles the kernel with NVRTC, too.
+    first, second = map(fuser.create_jit_fn, NEIGHBOURS[what])
+    fused = fuser.fuse(lambda x: second(first(x)))
+    x = torch.arange(5.0)
+    assert fused(x).tolist() == [1, 3, 5, 7, 9]
+    assert len(fused.groups) == 1
+
+
+def test_a_long_sum_has_an_eager_version() -> None:
+    # Nothing that reads it calls itself for each term.
+    fn = fuser.create_jit_fn(f"template <typename T> T f(T x) {{ return {' + '.join(['x'] * 1200)}; }}")
+    assert call_derived(fn.function, [torch.tensor([0.5, 1.0])], {})[0].tolist() == [600, 1200]
+
+
+def test_what_is_nested_too_deeply_is_untranslatable() -> None:
+    for body in ("(" * 2000 + "x" + ")" * 2000, "x > 1 ? x : " * 2000 + "x", "abs(" * 2000 + "x" + ")" * 2000):
+        functor = parse_functor(f"template <typename T> T f(T x) {{ return {body}; }}")
+        with pytest.raises(UntranslatableError, match="a text nested this deeply"):
+            translate(functor, torch.float32, (torch.float32,))
+
+
 @pytest.mark.parametrize(
     ("code", "text"),
     [
@@ -341,6 +415,10 @@ def test_what_a_functor_defines_and_ends_is_there_for_the_next() -> None:
         ("template <typename T> T f(T x, T& a) { a = x; return a; }", None),
         ("template <typename T> void f(T x, T& a) { a = x; }", None),
         ("template <typename T> T f(T x) { x; }", None),
+        (
+            "template <typename T> T f(T x, T& a) { a = x; if (x > 0) return a; }",
+            "template <typename T> T f(T x, T& a) { a = x; if (x > 0) return a; return {}; }",
+        ),
     ],
 )
 def test_only_an_unused_return_type_becomes_void(code: str, text: str | None) -> None:
@@ -377,6 +455,36 @@ SYNTAX_ERRORS = [
         "#include",
     ),
     ("%:include <cmath>\ntemplate <typename T> T f(T x) { return x; }", 1, 1, "#include"),
+    *(
+        (f"{text}\ntemplate <typename T> T f(T x) {{ return x; }}", line, column, message)
+        for text, line, column, message in [
+            ("#import <cmath>", 1, 1, "#include"),
+            ("\\\n#\\\ninclude <cmath>", 2, 1, "#include"),
+            ("#/*\n*/include <cmath>", 1, 1, "#include"),
+            ("#define HEADER <cmath>\n#include HEADER", 2, 1, "#include"),
+            ('constexpr char s[] = "/*";\n#include <cmath>\nconstexpr char t[] = "*/";', 2, 1, "#include"),
+            ('constexpr char s[] = R"x()"/*)x";\n#include <cmath>\n/* "*/', 2, 1, "#include"),
+            ("constexpr int n = 1'000;\n#include <cmath>\nconstexpr int m = 1'000;", 2, 1, "#include"),
+            ("\u2028#include <cmath>", 1, 2, "#include"),
+            ("// a\r#include <cmath>", 1, 5, "a carriage return without a line feed"),
+            ('constexpr char a[] = {\n#embed "file"\n};', 2, 1, "#include"),
+            ("#if __has_include(<cmath>)\n#endif", 1, 1, "cannot ask for files"),
+            ("#define ASK __has_embed(<a>)\n#if ASK\n#endif", 1, 1, "cannot ask for files"),
+            ('_Pra\\\ngma("GCC poison x")', 1, 1, "#pragma GCC poison x would"),
+            ('_Pragma/* */(L"GCC poison x")', 1, 1, '#pragma L"GCC poison x" would'),
+            ("#define P(x) _Pragma(#x)\nP(GCC poison x)", 2, 1, "#pragma GCC poison x would"),
+            ("#ifdef __GNUC__\n#define P(x) _Pragma(#x)\nP(GCC poison x)\n#endif", 2, 1, "would reach the rest"),
+            ('#ifdef __GNUC__\n_Pragma("GCC poison x")\n#endif', 2, 1, "#pragma GCC poison x would"),
+            ("#define D declare\n#pragma omp D target", 2, 1, "#pragma omp declare target would"),
+            ('#line \\\n3 "x"', 1, 1, "#line goes on in another line"),
+            ("#assert machine(x)", 1, 1, "#assert would reach the rest"),
+            ("#undef _OPENMP", 1, 1, "_OPENMP is not for functors to undef"),
+            ("#ifdef NOBODY\n#define __CUDA_ARCH__ 1\n#endif", 2, 1, "__CUDA_ARCH__ is not for functors to define"),
+            ('extern "C" int help(int v) { return v; }', 1, 1, 'what is extern "C" has one name'),
+            ('extern "C" { int count = 0; }', 1, 1, 'what is extern "C" has one name'),
+            ('namespace n {\n asm(".section .init_array");\n}', 2, 2, "asm outside of functions"),
+        ]
+    ),
     ("#import <cmath>\ntemplate <typename T> T f(T x) { return x; }", 1, 1, "#include"),
     ("template <typename T> T f(T x) { return x; }\n#include <cmath>", 2, 1, "#include"),
     ("#if 1\ntemplate <typename T> T f(T x) { return x; }", 1, 1, "#if without #endif"),
@@ -398,10 +506,10 @@ def test_syntax_error_is_built_and_never_called(code: str, line: int, column: in
             use()
         error = caught.value
         assert (error.line, error.column) == (line, column)
-        head, shown, caret = str(error).splitlines()
+        head, shown, caret = str(error).split("\n")
         assert head.startswith(f"line {line}, column {column}: ")
         assert message in head
-        assert shown.endswith(code.splitlines()[line - 1].replace("\t", " "))
+        assert shown.endswith(re.sub(r"[\t\r\u2028]", " ", code.split("\n")[line - 1]))
         assert caret.index("^") - caret.index("|") == column + 1
 
 
@@ -472,6 +580,23 @@ NO_FUNCTOR = [
     ("template <typename T> T f(T x) { return x; }", {"num_outputs": 2}, "0 output parameters"),
     ("template <typename T> void f(T x, T& a, T& b) { }", {"num_outputs": 1}, "2 output parameters"),
     ("template <typename T> void f(T x, T& a) { }", {"scalars": {"a": 1.0}}, "'a' is an output of f"),
+    ("template <typename T> T f(const T* x) { return *x; }", {}, "x is a pointer, .* write T x, or T& x for an output"),
+    ("template <typename T> void f(T x, T* r) { *r = x; }", {}, "line 1, column 35: r is a pointer"),
+    ("template <typename T> T f(T x[]) { return x[0]; }", {}, "x is an array"),
+    ("template <typename T> T f(T (*g)(T)) { return g(1); }", {}, "g is a function"),
+    ("template <typename T> T f(T&& x) { return x; }", {}, "x is an rvalue reference"),
+    ("template <typename T> T f(T... x) { return 1; }", {}, "no parameter pack"),
+    ("template <typename T> void f(T x) { }", {}, "line 1, column 23: 'f' has no result"),
+    ("template <typename T> T* f(T x) { return &x; }", {}, "'f' returns a pointer"),
+    ("// \ud800\ntemplate <typename T> T f(T x) { return x; }", {}, "line 1, column 4: half of a surrogate pair is no"),
+    ("template <typename T> T f(T x) { return x; } // \0", {}, "line 1, column 49: NUL is no character"),
+    (
+        "#define M0 x\n"
+        + "".join(f"#define M{n + 1} M{n}\n" for n in range(2000))
+        + "template <typename T> T f(T x) { return M2000; }",
+        {},
+        "nested too deeply for it to be read",
+    ),
 ]
 
 

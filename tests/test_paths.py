@@ -32,6 +32,9 @@ NO_RETURN = [
     ("switch (int(x)) { default: return x; case 1: x = 2; }", "switch"),
     ("auto g = [](T v) { return v; }; g(x);", "g(x)"),
     ("{ if (x > 0) { return x; } }", "{ if"),
+    ("bool c = x > 0; if (c) return x; if (c) return -x;", "if (c) return -x"),
+    ("bool c = x > 0, d = x > 1; if (c && d) return x; if (!c && d) return -x;", "if (!c"),
+    ("do { if (x > 1) break; return x; } while (true);", "do"),
 ]
 # Bodies of ``T f(T x)`` that always return, and what only types or the compiler decide.
 RETURN = [
@@ -52,6 +55,13 @@ RETURN = [
     "if (x > 0) goto end; x = 1; end: return x;",
     "return x; x = 1;",
     "if (x > 0) break; return x;",
+    "if (x > 0) return x; if (!(x > 0)) return -x;",
+    "bool c = x > 0; if (!c) { return -x; } x += 1; if (c) { return x; }",
+    "bool c = x > 0; if (c) return x; if (not c) return -x;",
+    "while (true) { for (;;) { break; } if (x > 3) return x; x += 1; }",
+    "auto g = [](T v) { if (v > 0) return v; return -v; }; return g(x);",
+    "if (x > 0) { return x; } else { for (;;) { if (x > 0) return x; x += 1; } }",
+    "switch (int(x)) { default: { if (x > 0) return x; else return -x; } }",
 ]
 # Bodies of ``void f(T x, T& a, T& b)``, the outputs they miss, and where.
 MISSING = [
@@ -78,7 +88,30 @@ ASSIGNED = [
     "auto g = [&](T v) { a = v; b = v; }; g(x);",
     "if (sizeof(T) == 4) a = x; else a = -x; if constexpr (sizeof(T) == 4) { b = x; }",
     "(x > 0 ? a : b) = x; ++a; b += x;",
+    "bool c = x > 0; b = 1; if (c) a = x; if (!c) a = -x;",
+    "bool c = x > 0; if (c) a = 1; if (c) x = a + 1; if (!c) a = 2; b = a;",
+    "T* p = &a; *p = x; b = a + 1;",
+    "auto put = [&a](T v) { a = v; }; put(x); b = -a;",
+    "for (int i = 0; i < 3; ++i) { if (i > 0) b = a + 1; a = x; } b = 1;",
+    "a = b = 0; for (int i = 0; i < 3; ++i) { a += x; b += a; }",
+    "b = (a = x) + a;",
+    "(a = x) > 0 ? b = 1 : b = 2;",
+    "b = a = x; a += b; T t[2] = {a, b};",
+    "while (true) { a = x; b = x; break; }",
     "__trap();",
+]
+# The same, and the first place that reads an output without a value.
+READ = [
+    ("a = x; b = a + b;", "b;"),
+    ("a += x; b = 1;", "a +="),
+    ("++a; b = 1;", "a; b"),
+    ("b = a; a = 1;", "a; a"),
+    ("T c = a; a = c; b = 1;", "a; a"),
+    ("a = a + 1; b = 1;", "a + 1"),
+    ("a = 1; if (x > 0) b += 1; else b = 2;", "b += 1"),
+    ("b = 1; if (a) a = 1; else a = 2;", "a) a"),
+    ("b = 1; for (int i = 0; i < 3; ++i) x += a; a = x;", "a; a = x"),
+    ("a = 1; return b + 1;", "b + 1"),
 ]
 HELPER = "template <typename T> void set(T x, T& a) { a = x; }\n"
 
@@ -130,16 +163,30 @@ def test_every_output_has_a_value(body: str) -> None:
     check_functor(parse_functor(of_two(body), (), 2))
 
 
+@pytest.mark.parametrize(("body", "start"), READ)
+def test_an_output_that_is_read_before_it_has_a_value_is_refused(body: str, start: str) -> None:
+    text = of_two(body)
+    with pytest.raises(FunctorError, match=f"'{start[0]}' is read before anything was assigned to it") as caught:
+        check_functor(parse_functor(text, (), 2))
+    assert (caught.value.line, caught.value.column) == place_of(text, start)
+
+
 def test_helpers_are_checked_too() -> None:
     with pytest.raises(FunctorError, match="'help' returns nothing") as caught:
         fuser.create_jit_fn(f"int help(int n) {{\n if (n) return 1; }}\n{of('return help(1);')}").check()
     assert (caught.value.line, caught.value.column) == (2, 2)
 
 
+@pytest.mark.cpu
 def test_a_value_on_some_paths_only() -> None:
-    text = "template <typename T> T f(T x, T& a) { a = x; if (x > 0) return a; }"
+    # Nobody uses what an entry with outputs returns.
+    for end in ("", "#define END }\n"):
+        text = f"{end}template <typename T> T f(T x, T& a) {{ a = x; if (x > 0) return a; {'END' if end else '}'}"
+        fn = fuser.create_jit_fn(text)
+        assert fn(torch.tensor([-1.0, 2.0])).tolist() == [-1, 2]
+        assert "if (x > 0) return a; " in fn.function.functor.text
     with pytest.raises(FunctorError, match="'f' returns nothing"):
-        fuser.create_jit_fn(text).check()
+        check_functor(parse_functor("template <typename T> auto f(T x, T& a) { a = x; if (x > 0) return a; }"))
     # What never returns a value, returns nothing on purpose.
     check_functor(parse_functor("template <typename T> T f(T x, T& a) { a = x; if (x > 0) return; }"))
     check_functor(parse_functor("template <typename T> auto f(T x, T& a) { a = x; }"))

@@ -23,7 +23,7 @@ from fuser.cpu.dialect import DIALECT
 from fuser.cpu.fused_kernel import CpuKernel
 from fuser.disk_cache import CacheKey, load_or_make, scratch_folder
 from fuser.errors import CompilerFailedError, CompilerNotFoundError, CompilerTimeoutError, Diagnostic
-from fuser.fused_kernel import begin_compile, build_compile_error
+from fuser.fused_kernel import begin_compile, build_compile_error, warn_of_texts
 
 __all__ = ["Compiler", "CpuBackend", "find_compiler"]
 
@@ -32,6 +32,12 @@ CANDIDATES = ("g++", "c++", "clang++")
 # unrolled loops, and loops that data may end early.
 LARGE_TEXT = 24_000
 MANY_CONDITIONS = 32
+# Warnings of undefined behaviour; gcc has some of them on without being asked.
+WARNINGS = (
+    "-Wuninitialized", "-Wmaybe-uninitialized", "-Wreturn-type", "-Wreturn-local-addr", "-Wshift-count-overflow",
+    "-Wshift-count-negative", "-Warray-bounds", "-Woverflow", "-Waggressive-loop-optimizations",
+)  # fmt: skip
+_MESSAGE = re.compile(r"(.*):(\d+):(\d+): (error|warning): (.*?)(?: \[(-W[\w-]+)=?\])?")
 VERSION_TIMEOUT_S = 60.0
 LONGEST_POLL_S = 0.01
 # What compilers, assemblers and linkers say of the machine, with the words of strerror; never remembered.
@@ -138,11 +144,14 @@ def _identify(word: str, path: str) -> str:
 def compiler_flags(compiler: Compiler, numerics: str) -> tuple[str, ...]:
     """Return the flags of a kernel. No -ffast-math: values are IEEE; strict numerics contract nothing."""
     contract = "off" if numerics == "strict" else "fast"
-    flags = ["-O2", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-w"]
+    flags = ["-O2", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math"]
+    # Texts written for CUDA look at bits through pointers to another type; gcc would take what is there for garbage.
+    flags.append("-fno-strict-aliasing")
     # Not -frounding-math, with which g++ 12 fills static tables of floats with garbage.
     flags.append(f"-ffp-contract={contract}")
     if compiler.is_clang:
-        return (*flags, "-march=native")
+        return (*flags, "-w", "-march=native")
+    flags += WARNINGS
     # A loop for each side of a branch on a number of the call: gcc 12 vectorises few loops that have the branch inside.
     flags += ["-ftree-vectorize", "-fvect-cost-model=dynamic", "-funswitch-loops", "-march=native", "-fopenmp"]
     if platform.machine() in {"x86_64", "AMD64"}:
@@ -171,13 +180,14 @@ def host_identity() -> str:
 
 
 def parse_gcc_log(log: str) -> list[Diagnostic]:
-    """Return the errors of a gcc or clang log: ``label:line:column: error: message``."""
+    """Return the errors of a gcc or clang log, and those warnings: ``label:line:column: error: message``."""
     found = []
     for line in log.splitlines():
-        place, colon, message = line.partition(": error: ")
-        label, line_number, column = ([*place.rsplit(":", 2), "", ""])[:3]
-        if colon and line_number.isdigit() and column.isdigit():
-            found.append(Diagnostic(label, int(line_number), int(column), "error", message))
+        match = _MESSAGE.fullmatch(line)
+        # -Woverflow is also about conversions, which wrap.
+        is_undefined = match is not None and match[6] in WARNINGS and "conversion" not in match[5]
+        if match is not None and (match[4] == "error" or is_undefined):
+            found.append(Diagnostic(match[1], int(match[2]), int(match[3]), match[4], match[5]))
     return found
 
 
@@ -205,9 +215,10 @@ def _build(source: KernelSource) -> bytes:
         target = folder / "kernel.so"
         status, log = _compile(compiler, flags, source, target)
         if status == 0 and target.is_file() and target.stat().st_size:
+            warn_of_texts(source, parse_gcc_log(log))
             return target.read_bytes()
         log = log.replace(f"{folder}/", "")
-    diagnostics = parse_gcc_log(log)
+    diagnostics = [item for item in parse_gcc_log(log) if item.severity == "error"]
     if status < 0 or _OF_THE_MACHINE.search(log) or not (diagnostics or _UNDEFINED.search(log)):
         raise CompilerFailedError(f"{compiler.command[0]} made no kernel: {_describe(status, log)}")
     raise build_compile_error(source, compiler.command[0], diagnostics, " ".join(flags), log)

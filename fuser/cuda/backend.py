@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,12 +16,17 @@ from fuser.cuda.dialect import DIALECT
 from fuser.cuda.fused_kernel import CudaKernel
 from fuser.disk_cache import CacheKey, load_or_make
 from fuser.errors import CaptureError, CompilerFailedError, CompilerNotFoundError, Diagnostic
-from fuser.fused_kernel import begin_compile, build_compile_error
+from fuser.fused_kernel import begin_compile, build_compile_error, warn_of_texts
 
 if TYPE_CHECKING:
     from cuda.core import ProgramOptions
 
 __all__ = ["CudaBackend", "compile_cubin"]
+
+_NVRTC_MESSAGE = re.compile(r"(.*)\((\d+)\): (?:catastrophic )?(?:error|(warning)) ?#?(\d*)-?D?: (.*)")
+# Warnings of undefined behaviour: results and shifts out of range, an index beyond an array, a variable read before it
+# has a value, a reference to a local variable, a path without return.
+WARNINGS = frozenset("61 62 63 175 549 836 940".split())
 
 
 class CudaBackend:
@@ -70,12 +77,13 @@ def compile_cubin(source: KernelSource, target: str) -> bytes:
     options = _options(target, source.numerics)
     begin_compile(source)
     try:
-        cubin = Program(source.text, "c++", options).compile("cubin").code
+        said = io.StringIO()
+        cubin = Program(source.text, "c++", options).compile("cubin", logs=said).code
     except (ImportError, OSError) as error:
         raise CompilerNotFoundError(f"CUDA kernels need NVRTC (pip install nvidia-cuda-nvrtc): {error}") from error
     except Exception as error:
         log = str(error)
-        diagnostics = parse_nvrtc_log(log, source)
+        diagnostics = [item for item in parse_nvrtc_log(log, source) if item.severity == "error"]
         if not diagnostics and "NVRTC_ERROR_COMPILATION" not in log:
             if "NVRTC" in log:
                 raise CompilerFailedError(f"NVRTC, {target}, made no kernel: {' '.join(log.split())}") from error
@@ -83,30 +91,31 @@ def compile_cubin(source: KernelSource, target: str) -> bytes:
             raise CompilerNotFoundError(missing) from error
         text = " ".join(option.decode() for option in options.as_bytes("nvrtc"))
         raise build_compile_error(source, f"NVRTC, {target}", diagnostics, text, log) from None
+    warn_of_texts(source, parse_nvrtc_log(said.getvalue(), source))
     assert isinstance(cubin, bytes)
     return cubin
 
 
 def parse_nvrtc_log(log: str, source: KernelSource) -> list[Diagnostic]:
-    """Return the errors of an NVRTC log, with the columns its carets point to.
+    """Return the errors of an NVRTC log, and its warnings of the user's mistakes, with the columns its carets point to.
 
     NVRTC writes ``label(line): error: message``, then the line itself, indented, and a caret below it.
     """
-    lines = log.splitlines()
-    texts = {label: functor.text.splitlines() for label, functor in source.functor_labels.items()}
+    lines = log.split("\n")
+    texts = {label: functor.text.split("\n") for label, functor in source.functor_labels.items()}
     found = []
     for index, line in enumerate(lines):
-        head, colon, message = line.partition("): error: ")
-        label, paren, number = head.rpartition("(")
-        if not (colon and paren and number.isdigit()):
+        match = _NVRTC_MESSAGE.fullmatch(line)
+        if match is None or (match[3] and match[4] not in WARNINGS):
             continue
-        column = 1
-        own = texts.get(label, [])
-        if index + 2 < len(lines) and "^" in lines[index + 2] and int(number) <= len(own):
-            shown, code = lines[index + 1], own[int(number) - 1].strip()
-            indent = len(own[int(number) - 1]) - len(own[int(number) - 1].lstrip())
-            column = lines[index + 2].index("^") - shown.find(code) + indent + 1
-        found.append(Diagnostic(label, int(number), column, "error", message))
+        label, number, column, own = match[1], int(match[2]), 1, texts.get(match[1], [])
+        # The line is followed by its caret; types of arguments may stand between the message and the line.
+        caret = next((at for at in range(index + 1, len(lines)) if not lines[at].strip(" ^")), len(lines))
+        if caret < len(lines) and "^" in lines[caret] and number <= len(own):
+            shown, code = lines[caret - 1], own[number - 1].strip()
+            indent = len(own[number - 1]) - len(own[number - 1].lstrip())
+            column = lines[caret].index("^") - shown.find(code) + indent + 1
+        found.append(Diagnostic(label, number, column, "warning" if match[3] else "error", match[5]))
     return found
 
 

@@ -299,4 +299,17 @@ def _join(lines: list[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-DIALECT = Dialect("cuda", emit_prelude, emit_loop, GEOMETRY, crosses_with_zero=True)
+# As NVRTC defines them.
+_OWN_MACROS = "\n".join(
+    [
+        *(
+            f"#define __{name}__ __attribute__(({name}))"
+            for name in "device host global constant shared managed".split()
+        ),
+        "#define __noinline__ __attribute__((noinline))",
+        "#define __forceinline__ __inline__ __attribute__((always_inline))",
+        "#define __launch_bounds__(...) __attribute__((launch_bounds(__VA_ARGS__)))",
+        "#define __align__(n) __attribute__((aligned(n)))",
+    ]
+)
+DIALECT = Dialect("cuda", emit_prelude, emit_loop, GEOMETRY, _OWN_MACROS, crosses_with_zero=True)

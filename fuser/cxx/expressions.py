@@ -109,11 +109,15 @@ class ExpressionReader(TypeReader):
         place = self.place(node)
         match node.type:
             case "binary_expression" | "comma_expression":
-                left, right = field(node, "left"), field(node, "right")
+                # A long sum leans to the left, more deeply than Python calls itself.
+                links = [node]
+                while (left := field(links[-1], "left")).type == node.type:
+                    links.append(left)
                 yield from self._take_apart(left)
-                operator = node.child_by_field_name("operator") or node.children[1]
-                yield _Item(self.place(operator), _spell(text_of(operator)))
-                yield from self._take_apart(right)
+                for link in reversed(links):
+                    operator = link.child_by_field_name("operator") or link.children[1]
+                    yield _Item(self.place(operator), _spell(text_of(operator)))
+                    yield from self._take_apart(field(link, "right"))
             case "unary_expression" | "pointer_expression":
                 argument = field(node, "argument")
                 yield _Item(place, _spell(text_of(node.children[0])))

@@ -18,8 +18,9 @@ import tree_sitter
 
 from fuser.cxx.nodes import Place
 from fuser.cxx.preprocess import MappedText, Preprocessed, Problem, preprocess
+from fuser.cxx.tree import field as field_of
 from fuser.cxx.tree import find, function_declarator, named, parse_tree, text_of
-from fuser.errors import FunctorError, describe_place
+from fuser.errors import FunctorError, describe_place, suggest
 
 __all__ = ["MATH_FUNCTIONS", "EntryParameter", "Functor", "Reading", "Role", "parse_functor", "read_text"]
 
@@ -153,24 +154,18 @@ def parse_functor(source: str, scalars: tuple[str, ...] = (), num_outputs: int =
     Raises:
         FunctorError: no entry can be read, a scalar names no parameter, or the outputs do not match.
     """
+    _check_characters(source)
     try:
-        source.encode()
-    except UnicodeEncodeError as error:
-        before = source[: error.start]
-        place = before.count("\n") + 1, error.start - (before.rfind("\n") + 1) + 1
-        raise FunctorError(
-            f"line {place[0]}, column {place[1]}: half of a surrogate pair is no character", *place
-        ) from None
-    try:
-        return _parse_functor(source, scalars, num_outputs)
+        return _parse(source, scalars, num_outputs)
     except RecursionError:
         raise FunctorError("the text, or the calling program, is nested too deeply for it to be read") from None
 
 
-def _parse_functor(source: str, scalars: tuple[str, ...], num_outputs: int) -> Functor:
+def _parse(source: str, scalars: tuple[str, ...], num_outputs: int) -> Functor:
     reading = read_text(source)
     root = reading.tree.root_node
-    problems = sorted([*reading.preprocessed.problems, *_find_syntax_errors(reading, root)])
+    found = [*_find_syntax_errors(reading, root), *_find_leaks(reading, root)]
+    problems = sorted([*reading.preprocessed.problems, *found])
     template = _find_entry(root)
     if root.has_error:
         # What is wrong in a body has no say in where the entry begins and ends.
@@ -182,6 +177,13 @@ def _parse_functor(source: str, scalars: tuple[str, ...], num_outputs: int) -> F
     definition, declarator, name = _read_entry(reading, template)
     parameters = tuple(_parse_parameters(reading, declarator, frozenset(scalars)))
     _check_parameters(source, name, parameters, scalars, num_outputs)
+    kind = definition.child_by_field_name("type")
+    if kind is not None and text_of(kind) == "void" and not any(item.role is Role.OUTPUT for item in parameters):
+        message = f"{name!r} has no result: it returns nothing, and no parameter is an output (T&)"
+        raise _error(source, Problem(reading.place(kind), message))
+    outer = definition.child_by_field_name("declarator")
+    if outer is not None and outer.type == "pointer_declarator":
+        raise _error(source, Problem(reading.place(outer), f"{name!r} returns a pointer, and a result is one element"))
     has_outputs = any(parameter.role is Role.OUTPUT for parameter in parameters)
     return Functor(
         source=source,
@@ -189,7 +191,7 @@ def _parse_functor(source: str, scalars: tuple[str, ...], num_outputs: int) -> F
         num_outputs=num_outputs,
         entry=name,
         template_parameters=tuple(_template_parameters(template)),
-        emitted=_without_unused_type(reading, definition) if has_outputs else MappedText(source, source),
+        emitted=_without_unused_type(reading, definition) if has_outputs else reading.preprocessed.verbatim,
         macros=reading.preprocessed.macros,
         words=frozenset(re.findall(r"\w+", f"{source}\n{reading.expanded.text}")),
         problems=tuple(problems),
@@ -201,6 +203,16 @@ def read_text(source: str) -> Reading:
     """Preprocess and parse a text; whoever wants to know something of it begins here."""
     preprocessed = preprocess(source)
     return Reading(preprocessed, parse_tree(preprocessed.expanded.text))
+
+
+def _check_characters(source: str) -> None:
+    # Those that no compiler takes, and what half a surrogate pair is to UTF-8.
+    found = re.search("[\0\ud800-\udfff]", source)
+    if found is not None:
+        line, column = MappedText(source, source).place_of(found.start())
+        shown = source.encode(errors="backslashreplace").decode()
+        message = "NUL is no character" if found[0] == "\0" else "half of a surrogate pair is no character"
+        raise FunctorError(describe_place(shown, line, column, message), line, column)
 
 
 def _error(source: str, problem: Problem) -> FunctorError:
@@ -274,10 +286,13 @@ def _parse_parameters(
     reading: Reading, declarator: tree_sitter.Node, scalars: frozenset[str]
 ) -> Iterator[EntryParameter]:
     for node in named(declarator.child_by_field_name("parameters")):
-        if node.type not in {"parameter_declaration", "optional_parameter_declaration"}:
+        if "variadic" in node.type:
+            raise _error(reading.expanded.source, Problem(reading.place(node), "a functor takes no parameter pack"))
+        if node.type not in {"parameter_declaration", "optional_parameter_declaration"} or text_of(node) == "void":
             continue
         inner = node.child_by_field_name("declarator")
         name = next(find(inner, "identifier"), None) if inner is not None else None
+        _check_declarator(reading, node, inner, text_of(name) if name is not None else "x")
         kind = node.child_by_field_name("type")
         is_reference = inner is not None and inner.type in {"reference_declarator", "abstract_reference_declarator"}
         is_const = any(text_of(child) == "const" for child in node.children if child.type == "type_qualifier")
@@ -292,13 +307,26 @@ def _parse_parameters(
         )
 
 
+def _check_declarator(reading: Reading, node: tree_sitter.Node, inner: tree_sitter.Node | None, name: str) -> None:
+    kind = "" if inner is None else inner.type.removeprefix("abstract_")
+    wrong = {"pointer_declarator": "a pointer", "array_declarator": "an array", "function_declarator": "a function"}
+    if inner is not None and kind == "reference_declarator" and text_of(inner).startswith("&&"):
+        wrong[kind] = "an rvalue reference"
+    if kind in wrong:
+        type_ = text_of(field_of(node, "type"))
+        ways = f"write {type_} {name}, or {type_}& {name} for an output"
+        message = f"{name} is {wrong[kind]}, and a functor gets one element at a time: {ways}"
+        raise _error(reading.expanded.source, Problem(reading.place(node), message))
+
+
 def _check_parameters(
     source: str, entry: str, parameters: tuple[EntryParameter, ...], scalars: tuple[str, ...], num_outputs: int
 ) -> None:
     names = [parameter.name for parameter in parameters]
     for scalar in scalars:
         if scalar not in names:
-            raise FunctorError(f"{entry} has no parameter {scalar!r}; its parameters are {', '.join(names) or 'none'}")
+            known = f"(its parameters are {', '.join(names) or 'none'})"
+            raise FunctorError(f"{entry} has no parameter {scalar!r} {known}{suggest(scalar, names)}")
     outputs = [parameter for parameter in parameters if parameter.role is Role.OUTPUT]
     if num_outputs < 1:
         raise FunctorError(f"{entry}: num_outputs must be 1 or more, got {num_outputs}")
@@ -316,20 +344,44 @@ def _check_parameters(
 def _without_unused_type(reading: Reading, definition: tree_sitter.Node) -> MappedText:
     # Flowing off the end of a function that returns a value is undefined, and g++ -O2 makes use of it.
     expanded = reading.expanded
-    verbatim = MappedText(expanded.source, expanded.source)
+    verbatim = reading.preprocessed.verbatim
     trailing = next(find(definition, "trailing_return_type", skip="compound_statement"), None)
     kind = trailing.named_children[0] if trailing is not None else definition.child_by_field_name("type")
     body = definition.child_by_field_name("body")
     assert kind is not None, "the entry was read"
     assert body is not None, "the entry was read"
     returns = find(body, "return_statement", skip="lambda_expression")
-    if text_of(kind) == "void" or any(node.named_child_count for node in returns):
+    if text_of(kind) == "void":
         return verbatim
-    start, end = expanded.character(kind.start_byte), expanded.character(kind.end_byte)
+    if not any(node.named_child_count for node in returns):
+        node, words = kind, "void"
+    elif kind.type == "placeholder_type_specifier" or body.named_children[-1].type == "return_statement":
+        return verbatim
+    else:
+        # Some paths return a value, which nobody uses, and others need not.
+        node, words = body.children[-1], "return {}; }"
+    start, end = expanded.character(node.start_byte), expanded.character(node.end_byte)
     if expanded.is_verbatim(start) and expanded.is_verbatim(end - 1):
-        return verbatim.replace(expanded.origin(start), expanded.origin(end - 1) + 1, "void")
+        return verbatim.replace(expanded.origin(start), expanded.origin(end - 1) + 1, words)
     # A macro writes the type, and maybe more: the text is compiled as it is expanded.
-    return expanded.replace(start, end, "void")
+    return expanded.replace(start, end, words)
+
+
+def _find_leaks(reading: Reading, parent: tree_sitter.Node) -> Iterator[Problem]:
+    # What would not stay in the functor's namespace.
+    for node in parent.named_children:
+        is_c = node.type == "linkage_specification"
+        if node.type == "expression_statement" and next(find(node, "gnu_asm_expression"), None) is not None:
+            yield Problem(reading.place(node), "asm outside of functions would reach the rest of the kernel")
+        elif is_c and any(_defines(item) for body in node.named_children[1:] for item in (body, *body.named_children)):
+            yield Problem(reading.place(node), 'what is extern "C" has one name in the whole kernel: leave that out')
+        elif node.type in {"namespace_definition", "declaration_list"}:
+            yield from _find_leaks(reading, node)
+
+
+def _defines(node: tree_sitter.Node) -> bool:
+    is_variable = node.type == "declaration" and function_declarator(node) is None
+    return node.type == "function_definition" or is_variable
 
 
 def _find_syntax_errors(reading: Reading, node: tree_sitter.Node) -> Iterator[Problem]:

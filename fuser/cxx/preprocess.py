@@ -18,7 +18,7 @@ from fuser.cxx.nodes import Place
 __all__ = ["QUALIFIERS", "MappedText", "Preprocessed", "Problem", "preprocess", "tokenize"]
 
 # Without one of these there is nothing to do.
-_SPECIAL = re.compile(r"#|%:|\\\s*\n|\\\s*\Z|\b__\w+__\b|\b_Pragma\b")
+_SPECIAL = re.compile(r"#|%:|\\\s*\n|\\\s*\Z|\b__\w+__\b|\b_Pragma\b|\r(?!\n)")
 # A line that goes on in the next one.
 _SPLICE = re.compile(r"\\[^\S\n]*\n")
 _BLOCK = r"/\*(?:[^*]|\*(?!/))*\*/"
@@ -26,6 +26,7 @@ _TOKEN = re.compile(
     rf"(?P<directive>^(?:[^\S\n]|{_BLOCK})*(?:\#|%:)(?:[^\n/]|{_BLOCK}|//[^\n]*|/(?![*/]))*)"
     rf"|(?P<comment>//[^\n]*|{_BLOCK})"
     r"|(?P<space>\n|[^\S\n]+)"
+    r"|(?P<raw>(?:u8|[uUL])?R\"(?P<mark>[^()\\\s]*)\((?:.|\n)*?\)(?P=mark)\")"
     r"|(?P<name>[A-Za-z_]\w*)"
     r"|(?P<number>\.?\d(?:[eEpP][+-]|[\w.'])*)"
     r"|(?P<string>\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*')"
@@ -36,11 +37,13 @@ _TOKEN = re.compile(
 _COMMENT = re.compile(rf'("(?:[^"\\]|\\.)*")|//.*|{_BLOCK}')
 _DIRECTIVE = re.compile(r"\s*(?:#|%:)\s*(\w*)\s*(.*)", re.DOTALL)
 _DEFINE = re.compile(r"(\w+)(?:\(([^)]*)\))?(.*)", re.DOTALL)
-_PRAGMA = re.compile(r'\b_Pragma\s*\(\s*"([^"]*)"')
+_PLAIN_STRING = re.compile(r'\s*"([^"\\]*)"\s*')
+_ASKS_FOR_FILES = re.compile(r"\b__has_(?:include|embed)")
 _ARITHMETIC = re.compile(r"[\d\s()+\-*/%<>=!&|^~]*|and|or|not")
 # Pragmas that say something of the next statement or function, or of messages alone.
 _HARMLESS = re.compile(
-    r"(?:nv_\w+|diag_\w+|unroll|nounroll|ivdep|omp|once|message|GCC\s+(?:unroll|ivdep|diagnostic))\b"
+    r"(?:nv_\w+|diag_\w+|unroll|nounroll|ivdep|once|message|GCC\s+(?:unroll|ivdep|diagnostic)|"
+    r"omp(?!\s+(?:declare\s+target|begin|end|requires|assumes|threadprivate)))\b"
 )
 # What the prelude and the compilers define; everything else that is not the user's is undefined.
 _PREDEFINED = {"INFINITY", "NAN", "POS_INFINITY", "NEG_INFINITY", "__cplusplus"}
@@ -49,6 +52,8 @@ QUALIFIERS = (
     "__device__ __host__ __global__ __constant__ __shared__ __managed__ __forceinline__ __noinline__ __restrict__ "
     "__inline__".split()
 )
+# Macros that no functor defines or ends: the kernel's own, and those by which compilers say what they are.
+_NOT_TO_DEFINE = re.compile(r"fuser_\w*|__cplusplus|_OPENMP|__(?:CUDA|NVCC|GNUC|clang|STDC)\w*", re.IGNORECASE)
 _MAX_TOKENS = 100_000
 
 
@@ -74,7 +79,10 @@ class MappedText:
 
     def place(self, offset: int) -> Place:
         """Return line and column in the user's text (from 1, in characters) of a byte of ``text``."""
-        origin = self.origin(self.character(offset))
+        return self.place_of(self.origin(self.character(offset)))
+
+    def place_of(self, origin: int) -> Place:
+        """Return line and column of a character of the user's text."""
         before = self.source[:origin]
         return before.count("\n") + 1, origin - (before.rfind("\n") + 1) + 1
 
@@ -116,6 +124,8 @@ class Preprocessed:
     """A text without directives and macros, and what its directives say."""
 
     expanded: MappedText
+    # The user's text, as the compiler gets it: without #line, which would have it point elsewhere.
+    verbatim: MappedText
     # Every name that some directive defines or undefines, in the order of the text.
     macros: tuple[str, ...] = ()
     # Directives that no kernel can hold.
@@ -141,22 +151,25 @@ class _Macro:
     body: tuple[_Token, ...] = ()
 
 
+# Leaves nothing of what stands in its parentheses.
+_WHATEVER_ARGUMENTS = _Macro(("...",))
+
+
 def preprocess(source: str) -> Preprocessed:
     """Expand the macros of a functor text and drop the parts that ``#if`` leaves out.
 
     Lines that end in a backslash are joined first, as in C++, so that a directive is seen however it is written.
     """
     if not _SPECIAL.search(source):
-        return Preprocessed(MappedText(source, source))
+        return Preprocessed(MappedText(source, source), MappedText(source, source))
     return _Preprocessor(source).run()
 
 
 class _Preprocessor:
     def __init__(self, source: str) -> None:
         self.source = source
-        self.macros = dict.fromkeys(QUALIFIERS, _Macro()) | dict.fromkeys(
-            ("__launch_bounds__", "_Pragma"), _Macro(("...",))
-        )
+        self.macros = dict.fromkeys(QUALIFIERS, _Macro()) | {"__launch_bounds__": _WHATEVER_ARGUMENTS}
+        self.verbatim = MappedText(source, source)
         self.named: dict[str, None] = {}
         self.problems: list[Problem] = []
         self.obstacle: Problem | None = None
@@ -168,12 +181,14 @@ class _Preprocessor:
         out: list[_Token] = []
         pending: list[_Token] = []
         for token in self.tokens():
-            if token.kind == "directive":
-                out += self.expand(pending, frozenset())
-                pending = []
-                self.direct(token)
-            elif all(counts for counts, _, _ in self.conditions):
+            if token.kind != "directive":
                 pending.append(token)
+                continue
+            # Also what is left out is expanded: a compiler may take another branch, with a _Pragma in it.
+            made = self.expand(pending, frozenset())
+            out += made if self.is_on() else []
+            pending = []
+            self.direct(token)
         out += self.expand(pending, frozenset())
         for _, _, token in self.conditions:
             self.report(token, "#if without #endif")
@@ -185,7 +200,7 @@ class _Preprocessor:
             tuple(token.origin for token in out) or (0,),
             tuple(token.is_copied for token in out) or (True,),
         )
-        return Preprocessed(expanded, tuple(self.named), tuple(self.problems), self.obstacle)
+        return Preprocessed(expanded, self.verbatim, tuple(self.named), tuple(self.problems), self.obstacle)
 
     def tokens(self) -> Iterator[_Token]:
         # The tokens of the text; its lines joined, each token where it begins in the user's text.
@@ -199,15 +214,21 @@ class _Preprocessor:
         if self.source.rstrip().endswith("\\"):
             end = self.place(len(self.source.rstrip()) - 1)
             self.problems.append(Problem(end, "the last line goes on in a line that is not there"))
-        for match in _PRAGMA.finditer(self.source):
-            self.pragma(match[1], self.place(match.start()))
+        for match in re.finditer(r"\r(?!\n)", self.source):
+            message = "a carriage return without a line feed: some compilers end the line there, others do not"
+            self.problems.append(Problem(self.place(match.start()), message))
+
+    def is_on(self) -> bool:
+        return all(counts for counts, _, _ in self.conditions)
 
     def direct(self, token: _Token) -> None:
         match = _DIRECTIVE.fullmatch(_COMMENT.sub(lambda found: found[1] or " ", token.text))
         assert match is not None, "the token's own pattern"
         word, rest = match[1], match[2].strip()
-        is_on = all(counts for counts, _, _ in self.conditions)
-        if word in {"if", "ifdef", "ifndef"}:
+        is_on = self.is_on()
+        if word != "" and _ASKS_FOR_FILES.search(rest):
+            self.report(token, "a functor cannot ask for files: there is no header")
+        elif word in {"if", "ifdef", "ifndef"}:
             holds = is_on and self.test(word, rest, token)
             self.conditions.append((holds, holds, token))
         elif word in {"elif", "else", "endif"}:
@@ -221,7 +242,7 @@ class _Preprocessor:
             name = rest.split("(")[0].split(maxsplit=1)
             if not name or not name[0].isidentifier():
                 self.report(token, f"#{word} without a name")
-            elif name[0].lower().startswith("fuser_"):
+            elif _NOT_TO_DEFINE.fullmatch(name[0]):
                 self.report(token, f"{name[0]} is not for functors to {word}: the kernel around them needs it")
             else:
                 self.named[name[0]] = None
@@ -229,7 +250,16 @@ class _Preprocessor:
                     self.define(rest, token)
                 elif is_on:
                     self.macros.pop(name[0], None)
-        elif is_on and word not in {"", "line"}:
+                else:
+                    self.expand(_made_of(rest, token.origin), frozenset())
+        elif word in {"assert", "unassert", "ident", "sccs"}:
+            self.report(token, f"#{word} would reach the rest of the kernel")
+        elif word == "line" or word.isdigit():
+            end = token.origin + len(token.text)
+            self.verbatim = self.verbatim.replace(token.origin, end, re.sub(r"[^\n]", " ", token.text))
+            if not token.is_copied:
+                self.report(token, "#line goes on in another line")
+        elif is_on and word:
             self.give_up(token, f"#{word}")
 
     def next_part(self, word: str, rest: str, token: _Token) -> None:
@@ -238,11 +268,12 @@ class _Preprocessor:
             return
         _, done, start = self.conditions.pop()
         if word != "endif":
-            is_on = all(counts for counts, _, _ in self.conditions)
-            holds = is_on and not done and (word == "else" or self.test("if", rest, token))
+            holds = self.is_on() and not done and (word == "else" or self.test("if", rest, token))
             self.conditions.append((holds, done or holds, start))
 
     def pragma(self, text: str, place: Place) -> None:
+        # Compilers expand macros in some.
+        text = " ".join("".join(item.text for item in self.expand(_made_of(text, 0), frozenset())).split())
         if text and not _HARMLESS.match(text):
             self.problems.append(Problem(place, f"#pragma {text} would reach the rest of the kernel"))
 
@@ -251,12 +282,7 @@ class _Preprocessor:
         assert match is not None, "a name was found"
         name, parameters, body = match.groups()
         names = None if parameters is None else tuple(item.strip() for item in parameters.split(",") if item.strip())
-        tokens = tuple(
-            _Token(item.kind, item.text, token.origin, is_copied=False)
-            for item in tokenize(body.strip())
-            if item.kind != "comment"
-        )
-        self.macros[name] = _Macro(names, tokens)
+        self.macros[name] = _Macro(names, tuple(_made_of(body, token.origin)))
 
     def test(self, word: str, rest: str, token: _Token) -> bool:
         if word != "if":
@@ -287,6 +313,8 @@ class _Preprocessor:
             token = tokens[at]
             at += 1
             macro = self.macros.get(token.text) if token.kind == "name" and token.text not in hidden else None
+            if token.text == "_Pragma":
+                macro = _WHATEVER_ARGUMENTS
             if macro is None or self.made > _MAX_TOKENS:
                 out.append(token)
                 continue
@@ -297,6 +325,10 @@ class _Preprocessor:
                     out.append(token)
                     continue
                 arguments, at = _split_arguments(tokens, following)
+            if token.text == "_Pragma":
+                given = "".join(item.text for part in arguments for item in self.expand(part, hidden))
+                plain = _PLAIN_STRING.fullmatch(given)
+                self.pragma(plain[1] if plain else given.strip(), self.place(token.origin))
             body = self.substitute(macro, arguments, token, hidden)
             out += self.expand(body, hidden | {token.text})
             self.made += len(body)
@@ -348,12 +380,18 @@ class _Preprocessor:
         return self.place(token.origin + len(token.text) - len(token.text.lstrip()))
 
     def place(self, origin: int) -> Place:
-        return MappedText(self.source, self.source).place(len(self.source[:origin].encode()))
+        return MappedText(self.source, self.source).place_of(origin)
 
 
 def tokenize(text: str) -> Iterator[_Token]:
     """Split a text into tokens, comments and blanks among them; a directive is one."""
     return (_Token(str(match.lastgroup), match[0], match.start()) for match in _TOKEN.finditer(text))
+
+
+def _made_of(text: str, origin: int) -> list[_Token]:
+    # The tokens of a directive's text, which all come from where the directive does.
+    found = (item for item in tokenize(text.strip()) if item.kind != "comment")
+    return [_Token(item.kind, item.text, origin, is_copied=False) for item in found]
 
 
 def _split_arguments(tokens: list[_Token], opening: int) -> tuple[list[list[_Token]], int]:

@@ -41,7 +41,10 @@ def parse_program(functor: Functor) -> Program:
     if obstacle is not None:
         raise UntranslatableError(functor.source, *obstacle.place, obstacle.message)
     reader = _Reader(reading.expanded)
-    reader.file(reading.tree.root_node)
+    try:
+        reader.file(reading.tree.root_node)
+    except RecursionError:
+        raise UntranslatableError(functor.source, 1, 1, "a text nested this deeply") from None
     entry = next(item for item in reversed(reader.functions[functor.entry]) if item.template and item.body)
     functions = {name: tuple(items) for name, items in reader.functions.items()}
     return Program(functions, tuple(reader.globals), entry, dict(reader.externals))

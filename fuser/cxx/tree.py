@@ -37,11 +37,13 @@ def named(node: tree_sitter.Node | None) -> Iterator[tree_sitter.Node]:
 
 def find(node: tree_sitter.Node, kind: str, *, skip: str = "") -> Iterator[tree_sitter.Node]:
     """Yield the nodes of a kind at and below a node, in the order of the text; nothing below nodes of kind ``skip``."""
-    if node.type == kind:
-        yield node
-    for child in node.children:
-        if child.type != skip:
-            yield from find(child, kind, skip=skip)
+    # A long sum is a deep tree: no recursion.
+    rest = [node]
+    while rest:
+        item = rest.pop()
+        if item.type == kind:
+            yield item
+        rest += [child for child in reversed(item.children) if child.type != skip]
 
 
 def function_declarator(node: tree_sitter.Node) -> tree_sitter.Node | None:

@@ -84,9 +84,16 @@ def _binary(state: State, node: Binary) -> Thing:
         return evaluate(state, node.right)
     if node.operator in {"&&", "||"}:
         return _short_circuit(state, node)
-    left, right = evaluate(state, node.left), evaluate(state, node.right)
-    PLACE.set(node.place)
-    return _combine(state, node.operator, left, right)
+    # A long sum leans to the left, more deeply than Python calls itself.
+    links = [node]
+    while isinstance(left := links[-1].left, Binary) and left.operator not in {",", "&&", "||"}:
+        links.append(left)
+    found = evaluate(state, left)
+    for link in reversed(links):
+        right = evaluate(state, link.right)
+        PLACE.set(link.place)
+        found = _combine(state, link.operator, found, right)
+    return found
 
 
 def _combine(state: State, operator: str, left: Thing, right: Thing) -> Thing:

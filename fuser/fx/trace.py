@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuser.errors import ArgumentError, GradientError, UnsupportedError
+from fuser.errors import ArgumentError, GradientError, UnsupportedError, shows_users_frames
 from fuser.fx.arguments import NUMBER, TENSOR, Key, sort_arguments
 from fuser.fx.passes import FusionModule, FusionPass, warm_up_graph
 from fuser.fx.tracer import Traced, is_traced, trace
@@ -120,6 +120,7 @@ class FusedFunction(Replayer):
         modules = [module.get_submodule(str(node.target)) for node in nodes]
         return tuple(item.group for item in modules if isinstance(item, FusionModule))
 
+    @shows_users_frames
     def warmup(self, *args: Any, **kwargs: Any) -> None:
         """Compile the kernels a call with these arguments needs, without launching any.
 
@@ -145,6 +146,7 @@ class FusedFunction(Replayer):
         result = self.function(*args, **kwargs)
         return result if out is None else _finish_out(out, result)
 
+    @shows_users_frames
     def call_anew(self, *args: Any, **kwargs: Any) -> Any:
         """Serve a call that is not like an earlier one; as ``__call__``."""
         kinds = type(args[0]).__mro__ if args and type(args[0]) is not torch.Tensor else ()

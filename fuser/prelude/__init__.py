@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-__all__ = ["PreludeBlock", "emit_selected", "load_blocks", "select_blocks"]
+__all__ = ["PreludeBlock", "emit_selected", "load_blocks", "offered_names", "select_blocks"]
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _COMMENT = re.compile(r"//[^\n]*")
@@ -55,6 +55,14 @@ def load_blocks(file_name: str) -> tuple[PreludeBlock, ...]:
             heads.append(head)
     finish()
     return tuple(blocks)
+
+
+@cache
+def offered_names() -> frozenset[str]:
+    """Return every name that some kernel's prelude declares for functors."""
+    headers = [file.name for file in files(__package__).iterdir() if file.name.endswith(".h")]
+    names = (name for header in headers for block in load_blocks(header) for name in block.names)
+    return frozenset(name for name in names if not name.lower().startswith("fuser_"))
 
 
 def _block(head: str, text: str) -> PreludeBlock:
