@@ -32,7 +32,7 @@ class Worker:
     def __init__(self) -> None:
         self.process = subprocess.Popen(
             [sys.executable, __file__],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), *sys.path)), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

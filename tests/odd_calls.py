@@ -355,7 +355,8 @@ class Module:
         pointers, numbers = self.places(values, integer(3) if values else 0), self.places(inputs, count)
         template = some(bytes(max(size, 0)))
         head = (self.address(), some(1), some(1), some(0), template, first)
-        return some((*head, pointers, numbers, letters, integer(30) == 0))
+        flags = integer(30) == 0, integer(2) == 0
+        return some((*head, pointers, numbers, letters, *flags, some("step")))
 
     def read(self) -> Any:
         """Draw a value that a record relies on: mostly one that is there, in a dict or as an attribute."""

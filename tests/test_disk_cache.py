@@ -748,7 +748,8 @@ torch.distributed.destroy_process_group()
 def test_the_ranks_of_a_job_compile_each_kernel_once(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(RANK)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "FUSER_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+    paths = os.pathsep.join(map(str, (ROOT, *sys.path)))
+    environment = {**os.environ, "FUSER_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": paths}
     done = subprocess.run(
         [*command, str(tmp_path / "job.py")], env=environment, capture_output=True, text=True, timeout=300, check=False
     )

@@ -68,7 +68,11 @@ def run_program(body: str, folder: Path, **environment: str) -> str:
     compiler = folder / "compiler"
     compiler.write_text(COMPILER.format(folder=folder, real=find_compiler(config.cxx).command[0]))
     compiler.chmod(0o755)
-    settings = {"FUSER_CACHE_DIR": str(folder / "cache"), "CXX": str(compiler), "PYTHONPATH": str(ROOT)} | environment
+    settings = {
+        "FUSER_CACHE_DIR": str(folder / "cache"),
+        "CXX": str(compiler),
+        "PYTHONPATH": os.pathsep.join((str(ROOT), *sys.path)),
+    } | environment
     program = HEAD.format(hang=HANG_S / 2, folder=str(folder)) + textwrap.dedent(body)
     # Of a group of its own: Ctrl-C is for all of a group. Its input never ends.
     input_end, other_end = os.pipe()
