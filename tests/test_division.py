@@ -115,9 +115,11 @@ def test_errors_show_the_place_in_the_users_text() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
-def test_cuda_divides_alike(dtype: torch.dtype) -> None:
+def test_cuda_divides_alike_where_cpp_says_how(dtype: torch.dtype) -> None:
     x, y = pairs(dtype)
+    lowest = torch.iinfo(dtype).min
+    is_defined = (y != 0) & ~((x == lowest) & (y == (-1 if lowest else 0)))
     for expressions in (QUOTIENTS, REMAINDERS):
         run = functor(expressions)
         for mine, theirs in zip(run(x.cuda(), y.cuda()), run(x, y), strict=True):
-            assert mine.tolist() == theirs.tolist()
+            assert torch.equal(mine.cpu()[is_defined], theirs[is_defined])

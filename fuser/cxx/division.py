@@ -2,7 +2,7 @@
 
 A kernel cannot know beforehand, and data must not end a process. So in a text for such a processor a third operand
 stands between the two: ``a / b`` becomes ``a /fuser_divide/ b``, ``a %= b`` becomes ``a %=fuser_divide%= b``. Operators
-of that type (the prelude has them) divide integers as CUDA does, and leave all other types to their own operators.
+of that type (the prelude has them) give every pair of integers a quotient, and leave other types to their operators.
 Precedence, the types and the order of evaluation stay what they are.
 """
 

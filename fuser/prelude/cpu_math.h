@@ -579,8 +579,8 @@ FUSER_INLINE long long __mul64hi(long long x, long long y) {
 }
 
 //@ fuser_divide
-// See fuser/cxx/division.py. A quotient by zero has all bits set, the remainder is the dividend, as on CUDA; the
-// smallest integer divided by -1 is itself.
+// See fuser/cxx/division.py. The results are those that RISC-V defines: a quotient by zero has all bits set, and the
+// remainder is the dividend; the smallest integer divided by -1 is itself, and leaves 0.
 struct fuser_divide_type {};
 constexpr fuser_divide_type fuser_divide{};
 template <typename L> struct fuser_dividend { const L& value; };
