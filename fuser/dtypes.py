@@ -148,7 +148,8 @@ def number_dtype(kind: type, default: torch.dtype) -> torch.dtype:
         return torch.int64
     if kind is float:
         return default
-    return default.to_complex()
+    # Not bcomplex32, which torch 2.15 has and makes of no number.
+    return torch.complex64 if default is torch.bfloat16 else default.to_complex()
 
 
 def number_kind(dtype: torch.dtype) -> type:

@@ -19,6 +19,7 @@ from fuser.cxx.functor import Functor, Role, parse_functor
 from fuser.eager.translation import translate
 from fuser.errors import DataDependentError, NotDifferentiableError
 from fuser.ops import OPS
+from fuser.ops.elementary import clamp_to_numbers
 
 F32, F64 = torch.float32, torch.float64
 # Left to their own functors' tests: what decides how often a loop runs is data.
@@ -423,6 +424,20 @@ def test_torch_ops(name: str) -> None:
             # Of -0 torch takes the reciprocal root, which is -infinity, where pow is infinity.
             tensors = [grids[0][grids[0].signbit().logical_not() | (grids[0] != 0)], number]
         _compare_with_torch(name, functor, tensors, scalars, _silu_backward if name == "silu_backward" else op.eager)
+
+
+_BOUNDS = {
+    "clamp": [(0.5, 2.0), (0.5, 0.5), (2.0, 0.5), (0.5, math.nan), (math.nan, 0.5)],
+    "clamp_min": [(0.5,), (-0.0,), (math.nan,)],
+    "clamp_max": [(0.5,), (-0.0,), (math.nan,)],
+}
+
+
+@pytest.mark.parametrize(("name", "bounds"), [(name, bounds) for name, all_of in _BOUNDS.items() for bounds in all_of])
+def test_clamps_to_numbers(name: str, bounds: tuple[float, ...]) -> None:
+    """At a bound that is a number, torch's gradient may be another one than at a tensor."""
+    given = torch.tensor(_POINTS, dtype=F64)
+    _compare_with_torch(name, clamp_to_numbers(name).functor, [given, *bounds], {}, OPS[name].eager)
 
 
 def _compare_with_torch(

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
 from fuser.graph import Function
-from fuser.ops.elementary import UNARY_FLOAT, power_function
+from fuser.ops.elementary import UNARY_FLOAT, clamp_to_numbers, power_function
 from fuser.ops.table import OPS, cast_function, convert_function
 
 __all__ = ["IS_NUMBER", "OpCall", "bind_function", "bind_method", "bind_module", "has_hooks"]
@@ -185,18 +185,24 @@ def _bind_clamp(input: Any, min: Any = None, max: Any = None) -> OpCall | None: 
     if min is None and max is None:
         return None
     if min is None:
-        return _call("clamp_max", input, max)
+        return _bind_clamp_max(input, max)
     if max is None:
-        return _call("clamp_min", input, min)
-    return _call("clamp", input, min, max)
+        return _bind_clamp_min(input, min)
+    return _call_clamp("clamp", input, min, max)
 
 
 def _bind_clamp_min(input: Any, min: Any) -> OpCall:  # noqa: A002
-    return _call("clamp_min", input, min)
+    return _call_clamp("clamp_min", input, min)
 
 
 def _bind_clamp_max(input: Any, max: Any) -> OpCall:  # noqa: A002
-    return _call("clamp_max", input, max)
+    return _call_clamp("clamp_max", input, max)
+
+
+def _call_clamp(name: str, input: Any, *bounds: Any) -> OpCall:  # noqa: A002
+    if all(map(_is_number, bounds)):
+        return OpCall(clamp_to_numbers(name), (input, *bounds))
+    return _call(name, input, *bounds)
 
 
 def _bind_where(condition: Any, input: Any, other: Any) -> OpCall:  # noqa: A002

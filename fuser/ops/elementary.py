@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from fuser.cxx.functor import parse_functor
 from fuser.graph import Function, Promotion
 from fuser.ops.table import ANY_REAL, BITS, FLOAT, OPS, REAL, define, define_test, define_unary_float, parse_entry
 
@@ -195,3 +197,14 @@ define(
     kinds=REAL,
     numbers_have_layout=False,
 )
+
+
+@functools.cache
+def clamp_to_numbers(name: str) -> Function:
+    """Return ``clamp``, ``clamp_min`` or ``clamp_max`` for bounds that are numbers.
+
+    The values are those of bounds that are tensors; the gradient at a bound is another one since torch 2.15.
+    """
+    general = OPS[name].function
+    text = general.functor.source.replace(f"aten_{name}(", f"aten_{name}_number(")
+    return replace(general, functor=parse_functor(text))

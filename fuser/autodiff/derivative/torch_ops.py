@@ -8,6 +8,11 @@ differentiated in place of its text.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fuser.autodiff.derivative.expression import Expr
 
@@ -15,16 +20,62 @@ __all__ = ["DIFFERENTIATED_AS"]
 
 
 def _clamp(x: Expr, low: Expr, high: Expr) -> Expr:
-    # Bounds count as inside. What is not beyond a bound has no gradient: NaN, and x below low where low is high.
-    inside = x.call("ge", low).call("logical_and", x.call("le", high))
+    if not _shares_at_bounds():
+        return _clamp_number(x, low, high)
+    # What compares false is inside, NaN too. At one of two different bounds the gradient is shared.
+    is_ordered, are_apart = low.call("le", high), low.call("lt", high)
+    is_low = x.call("eq", low).call("logical_and", are_apart)
+    is_high = x.call("eq", high).call("logical_and", are_apart)
+    is_inside = x.call("lt", low).call("logical_or", x.call("gt", high)).call("logical_not")
+    is_below = x.call("lt", low).call("logical_and", is_ordered)
+    is_above = x.call("gt", high).call("logical_and", is_ordered).call("logical_or", high.call("lt", low))
+    own = (x / 2).where(is_low.call("logical_or", is_high), x.where(is_inside, 0))
+    return own + low.where(is_below, (low / 2).where(is_low, 0)) + high.where(is_above, (high / 2).where(is_high, 0))
+
+
+def _clamp_number(x: Expr, low: Expr, high: Expr) -> Expr:
+    # What is not beyond a bound has no gradient: NaN, and x below low where low is high.
+    above_low, below_high = ("gt", "lt") if _shares_at_bounds() else ("ge", "le")
+    inside = x.call(above_low, low).call("logical_and", x.call(below_high, high))
     below = x.call("lt", low).call("logical_and", low.call("lt", high))
     above = x.call("gt", high).call("logical_or", high.call("lt", low))
     bound = high.where(above, low.where(below, x.call("detach")))
     return x.where(inside, bound)
 
 
-def _clamp_one(inside: str, beyond: str) -> Callable[[Expr, Expr], Expr]:
-    return lambda x, bound: x.where(x.call(inside, bound), bound.where(x.call(beyond, bound), x.call("detach")))
+def _clamp_min(x: Expr, low: Expr) -> Expr:
+    return x.call("maximum", low) if _shares_at_bounds() else _clamp_min_number(x, low)
+
+
+def _clamp_max(x: Expr, high: Expr) -> Expr:
+    return x.call("minimum", high) if _shares_at_bounds() else _clamp_max_number(x, high)
+
+
+def _clamp_min_number(x: Expr, low: Expr) -> Expr:
+    inside = x.call("gt" if _shares_at_bounds() else "ge", low)
+    return x.where(inside, low.where(x.call("lt", low), x.call("detach")))
+
+
+def _clamp_max_number(x: Expr, high: Expr) -> Expr:
+    inside = x.call("lt" if _shares_at_bounds() else "le", high)
+    return x.where(inside, high.where(x.call("gt", high), x.call("detach")))
+
+
+@cache
+def _shares_at_bounds() -> bool:
+    """Whether torch shares the gradient at a bound that is a tensor, and drops it at one that is a number.
+
+    Torch 2.15 does; earlier versions give it to what is clamped. Asked of the torch that is there.
+    """
+    with (
+        _disable_current_modes(),
+        temporarily_clear_interpreter_stack(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
+        x = torch.ones(1, device="cpu", requires_grad=True)
+        (gradient,) = torch.autograd.grad(torch.clamp_min(x, torch.ones(1, device="cpu")), x)
+        return gradient.item() != 1
 
 
 def _pow_number(a: Expr, b: Expr) -> Expr:
@@ -50,8 +101,11 @@ DIFFERENTIATED_AS: dict[str, Callable[..., Expr]] = {
     "maximum": lambda a, b: a.call("maximum", b),
     "minimum": lambda a, b: a.call("minimum", b),
     "clamp": _clamp,
-    "clamp_min": _clamp_one("ge", "lt"),
-    "clamp_max": _clamp_one("le", "gt"),
+    "clamp_min": _clamp_min,
+    "clamp_max": _clamp_max,
+    "clamp_number": _clamp_number,
+    "clamp_min_number": _clamp_min_number,
+    "clamp_max_number": _clamp_max_number,
     "hardsigmoid": _hardsigmoid,
     "hardswish": _hardswish,
     "logaddexp": lambda a, b: a.call("logaddexp", b),
