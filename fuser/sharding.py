@@ -64,7 +64,7 @@ def run_copies(_: Any, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any
     def localise(item: Any) -> Any:
         if isinstance(item, list):
             return [localise(part) for part in item]
-        return item.redistribute(placements=whole).to_local() if isinstance(item, DTensor) else item
+        return _redistribute(item, whole) if isinstance(item, DTensor) else item
 
     with torch.no_grad():
         results = func(*map(localise, args), **(kwargs or {}))
@@ -231,10 +231,17 @@ def _bring(item: DTensor, placements: Sequence[Placement]) -> torch.Tensor:
     pairs = list(zip(item.placements, placements, strict=True))
     spread = [dim for dim, (old, new) in enumerate(pairs) if new.is_partial() and old.is_replicate()]
     wanted = [Replicate() if dim in spread else new for dim, (_, new) in enumerate(pairs)]
-    local = item.redistribute(placements=wanted).to_local()
+    local = _redistribute(item, wanted)
     for dim in spread:
         # As torch does it for its own ops.
         local = placements[dim]._partition_value(local, item.device_mesh, dim)  # type: ignore[attr-defined]
+    return local
+
+
+def _redistribute(item: DTensor, placements: Sequence[Placement]) -> torch.Tensor:
+    # Torch 2.11 has no way to forget in place that a result requires grad.
+    detached: Any = item.detach()
+    local: torch.Tensor = detached.redistribute(placements=placements).to_local()
     return local
 
 
