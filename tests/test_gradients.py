@@ -35,7 +35,7 @@ def continuous(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # The text of every derivative is checked without a compiler in test_derivative.py; here a sixth of them is compiled.
-COMPILED = one_in(6, DIFFERENTIABLE, "compiled gradients")
+COMPILED = one_in(6, DIFFERENTIABLE, "functors")
 
 
 @pytest.mark.parametrize("device", DEVICES)
