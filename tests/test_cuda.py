@@ -557,7 +557,8 @@ def test_streams_and_capture_on_another_device() -> None:
     assert torch.cuda.current_device() == 0
     with torch.cuda.device(1):
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # Torch's own stream for captures is of the device that captured first in this process.
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream(1)):
             captured = axpy(x, y)
         x.fill_(2.0)
         graph.replay()
