@@ -101,7 +101,7 @@ def test_a_scalar_that_depends_on_a_sum_is_not_linear() -> None:
 )
 def test_ops_of_torch_are_read_as_their_texts(function: object, obstacle: str | None) -> None:
     fused = fuser.fuse(function)  # type: ignore[call-overload]
-    fused.warmup(torch.empty(3, device="meta"), torch.empty(3, device="meta"))
+    fused.graph_for([torch.empty(3, device="meta"), torch.empty(3, device="meta")])
     (group,) = fused.groups
     tensors = frozenset(slot for slot, item in enumerate(group.inputs) if not item.is_scalar and item.default is None)
     outputs, found = follow_sums(group, tensors)
