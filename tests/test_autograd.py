@@ -263,7 +263,8 @@ def test_gradients_between_functors_are_not_rounded() -> None:
 
 def test_inputs_are_saved_where_that_is_as_cheap() -> None:
     x, y = given((6,), (6,))
-    assert [id(item) for item in swish(x, y).grad_fn.saved_tensors] == [id(x), id(y)]
+    result = swish(x, y)
+    assert [id(item) for item in result.grad_fn.saved_tensors] == [id(x), id(y)]
 
 
 def test_what_was_written_to_after_the_forward_pass_is_noticed() -> None:

@@ -143,7 +143,9 @@ def test_floats_from_sizes_compile_once(backend: str) -> None:
     for size in (2, 3, 4, 5):
         x = torch.randn(size, 3)
         assert torch.equal(compiled(x), scale(x, size / 3, s=size / 7))
-    assert counter.frame_count == 1
+    # The first size alone is compiled apart by AOTAutograd of torch 2.11.
+    is_apart = backend == "aot_eager" and torch.torch_version.TorchVersion(torch.__version__) < "2.12"
+    assert counter.frame_count == 1 + is_apart
     whole = torch.arange(6)
     compiled = torch.compile(lambda x: scale(x, x.shape[0] / 3), backend=backend, dynamic=True, fullgraph=True)
     assert compiled(whole).dtype is torch.float32
