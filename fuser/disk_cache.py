@@ -36,7 +36,7 @@ ENTRY = re.compile(r"[0-9a-f]{64}-[0-9a-f]{16}")
 MAGIC = b"fuser\0\0\1"
 FOOTER_BYTES = len(MAGIC) + hashlib.sha256().digest_size
 # A file that save_cache wrote: this, and for each entry a name, the size of what follows, payload and footer.
-SAVED = b"fuser kernels 1\n"
+SAVED = b"fuser kernels 2\n"
 HEAD = struct.Struct("<64sQ")
 # No kernel comes near it, and a sparse file must not fill the memory.
 LARGEST_BYTES = 1 << 28
@@ -164,7 +164,8 @@ def save_cache(path: str | os.PathLike[str]) -> int:
             raise CacheError(f"a kernel of this process is not in the cache any more: {error}") from error
         data = payload + _footer(wanted, payload)
         parts += (HEAD.pack(wanted.encode(), len(data)), data)
-    _replace(Path(path), b"".join(parts), None)
+    saved = b"".join(parts)
+    _replace(Path(path), saved + hashlib.sha256(saved).digest(), None)
     return len(used)
 
 
@@ -226,8 +227,11 @@ def _parse_saved(data: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield what each entry of a saved file is for, and its payload."""
     if not data.startswith(SAVED):
         raise CacheError("it does not begin as one")
+    end_of_all = len(data) - hashlib.sha256().digest_size
+    if hashlib.sha256(data[:end_of_all]).digest() != data[end_of_all:]:
+        raise CacheError("it is damaged")
     begin = len(SAVED)
-    while begin < len(data):
+    while begin < end_of_all:
         name, size = HEAD.unpack_from(data, begin)
         end = begin + HEAD.size + size
         yield name.decode(), _unpack(name.decode(), data[begin + HEAD.size : end])

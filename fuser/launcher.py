@@ -57,8 +57,8 @@ try:
         vars(forward_ad),
         vars(profiler),
     )
-except (ImportError, AttributeError):
-    # Not built, or a torch with another exchange API.
+except (ImportError, AttributeError, TypeError):
+    # Not built, or for another version of this file, or a torch with another exchange API.
     _c = None
 else:
     counters.add_source("launches", _c.launch_count)

@@ -106,6 +106,9 @@ class _Sums:
                     if operator and is_summed is not self.variables[name]:
                         raise _NotLinearError
                     self.assign(name, is_summed=is_summed)
+                case Return() if self.outputs:
+                    # What it returns beside them is nobody's.
+                    break
                 case Return(_, Expression() as value):
                     return (self.convert(result, self.read(value)),)
                 case Return():

@@ -16,7 +16,7 @@ FORK_WAIT_S = 10.0
 # How often this process came out of a fork since fuser was imported.
 _forks = 0
 # Whether kernels have used OpenMP's threads; whether a fork has left those behind.
-_has_threads = _has_lost_threads = False
+_has_lost_threads = False
 
 
 class Lock:
@@ -58,21 +58,16 @@ def await_before_fork(lock: Lock) -> None:
 def openmp_threads() -> int:
     """Return how many threads a large kernel on the CPU may use: torch's thread count.
 
-    In a child of a process whose kernels have used several it is 1: OpenMP would wait for the parent's threads, which
-    do not exist there.
+    In a child of a process that may have used several, in kernels or in torch's own operators, it is 1: OpenMP would
+    wait for the parent's threads, which do not exist there.
     """
-    global _has_threads  # noqa: PLW0603 - one OpenMP per process
-    if _has_lost_threads:
-        return 1
-    count = torch.get_num_threads()
-    _has_threads = _has_threads or count > 1
-    return count
+    return 1 if _has_lost_threads else torch.get_num_threads()
 
 
 def _enter_child() -> None:
-    global _forks, _has_lost_threads  # noqa: PLW0603 - as above
+    global _forks, _has_lost_threads  # noqa: PLW0603 - one OpenMP per process
     _forks += 1
-    _has_lost_threads = _has_threads
+    _has_lost_threads = torch.get_num_threads() > 1
 
 
 if hasattr(os, "register_at_fork"):

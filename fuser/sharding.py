@@ -99,13 +99,16 @@ _shardings: Lru[Sharding] = Lru()
 
 
 def _run(spec: KernelSpec, inputs: list[Any]) -> list[Any]:
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - as above
+    from torch.distributed.tensor import DTensor, Replicate  # noqa: PLC0415 - as above
 
-    tensors = {slot: item for slot, item in enumerate(inputs) if isinstance(item, DTensor)}
-    mesh = _common_mesh(list(tensors.values()))
+    mesh = _common_mesh([item for item in inputs if isinstance(item, DTensor)])
     _check_plain([item for item in inputs if isinstance(item, torch.Tensor) and not isinstance(item, DTensor)])
+    for slot, item in enumerate(inputs):
+        if isinstance(item, torch.Tensor) and not isinstance(item, DTensor) and item.numel() != 1:
+            inputs[slot] = DTensor.from_local(item, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    tensors = {slot: item for slot, item in enumerate(inputs) if isinstance(item, DTensor)}
     described = tuple(map(describe, inputs))
-    key = (spec.key, mesh, described, tuple(item.placements for item in tensors.values()))
+    key = (spec.key, mesh, described, tuple((slot, item.placements) for slot, item in tensors.items()))
     try:
         sharding = _shardings.get(key)
     except TypeError:

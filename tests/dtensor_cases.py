@@ -251,6 +251,21 @@ def a_scalar_is_no_part_of_what_is_kept(mesh: DeviceMesh) -> None:
 
 
 @case
+def plain_tensors_of_one_element_in_any_place(mesh: DeviceMesh) -> None:
+    one, plain = make(mesh, (1,), Replicate()), torch.full((1,), 2.0, device=mesh.device_type)
+    for x, y in ((one, plain), (plain, one)):
+        assert torch.equal(whole(MUL(x, y)), whole(one) * 2)
+
+
+@case
+def plain_tensors_are_cut_where_all_ranks_have_them(mesh: DeviceMesh) -> None:
+    for shape in ((2,), (4, 2)):
+        x, plain = make(mesh, shape, Shard(0)), torch.randn(shape).to(mesh.device_type)
+        with implicit_replication():
+            same(MUL(x, plain), torch.mul(x, plain), shape)
+
+
+@case
 def two_meshes_are_refused(mesh: DeviceMesh) -> None:
     other = init_device_mesh(mesh.device_type, (1, mesh.size()))
     x, y = make(mesh, (4, 4), Shard(0)), distribute_tensor(torch.randn(4, 4), other, [Replicate(), Shard(0)])

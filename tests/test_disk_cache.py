@@ -723,6 +723,22 @@ def test_what_is_saved_is_what_the_process_used(fresh: object, tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
 
+def test_a_saved_file_that_is_cut_is_refused(fresh: object, tmp_path: Path) -> None:
+    disk_cache._used.clear()
+    sizes = []
+    for count in (1, 2):
+        key = new_key()
+        make_entry(key, key.wanted.encode())
+        assert fuser.save_cache(tmp_path / "saved") == count
+        sizes.append((tmp_path / "saved").stat().st_size)
+    data, digest_bytes = (tmp_path / "saved").read_bytes(), 32
+    # Between two entries, in the head, and anywhere.
+    for size in (sizes[0] - digest_bytes, len(disk_cache.SAVED), len(data) - digest_bytes, *range(0, len(data), 7)):
+        (tmp_path / "cut").write_bytes(data[:size])
+        with pytest.raises(CacheError, match="is not a file of kernels"):
+            fuser.load_cache(tmp_path / "cut")
+
+
 def current_umask() -> int:
     text = Path("/proc/self/status").read_text()
     return int(text.partition("Umask:")[2].split()[0], 8)

@@ -19,16 +19,27 @@ QUOTIENTS = {
     "chain": "T(1) * x / y / T(1)",
     "ternary": "z /= y == T(77) ? T(77) : y",
     "comments": "x /* a / b */ / // %\n y",
+    "product": "z /= 1 * y",
+    "spliced": "x / \\\n y",
+    "sign": "x SLASH y",
+    "call": "Divided<T>()(x, y)",
+    "lambda": "[=](T d) { return x / d; }(y)",
 }
 REMAINDERS = {"operator": "x % y", "assignment": "z %= y", "helper": "rest(x, y)"}
-HEAD = "#define HALVES(a, b) ((a) / (b))\ntemplate <typename T> T rest(T a, T b) { return a % b; }\n"
+HEAD = """
+#define HALVES(a, b) ((a) / (b))
+#define SLASH /
+// No operator % here.
+template <typename T> struct Divided { T operator()(T x, T y) const { return x / y; } };
+"""
+REST = "template <typename T> T rest(T a, T b) { return a % b; }\n"
 
 
 def functor(expressions: dict[str, str]) -> fuser.JitFunction:
     """Return a functor with one output per expression."""
     outputs = "".join(f", T& {name}_" for name in expressions)
     body = "".join(f" {{ T z = x; {name}_ = {text}; }}" for name, text in expressions.items())
-    head = HEAD if "helper" in expressions else HEAD.splitlines()[0] + "\n"
+    head = HEAD + REST if "helper" in expressions else HEAD
     text = f"{head}template <typename T> void divided(T x, T y{outputs}) {{{body} }}"
     return fuser.jit_fn(text, num_outputs=len(expressions))
 
@@ -90,6 +101,20 @@ def test_constants_and_constant_expressions() -> None:
         "#endif\n}"
     )
     assert constant(x).tolist() == [0 + 1 + 1 - 1 + 3, 2 + 1 + 2 - 1 + 3]
+
+
+@pytest.mark.cpu
+def test_constants_that_are_not_captured() -> None:
+    x = torch.tensor([6.0, 9.0])
+    constants = fuser.jit_fn(
+        "#define A 8\n#define B 4\n#define RATIO (A / B)\n"
+        "enum Part { NONE = 0, HALF = 2 };\n"
+        "template <typename T> T constants(T x) {\n#if RATIO == 2\n"
+        "const int n = 4; constexpr float third = 3; Part e = x > T(0) ? HALF : NONE;\n"
+        "auto f = [](T y) { return y / n + (7 % n) + y / third; };\n"
+        "return f(x) + T(8 / e);\n#endif\n}"
+    )
+    assert constants(x).tolist() == [1.5 + 3 + 2 + 4, 2.25 + 3 + 3 + 4]
 
 
 def test_what_is_safe_is_left_as_it_is() -> None:

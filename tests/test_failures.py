@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import resource
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +17,11 @@ import pytest
 import torch
 
 import fuser
-from fuser import planner
+from fuser import compiler, planner
+from fuser.codegen import KernelSource
 from fuser.config import config
 from fuser.cpu.backend import find_compiler
+from fuser.cuda.backend import compile_cubin
 from fuser.errors import (
     CompileError,
     CompilerFailedError,
@@ -26,6 +29,7 @@ from fuser.errors import (
     FallbackError,
     FunctorError,
     GradientError,
+    NoCompileError,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -364,3 +368,45 @@ def test_texts_that_cannot_be_read(text: str, line: int | None, column: int | No
     with pytest.raises(FunctorError, match=r"surrogate|too deeply") as caught:
         fuser.create_jit_fn(text)
     assert (caught.value.line, caught.value.column) == (line, column)
+
+
+@pytest.mark.cpu
+def test_words_of_the_text_are_no_words_of_the_machine() -> None:
+    wrong = new_functor('static_assert(sizeof(T) == 9, "out of memory"); return x;')
+    for _ in range(2):
+        with pytest.raises(CompileError, match="out of memory"):
+            wrong(torch.ones(2))
+
+
+@pytest.mark.cpu
+def test_compiling_stays_forbidden_where_there_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with config.patch(no_compile=True, disk_cache=False), pytest.raises(NoCompileError):
+        new_functor()(torch.ones(2))
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("error", [TimeoutError, RuntimeError])
+def test_what_a_signal_handler_raises_leaves_nvrtc(error: type[Exception]) -> None:
+    def handle(*_: object) -> None:
+        raise error("mine")
+
+    def compile_many() -> None:
+        for _ in range(100):
+            source = kernel_source(new_functor())
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            compile_cubin(source, "sm_90")
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        with pytest.raises(error, match=r"^mine$") as raised:
+            compile_many()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert type(raised.value) is error
+
+
+def kernel_source(fn: fuser.JitFunction) -> KernelSource:
+    ((part, args),) = planner.plan_texts(fn.spec(1), [torch.empty(3, device="meta")], torch.device("cuda"))
+    return compiler.build_kernel_source(part, args)

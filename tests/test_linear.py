@@ -107,3 +107,7 @@ def test_ops_of_torch_are_read_as_their_texts(function: object, obstacle: str | 
     outputs, found = follow_sums(group, tensors)
     assert (None if found < 0 else group.applications[found].function.op) == obstacle
     assert bool(outputs) == (obstacle is None)
+
+
+def test_what_an_entry_with_outputs_returns_is_nobodys() -> None:
+    assert follow("template <typename T> T f(T x, T& a) { a = x * 2; return 1; }", {0}) == (True,)

@@ -236,6 +236,14 @@ def check(call, *args):
     assert is_right(call(*args)), call
     assert fuser.stats()["fallbacks"] == {}, fuser.stats()
 
+# 0. After torch's own operators alone have used threads.
+fuser_before, few = new_functor(), torch.ones(3)
+fuser_before(few)
+torch.set_num_threads(2)
+many = torch.ones(1 << 18)
+torch.ones(1 << 22).exp().sin()
+fork(lambda: check(fuser_before, many))()
+
 # 1. While another thread compiles the kernel that the child wants, and one that it does not want.
 fn, other, wait = new_functor(), new_functor(), slow_once()
 with ThreadPoolExecutor(1) as pool:

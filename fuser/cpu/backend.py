@@ -113,6 +113,9 @@ def _find_compiler(command: str | None, path: str) -> Compiler:
         except CompilerFailedError as error:
             failure = error
             continue
+        except CompilerTimeoutError:
+            failure = CompilerFailedError(f"{words[0]} --version took longer than {VERSION_TIMEOUT_S:g} s")
+            continue
         if status == 0:
             return Compiler(words, version.strip(), tuple(_identify(word, path) for word in words))
         wanted = f"{words[0]} --version: {_describe(status, version)}"
@@ -208,6 +211,9 @@ def _build(source: KernelSource) -> bytes:
         CompilerFailedError: it made no kernel for another reason.
         CompilerNotFoundError, CompilerTimeoutError: as they say.
     """
+    if config.no_compile:
+        # Whether or not there is a compiler.
+        begin_compile(source)
     compiler = find_compiler(config.cxx)
     flags = kernel_flags(compiler, source)
     begin_compile(source)
@@ -219,7 +225,10 @@ def _build(source: KernelSource) -> bytes:
             return target.read_bytes()
         log = log.replace(f"{folder}/", "")
     diagnostics = [item for item in parse_gcc_log(log) if item.severity == "error"]
-    if status < 0 or _OF_THE_MACHINE.search(log) or not (diagnostics or _UNDEFINED.search(log)):
+    # What a diagnosis of the text says, or quotes, is no word of the machine.
+    is_of_text = any(item.functor in source.functor_labels for item in diagnostics)
+    is_of_machine = not is_of_text and _OF_THE_MACHINE.search(log)
+    if status < 0 or is_of_machine or not (diagnostics or _UNDEFINED.search(log)):
         raise CompilerFailedError(f"{compiler.command[0]} made no kernel: {_describe(status, log)}")
     raise build_compile_error(source, compiler.command[0], diagnostics, " ".join(flags), log)
 

@@ -80,9 +80,15 @@ def compile_cubin(source: KernelSource, target: str) -> bytes:
         said = io.StringIO()
         cubin = Program(source.text, "c++", options).compile("cubin", logs=said).code
     except (ImportError, OSError) as error:
+        # A signal handler's TimeoutError is an OSError, too, but has no number.
+        if isinstance(error, TimeoutError) and error.errno is None:
+            raise
         raise CompilerNotFoundError(f"CUDA kernels need NVRTC (pip install nvidia-cuda-nvrtc): {error}") from error
     except Exception as error:
         log = str(error)
+        if not type(error).__module__.startswith("cuda") and "nvrtc" not in log.lower():
+            # Of a signal handler.
+            raise
         diagnostics = [item for item in parse_nvrtc_log(log, source) if item.severity == "error"]
         if not diagnostics and "NVRTC_ERROR_COMPILATION" not in log:
             if "NVRTC" in log:

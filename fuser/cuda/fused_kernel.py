@@ -60,9 +60,12 @@ class CudaKernel:
                     torch.cuda.set_device(device_index)
                     _thread.staging = staging = staging or _Staging()
                     return run(arguments)
-            # The driver copies the arguments before it returns.
+            # Nobody else's until the driver has copied the arguments: a signal handler or __del__ that launches in
+            # between makes one of its own.
+            _thread.staging = None
             staging.buffer[: len(arguments)] = arguments
             (status,) = driver_launch(function, *shape, current_stream(device_index), staging.parameters, 0)
+            _thread.staging = staging
             if status != success:
                 raise RuntimeError(f"CUDA refused to launch a fused kernel: {status!r}")
             return counters.count("launches")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 
 from fuser.cxx.functor import Functor
 from fuser.cxx.preprocess import tokenize
@@ -18,6 +19,7 @@ from fuser.cxx.preprocess import tokenize
 __all__ = ["GUARD", "guard_divisions"]
 
 GUARD = "fuser_divide"
+_CONDITION = re.compile(r"^\s*(?:#|%:)\s*(?:el)?if\b", re.MULTILINE)
 _DEFINE = re.compile(r"\s*(?:#|%:)\s*define\b")
 _OPERATORS = frozenset({"/", "%", "/=", "%="})
 # Floating point, or an integer that is not 0: 2, 0x1Fu, .5f, 1e3.
@@ -28,30 +30,40 @@ _SAFE_NUMBER = re.compile(r"(?!0[xX])[\d']*\.[\d'.]*.*|(?!0[xX])[\d']+[eEfF].*|0
 def guard_divisions(functor: Functor) -> Functor:
     """Return the functor with each division guarded whose divisor is not plainly a number that is safe.
 
-    Left alone are texts with division operators of their own (``operator/``), and directives but ``#define``.
+    Left alone are texts with division operators of their own (``operator/``), directives but ``#define``, and those too
+    where an ``#if`` may read them.
     """
     emitted = functor.emitted
-    if "operator" in functor.words:
+    if _has_own_operators(emitted.text):
         return functor
-    for slot, operator in reversed(list(_divisions(emitted.text))):
+    for slot, operator in reversed(_divisions(emitted.text, has_conditions=bool(_CONDITION.search(emitted.text)))):
         emitted = emitted.replace(slot, slot, f"{GUARD}{operator}")
     if emitted is functor.emitted:
         return functor
     return replace(functor, emitted=emitted, words=functor.words | {GUARD})
 
 
-def _divisions(text: str) -> list[tuple[int, str]]:
+def _has_own_operators(text: str) -> bool:
+    words = [token.text for token in tokenize(text) if token.kind not in {"space", "comment"}]
+    return any(word == "operator" and after in _OPERATORS for word, after in pairwise(words))
+
+
+def _divisions(text: str, *, has_conditions: bool = False) -> list[tuple[int, str]]:
     # Where the guard goes, and the operator.
     found: list[tuple[int, str]] = []
-    tokens = [token for token in tokenize(text) if token.kind not in {"space", "comment"}]
+    # A backslash there ends a line that goes on.
+    tokens = [token for token in tokenize(text) if token.kind not in {"space", "comment"} and token.text != "\\"]
     for index, token in enumerate(tokens):
         if token.kind == "directive":
-            if define := _DEFINE.match(token.text):
+            define = None if has_conditions else _DEFINE.match(token.text)
+            if define:
                 start = token.origin + define.end()
                 found += [(start + slot, operator) for slot, operator in _divisions(token.text[define.end() :])]
         elif token.text in _OPERATORS and token.kind == "other":
-            after = tokens[index + 1] if index + 1 < len(tokens) else None
-            if after is None or after.text == "\\" or (after.kind == "number" and _SAFE_NUMBER.fullmatch(after.text)):
+            after, beyond = (*(item.text for item in tokens[index + 1 : index + 3]), "", "")[:2]
+            # What is assigned goes on behind a number: x /= 3 - y. Beside a comma it is an argument of a macro.
+            is_whole = len(token.text) == 1 or beyond in {";", ")", ",", ""}
+            if after in {",", ")", "="} or (is_whole and _SAFE_NUMBER.fullmatch(after)):
                 continue
             found.append((token.origin + len(token.text), token.text))
     return found

@@ -583,12 +583,13 @@ FUSER_INLINE long long __mul64hi(long long x, long long y) {
 // remainder is the dividend; the smallest integer divided by -1 is itself, and leaves 0.
 struct fuser_divide_type {};
 constexpr fuser_divide_type fuser_divide{};
-template <typename L> struct fuser_dividend { const L& value; };
-template <typename R> struct fuser_divisor { const R& value; };
+// By value: a constant that a lambda does not capture may be one.
+template <typename L> struct fuser_dividend { L value; };
+template <typename R> struct fuser_divisor { R value; };
 
-template <typename L, typename R> FUSER_INLINE constexpr auto fuser_quotient(const L& l, const R& r) {
+template <typename L, typename R> FUSER_INLINE constexpr auto fuser_quotient(L l, R r) {
   typedef decltype(l / r) C;
-  if constexpr (std::is_integral_v<L> && std::is_integral_v<R>) {
+  if constexpr (std::is_integral_v<C>) {
     const C a = static_cast<C>(l), b = static_cast<C>(r);
     if (b == 0) return static_cast<C>(-1);
     if (static_cast<C>(-1) < 0 && b == static_cast<C>(-1)) {
@@ -602,7 +603,7 @@ template <typename L, typename R> FUSER_INLINE constexpr auto fuser_quotient(con
   }
 }
 
-template <typename L, typename R> FUSER_INLINE constexpr auto fuser_modulo(const L& l, const R& r) {
+template <typename L, typename R> FUSER_INLINE constexpr auto fuser_modulo(L l, R r) {
   typedef decltype(l % r) C;
   const C a = static_cast<C>(l), b = static_cast<C>(r);
   if (b == 0) return a;
@@ -610,13 +611,13 @@ template <typename L, typename R> FUSER_INLINE constexpr auto fuser_modulo(const
 }
 
 #define FUSER_DIVISION(op, function) \
-  template <typename L> FUSER_INLINE constexpr fuser_dividend<L> operator op(const L& l, fuser_divide_type) { \
+  template <typename L> FUSER_INLINE constexpr fuser_dividend<L> operator op(L l, fuser_divide_type) { \
     return {l}; \
   } \
-  template <typename L, typename R> FUSER_INLINE constexpr auto operator op(fuser_dividend<L> l, const R& r) { \
+  template <typename L, typename R> FUSER_INLINE constexpr auto operator op(fuser_dividend<L> l, R r) { \
     return function(l.value, r); \
   } \
-  template <typename R> FUSER_INLINE constexpr fuser_divisor<R> operator op##=(fuser_divide_type, const R& r) { \
+  template <typename R> FUSER_INLINE constexpr fuser_divisor<R> operator op##=(fuser_divide_type, R r) { \
     return {r}; \
   } \
   template <typename L, typename R> FUSER_INLINE constexpr L& operator op##=(L& l, fuser_divisor<R> r) { \
