@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,12 @@ def run_ranks(device: str, folder: Path, chosen: str) -> dict[str, list[str]]:
     command = [sys.executable, dtensor_cases.__file__, device]
     ranks = [
         subprocess.Popen(
-            [*command, str(rank), "2", str(folder), chosen], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [*command, str(rank), "2", str(folder), chosen],
+            # AOTAutograd's cache takes one rank's graph for another's, with torch's own ops too.
+            env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(folder / f"inductor{rank}")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         for rank in range(2)
     ]
