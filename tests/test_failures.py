@@ -29,7 +29,6 @@ from fuser.errors import (
     FallbackError,
     FunctorError,
     GradientError,
-    NoCompileError,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -376,13 +375,6 @@ def test_words_of_the_text_are_no_words_of_the_machine() -> None:
     for _ in range(2):
         with pytest.raises(CompileError, match="out of memory"):
             wrong(torch.ones(2))
-
-
-@pytest.mark.cpu
-def test_compiling_stays_forbidden_where_there_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nonexistent")
-    with config.patch(no_compile=True, disk_cache=False), pytest.raises(NoCompileError):
-        new_functor()(torch.ones(2))
 
 
 @pytest.mark.nvrtc

@@ -211,9 +211,6 @@ def _build(source: KernelSource) -> bytes:
         CompilerFailedError: it made no kernel for another reason.
         CompilerNotFoundError, CompilerTimeoutError: as they say.
     """
-    if config.no_compile:
-        # Whether or not there is a compiler.
-        begin_compile(source)
     compiler = find_compiler(config.cxx)
     flags = kernel_flags(compiler, source)
     begin_compile(source)
