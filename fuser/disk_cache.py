@@ -25,6 +25,7 @@ from typing import TypeVar
 from fuser import counters, file_lock
 from fuser.config import config
 from fuser.errors import CacheError, CacheWarning
+from fuser.process import is_of_signal_handler
 
 __all__ = ["CacheKey", "load_cache", "load_or_make", "read", "save_cache", "scratch_folder", "write"]
 
@@ -35,7 +36,7 @@ ENTRY = re.compile(r"[0-9a-f]{64}-[0-9a-f]{16}")
 # The number is the format's.
 MAGIC = b"fuser\0\0\1"
 FOOTER_BYTES = len(MAGIC) + hashlib.sha256().digest_size
-# A file that save_cache wrote: this, and for each entry a name, the size of what follows, payload and footer.
+# A file that save_cache wrote: this; for each entry a name, the size of its payload and that; a digest of it all.
 SAVED = b"fuser kernels 2\n"
 HEAD = struct.Struct("<64sQ")
 # No kernel comes near it, and a sparse file must not fill the memory.
@@ -162,8 +163,7 @@ def save_cache(path: str | os.PathLike[str]) -> int:
             payload = entry if isinstance(entry, bytes) else _read_entry(entry)
         except (OSError, CacheError) as error:
             raise CacheError(f"a kernel of this process is not in the cache any more: {error}") from error
-        data = payload + _footer(wanted, payload)
-        parts += (HEAD.pack(wanted.encode(), len(data)), data)
+        parts += (HEAD.pack(wanted.encode(), len(payload)), payload)
     saved = b"".join(parts)
     _replace(Path(path), saved + hashlib.sha256(saved).digest(), None)
     return len(used)
@@ -234,7 +234,7 @@ def _parse_saved(data: bytes) -> Iterator[tuple[str, bytes]]:
     while begin < end_of_all:
         name, size = HEAD.unpack_from(data, begin)
         end = begin + HEAD.size + size
-        yield name.decode(), _unpack(name.decode(), data[begin + HEAD.size : end])
+        yield name.decode(), data[begin + HEAD.size : end]
         begin = end
 
 
@@ -415,8 +415,7 @@ def _open_lock(folder: Path) -> int:
 
 
 def _warn(what: str, error: object, detail: str) -> None:
-    if isinstance(error, TimeoutError) and error.errno is None:
-        # Not the file system's: a signal handler raised it.
+    if isinstance(error, BaseException) and is_of_signal_handler(error):
         raise error
     # Once for each kind of fault, however many files have it.
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)

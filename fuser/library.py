@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 
 from fuser.compiler import registered
-from fuser.config import config
 from fuser.errors import ArgumentError, UnsupportedError
 from fuser.executor import run_around, run_planned
 from fuser.fallback import Fallback
@@ -59,8 +58,7 @@ def run_operator(group: str, *inputs: Any) -> list[torch.Tensor]:
     if replayed is not None:
         return replayed
     results, plan = run_planned(registered(group), values, None)
-    # A replayed launch could not be dumped.
-    if plan is not None and "launch" not in config.dump:
+    if plan is not None:
         record_call(_launcher_of(group), plan, values, tuple(values), None, None)
     return results
 

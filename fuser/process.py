@@ -9,13 +9,13 @@ from contextlib import suppress
 
 import torch
 
-__all__ = ["Lock", "await_before_fork", "openmp_threads"]
+__all__ = ["Lock", "await_before_fork", "is_of_signal_handler", "openmp_threads"]
 
 FORK_WAIT_S = 10.0
 
 # How often this process came out of a fork since fuser was imported.
 _forks = 0
-# Whether kernels have used OpenMP's threads; whether a fork has left those behind.
+# Whether a fork has left OpenMP's threads behind.
 _has_lost_threads = False
 
 
@@ -53,6 +53,11 @@ def await_before_fork(lock: Lock) -> None:
 
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=lambda: lock().acquire(timeout=FORK_WAIT_S), after_in_parent=release)
+
+
+def is_of_signal_handler(error: object) -> bool:
+    """Whether it is a TimeoutError of a signal handler's: an OSError too, but the system's own have a number."""
+    return isinstance(error, TimeoutError) and error.errno is None
 
 
 def openmp_threads() -> int:

@@ -29,7 +29,6 @@ import torch
 from torch.autograd import forward_ad
 
 from fuser import library
-from fuser.config import config
 from fuser.errors import CompilerNotFoundError, GradientError, UnsupportedError
 from fuser.executor import run_around, run_fallback, run_planned, under_autocast
 from fuser.kernel_spec import KernelSpec
@@ -235,8 +234,7 @@ def _serve(made: GroupCall, routed: Routed) -> Sequence[torch.Tensor]:
 
 def _run_kernel(made: GroupCall) -> list[torch.Tensor]:
     results, plan = run_planned(made.spec, made.inputs, made.out)
-    # A replayed launch could not be dumped.
-    if plan is not None and made.launcher is not None and "launch" not in config.dump:
+    if plan is not None and made.launcher is not None:
         record_call(made.launcher, plan, made.inputs, made.tensors, made.scalars, made.given_out)
     return results
 

@@ -102,9 +102,10 @@ def _run(spec: KernelSpec, inputs: list[Any]) -> list[Any]:
     from torch.distributed.tensor import DTensor, Replicate  # noqa: PLC0415 - as above
 
     mesh = _common_mesh([item for item in inputs if isinstance(item, DTensor)])
-    _check_plain([item for item in inputs if isinstance(item, torch.Tensor) and not isinstance(item, DTensor)])
     for slot, item in enumerate(inputs):
+        # As torch: one of one element is the same on every rank, and so are all where the user says so.
         if isinstance(item, torch.Tensor) and not isinstance(item, DTensor) and item.numel() != 1:
+            _check_implicit_replication()
             inputs[slot] = DTensor.from_local(item, mesh, [Replicate()] * mesh.ndim, run_check=False)
     tensors = {slot: item for slot, item in enumerate(inputs) if isinstance(item, DTensor)}
     described = tuple(map(describe, inputs))
@@ -255,12 +256,11 @@ def _common_mesh(tensors: Sequence[DTensor]) -> DeviceMesh:
     return meshes[0]
 
 
-def _check_plain(tensors: Sequence[torch.Tensor]) -> None:
-    # As torch: a tensor of one element is the same on every rank, and so are all where the user says so.
+def _check_implicit_replication() -> None:
     from torch.distributed.tensor import DTensor  # noqa: PLC0415 - as above
 
     dispatcher = getattr(DTensor, "_op_dispatcher", None)
-    if not getattr(dispatcher, "_allow_implicit_replication", False) and any(item.numel() != 1 for item in tensors):
+    if not getattr(dispatcher, "_allow_implicit_replication", False):
         raise DeviceError(
             "got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor before calling"
         )

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fuser.autodiff.recompute import BYTES_PER_OPERATION, Sizes, choose_saved, cost_of_application, count_operations
+from fuser.autodiff.recompute import (
+    BYTES_PER_OPERATION,
+    Sizes,
+    choose_saved,
+    cost_of_application,
+    estimate_instructions,
+)
 from fuser.cxx.functor import parse_functor
 from fuser.graph import Function, FusionGroup, GroupBuilder
 
@@ -26,7 +32,7 @@ from fuser.graph import Function, FusionGroup, GroupBuilder
     ],
 )
 def test_operations_are_counted(text: str, operations: int) -> None:
-    assert count_operations(text) == operations
+    assert estimate_instructions(text) == operations
 
 
 def chain(*texts: str) -> FusionGroup:

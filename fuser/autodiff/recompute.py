@@ -14,7 +14,7 @@ from functools import lru_cache
 from fuser.autodiff.backward import DerivedGroup
 from fuser.graph import Application, FusionGroup
 
-__all__ = ["Sizes", "choose_saved", "cost_of_application", "count_operations", "estimate_cost"]
+__all__ = ["Sizes", "choose_saved", "cost_of_application", "estimate_cost", "estimate_instructions"]
 
 # 4.2 TB/s against 132 * 128 operations in each of 1.98e9 cycles a second, on an H200. The ratio of other GPUs, and of
 # CPUs with vector instructions, is within a factor of two.
@@ -48,7 +48,7 @@ class Sizes:
 
 
 @lru_cache(1024)
-def count_operations(text: str) -> int:
+def estimate_instructions(text: str) -> int:
     """Return roughly how many instructions a functor's text takes; the body of a loop counts once."""
     text = _SKIPPED.sub("", text)
     calls = sum(_OPERATIONS.get(name, _OPERATIONS.get(name.removesuffix("f"), 0)) for name in _WORD.findall(text))
@@ -57,7 +57,7 @@ def count_operations(text: str) -> int:
 
 def cost_of_application(application: Application, sizes: Sizes) -> float:
     """Return what it costs to compute an application."""
-    operations = count_operations(application.function.functor.source) + _RESULT * application.function.num_outputs
+    operations = estimate_instructions(application.function.functor.source) + _RESULT * application.function.num_outputs
     return BYTES_PER_OPERATION * sizes.elements * operations
 
 

@@ -17,6 +17,7 @@ from fuser.cuda.fused_kernel import CudaKernel
 from fuser.disk_cache import CacheKey, load_or_make
 from fuser.errors import CaptureError, CompilerFailedError, CompilerNotFoundError, Diagnostic
 from fuser.fused_kernel import begin_compile, build_compile_error, warn_of_texts
+from fuser.process import is_of_signal_handler
 
 if TYPE_CHECKING:
     from cuda.core import ProgramOptions
@@ -80,8 +81,7 @@ def compile_cubin(source: KernelSource, target: str) -> bytes:
         said = io.StringIO()
         cubin = Program(source.text, "c++", options).compile("cubin", logs=said).code
     except (ImportError, OSError) as error:
-        # A signal handler's TimeoutError is an OSError, too, but has no number.
-        if isinstance(error, TimeoutError) and error.errno is None:
+        if is_of_signal_handler(error):
             raise
         raise CompilerNotFoundError(f"CUDA kernels need NVRTC (pip install nvidia-cuda-nvrtc): {error}") from error
     except Exception as error:

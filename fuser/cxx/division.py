@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from fuser.cxx.functor import Functor
-from fuser.cxx.preprocess import tokenize
+from fuser.cxx.preprocess import Token, tokenize
 
 __all__ = ["GUARD", "guard_divisions"]
 
@@ -34,36 +34,36 @@ def guard_divisions(functor: Functor) -> Functor:
     where an ``#if`` may read them.
     """
     emitted = functor.emitted
-    if _has_own_operators(emitted.text):
+    words = _words(emitted.text)
+    if any(word.text == "operator" and after.text in _OPERATORS for word, after in pairwise(words)):
         return functor
-    for slot, operator in reversed(_divisions(emitted.text, has_conditions=bool(_CONDITION.search(emitted.text)))):
+    is_read_by_if = _CONDITION.search(emitted.text) is not None
+    for slot, operator in reversed(_divisions(words, skips_macros=is_read_by_if)):
         emitted = emitted.replace(slot, slot, f"{GUARD}{operator}")
     if emitted is functor.emitted:
         return functor
     return replace(functor, emitted=emitted, words=functor.words | {GUARD})
 
 
-def _has_own_operators(text: str) -> bool:
-    words = [token.text for token in tokenize(text) if token.kind not in {"space", "comment"}]
-    return any(word == "operator" and after in _OPERATORS for word, after in pairwise(words))
+def _words(text: str) -> list[Token]:
+    # A backslash there ends a line that goes on.
+    return [token for token in tokenize(text) if token.kind not in {"space", "comment"} and token.text != "\\"]
 
 
-def _divisions(text: str, *, has_conditions: bool = False) -> list[tuple[int, str]]:
+def _divisions(words: list[Token], *, skips_macros: bool) -> list[tuple[int, str]]:
     # Where the guard goes, and the operator.
     found: list[tuple[int, str]] = []
-    # A backslash there ends a line that goes on.
-    tokens = [token for token in tokenize(text) if token.kind not in {"space", "comment"} and token.text != "\\"]
-    for index, token in enumerate(tokens):
-        if token.kind == "directive":
-            define = None if has_conditions else _DEFINE.match(token.text)
+    for index, word in enumerate(words):
+        if word.kind == "directive":
+            define = None if skips_macros else _DEFINE.match(word.text)
             if define:
-                start = token.origin + define.end()
-                found += [(start + slot, operator) for slot, operator in _divisions(token.text[define.end() :])]
-        elif token.text in _OPERATORS and token.kind == "other":
-            after, beyond = (*(item.text for item in tokens[index + 1 : index + 3]), "", "")[:2]
+                start, body = word.origin + define.end(), _words(word.text[define.end() :])
+                found += [(start + slot, operator) for slot, operator in _divisions(body, skips_macros=True)]
+        elif word.text in _OPERATORS and word.kind == "other":
+            after, beyond = (*(item.text for item in words[index + 1 : index + 3]), "", "")[:2]
             # What is assigned goes on behind a number: x /= 3 - y. Beside a comma it is an argument of a macro.
-            is_whole = len(token.text) == 1 or beyond in {";", ")", ",", ""}
+            is_whole = len(word.text) == 1 or beyond in {";", ")", ",", ""}
             if after in {",", ")", "="} or (is_whole and _SAFE_NUMBER.fullmatch(after)):
                 continue
-            found.append((token.origin + len(token.text), token.text))
+            found.append((word.origin + len(word.text), word.text))
     return found

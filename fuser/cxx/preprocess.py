@@ -15,7 +15,7 @@ from itertools import accumulate
 
 from fuser.cxx.nodes import Place
 
-__all__ = ["QUALIFIERS", "MappedText", "Preprocessed", "Problem", "preprocess", "tokenize"]
+__all__ = ["QUALIFIERS", "MappedText", "Preprocessed", "Problem", "Token", "preprocess", "tokenize"]
 
 # Without one of these there is nothing to do.
 _SPECIAL = re.compile(r"#|%:|\\\s*\n|\\\s*\Z|\b__\w+__\b|\b_Pragma\b|\r(?!\n)")
@@ -135,7 +135,9 @@ class Preprocessed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Token:
+class Token:
+    """A word of C++, a blank, a comment or a whole directive."""
+
     kind: str
     text: str
     # Character of the user's text.
@@ -148,7 +150,7 @@ class _Token:
 class _Macro:
     # None: no parentheses.
     parameters: tuple[str, ...] | None = None
-    body: tuple[_Token, ...] = ()
+    body: tuple[Token, ...] = ()
 
 
 # Leaves nothing of what stands in its parentheses.
@@ -174,12 +176,12 @@ class _Preprocessor:
         self.problems: list[Problem] = []
         self.obstacle: Problem | None = None
         # One entry per open #if: whether its present part counts, whether some part of it did, and the directive.
-        self.conditions: list[tuple[bool, bool, _Token]] = []
+        self.conditions: list[tuple[bool, bool, Token]] = []
         self.made = 0
 
     def run(self) -> Preprocessed:
-        out: list[_Token] = []
-        pending: list[_Token] = []
+        out: list[Token] = []
+        pending: list[Token] = []
         for token in self.tokens():
             if token.kind != "directive":
                 pending.append(token)
@@ -202,7 +204,7 @@ class _Preprocessor:
         )
         return Preprocessed(expanded, self.verbatim, tuple(self.named), tuple(self.problems), self.obstacle)
 
-    def tokens(self) -> Iterator[_Token]:
+    def tokens(self) -> Iterator[Token]:
         # The tokens of the text; its lines joined, each token where it begins in the user's text.
         splices = list(_SPLICE.finditer(self.source))
         ends = list(accumulate((match.end() - match.start() for match in splices), initial=0))
@@ -210,7 +212,7 @@ class _Preprocessor:
         for token in tokenize(_SPLICE.sub("", self.source)):
             first = bisect_right(joints, token.origin)
             is_whole = bisect_right(joints, token.origin + len(token.text) - 1) == first
-            yield _Token(token.kind, token.text, token.origin + ends[first], is_whole)
+            yield Token(token.kind, token.text, token.origin + ends[first], is_whole)
         if self.source.rstrip().endswith("\\"):
             end = self.place(len(self.source.rstrip()) - 1)
             self.problems.append(Problem(end, "the last line goes on in a line that is not there"))
@@ -221,7 +223,7 @@ class _Preprocessor:
     def is_on(self) -> bool:
         return all(counts for counts, _, _ in self.conditions)
 
-    def direct(self, token: _Token) -> None:
+    def direct(self, token: Token) -> None:
         match = _DIRECTIVE.fullmatch(_COMMENT.sub(lambda found: found[1] or " ", token.text))
         assert match is not None, "the token's own pattern"
         word, rest = match[1], match[2].strip()
@@ -262,7 +264,7 @@ class _Preprocessor:
         elif is_on and word:
             self.give_up(token, f"#{word}")
 
-    def next_part(self, word: str, rest: str, token: _Token) -> None:
+    def next_part(self, word: str, rest: str, token: Token) -> None:
         if not self.conditions:
             self.report(token, f"#{word} without #if")
             return
@@ -277,14 +279,14 @@ class _Preprocessor:
         if text and not _HARMLESS.match(text):
             self.problems.append(Problem(place, f"#pragma {text} would reach the rest of the kernel"))
 
-    def define(self, rest: str, token: _Token) -> None:
+    def define(self, rest: str, token: Token) -> None:
         match = _DEFINE.fullmatch(rest)
         assert match is not None, "a name was found"
         name, parameters, body = match.groups()
         names = None if parameters is None else tuple(item.strip() for item in parameters.split(",") if item.strip())
         self.macros[name] = _Macro(names, tuple(_made_of(body, token.origin)))
 
-    def test(self, word: str, rest: str, token: _Token) -> bool:
+    def test(self, word: str, rest: str, token: Token) -> bool:
         if word != "if":
             return (rest in self.macros or rest in _PREDEFINED) == (word == "ifdef")
         known = re.sub(
@@ -306,8 +308,8 @@ class _Preprocessor:
             self.give_up(token, f"#if {rest}")
             return False
 
-    def expand(self, tokens: list[_Token], hidden: frozenset[str]) -> list[_Token]:
-        out: list[_Token] = []
+    def expand(self, tokens: list[Token], hidden: frozenset[str]) -> list[Token]:
+        out: list[Token] = []
         at = 0
         while at < len(tokens):
             token = tokens[at]
@@ -318,7 +320,7 @@ class _Preprocessor:
             if macro is None or self.made > _MAX_TOKENS:
                 out.append(token)
                 continue
-            arguments: list[list[_Token]] = []
+            arguments: list[list[Token]] = []
             if macro.parameters is not None:
                 following = next((i for i in range(at, len(tokens)) if tokens[i].kind not in {"space", "comment"}), -1)
                 if following < 0 or tokens[following].text != "(":
@@ -337,14 +339,14 @@ class _Preprocessor:
         return out
 
     def substitute(
-        self, macro: _Macro, arguments: list[list[_Token]], use: _Token, hidden: frozenset[str]
-    ) -> list[_Token]:
+        self, macro: _Macro, arguments: list[list[Token]], use: Token, hidden: frozenset[str]
+    ) -> list[Token]:
         names = macro.parameters or ()
         given = dict(zip(names, arguments, strict=False))
         if "..." in names:
             rest = arguments[names.index("...") :]
-            given["__VA_ARGS__"] = [token for item in rest for token in (*item, _Token("other", ",", use.origin))][:-1]
-        out: list[_Token] = [_Token("space", " ", use.origin, is_copied=False)]
+            given["__VA_ARGS__"] = [token for item in rest for token in (*item, Token("other", ",", use.origin))][:-1]
+        out: list[Token] = [Token("space", " ", use.origin, is_copied=False)]
         body = [token for token in macro.body if token.kind != "space"]
         for index, token in enumerate(body):
             if token.text == "##" and out:
@@ -354,10 +356,10 @@ class _Preprocessor:
             if token.text == "#" and names:
                 continue
             argument = given.get(token.text) if token.kind == "name" else None
-            made = [_Token(token.kind, token.text, use.origin, is_copied=False)] if argument is None else argument
+            made = [Token(token.kind, token.text, use.origin, is_copied=False)] if argument is None else argument
             if is_text:
                 text = "".join(item.text for item in made).strip().replace('"', '\\"')
-                made = [_Token("string", f'"{text}"', use.origin, is_copied=False)]
+                made = [Token("string", f'"{text}"', use.origin, is_copied=False)]
             next_pastes = index + 1 < len(body) and body[index + 1].text == "##"
             if argument is not None and not is_pasted and not next_pastes and not is_text:
                 made = self.expand(argument, hidden)
@@ -365,38 +367,38 @@ class _Preprocessor:
                 last = next((i for i in reversed(range(len(out))) if out[i].kind != "space"), 0)
                 made = [item for item in made if item.kind != "space"] or made
                 joined = out[last].text + made[0].text
-                out[last:] = [_Token(next(tokenize(joined)).kind, joined, use.origin, is_copied=False)]
+                out[last:] = [Token(next(tokenize(joined)).kind, joined, use.origin, is_copied=False)]
                 made = made[1:]
-            out += [*made, _Token("space", " ", use.origin, is_copied=False)]
+            out += [*made, Token("space", " ", use.origin, is_copied=False)]
         return out
 
-    def report(self, token: _Token, message: str) -> None:
+    def report(self, token: Token, message: str) -> None:
         self.problems.append(Problem(self.start(token), message))
 
-    def give_up(self, token: _Token, construct: str) -> None:
+    def give_up(self, token: Token, construct: str) -> None:
         self.obstacle = self.obstacle or Problem(self.start(token), construct)
 
-    def start(self, token: _Token) -> Place:
+    def start(self, token: Token) -> Place:
         return self.place(token.origin + len(token.text) - len(token.text.lstrip()))
 
     def place(self, origin: int) -> Place:
         return MappedText(self.source, self.source).place_of(origin)
 
 
-def tokenize(text: str) -> Iterator[_Token]:
+def tokenize(text: str) -> Iterator[Token]:
     """Split a text into tokens, comments and blanks among them; a directive is one."""
-    return (_Token(str(match.lastgroup), match[0], match.start()) for match in _TOKEN.finditer(text))
+    return (Token(str(match.lastgroup), match[0], match.start()) for match in _TOKEN.finditer(text))
 
 
-def _made_of(text: str, origin: int) -> list[_Token]:
+def _made_of(text: str, origin: int) -> list[Token]:
     # The tokens of a directive's text, which all come from where the directive does.
     found = (item for item in tokenize(text.strip()) if item.kind != "comment")
-    return [_Token(item.kind, item.text, origin, is_copied=False) for item in found]
+    return [Token(item.kind, item.text, origin, is_copied=False) for item in found]
 
 
-def _split_arguments(tokens: list[_Token], opening: int) -> tuple[list[list[_Token]], int]:
+def _split_arguments(tokens: list[Token], opening: int) -> tuple[list[list[Token]], int]:
     # The arguments of a macro, and the index after its closing parenthesis.
-    arguments: list[list[_Token]] = [[]]
+    arguments: list[list[Token]] = [[]]
     depth = 0
     for at in range(opening, len(tokens)):
         token = tokens[at]
