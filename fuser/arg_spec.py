@@ -116,7 +116,7 @@ def _declared_kinds(group: FusionGroup, inputs: Sequence[DescribedValue]) -> dic
     typing = infer_typing(group, [item.spec for item in inputs], torch.get_default_dtype())
     for application, common in zip(group.applications, typing.common, strict=True):
         functor = application.function.functor
-        for value, parameter in zip(application.scalars, functor.scalars, strict=True):
+        for value, parameter in zip(application.scalars, application.function.scalars, strict=True):
             found.setdefault(value, set()).add(_declared_kind(parameter, functor.template_parameters, common))
     return found
 
