@@ -176,6 +176,8 @@ def _plan_kernels(
     if not can_fuse(device.type):
         known = device.type in _can_fuse
         raise UnsupportedError(f"fusion on {device.type} is switched off" if known else f"device {device.type!r}")
+    if any(item.function.reduction for item in spec.group.applications):
+        raise UnsupportedError("a reduction")
     parts = list(_cut(spec, values, _laid_out_as(out, outputs), device))
     homes, temporaries = _find_homes(spec, parts, values)
     return Plan(
