@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fuser.cxx.functor import EntryParameter, Functor, parse_functor
-from fuser.dtypes import Rank, promote, to_floating
-from fuser.errors import ArgumentError, DimError, FuserError, GroupError, ShapeError
+from fuser.dtypes import Rank, is_representable, number_kind, number_of_kind, promote, to_floating
+from fuser.eager.types import dtype_named
+from fuser.errors import ArgumentError, DimError, FuserError, GroupError, ShapeError, UnsupportedError
+from fuser.layout import Shape
 
 if TYPE_CHECKING:
     import networkx
@@ -91,6 +93,37 @@ class Reduction:
         """The functor whose outputs the function's are."""
         return self.finish or self.combine
 
+    def accumulators(self, compute: torch.dtype) -> tuple[torch.dtype, ...]:
+        """Return the C++ type of each accumulator, as a dtype.
+
+        Args:
+            compute: what ``combine``'s template parameter stands for.
+
+        Raises:
+            UnsupportedError: there is no such type, as ``std::complex<T>`` of a complex T.
+        """
+        name, parameters = self.combine.template_parameters[0], self.combine.tensors[: len(self.identity)]
+        found = [dtype_named(parameter.type, name, compute) for parameter in parameters]
+        for parameter, dtype in zip(parameters, found, strict=True):
+            if dtype is None:
+                raise UnsupportedError(f"{self.combine.entry}: an accumulator of type {parameter.type} for {compute}")
+        return tuple(dtype for dtype in found if dtype is not None)
+
+    def initial(self, compute: torch.dtype) -> tuple[bool | int | float | complex, ...]:
+        """Return the identity as the accumulators' types have it.
+
+        Raises:
+            ArgumentError: a number is none of its accumulator's type.
+        """
+        dtypes = self.accumulators(compute)
+        for slot, (number, dtype) in enumerate(zip(self.identity, dtypes, strict=True)):
+            if not is_representable(number, dtype):
+                which = f"of accumulator {slot} " if len(dtypes) > 1 else ""
+                name = str(dtype).removeprefix("torch.")
+                raise ArgumentError(f"{self.combine.entry}: the identity {number!r} {which}is no number of type {name}")
+        pairs = zip(map(number_kind, dtypes), self.identity, strict=True)
+        return tuple(number_of_kind(number, kind) for kind, number in pairs)
+
     def normalize_dims(self, rank: int) -> tuple[int, ...]:
         """Return the dimensions, ascending, for tensors of a rank.
 
@@ -110,6 +143,13 @@ class Reduction:
             if dim == after:
                 raise ShapeError(f"{name}: dim {dim} appears multiple times in the list of dims")
         return tuple(found) if rank else ()
+
+    def reduce_shape(self, shape: Shape) -> Shape:
+        """Return the shape of the results, from that of what is reduced; raises as ``normalize_dims``."""
+        dims = self.normalize_dims(len(shape))
+        if self.keepdim:
+            return tuple(1 if dim in dims else size for dim, size in enumerate(shape))
+        return tuple(size for dim, size in enumerate(shape) if dim not in dims)
 
     def to_json(self) -> dict[str, Any]:
         """Return what from_json needs."""
@@ -166,6 +206,12 @@ class Function:
     def num_outputs(self) -> int:
         """How many values one application makes."""
         return self.reduction.result.num_outputs if self.reduction else self.functor.num_outputs
+
+    def signature(self) -> str:
+        """Return how it is called, for messages: ``total(x, *, factor)``."""
+        names = [parameter.name for parameter in self.functor.tensors]
+        names += ["*", *(parameter.name for parameter in self.scalars)] if self.scalars else []
+        return f"{self.name}({', '.join(names)})"
 
     @property
     def functors(self) -> tuple[Functor, ...]:
@@ -393,6 +439,11 @@ class FusionGroup:
             text = json.dumps(self.canonical().to_dict(), sort_keys=True) + repr(self.defaults())
             self._key.append(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1)
         return self._key[0]
+
+    @property
+    def has_reduction(self) -> bool:
+        """Whether some of its results have fewer elements than what they are made of."""
+        return any(item.function.reduction is not None for item in self.applications)
 
     def defaults(self) -> tuple[bool | int | float | complex | None, ...]:
         """Return the default of each input, None where there is none."""

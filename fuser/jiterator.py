@@ -13,7 +13,7 @@ from fuser.compiler import dump, register
 from fuser.config import config
 from fuser.cxx.functor import Functor, parse_functor
 from fuser.dtypes import plain_number
-from fuser.errors import ArgumentError, describe_type, shows_users_frames, suggest
+from fuser.errors import ArgumentError, GradientError, describe_type, shows_users_frames, suggest
 from fuser.executor import warm_up
 from fuser.fallback import Fallback
 from fuser.graph import Function, FusionGroup, GroupBuilder, HandWritten
@@ -21,11 +21,12 @@ from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Replayer, called_in_c
 from fuser.library import split_inputs
 from fuser.outputs import finish_traced_out
-from fuser.route import Route, call_anew, find_route
+from fuser.route import Route, call_anew, find_route, has_derivative
 
-__all__ = ["JitFunction", "create_jit_fn", "create_multi_output_jit_fn", "jit_fn"]
+__all__ = ["JitFunction", "check_scalar", "create_jit_fn", "create_multi_output_jit_fn", "jit_fn"]
 
 Number = bool | int | float | complex
+FindOperator = Callable[[tuple[str, ...], int], tuple[str, tuple[str, ...]]]
 
 
 @shows_users_frames
@@ -93,7 +94,7 @@ def jit_fn(
     defaults = {name: plain_number(value) for name, value in scalars.items()} if isinstance(scalars, Mapping) else {}
     functor = parse_functor(code_string, names, num_outputs)
     for name, value in defaults.items():
-        _check_scalar(functor, name, value)
+        check_scalar(functor.signature(), name, value)
     dtypes = _read_dtypes(functor, out_dtypes)
     function = JitFunction(Function(functor, out_dtypes=dtypes, fallback=fallback), defaults)
     return function if backward is None else function.with_backward(backward)
@@ -112,18 +113,19 @@ class JitFunction(Replayer):
         self.function = function
         self.defaults = dict(defaults)
         # torch.fx writes calls by these names.
-        self.__name__ = self.__qualname__ = function.functor.entry
+        self.__name__ = self.__qualname__ = function.name
         self.__module__ = "fuser.functors"
-        self.__doc__ = f"{function.functor.signature()}\n\n{function.functor.source}"
+        self.__doc__ = "\n\n".join([function.signature(), *(functor.source for functor in function.functors)])
         # Names of the scalars, in the order of the declaration.
-        self.scalar_names = tuple(parameter.name for parameter in function.functor.scalars)
+        self.scalar_names = tuple(parameter.name for parameter in function.scalars)
         # Spec by number of tensors: trailing tensors with a C++ default may be left out.
         self._specs: dict[int, KernelSpec] = {}
         # By names of scalars, this function with those as tensors.
         self._with_tensors: dict[tuple[str, ...], JitFunction] = {}
         super().__init__(self.scalar_names, tuple(map(defaults.get, self.scalar_names)))
         if "functor" in config.dump:
-            dump("functor", function.functor.source)
+            for functor in function.functors:
+                dump("functor", functor.source)
 
     def __call__(self, /, *tensors: Any, out: Any = None, **scalars: Any) -> Any:
         """Apply the functor elementwise.
@@ -144,7 +146,7 @@ class JitFunction(Replayer):
             GradientError: an input requires grad and there is no derivative.
         """
         if torch.compiler.is_dynamo_compiling():
-            return self._call_operator(tensors, out, scalars)
+            return self.call_operator(tensors, out, scalars, self.find_operator)
         result = self.launch(tensors, scalars, out)
         return self.call_anew(*tensors, out=out, **scalars) if result is None else result
 
@@ -163,6 +165,7 @@ class JitFunction(Replayer):
             replayed = self.launch(tensors, scalars, out)
             if replayed is not None:
                 return replayed
+        scalars = self._read_numbers(scalars)
         held = tuple(name for name, value in scalars.items() if isinstance(value, torch.Tensor))
         if held and all(name in self.scalar_names for name in held):
             return self._call_with_tensors(held, tensors, out, scalars)
@@ -188,18 +191,17 @@ class JitFunction(Replayer):
     def check_count(self, count: int) -> None:
         """Raise ArgumentError unless the functor can be applied to ``count`` tensors."""
         if not self.function.accepts(count) or count == 0:
-            functor = self.function.functor
-            wanted = len(functor.tensors)
+            wanted = len(self.function.functor.tensors)
             takes = f"takes {wanted} tensor{'s' if wanted != 1 else ''}" if wanted else "has no tensor to work on"
-            raise ArgumentError(f"{functor.signature()} {takes}, got {count}")
+            raise ArgumentError(f"{self.function.signature()} {takes}, got {count}")
 
     def _check_positions(self, tensors: tuple[Any, ...], scalars: Mapping[str, Any]) -> None:
-        wanted, functor = len(self.function.functor.tensors), self.function.functor
+        wanted = len(self.function.functor.tensors)
         unnamed = [name for name in self.scalar_names if name not in scalars]
         if len(tensors) > wanted and unnamed and not isinstance(tensors[wanted], torch.Tensor):
             takes = f"takes {wanted} tensor{'s' if wanted != 1 else ''}, got {len(tensors)} arguments"
             hint = f"scalars are given by name: {unnamed[0]}={tensors[wanted]!r}"
-            raise ArgumentError(f"{functor.signature()} {takes}; {hint}")
+            raise ArgumentError(f"{self.function.signature()} {takes}; {hint}")
 
     def bind_scalars(self, scalars: Mapping[str, Any]) -> dict[str, Any]:
         """Return the value of every scalar in the order of the declaration, defaults filled in.
@@ -212,14 +214,14 @@ class JitFunction(Replayer):
             if name not in self.scalar_names:
                 is_tensor = any(name == parameter.name for parameter in functor.tensors)
                 near = "; give tensors by position" if is_tensor else suggest(name, self.scalar_names)
-                raise ArgumentError(f"{functor.signature()} has no scalar {name!r}{near}")
+                raise ArgumentError(f"{self.function.signature()} has no scalar {name!r}{near}")
         values = {}
         for name in self.scalar_names:
             value = scalars.get(name, self.defaults.get(name))
             if value is None:
-                raise ArgumentError(f"{self.function.functor.signature()} needs the scalar {name!r}")
+                raise ArgumentError(f"{self.function.signature()} needs the scalar {name!r}")
             if type(value) not in (float, int, bool, complex):
-                _check_scalar(self.function.functor, name, value)
+                check_scalar(self.function.signature(), name, value)
             values[name] = value
         return values
 
@@ -309,21 +311,47 @@ class JitFunction(Replayer):
         rest = {name: value for name, value in scalars.items() if name not in names}
         return self.with_tensors(names)(*self.merge_arguments(names, tensors, scalars), out=out, **rest)
 
+    def _read_numbers(self, scalars: dict[str, Any]) -> dict[str, Any]:
+        # What follows a reduction's map takes no tensor but those that it reduces.
+        later = {item.name for functor in self.function.functors[1:] for item in functor.scalars}
+        held = tuple(name for name in later if isinstance(scalars.get(name), torch.Tensor))
+        if not held:
+            return scalars
+        self._check_zero_dim(held, scalars)
+        for name in held:
+            if has_derivative(scalars[name]):
+                raise GradientError(
+                    f"{self.function.signature()}: the scalar {name!r} has a gradient, and reductions have one of what "
+                    "their map takes only: detach it"
+                )
+        return {**scalars, **{name: scalars[name].item() for name in held}}
+
     def _check_zero_dim(self, names: tuple[str, ...], scalars: Mapping[str, Any]) -> None:
         for name in names:
             if scalars[name].dim():
                 shape = list(scalars[name].shape)
-                raise ArgumentError(f"{self.function.functor.signature()}: scalar {name!r} has shape {shape}, not []")
+                raise ArgumentError(f"{self.function.signature()}: scalar {name!r} has shape {shape}, not []")
 
-    def _call_operator(self, tensors: tuple[Any, ...], out: Any, scalars: dict[str, Any]) -> Any:
-        # Traced by Dynamo: one call of the operator, so that the graph does not break.
+    def call_operator(
+        self, tensors: tuple[Any, ...], out: Any, scalars: dict[str, Any], find_operator: FindOperator
+    ) -> Any:
+        """Serve a call that Dynamo traces by one of the operator, so that the graph does not break.
+
+        Args:
+            tensors: as in ``__call__``.
+            out: likewise.
+            scalars: likewise.
+            find_operator: called with the names of the scalars that are tensors here and the number of tensors, and
+                constant for Dynamo: returns the group's text and the names of the tensors that it takes.
+        """
         # A float that is computed from sizes is a float here like any other.
         from torch.fx.experimental.symbolic_shapes import has_static_value  # noqa: PLC0415 - brings sympy
 
         tensors, scalars = _hold_floats(tensors, scalars, lambda item: not has_static_value(item))
+        scalars = self._read_numbers(scalars)
         held = tuple(name for name in self.scalar_names if isinstance(scalars.get(name), torch.Tensor))
         self._check_zero_dim(held, scalars)
-        group, names = self._find_operator(held, len(tensors))
+        group, names = find_operator(held, len(tensors))
         given = iter(tensors)
         values = [scalars[name] if name in held else next(given) for name in names]
         bound = self.bind_scalars({**scalars, **dict.fromkeys(held, 0)})
@@ -334,28 +362,28 @@ class JitFunction(Replayer):
             return out
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _find_operator(self, held: tuple[str, ...], count: int) -> tuple[str, tuple[str, ...]]:
-        # The text of this function with some scalars as tensors, and the names of what it takes.
+    def find_operator(self, held: tuple[str, ...], count: int) -> tuple[str, tuple[str, ...]]:
+        """Return the text of this function with some scalars as tensors, and the names of what it takes."""
         function = self.with_tensors(held) if held else self
         count += len(held)
         names = tuple(parameter.name for parameter in function.function.functor.tensors[:count])
         return function.spec(count).text, names
 
     # What torch.compiler.assume_constant_result sets; the decorator itself would import all of Dynamo.
-    _find_operator._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    find_operator._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def _group(self, count: int) -> FusionGroup:
         functor = self.function.functor
         builder = GroupBuilder()
         tensors = [builder.add_input(parameter.name) for parameter in functor.tensors[:count]]
         scalars = [builder.add_input(name, is_scalar=True) for name in self.scalar_names]
-        return builder.build(builder.apply(self.function, tensors, scalars, functor.entry))
+        return builder.build(builder.apply(self.function, tensors, scalars, self.function.name))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return JitFunction, (self.function, self.defaults)
 
     def __repr__(self) -> str:
-        return f"<fuser.JitFunction {self.function.functor.signature()}>"
+        return f"<fuser.JitFunction {self.function.signature()}>"
 
 
 def _check_kinds(code_string: Any, num_outputs: Any, scalars: Any, fallback: Any, backward: Any) -> tuple[str, ...]:
@@ -424,11 +452,10 @@ def _is_readable(value: Any) -> bool:
     return find_route([value]).route is Route.KERNEL and not torch.compiler.is_compiling()
 
 
-def _check_scalar(functor: Functor, name: str, value: Any) -> None:
+def check_scalar(signature: str, name: str, value: Any) -> None:
+    """Raise ArgumentError unless the value of a scalar is a number."""
     # Symbolic numbers and FX nodes stand for numbers.
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool | torch.fx.Node | torch.fx.Proxy):
         return
     if not isinstance(value, bool | int | float | complex):
-        raise ArgumentError(
-            f"{functor.signature()}: scalar {name!r} must be a Python number, got {describe_type(value)}"
-        )
+        raise ArgumentError(f"{signature}: scalar {name!r} must be a Python number, got {describe_type(value)}")

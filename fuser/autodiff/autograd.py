@@ -17,9 +17,11 @@ from fuser import library
 from fuser.autodiff.case import Case, Pass, check_eager, find_case
 from fuser.autodiff.opaque import call_opaque, push_forward
 from fuser.autodiff.pull_back import eager_function, pull_back_eagerly
+from fuser.autodiff.sums import behind_batch, run_in_parts
 from fuser.compiler import registered
 from fuser.dtypes import Rank
 from fuser.errors import GradientError, UntranslatableError
+from fuser.kernel_spec import KernelSpec
 from fuser.launcher import record_through
 from fuser.route import HANDLERS, GroupCall, Route, call, is_transformed, requires_grad, run, run_below
 
@@ -97,7 +99,7 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], case: Case, *inputs: Any) -> tuple[Any, Any]:
-        results = run(case.spec, _batch_inputs(case, info.batch_size, in_dims[1:], inputs))
+        results = _run_batch(case, info.batch_size, in_dims[1:], inputs)
         return tuple(results), (0,) * len(results)
 
 
@@ -115,6 +117,7 @@ def _save(
     ctx.numbers = {slot: inputs[slot] for slot in case.numbers}
     ctx.shapes = [inputs[slot].shape for slot in case.wanted]
     ctx.out_shapes = [item.shape for item in outputs]
+    ctx.sum_shape = None if case.sum is None else case.sum.shape(inputs)
     return tensors
 
 
@@ -148,6 +151,8 @@ def _find_strided_gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> l
     except (GradientError, UntranslatableError) as error:
         check_eager(case.spec, error)
         return _find_eager_gradients(ctx, values, grads)
+    if case.sum is not None:
+        grads = [None if grad is None else case.sum.spread(grad, ctx.sum_shape) for grad in grads]
     for backward in passes:
         if backward is None:
             continue
@@ -244,12 +249,32 @@ def _run_pass(step: Pass, derivatives: Sequence[Any], values: Mapping[int, Any])
     return (made,) if isinstance(made, torch.Tensor) else made
 
 
-def _batch_inputs(case: Case, batch_size: int, in_dims: Sequence[int | None], inputs: Sequence[Any]) -> list[Any]:
-    # The batch comes first, and behind it the dimensions of an element, as many for each input.
+def _run_batch(
+    case: Case, batch_size: int, in_dims: Sequence[int | None], inputs: Sequence[Any]
+) -> Sequence[torch.Tensor]:
     def rank(item: Any, dim: int | None) -> int:
         return item.dim() - (dim is not None) if isinstance(item, torch.Tensor) else 0
 
     ranks = [rank(item, dim) for item, dim in zip(inputs, in_dims, strict=True)]
+    batched = _batch_inputs(case, batch_size, in_dims, ranks, inputs)
+    if not case.spec.group.has_reduction:
+        return run(case.spec, batched)
+    if len(case.spec.group.applications) == 1:
+        return run(behind_batch(case.spec, max(ranks)), batched)
+    # What was reduced has fewer dimensions than what it meets: one after the other.
+    in_parts = partial(_run_parts, case.spec)
+    found: Sequence[torch.Tensor] = torch.func.vmap(in_parts, in_dims=tuple(in_dims))(*inputs)
+    return found
+
+
+def _run_parts(spec: KernelSpec, *inputs: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(run_in_parts(spec, inputs))
+
+
+def _batch_inputs(
+    case: Case, batch_size: int, in_dims: Sequence[int | None], ranks: Sequence[int], inputs: Sequence[Any]
+) -> list[Any]:
+    # The batch comes first, and behind it the dimensions of an element, as many for each input.
     widest = max(ranks)
     batched = []
     for item, dim, count in zip(inputs, in_dims, ranks, strict=True):

@@ -79,6 +79,8 @@ class Functor:
     source: str
     parameters: tuple[EntryParameter, ...]
     num_outputs: int
+    # The C++ type that the entry is declared to return, as written.
+    result: str = field(compare=False)
     # Name of the entry.
     entry: str = field(compare=False)
     # Names of the entry's template parameters; the first is the compute type.
@@ -189,6 +191,7 @@ def _parse(source: str, scalars: tuple[str, ...], num_outputs: int) -> Functor:
         source=source,
         parameters=parameters,
         num_outputs=num_outputs,
+        result=text_of(_result_type(definition)),
         entry=name,
         template_parameters=tuple(_template_parameters(template)),
         emitted=_without_unused_type(reading, definition) if has_outputs else reading.preprocessed.verbatim,
@@ -341,14 +344,20 @@ def _check_parameters(
         )
 
 
+def _result_type(definition: tree_sitter.Node) -> tree_sitter.Node:
+    # What stands behind an arrow is the type, and ``auto`` before it is none.
+    trailing = next(find(definition, "trailing_return_type", skip="compound_statement"), None)
+    kind = trailing.named_children[0] if trailing is not None else definition.child_by_field_name("type")
+    assert kind is not None, "the entry was read"
+    return kind
+
+
 def _without_unused_type(reading: Reading, definition: tree_sitter.Node) -> MappedText:
     # Flowing off the end of a function that returns a value is undefined, and g++ -O2 makes use of it.
     expanded = reading.expanded
     verbatim = reading.preprocessed.verbatim
-    trailing = next(find(definition, "trailing_return_type", skip="compound_statement"), None)
-    kind = trailing.named_children[0] if trailing is not None else definition.child_by_field_name("type")
+    kind = _result_type(definition)
     body = definition.child_by_field_name("body")
-    assert kind is not None, "the entry was read"
     assert body is not None, "the entry was read"
     returns = find(body, "return_statement", skip="lambda_expression")
     if text_of(kind) == "void":
