@@ -462,6 +462,11 @@ class FusionGroup:
             raise ArgumentError(f"the group takes {len(self.inputs)} inputs ({names}), got {len(inputs)}")
         return values
 
+    @property
+    def has_reduction(self) -> bool:
+        """Whether some application is a reduction."""
+        return any(item.function.reduction for item in self.applications)
+
     def value_offsets(self) -> tuple[int, ...]:
         """Return the number of each application's first output."""
         offsets, value = [], len(self.inputs)

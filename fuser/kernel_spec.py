@@ -23,6 +23,7 @@ __all__ = [
     "ArgSpec",
     "InputSpec",
     "KernelSpec",
+    "RowSpec",
     "Typing",
     "ValueLayout",
     "build_kernel_spec",
@@ -70,6 +71,23 @@ class InputSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class RowSpec:
+    """What the text of a kernel with reductions depends on beyond that of a pointwise one."""
+
+    # How many of the merged dimensions, the first ones, are reduced.
+    reduced: int
+    # For each value of the group whether there is one per row, not per element.
+    is_row: tuple[bool, ...]
+    # Whether neighbouring rows are computed side by side, instead of a row's neighbouring elements.
+    is_across: bool
+
+    @property
+    def inner(self) -> int:
+        """The dimension along which neighbours are computed side by side."""
+        return self.reduced if self.is_across else 0
+
+
+@dataclass(frozen=True, slots=True)
 class ArgSpec:
     """What a kernel's text depends on beside its group."""
 
@@ -93,6 +111,8 @@ class ArgSpec:
     accesses: tuple[Access, ...] = ()
     # How a CUDA kernel divides its work.
     tuning: Tuning = DEFAULT_TUNING
+    # Of a kernel with reductions.
+    rows: RowSpec | None = None
 
     @property
     def numerics(self) -> str:

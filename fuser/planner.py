@@ -176,14 +176,14 @@ def _plan_kernels(
     if not can_fuse(device.type):
         known = device.type in _can_fuse
         raise UnsupportedError(f"fusion on {device.type} is switched off" if known else f"device {device.type!r}")
-    if any(item.function.reduction for item in spec.group.applications):
+    if spec.group.has_reduction and device.type != "cpu":
         raise UnsupportedError("a reduction")
     parts = list(_cut(spec, values, _laid_out_as(out, outputs), device))
     homes, temporaries = _find_homes(spec, parts, values)
     return Plan(
         device=device,
         outputs=buffers,
-        steps=tuple(_compile(part, device, homes, len(inputs)) for part in parts if part.space.numel),
+        steps=tuple(_compile(part, device, homes, len(inputs)) for part in parts if not part.space.is_empty),
         temporaries=temporaries,
         follows_default_dtype=follows_default_dtype(spec.group, [item.spec for item in values[: len(inputs)]]),
     )
@@ -269,7 +269,7 @@ def _cut(
         written += [values[value].desc for value in section.outputs[len(targets) :]]
         targets += [-1] * (len(written) - len(targets))
         inputs = [values[value] for value in section.inputs]
-        for chosen in group_outputs([item.shape for item in written]):
+        for chosen in group_outputs([item.shape for item in written], has_reduction=own.group.has_reduction):
             part = own if len(chosen) == len(written) else register(own.group.select_outputs(chosen))
             args, space = build_arg_spec(part.group, inputs, [written[index] for index in chosen], device.type)
             yield _Part(
