@@ -27,7 +27,7 @@ __all__ = [
     "is_representable",
     "number_dtype",
     "number_kind",
-    "number_of_kind",
+    "number_of_dtype",
     "plain_number",
     "promote",
     "scalar_dtype",
@@ -166,7 +166,7 @@ def number_kind(dtype: torch.dtype) -> type:
 
 
 def is_representable(number: bool | int | float | complex, dtype: torch.dtype) -> bool:
-    """Whether a Python number is one of a dtype's, but for rounding."""
+    """Whether a Python number is one of a dtype's, but for rounding; the ends of integers are infinite."""
     if isinstance(number, complex):
         if dtype.is_complex:
             part = dtype.to_real()
@@ -174,7 +174,9 @@ def is_representable(number: bool | int | float | complex, dtype: torch.dtype) -
         return number.imag == 0 and is_representable(number.real, dtype)
     if dtype.is_floating_point or dtype.is_complex:
         return not math.isfinite(number) or abs(number) <= torch.finfo(dtype).max
-    if not math.isfinite(number) or number != int(number):
+    if not math.isfinite(number):
+        return not math.isnan(number)
+    if number != int(number):
         return False
     return number in (0, 1) if dtype is torch.bool else torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max
 
@@ -190,10 +192,15 @@ def scalar_dtype(number: Any) -> torch.dtype:
     return torch.float64 if number.is_floating_point() else torch.int64
 
 
-def number_of_kind(number: bool | int | float | complex, kind: type) -> bool | int | float | complex:
-    """Return a number as one of another Python type; of a complex one the real part."""
+def number_of_dtype(number: bool | int | float | complex, dtype: torch.dtype) -> bool | int | float | complex:
+    """Return a representable number as one of the Python type that a dtype's have."""
+    kind = number_kind(dtype)
     plain = number.real if isinstance(number, complex) and kind is not complex else number
-    made: bool | int | float | complex = kind(plain)
+    if kind is int and not math.isfinite(plain.real):
+        return torch.iinfo(dtype).max if plain.real > 0 else torch.iinfo(dtype).min
+    if kind is bool:
+        return plain.real > 0
+    made: int | float | complex = kind(plain)
     return made
 
 

@@ -15,13 +15,10 @@ import torch
 from fuser.cxx.functor import Functor, Role
 from fuser.dtypes import scalar_dtype
 from fuser.eager.translation import Translation, cast, translate
-from fuser.graph import Reduction
+from fuser.graph import BATCH, Reduction
 from fuser.layout import Shape
 
-__all__ = ["BATCH", "EagerReduction", "EagerText"]
-
-# Elements that one tree combines.
-BATCH = 8192
+__all__ = ["EagerReduction", "EagerText"]
 
 Parts = Sequence[torch.Tensor]
 
@@ -73,7 +70,7 @@ class EagerReduction:
         count = math.prod(shape[dim] for dim in dims)
         rows = [shape[dim] for dim in kept]
         parts = [
-            cast(item, dtype).expand(shape).permute(*kept, *dims).reshape(*rows, count)
+            cast(item, dtype).expand(shape).permute([*kept, *dims]).reshape(*rows, count)
             for item, dtype in zip(mapped, self.dtypes, strict=True)
         ]
         found = self._reduce(parts)
@@ -102,9 +99,10 @@ class EagerReduction:
         for start, stop in ((0, whole), (whole, count)):
             if start == stop:
                 continue
-            batches = [item[..., start:stop].reshape(*rows, -1, min(BATCH, stop - start)) for item in parts]
-            trees = self._reduce_tree(batches)
-            for batch in range(trees[0].shape[-1]):
+            width = min(BATCH, stop - start)
+            batches = (stop - start) // width
+            trees = self._reduce_tree([item[..., start:stop].reshape(*rows, batches, width) for item in parts])
+            for batch in range(batches):
                 found = self.combine(found, [item[..., batch] for item in trees])
         return found
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fuser.cxx.functor import EntryParameter, Functor, parse_functor
-from fuser.dtypes import Rank, is_representable, number_kind, number_of_kind, promote, to_floating
+from fuser.dtypes import Rank, is_representable, number_of_dtype, promote, to_floating
 from fuser.eager.types import dtype_named
 from fuser.errors import ArgumentError, DimError, FuserError, GroupError, ShapeError, UnsupportedError
 from fuser.layout import Shape
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import networkx
 
 __all__ = [
+    "BATCH",
     "Application",
     "Function",
     "FusionGroup",
@@ -39,6 +40,10 @@ __all__ = [
 ]
 
 JSON_VERSION = 1
+
+# Elements of a reduction that are combined as one tree; batches come in order. As torch's inner-tree order has it
+# (torch/_native/ops/reductions/inner_tree_plan.py).
+BATCH = 8192
 
 
 class Promotion(Enum):
@@ -121,8 +126,7 @@ class Reduction:
                 which = f"of accumulator {slot} " if len(dtypes) > 1 else ""
                 name = str(dtype).removeprefix("torch.")
                 raise ArgumentError(f"{self.combine.entry}: the identity {number!r} {which}is no number of type {name}")
-        pairs = zip(map(number_kind, dtypes), self.identity, strict=True)
-        return tuple(number_of_kind(number, kind) for kind, number in pairs)
+        return tuple(map(number_of_dtype, self.identity, dtypes))
 
     def normalize_dims(self, rank: int) -> tuple[int, ...]:
         """Return the dimensions, ascending, for tensors of a rank.
@@ -439,11 +443,6 @@ class FusionGroup:
             text = json.dumps(self.canonical().to_dict(), sort_keys=True) + repr(self.defaults())
             self._key.append(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1)
         return self._key[0]
-
-    @property
-    def has_reduction(self) -> bool:
-        """Whether some of its results have fewer elements than what they are made of."""
-        return any(item.function.reduction is not None for item in self.applications)
 
     def defaults(self) -> tuple[bool | int | float | complex | None, ...]:
         """Return the default of each input, None where there is none."""

@@ -226,14 +226,15 @@ class JitFunction(Replayer):
         return values
 
     @shows_users_frames
-    def check(self, *, device: str | None = None) -> None:
-        """Parse the text and compile it for float32 now, without launching.
+    def check(self, *, device: str | None = None, dtype: torch.dtype = torch.float32) -> None:
+        """Parse the text and compile it for tensors of a dtype now, without launching.
 
         Warns where the text has no eager version, naming line, column and construct: the functor runs fused, and
         fails where that is not possible.
 
         Args:
             device: "cuda" or "cpu"; the default is the GPU where there is one.
+            dtype: of the tensors.
 
         Raises:
             FunctorError: the text does not parse (line, column, caret).
@@ -242,7 +243,7 @@ class JitFunction(Replayer):
         """
         count = len(self.function.functor.tensors)
         scalars = [self.defaults.get(name, 1.0) for name in self.scalar_names]
-        sample = [torch.empty(2, 2, device="meta") for _ in range(count)]
+        sample = [torch.empty(2, 2, dtype=dtype, device="meta") for _ in range(count)]
         where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         spec = self.spec(count)
         warm_up(spec, [*sample, *scalars], where, allow_fallback=False)

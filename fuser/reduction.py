@@ -70,27 +70,21 @@ def create_reduction_fn(
     defaults = {name: plain_number(value) for name, value in scalars.items()}
     count, names = len(numbers), tuple(defaults)
     combine = _parse(code_string, names, count)
-    _check_combine(combine, count)
-    mapped = _functor_of(map or _write_map(combine, count), names, count)
     finished = None if finish is None else _functor_of(finish, names, 1)
+    given = [_functor_of(map, names, count)] if map is not None else []
+    _check_names(names, [combine, *given, *([finished] if finished else [])])
+    _check_combine(combine, count)
+    mapped = given[0] if given else _functor_of(_write_map(combine, count), names, count)
     _check_map(mapped, combine, count, is_own=map is None)
     if finished is not None and len(finished.tensors) != count:
         wanted = f"{finished.signature()} takes {len(finished.tensors)} accumulators, and the identity has {count}"
         raise _error(finished, None, f"finish={wanted}")
-    for slot, number in enumerate(numbers):
-        types = _types_of(combine.tensors[slot].type, combine)
-        if not any(is_representable(number, dtype) for dtype in types if dtype is not None):
-            parameter = combine.tensors[slot]
+    for number, parameter in zip(numbers, combine.tensors, strict=False):
+        types = [dtype for dtype in _types_of(parameter.type, combine) if dtype is not None]
+        if not any(is_representable(number, dtype) for dtype in types):
             raise ArgumentError(f"identity {number!r} is no number of type {parameter.type}, as {parameter.name} is")
-    functors = [mapped, combine, *([finished] if finished else [])]
-    known = list(dict.fromkeys(item.name for functor in functors for item in functor.parameters))
-    for name in names:
-        if name not in known:
-            raise FunctorError(
-                f"{combine.entry} has no parameter {name!r} (there are {', '.join(known)}){suggest(name, known)}"
-            )
-    given = [item for item in (map, finish) if isinstance(item, JitFunction)]
-    defaults = {name: value for item in given for name, value in item.defaults.items()} | defaults
+    functions = [item for item in (map, finish) if isinstance(item, JitFunction)]
+    defaults = {name: value for item in functions for name, value in item.defaults.items()} | defaults
     reduction = Reduction(combine, numbers, finished)
     function = Function(
         mapped,
@@ -181,16 +175,20 @@ class ReductionFunction:
     _find_operator._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     @shows_users_frames
-    def check(self, *, device: str | None = None) -> None:
-        """Try the identity and the order on some numbers, then compile it for float32, as ``JitFunction.check`` does.
+    def check(self, *, device: str | None = None, dtype: torch.dtype | None = None) -> None:
+        """Try the identity and the order on some numbers, then compile it, as ``JitFunction.check`` does.
+
+        Args:
+            device: "cuda" or "cpu"; the default is the GPU where there is one.
+            dtype: of the tensors; None: float32, or what the texts take.
 
         Raises:
             ArgumentError: the identity changes what it is combined with, or the combine functor is not associative.
             FunctorError, CompileError, CompilerNotFoundError: as for a functor.
         """
         scalars = {parameter.name: self.defaults.get(parameter.name, 1.0) for parameter in self.function.scalars}
-        check_reduction(self.function, scalars)
-        self.along().check(device=device)
+        tried = check_reduction(self.function, scalars)
+        self.along().check(device=device, dtype=dtype or tried)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ReductionFunction, (self.function, self.defaults)
@@ -273,6 +271,14 @@ def _functor_of(item: str | JitFunction, names: Sequence[str], count: int) -> Fu
     functor = item.function.functor
     more = {parameter.name for parameter in functor.scalars} | {*names}
     return _parse(functor.source, tuple(more), functor.num_outputs)
+
+
+def _check_names(names: Sequence[str], functors: Sequence[Functor]) -> None:
+    known = list(dict.fromkeys(item.name for functor in functors for item in functor.parameters))
+    for name in names:
+        if name not in known:
+            which = f"{functors[0].entry} has no parameter {name!r}"
+            raise FunctorError(f"{which} (there are {', '.join(known)}){suggest(name, known)}")
 
 
 def _write_map(combine: Functor, count: int) -> str:

@@ -14,8 +14,13 @@ from fuser.graph import Function
 
 __all__ = ["check_reduction"]
 
-# What T may be: the first that the texts and the identity take.
-_COMPUTE = (torch.float64, torch.int64, torch.complex128, torch.bool)
+# What T may be, the first that the texts and the identity take, and the dtype to compile them for.
+_COMPUTE = {
+    torch.float64: torch.float32,
+    torch.int64: torch.int32,
+    torch.complex128: torch.complex64,
+    torch.bool: torch.bool,
+}
 _COUNT = 96
 _SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, 3.0, math.inf, -math.inf)
 
@@ -23,20 +28,23 @@ Parts = Sequence[torch.Tensor]
 
 
 @torch.no_grad()
-def check_reduction(function: Function, scalars: Mapping[str, Any]) -> None:
+def check_reduction(function: Function, scalars: Mapping[str, Any]) -> torch.dtype:
     """Combine random and special numbers; what has no eager version passes.
 
     Args:
         function: a reduction.
         scalars: value of each scalar, by name.
 
+    Returns:
+        A dtype of tensors that it takes.
+
     Raises:
         ArgumentError: the identity changes what it is combined with, or the combine functor is not associative.
     """
     trial = _make_trial(function, scalars)
     if trial is None:
-        return
-    tree, parts = trial
+        return torch.float32
+    compute, tree, parts = trial
     combine, name = tree.combine, function.name
     identity = tree.identity(parts, _COUNT)
     # Also with itself: a tree's padding is.
@@ -45,7 +53,7 @@ def check_reduction(function: Function, scalars: Mapping[str, Any]) -> None:
             found = combine(*arguments)
             # Of infinity, formulas that divide or subtract make NaN; not of what pads.
             spoiled = None if items is identity else _find_infinite(items)
-            row = _find_difference(found, items, items, spoiled)
+            row = _find_difference(found, items, items, spoiled=spoiled)
             if row is not None:
                 raise ArgumentError(
                     f"the identity of {name} is none: {name}({_show(row, *arguments)}) is {_show(row, found)}, not "
@@ -56,9 +64,7 @@ def check_reduction(function: Function, scalars: Mapping[str, Any]) -> None:
         [item[start : start + _COUNT // 4] for item in parts] for start in range(_COUNT // 4, _COUNT, _COUNT // 4)
     )
     left, right = combine(combine(first, second), third), combine(first, combine(second, third))
-    row = _find_difference(
-        left, right, [a.abs() + b.abs() + c.abs() for a, b, c in zip(first, second, third, strict=True)]
-    )
+    row = _find_difference(left, right, first, second, third)
     if row is not None:
         a, b, c = (f"({_show(row, item)})" for item in (first, second, third))
         raise ArgumentError(
@@ -66,10 +72,11 @@ def check_reduction(function: Function, scalars: Mapping[str, Any]) -> None:
             f"a = {a}, b = {b} and c = {c}, {name}({name}(a, b), c) is {_show(row, left)} and "
             f"{name}(a, {name}(b, c)) is {_show(row, right)}"
         )
+    return _COMPUTE[compute]
 
 
-def _make_trial(function: Function, scalars: Mapping[str, Any]) -> tuple[EagerReduction, Parts] | None:
-    # What combines, and accumulators as the map makes them of elements: the special ones first.
+def _make_trial(function: Function, scalars: Mapping[str, Any]) -> tuple[torch.dtype, EagerReduction, Parts] | None:
+    # What T is, what combines, and accumulators as the map makes them of elements: the special ones first.
     assert function.reduction is not None, "the caller has one"
     for compute in _COMPUTE:
         names = [parameter.name for parameter in function.functor.tensors]
@@ -82,7 +89,7 @@ def _make_trial(function: Function, scalars: Mapping[str, Any]) -> tuple[EagerRe
             tree.combine(parts, parts)
         except (UntranslatableError, UnsupportedError, ArgumentError):
             continue
-        return tree, parts
+        return compute, tree, parts
     return None
 
 
@@ -99,14 +106,15 @@ def _find_infinite(parts: Parts) -> torch.Tensor:
     return torch.stack([~torch.isfinite(item) for item in parts]).any(0)
 
 
-def _find_difference(found: Parts, wanted: Parts, scales: Parts, spoiled: torch.Tensor | None = None) -> int | None:
+def _find_difference(found: Parts, wanted: Parts, *made_of: Parts, spoiled: torch.Tensor | None = None) -> int | None:
     # The first row where one accumulator differs by more than rounding, and is no NaN where rows are ``spoiled``.
     is_same = torch.ones(_COUNT, dtype=torch.bool)[: len(found[0])]
-    for one, other, scale in zip(found, wanted, scales, strict=True):
+    for one, other, *parts in zip(found, wanted, *made_of, strict=True):
         equal = (one == other) | (one.isnan() & (other.isnan() if spoiled is None else other.isnan() | spoiled))
         if one.is_floating_point() or one.is_complex():
             tolerance = math.sqrt(torch.finfo(one.dtype).eps)
-            equal |= (one - other).abs() <= tolerance * (one.abs() + other.abs() + scale.abs())
+            distance = (one - other).abs()
+            equal |= distance.isfinite() & (distance <= tolerance * sum(map(torch.abs, (one, other, *parts))))
         is_same &= equal
     return None if bool(is_same.all()) else int(is_same.logical_not().nonzero()[0])
 

@@ -9,7 +9,8 @@ are few, batches.
 from __future__ import annotations
 
 from fuser.codegen import KERNEL_NAME, Operand, RowLoop
-from fuser.row_parts import BATCH, RowPart, RowPass
+from fuser.graph import BATCH
+from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["emit_rows"]
 
