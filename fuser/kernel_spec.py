@@ -17,7 +17,7 @@ from fuser.dtypes import Rank, dtype_info
 from fuser.errors import GroupError, ShapeError, UnsupportedError
 from fuser.graph import Application, Function, FusionGroup
 from fuser.layout import Shape, Strides, broadcast_shapes, contiguous_strides, infer_output_strides, is_dense
-from fuser.ops import OPS, dtype_kind
+from fuser.ops import OPS, REDUCTIONS, dtype_kind
 
 __all__ = [
     "ArgSpec",
@@ -155,7 +155,7 @@ def build_kernel_spec(group: FusionGroup) -> KernelSpec:
     for application in group.applications:
         for functor in application.function.functors:
             check_functor(functor)
-        if application.function.op not in (None, *OPS):
+        if application.function.op not in (None, *OPS, *REDUCTIONS):
             raise GroupError(f"there is no op {application.function.op!r} in fuser's table")
     return KernelSpec(group.canonical())
 
@@ -264,6 +264,11 @@ def _check_kind(
     function = application.function
     dtype_info(common)
     if function.op is None:
+        return
+    if function.reduction is not None:
+        reduces = REDUCTIONS[function.op]
+        if dtype_kind(common) not in reduces.kinds or common in reduces.others:
+            raise UnsupportedError(f"op {function.op!r} on {common}")
         return
     op = OPS[function.op]
     if dtype_kind(common) not in op.kinds:

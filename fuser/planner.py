@@ -17,6 +17,7 @@ from torch.autograd import profiler
 
 from fuser.arg_spec import DescribedValue, build_arg_spec
 from fuser.compiler import compile_kernel, register
+from fuser.config import config
 from fuser.errors import (
     ArgumentError,
     CompileError,
@@ -31,6 +32,7 @@ from fuser.geometry import Launch
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import ArgSpec, InputSpec, KernelSpec, ValueLayout, infer_layouts, infer_typing
 from fuser.layout import IterationSpace, Shape, Strides
+from fuser.ops import REDUCTIONS, dtype_kind
 from fuser.sections import cut_group, group_outputs
 from fuser.tensor_desc import (
     TensorDesc,
@@ -169,6 +171,7 @@ def _plan_kernels(
     layouts: Sequence[ValueLayout],
 ) -> Plan:
     values = _describe_values(spec, inputs, device, layouts)
+    _check_reductions(spec.group, values)
     outputs = [values[value].desc for value in spec.group.outputs]
     buffers = tuple(map(_buffer, outputs))
     if device.type == "meta":
@@ -225,6 +228,26 @@ def _describe_values(
         DescribedValue(TensorDesc(torch.Tensor, dtype, layout.shape, layout.strides, device), InputSpec(dtype, rank))
         for dtype, rank, layout in made
     ]
+
+
+def _check_reductions(group: FusionGroup, values: Sequence[DescribedValue]) -> None:
+    # torch's own, where only torch has its bits, or its error.
+    for index, item in enumerate(group.applications):
+        op = item.function.reduction and REDUCTIONS.get(item.function.op or "")
+        if not op or item.function.reduction is None:
+            continue
+        desc = values[item.tensors[0]].desc
+        assert desc.dtype is not None, "numbers are not reduced"
+        dims = item.function.reduction.normalize_dims(len(desc.shape))
+        reason = ""
+        if config.numerics == "strict" and dtype_kind(desc.dtype) not in op.exact:
+            reason = f"op {op.name!r} on {desc.dtype} in torch's own order"
+        elif op.needs_elements and any(desc.shape[dim] == 0 for dim in dims):
+            reason = f"op {op.name!r} on nothing"
+        if reason:
+            error = UnsupportedError(reason)
+            error.application = index
+            raise error
 
 
 def _laid_out_as(out: Sequence[TensorDesc], outputs: Sequence[TensorDesc]) -> list[TensorDesc]:

@@ -138,7 +138,10 @@ class RowWriter:
             info = dtype_info(self.writer.typing.common[index])
             names = [f"r{value}" for value in values]
             others = [dtype_info(self.writer.typing.values[value]).compute for value in values]
-            arguments = self._arguments(reduction.finish, totals, info.compute)
+            sizes = " * ".join(f"a.size[{dim}]" for dim in range(self.rows.reduced))
+            arguments = self._arguments(
+                reduction.finish, [*totals, *([sizes] if reduction.counts else [])], info.compute
+            )
             call, results, declarations = self.writer.call(index, reduction.finish, arguments, names, others)
             lines += [*declarations, *([f"{call};"] if results else [])]
             results = results or [call]
