@@ -12,7 +12,7 @@ from fuser.config import config
 from fuser.cxx.functor import EntryParameter
 from fuser.dtypes import dtype_info, number_dtype, number_kind
 from fuser.graph import FusionGroup
-from fuser.kernel_spec import ArgSpec, InputSpec, infer_typing
+from fuser.kernel_spec import ArgSpec, InputSpec, ValueLayout, index_strides, infer_layouts, infer_typing
 from fuser.layout import IterationSpace, Shape, Strides, broadcast_strides, build_iteration_space
 from fuser.tensor_desc import TensorDesc
 
@@ -45,12 +45,16 @@ def build_arg_spec(
     used = group.used_inputs()
     pointers = [index for index in used if inputs[index].spec.number is None]
     operands = [*outputs, *(inputs[index].desc for index in pointers)]
-    space = _loop_nest(outputs[0].shape, operands)
+    counters = _describe_counters(group, inputs)
+    space = _loop_nest(outputs[0].shape, [*operands, *counters])
     inner = _inner_classes(space, device_type)
     walk = _walk(space, operands, len(outputs), device_type, rounds=rounds_between(group, config.numerics))
-    by_index = dict(zip(pointers, inner[len(outputs) :], strict=True))
+    by_index = dict(zip(pointers, inner[len(outputs) : len(operands)], strict=True))
     numbers = _declared_kinds(group, inputs)
     filled: list[InputSpec | None] = [None] * len(inputs)
+    if counters:
+        # What gives nothing but a shape has a weight in the promotion of the index.
+        filled = [InputSpec(torch.float32, item.spec.rank) for item in inputs]
     for index in used:
         spec = inputs[index].spec
         if index in numbers:
@@ -61,6 +65,7 @@ def build_arg_spec(
         device_type=device_type,
         inputs=tuple(filled),
         outputs=tuple(inner[: len(outputs)]),
+        counters=tuple(inner[len(operands) :]),
         rank=len(space.sizes),
         vector=walk.vector,
         wide_index=max(_reach(space), space.numel) > MAX_NARROW_OFFSET,
@@ -75,6 +80,24 @@ def build_arg_spec(
 def rounds_between(group: FusionGroup, numerics: str) -> bool:
     """Whether a kernel rounds values on their way from one functor to the next."""
     return numerics == "strict" and len(group.applications) > 1
+
+
+def _describe_counters(group: FusionGroup, inputs: Sequence[DescribedValue]) -> list[TensorDesc]:
+    # Each index of elements as an operand: the tensor whose element at an offset would be the offset.
+    values = group.index_values()
+    if not values:
+        return []
+    layouts = infer_layouts(group, [ValueLayout(item.desc.shape, item.desc.strides) for item in inputs])
+    makers = group.producers()
+    return [
+        TensorDesc(
+            torch.Tensor,
+            torch.int64,
+            layouts[value].shape,
+            index_strides(group.applications[makers[value]].function, layouts[value].shape),
+        )
+        for value in values
+    ]
 
 
 def _loop_nest(shape: Shape, operands: Iterable[TensorDesc]) -> IterationSpace:

@@ -29,27 +29,38 @@ _MESSAGES = "#pragma GCC diagnostic {0}\n#pragma nv_diagnostic {0}"
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor in memory, as the loop sees it."""
+    """A tensor in memory, as the loop sees it; or a counter, whose element at an offset is the offset."""
 
-    # Field of the argument struct that holds its address: in0, out0.
+    # Field of the argument struct that holds its address: in0, out0. Of a counter: index2.
     name: str
-    # Variable of the element function's argument: v0 for inputs, out0 for outputs.
+    # Variable of the element function's argument: v0 for inputs, out0 for outputs, c2 for counters.
     variable: str
     info: DTypeInfo
     # 0, 1 or 2 as in InputSpec.inner.
     inner: int
-    # Number of the input or output.
+    # Number of the input or output; of the value that a counter is.
     index: int
     is_output: bool
     # How a CUDA kernel reads or writes it.
     access: Access = SINGLE
+    is_counter: bool = False
+
+    @property
+    def address(self) -> str:
+        """The expression for its address."""
+        return "fuser_counter{}" if self.is_counter else f"a.{self.name}"
+
+    @property
+    def pointer(self) -> str:
+        """The type of its address."""
+        return "fuser_counter" if self.is_counter else f"{'' if self.is_output else 'const '}{self.info.storage}*"
 
 
 @dataclass(frozen=True)
 class Loop:
     """What a dialect needs to write the loop around the element function."""
 
-    # Outputs first, then the inputs that are read through a pointer.
+    # Outputs first, then the inputs that are read through a pointer, then counters.
     operands: tuple[Operand, ...]
     # Parameters of the element function, in order: variables of the inputs, then the outputs.
     arguments: tuple[str, ...]
@@ -116,7 +127,7 @@ class KernelSource:
 
     text: str
     dialect: str
-    # Operands in the order of the struct.
+    # Operands that the struct has an address of, in its order.
     operands: tuple[Operand, ...]
     # Inputs passed by value, with their Python types.
     numbers: tuple[tuple[int, type], ...]
@@ -156,7 +167,7 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
         UnsupportedError: the dtypes have no kernel.
     """
     typing = infer_typing(group, args.inputs, args.default_dtype)
-    functors = tuple(dict.fromkeys(item.function.functor for item in group.applications))
+    functors = tuple(dict.fromkeys(item.function.functor for item in group.applications if not item.function.is_index))
     if dialect.traps_on_division:
         # None of torch's ops divides integers.
         own = {item.function.functor for item in group.applications if item.function.op is None}
@@ -164,6 +175,7 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
     numbers = tuple((index, item.number) for index, item in enumerate(args.inputs) if item and item.number)
     operands = _list_operands(group, args, typing)
     variables = [f"v{index}" for index in group.used_inputs()]
+    variables += [operand.variable for operand in operands if operand.is_counter]
     loop = Loop(
         operands=operands,
         arguments=(*variables, *(operand.variable for operand in operands if operand.is_output)),
@@ -199,7 +211,7 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
     return KernelSource(
         text=text.finish(),
         dialect=dialect.name,
-        operands=operands,
+        operands=tuple(operand for operand in operands if not operand.is_counter),
         numbers=numbers,
         rank=args.rank,
         geometry=loop.geometry,
@@ -242,8 +254,8 @@ def emit_arguments(loop: Loop, numbers: tuple[tuple[int, type], ...]) -> str:
     """
     lines = ["int64_t numel;", *(["int64_t zero;"] if loop.has_zero else [])]
     for operand in loop.operands:
-        const = "" if operand.is_output else "const "
-        lines.append(f"{const}{operand.info.storage}* {operand.name};")
+        if not operand.is_counter:
+            lines.append(f"{operand.pointer} {operand.name};")
     for index, kind in numbers:
         lines.append(f"{_field_type(kind)} number{index}{'[2]' if kind is complex else ''};")
     for field in loop.geometry:
@@ -291,6 +303,8 @@ def _features(typing: Typing, args: ArgSpec) -> frozenset[str]:
     found = {dtype_info(dtype).feature for dtype in dtypes}
     if torch.complex32 in dtypes:
         found.add("half")
+    if args.counters:
+        found.add("counter")
     if any(item and item.number is complex for item in args.inputs):
         found.add("complex")
     if args.device_type == "cpu" and dict(args.settings).get("cpu_math") == "precise":
@@ -307,6 +321,9 @@ def _list_operands(group: FusionGroup, args: ArgSpec, typing: Typing) -> tuple[O
         item = args.inputs[index]
         if item is not None and item.number is None:
             operands.append(Operand(f"in{index}", f"v{index}", dtype_info(item.dtype), item.inner, index, False))
+    for value, inner in zip(group.index_values(), args.counters, strict=True):
+        info = dtype_info(torch.int64)
+        operands.append(Operand(f"index{value}", f"c{value}", info, inner, value, is_output=False, is_counter=True))
     if args.accesses:
         pairs = zip(operands, args.accesses, strict=True)
         operands = [replace(operand, access=access) for operand, access in pairs]
@@ -345,16 +362,20 @@ class ElementWriter:
     def parameters(self) -> list[str]:
         texts = ["const int64_t zero"] if self.has_zero else []
         texts += [f"const {self.types[index]} v{index}" for index in self.group.used_inputs()]
+        texts += [f"const {dtype_info(torch.int64).compute} c{value}" for value in self.group.index_values()]
         for slot, value in enumerate(self.group.outputs):
             texts.append(f"{dtype_info(self.typing.values[value]).storage}& out{slot}")
         return texts
 
     def statements(self) -> list[str]:
         lines: list[str] = []
-        read_later = {value for item in self.group.applications for value in item.tensors}
+        # What gives an index its shape is not read for it, nor made.
+        used = self.group.used_values()
+        read_later = {value for item in self.group.applications if not item.function.is_index for value in item.tensors}
         offsets = self.group.value_offsets()
         for index, (application, offset) in enumerate(zip(self.group.applications, offsets, strict=True)):
-            lines += self._application(index, application, offset, read_later)
+            if not used.isdisjoint(range(offset, offset + application.function.num_outputs)):
+                lines += self._application(index, application, offset, read_later)
         return lines
 
     def _application(self, index: int, application: Application, offset: int, read_later: set[int]) -> list[str]:
@@ -376,6 +397,8 @@ class ElementWriter:
     def _call(self, index: int, application: Application, offset: int) -> tuple[str, list[str], list[str]]:
         # The call, the variables its T& parameters are bound to, and their declarations.
         function, functor = application.function, application.function.functor
+        if function.is_index:
+            return f"c{offset}", [], []
         info = dtype_info(self.typing.common[index])
         compute = info.compute
         tensors = iter(application.tensors)
