@@ -167,7 +167,8 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
         UnsupportedError: the dtypes have no kernel.
     """
     typing = infer_typing(group, args.inputs, args.default_dtype)
-    functors = tuple(dict.fromkeys(item.function.functor for item in group.applications if not item.function.is_index))
+    applied = [group.applications[index].function for index in group.live_applications()]
+    functors = tuple(dict.fromkeys(function.functor for function in applied if not function.is_index))
     if dialect.traps_on_division:
         # None of torch's ops divides integers.
         own = {item.function.functor for item in group.applications if item.function.op is None}
@@ -253,9 +254,7 @@ def emit_arguments(loop: Loop, numbers: tuple[tuple[int, type], ...]) -> str:
         };
     """
     lines = ["int64_t numel;", *(["int64_t zero;"] if loop.has_zero else [])]
-    for operand in loop.operands:
-        if not operand.is_counter:
-            lines.append(f"{operand.pointer} {operand.name};")
+    lines += [f"{operand.pointer} {operand.name};" for operand in loop.operands if not operand.is_counter]
     for index, kind in numbers:
         lines.append(f"{_field_type(kind)} number{index}{'[2]' if kind is complex else ''};")
     for field in loop.geometry:
@@ -369,13 +368,12 @@ class ElementWriter:
 
     def statements(self) -> list[str]:
         lines: list[str] = []
-        # What gives an index its shape is not read for it, nor made.
-        used = self.group.used_values()
-        read_later = {value for item in self.group.applications if not item.function.is_index for value in item.tensors}
+        live = [(index, self.group.applications[index]) for index in self.group.live_applications()]
+        # What gives an index its shape is not read for it.
+        read_later = {value for _, item in live if not item.function.is_index for value in item.tensors}
         offsets = self.group.value_offsets()
-        for index, (application, offset) in enumerate(zip(self.group.applications, offsets, strict=True)):
-            if not used.isdisjoint(range(offset, offset + application.function.num_outputs)):
-                lines += self._application(index, application, offset, read_later)
+        for index, application in live:
+            lines += self._application(index, application, offsets[index], read_later)
         return lines
 
     def _application(self, index: int, application: Application, offset: int, read_later: set[int]) -> list[str]:

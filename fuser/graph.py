@@ -519,25 +519,26 @@ class FusionGroup:
         ]
         return replace(self, applications=tuple(applications), _key=[])
 
-    def used_values(self) -> frozenset[int]:
-        """Return the values whose elements the outputs depend on: an index depends on shapes alone."""
-        used, offsets = set(self.outputs), self.value_offsets()
-        for item, offset in zip(reversed(self.applications), reversed(offsets), strict=True):
-            made = range(offset, offset + item.function.num_outputs)
-            if not item.function.is_index and not used.isdisjoint(made):
-                used.update(item.tensors, item.scalars)
-        return frozenset(used)
+    def live_applications(self) -> tuple[int, ...]:
+        """Return the applications whose elements the outputs depend on, in order: an index needs shapes alone."""
+        offsets, needed, live = self.value_offsets(), set(self.outputs), list[int]()
+        for index in reversed(range(len(self.applications))):
+            item = self.applications[index]
+            if not needed.isdisjoint(range(offsets[index], offsets[index] + item.function.num_outputs)):
+                live.insert(0, index)
+                needed.update(() if item.function.is_index else (*item.tensors, *item.scalars))
+        return tuple(live)
 
     def used_inputs(self) -> tuple[int, ...]:
         """Return the inputs whose elements the outputs depend on, in order."""
-        used = self.used_values()
+        live = [self.applications[index] for index in self.live_applications()]
+        used = {value for item in live if not item.function.is_index for value in (*item.tensors, *item.scalars)}
         return tuple(value for value in range(len(self.inputs)) if value in used)
 
     def index_values(self) -> tuple[int, ...]:
-        """Return the values that are indices of elements, of those that the outputs depend on."""
-        used = self.used_values()
-        pairs = zip(self.applications, self.value_offsets(), strict=True)
-        return tuple(offset for item, offset in pairs if item.function.is_index and offset in used)
+        """Return the values that are indices of elements and that the outputs depend on."""
+        offsets, applications = self.value_offsets(), self.applications
+        return tuple(offsets[index] for index in self.live_applications() if applications[index].function.is_index)
 
     def names(self) -> list[str]:
         """Return what the applications are called, for people: an index is part of what takes it."""

@@ -200,7 +200,7 @@ class JitFunction(Replayer):
         return spec
 
     def signature(self) -> str:
-        """Return how it is called, for messages: ``axpy(x, y, *, alpha)``; ``mask(x, i=index)`` gets ``i`` by itself."""
+        """Return how it is called, for messages: ``axpy(x, y, *, alpha)``, or ``mask(x, i=index)``."""
         return self.function.functor.signature(self.index)
 
     def check_count(self, count: int) -> None:

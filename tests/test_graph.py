@@ -26,6 +26,7 @@ from fuser.errors import ArgumentError, GroupError
 from fuser.graph import Application, Function, FusionGroup, GroupBuilder, HandWritten, Input, Isolation, Promotion
 from fuser.kernel_cache import KernelStore
 from fuser.kernel_spec import ArgSpec, InputSpec
+from fuser.ops import index_function
 
 AXPY = Function(parse_functor("template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }", ("alpha",)))
 MUL = Function(parse_functor("template <typename T> T mul(T x, T y) { return x * y; }"))
@@ -300,6 +301,7 @@ CHANGES: dict[str, Callable[[ArgSpec], Any]] = {
     "device_type": lambda args: "cuda",
     "inputs": lambda args: (args.inputs[1], None),
     "outputs": lambda args: (2,),
+    "counters": lambda args: (1,),
     "rank": lambda args: 2,
     "vector": lambda args: 4,
     "wide_index": lambda args: True,
@@ -347,7 +349,8 @@ def test_json_keeps_every_field() -> None:
     split = replace(SPLIT, out_dtypes=(None, torch.int32), isolation=Isolation.RESULT)
     builder = GroupBuilder()
     (v,) = builder.apply(double, [builder.add_input("x"), builder.add_input("a")])
-    group = builder.build(builder.apply(split, [v]))
+    (i,) = builder.apply(index_function(1, (0, -1)), [v])
+    group = builder.build([*builder.apply(split, [v]), i])
     assert FusionGroup.from_json(group.to_json()) == group
 
 
