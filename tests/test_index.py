@@ -18,6 +18,7 @@ from fuser import arg_spec, planner
 from fuser.compiler import register
 from fuser.config import config
 from fuser.errors import ArgumentError, DimError, GroupError, ShapeError
+from fuser.fx.backend import fuser_backend
 from fuser.graph import Function, FusionGroup, GroupBuilder
 from fuser.linear import follow_sums
 from fuser.ops import index_function
@@ -350,8 +351,8 @@ def test_vmap_counts_within_an_element_of_the_batch() -> None:
 
 # --- graphs ----------------------------------------------------------------------------------------------------------
 @pytest.mark.cpu
-@pytest.mark.parametrize("backend", ["fuser", "aot_eager"])
-def test_compiled(backend: str) -> None:
+@pytest.mark.parametrize("backend", [fuser_backend, "aot_eager"], ids=["fuser", "aot_eager"])
+def test_compiled(backend: Any) -> None:
     def step(x: torch.Tensor, y: torch.Tensor, p: Any) -> torch.Tensor:
         return SLOPE(CHOOSE(x, y) * 2, p=p)
 
