@@ -18,6 +18,7 @@ from fuser import arg_spec, planner
 from fuser.compiler import register
 from fuser.config import config
 from fuser.errors import ArgumentError, DimError, GroupError, ShapeError
+from fuser.fallback import Fallback
 from fuser.fx.backend import fuser_backend
 from fuser.graph import Function, FusionGroup, GroupBuilder
 from fuser.linear import follow_sums
@@ -192,6 +193,19 @@ def test_dtypes_have_no_say(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.cpu
+def test_an_index_weighs_what_its_shape_weighs() -> None:
+    builder = GroupBuilder()
+    x, y = builder.add_input("x"), builder.add_input("y")
+    (i,) = builder.apply(index_function(1), [x])
+    group = builder.build(builder.apply(AXPY.function, [i, y], [builder.add_input("alpha", is_scalar=True)]))
+    (made,) = fuser.debug_launch_graph(group, [torch.zeros(300), torch.zeros(300, dtype=torch.uint8), 1])
+    assert_same(made, torch.arange(300))
+    # One number beside a tensor, as any 0-dim tensor.
+    (made,) = fuser.debug_launch_graph(group, [torch.zeros(()), torch.ones(300, dtype=torch.uint8), 1])
+    assert_same(made, torch.ones(300, dtype=torch.uint8))
+
+
+@pytest.mark.cpu
 @pytest.mark.parametrize("dims", [None, (), (0,), (1,), (-1,), (0, 2), (2, 0), (-1, -2)], ids=str)
 def test_dims(dims: tuple[int, ...] | None) -> None:
     group = group_of(index_function(2, dims), 2)
@@ -297,21 +311,24 @@ def test_gradients() -> None:
 @pytest.mark.cpu
 def test_a_hand_written_derivative_takes_the_index_and_makes_no_gradient_of_it() -> None:
     forward = "template <typename T> T f(T x, int64_t i, T y, T a) { return a * x * T(i) + y; }"
-    # Another name and place in the text; the value is too large for a float.
+    # Another name and place in the text. Were it promoted, it would be halved as a float.
     backward = fuser.jit_fn(
-        "template <typename T> void b(T x, int64_t k, T y, T g, T a, T& gx, T& gy) { gx = a * g * T(k % 7); gy = g; }",
+        "template <typename T, typename I> void b(T x, I k, T y, T g, T a, T& gx, T& gy) {"
+        " gx = a * g * T(k / 2); gy = g; }",
         num_outputs=2,
         scalars=["a"],
     )
     function = fuser.jit_fn(forward, scalars={"a": 2.0}, index="i", backward=backward)
     chosen = fuser.differentiable(
         fuser.jit_fn(forward, scalars={"a": 2.0}, index="i"),
-        fuser.jit_fn("template <typename T> T b(int64_t k, T g, T a) { return a * g * T(k % 7); }", scalars=["a"]),
+        fuser.jit_fn(
+            "template <typename T, typename I> T b(I k, T g, T a) { return a * g * T(k / 2); }", scalars=["a"]
+        ),
         save_for_backward=["i"],
         num_grad_inputs=1,
     )
     x, y = torch.randn(5, 6, requires_grad=True), torch.randn(6, requires_grad=True)
-    wanted = 2 * (numbers(x) % 7).float()
+    wanted = 2 * (numbers(x) // 2).float()
     for is_fused in (True, False):
         was = fuser.override_can_fuse_on_cpu(is_fused)
         try:
@@ -323,6 +340,9 @@ def test_a_hand_written_derivative_takes_the_index_and_makes_no_gradient_of_it()
         assert torch.equal(found[0], wanted)
         assert torch.equal(found[1], torch.full((6,), 5.0))
         assert torch.equal(only, wanted)
+    # As torch differentiates the eager version, where no derived group can serve.
+    (result,) = Fallback(function.spec(2).group).run([x, y, 2.0], "a test")
+    assert torch.equal(torch.autograd.grad(result.sum(), x)[0], wanted)
     with pytest.raises(ArgumentError, match=r"expected 4 \(3 saved, 1 gradients\) and 2"):
         fuser.jit_fn(forward, scalars={"a": 2.0}, index="i", backward=AXPY)
 
