@@ -46,6 +46,8 @@ class Promotion(Enum):
     DEFAULT = "default"
     # The same, but integral dtypes become torch's default dtype (ATen: unary float ops, true division).
     INT_TO_FLOAT = "int_to_float"
+    # The same, but integral dtypes become int64 (ATen: sums and products along dimensions).
+    INT_TO_LONG = "int_to_long"
     # These two under torch.autocast: half and bfloat16 become float32.
     DEFAULT_WIDE = "default_wide"
     INT_TO_FLOAT_WIDE = "int_to_float_wide"
@@ -85,6 +87,8 @@ class Reduction:
     dims: tuple[int, ...] | None = None
     # Whether the results keep the dimensions, with size 1.
     keepdim: bool = False
+    # Whether ``finish`` takes the number of elements that were combined, as an int64_t after the accumulators.
+    counts: bool = False
 
     @property
     def result(self) -> Functor:
@@ -107,6 +111,7 @@ class Reduction:
             "finish": self.finish and _functor_to_json(self.finish),
             "dims": None if self.dims is None else list(self.dims),
             "keepdim": self.keepdim,
+            "counts": self.counts,
         }
 
     @staticmethod
@@ -118,6 +123,7 @@ class Reduction:
             data["finish"] and _functor_from_json(data["finish"]),
             None if data["dims"] is None else tuple(data["dims"]),
             data["keepdim"],
+            data["counts"],
         )
 
 
@@ -220,6 +226,8 @@ class Function:
         common = promote(operand for operand, parameter in pairs if parameter.name not in self.unpromoted)
         if self.promotion in (Promotion.INT_TO_FLOAT, Promotion.INT_TO_FLOAT_WIDE):
             common = to_floating(common, default)
+        elif self.promotion is Promotion.INT_TO_LONG and not (common.is_floating_point or common.is_complex):
+            common = torch.int64
         is_wide = self.promotion in (Promotion.DEFAULT_WIDE, Promotion.INT_TO_FLOAT_WIDE)
         return torch.float32 if is_wide and common in (torch.float16, torch.bfloat16) else common
 
@@ -424,6 +432,11 @@ class FusionGroup:
             names = ", ".join(item.name for item in self.inputs)
             raise ArgumentError(f"the group takes {len(self.inputs)} inputs ({names}), got {len(inputs)}")
         return values
+
+    @property
+    def has_reduction(self) -> bool:
+        """Whether some application is a reduction."""
+        return any(item.function.reduction for item in self.applications)
 
     def value_offsets(self) -> tuple[int, ...]:
         """Return the number of each application's first output."""
@@ -687,7 +700,7 @@ def _lint_reduction(function: Function, reduction: Reduction, where: str) -> Non
         raise GroupError(f"{where}: {reduction.combine.signature()} does not combine {count} accumulators with {count}")
     if function.functor.num_outputs != count:
         raise GroupError(f"{where}: {function.functor.signature()} does not make {count} accumulators")
-    if reduction.finish is not None and len(reduction.finish.tensors) != count:
+    if reduction.finish is not None and len(reduction.finish.tensors) != count + reduction.counts:
         raise GroupError(f"{where}: {reduction.finish.signature()} does not take {count} accumulators")
 
 

@@ -17,12 +17,13 @@ from fuser.dtypes import Rank, dtype_info
 from fuser.errors import GroupError, ShapeError, UnsupportedError
 from fuser.graph import Application, Function, FusionGroup, Reduction
 from fuser.layout import Shape, Strides, broadcast_shapes, contiguous_strides, infer_output_strides, is_dense
-from fuser.ops import OPS, dtype_kind
+from fuser.ops import OPS, REDUCTIONS, dtype_kind
 
 __all__ = [
     "ArgSpec",
     "InputSpec",
     "KernelSpec",
+    "RowSpec",
     "Typing",
     "ValueLayout",
     "build_kernel_spec",
@@ -72,6 +73,23 @@ class InputSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class RowSpec:
+    """What the text of a kernel with reductions depends on beyond that of a pointwise one."""
+
+    # How many of the merged dimensions, the first ones, are reduced.
+    reduced: int
+    # For each value of the group whether there is one per row, not per element.
+    is_row: tuple[bool, ...]
+    # Whether neighbouring rows are computed side by side, instead of a row's neighbouring elements.
+    is_across: bool
+
+    @property
+    def inner(self) -> int:
+        """The dimension along which neighbours are computed side by side."""
+        return self.reduced if self.is_across else 0
+
+
+@dataclass(frozen=True, slots=True)
 class ArgSpec:
     """What a kernel's text depends on beside its group."""
 
@@ -97,6 +115,8 @@ class ArgSpec:
     accesses: tuple[Access, ...] = ()
     # How a CUDA kernel divides its work.
     tuning: Tuning = DEFAULT_TUNING
+    # Of a kernel with reductions.
+    rows: RowSpec | None = None
 
     @property
     def numerics(self) -> str:
@@ -139,7 +159,7 @@ def build_kernel_spec(group: FusionGroup) -> KernelSpec:
     for application in group.applications:
         for functor in application.function.functors:
             check_functor(functor)
-        if application.function.op not in (None, *OPS) and not application.function.is_index:
+        if application.function.op not in (None, "index", *OPS, *REDUCTIONS):
             raise GroupError(f"there is no op {application.function.op!r} in fuser's table")
     return KernelSpec(group.canonical())
 
@@ -276,6 +296,11 @@ def _check_kind(
     function = application.function
     dtype_info(common)
     if function.op is None:
+        return
+    if function.reduction is not None:
+        reduces = REDUCTIONS[function.op]
+        if dtype_kind(common) not in reduces.kinds or common in reduces.others:
+            raise UnsupportedError(f"op {function.op!r} on {common}")
         return
     op = OPS[function.op]
     if dtype_kind(common) not in op.kinds:
