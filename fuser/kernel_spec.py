@@ -27,6 +27,7 @@ __all__ = [
     "Typing",
     "ValueLayout",
     "build_kernel_spec",
+    "index_strides",
     "infer_layouts",
     "infer_typing",
 ]
@@ -107,7 +108,9 @@ class ArgSpec:
     default_dtype: torch.dtype
     # Settings that change the text.
     settings: tuple[tuple[str, Any], ...]
-    # How each operand is read or written, outputs first (CUDA; empty on the CPU).
+    # Innermost stride class of each index of elements, in the order of ``FusionGroup.index_values``.
+    counters: tuple[int, ...] = ()
+    # How each operand is read or written, outputs first, counters last (CUDA; empty on the CPU).
     accesses: tuple[Access, ...] = ()
     # How a CUDA kernel divides its work.
     tuning: Tuning = DEFAULT_TUNING
@@ -155,7 +158,7 @@ def build_kernel_spec(group: FusionGroup) -> KernelSpec:
     for application in group.applications:
         for functor in application.function.functors:
             check_functor(functor)
-        if application.function.op not in (None, *OPS, *REDUCTIONS):
+        if application.function.op not in (None, "index", *OPS, *REDUCTIONS):
             raise GroupError(f"there is no op {application.function.op!r} in fuser's table")
     return KernelSpec(group.canonical())
 
@@ -208,7 +211,11 @@ def infer_layouts(group: FusionGroup, inputs: Sequence[ValueLayout]) -> tuple[Va
             shape = broadcast_shapes([operand.shape for operand in operands])
         except ShapeError as error:
             shapes = ", ".join(str(list(operand.shape)) for operand in operands)
-            raise ShapeError(f"{function.name}: {error} (shapes {shapes})") from None
+            raise ShapeError(
+                f"{_name_for_people(group, application, len(values))}: {error} (shapes {shapes})"
+            ) from None
+        if function.is_index:
+            function.index_dims(len(shape))
         if function.reduction is not None:
             shape = function.reduction.reduce_shape(shape)
             strides = contiguous_strides(shape)
@@ -229,6 +236,24 @@ def infer_layouts(group: FusionGroup, inputs: Sequence[ValueLayout]) -> tuple[Va
     return tuple(values)
 
 
+def index_strides(function: Function, shape: Shape) -> Strides:
+    """Return by how much an index grows along each dimension of the shape that it counts in.
+
+    Raises:
+        DimError, ShapeError: its dimensions are none of the shape's.
+    """
+    dims = function.index_dims(len(shape))
+    strides = contiguous_strides(tuple(size if dim in dims else 1 for dim, size in enumerate(shape)))
+    return tuple(stride if dim in dims else 0 for dim, stride in enumerate(strides))
+
+
+def _name_for_people(group: FusionGroup, application: Application, value: int) -> str:
+    # An index is part of what takes it, which comes later.
+    if not application.function.is_index:
+        return application.function.name
+    return next((item.function.name for item in group.applications if value in item.tensors), "index")
+
+
 def _keeps_strides(function: Function, operand: ValueLayout) -> bool:
     # What ATen makes like its operand keeps them where that is dense, also those of dimensions that nobody walks.
     if function.op == "convert" and operand.dtype is function.out_dtypes[0]:
@@ -243,6 +268,8 @@ def _common_dtype(
     function = application.function
     operands = [(values[value], ranks[value]) for value in application.tensors]
     common = function.common_dtype(operands, default_dtype)
+    if function.is_index:
+        return common
     _check_kind(application, common, operands, values)
     parameters = function.tensor_parameters(len(application.tensors))
     for value, parameter in zip(application.tensors, parameters, strict=True):

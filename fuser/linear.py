@@ -47,6 +47,9 @@ def follow_sums(group: FusionGroup, summed: frozenset[int]) -> tuple[tuple[bool,
     """
     values = [index in summed for index in range(len(group.inputs))]
     for index, item in enumerate(group.applications):
+        if item.function.is_index:
+            values.append(False)
+            continue
         if item.function.reduction is not None:
             return (), index
         dtypes = [dtype for dtype in item.function.out_dtypes if dtype is not None]

@@ -15,7 +15,7 @@ from fuser.dtypes import is_representable, plain_number
 from fuser.eager.types import dtype_named
 from fuser.errors import ArgumentError, FunctorError, describe_type, shows_users_frames, suggest
 from fuser.graph import Function, Reduction
-from fuser.jiterator import JitFunction, Number, check_scalar
+from fuser.jiterator import JitFunction, Number, check_index, check_scalar
 from fuser.reduction_check import check_reduction
 
 __all__ = ["ReductionFunction", "create_reduction_fn"]
@@ -88,13 +88,13 @@ def create_reduction_fn(
     reduction = Reduction(combine, numbers, finished)
     function = Function(
         mapped,
-        unpromoted=map.function.unpromoted if isinstance(map, JitFunction) else (),
+        unpromoted=() if index is None else (check_index(mapped, index),),
         out_dtypes=_read_dtypes(reduction.result, finish),
         reduction=reduction,
     )
     for name, value in defaults.items():
-        check_scalar(function.signature(), name, value)
-    return ReductionFunction(function, defaults)
+        check_scalar(function.signature(index), name, value)
+    return ReductionFunction(function, defaults, index)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,6 +105,8 @@ class ReductionFunction:
     function: Function
     # Default values of the scalars that have one.
     defaults: Mapping[str, Number]
+    # The parameter of the map that receives each element's number along the reduced dimensions; None: none does.
+    index: str | None = None
     # The reduction of all dimensions, and others by dimensions and keepdim.
     _whole: JitFunction = field(init=False, repr=False)
     _forms: dict[tuple[tuple[int, ...] | None, bool], JitFunction] = field(default_factory=dict, repr=False)
@@ -165,7 +167,9 @@ class ReductionFunction:
         if key not in self._forms:
             assert self.function.reduction is not None, "it is one"
             reduction = replace(self.function.reduction, dims=key[0], keepdim=keepdim)
-            self._forms.setdefault(key, JitFunction(replace(self.function, reduction=reduction), self.defaults))
+            self._forms.setdefault(
+                key, JitFunction(replace(self.function, reduction=reduction), self.defaults, self.index)
+            )
         return self._forms[key]
 
     def _find_operator(self, dim: Any, keepdim: bool, held: tuple[str, ...], count: int) -> tuple[str, tuple[str, ...]]:
@@ -191,10 +195,10 @@ class ReductionFunction:
         self.along().check(device=device, dtype=dtype or tried)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ReductionFunction, (self.function, self.defaults)
+        return ReductionFunction, (self.function, self.defaults, self.index)
 
     def __repr__(self) -> str:
-        return f"<fuser.ReductionFunction {self.function.signature()}>"
+        return f"<fuser.ReductionFunction {self._whole.signature()}>"
 
 
 def _read_dims(name: str, dim: Any) -> tuple[int, ...] | None:
@@ -231,12 +235,16 @@ def _check_kinds(code: Any, map_: Any, finish: Any, index: Any, scalars: Mapping
         function = item.function if isinstance(item, JitFunction) else None
         if function is not None and (function.reduction or function.fallback or function.backward):
             raise ArgumentError(f"{name}={function.name} must be a plain functor: no reduction, fallback= or backward=")
+    if isinstance(map_, JitFunction) and map_.index is not None:
+        raise ArgumentError(
+            f"map={map_.function.name} numbers all elements: give index= to create_reduction_fn instead"
+        )
     if isinstance(map_, JitFunction) and map_.function.out_dtypes:
         raise ArgumentError(
             f"map={map_.function.name} has out_dtypes, and accumulators are not rounded: leave them out"
         )
-    if index is not None and not isinstance(index, str):
-        raise ArgumentError(f"index must be the name of a parameter of map, got {describe_type(index)}")
+    if index is not None and map_ is None:
+        raise ArgumentError(f"index={index!r} is to be a parameter of map, and there is no map")
     for name in _RESERVED:
         if name in scalars:
             raise ArgumentError(

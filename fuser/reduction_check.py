@@ -84,7 +84,11 @@ def _make_trial(function: Function, scalars: Mapping[str, Any]) -> tuple[torch.d
         try:
             tree = EagerReduction(function.reduction, compute, scalars, differentiable=False)
             mapped = EagerText(function.functor, compute, types, scalars, differentiable=False)
-            made = mapped(*[_make_elements(dtype, slot) for slot, dtype in enumerate(types)])
+            given = [
+                torch.arange(_COUNT) if name in function.unpromoted else _make_elements(compute, slot)
+                for slot, name in enumerate(names)
+            ]
+            made = mapped(*given)
             parts = [item.to(dtype).expand(_COUNT) for item, dtype in zip(made, tree.dtypes, strict=True)]
             tree.combine(parts, parts)
         except (UntranslatableError, UnsupportedError, ArgumentError):

@@ -397,7 +397,6 @@ def make(code: str = ADD, **arguments: Any) -> Any:
             "scalar 'k' must be a Python number, got str",
         ),
         ({"map": fuser.jit_fn(ADD, out_dtypes=torch.int8)}, ArgumentError, "map=add has out_dtypes"),
-        ({"index": 3}, ArgumentError, "index must be the name of a parameter of map, got int"),
     ],
 )
 def test_wrong_reductions(arguments: dict[str, Any], kind: type[Exception], message: str) -> None:
@@ -608,3 +607,103 @@ def test_exported() -> None:
     dynamic = {"x": {0: torch.export.Dim("rows")}}
     program = torch.export.export(Module(), (x,), dynamic_shapes=dynamic)
     assert torch.equal(program.module()(x[:2]), logsumexp(x[:2], dim=-1))
+
+
+# --- the place along the reduced dimensions --------------------------------------------------------------------------
+argmax = fuser.create_reduction_fn(
+    """template <typename T> void later(T va, int64_t ia, T vb, int64_t ib, T& v, int64_t& i) {
+      const bool is_later = ia < 0 || vb > va;
+      v = is_later ? vb : va;
+      i = is_later ? ib : ia;
+    }""",
+    identity=(-math.inf, -1),
+    map="template <typename T> void place(T x, int64_t i, T& v, int64_t& at) { v = x; at = i; }",
+    finish="template <typename T> int64_t second(T v, int64_t i) { return i; }",
+    index="i",
+)
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 4), (2, 3, 9000)])
+def test_argmax(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    for dim in (None, 0, -1):
+        found = argmax(x, dim=dim)
+        assert found.dtype is torch.int64
+        assert torch.equal(found, x.argmax(dim))
+    if len(shape) == 3:
+        # Along several dimensions the place is that among all of them, row-major.
+        assert torch.equal(argmax(x, dim=(0, 2)), x.permute(1, 0, 2).flatten(1).argmax(1))
+    # Of equal elements the first.
+    assert argmax(torch.ones(shape)).item() == 0
+
+
+def test_the_place_in_other_hands() -> None:
+    x = torch.randn(2, 3, 4)
+    assert repr(argmax) == "<fuser.ReductionFunction later(x, i=index)>"
+    assert torch.equal(pickle.loads(pickle.dumps(argmax))(x, dim=1), x.argmax(1))
+    assert torch.equal(torch.vmap(lambda row: argmax(row, dim=0), in_dims=1)(x), x.transpose(0, 1).argmax(1))
+    assert torch.equal(torch.vmap(argmax)(x), x.flatten(1).argmax(1))
+
+    @fuser.fuse
+    def fused(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return argmax(torch.exp(a * b), dim=1) * 2
+
+    y = torch.rand(4) + 0.5
+    assert torch.equal(fused(x, y), (x * y).argmax(1) * 2)
+    assert len(fused.groups) == 1
+    assert torch.equal(torch.vmap(fused, in_dims=(0, None))(x[:, None], y), (x * y)[:, None].argmax(2) * 2)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda a: argmax(a, dim=(0, 1)), backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x), x.flatten(0, 1).argmax(0))
+    with FakeTensorMode():
+        assert argmax(torch.empty(3, 4), dim=0).shape == (4,)
+    with pytest.raises(ArgumentError, match=r"later\(x, i=index\) takes 1 tensor, got 2"):
+        argmax(x, x)
+
+
+def test_gradients_beside_the_place() -> None:
+    weighted = fuser.create_reduction_fn(
+        ADD, identity=0, map="template <typename T> T times(T x, int64_t i) { return x * T(i); }", index="i"
+    )
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(weighted(x, dim=1), (x * torch.arange(4)).sum(1))
+    assert torch.autograd.gradcheck(lambda a: weighted(a, dim=0), (x,), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(lambda a: weighted(a * a), (x,))
+    best = fuser.create_reduction_fn(
+        argmax.function.reduction.combine.source,
+        identity=(-math.inf, -1),
+        map=argmax.function.functor.source,
+        index="i",
+    )
+    value, place = best(x, dim=1)
+    assert torch.equal(torch.autograd.grad(value.sum(), x)[0], torch.nn.functional.one_hot(place, 4).double())
+
+
+@pytest.mark.cpu
+def test_the_place_in_kernels() -> None:
+    x = torch.randn(5, 3, 700)
+    for dim in (None, 0, 1, (0, 2), -1):
+        fuser.reset_stats()
+        found = argmax(x, dim=dim)
+        assert not fuser.stats()["fallbacks"]
+        fuser.override_can_fuse_on_cpu(False)
+        assert torch.equal(found, argmax(x, dim=dim))
+        fuser.override_can_fuse_on_cpu(True)
+    argmax.check(device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"index": 3, "map": ADD}, "index must be the name of a parameter, a str; got int"),
+        ({"index": "i"}, "index='i' is to be a parameter of map, and there is no map"),
+        ({"index": "j", "map": "template <typename T> T m(T x, int64_t i) { return x; }"}, "no parameter 'j'"),
+        (
+            {"map": fuser.jit_fn("template <typename T> T m(T x, int64_t i) { return x; }", index="i")},
+            "map=m numbers all elements: give index= to create_reduction_fn instead",
+        ),
+    ],
+)
+def test_wrong_places(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        make(**arguments)

@@ -7,7 +7,8 @@ group goes through ``run`` again, so that derivatives of any order and torch.fun
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -17,11 +18,12 @@ from fuser import library
 from fuser.autodiff.case import Case, Pass, check_eager, find_case
 from fuser.autodiff.opaque import call_opaque, push_forward
 from fuser.autodiff.pull_back import eager_function, pull_back_eagerly
-from fuser.autodiff.sums import behind_batch, run_in_parts
-from fuser.compiler import registered
+from fuser.autodiff.sums import run_in_parts
+from fuser.compiler import register, registered
 from fuser.dtypes import Rank
 from fuser.errors import GradientError, UntranslatableError
-from fuser.kernel_spec import KernelSpec
+from fuser.graph import Application
+from fuser.kernel_spec import KernelSpec, ValueLayout, infer_layouts
 from fuser.launcher import record_through
 from fuser.route import HANDLERS, GroupCall, Route, call, is_transformed, requires_grad, run, run_below
 
@@ -252,29 +254,20 @@ def _run_pass(step: Pass, derivatives: Sequence[Any], values: Mapping[int, Any])
 def _run_batch(
     case: Case, batch_size: int, in_dims: Sequence[int | None], inputs: Sequence[Any]
 ) -> Sequence[torch.Tensor]:
-    def rank(item: Any, dim: int | None) -> int:
-        return item.dim() - (dim is not None) if isinstance(item, torch.Tensor) else 0
+    if case.spec.group.has_reduction and len(case.spec.group.names()) > 1:
+        # What was reduced has fewer dimensions than what it meets: one after the other.
+        def in_parts(*items: Any) -> tuple[torch.Tensor, ...]:
+            return tuple(run_in_parts(case.spec, items))
 
-    ranks = [rank(item, dim) for item, dim in zip(inputs, in_dims, strict=True)]
-    batched = _batch_inputs(case, batch_size, in_dims, ranks, inputs)
-    if not case.spec.group.has_reduction:
-        return run(case.spec, batched)
-    if len(case.spec.group.applications) == 1:
-        return run(behind_batch(case.spec, max(ranks)), batched)
-    # What was reduced has fewer dimensions than what it meets: one after the other.
-    in_parts = partial(_run_parts, case.spec)
-    found: Sequence[torch.Tensor] = torch.func.vmap(in_parts, in_dims=tuple(in_dims))(*inputs)
-    return found
+        found: Sequence[torch.Tensor] = torch.func.vmap(in_parts, in_dims=tuple(in_dims))(*inputs)
+        return found
+    ranks = tuple(map(_rank, inputs, in_dims))
+    return run(_count_from_the_end(case.spec, ranks), _batch_inputs(case, batch_size, in_dims, inputs))
 
 
-def _run_parts(spec: KernelSpec, *inputs: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(run_in_parts(spec, inputs))
-
-
-def _batch_inputs(
-    case: Case, batch_size: int, in_dims: Sequence[int | None], ranks: Sequence[int], inputs: Sequence[Any]
-) -> list[Any]:
+def _batch_inputs(case: Case, batch_size: int, in_dims: Sequence[int | None], inputs: Sequence[Any]) -> list[Any]:
     # The batch comes first, and behind it the dimensions of an element, as many for each input.
+    ranks = list(map(_rank, inputs, in_dims))
     widest = max(ranks)
     batched = []
     for item, dim, count in zip(inputs, in_dims, ranks, strict=True):
@@ -289,6 +282,31 @@ def _batch_inputs(
     if not any(dim is not None for dim in in_dims):
         batched[0] = batched[0].expand(batch_size, *batched[0].shape)
     return batched
+
+
+def _rank(item: Any, batch_dim: int | None) -> int:
+    # How many dimensions an element of the batch has.
+    return item.dim() - (batch_dim is not None) if isinstance(item, torch.Tensor) else 0
+
+
+@lru_cache(1024)
+def _count_from_the_end(spec: KernelSpec, ranks: tuple[int, ...]) -> KernelSpec:
+    # The group for inputs with a dimension more at the front: indices and reductions go along those that were there.
+    group = spec.group
+    if not group.has_reduction and not any(item.function.is_index for item in group.applications):
+        return spec
+    layouts = infer_layouts(group, [ValueLayout((1,) * rank, (1,) * rank) for rank in ranks])
+
+    def anchor(item: Application) -> Application:
+        function, rank = item.function, max(len(layouts[value].shape) for value in item.tensors)
+        if function.is_index:
+            function = replace(function, dims=tuple(dim - rank for dim in function.index_dims(rank)))
+        if function.reduction is not None:
+            dims = tuple(dim - rank for dim in function.reduction.normalize_dims(rank))
+            function = replace(function, reduction=replace(function.reduction, dims=dims))
+        return replace(item, function=function)
+
+    return register(replace(group, applications=tuple(map(anchor, group.applications)), _key=[]))
 
 
 def _as_zero_dim(case: Case, tensor: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from fuser.linear import is_sum
 from fuser.route import run
 from fuser.tensor_desc import common_device, describe, input_specs
 
-__all__ = ["Sum", "behind_batch", "find_sum", "run_in_parts"]
+__all__ = ["Sum", "find_sum", "run_in_parts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,27 +77,12 @@ def run_in_parts(spec: KernelSpec, inputs: Sequence[Any]) -> list[torch.Tensor]:
     """Run a group with a reduction so that torch differentiates it: all parts but a reduction have kernels for that."""
     group = spec.group
     places = [index for index, item in enumerate(group.applications) if item.function.reduction is not None]
-    if len(group.applications) == 1:
-        cut = _without_finish(group, inputs)
+    if len(group.names()) == 1:
+        cut = _without_finish(group, inputs) if len(group.applications) == 1 else None
         if cut is None:
             return Fallback(group).run(inputs, "differentiated by torch")
         spec, places = register(cut), [0]
     return run_around(spec, places[0], inputs, run)
-
-
-def behind_batch(spec: KernelSpec, rank: int) -> KernelSpec:
-    """Return a group of one reduction for tensors with one more dimension, the first.
-
-    Args:
-        spec: the group.
-        rank: how many dimensions there were.
-    """
-    (application,) = spec.group.applications
-    reduction = application.function.reduction
-    assert reduction is not None, "the caller looked"
-    shifted = replace(reduction, dims=tuple(dim - rank for dim in reduction.normalize_dims(rank)))
-    function = replace(application.function, reduction=shifted)
-    return register(replace(spec.group, applications=(replace(application, function=function),), _key=[]))
 
 
 def _without_finish(group: FusionGroup, inputs: Sequence[Any]) -> FusionGroup | None:

@@ -9,7 +9,7 @@ never does is made ``void``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
@@ -22,7 +22,16 @@ from fuser.cxx.tree import field as field_of
 from fuser.cxx.tree import find, function_declarator, named, parse_tree, text_of
 from fuser.errors import FunctorError, describe_place, suggest
 
-__all__ = ["MATH_FUNCTIONS", "EntryParameter", "Functor", "Reading", "Role", "parse_functor", "read_text"]
+__all__ = [
+    "MATH_FUNCTIONS",
+    "EntryParameter",
+    "Functor",
+    "Reading",
+    "Role",
+    "describe_call",
+    "parse_functor",
+    "read_text",
+]
 
 # C++'s functions of floating-point numbers, for float and double.
 MATH_FUNCTIONS = frozenset(
@@ -125,10 +134,7 @@ class Functor:
 
     def signature(self) -> str:
         """Return how the functor is called, for messages: ``axpy(x, y, *, alpha)``."""
-        names = [parameter.name for parameter in self.tensors]
-        if self.scalars:
-            names += ["*", *(parameter.name for parameter in self.scalars)]
-        return f"{self.entry}({', '.join(names)})"
+        return describe_call(self.entry, self.tensors, self.scalars)
 
     def raise_problems(self) -> None:
         """Raise FunctorError for the first place that does not parse; do nothing when there is none."""
@@ -138,6 +144,15 @@ class Functor:
     def error(self, problem: Problem) -> FunctorError:
         """Return the error that shows a problem in the user's text."""
         return _error(self.source, problem)
+
+
+def describe_call(
+    name: str, tensors: Sequence[EntryParameter], scalars: Sequence[EntryParameter], index: str | None = None
+) -> str:
+    """Return a signature for messages: ``axpy(x, y, *, alpha)``; ``i=index`` for the parameter ``index``."""
+    names = [f"{item.name}=index" if item.name == index else item.name for item in tensors]
+    names += ["*", *(item.name for item in scalars)] if scalars else []
+    return f"{name}({', '.join(names)})"
 
 
 @lru_cache(maxsize=4096)
