@@ -132,6 +132,9 @@ class JitFunction(Replayer):
         self.tensor_names = tuple(name for name in names if index is None or name != index)
         # Names of the scalars, in the order of the declaration.
         self.scalar_names = tuple(parameter.name for parameter in function.scalars)
+        # Those that no tensor can take the place of in a kernel.
+        later = function.functors[1:]
+        self._number_names = tuple({item.name: None for functor in later for item in functor.scalars})
         # Spec by number of tensors: trailing tensors with a C++ default may be left out.
         self._specs: dict[int, KernelSpec] = {}
         # By names of scalars, this function with those as tensors.
@@ -284,7 +287,7 @@ class JitFunction(Replayer):
         if names not in self._with_tensors:
             function = self.function
             rest = tuple(name for name in self.scalar_names if name not in names)
-            functor = parse_functor(function.functor.source, rest, function.num_outputs)
+            functor = parse_functor(function.functor.source, rest, function.functor.num_outputs)
             defaults = {name: value for name, value in self.defaults.items() if name in rest}
             backward = function.backward and function.backward.with_tensors(names, function.functor, functor)
             unpromoted = (*function.unpromoted, *names)
@@ -344,10 +347,7 @@ class JitFunction(Replayer):
 
     def _read_numbers(self, scalars: dict[str, Any]) -> dict[str, Any]:
         # What follows a reduction's map takes no tensor but those that it reduces.
-        later = {item.name for functor in self.function.functors[1:] for item in functor.scalars}
-        held = tuple(name for name in later if isinstance(scalars.get(name), torch.Tensor))
-        if not held:
-            return scalars
+        held = tuple(name for name in self._number_names if isinstance(scalars.get(name), torch.Tensor))
         self._check_zero_dim(held, scalars)
         for name in held:
             if has_derivative(scalars[name]):
@@ -355,7 +355,7 @@ class JitFunction(Replayer):
                     f"{self.signature()}: the scalar {name!r} has a gradient, and reductions have one of what "
                     "their map takes only: detach it"
                 )
-        return {**scalars, **{name: scalars[name].item() for name in held}}
+        return {**scalars, **{name: scalars[name].item() for name in held}} if held else scalars
 
     def _check_zero_dim(self, names: tuple[str, ...], scalars: Mapping[str, Any]) -> None:
         for name in names:
@@ -379,14 +379,15 @@ class JitFunction(Replayer):
         from torch.fx.experimental.symbolic_shapes import has_static_value  # noqa: PLC0415 - brings sympy
 
         tensors, scalars = _hold_floats(tensors, scalars, lambda item: not has_static_value(item))
-        scalars = self._read_numbers(scalars)
-        held = tuple(name for name in self.scalar_names if isinstance(scalars.get(name), torch.Tensor))
-        self._check_zero_dim(held, scalars)
+        tensor_names = tuple(name for name in self.scalar_names if isinstance(scalars.get(name), torch.Tensor))
+        self._check_zero_dim(tensor_names, scalars)
+        held = tuple(name for name in tensor_names if name not in self._number_names)
         group, names = find_operator(held, len(tensors))
         given = iter(tensors)
         values = [scalars[name] if name in held else next(given) for name in names]
-        bound = self.bind_scalars({**scalars, **dict.fromkeys(held, 0)})
-        values += [value for name, value in bound.items() if name not in held]
+        bound = self.bind_scalars({**scalars, **dict.fromkeys(tensor_names, 0)})
+        # The operator reads the value of a tensor in place of a number.
+        values += [scalars[name] if name in tensor_names else bound[name] for name in bound if name not in held]
         results = torch.ops.fuser.run(group, *split_inputs(values))
         if out is not None:
             finish_traced_out(out, results)

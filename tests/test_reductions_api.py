@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fuser
 from fuser.errors import ArgumentError, DimError, FallbackError, FunctorError, GradientError, ShapeError
+from fuser.fx.backend import fuser_backend
 from fuser.graph import BATCH
 
 ADD = "template <typename T> T add(T a, T b) { return a + b; }"
@@ -294,6 +295,17 @@ def test_scalars_are_bound_by_name_in_whichever_text_they_are() -> None:
     torch.testing.assert_close(norm(x, scale=torch.tensor(3.0)), x.norm())
     limit = torch.tensor(0.5)
     assert any_above(x, limit=limit).item() == bool((x > 0.5).any())
+    # A tensor in place of a scalar of the map, which makes three accumulators, is differentiated.
+    stretched = fuser.create_reduction_fn(
+        welford.function.reduction.combine.source,
+        identity=(0, 0, 0),
+        map="template <typename T> void one(T x, T k, T& m, T& s, T& n) { m = k * x; s = T(0); n = T(1); }",
+        finish=welford.function.reduction.finish.source,
+        k=1,
+    )
+    k = torch.tensor(3.0, requires_grad=True)
+    mean, _ = stretched(x, k=k)
+    torch.testing.assert_close(torch.autograd.grad(mean, k)[0], x.mean())
     # Of a JitFunction's own, one must be given in every call.
     scaled = fuser.jit_fn("template <typename T> T scale(T x, T k) { return k * x; }", scalars=["k"])
     fn = fuser.create_reduction_fn(ADD, identity=0, map=scaled)
@@ -581,21 +593,18 @@ def test_fake_and_meta_tensors_have_the_reduced_shape() -> None:
     assert torch.equal(graph(torch.ones(5, 6)), torch.full((5,), 6.0))
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "fuser"])
-def test_compiled_without_a_break(backend: str) -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", fuser_backend], ids=["aot_eager", "fuser"])
+def test_compiled_without_a_break(backend: Any) -> None:
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return logsumexp(torch.relu(x * y), dim=-1) + total(x, dim=(2,)) * norm(y, scale=float(y.shape[0]))
 
     torch._dynamo.reset()
-    compiled = torch.compile(step, backend=backend, fullgraph=True)
-    x, y = torch.randn(2, 3, 4), torch.randn(4)
-    assert torch.equal(compiled(x, y), step(x, y))
-    grads = []
-    for fn in (compiled, step):
-        own = x.clone().requires_grad_()
-        fn(own, y).sum().backward()
-        grads.append(own.grad)
-    assert torch.equal(*grads)
+    compiled = torch.compile(step, backend=backend, fullgraph=True, dynamic=True)
+    for count in (4, 7):
+        x, y = torch.randn(2, 3, count, requires_grad=True), torch.randn(count)
+        results = [fn(x, y) for fn in (compiled, step)]
+        assert torch.equal(*results)
+        assert torch.equal(*(torch.autograd.grad(result.sum(), x)[0] for result in results))
 
 
 def test_exported() -> None:

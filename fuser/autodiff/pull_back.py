@@ -13,6 +13,7 @@ from fuser.autodiff.opaque import TensorFunction, call_opaque, pull_back
 from fuser.autodiff.sums import run_in_parts
 from fuser.compiler import registered
 from fuser.errors import GradientError
+from fuser.executor import read_scalars
 from fuser.fallback import Fallback
 from fuser.kernel_spec import KernelSpec
 from fuser.library import LIBRARY, merge_inputs, needs_operator, split_inputs
@@ -31,7 +32,7 @@ def eager_function(spec: KernelSpec, inputs: Sequence[Any], slots: Sequence[int]
 
     def run_eager(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         given = iter(tensors)
-        items = [next(given) if isinstance(item, torch.Tensor) else item for item in inputs]
+        items = read_scalars(spec, [next(given) if isinstance(item, torch.Tensor) else item for item in inputs])
         if spec.group.has_reduction:
             results = run_in_parts(spec, items)
         else:
