@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import fuser
+from fuser.cxx.functor import parse_functor
 from fuser.graph import FusionGroup
-from fuser.linear import follow_sums
+from fuser.linear import follow_sums, is_sum
 
 
 def group_of(text: str, outputs: int = 1, *scalars: str, **options: object) -> FusionGroup:
@@ -111,3 +112,22 @@ def test_ops_of_torch_are_read_as_their_texts(function: object, obstacle: str | 
 
 def test_what_an_entry_with_outputs_returns_is_nobodys() -> None:
     assert follow("template <typename T> T f(T x, T& a) { a = x * 2; return 1; }", {0}) == (True,)
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "expected"),
+    [
+        ("T f(T a, T b) { return a + b; }", 1, True),
+        ("T f(T a, T b) { return b + a; }", 1, True),
+        ("void f(T a, T b, T& r) { r = b + a; }", 1, True),
+        ("void f(T a, T i, T b, T j, T& r, T& k) { k = i + j; r = a + b; }", 2, True),
+        ("T f(T a, T b) { return a + a; }", 1, False),
+        ("T f(T a, T b) { return a - b; }", 1, False),
+        ("T f(T a, T b) { T c = a; return c + b; }", 1, False),
+        ("void f(T a, T i, T b, T j, T& r, T& k) { r = a + b; k = i * j; }", 2, False),
+        ("void f(T a, T i, T b, T j, T& r, T& k) { r = a + j; k = i + b; }", 2, False),
+        ("void f(T a, T i, T b, T j, T& r, T& k) { r = a + b; }", 2, False),
+    ],
+)
+def test_what_is_a_sum(text: str, count: int, expected: bool) -> None:
+    assert is_sum(parse_functor(f"template <typename T> {text}", (), count)) is expected

@@ -448,7 +448,7 @@ def test_wrong_tensors_and_identities() -> None:
     with pytest.raises(ArgumentError, match=r"f: the identity 0.5 is no number of type int32"):
         half(torch.ones(2, dtype=torch.int32))
     with pytest.raises(ArgumentError, match="the identity 300 is no number of type int8"):
-        make(identity=300)(torch.ones(2, dtype=torch.int8))
+        make(identity=300)(torch.ones(2, dtype=torch.int8, device="meta"))
     scale = torch.tensor(2.0, requires_grad=True)
     with pytest.raises(GradientError, match="the scalar 'scale' has a gradient"):
         norm(torch.ones(2), scale=scale)
@@ -515,6 +515,9 @@ def test_gradients_of_broadcast_and_half_arguments() -> None:
     torch.testing.assert_close(found[0], y.detach().expand(3, 4).half())
     torch.testing.assert_close(found[1], x.detach().float().sum(0))
     assert [item.dtype for item in found] == [torch.float16, torch.float32]
+    x = torch.randn(4).half().requires_grad_()
+    found = torch.autograd.grad(norm(x), x)[0]
+    torch.testing.assert_close(found, (x.detach().float() / x.detach().float().norm()).half())
     # More than a batch, nothing at all, and a sum that is finished.
     long = torch.randn(2, 9000, requires_grad=True)
     torch.testing.assert_close(torch.autograd.grad(norm(long), long)[0], (long / long.norm()).detach())
@@ -534,6 +537,10 @@ def test_a_sum_is_differentiated_without_its_tree() -> None:
 
 
 def test_what_has_no_gradient_says_so() -> None:
+    # Through an accumulator that is an integer nothing comes, though the result is of a floating dtype.
+    whole = fuser.create_reduction_fn("template <typename T> T f(int a, int b) { return a + b; }", identity=0)
+    x = torch.tensor([1.5, 2.5], requires_grad=True)
+    assert torch.autograd.grad(whole(x), x)[0].tolist() == [0.0, 0.0]
     with pytest.raises(GradientError, match=r"its result is torch\.int64"):
         count_nonzero(torch.ones(3, requires_grad=True))
     scale = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
@@ -577,9 +584,21 @@ def test_a_group_with_neighbours_on_both_sides() -> None:
     assert torch.autograd.gradcheck(softmax, (x, y), fast_mode=True)
     assert torch.autograd.gradgradcheck(softmax, (x, y), fast_mode=True)
     batch = torch.randn(2, 3, 4, dtype=torch.float64)
-    mapped = torch.vmap(softmax, in_dims=(0, None))(batch, y)
-    for one, other in zip(mapped, zip(*(softmax(item, y) for item in batch), strict=True), strict=True):
+    biases = torch.randn(2, 4, dtype=torch.float64)
+    mapped = torch.vmap(softmax)(batch, biases)
+    one_by_one = zip(*map(softmax, batch, biases), strict=True)
+    for one, other in zip(mapped, one_by_one, strict=True):
         assert torch.equal(one, torch.stack(other))
+
+
+def test_one_element_is_as_weak_as_torchs() -> None:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return total(x) * y
+
+    x, y = torch.randn(3, dtype=torch.float64), torch.randn(4)
+    assert step(x, y).dtype is torch.float32
+    for device in ("cpu", "meta"):
+        assert fuser.fuse(step)(x.to(device), y.to(device)).dtype is torch.float32
 
 
 def test_fake_and_meta_tensors_have_the_reduced_shape() -> None:
@@ -605,6 +624,18 @@ def test_compiled_without_a_break(backend: Any) -> None:
         results = [fn(x, y) for fn in (compiled, step)]
         assert torch.equal(*results)
         assert torch.equal(*(torch.autograd.grad(result.sum(), x)[0] for result in results))
+
+
+@pytest.mark.cpu
+def test_a_number_that_is_not_known_when_a_graph_is_traced() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return norm(x, scale=float(x.shape[0])) + x
+
+    torch._dynamo.reset()
+    compiled = torch.compile(step, backend=fuser_backend, fullgraph=True, dynamic=True)
+    for count in (4, 7):
+        x = torch.randn(count)
+        assert torch.equal(compiled(x), step(x))
 
 
 def test_exported() -> None:

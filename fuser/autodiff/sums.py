@@ -60,6 +60,10 @@ def find_sum(group: FusionGroup, typing: Typing, specs: Sequence[InputSpec | Non
         return None
     if any(item.function.reduction is not None for item in before) or min(group.outputs) < first:
         return None
+    dtypes = reduction.accumulators(dtype_info(typing.common[-1]).compute_dtype)
+    if not all(dtype.is_floating_point or dtype.is_complex for dtype in dtypes):
+        # Integers lose what the derivative is of.
+        return None
     mapped = replace(last.function, reduction=None, out_dtypes=typing.values[first:])
     scalars = dict(zip((item.name for item in last.function.scalars), last.scalars, strict=True))
     applied = replace(last, function=mapped, scalars=tuple(scalars[item.name] for item in mapped.scalars))
