@@ -78,7 +78,7 @@ class RowWriter:
         self.accumulators = {
             index: self._accumulators(index)
             for index, item in enumerate(self.group.applications)
-            if item.function.reduction
+            if item.function.reduction and index in writer.live
         }
         # Values per element that a pass keeps for later ones, and that pass.
         self.kept: dict[int, int] = {}
@@ -119,18 +119,21 @@ class RowWriter:
         finished = [index for index in self.accumulators if self._level_of(index) == level - 1]
         own = [
             index
-            for index, item in enumerate(self.group.applications)
-            if not item.function.reduction and self._is_row(index) and self._level_of(index) == level
+            for index in self.writer.live
+            if not self.group.applications[index].function.reduction
+            and self._is_row(index)
+            and self._level_of(index) == level
         ]
         # Of what nobody reads as a row's, elements make their own.
         chosen = sorted([*finished, *own])
         if not chosen:
             return None
-        made = [value for index in chosen for value in self.writer.values(index)]
+        made = self._made(chosen)
         later = {
             value for index, item in enumerate(self.group.applications) if index not in chosen for value in item.tensors
         }
-        stored = [slot for slot, value in enumerate(self.group.outputs) if value in made]
+        values = {value for index in chosen for value in self.writer.values(index)}
+        stored = [slot for slot, value in enumerate(self.group.outputs) if value in values]
         lines: list[str] = []
         self.writer.storing = stored
         for index in chosen:
@@ -179,7 +182,7 @@ class RowWriter:
             lines += self.writer.application(index)
         for index in reductions:
             lines += self._map(index)
-        made = {value for index in chosen for value in self.writer.values(index)}
+        made = self._made(chosen)
         read = [f"v{value}" for value in self._read([*chosen, *reductions]) if value not in made]
         kept = [value for value, earlier in self.kept.items() if earlier == level and value in made]
         lines += [f"k{value} = v{value};" for value in kept]
@@ -216,7 +219,7 @@ class RowWriter:
             if index < 0 or index in found or is_made or self.kept.get(value, level) < level:
                 continue
             found.add(index)
-            stack += self.group.applications[index].tensors
+            stack += self._taken(index)
         return sorted(found)
 
     def _map(self, index: int) -> list[str]:
@@ -279,9 +282,19 @@ class RowWriter:
     def _is_row(self, index: int) -> bool:
         return all(self.rows.is_row[value] for value in self.writer.values(index))
 
+    def _taken(self, index: int) -> Sequence[int]:
+        # The values that an application reads: an index is given by the loop, and so its own operand.
+        application = self.group.applications[index]
+        return self.writer.values(index) if application.function.is_index else application.tensors
+
+    def _made(self, chosen: Iterable[int]) -> list[int]:
+        # The values that some applications give variables.
+        own = [index for index in chosen if not self.group.applications[index].function.is_index]
+        return [value for index in own for value in self.writer.values(index)]
+
     def _read(self, chosen: Collection[int]) -> list[int]:
         # Values that some applications read through variables, in order.
-        return sorted({value for index in chosen for value in self.group.applications[index].tensors} - self._numbers())
+        return sorted({value for index in chosen for value in self._taken(index)} - self._numbers())
 
     def _numbers(self) -> set[int]:
         return {index for index, item in enumerate(self.writer.args.inputs) if item and item.number}

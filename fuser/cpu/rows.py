@@ -74,7 +74,7 @@ class _RowLoopWriter:
     def base(self) -> list[str]:
         """Write the struct of where a tile's operands begin, and how many rows the tile has."""
         loop, first = self.loop, self.kept[0]
-        fields = [f"  {_const(item)}{_pointee(item)} {item.name};" for item in loop.operands]
+        fields = [f"  {item.pointer} {item.name};" for item in loop.operands]
         lines = [
             "",
             "// Where a tile's operands begin, and how many rows it has.",
@@ -89,7 +89,7 @@ class _RowLoopWriter:
         ]
         for dim in self.kept[1:]:
             lines += [f"  const int64_t i{dim} = rest % a.size[{dim}];", f"  rest /= a.size[{dim}];"]
-        places = [self._address(f"a.{item.name}", item, self.kept, "i{0}") for item in loop.operands]
+        places = [self._address(item.address, item, self.kept, "i{0}") for item in loop.operands]
         left = f"a.size[{first}] - i{first}"
         width = f"{left} < {self.lanes} ? {left} : {self.lanes}"
         return [*lines, f"  return {{{', '.join([*places, width])}}};", "}"]
@@ -435,14 +435,6 @@ class _RowLoopWriter:
 
     def _length(self) -> str:
         return " * ".join(f"a.size[{dim}]" for dim in range(self.loop.rows.reduced))
-
-
-def _const(item: Operand) -> str:
-    return "" if item.is_output else "const "
-
-
-def _pointee(item: Operand) -> str:
-    return f"{item.info.storage}*"
 
 
 def _indent(lines: list[str]) -> list[str]:
