@@ -5,6 +5,7 @@ Every node has its place: line and column of its first character in the user's t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 __all__ = [
@@ -37,6 +38,8 @@ __all__ = [
     "TemplateParameter",
     "TypeSyntax",
     "Unary",
+    "parts",
+    "walk",
 ]
 
 # Line and column, from 1.
@@ -48,6 +51,25 @@ class Node:
     """Anything with a place in the text."""
 
     place: Place
+
+
+def parts(item: object) -> tuple[object, ...]:
+    """Return what a node or a tuple is made of; nothing for what is neither."""
+    if isinstance(item, tuple):
+        return item
+    return tuple(getattr(item, name) for name in item.__match_args__) if isinstance(item, Node) else ()
+
+
+def walk(item: object, *, into_lambdas: bool = True, unevaluated: bool = True) -> Iterator[Node]:
+    """Yield the nodes of a tree, or of a tuple of trees; those in ``sizeof`` and ``decltype`` only if asked for."""
+    # A long sum is a deep tree: no recursion.
+    rest = [item]
+    while rest:
+        part = rest.pop()
+        if isinstance(part, Node):
+            yield part
+        if (into_lambdas or not isinstance(part, Lambda)) and (unevaluated or not isinstance(part, SizeOf | Decltype)):
+            rest += reversed(parts(part))
 
 
 class TypeSyntax(Node):

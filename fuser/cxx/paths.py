@@ -2,22 +2,21 @@
 
 Only what certainly goes wrong on a path that can be seen in the text is a problem:
 
-- a branch is a path of its own, unless its condition mentions no variable: types decide, and one of them may be meant;
+- a branch is a path of its own where data decides, and there are data for all that is decided on the path;
+- of the branches that types, constants or counters decide, one may be meant;
 - a loop runs at least once, and what it does in any round counts; one without an end is left by ``break`` alone;
 - a ``switch`` without ``default`` takes one of its cases;
-- two branches in one block, on a condition and on its opposite, are the two ways of one;
 - whatever mentions an output may write it: an assignment, a call that takes it, a lambda, a reference;
 - an operand is only read: that is wrong where nothing before it, in the order of the text, can have written it.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Iterator, Set
 from functools import lru_cache
 
+from fuser.cxx.conditions import Conditions, Fact, mentioned
 from fuser.cxx.functor import Functor
 from fuser.cxx.nodes import (
     Assign,
@@ -25,15 +24,12 @@ from fuser.cxx.nodes import (
     Call,
     Expression,
     Increment,
-    Lambda,
-    Literal,
     Name,
     NamedType,
-    Node,
     Place,
-    ReferenceType,
     Statement,
     Unary,
+    walk,
 )
 from fuser.cxx.preprocess import Problem
 from fuser.cxx.statements import (
@@ -47,6 +43,7 @@ from fuser.cxx.statements import (
     For,
     FunctionDefinition,
     If,
+    Program,
     RangeFor,
     Return,
     Switch,
@@ -57,11 +54,17 @@ from fuser.errors import UntranslatableError
 
 __all__ = ["check_functor"]
 
-# Calls of them do not come back.
-_TRAPS = frozenset({"__trap", "__builtin_trap", "__builtin_unreachable", "abort"})
+# Calls of them do not come back; of the second kind, where what they claim is no question of data.
+_TRAPS = frozenset({"__trap", "__builtin_trap", "__builtin_unreachable", "unreachable", "abort", "exit", "terminate"})
+_CLAIMS = frozenset({"assert", "__assume", "__builtin_assume"})
+# What is missing beside outputs: the value that a function returns.
+_RESULT = "return"
+_NUMBERS = frozenset("auto bool char short int long float double signed unsigned size_t".split())
 
-# Outputs without a value at some point of the text; None: no path comes there.
-Missing = frozenset[str] | None
+# What is missing at some point of the text, and what holds where it is.
+_Missing = dict[str, frozenset[Fact]]
+# None: no path comes there.
+Missing = _Missing | None
 
 
 def check_functor(functor: Functor) -> None:
@@ -77,47 +80,66 @@ def check_functor(functor: Functor) -> None:
 
 @lru_cache(maxsize=4096)
 def _find_problem(functor: Functor) -> Problem | None:
+    outputs = tuple(parameter.name for parameter in functor.outputs if parameter.name)
+    problems: list[Problem] = []
+    traps = set(_TRAPS)
     try:
         program = parse_program(functor)
-        functions = [function for overloads in program.functions.values() for function in overloads]
-        outputs = frozenset(parameter.name for parameter in functor.outputs if parameter.name)
-        paths = [_Paths(item, outputs if item is program.entry else frozenset()) for item in functions]
+        for function in (function for overloads in program.functions.values() for function in overloads):
+            paths = _Paths(program, function, outputs if function is program.entry else (), traps)
+            problems += paths.problems
+            if paths.ends is None and not _returns(function.body):
+                traps.add(function.name)
     except (UntranslatableError, RecursionError):
         return None
-    return min((problem for item in paths for problem in item.problems), default=None)
+    return min(problems, default=None)
 
 
 class _Paths:
     # What goes wrong on the paths through one function.
-    def __init__(self, function: FunctionDefinition, outputs: frozenset[str]) -> None:
+    def __init__(
+        self, program: Program, function: FunctionDefinition, outputs: tuple[str, ...], traps: Set[str]
+    ) -> None:
+        assert function.body is not None, "only definitions are kept"
         self.problems: list[Problem] = []
-        self.outputs = outputs
+        self.traps = traps
+        self.conditions = Conditions(program, function)
+        inside = list(walk(function.body, into_lambdas=False))
+        # In an inner scope their names mean something else.
+        hidden = {item.name for item in inside if isinstance(item, Declarator)}
+        self.outputs = frozenset(outputs) - hidden
+        # Types of numbers. With operators of the text's own, what an operand is for is theirs.
+        self.numbers = _NUMBERS | {item.name for item in function.template if item.type is None}
+        defined = (item for item in walk((program.globals, *program.functions.values())))
+        names = (item.name for item in defined if isinstance(item, FunctionDefinition))
+        self.has_operators = any(name.startswith("operator") for name in names)
         # Outputs that something before may have written, in the order of the text.
         self.touched: set[str] = set()
         # What is missing at each break out of an open loop or switch, and at each continue in an open loop; the first
         # list is for those outside all of them, which no compiler takes.
         self.breaks: list[list[Missing]] = [[]]
         self.rounds: list[list[Missing]] = [[]]
-        if function.body is None:
-            return
-        inside = list(_walk(function.body, into_lambdas=False))
-        declared = [item for item in inside if isinstance(item, Declarator)]
-        self.variables = {item.name for item in function.parameters} | {item.name for item in declared}
-        self.variables.update(*(item.bindings for item in declared))
+        missing = dict.fromkeys(self.outputs, frozenset[Fact]())
+        kind = function.result.name if isinstance(function.result, NamedType) and not function.result.member else ""
         returns_value = any(isinstance(item, Return) and item.value is not None for item in inside)
-        end = self.follow(function.body, outputs)
-        place = function.body.statements[-1].place if function.body.statements else function.body.place
-        kind = function.result.name if isinstance(function.result, NamedType) else ""
+        # An alias, a member of a template or a helper's parameter may be void.
+        own = self.numbers if function is program.entry else _NUMBERS
+        is_value = returns_value or (kind != "auto" and not own.isdisjoint(kind.split()))
         # Nobody uses what an entry with outputs returns: it is made void, or returns something at its end.
-        if kind == "void" or (outputs and kind != "auto") or (not returns_value and kind == "auto"):
-            self.leave(place, end)
-        elif end is not None:
-            self.problems.append(Problem(place, f"{function.name!r} returns nothing on a path that ends after this"))
+        if kind != "void" and is_value and (kind == "auto" or not outputs):
+            missing[_RESULT] = frozenset()
+        self.name = function.name
+        self.ends = self.follow(function.body, missing)
+        place = function.body.statements[-1].place if function.body.statements else function.body.place
+        self.leave(place, self.ends)
 
     def leave(self, place: Place, missing: Missing) -> None:
-        if missing:
-            names = ", ".join(map(repr, sorted(missing)))
-            self.problems.append(Problem(place, f"nothing was assigned to {names} on a path that ends here"))
+        names = sorted(name for name, facts in (missing or {}).items() if self.conditions.meet(facts))
+        if _RESULT in names:
+            self.problems.append(Problem(place, f"{self.name!r} returns nothing on a path that ends after this"))
+        elif names:
+            shown = ", ".join(map(repr, names))
+            self.problems.append(Problem(place, f"nothing was assigned to {shown} on a path that ends here"))
 
     def follow(self, statement: Statement | None, missing: Missing) -> Missing:
         # What is missing after a statement.
@@ -125,23 +147,28 @@ class _Paths:
             return missing
         match statement:
             case Block(_, statements):
-                return self.block(statements, missing)
+                for item in statements:
+                    missing = self.follow(item, missing)
+                return missing
             case Return(place, value):
-                self.leave(place, self.use(value, missing))
+                self.leave(place, _without(self.use(value, missing), {_RESULT}))
                 return None
             case Break() | Continue():
                 open_here = self.breaks if isinstance(statement, Break) else self.rounds
                 open_here[-1].append(missing)
                 return None
-            case Evaluate(_, Call(_, Name(_, name))) if name in _TRAPS:
+            case Evaluate() if self.stops(statement):
                 return None
             case If(_, condition, yes, no):
-                missing = self.use(condition, missing)
-                after = [self.follow(yes, missing), self.follow(no, missing)]
-                if self.decides(condition):
+                missing, value = self.use(condition, missing), condition.value
+                breaks = len(self.breaks[-1])
+                after = [self.follow(branch, self.assume(missing, value, branch is yes)) for branch in (yes, no)]
+                if self.conditions.decides(value):
                     return _both(after)
+                # It may be the branch that is meant, and it may not.
+                del self.breaks[-1][breaks:]
                 chosen = after if no else after[:1]
-                return None if None in chosen else _either(chosen)
+                return None if None in chosen and _returns((yes, no)) else _either(after if None in chosen else chosen)
             case Switch():
                 return self.switch(statement, self.use(statement.condition, missing))
             case For(_, start, condition, step, body):
@@ -156,118 +183,106 @@ class _Paths:
                 # The value comes first.
                 missing = self.use(value, missing)
                 self.touched.add(name)
-                return missing - {name}
+                return _without(missing, {name})
         return self.use(statement, missing)
 
-    def use(self, item: object, missing: frozenset[str]) -> frozenset[str]:
+    def use(self, item: object, missing: _Missing) -> _Missing:
         # What is missing after something was evaluated.
-        written = _written(item)
-        for part in _reads(item):
+        written = self.written(item)
+        for part in self.reads(item):
             if part.name in self.outputs - self.touched - written:
                 message = f"{part.name!r} is read before anything was assigned to it"
                 self.problems.append(Problem(part.place, message))
         self.touched |= written
-        return missing - _mentioned(item)
+        return _without(missing, mentioned(item))
 
-    def block(self, statements: tuple[Statement, ...], missing: Missing) -> Missing:
-        # By condition: what is missing after its branch, and where it was not taken.
-        ways: dict[tuple[str, bool], tuple[Missing, Missing]] = {}
-        for item in statements:
-            if missing is None or not isinstance(item, If) or item.no is not None or not self.decides(item.condition):
-                missing = self.follow(item, missing)
-                continue
-            text, holds = _sense(item.condition)
-            now = self.use(item.condition, missing)
-            # Who took the opposite branch does not take this one, and who did not does.
-            no, yes = (None if way is None else way & now for way in ways.get((text, not holds), (now, now)))
-            ways[text, holds] = self.follow(item.yes, yes), no
-            missing = _both([*ways[text, holds]])
-        return missing
+    def assume(self, missing: _Missing, condition: Expression, holds: bool) -> _Missing:
+        # What is missing where data decided that a condition holds, or does not.
+        facts = {(condition, holds)} if self.conditions.decides(condition) else frozenset[Fact]()
+        return {name: before | facts for name, before in missing.items()}
 
-    def decides(self, condition: Condition) -> bool:
-        return not self.variables.isdisjoint(_mentioned(condition))
+    def stops(self, item: object) -> bool:
+        for part in walk(item, into_lambdas=False):
+            if isinstance(part, Call) and isinstance(part.function, Name):
+                claims = part.function.name in _CLAIMS and not any(map(self.conditions.decides, part.arguments))
+                if claims or part.function.name in self.traps:
+                    return True
+        return False
 
-    def loop(self, body: Statement, head: object, missing: frozenset[str], condition: Expression | None) -> Missing:
+    def loop(self, body: Statement, head: object, missing: _Missing, condition: Expression | None) -> Missing:
         # What a round writes, an earlier one may have written.
-        self.touched |= _written((head, body))
-        missing -= _mentioned(head)
+        self.touched |= self.written((head, body))
+        missing = _without(missing, mentioned(head))
         self.breaks.append([])
         self.rounds.append([])
         rounds = [self.follow(body, missing), *self.rounds.pop()]
         breaks = self.breaks.pop()
-        is_endless = condition is None or (isinstance(condition, Literal) and condition.text in {"true", "1"})
+        is_endless = condition is None or self.conditions.always(condition)
         return _either(breaks if is_endless else breaks + rounds)
 
-    def switch(self, statement: Switch, missing: Missing) -> Missing:
+    def switch(self, statement: Switch, missing: _Missing) -> Missing:
+        value, sections = statement.condition.value, statement.sections
+        labels = [label for items, _ in sections for label in items if label is not None]
         self.breaks.append([])
         end: Missing = None
-        for _, statements in statement.sections:
-            end = _both([missing, end])
-            for item in statements:
-                end = self.follow(item, end)
-        return _both([*self.breaks.pop(), end])
+        for items, statements in sections:
+            start, is_default = missing, None in items
+            tests = [label for label in labels if (label in items) is not is_default]
+            for label in tests if is_default or len(tests) == 1 else ():
+                start = self.assume(start, Binary(label.place, "==", value, label), not is_default)
+            end = self.follow(Block(statement.place, statements), _both([start, end]))
+        ends = [*self.breaks.pop(), end]
+        if self.conditions.decides(value):
+            return _both(ends)
+        return None if _returns(sections) else _either(ends)
+
+    def written(self, item: object) -> set[str]:
+        # The names that may get a value.
+        names = Counter(part.name for part in walk(item, unevaluated=False) if isinstance(part, Name))
+        return set(names - Counter(part.name for part in self.reads(item)))
+
+    def reads(self, item: object) -> Iterator[Name]:
+        # The names whose values are needed where they stand; what a lambda needs, it needs later.
+        if isinstance(item, Name):
+            yield item
+        for part in () if self.has_operators else walk(item, into_lambdas=False, unevaluated=False):
+            match part:
+                case Binary(_, operator, left, right) if operator != ",":
+                    operands: list[Expression | None] = [left, right]
+                case Unary(_, operator, operand) if operator != "&":
+                    operands = [operand]
+                case Increment(_, _, operand, _) | Condition(_, _, operand, _):
+                    operands = [operand]
+                case Assign(_, operator, target, value):
+                    operands = [target, value] if operator else [value]
+                case Declarator(_, _, NamedType(_, name, (), ""), value) if not self.numbers.isdisjoint(name.split()):
+                    # A class may keep a reference.
+                    operands = [value]
+                case _:
+                    continue
+            yield from (operand for operand in operands if isinstance(operand, Name))
+
+
+def _returns(item: object) -> bool:
+    return any(isinstance(part, Return) for part in walk(item, into_lambdas=False))
 
 
 def _both(paths: list[Missing]) -> Missing:
-    # Each is a path: what one of them misses is missing.
-    taken = [missing for missing in paths if missing is not None]
-    return frozenset().union(*taken) if taken else None
+    # Each is a path: what one of them misses is missing, where everything holds that does on all that miss it.
+    found: Missing = None
+    for path in paths:
+        if path is not None:
+            found = {} if found is None else found
+            found |= {name: found.get(name, facts) & facts for name, facts in path.items()}
+    return found
 
 
 def _either(paths: list[Missing]) -> Missing:
     # One of them is the path, who knows which: what all of them miss is missing.
     taken = [missing for missing in paths if missing is not None]
-    return frozenset.intersection(*taken) if taken else None
+    names = set.intersection(*map(set, taken)) if taken else ()
+    return {name: frozenset().union(*(path[name] for path in taken)) for name in names} if taken else None
 
 
-def _mentioned(item: object) -> frozenset[str]:
-    return frozenset(part.name for part in _walk(item) if isinstance(part, Name))
-
-
-def _sense(condition: Condition) -> tuple[str, bool]:
-    # A condition without its "!", and whether it had none.
-    if not isinstance(condition.value, Unary) or condition.value.operator != "!":
-        return condition.text, True
-    text = re.sub(r"^(?:!|not\b)\s*", "", condition.text)
-    return text[1:-1].strip() if text.startswith("(") else text, False
-
-
-def _written(item: object) -> frozenset[str]:
-    # The names that may get a value.
-    reads = Counter(part.name for part in _reads(item))
-    found = Counter(part.name for part in _walk(item) if isinstance(part, Name))
-    return frozenset(found - reads)
-
-
-def _reads(item: object) -> Iterator[Name]:
-    # The names whose values are needed where they stand.
-    if isinstance(item, Name):
-        yield item
-    for part in _walk(item):
-        match part:
-            case Binary(_, operator, left, right) if operator != ",":
-                operands: list[Expression | None] = [left, right]
-            case Unary(_, operator, operand) if operator != "&":
-                operands = [operand]
-            case Increment(_, _, operand, _) | Condition(_, _, operand, _):
-                operands = [operand]
-            case Assign(_, operator, target, value):
-                operands = [target, value] if operator else [value]
-            case Declarator(_, _, kind, value) if not isinstance(kind, ReferenceType):
-                operands = [value]
-            case _:
-                continue
-        yield from (operand for operand in operands if isinstance(operand, Name))
-
-
-def _walk(item: object, *, into_lambdas: bool = True) -> Iterator[Node]:
-    # The nodes of a tree, or of a tuple of trees. A long sum is a deep tree: no recursion.
-    rest = [item]
-    while rest:
-        part = rest.pop()
-        if isinstance(part, tuple):
-            rest += part
-        elif isinstance(part, Node):
-            yield part
-            if into_lambdas or not isinstance(part, Lambda):
-                rest += [getattr(part, field.name) for field in fields(part)]
+def _without(missing: _Missing, names: Set[str]) -> _Missing:
+    return {name: facts for name, facts in missing.items() if name not in names}

@@ -34,6 +34,12 @@ def _named_type(reader: Reader, node: tree_sitter.Node) -> NamedType:
     return NamedType(reader.place(node), " ".join(text_of(node).split()))
 
 
+def _placeholder(reader: Reader, node: tree_sitter.Node) -> NamedType:
+    if text_of(node) != "auto":
+        raise reader.refuse(node, "decltype(auto)")
+    return _named_type(reader, node)
+
+
 def _template_type(reader: Reader, node: tree_sitter.Node) -> NamedType:
     return NamedType(reader.place(node), text_of(field(node, "name")), read_template_arguments(reader, node))
 
@@ -75,7 +81,7 @@ _TYPES: Mapping[str, Callable[[Reader, tree_sitter.Node], TypeSyntax]] = {
     "type_identifier": _named_type,
     "identifier": _named_type,
     "namespace_identifier": _named_type,
-    "placeholder_type_specifier": lambda reader, node: NamedType(reader.place(node), "auto"),
+    "placeholder_type_specifier": _placeholder,
     "template_type": _template_type,
     "template_function": _template_type,
     "dependent_type": _inner_type,
