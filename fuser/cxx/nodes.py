@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 __all__ = [
+    "NUMBERS",
     "ArrayType",
     "Assign",
     "Binary",
@@ -42,6 +43,11 @@ __all__ = [
     "walk",
 ]
 
+# Words of types that are numbers.
+NUMBERS = frozenset(
+    "bool char short int long float double signed unsigned size_t int8_t int16_t int32_t int64_t uint8_t uint16_t "
+    "uint32_t uint64_t complex".split()
+)
 # Line and column, from 1.
 Place = tuple[int, int]
 

@@ -19,6 +19,7 @@ from functools import lru_cache
 from fuser.cxx.conditions import Conditions, Fact, mentioned
 from fuser.cxx.functor import Functor
 from fuser.cxx.nodes import (
+    NUMBERS,
     Assign,
     Binary,
     Call,
@@ -59,7 +60,6 @@ _TRAPS = frozenset({"__trap", "__builtin_trap", "__builtin_unreachable", "unreac
 _CLAIMS = frozenset({"assert", "__assume", "__builtin_assume"})
 # What is missing beside outputs: the value that a function returns.
 _RESULT = "return"
-_NUMBERS = frozenset("auto bool char short int long float double signed unsigned size_t".split())
 
 # What is missing at some point of the text, and what holds where it is.
 _Missing = dict[str, frozenset[Fact]]
@@ -109,7 +109,7 @@ class _Paths:
         hidden = {item.name for item in inside if isinstance(item, Declarator)}
         self.outputs = frozenset(outputs) - hidden
         # Types of numbers. With operators of the text's own, what an operand is for is theirs.
-        self.numbers = _NUMBERS | {item.name for item in function.template if item.type is None}
+        self.numbers = NUMBERS | {"auto"} | {item.name for item in function.template if item.type is None}
         defined = (item for item in walk((program.globals, *program.functions.values())))
         names = (item.name for item in defined if isinstance(item, FunctionDefinition))
         self.has_operators = any(name.startswith("operator") for name in names)
@@ -123,7 +123,7 @@ class _Paths:
         kind = function.result.name if isinstance(function.result, NamedType) and not function.result.member else ""
         returns_value = any(isinstance(item, Return) and item.value is not None for item in inside)
         # An alias, a member of a template or a helper's parameter may be void.
-        own = self.numbers if function is program.entry else _NUMBERS
+        own = self.numbers if function is program.entry else NUMBERS
         is_value = returns_value or (kind != "auto" and not own.isdisjoint(kind.split()))
         # Nobody uses what an entry with outputs returns: it is made void, or returns something at its end.
         if kind != "void" and is_value and (kind == "auto" or not outputs):
