@@ -30,6 +30,7 @@ from fuser.cxx.nodes import (
     ReferenceType,
     TypeSyntax,
     Unary,
+    number_in,
     parts,
     walk,
 )
@@ -132,7 +133,7 @@ class Conditions:
         return are_apart and max(counts.values(), default=0) < 2 and all(self._try(*group) for group in groups)
 
     def _try(self, unknown: set[object], facts: list[Fact]) -> bool:
-        literals = {_number(node.text) for fact, _ in facts for node in walk(fact) if isinstance(node, Literal)}
+        literals = {number_in(node.text) for fact, _ in facts for node in walk(fact) if isinstance(node, Literal)}
         near = {number + step for number in literals | {0} if number is not None for step in (-1, 0, 1)}
         order = list(unknown)
         numbers = sorted(near, key=abs) if len(near) ** len(order) <= _MOST else ()
@@ -154,7 +155,7 @@ class Conditions:
 
     def _value(self, item: Expression, given: dict[object, Any]) -> Any:
         match item:
-            case Literal(_, text) if (number := _number(text)) is not None:
+            case Literal(_, text) if (number := number_in(text)) is not None:
                 return number
             case Name(_, name, (), False, "") if name in self.values:
                 return _convert(self._value(self.values[name], given), self.kinds[name])
@@ -193,18 +194,6 @@ def _convert(number: Any, kind: TypeSyntax) -> Any:
         raise ValueError
     is_whole = name.endswith("_t") or not {"unsigned", "int", "long", "short", "char"}.isdisjoint(name.split())
     return math.trunc(number) if is_whole else number
-
-
-def _number(text: str) -> int | float | None:
-    if text in {"true", "false"}:
-        return int(text == "true")
-    digits = text.replace("'", "").lower()
-    for read in (lambda: int(digits.rstrip("ul"), 0), lambda: float(digits.rstrip("fl"))):
-        try:
-            return read()
-        except ValueError:
-            continue
-    return None
 
 
 def _shape(item: object) -> object:

@@ -8,41 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = [
-    "NUMBERS",
-    "ArrayType",
-    "Assign",
-    "Binary",
-    "Block",
-    "Call",
-    "Capture",
-    "Cast",
-    "Conditional",
-    "Decltype",
-    "Expression",
-    "FunctionDefinition",
-    "Increment",
-    "Index",
-    "InitList",
-    "Lambda",
-    "Literal",
-    "Member",
-    "Name",
-    "NamedType",
-    "Node",
-    "Parameter",
-    "Place",
-    "PointerType",
-    "ReferenceType",
-    "SizeOf",
-    "Statement",
-    "TemplateParameter",
-    "TypeSyntax",
-    "Unary",
-    "parts",
-    "walk",
-]
-
 # Words of types that are numbers.
 NUMBERS = frozenset(
     "bool char short int long float double signed unsigned size_t int8_t int16_t int32_t int64_t uint8_t uint16_t "
@@ -76,6 +41,19 @@ def walk(item: object, *, into_lambdas: bool = True, unevaluated: bool = True) -
             yield part
         if (into_lambdas or not isinstance(part, Lambda)) and (unevaluated or not isinstance(part, SizeOf | Decltype)):
             rest += reversed(parts(part))
+
+
+def number_in(text: str) -> int | float | None:
+    """Return the number that a literal is, whatever its type; None for another literal."""
+    if text in {"true", "false"}:
+        return int(text == "true")
+    digits = text.replace("'", "").lower()
+    for read in (lambda: int(digits.rstrip("ul"), 0), lambda: float(digits.rstrip("fl"))):
+        try:
+            return read()
+        except ValueError:
+            continue
+    return None
 
 
 class TypeSyntax(Node):

@@ -22,8 +22,10 @@ from fuser.cxx.nodes import (
     NUMBERS,
     Assign,
     Binary,
+    Block,
     Call,
     Expression,
+    FunctionDefinition,
     Increment,
     Name,
     NamedType,
@@ -34,7 +36,6 @@ from fuser.cxx.nodes import (
 )
 from fuser.cxx.preprocess import Problem
 from fuser.cxx.statements import (
-    Block,
     Break,
     Condition,
     Continue,
@@ -42,7 +43,6 @@ from fuser.cxx.statements import (
     DoWhile,
     Evaluate,
     For,
-    FunctionDefinition,
     If,
     Program,
     RangeFor,

@@ -9,21 +9,23 @@ import tree_sitter
 
 from fuser.cxx.expression_syntax import EXPRESSIONS
 from fuser.cxx.functor import Functor, read_text
-from fuser.cxx.nodes import Assign, Capture, InitList, Lambda, Literal, Name, NamedType, Statement
-from fuser.cxx.reader import Reader, Tables, read_list
-from fuser.cxx.statement_syntax import IGNORED, STATEMENTS, read_block, read_declarators, read_optional, read_statements
-from fuser.cxx.statements import (
-    Alias,
+from fuser.cxx.nodes import (
+    Assign,
     Block,
-    Declaration,
-    Declarator,
-    Evaluate,
+    Capture,
     FunctionDefinition,
+    InitList,
+    Lambda,
+    Literal,
+    Name,
+    NamedType,
     Parameter,
-    Program,
-    Struct,
+    Statement,
     TemplateParameter,
 )
+from fuser.cxx.reader import Reader, Tables, read_list
+from fuser.cxx.statement_syntax import IGNORED, STATEMENTS, read_block, read_declarators, read_optional, read_statements
+from fuser.cxx.statements import Alias, Declaration, Declarator, Evaluate, Program, Struct
 from fuser.cxx.tree import field, function_declarator, has_word, named, text_of, trailing_type
 from fuser.cxx.type_syntax import read_declarator, read_type
 from fuser.errors import UntranslatableError
