@@ -74,6 +74,7 @@ class Conditions:
         self.sources: dict[str, set[str]] = {item.name: {item.name} for item in function.parameters}
         # Those that may get another value than their first.
         self.changed: set[str] = set()
+        assigned: list[tuple[frozenset[str], Expression]] = []
         for node in nodes:
             match node:
                 case Declarator(_, name, kind, value, bindings):
@@ -84,7 +85,8 @@ class Conditions:
                         self.changed |= made
                         for item in made:
                             self.sources.setdefault(item, {item}).add(name)
-                case Assign(_, _, target, value):
+                case Assign(_, sign, target, value):
+                    assigned += [] if sign else [(mentioned(target), value)]
                     self.changed |= mentioned(target)
                     for item in mentioned(target):
                         self.sources.setdefault(item, {item}).update(mentioned(value))
@@ -100,6 +102,10 @@ class Conditions:
         }
         parameters = {item.name for item in function.parameters}
         self.data = {name for name in self.sources if not parameters.isdisjoint(self._origins({name}))}
+        made = [(target, mentioned(value)) for target, value in assigned]
+        while mixed := {name for target, names in made if names.isdisjoint(self.data) for name in target & self.data}:
+            # Who knows whether it is data where it is asked for.
+            self.data -= mixed
         # Names of whatever is no number that can be computed here.
         self.unknown: dict[object, frozenset[str]] = {}
 

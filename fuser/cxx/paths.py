@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Set
+from contextlib import contextmanager
 from functools import lru_cache
 
 from fuser.cxx.conditions import Conditions, Fact, mentioned
@@ -161,12 +162,11 @@ class _Paths:
                 return None
             case If(_, condition, yes, no):
                 missing, value = self.use(condition, missing), condition.value
-                breaks = len(self.breaks[-1])
-                after = [self.follow(branch, self.assume(missing, value, branch is yes)) for branch in (yes, no)]
-                if self.conditions.decides(value):
+                with self.doubting(value) as decides:
+                    after = [self.follow(branch, self.assume(missing, value, branch is yes)) for branch in (yes, no)]
+                if decides:
                     return _both(after)
                 # It may be the branch that is meant, and it may not.
-                del self.breaks[-1][breaks:]
                 chosen = after if no else after[:1]
                 return None if None in chosen and _returns((yes, no)) else _either(after if None in chosen else chosen)
             case Switch():
@@ -196,6 +196,16 @@ class _Paths:
         self.touched |= written
         return _without(missing, mentioned(item))
 
+    @contextmanager
+    def doubting(self, condition: Expression) -> Iterator[bool]:
+        # Whether data decides a condition. Where they do not, nothing is certain of the paths through its branches.
+        decides, count = self.conditions.decides(condition), len(self.problems)
+        breaks, rounds = self.breaks[-1], self.rounds[-1]
+        before = len(breaks), len(rounds)
+        yield decides
+        if not decides:
+            del self.problems[count:], breaks[before[0] :], rounds[before[1] :]
+
     def assume(self, missing: _Missing, condition: Expression, holds: bool) -> _Missing:
         # What is missing where data decided that a condition holds, or does not.
         facts = {(condition, holds)} if self.conditions.decides(condition) else frozenset[Fact]()
@@ -223,16 +233,17 @@ class _Paths:
     def switch(self, statement: Switch, missing: _Missing) -> Missing:
         value, sections = statement.condition.value, statement.sections
         labels = [label for items, _ in sections for label in items if label is not None]
-        self.breaks.append([])
         end: Missing = None
-        for items, statements in sections:
-            start, is_default = missing, None in items
-            tests = [label for label in labels if (label in items) is not is_default]
-            for label in tests if is_default or len(tests) == 1 else ():
-                start = self.assume(start, Binary(label.place, "==", value, label), not is_default)
-            end = self.follow(Block(statement.place, statements), _both([start, end]))
+        with self.doubting(value) as decides:
+            self.breaks.append([])
+            for items, statements in sections:
+                start, is_default = missing, None in items
+                tests = [label for label in labels if (label in items) is not is_default]
+                for label in tests if is_default or len(tests) == 1 else ():
+                    start = self.assume(start, Binary(label.place, "==", value, label), not is_default)
+                end = self.follow(Block(statement.place, statements), _both([start, end]))
         ends = [*self.breaks.pop(), end]
-        if self.conditions.decides(value):
+        if decides:
             return _both(ends)
         return None if _returns(sections) else _either(ends)
 

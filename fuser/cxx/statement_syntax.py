@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import tree_sitter
 
-from fuser.cxx.expression_syntax import read_again
+from fuser.cxx.expression_syntax import read_again, read_declarator, read_type
 from fuser.cxx.nodes import Block, Expression, InitList, Name, ReferenceType, Statement, TypeSyntax
 from fuser.cxx.reader import Reader, describe, read_expression
 from fuser.cxx.statements import (
@@ -25,7 +25,6 @@ from fuser.cxx.statements import (
     While,
 )
 from fuser.cxx.tree import field, has_word, named, text_of
-from fuser.cxx.type_syntax import read_declarator, read_type
 
 __all__ = ["IGNORED", "STATEMENTS", "read_block", "read_declarators", "read_optional", "read_statements"]
 
@@ -195,14 +194,6 @@ def _switch(reader: Reader, node: tree_sitter.Node) -> Switch:
         return Switch(reader.place(node), condition, tuple(sections))
 
 
-def _return(reader: Reader, node: tree_sitter.Node) -> Return:
-    return Return(reader.place(node), read_optional(reader, next(named(node), None)))
-
-
-def _labeled(reader: Reader, node: tree_sitter.Node) -> list[Statement]:
-    return read_statements(reader, node.named_children[1:])
-
-
 def _one_line(node: tree_sitter.Node) -> str:
     return " ".join(text_of(node).split())
 
@@ -221,6 +212,6 @@ STATEMENTS: Mapping[str, Callable[[Reader, tree_sitter.Node], Statement | list[S
     "switch_statement": _switch,
     "break_statement": lambda reader, node: Break(reader.place(node)),
     "continue_statement": lambda reader, node: Continue(reader.place(node)),
-    "return_statement": _return,
-    "labeled_statement": _labeled,
+    "return_statement": lambda reader, node: Return(reader.place(node), read_optional(reader, next(named(node), None))),
+    "labeled_statement": lambda reader, node: read_statements(reader, node.named_children[1:]),
 }

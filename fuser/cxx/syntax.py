@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import tree_sitter
 
-from fuser.cxx.expression_syntax import EXPRESSIONS
+from fuser.cxx.expression_syntax import EXPRESSIONS, read_declarator, read_type
 from fuser.cxx.functor import Functor, read_text
 from fuser.cxx.nodes import (
     Assign,
@@ -27,7 +27,6 @@ from fuser.cxx.reader import Reader, Tables, read_list
 from fuser.cxx.statement_syntax import IGNORED, STATEMENTS, read_block, read_declarators, read_optional, read_statements
 from fuser.cxx.statements import Alias, Declaration, Declarator, Evaluate, Program, Struct
 from fuser.cxx.tree import field, function_declarator, has_word, named, text_of, trailing_type
-from fuser.cxx.type_syntax import read_declarator, read_type
 from fuser.errors import UntranslatableError
 
 __all__ = ["parse_program"]
