@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from itertools import product
 from typing import Any
 
@@ -26,6 +27,7 @@ from fuser.cxx.nodes import (
     NamedType,
     Node,
     Parameter,
+    Place,
     PointerType,
     ReferenceType,
     TypeSyntax,
@@ -34,7 +36,7 @@ from fuser.cxx.nodes import (
     parts,
     walk,
 )
-from fuser.cxx.statements import Declarator, Program
+from fuser.cxx.statements import Declarator, DoWhile, For, Program, RangeFor, While
 
 __all__ = ["Conditions", "Fact", "mentioned"]
 
@@ -74,7 +76,10 @@ class Conditions:
         self.sources: dict[str, set[str]] = {item.name: {item.name} for item in function.parameters}
         # Those that may get another value than their first.
         self.changed: set[str] = set()
-        assigned: list[tuple[frozenset[str], Expression]] = []
+        looped = {
+            id(part) for node in nodes if isinstance(node, For | While | DoWhile | RangeFor) for part in walk(node)
+        }
+        assigned: list[tuple[Set[str], frozenset[str], Place]] = []
         for node in nodes:
             match node:
                 case Declarator(_, name, kind, value, bindings):
@@ -86,7 +91,9 @@ class Conditions:
                         for item in made:
                             self.sources.setdefault(item, {item}).add(name)
                 case Assign(_, sign, target, value):
-                    assigned += [] if sign else [(mentioned(target), value)]
+                    if not sign:
+                        place = (0, 0) if id(node) in looped else node.place
+                        assigned.append((mentioned(target), mentioned(value), place))
                     self.changed |= mentioned(target)
                     for item in mentioned(target):
                         self.sources.setdefault(item, {item}).update(mentioned(value))
@@ -102,10 +109,20 @@ class Conditions:
         }
         parameters = {item.name for item in function.parameters}
         self.data = {name for name in self.sources if not parameters.isdisjoint(self._origins({name}))}
-        made = [(target, mentioned(value)) for target, value in assigned]
-        while mixed := {name for target, names in made if names.isdisjoint(self.data) for name in target & self.data}:
-            # Who knows whether it is data where it is asked for.
-            self.data -= mixed
+        # Data that get the value of something else, and where: from there on, who knows. In a loop, everywhere.
+        self.mixed: dict[str, Place] = {}
+        again = frozenset[str]().union(*(target for target, _, _ in assigned))
+        assigned += [
+            (frozenset({item.name}) & again, mentioned(item.value), item.place) for item in declared if item.value
+        ]
+        while mixed := {
+            name: place
+            for target, given, place in assigned
+            if not given & self.data - self.mixed.keys()
+            for name in target & self.data
+            if place < self.mixed.get(name, (sys.maxsize, 0))
+        }:
+            self.mixed |= mixed
         # Names of whatever is no number that can be computed here.
         self.unknown: dict[object, frozenset[str]] = {}
 
@@ -116,7 +133,8 @@ class Conditions:
         if isinstance(condition, Unary) and condition.operator == "!":
             return self.decides(condition.operand)
         names = mentioned(condition) & self.sources.keys()
-        return not names.isdisjoint(self.data) and not names & self.changed - self.data
+        data = {name for name in names & self.data if self.mixed.get(name, condition.place) >= condition.place}
+        return bool(data) and not names & self.changed - data
 
     def always(self, condition: Expression) -> bool:
         """Whether a condition holds whatever everything is."""

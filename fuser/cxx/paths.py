@@ -17,7 +17,7 @@ from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from functools import lru_cache
 
-from fuser.cxx.conditions import Conditions, Fact, mentioned
+from fuser.cxx.conditions import Conditions, mentioned
 from fuser.cxx.functor import Functor
 from fuser.cxx.nodes import (
     NUMBERS,
@@ -61,9 +61,13 @@ _TRAPS = frozenset({"__trap", "__builtin_trap", "__builtin_unreachable", "unreac
 _CLAIMS = frozenset({"assert", "__assume", "__builtin_assume"})
 # What is missing beside outputs: the value that a function returns.
 _RESULT = "return"
+# More than these are taken together as what they have in common.
+_MOST_WAYS = 16
 
-# What is missing at some point of the text, and what holds where it is.
-_Missing = dict[str, frozenset[Fact]]
+# What is missing at some point of the text, and the ways on which it is: which conditions hold (by number), or do not
+# (with a minus).
+_Ways = frozenset[frozenset[int]]
+_Missing = dict[str, _Ways]
 # None: no path comes there.
 Missing = _Missing | None
 
@@ -116,11 +120,16 @@ class _Paths:
         self.has_operators = any(name.startswith("operator") for name in names)
         # Outputs that something before may have written, in the order of the text.
         self.touched: set[str] = set()
-        # What is missing at each break out of an open loop or switch, and at each continue in an open loop; the first
-        # list is for those outside all of them, which no compiler takes.
-        self.breaks: list[list[Missing]] = [[]]
-        self.rounds: list[list[Missing]] = [[]]
-        missing = dict.fromkeys(self.outputs, frozenset[Fact]())
+        # What is missing at each break out of an open loop or switch, and at each continue in an open loop, and whether
+        # a path certainly comes there; the first list is for those outside all of them, which no compiler takes.
+        self.breaks: list[list[tuple[_Missing, bool]]] = [[]]
+        self.rounds: list[list[tuple[_Missing, bool]]] = [[]]
+        # Open branches that data do not decide.
+        self.doubts = 0
+        # The conditions on which data decide; their numbers begin at 1.
+        self.tests: list[Expression] = []
+        anyway: _Ways = frozenset({frozenset()})
+        missing = dict.fromkeys(self.outputs, anyway)
         kind = function.result.name if isinstance(function.result, NamedType) and not function.result.member else ""
         returns_value = any(isinstance(item, Return) and item.value is not None for item in inside)
         # An alias, a member of a template or a helper's parameter may be void.
@@ -128,19 +137,22 @@ class _Paths:
         is_value = returns_value or (kind != "auto" and not own.isdisjoint(kind.split()))
         # Nobody uses what an entry with outputs returns: it is made void, or returns something at its end.
         if kind != "void" and is_value and (kind == "auto" or not outputs):
-            missing[_RESULT] = frozenset()
+            missing[_RESULT] = anyway
         self.name = function.name
         self.ends = self.follow(function.body, missing)
         place = function.body.statements[-1].place if function.body.statements else function.body.place
         self.leave(place, self.ends)
 
     def leave(self, place: Place, missing: Missing) -> None:
-        names = sorted(name for name, facts in (missing or {}).items() if self.conditions.meet(facts))
+        names = sorted(name for name, ways in (missing or {}).items() if any(map(self.happens, ways)))
         if _RESULT in names:
             self.problems.append(Problem(place, f"{self.name!r} returns nothing on a path that ends after this"))
         elif names:
             shown = ", ".join(map(repr, names))
             self.problems.append(Problem(place, f"nothing was assigned to {shown} on a path that ends here"))
+
+    def happens(self, way: frozenset[int]) -> bool:
+        return self.conditions.meet([(self.tests[abs(number) - 1], number > 0) for number in way])
 
     def follow(self, statement: Statement | None, missing: Missing) -> Missing:
         # What is missing after a statement.
@@ -156,15 +168,16 @@ class _Paths:
                 return None
             case Break() | Continue():
                 open_here = self.breaks if isinstance(statement, Break) else self.rounds
-                open_here[-1].append(missing)
+                open_here[-1].append((missing, not self.doubts))
                 return None
             case Evaluate() if self.stops(statement):
                 return None
             case If(_, condition, yes, no):
                 missing, value = self.use(condition, missing), condition.value
-                with self.doubting(value) as decides:
-                    after = [self.follow(branch, self.assume(missing, value, branch is yes)) for branch in (yes, no)]
-                if decides:
+                test = self.test(value)
+                with self.doubting(test):
+                    after = [self.follow(yes, _assume(missing, test)), self.follow(no, _assume(missing, -test))]
+                if test:
                     return _both(after)
                 # It may be the branch that is meant, and it may not.
                 chosen = after if no else after[:1]
@@ -197,19 +210,21 @@ class _Paths:
         return _without(missing, mentioned(item))
 
     @contextmanager
-    def doubting(self, condition: Expression) -> Iterator[bool]:
-        # Whether data decides a condition. Where they do not, nothing is certain of the paths through its branches.
-        decides, count = self.conditions.decides(condition), len(self.problems)
-        breaks, rounds = self.breaks[-1], self.rounds[-1]
-        before = len(breaks), len(rounds)
-        yield decides
-        if not decides:
-            del self.problems[count:], breaks[before[0] :], rounds[before[1] :]
+    def doubting(self, test: int) -> Iterator[None]:
+        # Where data do not decide, nothing is certain of the paths through the branches.
+        count = len(self.problems)
+        self.doubts += not test
+        yield
+        self.doubts -= not test
+        if not test:
+            del self.problems[count:]
 
-    def assume(self, missing: _Missing, condition: Expression, holds: bool) -> _Missing:
-        # What is missing where data decided that a condition holds, or does not.
-        facts = {(condition, holds)} if self.conditions.decides(condition) else frozenset[Fact]()
-        return {name: before | facts for name, before in missing.items()}
+    def test(self, condition: Expression) -> int:
+        # The number of a condition; 0 where data do not decide it.
+        if not self.conditions.decides(condition):
+            return 0
+        self.tests.append(condition)
+        return len(self.tests)
 
     def stops(self, item: object) -> bool:
         for part in walk(item, into_lambdas=False):
@@ -225,27 +240,33 @@ class _Paths:
         missing = _without(missing, mentioned(head))
         self.breaks.append([])
         self.rounds.append([])
-        rounds = [self.follow(body, missing), *self.rounds.pop()]
-        breaks = self.breaks.pop()
-        is_endless = condition is None or self.conditions.always(condition)
-        return _either(breaks if is_endless else breaks + rounds)
+        end, rounds, breaks = self.follow(body, missing), self.rounds.pop(), self.breaks.pop()
+        if condition is None or self.conditions.always(condition):
+            return _either([path for path, _ in breaks]) if any(is_sure for _, is_sure in breaks) else None
+        return _either([end, *(path for path, is_sure in (*breaks, *rounds) if is_sure or end is not None)])
 
     def switch(self, statement: Switch, missing: _Missing) -> Missing:
         value, sections = statement.condition.value, statement.sections
         labels = [label for items, _ in sections for label in items if label is not None]
+        tests: dict[Expression | None, int] = {
+            label: self.test(Binary(label.place, "==", value, label)) for label in labels
+        }
+        test = self.test(value)
         end: Missing = None
-        with self.doubting(value) as decides:
+        with self.doubting(test):
             self.breaks.append([])
             for items, statements in sections:
-                start, is_default = missing, None in items
-                tests = [label for label in labels if (label in items) is not is_default]
-                for label in tests if is_default or len(tests) == 1 else ():
-                    start = self.assume(start, Binary(label.place, "==", value, label), not is_default)
+                start = missing
+                if None in items:
+                    for label in set(labels).difference(items):
+                        start = _assume(start, -tests[label])
+                elif len(items) == 1:
+                    start = _assume(start, tests[items[0]])
                 end = self.follow(Block(statement.place, statements), _both([start, end]))
-        ends = [*self.breaks.pop(), end]
-        if decides:
-            return _both(ends)
-        return None if _returns(sections) else _either(ends)
+        breaks = self.breaks.pop()
+        if test:
+            return _both([end, *(path for path, is_sure in breaks if is_sure)])
+        return None if _returns(sections) else _either([end, *(path for path, _ in breaks)])
 
     def written(self, item: object) -> set[str]:
         # The names that may get a value.
@@ -278,22 +299,45 @@ def _returns(item: object) -> bool:
     return any(isinstance(part, Return) for part in walk(item, into_lambdas=False))
 
 
+def _assume(missing: _Missing, fact: int) -> _Missing:
+    # What is missing where a test was made; 0: where none was.
+    return {name: frozenset(way | {fact} for way in ways) for name, ways in missing.items()} if fact else missing
+
+
 def _both(paths: list[Missing]) -> Missing:
-    # Each is a path: what one of them misses is missing, where everything holds that does on all that miss it.
+    # Each is a path: what one of them misses is missing.
     found: Missing = None
     for path in paths:
         if path is not None:
             found = {} if found is None else found
-            found |= {name: found.get(name, facts) & facts for name, facts in path.items()}
+            found |= {name: _join(found.get(name, frozenset()) | ways) for name, ways in path.items()}
     return found
 
 
 def _either(paths: list[Missing]) -> Missing:
     # One of them is the path, who knows which: what all of them miss is missing.
-    taken = [missing for missing in paths if missing is not None]
-    names = set.intersection(*map(set, taken)) if taken else ()
-    return {name: frozenset().union(*(path[name] for path in taken)) for name in names} if taken else None
+    found: Missing = None
+    for path in paths:
+        if found is None:
+            found = path
+        elif path is not None:
+            found = {
+                name: _join(frozenset(one | other for one in ways for other in path[name]))
+                for name, ways in found.items()
+                if name in path
+            }
+    return found
+
+
+def _join(ways: _Ways) -> _Ways:
+    # The same ways in fewer words: two that go apart once and come together, those beside which another asks for less.
+    for way in ways:
+        for fact in way:
+            if (other := way - {fact} | {-fact}) in ways:
+                return _join(ways - {way, other} | {way - {fact}})
+    fewest = frozenset(way for way in ways if not any(other < way for other in ways))
+    return fewest if len(fewest) <= _MOST_WAYS else frozenset({frozenset.intersection(*fewest)})
 
 
 def _without(missing: _Missing, names: Set[str]) -> _Missing:
-    return {name: facts for name, facts in missing.items() if name not in names}
+    return {name: ways for name, ways in missing.items() if name not in names}
