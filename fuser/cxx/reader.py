@@ -18,7 +18,7 @@ from fuser.cxx.preprocess import MappedText
 from fuser.cxx.tree import named, text_of
 from fuser.errors import UntranslatableError
 
-__all__ = ["TYPES", "Piece", "Pieces", "Reader", "Tables", "describe", "read_expression", "read_list", "take_apart"]
+__all__ = ["TYPES", "Piece", "Pieces", "Reader", "Grammar", "describe", "read_expression", "read_list", "take_apart"]
 
 # Type names that are no keywords. A functor's own names come first.
 TYPES = frozenset(
@@ -46,7 +46,7 @@ Pieces = list[Piece | Expression]
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
+class Grammar:
     """For each type of the parser's node the function that takes the reader and the node.
 
     Syntax contains syntax of every other kind: a lambda is an expression that holds statements. Who is in charge of
@@ -64,7 +64,7 @@ class Reader:
     """What a reading knows at some point of a text."""
 
     expanded: MappedText
-    tables: Tables
+    grammar: Grammar
     # Innermost last; what each name stands for: "type", "function" or "value".
     scopes: list[dict[str, str]] = field(default_factory=lambda: [dict.fromkeys(TYPES, "type")])
     namespaces: set[str] = field(default_factory=lambda: {"std"})
@@ -122,7 +122,7 @@ def read_list(reader: Reader, node: tree_sitter.Node | None) -> tuple[Expression
 
 def take_apart(reader: Reader, node: tree_sitter.Node) -> Pieces:
     """Return the pieces of an expression, in the order of the text; most are one piece."""
-    read = reader.tables.expressions.get(node.type)
+    read = reader.grammar.expressions.get(node.type)
     if read is None:
         raise reader.refuse(node, describe(node))
     found = read(reader, node)

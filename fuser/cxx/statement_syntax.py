@@ -36,7 +36,7 @@ def read_statements(reader: Reader, nodes: Iterable[tree_sitter.Node]) -> list[S
     """Read statements; one that means nothing here gives none."""
     made: list[Statement] = []
     for node in nodes:
-        read = reader.tables.statements.get(node.type)
+        read = reader.grammar.statements.get(node.type)
         if read is None:
             raise reader.refuse(node, describe(node))
         found = read(reader, node)

@@ -23,7 +23,7 @@ from fuser.cxx.nodes import (
     Statement,
     TemplateParameter,
 )
-from fuser.cxx.reader import Reader, Tables, read_list
+from fuser.cxx.reader import Reader, Grammar, read_list
 from fuser.cxx.statement_syntax import IGNORED, STATEMENTS, read_block, read_declarators, read_optional, read_statements
 from fuser.cxx.statements import Alias, Declaration, Declarator, Evaluate, Program, Struct
 from fuser.cxx.tree import field, function_declarator, has_word, named, text_of, trailing_type
@@ -45,7 +45,7 @@ def parse_program(functor: Functor) -> Program:
     obstacle = reading.preprocessed.obstacle
     if obstacle is not None:
         raise UntranslatableError(functor.source, *obstacle.place, obstacle.message)
-    reader = Reader(reading.expanded, _TABLES)
+    reader = Reader(reading.expanded, _GRAMMAR)
     try:
         others = _read_outside(reader, reading.tree.root_node)
     except RecursionError:
@@ -274,7 +274,7 @@ def _integer(text: str) -> int:
     return int(digits, 8 if digits[0] == "0" and digits.isdigit() else 0)
 
 
-_TABLES = Tables(
+_GRAMMAR = Grammar(
     expressions={**EXPRESSIONS, "lambda_expression": _lambda},
     statements={
         **STATEMENTS,
