@@ -18,7 +18,7 @@ from fuser.cxx.preprocess import MappedText
 from fuser.cxx.tree import named, text_of
 from fuser.errors import UntranslatableError
 
-__all__ = ["TYPES", "Piece", "Pieces", "Reader", "Grammar", "describe", "read_expression", "read_list", "take_apart"]
+__all__ = ["TYPES", "Grammar", "Piece", "Pieces", "Reader", "describe", "read_expression", "read_list", "take_apart"]
 
 # Type names that are no keywords. A functor's own names come first.
 TYPES = frozenset(

@@ -23,7 +23,7 @@ from fuser.cxx.nodes import (
     Statement,
     TemplateParameter,
 )
-from fuser.cxx.reader import Reader, Grammar, read_list
+from fuser.cxx.reader import Grammar, Reader, read_list
 from fuser.cxx.statement_syntax import IGNORED, STATEMENTS, read_block, read_declarators, read_optional, read_statements
 from fuser.cxx.statements import Alias, Declaration, Declarator, Evaluate, Program, Struct
 from fuser.cxx.tree import field, function_declarator, has_word, named, text_of, trailing_type
