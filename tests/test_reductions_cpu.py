@@ -322,6 +322,7 @@ class TestFuse:
         with fuser.config.patch(numerics="fast"):
             fuser.reset_stats()
             got = attend(x)
+            assert fuser.stats()["launches"] == 2
             assert not fuser.stats()["fallbacks"]
         for one, exact in zip(got, attend.function(x.double()), strict=True):
             eager_error = (attend.function(x)[0 if one is got[0] else 1].double() - exact).abs().max()
