@@ -19,7 +19,7 @@ import tree_sitter
 from fuser.cxx.nodes import Place
 from fuser.cxx.preprocess import MappedText, Preprocessed, Problem, preprocess
 from fuser.cxx.tree import field as field_of
-from fuser.cxx.tree import find, function_declarator, named, parse_tree, text_of
+from fuser.cxx.tree import find, function_declarator, named, parse_tree, text_of, trailing_type
 from fuser.errors import FunctorError, describe_place, suggest
 
 __all__ = ["MATH_FUNCTIONS", "EntryParameter", "Functor", "Reading", "Role", "parse_functor", "read_text"]
@@ -345,8 +345,7 @@ def _without_unused_type(reading: Reading, definition: tree_sitter.Node) -> Mapp
     # Flowing off the end of a function that returns a value is undefined, and g++ -O2 makes use of it.
     expanded = reading.expanded
     verbatim = reading.preprocessed.verbatim
-    trailing = next(find(definition, "trailing_return_type", skip="compound_statement"), None)
-    kind = trailing.named_children[0] if trailing is not None else definition.child_by_field_name("type")
+    kind = trailing_type(function_declarator(definition)) or definition.child_by_field_name("type")
     body = definition.child_by_field_name("body")
     assert kind is not None, "the entry was read"
     assert body is not None, "the entry was read"
