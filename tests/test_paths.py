@@ -25,6 +25,7 @@ NO_RETURN = [
     ("if (x > 0) { return x; } else { x = 1; }", "if"),
     ("if (x > 0) return x; else if (x < 0) return -x;", "if"),
     ("for (int i = 0; i < 3; ++i) { if (x > 0) return x; }", "for"),
+    ("for (int i = 0; i < 3; ++i) { if (x > i) return x; }", "for"),
     ("while (true) { if (x > 0) break; x += 1; }", "while"),
     ("do { x += 1; } while (x < 0);", "do"),
     ("switch (int(x)) { case 0: return x; default: x = 1; }", "switch"),

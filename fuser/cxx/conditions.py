@@ -134,7 +134,10 @@ class Conditions:
             return self.decides(condition.operand)
         names = mentioned(condition) & self.sources.keys()
         data = {name for name in names & self.data if self.mixed.get(name, condition.place) >= condition.place}
-        return bool(data) and not names & self.changed - data
+        # What is compared with a counter is as large as you like.
+        counters = {item.name for item in parts(condition) if isinstance(item, Name)}
+        is_compared = isinstance(condition, Binary) and condition.operator in {"<", "<=", ">", ">="}
+        return bool(data) and not names & self.changed - data - (counters if is_compared else set())
 
     def always(self, condition: Expression) -> bool:
         """Whether a condition holds whatever everything is."""
