@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from fuser import counters
 from fuser._version import __version__
 from fuser.codegen import Dialect, KernelSource
 from fuser.config import config
@@ -23,7 +24,7 @@ from fuser.cpu.dialect import DIALECT
 from fuser.cpu.fused_kernel import CpuKernel
 from fuser.disk_cache import CacheKey, load_or_make, scratch_folder
 from fuser.errors import CompilerFailedError, CompilerNotFoundError, CompilerTimeoutError, Diagnostic
-from fuser.fused_kernel import begin_compile, build_compile_error, warn_of_texts
+from fuser.fused_kernel import build_compile_error, check_may_compile, warn_of_texts
 
 __all__ = ["Compiler", "CpuBackend", "find_compiler"]
 
@@ -209,11 +210,12 @@ def _build(source: KernelSource) -> bytes:
     Raises:
         CompileError: the compiler says what is wrong in the text.
         CompilerFailedError: it made no kernel for another reason.
-        CompilerNotFoundError, CompilerTimeoutError: as they say.
+        CompilerNotFoundError, CompilerTimeoutError, NoCompileError: as they say.
     """
+    check_may_compile(source)
     compiler = find_compiler(config.cxx)
     flags = kernel_flags(compiler, source)
-    begin_compile(source)
+    counters.count("compiles")
     with _explained(compiler.command[0]), scratch_folder() as folder:
         target = folder / "kernel.so"
         status, log = _compile(compiler, flags, source, target)

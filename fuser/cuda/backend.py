@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fuser import counters
 from fuser._version import __version__
 from fuser.codegen import Dialect, KernelSource
 from fuser.cuda.dialect import DIALECT
 from fuser.cuda.fused_kernel import CudaKernel
 from fuser.disk_cache import CacheKey, load_or_make
 from fuser.errors import CaptureError, CompilerFailedError, CompilerNotFoundError, Diagnostic
-from fuser.fused_kernel import begin_compile, build_compile_error, warn_of_texts
+from fuser.fused_kernel import build_compile_error, check_may_compile, warn_of_texts
 from fuser.process import is_of_signal_handler
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class CudaBackend:
         try:
             from cuda.core import ObjectCode  # noqa: PLC0415 - importing fuser must not import CUDA
         except ImportError as error:
+            check_may_compile(source)
             raise CompilerNotFoundError(f"CUDA kernels need cuda-python: {error}") from error
 
         def load(cubin: bytes) -> CudaKernel:
@@ -70,13 +72,15 @@ def compile_cubin(source: KernelSource, target: str) -> bytes:
         CompileError: the text does not compile.
         CompilerNotFoundError: cuda-python or NVRTC is missing.
         CompilerFailedError: NVRTC made no kernel for another reason: it lacks memory, or knows no such architecture.
+        NoCompileError: ``config.no_compile`` is set.
     """
+    check_may_compile(source)
     try:
         from cuda.core import Program  # noqa: PLC0415 - importing fuser must not import CUDA
     except ImportError as error:
         raise CompilerNotFoundError(f"CUDA kernels need cuda-python: {error}") from error
     options = _options(target, source.numerics)
-    begin_compile(source)
+    counters.count("compiles")
     try:
         said = io.StringIO()
         cubin = Program(source.text, "c++", options).compile("cubin", logs=said).code
