@@ -27,7 +27,8 @@ _NAMESPACE = re.compile(r"\bfuser_f\d+::")
 # What compilers say of names, and of those that nobody declared.
 _NAMED = re.compile(r"""['"](?:\w*::)*([A-Za-z_]\w*)""")
 _UNKNOWN = re.compile(
-    r"""'(?:\w*::)*(\w+)' (?:was not declared|is not a member|has not been declared)|undeclared identifier '(\w+)'"""
+    r"""'(?:\w*::)*(\w+)' (?:was not declared|is not a member|has not been declared)"""
+    r"""|(?:undeclared identifier|no member named) '(\w+)'"""
     r"""|arguments to '(\w+)' that depend|identifier "(\w+)" is undefined|has no (?:member )?"(\w+)\""""
 )
 

@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import time
@@ -159,16 +160,42 @@ def test_a_diagnosis_is_remembered_until_failures_are_cleared(make_compiler: Cal
     assert torch.equal(fn(x), expected)
 
 
+# As near as a machine without clang comes: a compiler that says it is clang, and gets clang's options.
+LIKE_CLANG = """#!/bin/bash
+[ "$1" = --version ] && exec echo "clang, or what stands in for it"
+for word; do case $word in -Wsometimes*|-Wreturn-stack*|-Winteger*|-ferror*) ;; *) words+=("$word") ;; esac; done
+exec g++ "${words[@]}"
+"""
+# Texts, and what the compiler or the linker says of them.
+DIAGNOSED = {
+    "never defined": (
+        "template <typename T> T nowhere(T x);\ntemplate <typename T> T failing(T x) { return nowhere<T>(x); }",
+        r"undefined (reference to|symbol).*nowhere",
+    ),
+    "fatal": (
+        "template <int n> struct Deep { static constexpr int v = Deep<n + 1>::v; };\n"
+        "template <typename T> T failing(T x) { return x + Deep<0>::v; }",
+        r"line 1, column .* instantiation (depth )?exceed",
+    ),
+}
+
+
 @pytest.mark.cpu
-def test_a_function_that_is_never_defined_is_the_texts_fault() -> None:
-    fn = fuser.jit_fn(
-        "template <typename T> T nowhere(T x);\ntemplate <typename T> T failing(T x) { return nowhere<T>(x); }"
-    )
-    before = fuser.stats()["compiles"]
-    for _ in range(2):
-        with pytest.raises(CompileError, match=r"undefined reference to .*nowhere"):
-            fn(torch.ones(3))
-    assert fuser.stats()["compiles"] == before + 1
+@pytest.mark.parametrize("name", DIAGNOSED)
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+def test_what_compiler_and_linker_say_of_the_text_is_remembered(compiler: str, name: str, tmp_path: Path) -> None:
+    text, said = DIAGNOSED[name]
+    command = shutil.which(compiler) or tmp_path / compiler
+    if isinstance(command, Path):
+        command.write_text(LIKE_CLANG)
+        command.chmod(0o755)
+    fn = fuser.jit_fn(text)
+    with config.patch(cxx=str(command)):
+        before = fuser.stats()["compiles"]
+        for _ in range(2):
+            with pytest.raises(CompileError, match=said):
+                fn(torch.ones(3))
+        assert fuser.stats()["compiles"] == before + 1
 
 
 @pytest.mark.cpu

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -33,12 +34,12 @@ CANDIDATES = ("g++", "c++", "clang++")
 # unrolled loops, and loops that data may end early.
 LARGE_TEXT = 24_000
 MANY_CONDITIONS = 32
-# Warnings of undefined behaviour; gcc has some of them on without being asked.
-WARNINGS = (
-    "-Wuninitialized", "-Wmaybe-uninitialized", "-Wreturn-type", "-Wreturn-local-addr", "-Wshift-count-overflow",
-    "-Wshift-count-negative", "-Warray-bounds", "-Woverflow", "-Waggressive-loop-optimizations",
-)  # fmt: skip
-_MESSAGE = re.compile(r"(.*):(\d+):(\d+): (error|warning): (.*?)(?: \[(-W[\w-]+)=?\])?")
+# Warnings of undefined behaviour; gcc has some of them on without being asked, clang many others.
+_COMMON = ("-Wuninitialized", "-Wreturn-type", "-Wshift-count-overflow", "-Wshift-count-negative", "-Warray-bounds")
+_OF_GCC = ("-Wmaybe-uninitialized", "-Wreturn-local-addr", "-Woverflow", "-Waggressive-loop-optimizations")
+_OF_CLANG = ("-Wsometimes-uninitialized", "-Wreturn-stack-address", "-Winteger-overflow")
+WARNINGS = frozenset({*_COMMON, *_OF_GCC, *_OF_CLANG})
+_MESSAGE = re.compile(r"(.*):(\d+):(\d+): (error|fatal error|warning): (.*?)(?: \[(-W[\w-]+)=?\])?")
 VERSION_TIMEOUT_S = 60.0
 LONGEST_POLL_S = 0.01
 # What compilers, assemblers and linkers say of the machine, with the words of strerror; never remembered.
@@ -48,10 +49,10 @@ _OF_THE_MACHINE = re.compile(
     "|Resource temporarily unavailable|Killed signal|terminated program|Permission denied"
 )
 _ERROR = re.compile("error")
-# Said by the linker, of a function that is declared and defined nowhere.
-_UNDEFINED = re.compile("undefined (?:reference to|symbol).*")
-# Names that compilers give their temporary files.
-_TEMPORARY = re.compile(r"\bcc\w{6}\.\w+")
+# Said by the linker, of a function that is declared and defined nowhere: GNU ld says reference, others say symbol.
+_UNDEFINED = re.compile("[Uu]ndefined (?:reference to|symbol).*")
+# Names that gcc and clang give their temporary files.
+_TEMPORARY = re.compile(r"\b(?:cc|kernel-)\w{6}\.\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +155,8 @@ def compiler_flags(compiler: Compiler, numerics: str) -> tuple[str, ...]:
     # Not -frounding-math, with which g++ 12 fills static tables of floats with garbage.
     flags.append(f"-ffp-contract={contract}")
     if compiler.is_clang:
-        return (*flags, "-w", "-march=native")
-    flags += WARNINGS
+        return (*flags, "-Wno-everything", *_COMMON, *_OF_CLANG, "-ferror-limit=0", "-march=native")
+    flags += (*_COMMON, *_OF_GCC)
     # A loop for each side of a branch on a number of the call: gcc 12 vectorises few loops that have the branch inside.
     flags += ["-ftree-vectorize", "-fvect-cost-model=dynamic", "-funswitch-loops", "-march=native", "-fopenmp"]
     if platform.machine() in {"x86_64", "AMD64"}:
@@ -188,10 +189,18 @@ def parse_gcc_log(log: str) -> list[Diagnostic]:
     found = []
     for line in log.splitlines():
         match = _MESSAGE.fullmatch(line)
-        # -Woverflow is also about conversions, which wrap.
-        is_undefined = match is not None and match[6] in WARNINGS and "conversion" not in match[5]
-        if match is not None and (match[4] == "error" or is_undefined):
-            found.append(Diagnostic(match[1], int(match[2]), int(match[3]), match[4], match[5]))
+        if match is None:
+            continue
+        label, row, column, severity, message, option = match.groups()
+        is_of_text = {
+            "error": True,
+            # A template without an end; but also a disk that is full while the compiler happens to be there.
+            "fatal error": not _OF_THE_MACHINE.search(message),
+            # -Woverflow is also about conversions, which wrap.
+            "warning": option in WARNINGS and "conversion" not in message,
+        }
+        if is_of_text[severity]:
+            found.append(Diagnostic(label, int(row), int(column), severity.removeprefix("fatal "), message))
     return found
 
 
@@ -239,9 +248,9 @@ def _compile(compiler: Compiler, flags: tuple[str, ...], source: KernelSource, t
     command = [*compiler.command, *flags, str(text), "-o", str(target), *libraries]
     # The C++ library is what takes longest to link, and what hardly a functor needs.
     few = [] if compiler.is_clang else ["-lgcc", "-lc", "-nodefaultlibs"]
-    complete = [] if compiler.is_clang else ["-Wl,--no-undefined"]
+    # What linkers of other systems do by themselves.
+    complete = ["-Wl,--no-undefined"] if sys.platform == "linux" else []
     status, log = _run([*command, *few, *complete], target.parent, config.compile_timeout)
-    # GNU ld says reference, others say symbol.
     if few and _UNDEFINED.search(log):
         status, log = _run([*command, *complete], target.parent, config.compile_timeout)
     return status, log
