@@ -467,7 +467,7 @@ def test_undefined_behaviour_is_shown_once(body: str, word: str, under: str, mon
 
 # As clang 14 writes them, and one of the notes below them.
 CLANG_LOG = """\
-functor0.f:1:43: warning: variable 'y' is used uninitialized whenever 'if' condition is false [-Wsometimes-uninitialized]
+functor0.f:1:4: warning: variable 'y' is used uninitialized whenever 'if' condition is false [-Wsometimes-uninitialized]
 functor0.f:7:27: note: in instantiation of function template specialization 'f<float>' requested here
 functor0.f:2:53: warning: reference to stack memory associated with local variable 'y' returned [-Wreturn-stack-address]
 functor0.f:3:61: warning: array index 3 is past the end of the array (which contains 3 elements) [-Warray-bounds]

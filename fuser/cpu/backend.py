@@ -26,6 +26,7 @@ from fuser.cpu.fused_kernel import CpuKernel
 from fuser.disk_cache import CacheKey, load_or_make, scratch_folder
 from fuser.errors import CompilerFailedError, CompilerNotFoundError, CompilerTimeoutError, Diagnostic
 from fuser.fused_kernel import build_compile_error, check_may_compile, warn_of_texts
+from fuser.process import ignoring, is_of_signal_handler
 
 __all__ = ["Compiler", "CpuBackend", "find_compiler"]
 
@@ -179,7 +180,9 @@ def host_identity() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         features = next(line for line in lines if line.startswith(("flags", "Features")))
-    except (OSError, StopIteration):
+    except (OSError, StopIteration) as error:
+        if is_of_signal_handler(error):
+            raise
         features = platform.processor()
     return f"{platform.machine()} {''.join(platform.libc_ver())} {' '.join(sorted(features.split()))}"
 
@@ -208,6 +211,8 @@ def _load(source: KernelSource, image: bytes) -> CpuKernel:
     try:
         return CpuKernel(source, image)
     except (OSError, AttributeError) as error:
+        if is_of_signal_handler(error):
+            raise
         # The loader's errors begin with a path.
         said = str(error).partition(": ")[2] or str(error)
         raise CompilerFailedError(f"the shared object cannot be loaded: {said}") from error
@@ -287,7 +292,7 @@ def _run(command: list[str], folder: Path | None, timeout_s: float) -> tuple[int
         try:
             status = _wait_for(process, timeout_s)
         except BaseException:
-            with suppress(ProcessLookupError):
+            with ignoring(ProcessLookupError):
                 os.killpg(process, signal.SIGKILL)
             _wait_for(process, timeout_s)
             raise
@@ -300,7 +305,9 @@ def _wait_for(process: int, timeout_s: float) -> int:
     while True:
         try:
             found, status = os.waitpid(process, os.WNOHANG)
-        except ChildProcessError:
+        except ChildProcessError as error:
+            if is_of_signal_handler(error):
+                raise
             # Who ignores SIGCHLD is not told how a process ended; what it made tells.
             return 0
         if found:
@@ -317,8 +324,7 @@ def _explained(program: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # A signal handler's TimeoutError is an OSError, too, but has no number.
-        if error.errno is None:
+        if is_of_signal_handler(error):
             raise
         raise CompilerFailedError(f"{program} made no kernel: {error.strerror}") from error
 

@@ -90,8 +90,8 @@ def compile_cubin(source: KernelSource, target: str) -> bytes:
         raise CompilerNotFoundError(f"CUDA kernels need NVRTC (pip install nvidia-cuda-nvrtc): {error}") from error
     except Exception as error:
         log = str(error)
-        if not type(error).__module__.startswith("cuda") and "nvrtc" not in log.lower():
-            # Of a signal handler.
+        is_of_cuda = type(error).__module__.startswith("cuda") or "nvrtc" in log.lower()
+        if is_of_signal_handler(error) or not is_of_cuda:
             raise
         diagnostics = [item for item in parse_nvrtc_log(log, source) if item.severity == "error"]
         if not diagnostics and "NVRTC_ERROR_COMPILATION" not in log:
@@ -161,6 +161,8 @@ def _identify_nvrtc() -> tuple[str, ...] | None:
         library = Path(load_nvidia_dynamic_lib("nvrtc").abs_path or "").resolve()
         status = library.stat()
         _, *version = nvrtc.nvrtcVersion()
-    except (ImportError, OSError, RuntimeError):
+    except (ImportError, OSError, RuntimeError) as error:
+        if is_of_signal_handler(error):
+            raise
         return None
     return (str(version), str(library), str(status.st_size), str(status.st_mtime_ns))
