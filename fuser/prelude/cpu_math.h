@@ -589,7 +589,7 @@ template <typename R> struct fuser_divisor { R value; };
 
 template <typename L, typename R> FUSER_INLINE constexpr auto fuser_quotient(L l, R r) {
   typedef decltype(l / r) C;
-  if constexpr (std::is_integral_v<C>) {
+  if constexpr (std::is_integral_v<C> || fuser_is_any_of<C, __int128, unsigned __int128>) {
     const C a = static_cast<C>(l), b = static_cast<C>(r);
     if (b == 0) return static_cast<C>(-1);
     if (static_cast<C>(-1) < 0 && b == static_cast<C>(-1)) {
@@ -615,6 +615,9 @@ template <typename L, typename R> FUSER_INLINE constexpr auto fuser_modulo(L l, 
     return {l}; \
   } \
   template <typename L, typename R> FUSER_INLINE constexpr auto operator op(fuser_dividend<L> l, R r) { \
+    return function(l.value, r); \
+  } \
+  template <typename L, typename R> FUSER_INLINE constexpr auto operator op##=(fuser_dividend<L> l, R r) { \
     return function(l.value, r); \
   } \
   template <typename R> FUSER_INLINE constexpr fuser_divisor<R> operator op##=(fuser_divide_type, R r) { \
