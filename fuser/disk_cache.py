@@ -7,6 +7,7 @@ whatever is wrong with the folder, the call goes on without it. Both are said on
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -286,7 +287,12 @@ def _read_entry(entry: Path) -> bytes:
     # Opened once and checked by its descriptor: what a name stands for may change between two looks at it. Opening
     # must not wait for the other end of a FIFO.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-    descriptor = os.open(entry, flags)
+    try:
+        descriptor = os.open(entry, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CacheError("it is a link") from None
+        raise
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
