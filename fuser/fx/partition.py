@@ -25,7 +25,7 @@ from fuser.fx.conversions import find_visible_aliases
 from fuser.fx.nodes import GraphReading, bind_group, is_barrier, is_random, read_nodes
 from fuser.jiterator import JitFunction
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
-from fuser.ops import OpCall
+from fuser.ops import OpCall, is_first_power
 
 __all__ = ["Partition", "partition"]
 
@@ -63,7 +63,7 @@ def partition(graph: fx.Graph) -> list[Partition]:
     return [
         Partition(tuple(group), tuple(reading.calls[node] for node in group))
         for group in groups
-        if not _only_converts(group, reading)
+        if not _only_copies(group, reading)
     ]
 
 
@@ -78,10 +78,10 @@ def _cut_stretches(nodes: Sequence[fx.Node], barriers: set[fx.Node]) -> Iterator
     yield stretch
 
 
-def _only_converts(group: Sequence[fx.Node], reading: GraphReading) -> bool:
-    # torch copies nothing where no conversion is needed.
+def _only_copies(group: Sequence[fx.Node], reading: GraphReading) -> bool:
+    # torch copies nothing where no conversion is needed, and x ** 1 as it lies in memory, narrow dtypes unconverted.
     calls = [reading.calls[node] for node in group]
-    return all(call is not None and call.function.op == "convert" for call in calls)
+    return all(call is not None and (call.function.op == "convert" or is_first_power(call.function)) for call in calls)
 
 
 @dataclass(slots=True, eq=False)

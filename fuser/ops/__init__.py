@@ -7,6 +7,7 @@ its results have the same bits. The ways a program can name an op (``torch.add``
 
 from fuser.ops import activations, elementary  # noqa: F401 - they fill the table
 from fuser.ops.binding import IS_NUMBER, OpCall, bind_function, bind_method, bind_module, has_hooks
+from fuser.ops.elementary import is_first_power
 from fuser.ops.table import OPS, WIDE_UNDER_AUTOCAST, Op, cast_function, convert_function, dtype_kind
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "convert_function",
     "dtype_kind",
     "has_hooks",
+    "is_first_power",
 ]
