@@ -12,9 +12,10 @@ from fuser.config import config
 from fuser.cxx.functor import EntryParameter
 from fuser.dtypes import dtype_info, number_dtype, number_kind
 from fuser.graph import FusionGroup
-from fuser.kernel_spec import ArgSpec, InputSpec, infer_typing
+from fuser.kernel_spec import ArgSpec, InputSpec, RowSpec, infer_layouts, infer_typing
 from fuser.layout import IterationSpace, Shape, Strides, broadcast_strides, build_iteration_space
-from fuser.tensor_desc import TensorDesc
+from fuser.row_space import build_row_space, find_row_shape
+from fuser.tensor_desc import TensorDesc, value_layouts
 
 __all__ = ["MAX_NARROW_OFFSET", "DescribedValue", "build_arg_spec", "rounds_between"]
 
@@ -22,6 +23,8 @@ __all__ = ["MAX_NARROW_OFFSET", "DescribedValue", "build_arg_spec", "rounds_betw
 MAX_NARROW_OFFSET = 2**31 - 2**16
 # Rows of fewer elements than this are not worth a loop of their own on the CPU.
 CPU_SHORT_ROW = 32
+# Likewise rows that are reduced.
+SHORT_ROW = 32
 
 
 class DescribedValue(NamedTuple):
@@ -37,7 +40,7 @@ def build_arg_spec(
     """Return what one kernel's text depends on, and its loop nest.
 
     Args:
-        group: the kernel's group, canonical; its outputs all have one shape.
+        group: the kernel's group, canonical; its outputs all have one shape, unless it has reductions.
         inputs: one per input of the group.
         outputs: one per output of the group.
         device_type: "cuda" or "cpu".
@@ -45,9 +48,15 @@ def build_arg_spec(
     used = group.used_inputs()
     pointers = [index for index in used if inputs[index].spec.number is None]
     operands = [*outputs, *(inputs[index].desc for index in pointers)]
-    space = _loop_nest(outputs[0].shape, operands)
-    inner = _inner_classes(space, device_type)
-    walk = _walk(space, operands, len(outputs), device_type, rounds=rounds_between(group, config.numerics))
+    rows = None
+    if group.has_reduction:
+        walk, rows = _walk_rows(group, inputs, operands, [*group.outputs, *pointers])
+        inner = [min(operand[rows.inner], 2) for operand in walk.space.strides]
+    else:
+        space = _loop_nest(outputs[0].shape, operands)
+        inner = _inner_classes(space, device_type)
+        walk = _walk(space, operands, len(outputs), device_type, rounds=rounds_between(group, config.numerics))
+    space = walk.space
     by_index = dict(zip(pointers, inner[len(outputs) :], strict=True))
     numbers = _declared_kinds(group, inputs)
     filled: list[InputSpec | None] = [None] * len(inputs)
@@ -68,8 +77,9 @@ def build_arg_spec(
         settings=config.code_key(),
         accesses=walk.accesses,
         tuning=walk.tuning,
+        rows=rows,
     )
-    return args, walk.space
+    return args, space
 
 
 def rounds_between(group: FusionGroup, numerics: str) -> bool:
@@ -82,6 +92,22 @@ def _loop_nest(shape: Shape, operands: Iterable[TensorDesc]) -> IterationSpace:
     space = build_iteration_space(shape, strides)
     # One element of everything: the dense kernel serves.
     return IterationSpace((1,), ((1,),) * len(strides)) if space.numel == 1 else space
+
+
+def _walk_rows(
+    group: FusionGroup, inputs: Sequence[DescribedValue], operands: Sequence[TensorDesc], values: Sequence[int]
+) -> tuple[Walk, RowSpec]:
+    # ``values``: which value of the group each operand is.
+    layouts = infer_layouts(group, value_layouts([item.desc for item in inputs]))
+    rows = find_row_shape(group, layouts)
+    assert rows is not None, "the group was cut into what has one"
+    strides = [rows.strides(value, item.shape, item.strides) for value, item in zip(values, operands, strict=True)]
+    space = build_row_space(rows, strides)
+    full = [own for own, value in zip(space.strides, values, strict=True) if not rows.is_row[value]]
+    along, across = (sum(own[dim] == 1 for own in full) for dim in (0, space.reduced))
+    # Rows of a few elements are better computed side by side, too.
+    is_short = space.sizes[0] < SHORT_ROW <= space.sizes[space.reduced]
+    return Walk(space), RowSpec(space.reduced, rows.is_row, across > along or is_short)
 
 
 def _inner_classes(space: IterationSpace, device_type: str) -> list[int]:
@@ -116,7 +142,7 @@ def _declared_kinds(group: FusionGroup, inputs: Sequence[DescribedValue]) -> dic
     typing = infer_typing(group, [item.spec for item in inputs], torch.get_default_dtype())
     for application, common in zip(group.applications, typing.common, strict=True):
         functor = application.function.functor
-        for value, parameter in zip(application.scalars, functor.scalars, strict=True):
+        for value, parameter in zip(application.scalars, application.function.scalars, strict=True):
             found.setdefault(value, set()).add(_declared_kind(parameter, functor.template_parameters, common))
     return found
 

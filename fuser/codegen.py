@@ -7,7 +7,7 @@ The text has four parts: the dialect's prelude, each functor's text in a namespa
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,12 +15,14 @@ import torch
 
 from fuser.access import DEFAULT_TUNING, SINGLE, Access, Tuning
 from fuser.cxx.division import guard_divisions
-from fuser.cxx.functor import Functor, Role
-from fuser.dtypes import DTypeInfo, cpp_scalar_type, dtype_info
-from fuser.graph import Application, FusionGroup, Isolation, describe_application
-from fuser.kernel_spec import ArgSpec, Typing, infer_typing
+from fuser.cxx.functor import Functor
+from fuser.dtypes import DTypeInfo, dtype_info
+from fuser.element import ElementWriter, number_expression
+from fuser.graph import FusionGroup
+from fuser.kernel_spec import ArgSpec, RowSpec, Typing, infer_typing
+from fuser.row_parts import RowPart, RowPass, RowWriter
 
-__all__ = ["KERNEL_NAME", "Dialect", "KernelSource", "Loop", "Operand", "build_source"]
+__all__ = ["KERNEL_NAME", "Dialect", "KernelSource", "Loop", "Operand", "RowLoop", "build_source"]
 
 KERNEL_NAME = "fuser_kernel"
 # What a functor says of warnings ends with it; each compiler knows one of the two.
@@ -86,6 +88,35 @@ class Loop:
         return self.rank == 1 and all(operand.inner != 2 for operand in self.operands)
 
 
+@dataclass(frozen=True)
+class RowLoop:
+    """What a dialect needs to write the loops of a kernel with reductions."""
+
+    # Outputs first, then the inputs that are read through a pointer.
+    operands: tuple[Operand, ...]
+    # Variables of the operands that have one element per row.
+    per_row: frozenset[str]
+    passes: tuple[RowPass, ...]
+    # C++ type of each variable that parts read or write.
+    types: dict[str, str]
+    rank: int
+    rows: RowSpec
+    wide_index: bool
+    geometry: tuple[str, ...]
+    has_zero: bool
+
+    def used_by(self, part: RowPart) -> tuple[Operand, ...]:
+        """Return the operands that a part reads or writes."""
+        names = {*part.reads, *part.writes}
+        return tuple(operand for operand in self.operands if operand.variable in names)
+
+    @property
+    def row_values(self) -> tuple[str, ...]:
+        """The variables that row parts make for others: w<value>, which others read as v<value>."""
+        parts = [item.row for item in self.passes if item.row]
+        return tuple(name for part in parts for name in part.writes if name.startswith("w"))
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """How one device's C++ differs."""
@@ -95,6 +126,8 @@ class Dialect:
     emit_prelude: Callable[[frozenset[str], frozenset[str]], str]
     # The kernel function around fuser_element.
     emit_loop: Callable[[Loop], str]
+    # The same around the parts of a kernel with reductions.
+    emit_rows: Callable[[RowLoop], str]
     # Geometry fields of its kernels that are not linear.
     geometry: tuple[str, ...] = ("size", "stride")
     # #define lines of macros that the compiler has by itself and that functors may define or end.
@@ -156,29 +189,26 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
         UnsupportedError: the dtypes have no kernel.
     """
     typing = infer_typing(group, args.inputs, args.default_dtype)
-    functors = tuple(dict.fromkeys(item.function.functor for item in group.applications))
+    functors = tuple(dict.fromkeys(functor for item in group.applications for functor in item.function.functors))
     if dialect.traps_on_division:
         # None of torch's ops divides integers.
-        own = {item.function.functor for item in group.applications if item.function.op is None}
+        own = {functor for item in group.applications if item.function.op is None for functor in item.function.functors}
         functors = tuple(guard_divisions(functor) if functor in own else functor for functor in functors)
     numbers = tuple((index, item.number) for index, item in enumerate(args.inputs) if item and item.number)
     operands = _list_operands(group, args, typing)
-    variables = [f"v{index}" for index in group.used_inputs()]
-    loop = Loop(
-        operands=operands,
-        arguments=(*variables, *(operand.variable for operand in operands if operand.is_output)),
-        numbers=tuple((f"v{index}", number_expression(index, kind)) for index, kind in numbers),
-        rank=args.rank,
-        vector=args.vector,
-        wide_index=args.wide_index,
-        tuning=args.tuning,
-    )
-    if not loop.is_linear:
-        loop = replace(loop, geometry=dialect.geometry)
+    writer = ElementWriter(group, args, typing, functors, crosses_with_zero=dialect.crosses_with_zero)
+    body: Loop | RowLoop
+    if args.rows is None:
+        body, parts = _build_loop(group, args, operands, writer, numbers, dialect)
+        loop = dialect.emit_loop(body)
+    else:
+        body, parts = _build_rows(group, args, args.rows, operands, writer)
+        loop = dialect.emit_rows(body)
     words = frozenset[str]().union(*(functor.words for functor in functors))
     text = _TextWithLines()
     features = _features(typing, args)
-    prelude = dialect.emit_prelude(words, features if loop.is_linear else features | {"tiles"})
+    kind = {"tiles"} if args.rows is None and body.geometry else {"rows"} if args.rows else set()
+    prelude = dialect.emit_prelude(words, features | kind)
     text.add(prelude)
     for index, functor in enumerate(functors):
         text.add(f"\nnamespace fuser_f{index} {{")
@@ -190,25 +220,65 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
         text.add(_MESSAGES.format("pop") if sets_messages else "")
         text.add("}")
         text.add(emit_macro_ends(functor.macros, prelude + dialect.own_macros))
-    writer = ElementWriter(group, args, typing, functors, crosses_with_zero=dialect.crosses_with_zero)
-    element = emit_element(writer)
-    loop = replace(loop, has_zero=writer.has_zero)
-    text.add(emit_arguments(loop, numbers))
-    text.add(element)
-    text.add(dialect.emit_loop(loop))
+    text.add(emit_arguments(body, numbers))
+    text.add(parts)
+    text.add(loop)
     return KernelSource(
         text=text.finish(),
         dialect=dialect.name,
         operands=operands,
         numbers=numbers,
         rank=args.rank,
-        geometry=loop.geometry,
+        geometry=body.geometry,
         vector=args.vector,
         tuning=args.tuning,
         functors=functors,
-        has_zero=loop.has_zero,
+        has_zero=body.has_zero,
         numerics=args.numerics,
     )
+
+
+def _build_loop(
+    group: FusionGroup,
+    args: ArgSpec,
+    operands: tuple[Operand, ...],
+    writer: ElementWriter,
+    numbers: Sequence[tuple[int, type]],
+    dialect: Dialect,
+) -> tuple[Loop, str]:
+    # What a pointwise kernel walks over, and its element function.
+    variables = [f"v{index}" for index in group.used_inputs()]
+    loop = Loop(
+        operands=operands,
+        arguments=(*variables, *(operand.variable for operand in operands if operand.is_output)),
+        numbers=tuple((f"v{index}", number_expression(index, kind)) for index, kind in numbers),
+        rank=args.rank,
+        vector=args.vector,
+        wide_index=args.wide_index,
+        tuning=args.tuning,
+    )
+    element = emit_element(writer)
+    return replace(loop, geometry=() if loop.is_linear else dialect.geometry, has_zero=writer.has_zero), element
+
+
+def _build_rows(
+    group: FusionGroup, args: ArgSpec, rows: RowSpec, operands: tuple[Operand, ...], writer: ElementWriter
+) -> tuple[RowLoop, str]:
+    # The same of a kernel with reductions: its parts.
+    parts = RowWriter(writer, rows)
+    passes = parts.write()
+    values = [group.outputs[item.index] if item.is_output else item.index for item in operands]
+    return RowLoop(
+        operands=operands,
+        per_row=frozenset(item.variable for item, value in zip(operands, values, strict=True) if rows.is_row[value]),
+        passes=passes,
+        types=parts.types,
+        rank=args.rank,
+        rows=rows,
+        wide_index=args.wide_index,
+        geometry=("size", "stride"),
+        has_zero=writer.has_zero,
+    ), "".join(parts.texts)
 
 
 def emit_macro_ends(macros: tuple[str, ...], prelude: str) -> str:
@@ -227,7 +297,7 @@ def emit_macro_ends(macros: tuple[str, ...], prelude: str) -> str:
     return "\n".join(lines)
 
 
-def emit_arguments(loop: Loop, numbers: tuple[tuple[int, type], ...]) -> str:
+def emit_arguments(loop: Loop | RowLoop, numbers: tuple[tuple[int, type], ...]) -> str:
     """Write the argument struct.
 
     ::
@@ -274,14 +344,6 @@ def emit_element(writer: ElementWriter) -> str:
     return f"\nFUSER_INLINE void fuser_element({parameters}) {{\n{body}\n}}\n"
 
 
-def number_expression(index: int, kind: type) -> str:
-    """Return the expression that reads a by-value input from the argument struct ``a``."""
-    field = f"a.number{index}"
-    if kind is complex:
-        return f"std::complex<double>({field}[0], {field}[1])"
-    return f"({field} != 0)" if kind is bool else field
-
-
 def _field_type(kind: type) -> str:
     return "double" if kind in (float, complex) else "int64_t"
 
@@ -311,161 +373,6 @@ def _list_operands(group: FusionGroup, args: ArgSpec, typing: Typing) -> tuple[O
         pairs = zip(operands, args.accesses, strict=True)
         operands = [replace(operand, access=access) for operand, access in pairs]
     return tuple(operands)
-
-
-class ElementWriter:
-    """Writes the statements of one element function; counts the barriers, so that each has its own number."""
-
-    def __init__(
-        self,
-        group: FusionGroup,
-        args: ArgSpec,
-        typing: Typing,
-        functors: tuple[Functor, ...],
-        *,
-        crosses_with_zero: bool = False,
-    ) -> None:
-        self.group = group
-        self.args = args
-        self.typing = typing
-        self.functors = functors
-        self.is_strict = args.numerics == "strict"
-        self.crosses_with_zero = crosses_with_zero and self.is_strict
-        # Whether some statement uses the zero; known when they are written.
-        self.has_zero = False
-        self.barriers = 0
-        # C++ type of each value inside the element function.
-        self.types: dict[int, str] = {}
-
-        for index in group.used_inputs():
-            item = args.inputs[index]
-            assert item is not None, "a used input is bound"
-            self.types[index] = cpp_scalar_type(item.number) if item.number else dtype_info(item.dtype).compute
-
-    def parameters(self) -> list[str]:
-        texts = ["const int64_t zero"] if self.has_zero else []
-        texts += [f"const {self.types[index]} v{index}" for index in self.group.used_inputs()]
-        for slot, value in enumerate(self.group.outputs):
-            texts.append(f"{dtype_info(self.typing.values[value]).storage}& out{slot}")
-        return texts
-
-    def statements(self) -> list[str]:
-        lines: list[str] = []
-        read_later = {value for item in self.group.applications for value in item.tensors}
-        offsets = self.group.value_offsets()
-        for index, (application, offset) in enumerate(zip(self.group.applications, offsets, strict=True)):
-            lines += self._application(index, application, offset, read_later)
-        return lines
-
-    def _application(self, index: int, application: Application, offset: int, read_later: set[int]) -> list[str]:
-        function = application.function
-        values = range(offset, offset + function.num_outputs)
-        dtypes = ", ".join(str(self.typing.values[value]).removeprefix("torch.") for value in values)
-        names = ", ".join(f"v{value}" for value in values)
-        lines = [f"// {names} = {describe_application(application)}, {dtypes}"]
-        call, results, declarations = self._call(index, application, offset)
-        lines += declarations
-        if results:
-            lines.append(f"{call};")
-        for value, expression in zip(values, results or [call], strict=True):
-            lines += self._result(
-                value, expression, value in read_later, is_apart=function.isolation is not Isolation.NONE
-            )
-        return lines
-
-    def _call(self, index: int, application: Application, offset: int) -> tuple[str, list[str], list[str]]:
-        # The call, the variables its T& parameters are bound to, and their declarations.
-        function, functor = application.function, application.function.functor
-        info = dtype_info(self.typing.common[index])
-        compute = info.compute
-        tensors = iter(application.tensors)
-        scalars = iter(application.scalars)
-        arguments: list[str] = []
-        results: list[str] = []
-        declarations: list[str] = []
-        bound = len(application.tensors)
-        for parameter in functor.parameters:
-            if parameter.role is Role.OUTPUT:
-                variable = f"r{offset + len(results)}"
-                declarations.append(
-                    f"{self._output_type(index, parameter.type, offset + len(results))} {variable}{{}};"
-                )
-                results.append(variable)
-                arguments.append(variable)
-            elif parameter.role is Role.SCALAR:
-                arguments.append(f"v{next(scalars)}")
-            elif bound:
-                bound -= 1
-                promoted = parameter.name not in function.unpromoted
-                value = next(tensors)
-                text = self._argument(value, compute if promoted else None)
-                if function.is_comparison and self.typing.values[value] != info.dtype and info.is_narrow:
-                    # As torch: what is compared has the common dtype.
-                    text = f"fuser_round<{info.storage}>({text})"
-                # Strict: each use of a value is its own barrier. Two functors that both compute a*b must not share the
-                # product, or the compiler may contract it in one of them differently than when the functor runs alone.
-                arguments.append(self._isolate(text) if function.isolation is Isolation.FULL else text)
-        namespace = f"fuser_f{self.functors.index(functor)}"
-        # Some of torch's own ops round steps to their dtype.
-        rounds = function.op is not None and len(functor.template_parameters) == 2 and self.is_strict
-        types = f"{compute}, {info.storage}" if rounds else compute
-        return f"{namespace}::{functor.entry}<{types}>({', '.join(arguments)})", results, declarations
-
-    def _argument(self, value: int, compute: str | None) -> str:
-        text = f"v{value}"
-        return text if compute in (None, self.types[value]) else f"fuser_cast<{compute}>({text})"
-
-    def _output_type(self, index: int, declared: str, value: int) -> str:
-        # A T& binds to the compute type; another template parameter is deduced, so the output's own type serves.
-        names = self.group.applications[index].function.functor.template_parameters
-        if declared in names[1:]:
-            return dtype_info(self.typing.values[value]).compute
-        compute = dtype_info(self.typing.common[index]).compute
-        return "".join(compute if word == names[0] else word for word in _split_words(declared))
-
-    def _result(self, value: int, expression: str, is_read_later: bool, *, is_apart: bool) -> list[str]:
-        info = dtype_info(self.typing.values[value])
-        isolate = self._isolate if is_apart else str
-        self.types[value] = info.compute
-        slots = [slot for slot, output in enumerate(self.group.outputs) if output == value]
-        converted = f"fuser_cast<{info.compute}>({expression})"
-        if not self.is_strict or not info.is_narrow:
-            crossing = self._cross(converted, info) if is_read_later and is_apart else converted
-            lines = [f"const {info.compute} v{value} = {isolate(crossing)};"]
-            stored = f"fuser_from_compute<{info.storage}>(v{value})" if info.is_narrow else f"v{value}"
-        elif not slots:
-            rounded = isolate(f"fuser_round<{info.storage}>({converted})")
-            lines = [f"const {info.compute} v{value} = {rounded};"]
-        else:
-            lines = [f"const {info.storage} s{value} = fuser_from_compute<{info.storage}>({converted});"]
-            if is_read_later:
-                kept = isolate(f"fuser_keep({converted}, s{value})")
-                lines = [f"{info.storage} s{value};", f"const {info.compute} v{value} = {kept};"]
-            return lines + [f"fuser_assign(out{slot}, s{value});" for slot in slots]
-        return lines + [f"out{slot} = {stored};" for slot in slots]
-
-    def _cross(self, text: str, info: DTypeInfo) -> str:
-        if not self.crosses_with_zero or not (info.dtype.is_floating_point or info.dtype.is_complex):
-            return text
-        self.has_zero = True
-        return f"fuser_cross({text}, zero)"
-
-    def _isolate(self, text: str) -> str:
-        if not self.is_strict:
-            return text
-        self.barriers += 1
-        return f"fuser_isolate<{self.barriers - 1}>({text})"
-
-
-def _split_words(text: str) -> list[str]:
-    # "std::complex<T>" -> ["std", ":", ":", "complex", "<", "T", ">"]
-    words: list[str] = []
-    for char in text:
-        if words and (char.isalnum() or char == "_") and (words[-1][-1].isalnum() or words[-1][-1] == "_"):
-            words[-1] += char
-        else:
-            words.append(char)
-    return words
 
 
 class _TextWithLines:

@@ -86,6 +86,10 @@ class ShapeError(FuserError, RuntimeError):
     """Shapes do not broadcast, or ``out=`` has a shape that cannot take the result."""
 
 
+class DimError(FuserError, IndexError):
+    """A dimension to reduce is out of range."""
+
+
 class DeviceError(FuserError, RuntimeError):
     """The tensors of one call live on several devices."""
 

@@ -14,7 +14,7 @@ from fuser.dtypes import Rank, dtype_info, number_dtype
 from fuser.errors import FallbackError, UnsupportedError, UntranslatableError
 from fuser.graph import Function, FusionGroup
 from fuser.layout import Shape, broadcast_shapes, infer_output_strides
-from fuser.ops import OPS
+from fuser.ops import OPS, REDUCTIONS
 
 __all__ = ["Fallback", "call_derived", "find_obstacle"]
 
@@ -158,6 +158,8 @@ def call_derived(function: Function, tensors: Sequence[Any], scalars: dict[str, 
 
 
 def _call_eager(function: Function, tensors: list[Any], scalars: dict[str, Any]) -> Any:
+    if function.op is not None and function.reduction is not None:
+        return REDUCTIONS[function.op].eager(tensors[0], function.reduction.dims, function.reduction.keepdim)
     if function.op is not None:
         conversion = {"dtype": function.out_dtypes[0]} if function.is_conversion else {}
         return OPS[function.op].eager(*tensors, **scalars, **conversion)

@@ -48,7 +48,8 @@ def pack_geometry(source: KernelSource, space: IterationSpace) -> tuple[int, ...
     fields = {
         "size": space.sizes,
         "count": counts,
-        "divide": tuple(divider(count) for count in counts[:-1]),
+        # Nothing is divided where a reduced dimension has no element.
+        "divide": tuple(divider(count or 1) for count in counts[:-1]),
         "stride": tuple(stride for operand in space.strides for stride in operand),
     }
     return tuple(value for field in source.geometry for value in fields[field])

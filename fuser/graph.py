@@ -7,6 +7,7 @@ dtypes, shapes or devices; one group serves them all.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import uuid
 from collections.abc import Callable, Collection, Sequence
@@ -18,12 +19,22 @@ import torch
 
 from fuser.cxx.functor import EntryParameter, Functor, parse_functor
 from fuser.dtypes import Rank, promote, to_floating
-from fuser.errors import ArgumentError, FuserError, GroupError
+from fuser.errors import ArgumentError, DimError, FuserError, GroupError, ShapeError
 
 if TYPE_CHECKING:
     import networkx
 
-__all__ = ["Application", "Function", "FusionGroup", "GroupBuilder", "Input", "Isolation", "Promotion", "Section"]
+__all__ = [
+    "Application",
+    "Function",
+    "FusionGroup",
+    "GroupBuilder",
+    "Input",
+    "Isolation",
+    "Promotion",
+    "Reduction",
+    "Section",
+]
 
 JSON_VERSION = 1
 
@@ -35,6 +46,8 @@ class Promotion(Enum):
     DEFAULT = "default"
     # The same, but integral dtypes become torch's default dtype (ATen: unary float ops, true division).
     INT_TO_FLOAT = "int_to_float"
+    # The same, but integral dtypes become int64 (ATen: sums and products along dimensions).
+    INT_TO_LONG = "int_to_long"
     # These two under torch.autocast: half and bfloat16 become float32.
     DEFAULT_WIDE = "default_wide"
     INT_TO_FLOAT_WIDE = "int_to_float_wide"
@@ -57,9 +70,80 @@ class Isolation(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Reduction:
+    """How a function combines, along some dimensions, what its functor (the map) makes of each element.
+
+    The order is fuser's canonical one: elements are numbered along the dimensions, row-major; batches of 8192 of them
+    are combined as a balanced binary tree over their numbers, and batches in order, the identity before them all.
+    """
+
+    # Takes the accumulators of two parts, the one with the smaller numbers first, and makes those of both.
+    combine: Functor
+    # Value of each accumulator where nothing was combined yet.
+    identity: tuple[bool | int | float | complex, ...]
+    # Makes the outputs of the accumulators; None: they are the outputs.
+    finish: Functor | None = None
+    # Negative ones count from the end; None: all of them.
+    dims: tuple[int, ...] | None = None
+    # Whether the results keep the dimensions, with size 1.
+    keepdim: bool = False
+    # Whether ``finish`` takes the number of elements that were combined, as an int64_t after the accumulators.
+    counts: bool = False
+
+    @property
+    def result(self) -> Functor:
+        """The functor whose outputs the function's are."""
+        return self.finish or self.combine
+
+    def normalize_dims(self, rank: int) -> tuple[int, ...]:
+        """Return the dimensions, ascending, for tensors of a rank.
+
+        Raises:
+            DimError: a dimension is out of range. ShapeError: it is there twice.
+        """
+        if self.dims is None:
+            return tuple(range(rank))
+        last = max(rank, 1)
+        name = self.combine.entry
+        for dim in self.dims:
+            if not -last <= dim < last:
+                expected = f"expected to be in range of [{-last}, {last - 1}]"
+                raise DimError(f"{name}: Dimension out of range ({expected}, but got {dim})")
+        found = sorted(dim % last for dim in self.dims)
+        for dim, after in itertools.pairwise(found):
+            if dim == after:
+                raise ShapeError(f"{name}: dim {dim} appears multiple times in the list of dims")
+        return tuple(found) if rank else ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what from_json needs."""
+        return {
+            "combine": _functor_to_json(self.combine),
+            "identity": [_number_to_json(number) for number in self.identity],
+            "finish": self.finish and _functor_to_json(self.finish),
+            "dims": None if self.dims is None else list(self.dims),
+            "keepdim": self.keepdim,
+            "counts": self.counts,
+        }
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Reduction:
+        """Rebuild it from its JSON form."""
+        return Reduction(
+            _functor_from_json(data["combine"]),
+            tuple(_number_from_json(number) for number in data["identity"]),
+            data["finish"] and _functor_from_json(data["finish"]),
+            None if data["dims"] is None else tuple(data["dims"]),
+            data["keepdim"],
+            data["counts"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Function:
     """What an application applies: a functor with its typing rules."""
 
+    # Of a reduction: the map, which makes the accumulators of one element.
     functor: Functor
     # The ATen op this is, for torch's own ops; None for a user's functor.
     op: str | None = None
@@ -76,16 +160,32 @@ class Function:
     backward: HandWritten | None = None
     # Less than full in derived groups, which compute the forward pass again beside its derivative.
     isolation: Isolation = Isolation.FULL
+    # What makes it a reduction.
+    reduction: Reduction | None = None
 
     @property
     def name(self) -> str:
         """The op's or the entry's name."""
-        return self.op or self.functor.entry
+        return self.op or (self.reduction.combine if self.reduction else self.functor).entry
 
     @property
     def num_outputs(self) -> int:
         """How many values one application makes."""
-        return self.functor.num_outputs
+        return self.reduction.result.num_outputs if self.reduction else self.functor.num_outputs
+
+    @property
+    def functors(self) -> tuple[Functor, ...]:
+        """All texts of it."""
+        if self.reduction is None:
+            return (self.functor,)
+        return (self.functor, self.reduction.combine, *([self.reduction.finish] if self.reduction.finish else []))
+
+    @property
+    def scalars(self) -> tuple[EntryParameter, ...]:
+        """The parameters that an application's scalars bind, in order: one for each name."""
+        if self.reduction is None:
+            return self.functor.scalars
+        return tuple({item.name: item for functor in self.functors for item in functor.scalars}.values())
 
     def tensor_parameters(self, count: int) -> tuple[EntryParameter, ...]:
         """Return the parameters that ``count`` tensors bind; trailing ones with a C++ default may be left out."""
@@ -125,6 +225,8 @@ class Function:
         common = promote(operand for operand, parameter in pairs if parameter.name not in self.unpromoted)
         if self.promotion in (Promotion.INT_TO_FLOAT, Promotion.INT_TO_FLOAT_WIDE):
             common = to_floating(common, default)
+        elif self.promotion is Promotion.INT_TO_LONG and not (common.is_floating_point or common.is_complex):
+            common = torch.int64
         is_wide = self.promotion in (Promotion.DEFAULT_WIDE, Promotion.INT_TO_FLOAT_WIDE)
         return torch.float32 if is_wide and common in (torch.float16, torch.bfloat16) else common
 
@@ -132,9 +234,7 @@ class Function:
         """Return what from_json needs, without what is as usual; of a user's fallback, a name in this process."""
         written = {
             "op": self.op,
-            "code": self.functor.source,
-            "scalars": [parameter.name for parameter in self.functor.scalars],
-            "num_outputs": self.functor.num_outputs,
+            **_functor_to_json(self.functor),
             "promotion": self.promotion.value,
             "unpromoted": list(self.unpromoted),
             "out_dtypes": [None if dtype is None else str(dtype).removeprefix("torch.") for dtype in self.out_dtypes],
@@ -142,6 +242,7 @@ class Function:
             "fallback": self.fallback and _name_callable(self.fallback),
             "backward": self.backward and self.backward.to_json(),
             "isolation": self.isolation.value,
+            "reduction": self.reduction and self.reduction.to_json(),
         }
         return {name: value for name, value in written.items() if value != _USUAL.get(name, ...)}
 
@@ -153,7 +254,7 @@ class Function:
             GroupError: it has a fallback, and was written by another process.
         """
         data = _USUAL | data
-        functor = parse_functor(data["code"], tuple(data["scalars"]), data["num_outputs"])
+        functor = _functor_from_json(data)
         if data["fallback"] and data["fallback"] not in _callables:
             raise GroupError(
                 f"{functor.entry} has a fallback that is a Python function, which only the process knows that wrote "
@@ -169,6 +270,7 @@ class Function:
             fallback=data["fallback"] and _callables[data["fallback"]],
             backward=data["backward"] and HandWritten.from_json(data["backward"]),
             isolation=Isolation(data["isolation"]),
+            reduction=data["reduction"] and Reduction.from_json(data["reduction"]),
         )
 
 
@@ -184,6 +286,7 @@ _USUAL: dict[str, Any] = {
     "fallback": None,
     "backward": None,
     "isolation": "full",
+    "reduction": None,
 }
 
 # Python functions that groups hold, by the names that stand for them in JSON: no two processes give the same name.
@@ -241,12 +344,8 @@ class HandWritten:
 
     def to_json(self) -> dict[str, Any]:
         """Return what from_json needs."""
-        functor = self.functor
-        scalars = [parameter.name for parameter in functor.scalars]
         return {
-            "code": functor.source,
-            "scalars": scalars,
-            "num_outputs": functor.num_outputs,
+            **_functor_to_json(self.functor),
             "saved": list(self.saved),
             "targets": list(self.targets),
             "by_name": list(self.scalars),
@@ -255,8 +354,9 @@ class HandWritten:
     @staticmethod
     def from_json(data: dict[str, Any]) -> HandWritten:
         """Rebuild it from its JSON form."""
-        functor = parse_functor(data["code"], tuple(data["scalars"]), data["num_outputs"])
-        return HandWritten(functor, tuple(data["saved"]), tuple(data["targets"]), tuple(data["by_name"]))
+        return HandWritten(
+            _functor_from_json(data), tuple(data["saved"]), tuple(data["targets"]), tuple(data["by_name"])
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +418,11 @@ class FusionGroup:
             names = ", ".join(item.name for item in self.inputs)
             raise ArgumentError(f"the group takes {len(self.inputs)} inputs ({names}), got {len(inputs)}")
         return values
+
+    @property
+    def has_reduction(self) -> bool:
+        """Whether some application is a reduction."""
+        return any(item.function.reduction for item in self.applications)
 
     def value_offsets(self) -> tuple[int, ...]:
         """Return the number of each application's first output."""
@@ -480,11 +585,10 @@ class FusionGroup:
         for index, application in enumerate(self.applications):
             node = ("application", index)
             view.add_node(node, label=application.function.name, application=application)
-            functor = application.function.functor
             tensors = zip(
                 application.tensors, application.function.tensor_parameters(len(application.tensors)), strict=True
             )
-            for value, parameter in (*tensors, *zip(application.scalars, functor.scalars, strict=True)):
+            for value, parameter in (*tensors, *zip(application.scalars, application.function.scalars, strict=True)):
                 view.add_edge(source[value], node, value=value, parameter=parameter.name)
             source += [node] * application.function.num_outputs
         for index, value in enumerate(self.outputs):
@@ -526,10 +630,12 @@ class FusionGroup:
             raise GroupError(f"{where}: needs a tensor")
         if not function.accepts(len(application.tensors)):
             raise GroupError(f"{where}: {functor.signature()} got {len(application.tensors)} tensors")
-        if len(application.scalars) != len(functor.scalars):
+        if len(application.scalars) != len(function.scalars):
             raise GroupError(f"{where}: {functor.signature()} got {len(application.scalars)} scalars")
-        if function.out_dtypes and len(function.out_dtypes) != functor.num_outputs:
-            raise GroupError(f"{where}: {len(function.out_dtypes)} out_dtypes for {functor.num_outputs} outputs")
+        if function.out_dtypes and len(function.out_dtypes) != function.num_outputs:
+            raise GroupError(f"{where}: {len(function.out_dtypes)} out_dtypes for {function.num_outputs} outputs")
+        if function.reduction is not None:
+            _lint_reduction(function, function.reduction, where)
         for value in (*application.tensors, *application.scalars):
             if not 0 <= value < known:
                 raise GroupError(f"{where}: value {value} is used before it is made")
@@ -551,12 +657,35 @@ class Section:
     outputs: tuple[int, ...]
 
 
+def _lint_reduction(function: Function, reduction: Reduction, where: str) -> None:
+    count = len(reduction.identity)
+    if reduction.combine.num_outputs != count or len(reduction.combine.tensors) != 2 * count:
+        raise GroupError(f"{where}: {reduction.combine.signature()} does not combine {count} accumulators with {count}")
+    if function.functor.num_outputs != count:
+        raise GroupError(f"{where}: {function.functor.signature()} does not make {count} accumulators")
+    if reduction.finish is not None and len(reduction.finish.tensors) != count + reduction.counts:
+        raise GroupError(f"{where}: {reduction.finish.signature()} does not take {count} accumulators")
+
+
 def describe_application(application: Application) -> str:
     """Return ``axpy(v0, v1, alpha=v2)``."""
-    scalars = zip(application.function.functor.scalars, application.scalars, strict=True)
+    scalars = zip(application.function.scalars, application.scalars, strict=True)
     arguments = [f"v{value}" for value in application.tensors]
     arguments += [f"{parameter.name}=v{value}" for parameter, value in scalars]
+    reduction = application.function.reduction
+    if reduction is not None:
+        arguments += [f"dim={'all' if reduction.dims is None else list(reduction.dims)}"]
+        arguments += ["keepdim"] * reduction.keepdim
     return f"{application.function.name}({', '.join(arguments)})"
+
+
+def _functor_to_json(functor: Functor) -> dict[str, Any]:
+    scalars = [parameter.name for parameter in functor.scalars]
+    return {"code": functor.source, "scalars": scalars, "num_outputs": functor.num_outputs}
+
+
+def _functor_from_json(data: dict[str, Any]) -> Functor:
+    return parse_functor(data["code"], tuple(data["scalars"]), data["num_outputs"])
 
 
 def _number_to_json(number: bool | int | float | complex | None) -> Any:

@@ -15,19 +15,21 @@ from fuser.access import DEFAULT_TUNING, Access, Tuning
 from fuser.cxx.paths import check_functor
 from fuser.dtypes import Rank, dtype_info
 from fuser.errors import GroupError, ShapeError, UnsupportedError
-from fuser.graph import Application, Function, FusionGroup
+from fuser.graph import Application, Function, FusionGroup, Reduction
 from fuser.layout import Shape, Strides, broadcast_shapes, contiguous_strides, infer_output_strides, is_dense
-from fuser.ops import OPS, dtype_kind
+from fuser.ops import OPS, REDUCTIONS, dtype_kind
 
 __all__ = [
     "ArgSpec",
     "InputSpec",
     "KernelSpec",
+    "RowSpec",
     "Typing",
     "ValueLayout",
     "build_kernel_spec",
     "infer_layouts",
     "infer_typing",
+    "reduced_shape",
 ]
 
 # What one launch takes; a group beyond it is cut.
@@ -70,6 +72,23 @@ class InputSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class RowSpec:
+    """What the text of a kernel with reductions depends on beyond that of a pointwise one."""
+
+    # How many of the merged dimensions, the first ones, are reduced.
+    reduced: int
+    # For each value of the group whether there is one per row, not per element.
+    is_row: tuple[bool, ...]
+    # Whether neighbouring rows are computed side by side, instead of a row's neighbouring elements.
+    is_across: bool
+
+    @property
+    def inner(self) -> int:
+        """The dimension along which neighbours are computed side by side."""
+        return self.reduced if self.is_across else 0
+
+
+@dataclass(frozen=True, slots=True)
 class ArgSpec:
     """What a kernel's text depends on beside its group."""
 
@@ -93,6 +112,8 @@ class ArgSpec:
     accesses: tuple[Access, ...] = ()
     # How a CUDA kernel divides its work.
     tuning: Tuning = DEFAULT_TUNING
+    # Of a kernel with reductions.
+    rows: RowSpec | None = None
 
     @property
     def numerics(self) -> str:
@@ -133,8 +154,9 @@ def build_kernel_spec(group: FusionGroup) -> KernelSpec:
     """
     group.lint()
     for application in group.applications:
-        check_functor(application.function.functor)
-        if application.function.op not in (None, *OPS):
+        for functor in application.function.functors:
+            check_functor(functor)
+        if application.function.op not in (None, *OPS, *REDUCTIONS):
             raise GroupError(f"there is no op {application.function.op!r} in fuser's table")
     return KernelSpec(group.canonical())
 
@@ -180,7 +202,10 @@ def infer_layouts(group: FusionGroup, inputs: Sequence[ValueLayout]) -> tuple[Va
         except ShapeError as error:
             shapes = ", ".join(str(list(operand.shape)) for operand in operands)
             raise ShapeError(f"{function.name}: {error} (shapes {shapes})") from None
-        if function.op in {"pow", "pow_number"} and operands[0].is_number:
+        if function.reduction is not None:
+            shape = reduced_shape(function.reduction, shape)
+            strides = contiguous_strides(shape)
+        elif function.op in {"pow", "pow_number"} and operands[0].is_number:
             # at::pow(Scalar, Tensor) lays its result out before it knows its operands.
             strides = contiguous_strides(shape)
         elif function.op == "masked_fill":
@@ -195,6 +220,18 @@ def infer_layouts(group: FusionGroup, inputs: Sequence[ValueLayout]) -> tuple[Va
         dtype = function.out_dtypes[0] if function.is_conversion else None
         values += [ValueLayout(shape, strides, dtype=dtype)] * function.num_outputs
     return tuple(values)
+
+
+def reduced_shape(reduction: Reduction, shape: Shape) -> Shape:
+    """Return the shape of a reduction's results, from that of what it reduces.
+
+    Raises:
+        DimError, ShapeError: its dimensions are none of the shape's.
+    """
+    dims = reduction.normalize_dims(len(shape))
+    if reduction.keepdim:
+        return tuple(1 if dim in dims else size for dim, size in enumerate(shape))
+    return tuple(size for dim, size in enumerate(shape) if dim not in dims)
 
 
 def _keeps_strides(function: Function, operand: ValueLayout) -> bool:
@@ -232,6 +269,11 @@ def _check_kind(
     function = application.function
     dtype_info(common)
     if function.op is None:
+        return
+    if function.reduction is not None:
+        reduces = REDUCTIONS[function.op]
+        if dtype_kind(common) not in reduces.kinds or common in reduces.others:
+            raise UnsupportedError(f"op {function.op!r} on {common}")
         return
     op = OPS[function.op]
     if dtype_kind(common) not in op.kinds:

@@ -34,11 +34,18 @@ class IterationSpace:
     sizes: Shape
     # One tuple per operand, as long as ``sizes``.
     strides: tuple[Strides, ...]
+    # How many of the dimensions, the first ones, are reduced.
+    reduced: int = 0
 
     @property
     def numel(self) -> int:
         """Number of elements visited."""
         return prod(self.sizes)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to write: the results of nothing are values too."""
+        return prod(self.sizes[self.reduced :]) == 0
 
 
 def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:

@@ -17,6 +17,7 @@ from torch.autograd import profiler
 
 from fuser.arg_spec import DescribedValue, build_arg_spec
 from fuser.compiler import compile_kernel, register
+from fuser.config import config
 from fuser.errors import (
     ArgumentError,
     CompileError,
@@ -31,6 +32,7 @@ from fuser.geometry import Launch
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import ArgSpec, InputSpec, KernelSpec, ValueLayout, infer_layouts, infer_typing
 from fuser.layout import IterationSpace, Shape, Strides
+from fuser.ops import REDUCTIONS, dtype_kind
 from fuser.sections import cut_group, group_outputs
 from fuser.tensor_desc import (
     TensorDesc,
@@ -169,6 +171,7 @@ def _plan_kernels(
     layouts: Sequence[ValueLayout],
 ) -> Plan:
     values = _describe_values(spec, inputs, device, layouts)
+    _check_reductions(spec.group, values)
     outputs = [values[value].desc for value in spec.group.outputs]
     buffers = tuple(map(_buffer, outputs))
     if device.type == "meta":
@@ -176,12 +179,14 @@ def _plan_kernels(
     if not can_fuse(device.type):
         known = device.type in _can_fuse
         raise UnsupportedError(f"fusion on {device.type} is switched off" if known else f"device {device.type!r}")
+    if spec.group.has_reduction and device.type != "cpu":
+        raise UnsupportedError("a reduction")
     parts = list(_cut(spec, values, _laid_out_as(out, outputs), device))
     homes, temporaries = _find_homes(spec, parts, values)
     return Plan(
         device=device,
         outputs=buffers,
-        steps=tuple(_compile(part, device, homes, len(inputs)) for part in parts if part.space.numel),
+        steps=tuple(_compile(part, device, homes, len(inputs)) for part in parts if not part.space.is_empty),
         temporaries=temporaries,
         follows_default_dtype=follows_default_dtype(spec.group, [item.spec for item in values[: len(inputs)]]),
     )
@@ -223,6 +228,26 @@ def _describe_values(
         DescribedValue(TensorDesc(torch.Tensor, dtype, layout.shape, layout.strides, device), InputSpec(dtype, rank))
         for dtype, rank, layout in made
     ]
+
+
+def _check_reductions(group: FusionGroup, values: Sequence[DescribedValue]) -> None:
+    # torch's own, where only torch has its bits, or its error.
+    for index, item in enumerate(group.applications):
+        op = item.function.reduction and REDUCTIONS.get(item.function.op or "")
+        if not op or item.function.reduction is None:
+            continue
+        desc = values[item.tensors[0]].desc
+        assert desc.dtype is not None, "numbers are not reduced"
+        dims = item.function.reduction.normalize_dims(len(desc.shape))
+        reason = ""
+        if config.numerics == "strict" and dtype_kind(desc.dtype) not in op.exact:
+            reason = f"op {op.name!r} on {desc.dtype} in torch's own order"
+        elif op.needs_elements and any(desc.shape[dim] == 0 for dim in dims):
+            reason = f"op {op.name!r} on nothing"
+        if reason:
+            error = UnsupportedError(reason)
+            error.application = index
+            raise error
 
 
 def _laid_out_as(out: Sequence[TensorDesc], outputs: Sequence[TensorDesc]) -> list[TensorDesc]:
@@ -267,7 +292,7 @@ def _cut(
         written += [values[value].desc for value in section.outputs[len(targets) :]]
         targets += [-1] * (len(written) - len(targets))
         inputs = [values[value] for value in section.inputs]
-        for chosen in group_outputs([item.shape for item in written]):
+        for chosen in group_outputs([item.shape for item in written], has_reduction=own.group.has_reduction):
             part = own if len(chosen) == len(written) else register(own.group.select_outputs(chosen))
             args, space = build_arg_spec(part.group, inputs, [written[index] for index in chosen], device.type)
             yield _Part(

@@ -9,10 +9,18 @@ from collections.abc import Collection, Iterator, Sequence
 
 from fuser.errors import UnsupportedError
 from fuser.graph import FusionGroup, Section
-from fuser.kernel_spec import MAX_ARGUMENT_BYTES, MAX_INPUTS, MAX_LONE_ARGUMENT_BYTES, MAX_OUTPUTS, ValueLayout
+from fuser.kernel_spec import (
+    MAX_ARGUMENT_BYTES,
+    MAX_INPUTS,
+    MAX_LONE_ARGUMENT_BYTES,
+    MAX_OUTPUTS,
+    ValueLayout,
+    infer_layouts,
+)
 from fuser.layout import Shape, broadcast_strides, build_iteration_space
+from fuser.row_space import find_row_shape
 
-__all__ = ["cut_around", "cut_group", "group_outputs"]
+__all__ = ["cut_around", "cut_group", "group_outputs", "section_layouts"]
 
 
 def cut_group(group: FusionGroup, layouts: Sequence[ValueLayout], by_value: Collection[int]) -> Iterator[Section]:
@@ -56,8 +64,10 @@ def cut_around(group: FusionGroup, obstacle: int) -> Iterator[Section]:
             yield group.section(chosen)
 
 
-def group_outputs(shapes: Sequence[Shape]) -> list[list[int]]:
-    """Return which outputs share a launch: those of one shape, up to the bound on outputs."""
+def group_outputs(shapes: Sequence[Shape], *, has_reduction: bool = False) -> list[list[int]]:
+    """Return which outputs share a launch: those of one shape, up to the bound on outputs; with reductions, all."""
+    if has_reduction:
+        return [list(range(len(shapes)))]
     by_shape: dict[Shape, list[list[int]]] = {}
     for slot, shape in enumerate(shapes):
         launches = by_shape.setdefault(shape, [[]])
@@ -67,7 +77,14 @@ def group_outputs(shapes: Sequence[Shape]) -> list[list[int]]:
     return [launch for launches in by_shape.values() for launch in launches]
 
 
+def section_layouts(section: Section, layouts: Sequence[ValueLayout]) -> Sequence[ValueLayout]:
+    """Return shape and strides of each value of a section's group, from those of the whole group's values."""
+    return infer_layouts(section.group, [layouts[value] for value in section.inputs])
+
+
 def _fits(section: Section, layouts: Sequence[ValueLayout], by_value: Collection[int]) -> bool:
+    if section.group.has_reduction and find_row_shape(section.group, section_layouts(section, layouts)) is None:
+        return False
     sizes = _launch_sizes(section, layouts, by_value)
     return all(inputs <= MAX_INPUTS and size <= MAX_ARGUMENT_BYTES for inputs, size in sizes)
 
@@ -77,7 +94,7 @@ def _launch_sizes(
 ) -> Iterator[tuple[int, int]]:
     # Inputs and argument bytes of each launch; the bytes are a bound, which is close where it matters.
     shapes = [layouts[value].shape for value in section.outputs]
-    for chosen in group_outputs(shapes):
+    for chosen in group_outputs(shapes, has_reduction=section.group.has_reduction):
         group = section.group if len(chosen) == len(shapes) else section.group.select_outputs(chosen)
         read = [section.inputs[index] for index in group.used_inputs()]
         pointers = [layouts[value] for value in read if value not in by_value]
@@ -86,7 +103,10 @@ def _launch_sizes(
         # the division by it (on a GPU), and strides.
         fixed = 2 + operands + 2 * (len(read) - len(pointers))
         rank = len(shape)
-        if 8 * (fixed + rank * (3 + operands)) > MAX_ARGUMENT_BYTES:
+        if section.group.has_reduction:
+            # It walks over what it reads.
+            rank = max((len(item.shape) for item in pointers), default=rank)
+        elif 8 * (fixed + rank * (3 + operands)) > MAX_ARGUMENT_BYTES:
             strides = [layouts[section.outputs[index]].strides for index in chosen]
             strides += [broadcast_strides(item.shape, item.strides, shape) for item in pointers]
             rank = len(build_iteration_space(shape, strides).sizes)

@@ -93,7 +93,10 @@ def name_input(group: FusionGroup, index: int) -> str:
     # A group in canonical form has no names of the caller's; the functors' parameters have.
     for item in group.applications:
         functor = item.function.functor
-        bound = [*zip(item.tensors, functor.tensors, strict=False), *zip(item.scalars, functor.scalars, strict=True)]
+        bound = [
+            *zip(item.tensors, functor.tensors, strict=False),
+            *zip(item.scalars, item.function.scalars, strict=True),
+        ]
         for value, parameter in bound:
             if value == index:
                 return f"{item.function.name}: {parameter.name or 'a parameter without a name'}"

@@ -23,9 +23,19 @@ from fuser.config import SETTINGS, config
 from fuser.cxx.functor import parse_functor
 from fuser.dtypes import Rank
 from fuser.errors import ArgumentError, GroupError
-from fuser.graph import Application, Function, FusionGroup, GroupBuilder, HandWritten, Input, Isolation, Promotion
+from fuser.graph import (
+    Application,
+    Function,
+    FusionGroup,
+    GroupBuilder,
+    HandWritten,
+    Input,
+    Isolation,
+    Promotion,
+    Reduction,
+)
 from fuser.kernel_cache import KernelStore
-from fuser.kernel_spec import ArgSpec, InputSpec
+from fuser.kernel_spec import ArgSpec, InputSpec, RowSpec
 
 AXPY = Function(parse_functor("template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }", ("alpha",)))
 MUL = Function(parse_functor("template <typename T> T mul(T x, T y) { return x * y; }"))
@@ -307,6 +317,7 @@ CHANGES: dict[str, Callable[[ArgSpec], Any]] = {
     "accesses": lambda args: (Access(width=2),),
     "default_dtype": lambda args: torch.float64,
     "settings": lambda args: (("numerics", "fast"), *args.settings[1:]),
+    "rows": lambda _: RowSpec(1, (False, False, True), is_across=False),
 }
 
 
@@ -347,6 +358,13 @@ def test_json_keeps_every_field() -> None:
     split = replace(SPLIT, out_dtypes=(None, torch.int32), isolation=Isolation.RESULT)
     builder = GroupBuilder()
     (v,) = builder.apply(double, [builder.add_input("x"), builder.add_input("a")])
+    add = parse_functor("template <typename T> T add(T a, T b) { return a + b; }")
+    half = parse_functor("template <typename T> T half(T x, T by) { return x / by; }", ("by",))
+    finish = parse_functor("template <typename T> T done(T x, T by) { return x * by; }", ("by",))
+    by = builder.add_input("by", is_scalar=True)
+    kept = Reduction(add, (0.5,), None, (0, -1), keepdim=True)
+    for kind in (kept, Reduction(add, (complex(1, -2),), finish), Reduction(add, (True,), dims=())):
+        (v,) = builder.apply(Function(half, reduction=kind), [v], [by])
     group = builder.build(builder.apply(split, [v]))
     assert FusionGroup.from_json(group.to_json()) == group
 

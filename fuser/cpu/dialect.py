@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from fuser.codegen import KERNEL_NAME, Dialect, Loop, Operand
 from fuser.cpu.prelude import emit_prelude
+from fuser.cpu.rows import emit_rows
 
 __all__ = ["DIALECT"]
 
@@ -191,4 +192,4 @@ def _indent(lines: list[str]) -> list[str]:
     return [line if line.startswith("#") else f"  {line}" for line in lines]
 
 
-DIALECT = Dialect("cpu", emit_prelude, emit_loop, traps_on_division=True)
+DIALECT = Dialect("cpu", emit_prelude, emit_loop, emit_rows, traps_on_division=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from fuser.codegen import KERNEL_NAME, Dialect, Loop, Operand
 from fuser.cuda.prelude import emit_prelude
+from fuser.cuda.rows import emit_rows
 
 __all__ = ["DIALECT"]
 
@@ -312,4 +313,4 @@ _OWN_MACROS = "\n".join(
         "#define __align__(n) __attribute__((aligned(n)))",
     ]
 )
-DIALECT = Dialect("cuda", emit_prelude, emit_loop, GEOMETRY, _OWN_MACROS, crosses_with_zero=True)
+DIALECT = Dialect("cuda", emit_prelude, emit_loop, emit_rows, GEOMETRY, _OWN_MACROS, crosses_with_zero=True)

@@ -25,7 +25,7 @@ from fuser.fx.conversions import find_visible_aliases
 from fuser.fx.nodes import GraphReading, bind_group, is_barrier, is_random, read_nodes
 from fuser.jiterator import JitFunction
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
-from fuser.ops import OpCall, is_first_power
+from fuser.ops import REDUCTIONS, OpCall, is_first_power
 
 __all__ = ["Partition", "partition"]
 
@@ -48,11 +48,13 @@ class Partition:
     calls: tuple[OpCall | None, ...]
 
 
-def partition(graph: fx.Graph) -> list[Partition]:
-    """Return the groups of a graph, in the order of the graph."""
+def partition(graph: fx.Graph, *, reduces: bool = True) -> list[Partition]:
+    """Return the groups of a graph, in the order of the graph; without torch's reductions, if those are to stay."""
     nodes = list(graph.nodes)
     reading = read_nodes(nodes)
     calls = {node: reading.calls[node] for node in nodes if reading.is_fusible(node)}
+    if not reduces:
+        calls = {node: call for node, call in calls.items() if call is None or not call.reduces}
     # What can be part of a group writes to nothing.
     barriers = {node for node in nodes if node not in calls and is_barrier(node)}
     visible = find_visible_aliases(nodes, calls, barriers)
@@ -63,7 +65,7 @@ def partition(graph: fx.Graph) -> list[Partition]:
     return [
         Partition(tuple(group), tuple(reading.calls[node] for node in group))
         for group in groups
-        if not _only_copies(group, reading)
+        if not _gains_nothing(group, reading)
     ]
 
 
@@ -78,9 +80,11 @@ def _cut_stretches(nodes: Sequence[fx.Node], barriers: set[fx.Node]) -> Iterator
     yield stretch
 
 
-def _only_copies(group: Sequence[fx.Node], reading: GraphReading) -> bool:
-    # torch copies nothing where no conversion is needed, and x ** 1 as it lies in memory, narrow dtypes unconverted.
+def _gains_nothing(group: Sequence[fx.Node], reading: GraphReading) -> bool:
+    # torch reduces as well as fuser, copies nothing where no conversion is needed, and x ** 1 as it lies in memory.
     calls = [reading.calls[node] for node in group]
+    if len(calls) == 1 and calls[0] is not None and calls[0].function.op in REDUCTIONS:
+        return not calls[0].scalars and all(isinstance(item, fx.Node) for item in calls[0].tensors)
     return all(call is not None and (call.function.op == "convert" or is_first_power(call.function)) for call in calls)
 
 

@@ -64,12 +64,20 @@ class FusionPass(PassBase):
 
     The result's ``modified`` says whether there was any. Nodes with ``meta["val"]`` (as AOTAutograd gives) are
     grouped by device and shape; without it, what does not fit together at run time is launched apart.
+
+    Args:
+        reduces: whether torch's reductions join groups. Their derivatives are torch's own: for a graph that autograd
+            differentiates it is better that they stay.
     """
+
+    def __init__(self, *, reduces: bool = True) -> None:
+        super().__init__()
+        self.reduces = reduces
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         """Run on one graph module."""
         substitution = _Substitution(graph_module)
-        for found in partition(graph_module.graph):
+        for found in partition(graph_module.graph, reduces=self.reduces):
             if config.fuel is not None and not _burn():
                 break
             substitution.add(found)
@@ -146,7 +154,7 @@ class _GroupWriter:
 
     def _apply(self, call: OpCall, name: str) -> tuple[int, ...]:
         tensors = [self._tensor(value) for value in call.tensors]
-        scalars = [self._scalar(call.scalars[item.name], item.name) for item in call.function.functor.scalars]
+        scalars = [self._scalar(call.scalars[item.name], item.name) for item in call.function.scalars]
         return self.builder.apply(call.function, tensors, scalars, name)
 
     def _inline(self, group: FusionGroup, inputs: list[Any]) -> tuple[int, ...]:

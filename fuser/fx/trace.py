@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fuser.config import config
 from fuser.errors import ArgumentError, GradientError, UnsupportedError, shows_users_frames
 from fuser.fx.arguments import NUMBER, TENSOR, Key, sort_arguments
 from fuser.fx.passes import FusionModule, FusionPass, warm_up_graph
@@ -40,6 +41,8 @@ class Entry:
     whole: WholeFusion | None
     # Replays calls of it; the fused function itself where it can look at all that the trace relies on.
     launcher: Replayer | None
+    # What its groups may hold depends on it.
+    mode: tuple[str, bool]
 
 
 @called_in_c
@@ -231,14 +234,17 @@ class FusedFunction(Replayer):
         return found
 
     def _look_up(self, key: Key, leaves: tuple[Any, ...]) -> Entry | None:
-        return next((entry for entry in self._traces.get(key, ()) if entry.traced.holds(leaves)), None)
+        mode = _mode(leaves)
+        found = (item for item in self._traces.get(key, ()) if item.mode == mode and item.traced.holds(leaves))
+        return next(found, None)
 
     def _add_trace(self, key: Key, leaves: tuple[Any, ...] | None) -> Entry:
         names = [item.name for item in self._parameters]
         traced = trace(self.function, self._call_by_position, key, leaves, names)
-        FusionPass()(traced.graph_module)
+        mode = _mode(leaves or ())
+        FusionPass(reduces=not mode[1])(traced.graph_module)
         whole = find_whole_fusion(traced.graph_module)
-        entry = Entry(traced, whole, None if whole is None else self._launcher_of(traced, whole, key))
+        entry = Entry(traced, whole, None if whole is None else self._launcher_of(traced, whole, key), mode)
         if self._own is None and entry.launcher is self:
             self._own = entry
         before = self._traces.pop(key, ())
@@ -280,6 +286,12 @@ class FusedFunction(Replayer):
 
     def __repr__(self) -> str:
         return f"<fuser.fuse {self.__name__}>"
+
+
+def _mode(leaves: tuple[Any, ...]) -> tuple[str, bool]:
+    # Numerics, and whether autograd differentiates a call.
+    needs_grad = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves)
+    return config.numerics, needs_grad
 
 
 def _has_own_functions(item: Any) -> bool:

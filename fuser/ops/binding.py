@@ -13,9 +13,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
+from fuser.config import config
 from fuser.graph import Function
 from fuser.ops.elementary import UNARY_FLOAT, clamp_to_numbers, power_function
-from fuser.ops.table import OPS, cast_function, convert_function
+from fuser.ops.reductions import REDUCTIONS, reduction_function
+from fuser.ops.table import OPS, cast_function, convert_function, dtype_kind
 
 __all__ = ["IS_NUMBER", "OpCall", "bind_function", "bind_method", "bind_module", "has_hooks"]
 
@@ -32,6 +34,12 @@ class OpCall:
     function: Function
     tensors: tuple[Any, ...]
     scalars: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it is, or reads, a reduction of torch's."""
+        is_one = self.function.reduction is not None and self.function.op is not None
+        return is_one or any(isinstance(item, OpCall) and item.reduces for item in self.tensors)
 
 
 Binder = Callable[..., "OpCall | None"]
@@ -324,6 +332,79 @@ def _convert_to(dtype: torch.dtype) -> Binder:
     return bind
 
 
+# --- reductions -------------------------------------------------------------------------------------------------
+def _reduce(name: str, input: Any, dim: Any = None, keepdim: Any = False) -> OpCall | None:  # noqa: A002
+    dims = (dim,) if type(dim) is int else dim
+    is_known = dims is None or (isinstance(dims, list | tuple) and all(type(item) is int for item in dims))
+    if _is_number(input) or not is_known or not isinstance(keepdim, bool) or not _has_bits(name, input):
+        return None
+    # No dimensions mean all.
+    return OpCall(reduction_function(name, tuple(dims) if dims else None, keepdim), (input,))
+
+
+def _has_bits(name: str, input: Any) -> bool:  # noqa: A002
+    # Whether numerics allow fuser's order: where the dtype is not known, the worst is assumed.
+    if config.numerics == "fast" or isinstance(input, OpCall):
+        return True
+    value = getattr(input, "meta", {}).get("val")
+    exact = REDUCTIONS[name].exact
+    return exact == REDUCTIONS[name].kinds if value is None else dtype_kind(value.dtype) in exact
+
+
+def _bind_reduction(name: str) -> Binder:
+    def bind(input: Any, dim: Any = None, keepdim: Any = False) -> OpCall | None:  # noqa: A002
+        return _reduce(name, input, dim, keepdim)
+
+    return bind
+
+
+def _bind_total(name: str) -> Binder:
+    def bind(input: Any, dim: Any = None, keepdim: Any = False, *, dtype: Any = None) -> OpCall | None:  # noqa: A002
+        if dtype is not None and (not isinstance(dtype, torch.dtype) or config.numerics != "fast"):
+            return None
+        return _reduce(name, input if dtype is None else OpCall(cast_function(dtype), (input,)), dim, keepdim)
+
+    return bind
+
+
+def _bind_of_all(name: str) -> Binder:
+    # torch.max(x): with a dimension it has two results.
+    def bind(input: Any) -> OpCall | None:  # noqa: A002
+        return _reduce(name, input)
+
+    return bind
+
+
+def _bind_softmax(input: Any, dim: Any) -> OpCall | None:  # noqa: A002
+    shifted = _shift(input, dim)
+    if shifted is None:
+        return None
+    power = _call("exp", shifted)
+    total = _reduce("sum", power, dim, True)
+    return None if total is None else _call("div", power, total)
+
+
+def _bind_log_softmax(input: Any, dim: Any) -> OpCall | None:  # noqa: A002
+    shifted = _shift(input, dim)
+    total = None if shifted is None else _reduce("sum", _call("exp", shifted), dim, True)
+    return None if total is None else _call("sub", shifted, _call("log", total), minus_alpha=-1)
+
+
+def _shift(input: Any, dim: Any) -> OpCall | None:  # noqa: A002
+    # Of a floating-point tensor that is known to be one.
+    if type(dim) is not int or config.numerics != "fast":
+        return None
+    largest = _reduce("amax", input, dim, True)
+    return None if largest is None else _call("sub", input, largest, minus_alpha=-1)
+
+
+def _bind_aten_softmax(bind: Callable[[Any, Any], OpCall | None]) -> Binder:
+    def bind_aten(self: Any, dim: Any, half_to_float: Any) -> OpCall | None:
+        return bind(OpCall(cast_function(torch.float32), (self,)) if half_to_float else self, dim)
+
+    return bind_aten
+
+
 def _overloads(*names: str) -> list[Any]:
     found = []
     for name in names:
@@ -373,6 +454,9 @@ def _methods() -> dict[str, Binder]:
         "pow": _bind_pow, "__pow__": _bind_pow,
         "clamp": _bind_clamp, "clip": _bind_clamp, "clamp_min": _bind_clamp_min, "clamp_max": _bind_clamp_max,
         "where": _bind_where_method, "relu": _unary("relu"), "masked_fill": _bind_masked_fill,
+        **{name: _bind_reduction(name) for name in ("amax", "amin", "any", "all", "count_nonzero")},
+        **{name: _bind_total(name) for name in ("sum", "mean")},
+        "max": _bind_of_all("amax"), "min": _bind_of_all("amin"),
         "addcmul": _bind_addcmul, "addcdiv": _bind_addcdiv, "lerp": _bind_lerp, "to": _bind_to,
     }  # fmt: skip
     return found | {alias: found[name] for alias, name in _ALIASES.items()}
@@ -455,6 +539,17 @@ def _functions() -> dict[Any, Binder]:
         _ATEN.threshold_backward.default: _bind_threshold_backward,
         **{overload: _binary(name) for name in ("sigmoid_backward", "tanh_backward", "silu_backward")
            for overload in _overloads(name)},
+        **{
+            overload: _bind_reduction(name)
+            for name, forms in (("amax", ""), ("amin", ""), ("any", "default dim dims"), ("all", "default dim dims"))
+            for overload in _overloads(*(f"{name}.{form}" for form in (forms or "default").split()))
+        },
+        **dict.fromkeys(_overloads("sum", "sum.dim_IntList"), _bind_total("sum")),
+        **dict.fromkeys(_overloads("mean", "mean.dim"), _bind_total("mean")),
+        _ATEN.max.default: _bind_of_all("amax"),
+        _ATEN.min.default: _bind_of_all("amin"),
+        _ATEN._softmax.default: _bind_aten_softmax(_bind_softmax),
+        _ATEN._log_softmax.default: _bind_aten_softmax(_bind_log_softmax),
         _ATEN._to_copy.default: _bind_to_copy,
         torch.ops.prims.convert_element_type.default: _bind_convert_element_type,
         _ATEN.to.dtype: _bind_to,

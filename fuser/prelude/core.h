@@ -167,3 +167,15 @@ template <typename T> FUSER_INLINE constexpr T clamp(const T& v, const T& lo, co
   return v < lo ? lo : hi < v ? hi : v;
 }
 }  // namespace std
+
+//@ always if rows
+// An accumulator type's largest value, or its smallest: what infinity means as an identity.
+template <typename T> FUSER_INLINE T fuser_end(bool is_upper) {
+  if constexpr (std::is_floating_point_v<T>) return is_upper ? T(INFINITY) : -T(INFINITY);
+  else if constexpr (std::is_same_v<T, bool>) return is_upper;
+  else {
+    constexpr T ones = static_cast<T>(~T(0));
+    constexpr T top = ones > T(0) ? ones : static_cast<T>(~uint64_t(0) >> (65 - 8 * sizeof(T)));
+    return is_upper ? top : ones > T(0) ? T(0) : static_cast<T>(-top - 1);
+  }
+}

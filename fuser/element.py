@@ -1,0 +1,215 @@
+"""Writes the statements of one element: a call of its functor for each application, rounded as numerics ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from fuser.cxx.functor import Functor, Role
+from fuser.dtypes import cpp_scalar_type, dtype_info
+from fuser.graph import FusionGroup, Isolation, describe_application
+from fuser.kernel_spec import ArgSpec, Typing
+
+__all__ = ["ElementWriter", "number_expression", "output_type"]
+
+
+class ElementWriter:
+    """Writes the statements of one element function; counts the barriers, so that each has its own number."""
+
+    def __init__(
+        self,
+        group: FusionGroup,
+        args: ArgSpec,
+        typing: Typing,
+        functors: tuple[Functor, ...],
+        *,
+        crosses_with_zero: bool = False,
+    ) -> None:
+        self.group = group
+        self.args = args
+        self.typing = typing
+        self.functors = functors
+        self.is_strict = args.numerics == "strict"
+        self.crosses_with_zero = crosses_with_zero and self.is_strict
+        # Whether some statement uses the zero; known when they are written.
+        self.has_zero = False
+        self.barriers = 0
+        # C++ type of each value inside the element function.
+        self.types: dict[int, str] = {}
+        # The outputs that are written where they are computed.
+        self.storing: Collection[int] = range(len(group.outputs))
+        self.read_later = {value for item in group.applications for value in item.tensors}
+        self.offsets = group.value_offsets()
+
+        for index in group.used_inputs():
+            item = args.inputs[index]
+            assert item is not None, "a used input is bound"
+            self.types[index] = cpp_scalar_type(item.number) if item.number else dtype_info(item.dtype).compute
+
+    def parameters(self) -> list[str]:
+        """Return the element function's parameters: the inputs, then the outputs."""
+        texts = ["const int64_t zero"] if self.has_zero else []
+        texts += [f"const {self.types[index]} v{index}" for index in self.group.used_inputs()]
+        for slot, value in enumerate(self.group.outputs):
+            texts.append(f"{dtype_info(self.typing.values[value]).storage}& out{slot}")
+        return texts
+
+    def statements(self) -> list[str]:
+        """Write all applications."""
+        return [line for index in range(len(self.group.applications)) for line in self.application(index)]
+
+    def values(self, index: int) -> range:
+        """Return the values that an application makes."""
+        return range(self.offsets[index], self.offsets[index] + self.group.applications[index].function.num_outputs)
+
+    def describe(self, index: int) -> str:
+        """Return a comment: ``// v3 = axpy(v0, v1, alpha=v2), float32``."""
+        values = self.values(index)
+        dtypes = ", ".join(str(self.typing.values[value]).removeprefix("torch.") for value in values)
+        names = ", ".join(f"v{value}" for value in values)
+        return f"// {names} = {describe_application(self.group.applications[index])}, {dtypes}"
+
+    def application(self, index: int) -> list[str]:
+        """Write the statements of one application."""
+        application = self.group.applications[index]
+        function, values = application.function, self.values(index)
+        lines = [self.describe(index)]
+        operands = self.operands(index)
+        names = [f"r{value}" for value in values]
+        others = [dtype_info(self.typing.values[value]).compute for value in values]
+        call, results, declarations = self.call(index, function.functor, operands, names, others)
+        lines += declarations
+        if results:
+            lines.append(f"{call};")
+        for value, expression in zip(values, results or [call], strict=True):
+            lines += self.result(value, expression, is_apart=function.isolation is not Isolation.NONE)
+        return lines
+
+    def call(
+        self, index: int, functor: Functor, operands: Sequence[str], names: Sequence[str], others: Sequence[str]
+    ) -> tuple[str, list[str], list[str]]:
+        """Write a call of an application's functor.
+
+        Args:
+            index: the application.
+            functor: one of its texts.
+            operands: what its tensors are bound to.
+            names: variables for its T& parameters.
+            others: types of those that another template parameter than the first declares.
+
+        Returns:
+            The call, the variables that its T& parameters are bound to, and their declarations.
+        """
+        application = self.group.applications[index]
+        function = application.function
+        info = dtype_info(self.typing.common[index])
+        tensors = iter(operands)
+        scalars = dict(zip((item.name for item in function.scalars), application.scalars, strict=True))
+        arguments: list[str] = []
+        results: list[str] = []
+        declarations: list[str] = []
+        bound = len(operands)
+        for parameter in functor.parameters:
+            if parameter.role is Role.OUTPUT:
+                slot = len(results)
+                kind = output_type(functor, parameter.type, info.compute, others[slot])
+                declarations.append(f"{kind} {names[slot]}{{}};")
+                results.append(names[slot])
+                arguments.append(names[slot])
+            elif parameter.role is Role.SCALAR:
+                arguments.append(f"v{scalars[parameter.name]}")
+            elif bound:
+                bound -= 1
+                arguments.append(next(tensors))
+        # Some of torch's own ops round steps to their dtype.
+        rounds = function.op is not None and len(functor.template_parameters) == 2 and self.is_strict
+        types = f"{info.compute}, {info.storage}" if rounds else info.compute
+        namespace = f"fuser_f{self.functors.index(functor)}"
+        return f"{namespace}::{functor.entry}<{types}>({', '.join(arguments)})", results, declarations
+
+    def operands(self, index: int) -> list[str]:
+        """Return what the functor's tensors are bound to."""
+        application = self.group.applications[index]
+        function = application.function
+        info = dtype_info(self.typing.common[index])
+        texts = []
+        parameters = function.tensor_parameters(len(application.tensors))
+        for value, parameter in zip(application.tensors, parameters, strict=True):
+            text = self._argument(value, info.compute if parameter.name not in function.unpromoted else None)
+            if function.is_comparison and self.typing.values[value] != info.dtype and info.is_narrow:
+                # As torch: what is compared has the common dtype.
+                text = f"fuser_round<{info.storage}>({text})"
+            # Strict: each use of a value is its own barrier. Two functors that both compute a*b must not share the
+            # product, or the compiler may contract it in one of them differently than when the functor runs alone.
+            texts.append(self.isolate(text) if function.isolation is Isolation.FULL else text)
+        return texts
+
+    def _argument(self, value: int, compute: str | None) -> str:
+        text = f"v{value}"
+        return text if compute in (None, self.types[value]) else f"fuser_cast<{compute}>({text})"
+
+    def result(self, value: int, expression: str, *, is_apart: bool) -> list[str]:
+        """Write what gives a value its variable, and the outputs that it is."""
+        info, is_read_later = dtype_info(self.typing.values[value]), value in self.read_later
+        isolate = self.isolate if is_apart else str
+        self.types[value] = info.compute
+        slots = [slot for slot in self.storing if self.group.outputs[slot] == value]
+        converted = f"fuser_cast<{info.compute}>({expression})"
+        if not self.is_strict or not info.is_narrow:
+            is_inexact = info.dtype.is_floating_point or info.dtype.is_complex
+            crossing = self.cross(converted) if is_read_later and is_apart and is_inexact else converted
+            lines = [f"const {info.compute} v{value} = {isolate(crossing)};"]
+            stored = f"fuser_from_compute<{info.storage}>(v{value})" if info.is_narrow else f"v{value}"
+        elif not slots:
+            rounded = isolate(f"fuser_round<{info.storage}>({converted})")
+            lines = [f"const {info.compute} v{value} = {rounded};"]
+        else:
+            lines = [f"const {info.storage} s{value} = fuser_from_compute<{info.storage}>({converted});"]
+            if is_read_later:
+                kept = isolate(f"fuser_keep({converted}, s{value})")
+                lines = [f"{info.storage} s{value};", f"const {info.compute} v{value} = {kept};"]
+            return lines + [f"fuser_assign(out{slot}, s{value});" for slot in slots]
+        return lines + [f"out{slot} = {stored};" for slot in slots]
+
+    def cross(self, text: str) -> str:
+        """Return the text of a floating-point value such that no product in it is contracted with what reads it."""
+        if not self.crosses_with_zero:
+            return text
+        self.has_zero = True
+        return f"fuser_cross({text}, zero)"
+
+    def isolate(self, text: str) -> str:
+        """Return the text behind a barrier of its own."""
+        if not self.is_strict:
+            return text
+        self.barriers += 1
+        return f"fuser_isolate<{self.barriers - 1}>({text})"
+
+
+def output_type(functor: Functor, declared: str, compute: str, other: str) -> str:
+    """Return the C++ type of a parameter that is declared in terms of template parameters.
+
+    A ``T&`` binds to the compute type; another template parameter is deduced, so ``other`` serves.
+    """
+    names = functor.template_parameters
+    if declared in names[1:]:
+        return other
+    return "".join(compute if word == names[0] else word for word in _split_words(declared))
+
+
+def _split_words(text: str) -> list[str]:
+    # "std::complex<T>" -> ["std", ":", ":", "complex", "<", "T", ">"]
+    words: list[str] = []
+    for char in text:
+        if words and (char.isalnum() or char == "_") and (words[-1][-1].isalnum() or words[-1][-1] == "_"):
+            words[-1] += char
+        else:
+            words.append(char)
+    return words
+
+
+def number_expression(index: int, kind: type) -> str:
+    """Return the expression that reads a by-value input from the argument struct ``a``."""
+    field = f"a.number{index}"
+    if kind is complex:
+        return f"std::complex<double>({field}[0], {field}[1])"
+    return f"({field} != 0)" if kind is bool else field

@@ -1,0 +1,163 @@
+"""torch's own reductions, a table as that of the pointwise ops, and what is composed of both.
+
+In strict numerics only those are fused that have the same bits in any order; torch's float sums have an order of their
+own, which fuser's is not.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fuser.cxx.functor import Functor, parse_functor
+from fuser.graph import Function, Promotion, Reduction
+from fuser.ops.table import ANY_REAL, FLOAT
+
+__all__ = ["REDUCTIONS", "ReductionOp", "reduction_function"]
+
+Dims = tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionOp:
+    """One row of the table."""
+
+    name: str
+    # The texts: what an element makes, how two parts are combined, and what the accumulators come to.
+    map: str
+    combine: str
+    identity: tuple[float | int | bool, ...]
+    # The eager reference: called with the tensor, its dimensions (None: all) and whether they are kept.
+    eager: Callable[[torch.Tensor, Dims, bool], Any]
+    # Kinds of common dtype (see dtype_kind) that it serves, and those of which every order makes the same bits.
+    kinds: frozenset[str] = ANY_REAL
+    exact: frozenset[str] = frozenset({"bool", "int"})
+    finish: str = ""
+    # Whether ``finish`` takes the number of elements last.
+    counts: bool = False
+    promotion: Promotion = Promotion.DEFAULT
+    out_dtype: torch.dtype | None = None
+    # Whether torch refuses to reduce nothing.
+    needs_elements: bool = False
+    # dtypes that torch treats in another way.
+    others: frozenset[torch.dtype] = frozenset()
+
+
+REDUCTIONS: dict[str, ReductionOp] = {}
+
+
+def define(name: str, combine: str, identity: Any, eager: Callable[..., Any], **rest: Any) -> None:
+    """Add a row with one accumulator; ``combine`` is the body of ``T combine(T a, T b)``."""
+    rest.setdefault("map", "T {name}_map(T x) {{ return x; }}")
+    text = f"T {name}_combine(T a, T b) {{ {combine} }}"
+    REDUCTIONS[name] = ReductionOp(name, rest.pop("map").format(name=name), text, (identity,), eager, **rest)
+
+
+@functools.cache
+def reduction_function(name: str, dims: Dims = None, keepdim: bool = False) -> Function:
+    """Return a row's function for some dimensions (None: all of them)."""
+    op = REDUCTIONS[name]
+    count = len(op.identity)
+    several = max(1, count)
+    outputs = op.finish.count("&") or 1
+    finish = _parse(op.finish, outputs) if op.finish else None
+    reduction = Reduction(_parse(op.combine, several), op.identity, finish, dims, keepdim, op.counts)
+    out_dtypes = () if op.out_dtype is None else (op.out_dtype,) * (outputs if finish else several)
+    return Function(_parse(op.map, several), name, op.promotion, out_dtypes=out_dtypes, reduction=reduction)
+
+
+def _parse(text: str, outputs: int) -> Functor:
+    return parse_functor(f"template <typename T> {text}", (), outputs)
+
+
+def _of_dims(function: Callable[..., Any], whole: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    # torch's functions of one or several dimensions, with another form where all are meant.
+    def run(x: torch.Tensor, dims: Dims, keepdim: bool) -> Any:
+        if dims is None and whole is not None and not keepdim:
+            return whole(x)
+        return function(x, dim=tuple(range(x.dim())) if dims is None else dims, keepdim=keepdim)
+
+    return run
+
+
+def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
+    # torch's functions of one dimension.
+    def run(x: torch.Tensor, dims: Dims, keepdim: bool) -> Any:
+        if dims is None and not keepdim:
+            return function(x)
+        for dim in sorted((d % max(x.dim(), 1) for d in (range(x.dim()) if dims is None else dims)), reverse=True):
+            x = function(x, dim=dim, keepdim=keepdim)
+        return x
+
+    return run
+
+
+_EVERY = ANY_REAL | {"complex"}
+define("sum", "return a + b;", 0, _of_dims(torch.sum), kinds=_EVERY, promotion=Promotion.INT_TO_LONG)
+define("prod", "return a * b;", 1, _one_by_one(torch.prod), kinds=_EVERY, promotion=Promotion.INT_TO_LONG)
+define(
+    "mean",
+    "return a + b;",
+    0,
+    _of_dims(torch.mean),
+    kinds=FLOAT,
+    exact=frozenset(),
+    finish="T mean_finish(T total, int64_t count) { return total / T(count); }",
+    counts=True,
+)
+# A NaN on either side is what they come to.
+for _name, _sign, _end in (("amax", ">", float("-inf")), ("amin", "<", float("inf"))):
+    define(
+        _name,
+        f"return a != a || a {_sign} b ? a : b;",
+        _end,
+        _of_dims(getattr(torch, _name)),
+        exact=ANY_REAL,
+        needs_elements=True,
+    )
+define(
+    "any",
+    "return T(a || b);",
+    False,
+    _of_dims(torch.any),
+    map="bool {name}_map(T x) {{ return x != T(0); }}",
+    exact=ANY_REAL,
+    out_dtype=torch.bool,
+    others=frozenset({torch.uint8}),
+)
+define(
+    "all",
+    "return T(a && b);",
+    True,
+    _of_dims(torch.all),
+    map="bool {name}_map(T x) {{ return x != T(0); }}",
+    exact=ANY_REAL,
+    out_dtype=torch.bool,
+    others=frozenset({torch.uint8}),
+)
+REDUCTIONS["count_nonzero"] = ReductionOp(
+    "count_nonzero",
+    "int64_t count_map(T x) { return x != T(0); }",
+    "int64_t count_combine(int64_t a, int64_t b) { return a + b; }",
+    (0,),
+    lambda x, dims, keepdim: torch.sum(x != 0, dim=tuple(range(x.dim())) if dims is None else dims, keepdim=keepdim),
+    exact=ANY_REAL,
+    out_dtype=torch.int64,
+)
+# Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances" (1979).
+REDUCTIONS["var_mean"] = ReductionOp(
+    "var_mean",
+    "void var_map(T x, T& mean, T& squares, T& count) { mean = x; squares = T(0); count = T(1); }",
+    "void var_combine(T mean, T squares, T count, T mean2, T squares2, T count2, T& m, T& s, T& n) {"
+    " n = count + count2; const T delta = mean2 - mean; const T share = n > T(0) ? count2 / n : T(0);"
+    " m = mean + delta * share; s = squares + squares2 + delta * delta * count * share; }",
+    (0, 0, 0),
+    lambda x, dims, keepdim: torch.var_mean(x, dim=dims, keepdim=keepdim, correction=0),
+    kinds=FLOAT,
+    exact=frozenset(),
+    finish="void var_finish(T mean, T squares, T count, T& var, T& m) { var = squares / count; m = mean; }",
+)

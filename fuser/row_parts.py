@@ -1,0 +1,324 @@
+"""Kernel text of a group with reductions: what is computed per element and per row, for a dialect's loops.
+
+A kernel walks over the elements of each row in *passes*, one after another: a pass makes what its reductions combine,
+and the outputs that need no reduction after it. Before each pass, and after the last, comes a *row part*: it finishes
+the reductions of the pass before and computes what there is once per row. What a pass needs per element it computes
+from the inputs again: functors are pure, and memory is slower.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from fuser.cxx.functor import Functor
+from fuser.dtypes import dtype_info
+from fuser.element import ElementWriter, number_expression, output_type
+from fuser.graph import FusionGroup
+from fuser.kernel_spec import RowSpec
+
+__all__ = ["BATCH", "Accumulator", "RowPart", "RowPass", "RowWriter"]
+
+# Elements that are combined as one tree; batches come in order. As torch's inner-tree order has it
+# (torch/_native/ops/reductions/inner_tree_plan.py).
+BATCH = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulator:
+    """One accumulator of a reduction."""
+
+    # Its number in variables: m3_0 is what the map makes of an element, t3_0 what a row comes to.
+    name: str
+    # In C++.
+    type: str
+    # An expression.
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowPart:
+    """A function of the kernel text: ``void name(const fuser_args&, reads by value..., writes by reference...)``."""
+
+    name: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+    def call(self, expressions: dict[str, str]) -> str:
+        """Return the call with an expression for each variable that is not called by its own name."""
+        arguments = ["a", *(expressions.get(name, name) for name in (*self.reads, *self.writes))]
+        return f"{self.name}({', '.join(arguments)});"
+
+
+@dataclass(frozen=True, slots=True)
+class RowPass:
+    """One walk over the elements of a row, and what comes before it."""
+
+    # Computes what there is once per row; None if that is nothing.
+    row: RowPart | None
+    # Computes an element; None where nothing is left to walk for.
+    element: RowPart | None
+    # Combines two parts of a row, given as l3_0 and r3_0, to m3_0; None without reductions.
+    combine: RowPart | None
+    accumulators: tuple[Accumulator, ...]
+
+
+class RowWriter:
+    """Writes the functions of a kernel with reductions."""
+
+    def __init__(self, writer: ElementWriter, rows: RowSpec) -> None:
+        self.writer = writer
+        self.group: FusionGroup = writer.group
+        self.rows = rows
+        self.levels = _levels(self.group)
+        self.producers = self.group.producers()
+        self.types: dict[str, str] = {}
+        self.texts: list[str] = []
+        self.accumulators = {
+            index: self._accumulators(index)
+            for index, item in enumerate(self.group.applications)
+            if item.function.reduction
+        }
+        # Values per row that are made, in the order of the row parts.
+        self.made: list[int] = []
+
+    def write(self) -> tuple[RowPass, ...]:
+        """Write all functions to ``texts``; return what the passes call."""
+        return tuple(self._pass(level) for level in range(max(self.levels) + 1))
+
+    def _pass(self, level: int) -> RowPass:
+        reductions = [index for index in self.accumulators if self._level_of(index) == level]
+        row = self._row_part(level)
+        element = self._element_part(level, reductions)
+        accumulators = tuple(item for index in reductions for item in self.accumulators[index])
+        combine = self._combine_part(level, reductions) if reductions else None
+        return RowPass(row, element, combine, accumulators)
+
+    def _level_of(self, index: int) -> int:
+        # In which pass an application is computed first.
+        return max(self.levels[value] for value in self.group.applications[index].tensors)
+
+    # --- per row -----------------------------------------------------------------------------------------------------
+    def _row_part(self, level: int) -> RowPart | None:
+        finished = [index for index in self.accumulators if self._level_of(index) == level - 1]
+        own = [
+            index
+            for index, item in enumerate(self.group.applications)
+            if not item.function.reduction and self._is_row(index) and self._level_of(index) == level
+        ]
+        # Of what nobody reads as a row's, elements make their own.
+        chosen = sorted([*finished, *own])
+        if not chosen:
+            return None
+        made = [value for index in chosen for value in self.writer.values(index)]
+        self.made += made
+        later = {
+            value for index, item in enumerate(self.group.applications) if index not in chosen for value in item.tensors
+        }
+        stored = [slot for slot, value in enumerate(self.group.outputs) if value in made]
+        lines: list[str] = []
+        self.writer.storing = stored
+        for index in chosen:
+            lines += self._finish(index) if index in finished else self.writer.application(index)
+        totals = [f"t{item.name}" for index in finished for item in self.accumulators[index]]
+        kept = [value for value in made if value in later]
+        read = [f"v{value}" for value in self._read(own) if value not in made]
+        lines += [f"w{value} = v{value};" for value in kept]
+        for value in kept:
+            self.types[f"w{value}"] = self.types[f"v{value}"] = self.writer.types[value]
+        writes = [*(f"w{value}" for value in kept), *self._outputs(stored)]
+        return self._function(f"fuser_row{level}", [*totals, *read], writes, chosen, lines)
+
+    def _finish(self, index: int) -> list[str]:
+        application = self.group.applications[index]
+        reduction = application.function.reduction
+        assert reduction is not None, "it is one"
+        totals = [f"t{item.name}" for item in self.accumulators[index]]
+        values = self.writer.values(index)
+        lines = [self.writer.describe(index)]
+        results = totals
+        if reduction.finish is not None:
+            info = dtype_info(self.writer.typing.common[index])
+            names = [f"r{value}" for value in values]
+            others = [dtype_info(self.writer.typing.values[value]).compute for value in values]
+            sizes = " * ".join(f"a.size[{dim}]" for dim in range(self.rows.reduced))
+            arguments = self._arguments(
+                reduction.finish, [*totals, *([sizes] if reduction.counts else [])], info.compute
+            )
+            call, results, declarations = self.writer.call(index, reduction.finish, arguments, names, others)
+            lines += [*declarations, *([f"{call};"] if results else [])]
+            results = results or [call]
+        for value, text in zip(values, results, strict=True):
+            lines += self.writer.result(value, text, is_apart=True)
+        return lines
+
+    # --- per element -------------------------------------------------------------------------------------------------
+    def _element_part(self, level: int, reductions: Sequence[int]) -> RowPart | None:
+        stored = [
+            slot
+            for slot, value in enumerate(self.group.outputs)
+            if not self.rows.is_row[value] and self.levels[value] == level
+        ]
+        if not stored and not reductions:
+            return None
+        wanted = [self.group.outputs[slot] for slot in stored]
+        wanted += [value for index in reductions for value in self.group.applications[index].tensors]
+        chosen = self._element_closure(wanted)
+        lines: list[str] = []
+        self.writer.storing = stored
+        for index in chosen:
+            lines += self.writer.application(index)
+        for index in reductions:
+            lines += self._map(index)
+        made = {value for index in chosen for value in self.writer.values(index)}
+        read = [f"v{value}" for value in self._read([*chosen, *reductions]) if value not in made]
+        writes = [f"m{item.name}" for index in reductions for item in self.accumulators[index]]
+        return self._function(
+            f"fuser_element{level}", read, [*writes, *self._outputs(stored)], [*chosen, *reductions], lines
+        )
+
+    def _element_closure(self, wanted: Iterable[int]) -> list[int]:
+        # The applications that make some values from inputs and from what there is per row.
+        found: set[int] = set()
+        stack = list(wanted)
+        while stack:
+            value = stack.pop()
+            index = self.producers[value]
+            if index < 0 or index in found or value in self.made:
+                continue
+            found.add(index)
+            stack += self.group.applications[index].tensors
+        return sorted(found)
+
+    def _map(self, index: int) -> list[str]:
+        application = self.group.applications[index]
+        functor = application.function.functor
+        accumulators = self.accumulators[index]
+        names = [f"r{item.name}" for item in accumulators]
+        others = [item.type for item in accumulators]
+        operands = self.writer.operands(index)
+        call, results, declarations = self.writer.call(index, functor, operands, names, others)
+        lines = [self.writer.describe(index), *declarations, *([f"{call};"] if results else [])]
+        for item, text in zip(accumulators, results or [call], strict=True):
+            lines.append(f"m{item.name} = {self._cross(f'fuser_cast<{item.type}>({text})', functor, item)};")
+        return lines
+
+    # --- combining ---------------------------------------------------------------------------------------------------
+    def _combine_part(self, level: int, reductions: Sequence[int]) -> RowPart:
+        lines: list[str] = []
+        for index in reductions:
+            reduction = self.group.applications[index].function.reduction
+            assert reduction is not None, "it is one"
+            combine, accumulators = reduction.combine, self.accumulators[index]
+            parts = [f"{side}{item.name}" for side in "lr" for item in accumulators]
+            names = [f"r_{item.name}" for item in accumulators]
+            others = [item.type for item in accumulators]
+            call, results, declarations = self.writer.call(index, combine, parts, names, others)
+            lines += [*declarations, *([f"{call};"] if results else [])]
+            for item, text in zip(accumulators, results or [call], strict=True):
+                lines.append(f"m{item.name} = {self._cross(f'fuser_cast<{item.type}>({text})', combine, item)};")
+        names = [item.name for index in reductions for item in self.accumulators[index]]
+        reads = [f"{side}{name}" for side in "lr" for name in names]
+        return self._function(f"fuser_combine{level}", reads, [f"m{name}" for name in names], reductions, lines)
+
+    def _accumulators(self, index: int) -> tuple[Accumulator, ...]:
+        reduction = self.group.applications[index].function.reduction
+        assert reduction is not None, "it is one"
+        compute = dtype_info(self.writer.typing.common[index]).compute
+        first = self.writer.values(index)[0]
+        found = []
+        for slot, (number, parameter) in enumerate(zip(reduction.identity, reduction.combine.tensors, strict=False)):
+            kind = output_type(reduction.combine, parameter.type, compute, compute)
+            item = Accumulator(f"{first}_{slot}", kind, identity_expression(number, kind))
+            found.append(item)
+            self.types |= {f"{side}{item.name}": kind for side in "mtlr"}
+        return tuple(found)
+
+    def _arguments(self, functor: Functor, totals: Sequence[str], compute: str) -> list[str]:
+        # Accumulators as the finishing functor declares them.
+        kinds = [output_type(functor, parameter.type, compute, "") for parameter in functor.tensors]
+        casts = [f"fuser_cast<{kind}>({text})" if kind else text for kind, text in zip(kinds, totals, strict=True)]
+        return [self.writer.isolate(text) for text in casts]
+
+    def _cross(self, text: str, functor: Functor, item: Accumulator) -> str:
+        # What ends in a product must not be contracted with what adds to it.
+        if item.type in ("float", "double") and may_end_in_product(functor):
+            return self.writer.isolate(self.writer.cross(text))
+        return text
+
+    # --- functions ---------------------------------------------------------------------------------------------------
+    def _is_row(self, index: int) -> bool:
+        return all(self.rows.is_row[value] for value in self.writer.values(index))
+
+    def _read(self, chosen: Collection[int]) -> list[int]:
+        # Values that some applications read through variables, in order.
+        return sorted({value for index in chosen for value in self.group.applications[index].tensors} - self._numbers())
+
+    def _numbers(self) -> set[int]:
+        return {index for index, item in enumerate(self.writer.args.inputs) if item and item.number}
+
+    def _outputs(self, slots: Iterable[int]) -> list[str]:
+        names = []
+        for slot in slots:
+            names.append(f"out{slot}")
+            self.types[f"out{slot}"] = dtype_info(self.writer.typing.values[self.group.outputs[slot]]).storage
+        return names
+
+    def _function(
+        self, name: str, reads: Sequence[str], writes: Sequence[str], chosen: Iterable[int], lines: Sequence[str]
+    ) -> RowPart:
+        for variable in reads:
+            if variable[0] == "v":
+                self.types[variable] = self.writer.types[int(variable[1:])]
+        used = {
+            value
+            for index in chosen
+            for value in (*self.group.applications[index].tensors, *self.group.applications[index].scalars)
+        }
+        head = [
+            f"const {self.writer.types[value]} v{value} = {number_expression(value, kind)};"
+            for value in sorted(used & self._numbers())
+            if (item := self.writer.args.inputs[value]) and (kind := item.number)
+        ]
+        if any("zero)" in line for line in lines):
+            head.append("const int64_t zero = a.zero;")
+        parameters = ["const fuser_args& a", *(f"const {self.types[item]} {item}" for item in reads)]
+        parameters += [f"{self.types[item]}& {item}" for item in writes]
+        body = "\n".join(f"  {line}" for line in (*head, *lines))
+        self.texts.append(f"\nFUSER_INLINE void {name}({', '.join(parameters)}) {{\n{body}\n}}\n")
+        return RowPart(name, tuple(reads), tuple(writes))
+
+
+def identity_expression(number: bool | int | float | complex, kind: str) -> str:
+    """Return a number as an expression of a C++ type; infinities are an integer type's ends."""
+    if isinstance(number, complex):
+        return f"fuser_cast<{kind}>(std::complex<double>({_literal(number.real)}, {_literal(number.imag)}))"
+    if isinstance(number, float) and math.isinf(number):
+        return f"fuser_end<{kind}>({'true' if number > 0 else 'false'})"
+    return f"fuser_cast<{kind}>({_literal(number)})"
+
+
+def _literal(number: bool | int | float) -> str:
+    if isinstance(number, bool):
+        return str(number).lower()
+    if isinstance(number, int):
+        # The smallest one has no literal of its own.
+        return f"({number + 1}LL - 1)" if number < 0 else f"{number}{'ULL' if number >= 2**63 else 'LL'}"
+    if math.isnan(number):
+        return "double(NAN)"
+    return number.hex() if math.isfinite(number) else f"double({'-' * (number < 0)}INFINITY)"
+
+
+def may_end_in_product(functor: Functor) -> bool:
+    """Whether a result may be a product, or come from a function that ends in one."""
+    return "*" in functor.source or "(" in functor.source.partition("{")[2]
+
+
+def _levels(group: FusionGroup) -> list[int]:
+    # How many reductions lie before each value, on the longest way.
+    levels = [0] * len(group.inputs)
+    for item in group.applications:
+        level = max(levels[value] for value in item.tensors) + (item.function.reduction is not None)
+        levels += [level] * item.function.num_outputs
+    return levels
