@@ -121,10 +121,9 @@ def test_constants_that_are_not_captured() -> None:
 def test_bit_fields() -> None:
     code = """
         struct Part { int a : 7; unsigned b : 3; int halves() { a /= b - 3; return a; } };
-        #define HALVE(x, y) x.a /= y
         template <typename T> void fields(T x, T y, T& a, T& b) {
           Part part{63, 5}, parts[2] = {part, part}, *at = parts; int i = 1;
-          part.a /= 1 * y; at->b %= y; parts[i - 1 + 1].a /= y; HALVE(parts[0], y);
+          part.a /= 1 * y; at->b %= y; parts[i - 1 + 1].a /= y; parts[0].a /= y;
           a = part.a + 100 * parts[0].a + 10000 * parts[1].a; b = at->b;
           const int before = part.a; if (part.halves() != before / 2) b = 77;
           T* both[2] = {&x, &y};

@@ -23,11 +23,11 @@ GUARD = "fuser_divide"
 _CONDITION = re.compile(r"^\s*(?:#|%:)\s*(?:el)?if\b", re.MULTILINE)
 _DEFINE = re.compile(r"\s*(?:#|%:)\s*define\b")
 _OPERATORS = frozenset({"/", "%", "/=", "%="})
-# Floating point, or an integer that is not 0: 2, 0x1Fu, .5f, 1e3.
 # What may be written twice, its words apart: a, s . a, p -> a, xs [ i - 1 ] . a; not * p, f ( ) . a.
 _TWICE = re.compile(
     r"(?<![\w&*+-])(?<![.>&*+-] )(?<!:: )(?:\w+ (?:\[ (?:(?!\+\+|--)[\w .+*-])* \] )?(?:\.|->|::) )*\w+$"
 )
+# Floating point, or an integer that is not 0: 2, 0x1Fu, .5f, 1e3.
 _SAFE_NUMBER = re.compile(r"(?!0[xX])[\d']*\.[\d'.]*.*|(?!0[xX])[\d']+[eEfF].*|0[xX].*[1-9a-fA-F.].*|[\d']*[1-9].*")
 
 
@@ -69,7 +69,8 @@ def _divisions(words: list[Token], fields: set[str], *, skips_macros: bool) -> l
             define = None if skips_macros else _DEFINE.match(word.text)
             if define:
                 start, body = word.origin + define.end(), _words(word.text[define.end() :])
-                found += [(start + slot, guard) for slot, guard in _divisions(body, fields, skips_macros=True)]
+                # Arguments of a macro may not be written twice.
+                found += [(start + slot, guard) for slot, guard in _divisions(body, set(), skips_macros=True)]
         elif word.text in _OPERATORS and word.kind == "other":
             after, beyond = (*(item.text for item in words[index + 1 : index + 3]), "", "")[:2]
             # What is assigned goes on behind a number: x /= 3 - y. Beside a comma it is an argument of a macro.
