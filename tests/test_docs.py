@@ -12,7 +12,7 @@ import torch
 
 from fuser import disk_cache
 from fuser.config import SETTINGS, Setting
-from fuser.ops import OPS
+from fuser.ops import OPS, REDUCTIONS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")])
@@ -48,6 +48,7 @@ def test_every_op_is_listed() -> None:
     # Forms of div, pow, gelu and x.to(dtype).
     forms = {"div_number", "pow_number", "gelu_tanh", "gelu_tanh_backward", "convert"}
     assert set(OPS) - listed == forms
+    assert set(REDUCTIONS) <= listed
 
 
 def test_configuration_table_is_the_one_in_the_code(request: pytest.FixtureRequest) -> None:

@@ -264,7 +264,7 @@ class _RowLoopWriter:
             "",
             "// Tiles begin to end.",
             "static void fuser_range(const fuser_args& a, int64_t begin, int64_t end) {",
-            "  fuser_state state;",
+            "  fuser_state state = {};",
             *(
                 f"  fuser_block{level} block{level};"
                 for level, step in enumerate(self.loop.passes)
@@ -330,7 +330,7 @@ class _RowLoopWriter:
                 lines.append(f"struct fuser_total{level} {{ {fields} }};")
         lines += [
             "static bool fuser_share(const fuser_args& a, int64_t tiles, int64_t batches, int threads) {",
-            "  fuser_state state;",
+            "  fuser_state state = {};",
         ]
         totals = [level for level, step in enumerate(self.loop.passes) if step.accumulators]
         for level in totals:

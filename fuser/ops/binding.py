@@ -398,6 +398,13 @@ def _shift(input: Any, dim: Any) -> OpCall | None:  # noqa: A002
     return None if largest is None else _call("sub", input, largest, minus_alpha=-1)
 
 
+def _bind_softmax_of(bind: Callable[[Any, Any], OpCall | None]) -> Binder:
+    def bind_torchs(input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> OpCall | None:  # noqa: A002
+        return None if dtype is not None else bind(input, dim)
+
+    return bind_torchs
+
+
 def _bind_aten_softmax(bind: Callable[[Any, Any], OpCall | None]) -> Binder:
     def bind_aten(self: Any, dim: Any, half_to_float: Any) -> OpCall | None:
         return bind(OpCall(cast_function(torch.float32), (self,)) if half_to_float else self, dim)
@@ -455,7 +462,8 @@ def _methods() -> dict[str, Binder]:
         "clamp": _bind_clamp, "clip": _bind_clamp, "clamp_min": _bind_clamp_min, "clamp_max": _bind_clamp_max,
         "where": _bind_where_method, "relu": _unary("relu"), "masked_fill": _bind_masked_fill,
         **{name: _bind_reduction(name) for name in ("amax", "amin", "any", "all", "count_nonzero")},
-        **{name: _bind_total(name) for name in ("sum", "mean")},
+        **{name: _bind_total(name) for name in ("sum", "mean", "prod")},
+        "softmax": _bind_softmax_of(_bind_softmax), "log_softmax": _bind_softmax_of(_bind_log_softmax),
         "max": _bind_of_all("amax"), "min": _bind_of_all("amin"),
         "addcmul": _bind_addcmul, "addcdiv": _bind_addcdiv, "lerp": _bind_lerp, "to": _bind_to,
     }  # fmt: skip
@@ -505,6 +513,8 @@ def _functions() -> dict[Any, Binder]:
         F.hardswish: _bind_activation("hardswish"),
         F.softsign: _bind_softsign,
         F.tanhshrink: _bind_tanhshrink,
+        F.softmax: _bind_softmax_of(_bind_softmax),
+        F.log_softmax: _bind_softmax_of(_bind_log_softmax),
         **{overload: _unary(name) for name in (*_UNARY, *_UNARY_ACTIVATIONS) for overload in _overloads(name)},
         **{
             overload: _binary(name)
@@ -546,6 +556,7 @@ def _functions() -> dict[Any, Binder]:
         },
         **dict.fromkeys(_overloads("sum", "sum.dim_IntList"), _bind_total("sum")),
         **dict.fromkeys(_overloads("mean", "mean.dim"), _bind_total("mean")),
+        **dict.fromkeys(_overloads("prod", "prod.dim_int"), _bind_total("prod")),
         _ATEN.max.default: _bind_of_all("amax"),
         _ATEN.min.default: _bind_of_all("amin"),
         _ATEN._softmax.default: _bind_aten_softmax(_bind_softmax),

@@ -148,16 +148,3 @@ REDUCTIONS["count_nonzero"] = ReductionOp(
     exact=ANY_REAL,
     out_dtype=torch.int64,
 )
-# Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances" (1979).
-REDUCTIONS["var_mean"] = ReductionOp(
-    "var_mean",
-    "void var_map(T x, T& mean, T& squares, T& count) { mean = x; squares = T(0); count = T(1); }",
-    "void var_combine(T mean, T squares, T count, T mean2, T squares2, T count2, T& m, T& s, T& n) {"
-    " n = count + count2; const T delta = mean2 - mean; const T share = n > T(0) ? count2 / n : T(0);"
-    " m = mean + delta * share; s = squares + squares2 + delta * delta * count * share; }",
-    (0, 0, 0),
-    lambda x, dims, keepdim: torch.var_mean(x, dim=dims, keepdim=keepdim, correction=0),
-    kinds=FLOAT,
-    exact=frozenset(),
-    finish="void var_finish(T mean, T squares, T count, T& var, T& m) { var = squares / count; m = mean; }",
-)

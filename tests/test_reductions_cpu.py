@@ -1,0 +1,353 @@
+"""Kernels with reductions on the CPU: values, the canonical order bit for bit, layouts, threads, shared launches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from functors import draw, poison, unpoison
+from reduction_cases import (
+    ADD,
+    INFINITY,
+    VALUE,
+    alone,
+    composition,
+    functor,
+    in_order,
+    largest,
+    mean_and_variance,
+    normalised,
+    place_of_largest,
+    softmax,
+    total,
+)
+
+import fuser
+from fuser.graph import Function, FusionGroup, GroupBuilder, Reduction
+from fuser.ops import OPS
+
+pytestmark = pytest.mark.cpu
+
+# Around the sizes of chunks and batches.
+LENGTHS = (1, 2, 3, 7, 31, 100, 1023, 1024, 1025, 5000, 8191, 8192, 8193, 20000, 65537)
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    poison()
+    yield
+    unpoison()
+
+
+def run(group: FusionGroup, *inputs: Any, launches: int = 1) -> list[torch.Tensor]:
+    fuser.reset_stats()
+    results = fuser.run_fusion(fuser.register_fusion(group), list(inputs))
+    assert not fuser.stats()["fallbacks"]
+    assert fuser.stats()["launches"] == launches
+    return results
+
+
+def sum_in_order(x: torch.Tensor) -> torch.Tensor:
+    return in_order([x], lambda a, b: (a + b,), (0.0,))[0]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_sum_has_the_canonical_order_along_rows_and_columns(length: int) -> None:
+    x = draw((3, length), torch.float32)
+    wanted = sum_in_order(x)
+    assert torch.equal(run(alone(total((-1,))), x)[0], wanted)
+    columns = x.t().contiguous()
+    assert torch.equal(run(alone(total((0,))), columns)[0], wanted)
+    # One row alone, or beside more than there are lanes.
+    assert torch.equal(run(alone(total((0,))), columns[:, 1:2])[0], wanted[1:2])
+    assert torch.equal(run(alone(total((0,))), columns.repeat(1, 50))[0], wanted.repeat(50))
+    assert torch.equal(run(alone(total()), x[2])[0], wanted[2])
+
+
+def test_several_dimensions_count_as_one_in_row_major_order() -> None:
+    x = draw((5, 7, 11, 13), torch.float32)
+    for dims in ((0, 2), (1, 3), (0, 2, 3), (0, 1, 2, 3)):
+        kept = [dim for dim in range(4) if dim not in dims]
+        rows = x.permute(*kept, *dims).reshape(*[x.shape[dim] for dim in kept], -1)
+        wanted = sum_in_order(rows)
+        for own in (
+            x,
+            x.contiguous(memory_format=torch.channels_last),
+            x.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0),
+        ):
+            assert torch.equal(run(alone(total(dims)), own)[0], wanted)
+            kept_dims = run(alone(total(dims, keepdim=True)), own)[0]
+            assert torch.equal(kept_dims, wanted.reshape([1 if dim in dims else x.shape[dim] for dim in range(4)]))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_change_nothing(threads: int) -> None:
+    # Few long rows, which threads share, and many, of which each has its own.
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for shape in ((2, 300_000), (700, 900), (1, 1_000_001)):
+            x = draw(shape, torch.float32)
+            assert torch.equal(run(alone(total((1,))), x)[0], sum_in_order(x))
+            assert torch.equal(run(alone(total((0,))), x.t().contiguous())[0], sum_in_order(x))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_comes_first_stays_first() -> None:
+    a, b = draw((4, 9000), torch.float64, (0.99, 1.01)), draw((4, 9000), torch.float64, seed=1)
+    wanted = in_order([a, b], lambda a, b, c, d: (a * c, c * b + d), (1.0, 0.0))
+    for got, own in zip(run(alone(composition((1,)), 2), a, b), wanted, strict=True):
+        assert torch.equal(got, own)
+    x = torch.zeros(4, dtype=torch.float64)
+    for step in range(9000):
+        x = a[:, step] * x + b[:, step]
+    torch.testing.assert_close(wanted[1], x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_welford_and_argmax_have_several_accumulators(dtype: torch.dtype) -> None:
+    x = draw((6, 12345), dtype)
+    mean, var = run(alone(mean_and_variance((1,))), x)
+    assert mean.dtype == dtype
+    tolerance = 4 * torch.finfo(dtype).eps if dtype is not torch.float64 else 1e-13
+    torch.testing.assert_close(mean.double(), x.double().mean(1), rtol=0, atol=3 * tolerance)
+    torch.testing.assert_close(var.double(), x.double().var(1, correction=0), rtol=tolerance, atol=0)
+    places = torch.arange(12345)
+    (found,) = run(alone(place_of_largest((1,)), 2), x, places)
+    assert found.dtype == torch.int64
+    assert torch.equal(x.gather(1, found[:, None])[:, 0], x.amax(1))
+    # The first of equals.
+    first = torch.where(x == x.amax(1, keepdim=True), places, 2**62).amin(1)
+    assert torch.equal(found, first)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims"),
+    [*[((33, 1000), (1,)), ((2000, 70), (0,)), ((4, 9, 5, 6), (0, 2, 3)), ((9, 8), (1,))]],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_softmax_is_one_launch_with_the_bits_of_its_parts(
+    shape: tuple[int, ...], dims: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    x = draw(shape, dtype)
+    group = softmax(dims)
+    for own in (x, x.transpose(0, -1).contiguous().transpose(0, -1), x.repeat_interleave(2, -1)[..., ::2]):
+        got = run(group, own, -1)
+        values = [own, -1]
+        for item in group.applications:
+            inputs = [values[value] for value in (*item.tensors, *item.scalars)]
+            builder = GroupBuilder()
+            handles = [builder.add_input(f"x{slot}") for slot in range(len(item.tensors))]
+            scalars = [builder.add_input(f"s{slot}", is_scalar=True) for slot in range(len(item.scalars))]
+            values += run(builder.build(builder.apply(item.function, handles, scalars)), *inputs)
+        for one, value in zip(got, group.outputs, strict=True):
+            assert torch.equal(one, values[value])
+        exact = own.double()
+        torch.testing.assert_close(got[2].double(), exact.amax(dims, keepdim=True), rtol=0, atol=0)
+        power = (exact - exact.amax(dims, keepdim=True)).exp()
+        tolerance = 8 * torch.finfo(dtype).eps
+        torch.testing.assert_close(
+            got[0].double(), power / power.sum(dims, keepdim=True), rtol=tolerance, atol=tolerance
+        )
+
+
+def test_a_norm_reads_rows_columns_and_whole_tensors() -> None:
+    group = normalised((1,))
+    x, y = draw((40, 300), torch.float32), draw((40, 1), torch.float32, seed=1)
+    weight, bias = draw((300,), torch.float32, seed=2), draw((1, 300), torch.float32, seed=3)
+    result, mean = run(group, x, y, weight, bias)
+    exact = torch.nn.functional.layer_norm((x * y).double(), (300,), weight.double(), bias[0].double())
+    torch.testing.assert_close(result.double(), exact, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(mean.double(), (x * y).double().mean(1, keepdim=True), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int32, torch.int64, torch.uint8, torch.bool, torch.complex64, torch.complex128, torch.float8_e5m2]
+)
+def test_other_dtypes(dtype: torch.dtype) -> None:
+    values = draw((5, 900), torch.float32)
+    x = values.to(dtype) if not dtype.is_complex else torch.complex(values, values.flip(1)).to(dtype)
+    (got,) = run(alone(total((1,))), x)
+    assert got.dtype == dtype
+    if dtype.is_complex:
+        torch.testing.assert_close(got, x.sum(1), rtol=1e-5, atol=1e-5)
+    elif dtype.is_floating_point:
+        assert torch.equal(got.float(), sum_in_order(x.float()).to(dtype).float())
+    else:
+        assert torch.equal(got, x.any(1) if dtype is torch.bool else x.sum(1).to(dtype))
+
+
+def test_infinity_is_an_integers_end() -> None:
+    for dtype in (torch.int8, torch.uint8, torch.int32, torch.int64):
+        x = torch.full((3, 5), torch.iinfo(dtype).min, dtype=dtype)
+        assert torch.equal(run(alone(largest((1,))), x)[0], x[:, 0])
+        assert run(alone(largest((1,))), x[:, :0])[0].tolist() == [torch.iinfo(dtype).min] * 3
+
+
+def test_nothing_comes_to_the_identity() -> None:
+    assert run(alone(total((1,))), torch.empty(3, 0))[0].tolist() == [0.0] * 3
+    assert run(alone(largest((0,))), torch.empty(0, 2))[0].tolist() == [-INFINITY] * 2
+    assert run(alone(total((0,))), torch.empty(4, 0), launches=0)[0].shape == (0,)
+    assert run(alone(total()), torch.tensor(3.0))[0].item() == 3.0
+    assert run(alone(total((), keepdim=True)), torch.empty(0), launches=0)[0].shape == (0,)
+
+
+def test_finish_takes_scalars_and_the_number_of_elements() -> None:
+    finish = functor("T mean(T t, int64_t n, T alpha) { return t / T(n) * alpha; }", scalars=("alpha",))
+    function = Function(VALUE, reduction=Reduction(ADD, (0,), finish, (1,), counts=True))
+    builder = GroupBuilder()
+    group = builder.build(
+        builder.apply(function, [builder.add_input("x")], [builder.add_input("alpha", is_scalar=True)])
+    )
+    x = draw((4, 6, 50), torch.float64)
+    torch.testing.assert_close(run(group, x, 2.5)[0], x.mean(1) * 2.5)
+
+
+def test_results_without_their_dimensions_go_on_among_themselves() -> None:
+    builder = GroupBuilder()
+    x, weight = builder.add_input("x"), builder.add_input("weight")
+    (row,) = builder.apply(total((1,)), [x])
+    (scaled,) = builder.apply(OPS["mul"].function, [row, weight])
+    (power,) = builder.apply(OPS["exp"].function, [scaled])
+    x_, weight_ = draw((6, 6), torch.float32), draw((6,), torch.float32, seed=1)
+    got = run(builder.build([power, row]), x_, weight_)
+    assert torch.equal(got[1], sum_in_order(x_))
+    torch.testing.assert_close(got[0], (sum_in_order(x_) * weight_).exp())
+    # With the whole tensor they broadcast as torch has it, which is not along the row: a second launch.
+    (mixed,) = builder.apply(OPS["mul"].function, [x, row])
+    (got_mixed,) = run(builder.build([mixed]), x_, weight_, launches=2)
+    assert torch.equal(got_mixed, x_ * sum_in_order(x_))
+
+
+def test_reductions_of_leading_dimensions_broadcast_back() -> None:
+    builder = GroupBuilder()
+    x = builder.add_input("x")
+    (column,) = builder.apply(total((0,)), [x])
+    (product,) = builder.apply(OPS["mul"].function, [x, column])
+    x_ = draw((50, 7), torch.float32)
+    assert torch.equal(run(builder.build([product]), x_)[0], x_ * sum_in_order(x_.t()))
+
+
+def test_what_does_not_fit_together_is_launched_apart() -> None:
+    builder = GroupBuilder()
+    x = builder.add_input("x")
+    (rows,) = builder.apply(total((1,)), [x])
+    (columns,) = builder.apply(total((0,)), [x])
+    x_ = draw((60, 7), torch.float32)
+    got = run(builder.build([rows, columns]), x_, launches=2)
+    assert torch.equal(got[0], sum_in_order(x_))
+    assert torch.equal(got[1], sum_in_order(x_.t()))
+
+
+def test_reductions_of_one_row_share_a_pass() -> None:
+    builder = GroupBuilder()
+    x = builder.add_input("x")
+    outputs = [*builder.apply(total((1,)), [x]), *builder.apply(largest((1,)), [x])]
+    outputs += builder.apply(mean_and_variance((1,)), [x])
+    x_ = draw((9, 3000), torch.float32)
+    got = run(builder.build(outputs), x_)
+    assert torch.equal(got[0], sum_in_order(x_))
+    assert torch.equal(got[1], x_.amax(1))
+    torch.testing.assert_close(got[3], x_.var(1, correction=0))
+
+
+def test_out_and_strided_results() -> None:
+    x = draw((30, 40), torch.float32)
+    key = fuser.register_fusion(alone(total((1,))))
+    wanted = sum_in_order(x)
+    function = fuser.fuse(lambda x: torch.relu(x).amax(1) * 2)
+    out = torch.full((60,), 7.0)[::2]
+    function(x, out=out)
+    assert torch.equal(out, torch.relu(x).amax(1) * 2)
+    assert torch.equal(fuser.run_fusion(key, [x])[0], wanted)
+
+
+class TestFuse:
+    """torch's reductions inside fused functions."""
+
+    def test_a_row_scale_is_one_launch_with_torchs_bits(self) -> None:
+        @fuser.fuse
+        def scale(x: torch.Tensor) -> Any:
+            y = torch.relu(x) * 2
+            top = y.abs().amax(-1, keepdim=True)
+            return (y / top).to(torch.float16), top
+
+        x = draw((50, 1000), torch.float32)
+        fuser.reset_stats()
+        got, top = scale(x)
+        assert fuser.stats()["launches"] == 1
+        assert not fuser.stats()["fallbacks"]
+        y = torch.relu(x) * 2
+        assert torch.equal(top, y.abs().amax(-1, keepdim=True))
+        assert torch.equal(got, (y / top).to(torch.float16))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int8, torch.bool])
+    def test_what_has_one_result_in_any_order_fuses(self, dtype: torch.dtype) -> None:
+        @fuser.fuse
+        def reduce(x: torch.Tensor) -> Any:
+            y = x.logical_not()
+            return y.any(), y.all(0), y.any(1, keepdim=True), torch.amax(x, (0, 1)), x.amin(-1), torch.count_nonzero(x)
+
+        x = draw((21, 33), dtype)
+        fuser.reset_stats()
+        for got, wanted in zip(reduce(x), reduce.function(x), strict=True):
+            assert torch.equal(got, wanted)
+            assert got.dtype == wanted.dtype
+        assert not fuser.stats()["fallbacks"]
+
+    def test_strict_leaves_float_sums_to_torch_and_fast_does_not(self) -> None:
+        @fuser.fuse
+        def centre(x: torch.Tensor) -> Any:
+            return (x - x.mean(-1, keepdim=True)) * torch.rsqrt((x * x).sum(-1, keepdim=True))
+
+        x = draw((20, 500), torch.float32)
+        assert torch.equal(centre(x), (x - x.mean(-1, keepdim=True)) * torch.rsqrt((x * x).sum(-1, keepdim=True)))
+        with fuser.config.patch(numerics="fast"):
+            fuser.reset_stats()
+            got = centre(x)
+            assert fuser.stats()["launches"] == 1
+            torch.testing.assert_close(got, centre.function(x))
+        fuser.reset_stats()
+        assert torch.equal(centre(x), centre.function(x))
+
+    def test_softmax_fuses_in_fast(self) -> None:
+        @fuser.fuse
+        def attend(x: torch.Tensor) -> Any:
+            return torch.softmax(x * 0.5, -1), x.log_softmax(0)
+
+        x = draw((20, 500), torch.bfloat16)
+        with fuser.config.patch(numerics="fast"):
+            fuser.reset_stats()
+            got = attend(x)
+            assert fuser.stats()["launches"] == 2
+            assert not fuser.stats()["fallbacks"]
+        for one, exact in zip(got, attend.function(x.double()), strict=True):
+            eager_error = (attend.function(x)[0 if one is got[0] else 1].double() - exact).abs().max()
+            assert (one.double() - exact).abs().max() <= eager_error
+
+    def test_an_error_of_torchs_stays_one(self) -> None:
+        function = fuser.fuse(lambda x: torch.relu(x).amax(1))
+        with pytest.raises(IndexError, match="non-zero size"):
+            function(torch.empty(3, 0))
+        with pytest.raises(IndexError, match="Dimension out of range"):
+            fuser.fuse(lambda x: torch.relu(x).amax(5))(torch.ones(3, 4))
+
+    def test_gradients_pass_through(self) -> None:
+        function = fuser.fuse(lambda x: torch.relu(x * 3).amax(1, keepdim=True) * x)
+        x = draw((6, 50), torch.float32).requires_grad_()
+        got = torch.autograd.grad(function(x).square().sum(), x)[0]
+        assert torch.equal(got, torch.autograd.grad(function.function(x).square().sum(), x)[0])
+
+    def test_compiled_training_uses_them(self) -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.LayerNorm(32), torch.nn.GELU())
+        x = draw((8, 16), torch.float32)
+        compiled = torch.compile(model, backend="fuser")
+        wanted = torch.compile(model, backend="aot_eager")(x).amax(1).sum()
+        wanted_grads = torch.autograd.grad(wanted, list(model.parameters()))
+        got = compiled(x).amax(1).sum()
+        assert torch.allclose(got, wanted)
+        for one, other in zip(torch.autograd.grad(got, list(model.parameters())), wanted_grads, strict=True):
+            torch.testing.assert_close(one, other)
