@@ -81,14 +81,15 @@ def plan_walk(
     """Decide how the operands of one call are read and written.
 
     Args:
-        space: the loop nest; operands are outputs first.
-        itemsizes: bytes of an element of each operand.
-        aligned: whether each operand starts at a multiple of VECTOR_BYTES.
+        space: the loop nest; operands are outputs first, and counters, which have no memory, last.
+        itemsizes: bytes of an element of each operand in memory.
+        aligned: whether each of them starts at a multiple of VECTOR_BYTES.
         num_outputs: how many of the operands are outputs.
         rounds: whether values are rounded between functors (strict numerics), which takes registers.
     """
     space, tiled = _bring_tile_forward(space, itemsizes, num_outputs)
-    moving = [slot for slot, strides in enumerate(space.strides) if strides[0] and slot not in tiled]
+    in_memory = space.strides[: len(itemsizes)]
+    moving = [slot for slot, strides in enumerate(in_memory) if strides[0] and slot not in tiled]
     widths = {slot: _dense_width(space.strides[slot], 0, itemsizes[slot], aligned[slot]) for slot in moving}
     vector = VECTOR_BYTES // max((itemsizes[slot] for slot in moving), default=VECTOR_BYTES)
     # Outputs are written whole vectors at a time; an input that cannot be read so is read in pieces.
@@ -131,7 +132,7 @@ def _bring_tile_forward(
     if space.sizes[0] < MIN_TILED_SIZE:
         return space, frozenset()
     by_dim: dict[int, list[int]] = {}
-    for slot, strides in enumerate(space.strides):
+    for slot, strides in enumerate(space.strides[: len(itemsizes)]):
         if slot >= num_outputs and strides[0] > 1 and 1 in strides:
             by_dim.setdefault(strides.index(1), []).append(slot)
     by_dim = {dim: slots for dim, slots in by_dim.items() if space.sizes[dim] >= MIN_TILED_SIZE}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -12,7 +13,15 @@ from fuser.config import config
 from fuser.cxx.functor import EntryParameter
 from fuser.dtypes import dtype_info, number_dtype, number_kind
 from fuser.graph import FusionGroup
-from fuser.kernel_spec import ArgSpec, InputSpec, RowSpec, infer_layouts, infer_typing
+from fuser.kernel_spec import (
+    CPU_LANES,
+    ArgSpec,
+    InputSpec,
+    RowSpec,
+    index_strides,
+    infer_layouts,
+    infer_typing,
+)
 from fuser.layout import IterationSpace, Shape, Strides, broadcast_strides, build_iteration_space
 from fuser.row_space import build_row_space, find_row_shape
 from fuser.tensor_desc import TensorDesc, value_layouts
@@ -25,6 +34,8 @@ MAX_NARROW_OFFSET = 2**31 - 2**16
 CPU_SHORT_ROW = 32
 # Likewise rows that are reduced.
 SHORT_ROW = 32
+# Elements of a row, or of as many as are computed side by side, of which values may be kept from pass to pass.
+MAX_KEPT = 1 << 17
 
 
 class DescribedValue(NamedTuple):
@@ -48,18 +59,23 @@ def build_arg_spec(
     used = group.used_inputs()
     pointers = [index for index in used if inputs[index].spec.number is None]
     operands = [*outputs, *(inputs[index].desc for index in pointers)]
+    counters = _describe_counters(group, inputs)
     rows = None
     if group.has_reduction:
-        walk, rows = _walk_rows(group, inputs, operands, [*group.outputs, *pointers])
+        values = [*group.outputs, *pointers, *group.index_values()]
+        walk, rows = _walk_rows(group, inputs, operands, counters, values, device_type)
         inner = [min(operand[rows.inner], 2) for operand in walk.space.strides]
     else:
-        space = _loop_nest(outputs[0].shape, operands)
+        space = _loop_nest(outputs[0].shape, [*operands, *counters])
         inner = _inner_classes(space, device_type)
         walk = _walk(space, operands, len(outputs), device_type, rounds=rounds_between(group, config.numerics))
     space = walk.space
-    by_index = dict(zip(pointers, inner[len(outputs) :], strict=True))
+    by_index = dict(zip(pointers, inner[len(outputs) : len(operands)], strict=True))
     numbers = _declared_kinds(group, inputs)
     filled: list[InputSpec | None] = [None] * len(inputs)
+    if counters:
+        # What gives nothing but a shape has a weight in the promotion of the index.
+        filled = [InputSpec(torch.float32, item.spec.rank) for item in inputs]
     for index in used:
         spec = inputs[index].spec
         if index in numbers:
@@ -70,6 +86,7 @@ def build_arg_spec(
         device_type=device_type,
         inputs=tuple(filled),
         outputs=tuple(inner[: len(outputs)]),
+        counters=tuple(inner[len(operands) :]),
         rank=len(space.sizes),
         vector=walk.vector,
         wide_index=max(_reach(space), space.numel) > MAX_NARROW_OFFSET,
@@ -87,6 +104,24 @@ def rounds_between(group: FusionGroup, numerics: str) -> bool:
     return numerics == "strict" and len(group.applications) > 1
 
 
+def _describe_counters(group: FusionGroup, inputs: Sequence[DescribedValue]) -> list[TensorDesc]:
+    # Each index of elements as an operand: the tensor whose element at an offset would be the offset.
+    values = group.index_values()
+    if not values:
+        return []
+    layouts = infer_layouts(group, value_layouts([item.desc for item in inputs]))
+    makers = group.producers()
+    return [
+        TensorDesc(
+            torch.Tensor,
+            torch.int64,
+            layouts[value].shape,
+            index_strides(group.applications[makers[value]].function, layouts[value].shape),
+        )
+        for value in values
+    ]
+
+
 def _loop_nest(shape: Shape, operands: Iterable[TensorDesc]) -> IterationSpace:
     strides: list[Strides] = [broadcast_strides(item.shape, item.strides, shape) for item in operands]
     space = build_iteration_space(shape, strides)
@@ -95,19 +130,29 @@ def _loop_nest(shape: Shape, operands: Iterable[TensorDesc]) -> IterationSpace:
 
 
 def _walk_rows(
-    group: FusionGroup, inputs: Sequence[DescribedValue], operands: Sequence[TensorDesc], values: Sequence[int]
+    group: FusionGroup,
+    inputs: Sequence[DescribedValue],
+    operands: Sequence[TensorDesc],
+    counters: Sequence[TensorDesc],
+    values: Sequence[int],
+    device_type: str,
 ) -> tuple[Walk, RowSpec]:
-    # ``values``: which value of the group each operand is.
+    # ``values``: which value of the group each operand is, and each counter.
     layouts = infer_layouts(group, value_layouts([item.desc for item in inputs]))
     rows = find_row_shape(group, layouts)
     assert rows is not None, "the group was cut into what has one"
-    strides = [rows.strides(value, item.shape, item.strides) for value, item in zip(values, operands, strict=True)]
+    walked = [*operands, *counters]
+    strides = [rows.strides(value, item.shape, item.strides) for value, item in zip(values, walked, strict=True)]
     space = build_row_space(rows, strides)
-    full = [own for own, value in zip(space.strides, values, strict=True) if not rows.is_row[value]]
+    in_memory = zip(space.strides[: len(operands)], values, strict=False)
+    full = [own for own, value in in_memory if not rows.is_row[value]]
     along, across = (sum(own[dim] == 1 for own in full) for dim in (0, space.reduced))
     # Rows of a few elements are better computed side by side, too.
     is_short = space.sizes[0] < SHORT_ROW <= space.sizes[space.reduced]
-    return Walk(space), RowSpec(space.reduced, rows.is_row, across > along or is_short)
+    is_across = across > along or is_short
+    kept = math.prod(space.sizes[: space.reduced]) * (CPU_LANES if is_across else 1)
+    keeps = device_type == "cpu" and kept <= MAX_KEPT
+    return Walk(space), RowSpec(space.reduced, rows.is_row, is_across, keeps)
 
 
 def _inner_classes(space: IterationSpace, device_type: str) -> list[int]:

@@ -31,27 +31,38 @@ _MESSAGES = "#pragma GCC diagnostic {0}\n#pragma nv_diagnostic {0}"
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor in memory, as the loop sees it."""
+    """A tensor in memory, as the loop sees it; or a counter, whose element at an offset is the offset."""
 
-    # Field of the argument struct that holds its address: in0, out0.
+    # Field of the argument struct that holds its address: in0, out0. Of a counter: index2.
     name: str
-    # Variable of the element function's argument: v0 for inputs, out0 for outputs.
+    # Variable of the element function's argument: v0 for inputs, v2 for counters, out0 for outputs.
     variable: str
     info: DTypeInfo
     # 0, 1 or 2 as in InputSpec.inner.
     inner: int
-    # Number of the input or output.
+    # Number of the input or output; of the value that a counter is.
     index: int
     is_output: bool
     # How a CUDA kernel reads or writes it.
     access: Access = SINGLE
+    is_counter: bool = False
+
+    @property
+    def address(self) -> str:
+        """The expression for its address."""
+        return "fuser_counter{}" if self.is_counter else f"a.{self.name}"
+
+    @property
+    def pointer(self) -> str:
+        """The type of its address."""
+        return "fuser_counter" if self.is_counter else f"{'' if self.is_output else 'const '}{self.info.storage}*"
 
 
 @dataclass(frozen=True)
 class Loop:
     """What a dialect needs to write the loop around the element function."""
 
-    # Outputs first, then the inputs that are read through a pointer.
+    # Outputs first, then the inputs that are read through a pointer, then counters.
     operands: tuple[Operand, ...]
     # Parameters of the element function, in order: variables of the inputs, then the outputs.
     arguments: tuple[str, ...]
@@ -116,6 +127,12 @@ class RowLoop:
         parts = [item.row for item in self.passes if item.row]
         return tuple(name for part in parts for name in part.writes if name.startswith("w"))
 
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The variables of elements that a pass keeps for later ones: k<value>, which those read as v<value>."""
+        parts = [item.element for item in self.passes if item.element]
+        return tuple(name for part in parts for name in part.writes if name.startswith("k"))
+
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
@@ -149,7 +166,7 @@ class KernelSource:
 
     text: str
     dialect: str
-    # Operands in the order of the struct.
+    # Operands that the struct has an address of, in its order.
     operands: tuple[Operand, ...]
     # Inputs passed by value, with their Python types.
     numbers: tuple[tuple[int, type], ...]
@@ -189,7 +206,8 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
         UnsupportedError: the dtypes have no kernel.
     """
     typing = infer_typing(group, args.inputs, args.default_dtype)
-    functors = tuple(dict.fromkeys(functor for item in group.applications for functor in item.function.functors))
+    applied = [group.applications[index].function for index in group.live_applications()]
+    functors = tuple(dict.fromkeys(functor for item in applied if not item.is_index for functor in item.functors))
     if dialect.traps_on_division:
         # None of torch's ops divides integers.
         own = {functor for item in group.applications if item.function.op is None for functor in item.function.functors}
@@ -226,7 +244,7 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
     return KernelSource(
         text=text.finish(),
         dialect=dialect.name,
-        operands=operands,
+        operands=tuple(operand for operand in operands if not operand.is_counter),
         numbers=numbers,
         rank=args.rank,
         geometry=body.geometry,
@@ -247,7 +265,7 @@ def _build_loop(
     dialect: Dialect,
 ) -> tuple[Loop, str]:
     # What a pointwise kernel walks over, and its element function.
-    variables = [f"v{index}" for index in group.used_inputs()]
+    variables = [f"v{index}" for index in (*group.used_inputs(), *group.index_values())]
     loop = Loop(
         operands=operands,
         arguments=(*variables, *(operand.variable for operand in operands if operand.is_output)),
@@ -311,9 +329,7 @@ def emit_arguments(loop: Loop | RowLoop, numbers: tuple[tuple[int, type], ...]) 
         };
     """
     lines = ["int64_t numel;", *(["int64_t zero;"] if loop.has_zero else [])]
-    for operand in loop.operands:
-        const = "" if operand.is_output else "const "
-        lines.append(f"{const}{operand.info.storage}* {operand.name};")
+    lines += [f"{operand.pointer} {operand.name};" for operand in loop.operands if not operand.is_counter]
     for index, kind in numbers:
         lines.append(f"{_field_type(kind)} number{index}{'[2]' if kind is complex else ''};")
     for field in loop.geometry:
@@ -353,6 +369,8 @@ def _features(typing: Typing, args: ArgSpec) -> frozenset[str]:
     found = {dtype_info(dtype).feature for dtype in dtypes}
     if torch.complex32 in dtypes:
         found.add("half")
+    if args.counters:
+        found.add("counter")
     if any(item and item.number is complex for item in args.inputs):
         found.add("complex")
     if args.device_type == "cpu" and dict(args.settings).get("cpu_math") == "precise":
@@ -369,6 +387,9 @@ def _list_operands(group: FusionGroup, args: ArgSpec, typing: Typing) -> tuple[O
         item = args.inputs[index]
         if item is not None and item.number is None:
             operands.append(Operand(f"in{index}", f"v{index}", dtype_info(item.dtype), item.inner, index, False))
+    for value, inner in zip(group.index_values(), args.counters, strict=True):
+        info = dtype_info(torch.int64)
+        operands.append(Operand(f"index{value}", f"v{value}", info, inner, value, is_output=False, is_counter=True))
     if args.accesses:
         pairs = zip(operands, args.accesses, strict=True)
         operands = [replace(operand, access=access) for operand, access in pairs]

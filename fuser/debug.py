@@ -96,7 +96,7 @@ def explain(target: Any, *args: Any) -> Explanation:
     if isinstance(target, FusionGroup):
         return Explanation((_report(target, (), args),), ())
     if isinstance(target, JitFunction):
-        count = len(args) or len(target.function.functor.tensors)
+        count = len(args) or len(target.tensor_names)
         # A scalar that every call must give stands as some number.
         scalars = [target.defaults.get(name, 1.0) for name in target.scalar_names]
         return Explanation((_report(target.spec(count).group, (), [*args, *scalars] if args else []),), ())

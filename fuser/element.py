@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import torch
+
 from fuser.cxx.functor import Functor, Role
 from fuser.dtypes import cpp_scalar_type, dtype_info
 from fuser.graph import FusionGroup, Isolation, describe_application
@@ -37,25 +39,30 @@ class ElementWriter:
         self.types: dict[int, str] = {}
         # The outputs that are written where they are computed.
         self.storing: Collection[int] = range(len(group.outputs))
-        self.read_later = {value for item in group.applications for value in item.tensors}
+        self.live = group.live_applications()
+        # What gives an index its shape is not read for it.
+        live = [group.applications[index] for index in self.live]
+        self.read_later = {value for item in live if not item.function.is_index for value in item.tensors}
         self.offsets = group.value_offsets()
 
         for index in group.used_inputs():
             item = args.inputs[index]
             assert item is not None, "a used input is bound"
             self.types[index] = cpp_scalar_type(item.number) if item.number else dtype_info(item.dtype).compute
+        self.types |= dict.fromkeys(group.index_values(), dtype_info(torch.int64).compute)
 
     def parameters(self) -> list[str]:
-        """Return the element function's parameters: the inputs, then the outputs."""
+        """Return the element function's parameters: the inputs and indices, then the outputs."""
         texts = ["const int64_t zero"] if self.has_zero else []
-        texts += [f"const {self.types[index]} v{index}" for index in self.group.used_inputs()]
+        given = (*self.group.used_inputs(), *self.group.index_values())
+        texts += [f"const {self.types[value]} v{value}" for value in given]
         for slot, value in enumerate(self.group.outputs):
             texts.append(f"{dtype_info(self.typing.values[value]).storage}& out{slot}")
         return texts
 
     def statements(self) -> list[str]:
         """Write all applications."""
-        return [line for index in range(len(self.group.applications)) for line in self.application(index)]
+        return [line for index in self.live for line in self.application(index)]
 
     def values(self, index: int) -> range:
         """Return the values that an application makes."""
@@ -73,6 +80,9 @@ class ElementWriter:
         application = self.group.applications[index]
         function, values = application.function, self.values(index)
         lines = [self.describe(index)]
+        if function.is_index:
+            # The loop gives it.
+            return lines + [f"out{slot} = v{values[0]};" for slot in self.storing if self.group.outputs[slot] in values]
         operands = self.operands(index)
         names = [f"r{value}" for value in values]
         others = [dtype_info(self.typing.values[value]).compute for value in values]

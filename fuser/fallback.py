@@ -14,7 +14,7 @@ from fuser.dtypes import Rank, dtype_info, number_dtype
 from fuser.errors import FallbackError, UnsupportedError, UntranslatableError
 from fuser.graph import Function, FusionGroup
 from fuser.layout import Shape, broadcast_shapes, infer_output_strides
-from fuser.ops import OPS, REDUCTIONS
+from fuser.ops import OPS, REDUCTIONS, eager_index
 
 __all__ = ["Fallback", "call_derived", "find_obstacle"]
 
@@ -158,6 +158,9 @@ def call_derived(function: Function, tensors: Sequence[Any], scalars: dict[str, 
 
 
 def _call_eager(function: Function, tensors: list[Any], scalars: dict[str, Any]) -> Any:
+    if function.is_index:
+        given = [item for item in tensors if isinstance(item, torch.Tensor)]
+        return _lay_out(eager_index(function, given), given)
     if function.op is not None and function.reduction is not None:
         return REDUCTIONS[function.op].eager(tensors[0], function.reduction.dims, function.reduction.keepdim)
     if function.op is not None:
@@ -196,7 +199,8 @@ class _HandWritten(torch.autograd.Function):
         first = {"tensor": 0, "output": len(ctx.inputs), "gradient": len(ctx.saved_tensors)}
         values += gradients
         taken = [values[first[kind] + slot] for kind, slot in backward.operands(ctx.function.functor)]
-        made = dict(zip(backward.targets, call_derived(Function(backward.functor), taken, scalars), strict=True))
+        derivative = Function(backward.functor, unpromoted=backward.unpromoted(ctx.function))
+        made = dict(zip(backward.targets, call_derived(derivative, taken, scalars), strict=True))
         found = [made.get(slot) for slot in range(len(ctx.inputs))]
         return (
             None,

@@ -101,19 +101,7 @@ class Reduction:
         Raises:
             DimError: a dimension is out of range. ShapeError: it is there twice.
         """
-        if self.dims is None:
-            return tuple(range(rank))
-        last = max(rank, 1)
-        name = self.combine.entry
-        for dim in self.dims:
-            if not -last <= dim < last:
-                expected = f"expected to be in range of [{-last}, {last - 1}]"
-                raise DimError(f"{name}: Dimension out of range ({expected}, but got {dim})")
-        found = sorted(dim % last for dim in self.dims)
-        for dim, after in itertools.pairwise(found):
-            if dim == after:
-                raise ShapeError(f"{name}: dim {dim} appears multiple times in the list of dims")
-        return tuple(found) if rank else ()
+        return _normalize_dims(self.dims, rank, self.combine.entry)
 
     def to_json(self) -> dict[str, Any]:
         """Return what from_json needs."""
@@ -162,6 +150,8 @@ class Function:
     isolation: Isolation = Isolation.FULL
     # What makes it a reduction.
     reduction: Reduction | None = None
+    # Of the op "index": the dimensions along which elements are numbered, row-major; as in Reduction.
+    dims: tuple[int, ...] | None = None
 
     @property
     def name(self) -> str:
@@ -201,6 +191,15 @@ class Function:
         return bool(tail) and all(parameter in tensors and parameter.has_default for parameter in tail)
 
     @property
+    def is_index(self) -> bool:
+        """Whether it numbers elements: it takes the shape of its tensors, and nothing else of them."""
+        return self.op == "index"
+
+    def index_dims(self, rank: int) -> tuple[int, ...]:
+        """Return the dimensions along which an index counts, ascending; raises as ``Reduction.normalize_dims``."""
+        return _normalize_dims(self.dims, rank, self.name)
+
+    @property
     def is_comparison(self) -> bool:
         """Whether it is one of torch's comparisons."""
         return self.op is not None and not self.is_conversion and self.out_dtypes == (torch.bool,)
@@ -220,6 +219,8 @@ class Function:
         Raises:
             UnsupportedError: torch does not promote the dtypes.
         """
+        if self.is_index:
+            return torch.int64
         parameters = self.tensor_parameters(len(operands))
         pairs = zip(operands, parameters, strict=True)
         common = promote(operand for operand, parameter in pairs if parameter.name not in self.unpromoted)
@@ -243,6 +244,7 @@ class Function:
             "backward": self.backward and self.backward.to_json(),
             "isolation": self.isolation.value,
             "reduction": self.reduction and self.reduction.to_json(),
+            "dims": None if self.dims is None else list(self.dims),
         }
         return {name: value for name, value in written.items() if value != _USUAL.get(name, ...)}
 
@@ -271,6 +273,7 @@ class Function:
             backward=data["backward"] and HandWritten.from_json(data["backward"]),
             isolation=Isolation(data["isolation"]),
             reduction=data["reduction"] and Reduction.from_json(data["reduction"]),
+            dims=None if data["dims"] is None else tuple(data["dims"]),
         )
 
 
@@ -287,6 +290,7 @@ _USUAL: dict[str, Any] = {
     "backward": None,
     "isolation": "full",
     "reduction": None,
+    "dims": None,
 }
 
 # Python functions that groups hold, by the names that stand for them in JSON: no two processes give the same name.
@@ -326,6 +330,16 @@ class HandWritten:
             ("tensor", names.index(parameter.name)) if parameter.name in self.scalars else next(rest)
             for parameter in self.functor.tensors
         ]
+
+    def unpromoted(self, forward: Function) -> tuple[str, ...]:
+        """Return its parameters that take what the forward function ``forward`` takes unpromoted."""
+        names = [parameter.name for parameter in forward.functor.tensors]
+        bound = zip(self.functor.tensors, self.operands(forward.functor), strict=True)
+        return tuple(
+            parameter.name
+            for parameter, (kind, slot) in bound
+            if kind == "tensor" and names[slot] in forward.unpromoted
+        )
 
     def with_tensors(self, names: Sequence[str], before: Functor, after: Functor) -> HandWritten:
         """Return it for a forward functor ``after`` that takes the scalars ``names`` of ``before`` as tensors."""
@@ -421,8 +435,8 @@ class FusionGroup:
 
     @property
     def has_reduction(self) -> bool:
-        """Whether some application is a reduction."""
-        return any(item.function.reduction for item in self.applications)
+        """Whether the outputs depend on the elements of a reduction."""
+        return any(self.applications[index].function.reduction for index in self.live_applications())
 
     def value_offsets(self) -> tuple[int, ...]:
         """Return the number of each application's first output."""
@@ -518,10 +532,31 @@ class FusionGroup:
         ]
         return replace(self, applications=tuple(applications), _key=[])
 
+    def live_applications(self) -> tuple[int, ...]:
+        """Return the applications whose elements the outputs depend on, in order: an index needs shapes alone."""
+        offsets, needed, live = self.value_offsets(), set(self.outputs), list[int]()
+        for index in reversed(range(len(self.applications))):
+            item = self.applications[index]
+            if not needed.isdisjoint(range(offsets[index], offsets[index] + item.function.num_outputs)):
+                live.insert(0, index)
+                needed.update(() if item.function.is_index else (*item.tensors, *item.scalars))
+        return tuple(live)
+
     def used_inputs(self) -> tuple[int, ...]:
-        """Return the inputs that some application reads, in order."""
-        used = {value for item in self.applications for value in (*item.tensors, *item.scalars)}
+        """Return the inputs whose elements the outputs depend on, in order."""
+        live = [self.applications[index] for index in self.live_applications()]
+        used = {value for item in live if not item.function.is_index for value in (*item.tensors, *item.scalars)}
         return tuple(value for value in range(len(self.inputs)) if value in used)
+
+    def index_values(self) -> tuple[int, ...]:
+        """Return the values that are indices of elements and that the outputs depend on."""
+        offsets, applications = self.value_offsets(), self.applications
+        return tuple(offsets[index] for index in self.live_applications() if applications[index].function.is_index)
+
+    def names(self) -> list[str]:
+        """Return what the applications are called, for people: an index is part of what takes it."""
+        names = [item.function.name for item in self.applications if not item.function.is_index]
+        return names or [item.function.name for item in self.applications]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the group as JSON types."""
@@ -636,6 +671,8 @@ class FusionGroup:
             raise GroupError(f"{where}: {len(function.out_dtypes)} out_dtypes for {function.num_outputs} outputs")
         if function.reduction is not None:
             _lint_reduction(function, function.reduction, where)
+        if function.dims is not None and not function.is_index:
+            raise GroupError(f"{where}: only an index has dims of its own")
         for value in (*application.tensors, *application.scalars):
             if not 0 <= value < known:
                 raise GroupError(f"{where}: value {value} is used before it is made")
@@ -667,6 +704,21 @@ def _lint_reduction(function: Function, reduction: Reduction, where: str) -> Non
         raise GroupError(f"{where}: {reduction.finish.signature()} does not take {count} accumulators")
 
 
+def _normalize_dims(dims: tuple[int, ...] | None, rank: int, name: str) -> tuple[int, ...]:
+    if dims is None:
+        return tuple(range(rank))
+    last = max(rank, 1)
+    for dim in dims:
+        if not -last <= dim < last:
+            expected = f"expected to be in range of [{-last}, {last - 1}]"
+            raise DimError(f"{name}: Dimension out of range ({expected}, but got {dim})")
+    found = sorted(dim % last for dim in dims)
+    for dim, after in itertools.pairwise(found):
+        if dim == after:
+            raise ShapeError(f"{name}: dim {dim} appears multiple times in the list of dims")
+    return tuple(found) if rank else ()
+
+
 def describe_application(application: Application) -> str:
     """Return ``axpy(v0, v1, alpha=v2)``."""
     scalars = zip(application.function.scalars, application.scalars, strict=True)
@@ -676,6 +728,8 @@ def describe_application(application: Application) -> str:
     if reduction is not None:
         arguments += [f"dim={'all' if reduction.dims is None else list(reduction.dims)}"]
         arguments += ["keepdim"] * reduction.keepdim
+    if application.function.dims is not None:
+        arguments += [f"dim={list(application.function.dims)}"]
     return f"{application.function.name}({', '.join(arguments)})"
 
 

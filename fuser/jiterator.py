@@ -11,7 +11,7 @@ import torch
 
 from fuser.compiler import dump, register
 from fuser.config import config
-from fuser.cxx.functor import Functor, parse_functor
+from fuser.cxx.functor import Functor, Role, parse_functor
 from fuser.dtypes import plain_number
 from fuser.errors import ArgumentError, describe_type, shows_users_frames, suggest
 from fuser.executor import warm_up
@@ -20,6 +20,7 @@ from fuser.graph import Function, FusionGroup, GroupBuilder, HandWritten
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Replayer, called_in_c
 from fuser.library import split_inputs
+from fuser.ops import index_function
 from fuser.outputs import finish_traced_out
 from fuser.route import Route, call_anew, find_route
 
@@ -66,6 +67,7 @@ def jit_fn(
     num_outputs: int = 1,
     scalars: Mapping[str, Number] | Sequence[str] = (),
     out_dtypes: torch.dtype | Sequence[torch.dtype | None] | None = None,
+    index: str | None = None,
     fallback: Callable[..., Any] | None = None,
     backward: JitFunction | None = None,
 ) -> JitFunction:
@@ -77,17 +79,21 @@ def jit_fn(
         scalars: the parameters that are scalars: names with default values, or names alone when every call must
             give them. Scalars are run-time arguments: a new value compiles nothing.
         out_dtypes: dtype of the output, or one per output; None stands for the inputs' common dtype.
-        fallback: the same computation in eager torch, called with the tensors and the scalars by name. It serves
-            where a kernel cannot: without a compiler, or on other devices. Without it the eager version, too, is
-            derived from the text.
-        backward: the derivative, where it is not to be derived from the text: a functor that takes the tensors, then
-            the gradient of every output, and has one output per tensor, its gradient. ``differentiable`` can say what
-            else it takes.
+        index: the parameter, best declared ``int64_t``, that no call gives: each element's linear index in the
+            broadcast shape of the call's tensors, row-major whatever the layout. It has no say in dtypes and no
+            gradient; in ``torch.func.vmap`` it counts within one element of the batch. In a shard of a DTensor it would
+            be another one: all ranks compute the whole.
+        fallback: the same computation in eager torch, called with the tensors (the index among them, as the functor)
+            and the scalars by name. It serves where a kernel cannot: without a compiler, or on other devices. Without
+            it the eager version, too, is derived from the text.
+        backward: the derivative, where it is not to be derived from the text: a functor that takes the tensors (and
+            the index), then the gradient of every output, and has one output per tensor, its gradient.
+            ``differentiable`` can say what else it takes.
 
     Raises:
         FunctorError: the text has no entry, another number of outputs, or a scalar names no parameter.
-        ArgumentError: an argument is of a wrong kind; ``backward`` takes or makes another number of tensors, or has
-            scalars of its own.
+        ArgumentError: an argument is of a wrong kind; ``index`` names no tensor parameter; ``backward`` takes or makes
+            another number of tensors, or has scalars of its own.
     """
     names = _check_kinds(code_string, num_outputs, scalars, fallback, backward)
     defaults = {name: plain_number(value) for name, value in scalars.items()} if isinstance(scalars, Mapping) else {}
@@ -95,8 +101,10 @@ def jit_fn(
     for name, value in defaults.items():
         _check_scalar(functor, name, value)
     dtypes = _read_dtypes(functor, out_dtypes)
-    function = JitFunction(Function(functor, out_dtypes=dtypes, fallback=fallback), defaults)
-    return function if backward is None else function.with_backward(backward)
+    unpromoted = () if index is None else (_check_index(functor, index),)
+    function = Function(functor, unpromoted=unpromoted, out_dtypes=dtypes, fallback=fallback)
+    made = JitFunction(function, defaults, index)
+    return made if backward is None else made.with_backward(backward)
 
 
 @called_in_c
@@ -106,15 +114,21 @@ class JitFunction(Replayer):
     Attributes:
         function: the functor with its typing rules.
         defaults: default values of the scalars that have one.
+        index: the parameter that receives each element's index; None: none does.
     """
 
-    def __init__(self, function: Function, defaults: Mapping[str, Number]) -> None:
+    def __init__(self, function: Function, defaults: Mapping[str, Number], index: str | None = None) -> None:
         self.function = function
         self.defaults = dict(defaults)
+        self.index = index
         # torch.fx writes calls by these names.
         self.__name__ = self.__qualname__ = function.functor.entry
         self.__module__ = "fuser.functors"
-        self.__doc__ = f"{function.functor.signature()}\n\n{function.functor.source}"
+        self.__doc__ = f"{self.signature()}\n\n{function.functor.source}"
+        # Names of what calls give by position, in the order of the declaration.
+        names = [item.name for item in function.functor.tensors]
+        self._index_place = None if index is None else names.index(index)
+        self.tensor_names = tuple(name for name in names if index is None or name != index)
         # Names of the scalars, in the order of the declaration.
         self.scalar_names = tuple(parameter.name for parameter in function.functor.scalars)
         # Spec by number of tensors: trailing tensors with a C++ default may be left out.
@@ -185,21 +199,31 @@ class JitFunction(Replayer):
             spec = self._specs[count] = register(self._group(count))
         return spec
 
+    def signature(self) -> str:
+        """Return how it is called, for messages: ``axpy(x, y, *, alpha)``, or ``mask(x, i=index)``."""
+        return self.function.functor.signature(self.index)
+
     def check_count(self, count: int) -> None:
         """Raise ArgumentError unless the functor can be applied to ``count`` tensors."""
-        if not self.function.accepts(count) or count == 0:
-            functor = self.function.functor
-            wanted = len(functor.tensors)
+        total = count if self._index_place is None else count + 1
+        # Only tensors at the end can be left out, and the index is always there.
+        if count < max(self._index_place or 0, 1) or not self.function.accepts(total):
+            wanted = len(self.tensor_names)
             takes = f"takes {wanted} tensor{'s' if wanted != 1 else ''}" if wanted else "has no tensor to work on"
-            raise ArgumentError(f"{functor.signature()} {takes}, got {count}")
+            raise ArgumentError(f"{self.signature()} {takes}, got {count}")
+
+    def insert_index(self, tensors: Sequence[Any], index: Any) -> list[Any]:
+        """Return what the functor takes as tensors: those of a call, and the index at its place, if it has one."""
+        place = self._index_place
+        return [*tensors] if place is None else [*tensors[:place], index, *tensors[place:]]
 
     def _check_positions(self, tensors: tuple[Any, ...], scalars: Mapping[str, Any]) -> None:
-        wanted, functor = len(self.function.functor.tensors), self.function.functor
+        wanted = len(self.tensor_names)
         unnamed = [name for name in self.scalar_names if name not in scalars]
         if len(tensors) > wanted and unnamed and not isinstance(tensors[wanted], torch.Tensor):
             takes = f"takes {wanted} tensor{'s' if wanted != 1 else ''}, got {len(tensors)} arguments"
             hint = f"scalars are given by name: {unnamed[0]}={tensors[wanted]!r}"
-            raise ArgumentError(f"{functor.signature()} {takes}; {hint}")
+            raise ArgumentError(f"{self.signature()} {takes}; {hint}")
 
     def bind_scalars(self, scalars: Mapping[str, Any]) -> dict[str, Any]:
         """Return the value of every scalar in the order of the declaration, defaults filled in.
@@ -207,17 +231,16 @@ class JitFunction(Replayer):
         Raises:
             ArgumentError: an unknown or missing scalar, or one that is no number.
         """
-        functor = self.function.functor
         for name in scalars:
             if name not in self.scalar_names:
-                is_tensor = any(name == parameter.name for parameter in functor.tensors)
-                near = "; give tensors by position" if is_tensor else suggest(name, self.scalar_names)
-                raise ArgumentError(f"{functor.signature()} has no scalar {name!r}{near}")
+                near = "; give tensors by position" if name in self.tensor_names else suggest(name, self.scalar_names)
+                near = "; it is each element's index" if name == self.index else near
+                raise ArgumentError(f"{self.signature()} has no scalar {name!r}{near}")
         values = {}
         for name in self.scalar_names:
             value = scalars.get(name, self.defaults.get(name))
             if value is None:
-                raise ArgumentError(f"{self.function.functor.signature()} needs the scalar {name!r}")
+                raise ArgumentError(f"{self.signature()} needs the scalar {name!r}")
             if type(value) not in (float, int, bool, complex):
                 _check_scalar(self.function.functor, name, value)
             values[name] = value
@@ -238,7 +261,7 @@ class JitFunction(Replayer):
             CompileError: it does not compile; points at the user's own line.
             CompilerNotFoundError: there is no compiler for the device.
         """
-        count = len(self.function.functor.tensors)
+        count = len(self.tensor_names)
         scalars = [self.defaults.get(name, 1.0) for name in self.scalar_names]
         sample = [torch.empty(2, 2, device="meta") for _ in range(count)]
         where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -257,7 +280,7 @@ class JitFunction(Replayer):
             backward = function.backward and function.backward.with_tensors(names, function.functor, functor)
             unpromoted = (*function.unpromoted, *names)
             function = replace(function, functor=functor, unpromoted=unpromoted, backward=backward)
-            self._with_tensors[names] = JitFunction(function, defaults)
+            self._with_tensors[names] = JitFunction(function, defaults, self.index)
         return self._with_tensors[names]
 
     def merge_arguments(self, names: tuple[str, ...], tensors: Sequence[Any], scalars: Mapping[str, Any]) -> list[Any]:
@@ -269,8 +292,8 @@ class JitFunction(Replayer):
         self.check_count(len(tensors))
         rest = iter(tensors)
         # Only tensors at the end can be left out, and a scalar after them would be out of place.
-        parameters = self.with_tensors(names).function.functor.tensors[: len(tensors) + len(names)]
-        return [scalars[item.name] if item.name in names else next(rest) for item in parameters]
+        parameters = self.with_tensors(names).tensor_names[: len(tensors) + len(names)]
+        return [scalars[name] if name in names else next(rest) for name in parameters]
 
     def with_backward(
         self, backward: JitFunction, saved: Sequence[int] | None = None, count: int | None = None
@@ -287,8 +310,9 @@ class JitFunction(Replayer):
             ArgumentError: it takes or makes another number of tensors, or has a scalar that this function has not.
         """
         functor, theirs = self.function.functor, backward.function.functor
-        tensors = len(functor.tensors)
-        saved = range(tensors) if saved is None else saved
+        saved = range(len(functor.tensors)) if saved is None else saved
+        targets = [slot for slot in range(len(functor.tensors)) if slot != self._index_place]
+        tensors = len(targets)
         wanted = len(saved) + functor.num_outputs, tensors if count is None else count
         if (len(theirs.tensors), theirs.num_outputs) != wanted or wanted[1] > tensors:
             raise ArgumentError(
@@ -299,8 +323,8 @@ class JitFunction(Replayer):
         unknown = [name for name in backward.scalar_names if name not in self.scalar_names]
         if unknown:
             raise ArgumentError(f"{theirs.entry} has the scalar {unknown[0]!r}, which {functor.entry} has not")
-        hand_written = HandWritten(theirs, tuple(saved), tuple(range(wanted[1])))
-        return JitFunction(replace(self.function, backward=hand_written), self.defaults)
+        hand_written = HandWritten(theirs, tuple(saved), tuple(targets[: wanted[1]]))
+        return JitFunction(replace(self.function, backward=hand_written), self.defaults, self.index)
 
     def _call_with_tensors(
         self, names: tuple[str, ...], tensors: tuple[Any, ...], out: Any, scalars: Mapping[str, Any]
@@ -313,7 +337,7 @@ class JitFunction(Replayer):
         for name in names:
             if scalars[name].dim():
                 shape = list(scalars[name].shape)
-                raise ArgumentError(f"{self.function.functor.signature()}: scalar {name!r} has shape {shape}, not []")
+                raise ArgumentError(f"{self.signature()}: scalar {name!r} has shape {shape}, not []")
 
     def _call_operator(self, tensors: tuple[Any, ...], out: Any, scalars: dict[str, Any]) -> Any:
         # Traced by Dynamo: one call of the operator, so that the graph does not break.
@@ -338,24 +362,24 @@ class JitFunction(Replayer):
         # The text of this function with some scalars as tensors, and the names of what it takes.
         function = self.with_tensors(held) if held else self
         count += len(held)
-        names = tuple(parameter.name for parameter in function.function.functor.tensors[:count])
-        return function.spec(count).text, names
+        return function.spec(count).text, function.tensor_names[:count]
 
     # What torch.compiler.assume_constant_result sets; the decorator itself would import all of Dynamo.
     _find_operator._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def _group(self, count: int) -> FusionGroup:
-        functor = self.function.functor
         builder = GroupBuilder()
-        tensors = [builder.add_input(parameter.name) for parameter in functor.tensors[:count]]
+        tensors = [builder.add_input(name) for name in self.tensor_names[:count]]
         scalars = [builder.add_input(name, is_scalar=True) for name in self.scalar_names]
-        return builder.build(builder.apply(self.function, tensors, scalars, functor.entry))
+        if self.index is not None:
+            tensors = self.insert_index(tensors, *builder.apply(index_function(count), tensors))
+        return builder.build(builder.apply(self.function, tensors, scalars, self.__name__))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return JitFunction, (self.function, self.defaults)
+        return JitFunction, (self.function, self.defaults, self.index)
 
     def __repr__(self) -> str:
-        return f"<fuser.JitFunction {self.function.functor.signature()}>"
+        return f"<fuser.JitFunction {self.signature()}>"
 
 
 def _check_kinds(code_string: Any, num_outputs: Any, scalars: Any, fallback: Any, backward: Any) -> tuple[str, ...]:
@@ -374,6 +398,19 @@ def _check_kinds(code_string: Any, num_outputs: Any, scalars: Any, fallback: Any
     if backward is not None and not isinstance(backward, JitFunction):
         raise ArgumentError(f"backward must be a function made by jit_fn, got {describe_type(backward)}")
     return tuple(dict.fromkeys(scalars))
+
+
+def _check_index(functor: Functor, index: Any) -> str:
+    if not isinstance(index, str):
+        raise ArgumentError(f"index must be the name of a parameter, a str; got {describe_type(index)}")
+    parameter = next((item for item in functor.parameters if item.name == index), None)
+    if parameter is None:
+        near = suggest(index, [item.name for item in functor.tensors])
+        raise ArgumentError(f"{functor.signature()} has no parameter {index!r} to receive the index{near}")
+    if parameter.role is not Role.TENSOR:
+        kind = "an output" if parameter.role is Role.OUTPUT else "a scalar"
+        raise ArgumentError(f"{functor.signature()}: {index!r} cannot receive the index: it is {kind}")
+    return index
 
 
 def _read_dtypes(functor: Functor, out_dtypes: Any) -> tuple[torch.dtype | None, ...]:

@@ -27,6 +27,7 @@ __all__ = [
     "Typing",
     "ValueLayout",
     "build_kernel_spec",
+    "index_strides",
     "infer_layouts",
     "infer_typing",
     "reduced_shape",
@@ -38,6 +39,8 @@ MAX_OUTPUTS = 16
 MAX_ARGUMENT_BYTES = 4096
 # What CUDA takes at most: for a functor that is too large for the limits above and cannot be cut.
 MAX_LONE_ARGUMENT_BYTES = 32760
+# Rows that a CPU kernel computes side by side.
+CPU_LANES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,8 @@ class RowSpec:
     is_row: tuple[bool, ...]
     # Whether neighbouring rows are computed side by side, instead of a row's neighbouring elements.
     is_across: bool
+    # Whether what is costly and needed in several passes is computed once: rows are short enough to keep it (CPU).
+    keeps: bool = False
 
     @property
     def inner(self) -> int:
@@ -108,7 +113,9 @@ class ArgSpec:
     default_dtype: torch.dtype
     # Settings that change the text.
     settings: tuple[tuple[str, Any], ...]
-    # How each operand is read or written, outputs first (CUDA; empty on the CPU).
+    # Innermost stride class of each index of elements, in the order of ``FusionGroup.index_values``.
+    counters: tuple[int, ...] = ()
+    # How each operand is read or written, outputs first, counters last (CUDA; empty on the CPU).
     accesses: tuple[Access, ...] = ()
     # How a CUDA kernel divides its work.
     tuning: Tuning = DEFAULT_TUNING
@@ -156,7 +163,7 @@ def build_kernel_spec(group: FusionGroup) -> KernelSpec:
     for application in group.applications:
         for functor in application.function.functors:
             check_functor(functor)
-        if application.function.op not in (None, *OPS, *REDUCTIONS):
+        if application.function.op not in (None, "index", *OPS, *REDUCTIONS):
             raise GroupError(f"there is no op {application.function.op!r} in fuser's table")
     return KernelSpec(group.canonical())
 
@@ -201,7 +208,11 @@ def infer_layouts(group: FusionGroup, inputs: Sequence[ValueLayout]) -> tuple[Va
             shape = broadcast_shapes([operand.shape for operand in operands])
         except ShapeError as error:
             shapes = ", ".join(str(list(operand.shape)) for operand in operands)
-            raise ShapeError(f"{function.name}: {error} (shapes {shapes})") from None
+            raise ShapeError(
+                f"{_name_for_people(group, application, len(values))}: {error} (shapes {shapes})"
+            ) from None
+        if function.is_index:
+            function.index_dims(len(shape))
         if function.reduction is not None:
             shape = reduced_shape(function.reduction, shape)
             strides = contiguous_strides(shape)
@@ -222,6 +233,17 @@ def infer_layouts(group: FusionGroup, inputs: Sequence[ValueLayout]) -> tuple[Va
     return tuple(values)
 
 
+def index_strides(function: Function, shape: Shape) -> Strides:
+    """Return by how much an index grows along each dimension of the shape that it counts in.
+
+    Raises:
+        DimError, ShapeError: its dimensions are none of the shape's.
+    """
+    dims = function.index_dims(len(shape))
+    strides = contiguous_strides(tuple(size if dim in dims else 1 for dim, size in enumerate(shape)))
+    return tuple(stride if dim in dims else 0 for dim, stride in enumerate(strides))
+
+
 def reduced_shape(reduction: Reduction, shape: Shape) -> Shape:
     """Return the shape of a reduction's results, from that of what it reduces.
 
@@ -232,6 +254,13 @@ def reduced_shape(reduction: Reduction, shape: Shape) -> Shape:
     if reduction.keepdim:
         return tuple(1 if dim in dims else size for dim, size in enumerate(shape))
     return tuple(size for dim, size in enumerate(shape) if dim not in dims)
+
+
+def _name_for_people(group: FusionGroup, application: Application, value: int) -> str:
+    # An index is part of what takes it, which comes later.
+    if not application.function.is_index:
+        return application.function.name
+    return next((item.function.name for item in group.applications if value in item.tensors), "index")
 
 
 def _keeps_strides(function: Function, operand: ValueLayout) -> bool:
@@ -248,6 +277,8 @@ def _common_dtype(
     function = application.function
     operands = [(values[value], ranks[value]) for value in application.tensors]
     common = function.common_dtype(operands, default_dtype)
+    if function.is_index:
+        return common
     _check_kind(application, common, operands, values)
     parameters = function.tensor_parameters(len(application.tensors))
     for value, parameter in zip(application.tensors, parameters, strict=True):

@@ -47,6 +47,9 @@ def follow_sums(group: FusionGroup, summed: frozenset[int]) -> tuple[tuple[bool,
     """
     values = [index in summed for index in range(len(group.inputs))]
     for index, item in enumerate(group.applications):
+        if item.function.is_index:
+            values.append(False)
+            continue
         dtypes = [dtype for dtype in item.function.out_dtypes if dtype is not None]
         is_real = all(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
         taken = tuple(values[value] for value in item.tensors)

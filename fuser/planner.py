@@ -342,6 +342,6 @@ def _compile(part: _Part, device: torch.device, homes: Mapping[int, int], input_
 
 def _event_name(group: FusionGroup) -> str:
     # Such as fuser::axpy+relu.
-    names = [item.function.name for item in group.applications]
+    names = group.names()
     rest = [f"{len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else []
     return "fuser::" + "+".join(names[:MAX_NAMES] + rest)

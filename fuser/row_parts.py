@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from fuser.cxx.functor import Functor
+from fuser.cxx.functor import MATH_FUNCTIONS, Functor
 from fuser.dtypes import dtype_info
 from fuser.element import ElementWriter, number_expression, output_type
 from fuser.graph import FusionGroup
@@ -78,17 +78,32 @@ class RowWriter:
         self.accumulators = {
             index: self._accumulators(index)
             for index, item in enumerate(self.group.applications)
-            if item.function.reduction
+            if item.function.reduction and index in writer.live
         }
-        # Values per row that are made, in the order of the row parts.
-        self.made: list[int] = []
+        # Values per element that a pass keeps for later ones, and that pass.
+        self.kept: dict[int, int] = {}
 
     def write(self) -> tuple[RowPass, ...]:
         """Write all functions to ``texts``; return what the passes call."""
-        return tuple(self._pass(level) for level in range(max(self.levels) + 1))
+        passes = range(max(self.levels) + 1)
+        if self.rows.keeps:
+            self._choose_kept(passes)
+        return tuple(self._pass(level) for level in passes)
+
+    def _choose_kept(self, passes: Iterable[int]) -> None:
+        # What is costly, and computed in an earlier pass anyway.
+        first: dict[int, int] = {}
+        for level in passes:
+            stored, reductions = self._stored_in(level), self._reductions_in(level)
+            closure = self._element_closure(self._wanted(stored, reductions), level)
+            for index in closure:
+                if any(is_costly(item) for item in self.group.applications[index].function.functors):
+                    earlier = first.setdefault(index, level)
+                    if earlier < level:
+                        self.kept |= dict.fromkeys(self.writer.values(index), earlier)
 
     def _pass(self, level: int) -> RowPass:
-        reductions = [index for index in self.accumulators if self._level_of(index) == level]
+        reductions = self._reductions_in(level)
         row = self._row_part(level)
         element = self._element_part(level, reductions)
         accumulators = tuple(item for index in reductions for item in self.accumulators[index])
@@ -104,19 +119,21 @@ class RowWriter:
         finished = [index for index in self.accumulators if self._level_of(index) == level - 1]
         own = [
             index
-            for index, item in enumerate(self.group.applications)
-            if not item.function.reduction and self._is_row(index) and self._level_of(index) == level
+            for index in self.writer.live
+            if not self.group.applications[index].function.reduction
+            and self._is_row(index)
+            and self._level_of(index) == level
         ]
         # Of what nobody reads as a row's, elements make their own.
         chosen = sorted([*finished, *own])
         if not chosen:
             return None
-        made = [value for index in chosen for value in self.writer.values(index)]
-        self.made += made
+        made = self._made(chosen)
         later = {
             value for index, item in enumerate(self.group.applications) if index not in chosen for value in item.tensors
         }
-        stored = [slot for slot, value in enumerate(self.group.outputs) if value in made]
+        values = {value for index in chosen for value in self.writer.values(index)}
+        stored = [slot for slot, value in enumerate(self.group.outputs) if value in values]
         lines: list[str] = []
         self.writer.storing = stored
         for index in chosen:
@@ -155,40 +172,54 @@ class RowWriter:
 
     # --- per element -------------------------------------------------------------------------------------------------
     def _element_part(self, level: int, reductions: Sequence[int]) -> RowPart | None:
-        stored = [
-            slot
-            for slot, value in enumerate(self.group.outputs)
-            if not self.rows.is_row[value] and self.levels[value] == level
-        ]
+        stored = self._stored_in(level)
         if not stored and not reductions:
             return None
-        wanted = [self.group.outputs[slot] for slot in stored]
-        wanted += [value for index in reductions for value in self.group.applications[index].tensors]
-        chosen = self._element_closure(wanted)
+        chosen = self._element_closure(self._wanted(stored, reductions), level)
         lines: list[str] = []
         self.writer.storing = stored
         for index in chosen:
             lines += self.writer.application(index)
         for index in reductions:
             lines += self._map(index)
-        made = {value for index in chosen for value in self.writer.values(index)}
+        made = self._made(chosen)
         read = [f"v{value}" for value in self._read([*chosen, *reductions]) if value not in made]
+        kept = [value for value, earlier in self.kept.items() if earlier == level and value in made]
+        lines += [f"k{value} = v{value};" for value in kept]
+        self.types |= {f"k{value}": self.writer.types[value] for value in kept}
         writes = [f"m{item.name}" for index in reductions for item in self.accumulators[index]]
+        writes += [f"k{value}" for value in kept]
         return self._function(
             f"fuser_element{level}", read, [*writes, *self._outputs(stored)], [*chosen, *reductions], lines
         )
 
-    def _element_closure(self, wanted: Iterable[int]) -> list[int]:
-        # The applications that make some values from inputs and from what there is per row.
+    def _stored_in(self, level: int) -> list[int]:
+        # Outputs per element.
+        return [
+            slot
+            for slot, value in enumerate(self.group.outputs)
+            if not self.rows.is_row[value] and self.levels[value] == level
+        ]
+
+    def _reductions_in(self, level: int) -> list[int]:
+        return [index for index in self.accumulators if self._level_of(index) == level]
+
+    def _wanted(self, stored: Iterable[int], reductions: Iterable[int]) -> list[int]:
+        read = [value for index in reductions for value in self.group.applications[index].tensors]
+        return [self.group.outputs[slot] for slot in stored] + read
+
+    def _element_closure(self, wanted: Iterable[int], level: int) -> list[int]:
+        # The applications that make some values from inputs, what there is per row, and what was kept.
         found: set[int] = set()
         stack = list(wanted)
         while stack:
             value = stack.pop()
             index = self.producers[value]
-            if index < 0 or index in found or value in self.made:
+            is_made = index >= 0 and (self.rows.is_row[value] or self.group.applications[index].function.reduction)
+            if index < 0 or index in found or is_made or self.kept.get(value, level) < level:
                 continue
             found.add(index)
-            stack += self.group.applications[index].tensors
+            stack += self._taken(index)
         return sorted(found)
 
     def _map(self, index: int) -> list[str]:
@@ -251,9 +282,19 @@ class RowWriter:
     def _is_row(self, index: int) -> bool:
         return all(self.rows.is_row[value] for value in self.writer.values(index))
 
+    def _taken(self, index: int) -> Sequence[int]:
+        # The values that an application reads: an index is given by the loop, and so its own operand.
+        application = self.group.applications[index]
+        return self.writer.values(index) if application.function.is_index else application.tensors
+
+    def _made(self, chosen: Iterable[int]) -> list[int]:
+        # The values that some applications give variables.
+        own = [index for index in chosen if not self.group.applications[index].function.is_index]
+        return [value for index in own for value in self.writer.values(index)]
+
     def _read(self, chosen: Collection[int]) -> list[int]:
         # Values that some applications read through variables, in order.
-        return sorted({value for index in chosen for value in self.group.applications[index].tensors} - self._numbers())
+        return sorted({value for index in chosen for value in self._taken(index)} - self._numbers())
 
     def _numbers(self) -> set[int]:
         return {index for index, item in enumerate(self.writer.args.inputs) if item and item.number}
@@ -308,6 +349,11 @@ def _literal(number: bool | int | float) -> str:
     if math.isnan(number):
         return "double(NAN)"
     return number.hex() if math.isfinite(number) else f"double({'-' * (number < 0)}INFINITY)"
+
+
+def is_costly(functor: Functor) -> bool:
+    """Whether to keep a result takes less time than to compute it again."""
+    return not functor.words.isdisjoint(MATH_FUNCTIONS | {"for", "while"})
 
 
 def may_end_in_product(functor: Functor) -> bool:

@@ -98,7 +98,8 @@ def _launch_sizes(
         group = section.group if len(chosen) == len(shapes) else section.group.select_outputs(chosen)
         read = [section.inputs[index] for index in group.used_inputs()]
         pointers = [layouts[value] for value in read if value not in by_value]
-        shape, operands = shapes[chosen[0]], len(chosen) + len(pointers)
+        counters = len(group.index_values())
+        shape, operands = shapes[chosen[0]], len(chosen) + len(pointers) + counters
         # The count, the zero, addresses, numbers (a complex one takes two fields); per dimension a size, two fields for
         # the division by it (on a GPU), and strides.
         fixed = 2 + operands + 2 * (len(read) - len(pointers))
@@ -106,7 +107,7 @@ def _launch_sizes(
         if section.group.has_reduction:
             # It walks over what it reads.
             rank = max((len(item.shape) for item in pointers), default=rank)
-        elif 8 * (fixed + rank * (3 + operands)) > MAX_ARGUMENT_BYTES:
+        elif not counters and 8 * (fixed + rank * (3 + operands)) > MAX_ARGUMENT_BYTES:
             strides = [layouts[section.outputs[index]].strides for index in chosen]
             strides += [broadcast_strides(item.shape, item.strides, shape) for item in pointers]
             rank = len(build_iteration_space(shape, strides).sizes)

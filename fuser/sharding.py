@@ -172,7 +172,8 @@ def _choose(
     except ShapeError:
         # Outputs that have nothing to do with each other.
         return copies
-    shard = _vote(placements, shapes, common, size)
+    # A shard's elements have other numbers.
+    shard = None if spec.group.index_values() else _vote(placements, shapes, common, size)
     if shard is not None:
         return (
             {slot: _place(shard, shape, common) for slot, shape in shapes.items()},

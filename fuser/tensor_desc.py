@@ -91,7 +91,7 @@ def check_inputs(group: FusionGroup, inputs: Sequence[Any]) -> None:
 def name_input(group: FusionGroup, index: int) -> str:
     """Return the functor that takes an input of a group first, and what it calls it: ``axpy: alpha``."""
     # A group in canonical form has no names of the caller's; the functors' parameters have.
-    for item in group.applications:
+    for item in sorted(group.applications, key=lambda item: item.function.is_index):
         functor = item.function.functor
         bound = [
             *zip(item.tensors, functor.tensors, strict=False),
@@ -153,7 +153,7 @@ def follows_default_dtype(group: FusionGroup, specs: Sequence[InputSpec]) -> boo
 
 
 def _names(group: FusionGroup) -> str:
-    return ", ".join(dict.fromkeys(item.function.name for item in group.applications))
+    return ", ".join(dict.fromkeys(group.names()))
 
 
 def _with_default(item: InputSpec, default: torch.dtype) -> InputSpec:

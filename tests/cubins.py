@@ -143,9 +143,9 @@ def cuda_twin(group: Any, args: Any) -> Any:
     if args.device_type == "cuda":
         return args
     typing = infer_typing(group, args.inputs, args.default_dtype)
-    pointers = [item for item in args.inputs if item is not None and item.number is None]
+    pointers = [item for item in (args.inputs[slot] for slot in group.used_inputs()) if item.number is None]
     itemsizes = [typing.values[value].itemsize for value in group.outputs] + [item.dtype.itemsize for item in pointers]
-    inner = [*args.outputs, *(item.inner for item in pointers)]
+    inner = [*args.outputs, *(item.inner for item in pointers), *args.counters]
     # An innermost stride that is neither 0 nor 1 is `step`: with SIDE the second dimension is dense instead, with 2
     # none is, and rows are not aligned.
     step = (SIDE, 2)[choose(f"{group!s} {args}", 2)]
@@ -156,7 +156,7 @@ def cuda_twin(group: Any, args: Any) -> Any:
         strides.append((step if first == 2 else first, second, *outer)[: args.rank])
     space = IterationSpace((SIDE,) * args.rank, tuple(strides))
     rounds = rounds_between(group, args.numerics)
-    walk = plan_walk(space, itemsizes, [True] * len(inner), len(args.outputs), rounds=rounds)
+    walk = plan_walk(space, itemsizes, [True] * len(itemsizes), len(args.outputs), rounds=rounds)
     return replace(args, device_type="cuda", vector=walk.vector, accesses=walk.accesses, tuning=walk.tuning)
 
 

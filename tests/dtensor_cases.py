@@ -57,6 +57,7 @@ AXPY = fuser.create_jit_fn("template <typename T> T axpy(T x, T y, T alpha) { re
 BOTH = fuser.create_multi_output_jit_fn(
     "template <typename T> void both(T x, T y, T& twice, T& square) { twice = 2 * x; square = x * x + y; }", 2
 )
+NUMBERED = fuser.jit_fn("template <typename T> T numbered(T x, int64_t i) { return x * T(i); }", index="i")
 HALVE = fuser.create_jit_fn(
     "template <typename T> T halve(T x) { T s = x; while (s > T(1)) s = s * T(0.5); return s; }"
 )
@@ -387,6 +388,19 @@ def a_derivative_in_eager_torch(mesh: DeviceMesh) -> None:
         HALVE(leaf * 4).sum().backward()
         HALVE(full * 4).sum().backward()
         assert torch.equal(whole(leaf.grad), full.grad), placement
+
+
+@case
+def an_index_counts_through_the_whole_tensor(mesh: DeviceMesh) -> None:
+    x = torch.arange(24.0).view(6, 4).to(mesh.device_type)
+    for placement in (Shard(0), Shard(1), Replicate()):
+        found = NUMBERED(distribute_tensor(x, mesh, [placement]))
+        assert found.placements == (Replicate(),), placement
+        assert torch.equal(found.to_local(), x * x), placement
+    # Of partial sums every rank has the whole shape.
+    found = NUMBERED(DTensor.from_local(x, mesh, [Partial()], run_check=False))
+    assert found.placements == (Partial(),)
+    assert torch.equal(found.to_local(), x * x)
 
 
 # --- compiled ----------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from fuser.graph import (
 )
 from fuser.kernel_cache import KernelStore
 from fuser.kernel_spec import ArgSpec, InputSpec, RowSpec
+from fuser.ops import index_function
 
 AXPY = Function(parse_functor("template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }", ("alpha",)))
 MUL = Function(parse_functor("template <typename T> T mul(T x, T y) { return x * y; }"))
@@ -310,6 +311,7 @@ CHANGES: dict[str, Callable[[ArgSpec], Any]] = {
     "device_type": lambda args: "cuda",
     "inputs": lambda args: (args.inputs[1], None),
     "outputs": lambda args: (2,),
+    "counters": lambda args: (1,),
     "rank": lambda args: 2,
     "vector": lambda args: 4,
     "wide_index": lambda args: True,
@@ -365,7 +367,8 @@ def test_json_keeps_every_field() -> None:
     kept = Reduction(add, (0.5,), None, (0, -1), keepdim=True)
     for kind in (kept, Reduction(add, (complex(1, -2),), finish), Reduction(add, (True,), dims=())):
         (v,) = builder.apply(Function(half, reduction=kind), [v], [by])
-    group = builder.build(builder.apply(split, [v]))
+    (i,) = builder.apply(index_function(1, (0, -1)), [v])
+    group = builder.build([*builder.apply(split, [v]), i])
     assert FusionGroup.from_json(group.to_json()) == group
 
 

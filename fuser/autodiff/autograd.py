@@ -7,7 +7,8 @@ group goes through ``run`` again, so that derivatives of any order and torch.fun
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -17,9 +18,11 @@ from fuser import library
 from fuser.autodiff.case import Case, Pass, check_eager, find_case
 from fuser.autodiff.opaque import call_opaque, push_forward
 from fuser.autodiff.pull_back import eager_function, pull_back_eagerly
-from fuser.compiler import registered
+from fuser.compiler import register, registered
 from fuser.dtypes import Rank
 from fuser.errors import GradientError, UntranslatableError
+from fuser.graph import Application
+from fuser.kernel_spec import KernelSpec, ValueLayout, infer_layouts
 from fuser.launcher import record_through
 from fuser.route import HANDLERS, GroupCall, Route, call, is_transformed, requires_grad, run, run_below
 
@@ -97,7 +100,8 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], case: Case, *inputs: Any) -> tuple[Any, Any]:
-        results = run(case.spec, _batch_inputs(case, info.batch_size, in_dims[1:], inputs))
+        ranks = tuple(map(_rank, inputs, in_dims[1:]))
+        results = run(_count_from_the_end(case.spec, ranks), _batch_inputs(case, info.batch_size, in_dims[1:], inputs))
         return tuple(results), (0,) * len(results)
 
 
@@ -246,10 +250,7 @@ def _run_pass(step: Pass, derivatives: Sequence[Any], values: Mapping[int, Any])
 
 def _batch_inputs(case: Case, batch_size: int, in_dims: Sequence[int | None], inputs: Sequence[Any]) -> list[Any]:
     # The batch comes first, and behind it the dimensions of an element, as many for each input.
-    def rank(item: Any, dim: int | None) -> int:
-        return item.dim() - (dim is not None) if isinstance(item, torch.Tensor) else 0
-
-    ranks = [rank(item, dim) for item, dim in zip(inputs, in_dims, strict=True)]
+    ranks = list(map(_rank, inputs, in_dims))
     widest = max(ranks)
     batched = []
     for item, dim, count in zip(inputs, in_dims, ranks, strict=True):
@@ -264,6 +265,27 @@ def _batch_inputs(case: Case, batch_size: int, in_dims: Sequence[int | None], in
     if not any(dim is not None for dim in in_dims):
         batched[0] = batched[0].expand(batch_size, *batched[0].shape)
     return batched
+
+
+def _rank(item: Any, batch_dim: int | None) -> int:
+    # How many dimensions an element of the batch has.
+    return item.dim() - (batch_dim is not None) if isinstance(item, torch.Tensor) else 0
+
+
+@lru_cache(1024)
+def _count_from_the_end(spec: KernelSpec, ranks: tuple[int, ...]) -> KernelSpec:
+    # The group for inputs with a dimension more at the front: indices count along those that were there before.
+    group = spec.group
+    if not any(item.function.is_index for item in group.applications):
+        return spec
+    layouts = infer_layouts(group, [ValueLayout((1,) * rank, (1,) * rank) for rank in ranks])
+
+    def anchor(item: Application, value: int) -> Application:
+        rank = len(layouts[value].shape)
+        dims = tuple(dim - rank for dim in item.function.index_dims(rank))
+        return replace(item, function=replace(item.function, dims=dims)) if item.function.is_index else item
+
+    return register(replace(group, applications=tuple(map(anchor, group.applications, group.value_offsets())), _key=[]))
 
 
 def _as_zero_dim(case: Case, tensor: torch.Tensor) -> torch.Tensor:

@@ -333,11 +333,14 @@ class _Writer:
             parameter.name: self._operand(step, incoming, *bound)
             for parameter, bound in zip(_parameters(functor), step.derived.arguments, strict=True)
         }
+        hand_written = forward.backward
         function = Function(
             functor,
-            unpromoted=tuple(name for name in forward.unpromoted if name in handles),
+            unpromoted=hand_written.unpromoted(forward)
+            if hand_written
+            else tuple(name for name in forward.unpromoted if name in handles),
             out_dtypes=tuple(None if value < 0 else self._dtype(value, value in done) for value in step.targets),
-            isolation=Isolation.FULL if forward.backward is not None else Isolation.NONE,
+            isolation=Isolation.FULL if hand_written else Isolation.NONE,
         )
         tensors = [handles[parameter.name] for parameter in functor.tensors]
         return self.builder.apply(function, tensors, [handles[parameter.name] for parameter in functor.scalars])

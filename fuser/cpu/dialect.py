@@ -44,7 +44,7 @@ def emit_loop(loop: Loop) -> str:
 
 
 def _linear_range(loop: Loop) -> list[str]:
-    pointers = [f"  const auto {operand.name} = a.{operand.name};" for operand in loop.operands]
+    pointers = [f"  const auto {operand.name} = {operand.address};" for operand in loop.operands]
     return [
         "",
         "// Elements begin to end.",
@@ -66,7 +66,7 @@ def _row(loop: Loop, begin: str, end: str) -> list[str]:
         else:
             expressions[operand.variable] = f"fuser_to_compute({operand.name}[i])"
     expressions |= {operand.variable: f"{operand.name}[i]" for operand in loop.outputs}
-    moving = [operand for operand in loop.operands if operand.inner != 0]
+    moving = [operand for operand in loop.operands if operand.inner != 0 and not operand.is_counter]
     block = BLOCK_BYTES // max(operand.info.dtype.itemsize for operand in moving)
     return [
         *lines,
@@ -84,7 +84,7 @@ def _row(loop: Loop, begin: str, end: str) -> list[str]:
 
 def _rows(loop: Loop) -> list[str]:
     # The rows of one tile; from one to the next the pointers jump.
-    pointers = [f"{_const(operand)}{operand.info.storage}* {operand.name}" for operand in loop.operands]
+    pointers = [f"{_pointer(operand)} {operand.name}" for operand in loop.operands]
     jumps = [f"{operand.name} += jump[{number}];" for number, operand in enumerate(loop.operands)]
     return [
         "",
@@ -109,7 +109,7 @@ def _tiled_range(loop: Loop) -> list[str]:
     pointers, jumps, after = [], [], []
     for operand in loop.operands:
         name, stride = operand.name, f"a.stride_{operand.name}"
-        own = f"a.{name} + tile.offset({stride})"
+        own = f"{operand.address} + tile.offset({stride})"
         shape = f"row, rows, {stride}[0], tile.jump({stride})"
         jumps.append("row" if operand.inner == BUFFERED else f"tile.jump({stride})")
         if operand.inner != BUFFERED:
@@ -140,7 +140,8 @@ def _tiled_range(loop: Loop) -> list[str]:
 
 def _entry(loop: Loop) -> list[str]:
     # Threads take whole cache lines, or whole tiles.
-    names = [f"a.stride_{operand.name}" for operand in loop.operands if operand.inner == BUFFERED]
+    buffered = [operand for operand in loop.operands if operand.inner == BUFFERED and not operand.is_counter]
+    names = [f"a.stride_{operand.name}" for operand in buffered]
     tiles = [
         f"const int64_t* const buffered[] = {{{', '.join(names) or 'nullptr'}}};",
         f"const fuser_tiles<{loop.rank}> tile(a.size, buffered, {len(names)}, {edge(loop)}, threads);",
@@ -184,8 +185,9 @@ def edge(loop: Loop) -> int:
     return next((side for side in EDGES if side * side * element_bytes <= BUFFER_BYTES), EDGES[-1])
 
 
-def _const(operand: Operand) -> str:
-    return "" if operand.is_output else "const "
+def _pointer(operand: Operand) -> str:
+    # Also a counter's numbers are in its buffer, if it has one.
+    return f"const {operand.info.storage}*" if operand.is_counter and operand.inner == BUFFERED else operand.pointer
 
 
 def _indent(lines: list[str]) -> list[str]:

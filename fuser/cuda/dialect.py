@@ -216,8 +216,8 @@ def _store(loop: Loop, item: Operand) -> str:
 
 def _address(loop: Loop, item: Operand) -> str:
     if not loop.is_linear:
-        return f"a.{item.name} + at[u].{item.name}"
-    return f"a.{item.name} + at[u].first" if item.inner else f"a.{item.name}"
+        return f"{item.address} + at[u].{item.name}"
+    return f"{item.address} + at[u].first" if item.inner else item.address
 
 
 def _length(loop: Loop, item: Operand) -> int:

@@ -121,9 +121,9 @@ class Functor:
         """Return the place in the user's text of a line and a column (from 1, in bytes) of ``text``."""
         return self.emitted.place(self.emitted.offset(line, column))
 
-    def signature(self) -> str:
-        """Return how the functor is called, for messages: ``axpy(x, y, *, alpha)``."""
-        names = [parameter.name for parameter in self.tensors]
+    def signature(self, index: str | None = None) -> str:
+        """Return how the functor is called, for messages: ``axpy(x, y, *, alpha)``; ``i=index`` for that parameter."""
+        names = [f"{item.name}=index" if item.name == index else item.name for item in self.tensors]
         if self.scalars:
             names += ["*", *(parameter.name for parameter in self.scalars)]
         return f"{self.entry}({', '.join(names)})"

@@ -16,7 +16,7 @@ from fuser.compiler import registered
 from fuser.graph import FusionGroup
 from fuser.jiterator import JitFunction
 from fuser.library import merge_inputs
-from fuser.ops import IS_NUMBER, OpCall, bind_function, bind_method, bind_module, has_hooks
+from fuser.ops import IS_NUMBER, OpCall, bind_function, bind_method, bind_module, has_hooks, index_function
 
 __all__ = ["GraphReading", "bind_group", "bind_node", "is_barrier", "is_fusible", "is_random", "is_size", "read_nodes"]
 
@@ -95,7 +95,13 @@ def _bind_functor(function: JitFunction, node: fx.Node) -> OpCall | None:
     if "out" in node.kwargs:
         return None
     function.check_count(len(node.args))
-    return OpCall(function.function, tuple(node.args), function.bind_scalars(node.kwargs))
+    scalars = function.bind_scalars(node.kwargs)
+    if function.index is None:
+        return OpCall(function.function, tuple(node.args), scalars)
+    # Numbers have no shape.
+    shaped = tuple(item for item in node.args if isinstance(item, fx.Node)) or node.args
+    index = OpCall(index_function(len(shaped)), shaped, {})
+    return OpCall(function.function, tuple(function.insert_index(node.args, index)), scalars)
 
 
 def _find_numbers(nodes: Sequence[fx.Node], calls: Mapping[fx.Node, OpCall | None]) -> set[fx.Node]:

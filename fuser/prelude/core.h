@@ -129,6 +129,17 @@ template <typename S, typename C> FUSER_INLINE C fuser_keep(C v, S& stored) {
   return fuser_keeper<S>::keep(v, stored);
 }
 
+//@ always if counter
+// Stands where a pointer stands: its element at an offset is the offset, so that strides make of it the number of each
+// element of a loop.
+struct fuser_counter {
+  int64_t first = 0;
+
+  FUSER_INLINE int64_t operator[](int64_t offset) const { return first + offset; }
+  FUSER_INLINE fuser_counter operator+(int64_t offset) const { return {first + offset}; }
+  FUSER_INLINE void operator+=(int64_t offset) { first += offset; }
+};
+
 //@ fuser_step
 // ATen's CUDA kernels of some ops compute in the narrow dtype itself, and round every step to it; on the CPU a kernel
 // rounds its result alone.

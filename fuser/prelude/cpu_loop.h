@@ -205,3 +205,12 @@ template <typename T>
 FUSER_INLINE void fuser_scatter(T* to, const T* place, int64_t row, int64_t rows, int64_t step, int64_t jump) {
   if (place != to) fuser_copy<sizeof(T)>(to, step, jump, place, 1, row, row, rows);
 }
+
+//@ always if tiles counter
+FUSER_INLINE const int64_t* fuser_gather(void* buffer, fuser_counter from, int64_t row, int64_t rows, int64_t step,
+                                         int64_t jump) {
+  const auto to = static_cast<int64_t*>(buffer);
+  for (int64_t j = 0; j < rows; ++j)
+    for (int64_t i = 0; i < row; ++i) to[j * row + i] = from[j * jump + i * step];
+  return to;
+}

@@ -136,3 +136,15 @@ struct fuser_divider { unsigned int multiplier, shift; };
 FUSER_INLINE unsigned int fuser_divide(unsigned int n, const fuser_divider& by) {
   return (n + __umulhi(n, by.multiplier)) >> by.shift;
 }
+
+//@ always if counter
+template <int N, typename I, typename J>
+FUSER_INLINE fuser_vector<int64_t, N> fuser_gather(fuser_counter from, I stride, J left) {
+  fuser_vector<int64_t, N> to;
+#pragma unroll
+  for (int k = 0; k < N; ++k) to.set(k, from[(k < left ? k : 0) * stride]);
+  return to;
+}
+template <int N, int W, typename I> FUSER_INLINE fuser_vector<int64_t, N> fuser_load(fuser_counter from, I left) {
+  return fuser_gather<N>(from, 1, left);
+}
