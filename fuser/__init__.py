@@ -25,6 +25,7 @@ from fuser.interface import (
     run_fusion,
 )
 from fuser.jiterator import JitFunction, create_jit_fn, create_multi_output_jit_fn, jit_fn
+from fuser.reduction import ReductionFunction, create_reduction_fn
 
 __all__ = [
     "Application",
@@ -35,6 +36,7 @@ __all__ = [
     "GroupBuilder",
     "Input",
     "JitFunction",
+    "ReductionFunction",
     "__version__",
     "autotune",
     "can_fuse_on_cpu",
@@ -43,6 +45,7 @@ __all__ = [
     "config",
     "create_jit_fn",
     "create_multi_output_jit_fn",
+    "create_reduction_fn",
     "debug_get_fused_kernel_code",
     "debug_launch_graph",
     "differentiable",

@@ -21,6 +21,7 @@ from fuser.graph import FusionGroup
 from fuser.jiterator import JitFunction
 from fuser.kernel_spec import KernelSpec
 from fuser.planner import plan_texts
+from fuser.reduction import ReductionFunction
 from fuser.route import run
 
 __all__ = ["Explanation", "GroupReport", "debug_get_fused_kernel_code", "debug_launch_graph", "explain"]
@@ -90,9 +91,12 @@ def explain(target: Any, *args: Any) -> Explanation:
     """Say which nodes fuse into which kernel, which do not, and why.
 
     Args:
-        target: a fused function or module, a functor, a graph module with fusion nodes, or a FusionGroup.
+        target: a fused function or module, a functor, a reduction (of all dimensions), a graph module with fusion
+            nodes, or a FusionGroup.
         *args: example inputs; with them a graph is run, and kernel texts and fallback reasons are worked out.
     """
+    if isinstance(target, ReductionFunction):
+        target = target.along()
     if isinstance(target, FusionGroup):
         return Explanation((_report(target, (), args),), ())
     if isinstance(target, JitFunction):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,10 +24,13 @@ __all__ = [
     "Rank",
     "cpp_scalar_type",
     "dtype_info",
+    "is_representable",
     "number_dtype",
     "number_kind",
+    "number_of_dtype",
     "plain_number",
     "promote",
+    "scalar_dtype",
     "to_floating",
 ]
 
@@ -159,6 +163,45 @@ def number_kind(dtype: torch.dtype) -> type:
     if dtype.is_floating_point:
         return float
     return bool if dtype is torch.bool else int
+
+
+def is_representable(number: bool | int | float | complex, dtype: torch.dtype) -> bool:
+    """Whether a Python number is one of a dtype's, but for rounding; the ends of integers are infinite."""
+    if isinstance(number, complex):
+        if dtype.is_complex:
+            part = dtype.to_real()
+            return is_representable(number.real, part) and is_representable(number.imag, part)
+        return number.imag == 0 and is_representable(number.real, dtype)
+    if dtype.is_floating_point or dtype.is_complex:
+        return not math.isfinite(number) or abs(number) <= torch.finfo(dtype).max
+    if not math.isfinite(number):
+        return not math.isnan(number)
+    if number != int(number):
+        return False
+    return number in (0, 1) if dtype is torch.bool else torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max
+
+
+def scalar_dtype(number: Any) -> torch.dtype:
+    """Return the C++ type that a functor gets a scalar as, as a dtype: of a Python number or a 0-dim tensor."""
+    if not isinstance(number, torch.Tensor):
+        return number_dtype(type(number), torch.float64)
+    if number.dtype is torch.bool:
+        return torch.bool
+    if number.is_complex():
+        return torch.complex128
+    return torch.float64 if number.is_floating_point() else torch.int64
+
+
+def number_of_dtype(number: bool | int | float | complex, dtype: torch.dtype) -> bool | int | float | complex:
+    """Return a representable number as one of the Python type that a dtype's have."""
+    kind = number_kind(dtype)
+    plain = number.real if isinstance(number, complex) and kind is not complex else number
+    if kind is int and not math.isfinite(plain.real):
+        return torch.iinfo(dtype).max if plain.real > 0 else torch.iinfo(dtype).min
+    if kind is bool:
+        return plain.real > 0
+    made: int | float | complex = kind(plain)
+    return made
 
 
 def cpp_scalar_type(kind: type) -> str:

@@ -26,6 +26,7 @@ __all__ = [
     "CompilerTimeoutError",
     "DataDependentError",
     "DeviceError",
+    "EagerDerivativeError",
     "FallbackError",
     "FallbackWarning",
     "FunctorError",
@@ -102,7 +103,11 @@ class GradientError(FuserError, RuntimeError):
     """An input requires grad and the group has no derivative."""
 
 
-class DataDependentError(GradientError):
+class EagerDerivativeError(GradientError):
+    """A group's derivative is no group: where torch runs the group, part by part, it can differentiate that."""
+
+
+class DataDependentError(EagerDerivativeError):
     """A functor's control flow depends on data, so that its derivative has no text."""
 
 

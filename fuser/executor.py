@@ -28,6 +28,7 @@ from fuser.tensor_desc import describe, name_input
 from fuser.tuning.search import make_tuned
 
 __all__ = [
+    "read_scalars",
     "run_around",
     "run_fallback",
     "run_plain",
@@ -58,6 +59,7 @@ def run_planned(
     spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] | None
 ) -> tuple[list[torch.Tensor], Plan | None]:
     """Run a group as ``run_plain``; return the plan, too, if a call like this one can go by it without another look."""
+    inputs = read_scalars(spec, inputs)
     described = tuple(describe(item, reads_address=True) for item in inputs)
     described_out = tuple(describe(item, reads_address=True) for item in out or ())
     # Read before planning: a setting that another thread changes meanwhile makes the plan stale.
@@ -96,6 +98,17 @@ def run_planned(
 
 def _allocate(buffers: Sequence[Buffer], device: torch.device) -> list[torch.Tensor]:
     return [torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in buffers]
+
+
+def read_scalars(spec: KernelSpec, inputs: list[Any]) -> list[Any]:
+    """Return a group's inputs with a number in place of each tensor that a reduction takes as a scalar.
+
+    Graphs hold such a tensor for a number that was not known when they were traced.
+    """
+    if not spec.group.has_reduction or not any(item.is_scalar for item in spec.group.inputs):
+        return inputs
+    pairs = zip(spec.group.inputs, inputs, strict=True)
+    return [item.item() if known.is_scalar and isinstance(item, torch.Tensor) else item for known, item in pairs]
 
 
 def run_around(

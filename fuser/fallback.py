@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fuser.cxx.functor import Functor, Role
-from fuser.dtypes import Rank, dtype_info, number_dtype
+from fuser.dtypes import Rank, dtype_info, number_dtype, scalar_dtype
 from fuser.errors import FallbackError, UnsupportedError, UntranslatableError
 from fuser.graph import Function, FusionGroup
 from fuser.layout import Shape, broadcast_shapes, infer_output_strides
@@ -47,9 +47,8 @@ class Fallback:
         found = []
         for function in dict.fromkeys(item.function for item in self.group.applications):
             if function.op is None and function.fallback is None:
-                obstacle = find_obstacle(function.functor)
-                if obstacle is not None:
-                    found.append((function.name, obstacle))
+                obstacles = filter(None, map(find_obstacle, function.functors))
+                found += [(function.name, obstacle) for obstacle in obstacles]
         return tuple(found)
 
     def run(self, inputs: Sequence[Any], reason: str) -> list[torch.Tensor]:
@@ -64,9 +63,8 @@ class Fallback:
         """
         values: list[Any] = list(inputs)
         for application in self.group.applications:
-            functor = application.function.functor
             tensors = [values[value] for value in application.tensors]
-            names = (parameter.name for parameter in functor.scalars)
+            names = (parameter.name for parameter in application.function.scalars)
             scalars = {name: values[value] for name, value in zip(names, application.scalars, strict=True)}
             try:
                 result = _call_eager(application.function, tensors, scalars)
@@ -76,7 +74,9 @@ class Fallback:
                     f"cannot fuse ({reason}), and {name!r} has no eager version to fall back to: {error}\n"
                     "give jit_fn(..., fallback=a function of the same tensors and scalars)"
                 ) from error
-            values += [result] if functor.num_outputs == 1 and isinstance(result, torch.Tensor) else list(result)
+            values += (
+                [result] if application.function.num_outputs == 1 and isinstance(result, torch.Tensor) else list(result)
+            )
         return [values[value] for value in self.group.outputs]
 
 
@@ -111,6 +111,7 @@ def call_derived(function: Function, tensors: Sequence[Any], scalars: dict[str, 
     """
     # The translation is a third of fuser, and many programs need none of it.
     from fuser.eager.translation import cast, translate  # noqa: PLC0415
+    from fuser.eager_reduction import EagerReduction  # noqa: PLC0415
 
     default = torch.get_default_dtype()
     common = function.common_dtype([_operand(item, default) for item in tensors], default)
@@ -121,7 +122,7 @@ def call_derived(function: Function, tensors: Sequence[Any], scalars: dict[str, 
     for parameter in function.functor.parameters:
         if parameter.role is Role.SCALAR:
             number = scalars[parameter.name]
-            types.append(_scalar_type(number))
+            types.append(scalar_dtype(number))
             arguments.append(number.to(types[-1]) if isinstance(number, torch.Tensor) else number)
         elif parameter.role is Role.TENSOR and rest:
             item = rest.pop(0)
@@ -133,15 +134,24 @@ def call_derived(function: Function, tensors: Sequence[Any], scalars: dict[str, 
         isinstance(item, torch.Tensor) and item.requires_grad for item in arguments
     )
     is_traced = torch._C._functorch.peek_interpreter_stack() is not None
-    translation = translate(function.functor, compute, tuple(types), differentiable=needs_grad or is_traced)
+    is_differentiable = needs_grad or is_traced
+    translation = translate(function.functor, compute, tuple(types), differentiable=is_differentiable)
+    reduction: EagerReduction | None = None
+    if function.reduction is not None:
+        reduction = EagerReduction(function.reduction, compute, scalars, differentiable=is_differentiable)
     dtypes = [dtype or common for dtype in function.out_dtypes] or [common] * function.num_outputs
     abstract = next((item for item in given if item.is_meta or isinstance(item, FakeTensor)), None)
-    if translation.graph_module is None and abstract is not None:
+    is_graph = translation.graph_module is not None and (reduction is None or reduction.is_graph)
+    if not is_graph and abstract is not None:
         # There are no values for the interpreter to go by.
         shape = _common_shape(given)
+        shape = shape if reduction is None else reduction.reduction.reduce_shape(shape)
         return tuple(torch.empty(shape, dtype=dtype, device=abstract.device) for dtype in dtypes)
     try:
         computed = translation.run(*arguments)
+        if reduction is not None:
+            made = reduction.run(computed, _common_shape(given))
+            return tuple(cast(raw, dtype) for raw, dtype in zip(made, dtypes, strict=True))
     except UntranslatableError:
         raise
     except (NotImplementedError, RuntimeError) as error:
@@ -219,17 +229,6 @@ def _operand(item: Any, default: torch.dtype) -> tuple[torch.dtype, Rank]:
         # Only the number of dimensions counts, which nested tensors have too.
         return item.dtype, Rank.TENSOR if item.dim() else Rank.ZERO_DIM
     return number_dtype(type(item), default), Rank.NUMBER
-
-
-def _scalar_type(number: Any) -> torch.dtype:
-    # The C++ type that a kernel gets it as.
-    if not isinstance(number, torch.Tensor):
-        return number_dtype(type(number), torch.float64)
-    if number.dtype is torch.bool:
-        return torch.bool
-    if number.is_complex():
-        return torch.complex128
-    return torch.float64 if number.is_floating_point() else torch.int64
 
 
 def _common_shape(given: Sequence[torch.Tensor]) -> Shape:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from fuser.cxx.operations import count_operations
 from fuser.errors import FuserError
 from fuser.kernel_spec import infer_layouts
 from fuser.late import when_imported
+from fuser.layout import broadcast_shapes
 from fuser.tensor_desc import describe, value_layouts
 
 __all__ = ["count_flops"]
@@ -25,14 +27,21 @@ __all__ = ["count_flops"]
 def count_flops(group: str, kinds: str, tensors: Sequence[Any], ints: Sequence[Any], floats: Sequence[Any]) -> int:
     """Count the operations of one call of ``torch.ops.fuser.run``; its arguments, whose sizes may be symbolic.
 
-    Each application of a functor counts as ``fuser.cxx.operations`` says, for every element of its result.
+    Each application of a functor counts as ``fuser.cxx.operations`` says, for every element of its result. A reduction
+    maps every element, combines one time less than there are elements for each result, and finishes each.
     """
     spec = registered(group)
     inputs = library.merge_inputs(kinds, tensors, ints, floats)
     layouts = infer_layouts(spec.group, value_layouts(list(map(describe, inputs))))
     flops = 0
     for application, offset in zip(spec.group.applications, spec.group.value_offsets(), strict=True):
-        flops += math.prod(layouts[offset].shape) * _operations_of(application.function.functor)
+        function, made = application.function, math.prod(layouts[offset].shape)
+        if function.reduction is None:
+            flops += made * _operations_of(function.functor)
+            continue
+        elements = math.prod(broadcast_shapes([layouts[value].shape for value in application.tensors]))
+        times = (elements, max(elements - made, 0), made)
+        flops += sum(map(operator.mul, times, map(_operations_of, function.functors)))
     return flops
 
 

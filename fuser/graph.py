@@ -17,14 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fuser.cxx.functor import EntryParameter, Functor, parse_functor
-from fuser.dtypes import Rank, promote, to_floating
-from fuser.errors import ArgumentError, DimError, FuserError, GroupError, ShapeError
+from fuser.cxx.functor import EntryParameter, Functor, describe_call, parse_functor
+from fuser.dtypes import Rank, is_representable, number_of_dtype, promote, to_floating
+from fuser.eager.types import dtype_named
+from fuser.errors import ArgumentError, DimError, FuserError, GroupError, ShapeError, UnsupportedError
+from fuser.layout import Shape
 
 if TYPE_CHECKING:
     import networkx
 
 __all__ = [
+    "BATCH",
     "Application",
     "Function",
     "FusionGroup",
@@ -37,6 +40,10 @@ __all__ = [
 ]
 
 JSON_VERSION = 1
+
+# Elements of a reduction that are combined as one tree; batches come in order. As torch's inner-tree order has it
+# (torch/_native/ops/reductions/inner_tree_plan.py).
+BATCH = 8192
 
 
 class Promotion(Enum):
@@ -95,6 +102,36 @@ class Reduction:
         """The functor whose outputs the function's are."""
         return self.finish or self.combine
 
+    def accumulators(self, compute: torch.dtype) -> tuple[torch.dtype, ...]:
+        """Return the C++ type of each accumulator, as a dtype.
+
+        Args:
+            compute: what ``combine``'s template parameter stands for.
+
+        Raises:
+            UnsupportedError: there is no such type, as ``std::complex<T>`` of a complex T.
+        """
+        name, parameters = self.combine.template_parameters[0], self.combine.tensors[: len(self.identity)]
+        found = [dtype_named(parameter.type, name, compute) for parameter in parameters]
+        for parameter, dtype in zip(parameters, found, strict=True):
+            if dtype is None:
+                raise UnsupportedError(f"{self.combine.entry}: an accumulator of type {parameter.type} for {compute}")
+        return tuple(dtype for dtype in found if dtype is not None)
+
+    def initial(self, compute: torch.dtype) -> tuple[bool | int | float | complex, ...]:
+        """Return the identity as the accumulators' types have it.
+
+        Raises:
+            ArgumentError: a number is none of its accumulator's type.
+        """
+        dtypes = self.accumulators(compute)
+        for slot, (number, dtype) in enumerate(zip(self.identity, dtypes, strict=True)):
+            if not is_representable(number, dtype):
+                which = f"of accumulator {slot} " if len(dtypes) > 1 else ""
+                name = str(dtype).removeprefix("torch.")
+                raise ArgumentError(f"{self.combine.entry}: the identity {number!r} {which}is no number of type {name}")
+        return tuple(map(number_of_dtype, self.identity, dtypes))
+
     def normalize_dims(self, rank: int) -> tuple[int, ...]:
         """Return the dimensions, ascending, for tensors of a rank.
 
@@ -102,6 +139,13 @@ class Reduction:
             DimError: a dimension is out of range. ShapeError: it is there twice.
         """
         return _normalize_dims(self.dims, rank, self.combine.entry)
+
+    def reduce_shape(self, shape: Shape) -> Shape:
+        """Return the shape of the results, from that of what is reduced; raises as ``normalize_dims``."""
+        dims = self.normalize_dims(len(shape))
+        if self.keepdim:
+            return tuple(1 if dim in dims else size for dim, size in enumerate(shape))
+        return tuple(size for dim, size in enumerate(shape) if dim not in dims)
 
     def to_json(self) -> dict[str, Any]:
         """Return what from_json needs."""
@@ -162,6 +206,10 @@ class Function:
     def num_outputs(self) -> int:
         """How many values one application makes."""
         return self.reduction.result.num_outputs if self.reduction else self.functor.num_outputs
+
+    def signature(self, index: str | None = None) -> str:
+        """Return how it is called, for messages: ``total(x, *, factor)``, or ``pick(x, i=index)``."""
+        return describe_call(self.name, self.functor.tensors, self.scalars, index)
 
     @property
     def functors(self) -> tuple[Functor, ...]:

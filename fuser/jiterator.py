@@ -13,7 +13,7 @@ from fuser.compiler import dump, register
 from fuser.config import config
 from fuser.cxx.functor import Functor, Role, parse_functor
 from fuser.dtypes import plain_number
-from fuser.errors import ArgumentError, describe_type, shows_users_frames, suggest
+from fuser.errors import ArgumentError, GradientError, describe_type, shows_users_frames, suggest
 from fuser.executor import warm_up
 from fuser.fallback import Fallback
 from fuser.graph import Function, FusionGroup, GroupBuilder, HandWritten
@@ -22,11 +22,12 @@ from fuser.launcher import Replayer, called_in_c
 from fuser.library import split_inputs
 from fuser.ops import index_function
 from fuser.outputs import finish_traced_out
-from fuser.route import Route, call_anew, find_route
+from fuser.route import Route, call_anew, find_route, has_derivative
 
-__all__ = ["JitFunction", "create_jit_fn", "create_multi_output_jit_fn", "jit_fn"]
+__all__ = ["JitFunction", "check_index", "check_scalar", "create_jit_fn", "create_multi_output_jit_fn", "jit_fn"]
 
 Number = bool | int | float | complex
+FindOperator = Callable[[tuple[str, ...], int], tuple[str, tuple[str, ...]]]
 
 
 @shows_users_frames
@@ -99,9 +100,9 @@ def jit_fn(
     defaults = {name: plain_number(value) for name, value in scalars.items()} if isinstance(scalars, Mapping) else {}
     functor = parse_functor(code_string, names, num_outputs)
     for name, value in defaults.items():
-        _check_scalar(functor, name, value)
+        check_scalar(functor.signature(), name, value)
     dtypes = _read_dtypes(functor, out_dtypes)
-    unpromoted = () if index is None else (_check_index(functor, index),)
+    unpromoted = () if index is None else (check_index(functor, index),)
     function = Function(functor, unpromoted=unpromoted, out_dtypes=dtypes, fallback=fallback)
     made = JitFunction(function, defaults, index)
     return made if backward is None else made.with_backward(backward)
@@ -122,22 +123,26 @@ class JitFunction(Replayer):
         self.defaults = dict(defaults)
         self.index = index
         # torch.fx writes calls by these names.
-        self.__name__ = self.__qualname__ = function.functor.entry
+        self.__name__ = self.__qualname__ = function.name
         self.__module__ = "fuser.functors"
-        self.__doc__ = f"{self.signature()}\n\n{function.functor.source}"
+        self.__doc__ = "\n\n".join([self.signature(), *(functor.source for functor in function.functors)])
         # Names of what calls give by position, in the order of the declaration.
         names = [item.name for item in function.functor.tensors]
         self._index_place = None if index is None else names.index(index)
         self.tensor_names = tuple(name for name in names if index is None or name != index)
         # Names of the scalars, in the order of the declaration.
-        self.scalar_names = tuple(parameter.name for parameter in function.functor.scalars)
+        self.scalar_names = tuple(parameter.name for parameter in function.scalars)
+        # Those that no tensor can take the place of in a kernel.
+        later = function.functors[1:]
+        self._number_names = tuple({item.name: None for functor in later for item in functor.scalars})
         # Spec by number of tensors: trailing tensors with a C++ default may be left out.
         self._specs: dict[int, KernelSpec] = {}
         # By names of scalars, this function with those as tensors.
         self._with_tensors: dict[tuple[str, ...], JitFunction] = {}
         super().__init__(self.scalar_names, tuple(map(defaults.get, self.scalar_names)))
         if "functor" in config.dump:
-            dump("functor", function.functor.source)
+            for functor in function.functors:
+                dump("functor", functor.source)
 
     def __call__(self, /, *tensors: Any, out: Any = None, **scalars: Any) -> Any:
         """Apply the functor elementwise.
@@ -158,7 +163,7 @@ class JitFunction(Replayer):
             GradientError: an input requires grad and there is no derivative.
         """
         if torch.compiler.is_dynamo_compiling():
-            return self._call_operator(tensors, out, scalars)
+            return self.call_operator(tensors, out, scalars, self.find_operator)
         result = self.launch(tensors, scalars, out)
         return self.call_anew(*tensors, out=out, **scalars) if result is None else result
 
@@ -177,6 +182,7 @@ class JitFunction(Replayer):
             replayed = self.launch(tensors, scalars, out)
             if replayed is not None:
                 return replayed
+        scalars = self._read_numbers(scalars)
         held = tuple(name for name, value in scalars.items() if isinstance(value, torch.Tensor))
         if held and all(name in self.scalar_names for name in held):
             return self._call_with_tensors(held, tensors, out, scalars)
@@ -201,7 +207,7 @@ class JitFunction(Replayer):
 
     def signature(self) -> str:
         """Return how it is called, for messages: ``axpy(x, y, *, alpha)``, or ``mask(x, i=index)``."""
-        return self.function.functor.signature(self.index)
+        return self.function.signature(self.index)
 
     def check_count(self, count: int) -> None:
         """Raise ArgumentError unless the functor can be applied to ``count`` tensors."""
@@ -211,6 +217,11 @@ class JitFunction(Replayer):
             wanted = len(self.tensor_names)
             takes = f"takes {wanted} tensor{'s' if wanted != 1 else ''}" if wanted else "has no tensor to work on"
             raise ArgumentError(f"{self.signature()} {takes}, got {count}")
+
+    def index_function(self, count: int) -> Function:
+        """Return the function of ``count`` tensors that makes its index: of a reduction, along its dimensions."""
+        reduction = self.function.reduction
+        return index_function(count, None if reduction is None else reduction.dims)
 
     def insert_index(self, tensors: Sequence[Any], index: Any) -> list[Any]:
         """Return what the functor takes as tensors: those of a call, and the index at its place, if it has one."""
@@ -242,19 +253,20 @@ class JitFunction(Replayer):
             if value is None:
                 raise ArgumentError(f"{self.signature()} needs the scalar {name!r}")
             if type(value) not in (float, int, bool, complex):
-                _check_scalar(self.function.functor, name, value)
+                check_scalar(self.signature(), name, value)
             values[name] = value
         return values
 
     @shows_users_frames
-    def check(self, *, device: str | None = None) -> None:
-        """Parse the text and compile it for float32 now, without launching.
+    def check(self, *, device: str | None = None, dtype: torch.dtype = torch.float32) -> None:
+        """Parse the text and compile it for tensors of a dtype now, without launching.
 
         Warns where the text has no eager version, naming line, column and construct: the functor runs fused, and
         fails where that is not possible.
 
         Args:
             device: "cuda" or "cpu"; the default is the GPU where there is one.
+            dtype: of the tensors.
 
         Raises:
             FunctorError: the text does not parse (line, column, caret).
@@ -263,7 +275,7 @@ class JitFunction(Replayer):
         """
         count = len(self.tensor_names)
         scalars = [self.defaults.get(name, 1.0) for name in self.scalar_names]
-        sample = [torch.empty(2, 2, device="meta") for _ in range(count)]
+        sample = [torch.empty(2, 2, dtype=dtype, device="meta") for _ in range(count)]
         where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         spec = self.spec(count)
         warm_up(spec, [*sample, *scalars], where, allow_fallback=False)
@@ -275,7 +287,7 @@ class JitFunction(Replayer):
         if names not in self._with_tensors:
             function = self.function
             rest = tuple(name for name in self.scalar_names if name not in names)
-            functor = parse_functor(function.functor.source, rest, function.num_outputs)
+            functor = parse_functor(function.functor.source, rest, function.functor.num_outputs)
             defaults = {name: value for name, value in self.defaults.items() if name in rest}
             backward = function.backward and function.backward.with_tensors(names, function.functor, functor)
             unpromoted = (*function.unpromoted, *names)
@@ -333,46 +345,70 @@ class JitFunction(Replayer):
         rest = {name: value for name, value in scalars.items() if name not in names}
         return self.with_tensors(names)(*self.merge_arguments(names, tensors, scalars), out=out, **rest)
 
+    def _read_numbers(self, scalars: dict[str, Any]) -> dict[str, Any]:
+        # What follows a reduction's map takes no tensor but those that it reduces.
+        held = tuple(name for name in self._number_names if isinstance(scalars.get(name), torch.Tensor))
+        self._check_zero_dim(held, scalars)
+        for name in held:
+            if has_derivative(scalars[name]):
+                raise GradientError(
+                    f"{self.signature()}: the scalar {name!r} has a gradient, and reductions have one of what "
+                    "their map takes only: detach it"
+                )
+        return {**scalars, **{name: scalars[name].item() for name in held}} if held else scalars
+
     def _check_zero_dim(self, names: tuple[str, ...], scalars: Mapping[str, Any]) -> None:
         for name in names:
             if scalars[name].dim():
                 shape = list(scalars[name].shape)
                 raise ArgumentError(f"{self.signature()}: scalar {name!r} has shape {shape}, not []")
 
-    def _call_operator(self, tensors: tuple[Any, ...], out: Any, scalars: dict[str, Any]) -> Any:
-        # Traced by Dynamo: one call of the operator, so that the graph does not break.
+    def call_operator(
+        self, tensors: tuple[Any, ...], out: Any, scalars: dict[str, Any], find_operator: FindOperator
+    ) -> Any:
+        """Serve a call that Dynamo traces by one of the operator, so that the graph does not break.
+
+        Args:
+            tensors: as in ``__call__``.
+            out: likewise.
+            scalars: likewise.
+            find_operator: called with the names of the scalars that are tensors here and the number of tensors, and
+                constant for Dynamo: returns the group's text and the names of the tensors that it takes.
+        """
         # A float that is computed from sizes is a float here like any other.
         from torch.fx.experimental.symbolic_shapes import has_static_value  # noqa: PLC0415 - brings sympy
 
         tensors, scalars = _hold_floats(tensors, scalars, lambda item: not has_static_value(item))
-        held = tuple(name for name in self.scalar_names if isinstance(scalars.get(name), torch.Tensor))
-        self._check_zero_dim(held, scalars)
-        group, names = self._find_operator(held, len(tensors))
+        tensor_names = tuple(name for name in self.scalar_names if isinstance(scalars.get(name), torch.Tensor))
+        self._check_zero_dim(tensor_names, scalars)
+        held = tuple(name for name in tensor_names if name not in self._number_names)
+        group, names = find_operator(held, len(tensors))
         given = iter(tensors)
         values = [scalars[name] if name in held else next(given) for name in names]
-        bound = self.bind_scalars({**scalars, **dict.fromkeys(held, 0)})
-        values += [value for name, value in bound.items() if name not in held]
+        bound = self.bind_scalars({**scalars, **dict.fromkeys(tensor_names, 0)})
+        # The operator reads the value of a tensor in place of a number.
+        values += [scalars[name] if name in tensor_names else bound[name] for name in bound if name not in held]
         results = torch.ops.fuser.run(group, *split_inputs(values))
         if out is not None:
             finish_traced_out(out, results)
             return out
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _find_operator(self, held: tuple[str, ...], count: int) -> tuple[str, tuple[str, ...]]:
-        # The text of this function with some scalars as tensors, and the names of what it takes.
+    def find_operator(self, held: tuple[str, ...], count: int) -> tuple[str, tuple[str, ...]]:
+        """Return the text of this function with some scalars as tensors, and the names of what it takes."""
         function = self.with_tensors(held) if held else self
         count += len(held)
         return function.spec(count).text, function.tensor_names[:count]
 
     # What torch.compiler.assume_constant_result sets; the decorator itself would import all of Dynamo.
-    _find_operator._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    find_operator._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def _group(self, count: int) -> FusionGroup:
         builder = GroupBuilder()
         tensors = [builder.add_input(name) for name in self.tensor_names[:count]]
         scalars = [builder.add_input(name, is_scalar=True) for name in self.scalar_names]
         if self.index is not None:
-            tensors = self.insert_index(tensors, *builder.apply(index_function(count), tensors))
+            tensors = self.insert_index(tensors, *builder.apply(self.index_function(count), tensors))
         return builder.build(builder.apply(self.function, tensors, scalars, self.__name__))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -400,7 +436,8 @@ def _check_kinds(code_string: Any, num_outputs: Any, scalars: Any, fallback: Any
     return tuple(dict.fromkeys(scalars))
 
 
-def _check_index(functor: Functor, index: Any) -> str:
+def check_index(functor: Functor, index: Any) -> str:
+    """Return the name of the parameter that receives the index; raises ArgumentError if there is none."""
     if not isinstance(index, str):
         raise ArgumentError(f"index must be the name of a parameter, a str; got {describe_type(index)}")
     parameter = next((item for item in functor.parameters if item.name == index), None)
@@ -461,11 +498,10 @@ def _is_readable(value: Any) -> bool:
     return find_route([value]).route is Route.KERNEL and not torch.compiler.is_compiling()
 
 
-def _check_scalar(functor: Functor, name: str, value: Any) -> None:
+def check_scalar(signature: str, name: str, value: Any) -> None:
+    """Raise ArgumentError unless the value of a scalar is a number."""
     # Symbolic numbers and FX nodes stand for numbers.
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool | torch.fx.Node | torch.fx.Proxy):
         return
     if not isinstance(value, bool | int | float | complex):
-        raise ArgumentError(
-            f"{functor.signature()}: scalar {name!r} must be a Python number, got {describe_type(value)}"
-        )
+        raise ArgumentError(f"{signature}: scalar {name!r} must be a Python number, got {describe_type(value)}")

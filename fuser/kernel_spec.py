@@ -15,7 +15,7 @@ from fuser.access import DEFAULT_TUNING, Access, Tuning
 from fuser.cxx.paths import check_functor
 from fuser.dtypes import Rank, dtype_info
 from fuser.errors import GroupError, ShapeError, UnsupportedError
-from fuser.graph import Application, Function, FusionGroup, Reduction
+from fuser.graph import Application, Function, FusionGroup
 from fuser.layout import Shape, Strides, broadcast_shapes, contiguous_strides, infer_output_strides, is_dense
 from fuser.ops import OPS, REDUCTIONS, dtype_kind
 
@@ -30,7 +30,6 @@ __all__ = [
     "index_strides",
     "infer_layouts",
     "infer_typing",
-    "reduced_shape",
 ]
 
 # What one launch takes; a group beyond it is cut.
@@ -174,6 +173,7 @@ def infer_typing(group: FusionGroup, inputs: Sequence[InputSpec | None], default
     Raises:
         UnsupportedError: torch does not promote the dtypes of an application, or no kernel of it serves them. Its
             ``application`` says which one.
+        ArgumentError: the identity of a reduction is no number of its accumulator's type.
     """
     values = [item.dtype if item else torch.float32 for item in inputs]
     ranks = [item.rank if item else Rank.NUMBER for item in inputs]
@@ -185,12 +185,19 @@ def infer_typing(group: FusionGroup, inputs: Sequence[InputSpec | None], default
             dtypes = [dtype or common for dtype in function.out_dtypes] or [common] * function.num_outputs
             for dtype in dtypes:
                 dtype_info(dtype)
+            if function.reduction is not None:
+                function.reduction.initial(dtype_info(common).compute_dtype)
         except UnsupportedError as error:
             error.application = index
             raise
         common_dtypes.append(common)
         values += dtypes
-        ranks += [min(ranks[value] for value in application.tensors)] * function.num_outputs
+        # What is reduced to one element is weak, as a 0-dim tensor is.
+        is_zero_dim = (
+            function.reduction is not None and function.reduction.dims is None and not function.reduction.keepdim
+        )
+        rank = min(ranks[value] for value in application.tensors)
+        ranks += [max(rank, Rank.ZERO_DIM) if is_zero_dim else rank] * function.num_outputs
     return Typing(tuple(values), tuple(common_dtypes), tuple(ranks))
 
 
@@ -214,7 +221,7 @@ def infer_layouts(group: FusionGroup, inputs: Sequence[ValueLayout]) -> tuple[Va
         if function.is_index:
             function.index_dims(len(shape))
         if function.reduction is not None:
-            shape = reduced_shape(function.reduction, shape)
+            shape = function.reduction.reduce_shape(shape)
             strides = contiguous_strides(shape)
         elif function.op in {"pow", "pow_number"} and operands[0].is_number:
             # at::pow(Scalar, Tensor) lays its result out before it knows its operands.
@@ -242,18 +249,6 @@ def index_strides(function: Function, shape: Shape) -> Strides:
     dims = function.index_dims(len(shape))
     strides = contiguous_strides(tuple(size if dim in dims else 1 for dim, size in enumerate(shape)))
     return tuple(stride if dim in dims else 0 for dim, stride in enumerate(strides))
-
-
-def reduced_shape(reduction: Reduction, shape: Shape) -> Shape:
-    """Return the shape of a reduction's results, from that of what it reduces.
-
-    Raises:
-        DimError, ShapeError: its dimensions are none of the shape's.
-    """
-    dims = reduction.normalize_dims(len(shape))
-    if reduction.keepdim:
-        return tuple(1 if dim in dims else size for dim, size in enumerate(shape))
-    return tuple(size for dim, size in enumerate(shape) if dim not in dims)
 
 
 def _name_for_people(group: FusionGroup, application: Application, value: int) -> str:

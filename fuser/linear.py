@@ -34,7 +34,7 @@ from fuser.cxx.syntax import parse_program
 from fuser.errors import FunctorError, UntranslatableError
 from fuser.graph import FusionGroup
 
-__all__ = ["follow_sums"]
+__all__ = ["follow_sums", "is_sum"]
 
 
 @lru_cache(1024)
@@ -54,6 +54,8 @@ def follow_sums(group: FusionGroup, summed: frozenset[int]) -> tuple[tuple[bool,
         if item.function.is_index:
             values.append(False)
             continue
+        if item.function.reduction is not None:
+            return (), index
         dtypes = [dtype for dtype in item.function.out_dtypes if dtype is not None]
         is_real = all(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
         taken = tuple(values[value] for value in item.tensors)
@@ -64,6 +66,30 @@ def follow_sums(group: FusionGroup, summed: frozenset[int]) -> tuple[tuple[bool,
         except (_NotLinearError, FunctorError, UntranslatableError, RecursionError):
             return (), index
     return tuple(values[value] for value in group.outputs), -1
+
+
+@lru_cache(1024)
+def is_sum(combine: Functor) -> bool:
+    """Whether a functor adds each of its first tensors to one of its last ones, and does nothing else."""
+    count = combine.num_outputs
+    names = [parameter.name for parameter in combine.tensors]
+    pairs = [{names[slot], names[count + slot]} for slot in range(count)]
+    try:
+        entry = parse_program(combine).entry
+    except (FunctorError, UntranslatableError):
+        return False
+    match entry.body.statements if entry.body else ():
+        case (Return(_, Binary(_, "+", Name(_, left), Name(_, right))),) if not combine.outputs:
+            return pairs == [{left, right}]
+        case statements:
+            found = {}
+            for statement in statements:
+                match statement:
+                    case Evaluate(_, Assign(_, "", Name(_, name), Binary(_, "+", Name(_, left), Name(_, right)))):
+                        found[name] = {left, right}
+                    case _:
+                        return False
+            return len(statements) == count and [found.get(item.name) for item in combine.outputs] == pairs
 
 
 class _NotLinearError(Exception):

@@ -44,6 +44,7 @@ __all__ = [
     "call",
     "call_anew",
     "find_route",
+    "has_derivative",
     "is_transformed",
     "requires_grad",
     "run",
@@ -270,6 +271,11 @@ def _resolve(item: torch.Tensor) -> torch.Tensor:
 def requires_grad(item: Any) -> bool:
     """Whether it is a tensor that requires grad."""
     return isinstance(item, torch.Tensor) and item.requires_grad
+
+
+def has_derivative(item: torch.Tensor) -> bool:
+    """Whether somebody differentiates by a tensor."""
+    return (item.requires_grad and torch.is_grad_enabled()) or _has_tangent([item])
 
 
 def _has_tangent(inputs: Sequence[Any]) -> bool:

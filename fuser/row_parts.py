@@ -18,11 +18,7 @@ from fuser.element import ElementWriter, number_expression, output_type
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import RowSpec
 
-__all__ = ["BATCH", "Accumulator", "RowPart", "RowPass", "RowWriter"]
-
-# Elements that are combined as one tree; batches come in order. As torch's inner-tree order has it
-# (torch/_native/ops/reductions/inner_tree_plan.py).
-BATCH = 8192
+__all__ = ["Accumulator", "RowPart", "RowPass", "RowWriter"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ One dimension of the mesh after the other, all tensors are brought to
 - the same shards, where one of them is sharded: of those that agree with most of the data; a tensor that is broadcast
   along the sharded dimension is whole on every rank;
 - partial sums, where some are partial sums and the group is linear in them (``fuser.linear``), or in all its tensors;
-- copies otherwise. An application that is not linear in a partial sum is run by itself, so that what comes before it
-  still computes with partial sums.
+- copies otherwise, and where a group reduces. An application that is not linear in a partial sum is run by itself, so
+  that what comes before it still computes with partial sums.
 """
 
 from __future__ import annotations
@@ -167,6 +167,9 @@ def _choose(
 
     copy: Placement = Replicate()
     copies = dict.fromkeys(placements, copy), [copy] * len(made)
+    if spec.group.has_reduction:
+        # Dimensions of its values have other numbers before and after.
+        return copies
     try:
         common = broadcast_shapes([*shapes.values(), *made])
     except ShapeError:

@@ -18,6 +18,7 @@ from fuser import library
 from fuser.autodiff.case import Case, Pass, check_eager, find_case
 from fuser.autodiff.opaque import call_opaque, push_forward
 from fuser.autodiff.pull_back import eager_function, pull_back_eagerly
+from fuser.autodiff.sums import run_in_parts
 from fuser.compiler import register, registered
 from fuser.dtypes import Rank
 from fuser.errors import GradientError, UntranslatableError
@@ -100,8 +101,7 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], case: Case, *inputs: Any) -> tuple[Any, Any]:
-        ranks = tuple(map(_rank, inputs, in_dims[1:]))
-        results = run(_count_from_the_end(case.spec, ranks), _batch_inputs(case, info.batch_size, in_dims[1:], inputs))
+        results = _run_batch(case, info.batch_size, in_dims[1:], inputs)
         return tuple(results), (0,) * len(results)
 
 
@@ -119,6 +119,7 @@ def _save(
     ctx.numbers = {slot: inputs[slot] for slot in case.numbers}
     ctx.shapes = [inputs[slot].shape for slot in case.wanted]
     ctx.out_shapes = [item.shape for item in outputs]
+    ctx.sum_shape = None if case.sum is None else case.sum.shape(inputs)
     return tensors
 
 
@@ -152,6 +153,8 @@ def _find_strided_gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> l
     except (GradientError, UntranslatableError) as error:
         check_eager(case.spec, error)
         return _find_eager_gradients(ctx, values, grads)
+    if case.sum is not None:
+        grads = [None if grad is None else case.sum.spread(grad, ctx.sum_shape) for grad in grads]
     for backward in passes:
         if backward is None:
             continue
@@ -248,6 +251,20 @@ def _run_pass(step: Pass, derivatives: Sequence[Any], values: Mapping[int, Any])
     return (made,) if isinstance(made, torch.Tensor) else made
 
 
+def _run_batch(
+    case: Case, batch_size: int, in_dims: Sequence[int | None], inputs: Sequence[Any]
+) -> Sequence[torch.Tensor]:
+    if case.spec.group.has_reduction and len(case.spec.group.names()) > 1:
+        # What was reduced has fewer dimensions than what it meets: one after the other.
+        def in_parts(*items: Any) -> tuple[torch.Tensor, ...]:
+            return tuple(run_in_parts(case.spec, items))
+
+        found: Sequence[torch.Tensor] = torch.func.vmap(in_parts, in_dims=tuple(in_dims))(*inputs)
+        return found
+    ranks = tuple(map(_rank, inputs, in_dims))
+    return run(_count_from_the_end(case.spec, ranks), _batch_inputs(case, batch_size, in_dims, inputs))
+
+
 def _batch_inputs(case: Case, batch_size: int, in_dims: Sequence[int | None], inputs: Sequence[Any]) -> list[Any]:
     # The batch comes first, and behind it the dimensions of an element, as many for each input.
     ranks = list(map(_rank, inputs, in_dims))
@@ -274,18 +291,22 @@ def _rank(item: Any, batch_dim: int | None) -> int:
 
 @lru_cache(1024)
 def _count_from_the_end(spec: KernelSpec, ranks: tuple[int, ...]) -> KernelSpec:
-    # The group for inputs with a dimension more at the front: indices count along those that were there before.
+    # The group for inputs with a dimension more at the front: indices and reductions go along those that were there.
     group = spec.group
-    if not any(item.function.is_index for item in group.applications):
+    if not group.has_reduction and not any(item.function.is_index for item in group.applications):
         return spec
     layouts = infer_layouts(group, [ValueLayout((1,) * rank, (1,) * rank) for rank in ranks])
 
-    def anchor(item: Application, value: int) -> Application:
-        rank = len(layouts[value].shape)
-        dims = tuple(dim - rank for dim in item.function.index_dims(rank))
-        return replace(item, function=replace(item.function, dims=dims)) if item.function.is_index else item
+    def anchor(item: Application) -> Application:
+        function, rank = item.function, max(len(layouts[value].shape) for value in item.tensors)
+        if function.is_index:
+            function = replace(function, dims=tuple(dim - rank for dim in function.index_dims(rank)))
+        if function.reduction is not None:
+            dims = tuple(dim - rank for dim in function.reduction.normalize_dims(rank))
+            function = replace(function, reduction=replace(function.reduction, dims=dims))
+        return replace(item, function=function)
 
-    return register(replace(group, applications=tuple(map(anchor, group.applications, group.value_offsets())), _key=[]))
+    return register(replace(group, applications=tuple(map(anchor, group.applications)), _key=[]))
 
 
 def _as_zero_dim(case: Case, tensor: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch
 
 from fuser.cxx.functor import EntryParameter, Functor, Role, parse_functor
 from fuser.dtypes import dtype_info
-from fuser.errors import NotDifferentiableError
+from fuser.errors import EagerDerivativeError, NotDifferentiableError
 from fuser.graph import Application, Function, FusionGroup, GroupBuilder, Isolation
 from fuser.kernel_spec import Typing
 from fuser.ops import cast_function
@@ -100,7 +100,7 @@ def build_backward(
         The group, or None if every gradient is zero. An input without an output has a gradient of zero.
 
     Raises:
-        NotDifferentiableError: a functor has no derivative. DataDependentError: it has none as a functor.
+        NotDifferentiableError: a functor has no derivative. EagerDerivativeError: it has none as a functor.
         UntranslatableError: it has a construct that cannot be differentiated.
     """
     return find_backward(group, typing, wanted, outputs).write(saved)
@@ -110,6 +110,7 @@ def find_backward(
     group: FusionGroup, typing: Typing, wanted: Collection[int], outputs: Collection[int]
 ) -> BackwardSteps:
     """Derive the functors of a backward pass; what it saves can be chosen when it is written. As ``build_backward``."""
+    _refuse_reductions(group)
     continuous = find_differentiable(group, typing, wanted)
     steps = _reverse_steps(group, typing, continuous, outputs)
     reached = {value for step in steps for value in step.outputs}
@@ -157,6 +158,7 @@ def build_tangents(group: FusionGroup, typing: Typing, given: Collection[int]) -
     """Return the group of the tangents of the outputs, given those of the inputs ``given``; as ``build_backward``."""
     from fuser.autodiff.derivative import forward_functor  # noqa: PLC0415
 
+    _refuse_reductions(group)
     continuous = find_differentiable(group, typing, given)
     tangents: set[int] = {value for value in given if value in continuous}
     steps = []
@@ -190,6 +192,13 @@ def build_tangents(group: FusionGroup, typing: Typing, given: Collection[int]) -
         handles.update(zip(step.targets, made_handles, strict=True))
     moved = [slot for slot, value in enumerate(group.outputs) if value in tangents and value not in given]
     return writer.finish([handles[group.outputs[slot]] for slot in moved], moved, read) if moved else None
+
+
+def _refuse_reductions(group: FusionGroup) -> None:
+    # They are cut out first: see ``sums`` and ``pull_back``.
+    for item in group.applications:
+        if item.function.reduction is not None:
+            raise EagerDerivativeError(f"the derivative of {item.function.name!r} is that of its eager version")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,10 @@ from fuser.autodiff.backward import (
     find_differentiable,
 )
 from fuser.autodiff.recompute import Sizes, choose_saved, estimate_cost
+from fuser.autodiff.sums import Sum, find_sum
 from fuser.compiler import register
 from fuser.config import config
-from fuser.errors import DataDependentError, GradientError, NotDifferentiableError, UntranslatableError
+from fuser.errors import EagerDerivativeError, GradientError, NotDifferentiableError, UntranslatableError
 from fuser.fallback import Fallback
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec, Typing, infer_layouts, infer_typing
@@ -58,6 +59,8 @@ class Case:
     # The group, with what the backward pass wants to have saved as further outputs.
     spec: KernelSpec
     typing: Typing
+    # What it ends in; else it is differentiated itself.
+    sum: Sum | None
     output_count: int
     # Inputs whose gradients are asked for.
     wanted: tuple[int, ...]
@@ -98,7 +101,8 @@ class Case:
         def build() -> DerivedGroup | None:
             if self.derived is not None and outputs == tuple(range(self.output_count)):
                 return self.derived
-            return build_backward(self.spec.group, self.typing, self.wanted, outputs, self.kept)
+            group, typing = (self.spec.group, self.typing) if self.sum is None else (self.sum.group, self.sum.typing)
+            return build_backward(group, typing, self.wanted, outputs, self.kept)
 
         return self._find(True, outputs, build)
 
@@ -149,11 +153,13 @@ def _make_case(
     kept: tuple[int, ...] = ()
     derived: DerivedGroup | None = None
     typing = infer_typing(spec.group, specs, torch.get_default_dtype())
+    ending = find_sum(spec.group, typing, specs)
     if derives:
         _check_outputs(spec, typing, wanted)
         try:
-            steps = find_backward(spec.group, typing, wanted, range(count))
-            if saves_results:
+            group, types = (spec.group, typing) if ending is None else (ending.group, ending.typing)
+            steps = find_backward(group, types, wanted, range(count))
+            if saves_results and ending is None:
                 kept = _choose_kept(steps, described)
                 spec = _with_outputs(spec, kept)
             derived = steps.write(kept)
@@ -165,6 +171,7 @@ def _make_case(
     return Case(
         spec=spec,
         typing=typing,
+        sum=ending,
         output_count=count,
         wanted=wanted,
         devices=tuple(item.device for item in described),
@@ -225,7 +232,7 @@ def check_eager(spec: KernelSpec, error: GradientError | UntranslatableError) ->
     fallback = Fallback(spec.group)
     # It can where a loop's length depends on data, say. What is not differentiable is no more so in eager torch, unless
     # the user wrote that.
-    has_derivative = isinstance(error, DataDependentError | UntranslatableError) or fallback.is_given
+    has_derivative = isinstance(error, EagerDerivativeError | UntranslatableError) or fallback.is_given
     if fallback.missing:
         name = fallback.missing[0]
         raise GradientError(

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from fuser.autodiff.opaque import TensorFunction, call_opaque, pull_back
+from fuser.autodiff.sums import run_in_parts
 from fuser.compiler import registered
 from fuser.errors import GradientError
+from fuser.executor import read_scalars
 from fuser.fallback import Fallback
 from fuser.kernel_spec import KernelSpec
 from fuser.library import LIBRARY, merge_inputs, needs_operator, split_inputs
@@ -30,8 +32,11 @@ def eager_function(spec: KernelSpec, inputs: Sequence[Any], slots: Sequence[int]
 
     def run_eager(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         given = iter(tensors)
-        items = [next(given) if isinstance(item, torch.Tensor) else item for item in inputs]
-        results = Fallback(spec.group).run(items, "differentiated by torch")
+        items = read_scalars(spec, [next(given) if isinstance(item, torch.Tensor) else item for item in inputs])
+        if spec.group.has_reduction:
+            results = run_in_parts(spec, items)
+        else:
+            results = Fallback(spec.group).run(items, "differentiated by torch")
         return tuple(results[slot] for slot in slots)
 
     return run_eager

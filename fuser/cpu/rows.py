@@ -9,8 +9,9 @@ are few, batches.
 from __future__ import annotations
 
 from fuser.codegen import KERNEL_NAME, Operand, RowLoop
+from fuser.graph import BATCH
 from fuser.kernel_spec import CPU_LANES
-from fuser.row_parts import BATCH, RowPart, RowPass
+from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["emit_rows"]
 

@@ -9,7 +9,7 @@ never does is made ``void``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
@@ -19,10 +19,19 @@ import tree_sitter
 from fuser.cxx.nodes import Place
 from fuser.cxx.preprocess import MappedText, Preprocessed, Problem, preprocess
 from fuser.cxx.tree import field as field_of
-from fuser.cxx.tree import find, function_declarator, named, parse_tree, text_of, trailing_type
+from fuser.cxx.tree import find, function_declarator, named, parse_tree, text_of
 from fuser.errors import FunctorError, describe_place, suggest
 
-__all__ = ["MATH_FUNCTIONS", "EntryParameter", "Functor", "Reading", "Role", "parse_functor", "read_text"]
+__all__ = [
+    "MATH_FUNCTIONS",
+    "EntryParameter",
+    "Functor",
+    "Reading",
+    "Role",
+    "describe_call",
+    "parse_functor",
+    "read_text",
+]
 
 # C++'s functions of floating-point numbers, for float and double.
 MATH_FUNCTIONS = frozenset(
@@ -79,6 +88,8 @@ class Functor:
     source: str
     parameters: tuple[EntryParameter, ...]
     num_outputs: int
+    # The C++ type that the entry is declared to return, as written.
+    result: str = field(compare=False)
     # Name of the entry.
     entry: str = field(compare=False)
     # Names of the entry's template parameters; the first is the compute type.
@@ -121,12 +132,9 @@ class Functor:
         """Return the place in the user's text of a line and a column (from 1, in bytes) of ``text``."""
         return self.emitted.place(self.emitted.offset(line, column))
 
-    def signature(self, index: str | None = None) -> str:
-        """Return how the functor is called, for messages: ``axpy(x, y, *, alpha)``; ``i=index`` for that parameter."""
-        names = [f"{item.name}=index" if item.name == index else item.name for item in self.tensors]
-        if self.scalars:
-            names += ["*", *(parameter.name for parameter in self.scalars)]
-        return f"{self.entry}({', '.join(names)})"
+    def signature(self) -> str:
+        """Return how the functor is called, for messages: ``axpy(x, y, *, alpha)``."""
+        return describe_call(self.entry, self.tensors, self.scalars)
 
     def raise_problems(self) -> None:
         """Raise FunctorError for the first place that does not parse; do nothing when there is none."""
@@ -136,6 +144,15 @@ class Functor:
     def error(self, problem: Problem) -> FunctorError:
         """Return the error that shows a problem in the user's text."""
         return _error(self.source, problem)
+
+
+def describe_call(
+    name: str, tensors: Sequence[EntryParameter], scalars: Sequence[EntryParameter], index: str | None = None
+) -> str:
+    """Return a signature for messages: ``axpy(x, y, *, alpha)``; ``i=index`` for the parameter ``index``."""
+    names = [f"{item.name}=index" if item.name == index else item.name for item in tensors]
+    names += ["*", *(item.name for item in scalars)] if scalars else []
+    return f"{name}({', '.join(names)})"
 
 
 @lru_cache(maxsize=4096)
@@ -189,6 +206,7 @@ def _parse(source: str, scalars: tuple[str, ...], num_outputs: int) -> Functor:
         source=source,
         parameters=parameters,
         num_outputs=num_outputs,
+        result=text_of(_result_type(definition)),
         entry=name,
         template_parameters=tuple(_template_parameters(template)),
         emitted=_without_unused_type(reading, definition) if has_outputs else reading.preprocessed.verbatim,
@@ -341,13 +359,20 @@ def _check_parameters(
         )
 
 
+def _result_type(definition: tree_sitter.Node) -> tree_sitter.Node:
+    # What stands behind an arrow is the type, and ``auto`` before it is none.
+    trailing = next(find(definition, "trailing_return_type", skip="compound_statement"), None)
+    kind = trailing.named_children[0] if trailing is not None else definition.child_by_field_name("type")
+    assert kind is not None, "the entry was read"
+    return kind
+
+
 def _without_unused_type(reading: Reading, definition: tree_sitter.Node) -> MappedText:
     # Flowing off the end of a function that returns a value is undefined, and g++ -O2 makes use of it.
     expanded = reading.expanded
     verbatim = reading.preprocessed.verbatim
-    kind = trailing_type(function_declarator(definition)) or definition.child_by_field_name("type")
+    kind = _result_type(definition)
     body = definition.child_by_field_name("body")
-    assert kind is not None, "the entry was read"
     assert body is not None, "the entry was read"
     returns = find(body, "return_statement", skip="lambda_expression")
     if text_of(kind) == "void":

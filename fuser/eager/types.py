@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -22,6 +23,7 @@ __all__ = [
     "PointerTo",
     "builtin_type",
     "describe_type",
+    "dtype_named",
     "trait",
 ]
 
@@ -109,6 +111,29 @@ def builtin_type(name: str) -> CppType | None:
     bits = 8 if "char" in words else 16 if "short" in words else 64 if "long" in words else 32
     kind: CppType = getattr(torch, f"{'u' if 'unsigned' in words else ''}int{bits}")
     return kind
+
+
+def dtype_named(text: str, parameter: str, compute: torch.dtype) -> torch.dtype | None:
+    """Return the dtype that a type's text stands for; None for what is no arithmetic type.
+
+    Args:
+        text: such as ``T``, ``int64_t``, ``unsigned long`` or ``std::complex<T>``.
+        parameter: name of the template parameter that stands for ``compute``.
+        compute: a C++ type, as torch dtype.
+    """
+    words = text.replace("std::", "").split()
+    name = " ".join(words)
+    if name == parameter:
+        return compute
+    inner = _COMPLEX.fullmatch(name)
+    if inner is not None:
+        part = dtype_named(inner[1], parameter, compute)
+        return part.to_complex() if part is not None and part.is_floating_point else None
+    found = builtin_type(name)
+    return found if isinstance(found, torch.dtype) else None
+
+
+_COMPLEX = re.compile(r"complex\s*<\s*(.*?)\s*>")
 
 
 def describe_type(kind: CppType) -> str:

@@ -16,7 +16,7 @@ from fuser.compiler import registered
 from fuser.graph import FusionGroup
 from fuser.jiterator import JitFunction
 from fuser.library import merge_inputs
-from fuser.ops import IS_NUMBER, OpCall, bind_function, bind_method, bind_module, has_hooks, index_function
+from fuser.ops import IS_NUMBER, OpCall, bind_function, bind_method, bind_module, has_hooks
 
 __all__ = ["GraphReading", "bind_group", "bind_node", "is_barrier", "is_fusible", "is_random", "is_size", "read_nodes"]
 
@@ -100,7 +100,7 @@ def _bind_functor(function: JitFunction, node: fx.Node) -> OpCall | None:
         return OpCall(function.function, tuple(node.args), scalars)
     # Numbers have no shape.
     shaped = tuple(item for item in node.args if isinstance(item, fx.Node)) or node.args
-    index = OpCall(index_function(len(shaped)), shaped, {})
+    index = OpCall(function.index_function(len(shaped)), shaped, {})
     return OpCall(function.function, tuple(function.insert_index(node.args, index)), scalars)
 
 
