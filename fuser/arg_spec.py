@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -12,7 +13,15 @@ from fuser.config import config
 from fuser.cxx.functor import EntryParameter
 from fuser.dtypes import dtype_info, number_dtype, number_kind
 from fuser.graph import FusionGroup
-from fuser.kernel_spec import ArgSpec, InputSpec, RowSpec, index_strides, infer_layouts, infer_typing
+from fuser.kernel_spec import (
+    CPU_LANES,
+    ArgSpec,
+    InputSpec,
+    RowSpec,
+    index_strides,
+    infer_layouts,
+    infer_typing,
+)
 from fuser.layout import IterationSpace, Shape, Strides, broadcast_strides, build_iteration_space
 from fuser.row_space import build_row_space, find_row_shape
 from fuser.tensor_desc import TensorDesc, value_layouts
@@ -25,6 +34,8 @@ MAX_NARROW_OFFSET = 2**31 - 2**16
 CPU_SHORT_ROW = 32
 # Likewise rows that are reduced.
 SHORT_ROW = 32
+# Elements of a row, or of as many as are computed side by side, of which values may be kept from pass to pass.
+MAX_KEPT = 1 << 17
 
 
 class DescribedValue(NamedTuple):
@@ -52,7 +63,7 @@ def build_arg_spec(
     rows = None
     if group.has_reduction:
         values = [*group.outputs, *pointers, *group.index_values()]
-        walk, rows = _walk_rows(group, inputs, operands, counters, values)
+        walk, rows = _walk_rows(group, inputs, operands, counters, values, device_type)
         inner = [min(operand[rows.inner], 2) for operand in walk.space.strides]
     else:
         space = _loop_nest(outputs[0].shape, [*operands, *counters])
@@ -124,6 +135,7 @@ def _walk_rows(
     operands: Sequence[TensorDesc],
     counters: Sequence[TensorDesc],
     values: Sequence[int],
+    device_type: str,
 ) -> tuple[Walk, RowSpec]:
     # ``values``: which value of the group each operand is, and each counter.
     layouts = infer_layouts(group, value_layouts([item.desc for item in inputs]))
@@ -137,7 +149,10 @@ def _walk_rows(
     along, across = (sum(own[dim] == 1 for own in full) for dim in (0, space.reduced))
     # Rows of a few elements are better computed side by side, too.
     is_short = space.sizes[0] < SHORT_ROW <= space.sizes[space.reduced]
-    return Walk(space), RowSpec(space.reduced, rows.is_row, across > along or is_short)
+    is_across = across > along or is_short
+    kept = math.prod(space.sizes[: space.reduced]) * (CPU_LANES if is_across else 1)
+    keeps = device_type == "cpu" and kept <= MAX_KEPT
+    return Walk(space), RowSpec(space.reduced, rows.is_row, is_across, keeps)
 
 
 def _inner_classes(space: IterationSpace, device_type: str) -> list[int]:

@@ -127,6 +127,12 @@ class RowLoop:
         parts = [item.row for item in self.passes if item.row]
         return tuple(name for part in parts for name in part.writes if name.startswith("w"))
 
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The variables of elements that a pass keeps for later ones: k<value>, which those read as v<value>."""
+        parts = [item.element for item in self.passes if item.element]
+        return tuple(name for part in parts for name in part.writes if name.startswith("k"))
+
 
 @dataclass(frozen=True, slots=True)
 class Dialect:

@@ -167,7 +167,8 @@ SETTINGS: tuple[Setting, ...] = (
         False,
         parse_bool,
         False,
-        "Raise instead of compiling: shows that a warm-up covered everything.",
+        "Raise `NoCompileError` where a kernel is missing, whether or not there is a compiler: shows that a warm-up"
+        " covered everything.",
     ),
     Setting(
         "fuel",

@@ -7,6 +7,7 @@ whatever is wrong with the folder, the call goes on without it. Both are said on
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -17,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -25,7 +26,7 @@ from typing import TypeVar
 from fuser import counters, file_lock
 from fuser.config import config
 from fuser.errors import CacheError, CacheWarning
-from fuser.process import is_of_signal_handler
+from fuser.process import ignoring, is_of_signal_handler
 
 __all__ = ["CacheKey", "load_cache", "load_or_make", "read", "save_cache", "scratch_folder", "write"]
 
@@ -106,14 +107,12 @@ def read(key: CacheKey) -> bytes | None:
     folder = _folder()
     for entry in () if folder is None else _entries_for(folder, key):
         try:
-            payload = _read_entry(entry)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
+            with ignoring(FileNotFoundError, NotADirectoryError):
+                payload = _read_entry(entry)
+                _used[key.wanted] = entry
+                return payload
         except (OSError, CacheError) as error:
             _warn("an entry of the kernel cache was not used", error, f"{entry}; it will be made anew")
-        else:
-            _used[key.wanted] = entry
-            return payload
     return None
 
 
@@ -137,7 +136,7 @@ def write(key: CacheKey, payload: bytes) -> None:
             f"{folder} (set FUSER_CACHE_DIR to another folder, or FUSER_DISK_CACHE=0)",
         )
         return
-    with suppress(OSError):
+    with ignoring(OSError):
         _tidy(folder, len(payload))
 
 
@@ -162,6 +161,8 @@ def save_cache(path: str | os.PathLike[str]) -> int:
         try:
             payload = entry if isinstance(entry, bytes) else _read_entry(entry)
         except (OSError, CacheError) as error:
+            if is_of_signal_handler(error):
+                raise
             raise CacheError(f"a kernel of this process is not in the cache any more: {error}") from error
         parts += (HEAD.pack(wanted.encode(), len(payload)), payload)
     saved = b"".join(parts)
@@ -204,7 +205,8 @@ def scratch_folder() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        with ignoring(OSError):
+            shutil.rmtree(folder)
 
 
 def _digest(texts: Sequence[str]) -> str:
@@ -271,7 +273,7 @@ def _entries_for(folder: Path, key: CacheKey) -> Iterator[Path]:
     if key.maker is not None:
         yield folder / f"{key.wanted}-{key.maker}"
     if key.maker is None or config.no_compile:
-        with suppress(OSError):
+        with ignoring(OSError):
             yield from sorted(folder.glob(f"{key.wanted}-*"))
 
 
@@ -285,7 +287,12 @@ def _read_entry(entry: Path) -> bytes:
     # Opened once and checked by its descriptor: what a name stands for may change between two looks at it. Opening
     # must not wait for the other end of a FIFO.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-    descriptor = os.open(entry, flags)
+    try:
+        descriptor = os.open(entry, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CacheError("it is a link") from None
+        raise
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -301,7 +308,7 @@ def _read_entry(entry: Path) -> bytes:
             payload = _unpack(entry.name, file.read(status.st_size))
         if time.time() - status.st_mtime > HOUR_S:
             # What was read last stays longest. A cache of root's, or a read-only one, keeps its times.
-            with suppress(OSError):
+            with ignoring(OSError):
                 os.utime(descriptor)
         return payload
     finally:
@@ -311,7 +318,7 @@ def _read_entry(entry: Path) -> bytes:
 def _make_folder(folder: Path) -> None:
     if not folder.is_dir():
         _make_folder(folder.parent)
-        with suppress(FileExistsError):
+        with ignoring(FileExistsError):
             folder.mkdir(0o700)
             # Whatever the umask.
             folder.chmod(0o700)
@@ -369,12 +376,12 @@ def _list(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     with os.scandir(folder) as items:
         for item in items:
             # Others remove files too.
-            with suppress(OSError):
+            with ignoring(OSError):
                 yield Path(item.path), item.stat(follow_symlinks=False)
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError):
+    with ignoring(OSError):
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
@@ -394,7 +401,7 @@ def _turn(key: CacheKey) -> Iterator[None]:
     _making.add(me)
     lock = None
     try:
-        with suppress(OSError):
+        with ignoring(OSError):
             lock = _open_lock(folder)
         if lock is not None:
             file_lock.take(lock, key.number, config.lock_timeout)
@@ -409,13 +416,13 @@ def _turn(key: CacheKey) -> Iterator[None]:
 def _open_lock(folder: Path) -> int:
     _make_folder(folder)
     lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
-    with suppress(OSError):
+    with ignoring(OSError):
         os.fchmod(lock, 0o600)
     return lock
 
 
-def _warn(what: str, error: object, detail: str) -> None:
-    if isinstance(error, BaseException) and is_of_signal_handler(error):
+def _warn(what: str, error: Exception, detail: str) -> None:
+    if is_of_signal_handler(error):
         raise error
     # Once for each kind of fault, however many files have it.
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)

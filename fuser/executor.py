@@ -78,8 +78,11 @@ def run_planned(
         return (results if out is None else finish_out(out, results, inputs)), None
     if out is not None:
         is_resized, is_direct = check_out(plan.outputs, out, inputs)
-        # A step may not write what a later one reads.
-        if not is_direct or len(plan.steps) > 1:
+        # Neither a step nor a pass over a row may write what a later one reads.
+        is_apart = not spec.group.has_reduction or not any(
+            torch._C._overlaps(item, given) for item in out for given in inputs if isinstance(given, torch.Tensor)
+        )
+        if not is_direct or not is_apart or len(plan.steps) > 1:
             return finish_out(out, run_plain(spec, inputs)), None
         if is_resized:
             # Strides are other ones than those planned for.
@@ -93,6 +96,9 @@ def run_planned(
     if out is not None:
         # Autograd must see that what it may have saved was written to.
         torch.autograd.graph.increment_version(outputs)
+        if spec.group.has_reduction:
+            # A record would take an ``out`` that is an input.
+            return outputs, None
     return outputs, plan
 
 

@@ -10,6 +10,8 @@ import os
 import struct
 import time
 
+from fuser.process import is_of_signal_handler
+
 __all__ = ["release", "take"]
 
 LONGEST_POLL_S = 0.02
@@ -43,8 +45,8 @@ def _set(descriptor: int, byte: int, *, is_held: bool) -> bool:
     request = struct.pack("hhqqi0q", kind, os.SEEK_SET, byte, 1, 0)
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        if is_of_signal_handler(error):
+            raise
+        return not isinstance(error, BlockingIOError)
     return True

@@ -18,7 +18,7 @@ from fuser.geometry import Launch, pack_geometry
 from fuser.layout import IterationSpace
 from fuser.prelude import offered_names
 
-__all__ = ["ArgumentPacker", "Backend", "FusedKernel", "begin_compile", "build_compile_error", "warn_of_texts"]
+__all__ = ["ArgumentPacker", "Backend", "FusedKernel", "build_compile_error", "check_may_compile", "warn_of_texts"]
 
 # struct letters of a number passed by value.
 _FIELDS = {"f": "d", "c": "dd", "i": "q", "b": "q"}
@@ -27,7 +27,8 @@ _NAMESPACE = re.compile(r"\bfuser_f\d+::")
 # What compilers say of names, and of those that nobody declared.
 _NAMED = re.compile(r"""['"](?:\w*::)*([A-Za-z_]\w*)""")
 _UNKNOWN = re.compile(
-    r"""'(?:\w*::)*(\w+)' (?:was not declared|is not a member|has not been declared)|undeclared identifier '(\w+)'"""
+    r"""'(?:\w*::)*(\w+)' (?:was not declared|is not a member|has not been declared)"""
+    r"""|(?:undeclared identifier|no member named) '(\w+)'"""
     r"""|arguments to '(\w+)' that depend|identifier "(\w+)" is undefined|has no (?:member )?"(\w+)\""""
 )
 
@@ -63,6 +64,7 @@ class Backend(Protocol):
         Raises:
             CompileError: the text does not compile; points into the functor.
             CompilerNotFoundError: there is no compiler.
+            NoCompileError: it is not on disk, and ``config.no_compile`` is set.
         """
 
 
@@ -129,8 +131,8 @@ _CONVERT: dict[str, Callable[[Any], tuple[Any, ...]]] = {
 }
 
 
-def begin_compile(source: KernelSource) -> None:
-    """Count a compiler run that is about to start; every room calls it.
+def check_may_compile(source: KernelSource) -> None:
+    """Every room asks this before it looks for its compiler: a missing kernel is an error then, compiler or not.
 
     Raises:
         NoCompileError: ``config.no_compile`` is set.
@@ -138,7 +140,6 @@ def begin_compile(source: KernelSource) -> None:
     if config.no_compile:
         names = ", ".join(functor.entry for functor in source.functors)
         raise NoCompileError(f"the kernel of {names} is not ready, and FUSER_NO_COMPILE forbids to compile it")
-    counters.count("compiles")
 
 
 def warn_of_texts(source: KernelSource, diagnostics: Sequence[Diagnostic]) -> None:

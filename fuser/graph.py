@@ -483,8 +483,8 @@ class FusionGroup:
 
     @property
     def has_reduction(self) -> bool:
-        """Whether some application is a reduction."""
-        return any(item.function.reduction for item in self.applications)
+        """Whether the outputs depend on the elements of a reduction."""
+        return any(self.applications[index].function.reduction for index in self.live_applications())
 
     def value_offsets(self) -> tuple[int, ...]:
         """Return the number of each application's first output."""

@@ -38,6 +38,8 @@ MAX_OUTPUTS = 16
 MAX_ARGUMENT_BYTES = 4096
 # What CUDA takes at most: for a functor that is too large for the limits above and cannot be cut.
 MAX_LONE_ARGUMENT_BYTES = 32760
+# Rows that a CPU kernel computes side by side.
+CPU_LANES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ class RowSpec:
     is_row: tuple[bool, ...]
     # Whether neighbouring rows are computed side by side, instead of a row's neighbouring elements.
     is_across: bool
+    # Whether what is costly and needed in several passes is computed once: rows are short enough to keep it (CPU).
+    keeps: bool = False
 
     @property
     def inner(self) -> int:

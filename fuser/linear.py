@@ -6,26 +6,30 @@ by what does not depend on the summed inputs, its sign, and a variable of a floa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Container, Sequence
 from functools import lru_cache
 
 from fuser.cxx.functor import Functor, Role
 from fuser.cxx.nodes import (
+    NUMBERS,
+    ArrayType,
     Assign,
     Binary,
+    Call,
     Cast,
     Expression,
     Increment,
+    InitList,
     Lambda,
+    Member,
     Name,
     NamedType,
-    Node,
     Statement,
     TypeSyntax,
     Unary,
+    walk,
 )
-from fuser.cxx.statements import Declaration, Evaluate, Return
+from fuser.cxx.statements import Declaration, Declarator, Evaluate, Return
 from fuser.cxx.syntax import parse_program
 from fuser.errors import FunctorError, UntranslatableError
 from fuser.graph import FusionGroup
@@ -96,13 +100,15 @@ class _NotLinearError(Exception):
 def _follow_functor(functor: Functor, taken: tuple[bool, ...]) -> tuple[bool, ...]:
     if not any(taken):
         return (False,) * functor.num_outputs
-    entry = parse_program(functor).entry
-    return _Sums(functor, taken).run(entry.body.statements if entry.body else (), entry.result)
+    program = parse_program(functor)
+    body, result = program.entry.body, program.entry.result
+    return _Sums(functor, taken, program.externals).run(body.statements if body else (), result)
 
 
 class _Sums:
     # Which variables depend on the summed inputs, statement by statement; raises for what is not linear in them.
-    def __init__(self, functor: Functor, taken: Sequence[bool]) -> None:
+    def __init__(self, functor: Functor, taken: Sequence[bool], externals: Container[str]) -> None:
+        self.externals = externals
         self.outputs = [parameter.name for parameter in functor.outputs]
         self.real = {functor.template_parameters[0], "auto", "float", "double"}
         given = iter(taken)
@@ -128,6 +134,7 @@ class _Sums:
             match statement:
                 case Declaration(_, declarators):
                     for item in declarators:
+                        self.check_apart(item)
                         is_real = self.is_real(item.type) and not item.bindings
                         self.declare(item.name, is_real=is_real, is_summed=self.read(item.value))
                 case Evaluate(_, Assign(_, "" | "+" | "-" as operator, Name(_, name), value)) if name in self.variables:
@@ -176,12 +183,27 @@ class _Sums:
     def is_real(self, kind: TypeSyntax) -> bool:
         return isinstance(kind, NamedType) and kind.name in self.real and not kind.arguments
 
+    def check_apart(self, item: Declarator) -> None:
+        # A new variable must be a number, so that what is written to others does not reach it, nor the other way round.
+        kind = item.type.element if isinstance(item.type, ArrayType) else item.type
+        self.check_number(kind)
+        for part in walk(item.value) if kind == NamedType(kind.place, "auto") else ():
+            match part:
+                case Cast(_, made):
+                    self.check_number(made)
+                case InitList() | Unary(_, "&") | Call(_, Member() | Lambda()):
+                    raise _NotLinearError
+                case Call(_, Name(_, name)) if name not in self.externals:
+                    raise _NotLinearError
+
+    def check_number(self, kind: TypeSyntax) -> None:
+        if not isinstance(kind, NamedType) or not (kind.name in self.real or NUMBERS.issuperset(kind.name.split())):
+            raise _NotLinearError
+
     def check_constant(self, item: object) -> None:
         # Of anything else, the parts must not depend on a summed input, nor change a variable.
-        if isinstance(item, Assign | Increment | Lambda) or (isinstance(item, Name) and self.variables.get(item.name)):
-            raise _NotLinearError
-        parts = item if isinstance(item, tuple) else ()
-        if isinstance(item, Node):
-            parts = tuple(getattr(item, field.name) for field in fields(item))
-        for part in parts:
-            self.check_constant(part)
+        for part in walk(item):
+            if isinstance(part, Assign | Increment | Lambda) or (
+                isinstance(part, Name) and self.variables.get(part.name)
+            ):
+                raise _NotLinearError

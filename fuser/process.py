@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import torch
 
-__all__ = ["Lock", "await_before_fork", "is_of_signal_handler", "openmp_threads"]
+__all__ = ["Lock", "await_before_fork", "ignoring", "is_of_signal_handler", "openmp_threads"]
 
 FORK_WAIT_S = 10.0
+# Whose frames the traceback of an exception may have that is nobody else's.
+_CALLED = sys.stdlib_module_names | {"fuser", "cuda", "platformdirs"}
 
 # How often this process came out of a fork since fuser was imported.
 _forks = 0
@@ -55,9 +58,28 @@ def await_before_fork(lock: Lock) -> None:
         os.register_at_fork(before=lambda: lock().acquire(timeout=FORK_WAIT_S), after_in_parent=release)
 
 
-def is_of_signal_handler(error: object) -> bool:
-    """Whether it is a TimeoutError of a signal handler's: an OSError too, but the system's own have a number."""
-    return isinstance(error, TimeoutError) and error.errno is None
+def is_of_signal_handler(error: BaseException) -> bool:
+    """Whether a signal handler raised it: whatever its type, code of the user's has.
+
+    To be asked where an exception was caught around code that calls nothing of the user's. What cannot be imported is
+    nobody's handler.
+    """
+    traceback = None if isinstance(error, ImportError) else error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in _CALLED:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+@contextmanager
+def ignoring(*kinds: type[Exception]) -> Iterator[None]:
+    """Ignore exceptions of these kinds inside, but those of signal handlers."""
+    try:
+        yield
+    except kinds as error:
+        if is_of_signal_handler(error):
+            raise
 
 
 def openmp_threads() -> int:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from fuser.cxx.functor import Functor
+from fuser.cxx.functor import MATH_FUNCTIONS, Functor
 from fuser.dtypes import dtype_info
 from fuser.element import ElementWriter, number_expression, output_type
 from fuser.graph import FusionGroup
@@ -76,15 +76,30 @@ class RowWriter:
             for index, item in enumerate(self.group.applications)
             if item.function.reduction and index in writer.live
         }
-        # Values per row that are made, in the order of the row parts.
-        self.made: list[int] = []
+        # Values per element that a pass keeps for later ones, and that pass.
+        self.kept: dict[int, int] = {}
 
     def write(self) -> tuple[RowPass, ...]:
         """Write all functions to ``texts``; return what the passes call."""
-        return tuple(self._pass(level) for level in range(max(self.levels) + 1))
+        passes = range(max(self.levels) + 1)
+        if self.rows.keeps:
+            self._choose_kept(passes)
+        return tuple(self._pass(level) for level in passes)
+
+    def _choose_kept(self, passes: Iterable[int]) -> None:
+        # What is costly, and computed in an earlier pass anyway.
+        first: dict[int, int] = {}
+        for level in passes:
+            stored, reductions = self._stored_in(level), self._reductions_in(level)
+            closure = self._element_closure(self._wanted(stored, reductions), level)
+            for index in closure:
+                if any(is_costly(item) for item in self.group.applications[index].function.functors):
+                    earlier = first.setdefault(index, level)
+                    if earlier < level:
+                        self.kept |= dict.fromkeys(self.writer.values(index), earlier)
 
     def _pass(self, level: int) -> RowPass:
-        reductions = [index for index in self.accumulators if self._level_of(index) == level]
+        reductions = self._reductions_in(level)
         row = self._row_part(level)
         element = self._element_part(level, reductions)
         accumulators = tuple(item for index in reductions for item in self.accumulators[index])
@@ -110,7 +125,6 @@ class RowWriter:
         if not chosen:
             return None
         made = self._made(chosen)
-        self.made += made
         later = {
             value for index, item in enumerate(self.group.applications) if index not in chosen for value in item.tensors
         }
@@ -154,16 +168,10 @@ class RowWriter:
 
     # --- per element -------------------------------------------------------------------------------------------------
     def _element_part(self, level: int, reductions: Sequence[int]) -> RowPart | None:
-        stored = [
-            slot
-            for slot, value in enumerate(self.group.outputs)
-            if not self.rows.is_row[value] and self.levels[value] == level
-        ]
+        stored = self._stored_in(level)
         if not stored and not reductions:
             return None
-        wanted = [self.group.outputs[slot] for slot in stored]
-        wanted += [value for index in reductions for value in self.group.applications[index].tensors]
-        chosen = self._element_closure(wanted)
+        chosen = self._element_closure(self._wanted(stored, reductions), level)
         lines: list[str] = []
         self.writer.storing = stored
         for index in chosen:
@@ -172,19 +180,39 @@ class RowWriter:
             lines += self._map(index)
         made = self._made(chosen)
         read = [f"v{value}" for value in self._read([*chosen, *reductions]) if value not in made]
+        kept = [value for value, earlier in self.kept.items() if earlier == level and value in made]
+        lines += [f"k{value} = v{value};" for value in kept]
+        self.types |= {f"k{value}": self.writer.types[value] for value in kept}
         writes = [f"m{item.name}" for index in reductions for item in self.accumulators[index]]
+        writes += [f"k{value}" for value in kept]
         return self._function(
             f"fuser_element{level}", read, [*writes, *self._outputs(stored)], [*chosen, *reductions], lines
         )
 
-    def _element_closure(self, wanted: Iterable[int]) -> list[int]:
-        # The applications that make some values from inputs and from what there is per row.
+    def _stored_in(self, level: int) -> list[int]:
+        # Outputs per element.
+        return [
+            slot
+            for slot, value in enumerate(self.group.outputs)
+            if not self.rows.is_row[value] and self.levels[value] == level
+        ]
+
+    def _reductions_in(self, level: int) -> list[int]:
+        return [index for index in self.accumulators if self._level_of(index) == level]
+
+    def _wanted(self, stored: Iterable[int], reductions: Iterable[int]) -> list[int]:
+        read = [value for index in reductions for value in self.group.applications[index].tensors]
+        return [self.group.outputs[slot] for slot in stored] + read
+
+    def _element_closure(self, wanted: Iterable[int], level: int) -> list[int]:
+        # The applications that make some values from inputs, what there is per row, and what was kept.
         found: set[int] = set()
         stack = list(wanted)
         while stack:
             value = stack.pop()
             index = self.producers[value]
-            if index < 0 or index in found or value in self.made:
+            is_made = index >= 0 and (self.rows.is_row[value] or self.group.applications[index].function.reduction)
+            if index < 0 or index in found or is_made or self.kept.get(value, level) < level:
                 continue
             found.add(index)
             stack += self._taken(index)
@@ -317,6 +345,11 @@ def _literal(number: bool | int | float) -> str:
     if math.isnan(number):
         return "double(NAN)"
     return number.hex() if math.isfinite(number) else f"double({'-' * (number < 0)}INFINITY)"
+
+
+def is_costly(functor: Functor) -> bool:
+    """Whether to keep a result takes less time than to compute it again."""
+    return not functor.words.isdisjoint(MATH_FUNCTIONS | {"for", "while"})
 
 
 def may_end_in_product(functor: Functor) -> bool:

@@ -44,7 +44,10 @@ def load_library(path: str | None) -> ModuleType | None:
 
 
 class Hostile:
-    """Raises whatever is asked of it."""
+    """Raises whatever is asked of it, but its name: messages have no addresses, which differ."""
+
+    def __repr__(self) -> str:
+        return "Hostile()"
 
     def _refuse(self, *_: Any) -> Any:
         raise ZeroDivisionError("hostile")
@@ -55,6 +58,9 @@ class Hostile:
 
 class Lying:
     """Has what tensors and numbers have, and is neither."""
+
+    def __repr__(self) -> str:
+        return "Lying()"
 
     # Not __class__: torch's own functions end the process for what only isinstance takes for a tensor.
     shape = ()

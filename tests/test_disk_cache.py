@@ -328,6 +328,15 @@ def test_a_folder_that_cannot_be_is_said_once(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.parametrize("fault", ["a link to nowhere", "a link to a good copy"])
+def test_a_link_is_called_a_link(fault: str, fresh: object, tmp_path: Path) -> None:
+    key = new_key()
+    make_entry(key)
+    FAULTS[fault](entries_of(tmp_path / "cache")[0], random.Random(0))
+    with pytest.warns(CacheWarning, match="an entry of the kernel cache was not used: it is a link: "):
+        assert make_entry(key) == b"payload"
+
+
 def test_a_tilde_is_the_home_folder(fresh: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     with config.patch(cache_dir="~/kept"):
@@ -357,10 +366,8 @@ def test_a_full_disk_breaks_no_call(fresh: object, tmp_path: Path) -> None:
 def test_where_memory_cannot_be_executed_kernels_load_from_a_file(
     fresh: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def refuse(name: str) -> int:
-        raise PermissionError(name)
-
-    monkeypatch.setattr(os, "memfd_create", refuse)
+    # Another call of the system that takes a name and fails: without a frame of Python's, as only theirs do.
+    monkeypatch.setattr(os, "memfd_create", os.rmdir)
     monkeypatch.setattr(disk_cache.tempfile, "tempdir", str(tmp_path))
     fn = new_functor()
     fuser.reset_stats()

@@ -117,6 +117,41 @@ def test_constants_that_are_not_captured() -> None:
     assert constants(x).tolist() == [1.5 + 3 + 2 + 4, 2.25 + 3 + 3 + 4]
 
 
+@pytest.mark.cpu
+def test_bit_fields() -> None:
+    code = """
+        struct Part { int a : 7; unsigned b : 3; int halves() { a /= b - 3; return a; } };
+        template <typename T> void fields(T x, T y, T& a, T& b) {
+          Part part{63, 5}, parts[2] = {part, part}, *at = parts; int i = 1;
+          part.a /= 1 * y; at->b %= y; parts[i - 1 + 1].a /= y; parts[0].a /= y;
+          a = part.a + 100 * parts[0].a + 10000 * parts[1].a; b = at->b;
+          const int before = part.a; if (part.halves() != before / 2) b = 77;
+          T* both[2] = {&x, &y};
+          for (auto each : both) if (y == 1) *each /= y;
+        }"""
+    y = torch.tensor([4, 0, -1, 2])
+    a, b = fuser.jit_fn(code, num_outputs=2)(y, y)
+    assert a.tolist() == [10101 * quotient for quotient in (15, -1, -63, 31)]
+    assert b.tolist() == [1, 5, 0, 1]
+
+
+@pytest.mark.cpu
+def test_integers_of_128_bits() -> None:
+    # NVRTC has none.
+    code = """
+        template <typename T> void wide(T x, T y, T& quotient, T& rest) {
+        #ifdef __SIZEOF_INT128__
+          __int128 z = __int128(x) << 64; quotient = T((z / y) >> 64); z %= y; rest = T(z);
+        #else
+          quotient = x / y; rest = x % y;
+        #endif
+        }"""
+    x, y = torch.tensor([9, 9, -(2**63), 7]), torch.tensor([4, 0, -1, 2])
+    quotient, rest = fuser.jit_fn(code, num_outputs=2)(x, y)
+    assert quotient.tolist() == [2, -1, -(2**63), 3]
+    assert rest.tolist() == [0, 0, 0, 0]
+
+
 def test_what_is_safe_is_left_as_it_is() -> None:
     def guarded(body: str) -> str:
         return guard_divisions(parse_functor(f"template <typename T> T f(T x, T y) {{ {body} }}")).text

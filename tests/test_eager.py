@@ -648,7 +648,7 @@ def test_a_call_that_cannot_fall_back_says_why() -> None:
 @pytest.fixture
 def no_compiler() -> Iterator[None]:
     # Without one, kernels that are kept on disk would do.
-    with config.patch(cxx="/nonexistent", disk_cache=False):
+    with config.patch(cxx="/nonexistent", disk_cache=False, no_compile=False):
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 import warnings
 from collections.abc import Callable
@@ -14,11 +15,13 @@ import torch
 import fuser
 from fuser import counters, planner
 from fuser.compiler import build_kernel_source
+from fuser.cpu.backend import Compiler, compiler_flags, parse_gcc_log
 from fuser.errors import (
     MAX_MESSAGE_LINES,
     ArgumentError,
     CompileError,
     DeviceError,
+    Diagnostic,
     FunctorError,
     FunctorWarning,
     FuserError,
@@ -460,6 +463,28 @@ def test_undefined_behaviour_is_shown_once(body: str, word: str, under: str, mon
     assert word in first[0]
     assert first[1] == f"    3 |  {body} }}"
     assert first[1][first[2].index("^") :].startswith(under)
+
+
+# As clang 14 writes them, and one of the notes below them.
+CLANG_LOG = """\
+functor0.f:1:4: warning: variable 'y' is used uninitialized whenever 'if' condition is false [-Wsometimes-uninitialized]
+functor0.f:7:27: note: in instantiation of function template specialization 'f<float>' requested here
+functor0.f:2:53: warning: reference to stack memory associated with local variable 'y' returned [-Wreturn-stack-address]
+functor0.f:3:61: warning: array index 3 is past the end of the array (which contains 3 elements) [-Warray-bounds]
+functor0.f:3:71: warning: shift count >= width of type [-Wshift-count-overflow]
+functor0.f:3:83: warning: shift count is negative [-Wshift-count-negative]
+functor0.f:3:104: warning: overflow in expression; result is -2147483648 with type 'int' [-Winteger-overflow]
+functor0.f:4:50: warning: variable 'y' is uninitialized when used here [-Wuninitialized]
+functor0.f:5:55: warning: non-void function does not return a value in all control paths [-Wreturn-type]
+functor0.f:6:41: warning: unused variable 'z' [-Wunused-variable]"""
+
+
+def test_clang_is_asked_for_the_warnings_that_are_shown() -> None:
+    warned = re.findall(r"^functor0\.f:(\d+):(\d+): warning: (.*) \[(.*)\]$", CLANG_LOG, re.MULTILINE)[:-1]
+    shown = [Diagnostic("functor0.f", int(row), int(column), "warning", said) for row, column, said, _ in warned]
+    assert parse_gcc_log(CLANG_LOG) == shown
+    flags = compiler_flags(Compiler(("clang++",), "Debian clang version 14.0.6", ("",)), "strict")
+    assert {option for *_, option in warned} == {flag for flag in flags if re.match("-W(?!no)", flag)}
 
 
 @pytest.mark.nvrtc

@@ -34,7 +34,7 @@ def load(name: str) -> ModuleType:
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("name", ["swiglu_digits", "force_field", "spiking_neuron"])
+@pytest.mark.parametrize("name", ["swiglu_digits", "force_field", "spiking_neuron", "quantise_rows"])
 def test_example_meets_its_criterion(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     if name == "swiglu_digits":
         pytest.importorskip("sklearn")
@@ -52,6 +52,9 @@ def test_the_criteria_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     neuron = load("spiking_neuron")
     monkeypatch.setattr(neuron, "train", lambda network, spikes, labels: (1.0, 1.0))
     assert neuron.main() == 1
+    rows = load("quantise_rows")
+    monkeypatch.setattr(rows, "place_of_largest", lambda x, dim: torch.zeros_like(x, dtype=torch.int64).amax(dim))
+    assert rows.main() == 1
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

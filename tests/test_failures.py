@@ -6,22 +6,31 @@ import itertools
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
+import sys
 import time
+import timeit
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
 
 import fuser
-from fuser import compiler, planner
+from fuser import compiler, disk_cache, planner
 from fuser.codegen import KernelSource
 from fuser.config import config
+from fuser.cpu import backend as cpu_backend
+from fuser.cpu import prelude as cpu_prelude
 from fuser.cpu.backend import find_compiler
 from fuser.cuda.backend import compile_cubin
+from fuser.disk_cache import CacheKey
 from fuser.errors import (
     CompileError,
     CompilerFailedError,
@@ -159,16 +168,42 @@ def test_a_diagnosis_is_remembered_until_failures_are_cleared(make_compiler: Cal
     assert torch.equal(fn(x), expected)
 
 
+# As near as a machine without clang comes: a compiler that says it is clang, and gets clang's options.
+LIKE_CLANG = """#!/bin/bash
+[ "$1" = --version ] && exec echo "clang, or what stands in for it"
+for word; do case $word in -Wsometimes*|-Wreturn-stack*|-Winteger*|-ferror*) ;; *) words+=("$word") ;; esac; done
+exec g++ "${words[@]}"
+"""
+# Texts, and what the compiler or the linker says of them.
+DIAGNOSED = {
+    "never defined": (
+        "template <typename T> T nowhere(T x);\ntemplate <typename T> T failing(T x) { return nowhere<T>(x); }",
+        r"undefined (reference to|symbol).*nowhere",
+    ),
+    "fatal": (
+        "template <int n> struct Deep { static constexpr int v = Deep<n + 1>::v; };\n"
+        "template <typename T> T failing(T x) { return x + Deep<0>::v; }",
+        r"line 1, column .* instantiation (depth )?exceed",
+    ),
+}
+
+
 @pytest.mark.cpu
-def test_a_function_that_is_never_defined_is_the_texts_fault() -> None:
-    fn = fuser.jit_fn(
-        "template <typename T> T nowhere(T x);\ntemplate <typename T> T failing(T x) { return nowhere<T>(x); }"
-    )
-    before = fuser.stats()["compiles"]
-    for _ in range(2):
-        with pytest.raises(CompileError, match=r"undefined reference to .*nowhere"):
-            fn(torch.ones(3))
-    assert fuser.stats()["compiles"] == before + 1
+@pytest.mark.parametrize("name", DIAGNOSED)
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+def test_what_compiler_and_linker_say_of_the_text_is_remembered(compiler: str, name: str, tmp_path: Path) -> None:
+    text, said = DIAGNOSED[name]
+    command = shutil.which(compiler) or tmp_path / compiler
+    if isinstance(command, Path):
+        command.write_text(LIKE_CLANG)
+        command.chmod(0o755)
+    fn = fuser.jit_fn(text)
+    with config.patch(cxx=str(command)):
+        before = fuser.stats()["compiles"]
+        for _ in range(2):
+            with pytest.raises(CompileError, match=said):
+                fn(torch.ones(3))
+        assert fuser.stats()["compiles"] == before + 1
 
 
 @pytest.mark.cpu
@@ -377,6 +412,65 @@ def test_words_of_the_text_are_no_words_of_the_machine() -> None:
             wrong(torch.ones(2))
 
 
+# What catches errors of the system, of the loader or of CUDA: calls that take some milliseconds, made from a kernel and
+# its shared object.
+CATCHING: dict[str, Callable[[KernelSource, bytes], object]] = {
+    "loading": lambda source, image: cpu_backend._load(source, image),
+    "finding an entry": lambda source, image: disk_cache._find(new_entry(image), partial(cpu_backend._load, source)),
+    "writing": lambda source, image: disk_cache.write(CacheKey.build(("written",), ("tests",)), image),
+    "tidying": lambda source, image: tidy(),
+    "waiting for a turn": lambda source, image: take_turn(),
+    "running a compiler": lambda source, image: cpu_backend._build(source),
+    "finding a compiler": lambda source, image: cpu_backend._find_compiler.__wrapped__(config.cxx, os.environ["PATH"]),
+    "asking the machine": lambda source, image: ask_often(cpu_backend.host_identity, cpu_prelude._libmvec),
+}
+# Of Python's library: some others ignore every OSError themselves.
+PASSES_ALL_ON = {"contextlib", "ctypes"}
+
+
+class ExpiredError(ConnectionError):
+    """A library's own, without a number."""
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", CATCHING)
+def test_what_a_signal_handler_raises_is_never_lost(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = itertools.cycle([TimeoutError, OSError, ExpiredError, ProcessLookupError, RuntimeError])
+    raised: list[Exception] = []
+    # Python loses, and says so, what is raised while it clears a generator away.
+    ignored: list[BaseException | None] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda lost: ignored.append(lost.exc_value))
+
+    def handle(_: int, frame: FrameType | None) -> None:
+        module = str(frame.f_globals["__name__"]) if frame else ""
+        if not module.startswith("fuser.") and module not in PASSES_ALL_ON:
+            signal.setitimer(signal.ITIMER_REAL, 1e-5)
+            return
+        raised.append(next(kinds)("mine"))
+        raise raised[-1]
+
+    source = kernel_source(new_functor(), "cpu")
+    caught: list[Exception] = []
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        with config.patch(cache_dir=str(tmp_path)):
+            image = cpu_backend._build(source)
+            usual_s = min(timeit.repeat(lambda: CATCHING[name](source, image), number=1, repeat=5))
+            for place in range(60):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, usual_s * (place + 1) / 60)
+                    CATCHING[name](source, image)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except Exception as error:
+                    caught.append(error)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(raised) > 9
+    assert len(caught) >= len(raised) - 1
+    assert set(map(id, caught + ignored)) == set(map(id, raised))
+
+
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("error", [TimeoutError, RuntimeError])
 def test_what_a_signal_handler_raises_leaves_nvrtc(error: type[Exception]) -> None:
@@ -399,6 +493,35 @@ def test_what_a_signal_handler_raises_leaves_nvrtc(error: type[Exception]) -> No
     assert type(raised.value) is error
 
 
-def kernel_source(fn: fuser.JitFunction) -> KernelSource:
-    ((part, args),) = planner.plan_texts(fn.spec(1), [torch.empty(3, device="meta")], torch.device("cuda"))
+def new_entry(image: bytes) -> CacheKey:
+    key = CacheKey.build(("found",), ("tests",))
+    entry = disk_cache._folder() / f"{key.wanted}-{key.maker}"
+    if not entry.exists():
+        disk_cache.write(key, image)
+    return key
+
+
+def tidy() -> None:
+    folder = disk_cache._folder()
+    os.close(disk_cache._open_lock(folder))
+    for number in range(50):
+        (folder / f"{disk_cache.TEMPORARY}{number}").mkdir(exist_ok=True)
+        os.utime(folder / f"{disk_cache.TEMPORARY}{number}", (0, 0))
+    os.utime(folder / disk_cache.LOCK, (0, 0))
+    disk_cache._tidy(folder, 1)
+
+
+def ask_often(*questions: Any) -> None:
+    for question in questions * 20:
+        question.__wrapped__()
+
+
+def take_turn() -> None:
+    for _ in range(50):
+        with disk_cache._turn(CacheKey.build(("turn",), ("tests",))):
+            pass
+
+
+def kernel_source(fn: fuser.JitFunction, device: str = "cuda") -> KernelSource:
+    ((part, args),) = planner.plan_texts(fn.spec(1), [torch.empty(3, device="meta")], torch.device(device))
     return compiler.build_kernel_source(part, args)

@@ -86,7 +86,7 @@ def test_switched_off_without_an_eager_version(no_cpu_fusion: None, without_fall
 
 def test_no_compiler(with_fallback: fuser.JitFunction, without_fallback: fuser.JitFunction) -> None:
     x = torch.arange(3.0)
-    with config.patch(cxx="/nonexistent", disk_cache=False):
+    with config.patch(cxx="/nonexistent", disk_cache=False, no_compile=False):
         assert with_fallback(x, 1.0).tolist() == [1, 3, 5]
         assert with_fallback(x.double(), 1.0).dtype == torch.float64
         ((reason, count),) = fallbacks().items()

@@ -369,6 +369,10 @@ NEIGHBOURS = {
         "template <typename T> T g(T x) { float a = 0; int T1 = 1; for (int i = 0; i < 3; ++i) a += sizeof(a) == 4; "
         "return x + a - 2 * T1; }",
     ),
+    "a question for a way to ask for files": (
+        "#if defined(__has_include) && defined __has_include\n#ifdef __has_include\n" + DOUBLE + "\n#endif\n#endif",
+        PLUS_ONE,
+    ),
     "a macro of a branch": ("#ifdef __GNUC__\n#define g nothing\n#endif\n" + DOUBLE, PLUS_ONE),
     "qualifiers": (
         "#define __device__\n#define __global__\n#define __forceinline__ nothing\n#undef __noinline__\n" + DOUBLE,
@@ -550,7 +554,7 @@ def test_a_macro_may_name_the_entry_everywhere() -> None:
     assert fn.__name__ == "my_kernel"
     assert "my_kernel" in str(fuser.explain(fn, torch.ones(2)))
     x = torch.tensor([3.0], requires_grad=True)
-    with fuser.config.patch(cxx="/nonexistent"):
+    with fuser.config.patch(cxx="/nonexistent", no_compile=False):
         fn(x).backward()
     assert x.grad.tolist() == [6.0]
 

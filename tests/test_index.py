@@ -17,10 +17,11 @@ import fuser
 from fuser import arg_spec, planner
 from fuser.compiler import register
 from fuser.config import config
+from fuser.cxx.functor import parse_functor
 from fuser.errors import ArgumentError, DimError, GroupError, ShapeError
 from fuser.fallback import Fallback
 from fuser.fx.backend import fuser_backend
-from fuser.graph import Function, FusionGroup, GroupBuilder
+from fuser.graph import Function, FusionGroup, GroupBuilder, Reduction
 from fuser.linear import follow_sums
 from fuser.ops import index_function
 
@@ -294,6 +295,48 @@ def check_beyond_32_bits(device: str) -> None:
             assert found[begin : begin + 4].tolist() == wanted.tolist(), (shape, begin)
         assert int(found[-1]) == (found.numel() - 1) >> 24
         del found
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("dims", [(-1,), (0,)], ids=str)
+def test_beside_reductions(dims: tuple[int, ...]) -> None:
+    # Along the reduced dimension, over the whole and of the results: one kernel counts them all.
+    weigh = Function(
+        parse_functor("template <typename T> T weigh(T x, int64_t i) { return x * T(i % 7); }"), unpromoted=("i",)
+    )
+    add = parse_functor("template <typename T> T add(T a, T b) { return a + b; }")
+    keep = parse_functor("template <typename T> T keep(T x) { return x; }")
+    builder = GroupBuilder()
+    x = builder.add_input("x")
+    (along,) = builder.apply(index_function(1, dims), [x])
+    (total,) = builder.apply(
+        Function(keep, reduction=Reduction(add, (0,), None, dims, keepdim=True)), builder.apply(weigh, [x, along])
+    )
+    (row,) = builder.apply(index_function(1), [total])
+    (place,) = builder.apply(index_function(2), [total, x])
+    outputs = [*builder.apply(weigh, [total, row]), *builder.apply(weigh, [x, place]), along, row]
+    group = builder.build(outputs)
+    data = torch.randint(-9, 9, (6, 300)).double()
+    for given in (data, data.t().contiguous().t()):
+        fuser.reset_stats()
+        made = fuser.debug_launch_graph(group, [given])
+        assert fuser.stats()["launches"] == 1
+        wanted = numbers(data[0] if dims == (-1,) else data[:, :1]).expand(6, 300)
+        sums = (data * (wanted % 7)).sum(dims, keepdim=True)
+        expected = sums * (numbers(sums) % 7), data * (numbers(data) % 7), wanted, numbers(sums)
+        assert all(map(torch.equal, made, expected))
+
+
+def test_a_reduction_that_gives_a_shape_alone_is_not_made() -> None:
+    add = parse_functor("template <typename T> T add(T a, T b) { return a + b; }")
+    keep = parse_functor("template <typename T> T keep(T x) { return x; }")
+    builder = GroupBuilder()
+    (total,) = builder.apply(Function(keep, reduction=Reduction(add, (0,), None, (1,))), [builder.add_input("x")])
+    group = builder.build(builder.apply(index_function(1), [total]))
+    assert not group.has_reduction
+    text = fuser.debug_get_fused_kernel_code(group, [torch.empty(6, 50)], device="cuda")
+    assert "out0 = v2;" in text
+    assert "add" not in text.partition("struct fuser_args")[2]
 
 
 # --- derivatives and transforms --------------------------------------------------------------------------------------

@@ -294,6 +294,16 @@ def test_another_compiler_command_is_another_kernel(fresh_caches: Callable[[], N
         assert compiles()[0] == before[0] + compiled
 
 
+def test_compiling_stays_forbidden_where_there_is_no_compiler(fresh_caches: Callable[[], None]) -> None:
+    fn, x = new_functor("return x * 7;"), torch.ones(3)
+    with config.patch(no_compile=True, cxx="/nonexistent"):
+        before = compiles()
+        for call in (lambda: fn(x), lambda: fn.check(device="cpu"), lambda: fn(x.requires_grad_())):
+            with pytest.raises(NoCompileError, match=f"{fn.__name__}.* FUSER_NO_COMPILE"):
+                call()
+        assert compiles() == before
+
+
 @pytest.mark.cpu
 def test_no_compile(fresh_caches: Callable[[], None]) -> None:
     fn, x = new_functor("return x * 5;"), torch.ones(3)

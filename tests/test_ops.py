@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -509,3 +510,37 @@ def test_casts() -> None:
         assert fuser.stats()["launches"] == before + 1
         assert got.dtype == dtype
         assert same_bits(got, x.to(dtype))
+
+
+def exact_fmod(a: float, b: float) -> float:
+    return math.nan if math.isinf(a) or b == 0 else math.fmod(a, b)
+
+
+def exact_remainder(a: float, b: float) -> float:
+    r = exact_fmod(a, b)
+    return r + b if r != 0 and (b < 0) != (r < 0) else r
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_fmod_and_remainder_are_exact(dtype: torch.dtype) -> None:
+    """Python's, which are the C library's; torch's CPU kernels overflow where the quotient does."""
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    info, special = torch.iinfo(bits), special_tensor(dtype)
+    a, b = (torch.randint(info.min, info.max, (3001,), dtype=bits).view(dtype) for _ in range(2))
+    near, by = torch.randn(3001, dtype=dtype) * 100, torch.randn(3001, dtype=dtype)
+    # Quotients that are integers, and rounded up to one.
+    whole = (near.double().round() * by.double()).to(dtype)
+    x = torch.cat([a, near, whole, torch.nextafter(whole, 0 * whole), special.repeat_interleave(len(special))])
+    y = torch.cat([b, by, by, by, special.repeat(len(special))])
+    for name, exact in (("fmod", exact_fmod), ("remainder", exact_remainder)):
+        function = fuser.JitFunction(OPS[name].function, {})
+        pairs = zip(x.tolist(), y.tolist(), strict=True)
+        wanted = torch.tensor([exact(*pair) for pair in pairs], dtype=torch.float64).to(dtype)
+        fuser.reset_stats()
+        # Alone, and in vectors of every width: the tail begins anywhere.
+        assert same_bits(function(x, y), wanted), name
+        assert all(same_bits(function(x[-n:], y[-n:]), wanted[-n:]) for n in range(1, 40)), name
+        assert fuser.stats()["fallbacks"] == {}
+        theirs = getattr(torch, name)(x, y)
+        agrees = (theirs == wanted) | theirs.isnan()
+        assert bool(agrees[: 4 * 3001].all()), name

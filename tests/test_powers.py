@@ -89,13 +89,28 @@ def traced(exponent: Any) -> Any:
 
 @pytest.mark.parametrize("exponent", FORMULAS)
 def test_exponents_of_a_program_have_functors_of_their_own(exponent: float) -> None:
-    function = traced(exponent)
+    function = fuser.fuse(lambda x: -(x**exponent))
     x = values(torch.float32)
     function(x)
-    (application,) = (item for group in function.groups for item in group.applications)
+    application, _ = (item for group in function.groups for item in group.applications)
     assert application.function.op == "pow_number"
     assert "pow(" not in application.function.functor.source
     assert torch.equal(traced(float(exponent))(x).isnan(), function(x).isnan())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_first_power_alone_is_torchs_copy(dtype: torch.dtype) -> None:
+    x = values(dtype)
+    # A NaN that only a copy keeps.
+    x.view(torch.int16)[:4] = 0x7FA1
+    fuser.reset_stats()
+    function = traced(1)
+    result = function(x)
+    assert torch.equal(result.view(torch.int16), x.view(torch.int16))
+    assert result.data_ptr() != x.data_ptr()
+    assert not function.groups
+    assert fuser.stats()["launches"] == 0
+    assert fuser.stats()["fallbacks"] == {}
 
 
 @pytest.mark.parametrize("cpu_math", ["fast", "precise"])

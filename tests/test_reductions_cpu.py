@@ -265,6 +265,23 @@ def test_out_and_strided_results() -> None:
     assert torch.equal(fuser.run_fusion(key, [x])[0], wanted)
 
 
+def test_out_may_be_an_input_that_a_later_pass_reads() -> None:
+    builder = GroupBuilder()
+    x = builder.add_input("x")
+    (double,) = builder.apply(OPS["mul"].function, [x, x])
+    (row,) = builder.apply(total((1,), keepdim=True), [double])
+    (scaled,) = builder.apply(OPS["mul"].function, [x, row])
+    module = fuser.fx.passes.FusionModule(builder.build([double, scaled]))
+    x_ = draw((20, 3000), torch.float32)
+    wanted = [item.clone() for item in module(x_)]
+    for _ in range(3):
+        given = x_.clone()
+        got = fuser.route.run(module.spec, [given], [given, torch.empty_like(given)])
+        assert torch.equal(got[0], wanted[0])
+        assert torch.equal(got[1], wanted[1])
+        assert got[0] is given
+
+
 class TestFuse:
     """torch's reductions inside fused functions."""
 

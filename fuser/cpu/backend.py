@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from fuser import counters
 from fuser._version import __version__
 from fuser.codegen import Dialect, KernelSource
 from fuser.config import config
@@ -23,7 +25,8 @@ from fuser.cpu.dialect import DIALECT
 from fuser.cpu.fused_kernel import CpuKernel
 from fuser.disk_cache import CacheKey, load_or_make, scratch_folder
 from fuser.errors import CompilerFailedError, CompilerNotFoundError, CompilerTimeoutError, Diagnostic
-from fuser.fused_kernel import begin_compile, build_compile_error, warn_of_texts
+from fuser.fused_kernel import build_compile_error, check_may_compile, warn_of_texts
+from fuser.process import ignoring, is_of_signal_handler
 
 __all__ = ["Compiler", "CpuBackend", "find_compiler"]
 
@@ -32,12 +35,12 @@ CANDIDATES = ("g++", "c++", "clang++")
 # unrolled loops, and loops that data may end early.
 LARGE_TEXT = 24_000
 MANY_CONDITIONS = 32
-# Warnings of undefined behaviour; gcc has some of them on without being asked.
-WARNINGS = (
-    "-Wuninitialized", "-Wmaybe-uninitialized", "-Wreturn-type", "-Wreturn-local-addr", "-Wshift-count-overflow",
-    "-Wshift-count-negative", "-Warray-bounds", "-Woverflow", "-Waggressive-loop-optimizations",
-)  # fmt: skip
-_MESSAGE = re.compile(r"(.*):(\d+):(\d+): (error|warning): (.*?)(?: \[(-W[\w-]+)=?\])?")
+# Warnings of undefined behaviour; gcc has some of them on without being asked, clang many others.
+_COMMON = ("-Wuninitialized", "-Wreturn-type", "-Wshift-count-overflow", "-Wshift-count-negative", "-Warray-bounds")
+_OF_GCC = ("-Wmaybe-uninitialized", "-Wreturn-local-addr", "-Woverflow", "-Waggressive-loop-optimizations")
+_OF_CLANG = ("-Wsometimes-uninitialized", "-Wreturn-stack-address", "-Winteger-overflow")
+WARNINGS = frozenset({*_COMMON, *_OF_GCC, *_OF_CLANG})
+_MESSAGE = re.compile(r"(.*):(\d+):(\d+): (error|fatal error|warning): (.*?)(?: \[(-W[\w-]+)=?\])?")
 VERSION_TIMEOUT_S = 60.0
 LONGEST_POLL_S = 0.01
 # What compilers, assemblers and linkers say of the machine, with the words of strerror; never remembered.
@@ -47,10 +50,10 @@ _OF_THE_MACHINE = re.compile(
     "|Resource temporarily unavailable|Killed signal|terminated program|Permission denied"
 )
 _ERROR = re.compile("error")
-# Said by the linker, of a function that is declared and defined nowhere.
-_UNDEFINED = re.compile("undefined (?:reference to|symbol).*")
-# Names that compilers give their temporary files.
-_TEMPORARY = re.compile(r"\bcc\w{6}\.\w+")
+# Said by the linker, of a function that is declared and defined nowhere: GNU ld says reference, others say symbol.
+_UNDEFINED = re.compile("[Uu]ndefined (?:reference to|symbol).*")
+# Names that gcc and clang give their temporary files.
+_TEMPORARY = re.compile(r"\b(?:cc|kernel-)\w{6}\.\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +156,8 @@ def compiler_flags(compiler: Compiler, numerics: str) -> tuple[str, ...]:
     # Not -frounding-math, with which g++ 12 fills static tables of floats with garbage.
     flags.append(f"-ffp-contract={contract}")
     if compiler.is_clang:
-        return (*flags, "-w", "-march=native")
-    flags += WARNINGS
+        return (*flags, "-Wno-everything", *_COMMON, *_OF_CLANG, "-ferror-limit=0", "-march=native")
+    flags += (*_COMMON, *_OF_GCC)
     # A loop for each side of a branch on a number of the call: gcc 12 vectorises few loops that have the branch inside.
     flags += ["-ftree-vectorize", "-fvect-cost-model=dynamic", "-funswitch-loops", "-march=native", "-fopenmp"]
     if platform.machine() in {"x86_64", "AMD64"}:
@@ -177,7 +180,9 @@ def host_identity() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         features = next(line for line in lines if line.startswith(("flags", "Features")))
-    except (OSError, StopIteration):
+    except (OSError, StopIteration) as error:
+        if is_of_signal_handler(error):
+            raise
         features = platform.processor()
     return f"{platform.machine()} {''.join(platform.libc_ver())} {' '.join(sorted(features.split()))}"
 
@@ -187,10 +192,18 @@ def parse_gcc_log(log: str) -> list[Diagnostic]:
     found = []
     for line in log.splitlines():
         match = _MESSAGE.fullmatch(line)
-        # -Woverflow is also about conversions, which wrap.
-        is_undefined = match is not None and match[6] in WARNINGS and "conversion" not in match[5]
-        if match is not None and (match[4] == "error" or is_undefined):
-            found.append(Diagnostic(match[1], int(match[2]), int(match[3]), match[4], match[5]))
+        if match is None:
+            continue
+        label, row, column, severity, message, option = match.groups()
+        is_of_text = {
+            "error": True,
+            # A template without an end; but also a disk that is full while the compiler happens to be there.
+            "fatal error": not _OF_THE_MACHINE.search(message),
+            # -Woverflow is also about conversions, which wrap.
+            "warning": option in WARNINGS and "conversion" not in message,
+        }
+        if is_of_text[severity]:
+            found.append(Diagnostic(label, int(row), int(column), severity.removeprefix("fatal "), message))
     return found
 
 
@@ -198,6 +211,8 @@ def _load(source: KernelSource, image: bytes) -> CpuKernel:
     try:
         return CpuKernel(source, image)
     except (OSError, AttributeError) as error:
+        if is_of_signal_handler(error):
+            raise
         # The loader's errors begin with a path.
         said = str(error).partition(": ")[2] or str(error)
         raise CompilerFailedError(f"the shared object cannot be loaded: {said}") from error
@@ -209,11 +224,12 @@ def _build(source: KernelSource) -> bytes:
     Raises:
         CompileError: the compiler says what is wrong in the text.
         CompilerFailedError: it made no kernel for another reason.
-        CompilerNotFoundError, CompilerTimeoutError: as they say.
+        CompilerNotFoundError, CompilerTimeoutError, NoCompileError: as they say.
     """
+    check_may_compile(source)
     compiler = find_compiler(config.cxx)
     flags = kernel_flags(compiler, source)
-    begin_compile(source)
+    counters.count("compiles")
     with _explained(compiler.command[0]), scratch_folder() as folder:
         target = folder / "kernel.so"
         status, log = _compile(compiler, flags, source, target)
@@ -237,9 +253,9 @@ def _compile(compiler: Compiler, flags: tuple[str, ...], source: KernelSource, t
     command = [*compiler.command, *flags, str(text), "-o", str(target), *libraries]
     # The C++ library is what takes longest to link, and what hardly a functor needs.
     few = [] if compiler.is_clang else ["-lgcc", "-lc", "-nodefaultlibs"]
-    complete = [] if compiler.is_clang else ["-Wl,--no-undefined"]
+    # What linkers of other systems do by themselves.
+    complete = ["-Wl,--no-undefined"] if sys.platform == "linux" else []
     status, log = _run([*command, *few, *complete], target.parent, config.compile_timeout)
-    # GNU ld says reference, others say symbol.
     if few and _UNDEFINED.search(log):
         status, log = _run([*command, *complete], target.parent, config.compile_timeout)
     return status, log
@@ -276,7 +292,7 @@ def _run(command: list[str], folder: Path | None, timeout_s: float) -> tuple[int
         try:
             status = _wait_for(process, timeout_s)
         except BaseException:
-            with suppress(ProcessLookupError):
+            with ignoring(ProcessLookupError):
                 os.killpg(process, signal.SIGKILL)
             _wait_for(process, timeout_s)
             raise
@@ -289,7 +305,9 @@ def _wait_for(process: int, timeout_s: float) -> int:
     while True:
         try:
             found, status = os.waitpid(process, os.WNOHANG)
-        except ChildProcessError:
+        except ChildProcessError as error:
+            if is_of_signal_handler(error):
+                raise
             # Who ignores SIGCHLD is not told how a process ended; what it made tells.
             return 0
         if found:
@@ -306,8 +324,7 @@ def _explained(program: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # A signal handler's TimeoutError is an OSError, too, but has no number.
-        if error.errno is None:
+        if is_of_signal_handler(error):
             raise
         raise CompilerFailedError(f"{program} made no kernel: {error.strerror}") from error
 

@@ -6,14 +6,13 @@ import ctypes
 import itertools
 import os
 from collections.abc import Callable
-from contextlib import suppress
 
 from fuser import counters
 from fuser.codegen import KERNEL_NAME, KernelSource
 from fuser.disk_cache import scratch_folder
 from fuser.geometry import Launch
 from fuser.layout import IterationSpace
-from fuser.process import openmp_threads
+from fuser.process import ignoring, openmp_threads
 
 __all__ = ["CpuKernel"]
 
@@ -58,7 +57,7 @@ def _load(image: bytes, name: str) -> ctypes.CDLL:
     """
     if hasattr(os, "memfd_create"):
         # Not everywhere: /proc may be missing, or a policy against it in force.
-        with suppress(OSError):
+        with ignoring(OSError):
             return _load_from_memory(image, name)
     with scratch_folder() as folder:
         path = folder / "kernel.so"

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 from fuser.prelude import PreludeBlock, emit_selected, load_blocks
+from fuser.process import is_of_signal_handler
 
 __all__ = ["emit_prelude", "has_vector_form"]
 
@@ -51,7 +52,9 @@ def has_vector_form(name: str, arguments: int = 1) -> bool:
 def _libmvec() -> ctypes.CDLL | None:
     try:
         return ctypes.CDLL("libmvec.so.1")
-    except OSError:
+    except OSError as error:
+        if is_of_signal_handler(error):
+            raise
         return None
 
 

@@ -1,6 +1,6 @@
 """The loops of a kernel with reductions on the CPU.
 
-Rows are taken in *tiles*: one row, whose neighbouring elements are computed side by side, or ``LANES`` neighbouring
+Rows are taken in *tiles*: one row, whose neighbouring elements are computed side by side, or 64 neighbouring
 rows, each in a lane of its own. Elements are combined a *chunk* at a time, which stays in the first cache; what the
 chunks of a batch come to waits on a stack until it has a partner of the same size. Threads take tiles, or, where those
 are few, batches.
@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from fuser.codegen import KERNEL_NAME, Operand, RowLoop
 from fuser.graph import BATCH
+from fuser.kernel_spec import CPU_LANES
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["emit_rows"]
 
-# Rows that are computed side by side.
-LANES = 64
 # Accumulators of a chunk, all lanes together.
 CHUNK = 1024
 MANY_ACCUMULATORS = 4
@@ -24,9 +23,9 @@ _HEAD = """
 #ifdef _OPENMP
 extern "C" int omp_get_thread_num() noexcept;
 extern "C" int omp_get_num_threads() noexcept;
+#endif
 extern "C" void* malloc(size_t) noexcept;
-extern "C" void free(void*) noexcept;
-#endif"""
+extern "C" void free(void*) noexcept;"""
 
 
 def emit_rows(loop: RowLoop) -> str:
@@ -42,7 +41,7 @@ def emit_rows(loop: RowLoop) -> str:
 class _RowLoopWriter:
     def __init__(self, loop: RowLoop) -> None:
         self.loop = loop
-        self.lanes = LANES if loop.rows.is_across else 1
+        self.lanes = CPU_LANES if loop.rows.is_across else 1
         widest = max(len(step.accumulators) for step in loop.passes)
         self.chunk = (CHUNK if widest <= MANY_ACCUMULATORS else CHUNK // 4) // self.lanes
         # Chunks of a batch wait for partners in as many places as there are sizes.
@@ -59,6 +58,9 @@ class _RowLoopWriter:
         totals = [f"t{item.name}" for step in self.loop.passes for item in step.accumulators]
         fields = [f"  {self.loop.types[name]} {name}[{self.lanes}];" for name in (*names, *totals)]
         lines = ["", "// What there is once per row of a tile.", "struct fuser_state {", *fields, "};"]
+        if self.loop.kept:
+            pointers = [f"  {self.loop.types[name]}* {name};" for name in self.loop.kept]
+            lines += ["// What is kept of each element of a tile.", "struct fuser_kept {", *pointers, "};"]
         for level, step in enumerate(self.loop.passes):
             if step.accumulators:
                 size = f"{self.chunk + self.waiting} * {self.lanes}"
@@ -106,7 +108,8 @@ class _RowLoopWriter:
     def batch(self, level: int, step: RowPass, element: RowPart) -> list[str]:
         """Write the function that walks over one batch of a tile's rows, and leaves its total first in the block."""
         walk = self._across(element) if self.loop.rows.is_across else self._along(element)
-        block = [f", fuser_block{level}& block"] if step.accumulators else [""]
+        more = f", fuser_block{level}& block" if step.accumulators else ""
+        more += ", const fuser_kept& kept" if self.loop.kept else ""
         length = self._length()
         body = [
             f"const int64_t first = batch * {BATCH}, left = {length} - first;",
@@ -124,7 +127,7 @@ class _RowLoopWriter:
             f"// One batch of pass {level}.",
             "__attribute__((flatten, noinline)) static void",
             f"fuser_batch{level}(const fuser_args a, const fuser_base base, const fuser_state& state, int64_t batch"
-            f"{block[0]}) {{",
+            f"{more}) {{",
             f"  const int64_t width = {'base.width' if self.loop.rows.is_across else '1'};",
             *_indent(body),
             "}",
@@ -139,7 +142,7 @@ class _RowLoopWriter:
             "for (int64_t at = 0; at < count;) {",
             *_indent(self._place("first + done + at", element)),
             "  const int64_t rest0 = a.size[0] - i0, length = rest0 < count - at ? rest0 : count - at;",
-            *_indent(self._each("i", "length", "at + i", element, expressions)),
+            *_indent(self._each("i", "length", "at + i", "first + done + at + i", element, expressions)),
             "  at += length;",
             "}",
         ]
@@ -150,7 +153,13 @@ class _RowLoopWriter:
         return [
             "for (int64_t i = 0; i < count; ++i) {",
             *_indent(self._place("first + done + i", element)),
-            *_indent(self._each("c", "width", f"i * {self.lanes} + c", element, expressions)),
+            *_indent(
+                self._each(
+                    *("c", "width", f"i * {self.lanes} + c", f"(first + done + i) * {self.lanes} + c"),
+                    element,
+                    expressions,
+                )
+            ),
             "}",
         ]
 
@@ -173,7 +182,9 @@ class _RowLoopWriter:
             lines.append(f"const auto {item.name} = {place};")
         return lines
 
-    def _each(self, name: str, end: str, slot: str, part: RowPart, expressions: dict[str, str]) -> list[str]:
+    def _each(
+        self, name: str, end: str, slot: str, kept_slot: str, part: RowPart, expressions: dict[str, str]
+    ) -> list[str]:
         # The loop over neighbours.
         known, lines = dict(expressions), []
         for item in self._full(part):
@@ -185,6 +196,9 @@ class _RowLoopWriter:
             else:
                 known[item.variable] = f"fuser_to_compute({text})"
         known |= {variable: f"block.{variable}[{slot}]" for variable in part.writes if variable[0] == "m"}
+        for variable in self.loop.kept:
+            text = f"kept.{variable}[{kept_slot}]"
+            known |= {variable: text} if variable in part.writes else {f"v{variable[1:]}": text}
         return [
             *lines,
             "#pragma GCC ivdep",
@@ -272,6 +286,7 @@ class _RowLoopWriter:
                 if step.accumulators
             ),
             f"  const int64_t batches = ({self._length()} + {BATCH - 1}) / {BATCH};",
+            *_indent(self._allocate_kept()),
             "  for (; begin < end; ++begin) {",
             "    const fuser_base base = fuser_find(a, begin);",
             *_indent(_indent(self._load_rows())),
@@ -280,6 +295,7 @@ class _RowLoopWriter:
             body = self._row_part(step)
             if step.element is not None:
                 block = f", block{level}" if step.accumulators else ""
+                block += ", kept" if self.loop.kept else ""
                 body += [
                     *self._begin_totals(step),
                     "for (int64_t batch = 0; batch < batches; ++batch) {",
@@ -288,7 +304,19 @@ class _RowLoopWriter:
                     "}",
                 ]
             lines += _indent(_indent(body))
-        return [*lines, "  }", "}"]
+        return [*lines, "  }", *_indent(self._free_kept()), "}"]
+
+    def _allocate_kept(self) -> list[str]:
+        # At most a megabyte each: without that much memory the process is at its end.
+        fields = []
+        for name in self.loop.kept:
+            kind = self.loop.types[name]
+            fields.append(f"static_cast<{kind}*>(malloc(sizeof({kind}) * {self._length()} * {self.lanes} + 1))")
+        checks = [f"if (!kept.{name}) __builtin_trap();" for name in self.loop.kept]
+        return [f"const fuser_kept kept = {{{', '.join(fields)}}};", *checks] if fields else []
+
+    def _free_kept(self) -> list[str]:
+        return [f"free(kept.{name});" for name in self.loop.kept]
 
     def _load_rows(self) -> list[str]:
         own = [item for item in self.loop.operands if item.variable in self.loop.per_row and not item.is_output]
@@ -343,6 +371,7 @@ class _RowLoopWriter:
         frees = " ".join(f"free(total{level});" for level in totals)
         lines += [
             f"  if ({missing}) {{ {frees} return false; }}",
+            *_indent(self._allocate_kept()),
             "  for (int64_t tile = 0; tile < tiles; ++tile) {",
             "    const fuser_base base = fuser_find(a, tile);",
             *_indent(_indent(self._load_rows())),
@@ -351,6 +380,7 @@ class _RowLoopWriter:
             body = self._row_part(step)
             if step.element is not None:
                 block = f", block{level}" if step.accumulators else ""
+                block += ", kept" if self.loop.kept else ""
                 keep = " ".join(
                     f"total{level}[batch].m{item.name}[c] = block{level}.m{item.name}[c];" for item in step.accumulators
                 )
@@ -375,7 +405,7 @@ class _RowLoopWriter:
                         "}",
                     ]
             lines += _indent(_indent(body))
-        return [*lines, "  }", f"  {frees}", "  return true;", "}", "#endif"]
+        return [*lines, "  }", *_indent(self._free_kept()), f"  {frees}", "  return true;", "}", "#endif"]
 
     def entry(self) -> list[str]:
         """Write the entry."""

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fuser import counters
 from fuser._version import __version__
 from fuser.codegen import Dialect, KernelSource
 from fuser.cuda.dialect import DIALECT
 from fuser.cuda.fused_kernel import CudaKernel
 from fuser.disk_cache import CacheKey, load_or_make
 from fuser.errors import CaptureError, CompilerFailedError, CompilerNotFoundError, Diagnostic
-from fuser.fused_kernel import begin_compile, build_compile_error, warn_of_texts
+from fuser.fused_kernel import build_compile_error, check_may_compile, warn_of_texts
 from fuser.process import is_of_signal_handler
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class CudaBackend:
         try:
             from cuda.core import ObjectCode  # noqa: PLC0415 - importing fuser must not import CUDA
         except ImportError as error:
+            check_may_compile(source)
             raise CompilerNotFoundError(f"CUDA kernels need cuda-python: {error}") from error
 
         def load(cubin: bytes) -> CudaKernel:
@@ -70,13 +72,15 @@ def compile_cubin(source: KernelSource, target: str) -> bytes:
         CompileError: the text does not compile.
         CompilerNotFoundError: cuda-python or NVRTC is missing.
         CompilerFailedError: NVRTC made no kernel for another reason: it lacks memory, or knows no such architecture.
+        NoCompileError: ``config.no_compile`` is set.
     """
+    check_may_compile(source)
     try:
         from cuda.core import Program  # noqa: PLC0415 - importing fuser must not import CUDA
     except ImportError as error:
         raise CompilerNotFoundError(f"CUDA kernels need cuda-python: {error}") from error
     options = _options(target, source.numerics)
-    begin_compile(source)
+    counters.count("compiles")
     try:
         said = io.StringIO()
         cubin = Program(source.text, "c++", options).compile("cubin", logs=said).code
@@ -86,8 +90,8 @@ def compile_cubin(source: KernelSource, target: str) -> bytes:
         raise CompilerNotFoundError(f"CUDA kernels need NVRTC (pip install nvidia-cuda-nvrtc): {error}") from error
     except Exception as error:
         log = str(error)
-        if not type(error).__module__.startswith("cuda") and "nvrtc" not in log.lower():
-            # Of a signal handler.
+        is_of_cuda = type(error).__module__.startswith("cuda") or "nvrtc" in log.lower()
+        if is_of_signal_handler(error) or not is_of_cuda:
             raise
         diagnostics = [item for item in parse_nvrtc_log(log, source) if item.severity == "error"]
         if not diagnostics and "NVRTC_ERROR_COMPILATION" not in log:
@@ -157,6 +161,8 @@ def _identify_nvrtc() -> tuple[str, ...] | None:
         library = Path(load_nvidia_dynamic_lib("nvrtc").abs_path or "").resolve()
         status = library.stat()
         _, *version = nvrtc.nvrtcVersion()
-    except (ImportError, OSError, RuntimeError):
+    except (ImportError, OSError, RuntimeError) as error:
+        if is_of_signal_handler(error):
+            raise
         return None
     return (str(version), str(library), str(status.st_size), str(status.st_mtime_ns))

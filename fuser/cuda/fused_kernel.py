@@ -16,6 +16,7 @@ from fuser.codegen import KERNEL_NAME, KernelSource
 from fuser.geometry import Launch, launch_shape
 from fuser.kernel_spec import MAX_LONE_ARGUMENT_BYTES
 from fuser.layout import IterationSpace
+from fuser.process import is_of_signal_handler
 
 if TYPE_CHECKING:
     from cuda.core import ObjectCode
@@ -79,7 +80,9 @@ def _tell_launcher() -> None:
     try:
         launcher = importlib.import_module("fuser._launcher")
         library = ctypes.CDLL("libcuda.so.1")
-    except (ImportError, OSError):
+    except (ImportError, OSError) as error:
+        if is_of_signal_handler(error):
+            raise
         return
     functions = (library.cuLaunchKernel, library.cuCtxGetDevice)
     launcher.set_driver(*(ctypes.cast(function, ctypes.c_void_p).value for function in functions))

@@ -19,7 +19,7 @@ import tree_sitter
 from fuser.cxx.nodes import Place
 from fuser.cxx.preprocess import MappedText, Preprocessed, Problem, preprocess
 from fuser.cxx.tree import field as field_of
-from fuser.cxx.tree import find, function_declarator, named, parse_tree, text_of
+from fuser.cxx.tree import find, function_declarator, named, parse_tree, text_of, trailing_type
 from fuser.errors import FunctorError, describe_place, suggest
 
 __all__ = [
@@ -361,8 +361,7 @@ def _check_parameters(
 
 def _result_type(definition: tree_sitter.Node) -> tree_sitter.Node:
     # What stands behind an arrow is the type, and ``auto`` before it is none.
-    trailing = next(find(definition, "trailing_return_type", skip="compound_statement"), None)
-    kind = trailing.named_children[0] if trailing is not None else definition.child_by_field_name("type")
+    kind = trailing_type(function_declarator(definition)) or definition.child_by_field_name("type")
     assert kind is not None, "the entry was read"
     return kind
 

@@ -5,40 +5,14 @@ Every node has its place: line and column of its first character in the user's t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = [
-    "ArrayType",
-    "Assign",
-    "Binary",
-    "Block",
-    "Call",
-    "Capture",
-    "Cast",
-    "Conditional",
-    "Decltype",
-    "Expression",
-    "FunctionDefinition",
-    "Increment",
-    "Index",
-    "InitList",
-    "Lambda",
-    "Literal",
-    "Member",
-    "Name",
-    "NamedType",
-    "Node",
-    "Parameter",
-    "Place",
-    "PointerType",
-    "ReferenceType",
-    "SizeOf",
-    "Statement",
-    "TemplateParameter",
-    "TypeSyntax",
-    "Unary",
-]
-
+# Words of types that are numbers.
+NUMBERS = frozenset(
+    "bool char short int long float double signed unsigned size_t int8_t int16_t int32_t int64_t uint8_t uint16_t "
+    "uint32_t uint64_t complex".split()
+)
 # Line and column, from 1.
 Place = tuple[int, int]
 
@@ -48,6 +22,38 @@ class Node:
     """Anything with a place in the text."""
 
     place: Place
+
+
+def parts(item: object) -> tuple[object, ...]:
+    """Return what a node or a tuple is made of; nothing for what is neither."""
+    if isinstance(item, tuple):
+        return item
+    return tuple(getattr(item, name) for name in item.__match_args__) if isinstance(item, Node) else ()
+
+
+def walk(item: object, *, into_lambdas: bool = True, unevaluated: bool = True) -> Iterator[Node]:
+    """Yield the nodes of a tree, or of a tuple of trees; those in ``sizeof`` and ``decltype`` only if asked for."""
+    # A long sum is a deep tree: no recursion.
+    rest = [item]
+    while rest:
+        part = rest.pop()
+        if isinstance(part, Node):
+            yield part
+        if (into_lambdas or not isinstance(part, Lambda)) and (unevaluated or not isinstance(part, SizeOf | Decltype)):
+            rest += reversed(parts(part))
+
+
+def number_in(text: str) -> int | float | None:
+    """Return the number that a literal is, whatever its type; None for another literal."""
+    if text in {"true", "false"}:
+        return int(text == "true")
+    digits = text.replace("'", "").lower()
+    for read in (lambda: int(digits.rstrip("ul"), 0), lambda: float(digits.rstrip("fl"))):
+        try:
+            return read()
+        except ValueError:
+            continue
+    return None
 
 
 class TypeSyntax(Node):

@@ -7,8 +7,7 @@ none. Of branches the longest counts. A loop counts as often as the text says, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
 from functools import lru_cache
 
 from fuser.cxx.functor import Functor
@@ -26,9 +25,11 @@ from fuser.cxx.nodes import (
     Literal,
     Member,
     Name,
-    Node,
     Statement,
     Unary,
+    number_in,
+    parts,
+    walk,
 )
 from fuser.cxx.statements import Declaration, Declarator, For, If, Program, Return, Struct, Switch
 from fuser.cxx.syntax import parse_program
@@ -53,7 +54,7 @@ def count_operations(functor: Functor) -> int:
 
 class _Counter:
     def __init__(self, program: Program) -> None:
-        nodes = list(_walk((program.globals, tuple(item for items in program.functions.values() for item in items))))
+        nodes = list(walk((program.globals, *program.functions.values())))
         # Functions by name: the text's own, members of its classes, and lambdas.
         self.functions: dict[str, list[FunctionDefinition]] = {
             name: list(items) for name, items in program.functions.items()
@@ -105,7 +106,7 @@ class _Counter:
             case Lambda() | FunctionDefinition() | Struct():
                 # Counts where it is called.
                 return 0
-        return sum(map(self.count, _parts(item)))
+        return sum(map(self.count, parts(item)))
 
     def sequence(self, statements: Sequence[Statement]) -> int:
         made = 0
@@ -150,10 +151,8 @@ class _Counter:
         # An integer that the text says.
         match item:
             case Literal(_, text):
-                try:
-                    return int(text.rstrip("uUlL").replace("'", ""), 0)
-                except ValueError:
-                    return None
+                number = number_in(text)
+                return number if isinstance(number, int) else None
             case Name(_, name):
                 return self.constants.get(name)
             case Unary(_, "-", operand):
@@ -170,16 +169,3 @@ class _Counter:
 def _leaves(statement: Statement) -> bool:
     last = statement.statements[-1] if isinstance(statement, Block) and statement.statements else statement
     return isinstance(last, Return)
-
-
-def _parts(item: object) -> tuple[object, ...]:
-    if isinstance(item, tuple):
-        return item
-    return tuple(getattr(item, field.name) for field in fields(item)) if isinstance(item, Node) else ()
-
-
-def _walk(item: object) -> Iterator[Node]:
-    if isinstance(item, Node):
-        yield item
-    for part in _parts(item):
-        yield from _walk(part)

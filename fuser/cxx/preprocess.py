@@ -38,6 +38,7 @@ _COMMENT = re.compile(rf'("(?:[^"\\]|\\.)*")|//.*|{_BLOCK}')
 _DIRECTIVE = re.compile(r"\s*(?:#|%:)\s*(\w*)\s*(.*)", re.DOTALL)
 _DEFINE = re.compile(r"(\w+)(?:\(([^)]*)\))?(.*)", re.DOTALL)
 _PLAIN_STRING = re.compile(r'\s*"([^"\\]*)"\s*')
+_DEFINED = re.compile(r"\bdefined\s*(?:\(\s*(\w+)\s*\)|(\w+))")
 _ASKS_FOR_FILES = re.compile(r"\b__has_(?:include|embed)")
 _ARITHMETIC = re.compile(r"[\d\s()+\-*/%<>=!&|^~]*|and|or|not")
 # Pragmas that say something of the next statement or function, or of messages alone.
@@ -46,7 +47,7 @@ _HARMLESS = re.compile(
     r"omp(?!\s+(?:declare\s+target|begin|end|requires|assumes|threadprivate)))\b"
 )
 # What the prelude and the compilers define; everything else that is not the user's is undefined.
-_PREDEFINED = {"INFINITY", "NAN", "POS_INFINITY", "NEG_INFINITY", "__cplusplus"}
+_PREDEFINED = {"INFINITY", "NAN", "POS_INFINITY", "NEG_INFINITY", "__cplusplus", "__has_include"}
 # CUDA's qualifiers are no C++.
 QUALIFIERS = (
     "__device__ __host__ __global__ __constant__ __shared__ __managed__ __forceinline__ __noinline__ __restrict__ "
@@ -228,7 +229,8 @@ class _Preprocessor:
         assert match is not None, "the token's own pattern"
         word, rest = match[1], match[2].strip()
         is_on = self.is_on()
-        if word != "" and _ASKS_FOR_FILES.search(rest):
+        # Whether there is a way to ask is no question for a file.
+        if word not in {"", "ifdef", "ifndef"} and _ASKS_FOR_FILES.search(_DEFINED.sub("", rest)):
             self.report(token, "a functor cannot ask for files: there is no header")
         elif word in {"if", "ifdef", "ifndef"}:
             holds = is_on and self.test(word, rest, token)
@@ -289,11 +291,7 @@ class _Preprocessor:
     def test(self, word: str, rest: str, token: Token) -> bool:
         if word != "if":
             return (rest in self.macros or rest in _PREDEFINED) == (word == "ifdef")
-        known = re.sub(
-            r"\bdefined\s*(?:\(\s*(\w+)\s*\)|(\w+))",
-            lambda found: str(int((found[1] or found[2]) in {*self.macros, *_PREDEFINED})),
-            rest,
-        )
+        known = _DEFINED.sub(lambda found: str(int((found[1] or found[2]) in {*self.macros, *_PREDEFINED})), rest)
         expanded = "".join(item.text for item in self.expand(list(tokenize(known)), frozenset()))
         text = re.sub(r"(\d)[uUlL]+\b", r"\1", expanded)
         text = re.sub(r"\b(?!true\b)[A-Za-z_]\w*", "0", text).replace("true", "1")

@@ -6,39 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fuser.cxx.nodes import (
-    Block,
     Expression,
     FunctionDefinition,
     Node,
-    Parameter,
     Place,
     Statement,
     TemplateParameter,
     TypeSyntax,
 )
-
-__all__ = [
-    "Alias",
-    "Block",
-    "Break",
-    "Condition",
-    "Continue",
-    "Declaration",
-    "Declarator",
-    "DoWhile",
-    "Evaluate",
-    "For",
-    "FunctionDefinition",
-    "If",
-    "Parameter",
-    "Program",
-    "RangeFor",
-    "Return",
-    "Struct",
-    "Switch",
-    "TemplateParameter",
-    "While",
-]
 
 
 @dataclass(frozen=True, slots=True)

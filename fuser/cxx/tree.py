@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import tree_sitter
 import tree_sitter_cpp
 
-__all__ = ["field", "find", "function_declarator", "named", "parse_tree", "text_of"]
+__all__ = ["field", "find", "function_declarator", "has_word", "named", "parse_tree", "text_of", "trailing_type"]
 
 _LANGUAGE = tree_sitter.Language(tree_sitter_cpp.language())
 
@@ -28,6 +28,11 @@ def field(node: tree_sitter.Node, name: str) -> tree_sitter.Node:
     found = node.child_by_field_name(name)
     assert found is not None, f"the grammar gives {node.type} its {name}"
     return found
+
+
+def has_word(node: tree_sitter.Node, *words: str) -> bool:
+    """Whether one of the words stands in a node itself, such as ``const`` in a declaration."""
+    return any(text_of(child) in words for child in node.children)
 
 
 def named(node: tree_sitter.Node | None) -> Iterator[tree_sitter.Node]:
@@ -52,3 +57,9 @@ def function_declarator(node: tree_sitter.Node) -> tree_sitter.Node | None:
     while inner is not None and inner.type in {"reference_declarator", "pointer_declarator"}:
         inner = inner.child_by_field_name("declarator") or next(iter(inner.named_children), None)
     return inner if inner is not None and inner.type == "function_declarator" else None
+
+
+def trailing_type(declarator: tree_sitter.Node | None) -> tree_sitter.Node | None:
+    """Return what a function's declarator has behind its arrow."""
+    children = [] if declarator is None else declarator.named_children
+    return next((child.named_children[0] for child in children if child.type == "trailing_return_type"), None)

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from fuser.cxx.nodes import ArrayType, Expression, InitList, ReferenceType
-from fuser.cxx.statements import FunctionDefinition, Parameter
+from fuser.cxx.nodes import ArrayType, Expression, FunctionDefinition, InitList, Parameter, ReferenceType
 from fuser.eager.data import PLACE, Value, constant, needs_values
 from fuser.eager.masks import Frame, any_lane, both_of
 from fuser.eager.math import functions

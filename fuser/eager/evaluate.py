@@ -25,6 +25,7 @@ from fuser.cxx.nodes import (
     SizeOf,
     TypeSyntax,
     Unary,
+    walk,
 )
 from fuser.eager.call_expressions import call
 from fuser.eager.calls import call_operator, convert_implicitly, copy_of, initialise, write
@@ -172,7 +173,7 @@ def _step(state: State, node: Increment) -> Thing:
 def _closure(state: State, node: Lambda) -> Closure:
     scope = Scope(state.scope)
     if node.default == "=":
-        for name in _names_in(node.function):
+        for name in {item.name for item in walk(node.function) if isinstance(item, Name)}:
             found = state.scope.find(name)
             if isinstance(found, Location) and state.globals.find(name) is not found:
                 scope.names[name] = copy_of(state, found)
@@ -235,16 +236,6 @@ def _number(text: str) -> Value:
         kinds = [kind for kind in kinds if kind.is_signed]
     fitting = [kind for kind in kinds if whole <= torch.iinfo(kind).max]
     return constant(whole, (fitting or kinds[-1:])[0])
-
-
-def _names_in(node: Any) -> set[str]:
-    # Every name that an expression or statement mentions.
-    if isinstance(node, Name):
-        return {node.name}
-    if isinstance(node, tuple):
-        return set().union(*map(_names_in, node))
-    fields = getattr(node, "__dataclass_fields__", ())
-    return set().union(*(_names_in(getattr(node, field)) for field in fields))
 
 
 def _character(inner: str) -> int:

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from fuser.cxx.nodes import ReferenceType
-from fuser.cxx.statements import Parameter, Program
+from fuser.cxx.nodes import Parameter, ReferenceType
+from fuser.cxx.statements import Program
 from fuser.eager.calls import call_functions
 from fuser.eager.data import Value
 from fuser.eager.evaluate import EVALUATE, LOCATE

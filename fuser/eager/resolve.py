@@ -6,7 +6,17 @@ from typing import Any
 
 import torch
 
-from fuser.cxx.nodes import ArrayType, Decltype, Expression, Name, NamedType, PointerType, ReferenceType, TypeSyntax
+from fuser.cxx.nodes import (
+    ArrayType,
+    Decltype,
+    Expression,
+    Name,
+    NamedType,
+    PointerType,
+    ReferenceType,
+    TypeSyntax,
+    walk,
+)
 from fuser.cxx.statements import Struct
 from fuser.eager.data import PLACE, Value, constant
 from fuser.eager.state import Scope, State
@@ -159,9 +169,4 @@ def _missing(node: NamedType) -> CppType:
 
 
 def _mentions(node: TypeSyntax, names: set[str]) -> bool:
-    match node:
-        case NamedType(_, name, arguments):
-            return name in names or any(_mentions(item, names) for item in arguments if isinstance(item, TypeSyntax))
-        case PointerType(_, inner) | ReferenceType(_, inner, _) | ArrayType(_, inner, _):
-            return _mentions(inner, names)
-    return False
+    return any(isinstance(item, NamedType) and item.name in names for item in walk(node))

@@ -6,10 +6,9 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fuser.cxx.nodes import ArrayType, InitList, ReferenceType
+from fuser.cxx.nodes import ArrayType, Block, InitList, ReferenceType
 from fuser.cxx.statements import (
     Alias,
-    Block,
     Break,
     Continue,
     Declaration,

@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fuser.cxx.statements import FunctionDefinition, Struct
+from fuser.cxx.nodes import FunctionDefinition
+from fuser.cxx.statements import Struct
 
 __all__ = [
     "AUTO",

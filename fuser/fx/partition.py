@@ -25,7 +25,7 @@ from fuser.fx.conversions import find_visible_aliases
 from fuser.fx.nodes import GraphReading, bind_group, is_barrier, is_random, read_nodes
 from fuser.jiterator import JitFunction
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
-from fuser.ops import REDUCTIONS, OpCall
+from fuser.ops import REDUCTIONS, OpCall, is_first_power
 
 __all__ = ["Partition", "partition"]
 
@@ -81,11 +81,11 @@ def _cut_stretches(nodes: Sequence[fx.Node], barriers: set[fx.Node]) -> Iterator
 
 
 def _gains_nothing(group: Sequence[fx.Node], reading: GraphReading) -> bool:
-    # torch copies nothing where no conversion is needed, and reduces as well as fuser.
+    # torch reduces as well as fuser, copies nothing where no conversion is needed, and x ** 1 as it lies in memory.
     calls = [reading.calls[node] for node in group]
     if len(calls) == 1 and calls[0] is not None and calls[0].function.op in REDUCTIONS:
         return not calls[0].scalars and all(isinstance(item, fx.Node) for item in calls[0].tensors)
-    return all(call is not None and call.function.op == "convert" for call in calls)
+    return all(call is not None and (call.function.op == "convert" or is_first_power(call.function)) for call in calls)
 
 
 @dataclass(slots=True, eq=False)

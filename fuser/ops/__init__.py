@@ -7,6 +7,7 @@ its results have the same bits. The ways a program can name an op (``torch.add``
 
 from fuser.ops import activations, elementary  # noqa: F401 - they fill the table
 from fuser.ops.binding import IS_NUMBER, OpCall, bind_function, bind_method, bind_module, has_hooks
+from fuser.ops.elementary import is_first_power
 from fuser.ops.index import eager_index, index_function
 from fuser.ops.reductions import REDUCTIONS, ReductionOp, reduction_function
 from fuser.ops.table import OPS, WIDE_UNDER_AUTOCAST, Op, cast_function, convert_function, dtype_kind
@@ -28,5 +29,6 @@ __all__ = [
     "eager_index",
     "has_hooks",
     "index_function",
+    "is_first_power",
     "reduction_function",
 ]

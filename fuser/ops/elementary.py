@@ -102,6 +102,11 @@ def power_function(exponent: complex) -> Function:
     return replace(general, functor=parse_entry("pow_any", "T a, T b", "return pow(a, fuser_round<S>(b));"))
 
 
+def is_first_power(function: Function) -> bool:
+    """Whether it is that of the exponent 1: a copy."""
+    return function.op == "pow_number" and function.functor.entry == "aten_pow_1"
+
+
 # --- rounding and signs -----------------------------------------------------------------------------------------
 for _name in ("floor", "ceil", "trunc"):
     define(_name, "T x", f"return {_name}(x);", getattr(torch, _name))

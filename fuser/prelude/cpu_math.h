@@ -37,7 +37,7 @@
 //@ each FUSER_MVEC_POW_2: pow
 //@ each FUSER_MVEC_APART_2: hypot
 //@ each FUSER_LIBM_1: lgamma logb tgamma j0 j1 y0 y1
-//@ each FUSER_LIBM_2: fmod nextafter remainder
+//@ each FUSER_LIBM_2: nextafter remainder
 //@ each FUSER_BUILTIN_1: ceil fabs floor nearbyint rint sqrt trunc
 
 //@ signbit
@@ -127,6 +127,42 @@ FUSER_POWER(double, "2", "4", "8")
 #else
 template <typename T> FUSER_INLINE T fuser_power(T a, T b) { return fuser_powers(a, b); }
 #endif
+
+//@ FUSER_FMOD_2
+#if defined(FUSER_MVEC_BYTES) && defined(__FMA__)
+// Remainders are exact, so that every right way has libm's bits. A quotient that T holds to its last digit is too large
+// by one at most, where it was rounded up to an integer, and the rest of it is a number of T. Other lanes are libm's:
+// huge quotients, NaN, infinity by something, something by 0.
+template <typename T, typename V> FUSER_INLINE V fuser_compute_fmod(V x, V y, T (*function)(T, T)) {
+  constexpr int lanes = sizeof(V) / sizeof(T);
+  const T limit = static_cast<T>(sizeof(T) == 4 ? 0x1p24 : 0x1p53);
+  T a[lanes], b[lanes], rest[lanes];
+  __builtin_memcpy(a, &x, sizeof x);
+  __builtin_memcpy(b, &y, sizeof y);
+  int is_easy = 1;
+  for (int i = 0; i < lanes; ++i) {
+    const T size = fabs(a[i]), by = fabs(b[i]), quotient = size / by;
+    const T r = fma(-trunc(quotient), by, size);
+    rest[i] = copysign(size < by ? size : r < 0 ? r + by : r, a[i]);
+    is_easy &= quotient < limit;
+  }
+  if (__builtin_expect(!is_easy, 0))
+    for (int i = 0; i < lanes; ++i) rest[i] = function(a[i], b[i]);
+  V z;
+  __builtin_memcpy(&z, rest, sizeof z);
+  return z;
+}
+#define FUSER_FMOD_2(name) \
+  extern "C" float fuser_libm_##name##f(float, float) FUSER_SYMBOL(#name "f") FUSER_PURE; \
+  extern "C" double fuser_libm_##name(double, double) FUSER_SYMBOL(#name) FUSER_PURE; \
+  FUSER_MVEC_OF_2(float, fuser_m_##name##f, name##f, fuser_compute_fmod, fuser_libm_##name##f, "4", "8", "16") \
+  FUSER_MVEC_OF_2(double, fuser_m_##name, name, fuser_compute_fmod, fuser_libm_##name, "2", "4", "8") \
+  FUSER_FORWARD_2(name)
+#else
+#define FUSER_FMOD_2 FUSER_LIBM_2
+#endif
+
+//@ each FUSER_FMOD_2: fmod
 
 //@ round roundf fuser_i_round
 // gcc has no instruction for this. What is cut off is exact, and so is adding one.
@@ -589,7 +625,7 @@ template <typename R> struct fuser_divisor { R value; };
 
 template <typename L, typename R> FUSER_INLINE constexpr auto fuser_quotient(L l, R r) {
   typedef decltype(l / r) C;
-  if constexpr (std::is_integral_v<C>) {
+  if constexpr (std::is_integral_v<C> || fuser_is_any_of<C, __int128, unsigned __int128>) {
     const C a = static_cast<C>(l), b = static_cast<C>(r);
     if (b == 0) return static_cast<C>(-1);
     if (static_cast<C>(-1) < 0 && b == static_cast<C>(-1)) {
@@ -615,6 +651,9 @@ template <typename L, typename R> FUSER_INLINE constexpr auto fuser_modulo(L l, 
     return {l}; \
   } \
   template <typename L, typename R> FUSER_INLINE constexpr auto operator op(fuser_dividend<L> l, R r) { \
+    return function(l.value, r); \
+  } \
+  template <typename L, typename R> FUSER_INLINE constexpr auto operator op##=(fuser_dividend<L> l, R r) { \
     return function(l.value, r); \
   } \
   template <typename R> FUSER_INLINE constexpr fuser_divisor<R> operator op##=(fuser_divide_type, R r) { \

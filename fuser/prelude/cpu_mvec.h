@@ -142,16 +142,16 @@ template <typename Narrow, typename Wide> FUSER_INLINE Narrow fuser_narrow(Wide 
               "_ZGV" FUSER_MVEC_ISA "N" FUSER_MVEC_WIDEST(l1, l2, l4) "v_" #name) \
   FUSER_MVEC_NARROW_1(T, T, fuser_scalar_##name, fuser_mvec_##name, "fuser_m_" #name) \
   FUSER_MVEC_NARROWER(1, T, name, "v", l1, l2)
-// `compute` calls libmvec's function, and corrects its result before anybody sees it.
+// `compute` calls the function, which is libmvec's or one lane's, and corrects its result before anybody sees it.
 #define FUSER_MVEC_ONE_2(T, declared, name, compute, l1, l2, l4) \
-  extern "C" T declared(T, T) __asm__("fuser_m_" #name) FUSER_SIMD; \
   extern "C" fuser_widest<T> fuser_libmvec_##name(fuser_widest<T>, fuser_widest<T>) \
       __asm__("_ZGV" FUSER_MVEC_ISA "N" FUSER_MVEC_WIDEST(l1, l2, l4) "vv_" #name) FUSER_PURE; \
+  FUSER_MVEC_OF_2(T, declared, name, compute, fuser_libmvec_##name, l1, l2, l4)
+#define FUSER_MVEC_OF_2(T, declared, name, compute, function, l1, l2, l4) \
+  extern "C" T declared(T, T) __asm__("fuser_m_" #name) FUSER_SIMD; \
   extern "C" FUSER_HIDDEN fuser_widest<T> fuser_mvec_##name(fuser_widest<T>, fuser_widest<T>) \
       __asm__("_ZGV" FUSER_MVEC_ISA "N" FUSER_MVEC_WIDEST(l1, l2, l4) "vv_fuser_m_" #name); \
-  fuser_widest<T> fuser_mvec_##name(fuser_widest<T> x, fuser_widest<T> y) { \
-    return compute<T>(x, y, fuser_libmvec_##name); \
-  } \
+  fuser_widest<T> fuser_mvec_##name(fuser_widest<T> x, fuser_widest<T> y) { return compute<T>(x, y, function); } \
   FUSER_MVEC_NARROW_2(T, T, fuser_scalar_##name, fuser_mvec_##name, "fuser_m_" #name) \
   FUSER_MVEC_NARROWER(2, T, name, "vv", l1, l2)
 
