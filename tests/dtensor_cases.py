@@ -58,6 +58,9 @@ BOTH = fuser.create_multi_output_jit_fn(
     "template <typename T> void both(T x, T y, T& twice, T& square) { twice = 2 * x; square = x * x + y; }", 2
 )
 NUMBERED = fuser.jit_fn("template <typename T> T numbered(T x, int64_t i) { return x * T(i); }", index="i")
+LARGEST = fuser.create_reduction_fn(
+    "template <typename T> T larger(T x, T y) { return x > y ? x : y; }", identity=float("-inf")
+)
 HALVE = fuser.create_jit_fn(
     "template <typename T> T halve(T x) { T s = x; while (s > T(1)) s = s * T(0.5); return s; }"
 )
@@ -401,6 +404,20 @@ def an_index_counts_through_the_whole_tensor(mesh: DeviceMesh) -> None:
     found = NUMBERED(DTensor.from_local(x, mesh, [Partial()], run_check=False))
     assert found.placements == (Partial(),)
     assert torch.equal(found.to_local(), x * x)
+
+
+@case
+def a_reduction_reads_whole_tensors(mesh: DeviceMesh) -> None:
+    for placement in shards((6, 4)):
+        x = make(mesh, (6, 4), placement)
+        leaf, full = x.detach().requires_grad_(), whole(x).clone().requires_grad_()
+        for dim in (None, 0, 1):
+            found = LARGEST(leaf, dim=dim)
+            assert found.placements == (Replicate(),), placement
+            assert torch.equal(found.to_local(), LARGEST(full, dim=dim)), placement
+            gradient = torch.autograd.grad(found.sum(), leaf)[0]
+            wanted = torch.autograd.grad(LARGEST(full, dim=dim).sum(), full)[0]
+            assert torch.equal(whole(gradient), wanted), placement
 
 
 # --- compiled ----------------------------------------------------------------------------------------------------
