@@ -6,8 +6,8 @@ torch's bits: a maximum is the same in any order. Beside it stands a reduction o
 the largest magnitude is (an outlier worth to know of): two accumulators, a map that takes the place of an element, and
 a finish that keeps one of them.
 
-Run it with ``python examples/quantise_rows.py``. It ends with an error unless every element is that of eager torch, from
-one launch, and every place is a row's first largest.
+Run it with ``python examples/quantise_rows.py``. It ends with an error unless every element is that of eager torch,
+from one launch, and every place is a row's first largest.
 """
 
 from __future__ import annotations

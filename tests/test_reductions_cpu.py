@@ -26,7 +26,7 @@ from reduction_cases import (
 
 import fuser
 from fuser.graph import Function, FusionGroup, GroupBuilder, Reduction
-from fuser.ops import OPS
+from fuser.ops import OPS, REDUCTIONS
 
 pytestmark = pytest.mark.cpu
 
@@ -314,6 +314,31 @@ class TestFuse:
             assert torch.equal(got, wanted)
             assert got.dtype == wanted.dtype
         assert not fuser.stats()["fallbacks"]
+
+    @pytest.mark.parametrize("name", list(REDUCTIONS))
+    def test_every_name_in_fast_numerics(self, name: str) -> None:
+        # As a function, a method and, where torch has one of this form, an ATen overload.
+        x = draw((6, 7), torch.float32, (0.5, 1.5))
+        calls = [getattr(torch, name), lambda x, **options: getattr(x, name)(**options)]
+        overloads = {"sum": "dim_IntList", "mean": "dim", "any": "dims", "all": "dims", "amax": "default"}
+        if name in overloads:
+            overload = getattr(getattr(torch.ops.aten, name), overloads[name])
+            calls.append(lambda x, dim=None, **options: overload(x, [0, 1] if dim is None else [dim], **options))
+        with fuser.config.patch(numerics="fast"):
+            for call in calls:
+                for form in (
+                    lambda x, call=call: call(x, dim=1),
+                    lambda x, call=call: call(x),
+                    lambda x, call=call: call(x, dim=0, **({} if name == "count_nonzero" else {"keepdim": True})),
+                ):
+                    fused = fuser.fuse(lambda x, form=form: form(x * 1) * 1)
+                    fuser.reset_stats()
+                    got, wanted = fused(x), form(x) * 1
+                    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+                    assert got.dtype == wanted.dtype
+                    assert got.stride() == wanted.stride()
+                    assert fuser.stats()["launches"] == 1
+                    assert not fuser.stats()["fallbacks"]
 
     def test_strict_leaves_float_sums_to_torch_and_fast_does_not(self) -> None:
         @fuser.fuse
