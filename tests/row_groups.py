@@ -81,6 +81,14 @@ def skewed(dims: Dims) -> FusionGroup:
     return one(reduce(dims, combine=SKEW))
 
 
+def shifted(dims: Dims) -> FusionGroup:
+    """Each element beside what its row comes to: every thread of the row has to have it."""
+    builder = GroupBuilder()
+    x = builder.add_input("x")
+    (s,) = builder.apply(reduce(dims, keepdim=True, combine=SKEW), [x])
+    return builder.build(builder.apply(Function(text("T shift(T x, T s) { return x - s; }")), [x, s]))
+
+
 def largest(dims: Dims) -> FusionGroup:
     return one(reduce(dims, keepdim=True, combine=LARGER, identity=(-math.inf,)))
 
@@ -188,6 +196,7 @@ def contracted(dims: Dims) -> FusionGroup:
 GROUPS: dict[str, tuple[Callable[[Dims], FusionGroup], Callable[[torch.Tensor, Dims], list[Any]]]] = {
     "total": (total, lambda x, _: [x]),
     "skewed": (skewed, lambda x, _: [x]),
+    "shifted": (shifted, lambda x, _: [x]),
     "largest": (largest, lambda x, _: [x]),
     "dot": (dot, lambda x, _: [x, x.flip(0) if x.dim() else x]),
     "halves": (halves, lambda x, _: [x]),
