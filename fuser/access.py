@@ -10,7 +10,17 @@ from dataclasses import dataclass
 
 from fuser.layout import IterationSpace
 
-__all__ = ["DEFAULT_TUNING", "SINGLE", "VECTOR_BYTES", "Access", "Tuning", "Walk", "plan_walk"]
+__all__ = [
+    "DEFAULT_TUNING",
+    "GATHER_VECTOR",
+    "SINGLE",
+    "VECTOR_BYTES",
+    "Access",
+    "Tuning",
+    "Walk",
+    "dense_width",
+    "plan_walk",
+]
 
 # The widest memory access of a thread.
 VECTOR_BYTES = 16
@@ -42,6 +52,14 @@ class Tuning:
     unroll: int = 1
     # Side of the square tile that a block moves through shared memory; 0 where no operand needs one.
     tile: int = 0
+    # Of a kernel with reductions: threads that take neighbours along the innermost dimension; 0 for others.
+    team: int = 0
+    # Whether ``unroll`` vectors of each of a team's threads are a whole row, so that it is read once.
+    is_resident: bool = False
+    # Whether a row that is too long for that stays in shared memory.
+    is_held: bool = False
+    # Elements of a row that a block takes, where several blocks share it; 0: whole rows.
+    piece: int = 0
 
     @property
     def share(self) -> int:
@@ -50,7 +68,8 @@ class Tuning:
 
     def __str__(self) -> str:
         tile = f", tiles of {self.tile} x {self.tile}" if self.tile else f", {self.unroll} in flight"
-        return f"blocks of {self.block}{tile}"
+        team = f", teams of {self.team}" if self.team else ""
+        return f"blocks of {self.block}{team}{tile}"
 
 
 SINGLE = Access()
@@ -90,7 +109,7 @@ def plan_walk(
     space, tiled = _bring_tile_forward(space, itemsizes, num_outputs)
     in_memory = space.strides[: len(itemsizes)]
     moving = [slot for slot, strides in enumerate(in_memory) if strides[0] and slot not in tiled]
-    widths = {slot: _dense_width(space.strides[slot], 0, itemsizes[slot], aligned[slot]) for slot in moving}
+    widths = {slot: dense_width(space.strides[slot], 0, itemsizes[slot], aligned[slot]) for slot in moving}
     vector = VECTOR_BYTES // max((itemsizes[slot] for slot in moving), default=VECTOR_BYTES)
     # Outputs are written whole vectors at a time; an input that cannot be read so is read in pieces.
     vector = min([vector, *(widths[slot] for slot in moving if slot < num_outputs)])
@@ -104,7 +123,7 @@ def plan_walk(
     accesses = []
     for slot, strides in enumerate(space.strides):
         if slot in tiled:
-            width = min(_dense_width(strides, 1, itemsizes[slot], aligned[slot]), tuning.share)
+            width = min(dense_width(strides, 1, itemsizes[slot], aligned[slot]), tuning.share)
             accesses.append(Access(width, is_transposed=True))
         else:
             accesses.append(Access(min(widths.get(slot, 1), vector)))
@@ -158,8 +177,8 @@ def _tile_side(itemsizes: Sequence[int]) -> int:
     return 0
 
 
-def _dense_width(strides: Sequence[int], dim: int, itemsize: int, is_aligned: bool) -> int:
-    # Elements of the widest access along ``dim`` that is aligned wherever the other dimensions lead.
+def dense_width(strides: Sequence[int], dim: int, itemsize: int, is_aligned: bool) -> int:
+    """Return the elements of the widest access along a dimension that is aligned wherever the other ones lead."""
     if strides[dim] != 1 or not is_aligned:
         return 1
     width = VECTOR_BYTES // itemsize

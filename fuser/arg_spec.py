@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,6 +25,7 @@ from fuser.kernel_spec import (
     infer_typing,
 )
 from fuser.layout import IterationSpace, Shape, Strides, broadcast_strides, build_iteration_space
+from fuser.row_access import plan_row_walk
 from fuser.row_space import build_row_space, find_row_shape
 from fuser.tensor_desc import TensorDesc, value_layouts
 
@@ -36,6 +39,9 @@ CPU_SHORT_ROW = 32
 SHORT_ROW = 32
 # Elements of a row, or of as many as are computed side by side, of which values may be kept from pass to pass.
 MAX_KEPT = 1 << 17
+# Shared memory of a block where the device is not here to be asked, and how much of it is not for rows.
+SHARED_BYTES = 232448
+SHARED_FOR_PARTS = 24 << 10
 
 
 class DescribedValue(NamedTuple):
@@ -148,12 +154,29 @@ def _walk_rows(
     in_memory = zip(space.strides[: len(operands)], values, strict=False)
     full = [own for own, value in in_memory if not rows.is_row[value]]
     along, across = (sum(own[dim] == 1 for own in full) for dim in (0, space.reduced))
+    if device_type == "cuda":
+        spec = RowSpec(space.reduced, rows.is_row, across > along)
+        sizes = [item.dtype.itemsize for item in operands if item.dtype is not None]
+        is_row = [rows.is_row[value] for value in values]
+        aligned = [item.is_aligned for item in operands]
+        walk = plan_row_walk(group, space, spec, is_row, sizes, aligned, _shared_bytes(operands[0].device))
+        return walk, replace(spec, keeps=walk.tuning.is_resident)
     # Rows of a few elements are better computed side by side, too.
     is_short = space.sizes[0] < SHORT_ROW <= space.sizes[space.reduced]
     is_across = across > along or is_short
     kept = math.prod(space.sizes[: space.reduced]) * (CPU_LANES if is_across else 1)
     keeps = device_type == "cpu" and kept <= MAX_KEPT
     return Walk(space), RowSpec(space.reduced, rows.is_row, is_across, keeps)
+
+
+@cache
+def _shared_bytes(device: torch.device | None) -> int:
+    # What a block of this device gets, if it asks, without what kernels need for combining.
+    whole = SHARED_BYTES
+    if device is not None and torch.cuda.is_available():
+        properties: Any = torch.cuda.get_device_properties(device)
+        whole = properties.shared_memory_per_block_optin
+    return whole - SHARED_FOR_PARTS
 
 
 def _inner_classes(space: IterationSpace, device_type: str) -> list[int]:

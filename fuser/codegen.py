@@ -21,6 +21,7 @@ from fuser.element import ElementWriter, number_expression
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import ArgSpec, RowSpec, Typing, infer_typing
 from fuser.row_parts import RowPart, RowPass, RowWriter
+from fuser.row_space import count_accumulators
 
 __all__ = ["KERNEL_NAME", "Dialect", "KernelSource", "Loop", "Operand", "RowLoop", "build_source"]
 
@@ -110,9 +111,13 @@ class RowLoop:
     passes: tuple[RowPass, ...]
     # C++ type of each variable that parts read or write.
     types: dict[str, str]
+    # The smallest one that holds what is kept, by variable.
+    kept_types: dict[str, str]
     rank: int
     rows: RowSpec
+    vector: int
     wide_index: bool
+    tuning: Tuning
     geometry: tuple[str, ...]
     has_zero: bool
 
@@ -126,6 +131,19 @@ class RowLoop:
         """The variables that row parts make for others: w<value>, which others read as v<value>."""
         parts = [item.row for item in self.passes if item.row]
         return tuple(name for part in parts for name in part.writes if name.startswith("w"))
+
+    @property
+    def held(self) -> tuple[Operand, ...]:
+        """The inputs that stay in shared memory: more than one pass reads their elements."""
+        if not self.tuning.is_held:
+            return ()
+        parts = [item.element for item in self.passes if item.element]
+        return tuple(
+            item
+            for item in self.operands
+            if not (item.is_output or item.is_counter or item.variable in self.per_row or item.inner == 0)
+            and sum(item.variable in part.reads for part in parts) > 1
+        )
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -175,12 +193,22 @@ class KernelSource:
     geometry: tuple[str, ...]
     vector: int
     tuning: Tuning
+    # Of a kernel with reductions, and how many accumulators they have in all.
+    rows: RowSpec | None
+    accumulators: int
+    # Bytes of each element of a row that stay in shared memory.
+    held_bytes: int
     # Functor of each namespace fuser_f<i>, to map compiler messages back.
     functors: tuple[Functor, ...]
     # Whether the struct has the field ``zero``.
     has_zero: bool
     # Compiler settings that are no part of the text.
     numerics: str
+
+    @property
+    def has_workspace(self) -> bool:
+        """Whether the struct has the address of memory of the kernel's own, between those written and those read."""
+        return bool(self.tuning.piece)
 
     @property
     def functor_labels(self) -> dict[str, Functor]:
@@ -250,6 +278,9 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
         geometry=body.geometry,
         vector=args.vector,
         tuning=args.tuning,
+        rows=args.rows,
+        accumulators=count_accumulators(group),
+        held_bytes=sum(item.info.dtype.itemsize for item in body.held) if isinstance(body, RowLoop) else 0,
         functors=functors,
         has_zero=body.has_zero,
         numerics=args.numerics,
@@ -291,9 +322,12 @@ def _build_rows(
         per_row=frozenset(item.variable for item, value in zip(operands, values, strict=True) if rows.is_row[value]),
         passes=passes,
         types=parts.types,
+        kept_types=parts.kept_types,
         rank=args.rank,
         rows=rows,
+        vector=args.vector,
         wide_index=args.wide_index,
+        tuning=args.tuning,
         geometry=("size", "stride"),
         has_zero=writer.has_zero,
     ), "".join(parts.texts)
@@ -329,7 +363,10 @@ def emit_arguments(loop: Loop | RowLoop, numbers: tuple[tuple[int, type], ...]) 
         };
     """
     lines = ["int64_t numel;", *(["int64_t zero;"] if loop.has_zero else [])]
-    lines += [f"{operand.pointer} {operand.name};" for operand in loop.operands if not operand.is_counter]
+    in_memory = [operand for operand in loop.operands if not operand.is_counter]
+    lines += [f"{operand.pointer} {operand.name};" for operand in in_memory if operand.is_output]
+    lines += ["unsigned int* workspace;"] * bool(loop.tuning.piece)
+    lines += [f"{operand.pointer} {operand.name};" for operand in in_memory if not operand.is_output]
     for index, kind in numbers:
         lines.append(f"{_field_type(kind)} number{index}{'[2]' if kind is complex else ''};")
     for field in loop.geometry:

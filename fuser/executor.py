@@ -91,6 +91,7 @@ def run_planned(
     else:
         outputs = _allocate(plan.outputs, plan.device)
     written = outputs + _allocate(plan.temporaries, plan.device)
+    written += [torch.zeros(size, dtype=torch.uint8, device=plan.device) for size in plan.workspaces]
     for step in plan.steps:
         _launch(spec, step, inputs + written, written)
     if out is not None:

@@ -79,7 +79,9 @@ class ArgumentPacker:
         self.first_word = 2 if source.has_zero else 1
         # One letter per number: f, c, i or b.
         self.number_codes = "".join(kind.__name__[0] for _, kind in source.numbers)
-        fields = "Q" * len(source.operands) + "".join(_FIELDS[code] for code in self.number_codes)
+        fields = "Q" * (len(source.operands) + source.has_workspace) + "".join(
+            _FIELDS[code] for code in self.number_codes
+        )
         head = (space.numel, 0)[: self.first_word]
         geometry = pack_geometry(source, space)
         self._head = struct.pack(f"={len(head)}q", *head)
@@ -96,7 +98,8 @@ class ArgumentPacker:
         """Return the struct's bytes.
 
         Args:
-            addresses: data pointers of the operands, outputs first, in the order of ``KernelSource.operands``.
+            addresses: data pointers of the operands, outputs first, in the order of ``KernelSource.operands``; between
+                outputs and inputs that of the workspace, if there is one.
             numbers: values in the order of ``KernelSource.numbers``.
 
         Raises:

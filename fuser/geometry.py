@@ -10,16 +10,22 @@ from dataclasses import dataclass
 from math import prod
 
 from fuser.codegen import KernelSource
+from fuser.graph import BATCH
 from fuser.layout import IterationSpace
 
-__all__ = ["Launch", "divider", "launch_shape", "pack_geometry", "step_counts"]
+__all__ = ["Launch", "divider", "launch_shape", "pack_geometry", "step_counts", "workspace_bytes"]
+
+# Pieces of a row that are folded at a time, at least: as the prelude's fuser_turn.
+TURN = 64
+# What a grid has at most; blocks with more to do go round.
+MAX_GRID = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
     """How a kernel is launched over one loop nest."""
 
-    # CUDA: blocks, threads of a block (both one-dimensional), dynamic shared memory (tiles are static: 0 so far).
+    # CUDA: blocks, threads of a block (both one-dimensional), dynamic shared memory (tiles are static).
     grid: int = 1
     block: int = 1
     shared_bytes: int = 0
@@ -27,12 +33,47 @@ class Launch:
     is_parallel: bool = False
 
 
-def launch_shape(source: KernelSource, sizes: Sequence[int]) -> Launch:
-    """Return the launch of a CUDA kernel over a space of these sizes, innermost first; none of them is 0."""
+def launch_shape(source: KernelSource, space: IterationSpace) -> Launch:
+    """Return the launch of a CUDA kernel over a space that is not empty."""
     tuning = source.tuning
-    steps = prod(step_counts(source, sizes))
+    if source.rows is not None:
+        chunk = tuning.team * tuning.unroll * source.vector
+        chunks = -(-prod(space.sizes[: space.reduced]) // chunk)
+        return Launch(
+            grid=min(_row_blocks(source, space.sizes), MAX_GRID),
+            block=tuning.block,
+            shared_bytes=chunks * chunk * source.held_bytes,
+        )
+    steps = prod(step_counts(source, space.sizes))
     per_block = 1 if tuning.tile else tuning.block * tuning.unroll
     return Launch(grid=-(-steps // per_block), block=tuning.block)
+
+
+def _row_blocks(source: KernelSource, sizes: Sequence[int]) -> int:
+    # Blocks that take all rows of a kernel with reductions at once.
+    tuning, rows = source.tuning, source.rows
+    assert rows is not None, "it has reductions"
+    pieces = -(-prod(sizes[: rows.reduced]) // tuning.piece) if tuning.piece else 1
+    if rows.is_across:
+        tiles = -(-sizes[rows.reduced] // (tuning.team * source.vector)) * prod(sizes[rows.reduced + 1 :])
+        return tiles * pieces
+    return -(-prod(sizes[rows.reduced :]) // (tuning.block // tuning.team)) * pieces
+
+
+def workspace_bytes(source: KernelSource, sizes: Sequence[int]) -> int:
+    """Return the size of the memory in which the blocks that share a row keep what they come to; 0 if none do.
+
+    It has to be zero before the launch.
+    """
+    tuning, rows = source.tuning, source.rows
+    if rows is None or not tuning.piece:
+        return 0
+    pieces = -(-prod(sizes[: rows.reduced]) // tuning.piece)
+    across = tuning.team * source.vector if rows.is_across else 1
+    # As the prelude's fuser_workspace has it; an accumulator is a complex number at most.
+    batches = max(tuning.piece // BATCH, 1)
+    per_tile = 4 * (2 + -(-pieces // TURN)) + 16 * source.accumulators * across * (1 + pieces * batches)
+    return per_tile * _row_blocks(source, sizes) // pieces
 
 
 def step_counts(source: KernelSource, sizes: Sequence[int]) -> tuple[int, ...]:

@@ -85,7 +85,7 @@ class RowSpec:
     is_row: tuple[bool, ...]
     # Whether neighbouring rows are computed side by side, instead of a row's neighbouring elements.
     is_across: bool
-    # Whether what is costly and needed in several passes is computed once: rows are short enough to keep it (CPU).
+    # Whether what is costly and needed in several passes is computed once: rows are short enough to keep it.
     keeps: bool = False
 
     @property

@@ -16,7 +16,7 @@ import importlib
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -154,19 +154,20 @@ def record_call(
     needs_grad = any(isinstance(item, torch.Tensor) and item.requires_grad for item in items)
     if check is None or (needs_grad and torch.is_grad_enabled()) or not plan.steps or plan.follows_default_dtype:
         return
+    if outs and plan.workspaces:
+        # A record has either kind of memory.
+        return
     if any(type(inputs[index]) in _TENSOR_TYPES for step in plan.steps for index in step.numbers):
         # A 0-dim CPU tensor among CUDA ones is read on the host.
         return
     is_large = any(len(step.packer.template) > MAX_ARGUMENT_BYTES for step in plan.steps)
-    if len(items) + len(plan.outputs) + len(plan.temporaries) > MAX_ITEMS or is_large:
+    if len(items) + len(plan.outputs) + len(plan.temporaries) + len(plan.workspaces) > MAX_ITEMS or is_large:
         return
-    allocate = _ALLOCATE[plan.device.type]
     recorded = Recorded(
         check=check,
         generation=plan.generation,
         needs_no_grad=needs_grad,
-        # Plain tuples: torch takes no other arguments.
-        allocations=() if outs else tuple((allocate, tuple(item)) for item in (*plan.outputs, *plan.temporaries)),
+        allocations=() if outs else _allocations(plan),
         result_count=len(plan.outputs),
         packed=tuple(_pack_step(step, len(inputs)) for step in plan.steps),
         device_index=plan.device.index or 0,
@@ -216,6 +217,16 @@ _TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
 _NUMBER_TYPES = (bool, int, float, complex)
 # torch.compile's allocators: they take (shape, strides, dtype), use the current device and skip the dispatcher.
 _ALLOCATE: dict[str, Any] = {kind: getattr(guards, f"_empty_strided_{kind}") for kind in ("cpu", "cuda")}
+
+
+def _allocations(plan: Plan) -> tuple[tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...]:
+    # Plain tuples: torch takes no other arguments.
+    allocate = _ALLOCATE[plan.device.type]
+    zeros = partial(torch.zeros, dtype=torch.uint8, device=plan.device)
+    return (
+        *((allocate, tuple(item)) for item in (*plan.outputs, *plan.temporaries)),
+        *((zeros, (size,)) for size in plan.workspaces),
+    )
 
 
 def _pack_step(step: Step, input_count: int) -> tuple[Any, ...]:

@@ -28,7 +28,7 @@ from fuser.errors import (
 )
 from fuser.fallback import Fallback
 from fuser.fused_kernel import ArgumentPacker, FusedKernel
-from fuser.geometry import Launch
+from fuser.geometry import Launch, workspace_bytes
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import ArgSpec, InputSpec, KernelSpec, ValueLayout, infer_layouts, infer_typing
 from fuser.layout import IterationSpace, Shape, Strides
@@ -98,6 +98,8 @@ class Plan:
     steps: tuple[Step, ...]
     # What one step writes and a later one reads.
     temporaries: tuple[Buffer, ...] = ()
+    # After them, what kernels have to themselves, which holds zeros at first: bytes of each.
+    workspaces: tuple[int, ...] = ()
     # Why the group runs in eager torch instead; empty when it is fused.
     fallback_reason: str = ""
     # The one application that this is about: the rest of the group may be fused around it. -1: all of it is.
@@ -179,15 +181,19 @@ def _plan_kernels(
     if not can_fuse(device.type):
         known = device.type in _can_fuse
         raise UnsupportedError(f"fusion on {device.type} is switched off" if known else f"device {device.type!r}")
-    if spec.group.has_reduction and device.type != "cpu":
-        raise UnsupportedError("a reduction")
     parts = list(_cut(spec, values, _laid_out_as(out, outputs), device))
     homes, temporaries = _find_homes(spec, parts, values)
+    workspaces: list[int] = []
+    first = len(buffers) + len(temporaries)
+    steps = tuple(
+        _compile(part, device, homes, len(inputs), workspaces, first) for part in parts if not part.space.is_empty
+    )
     return Plan(
         device=device,
         outputs=buffers,
-        steps=tuple(_compile(part, device, homes, len(inputs)) for part in parts if not part.space.is_empty),
+        steps=steps,
         temporaries=temporaries,
+        workspaces=tuple(workspaces),
         follows_default_dtype=follows_default_dtype(spec.group, [item.spec for item in values[: len(inputs)]]),
     )
 
@@ -288,7 +294,7 @@ def _cut(
 ) -> Iterator[_Part]:
     layouts = [ValueLayout(item.desc.shape, item.desc.strides) for item in values]
     by_value = {value for value, item in enumerate(values) if item.spec.number is not None}
-    for section in cut_group(spec.group, layouts, by_value):
+    for section in cut_group(spec.group, layouts, by_value, shares_rows=device.type == "cuda"):
         own = spec if section.group is spec.group else register(section.group)
         targets = [target for target, value in enumerate(spec.group.outputs) if value in section.outputs]
         written = [outputs[target] for target in targets]
@@ -323,7 +329,15 @@ def _find_homes(
 
 
 # --- compile ---------------------------------------------------------------------------------------------------------
-def _compile(part: _Part, device: torch.device, homes: Mapping[int, int], input_count: int) -> Step:
+def _compile(
+    part: _Part,
+    device: torch.device,
+    homes: Mapping[int, int],
+    input_count: int,
+    workspaces: list[int],
+    first_workspace: int,
+) -> Step:
+    # Adds the kernel's workspace, if it has one, to the plan's.
     args = part.args
     if device.type == "cuda":
         args = tuned(part.spec, args, torch.cuda.get_device_name(device.index))
@@ -331,12 +345,16 @@ def _compile(part: _Part, device: torch.device, homes: Mapping[int, int], input_
     read = [value if value < input_count else input_count + homes[value] for value in part.inputs]
     written = zip(part.outputs, part.targets, strict=True)
     launch = kernel.prepare(part.space)
+    places = [homes[value] if target < 0 else target for value, target in written]
+    if kernel.source.has_workspace:
+        places.append(first_workspace + len(workspaces))
+        workspaces.append(workspace_bytes(kernel.source, part.space.sizes))
     return Step(
         kernel=kernel,
         launch=launch,
         run=kernel.bind(launch, device.index or 0),
         packer=ArgumentPacker(kernel.source, part.space),
-        outputs=tuple(homes[value] if target < 0 else target for value, target in written),
+        outputs=tuple(places),
         inputs=tuple(read[operand.index] for operand in kernel.source.operands if not operand.is_output),
         numbers=tuple(read[index] for index, _ in kernel.source.numbers),
         name=_event_name(part.spec.group),

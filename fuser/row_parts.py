@@ -17,6 +17,7 @@ from fuser.dtypes import dtype_info
 from fuser.element import ElementWriter, number_expression, output_type
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import RowSpec
+from fuser.row_space import reduction_levels
 
 __all__ = ["Accumulator", "RowPart", "RowPass", "RowWriter"]
 
@@ -67,7 +68,7 @@ class RowWriter:
         self.writer = writer
         self.group: FusionGroup = writer.group
         self.rows = rows
-        self.levels = _levels(self.group)
+        self.levels = reduction_levels(self.group)
         self.producers = self.group.producers()
         self.types: dict[str, str] = {}
         self.texts: list[str] = []
@@ -78,6 +79,8 @@ class RowWriter:
         }
         # Values per element that a pass keeps for later ones, and that pass.
         self.kept: dict[int, int] = {}
+        # C++ type of the least size that holds each exactly, by variable.
+        self.kept_types: dict[str, str] = {}
 
     def write(self) -> tuple[RowPass, ...]:
         """Write all functions to ``texts``; return what the passes call."""
@@ -183,6 +186,10 @@ class RowWriter:
         kept = [value for value, earlier in self.kept.items() if earlier == level and value in made]
         lines += [f"k{value} = v{value};" for value in kept]
         self.types |= {f"k{value}": self.writer.types[value] for value in kept}
+        for value in kept:
+            info = dtype_info(self.writer.typing.values[value])
+            is_rounded = self.writer.is_strict and info.is_narrow
+            self.kept_types[f"k{value}"] = info.storage if is_rounded else self.writer.types[value]
         writes = [f"m{item.name}" for index in reductions for item in self.accumulators[index]]
         writes += [f"k{value}" for value in kept]
         return self._function(
@@ -356,12 +363,3 @@ def is_costly(functor: Functor) -> bool:
 def may_end_in_product(functor: Functor) -> bool:
     """Whether a result may be a product, or come from a function that ends in one."""
     return "*" in functor.source or "(" in functor.source.partition("{")[2]
-
-
-def _levels(group: FusionGroup) -> list[int]:
-    # How many reductions lie before each value, on the longest way.
-    levels = [0] * len(group.inputs)
-    for item in group.applications:
-        level = max(levels[value] for value in item.tensors) + (item.function.reduction is not None)
-        levels += [level] * item.function.num_outputs
-    return levels

@@ -13,7 +13,7 @@ from fuser.graph import FusionGroup
 from fuser.kernel_spec import ValueLayout
 from fuser.layout import IterationSpace, Shape, Strides, broadcast_shapes, broadcast_strides, build_iteration_space
 
-__all__ = ["RowShape", "build_row_space", "find_row_shape"]
+__all__ = ["RowShape", "build_row_space", "count_accumulators", "find_row_shape", "reduction_levels"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,20 @@ def _pad(own: Shape, shape: Shape, dims: tuple[int, ...], is_squeezed: bool) -> 
     own = (1,) * (len(shape) - len(dims) - len(own)) + own
     sizes = iter(own)
     return tuple(1 if dim in dims else next(sizes, 1) for dim in range(len(shape)))
+
+
+def reduction_levels(group: FusionGroup) -> list[int]:
+    """Return how many reductions lie before each value of a group, on the longest way."""
+    levels = [0] * len(group.inputs)
+    for item in group.applications:
+        level = max(levels[value] for value in item.tensors) + (item.function.reduction is not None)
+        levels += [level] * item.function.num_outputs
+    return levels
+
+
+def count_accumulators(group: FusionGroup) -> int:
+    """Return how many accumulators a group's reductions have in all."""
+    return sum(len(item.function.reduction.identity) for item in group.applications if item.function.reduction)
 
 
 def build_row_space(rows: RowShape, operands: Sequence[Strides]) -> IterationSpace:

@@ -6,6 +6,7 @@ A group beyond that is cut into sections, each of which is launched by itself.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from math import prod
 
 from fuser.errors import UnsupportedError
 from fuser.graph import FusionGroup, Section
@@ -18,25 +19,38 @@ from fuser.kernel_spec import (
     infer_layouts,
 )
 from fuser.layout import Shape, broadcast_strides, build_iteration_space
-from fuser.row_space import find_row_shape
+from fuser.row_space import find_row_shape, reduction_levels
 
 __all__ = ["cut_around", "cut_group", "group_outputs", "section_layouts"]
 
 
-def cut_group(group: FusionGroup, layouts: Sequence[ValueLayout], by_value: Collection[int]) -> Iterator[Section]:
+# Rows that one block of a GPU each takes, and how long they are, at least, for several blocks to share them.
+FEW_ROWS = 66
+LONG_ROW = 1 << 16
+# Neighbouring rows that one block takes.
+ROWS_ACROSS = 128
+
+
+def cut_group(
+    group: FusionGroup, layouts: Sequence[ValueLayout], by_value: Collection[int], *, shares_rows: bool = False
+) -> Iterator[Section]:
     """Give consecutive sections, each as long as fits in a launch (or, with outputs of several shapes, in each).
 
     Args:
         group: a canonical group.
         layouts: shape and strides of each of its values.
         by_value: the inputs that are numbers in the argument struct, not addresses.
+        shares_rows: whether blocks may share a long row, as they do in kernels of one pass over its elements.
 
     Raises:
         UnsupportedError: one application alone has more arguments than a kernel takes.
     """
     whole = Section(group, tuple(range(len(group.inputs))), group.outputs)
     if _fits(whole, layouts, by_value):
-        yield whole
+        if shares_rows and group.has_reduction and _has_few_rows(group, section_layouts(whole, layouts)):
+            yield from _cut_passes(group, section_layouts(whole, layouts))
+        else:
+            yield whole
         return
     begin, count = 0, len(group.applications)
     while begin < count:
@@ -80,6 +94,51 @@ def group_outputs(shapes: Sequence[Shape], *, has_reduction: bool = False) -> li
 def section_layouts(section: Section, layouts: Sequence[ValueLayout]) -> Sequence[ValueLayout]:
     """Return shape and strides of each value of a section's group, from those of the whole group's values."""
     return infer_layouts(section.group, [layouts[value] for value in section.inputs])
+
+
+def _has_few_rows(group: FusionGroup, layouts: Sequence[ValueLayout]) -> bool:
+    # Whether a block for each row would leave most of a GPU idle.
+    rows = find_row_shape(group, layouts)
+    assert rows is not None, "one kernel serves"
+    kept = [dim for dim in range(len(rows.shape)) if dim not in rows.dims]
+    along, across = 0, 0
+    for value in group.used_inputs():
+        if not rows.is_row[value]:
+            dense = rows.strides(value, layouts[value].shape, layouts[value].strides)
+            along += any(dense[dim] == 1 for dim in rows.dims)
+            across += any(dense[dim] == 1 for dim in kept)
+    count, length = prod(rows.shape[dim] for dim in kept), prod(rows.shape[dim] for dim in rows.dims)
+    blocks = count // ROWS_ACROSS if across > along else count
+    return blocks < FEW_ROWS and length * (ROWS_ACROSS if across > along else 1) > LONG_ROW
+
+
+def _cut_passes(group: FusionGroup, layouts: Sequence[ValueLayout]) -> Iterator[Section]:
+    # A section for each pass over the elements, with what there is once per row after it. What is needed per element is
+    # computed again, not stored.
+    rows = find_row_shape(group, layouts)
+    assert rows is not None, "one kernel serves"
+    levels, producers = reduction_levels(group), group.producers()
+    known = set(range(len(group.inputs)))
+    for level in range(max(levels) + 1):
+        # Per row what comes after this pass, and, of what comes before all, only what is asked for.
+        per_row = {value for value, own in enumerate(levels) if rows.is_row[value] and own == level + 1}
+        asked = {value for value in group.outputs if levels[value] == level and not (level and rows.is_row[value])}
+        made = (per_row | asked) - known
+        chosen: set[int] = set()
+        stack = list(made)
+        while stack:
+            value = stack.pop()
+            if value not in known and producers[value] not in chosen:
+                chosen.add(producers[value])
+                stack += group.applications[producers[value]].tensors
+        if not chosen:
+            continue
+        section = group.section(sorted(chosen))
+        wanted = [slot for slot, value in enumerate(section.outputs) if value in made]
+        yield Section(
+            section.group.select_outputs(wanted), section.inputs, tuple(section.outputs[slot] for slot in wanted)
+        )
+        known |= {section.outputs[slot] for slot in wanted if rows.is_row[section.outputs[slot]]}
 
 
 def _fits(section: Section, layouts: Sequence[ValueLayout], by_value: Collection[int]) -> bool:

@@ -139,6 +139,7 @@ def cuda_twin(group: Any, args: Any) -> Any:
     from fuser.arg_spec import rounds_between
     from fuser.kernel_spec import infer_typing
     from fuser.layout import IterationSpace
+    from fuser.row_access import plan_row_walk
 
     if args.device_type == "cuda":
         return args
@@ -155,9 +156,19 @@ def cuda_twin(group: Any, args: Any) -> Any:
         outer = (SIDE**dim for dim in range(3, args.rank + 1))
         strides.append((step if first == 2 else first, second, *outer)[: args.rank])
     space = IterationSpace((SIDE,) * args.rank, tuple(strides))
-    rounds = rounds_between(group, args.numerics)
-    walk = plan_walk(space, itemsizes, [True] * len(itemsizes), len(args.outputs), rounds=rounds)
-    return replace(args, device_type="cuda", vector=walk.vector, accesses=walk.accesses, tuning=walk.tuning)
+    rows = args.rows
+    if rows is None:
+        rounds = rounds_between(group, args.numerics)
+        walk = plan_walk(space, itemsizes, [True] * len(itemsizes), len(args.outputs), rounds=rounds)
+    else:
+        read = [index for index, item in enumerate(args.inputs) if item is not None and item.number is None]
+        is_row = [rows.is_row[value] for value in (*group.outputs, *read, *group.index_values())]
+        lengths = (1, SIDE, SIDE**2, SIDE**3)
+        sizes = (lengths[choose(f"{args} {group!s}", len(lengths))], *space.sizes[1:])
+        space = IterationSpace(sizes, space.strides, rows.reduced)
+        walk = plan_row_walk(group, space, rows, is_row, itemsizes, [True] * len(itemsizes), choose(str(args), 2) << 17)
+        rows = replace(rows, keeps=walk.tuning.is_resident)
+    return replace(args, device_type="cuda", vector=walk.vector, accesses=walk.accesses, tuning=walk.tuning, rows=rows)
 
 
 @cache

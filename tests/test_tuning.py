@@ -17,6 +17,7 @@ from functors import functor
 import fuser
 from fuser import compiler, disk_cache, planner
 from fuser.access import MAX_TILE_BYTES, Access, Tuning, plan_walk
+from fuser.codegen import KernelSource
 from fuser.config import config
 from fuser.cxx.functor import parse_functor
 from fuser.geometry import divider, launch_shape, pack_geometry
@@ -135,12 +136,16 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def test_launch_shape() -> None:
     _, _, linear = source_of(meta(1000), meta(1000))
     assert linear.geometry == ()
-    assert (launch_shape(linear, (1000,)).grid, launch_shape(linear, (1025,)).grid) == (1, 2)
+    assert (grid_of(linear, 1000), grid_of(linear, 1025)) == (1, 2)
     _, _, rows = source_of(meta(100, 32), meta(32))
-    assert launch_shape(rows, (32, 100)).grid == -(-8 * 100 // (rows.tuning.block * rows.tuning.unroll))
+    assert grid_of(rows, 32, 100) == -(-8 * 100 // (rows.tuning.block * rows.tuning.unroll))
     _, _, tiles = source_of(meta(100, 65), meta(65, 100).t())
-    assert launch_shape(tiles, (65, 100)).grid == 2 * 2
-    assert launch_shape(tiles, (65, 100)).block == tiles.tuning.block
+    assert grid_of(tiles, 65, 100) == 2 * 2
+    assert launch_shape(tiles, IterationSpace((65, 100), ())).block == tiles.tuning.block
+
+
+def grid_of(source: KernelSource, *sizes: int) -> int:
+    return launch_shape(source, IterationSpace(sizes, ())).grid
 
 
 @pytest.mark.parametrize(("numerics", "functors", "unroll"), [("strict", 1, 2), ("strict", 2, 1), ("fast", 2, 2)])

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["CudaKernel"]
 
 _thread = threading.local()
+# Dynamic shared memory that a kernel gets without asking, beside what it has of its own.
+FREE_SHARED_BYTES = 24 << 10
 
 
 class CudaKernel:
@@ -38,11 +40,13 @@ class CudaKernel:
         self._function = driver.CUfunction(self.address)
         self._launch = driver.cuLaunchKernel
         self._success = driver.CUresult.CUDA_SUCCESS
+        # Shared memory that each device was asked for.
+        self._allowed: dict[int, int] = {}
         _tell_launcher()
 
     def prepare(self, space: IterationSpace) -> Launch:
         """Return the grid over a space that is not empty."""
-        return launch_shape(self.source, space.sizes)
+        return launch_shape(self.source, space)
 
     def bind(self, launch: Launch, device_index: int) -> Callable[[bytes], None]:
         """Return a function that launches with packed arguments and returns before the kernel has run.
@@ -50,6 +54,8 @@ class CudaKernel:
         It raises RuntimeError if the driver refuses the launch.
         """
         driver_launch, function, success = self._launch, self._function, self._success
+        if launch.shared_bytes > FREE_SHARED_BYTES:
+            self._allow_shared(launch.shared_bytes, device_index)
         shape = (launch.grid, 1, 1, launch.block, 1, 1, launch.shared_bytes)
         current_device, current_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
 
@@ -72,6 +78,17 @@ class CudaKernel:
             return counters.count("launches")
 
         return run
+
+    def _allow_shared(self, size: int, device_index: int) -> None:
+        # What was allowed before stays: launches of other plans rely on it.
+        from cuda.bindings import driver  # noqa: PLC0415 - as above
+
+        size = self._allowed[device_index] = max(size, self._allowed.get(device_index, 0))
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        kernel = driver.CUkernel(self.address)
+        status = driver.cuKernelSetAttribute(attribute, size, kernel, device_index)[0]
+        if status != self._success:
+            raise RuntimeError(f"CUDA gives a fused kernel no {size} bytes of shared memory: {status!r}")
 
 
 @cache

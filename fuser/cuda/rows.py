@@ -1,13 +1,15 @@
-"""The loops of a kernel with reductions in CUDA."""
+"""The loops of a kernel with reductions in CUDA: the ``__global__`` function around the parts of fuser.row_parts."""
 
 from __future__ import annotations
 
 from fuser.codegen import RowLoop
-from fuser.errors import UnsupportedError
+from fuser.cuda.rows_across import AcrossText
+from fuser.cuda.rows_along import AlongText
 
 __all__ = ["emit_rows"]
 
 
 def emit_rows(loop: RowLoop) -> str:
-    """Write the ``__global__`` function."""
-    raise UnsupportedError("a reduction")
+    """Write the ``__global__`` function and what it calls."""
+    writer = AcrossText(loop) if loop.rows.is_across else AlongText(loop)
+    return "\n".join(["", *writer.passes(), *writer.find(), "", *writer.kernel(), ""])

@@ -104,7 +104,13 @@ def record() -> Iterator[list[Candidate]]:
 def candidates(args: ArgSpec) -> tuple[Tuning, ...]:
     """Return the tunings to try for a kernel, its default first."""
     found = [args.tuning]
-    if args.tuning.tile:
+    if args.rows is not None:
+        # The other numbers follow from the length of the rows. What blocks have of a row is a block's.
+        is_free = not args.tuning.piece and not args.tuning.is_held
+        most = args.tuning.block if args.rows.is_across else BLOCKS[-1]
+        blocks = [block for block in BLOCKS if is_free and block <= most and block % args.tuning.team == 0]
+        found += [replace(args.tuning, block=block) for block in blocks]
+    elif args.tuning.tile:
         widest = max([args.vector, *(access.width for access in args.accesses if access.is_transposed)])
         sides = [side for side in TILES if side <= args.tuning.tile]
         tiled = [Tuning(block=block, tile=side) for side in sides for block in BLOCKS]

@@ -1,0 +1,169 @@
+"""What both kinds of row loops in CUDA write: the passes as the prelude's templates take them, and where rows begin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fuser.codegen import Operand, RowLoop
+from fuser.row_parts import RowPart, RowPass
+
+__all__ = ["RowText", "indent"]
+
+
+class RowText:
+    """Writes what both kinds of loops need."""
+
+    def __init__(self, loop: RowLoop) -> None:
+        self.loop = loop
+        self.reduced = range(loop.rows.reduced)
+        self.kept = range(loop.rows.reduced, loop.rank)
+        self.signed = "int64_t" if loop.wide_index else "int"
+
+    @property
+    def length(self) -> str:
+        """Elements of a row."""
+        return self.product(self.reduced)
+
+    def product(self, dims: Iterable[int]) -> str:
+        """Elements along some dimensions."""
+        return " * ".join(self.size(dim) for dim in dims) or "1"
+
+    def size(self, dim: int) -> str:
+        """Elements along a dimension."""
+        return f"static_cast<fuser_index>(a.size[{dim}])"
+
+    # --- passes ------------------------------------------------------------------------------------------------------
+    def passes(self) -> list[str]:
+        """Write what each pass combines.
+
+        ::
+
+            // What pass 0 combines.
+            struct fuser_pass0 {
+              struct part { float m2_0; };
+              const fuser_args& a;
+              FUSER_INLINE part identity() const { return {fuser_cast<float>(0LL)}; }
+              FUSER_INLINE part combine(const part& l, const part& r) const {
+                part to;
+                fuser_combine0(a, l.m2_0, r.m2_0, to.m2_0);
+                return to;
+              }
+              static FUSER_INLINE part pick(bool is_first, const part& first, const part& second) {
+                return {fuser_pick(is_first, first.m2_0, second.m2_0)};
+              }
+              static FUSER_INLINE part exchange(const part& own, int mask) {
+                return {fuser_exchange(own.m2_0, mask)};
+              }
+            };
+        """
+        lines = [f"typedef {'uint64_t' if self.loop.wide_index else 'unsigned int'} fuser_index;"]
+        for level, step in enumerate(self.loop.passes):
+            if step.combine is None:
+                continue
+            names = [f"m{item.name}" for item in step.accumulators]
+            identity = _join(item.identity for item in step.accumulators)
+            known = {f"{side}{name[1:]}": f"{side}.{name}" for side in "lr" for name in names}
+            known |= {name: f"to.{name}" for name in names}
+            lines += [
+                "",
+                f"// What pass {level} combines.",
+                f"struct fuser_pass{level} {{",
+                f"  struct part {{ {' '.join(f'{item.type} m{item.name};' for item in step.accumulators)} }};",
+                "  const fuser_args& a;",
+                f"  FUSER_INLINE part identity() const {{ return {{{identity}}}; }}",
+                "  FUSER_INLINE part combine(const part& l, const part& r) const {",
+                "    part to;",
+                f"    {step.combine.call(known)}",
+                "    return to;",
+                "  }",
+                "  static FUSER_INLINE part pick(bool is_first, const part& first, const part& second) {",
+                f"    return {{{_join(f'fuser_pick(is_first, first.{name}, second.{name})' for name in names)}}};",
+                "  }",
+                "  static FUSER_INLINE part exchange(const part& own, int mask) {",
+                f"    return {{{_join(f'fuser_exchange(own.{name}, mask)' for name in names)}}};",
+                "  }",
+                "};",
+            ]
+        return lines
+
+    @property
+    def combining(self) -> list[int]:
+        """The passes that have accumulators."""
+        return [level for level, step in enumerate(self.loop.passes) if step.accumulators]
+
+    # --- places ------------------------------------------------------------------------------------------------------
+    def find(self) -> list[str]:
+        """Write the struct of where a row's operands begin, and the function that finds them by the row's number."""
+        fields = [f"  {item.pointer} {item.name};" for item in self.loop.operands]
+        return [
+            "",
+            "// Where a row's operands begin.",
+            "struct fuser_row {",
+            *fields,
+            "};",
+            "FUSER_INLINE fuser_row fuser_find(const fuser_args& a, fuser_index rest) {",
+            *indent(self.split("rest", self.kept)),
+            f"  return {{{_join(self.address(item.address, item, self.kept) for item in self.loop.operands)}}};",
+            "}",
+        ]
+
+    def split(self, name: str, dims: range) -> list[str]:
+        """Write the coordinates i0, i1, ... of what is counted along some dimensions."""
+        lines = []
+        for dim in dims[:-1]:
+            lines += [
+                f"const fuser_index i{dim} = {name} % {self.size(dim)};",
+                f"{name} /= {self.size(dim)};",
+            ]
+        return [*lines, f"const fuser_index i{dims[-1]} = {name};"]
+
+    def address(self, pointer: str, item: Operand, dims: range) -> str:
+        """Return a pointer moved to the coordinates along some dimensions."""
+        moves = [(dim, self.stride(item, dim)) for dim in dims]
+        terms = [f"i{dim}" if stride == "1" else f"i{dim} * {stride}" for dim, stride in moves if stride != "0"]
+        return " + ".join([pointer, *terms])
+
+    def stride(self, item: Operand, dim: int) -> str:
+        """Return a stride: a number where the layout class says so."""
+        if dim < self.loop.rows.reduced and item.variable in self.loop.per_row:
+            return "0"
+        if dim == self.loop.rows.inner and item.inner < 2:
+            return str(item.inner)
+        return f"static_cast<fuser_index>(a.stride_{item.name}[{dim}])"
+
+    # --- what parts read ---------------------------------------------------------------------------------------------
+    def full(self, part: RowPart) -> list[Operand]:
+        """Return the operands of a part that have an element per element."""
+        return [item for item in self.loop.used_by(part) if item.variable not in self.loop.per_row]
+
+    def row_inputs(self) -> list[Operand]:
+        """Return the inputs that have one element per row and that some part reads."""
+        read = {name for step in self.loop.passes for part in (step.row, step.element) if part for name in part.reads}
+        return [item for item in self.loop.operands if item.variable in self.loop.per_row & read]
+
+    def row_values(self, part: RowPart, suffix: str = "") -> dict[str, str]:
+        """Return what stands for the values of a row that a part reads, by variable.
+
+        Args:
+            part: what reads them.
+            suffix: an index, where each thread has several rows.
+        """
+        known = {f"v{name[1:]}": f"{name}{suffix}" for name in self.loop.row_values}
+        known |= {item.variable: f"{item.variable}{suffix}" for item in self.row_inputs()}
+        for level in self.combining:
+            for item in self.loop.passes[level].accumulators:
+                known[f"t{item.name}"] = f"total{level}{suffix}.m{item.name}"
+        return {name: text for name, text in known.items() if name in part.reads}
+
+    def row_outputs(self, step: RowPass) -> list[Operand]:
+        """Return the outputs that the row part before a pass makes."""
+        return [item for item in self.loop.used_by(step.row) if item.is_output] if step.row else []
+
+
+def indent(lines: list[str], depth: int = 1) -> list[str]:
+    """Return lines with spaces before them; the preprocessor's stay where they are."""
+    return [line if line.startswith("#") or not line else "  " * depth + line for line in lines]
+
+
+def _join(texts: Iterable[str]) -> str:
+    return ", ".join(texts)

@@ -1,0 +1,235 @@
+"""Row loops in CUDA whose threads take neighbouring rows side by side.
+
+A thread has V rows; X threads stand beside each other along the rows, Y threads share a batch of their elements: each
+takes a stretch of it, U elements of a tree at a time, and merges what they come to as a binary counter does.
+"""
+
+from __future__ import annotations
+
+from fuser.codegen import KERNEL_NAME, Operand
+from fuser.cuda.row_text import RowText, indent
+from fuser.graph import BATCH
+from fuser.row_parts import RowPart, RowPass
+
+__all__ = ["AcrossText"]
+
+
+class AcrossText(RowText):
+    """Writes such a kernel."""
+
+    def kernel(self) -> list[str]:
+        """Write the kernel: the rows of a block, all passes of each."""
+        tuning = self.loop.tuning
+        first, outer = self.kept[0], self.kept[1:]
+        size = tuning.team * self.loop.vector
+        vectors = [f"const auto {item.name} = {self._read(item, f'row.{item.name}')};" for item in self.row_inputs()]
+        body = [
+            f"const fuser_index column = tile % groups * {size} + x * V;",
+            f"const {self.signed} left = static_cast<{self.signed}>(width - column);",
+            "// Threads without a row go along: others wait for them.",
+            "const fuser_row row = fuser_find(a, (left > 0 ? column : 0) + tile / groups * width);",
+            *vectors,
+            *(f"{self.loop.types[name]} {name}[V];" for name in self.loop.row_values),
+        ]
+        pieces = "1"
+        if tuning.piece:
+            pieces = f"((length + {tuning.piece - 1}) / {tuning.piece})"
+            body = [
+                f"const unsigned int pieces = {pieces}, piece = at % pieces;",
+                "const fuser_index tile = at / pieces;",
+                *body,
+                *self._shared_passes(),
+            ]
+        else:
+            for level, step in enumerate(self.loop.passes):
+                body += [f"// Pass {level}.", *self._row_part(step)]
+                if step.element is not None:
+                    body += self._pass(level, step, step.element)
+        name = "at" if tuning.piece else "tile"
+        return [
+            f'extern "C" __global__ void __launch_bounds__({tuning.block})',
+            f"{KERNEL_NAME}(const __grid_constant__ fuser_args a) {{",
+            f"  constexpr int V = {self.loop.vector}, X = {tuning.team}, Y = {tuning.block // tuning.team}, "
+            f"U = {tuning.unroll};",
+            "  const int x = threadIdx.x % X, y = threadIdx.x / X;",
+            f"  const fuser_index length = {self.length}, width = {self.size(first)};",
+            f"  const fuser_index groups = (width + {size - 1}) / {size};",
+            f"  const fuser_index tiles = groups * {' * '.join([self.product(outer), pieces])};",
+            *indent(self._shared()),
+            f"  for (fuser_index {name} = blockIdx.x; {name} < tiles; {name} += gridDim.x) {{",
+            *indent(body, 2),
+            "  }",
+            "}",
+        ]
+
+    def _shared(self) -> list[str]:
+        if not self.combining:
+            return []
+        most = f"sizeof(fuser_pass{self.combining[0]}::part)"
+        for level in self.combining[1:]:
+            most = f"fuser_most({most}, sizeof(fuser_pass{level}::part))"
+        return [f"alignas(16) __shared__ unsigned char shared[X * Y * V * {most}];"]
+
+    def _read(self, item: Operand, pointer: str, left: str = "left") -> str:
+        if item.inner == 2:
+            return f"fuser_gather<V>({pointer}, {self.stride(item, self.kept[0])}, {left})"
+        return f"fuser_load<{'V' if item.inner else '1'}, {item.access.width if item.inner else 1}>({pointer}, {left})"
+
+    def _write(self, item: Operand, pointer: str, left: str = "left") -> str:
+        if item.inner == 2:
+            return f"fuser_scatter<V>({pointer}, {self.stride(item, self.kept[0])}, {item.name}, {left});"
+        return f"fuser_store<V, {item.access.width}>({pointer}, {item.name}, {left});"
+
+    def _known(self, part: RowPart) -> dict[str, str]:
+        # What a part reads of the k-th row of a thread.
+        inputs = {
+            item.variable: f"fuser_to_compute({item.name}[{'k' if item.inner else '0'}])" for item in self.row_inputs()
+        }
+        return self.row_values(part, "[k]") | {name: text for name, text in inputs.items() if name in part.reads}
+
+    # --- per row -----------------------------------------------------------------------------------------------------
+    def _row_part(self, step: RowPass, writes: str = "y == 0") -> list[str]:
+        if step.row is None:
+            return []
+        outputs = self.row_outputs(step)
+        known = self._known(step.row) | {item.variable: f"{item.name}[k]" for item in outputs}
+        known |= {name: f"{name}[k]" for name in step.row.writes if name[0] == "w"}
+        lines = [f"{item.info.storage} {item.name}[V];" for item in outputs]
+        lines += ["#pragma unroll", f"for (int k = 0; k < V; ++k) {step.row.call(known)}"]
+        left = f"{writes} ? left : {self.signed}(0)"
+        lines += [self._write(item, f"row.{item.name}", left) for item in outputs]
+        return ["{", *indent(lines), "}"]
+
+    # --- a pass ------------------------------------------------------------------------------------------------------
+    def _shared_passes(self) -> list[str]:
+        # Blocks share a tile: each has a piece of the only pass.
+        step, last = self.loop.passes
+        assert step.element is not None, "it reduces something"
+        kind, piece = "fuser_pass0::part", self.loop.tuning.piece
+        place = "(static_cast<size_t>(piece) * X + x) * V + k"
+        return [
+            *self._row_part(step, "piece == 0 && y == 0"),
+            "const fuser_pass0 pass0{a};",
+            f"const auto parts_shared = reinterpret_cast<{kind}*>(shared);",
+            f"const fuser_workspace<{kind}> space(a.workspace, tile, pieces, X * V);",
+            f"const fuser_index batch = static_cast<fuser_index>(piece) * {piece};",
+            "{",
+            *indent(_unrolled(self._batch(0, step, step.element, piece))),
+            "  if (y == 0) {",
+            "#pragma unroll",
+            f"    for (int k = 0; k < V; ++k) space.piece(X * V).put({place}, own[k]);",
+            "  }",
+            "}",
+            "space.finish(piece, [&](unsigned int begin, unsigned int end, bool is_last) {",
+            f"  {kind} total0[V];",
+            "#pragma unroll",
+            "  for (int k = 0; k < V; ++k)",
+            "    total0[k] = begin == 0 ? pass0.identity() : space.total().get(x * V + k);",
+            "  const auto first = space.piece(X * V);",
+            f"  fuser_fold_pieces<X, Y, {BATCH // piece}>(pass0, total0, first, begin, end, parts_shared);",
+            "  if (!is_last) {",
+            "    if (y == 0) {",
+            "#pragma unroll",
+            "      for (int k = 0; k < V; ++k) space.total().put(x * V + k, total0[k]);",
+            "    }",
+            "    return;",
+            "  }",
+            "  fuser_share<X, Y>(total0, parts_shared);",
+            *indent(self._row_part(last)),
+            "});",
+        ]
+
+    def _pass(self, level: int, step: RowPass, element: RowPart) -> list[str]:
+        kind, is_combining = f"fuser_pass{level}", bool(step.accumulators)
+        before = [
+            f"const {kind} pass{level}{{a}};",
+            f"{kind}::part total{level}[V];",
+            f"for (int k = 0; k < V; ++k) total{level}[k] = pass{level}.identity();",
+        ]
+        combine = f"total{level}[k] = pass{level}.combine(total{level}[k], own[k]);"
+        batch = self._batch(level, step, element, BATCH)
+        batch += [f"for (int k = 0; k < V; ++k) {combine}"] * is_combining
+        after = [f"fuser_share<X, Y>(total{level}, reinterpret_cast<{kind}::part*>(shared));"]
+        return [
+            *(before if is_combining else []),
+            f"for (fuser_index batch = 0; batch < length; batch += {BATCH}) {{",
+            *indent(_unrolled(batch)),
+            "}",
+            *(after if is_combining else []),
+        ]
+
+    def _batch(self, level: int, step: RowPass, element: RowPart, size: int) -> list[str]:
+        # The elements from ``batch`` on; what they come to is ``own`` of the first of the threads that share them.
+        kind, tuning = f"fuser_pass{level}::part", self.loop.tuning
+        most = max(size * tuning.team // (tuning.block * tuning.unroll), 1)
+        lines = [
+            f"const int count = static_cast<int>(length - batch < {size} ? length - batch : {size});",
+            "int share = 1;",
+            "while (share * Y < count) share *= 2;",
+            "const int begin = y * share, end = begin + share < count ? begin + share : count;",
+            *([f"{kind} waiting[V][{most.bit_length()}];"] if step.accumulators else []),
+            "int number = 0;",
+            "for (int at = begin; at < end && left > 0; at += U, ++number) {",
+            *indent(self._elements(level, step, element)),
+            "}",
+        ]
+        if step.accumulators:
+            lines += [
+                f"{kind} own[V];",
+                f"for (int k = 0; k < V; ++k) own[k] = fuser_settle(pass{level}, waiting[k], number);",
+                f"fuser_stack<X, Y>(pass{level}, own, reinterpret_cast<{kind}*>(shared));",
+            ]
+        return lines
+
+    def _elements(self, level: int, step: RowPass, element: RowPart) -> list[str]:
+        inputs = [item for item in self.full(element) if not (item.is_output or item.is_counter)]
+        counters = [item for item in self.full(element) if item.is_counter]
+        outputs = [item for item in self.full(element) if item.is_output]
+        known = self._known(element)
+        loads = [f"{item.name}[u] = {self._read(item, self._place_of(item))};" for item in inputs]
+        lines = [
+            *(f"fuser_vector<{item.info.storage}, {'V' if item.inner else '1'}> {item.name}[U];" for item in inputs),
+            *([f"fuser_pass{level}::part parts[V][U];"] if step.accumulators else []),
+        ]
+        if loads:
+            lines += ["for (int u = 0; u < U; ++u) {", "  if (at + u >= end) break;"]
+            lines += [*indent([*self._place(), *loads]), "}"]
+        for item in inputs:
+            known[item.variable] = f"fuser_to_compute({item.name}[u][{'k' if item.inner else '0'}])"
+        known |= {item.variable: f"{item.name}[{'k' if item.inner else '0'}]" for item in counters}
+        known |= {item.variable: f"{item.name}[k]" for item in outputs}
+        known |= {f"m{item.name}": f"parts[k][u].m{item.name}" for item in step.accumulators}
+        compute = [
+            *(self._place() if outputs or counters else []),
+            *(f"const auto {item.name} = {self._read(item, self._place_of(item))};" for item in counters),
+            *(f"{item.info.storage} {item.name}[V];" for item in outputs),
+            f"for (int k = 0; k < V; ++k) {element.call(known)}",
+            *(self._write(item, self._place_of(item)) for item in outputs),
+        ]
+        missing = f"for (int k = 0; k < V; ++k) parts[k][u] = pass{level}.identity();"
+        lines += ["for (int u = 0; u < U; ++u) {", "  if (at + u < end) {", *indent(compute, 2)]
+        lines += ["  } else {", f"    {missing}"] if step.accumulators else []
+        lines += ["  }", "}"]
+        if step.accumulators:
+            push = f"fuser_push(pass{level}, waiting[k], number, fuser_tree<U>(pass{level}, parts[k]));"
+            lines.append(f"for (int k = 0; k < V; ++k) {push}")
+        return lines
+
+    def _place(self) -> list[str]:
+        number = "batch + (at + u)"
+        if len(self.reduced) > 1:
+            return [f"fuser_index rest = {number};", *self.split("rest", self.reduced)]
+        return [f"const fuser_index i0 = {number};"]
+
+    def _place_of(self, item: Operand) -> str:
+        return self.address(f"row.{item.name}", item, self.reduced)
+
+
+def _unrolled(lines: list[str]) -> list[str]:
+    # Loops over what each thread has.
+    done = []
+    for line in lines:
+        if line.lstrip().startswith(("for (int k = 0;", "for (int u = 0;")):
+            done.append("#pragma unroll")
+        done.append(line)
+    return done

@@ -1,0 +1,365 @@
+"""Row loops in CUDA whose threads take neighbouring elements of a row side by side.
+
+A *team* of T threads takes a row, U vectors of V elements of each thread at a time: number ``(u * T + t) * V + k`` of a
+*chunk* of U * T * V elements. So a vector comes to one part in its thread, those of a warp's lanes to one by shuffles,
+and those of a batch to one by way of shared memory, as the tree has it.
+"""
+
+from __future__ import annotations
+
+from fuser.access import Tuning
+from fuser.codegen import KERNEL_NAME, Operand
+from fuser.cuda.row_text import RowText, indent
+from fuser.graph import BATCH
+from fuser.row_parts import RowPart, RowPass
+
+__all__ = ["AlongText"]
+
+WARP = 32
+# Threads of a multiprocessor that a kernel leaves registers for, at least: where rows stay in registers, where several
+# accumulators do so besides, and elsewhere.
+RESIDENT_THREADS = 768
+HEAVY_THREADS = 512
+THREADS = 1024
+
+
+class AlongText(RowText):
+    """Writes such a kernel."""
+
+    @property
+    def tuning(self) -> Tuning:
+        """How the work is divided."""
+        return self.loop.tuning
+
+    @property
+    def teams(self) -> int:
+        """Rows that a block has at a time."""
+        return self.tuning.block // self.tuning.team
+
+    @property
+    def chunk(self) -> int:
+        """Elements of a row that its team has at a time."""
+        return self.tuning.unroll * self.tuning.team * self.loop.vector
+
+    def kernel(self) -> list[str]:
+        """Write the kernel: the rows of a block, all passes of each."""
+        tuning = self.tuning
+        rows = self.product(self.kept)
+        if tuning.piece:
+            return self._shared_kernel()
+        body = [
+            f"const fuser_index number = first + threadIdx.x / {tuning.team};",
+            "const bool is_row = number < rows;",
+            "// Threads without a row go along: others wait for them.",
+            "const fuser_row row = fuser_find(a, is_row ? number : rows - 1);",
+            *self._row_variables(),
+            *self._kept_vectors(),
+        ]
+        for level, step in enumerate(self.loop.passes):
+            body += [f"// Pass {level}.", *self._row_part(step)]
+            if step.element is not None:
+                body += self._pass(level, step, step.element)
+        if self._shares and (len(self.combining) % 2 or not self._is_one_batch):
+            body.append("__syncthreads();")
+        return [
+            *self._head(),
+            "  const int t = threadIdx.x % T;",
+            f"  const fuser_index length = {self.length}, rows = {rows};",
+            *indent(self._shared()),
+            *indent(self._held()),
+            f"  for (fuser_index first = static_cast<fuser_index>(blockIdx.x) * {self.teams}; first < rows;",
+            f"       first += static_cast<fuser_index>(gridDim.x) * {self.teams}) {{",
+            *indent(body, 2),
+            "  }",
+            "}",
+        ]
+
+    def _head(self) -> list[str]:
+        block = self.tuning.block
+        is_heavy = any(len(step.accumulators) > 1 for step in self.loop.passes)
+        threads = (HEAVY_THREADS if is_heavy else RESIDENT_THREADS) if self.tuning.is_resident else THREADS
+        return [
+            f'extern "C" __global__ void __launch_bounds__({block}, {max(threads // block, 1)})',
+            f"{KERNEL_NAME}(const __grid_constant__ fuser_args a) {{",
+            f"  constexpr int V = {self.loop.vector}, T = {self.tuning.team}, U = {self.tuning.unroll};",
+        ]
+
+    def _row_variables(self) -> list[str]:
+        return [
+            *(f"const auto {item.variable} = fuser_to_compute(row.{item.name}[0]);" for item in self.row_inputs()),
+            *(f"{self.loop.types[name]} {name};" for name in self.loop.row_values),
+        ]
+
+    def _shared_kernel(self) -> list[str]:
+        # Blocks share a row: each has some batches of the only pass.
+        step, last = self.loop.passes
+        assert step.element is not None, "it reduces something"
+        kind, span, piece = "fuser_pass0::part", WARP * self.loop.vector, self.tuning.piece
+        per_batch, batches = BATCH // span, piece // BATCH
+        return [
+            *self._head(),
+            "  const int t = threadIdx.x;",
+            "  const bool is_row = true;",
+            f"  const fuser_index length = {self.length};",
+            f"  const unsigned int pieces = (length + {piece - 1}) / {piece}, piece = blockIdx.x % pieces;",
+            f"  const unsigned int batches = (length + {BATCH - 1}) / {BATCH};",
+            f"  constexpr int parts_shared = fuser_most(T, {per_batch * batches});",
+            f"  alignas(16) __shared__ unsigned char shared[parts_shared * sizeof({kind})];",
+            f"  const auto waiting = reinterpret_cast<{kind}*>(shared);",
+            "  const fuser_row row = fuser_find(a, blockIdx.x / pieces);",
+            *indent(self._row_variables()),
+            *indent(self._row_part(step, "piece == 0 && t == 0")),
+            "  const fuser_pass0 pass0{a};",
+            f"  const fuser_workspace<{kind}, {batches}> space(a.workspace, blockIdx.x / pieces, pieces, 1);",
+            f"  const fuser_index round = static_cast<fuser_index>(piece) * {piece};",
+            f"  for (fuser_index begin = round; begin < length && begin - round < {piece}; begin += {BATCH}) {{",
+            *indent([*self._load(0, step.element), *self._compute(0, step, step.element)], 2),
+            f"    const auto own = fuser_lanes<U, {WARP}>(pass0, parts);",
+            f"    if (t % 32 < U) waiting[(begin - round) / {span} + t % 32 * (T / 32) + t / 32] = own;",
+            "  }",
+            "  __syncthreads();",
+            f"  for (unsigned int i = t / 32; i < {batches} && piece * {batches} + i < batches; i += T / 32) {{",
+            f"    const auto whole = fuser_warp_batch<V>(pass0, waiting + i * {per_batch}, {per_batch});",
+            f"    if (t % 32 == 0) space.piece(1).put(piece * {batches} + i, whole);",
+            "  }",
+            "  space.finish(piece, [&](unsigned int begin, unsigned int end, bool is_last) {",
+            f"    {kind} total[1] = {{begin == 0 ? pass0.identity() : space.total().get(0)}};",
+            f"    end = is_last ? batches : end * {batches};",
+            f"    fuser_fold_pieces<1, T, 1>(pass0, total, space.piece(1), begin * {batches}, end, waiting);",
+            "    if (t == 0 && !is_last) space.total().put(0, total[0]);",
+            "    if (!is_last) return;",
+            "    fuser_share<1, T>(total, waiting);",
+            "    const auto total0 = total[0];",
+            *indent(self._row_part(last), 2),
+            "  });",
+            "}",
+        ]
+
+    # --- shared memory -----------------------------------------------------------------------------------------------
+    @property
+    def _shares(self) -> bool:
+        # Whether a row's threads are of several warps.
+        return self.tuning.team > WARP and bool(self.combining)
+
+    @property
+    def _is_one_batch(self) -> bool:
+        return self.tuning.is_resident and self.chunk <= BATCH
+
+    def _shared(self) -> list[str]:
+        # Parts of warps; where a row is one batch, those of the pass before may still be read.
+        if not self._shares:
+            return []
+        lines = []
+        least = self.tuning.unroll * self.tuning.team // WARP
+        buffers = 2 if self._is_one_batch else 1
+        sizes = [f"static_cast<int>(sizeof(fuser_pass{level}::part))" for level in self.combining]
+        for level, size in zip(self.combining, sizes, strict=True):
+            count = f"fuser_waiting({least}, {size})" if not self.tuning.is_resident else str(least)
+            lines.append(f"constexpr int waiting{level} = {count};")
+        # The batches come behind the parts.
+        per_batch = BATCH // (WARP * self.loop.vector)
+        wholes = [f"(waiting{level} + (waiting{level} + {per_batch - 1}) / {per_batch})" for level in self.combining]
+        bytes_ = [f"{whole} * {size}" for whole, size in zip(wholes, sizes, strict=True)]
+        most = bytes_[0]
+        for text in bytes_[1:]:
+            most = f"fuser_most({most}, {text})"
+        lines += [
+            f"constexpr int shared_bytes = ({most} + 15) / 16 * 16;",
+            f"alignas(16) __shared__ unsigned char shared[{buffers}][{self.teams}][shared_bytes];",
+        ]
+        return lines
+
+    def _held(self) -> list[str]:
+        # One operand behind the other, each in vectors in order.
+        if not self.loop.held:
+            return []
+        lines = [
+            "extern __shared__ uint4 fuser_held[];",
+            f"const size_t held = (length + {self.chunk - 1}) / {self.chunk} * {self.chunk};",
+            "auto after = reinterpret_cast<unsigned char*>(fuser_held);",
+        ]
+        for item in self.loop.held:
+            lines += [
+                f"const auto held_{item.name} = reinterpret_cast<{self._vector(item)}*>(after);",
+                f"after += held * {item.info.dtype.itemsize};",
+            ]
+        return lines
+
+    # --- per row -----------------------------------------------------------------------------------------------------
+    def _row_part(self, step: RowPass, writes: str = "is_row && t == 0") -> list[str]:
+        if step.row is None:
+            return []
+        outputs = self.row_outputs(step)
+        lines = [f"{item.info.storage} {item.name};" for item in outputs]
+        lines.append(step.row.call(self.row_values(step.row)))
+        if outputs:
+            stores = " ".join(f"*row.{item.name} = {item.name};" for item in outputs)
+            lines.append(f"if ({writes}) {{ {stores} }}")
+        return ["{", *indent(lines), "}"] if outputs else lines
+
+    # --- a pass ------------------------------------------------------------------------------------------------------
+    def _pass(self, level: int, step: RowPass, element: RowPart) -> list[str]:
+        own = [*self._load(level, element), *self._compute(level, step, element)]
+        if step.accumulators:
+            return self._combining_pass(level, own)
+        if self.tuning.is_resident:
+            return ["{", "  constexpr fuser_index begin = 0;", *indent(own), "}"]
+        return [f"for (fuser_index begin = 0; begin < length; begin += {self.chunk}) {{", *indent(own), "}"]
+
+    def _combining_pass(self, level: int, own: list[str]) -> list[str]:
+        kind = f"fuser_pass{level}"
+        lines = [f"const {kind} pass{level}{{a}};", f"{kind}::part total{level} = pass{level}.identity();"]
+        combine = f"total{level} = pass{level}.combine(total{level}, "
+        if not self._shares:
+            own = [
+                "constexpr fuser_index begin = 0;",
+                *own,
+                f"{combine}fuser_butterfly<1, U>(pass{level}, fuser_lanes<U, T>(pass{level}, parts)));",
+            ]
+            return [*lines, "{", *indent(own), "}"]
+        buffer = self.combining.index(level) % 2 if self._is_one_batch else 0
+        setup = [f"const auto waiting = reinterpret_cast<{kind}::part*>(shared[{buffer}][threadIdx.x / T]);"]
+        store = [
+            f"const auto own = fuser_lanes<U, {WARP}>(pass{level}, parts);",
+            "const int lane = threadIdx.x % 32;",
+            f"if (lane < U) waiting[(begin - round) / {WARP * self.loop.vector} + lane * (T / 32) + t / 32] = own;",
+        ]
+        if self._is_one_batch:
+            count = self.chunk // (WARP * self.loop.vector)
+            own = ["constexpr fuser_index begin = 0, round = 0;", *setup, *own, *store, "__syncthreads();"]
+            own.append(f"{combine}fuser_warp_batch<V>(pass{level}, waiting, {count}));")
+            return [*lines, "{", *indent(own), "}"]
+        span = f"{WARP * self.loop.vector}"
+        fold = [
+            f"const fuser_index left = length - round, most = waiting{level} * {span};",
+            f"fuser_fold<V, T>(pass{level}, total{level}, waiting, waiting + waiting{level}, "
+            f"static_cast<int>(((left < most ? left : most) + {int(span) - 1}) / {span}));",
+        ]
+        if self.tuning.is_resident:
+            own = ["constexpr fuser_index begin = 0, round = 0;", *setup, *own, *store, *fold]
+            return [*lines, "{", *indent(own), "}"]
+        most = f"waiting{level} * {span}"
+        return [
+            *lines,
+            f"for (fuser_index round = 0; round < length; round += {most}) {{",
+            *indent(setup),
+            f"  for (fuser_index begin = round; begin < length && begin - round < {most}; begin += {self.chunk}) {{",
+            *indent([*own, *store], 2),
+            "  }",
+            *indent(fold),
+            "}",
+        ]
+
+    def _kept_vectors(self) -> list[str]:
+        # What a thread reads once and several passes use.
+        if not self.tuning.is_resident:
+            return []
+        used = [item for step in self.loop.passes if step.element for item in self.full(step.element)]
+        found = dict.fromkeys(item for item in used if not (item.is_output or item.is_counter))
+        kept = [f"fuser_vector<{self.loop.kept_types[name]}, V> {name}[U];" for name in self.loop.kept]
+        return [*(f"{self._vector(item)} {item.name}[U];" for item in found), *kept]
+
+    def _load(self, level: int, element: RowPart) -> list[str]:
+        inputs = [item for item in self.full(element) if not (item.is_output or item.is_counter)]
+        if self.tuning.is_resident:
+            before = [step.element for step in self.loop.passes[:level] if step.element]
+            known = {item.name for part in before for item in self.full(part)}
+            inputs = [item for item in inputs if item.name not in known]
+        if not inputs:
+            return []
+        lines = [] if self.tuning.is_resident else [f"{self._vector(item)} {item.name}[U];" for item in inputs]
+        again = [item for item in inputs if item in self.loop.held and not self._reads_first(item, level)]
+        direct = [item for item in inputs if item not in again]
+        loads = [*self._place(direct, reads=True), *(f"{item.name}[u] = {self._read(item)};" for item in direct)]
+        own = "(begin + (u * T + t) * V) / V"
+        loads += [f"{item.name}[u] = held_{item.name}[{own}];" for item in again]
+        return [*lines, "#pragma unroll", "for (int u = 0; u < U; ++u) {", *indent(loads), "}"]
+
+    def _place(self, items: list[Operand], *, reads: bool = False) -> list[str]:
+        # Where the thread's u-th vector is, and how many elements there are from there on.
+        lines = [
+            "const fuser_index n = begin + (u * T + t) * V;",
+            f"const {self.signed} left = static_cast<{self.signed}>(length - n);",
+        ]
+        if reads:
+            # What is missing is read elsewhere: all vectors are computed side by side, without a branch for each.
+            lines = [
+                "const fuser_index own = begin + (u * T + t) * V, n = own < length ? own : 0;",
+                f"const {self.signed} left = static_cast<{self.signed}>(length - n);",
+            ]
+        if not items:
+            return lines
+        if len(self.reduced) > 1:
+            lines += ["fuser_index rest = n;", *self.split("rest", self.reduced)]
+        else:
+            lines.append("const fuser_index i0 = n;")
+        return lines
+
+    def _vector(self, item: Operand) -> str:
+        return f"fuser_vector<{item.info.storage}, {'V' if item.inner else '1'}>"
+
+    def _read(self, item: Operand) -> str:
+        place = self.address(f"row.{item.name}", item, self.reduced)
+        if item.inner == 2:
+            return f"fuser_gather<V>({place}, {self.stride(item, 0)}, left)"
+        return f"fuser_load<{'V' if item.inner else '1'}, {item.access.width if item.inner else 1}>({place}, left)"
+
+    def _compute(self, level: int, step: RowPass, element: RowPart) -> list[str]:
+        known = self.row_values(element)
+        outputs = [item for item in self.full(element) if item.is_output]
+        lines = self._place([item for item in self.full(element) if item.is_output or item.is_counter])
+        inside = []
+        for item in self.full(element):
+            if item.is_output:
+                inside.append(f"{item.info.storage} {item.name}[V];")
+                known[item.variable] = f"{item.name}[k]"
+            elif item.is_counter:
+                inside.append(f"const auto {item.name} = {self._read(item)};")
+                known[item.variable] = f"{item.name}[{'k' if item.inner else '0'}]"
+            else:
+                known[item.variable] = f"fuser_to_compute({item.name}[u][{'k' if item.inner else '0'}])"
+        known |= {f"m{item.name}": f"own[k].m{item.name}" for item in step.accumulators}
+        if step.accumulators:
+            inside.append(f"fuser_pass{level}::part own[V];")
+        kept = [name for name in element.writes if name[0] == "k"]
+        known |= {f"v{name[1:]}": f"fuser_to_compute({name}[u][k])" for name in self.loop.kept if name not in kept}
+        sets = [f"{name}[u].set(k, fuser_from_compute<{self.loop.kept_types[name]}>(kept_{name}));" for name in kept]
+        known |= {name: f"kept_{name}" for name in kept}
+        inside += ["#pragma unroll", "for (int k = 0; k < V; ++k) {"]
+        inside += [f"  {self.loop.types[name]} kept_{name};" for name in kept]
+        inside += [f"  {element.call(known)}", *(f"  {line}" for line in sets), "}"]
+        if step.accumulators:
+            inside += [
+                "if (left < V) {",
+                "#pragma unroll",
+                "  for (int k = 0; k < V; ++k)",
+                f"    if (k >= left) own[k] = pass{level}.identity();",
+                "}",
+                f"parts[u] = fuser_tree<V>(pass{level}, own);",
+            ]
+        inside += [self._write(item) for item in outputs]
+        first = [item for item in self.loop.held if self._reads_first(item, level)]
+        inside = [*(f"held_{item.name}[n / V] = {item.name}[u];" for item in first), *inside]
+        lines += inside
+        head = [f"fuser_pass{level}::part parts[U];"] if step.accumulators else []
+        each = ["#pragma unroll", "for (int u = 0; u < U; ++u) {", *indent(lines), "}"]
+        if not self.tuning.is_resident:
+            return [*head, *each]
+        # Rows of nothing have no element to stand for those that are missing.
+        rest = ["} else {", "#pragma unroll", f"  for (int u = 0; u < U; ++u) parts[u] = pass{level}.identity();"]
+        return [*head, "if (length > 0) {", *indent(each), *(rest if step.accumulators else []), "}"]
+
+    def _reads_first(self, item: Operand, level: int) -> bool:
+        readers = [
+            number
+            for number, step in enumerate(self.loop.passes)
+            if step.element and item.variable in step.element.reads
+        ]
+        return readers[0] == level
+
+    def _write(self, item: Operand) -> str:
+        place = self.address(f"row.{item.name}", item, self.reduced)
+        left = f"is_row ? left : {self.signed}(0)"
+        if item.inner == 2:
+            return f"fuser_scatter<V>({place}, {self.stride(item, 0)}, {item.name}, {left});"
+        return f"fuser_store<V, {item.access.width}>({place}, {item.name}, {left});"

@@ -1,0 +1,279 @@
+// How threads combine what they have of a row. A *part* is what some neighbouring elements come to, all accumulators of
+// a pass; P, the pass, says how parts are combined, and what the part of no element is. The part with the smaller
+// numbers is always the left one.
+
+//@ always if rows
+// Elements that are combined as one balanced tree.
+constexpr int fuser_batch = 8192;
+
+// The value of the lane that differs by `mask`.
+template <typename C> FUSER_INLINE C fuser_exchange(const C& value, int mask) {
+  constexpr int words = (sizeof(C) + 3) / 4;
+  C other = value;
+  unsigned int word[words] = {};
+  memcpy(word, &value, sizeof(C));
+#pragma unroll
+  for (int i = 0; i < words; ++i) word[i] = __shfl_xor_sync(0xffffffffu, word[i], mask);
+  memcpy(&other, word, sizeof(C));
+  return other;
+}
+
+// By value: of two places in memory a compiler would choose the address, and keep both in memory for that.
+template <typename C> FUSER_INLINE C fuser_pick(bool is_first, C first, C second) {
+  if (is_first) return first;
+  return second;
+}
+
+template <int N, typename P> FUSER_INLINE typename P::part fuser_tree(const P& p, const typename P::part* items) {
+  if constexpr (N == 1) return items[0];
+  else return p.combine(fuser_tree<N / 2>(p, items), fuser_tree<N / 2>(p, items + N / 2));
+}
+
+// Combines the parts of lanes that differ by less than `end`, from `mask` on; every lane gets the result.
+template <int mask, int end, typename P>
+FUSER_INLINE typename P::part fuser_butterfly(const P& p, typename P::part own) {
+  if constexpr (mask >= end) return own;
+  else {
+    const bool is_upper = threadIdx.x & mask;
+    const typename P::part other = p.exchange(own, mask);
+    own = p.combine(p.pick(is_upper, other, own), p.pick(is_upper, own, other));
+    return fuser_butterfly<mask * 2, end>(p, own);
+  }
+}
+
+// Combines U parts of each of T lanes, each with those of the other lanes. Lane i gets the result of the parts i % U: in
+// the first steps lanes share the work, and exchange what the other one needs.
+template <int U, int T, int mask = 1, typename P>
+FUSER_INLINE typename P::part fuser_lanes(const P& p, const typename P::part* items) {
+  static_assert(U * mask <= T, "there is a lane for each result");
+  if constexpr (U == 1) return fuser_butterfly<mask, T>(p, items[0]);
+  else {
+    const bool is_upper = threadIdx.x & mask;
+    typename P::part kept[U / 2];
+#pragma unroll
+    for (int i = 0; i < U / 2; ++i) {
+      const typename P::part own = p.pick(is_upper, items[2 * i + 1], items[2 * i]);
+      const typename P::part other = p.exchange(p.pick(is_upper, items[2 * i], items[2 * i + 1]), mask);
+      kept[i] = p.combine(p.pick(is_upper, other, own), p.pick(is_upper, own, other));
+    }
+    return fuser_lanes<U / 2, T, mask * 2>(p, kept);
+  }
+}
+
+// A warp combines a batch of which there are `count` parts in shared memory, one for every 32 * V elements; every lane
+// gets the result.
+template <int V, typename P>
+FUSER_INLINE typename P::part fuser_warp_batch(const P& p, const typename P::part* parts, int count) {
+  constexpr int most = fuser_batch / (32 * V), each = most > 32 ? most / 32 : 1;
+  typename P::part own[each];
+#pragma unroll
+  for (int i = 0; i < each; ++i) {
+    const int at = static_cast<int>(threadIdx.x % 32) * each + i;
+    own[i] = at < count && at < most ? parts[at] : p.identity();
+  }
+  return fuser_butterfly<1, 32>(p, fuser_tree<each>(p, own));
+}
+
+// The warps of a team of T threads add to `total` the batches of which there are `count` parts in shared memory.
+template <int V, int T, typename P>
+FUSER_INLINE void fuser_fold(
+    const P& p, typename P::part& total, const typename P::part* parts, typename P::part* batches, int count) {
+  constexpr int per_batch = fuser_batch / (32 * V);
+  __syncthreads();
+  for (int i = threadIdx.x % T / 32; i * per_batch < count; i += T / 32) {
+    const typename P::part own = fuser_warp_batch<V>(p, parts + i * per_batch, count - i * per_batch);
+    if (threadIdx.x % 32 == 0) batches[i] = own;
+  }
+  __syncthreads();
+  for (int i = 0; i * per_batch < count; ++i) total = p.combine(total, batches[i]);
+}
+
+// How many parts of some size wait in shared memory: at least those of one round over a team's threads.
+constexpr int fuser_waiting(int least, int bytes) {
+  int count = least;
+  while (count * 2 * bytes <= 16384) count *= 2;
+  return count;
+}
+
+// Merges parts that come one after another as a binary counter does; `number` counts them.
+template <int N, typename P>
+FUSER_INLINE void fuser_push(const P& p, typename P::part (&waiting)[N], int number, typename P::part own) {
+  bool is_moving = true;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if (is_moving) {
+      if (number >> i & 1) own = p.combine(waiting[i], own);
+      else {
+        waiting[i] = own;
+        is_moving = false;
+      }
+    }
+  }
+}
+
+// What the first `number` of them come to.
+template <int N, typename P>
+FUSER_INLINE typename P::part fuser_settle(const P& p, const typename P::part (&waiting)[N], int number) {
+  typename P::part own = p.identity();
+  bool is_first = true;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if (number >> i & 1) {
+      own = is_first ? waiting[i] : p.combine(waiting[i], own);
+      is_first = false;
+    }
+  }
+  return own;
+}
+
+// The Y threads that share a batch of V rows each: the first one gets what all of theirs come to.
+template <int X, int Y, int V, typename P>
+FUSER_INLINE void fuser_stack(const P& p, typename P::part (&own)[V], typename P::part* shared) {
+  const int y = threadIdx.x / X;
+  typename P::part* const mine = shared + threadIdx.x * V;
+#pragma unroll
+  for (int step = 1; step < Y; step *= 2) {
+#pragma unroll
+    for (int k = 0; k < V; ++k) mine[k] = own[k];
+    __syncthreads();
+    if (y % (2 * step) == 0) {
+#pragma unroll
+      for (int k = 0; k < V; ++k) own[k] = p.combine(own[k], mine[step * X * V + k]);
+    }
+    __syncthreads();
+  }
+}
+
+// What the first of them has, to all.
+template <int X, int Y, int V, typename C> FUSER_INLINE void fuser_share(C (&own)[V], C* shared) {
+  if constexpr (Y > 1) {
+    C* const mine = shared + threadIdx.x % X * V;
+    if (threadIdx.x < X) {
+#pragma unroll
+      for (int k = 0; k < V; ++k) mine[k] = own[k];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < V; ++k) own[k] = mine[k];
+    __syncthreads();
+  }
+}
+
+constexpr int fuser_most(int a, int b) { return a > b ? a : b; }
+
+// Rows that several blocks share, a *piece* each. What a piece comes to goes to memory; pieces are counted in *turns* of
+// 64, and whoever completes a turn folds it, in order, with those that are complete before and after it. While a block
+// does so, others leave theirs to it.
+constexpr unsigned int fuser_turn = 64;
+
+// Parts in memory that other blocks write: past the first cache.
+template <typename C> struct fuser_slots {
+  static constexpr int words = (sizeof(C) + 3) / 4;
+  unsigned int* at;
+
+  FUSER_INLINE C get(size_t slot) const {
+    unsigned int word[words];
+    C own;
+#pragma unroll
+    for (int i = 0; i < words; ++i) word[i] = __ldcg(at + slot * words + i);
+    memcpy(&own, word, sizeof(C));
+    return own;
+  }
+  FUSER_INLINE void put(size_t slot, const C& own) const {
+    unsigned int word[words] = {};
+    memcpy(word, &own, sizeof(C));
+#pragma unroll
+    for (int i = 0; i < words; ++i) __stcg(at + slot * words + i, word[i]);
+  }
+};
+
+// What the blocks of one tile share; `across` rows lie side by side in it, and a piece has a part of each for each of its
+// B batches.
+template <typename C, int B = 1> struct fuser_workspace {
+  unsigned int* head;
+  unsigned int pieces, turns;
+
+  FUSER_INLINE fuser_workspace(unsigned int* all, size_t tile, unsigned int pieces, int across)
+      : pieces(pieces), turns((pieces + fuser_turn - 1) / fuser_turn) {
+    head = all + tile * (2 + turns + static_cast<size_t>(fuser_slots<C>::words) * across * (1 + pieces * B));
+  }
+  // Of the folded ones; of the first piece.
+  FUSER_INLINE fuser_slots<C> total() const { return {head + 2 + turns}; }
+  FUSER_INLINE fuser_slots<C> piece(int across) const { return {head + 2 + turns + fuser_slots<C>::words * across}; }
+  FUSER_INLINE bool is_complete(unsigned int turn) const {
+    return turn < turns && __ldcg(head + 2 + turn) == (turn + 1 < turns ? fuser_turn : pieces - turn * fuser_turn);
+  }
+
+  // Counts a piece whose parts the block has written, and calls fold(begin, end, is_last) for the pieces that it has to
+  // fold.
+  template <typename Fold> FUSER_INLINE void finish(unsigned int number, Fold fold) const {
+    __shared__ unsigned int range[2];
+    const unsigned int none = ~0u;
+    bool tries = false;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      const unsigned int turn = number / fuser_turn;
+      atomicAdd(head + 2 + turn, 1u);
+      // Of two that see the turn complete, one gets it.
+      tries = is_complete(turn);
+    }
+    while (true) {
+      if (threadIdx.x == 0) {
+        range[0] = range[1] = none;
+        if (tries && atomicExch(head, 1u) == 0) {
+          __threadfence();
+          unsigned int end = range[0] = __ldcg(head + 1);
+          while (is_complete(end)) ++end;
+          range[1] = end;
+          __threadfence();
+        }
+      }
+      __syncthreads();
+      const unsigned int begin = range[0], end = range[1];
+      if (begin == none) return;
+      const bool is_last = end == turns;
+      if (begin < end) fold(begin * fuser_turn, is_last ? pieces : end * fuser_turn, is_last);
+      __threadfence();
+      __syncthreads();
+      if (is_last) return;
+      if (threadIdx.x == 0) {
+        __stcg(head + 1, end);
+        __threadfence();
+        atomicExch(head, 0u);
+        __threadfence();
+        tries = is_complete(end);
+      }
+    }
+  }
+};
+
+// Adds pieces to what the first of Y threads has of V rows each: every thread merges the B pieces of a batch, and the
+// first one takes the batches in order.
+template <int X, int Y, int B, int V, typename P>
+FUSER_INLINE void fuser_fold_pieces(
+    const P& p, typename P::part (&total)[V], const fuser_slots<typename P::part>& pieces, unsigned int begin,
+    unsigned int end, typename P::part* shared) {
+  const unsigned int x = threadIdx.x % X, y = threadIdx.x / X;
+  constexpr int levels = B == 1 ? 1 : B == 2 ? 2 : B <= 4 ? 3 : B <= 8 ? 4 : B <= 16 ? 5 : B <= 32 ? 6 : 7;
+  for (unsigned int at = begin; at < end; at += Y * B) {
+    const unsigned int first = at + y * B;
+#pragma unroll
+    for (int k = 0; k < V; ++k) {
+      typename P::part waiting[levels];
+      int count = 0;
+#pragma unroll 4
+      for (; count < B && first + count < end; ++count)
+        fuser_push(p, waiting, count, pieces.get((static_cast<size_t>(first + count) * X + x) * V + k));
+      shared[threadIdx.x * V + k] = fuser_settle(p, waiting, count);
+    }
+    __syncthreads();
+    if (y == 0) {
+      for (unsigned int i = 0; i < Y && at + i * B < end; ++i) {
+#pragma unroll
+        for (int k = 0; k < V; ++k) total[k] = p.combine(total[k], shared[(i * X + x) * V + k]);
+      }
+    }
+    __syncthreads();
+  }
+}

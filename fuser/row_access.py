@@ -1,0 +1,161 @@
+"""How a CUDA kernel with reductions walks its operands: threads of a row, vectors of a thread, what stays in registers.
+
+Row lengths count as the power of two above them, so that a kernel serves a class of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from fuser.access import GATHER_VECTOR, VECTOR_BYTES, Access, Tuning, Walk, dense_width
+from fuser.graph import BATCH, FusionGroup
+from fuser.kernel_spec import RowSpec
+from fuser.layout import IterationSpace
+from fuser.row_space import count_accumulators, reduction_levels
+
+__all__ = ["plan_row_walk"]
+
+WARP = 32
+MAX_BLOCK = 1024
+# Bytes of a row that a thread keeps in registers.
+KEPT_BYTES = 128
+MAX_UNROLL = 8
+# Elements of a row that a thread computes with, pass by pass.
+KEPT_ELEMENTS = 32
+# Fewer blocks leave some of a large GPU's processors idle: they share rows then.
+ENOUGH_BLOCKS = 512
+# Elements of a row that a block takes at least.
+SHORTEST_PIECE = 512
+# Accumulators that wait in shared memory for the other threads of a block; a few bytes each.
+MAX_WAITING = 2048
+
+
+def plan_row_walk(
+    group: FusionGroup,
+    space: IterationSpace,
+    rows: RowSpec,
+    is_row: Sequence[bool],
+    itemsizes: Sequence[int],
+    aligned: Sequence[bool],
+    shared_bytes: int,
+) -> Walk:
+    """Decide how the operands of one call with reductions are read and written.
+
+    Args:
+        group: the kernel's.
+        space: the loop nest; operands are outputs first, counters last.
+        rows: what is reduced of it.
+        is_row: for each operand, and each counter after them, whether it has one element per row.
+        itemsizes: bytes of an element of each operand.
+        aligned: whether each operand starts at a multiple of VECTOR_BYTES.
+        shared_bytes: shared memory that a block may hold a row in.
+    """
+    inner = rows.inner
+    moving = [
+        slot
+        for slot, strides in enumerate(space.strides[: len(itemsizes)])
+        if strides[inner] and (rows.is_across or not is_row[slot])
+    ]
+    widths = {slot: dense_width(space.strides[slot], inner, itemsizes[slot], aligned[slot]) for slot in moving}
+    wide = [itemsizes[slot] for slot in moving if not is_row[slot]] or [itemsizes[slot] for slot in moving]
+    vector = VECTOR_BYTES // max(wide, default=VECTOR_BYTES)
+    if any(space.strides[slot][inner] > 1 for slot in moving if not is_row[slot]):
+        vector = min(vector, GATHER_VECTOR)
+    vector = min(vector, _above(space.sizes[inner]))
+    may_share, accumulators = _is_one_pass(group, rows), count_accumulators(group)
+    if rows.is_across:
+        vector, tuning = _across(space, rows, vector, accumulators, may_share=may_share)
+    else:
+        # A vector's elements lie beside each other.
+        while rows.reduced > 1 and space.sizes[0] % vector:
+            vector //= 2
+        # What every row has of its own, and is read.
+        outer = [any(space.strides[slot][rows.reduced :]) or prod(space.sizes[rows.reduced :]) == 1 for slot in moving]
+        own = [slot for slot, is_own in zip(moving, outer, strict=True) if slot >= len(group.outputs) and is_own]
+        read_bytes = sum(itemsizes[slot] for slot in own)
+        tuning = _along(space, rows, vector, accumulators, read_bytes, shared_bytes, may_share=may_share)
+    accesses = tuple(Access(min(widths.get(slot, 1), vector)) for slot in range(len(space.strides)))
+    return Walk(space, vector, accesses, tuning)
+
+
+def _above(size: int) -> int:
+    # The smallest power of two that is no less.
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def _below(size: int) -> int:
+    # The largest power of two that is no more, or 1.
+    return 1 << max(size, 1).bit_length() - 1
+
+
+def _is_one_pass(group: FusionGroup, rows: RowSpec) -> bool:
+    # Whether nothing is computed per element after a reduction.
+    levels = reduction_levels(group)
+    return max(levels) == 1 and all(rows.is_row[value] for value in group.outputs if levels[value])
+
+
+def _along(
+    space: IterationSpace,
+    rows: RowSpec,
+    vector: int,
+    accumulators: int,
+    bytes_per_element: int,
+    shared_bytes: int,
+    *,
+    may_share: bool,
+) -> Tuning:
+    length = prod(space.sizes[: rows.reduced])
+    if may_share and length > 2 * BATCH and prod(space.sizes[rows.reduced :]) < ENOUGH_BLOCKS:
+        unroll = min(max(VECTOR_BYTES // vector, 4), 8)
+        team = BATCH // (vector * unroll)
+        if team * accumulators <= MAX_WAITING:
+            batches = -(-length // BATCH) * prod(space.sizes[rows.reduced :])
+            several = min(_below(batches // (4 * ENOUGH_BLOCKS)), 8)
+            return Tuning(block=team, unroll=unroll, team=team, piece=several * BATCH)
+    most = _below(KEPT_BYTES // max(vector * bytes_per_element, 1))
+    # What there is per element between passes takes registers, too; a single pass wants many threads.
+    is_light = may_share and accumulators == 1
+    most = min(most, 4 if is_light else max(KEPT_ELEMENTS // vector, 1), MAX_UNROLL)
+    steps = -(-length // vector)
+    if steps <= WARP * most:
+        team = min(_above(steps), WARP)
+        return Tuning(block=256, unroll=_above(-(-steps // team)), team=team, is_resident=True)
+    # The fewer threads of a row wait for each other, the better. Warps of a row in four sizes to a power of two.
+    warps = -(-steps // (most * WARP))
+    step = max(_above(warps) // 8, 1)
+    team = -(-warps // step) * step * WARP
+    if team <= MAX_BLOCK // 2:
+        return Tuning(block=team * max(256 // team, 1), unroll=most, team=team, is_resident=True)
+    # Chunks are whole batches. A row that takes more than half of a processor's shared memory has all its threads.
+    for team in (MAX_BLOCK // 2, MAX_BLOCK):
+        unroll = max(BATCH // (team * vector), 4 * (MAX_BLOCK // 2) // team)
+        chunk = team * vector * unroll
+        held_bytes = -(-length // chunk) * chunk * bytes_per_element
+        if not may_share and vector >= GATHER_VECTOR and held_bytes <= shared_bytes * team // MAX_BLOCK:
+            return Tuning(block=team, unroll=unroll, team=team, is_held=True)
+    team = MAX_BLOCK if vector < GATHER_VECTOR else MAX_BLOCK // 2
+    return Tuning(block=team, unroll=max(BATCH // (team * vector), 4), team=team)
+
+
+def _across(
+    space: IterationSpace, rows: RowSpec, vector: int, accumulators: int, *, may_share: bool
+) -> tuple[int, Tuning]:
+    # Each of a thread's rows has parts that wait for others.
+    vector = min(vector, GATHER_VECTOR)
+    while vector > 1 and vector * accumulators > 2 * GATHER_VECTOR:
+        vector //= 2
+    block = 256
+    while block > WARP and block * vector * accumulators > MAX_WAITING:
+        block //= 2
+    length, width = prod(space.sizes[: rows.reduced]), space.sizes[rows.reduced]
+    team = min(WARP, _above(-(-width // vector)))
+    # As many threads of a batch as have several elements each.
+    block = min(block, team * max(_above(min(length, BATCH)) // 8, 1))
+    tiles = -(-width // (team * vector)) * prod(space.sizes[rows.reduced + 1 :])
+    piece = 0
+    if may_share and tiles < ENOUGH_BLOCKS and length > SHORTEST_PIECE:
+        piece = BATCH
+        while piece > SHORTEST_PIECE and tiles * -(-length // piece) < ENOUGH_BLOCKS:
+            piece //= 2
+    return vector, Tuning(block=block, unroll=8, team=team, piece=piece)

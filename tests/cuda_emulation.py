@@ -1,0 +1,229 @@
+"""Runs the loops of CUDA kernels with reductions on the CPU: each thread of a block is a fiber.
+
+The text is the one that a GPU gets, with the CPU dialect's prelude in place of the functions of CUDA: what is tested is
+which thread reads, combines and writes what, and where threads wait for each other. Fibers run in turn until they wait,
+in ascending or descending order; what holds in both hardly depends on a barrier that is missing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fuser import planner
+from fuser.access import VECTOR_BYTES
+from fuser.codegen import build_source
+from fuser.compiler import register
+from fuser.cpu.prelude import emit_prelude
+from fuser.cuda.dialect import DIALECT
+from fuser.fused_kernel import ArgumentPacker
+from fuser.geometry import launch_shape, workspace_bytes
+from fuser.graph import FusionGroup
+from fuser.kernel_spec import infer_layouts
+from fuser.prelude import load_blocks
+from fuser.route import run
+from fuser.tensor_desc import describe, value_layouts
+
+__all__ = ["run_emulated"]
+
+# Before the kernel.
+_SHIM = """
+#undef __shared__
+#define __shared__ static
+#define __grid_constant__
+#define memcpy __builtin_memcpy
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct fuser_dim { unsigned x; };
+extern "C" fuser_dim threadIdx, blockIdx, gridDim;
+extern "C" void __syncthreads();
+extern "C" unsigned fuser_shuffle(unsigned value, int mask);
+static inline unsigned __shfl_xor_sync(unsigned, unsigned value, int mask) { return fuser_shuffle(value, mask); }
+template <typename C> static inline C fuser_cross(C v, long long) { return v; }
+static inline void __threadfence() {}
+static inline unsigned atomicAdd(unsigned* to, unsigned by) { const unsigned was = *to; *to += by; return was; }
+static inline unsigned atomicExch(unsigned* to, unsigned by) { const unsigned was = *to; *to = by; return was; }
+static inline unsigned __ldcg(const unsigned* from) { return *from; }
+static inline void __stcg(unsigned* to, unsigned value) { *to = value; }
+static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
+"""
+# Dynamic shared memory: of the most that a block has.
+_HELD = ("extern __shared__ uint4 fuser_held[];", "static uint4 fuser_held[232448 / 16];")
+# After it.
+_ENTRY = 'extern "C" void fuser_entry(const fuser_args* a) { fuser_kernel(*a); }'
+
+# The threads of a block.
+_FIBERS = """
+#include <setjmp.h>
+#include <stdlib.h>
+#include <ucontext.h>
+struct fuser_dim { unsigned x; };
+struct barrier { int arrived; unsigned generation; };
+struct fiber { ucontext_t start; jmp_buf at; bool is_started, is_done; char* stack; };
+static fiber fibers[1024];
+static jmp_buf scheduler;
+static barrier block, warps[32];
+static unsigned values[1024];
+static int count, current;
+static const void* arguments;
+static void (*kernel)(const void*);
+extern "C" {
+fuser_dim threadIdx, blockIdx, gridDim;
+static void yield() {
+  if (!_setjmp(fibers[current].at)) _longjmp(scheduler, 1);
+  threadIdx.x = current;
+}
+static void wait(barrier& on, int size) {
+  const unsigned before = on.generation;
+  if (++on.arrived == size) { on.arrived = 0; ++on.generation; }
+  else while (on.generation == before) yield();
+}
+void __syncthreads() { wait(block, count); }
+unsigned fuser_shuffle(unsigned value, int mask) {
+  const int self = current, left = count - self / 32 * 32, lanes = left < 32 ? left : 32;
+  values[self] = value;
+  wait(warps[self / 32], lanes);
+  const unsigned other = values[self ^ mask];
+  wait(warps[self / 32], lanes);
+  return other;
+}
+static void begin() {
+  kernel(arguments);
+  fibers[current].is_done = true;
+  _longjmp(scheduler, 1);
+}
+int fuser_emulate(void (*entry)(const void*), const void* a, unsigned grid, int size, int descending) {
+  enum { STACK = 262144, MOST_ROUNDS = 1000000 };
+  kernel = entry;
+  arguments = a;
+  gridDim.x = grid;
+  count = size;
+  for (int i = 0; i < size; ++i) if (!fibers[i].stack) fibers[i].stack = static_cast<char*>(malloc(STACK));
+  for (unsigned b = 0; b < grid; ++b) {
+    blockIdx.x = descending ? grid - 1 - b : b;
+    for (int i = 0; i < size; ++i) fibers[i].is_started = fibers[i].is_done = false;
+    volatile int left = size, rounds = 0, i;
+    for (; left; ++rounds) {
+      if (rounds > MOST_ROUNDS) return 1;
+      left = 0;
+      for (i = 0; i < size; ++i) {
+        current = descending ? size - 1 - i : i;
+        if (fibers[current].is_done) continue;
+        threadIdx.x = current;
+        if (!_setjmp(scheduler)) {
+          fiber& next = fibers[current];
+          if (next.is_started) _longjmp(next.at, 1);
+          next.is_started = true;
+          getcontext(&next.start);
+          next.start.uc_stack.ss_sp = next.stack;
+          next.start.uc_stack.ss_size = STACK;
+          makecontext(&next.start, begin, 0);
+          setcontext(&next.start);
+        }
+        left = left + !fibers[current].is_done;
+      }
+    }
+  }
+  return 0;
+}
+}
+"""
+
+FLAGS = (
+    "-O1 -std=c++17 -shared -fPIC -w -fno-strict-aliasing -ffp-contract=off -fno-math-errno -march=native "
+    "-U_FORTIFY_SOURCE -fsanitize=alignment -fsanitize-undefined-trap-on-error"
+).split()
+
+
+def run_emulated(
+    group: FusionGroup, inputs: Sequence[Any], *, descending: bool = False, largest_grid: int = 0, **tuning: Any
+) -> list[torch.Tensor]:
+    """Run a group's CUDA kernels on CPU tensors.
+
+    Args:
+        group: a group with reductions.
+        inputs: CPU tensors and numbers.
+        descending: the order in which blocks and threads take their turns.
+        largest_grid: at most so many blocks.
+        tuning: fields of Tuning to set.
+    """
+    device = torch.device("cuda", 0)
+    spec = register(group)
+    described = [describe(item) for item in inputs]
+    described = [
+        item._replace(device=device, is_aligned=given.data_ptr() % VECTOR_BYTES == 0) if item.device else item
+        for item, given in zip(described, inputs, strict=True)
+    ]
+    layouts = infer_layouts(spec.group, value_layouts(described))
+    values = planner._describe_values(spec, described, device, layouts)
+    outputs = [values[value].desc for value in spec.group.outputs]
+    parts = list(planner._cut(spec, values, outputs, device))
+    known: dict[int, Any] = dict(enumerate(inputs))
+    for part in parts:
+        if part.args.rows is None:
+            # Of a group that is cut after its reductions.
+            given = [known[value] for value in part.inputs]
+            known |= zip(part.outputs, run(part.spec, given), strict=True)
+            continue
+        args = replace(part.args, tuning=replace(part.args.tuning, **tuning))
+        source = build_source(part.spec.group, args, replace(DIALECT, emit_prelude=_emit_prelude))
+        made = [_poisoned(values[value].desc) for value in part.outputs]
+        known |= zip(part.outputs, made, strict=True)
+        if part.space.is_empty:
+            continue
+        operands = [made[item.index] if item.is_output else known[part.inputs[item.index]] for item in source.operands]
+        numbers = [known[part.inputs[index]] for index, _ in source.numbers]
+        addresses = [item.data_ptr() for item in operands]
+        own_bytes = workspace_bytes(source, part.space.sizes)
+        workspace = torch.zeros(own_bytes + 256, dtype=torch.uint8)
+        if source.has_workspace:
+            addresses.insert(len(made), workspace.data_ptr())
+        packed = ArgumentPacker(source, part.space).pack(addresses, numbers)
+        launch = launch_shape(source, part.space)
+        grid = min(launch.grid, largest_grid or launch.grid)
+        _launch(source.text, packed, grid, launch.block, descending)
+        assert not workspace[own_bytes:].any(), "blocks write beyond their workspace"
+    return [known[value] for value in spec.group.outputs]
+
+
+def _poisoned(desc: Any) -> torch.Tensor:
+    made = torch.empty_strided(desc.shape, desc.strides, dtype=desc.dtype)
+    torch.as_strided(made, (made.untyped_storage().nbytes() // made.itemsize,), (1,)).view(torch.uint8).fill_(0x5A)
+    return made
+
+
+def _emit_prelude(names: frozenset[str], features: frozenset[str]) -> str:
+    blocks = [block for file in ("cuda_access.h", "cuda_rows.h") for block in load_blocks(file)]
+    # Both dialects have a vector.
+    own = emit_prelude(names, features).replace("fuser_vector", "fuser_host_vector")
+    return "\n".join([own, _SHIM, *(block.text for block in blocks if block.features <= features), ""])
+
+
+def _launch(text: str, packed: bytes, grid: int, block: int, descending: bool) -> None:
+    fibers = _build(_FIBERS)
+    kernel = _build(text.replace('extern "C" __global__', "static").replace(*_HELD) + _ENTRY)
+    status = fibers.fuser_emulate(kernel.fuser_entry, packed, grid, block, int(descending))
+    assert status == 0, "threads wait for ever"
+
+
+@cache
+def _build(text: str) -> ctypes.CDLL:
+    folder = Path(tempfile.gettempdir()) / "fuser-emulation"
+    folder.mkdir(exist_ok=True)
+    library = folder / f"{hashlib.sha256((text + str(FLAGS)).encode()).hexdigest()}.so"
+    if not library.exists():
+        # Processes may build the same one.
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            source, made = Path(own, "kernel.cpp"), Path(own, "kernel.so")
+            source.write_text(text)
+            subprocess.run(["g++", *FLAGS, str(source), "-o", str(made)], check=True)
+            made.replace(library)
+    return ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)

@@ -1,0 +1,177 @@
+"""The CUDA kernels of groups with reductions: their loops, emulated on the CPU, and on a GPU, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from cuda_emulation import run_emulated
+from functors import poison, unpoison
+from row_groups import GROUPS, OWN_GROUPS, draw, layouts_of, one
+
+from fuser import arg_spec
+from fuser.compiler import register
+from fuser.config import config
+from fuser.graph import FusionGroup
+from fuser.route import run
+
+SHAPES: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = [
+    ((5, 7), (-1,)), ((33, 1000), (1,)), ((2000, 70), (0,)), ((3, 5000), (1,)), ((4, 9, 5, 6), (1,)),
+    ((4, 9, 5, 6), (0, 2, 3)), ((2, 20000), (1,)), ((6, 3, 20, 50), (0, 2, 3)), ((0, 5), (1,)), ((100, 8), (1,)),
+    ((6,), (0,)), ((), ()), ((), None), ((3, 0), (1,)), ((300, 31), None), ((1, 1), (1,)), ((20000, 3), (0,)),
+    ((2, 40000), (1,)), ((40, 4096), (-1,)),
+]  # fmt: skip
+# Held in shared memory, shared by blocks, cut into a launch for each pass.
+LONG_SHAPES: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = [
+    ((3, 40000), (-1,)), ((3, 140000), (1,)), ((70000, 3), (0,)), ((100, 600, 5), (0, 1)), ((70, 66000), (1,)),
+]  # fmt: skip
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+
+
+def same(results: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
+    for got, want in zip(results, wanted, strict=True):
+        assert got.dtype == want.dtype
+        assert got.shape == want.shape
+        assert got.stride() == want.stride()
+        torch.testing.assert_close(got.cpu(), want, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", [*GROUPS, *OWN_GROUPS])
+def test_loops(name: str) -> None:
+    check_loops(name, 43)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*GROUPS, *OWN_GROUPS])
+def test_loops_of_all_shapes_and_layouts(name: str) -> None:
+    check_loops(name, 1)
+
+
+def check_loops(name: str, one_in: int) -> None:
+    build, inputs_of = (GROUPS | OWN_GROUPS)[name]
+    number = len(name)
+    for place, (shape, dims) in enumerate([*SHAPES, *LONG_SHAPES]):
+        dtypes = (*DTYPES, *MORE_DTYPES) if name == "total" else DTYPES
+        dtype = dtypes[(place + len(name)) % len(dtypes)]
+        for _, x in layouts_of(draw(shape, dtype)):
+            number += 1
+            if number % one_in:
+                continue
+            inputs, group = inputs_of(x, dims), build(dims)
+            same(run_emulated(group, inputs, descending=bool(number % 2)), run(register(group), inputs))
+
+
+# --- on a GPU --------------------------------------------------------------------------------------------------------
+LARGE_SHAPES: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = [
+    ((100000, 8), (1,)), ((100000, 3), (1,)), ((1, 2**20), (1,)), ((3, 2**20 + 3), (1,)), ((5, 65536), (1,)),
+    ((4, 131072), (1,)), ((7, 32768), (1,)), ((9, 10007), (1,)), ((131072, 5), (0,)), ((1000, 1000), (0,)),
+    ((513, 257), (1,)), ((16, 24, 33, 31), (0, 2, 3)), ((64, 50, 20), (0, 2)), ((700, 800), None), ((2**20,), (0,)),
+    ((8193, 40), (0,)), ((1, 70000), (0,)), ((12, 16, 1024), (-1,)), ((300000,), None),
+]  # fmt: skip
+MORE_DTYPES = (torch.float16, torch.int32, torch.int64, torch.uint8, torch.complex64, torch.float8_e4m3fn)
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    poison()
+    yield
+    unpoison()
+    config.touch()
+
+
+def on_gpu(inputs: list[Any]) -> list[Any]:
+    # Layout and all.
+    moved = []
+    for item in inputs:
+        if isinstance(item, torch.Tensor):
+            base = item.new_empty(0).set_(item.untyped_storage()).cuda()
+            item = base.as_strided(item.shape, item.stride(), item.storage_offset())
+        moved.append(item)
+    return moved
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", GROUPS)
+def test_bits_of_the_cpu(name: str, dtype: torch.dtype) -> None:
+    build, inputs_of = GROUPS[name]
+    failed = []
+    for shape, dims in [*SHAPES, *LARGE_SHAPES]:
+        for layout, x in layouts_of(draw(shape, dtype)):
+            inputs, group = inputs_of(x, dims), build(dims)
+            try:
+                same(run(register(group), on_gpu(inputs)), run(register(group), inputs))
+            except AssertionError as error:
+                failed.append(f"{shape} {dims} {layout}: {error}")
+    assert not failed, "\n".join(failed)
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", MORE_DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["total", "halves"])
+def test_bits_of_the_cpu_for_other_dtypes(name: str, dtype: torch.dtype) -> None:
+    build, inputs_of = GROUPS[name]
+    for shape, dims in [*SHAPES, *LARGE_SHAPES[::3]]:
+        for _, x in layouts_of(draw(shape, dtype)):
+            inputs, group = inputs_of(x, dims), build(dims)
+            same(run(register(group), on_gpu(inputs)), run(register(group), inputs))
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", [*GROUPS, *OWN_GROUPS])
+def test_bits_of_applications_alone(name: str, dtype: torch.dtype) -> None:
+    build, inputs_of = (GROUPS | OWN_GROUPS)[name]
+    for shape, dims in [*SHAPES, *LARGE_SHAPES[::4]]:
+        inputs, group = on_gpu(inputs_of(draw(shape, dtype), dims)), register(build(dims)).group
+        for got, want in zip(run(register(group), inputs), run_apart(group, inputs), strict=True):
+            torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+def run_apart(group: FusionGroup, inputs: list[Any]) -> list[Any]:
+    """Run the applications of a group one by one."""
+    values = list(inputs)
+    for item in group.applications:
+        part = one(item.function, len(item.tensors), len(item.scalars))
+        values += run(register(part), [values[value] for value in (*item.tensors, *item.scalars)])
+    return [values[value] for value in group.outputs]
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("name", GROUPS)
+def test_wide_indices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arg_spec, "MAX_NARROW_OFFSET", 0)
+    config.touch()
+    build, inputs_of = GROUPS[name]
+    for shape, dims in [*SHAPES, *LARGE_SHAPES[::4]]:
+        inputs, group = inputs_of(draw(shape, torch.float32), dims), build(dims)
+        same(run(register(group), on_gpu(inputs)), run(register(group), inputs))
+
+
+@pytest.mark.cuda
+def test_rows_that_blocks_share_in_graphs_and_on_several_streams() -> None:
+    # Each call has a workspace of its own, which is zero at first.
+    group, x = register(GROUPS["dot"][0](None)), draw((1000, 1001), torch.float32).cuda()
+    (wanted,) = run(group, [x, x])
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    torch.cuda.synchronize()
+    made = []
+    for _ in range(50):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                made += run(group, [x, x])
+    torch.cuda.synchronize()
+    assert all(torch.equal(each, wanted) for each in made)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        (captured,) = run(group, [x, x])
+    for _ in range(3):
+        captured.fill_(0)
+        graph.replay()
+        assert torch.equal(captured, wanted)
