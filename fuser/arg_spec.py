@@ -87,7 +87,8 @@ def build_arg_spec(
         if index in numbers:
             filled[index] = _pass_number(inputs[index], numbers[index])
         else:
-            filled[index] = InputSpec(spec.dtype, spec.rank, spec.number, by_index.get(index, 0))
+            ndim = spec.ndim if group.has_reduction else 0
+            filled[index] = InputSpec(spec.dtype, spec.rank, spec.number, by_index.get(index, 0), ndim)
     args = ArgSpec(
         device_type=device_type,
         inputs=tuple(filled),

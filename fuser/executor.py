@@ -24,7 +24,7 @@ from fuser.ops import WIDE_UNDER_AUTOCAST
 from fuser.outputs import check_out, finish_out
 from fuser.planner import Buffer, Plan, Step, make_plan
 from fuser.sections import cut_around
-from fuser.tensor_desc import describe, name_input
+from fuser.tensor_desc import describe, name_input, read_number
 from fuser.tuning.search import make_tuned
 
 __all__ = [
@@ -115,7 +115,7 @@ def read_scalars(spec: KernelSpec, inputs: list[Any]) -> list[Any]:
     if not spec.group.has_reduction or not any(item.is_scalar for item in spec.group.inputs):
         return inputs
     pairs = zip(spec.group.inputs, inputs, strict=True)
-    return [item.item() if known.is_scalar and isinstance(item, torch.Tensor) else item for known, item in pairs]
+    return [read_number(item) if known.is_scalar and isinstance(item, torch.Tensor) else item for known, item in pairs]
 
 
 def run_around(

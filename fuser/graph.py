@@ -147,6 +147,10 @@ class Reduction:
             return tuple(1 if dim in dims else size for dim, size in enumerate(shape))
         return tuple(size for dim, size in enumerate(shape) if dim not in dims)
 
+    def remaining_dims(self, rank: int) -> int:
+        """Return how many dimensions the results have, for tensors of a rank."""
+        return rank if self.keepdim else 0 if self.dims is None else max(rank - len(self.dims), 0)
+
     def to_json(self) -> dict[str, Any]:
         """Return what from_json needs."""
         return {

@@ -23,6 +23,7 @@ from fuser.library import split_inputs
 from fuser.ops import index_function
 from fuser.outputs import finish_traced_out
 from fuser.route import Route, call_anew, find_route, has_derivative
+from fuser.tensor_desc import read_number
 
 __all__ = ["JitFunction", "check_index", "check_scalar", "create_jit_fn", "create_multi_output_jit_fn", "jit_fn"]
 
@@ -134,7 +135,7 @@ class JitFunction(Replayer):
         self.scalar_names = tuple(parameter.name for parameter in function.scalars)
         # Those that no tensor can take the place of in a kernel.
         later = function.functors[1:]
-        self._number_names = tuple({item.name: None for functor in later for item in functor.scalars})
+        self.number_names = tuple({item.name: None for functor in later for item in functor.scalars})
         # Spec by number of tensors: trailing tensors with a C++ default may be left out.
         self._specs: dict[int, KernelSpec] = {}
         # By names of scalars, this function with those as tensors.
@@ -183,7 +184,11 @@ class JitFunction(Replayer):
             if replayed is not None:
                 return replayed
         scalars = self._read_numbers(scalars)
-        held = tuple(name for name, value in scalars.items() if isinstance(value, torch.Tensor))
+        held = tuple(
+            name
+            for name, value in scalars.items()
+            if isinstance(value, torch.Tensor) and name not in self.number_names
+        )
         if held and all(name in self.scalar_names for name in held):
             return self._call_with_tensors(held, tensors, out, scalars)
         tensors = tuple(map(plain_number, tensors))
@@ -252,7 +257,8 @@ class JitFunction(Replayer):
             value = scalars.get(name, self.defaults.get(name))
             if value is None:
                 raise ArgumentError(f"{self.signature()} needs the scalar {name!r}")
-            if type(value) not in (float, int, bool, complex):
+            is_held = isinstance(value, torch.Tensor) and name in self.number_names
+            if type(value) not in (float, int, bool, complex) and not is_held:
                 check_scalar(self.signature(), name, value)
             values[name] = value
         return values
@@ -347,7 +353,7 @@ class JitFunction(Replayer):
 
     def _read_numbers(self, scalars: dict[str, Any]) -> dict[str, Any]:
         # What follows a reduction's map takes no tensor but those that it reduces.
-        held = tuple(name for name in self._number_names if isinstance(scalars.get(name), torch.Tensor))
+        held = tuple(name for name in self.number_names if isinstance(scalars.get(name), torch.Tensor))
         self._check_zero_dim(held, scalars)
         for name in held:
             if has_derivative(scalars[name]):
@@ -355,7 +361,10 @@ class JitFunction(Replayer):
                     f"{self.signature()}: the scalar {name!r} has a gradient, and reductions have one of what "
                     "their map takes only: detach it"
                 )
-        return {**scalars, **{name: scalars[name].item() for name in held}} if held else scalars
+        if torch._C._len_torch_dispatch_stack() > 0:
+            # Somebody traces: the operator reads them where it runs.
+            return scalars
+        return {**scalars, **{name: read_number(scalars[name]) for name in held}} if held else scalars
 
     def _check_zero_dim(self, names: tuple[str, ...], scalars: Mapping[str, Any]) -> None:
         for name in names:
@@ -381,7 +390,7 @@ class JitFunction(Replayer):
         tensors, scalars = _hold_floats(tensors, scalars, lambda item: not has_static_value(item))
         tensor_names = tuple(name for name in self.scalar_names if isinstance(scalars.get(name), torch.Tensor))
         self._check_zero_dim(tensor_names, scalars)
-        held = tuple(name for name in tensor_names if name not in self._number_names)
+        held = tuple(name for name in tensor_names if name not in self.number_names)
         group, names = find_operator(held, len(tensors))
         given = iter(tensors)
         values = [scalars[name] if name in held else next(given) for name in names]

@@ -71,6 +71,8 @@ class InputSpec:
     number: type | None = None
     # Innermost stride: 0 (one element for all), 1 (dense) or 2 (any, given at run time). 0 for numbers.
     inner: int = 0
+    # Dimensions, where a group reduces some: what has none left is weak in promotion.
+    ndim: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,7 @@ def infer_typing(group: FusionGroup, inputs: Sequence[InputSpec | None], default
     """
     values = [item.dtype if item else torch.float32 for item in inputs]
     ranks = [item.rank if item else Rank.NUMBER for item in inputs]
+    ndims = [item.ndim if item else 0 for item in inputs]
     common_dtypes = []
     for index, application in enumerate(group.applications):
         function = application.function
@@ -192,12 +195,14 @@ def infer_typing(group: FusionGroup, inputs: Sequence[InputSpec | None], default
             raise
         common_dtypes.append(common)
         values += dtypes
-        # What is reduced to one element is weak, as a 0-dim tensor is.
-        is_zero_dim = (
-            function.reduction is not None and function.reduction.dims is None and not function.reduction.keepdim
-        )
         rank = min(ranks[value] for value in application.tensors)
-        ranks += [max(rank, Rank.ZERO_DIM) if is_zero_dim else rank] * function.num_outputs
+        ndim = max(ndims[value] for value in application.tensors)
+        if function.reduction is not None:
+            ndim = function.reduction.remaining_dims(ndim)
+            # What has no dimension left is weak, as a 0-dim tensor is.
+            rank = rank if ndim else max(rank, Rank.ZERO_DIM)
+        ranks += [rank] * function.num_outputs
+        ndims += [ndim] * function.num_outputs
     return Typing(tuple(values), tuple(common_dtypes), tuple(ranks))
 
 

@@ -231,7 +231,10 @@ def _describe_values(
     typing = infer_typing(spec.group, specs, torch.get_default_dtype())
     made = list(zip(typing.values, typing.ranks, layouts, strict=True))[len(inputs) :]
     return [DescribedValue(*item) for item in zip(inputs, specs, strict=True)] + [
-        DescribedValue(TensorDesc(torch.Tensor, dtype, layout.shape, layout.strides, device), InputSpec(dtype, rank))
+        DescribedValue(
+            TensorDesc(torch.Tensor, dtype, layout.shape, layout.strides, device),
+            InputSpec(dtype, rank, ndim=len(layout.shape)),
+        )
         for dtype, rank, layout in made
     ]
 

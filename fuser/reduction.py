@@ -143,6 +143,8 @@ class ReductionFunction:
             DeviceError, FunctorError, CompileError, GradientError: as for a functor.
         """
         if torch.compiler.is_dynamo_compiling():
+            # Known from here on, also where it is an argument of what is compiled.
+            dim = dim + 0 if isinstance(dim, int) else dim
 
             def find_operator(held: tuple[str, ...], count: int) -> tuple[str, tuple[str, ...]]:
                 return self._find_operator(dim, keepdim, held, count)

@@ -113,12 +113,14 @@ def _find_infinite(parts: Parts) -> torch.Tensor:
 def _find_difference(found: Parts, wanted: Parts, *made_of: Parts, spoiled: torch.Tensor | None = None) -> int | None:
     # The first row where one accumulator differs by more than rounding, and is no NaN where rows are ``spoiled``.
     is_same = torch.ones(_COUNT, dtype=torch.bool)[: len(found[0])]
-    for one, other, *parts in zip(found, wanted, *made_of, strict=True):
+    # An accumulator may hold what another one lost in rounding.
+    sizes = [part.abs().nan_to_num(0, 0, 0).double() for parts in (found, wanted, *made_of) for part in parts]
+    for one, other in zip(found, wanted, strict=True):
         equal = (one == other) | (one.isnan() & (other.isnan() if spoiled is None else other.isnan() | spoiled))
         if one.is_floating_point() or one.is_complex():
             tolerance = math.sqrt(torch.finfo(one.dtype).eps)
             distance = (one - other).abs()
-            equal |= distance.isfinite() & (distance <= tolerance * sum(map(torch.abs, (one, other, *parts))))
+            equal |= distance.isfinite() & (distance <= tolerance * sum(sizes))
         is_same &= equal
     return None if bool(is_same.all()) else int(is_same.logical_not().nonzero()[0])
 

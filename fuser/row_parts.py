@@ -259,10 +259,11 @@ class RowWriter:
     def _accumulators(self, index: int) -> tuple[Accumulator, ...]:
         reduction = self.group.applications[index].function.reduction
         assert reduction is not None, "it is one"
-        compute = dtype_info(self.writer.typing.common[index]).compute
+        info = dtype_info(self.writer.typing.common[index])
+        compute, identity = info.compute, reduction.initial(info.compute_dtype)
         first = self.writer.values(index)[0]
         found = []
-        for slot, (number, parameter) in enumerate(zip(reduction.identity, reduction.combine.tensors, strict=False)):
+        for slot, (number, parameter) in enumerate(zip(identity, reduction.combine.tensors, strict=False)):
             kind = output_type(reduction.combine, parameter.type, compute, compute)
             item = Accumulator(f"{first}_{slot}", kind, identity_expression(number, kind))
             found.append(item)

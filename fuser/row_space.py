@@ -57,6 +57,9 @@ def find_row_shape(group: FusionGroup, layouts: Sequence[ValueLayout]) -> RowSha
     if squeezed is None:
         return None
     kept = tuple(size for dim, size in enumerate(shape) if dim not in dims)
+    if any(is_one and len(item.shape) > len(kept) for is_one, item in zip(squeezed, layouts, strict=True)):
+        # It meets a result without keepdim, and has more dimensions.
+        return None
     padded = [_pad(layouts[value].shape, shape, dims, is_squeezed) for value, is_squeezed in enumerate(squeezed)]
     for own in padded:
         if len(own) != len(shape) or any(size not in (1, whole) for size, whole in zip(own, shape, strict=True)):

@@ -26,6 +26,7 @@ __all__ = [
     "follows_default_dtype",
     "input_specs",
     "name_input",
+    "read_number",
     "value_layouts",
 ]
 
@@ -76,6 +77,13 @@ def describe(item: Any, meta_device: torch.device | None = None, *, reads_addres
             is_large = isinstance(item, int) and not -MAX_EXACT_INTEGER <= item <= MAX_EXACT_INTEGER
             return TensorDesc(kind, fits_double=not is_large)
     raise ArgumentError(f"expected a tensor or a Python number, got {describe_type(item)}")
+
+
+def read_number(item: torch.Tensor) -> bool | int | float | complex:
+    """Return the value of a 0-dim tensor; of a DTensor that of all its parts."""
+    whole = item.full_tensor() if hasattr(item, "full_tensor") else item
+    number: bool | int | float | complex = whole.item()
+    return number
 
 
 def check_inputs(group: FusionGroup, inputs: Sequence[Any]) -> None:
@@ -132,7 +140,8 @@ def input_specs(inputs: Sequence[TensorDesc], device: torch.device) -> list[Inpu
         else:
             rank = Rank.TENSOR if item.shape else Rank.ZERO_DIM
             by_value = item.device is not None and item.device.type == "cpu" and device.type != "cpu"
-            specs.append(InputSpec(item.dtype, rank, number_kind(item.dtype) if by_value else None))
+            number = number_kind(item.dtype) if by_value else None
+            specs.append(InputSpec(item.dtype, rank, number, ndim=len(item.shape)))
     return specs
 
 

@@ -306,7 +306,7 @@ def test_networkx_view() -> None:
     assert view.nodes["input", 2]["is_scalar"] is True
 
 
-INPUT_CHANGES: dict[str, Any] = {"dtype": torch.float64, "rank": Rank.ZERO_DIM, "number": float, "inner": 0}
+INPUT_CHANGES: dict[str, Any] = {"dtype": torch.float64, "rank": Rank.ZERO_DIM, "number": float, "inner": 0, "ndim": 2}
 CHANGES: dict[str, Callable[[ArgSpec], Any]] = {
     "device_type": lambda args: "cuda",
     "inputs": lambda args: (args.inputs[1], None),

@@ -231,6 +231,8 @@ def _find_eager_tangents(
     inputs = [values[slot] for slot in range(len(case.devices))]
     tensors = [values[slot] for slot in case.tensors]
     slots = _continuous_outputs(case)
+    if not slots:
+        return (None,) * len(case.spec.group.outputs)
     function = eager_function(case.spec, inputs, slots)
     derivative = partial(push_forward, function, [case.tensors.index(slot) for slot in given], len(tensors))
     made = call_opaque(derivative, *tensors, *[tangents[slot] for slot in given])

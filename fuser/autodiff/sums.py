@@ -64,7 +64,7 @@ def find_sum(group: FusionGroup, typing: Typing, specs: Sequence[InputSpec | Non
     if not all(dtype.is_floating_point or dtype.is_complex for dtype in dtypes):
         # Integers lose what the derivative is of.
         return None
-    mapped = replace(last.function, reduction=None, out_dtypes=typing.values[first:])
+    mapped = replace(last.function, op=None, reduction=None, out_dtypes=typing.values[first:])
     scalars = dict(zip((item.name for item in last.function.scalars), last.scalars, strict=True))
     applied = replace(last, function=mapped, scalars=tuple(scalars[item.name] for item in mapped.scalars))
     summands = register(replace(group, applications=(*before, applied), _key=[])).group
@@ -93,7 +93,7 @@ def _without_finish(group: FusionGroup, inputs: Sequence[Any]) -> FusionGroup | 
     # A sum that is finished, as a sum and a functor.
     function = group.applications[0].function
     reduction = function.reduction
-    if reduction is None or reduction.finish is None or not is_sum(reduction.combine):
+    if reduction is None or reduction.finish is None or reduction.counts or not is_sum(reduction.combine):
         return None
     described = [describe(item) for item in inputs]
     typing = infer_typing(group, input_specs(described, common_device(group, described)), torch.get_default_dtype())
@@ -110,7 +110,7 @@ def _without_finish(group: FusionGroup, inputs: Sequence[Any]) -> FusionGroup | 
     def bind(names: Sequence[str]) -> list[int]:
         return [handles[by_name[name]] for name in names]
 
-    summed = replace(function, reduction=replace(reduction, finish=None), out_dtypes=dtypes)
+    summed = replace(function, op=None, reduction=replace(reduction, finish=None), out_dtypes=dtypes)
     sums = builder.apply(
         summed, [handles[value] for value in application.tensors], bind([item.name for item in summed.scalars])
     )

@@ -92,7 +92,9 @@ def _known_value(node: fx.Node) -> Any:
 
 
 def _bind_functor(function: JitFunction, node: fx.Node) -> OpCall | None:
-    if "out" in node.kwargs:
+    held = (node.kwargs.get(name) for name in function.number_names)
+    if "out" in node.kwargs or any(isinstance(value, fx.Node) and not value.meta.get(IS_NUMBER) for value in held):
+        # A number that only the call itself can read stays a call.
         return None
     function.check_count(len(node.args))
     scalars = function.bind_scalars(node.kwargs)

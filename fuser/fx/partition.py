@@ -53,6 +53,9 @@ def partition(graph: fx.Graph, *, reduces: bool = True) -> list[Partition]:
     nodes = list(graph.nodes)
     reading = read_nodes(nodes)
     calls = {node: reading.calls[node] for node in nodes if reading.is_fusible(node)}
+    # What a group reads a number from is computed before the group.
+    held = {value for node, call in calls.items() if call is None for value in _held_numbers(node)}
+    calls = {node: call for node, call in calls.items() if node not in held}
     if not reduces:
         calls = {node: call for node, call in calls.items() if call is None or not call.reduces}
     # What can be part of a group writes to nothing.
@@ -67,6 +70,15 @@ def partition(graph: fx.Graph, *, reduces: bool = True) -> list[Partition]:
         for group in groups
         if not _gains_nothing(group, reading)
     ]
+
+
+def _held_numbers(node: fx.Node) -> list[fx.Node]:
+    # Values that a group takes as scalars.
+    bound = bind_group(node)
+    if bound is None:
+        return []
+    pairs = zip(bound[0].inputs, bound[1], strict=True)
+    return [value for item, value in pairs if item.is_scalar and isinstance(value, fx.Node)]
 
 
 def _cut_stretches(nodes: Sequence[fx.Node], barriers: set[fx.Node]) -> Iterator[list[fx.Node]]:

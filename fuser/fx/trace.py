@@ -289,9 +289,9 @@ class FusedFunction(Replayer):
 
 
 def _mode(leaves: tuple[Any, ...]) -> tuple[str, bool]:
-    # Numerics, and whether autograd differentiates a call.
+    # Numerics, and whether torch's reductions stay torch's: autograd differentiates the call, or autocast is on.
     needs_grad = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves)
-    return config.numerics, needs_grad
+    return config.numerics, needs_grad or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
 
 
 def _has_own_functions(item: Any) -> bool:

@@ -415,7 +415,12 @@ def _bind_scalars(graph: fx.Graph, numbers: set[fx.Node]) -> None:
         if node.op != "call_function" or not isinstance(node.target, JitFunction):
             continue
         scalars = {key: value for key, value in node.kwargs.items() if key in node.target.scalar_names}
-        names = tuple(name for name, value in scalars.items() if isinstance(value, fx.Node) and value not in numbers)
+        # What a reduction takes behind its map is read when it is called.
+        names = tuple(
+            name
+            for name, value in scalars.items()
+            if isinstance(value, fx.Node) and value not in numbers and name not in node.target.number_names
+        )
         if names:
             node.args = tuple(node.target.merge_arguments(names, node.args, node.kwargs))
             node.kwargs = {name: value for name, value in node.kwargs.items() if name not in names}

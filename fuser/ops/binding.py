@@ -353,18 +353,32 @@ def _has_bits(name: str, input: Any) -> bool:  # noqa: A002
 
 def _bind_reduction(name: str) -> Binder:
     def bind(input: Any, dim: Any = None, keepdim: Any = False) -> OpCall | None:  # noqa: A002
+        # Of no dimensions, ``any`` and ``all`` are those of each element.
+        is_empty = isinstance(dim, list | tuple) and not dim
+        return None if is_empty and name in {"any", "all"} else _reduce(name, input, dim, keepdim)
+
+    return bind
+
+
+def _bind_count_nonzero(input: Any, dim: Any = None) -> OpCall | None:  # noqa: A002
+    return _reduce("count_nonzero", input, dim)
+
+
+def _bind_total(name: str) -> Binder:
+    def bind(input: Any, dim: Any = None, keepdim: Any = False, *, dtype: Any = None) -> OpCall | None:  # noqa: A002
+        if dtype is not None:
+            # What it adds up in and what it returns are the same, but for small integers.
+            is_known = isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)
+            if not is_known or config.numerics != "fast":
+                return None
+            input = OpCall(cast_function(dtype), (input,))  # noqa: A001
         return _reduce(name, input, dim, keepdim)
 
     return bind
 
 
-def _bind_total(name: str) -> Binder:
-    def bind(input: Any, dim: Any = None, keepdim: Any = False, *, dtype: Any = None) -> OpCall | None:  # noqa: A002
-        if dtype is not None and (not isinstance(dtype, torch.dtype) or config.numerics != "fast"):
-            return None
-        return _reduce(name, input if dtype is None else OpCall(cast_function(dtype), (input,)), dim, keepdim)
-
-    return bind
+def _bind_prod(input: Any, dim: Any = None, keepdim: Any = False, *, dtype: Any = None) -> OpCall | None:  # noqa: A002
+    return _bind_total("prod")(input, dim, keepdim, dtype=dtype) if dim is None or type(dim) is int else None
 
 
 def _bind_of_all(name: str) -> Binder:
@@ -373,43 +387,6 @@ def _bind_of_all(name: str) -> Binder:
         return _reduce(name, input)
 
     return bind
-
-
-def _bind_softmax(input: Any, dim: Any) -> OpCall | None:  # noqa: A002
-    shifted = _shift(input, dim)
-    if shifted is None:
-        return None
-    power = _call("exp", shifted)
-    total = _reduce("sum", power, dim, True)
-    return None if total is None else _call("div", power, total)
-
-
-def _bind_log_softmax(input: Any, dim: Any) -> OpCall | None:  # noqa: A002
-    shifted = _shift(input, dim)
-    total = None if shifted is None else _reduce("sum", _call("exp", shifted), dim, True)
-    return None if total is None else _call("sub", shifted, _call("log", total), minus_alpha=-1)
-
-
-def _shift(input: Any, dim: Any) -> OpCall | None:  # noqa: A002
-    # Of a floating-point tensor that is known to be one.
-    if type(dim) is not int or config.numerics != "fast":
-        return None
-    largest = _reduce("amax", input, dim, True)
-    return None if largest is None else _call("sub", input, largest, minus_alpha=-1)
-
-
-def _bind_softmax_of(bind: Callable[[Any, Any], OpCall | None]) -> Binder:
-    def bind_torchs(input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> OpCall | None:  # noqa: A002
-        return None if dtype is not None else bind(input, dim)
-
-    return bind_torchs
-
-
-def _bind_aten_softmax(bind: Callable[[Any, Any], OpCall | None]) -> Binder:
-    def bind_aten(self: Any, dim: Any, half_to_float: Any) -> OpCall | None:
-        return bind(OpCall(cast_function(torch.float32), (self,)) if half_to_float else self, dim)
-
-    return bind_aten
 
 
 def _overloads(*names: str) -> list[Any]:
@@ -461,10 +438,10 @@ def _methods() -> dict[str, Binder]:
         "pow": _bind_pow, "__pow__": _bind_pow,
         "clamp": _bind_clamp, "clip": _bind_clamp, "clamp_min": _bind_clamp_min, "clamp_max": _bind_clamp_max,
         "where": _bind_where_method, "relu": _unary("relu"), "masked_fill": _bind_masked_fill,
-        **{name: _bind_reduction(name) for name in ("amax", "amin", "any", "all", "count_nonzero")},
-        **{name: _bind_total(name) for name in ("sum", "mean", "prod")},
-        "softmax": _bind_softmax_of(_bind_softmax), "log_softmax": _bind_softmax_of(_bind_log_softmax),
-        "max": _bind_of_all("amax"), "min": _bind_of_all("amin"),
+        **{name: _bind_reduction(name) for name in ("amax", "amin", "any", "all")},
+        "count_nonzero": _bind_count_nonzero, "prod": _bind_prod,
+        **{name: _bind_total(name) for name in ("sum", "mean")},
+        "max": _bind_of_all("max"), "min": _bind_of_all("min"),
         "addcmul": _bind_addcmul, "addcdiv": _bind_addcdiv, "lerp": _bind_lerp, "to": _bind_to,
     }  # fmt: skip
     return found | {alias: found[name] for alias, name in _ALIASES.items()}
@@ -513,8 +490,6 @@ def _functions() -> dict[Any, Binder]:
         F.hardswish: _bind_activation("hardswish"),
         F.softsign: _bind_softsign,
         F.tanhshrink: _bind_tanhshrink,
-        F.softmax: _bind_softmax_of(_bind_softmax),
-        F.log_softmax: _bind_softmax_of(_bind_log_softmax),
         **{overload: _unary(name) for name in (*_UNARY, *_UNARY_ACTIVATIONS) for overload in _overloads(name)},
         **{
             overload: _binary(name)
@@ -556,11 +531,9 @@ def _functions() -> dict[Any, Binder]:
         },
         **dict.fromkeys(_overloads("sum", "sum.dim_IntList"), _bind_total("sum")),
         **dict.fromkeys(_overloads("mean", "mean.dim"), _bind_total("mean")),
-        **dict.fromkeys(_overloads("prod", "prod.dim_int"), _bind_total("prod")),
-        _ATEN.max.default: _bind_of_all("amax"),
-        _ATEN.min.default: _bind_of_all("amin"),
-        _ATEN._softmax.default: _bind_aten_softmax(_bind_softmax),
-        _ATEN._log_softmax.default: _bind_aten_softmax(_bind_log_softmax),
+        **dict.fromkeys(_overloads("prod", "prod.dim_int"), _bind_prod),
+        _ATEN.max.default: _bind_of_all("max"),
+        _ATEN.min.default: _bind_of_all("min"),
         _ATEN._to_copy.default: _bind_to_copy,
         torch.ops.prims.convert_element_type.default: _bind_convert_element_type,
         _ATEN.to.dtype: _bind_to,

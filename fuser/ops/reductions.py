@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -53,7 +53,7 @@ REDUCTIONS: dict[str, ReductionOp] = {}
 def define(name: str, combine: str, identity: Any, eager: Callable[..., Any], **rest: Any) -> None:
     """Add a row with one accumulator; ``combine`` is the body of ``T combine(T a, T b)``."""
     rest.setdefault("map", "T {name}_map(T x) {{ return x; }}")
-    text = f"T {name}_combine(T a, T b) {{ {combine} }}"
+    text = f"T {name}(T a, T b) {{ {combine} }}"
     REDUCTIONS[name] = ReductionOp(name, rest.pop("map").format(name=name), text, (identity,), eager, **rest)
 
 
@@ -96,6 +96,13 @@ def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(x: torch.Tensor, dims: Dims, keepdim: bool) -> Any:  # noqa: ARG001
+        return function(x)
+
+    return run
+
+
 _EVERY = ANY_REAL | {"complex"}
 define("sum", "return a + b;", 0, _of_dims(torch.sum), kinds=_EVERY, promotion=Promotion.INT_TO_LONG)
 define("prod", "return a * b;", 1, _one_by_one(torch.prod), kinds=_EVERY, promotion=Promotion.INT_TO_LONG)
@@ -119,6 +126,9 @@ for _name, _sign, _end in (("amax", ">", float("-inf")), ("amin", "<", float("in
         exact=ANY_REAL,
         needs_elements=True,
     )
+    # Of a whole tensor: torch.max(x).
+    _of_all = replace(REDUCTIONS[_name], name=_name[1:], eager=_whole(getattr(torch, _name[1:])))
+    REDUCTIONS[_of_all.name] = _of_all
 define(
     "any",
     "return T(a || b);",
@@ -142,7 +152,7 @@ define(
 REDUCTIONS["count_nonzero"] = ReductionOp(
     "count_nonzero",
     "int64_t count_map(T x) { return x != T(0); }",
-    "int64_t count_combine(int64_t a, int64_t b) { return a + b; }",
+    "int64_t count_nonzero(int64_t a, int64_t b) { return a + b; }",
     (0,),
     lambda x, dims, keepdim: torch.sum(x != 0, dim=tuple(range(x.dim())) if dims is None else dims, keepdim=keepdim),
     exact=ANY_REAL,
