@@ -185,9 +185,7 @@ class JitFunction(Replayer):
                 return replayed
         scalars = self._read_numbers(scalars)
         held = tuple(
-            name
-            for name, value in scalars.items()
-            if isinstance(value, torch.Tensor) and name not in self.number_names
+            name for name, value in scalars.items() if isinstance(value, torch.Tensor) and name not in self.number_names
         )
         if held and all(name in self.scalar_names for name in held):
             return self._call_with_tensors(held, tensors, out, scalars)

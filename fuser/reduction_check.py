@@ -114,7 +114,10 @@ def _find_difference(found: Parts, wanted: Parts, *made_of: Parts, spoiled: torc
     # The first row where one accumulator differs by more than rounding, and is no NaN where rows are ``spoiled``.
     is_same = torch.ones(_COUNT, dtype=torch.bool)[: len(found[0])]
     # An accumulator may hold what another one lost in rounding.
-    sizes = [part.abs().nan_to_num(0, 0, 0).double() for parts in (found, wanted, *made_of) for part in parts]
+    floats = [
+        part for parts in (found, wanted, *made_of) for part in parts if part.is_floating_point() or part.is_complex()
+    ]
+    sizes = [part.abs().nan_to_num(0, 0, 0).double() for part in floats]
     for one, other in zip(found, wanted, strict=True):
         equal = (one == other) | (one.isnan() & (other.isnan() if spoiled is None else other.isnan() | spoiled))
         if one.is_floating_point() or one.is_complex():

@@ -20,6 +20,7 @@ import fuser
 from fuser.errors import ArgumentError, DimError, FallbackError, FunctorError, GradientError, ShapeError
 from fuser.fx.backend import fuser_backend
 from fuser.graph import BATCH
+from fuser.reduction_check import check_reduction
 
 ADD = "template <typename T> T add(T a, T b) { return a + b; }"
 total = fuser.create_reduction_fn(ADD, identity=0)
@@ -747,3 +748,50 @@ def test_the_place_in_kernels() -> None:
 def test_wrong_places(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         make(**arguments)
+
+
+@pytest.mark.cpu
+def test_a_number_that_only_the_call_can_read() -> None:
+    # A scalar of finish is no tensor of the map's: fused, compiled and exported it is read where the call is made.
+    scaled = fuser.create_reduction_fn(
+        "template <typename T> T add(T a, T b) { return a + b; }",
+        identity=0,
+        finish="template <typename T> T times(T x, T s) { return x * s; }",
+        s=1.0,
+    )
+    x = torch.randn(5, 5)
+    wanted = scaled(x, dim=1, s=float(x.max())) * 2
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return scaled(x, dim=1, s=x.max() + 0) * 2
+
+    assert torch.equal(fuser.fuse(run)(x), wanted)
+    for backend in ("fuser", "eager"):
+        torch._dynamo.reset()
+        assert torch.equal(torch.compile(run, backend=backend)(x), wanted)
+
+    class Scaled(torch.nn.Module):
+        def forward(self, x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+            return scaled(x, dim=1, s=s)
+
+    exported = torch.export.export(Scaled(), (x, torch.tensor(2.0))).module()
+    assert torch.equal(exported(x, torch.tensor(3.0)), scaled(x, dim=1, s=3.0))
+
+
+@pytest.mark.cpu
+def test_an_identity_is_read_as_its_accumulators_type() -> None:
+    add = "template <typename T> T add(T a, T b) { return a + b; }"
+    assert fuser.create_reduction_fn(add, identity=0j)(torch.ones(2, 3), dim=1).tolist() == [3.0, 3.0]
+
+
+def test_a_compensated_sum_is_associative_enough() -> None:
+    compensated = fuser.create_reduction_fn(
+        """template <typename T> void add(T s, T c, T s2, T c2, T& r, T& e) {
+          T t = s + s2, z = t - s;
+          e = c + c2 + ((s - (t - z)) + (s2 - z));
+          r = t;
+        }""",
+        identity=(0, 0),
+        map="template <typename T> void one(T x, T& s, T& c) { s = x; c = T(0); }",
+    )
+    assert check_reduction(compensated.function, {}) is not None

@@ -362,6 +362,61 @@ class TestFuse:
         with pytest.raises(IndexError, match="Dimension out of range"):
             fuser.fuse(lambda x: torch.relu(x).amax(5))(torch.ones(3, 4))
 
+    @pytest.mark.parametrize(
+        "form",
+        [
+            # What has no dimension left is weak in promotion, whichever dimensions were named.
+            lambda x: x.double().amax((0, 1)) * x,
+            lambda x: (x * 2).long().amax(0).amax(-1) + x.int(),
+            # Of no dimensions, any is that of each element.
+            lambda x: torch.any(x * 2, dim=()),
+            lambda x: (x * 2).count_nonzero((0, 1)),
+            lambda x: (x * 2).max() - x.min(),
+            # A result without keepdim beside a whole tensor, which was not reduced.
+            lambda x: (x * 2).amax(1)[:4] + (x > 0).any(0, keepdim=True),
+            lambda x: (x.sin() > 0).any(1) + x.cos(),
+        ],
+    )
+    @pytest.mark.parametrize("numerics", ["strict", "fast"])
+    def test_forms_that_are_easily_taken_for_others(self, form: Any, numerics: str) -> None:
+        x = draw((5, 5), torch.float32)
+        with fuser.config.patch(numerics=numerics):
+            got, wanted = fuser.fuse(form)(x), form(x)
+        torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
+        assert got.dtype == wanted.dtype
+        assert got.stride() == wanted.stride()
+
+    @pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.float64])
+    def test_a_sum_that_says_its_dtype(self, dtype: torch.dtype) -> None:
+        x = draw((4, 50), torch.float32)
+        with fuser.config.patch(numerics="fast"):
+            got = fuser.fuse(lambda x: (x * 2).sum(1, dtype=dtype))(x)
+        wanted = (x * 2).sum(1, dtype=dtype)
+        assert got.dtype == dtype
+        torch.testing.assert_close(got, wanted)
+
+    def test_autocast_is_torchs(self) -> None:
+        x = draw((4, 50), torch.bfloat16)
+        function = fuser.fuse(lambda x: (x * 2).prod(1))
+        with fuser.config.patch(numerics="fast"):
+            assert function(x).dtype == torch.bfloat16
+            with torch.autocast("cpu", torch.bfloat16):
+                assert function(x).dtype == function.function(x).dtype
+
+    def test_sums_and_means_in_fast_numerics_have_derivatives(self) -> None:
+        x = draw((4, 50), torch.float64)
+        with fuser.config.patch(numerics="fast"):
+            for form in (lambda x: (x * 2).sum(1), lambda x: (x * x).mean(1)):
+                fused = fuser.fuse(form)
+                assert torch.allclose(torch.vmap(fused)(torch.stack([x, x])), torch.vmap(form)(torch.stack([x, x])))
+                assert torch.allclose(torch.func.jvp(fused, (x,), (x,))[1], torch.func.jvp(form, (x,), (x,))[1])
+                graph = fuser.fx.fuse_graph(torch.fx.symbolic_trace(lambda x, form=form: form(x) * 3))
+                given = x.clone().requires_grad_()
+                got = torch.autograd.grad(graph(given).sum(), given)[0]
+                assert torch.allclose(got, torch.autograd.grad((form(given) * 3).sum(), given)[0])
+        count = fuser.fuse(lambda x: (x * 2).count_nonzero(1))
+        assert torch.equal(torch.func.jvp(count, (x,), (x,))[0], x.count_nonzero(1))
+
     def test_gradients_pass_through(self) -> None:
         function = fuser.fuse(lambda x: torch.relu(x * 3).amax(1, keepdim=True) * x)
         x = draw((6, 50), torch.float32).requires_grad_()
