@@ -293,7 +293,8 @@ def test_powers_equal_torchs_kernel(exponent: float, dtype: torch.dtype) -> None
     wanted = x**exponent
     for function, arguments in ((with_exponent(exponent), (x,)), (lambda x, n: x**n, (x, exponent))):
         count, got = launched(fuser.fuse(function), *arguments)
-        assert count == 1
+        # A first power alone is torch's copy.
+        assert count == (0 if exponent == 1 and len(arguments) == 1 else 1)
         assert same_bits(got, wanted)
 
 

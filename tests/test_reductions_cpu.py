@@ -410,10 +410,11 @@ class TestFuse:
                 fused = fuser.fuse(form)
                 assert torch.allclose(torch.vmap(fused)(torch.stack([x, x])), torch.vmap(form)(torch.stack([x, x])))
                 assert torch.allclose(torch.func.jvp(fused, (x,), (x,))[1], torch.func.jvp(form, (x,), (x,))[1])
-                graph = fuser.fx.fuse_graph(torch.fx.symbolic_trace(lambda x, form=form: form(x) * 3))
+                module = torch.fx.symbolic_trace(form)
+                graph = fuser.fx.fuse_graph(module)
                 given = x.clone().requires_grad_()
                 got = torch.autograd.grad(graph(given).sum(), given)[0]
-                assert torch.allclose(got, torch.autograd.grad((form(given) * 3).sum(), given)[0])
+                assert torch.allclose(got, torch.autograd.grad(form(given).sum(), given)[0])
         count = fuser.fuse(lambda x: (x * 2).count_nonzero(1))
         assert torch.equal(torch.func.jvp(count, (x,), (x,))[0], x.count_nonzero(1))
 
