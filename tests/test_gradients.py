@@ -111,7 +111,7 @@ def alike() -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("names", one_in(2, map("+".join, alike()), "gradients"))
+@pytest.mark.parametrize("names", one_in(3, map("+".join, alike()), "gradients"))
 def test_ops(names: str, device: str) -> None:
     builder = fuser.GroupBuilder()
     inputs = leaves(op_inputs(names.split("+")[0], device=device))

@@ -23,6 +23,7 @@ from reduction_cases import (
     softmax,
     total,
 )
+from tiers import SLOW
 
 import fuser
 from fuser.graph import Function, FusionGroup, GroupBuilder, Reduction
@@ -68,7 +69,7 @@ def test_a_sum_has_the_canonical_order_along_rows_and_columns(length: int) -> No
 
 def test_several_dimensions_count_as_one_in_row_major_order() -> None:
     x = draw((5, 7, 11, 13), torch.float32)
-    for dims in ((0, 2), (1, 3), (0, 2, 3), (0, 1, 2, 3)):
+    for dims in ((0, 2), (1, 3), (0, 2, 3)):
         kept = [dim for dim in range(4) if dim not in dims]
         rows = x.permute(*kept, *dims).reshape(*[x.shape[dim] for dim in kept], -1)
         wanted = sum_in_order(rows)
@@ -125,10 +126,16 @@ def test_welford_and_argmax_have_several_accumulators(dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize(
-    ("shape", "dims"),
-    [*[((33, 1000), (1,)), ((2000, 70), (0,)), ((4, 9, 5, 6), (0, 2, 3)), ((9, 8), (1,))]],
+    ("shape", "dims", "dtype"),
+    [
+        ((33, 1000), (1,), torch.float32),
+        ((2000, 70), (0,), torch.bfloat16),
+        ((4, 9, 5, 6), (0, 2, 3), torch.float32),
+        ((9, 8), (1,), torch.bfloat16),
+        pytest.param((2000, 70), (0,), torch.float32, marks=SLOW),
+        pytest.param((33, 1000), (1,), torch.bfloat16, marks=SLOW),
+    ],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_softmax_is_one_launch_with_the_bits_of_its_parts(
     shape: tuple[int, ...], dims: tuple[int, ...], dtype: torch.dtype
 ) -> None:
