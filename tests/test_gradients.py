@@ -35,7 +35,7 @@ def continuous(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # The text of every derivative is checked without a compiler in test_derivative.py; here a sixth of them is compiled.
-COMPILED = one_in(6, DIFFERENTIABLE, "functors")
+COMPILED = one_in(10, DIFFERENTIABLE, "functors")
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -111,7 +111,7 @@ def alike() -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("names", one_in(3, map("+".join, alike()), "gradients"))
+@pytest.mark.parametrize("names", one_in(5, map("+".join, alike()), "gradients"))
 def test_ops(names: str, device: str) -> None:
     builder = fuser.GroupBuilder()
     inputs = leaves(op_inputs(names.split("+")[0], device=device))

@@ -280,7 +280,7 @@ def test_every_op_has_a_name() -> None:
 NAMES = [name for name in OPS if name != "convert"]
 
 
-@pytest.mark.parametrize("name", one_in(3, NAMES, "every name"))
+@pytest.mark.parametrize("name", one_in(5, NAMES, "every name"))
 def test_every_name(name: str) -> None:
     """Under every name, the op fuses and equals eager."""
     tensors = random_tensors(torch.float32 if "float" in OPS[name].kinds else torch.int32)
@@ -293,7 +293,9 @@ def test_every_name(name: str) -> None:
         check(way, name, tensors)
         after = fuser.stats()
         assert after["fallbacks"] == before["fallbacks"], describe(way)
-        assert after["launches"] == before["launches"] + 1, describe(way)
+        # A first power alone is torch's copy.
+        is_copy = name == "pow_number" and way[2][1:] in {(1,), (1.0,), (True,)}
+        assert after["launches"] == before["launches"] + (not is_copy), describe(way)
         ran += 1
     assert ran, "some way runs"
 
@@ -331,7 +333,7 @@ MIXED = (
 )
 
 
-@pytest.mark.parametrize("name", one_in(3, NAMES, "promotion"))
+@pytest.mark.parametrize("name", one_in(5, NAMES, "promotion"))
 def test_promotion(name: str) -> None:
     ways = [way for way in distinct(all_ways()[name]) if uses(way, "x") and uses(way, "y")]
     calls = [(way, random_tensors(*order)) for way in ways[:1] for pair in MIXED for order in (pair, pair[::-1])]
@@ -341,7 +343,7 @@ def test_promotion(name: str) -> None:
     check_together(name, calls)
 
 
-@pytest.mark.parametrize("name", one_in(3, NAMES, "layouts"))
+@pytest.mark.parametrize("name", one_in(5, NAMES, "layouts"))
 def test_layouts(name: str, tier: int) -> None:
     """Strides, with numbers and 0-dim tensors beside the tensors, are torch's."""
     base = random_tensors(torch.float32)
@@ -404,7 +406,7 @@ SPELLINGS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("text", one_in(3, SPELLINGS, "spellings"))
+@pytest.mark.parametrize("text", one_in(5, SPELLINGS, "spellings"))
 def test_spellings(text: str) -> None:
     function = SPELLINGS[text]
     one = fuser.fuse(function)
