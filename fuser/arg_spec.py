@@ -33,10 +33,8 @@ __all__ = ["MAX_NARROW_OFFSET", "DescribedValue", "build_arg_spec", "rounds_betw
 
 # Offsets up to here fit an int with room for one block's worth of threads.
 MAX_NARROW_OFFSET = 2**31 - 2**16
-# Rows of fewer elements than this are not worth a loop of their own on the CPU.
+# Rows of fewer elements than this are not worth a loop of their own on the CPU, reduced or not.
 CPU_SHORT_ROW = 32
-# Likewise rows that are reduced.
-SHORT_ROW = 32
 # Elements of a row, or of as many as are computed side by side, of which values may be kept from pass to pass.
 MAX_KEPT = 1 << 17
 # Shared memory of a block where the device is not here to be asked, and how much of it is not for rows.
@@ -162,11 +160,10 @@ def _walk_rows(
         walk = plan_row_walk(group, space, spec, is_row, sizes, aligned, _shared_bytes(operands[0].device))
         return walk, replace(spec, keeps=walk.tuning.is_resident)
     # Rows of a few elements are better computed side by side, too.
-    is_short = space.sizes[0] < SHORT_ROW <= space.sizes[space.reduced]
+    is_short = space.sizes[0] < CPU_SHORT_ROW <= space.sizes[space.reduced]
     is_across = across > along or is_short
     kept = math.prod(space.sizes[: space.reduced]) * (CPU_LANES if is_across else 1)
-    keeps = device_type == "cpu" and kept <= MAX_KEPT
-    return Walk(space), RowSpec(space.reduced, rows.is_row, is_across, keeps)
+    return Walk(space), RowSpec(space.reduced, rows.is_row, is_across, keeps=kept <= MAX_KEPT)
 
 
 @cache

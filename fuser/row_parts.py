@@ -230,10 +230,14 @@ class RowWriter:
         functor = application.function.functor
         accumulators = self.accumulators[index]
         names = [f"r{item.name}" for item in accumulators]
+        return [self.writer.describe(index), *self._assign(index, functor, self.writer.operands(index), names)]
+
+    def _assign(self, index: int, functor: Functor, operands: Sequence[str], names: Sequence[str]) -> list[str]:
+        # What a functor makes of its operands becomes the accumulators of an application; ``names`` are variables.
+        accumulators = self.accumulators[index]
         others = [item.type for item in accumulators]
-        operands = self.writer.operands(index)
         call, results, declarations = self.writer.call(index, functor, operands, names, others)
-        lines = [self.writer.describe(index), *declarations, *([f"{call};"] if results else [])]
+        lines = [*declarations, *([f"{call};"] if results else [])]
         for item, text in zip(accumulators, results or [call], strict=True):
             lines.append(f"m{item.name} = {self._cross(f'fuser_cast<{item.type}>({text})', functor, item)};")
         return lines
@@ -247,11 +251,7 @@ class RowWriter:
             combine, accumulators = reduction.combine, self.accumulators[index]
             parts = [f"{side}{item.name}" for side in "lr" for item in accumulators]
             names = [f"r_{item.name}" for item in accumulators]
-            others = [item.type for item in accumulators]
-            call, results, declarations = self.writer.call(index, combine, parts, names, others)
-            lines += [*declarations, *([f"{call};"] if results else [])]
-            for item, text in zip(accumulators, results or [call], strict=True):
-                lines.append(f"m{item.name} = {self._cross(f'fuser_cast<{item.type}>({text})', combine, item)};")
+            lines += self._assign(index, combine, parts, names)
         names = [item.name for index in reductions for item in self.accumulators[index]]
         reads = [f"{side}{name}" for side in "lr" for name in names]
         return self._function(f"fuser_combine{level}", reads, [f"m{name}" for name in names], reductions, lines)

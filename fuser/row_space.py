@@ -99,7 +99,7 @@ def _pad(own: Shape, shape: Shape, dims: tuple[int, ...], is_squeezed: bool) -> 
         return (1,) * (len(shape) - len(own)) + own
     own = (1,) * (len(shape) - len(dims) - len(own)) + own
     sizes = iter(own)
-    return tuple(1 if dim in dims else next(sizes, 1) for dim in range(len(shape)))
+    return tuple(1 if dim in dims else next(sizes) for dim in range(len(shape)))
 
 
 def reduction_levels(group: FusionGroup) -> list[int]:

@@ -19,9 +19,9 @@ from fuser.kernel_spec import (
     infer_layouts,
 )
 from fuser.layout import Shape, broadcast_strides, build_iteration_space
-from fuser.row_space import find_row_shape, reduction_levels
+from fuser.row_space import RowShape, find_row_shape, reduction_levels
 
-__all__ = ["cut_around", "cut_group", "group_outputs", "section_layouts"]
+__all__ = ["cut_around", "cut_group", "group_outputs"]
 
 
 # Rows that one block of a GPU each takes, and how long they are, at least, for several blocks to share them.
@@ -47,8 +47,9 @@ def cut_group(
     """
     whole = Section(group, tuple(range(len(group.inputs))), group.outputs)
     if _fits(whole, layouts, by_value):
-        if shares_rows and group.has_reduction and _has_few_rows(group, section_layouts(whole, layouts)):
-            yield from _cut_passes(group, section_layouts(whole, layouts))
+        rows = find_row_shape(group, layouts) if shares_rows and group.has_reduction else None
+        if rows is not None and _has_few_rows(group, rows, layouts):
+            yield from _cut_passes(group, rows)
         else:
             yield whole
         return
@@ -91,15 +92,8 @@ def group_outputs(shapes: Sequence[Shape], *, has_reduction: bool = False) -> li
     return [launch for launches in by_shape.values() for launch in launches]
 
 
-def section_layouts(section: Section, layouts: Sequence[ValueLayout]) -> Sequence[ValueLayout]:
-    """Return shape and strides of each value of a section's group, from those of the whole group's values."""
-    return infer_layouts(section.group, [layouts[value] for value in section.inputs])
-
-
-def _has_few_rows(group: FusionGroup, layouts: Sequence[ValueLayout]) -> bool:
+def _has_few_rows(group: FusionGroup, rows: RowShape, layouts: Sequence[ValueLayout]) -> bool:
     # Whether a block for each row would leave most of a GPU idle.
-    rows = find_row_shape(group, layouts)
-    assert rows is not None, "one kernel serves"
     kept = [dim for dim in range(len(rows.shape)) if dim not in rows.dims]
     along, across = 0, 0
     for value in group.used_inputs():
@@ -112,11 +106,9 @@ def _has_few_rows(group: FusionGroup, layouts: Sequence[ValueLayout]) -> bool:
     return blocks < FEW_ROWS and length * (ROWS_ACROSS if across > along else 1) > LONG_ROW
 
 
-def _cut_passes(group: FusionGroup, layouts: Sequence[ValueLayout]) -> Iterator[Section]:
+def _cut_passes(group: FusionGroup, rows: RowShape) -> Iterator[Section]:
     # A section for each pass over the elements, with what there is once per row after it. What is needed per element is
     # computed again, not stored.
-    rows = find_row_shape(group, layouts)
-    assert rows is not None, "one kernel serves"
     levels, producers = reduction_levels(group), group.producers()
     known = set(range(len(group.inputs)))
     for level in range(max(levels) + 1):
@@ -142,8 +134,10 @@ def _cut_passes(group: FusionGroup, layouts: Sequence[ValueLayout]) -> Iterator[
 
 
 def _fits(section: Section, layouts: Sequence[ValueLayout], by_value: Collection[int]) -> bool:
-    if section.group.has_reduction and find_row_shape(section.group, section_layouts(section, layouts)) is None:
-        return False
+    if section.group.has_reduction:
+        own = infer_layouts(section.group, [layouts[value] for value in section.inputs])
+        if find_row_shape(section.group, own) is None:
+            return False
     sizes = _launch_sizes(section, layouts, by_value)
     return all(inputs <= MAX_INPUTS and size <= MAX_ARGUMENT_BYTES for inputs, size in sizes)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from reduction_cases import ADD, FIRST, LARGER, MOMENTS, ONE, PICK, VALUE, WHERE
 
 from fuser.cxx.functor import Functor, parse_functor
 from fuser.graph import Function, FusionGroup, GroupBuilder, Reduction
@@ -22,29 +23,17 @@ def text(source: str, *scalars: str, outputs: int = 1) -> Functor:
     return parse_functor(f"template <typename T> {source}", scalars, outputs)
 
 
-VALUE = text("T value(T x) { return x; }")
 SQUARE = text("T square(T x) { return x * x; }")
 PRODUCT = text("T product(T x, T y) { return x * y; }")
-ADD = text("T add(T a, T b) { return a + b; }")
-LARGER = text("T larger(T a, T b) { return a != a || a > b ? a : b; }")
 SCALE = text("T scale(T t, T by) { return t * by; }", "by")
 # Neither associative nor commutative: shows every change of the order. Its products are exact, so that it has the same
 # bits whether a compiler contracts them or not; others say where to.
 SKEW = text("T skew(T a, T b) { return b == T(0) ? a : a == T(0) ? b : a * T(0.5) + b * T(0.25); }")
-FIRST = text("void first(T x, int64_t i, T& v, int64_t& at) { v = x; at = i; }", outputs=2)
-PICK = text(
-    "void pick(T a, int64_t i, T b, int64_t j, T& r, int64_t& k) "
-    "{ bool left = a > b || (a == b && i < j); r = left ? a : b; k = left ? i : j; }",
-    outputs=2,
-)
-PLACE = text("int64_t place(T v, int64_t at) { return at; }")
-ONE = text("void one(T x, T& m, T& s, T& n) { m = x; s = 0; n = 1; }", outputs=3)
 MERGE = text(
     "void merge(T m, T s, T n, T m2, T s2, T n2, T& a, T& b, T& c) "
     "{ c = n + n2; T d = m2 - m; T f = c > 0 ? n2 / c : T(0); a = fma(d, f, m); b = fma(d * d * n, f, s + s2); }",
     outputs=3,
 )
-DONE = text("void done(T m, T s, T n, T& mean, T& var) { mean = m; var = s / n; }", outputs=2)
 NORMALIZE = text("T normalize(T x, T mean, T var) { return (x - mean) / sqrt(var + T(1e-5)); }")
 AFFINE = text("T affine(T x, T w, T b) { return fma(x, w, b); }")
 AFTER = text("T after(T x) { return x * T(2) + T(1); }")
@@ -102,12 +91,12 @@ def halves(dims: Dims) -> FusionGroup:
 
 
 def moments(dims: Dims) -> FusionGroup:
-    return one(reduce(dims, value=ONE, combine=MERGE, identity=(0, 0, 0), finish=DONE))
+    return one(reduce(dims, value=ONE, combine=MERGE, identity=(0, 0, 0), finish=MOMENTS))
 
 
 def place(dims: Dims) -> FusionGroup:
     function = reduce(
-        dims, value=FIRST, combine=PICK, identity=(-math.inf, 2**62), finish=PLACE,
+        dims, value=FIRST, combine=PICK, identity=(-math.inf, 2**62), finish=WHERE,
         unpromoted=("i",), dtypes=(torch.int64,),
     )  # fmt: skip
     builder = GroupBuilder()
@@ -118,7 +107,7 @@ def place(dims: Dims) -> FusionGroup:
 def indexed(dims: Dims) -> FusionGroup:
     """The place of the largest element, counted by the kernel, and an element of each row at most."""
     function = reduce(
-        dims, value=FIRST, combine=PICK, identity=(-math.inf, 2**62), finish=PLACE,
+        dims, value=FIRST, combine=PICK, identity=(-math.inf, 2**62), finish=WHERE,
         unpromoted=("i",), dtypes=(torch.int64,), keepdim=True,
     )  # fmt: skip
     builder = GroupBuilder()
@@ -146,7 +135,7 @@ def layer_norm(dims: Dims) -> FusionGroup:
     x, w, b = (builder.add_input(name) for name in "xwb")
     (before,) = builder.apply(Function(AFTER), [x])
     mean, var = builder.apply(
-        reduce(dims, keepdim=True, value=ONE, combine=MERGE, identity=(0, 0, 0), finish=DONE), [before]
+        reduce(dims, keepdim=True, value=ONE, combine=MERGE, identity=(0, 0, 0), finish=MOMENTS), [before]
     )
     (normal,) = builder.apply(Function(NORMALIZE), [before, mean, var])
     (y,) = builder.apply(Function(AFFINE), [normal, w, b])

@@ -344,7 +344,7 @@ def _reduce(name: str, input: Any, dim: Any = None, keepdim: Any = False) -> OpC
 
 def _has_bits(name: str, input: Any) -> bool:  # noqa: A002
     # Whether numerics allow fuser's order: where the dtype is not known, the worst is assumed.
-    if config.numerics == "fast" or isinstance(input, OpCall):
+    if config.numerics == "fast":
         return True
     value = getattr(input, "meta", {}).get("val")
     exact = REDUCTIONS[name].exact

@@ -1,4 +1,4 @@
-"""torch's own reductions, a table as that of the pointwise ops, and what is composed of both.
+"""torch's own reductions, a table as that of the pointwise ops.
 
 In strict numerics only those are fused that have the same bits in any order; torch's float sums have an order of their
 own, which fuser's is not.
@@ -27,10 +27,10 @@ class ReductionOp:
     """One row of the table."""
 
     name: str
-    # The texts: what an element makes, how two parts are combined, and what the accumulators come to.
+    # The texts: what an element makes, how two parts are combined, and what the accumulator comes to.
     map: str
     combine: str
-    identity: tuple[float | int | bool, ...]
+    identity: float | int | bool
     # The eager reference: called with the tensor, its dimensions (None: all) and whether they are kept.
     eager: Callable[[torch.Tensor, Dims, bool], Any]
     # Kinds of common dtype (see dtype_kind) that it serves, and those of which every order makes the same bits.
@@ -54,31 +54,26 @@ def define(name: str, combine: str, identity: Any, eager: Callable[..., Any], **
     """Add a row with one accumulator; ``combine`` is the body of ``T combine(T a, T b)``."""
     rest.setdefault("map", "T {name}_map(T x) {{ return x; }}")
     text = f"T {name}(T a, T b) {{ {combine} }}"
-    REDUCTIONS[name] = ReductionOp(name, rest.pop("map").format(name=name), text, (identity,), eager, **rest)
+    REDUCTIONS[name] = ReductionOp(name, rest.pop("map").format(name=name), text, identity, eager, **rest)
 
 
 @functools.cache
 def reduction_function(name: str, dims: Dims = None, keepdim: bool = False) -> Function:
     """Return a row's function for some dimensions (None: all of them)."""
     op = REDUCTIONS[name]
-    count = len(op.identity)
-    several = max(1, count)
-    outputs = op.finish.count("&") or 1
-    finish = _parse(op.finish, outputs) if op.finish else None
-    reduction = Reduction(_parse(op.combine, several), op.identity, finish, dims, keepdim, op.counts)
-    out_dtypes = () if op.out_dtype is None else (op.out_dtype,) * (outputs if finish else several)
-    return Function(_parse(op.map, several), name, op.promotion, out_dtypes=out_dtypes, reduction=reduction)
+    finish = _parse(op.finish) if op.finish else None
+    reduction = Reduction(_parse(op.combine), (op.identity,), finish, dims, keepdim, op.counts)
+    out_dtypes = () if op.out_dtype is None else (op.out_dtype,)
+    return Function(_parse(op.map), name, op.promotion, out_dtypes=out_dtypes, reduction=reduction)
 
 
-def _parse(text: str, outputs: int) -> Functor:
-    return parse_functor(f"template <typename T> {text}", (), outputs)
+def _parse(text: str) -> Functor:
+    return parse_functor(f"template <typename T> {text}")
 
 
-def _of_dims(function: Callable[..., Any], whole: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    # torch's functions of one or several dimensions, with another form where all are meant.
+def _of_dims(function: Callable[..., Any]) -> Callable[..., Any]:
+    # torch's functions of one or several dimensions.
     def run(x: torch.Tensor, dims: Dims, keepdim: bool) -> Any:
-        if dims is None and whole is not None and not keepdim:
-            return whole(x)
         return function(x, dim=tuple(range(x.dim())) if dims is None else dims, keepdim=keepdim)
 
     return run
@@ -129,31 +124,22 @@ for _name, _sign, _end in (("amax", ">", float("-inf")), ("amin", "<", float("in
     # Of a whole tensor: torch.max(x).
     _of_all = replace(REDUCTIONS[_name], name=_name[1:], eager=_whole(getattr(torch, _name[1:])))
     REDUCTIONS[_of_all.name] = _of_all
-define(
-    "any",
-    "return T(a || b);",
-    False,
-    _of_dims(torch.any),
-    map="bool {name}_map(T x) {{ return x != T(0); }}",
-    exact=ANY_REAL,
-    out_dtype=torch.bool,
-    others=frozenset({torch.uint8}),
-)
-define(
-    "all",
-    "return T(a && b);",
-    True,
-    _of_dims(torch.all),
-    map="bool {name}_map(T x) {{ return x != T(0); }}",
-    exact=ANY_REAL,
-    out_dtype=torch.bool,
-    others=frozenset({torch.uint8}),
-)
+for _name, _sign, _none in (("any", "||", False), ("all", "&&", True)):
+    define(
+        _name,
+        f"return T(a {_sign} b);",
+        _none,
+        _of_dims(getattr(torch, _name)),
+        map="bool {name}_map(T x) {{ return x != T(0); }}",
+        exact=ANY_REAL,
+        out_dtype=torch.bool,
+        others=frozenset({torch.uint8}),
+    )
 REDUCTIONS["count_nonzero"] = ReductionOp(
     "count_nonzero",
     "int64_t count_map(T x) { return x != T(0); }",
     "int64_t count_nonzero(int64_t a, int64_t b) { return a + b; }",
-    (0,),
+    0,
     lambda x, dims, keepdim: torch.sum(x != 0, dim=tuple(range(x.dim())) if dims is None else dims, keepdim=keepdim),
     exact=ANY_REAL,
     out_dtype=torch.int64,
