@@ -27,7 +27,8 @@ from benchmarks.environment import describe_environment
 from benchmarks.report import BLUE, GREY, ORANGE, write_json
 from benchmarks.sweep import describe, hide_paths, make_copy, wait_for
 from fuser.cxx.functor import Functor, parse_functor
-from fuser.graph import Function, FusionGroup, GroupBuilder, Reduction
+from fuser.function import Function, Reduction
+from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import OPS
 from fuser.ops.index import index_function
 

@@ -10,9 +10,10 @@ from fuser.counters import reset_stats, stats
 from fuser.debug import debug_get_fused_kernel_code, debug_launch_graph, explain
 from fuser.differentiable import differentiable
 from fuser.disk_cache import load_cache, save_cache
+from fuser.function import Function
 from fuser.fx.fused_module import FusedModule, fuse
 from fuser.fx.trace import FusedFunction
-from fuser.graph import Application, Function, FusionGroup, GroupBuilder, Input
+from fuser.graph import Application, FusionGroup, GroupBuilder, Input
 from fuser.interface import (
     autotune,
     can_fuse_on_cpu,

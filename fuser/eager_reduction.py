@@ -15,7 +15,7 @@ import torch
 from fuser.cxx.functor import Functor, Role
 from fuser.dtypes import scalar_dtype
 from fuser.eager.translation import Translation, cast, translate
-from fuser.graph import BATCH, Reduction
+from fuser.function import BATCH, Reduction
 from fuser.layout import Shape
 
 __all__ = ["EagerReduction", "EagerText"]

@@ -8,7 +8,8 @@ import torch
 
 from fuser.cxx.functor import Functor, Role
 from fuser.dtypes import cpp_scalar_type, dtype_info
-from fuser.graph import FusionGroup, Isolation, describe_application
+from fuser.function import Isolation
+from fuser.graph import FusionGroup, describe_application
 from fuser.kernel_spec import ArgSpec, Typing
 
 __all__ = ["ElementWriter", "number_expression", "output_type"]

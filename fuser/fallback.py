@@ -12,7 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from fuser.cxx.functor import Functor, Role
 from fuser.dtypes import Rank, dtype_info, number_dtype, scalar_dtype
 from fuser.errors import FallbackError, UnsupportedError, UntranslatableError
-from fuser.graph import Function, FusionGroup
+from fuser.function import Function
+from fuser.graph import FusionGroup
 from fuser.layout import Shape, broadcast_shapes, infer_output_strides
 from fuser.ops import OPS, REDUCTIONS, eager_index
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from fuser.codegen import KernelSource
-from fuser.graph import BATCH
+from fuser.function import BATCH
 from fuser.layout import IterationSpace
 
 __all__ = ["Launch", "divider", "launch_shape", "pack_geometry", "step_counts", "workspace_bytes"]

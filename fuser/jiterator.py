@@ -16,7 +16,8 @@ from fuser.dtypes import plain_number
 from fuser.errors import ArgumentError, GradientError, describe_type, shows_users_frames, suggest
 from fuser.executor import warm_up
 from fuser.fallback import Fallback
-from fuser.graph import Function, FusionGroup, GroupBuilder, HandWritten
+from fuser.function import Function, HandWritten
+from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Replayer, called_in_c
 from fuser.library import split_inputs

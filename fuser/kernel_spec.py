@@ -15,7 +15,8 @@ from fuser.access import DEFAULT_TUNING, Access, Tuning
 from fuser.cxx.paths import check_functor
 from fuser.dtypes import Rank, dtype_info
 from fuser.errors import GroupError, ShapeError, UnsupportedError
-from fuser.graph import Application, Function, FusionGroup
+from fuser.function import Function
+from fuser.graph import Application, FusionGroup
 from fuser.layout import Shape, Strides, broadcast_shapes, contiguous_strides, infer_output_strides, is_dense
 from fuser.ops import OPS, REDUCTIONS, dtype_kind
 

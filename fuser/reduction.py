@@ -14,7 +14,7 @@ from fuser.cxx.preprocess import Problem
 from fuser.dtypes import is_representable, plain_number
 from fuser.eager.types import dtype_named
 from fuser.errors import ArgumentError, FunctorError, describe_type, shows_users_frames, suggest
-from fuser.graph import Function, Reduction
+from fuser.function import Function, Reduction
 from fuser.jiterator import JitFunction, Number, check_index, check_scalar
 from fuser.reduction_check import check_reduction
 

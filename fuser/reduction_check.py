@@ -10,7 +10,7 @@ import torch
 
 from fuser.eager_reduction import EagerReduction, EagerText
 from fuser.errors import ArgumentError, UnsupportedError, UntranslatableError
-from fuser.graph import Function
+from fuser.function import Function
 
 __all__ = ["check_reduction"]
 

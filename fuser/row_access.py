@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from math import prod
 
 from fuser.access import GATHER_VECTOR, VECTOR_BYTES, Access, Tuning, Walk, dense_width
-from fuser.graph import BATCH, FusionGroup
+from fuser.function import BATCH
+from fuser.graph import FusionGroup
 from fuser.kernel_spec import RowSpec
 from fuser.layout import IterationSpace
 from fuser.row_space import count_accumulators, reduction_levels

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from fuser.cxx.functor import Functor, parse_functor
-from fuser.graph import Function, FusionGroup, GroupBuilder, Reduction
+from fuser.function import Function, Reduction
+from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import OPS
 
 BATCH = 8192

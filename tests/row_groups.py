@@ -10,7 +10,8 @@ import torch
 from reduction_cases import ADD, FIRST, LARGER, MOMENTS, ONE, PICK, VALUE, WHERE
 
 from fuser.cxx.functor import Functor, parse_functor
-from fuser.graph import Function, FusionGroup, GroupBuilder, Reduction
+from fuser.function import Function, Reduction
+from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import OPS
 from fuser.ops.index import index_function
 

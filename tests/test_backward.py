@@ -10,7 +10,8 @@ import torch
 from fuser import compiler, planner
 from fuser.autodiff.backward import DerivedGroup, build_backward, build_tangents
 from fuser.cxx.functor import parse_functor
-from fuser.graph import Function, FusionGroup, GroupBuilder, HandWritten, Isolation
+from fuser.function import Function, HandWritten, Isolation
+from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import InputSpec, infer_typing
 from fuser.tensor_desc import describe, input_specs
 

@@ -30,7 +30,7 @@ from functors import (
 )
 
 import fuser
-from fuser.graph import Promotion
+from fuser.function import Promotion
 from fuser.kernel_spec import MAX_OUTPUTS
 from fuser.ops import OPS
 

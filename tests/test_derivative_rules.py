@@ -20,7 +20,8 @@ from fuser.autodiff.derivative.rules import edges
 from fuser.autodiff.derivative.simplify import simplify
 from fuser.autodiff.derivative.text import emit_functor
 from fuser.cxx.functor import parse_functor
-from fuser.graph import Function, GroupBuilder
+from fuser.function import Function
+from fuser.graph import GroupBuilder
 
 REAL, COMPLEX = torch.float64, torch.complex128
 SIZE = 64

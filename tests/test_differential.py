@@ -15,7 +15,8 @@ import fuser
 from fuser.dtypes import Rank
 from fuser.errors import UnsupportedError
 from fuser.fallback import Fallback
-from fuser.graph import Function, FusionGroup, GroupBuilder
+from fuser.function import Function
+from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import InputSpec, infer_typing
 from fuser.ops import OPS, cast_function
 

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from test_layout import views
 
 from fuser.compiler import register
-from fuser.graph import Application, Function, FusionGroup, GroupBuilder
+from fuser.function import Function
+from fuser.graph import Application, FusionGroup, GroupBuilder
 from fuser.kernel_spec import MAX_OUTPUTS
 from fuser.ops import OPS, cast_function
 from fuser.route import run

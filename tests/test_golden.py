@@ -21,7 +21,8 @@ from fuser.cpu import prelude as cpu_prelude
 from fuser.cuda import dialect as cuda_dialect
 from fuser.cuda import prelude as cuda_prelude
 from fuser.cxx.functor import parse_functor
-from fuser.graph import Function, FusionGroup, GroupBuilder
+from fuser.function import Function
+from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import OPS
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")

@@ -23,17 +23,8 @@ from fuser.config import SETTINGS, config
 from fuser.cxx.functor import parse_functor
 from fuser.dtypes import Rank
 from fuser.errors import ArgumentError, GroupError
-from fuser.graph import (
-    Application,
-    Function,
-    FusionGroup,
-    GroupBuilder,
-    HandWritten,
-    Input,
-    Isolation,
-    Promotion,
-    Reduction,
-)
+from fuser.function import Function, HandWritten, Isolation, Promotion, Reduction
+from fuser.graph import Application, FusionGroup, GroupBuilder, Input
 from fuser.kernel_cache import KernelStore
 from fuser.kernel_spec import ArgSpec, InputSpec, RowSpec
 from fuser.ops import index_function

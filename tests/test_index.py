@@ -20,8 +20,9 @@ from fuser.config import config
 from fuser.cxx.functor import parse_functor
 from fuser.errors import ArgumentError, DimError, GroupError, ShapeError
 from fuser.fallback import Fallback
+from fuser.function import Function, Reduction
 from fuser.fx.backend import fuser_backend
-from fuser.graph import Function, FusionGroup, GroupBuilder, Reduction
+from fuser.graph import FusionGroup, GroupBuilder
 from fuser.linear import follow_sums
 from fuser.ops import index_function
 

@@ -24,7 +24,7 @@ from fuser.config import config
 from fuser.cpu.backend import CpuBackend, compiler_flags, find_compiler
 from fuser.cpu.fused_kernel import CpuKernel
 from fuser.cxx.functor import parse_functor
-from fuser.graph import Function
+from fuser.function import Function
 from fuser.ops import OPS
 from fuser.ops.elementary import power_function
 

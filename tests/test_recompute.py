@@ -12,7 +12,8 @@ from fuser.autodiff.recompute import (
     estimate_instructions,
 )
 from fuser.cxx.functor import parse_functor
-from fuser.graph import Function, FusionGroup, GroupBuilder
+from fuser.function import Function
+from fuser.graph import FusionGroup, GroupBuilder
 
 
 @pytest.mark.parametrize(

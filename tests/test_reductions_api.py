@@ -18,8 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fuser
 from fuser.errors import ArgumentError, DimError, FallbackError, FunctorError, GradientError, ShapeError
+from fuser.function import BATCH
 from fuser.fx.backend import fuser_backend
-from fuser.graph import BATCH
 from fuser.reduction_check import check_reduction
 
 ADD = "template <typename T> T add(T a, T b) { return a + b; }"

@@ -18,7 +18,8 @@ import torch
 from fuser.cxx.functor import EntryParameter, Functor, Role, parse_functor
 from fuser.dtypes import dtype_info
 from fuser.errors import EagerDerivativeError, NotDifferentiableError
-from fuser.graph import Application, Function, FusionGroup, GroupBuilder, Isolation
+from fuser.function import Function, Isolation
+from fuser.graph import Application, FusionGroup, GroupBuilder
 from fuser.kernel_spec import Typing
 from fuser.ops import cast_function
 

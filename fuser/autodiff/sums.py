@@ -12,7 +12,8 @@ from fuser.compiler import register
 from fuser.dtypes import dtype_info
 from fuser.executor import run_around
 from fuser.fallback import Fallback
-from fuser.graph import Function, FusionGroup, GroupBuilder, Reduction
+from fuser.function import Function, Reduction
+from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import InputSpec, KernelSpec, Typing, infer_typing
 from fuser.layout import Shape, broadcast_shapes
 from fuser.linear import is_sum

@@ -9,7 +9,7 @@ are few, batches.
 from __future__ import annotations
 
 from fuser.codegen import KERNEL_NAME, Operand, RowLoop
-from fuser.graph import BATCH
+from fuser.function import BATCH
 from fuser.kernel_spec import CPU_LANES
 from fuser.row_parts import RowPart, RowPass
 

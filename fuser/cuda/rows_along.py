@@ -10,7 +10,7 @@ from __future__ import annotations
 from fuser.access import Tuning
 from fuser.codegen import KERNEL_NAME, Operand
 from fuser.cuda.row_text import RowText, indent
-from fuser.graph import BATCH
+from fuser.function import BATCH
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["AlongText"]

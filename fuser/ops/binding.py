@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
 from fuser.config import config
-from fuser.graph import Function
+from fuser.function import Function
 from fuser.ops.elementary import UNARY_FLOAT, clamp_to_numbers, power_function
 from fuser.ops.reductions import REDUCTIONS, reduction_function
 from fuser.ops.table import OPS, cast_function, convert_function, dtype_kind

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fuser.cxx.functor import parse_functor
-from fuser.graph import Function, Promotion
+from fuser.function import Function, Promotion
 from fuser.ops.table import ANY_REAL, BITS, FLOAT, OPS, REAL, define, define_test, define_unary_float, parse_entry
 
 

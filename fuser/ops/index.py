@@ -13,7 +13,7 @@ import torch
 
 from fuser.cxx.functor import parse_functor
 from fuser.errors import UnsupportedError
-from fuser.graph import Function
+from fuser.function import Function
 from fuser.layout import broadcast_shapes
 
 __all__ = ["eager_index", "index_function"]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fuser.cxx.functor import Functor, parse_functor
-from fuser.graph import Function, Promotion, Reduction
+from fuser.function import Function, Promotion, Reduction
 from fuser.ops.table import ANY_REAL, FLOAT
 
 __all__ = ["REDUCTIONS", "ReductionOp", "reduction_function"]

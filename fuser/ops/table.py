@@ -11,7 +11,7 @@ import torch
 
 from fuser.cxx.functor import Functor, parse_functor
 from fuser.dtypes import DTYPES
-from fuser.graph import Function, Promotion
+from fuser.function import Function, Promotion
 
 __all__ = [
     "ANY_REAL",
