@@ -10,6 +10,7 @@ from fuser.counters import reset_stats, stats
 from fuser.debug import debug_get_fused_kernel_code, debug_launch_graph, explain
 from fuser.differentiable import differentiable
 from fuser.disk_cache import load_cache, save_cache
+from fuser.foreach import foreach
 from fuser.function import Function
 from fuser.fx.fused_module import FusedModule, fuse
 from fuser.fx.trace import FusedFunction
@@ -52,6 +53,7 @@ __all__ = [
     "differentiable",
     "errors",
     "explain",
+    "foreach",
     "fuse",
     "fx",
     "jit_fn",

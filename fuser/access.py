@@ -60,6 +60,8 @@ class Tuning:
     is_held: bool = False
     # Elements of a row that a block takes, where several blocks share it; 0: whole rows.
     piece: int = 0
+    # Of a kernel over lists of tensors: how many times each thread of a block takes ``unroll`` vectors.
+    turns: int = 1
 
     @property
     def share(self) -> int:

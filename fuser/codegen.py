@@ -77,6 +77,13 @@ class Loop:
     geometry: tuple[str, ...] = ()
     # Whether the element function takes the zero first.
     has_zero: bool = False
+    # As in ArgSpec.
+    positions: int = 0
+
+    @property
+    def chunk(self) -> int:
+        """Elements that a block of a kernel over lists takes at most."""
+        return self.vector * self.tuning.block * self.tuning.unroll * self.tuning.turns
 
     @cached_property
     def inputs(self) -> tuple[Operand, ...]:
@@ -204,6 +211,9 @@ class KernelSource:
     has_zero: bool
     # Compiler settings that are no part of the text.
     numerics: str
+    # As in ArgSpec; and how many elements of a position a block takes at most.
+    positions: int = 0
+    chunk: int = 0
 
     @property
     def has_workspace(self) -> bool:
@@ -254,6 +264,7 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
     text = _TextWithLines()
     features = _features(typing, args)
     kind = {"tiles"} if args.rows is None and body.geometry else {"rows"} if args.rows else set()
+    kind |= {"lists"} if args.positions else set()
     prelude = dialect.emit_prelude(words, features | kind)
     text.add(prelude)
     for index, functor in enumerate(functors):
@@ -284,6 +295,8 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
         functors=functors,
         has_zero=body.has_zero,
         numerics=args.numerics,
+        positions=args.positions,
+        chunk=body.chunk if isinstance(body, Loop) else 0,
     )
 
 
@@ -305,6 +318,7 @@ def _build_loop(
         vector=args.vector,
         wide_index=args.wide_index,
         tuning=args.tuning,
+        positions=args.positions,
     )
     element = emit_element(writer)
     return replace(loop, geometry=() if loop.is_linear else dialect.geometry, has_zero=writer.has_zero), element

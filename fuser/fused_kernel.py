@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from fuser import counters
@@ -14,11 +14,19 @@ from fuser.config import config
 from fuser.cxx.functor import Functor
 from fuser.dtypes import MAX_EXACT_INTEGER
 from fuser.errors import CompileError, Diagnostic, FunctorWarning, NoCompileError, point_at, suggest
-from fuser.geometry import Launch, pack_geometry
+from fuser.geometry import Launch, launch_lists, pack_geometry
 from fuser.layout import IterationSpace
 from fuser.prelude import offered_names
 
-__all__ = ["ArgumentPacker", "Backend", "FusedKernel", "build_compile_error", "check_may_compile", "warn_of_texts"]
+__all__ = [
+    "ArgumentPacker",
+    "Backend",
+    "FusedKernel",
+    "ListPacker",
+    "build_compile_error",
+    "check_may_compile",
+    "warn_of_texts",
+]
 
 # struct letters of a number passed by value.
 _FIELDS = {"f": "d", "c": "dd", "i": "q", "b": "q"}
@@ -109,6 +117,34 @@ class ArgumentPacker:
             pairs = zip(self.number_codes, numbers, strict=True)
             numbers = [field for code, number in pairs for field in _CONVERT[code](number)]
         return self._struct.pack(self._head, *addresses, *numbers, self._tail)
+
+
+class ListPacker:
+    """Packs the argument struct of a kernel over lists of tensors; see ``fuser.list_text``.
+
+    Sizes are fixed when it is made.
+    """
+
+    def __init__(self, source: KernelSource, numels: Sequence[int]) -> None:
+        self.launch, first = launch_lists(source, numels)
+        self._each = ArgumentPacker(source, IterationSpace((self.launch.grid,), ()))
+        self._unused = (0,) * len(source.operands)
+        self._count = len(numels)
+        self._tables = [bytes(8 * (source.positions - self._count))] * len(source.operands)
+        self._sizes = struct.pack(f"={1 + self._count}q", self._count, *numels) + bytes(
+            8 * (source.positions - self._count)
+        )
+        self._first = struct.pack(f"={self._count}I", *first) + bytes(4 * (source.positions - self._count))
+
+    def pack_tables(self, addresses: Iterable[Sequence[int]]) -> bytes:
+        """Return the part of the struct that depends on memory: for each operand the data pointers of its tensors."""
+        form = struct.Struct(f"={self._count}Q")
+        parts = [form.pack(*each) + rest for each, rest in zip(addresses, self._tables, strict=True)]
+        return b"".join([self._sizes, *parts, self._first])
+
+    def pack(self, tables: bytes, numbers: Sequence[Any]) -> bytes:
+        """Return the struct's bytes; as ``ArgumentPacker.pack``."""
+        return self._each.pack(self._unused, numbers) + tables
 
 
 def _as_double(number: Any) -> tuple[Any]:

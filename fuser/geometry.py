@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 
 from fuser.codegen import KernelSource
 from fuser.function import BATCH
 from fuser.layout import IterationSpace
 
-__all__ = ["Launch", "divider", "launch_shape", "pack_geometry", "step_counts", "workspace_bytes"]
+__all__ = ["Launch", "divider", "launch_lists", "launch_shape", "pack_geometry", "step_counts", "workspace_bytes"]
 
 # Pieces of a row that are folded at a time, at least: as the prelude's fuser_turn.
 TURN = 64
@@ -47,6 +48,18 @@ def launch_shape(source: KernelSource, space: IterationSpace) -> Launch:
     steps = prod(step_counts(source, space.sizes))
     per_block = 1 if tuning.tile else tuning.block * tuning.unroll
     return Launch(grid=-(-steps // per_block), block=tuning.block)
+
+
+def launch_lists(source: KernelSource, numels: Sequence[int]) -> tuple[Launch, tuple[int, ...]]:
+    """Return the launch of a kernel over lists of tensors, and the first block of each position.
+
+    Args:
+        source: the kernel.
+        numels: elements of each position, none of them empty.
+    """
+    blocks = list(accumulate((-(-numel // source.chunk) for numel in numels), initial=0))
+    launch = Launch(grid=blocks[-1], block=source.tuning.block, is_parallel=sum(numels) > source.chunk)
+    return launch, tuple(blocks[:-1])
 
 
 def _row_blocks(source: KernelSource, sizes: Sequence[int]) -> int:

@@ -123,6 +123,8 @@ class ArgSpec:
     tuning: Tuning = DEFAULT_TUNING
     # Of a kernel with reductions.
     rows: RowSpec | None = None
+    # Of a kernel over lists of tensors: how many positions of them a launch takes at most; 0 for others.
+    positions: int = 0
 
     @property
     def numerics(self) -> str:

@@ -13,6 +13,7 @@ is on. Alignment and the overlap of ``out=`` are compared here.
 from __future__ import annotations
 
 import importlib
+import operator
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +32,20 @@ from fuser.kernel_spec import MAX_ARGUMENT_BYTES
 from fuser.planner import Plan, Step
 from fuser.process import openmp_threads
 
-__all__ = ["Launcher", "PythonLauncher", "Recorded", "Replayer", "called_in_c", "record_call", "record_through"]
+__all__ = [
+    "NUMBER_TYPES",
+    "TENSOR_TYPES",
+    "Launcher",
+    "PythonLauncher",
+    "Recorded",
+    "Replayer",
+    "called_in_c",
+    "guard",
+    "make_check",
+    "picker",
+    "record_call",
+    "record_through",
+]
 
 Scalars = Mapping[str, Any]
 
@@ -150,14 +164,14 @@ def record_call(
         return
     outs = () if out is None else out if isinstance(out, tuple) else (out,)
     items = (*inputs, *outs)
-    check = _make_check(items)
+    check = make_check(items)
     needs_grad = any(isinstance(item, torch.Tensor) and item.requires_grad for item in items)
     if check is None or (needs_grad and torch.is_grad_enabled()) or not plan.steps or plan.follows_default_dtype:
         return
     if outs and plan.workspaces:
         # A record has either kind of memory.
         return
-    if any(type(inputs[index]) in _TENSOR_TYPES for step in plan.steps for index in step.numbers):
+    if any(type(inputs[index]) in TENSOR_TYPES for step in plan.steps for index in step.numbers):
         # A 0-dim CPU tensor among CUDA ones is read on the host.
         return
     is_large = any(len(step.packer.template) > MAX_ARGUMENT_BYTES for step in plan.steps)
@@ -193,28 +207,28 @@ def record_through(
         tensors: the call's arguments, as ``Launcher.launch`` takes them.
         scalars: likewise.
     """
-    check = _make_check(inputs)
+    check = make_check(inputs)
     if check is not None and len(inputs) <= MAX_ITEMS:
         launcher.add(tensors, scalars, None, Recorded(check, config.generation, through=through))
 
 
-def _make_check(items: Sequence[Any]) -> Callable[..., bool] | None:
-    # torch's guard for the tensors, each once; None if something is neither a plain tensor nor a number.
-    given = [item for item in items if type(item) in _TENSOR_TYPES]
-    if not given or sum(type(item) in _NUMBER_TYPES for item in items) != len(items) - len(given):
+def make_check(items: Sequence[Any], *, compares_sizes: bool = _c is None) -> Callable[..., bool] | None:
+    """Return torch's guard for the tensors, each once; None if something is neither a plain tensor nor a number."""
+    given = [item for item in items if type(item) in TENSOR_TYPES]
+    if not given or sum(type(item) in NUMBER_TYPES for item in items) != len(items) - len(given):
         return None
     distinct = list({id(item): item for item in given}.values())
     # The C launcher compares sizes and strides itself, to find the record: None leaves a dimension out.
-    sizes: list[Any] = [list(item.shape) if _c is None else [None] * item.dim() for item in distinct]
-    strides: list[Any] = [list(item.stride()) if _c is None else [None] * item.dim() for item in distinct]
+    sizes: list[Any] = [list(item.shape) if compares_sizes else [None] * item.dim() for item in distinct]
+    strides: list[Any] = [list(item.stride()) if compares_sizes else [None] * item.dim() for item in distinct]
     check: Callable[..., bool] = guards.TensorGuards(
         *distinct, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
     ).check
     return check
 
 
-_TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
-_NUMBER_TYPES = (bool, int, float, complex)
+TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
+NUMBER_TYPES = (bool, int, float, complex)
 # torch.compile's allocators: they take (shape, strides, dtype), use the current device and skip the dispatcher.
 _ALLOCATE: dict[str, Any] = {kind: getattr(guards, f"_empty_strided_{kind}") for kind in ("cpu", "cuda")}
 
@@ -308,7 +322,7 @@ class PythonLauncher:
         if out is not None or (recorded.is_cuda and any(address % VECTOR_BYTES for address in addresses)):
             return False
         make = _make_replay if recorded.through is None else _make_replay_through
-        record = _Record(len(tensors), tuple(map(type, inputs)), _guard(recorded, inputs, make(recorded, inputs)))
+        record = _Record(len(tensors), tuple(map(type, inputs)), guard(recorded, inputs, make(recorded, inputs)))
         self._records = (record, *self._records[: PYTHON_RECORDS - 1])
         return True
 
@@ -320,7 +334,11 @@ class PythonLauncher:
         return tensors + tuple(map(scalars.get, self._names, self._defaults))
 
 
-def _guard(recorded: Recorded, inputs: tuple[Any, ...], replay: Replay) -> Replay:
+def guard(recorded: Recorded, inputs: tuple[Any, ...], replay: Replay) -> Replay:
+    """Return ``replay`` for inputs that are like the recorded ones; for others it returns None.
+
+    The caller compares the types of numbers, and grad mode.
+    """
     # What a replay looks up is bound here: an attribute costs as much as an addition.
     check, generation, settings, reads = recorded.check, recorded.generation, config, recorded.reads
     function_modes, dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
@@ -331,21 +349,30 @@ def _guard(recorded: Recorded, inputs: tuple[Any, ...], replay: Replay) -> Repla
     # Each tensor once, and the slots where one comes again.
     distinct = tuple(first.values())
     twins = [(slot, first[id(item)]) for slot, item in enumerate(inputs) if first.get(id(item), slot) != slot]
+    pick = picker(distinct)
+    again, before = picker([slot for slot, _ in twins]), picker([slot for _, slot in twins])
     is_plain = len(distinct) == len(inputs)
 
     def guarded(inputs: tuple[Any, ...]) -> Any:
         for held, name, value in reads:
             if (held.get(name) if type(held) is dict else getattr(held, name, None)) is not value:
                 return None
-        if not is_plain and not all(inputs[slot] is inputs[other] for slot, other in twins):
+        if not is_plain and not all(map(operator.is_, again(inputs), before(inputs))):
             return None
-        if not check(*(inputs if is_plain else [inputs[slot] for slot in distinct])):
+        if not check(*(inputs if is_plain else pick(inputs))):
             return None
         if generation != settings.generation or function_modes() or dispatch_modes() or forward_ad._current_level >= 0:
             return None
         return replay(inputs)
 
     return guarded
+
+
+def picker(slots: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Return a function that picks these items of a sequence."""
+    if len(slots) > 1:
+        return operator.itemgetter(*slots)
+    return lambda items: [items[slot] for slot in slots]
 
 
 def _make_replay_through(recorded: Recorded, inputs: tuple[Any, ...]) -> Replay:  # noqa: ARG001 - as below

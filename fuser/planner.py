@@ -44,7 +44,19 @@ from fuser.tensor_desc import (
 )
 from fuser.tuning.table import tuned
 
-__all__ = ["Buffer", "Plan", "Step", "can_fuse", "make_plan", "plan_texts", "set_can_fuse"]
+__all__ = [
+    "Buffer",
+    "FlatCall",
+    "Plan",
+    "Step",
+    "can_fuse",
+    "event_name",
+    "make_plan",
+    "plan_flat",
+    "plan_texts",
+    "set_can_fuse",
+    "start",
+]
 
 # A compiler that is missing is looked for again after this time.
 SEARCH_S = 1.0
@@ -82,11 +94,16 @@ class Step:
 
     def start(self, arguments: bytes) -> None:
         """Launch with packed arguments, as an event of torch's profiler (a range of NVTX) where that is on."""
-        if profiler._is_profiler_enabled:
-            with torch._C._profiler._RecordFunctionFast(self.name):
-                self.run(arguments)
-        else:
-            self.run(arguments)
+        start(self.run, self.name, arguments)
+
+
+def start(run: Callable[[bytes], None], name: str, arguments: bytes) -> None:
+    """Launch a kernel, as an event of torch's profiler (a range of NVTX) where that is on."""
+    if profiler._is_profiler_enabled:
+        with torch._C._profiler._RecordFunctionFast(name):
+            run(arguments)
+    else:
+        run(arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +127,15 @@ class Plan:
     follows_default_dtype: bool = False
     # Of the settings it was made under.
     generation: int = 0
+
+
+class FlatCall(NamedTuple):
+    """A call whose operands are dense, all in one order, or one element for all."""
+
+    args: ArgSpec
+    numel: int
+    device: torch.device
+    outputs: tuple[Buffer, ...]
 
 
 def can_fuse(device_type: str) -> bool:
@@ -196,6 +222,29 @@ def _plan_kernels(
         workspaces=tuple(workspaces),
         follows_default_dtype=follows_default_dtype(spec.group, [item.spec for item in values[: len(inputs)]]),
     )
+
+
+def plan_flat(spec: KernelSpec, inputs: Sequence[TensorDesc], out: Sequence[TensorDesc] = ()) -> FlatCall | None:
+    """Describe a call for which one index serves all that one kernel reads and writes; None for any other.
+
+    Arguments as in ``make_plan``; nothing is compiled.
+
+    Raises:
+        ArgumentError, ShapeError, DeviceError: the inputs do not fit. UnsupportedError: there is no kernel for them.
+    """
+    device = common_device(spec.group, inputs)
+    if spec.group.has_reduction or not can_fuse(device.type):
+        return None
+    values = _describe_values(spec, inputs, device, infer_layouts(spec.group, value_layouts(inputs)))
+    outputs = [values[value].desc for value in spec.group.outputs]
+    parts = list(_cut(spec, values, _laid_out_as(out, outputs), device))
+    if len(parts) != 1 or parts[0].spec is not spec:
+        return None
+    args, space = parts[0].args, parts[0].space
+    used = (item.inner for item in args.inputs if item is not None)
+    if args.rank != 1 or 2 in (*used, *args.outputs, *args.counters):
+        return None
+    return FlatCall(args, space.numel, device, tuple(map(_buffer, outputs)))
 
 
 def _plan_fallback(spec: KernelSpec, device: torch.device, error: UnsupportedError | CompileError) -> Plan:
@@ -357,12 +406,12 @@ def _compile(
         outputs=tuple(places),
         inputs=tuple(read[operand.index] for operand in kernel.source.operands if not operand.is_output),
         numbers=tuple(read[index] for index, _ in kernel.source.numbers),
-        name=_event_name(part.spec.group),
+        name=event_name(part.spec.group),
     )
 
 
-def _event_name(group: FusionGroup) -> str:
-    # Such as fuser::axpy+relu.
+def event_name(group: FusionGroup) -> str:
+    """Return what profilers call a launch, such as ``fuser::axpy+relu``."""
     names = group.names()
     rest = [f"{len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else []
     return "fuser::" + "+".join(names[:MAX_NAMES] + rest)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from fuser.codegen import KERNEL_NAME, Dialect, Loop, Operand
 from fuser.cpu.prelude import emit_prelude
 from fuser.cpu.rows import emit_rows
+from fuser.list_text import emit_lists
 
 __all__ = ["DIALECT"]
 
@@ -40,7 +41,30 @@ def emit_loop(loop: Loop) -> str:
           fuser_element(fuser_to_compute(in0[i]), fuser_to_compute(in1[i]), a.number2, out0[i]);
     """
     body = _linear_range(loop) if loop.is_linear else [*_rows(loop), *_tiled_range(loop)]
-    return "\n".join([_HEAD, *body, *_entry(loop), ""])
+    entry = [emit_lists(loop), *_LIST_ENTRY] if loop.positions else _entry(loop)
+    return "\n".join([_HEAD, *body, *entry, ""])
+
+
+# Blocks of small tensors have little to do: each thread takes the next one that nobody has.
+_LIST_ENTRY = [
+    "static void fuser_take_blocks(const fuser_lists* lists, int64_t* next) {",
+    "  int64_t block;",
+    "  while ((block = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) < lists->each.numel) {",
+    "    const fuser_args a = fuser_find_part(*lists, static_cast<unsigned int>(block));",
+    "    fuser_range(a, 0, a.numel);",
+    "  }",
+    "}",
+    "",
+    "// threads is 1 or torch's thread count.",
+    f'extern "C" void {KERNEL_NAME}(const fuser_lists* lists, int threads) {{',
+    "  int64_t next = 0;",
+    "  if (threads == 1) return fuser_take_blocks(lists, &next);",
+    "#ifdef _OPENMP",
+    "#pragma omp parallel num_threads(threads)",
+    "#endif",
+    "  fuser_take_blocks(lists, &next);",
+    "}",
+]
 
 
 def _linear_range(loop: Loop) -> list[str]:

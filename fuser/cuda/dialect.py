@@ -9,6 +9,7 @@ from __future__ import annotations
 from fuser.codegen import KERNEL_NAME, Dialect, Loop, Operand
 from fuser.cuda.prelude import emit_prelude
 from fuser.cuda.rows import emit_rows
+from fuser.list_text import emit_lists
 
 __all__ = ["DIALECT"]
 
@@ -38,11 +39,27 @@ def emit_loop(loop: Loop) -> str:
     tiled = [item for item in loop.inputs if item.access.is_transposed]
     find = _tiled_find(loop) if tiled else _linear_find(loop) if loop.is_linear else _strided_find(loop)
     body = _indent([*_fill_tiles(loop, tiled), *_read(loop), *_share_tiles(loop, tiled), *_compute(loop)])
+    lists, arguments = "", "fuser_args a"
+    if loop.positions:
+        lists, arguments = emit_lists(loop), "fuser_lists lists"
+        body = _indent(_turns(loop, body))
     return (
-        f"\n{emit_place(loop)}\n{_join(find)}\n"
+        f"\n{emit_place(loop)}\n{_join(find)}{lists}\n"
         f'extern "C" __global__ void __launch_bounds__({loop.tuning.block})\n'
-        f"{KERNEL_NAME}(const __grid_constant__ fuser_args a) {{\n{_join(body)}}}\n"
+        f"{KERNEL_NAME}(const __grid_constant__ {arguments}) {{\n{_join(body)}}}\n"
     )
+
+
+def _turns(loop: Loop, body: list[str]) -> list[str]:
+    # A block takes a chunk of one position, as many vectors at a time as its threads have in flight.
+    unroll, step = loop.tuning.unroll, loop.chunk // loop.tuning.turns
+    return [
+        "const fuser_args a = fuser_find_part(lists, blockIdx.x);",
+        f"for (int turn = 0; turn < {loop.tuning.turns} && turn * {step} < a.numel; ++turn) {{",
+        f"  const int first = turn * {unroll};",
+        *body,
+        "}",
+    ]
 
 
 def emit_place(loop: Loop) -> str:
@@ -129,6 +146,9 @@ def _tiled_find(loop: Loop) -> list[str]:
 def _step(loop: Loop) -> str:
     # The number of the thread's u-th vector.
     unroll, block = loop.tuning.unroll, loop.tuning.block
+    if loop.positions:
+        # The chunk is the block's own.
+        return f"static_cast<fuser_index>(u) * {block} + threadIdx.x"
     number = "static_cast<fuser_index>(blockIdx.x)"
     return f"{f'({number} * {unroll} + u)' if unroll > 1 else number} * {block} + threadIdx.x"
 
@@ -167,7 +187,7 @@ def _times(what: str, factor: str) -> str:
 # --- reading, computing, writing ------------------------------------------------------------------------------------
 def _read(loop: Loop) -> list[str]:
     # Every read is under way before the first one is waited for.
-    find = "fuser_find(a, tile, u)" if loop.tuning.tile else "fuser_find(a, u)"
+    find = f"fuser_find(a, {'tile, ' if loop.tuning.tile else 'first + ' if loop.positions else ''}u)"
     direct = [item for item in loop.inputs if not item.access.is_transposed]
     return [
         f"fuser_place at[{_unroll(loop)}];",
@@ -204,14 +224,20 @@ def _load(loop: Loop, item: Operand) -> str:
     if item.inner == 2:
         stride = _stride(item, 0)
         return f"fuser_gather<{loop.vector}>({_address(loop, item)}, {stride}, at[u].left)"
-    return f"fuser_load<{_length(loop, item)}, {item.access.width}>({_address(loop, item)}, at[u].left)"
+    return f"fuser_load<{_length(loop, item)}, {item.access.width}>({_address(loop, item)}, at[u].left{_checked(loop, item)})"
 
 
 def _store(loop: Loop, item: Operand) -> str:
     if item.inner == 2:
         stride = _stride(item, 0)
         return f"fuser_scatter<{loop.vector}>({_address(loop, item)}, {stride}, {item.name}, at[u].left);"
-    return f"fuser_store<{loop.vector}, {item.access.width}>({_address(loop, item)}, {item.name}, at[u].left);"
+    return f"fuser_store<{loop.vector}, {item.access.width}>({_address(loop, item)}, {item.name}, at[u].left{_checked(loop, item)});"
+
+
+def _checked(loop: Loop, item: Operand) -> str:
+    # In lists, some tensors lie at any address: each block looks.
+    width = item.access.width
+    return f", fuser_is_aligned<{width}>({item.address})" if loop.positions and width > 1 else ""
 
 
 def _address(loop: Loop, item: Operand) -> str:

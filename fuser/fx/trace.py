@@ -115,6 +115,17 @@ class FusedFunction(Replayer):
         key, leaves = self._sort(tuple(args), {})
         return self._find_trace(key, leaves).traced.graph_module, leaves
 
+    def find_whole(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Entry, tuple[Any, ...]] | None:
+        """Return the trace that serves a call, if it is one fusion node, and the call's tensors and numbers.
+
+        None for any other, and where the call is one of the function as it is.
+        """
+        if torch.compiler.is_compiling() or is_traced((*args, *kwargs.values())) or any(map(_has_own_functions, args)):
+            return None
+        key, leaves = self._sort(tuple(args), kwargs)
+        entry = self._find_trace(key, leaves)
+        return None if entry.whole is None else (entry, leaves)
+
     @property
     def groups(self) -> tuple[FusionGroup, ...]:
         """The group of every fusion node, in the order of the graph."""

@@ -148,3 +148,18 @@ FUSER_INLINE fuser_vector<int64_t, N> fuser_gather(fuser_counter from, I stride,
 template <int N, int W, typename I> FUSER_INLINE fuser_vector<int64_t, N> fuser_load(fuser_counter from, I left) {
   return fuser_gather<N>(from, 1, left);
 }
+
+//@ always if lists
+// Loads and stores where wide accesses are only known to be possible when the kernel runs.
+template <int W, typename S> FUSER_INLINE bool fuser_is_aligned(const S* at) {
+  return reinterpret_cast<unsigned long long>(at) % (W * sizeof(S)) == 0;
+}
+template <int N, int W, typename S, typename I>
+FUSER_INLINE fuser_vector<S, N> fuser_load(const S* from, I left, bool is_aligned) {
+  return is_aligned ? fuser_load<N, W>(from, left) : fuser_load<N, 1>(from, left);
+}
+template <int N, int W, typename S, typename I>
+FUSER_INLINE void fuser_store(S* to, const S (&items)[N], I left, bool is_aligned) {
+  if (is_aligned) fuser_store<N, W>(to, items, left);
+  else fuser_store<N, 1>(to, items, left);
+}
