@@ -53,8 +53,12 @@ def emit_loop(loop: Loop) -> str:
 def _turns(loop: Loop, body: list[str]) -> list[str]:
     # A block takes a chunk of one position, as many vectors at a time as its threads have in flight.
     unroll, step = loop.tuning.unroll, loop.chunk // loop.tuning.turns
+    wide = [item for item in loop.operands if item.access.width > 1]
+    checks = [f"fuser_is_aligned<{item.access.width}>({item.address})" for item in wide]
     return [
         "const fuser_args a = fuser_find_part(lists, blockIdx.x);",
+        # Some tensors lie at any address.
+        f"const bool is_wide = {' && '.join(checks) or 'true'};",
         f"for (int turn = 0; turn < {loop.tuning.turns} && turn * {step} < a.numel; ++turn) {{",
         f"  const int first = turn * {unroll};",
         *body,
@@ -235,9 +239,7 @@ def _store(loop: Loop, item: Operand) -> str:
 
 
 def _checked(loop: Loop, item: Operand) -> str:
-    # In lists, some tensors lie at any address: each block looks.
-    width = item.access.width
-    return f", fuser_is_aligned<{width}>({item.address})" if loop.positions and width > 1 else ""
+    return ", is_wide" if loop.positions and item.access.width > 1 else ""
 
 
 def _address(loop: Loop, item: Operand) -> str:

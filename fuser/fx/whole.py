@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import fx
 
+from fuser.compiler import register
 from fuser.fx.passes import FusionModule
 from fuser.kernel_spec import KernelSpec
 
@@ -32,7 +33,7 @@ class WholeFusion:
 
 
 def find_whole_fusion(module: fx.GraphModule) -> WholeFusion | None:
-    """Return what a graph amounts to if it is one fusion node whose outputs, in order, are its result."""
+    """Return what a graph amounts to if it is one fusion node whose outputs, each once, are its result."""
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     rest = [node for node in module.graph.nodes if node.op != "placeholder"]
     if not rest or rest[0].op != "call_module":
@@ -47,11 +48,14 @@ def find_whole_fusion(module: fx.GraphModule) -> WholeFusion | None:
         return None
     if isinstance(result, fx.Node) and result.target is tuple:
         result, items = result.args[0], [*items, result]
-    is_all = result is fused if count == 1 else isinstance(result, tuple | list) and list(result) == items[:count]
-    if not is_all or len(rest) != 2 + len(items) or isinstance(rest[-1].args[0], list):
+    made = [fused] if count == 1 else items[:count]
+    results = list(result) if isinstance(result, tuple | list) and count > 1 else [result]
+    if {*results} != {*made} or len(results) != count or len(rest) != 2 + len(items) or isinstance(rest[-1].args[0], list):
         return None
     slots = {node: slot for slot, node in enumerate(placeholders)}
     constants = tuple(item for item in fused.args if not isinstance(item, fx.Node))
     numbered = iter(range(len(constants)))
     order = tuple(slots[item] if isinstance(item, fx.Node) else -1 - next(numbered) for item in fused.args)
-    return WholeFusion(target.spec, order, constants, {*slots.values()} <= {*order})
+    # The function may return them in another order than it computes them.
+    spec = target.spec if results == made else register(target.group.select_outputs([*map(made.index, results)]))
+    return WholeFusion(spec, order, constants, {*slots.values()} <= {*order})

@@ -60,10 +60,12 @@ template <typename S, int N> struct alignas(sizeof(S) * N) fuser_vector<S, N, tr
 };
 
 // Up to N elements, W with each access. `left` says how many there are: what would lie beyond repeats the first one, so
-// that one element function serves whole vectors and their tails; without any, nothing is read.
-template <int N, int W, typename S, typename I> FUSER_INLINE fuser_vector<S, N> fuser_load(const S* from, I left) {
+// that one element function serves whole vectors and their tails; without any, nothing is read. `is_wide` says whether the
+// address allows such accesses.
+template <int N, int W, typename S, typename I>
+FUSER_INLINE fuser_vector<S, N> fuser_load(const S* from, I left, bool is_wide = true) {
   fuser_vector<S, N> to;
-  if (left >= N) {
+  if (left >= N && is_wide) {
 #pragma unroll
     for (int k = 0; k < N; k += W) to.template load<W>(k, from + k);
   } else if (left > 0) {
@@ -73,7 +75,8 @@ template <int N, int W, typename S, typename I> FUSER_INLINE fuser_vector<S, N> 
   return to;
 }
 
-template <int N, int W, typename S, typename I> FUSER_INLINE void fuser_store(S* to, const S (&items)[N], I left) {
+template <int N, int W, typename S, typename I>
+FUSER_INLINE void fuser_store(S* to, const S (&items)[N], I left, bool is_wide = true) {
   fuser_vector<S, N> from;
 #pragma unroll
   for (int k = 0; k < N; ++k) from.set(k, items[k]);
@@ -82,7 +85,7 @@ template <int N, int W, typename S, typename I> FUSER_INLINE void fuser_store(S*
 #pragma unroll
     for (int i = 0; i < static_cast<int>(sizeof(from) / 4); ++i) asm("" : "+r"(from.word[i]));
   }
-  if (left >= N) {
+  if (left >= N && is_wide) {
 #pragma unroll
     for (int k = 0; k < N; k += W) from.template store<W>(k, to + k);
   } else {
@@ -150,16 +153,7 @@ template <int N, int W, typename I> FUSER_INLINE fuser_vector<int64_t, N> fuser_
 }
 
 //@ always if lists
-// Loads and stores where wide accesses are only known to be possible when the kernel runs.
+// Whether accesses to W elements are possible at an address.
 template <int W, typename S> FUSER_INLINE bool fuser_is_aligned(const S* at) {
   return reinterpret_cast<unsigned long long>(at) % (W * sizeof(S)) == 0;
-}
-template <int N, int W, typename S, typename I>
-FUSER_INLINE fuser_vector<S, N> fuser_load(const S* from, I left, bool is_aligned) {
-  return is_aligned ? fuser_load<N, W>(from, left) : fuser_load<N, 1>(from, left);
-}
-template <int N, int W, typename S, typename I>
-FUSER_INLINE void fuser_store(S* to, const S (&items)[N], I left, bool is_aligned) {
-  if (is_aligned) fuser_store<N, W>(to, items, left);
-  else fuser_store<N, 1>(to, items, left);
 }
