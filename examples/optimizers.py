@@ -4,9 +4,9 @@ Each optimizer is written once, for a parameter of any shape, and ``fuser.foreac
 parameters, gradients and moments, in place. Scalars that change from step to step are run-time arguments.
 
 - ``adamw`` has the operations of ``torch.optim.AdamW(foreach=False, fused=False)`` one by one, so that on CUDA its
-  parameters and moments are torch's, bit for bit. (On the CPU torch contracts some of them and not others, depending on
-  an element's place in a vector; there the two differ in the last bit.) torch's fused AdamW has other operations.
-- ``adamw_bfloat16`` keeps both moments in bfloat16, half of the memory: it computes in float32 and rounds what it keeps.
+  parameters and moments are torch's, bit for bit. (On the CPU torch multiplies in another order than on CUDA, which
+  fuser follows: there the two differ in last bits.) torch's fused and foreach AdamW have other operations.
+- ``adamw_bfloat16`` keeps both moments in bfloat16, in half of the memory; it computes in float32.
 - ``lion`` is a functor of its own: X. Chen et al., "Symbolic Discovery of Optimization Algorithms" (2023). Its sums are
   written with ``fma``, so that no compiler has a choice: CPU and GPU have the same bits.
 
@@ -118,7 +118,11 @@ class Lion:
     """Lion for one group of parameters, all of which have a gradient in each step."""
 
     def __init__(
-        self, params: Iterable[Tensor], lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0
+        self,
+        params: Iterable[Tensor],
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0,
     ) -> None:
         self.params = list(params)
         self.lr, self.betas, self.weight_decay = lr, betas, weight_decay
@@ -178,7 +182,9 @@ def main() -> int:
         print(f"{name:24} loss {first:.4f} -> {last:.4f}, {stats['launches'] / 200:g} launches a step")
         passed = passed and last < first / 20 and not stats["fallbacks"]
         if name == "AdamW":
-            apart = max(float(((own - item).norm() / item.norm()).detach()) for own, item in zip(params, wanted, strict=True))
+            apart = max(
+                float(((own - item).norm() / item.norm()).detach()) for own, item in zip(params, wanted, strict=True)
+            )
             print(f"{'':24} differs from torch's by {apart:.1e}")
             passed = passed and apart <= (0 if device.type == "cuda" else 1e-3)
     return 0 if passed else 1

@@ -228,18 +228,21 @@ def _load(loop: Loop, item: Operand) -> str:
     if item.inner == 2:
         stride = _stride(item, 0)
         return f"fuser_gather<{loop.vector}>({_address(loop, item)}, {stride}, at[u].left)"
-    return f"fuser_load<{_length(loop, item)}, {item.access.width}>({_address(loop, item)}, at[u].left{_checked(loop, item)})"
+    width, left = item.access.width, _left(loop, item)
+    return f"fuser_load<{_length(loop, item)}, {width}>({_address(loop, item)}, {left})"
 
 
 def _store(loop: Loop, item: Operand) -> str:
     if item.inner == 2:
         stride = _stride(item, 0)
         return f"fuser_scatter<{loop.vector}>({_address(loop, item)}, {stride}, {item.name}, at[u].left);"
-    return f"fuser_store<{loop.vector}, {item.access.width}>({_address(loop, item)}, {item.name}, at[u].left{_checked(loop, item)});"
+    width, left = item.access.width, _left(loop, item)
+    return f"fuser_store<{loop.vector}, {width}>({_address(loop, item)}, {item.name}, {left});"
 
 
-def _checked(loop: Loop, item: Operand) -> str:
-    return ", is_wide" if loop.positions and item.access.width > 1 else ""
+def _left(loop: Loop, item: Operand) -> str:
+    # Where addresses come from lists, each block looks whether they allow wide accesses.
+    return "at[u].left, is_wide" if loop.positions and item.access.width > 1 else "at[u].left"
 
 
 def _address(loop: Loop, item: Operand) -> str:

@@ -50,7 +50,12 @@ def find_whole_fusion(module: fx.GraphModule) -> WholeFusion | None:
         result, items = result.args[0], [*items, result]
     made = [fused] if count == 1 else items[:count]
     results = list(result) if isinstance(result, tuple | list) and count > 1 else [result]
-    if {*results} != {*made} or len(results) != count or len(rest) != 2 + len(items) or isinstance(rest[-1].args[0], list):
+    if (
+        {*results} != {*made}
+        or len(results) != count
+        or len(rest) != 2 + len(items)
+        or isinstance(rest[-1].args[0], list)
+    ):
         return None
     slots = {node: slot for slot, node in enumerate(placeholders)}
     constants = tuple(item for item in fused.args if not isinstance(item, fx.Node))
