@@ -22,7 +22,7 @@ from fuser.fx.trace import FusedFunction
 from fuser.jiterator import JitFunction
 from fuser.kernel_cache import Lru
 from fuser.list_planner import make_record
-from fuser.list_record import Call, Record, Target
+from fuser.list_record import ListCall, ListRecord, ListTarget
 
 __all__ = ["foreach"]
 
@@ -67,7 +67,7 @@ def foreach(fn: JitFunction | FusedFunction, /, *tensor_lists: Any, out: Any = N
     return call.run_plainly(range(call.count)) if results is None else results
 
 
-def _launch(call: Call, target: Target) -> Any:
+def _launch(call: ListCall, target: ListTarget) -> Any:
     # The value of a call; None if all its positions are ordinary calls.
     flat = call.flatten(target.numbers)
     key = _key(call, target)
@@ -85,10 +85,12 @@ def _launch(call: Call, target: Target) -> Any:
 
 
 # Newest first, by what tells calls apart without looking at tensors.
-_records: Lru[tuple[Record, ...]] = Lru()
+_records: Lru[tuple[ListRecord, ...]] = Lru()
 
 
-def _read_call(fn: JitFunction | FusedFunction, arguments: tuple[Any, ...], out: Any, scalars: dict[str, Any]) -> Call:
+def _read_call(
+    fn: JitFunction | FusedFunction, arguments: tuple[Any, ...], out: Any, scalars: dict[str, Any]
+) -> ListCall:
     is_list = tuple([isinstance(item, list | tuple) for item in arguments])
     lengths = {len(item) for item, own in zip(arguments, is_list, strict=True) if own}
     if len(lengths) != 1:
@@ -103,7 +105,7 @@ def _read_call(fn: JitFunction | FusedFunction, arguments: tuple[Any, ...], out:
         arguments = tuple([item if own else plain_number(item) for item, own in zip(arguments, is_list, strict=True)])
     output_count = fn.function.num_outputs if isinstance(fn, JitFunction) else 0
     if out is None:
-        return Call(fn, arguments, is_list, count, scalars, (), None, output_count)
+        return ListCall(fn, arguments, is_list, count, scalars, (), None, output_count)
     is_nested = isinstance(out, list | tuple) and bool(out) and all(isinstance(item, list | tuple) for item in out)
     outs = tuple(out) if is_nested else (out,)
     if not all(isinstance(item, list | tuple) and len(item) == count for item in outs):
@@ -112,17 +114,17 @@ def _read_call(fn: JitFunction | FusedFunction, arguments: tuple[Any, ...], out:
         )
     if output_count and len(outs) != output_count:
         raise ArgumentError(f"out= has {len(outs)} lists for {output_count} outputs")
-    return Call(fn, arguments, is_list, count, scalars, outs, out, output_count)
+    return ListCall(fn, arguments, is_list, count, scalars, outs, out, output_count)
 
 
-def _find_target(call: Call, position: int) -> Target | None:
+def _find_target(call: ListCall, position: int) -> ListTarget | None:
     # None where it is no single group.
     items = call.at(position)
     assert isinstance(call.fn, JitFunction | FusedFunction), "foreach checked"
     if isinstance(call.fn, JitFunction):
         spec = call.fn.spec(len(items))
         numbers = tuple([plain_number(item) for item in call.fn.bind_scalars(call.scalars).values()])
-        return Target(spec, spec, tuple(range(len(items) + len(numbers))), (), numbers, is_fixed=True)
+        return ListTarget(spec, spec, tuple(range(len(items) + len(numbers))), (), numbers, is_fixed=True)
     found = call.fn.find_whole(items, call.scalars)
     if found is None:
         return None
@@ -131,10 +133,10 @@ def _find_target(call: Call, position: int) -> Target | None:
     if whole is None or len(leaves) < len(items) or not all(map(operator.is_, leaves, items)):
         return None
     is_steady = facts is None or facts.is_of_tensors
-    return Target(entry, whole.spec, whole.order, whole.constants, leaves[len(items) :], is_steady=is_steady)
+    return ListTarget(entry, whole.spec, whole.order, whole.constants, leaves[len(items) :], is_steady=is_steady)
 
 
-def _key(call: Call, target: Target) -> tuple[Any, ...]:
+def _key(call: ListCall, target: ListTarget) -> tuple[Any, ...]:
     shared = [list if own else type(item) for item, own in zip(call.arguments, call.is_list, strict=True)]
     kinds = (*shared, *map(type, target.numbers))
     return id(target.owner), call.count, kinds, len(call.outs), torch.get_default_dtype()

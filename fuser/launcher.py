@@ -212,13 +212,14 @@ def record_through(
         launcher.add(tensors, scalars, None, Recorded(check, config.generation, through=through))
 
 
-def make_check(items: Sequence[Any], *, compares_sizes: bool = _c is None) -> Callable[..., bool] | None:
+def make_check(items: Sequence[Any], *, compares_sizes: bool = False) -> Callable[..., bool] | None:
     """Return torch's guard for the tensors, each once; None if something is neither a plain tensor nor a number."""
     given = [item for item in items if type(item) in TENSOR_TYPES]
     if not given or sum(type(item) in NUMBER_TYPES for item in items) != len(items) - len(given):
         return None
     distinct = list({id(item): item for item in given}.values())
     # The C launcher compares sizes and strides itself, to find the record: None leaves a dimension out.
+    compares_sizes = compares_sizes or _c is None
     sizes: list[Any] = [list(item.shape) if compares_sizes else [None] * item.dim() for item in distinct]
     strides: list[Any] = [list(item.stride()) if compares_sizes else [None] * item.dim() for item in distinct]
     check: Callable[..., bool] = guards.TensorGuards(

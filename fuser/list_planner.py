@@ -21,7 +21,7 @@ from fuser.errors import FuserError
 from fuser.fused_kernel import FusedKernel, ListPacker
 from fuser.kernel_spec import MAX_ARGUMENT_BYTES, MAX_LONE_ARGUMENT_BYTES, ArgSpec, KernelSpec
 from fuser.launcher import NUMBER_TYPES, TENSOR_TYPES, Recorded, guard, make_check, picker
-from fuser.list_record import Call, Extent, ListStep, Record, Target
+from fuser.list_record import Extent, ListCall, ListRecord, ListStep, ListTarget
 from fuser.list_text import most_positions
 from fuser.planner import Buffer, FlatCall, event_name, plan_flat
 from fuser.route import Route, find_route, is_transformed
@@ -36,14 +36,14 @@ TUNINGS = {"cuda": replace(DEFAULT_TUNING, unroll=2, turns=2), "cpu": replace(DE
 
 
 def make_record(
-    call: Call, target: Target, flat: tuple[Any, ...], find_target: Callable[[int], Target | None]
-) -> Record | None:
+    call: ListCall, target: ListTarget, flat: tuple[Any, ...], find_target: Callable[[int], ListTarget | None]
+) -> ListRecord | None:
     """Plan a call, compiling what is missing; None if all positions are ordinary calls, in order.
 
     Args:
         call: the call.
         target: the group of its first position.
-        flat: its tensors and numbers, see ``Call.flatten``.
+        flat: its tensors and numbers, see ``ListCall.flatten``.
         find_target: finds the group of another position, if it is one.
     """
     is_plain = all(type(item) in TENSOR_TYPES or type(item) in NUMBER_TYPES for item in flat)
@@ -58,7 +58,7 @@ class RecordMaker:
     """Makes the record of a call of plain tensors and numbers."""
 
     def __init__(
-        self, call: Call, target: Target, flat: tuple[Any, ...], find_target: Callable[[int], Target | None]
+        self, call: ListCall, target: ListTarget, flat: tuple[Any, ...], find_target: Callable[[int], ListTarget | None]
     ) -> None:
         self.call, self.target, self.flat, self.find_target = call, target, flat, find_target
         # Read before planning: a setting that another thread changes meanwhile makes the record stale.
@@ -75,7 +75,7 @@ class RecordMaker:
         # What is known of positions described before.
         self.known: dict[Any, FlatCall | None] = {}
 
-    def make(self) -> Record | None:
+    def make(self) -> ListRecord | None:
         """Return the record, its kernels compiled; None if all positions are ordinary calls, in order."""
         groups: dict[tuple[ArgSpec, torch.device], list[int]] = {}
         for position in range(self.call.count):
@@ -103,12 +103,12 @@ class RecordMaker:
         if not kernels or extents is None:
             return None
         slots = list(self.first.values())
-        places = {slot: place for place, slot in enumerate(slots)}
+        numbered = {slot: number for number, slot in enumerate(slots)}
         allocations = [] if self.call.outs else self._list_allocations()
-        new = {item[:2]: len(slots) + place for place, item in enumerate(allocations)}
+        new = {item[:2]: len(slots) + number for number, item in enumerate(allocations)}
         check = make_check(self.flat, compares_sizes=True) if self.is_steady else None
         recorded = None if check is None else Recorded(check, self.generation)
-        return Record(
+        return ListRecord(
             owner=self.target.owner,
             guard=None if recorded is None else guard(recorded, self.flat, lambda inputs: inputs),
             needs_no_grad=any(isinstance(item, torch.Tensor) and item.requires_grad for item in self.flat),
@@ -116,7 +116,7 @@ class RecordMaker:
             extents=tuple(extents),
             output_count=0 if self.call.outs else len(self.target.spec.group.outputs),
             allocations=tuple(allocations),
-            steps=tuple(self._step(*item, places, new) for item in kernels),
+            steps=tuple(self._step(*item, numbered, new) for item in kernels),
             constants=self.target.constants,
             plain=tuple(sorted(self.plain)),
         )
@@ -197,7 +197,7 @@ class RecordMaker:
         kernel: FusedKernel,
         device: torch.device,
         positions: Sequence[int],
-        places: Mapping[int, int],
+        numbered: Mapping[int, int],
         new: Mapping[tuple[int, int], int],
     ) -> ListStep:
         packer = ListPacker(kernel.source, [self.flats[position].numel for position in positions])
@@ -207,7 +207,7 @@ class RecordMaker:
                 found = [new[operand.index, position] for position in positions]
             else:
                 slots = [self._slot(operand, position) for position in positions]
-                found = [places[self.first[id(self.flat[slot])]] for slot in slots]
+                found = [numbered[self.first[id(self.flat[slot])]] for slot in slots]
             operands.append(picker(found))
         return ListStep(
             run=kernel.bind(packer.launch, device.index or 0),

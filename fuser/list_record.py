@@ -15,11 +15,11 @@ from fuser.fused_kernel import ListPacker
 from fuser.kernel_spec import KernelSpec
 from fuser.planner import Buffer, start
 
-__all__ = ["Call", "Extent", "ListStep", "Record", "Target"]
+__all__ = ["Extent", "ListCall", "ListRecord", "ListStep", "ListTarget", "are_apart"]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ListCall:
     """A call of ``foreach``."""
 
     # Makes the ordinary call of a position.
@@ -74,7 +74,7 @@ class Call:
         return tuple(results) if len(results) > 1 else results[0] if results else []
 
 
-class Target(NamedTuple):
+class ListTarget(NamedTuple):
     """The group that a position is a call of."""
 
     # Where it comes from; calls with one owner have one group.
@@ -122,7 +122,7 @@ class _Memory(NamedTuple):
 
 
 @dataclass(slots=True)
-class Record:
+class ListRecord:
     """What is left of a call. Threads may share it."""
 
     # Keeps its id alive.
@@ -142,13 +142,13 @@ class Record:
     plain: tuple[int, ...]
     memory: _Memory | None = field(default=None, repr=False)
 
-    def replay(self, call: Call, flat: tuple[Any, ...]) -> Any:
+    def replay(self, call: ListCall, flat: tuple[Any, ...]) -> Any:
         """Make a call that is like the recorded one; None if it is not, and nothing was done."""
         if self.guard is None or (self.needs_no_grad and torch.is_grad_enabled()) or self.guard(flat) is None:
             return None
         return self.run(call, flat)
 
-    def run(self, call: Call, flat: tuple[Any, ...]) -> Any:
+    def run(self, call: ListCall, flat: tuple[Any, ...]) -> Any:
         """Make the call; None if tensors share memory, or a number is none of the kernels': nothing was done."""
         tensors = self.pick(flat)
         addresses = list(map(torch.Tensor.data_ptr, tensors))
@@ -163,8 +163,8 @@ class Record:
             results[output][position] = torch.empty_strided(shape, strides, dtype=dtype, device=device)
             made.append(results[output][position])
         if memory is None or made:
-            places = addresses + [item.data_ptr() for item in made]
-            tables = [step.packer.pack_tables([pick(places) for pick in step.operands]) for step in self.steps]
+            everything = addresses + [item.data_ptr() for item in made]
+            tables = [step.packer.pack_tables([pick(everything) for pick in step.operands]) for step in self.steps]
             # In one assignment: another thread finds what belongs together.
             memory = _Memory(addresses, tables)
             self.memory = None if made else memory
@@ -195,12 +195,13 @@ def are_apart(addresses: Sequence[int], extents: Sequence[Extent]) -> bool:
         for address, extent in zip(addresses, extents, strict=True)
         if extent.size_bytes
     ]
-    # Of those before, the farthest end, also among those that are written.
-    end = written_end = 0
+    # The farthest ends so far: of all, of what is written, and of all that are not the same memory in one position.
+    end = written_end = others_end = 0
     before: tuple[int, ...] = ()
     for begin, own_end, position, itemsize, is_written in sorted(ranges):
         own = (begin, own_end, position, itemsize)
-        if begin < written_end or (is_written and begin < end and own != before):
+        others_end = others_end if own == before else end
+        if begin < written_end or (is_written and begin < others_end):
             return False
         before, end = own, max(end, own_end)
         written_end = max(written_end, own_end if is_written else 0)

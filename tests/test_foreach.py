@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from fuser.config import config
 from fuser.cuda.backend import compile_cubin
 from fuser.cuda.dialect import DIALECT
 from fuser.errors import ArgumentError, FuserError
+from fuser.list_record import Extent, are_apart
 from fuser.tensor_desc import TensorDesc
 
 SIZES = (0, 1, 2, 3, 5, 16, 17, 63, 1000, 4095, 16384, 16385, 40001)
@@ -42,11 +43,10 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(autouse=True)
-def nothing_recorded() -> Iterator[None]:
+def nothing_recorded() -> None:
     """Forget what other tests called, and count anew."""
     config.touch()
     fuser.reset_stats()
-    yield
 
 
 def make(device: str, dtype: torch.dtype = torch.float32, sizes: Sequence[int] = SIZES, shift: int = 0) -> list[Tensor]:
@@ -193,6 +193,29 @@ def test_positions_that_share_memory_are_computed_in_order(device: str) -> None:
     whole = torch.ones(9, device=device)
     with pytest.raises(FuserError, match="single memory location"):
         fuser.foreach(axpy, [whole[1:], memory[0]], [memory[1], memory[2]], out=[whole[:-1], memory[0]])
+
+
+@pytest.mark.parametrize(
+    ("ranges", "wanted"),
+    [
+        ([(0, 8, 0, True), (8, 8, 1, True), (100, 8, -1, False)], True),
+        # In place: all of it, in one position.
+        ([(0, 8, 0, True), (0, 8, 0, False)], True),
+        ([(0, 8, 0, True), (0, 8, 1, False)], False),
+        ([(0, 8, 0, True), (0, 8, 0, True)], False),
+        ([(0, 8, 0, True), (4, 8, 0, False)], False),
+        ([(4, 8, 0, True), (0, 8, 1, False)], False),
+        # Inputs may share what nobody writes.
+        ([(0, 8, 0, False), (0, 8, 1, False), (4, 8, 2, False), (12, 4, 0, True)], True),
+        # In place inside of what another position reads.
+        ([(0, 100, 1, False), (50, 8, 0, False), (50, 8, 0, True)], False),
+        ([(0, 0, 0, True), (0, 8, 1, True)], True),
+    ],
+)
+def test_what_shares_memory(ranges: list[tuple[int, int, int, bool]], wanted: bool) -> None:
+    for order in (ranges, ranges[::-1]):
+        extents = [Extent(size, position, 4, is_written) for _, size, position, is_written in order]
+        assert are_apart([begin for begin, *_ in order], extents) is wanted
 
 
 def test_gradients_are_not_lost(device: str) -> None:

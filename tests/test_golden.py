@@ -6,14 +6,14 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 
 import fuser
-from fuser import codegen, compiler, planner
+from fuser import codegen, compiler, list_text, planner
 from fuser.codegen import KERNEL_NAME, KernelSource
 from fuser.config import config
 from fuser.cpu import dialect as cpu_dialect
@@ -190,7 +190,7 @@ def test_names_do_not_reach_the_text() -> None:
 
 
 def emitters() -> Iterator[Any]:
-    for module in (codegen, cpu_dialect, cuda_dialect, cpu_prelude, cuda_prelude):
+    for module in (codegen, list_text, cpu_dialect, cuda_dialect, cpu_prelude, cuda_prelude):
         for name, function in vars(module).items():
             if name.startswith("emit_") and inspect.getmodule(inspect.unwrap(function)) is module:
                 yield pytest.param(module, function, id=f"{module.__name__}.{name}")
@@ -224,6 +224,9 @@ def test_samples_in_docstrings_are_true(module: Any, function: Any) -> None:
     texts = [emit(Sample(axpy, [meta(8), meta(8), 2.0]), room).text, emit(Sample(unary, [meta(8)]), room).text]
     macros = parse_functor("#define LEVELS 2\n#undef INFINITY\ntemplate <typename T> T f(T x) { return x * LEVELS; }")
     texts.append(emit(Sample(builder_of_one(Function(macros)), [meta(8)]), room).text)
+    ((part, args),) = planner.plan_texts(compiler.register(unary), [meta(8)], torch.device(room))
+    args = replace(args, positions=448, tuning=replace(args.tuning, unroll=2))
+    texts.append(compiler.build_kernel_source(part, args).text)
     for sample in samples:
         assert any(flat(sample) in flat(text) for text in texts), sample
 
