@@ -19,10 +19,10 @@ LEFT_OUT = {"__init__", "__main__", "_version", "config", "counters", "errors", 
 WIDTH, ROW, BOX, HEIGHT = 980, 62, 104, 26
 # One for what belongs together, from what users call down to how their text is read.
 COLOURS = {
-    "#dbeafe": "interface debug fx jiterator reduction reduction_check differentiable",
+    "#dbeafe": "interface debug foreach fx jiterator reduction reduction_check differentiable",
     "#dcfce7": "autodiff route sharding flops",
-    "#fef9c3": "library executor launcher outputs planner arg_spec tensor_desc tuning sections",
-    "#ffedd5": "compiler kernel_cache disk_cache file_lock fused_kernel cuda cpu geometry codegen prelude",
+    "#fef9c3": "library list_planner list_record executor launcher outputs planner arg_spec tensor_desc tuning sections",
+    "#ffedd5": "compiler kernel_cache disk_cache file_lock fused_kernel cuda cpu geometry codegen list_text prelude",
     "#f3e8ff": "kernel_spec fallback eager_reduction linear ops graph dtypes layout access",
     "#fce7f3": "eager cxx",
 }

@@ -144,11 +144,13 @@ class Lion:
         )
 
 
+STEPS = 120
+
 # --- the network ----------------------------------------------------------------------------------
 
 
 def train(
-    make: Callable[[list[Tensor]], AdamW | Lion | torch.optim.Optimizer], device: torch.device, steps: int = 200
+    make: Callable[[list[Tensor]], AdamW | Lion | torch.optim.Optimizer], device: torch.device, steps: int = STEPS
 ) -> tuple[list[Tensor], float, float]:
     """Train a network to add its inputs; return its parameters, and the first and the last loss."""
     torch.manual_seed(0)
@@ -179,7 +181,7 @@ def main() -> int:
         fuser.reset_stats()
         params, first, last = train(make, device)
         stats = fuser.stats()
-        print(f"{name:24} loss {first:.4f} -> {last:.4f}, {stats['launches'] / 200:g} launches a step")
+        print(f"{name:24} loss {first:.4f} -> {last:.4f}, {stats['launches'] / STEPS:g} launches a step")
         passed = passed and last < first / 20 and not stats["fallbacks"]
         if name == "AdamW":
             apart = max(

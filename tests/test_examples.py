@@ -34,7 +34,7 @@ def load(name: str) -> ModuleType:
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("name", ["swiglu_digits", "force_field", "spiking_neuron", "quantise_rows"])
+@pytest.mark.parametrize("name", ["swiglu_digits", "force_field", "spiking_neuron", "quantise_rows", "optimizers"])
 def test_example_meets_its_criterion(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     if name == "swiglu_digits":
         pytest.importorskip("sklearn")
@@ -55,6 +55,9 @@ def test_the_criteria_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = load("quantise_rows")
     monkeypatch.setattr(rows, "place_of_largest", lambda x, dim: torch.zeros_like(x, dtype=torch.int64).amax(dim))
     assert rows.main() == 1
+    optimizers = load("optimizers")
+    monkeypatch.setattr(optimizers.AdamW, "step", lambda self: None)
+    assert optimizers.main() == 1
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

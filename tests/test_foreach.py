@@ -275,7 +275,12 @@ def test_what_is_not_like_the_recorded_call_is_planned_anew() -> None:
 
     for rate in (2.0, 3.0):
         check(fuser.foreach(scaled, xs), [torch.abs(item) * rate for item in xs])
-    # One of several kernels, for a shape that control flow asks for.
+
+
+@pytest.mark.cpu
+@pytest.mark.slow
+def test_functions_of_several_kernels_and_traces() -> None:
+    xs = make("cpu", sizes=(5, 7))
     branching = fuser.fuse(lambda x: axpy(x, x) if x.shape[0] == 5 else axpy(x, x, alpha=3.0).cumsum(0) * 2)
     check(fuser.foreach(branching, xs), [2 * xs[0], (4 * xs[1]).cumsum(0) * 2])
 
