@@ -16,7 +16,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
@@ -62,8 +61,12 @@ def partition(graph: fx.Graph, *, reduces: bool = True) -> list[Partition]:
     barriers = {node for node in nodes if node not in calls and is_barrier(node)}
     visible = find_visible_aliases(nodes, calls, barriers)
     fusible = {node for node in calls if node not in visible}
+    # What returns a tuple, of which others take the items.
+    several = {node for node in fusible if _returns_several(node, calls[node])}
     groups = [
-        group for stretch in _cut_stretches(nodes, barriers) for group in _Stretch(stretch, fusible).find_groups()
+        group
+        for stretch in _cut_stretches(nodes, barriers)
+        for group in _Stretch(stretch, fusible, several).find_groups()
     ]
     return [
         Partition(tuple(group), tuple(reading.calls[node] for node in group))
@@ -121,7 +124,7 @@ class _Unit:
 class _Stretch:
     """Nodes without a barrier between them, merged greedily."""
 
-    def __init__(self, nodes: Sequence[fx.Node], fusible: set[fx.Node]) -> None:
+    def __init__(self, nodes: Sequence[fx.Node], fusible: set[fx.Node], several: set[fx.Node]) -> None:
         self.nodes = nodes
         self.slot = {node: slot for slot, node in enumerate(nodes)}
         # Nodes that read each value.
@@ -138,7 +141,7 @@ class _Stretch:
         above, below = self._find_paths()
         for slot, node in enumerate(nodes):
             is_fusible = node in fusible
-            if not is_fusible and not self._is_item_of(node, fusible):
+            if not is_fusible and not _is_item_of(node, several):
                 self.units.append(None)
                 continue
             devices = set()
@@ -166,13 +169,6 @@ class _Stretch:
             if unit is not None and unit.applications and node not in done:
                 done.update(unit.nodes)
                 yield sorted(unit.nodes, key=self.slot.__getitem__)
-
-    def _is_item_of(self, node: fx.Node, fusible: set[fx.Node]) -> bool:
-        # The outputs of a functor with several.
-        if node.op != "call_function" or node.target is not operator.getitem:
-            return False
-        source: Any = node.args[0]
-        return source in fusible and (isinstance(source.target, JitFunction) or bind_group(source) is not None)
 
     def _find_paths(self) -> tuple[list[int], list[int]]:
         sources: list[list[int]] = []
@@ -344,6 +340,15 @@ class _Stretch:
 
     def _known_shapes(self, nodes: Sequence[fx.Node]) -> set[str]:
         return {self.shapes[node] for node in nodes if node in self.shapes} if self.shapes else set()
+
+
+def _returns_several(node: fx.Node, call: OpCall | None) -> bool:
+    is_tuple = call is not None and call.items is not None
+    return is_tuple or isinstance(node.target, JitFunction) or bind_group(node) is not None
+
+
+def _is_item_of(node: fx.Node, several: set[fx.Node]) -> bool:
+    return node.op == "call_function" and node.target is operator.getitem and node.args[0] in several
 
 
 def _are_connected(first: _Unit, second: _Unit) -> bool:
