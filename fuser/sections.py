@@ -34,7 +34,7 @@ ROWS_ACROSS = 128
 def cut_group(
     group: FusionGroup, layouts: Sequence[ValueLayout], by_value: Collection[int], *, shares_rows: bool = False
 ) -> Iterator[Section]:
-    """Give consecutive sections, each as long as fits in a launch (or, with outputs of several shapes, in each).
+    """Give sections in the order of launches, each as long as fits in one (with outputs of several shapes, in each).
 
     Args:
         group: a canonical group.
@@ -53,17 +53,26 @@ def cut_group(
         else:
             yield whole
         return
-    begin, count = 0, len(group.applications)
-    while begin < count:
-        end = begin + 1
-        section = group.section(range(begin, end))
+    rest, producers = list(range(len(group.applications))), group.producers()
+    while rest:
+        chosen = rest[:1]
+        section = group.section(chosen)
         if max(size for _, size in _launch_sizes(section, layouts, by_value)) > MAX_LONE_ARGUMENT_BYTES:
-            name = group.applications[begin].function.name
+            name = group.applications[chosen[0]].function.name
             raise UnsupportedError(f"{name!r} with more than {MAX_LONE_ARGUMENT_BYTES} bytes of sizes and strides")
-        while end < count and _fits(longer := group.section(range(begin, end + 1)), layouts, by_value):
-            section, end = longer, end + 1
+        waiting: set[int] = set()
+        for index in rest[1:]:
+            if any(producers[value] in waiting for value in group.applications[index].tensors):
+                waiting.add(index)
+            elif _fits(longer := group.section([*chosen, index]), layouts, by_value):
+                section, chosen = longer, [*chosen, index]
+            elif group.has_reduction:
+                # Other rows than these: what does not need them may still be part of this launch.
+                waiting.add(index)
+            else:
+                break
         yield section
-        begin = end
+        rest = [index for index in rest if index not in chosen]
 
 
 def cut_around(group: FusionGroup, obstacle: int) -> Iterator[Section]:
