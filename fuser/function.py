@@ -185,7 +185,8 @@ class View:
             if self.split is not None:
                 dim = self.split[0]
                 size, stride = dims.pop(dim + 1)
-                dims[dim] = (dims[dim][0] * size, stride)
+                outer, step = dims[dim]
+                dims[dim] = (outer * size, stride if size > 1 else step)
         else:
             if self.split is not None:
                 dim, parts = self.split
