@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
-from fuser.ops import channel_norms, norms  # noqa: F401 - they fill the table
+from fuser.ops import channel_norms, losses, norms  # noqa: F401 - they fill the table
 from fuser.ops.calls import Binder, OpCall, is_number
 from fuser.ops.composites import composite_function
 
@@ -248,6 +248,38 @@ def _bind_group_norm_backward(
     return _call("native_group_norm_backward", form, _there(grad_out, input, mean, rstd, weight), mask=mask)
 
 
+# --- nll_loss ---------------------------------------------------------------------------------------------------
+def _has_classes(input: Any, target: Any) -> torch.Tensor | None:  # noqa: A002
+    known, of_rows = _known(input), _known(target)
+    is_one = known is not None and known.dim() == 2 and of_rows is not None and of_rows.dim() == 1
+    return known if is_one else None
+
+
+def _bind_nll_loss(self: Any, target: Any, weight: Any, reduction: Any, ignore_index: Any) -> OpCall | None:
+    known = _has_classes(self, target)
+    # To look through all classes for the target's is worth it only where they are at hand.
+    is_made = "log_softmax" in str(getattr(self, "target", ""))
+    if known is None or not is_made or reduction not in (losses.MEAN, losses.SUM):
+        return None
+    form = (weight is not None, reduction, _narrow_name(known))
+    return _call("nll_loss_forward", form, _there(self, target, weight), {"ignore_index": ignore_index}, (True,) * 2)
+
+
+def _bind_nll_loss_backward(
+    grad_output: Any,
+    self: Any,
+    target: Any,
+    weight: Any,
+    reduction: Any,
+    ignore_index: Any,
+    total_weight: Any,
+) -> OpCall | None:
+    if _has_classes(self, target) is None or reduction not in (losses.NONE, losses.MEAN, losses.SUM):
+        return None
+    tensors = _there(self, grad_output, target, weight, total_weight)
+    return _call("nll_loss_backward", (weight is not None, reduction), tensors, {"ignore_index": ignore_index})
+
+
 @functools.cache
 def whole_functions() -> dict[Any, Binder]:
     """Return the binder of each function and ATen overload."""
@@ -262,6 +294,8 @@ def whole_functions() -> dict[Any, Binder]:
         _ATEN.native_batch_norm_backward.default: _bind_batch_norm_backward,
         _ATEN.native_group_norm.default: _bind_group_norm,
         _ATEN.native_group_norm_backward.default: _bind_group_norm_backward,
+        _ATEN.nll_loss_forward.default: _bind_nll_loss,
+        _ATEN.nll_loss_backward.default: _bind_nll_loss_backward,
         F.rms_norm: _bind_rms_norm,
         torch.rms_norm: _bind_rms_norm,
     }

@@ -14,8 +14,8 @@ import torch
 from fuser.function import View
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.layout import Shape
-from fuser.ops.composites import COMPOSITES, Composite, Form, step, view
-from fuser.ops.statistics import affine, functor, moments, normalised_dx, reduce_step, rstd_of, stored
+from fuser.ops.composites import COMPOSITES, Composite, Form, optional_input, step, view
+from fuser.ops.norm_steps import affine, functor, moments, normalised_dx, reduce_step, rstd_of, stored
 
 __all__: list[str] = []
 
@@ -40,7 +40,7 @@ def _batch_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
     x = builder.add_input("input")
     affine_names = ["weight"] * has_weight + ["bias"] * has_bias
     given = _add_channels(builder, rank, [*affine_names, "running_mean", "running_var"])
-    momentum = [builder.add_input("momentum", is_scalar=True)] * is_training
+    momentum = optional_input(builder, "momentum", is_training, is_scalar=True)
     eps = builder.add_input("eps", is_scalar=True)
     further: list[int] = []
     if is_training:
@@ -66,7 +66,7 @@ def _batch_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:
     dims = _all_but_channels(rank)
     grad, x = builder.add_input("grad_out"), builder.add_input("input")
     given = _add_channels(builder, rank, ["weight"] * has_weight + ["mean", "rstd" if is_training else "var"])
-    weight = [given["weight"]] * has_weight
+    weight = [given[name] for name in ["weight"] * has_weight]
     mean = given["mean"]
     rstd = given["rstd"] if is_training else rstd_of(builder, given["var"], builder.add_input("eps", is_scalar=True))
     sums = "void sums(T dy, T x, T mean, T& s1, T& s2) { s1 = dy; s2 = dy * (x - mean); }"
@@ -197,7 +197,7 @@ def _group_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:
     builder = shapes.builder
     grad, x = shapes.add("grad_out", shapes.full), shapes.add("input", shapes.full)
     mean, rstd = shapes.add("mean", shapes.rows), shapes.add("rstd", shapes.rows)
-    weight = [shapes.add("weight", shapes.channels)] * has_weight
+    weight = [shapes.add(name, shapes.channels) for name in ["weight"] * has_weight]
     order = "group_norm_backward" if is_ordered else ""
     made: list[int] = []
     if mask[0]:

@@ -14,8 +14,8 @@ import torch
 
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.layout import Shape
-from fuser.ops.composites import COMPOSITES, Composite, Form
-from fuser.ops.statistics import affine, functor, moments, normalised_dx, reduce_step, rstd_of, stored
+from fuser.ops.composites import COMPOSITES, Composite, Form, optional_input
+from fuser.ops.norm_steps import affine, functor, moments, normalised_dx, reduce_step, rstd_of, stored
 
 __all__: list[str] = []
 
@@ -76,9 +76,9 @@ def _gradient_steps(form: Form, is_ordered: bool) -> FusionGroup:
     sizes, rank, has_weight, has_bias, has_mean, mask = form
     builder = GroupBuilder()
     grad, x = builder.add_input("grad_out"), builder.add_input("input")
-    mean = [builder.add_input("mean")] * has_mean
+    mean = optional_input(builder, "mean", has_mean)
     rstd = builder.add_input("rstd")
-    weight = [builder.add_input("weight")] * has_weight
+    weight = optional_input(builder, "weight", has_weight)
     if has_bias:
         builder.add_input("bias")
     taken = "T dy, T x" + ", T mean" * has_mean + ", T rstd"
@@ -133,8 +133,8 @@ def _rms_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
     sizes, has_weight, has_eps, is_alone = form
     builder = GroupBuilder()
     x = builder.add_input("input")
-    weight = [builder.add_input("weight")] * has_weight
-    eps = [builder.add_input("eps", is_scalar=True)] * has_eps
+    weight = optional_input(builder, "weight", has_weight)
+    eps = optional_input(builder, "eps", has_eps, is_scalar=True)
     # Without one, that of the accumulate type.
     own = "T(eps)" if has_eps else "(sizeof(T) == 8 ? T(2.220446049250313e-16) : T(1.1920928955078125e-07))"
     finish = (
