@@ -57,7 +57,8 @@ def partition(graph: fx.Graph, *, reduces: bool = True) -> list[Partition]:
     held = {value for node, call in calls.items() if call is None for value in _held_numbers(node)}
     calls = {node: call for node, call in calls.items() if node not in held}
     if not reduces:
-        calls = {node: call for node, call in calls.items() if call is None or not call.reduces}
+        calls = {node: call for node, call in calls.items() if call is None or not (call.reduces or call.is_view)}
+    calls = _without_other_views(calls)
     # What can be part of a group writes to nothing.
     barriers = {node for node in nodes if node not in calls and is_barrier(node)}
     visible = find_visible_aliases(nodes, calls, barriers)
@@ -70,6 +71,20 @@ def partition(graph: fx.Graph, *, reduces: bool = True) -> list[Partition]:
         for group in groups
         if not _gains_nothing(group, reading)
     ]
+
+
+def _without_other_views(calls: dict[fx.Node, OpCall | None]) -> dict[fx.Node, OpCall | None]:
+    # Views of what was reduced join it to what it was reduced from: others stay torch's.
+    reduced: set[fx.Node] = set()
+    for node, call in calls.items():
+        is_one = call is not None and _reduces(call)
+        if is_one or any(source in reduced for source in node.all_input_nodes):
+            reduced.add(node)
+    return {node: call for node, call in calls.items() if call is None or not call.is_view or node in reduced}
+
+
+def _reduces(call: OpCall) -> bool:
+    return call.function.reduction is not None or any(isinstance(x, OpCall) and _reduces(x) for x in call.tensors)
 
 
 def _held_numbers(node: fx.Node) -> list[fx.Node]:
@@ -94,7 +109,8 @@ def _cut_stretches(nodes: Sequence[fx.Node], barriers: set[fx.Node]) -> Iterator
 
 def _gains_nothing(group: Sequence[fx.Node], reading: GraphReading) -> bool:
     # torch reduces as well as fuser, copies nothing where no conversion is needed, and x ** 1 as it lies in memory.
-    calls = [reading.calls[node] for node in group]
+    every = [reading.calls[node] for node in group]
+    calls = [call for call in every if call is None or not call.is_view]
     if len(calls) == 1 and calls[0] is not None and calls[0].function.op in REDUCTIONS:
         return not calls[0].scalars and all(isinstance(item, fx.Node) for item in calls[0].tensors)
     return all(call is not None and (call.function.op == "convert" or is_first_power(call.function)) for call in calls)

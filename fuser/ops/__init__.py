@@ -10,6 +10,7 @@ from fuser.ops.binding import IS_NUMBER, OpCall, bind_function, bind_method, bin
 from fuser.ops.elementary import is_first_power
 from fuser.ops.index import eager_index, index_function
 from fuser.ops.reductions import REDUCTIONS, ReductionOp, reduction_function
+from fuser.ops.views import eager_view, view_function
 from fuser.ops.table import OPS, WIDE_UNDER_AUTOCAST, Op, cast_function, convert_function, dtype_kind
 
 __all__ = [
@@ -27,8 +28,10 @@ __all__ = [
     "convert_function",
     "dtype_kind",
     "eager_index",
+    "eager_view",
     "has_hooks",
     "index_function",
     "is_first_power",
     "reduction_function",
+    "view_function",
 ]

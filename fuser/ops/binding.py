@@ -18,6 +18,7 @@ from fuser.function import Function
 from fuser.ops.elementary import UNARY_FLOAT, clamp_to_numbers, power_function
 from fuser.ops.reductions import REDUCTIONS, reduction_function
 from fuser.ops.table import OPS, cast_function, convert_function, dtype_kind
+from fuser.ops.views import bind_item, bind_reshape, bind_squeeze, bind_unsqueeze
 
 __all__ = ["IS_NUMBER", "OpCall", "bind_function", "bind_method", "bind_module", "has_hooks"]
 
@@ -34,6 +35,11 @@ class OpCall:
     function: Function
     tensors: tuple[Any, ...]
     scalars: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_view(self) -> bool:
+        """Whether it is torch's view of its tensor."""
+        return self.function.is_view
 
     @property
     def reduces(self) -> bool:
@@ -389,6 +395,19 @@ def _bind_of_all(name: str) -> Binder:
     return bind
 
 
+# --- views ------------------------------------------------------------------------------------------------------
+def _bind_view(bind: Callable[..., Function | tuple[Function, ...] | None]) -> Binder:
+    @functools.wraps(bind)
+    def bind_call(input: Any, *args: Any, **kwargs: Any) -> OpCall | None:  # noqa: A002
+        found = None if _is_number(input) else bind(input, *args, **kwargs)
+        call = input
+        for function in found if isinstance(found, tuple) else (found,):
+            call = None if function is None else OpCall(function, (call,))
+        return None if call is input else call
+
+    return bind_call
+
+
 def _overloads(*names: str) -> list[Any]:
     found = []
     for name in names:
@@ -422,6 +441,11 @@ _CONVERSIONS = {
 }  # fmt: skip
 
 
+_VIEWS: dict[str, Callable[..., Any]] = {
+    "unsqueeze": bind_unsqueeze, "squeeze": bind_squeeze, "view": bind_reshape, "reshape": bind_reshape,
+}  # fmt: skip
+
+
 @functools.cache
 def _methods() -> dict[str, Binder]:
     found: dict[str, Binder] = {
@@ -442,6 +466,7 @@ def _methods() -> dict[str, Binder]:
         "count_nonzero": _bind_count_nonzero, "prod": _bind_prod,
         **{name: _bind_total(name) for name in ("sum", "mean")},
         "max": _bind_of_all("max"), "min": _bind_of_all("min"),
+        **{name: _bind_view(bind) for name, bind in _VIEWS.items()},
         "addcmul": _bind_addcmul, "addcdiv": _bind_addcdiv, "lerp": _bind_lerp, "to": _bind_to,
     }  # fmt: skip
     return found | {alias: found[name] for alias, name in _ALIASES.items()}
@@ -534,6 +559,10 @@ def _functions() -> dict[Any, Binder]:
         **dict.fromkeys(_overloads("prod", "prod.dim_int"), _bind_prod),
         _ATEN.max.default: _bind_of_all("max"),
         _ATEN.min.default: _bind_of_all("min"),
+        _ATEN.unsqueeze.default: _bind_view(bind_unsqueeze),
+        **dict.fromkeys(_overloads("squeeze.dim", "squeeze.dims"), _bind_view(bind_squeeze)),
+        **dict.fromkeys(_overloads("view", "reshape", "_unsafe_view"), _bind_view(bind_reshape)),
+        operator.getitem: _bind_view(bind_item),
         _ATEN._to_copy.default: _bind_to_copy,
         torch.ops.prims.convert_element_type.default: _bind_convert_element_type,
         _ATEN.to.dtype: _bind_to,
