@@ -175,7 +175,8 @@ def _call_eager(function: Function, tensors: list[Any], scalars: dict[str, Any])
     if function.is_view:
         return eager_view(function, tensors[0])
     if function.op is not None and function.reduction is not None:
-        return REDUCTIONS[function.op].eager(tensors[0], function.reduction.dims, function.reduction.keepdim)
+        reduction = function.reduction
+        return REDUCTIONS[function.op].eager(tensors[0], reduction.dims, reduction.keepdim, **scalars)
     if function.op is not None:
         conversion = {"dtype": function.out_dtypes[0]} if function.is_conversion else {}
         return OPS[function.op].eager(*tensors, **scalars, **conversion)

@@ -5,7 +5,7 @@ its results have the same bits. The ways a program can name an op (``torch.add``
 ``aten.add.Tensor``, ``torch.nn.ReLU``) are bound to the table by ``bind_function``, ``bind_method``, ``bind_module``.
 """
 
-from fuser.ops import activations, elementary  # noqa: F401 - they fill the table
+from fuser.ops import activations, elementary, statistics  # noqa: F401 - they fill the table
 from fuser.ops.binding import IS_NUMBER, OpCall, bind_function, bind_method, bind_module, has_hooks
 from fuser.ops.elementary import is_first_power
 from fuser.ops.index import eager_index, index_function

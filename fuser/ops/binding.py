@@ -16,9 +16,11 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 from fuser.config import config
 from fuser.function import Function
 from fuser.ops.elementary import UNARY_FLOAT, clamp_to_numbers, power_function
+from fuser.ops.index import index_function
+from fuser.ops.reduction_forms import FORMS, ReductionForm
 from fuser.ops.reductions import REDUCTIONS, reduction_function
 from fuser.ops.table import OPS, cast_function, convert_function, dtype_kind
-from fuser.ops.views import bind_item, bind_reshape, bind_squeeze, bind_unsqueeze
+from fuser.ops.views import bind_item, bind_reshape, bind_squeeze, bind_unsqueeze, view_function
 
 __all__ = ["IS_NUMBER", "OpCall", "bind_function", "bind_method", "bind_module", "has_hooks"]
 
@@ -339,13 +341,21 @@ def _convert_to(dtype: torch.dtype) -> Binder:
 
 
 # --- reductions -------------------------------------------------------------------------------------------------
-def _reduce(name: str, input: Any, dim: Any = None, keepdim: Any = False) -> OpCall | None:  # noqa: A002
+def _reduce(
+    name: str,
+    input: Any,  # noqa: A002
+    dim: Any = None,
+    keepdim: Any = False,
+    scalars: Mapping[str, Any] = {},  # noqa: B006 - nobody writes to it
+) -> OpCall | None:
     dims = (dim,) if type(dim) is int else dim
     is_known = dims is None or (isinstance(dims, list | tuple) and all(type(item) is int for item in dims))
     if _is_number(input) or not is_known or not isinstance(keepdim, bool) or not _has_bits(name, input):
         return None
     # No dimensions mean all.
-    return OpCall(reduction_function(name, tuple(dims) if dims else None, keepdim), (input,))
+    over = tuple(dims) if dims else None
+    index = (OpCall(index_function(1, over), (input,)),) if REDUCTIONS[name].has_index else ()
+    return OpCall(reduction_function(name, over, keepdim), (input, *index), scalars)
 
 
 def _has_bits(name: str, input: Any) -> bool:  # noqa: A002
@@ -385,6 +395,35 @@ def _bind_total(name: str) -> Binder:
 
 def _bind_prod(input: Any, dim: Any = None, keepdim: Any = False, *, dtype: Any = None) -> OpCall | None:  # noqa: A002
     return _bind_total("prod")(input, dim, keepdim, dtype=dtype) if dim is None or type(dim) is int else None
+
+
+def _bind_form(bind: Callable[..., ReductionForm | None]) -> Binder:
+    @functools.wraps(bind)
+    def bind_call(input: Any, *args: Any, **kwargs: Any) -> OpCall | None:  # noqa: A002
+        form = bind(input, *args, **kwargs)
+        if form is None:
+            return None
+        if form.dtype is not None:
+            input = OpCall(cast_function(form.dtype), (input,))  # noqa: A001
+        return _reduce(form.name, input, form.dim, form.keepdim, form.scalars)
+
+    return bind_call
+
+
+def _bind_logsumexp(input: Any, dim: Any, keepdim: Any = False) -> OpCall | None:  # noqa: A002
+    # As ATen has it: an infinite maximum is not subtracted.
+    number = _call("floating", input)
+    top = _reduce("amax_or_end", number, dim, True)
+    if top is None or top.function.reduction.dims is None:
+        return None
+    is_infinite = _call("eq", _call("abs", top), math.inf)
+    top = _call("masked_fill", top, is_infinite, value=0.0)
+    total = _reduce("sum", _call("exp", _call("sub", number, top, minus_alpha=-1)), dim, keepdim)
+    if total is None:
+        return None
+    if not keepdim:
+        top = OpCall(view_function("squeeze", total.function.reduction.dims), (top,))
+    return _call("add", _call("log", total), top, alpha=1)
 
 
 def _bind_of_all(name: str) -> Binder:
@@ -463,8 +502,9 @@ def _methods() -> dict[str, Binder]:
         "clamp": _bind_clamp, "clip": _bind_clamp, "clamp_min": _bind_clamp_min, "clamp_max": _bind_clamp_max,
         "where": _bind_where_method, "relu": _unary("relu"), "masked_fill": _bind_masked_fill,
         **{name: _bind_reduction(name) for name in ("amax", "amin", "any", "all")},
-        "count_nonzero": _bind_count_nonzero, "prod": _bind_prod,
-        **{name: _bind_total(name) for name in ("sum", "mean")},
+        "count_nonzero": _bind_count_nonzero, "prod": _bind_prod, "logsumexp": _bind_logsumexp,
+        **{name: _bind_total(name) for name in ("sum", "mean")}, "nansum": _bind_reduction("nansum"),
+        **{name: _bind_form(bind) for name, bind in FORMS.items() if name != "linalg_vector_norm"},
         "max": _bind_of_all("max"), "min": _bind_of_all("min"),
         **{name: _bind_view(bind) for name, bind in _VIEWS.items()},
         "addcmul": _bind_addcmul, "addcdiv": _bind_addcdiv, "lerp": _bind_lerp, "to": _bind_to,
@@ -557,6 +597,19 @@ def _functions() -> dict[Any, Binder]:
         **dict.fromkeys(_overloads("sum", "sum.dim_IntList"), _bind_total("sum")),
         **dict.fromkeys(_overloads("mean", "mean.dim"), _bind_total("mean")),
         **dict.fromkeys(_overloads("prod", "prod.dim_int"), _bind_prod),
+        _ATEN.nansum.default: _bind_reduction("nansum"),
+        **{
+            overload: _bind_form(FORMS[name])
+            for name, forms in (
+                ("argmax", "default"), ("argmin", "default"), ("var", "default dim correction"),
+                ("std", "default dim correction"), ("linalg_vector_norm", "default"),
+                ("norm", "Scalar ScalarOpt_dim ScalarOpt_dtype ScalarOpt_dim_dtype"),
+            )
+            for overload in _overloads(*(f"{name}.{form}" for form in forms.split()))
+        },
+        torch.linalg.vector_norm: _bind_form(FORMS["linalg_vector_norm"]),
+        torch.special.logsumexp: _tensor_first(_bind_logsumexp),
+        _ATEN.logsumexp.default: _bind_logsumexp,
         _ATEN.max.default: _bind_of_all("max"),
         _ATEN.min.default: _bind_of_all("min"),
         _ATEN.unsqueeze.default: _bind_view(bind_unsqueeze),
