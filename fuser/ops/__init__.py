@@ -6,7 +6,7 @@ its results have the same bits. The ways a program can name an op (``torch.add``
 """
 
 from fuser.ops import activations, elementary, statistics  # noqa: F401 - they fill the table
-from fuser.ops.binding import IS_NUMBER, OpCall, bind_function, bind_method, bind_module, has_hooks
+from fuser.ops.binding import IS_NUMBER, OpCall, bind_function, bind_method, bind_module, find_dims, has_hooks
 from fuser.ops.elementary import is_first_power
 from fuser.ops.index import eager_index, index_function
 from fuser.ops.reductions import REDUCTIONS, ReductionOp, reduction_function
@@ -29,6 +29,7 @@ __all__ = [
     "dtype_kind",
     "eager_index",
     "eager_view",
+    "find_dims",
     "has_hooks",
     "index_function",
     "is_first_power",

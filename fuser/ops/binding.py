@@ -22,7 +22,7 @@ from fuser.ops.reductions import REDUCTIONS, reduction_function
 from fuser.ops.table import OPS, cast_function, convert_function, dtype_kind
 from fuser.ops.views import bind_item, bind_reshape, bind_squeeze, bind_unsqueeze, view_function
 
-__all__ = ["IS_NUMBER", "OpCall", "bind_function", "bind_method", "bind_module", "has_hooks"]
+__all__ = ["IS_NUMBER", "OpCall", "bind_function", "bind_method", "bind_module", "find_dims", "has_hooks"]
 
 # Key in the ``meta`` of a stand-in that is a Python number.
 IS_NUMBER = "fuser_is_number"
@@ -116,6 +116,28 @@ def _bind(binder: Binder | None, args: tuple[Any, ...], kwargs: Mapping[str, Any
         return None
     call = binder(*bound.args, **bound.kwargs)
     return call if call is not None and all(_is_operand(value) for value in call.tensors) else None
+
+
+def find_dims(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return the arguments that say which dimensions an op of the table goes along; none for other functions.
+
+    Args:
+        target: a function, or the name of a method.
+        args: by position, the method's tensor first.
+        kwargs: by name.
+    """
+    try:
+        binder = _methods().get(target) if isinstance(target, str) else _functions().get(target)
+    except TypeError:  # unhashable
+        return []
+    names = {"dim", "keepdim"} & {*_signature(binder).parameters} if binder else ()
+    if not names:
+        return []
+    try:
+        bound = _signature(binder).bind_partial(*args, **kwargs).arguments
+    except TypeError:
+        return []
+    return [bound[name] for name in names if name in bound]
 
 
 # Of the table's binders, which live as long as the process.
