@@ -27,12 +27,13 @@ from fuser.errors import (
     UnsupportedError,
 )
 from fuser.fallback import Fallback
+from fuser.function import View
 from fuser.fused_kernel import ArgumentPacker, FusedKernel
 from fuser.geometry import Launch, workspace_bytes
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import ArgSpec, InputSpec, KernelSpec, ValueLayout, infer_layouts, infer_typing
 from fuser.layout import IterationSpace, Shape, Strides
-from fuser.ops import REDUCTIONS, dtype_kind
+from fuser.ops import REDUCTIONS, Expansion, dtype_kind, expand
 from fuser.sections import cut_group, group_outputs
 from fuser.tensor_desc import (
     TensorDesc,
@@ -160,9 +161,8 @@ def plan_texts(
     if device is not None:
         described = [item._replace(device=device) if item.device is not None else item for item in described]
     where = common_device(spec.group, described)
-    values = _describe_values(spec, described, where, infer_layouts(spec.group, value_layouts(described)))
-    outputs = [values[value].desc for value in spec.group.outputs]
-    return [(part.spec, part.args) for part in _cut(spec, values, outputs, where)]
+    steps = _expand(spec, described, where, infer_layouts(spec.group, value_layouts(described)))
+    return [(part.spec, part.args) for part in _cut(steps, steps.lay_out(steps.outputs), where)]
 
 
 def _plan_kernels(
@@ -172,29 +172,26 @@ def _plan_kernels(
     device: torch.device,
     layouts: Sequence[ValueLayout],
 ) -> Plan:
-    values = _describe_values(spec, inputs, device, layouts)
-    _check_reductions(spec.group, values)
-    outputs = [values[value].desc for value in spec.group.outputs]
-    buffers = tuple(map(_buffer, outputs))
+    expanded = _expand(spec, inputs, device, layouts)
+    _check_reductions(expanded)
+    buffers = tuple(map(_buffer, expanded.outputs))
     if device.type == "meta":
         return Plan(device, buffers, ())
     if not can_fuse(device.type):
         known = device.type in _can_fuse
         raise UnsupportedError(f"fusion on {device.type} is switched off" if known else f"device {device.type!r}")
-    parts = list(_cut(spec, values, _laid_out_as(out, outputs), device))
-    homes, temporaries = _find_homes(spec, parts, values)
+    parts = list(_cut(expanded, expanded.lay_out(_laid_out_as(out, expanded.outputs)), device))
+    homes, temporaries = _find_homes(expanded, parts, len(inputs))
     workspaces: list[int] = []
     first = len(buffers) + len(temporaries)
-    steps = tuple(
-        _compile(part, device, homes, len(inputs), workspaces, first) for part in parts if not part.space.is_empty
-    )
+    steps = tuple(_compile(part, device, homes, workspaces, first) for part in parts if not part.space.is_empty)
     return Plan(
         device=device,
         outputs=buffers,
         steps=steps,
         temporaries=temporaries,
         workspaces=tuple(workspaces),
-        follows_default_dtype=follows_default_dtype(spec.group, [item.spec for item in values[: len(inputs)]]),
+        follows_default_dtype=follows_default_dtype(spec.group, input_specs(inputs, device)),
     )
 
 
@@ -223,12 +220,68 @@ def _plan_fallback(spec: KernelSpec, device: torch.device, error: UnsupportedErr
 
 
 # --- describe --------------------------------------------------------------------------------------------------------
-def _describe_values(
+@dataclass(frozen=True, slots=True)
+class _Expanded:
+    """A call's group, with the steps of torch's larger ops in their place, and what its values are."""
+
+    # None where the group has none of them, and is what it was.
+    spec: KernelSpec | None
+    expansion: Expansion
+    # Of the group with the steps.
+    values: tuple[DescribedValue, ...]
+    # Of the call, as torch gives them.
+    outputs: tuple[TensorDesc, ...]
+
+    @property
+    def group(self) -> FusionGroup:
+        return self.expansion.group
+
+    def lay_out(self, outputs: Sequence[TensorDesc]) -> list[TensorDesc]:
+        """Return tensors of the call's outputs as the group has them."""
+        return [
+            _view(item, None if view is None else view.inverse)
+            for item, view in zip(outputs, self.expansion.outputs, strict=True)
+        ]
+
+
+def _expand(
     spec: KernelSpec, inputs: Sequence[TensorDesc], device: torch.device, layouts: Sequence[ValueLayout]
+) -> _Expanded:
+    whole = _describe_values(spec.group, inputs, device, layouts)
+    outputs = tuple(whole[value].desc for value in spec.group.outputs)
+    if not spec.group.has_composite:
+        views = [(slot, None) for slot in range(len(inputs))]
+        same = Expansion(spec.group, tuple(views), (None,) * len(outputs), tuple(range(len(spec.group.applications))))
+        return _Expanded(spec, same, tuple(whole), outputs)
+    expansion = expand(spec.group, config.numerics == "strict")
+    seen = [_view(inputs[slot], view) for slot, view in expansion.inputs]
+    values = _describe_values(
+        expansion.group, seen, device, infer_layouts(expansion.group, value_layouts(seen)), expansion.origins
+    )
+    return _Expanded(None, expansion, tuple(values), outputs)
+
+
+def _view(desc: TensorDesc, view: View | None) -> TensorDesc:
+    if view is None:
+        return desc
+    shape, strides = view.apply(desc.shape, desc.strides)
+    return desc._replace(shape=shape, strides=strides)
+
+
+def _describe_values(
+    group: FusionGroup,
+    inputs: Sequence[TensorDesc],
+    device: torch.device,
+    layouts: Sequence[ValueLayout],
+    origins: Sequence[int] = (),
 ) -> list[DescribedValue]:
     # The inputs, then what the applications make, as it would lie in memory.
     specs = input_specs(inputs, device)
-    typing = infer_typing(spec.group, specs, torch.get_default_dtype())
+    try:
+        typing = infer_typing(group, specs, torch.get_default_dtype())
+    except UnsupportedError as error:
+        error.application = origins[error.application] if origins else error.application
+        raise
     made = list(zip(typing.values, typing.ranks, layouts, strict=True))[len(inputs) :]
     return [DescribedValue(*item) for item in zip(inputs, specs, strict=True)] + [
         DescribedValue(
@@ -239,23 +292,24 @@ def _describe_values(
     ]
 
 
-def _check_reductions(group: FusionGroup, values: Sequence[DescribedValue]) -> None:
+def _check_reductions(expanded: _Expanded) -> None:
     # torch's own, where only torch has its bits, or its error.
-    for index, item in enumerate(group.applications):
-        op = item.function.reduction and REDUCTIONS.get(item.function.op or "")
-        if not op or item.function.reduction is None:
+    for index, item in enumerate(expanded.group.applications):
+        reduction = item.function.reduction
+        if reduction is None or (item.function.op is None and not reduction.order):
             continue
-        desc = values[item.tensors[0]].desc
+        op = REDUCTIONS.get(item.function.op or "")
+        desc = expanded.values[item.tensors[0]].desc
         assert desc.dtype is not None, "numbers are not reduced"
-        dims = item.function.reduction.normalize_dims(len(desc.shape))
+        dims = reduction.normalize_dims(len(desc.shape))
         reason = ""
-        if config.numerics == "strict" and dtype_kind(desc.dtype) not in op.exact:
-            reason = f"op {op.name!r} on {desc.dtype} in torch's own order"
-        elif op.needs_elements and any(desc.shape[dim] == 0 for dim in dims):
+        if config.numerics == "strict" and (op is None or dtype_kind(desc.dtype) not in op.exact):
+            reason = f"op {item.function.name!r} on {desc.dtype} in torch's own order"
+        elif op is not None and op.needs_elements and any(desc.shape[dim] == 0 for dim in dims):
             reason = f"op {op.name!r} on nothing"
         if reason:
             error = UnsupportedError(reason)
-            error.application = index
+            error.application = expanded.expansion.origins[index]
             raise error
 
 
@@ -289,14 +343,14 @@ class _Part:
     targets: tuple[int, ...]
 
 
-def _cut(
-    spec: KernelSpec, values: Sequence[DescribedValue], outputs: Sequence[TensorDesc], device: torch.device
-) -> Iterator[_Part]:
+def _cut(expanded: _Expanded, outputs: Sequence[TensorDesc], device: torch.device) -> Iterator[_Part]:
+    # ``outputs`` as the group has them.
+    group, values, spec = expanded.group, expanded.values, expanded.spec
     layouts = [ValueLayout(item.desc.shape, item.desc.strides) for item in values]
     by_value = {value for value, item in enumerate(values) if item.spec.number is not None}
-    for section in cut_group(spec.group, layouts, by_value, shares_rows=device.type == "cuda"):
-        own = spec if section.group is spec.group else register(section.group)
-        targets = [target for target, value in enumerate(spec.group.outputs) if value in section.outputs]
+    for section in cut_group(group, layouts, by_value, shares_rows=device.type == "cuda"):
+        own = spec if spec is not None and section.group is group else register(section.group)
+        targets = [target for target, value in enumerate(group.outputs) if value in section.outputs]
         written = [outputs[target] for target in targets]
         written += [values[value].desc for value in section.outputs[len(targets) :]]
         targets += [-1] * (len(written) - len(targets))
@@ -315,25 +369,32 @@ def _cut(
 
 
 # --- find slots ----------------------------------------------------------------------------------------------------
-def _find_homes(
-    spec: KernelSpec, parts: Sequence[_Part], values: Sequence[DescribedValue]
-) -> tuple[dict[int, int], tuple[Buffer, ...]]:
-    # Where each value that some step writes is, as an index into outputs and temporaries; and the temporaries.
-    outputs = spec.group.outputs
+class _Homes(NamedTuple):
+    """Where values are."""
+
+    # That some step writes: indices into outputs and temporaries.
+    written: Mapping[int, int]
+    # That it reads: indices into the call's inputs and, after them, outputs and temporaries.
+    read: Mapping[int, int]
+
+
+def _find_homes(expanded: _Expanded, parts: Sequence[_Part], input_count: int) -> tuple[_Homes, tuple[Buffer, ...]]:
+    outputs = expanded.group.outputs
     homes = {value: index for index, value in reversed(list(enumerate(outputs)))}
     temporaries = [
         value for value in dict.fromkeys(value for part in parts for value in part.outputs) if value not in homes
     ]
     homes |= {value: len(outputs) + index for index, value in enumerate(temporaries)}
-    return homes, tuple(_buffer(values[value].desc) for value in temporaries)
+    read = {value: slot for value, (slot, _) in enumerate(expanded.expansion.inputs)}
+    read |= {value: input_count + index for value, index in homes.items()}
+    return _Homes(homes, read), tuple(_buffer(expanded.values[value].desc) for value in temporaries)
 
 
 # --- compile ---------------------------------------------------------------------------------------------------------
 def _compile(
     part: _Part,
     device: torch.device,
-    homes: Mapping[int, int],
-    input_count: int,
+    homes: _Homes,
     workspaces: list[int],
     first_workspace: int,
 ) -> Step:
@@ -342,10 +403,10 @@ def _compile(
     if device.type == "cuda":
         args = tuned(part.spec, args, torch.cuda.get_device_name(device.index))
     kernel = compile_kernel(part.spec, args, device.index)
-    read = [value if value < input_count else input_count + homes[value] for value in part.inputs]
+    read = [homes.read[value] for value in part.inputs]
     written = zip(part.outputs, part.targets, strict=True)
     launch = kernel.prepare(part.space)
-    places = [homes[value] if target < 0 else target for value, target in written]
+    places = [homes.written[value] if target < 0 else target for value, target in written]
     if kernel.source.has_workspace:
         places.append(first_workspace + len(workspaces))
         workspaces.append(workspace_bytes(kernel.source, part.space.sizes))

@@ -73,9 +73,7 @@ class _Places:
     what is reduced with the dimensions of the shape. What no reduction has to do with is aligned at the end.
     """
 
-    def __init__(
-        self, group: FusionGroup, layouts: Sequence[ValueLayout], shape: Shape, dims: tuple[int, ...]
-    ) -> None:
+    def __init__(self, group: FusionGroup, layouts: Sequence[ValueLayout], shape: Shape, dims: tuple[int, ...]) -> None:
         self.group, self.shape, self.dims = group, shape, dims
         self.shapes = [item.shape for item in layouts]
         # Of the shape itself, then of the values: what is joined points to one of its set, those of the shape first.

@@ -256,7 +256,8 @@ def _run_pass(step: Pass, derivatives: Sequence[Any], values: Mapping[int, Any])
 def _run_batch(
     case: Case, batch_size: int, in_dims: Sequence[int | None], inputs: Sequence[Any]
 ) -> Sequence[torch.Tensor]:
-    if case.spec.group.reshapes and len(case.spec.group.names()) > 1:
+    group = case.spec.group
+    if group.has_composite or (group.reshapes and len(group.names()) > 1):
         # What was reduced has fewer dimensions than what it meets: one after the other.
         def in_parts(*items: Any) -> tuple[torch.Tensor, ...]:
             return tuple(run_in_parts(case.spec, items))

@@ -93,7 +93,7 @@ def _widens(dtype: torch.dtype, wanted: Any) -> bool:
 # By the name of torch's function and method; and those of ATen's overloads.
 FORMS: dict[str, Any] = {
     **{name: _place(name) for name in ("argmax", "argmin")},
-    **{name: _moment(name) for name in ("var", "std")},
+    **{name: _moment(name) for name in ("var", "std", "var_mean", "std_mean")},
     "norm": _bind_norm,
     "linalg_vector_norm": _bind_vector_norm,
 }

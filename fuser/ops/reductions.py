@@ -46,8 +46,8 @@ class ReductionOp:
     scalars: tuple[str, ...] = ()
     # Whether the map takes the place of the element along the dimensions, last.
     has_index: bool = False
-    # The order in which torch's CUDA kernels combine, where that changes bits; how they add one element to accumulators,
-    # where they do not combine it as they combine parts.
+    # The order in which torch's CUDA kernels combine, where that changes bits; how they add one element, where they do
+    # not combine it as they combine parts.
     order: str = ""
     accumulate: str = ""
     # Whether torch refuses to reduce nothing.
@@ -59,6 +59,17 @@ class ReductionOp:
     def num_outputs(self) -> int:
         """How many results it has."""
         return max(len(self.out_dtypes), 1)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What torch calls its results, where there are several."""
+        return _FIELDS.get(self.name, ())
+
+
+# torch's functions of two results: in this order they come, with these names where it names them.
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "max_dim": ("values", "indices"), "min_dim": ("values", "indices"), "aminmax": ("min", "max"),
+}  # fmt: skip
 
 
 REDUCTIONS: dict[str, ReductionOp] = {}

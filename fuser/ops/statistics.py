@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fuser.ops.reductions import REDUCTIONS, Dims, ReductionOp, reduction_function
-from fuser.ops.table import FLOAT, REAL
+from fuser.ops.table import ANY_REAL, FLOAT, REAL
 
 __all__: list[str] = []
 
@@ -29,6 +29,13 @@ def _norm(of: float) -> Callable[..., Any]:
     return run
 
 
+def _moment(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(x: torch.Tensor, dims: Dims, keepdim: bool, correction: float) -> Any:
+        return function(x, dims, correction=correction, keepdim=keepdim)
+
+    return run
+
+
 def _amax_or_end(x: torch.Tensor, dims: Dims, keepdim: bool) -> Any:
     if x.is_complex():
         # As torch.logsumexp has it.
@@ -41,9 +48,7 @@ def _amax_or_end(x: torch.Tensor, dims: Dims, keepdim: bool) -> Any:
 
 
 # The maximum, and of nothing the end of the dtype: a step of logsumexp.
-REDUCTIONS["amax_or_end"] = replace(
-    REDUCTIONS["amax"], name="amax_or_end", eager=_amax_or_end, needs_elements=False
-)
+REDUCTIONS["amax_or_end"] = replace(REDUCTIONS["amax"], name="amax_or_end", eager=_amax_or_end, needs_elements=False)
 # Of equal elements the first one counts, of several NaN too.
 for _name, _sign, _end in (("argmax", ">", float("-inf")), ("argmin", "<", float("inf"))):
     REDUCTIONS[_name] = ReductionOp(
@@ -63,6 +68,28 @@ for _name, _sign, _end in (("argmax", ">", float("-inf")), ("argmin", "<", float
         has_index=True,
         needs_elements=True,
     )
+    REDUCTIONS[f"{_name[3:]}_dim"] = replace(
+        REDUCTIONS[_name],
+        name=f"{_name[3:]}_dim",
+        eager=_place(getattr(torch, _name[3:])),
+        kinds=ANY_REAL,
+        exact=ANY_REAL,
+        finish="",
+        out_dtypes=(None, torch.int64),
+    )
+REDUCTIONS["aminmax"] = ReductionOp(
+    "aminmax",
+    "void aminmax_map(T x, T& low, T& high) { low = x; high = x; }",
+    """void aminmax(T a, T b, T c, T d, T& low, T& high) {
+      low = a != a || a < c ? a : c;
+      high = b != b || b > d ? b : d;
+    }""",
+    (math.inf, -math.inf),
+    lambda x, dims, keepdim: torch.aminmax(x, dim=None if dims is None else dims[0], keepdim=keepdim),
+    exact=ANY_REAL,
+    out_dtypes=(None, None),
+    needs_elements=True,
+)
 
 # As ATen's SharedReduceOps.h has it.
 _MOMENTS = ReductionOp(
@@ -76,7 +103,7 @@ _MOMENTS = ReductionOp(
       s = na == T(0) ? sb : nb == T(0) ? sa : sa + sb + delta * delta * na * share;
     }""",
     (0, 0, 0),
-    torch.var,
+    _moment(torch.var),
     kinds=FLOAT,
     exact=frozenset(),
     scalars=("correction",),
@@ -93,17 +120,24 @@ for _name, _value in (("var", "s / degrees"), ("std", "sqrt(s / degrees)")):
     REDUCTIONS[_name] = replace(
         _MOMENTS,
         name=_name,
-        eager=lambda x, dims, keepdim, correction, run=getattr(torch, _name): run(
-            x, dims, correction=correction, keepdim=keepdim
-        ),
+        eager=_moment(getattr(torch, _name)),
         finish=f"T {_name}_of(T m, T s, T n, double correction) {{ {_DEGREES} return {_value}; }}",
     )
+    REDUCTIONS[f"{_name}_mean"] = replace(
+        _MOMENTS,
+        name=f"{_name}_mean",
+        eager=_moment(getattr(torch, f"{_name}_mean")),
+        finish=f"void {_name}_of(T m, T s, T n, double correction, T& spread, T& mean) "
+        f"{{ {_DEGREES} spread = {_value}; mean = n > T(0) ? m : T(NAN); }}",
+        out_dtypes=(None, None),
+    )
 
+_ADD_SQUARE = "T norm_add(T total, T x) { return total + x * x; }"
 _MAGNITUDE = "T {name}_map(T x) {{ return x < T(0) ? -x : x == T(0) ? T(0) : x; }}"
 for _of, _text, _further in (
     (0, "T norm_map(T x) { return x == T(0) ? T(0) : T(1); }", {"order": "sum"}),
     (1, _MAGNITUDE.format(name="norm"), {"order": "sum"}),
-    (2, "T norm_map(T x) { return x * x; }", {"order": "sum", "accumulate": "T norm_add(T a, T x) { return a + x * x; }"}),
+    (2, "T norm_map(T x) { return x * x; }", {"order": "sum", "accumulate": _ADD_SQUARE}),
     (math.inf, _MAGNITUDE.format(name="norm"), {}),
     (-math.inf, _MAGNITUDE.format(name="norm"), {}),
 ):
