@@ -19,6 +19,7 @@ from fuser.layout import Shape, Strides
 
 __all__ = [
     "BATCH",
+    "VIEWS",
     "Function",
     "HandWritten",
     "Isolation",
@@ -32,6 +33,8 @@ __all__ = [
 # Elements of a reduction that are combined as one tree; batches come in order. As torch's inner-tree order has it
 # (torch/_native/ops/reductions/inner_tree_plan.py).
 BATCH = 8192
+# The ops that change dimensions of size 1 alone.
+VIEWS = frozenset({"unsqueeze", "squeeze"})
 
 
 class Promotion(Enum):
@@ -232,7 +235,8 @@ class Function:
     isolation: Isolation = Isolation.FULL
     # What makes it a reduction.
     reduction: Reduction | None = None
-    # Of the op "index": the dimensions along which elements are numbered, row-major; as in Reduction.
+    # Of the op "index": the dimensions along which elements are numbered, row-major; as in Reduction. Of "unsqueeze":
+    # the dimensions of the result that are new; of "squeeze": those of the tensor that go.
     dims: tuple[int, ...] | None = None
     # Of an op that is several steps (``fuser.ops.composites``): what its steps depend on beside dtypes and shapes. The
     # functor says no more than what it takes and makes.
@@ -301,6 +305,36 @@ class Function:
     def index_dims(self, rank: int) -> tuple[int, ...]:
         """Return the dimensions along which an index counts, ascending; raises as ``Reduction.normalize_dims``."""
         return _normalize_dims(self.dims, rank, self.name)
+
+    @property
+    def is_view(self) -> bool:
+        """Whether it puts dimensions of size 1 in, or takes them out, and computes nothing."""
+        return self.op in VIEWS
+
+    @property
+    def reshapes(self) -> bool:
+        """Whether its results have other dimensions than its tensors."""
+        return self.reduces or self.is_view
+
+    def result_rank(self, rank: int) -> int:
+        """Return how many dimensions its results have, where its tensors' shapes broadcast to one of ``rank``."""
+        if self.reduction is not None:
+            return self.reduction.remaining_dims(rank)
+        return rank + len(self.dims or ()) * (1 if self.op == "unsqueeze" else -1) if self.is_view else rank
+
+    def view_dims(self, rank: int) -> tuple[int | None, ...]:
+        """Return, for each dimension of a view's result, the tensor's that it is; None for a new one.
+
+        Raises:
+            DimError, ShapeError: as ``Reduction.normalize_dims``.
+        """
+        if self.op == "squeeze":
+            gone = _normalize_dims(self.dims, rank, self.name)
+            return tuple(dim for dim in range(rank) if dim not in gone)
+        made = self.result_rank(rank)
+        new = _normalize_dims(self.dims, made, self.name)
+        own = iter(range(rank))
+        return tuple(None if dim in new else next(own) for dim in range(made))
 
     @property
     def is_comparison(self) -> bool:

@@ -99,6 +99,11 @@ class FusionGroup:
         """Whether an application is an op of several steps."""
         return any(item.function.is_composite for item in self.applications)
 
+    @property
+    def reshapes(self) -> bool:
+        """Whether some values have other dimensions than what they are made of."""
+        return any(item.function.reshapes for item in self.applications)
+
     def value_offsets(self) -> tuple[int, ...]:
         """Return the number of each application's first output."""
         offsets, value = [], len(self.inputs)
@@ -333,8 +338,10 @@ class FusionGroup:
             raise GroupError(f"{where}: {len(function.out_dtypes)} out_dtypes for {function.num_outputs} outputs")
         if function.reduction is not None:
             _lint_reduction(function, function.reduction, where)
-        if function.dims is not None and not function.is_index:
-            raise GroupError(f"{where}: only an index has dims of its own")
+        if function.is_view and (function.dims is None or function.num_outputs > 1 or len(application.tensors) > 1):
+            raise GroupError(f"{where}: a view takes one tensor, and has dims")
+        if function.dims is not None and not (function.is_index or function.is_view):
+            raise GroupError(f"{where}: only an index or a view has dims of its own")
         for value in (*application.tensors, *application.scalars):
             if not 0 <= value < known:
                 raise GroupError(f"{where}: value {value} is used before it is made")

@@ -15,7 +15,7 @@ from fuser.access import DEFAULT_TUNING, Access, Tuning
 from fuser.cxx.paths import check_functor
 from fuser.dtypes import Rank, dtype_info
 from fuser.errors import GroupError, ShapeError, UnsupportedError
-from fuser.function import Function
+from fuser.function import VIEWS, Function
 from fuser.graph import Application, FusionGroup
 from fuser.layout import Shape, Strides, broadcast_shapes, contiguous_strides, infer_output_strides, is_dense
 from fuser.ops import (
@@ -177,7 +177,7 @@ def build_kernel_spec(group: FusionGroup) -> KernelSpec:
             check_functor(functor)
         if application.function.is_composite:
             check_function(application.function)
-        elif application.function.op not in (None, "index", *OPS, *REDUCTIONS):
+        elif application.function.op not in (None, "index", *VIEWS, *OPS, *REDUCTIONS):
             raise GroupError(f"there is no op {application.function.op!r} in fuser's table")
     return KernelSpec(group.canonical())
 
@@ -218,10 +218,10 @@ def infer_typing(group: FusionGroup, inputs: Sequence[InputSpec | None], default
         values += dtypes
         rank = min(ranks[value] for value in application.tensors)
         ndim = max(ndims[value] for value in application.tensors)
-        if function.reduction is not None:
-            ndim = function.reduction.remaining_dims(ndim)
+        if function.reshapes:
+            ndim = function.result_rank(ndim)
             # What has no dimension left is weak, as a 0-dim tensor is.
-            rank = rank if ndim else max(rank, Rank.ZERO_DIM)
+            rank = Rank.TENSOR if ndim else max(rank, Rank.ZERO_DIM)
         if function.view is not None:
             ndim += function.view.further_dims
         ranks += [rank] * function.num_outputs
@@ -277,6 +277,8 @@ def infer_layouts(group: FusionGroup, inputs: Sequence[ValueLayout]) -> tuple[Va
         if function.reduction is not None:
             shape = function.reduction.reduce_shape(shape)
             strides = contiguous_strides(shape)
+        elif function.is_view:
+            shape, strides = _view(function, operands[0])
         elif function.op in {"pow", "pow_number"} and operands[0].is_number:
             # at::pow(Scalar, Tensor) lays its result out before it knows its operands.
             strides = contiguous_strides(shape)
@@ -309,6 +311,19 @@ def _name_for_people(group: FusionGroup, application: Application, value: int) -
     if not application.function.is_index:
         return application.function.name
     return next((item.function.name for item in group.applications if value in item.tensors), "index")
+
+
+def _view(function: Function, operand: ValueLayout) -> tuple[Shape, Strides]:
+    # As torch lays a view out: what is new comes to one step of the dimension that it stands before.
+    rank = len(operand.shape)
+    places = function.view_dims(rank)
+    steps = [size * stride for size, stride in zip(operand.shape, operand.strides, strict=True)]
+    shape = tuple(1 if dim is None else operand.shape[dim] for dim in places)
+    strides = []
+    for place, dim in enumerate(places):
+        after = next((other for other in places[place:] if other is not None), rank)
+        strides.append(operand.strides[dim] if dim is not None else steps[after] if after < rank else 1)
+    return shape, tuple(strides)
 
 
 def _keeps_strides(function: Function, operand: ValueLayout) -> bool:
@@ -347,7 +362,7 @@ def _check_kind(
 ) -> None:
     function = application.function
     dtype_info(common)
-    if function.op is None:
+    if function.op is None or function.is_view:
         return
     if function.reduction is not None:
         reduces = REDUCTIONS[function.op]

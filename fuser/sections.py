@@ -107,7 +107,7 @@ def _has_few_rows(group: FusionGroup, rows: RowShape, layouts: Sequence[ValueLay
     along, across = 0, 0
     for value in group.used_inputs():
         if not rows.is_row[value]:
-            dense = rows.strides(value, layouts[value].shape, layouts[value].strides)
+            dense = rows.strides(value, layouts[value].strides)
             along += any(dense[dim] == 1 for dim in rows.dims)
             across += any(dense[dim] == 1 for dim in kept)
     count, length = prod(rows.shape[dim] for dim in kept), prod(rows.shape[dim] for dim in rows.dims)
@@ -143,10 +143,13 @@ def _cut_passes(group: FusionGroup, rows: RowShape) -> Iterator[Section]:
 
 
 def _fits(section: Section, layouts: Sequence[ValueLayout], by_value: Collection[int]) -> bool:
-    if section.group.has_reduction:
-        own = infer_layouts(section.group, [layouts[value] for value in section.inputs])
-        if find_row_shape(section.group, own) is None:
-            return False
+    if section.group.reshapes:
+        given = [layouts[value] for value in section.inputs]
+        shapes = [layouts[value].shape for value in section.outputs]
+        for chosen in group_outputs(shapes, has_reduction=section.group.has_reduction):
+            group = section.group.select_outputs(chosen)
+            if find_row_shape(group, infer_layouts(group, given)) is None:
+                return False
     sizes = _launch_sizes(section, layouts, by_value)
     return all(inputs <= MAX_INPUTS and size <= MAX_ARGUMENT_BYTES for inputs, size in sizes)
 
@@ -169,7 +172,7 @@ def _launch_sizes(
         if section.group.has_reduction:
             # It walks over what it reads.
             rank = max((len(item.shape) for item in pointers), default=rank)
-        elif not counters and 8 * (fixed + rank * (3 + operands)) > MAX_ARGUMENT_BYTES:
+        elif not (counters or group.reshapes) and 8 * (fixed + rank * (3 + operands)) > MAX_ARGUMENT_BYTES:
             strides = [layouts[section.outputs[index]].strides for index in chosen]
             strides += [broadcast_strides(item.shape, item.strides, shape) for item in pointers]
             rank = len(build_iteration_space(shape, strides).sizes)

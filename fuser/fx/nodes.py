@@ -82,16 +82,16 @@ def is_fusible(node: fx.Node, call: OpCall | None) -> bool:
         return False
     if call is None and bind_group(node) is None:
         return False
-    if call is not None and call.items is not None and not all(_takes_item(user, call.items) for user in node.users):
+    if call is not None and call.items is not None and not all(_takes_item(user, call) for user in node.users):
         return False
     values = [_known_value(item) for item in (node, *node.all_input_nodes)]
     return all(_is_plain(value) for value in values if value is not None)
 
 
-def _takes_item(user: fx.Node, items: Sequence[int]) -> bool:
+def _takes_item(user: fx.Node, call: OpCall) -> bool:
     # Of a tuple, one that is made.
-    slot = user.args[1] if user.target is operator.getitem else None
-    return type(slot) is int and items[slot] >= 0
+    slot = call.find_item(user)
+    return slot is not None and call.items is not None and call.items[slot] >= 0
 
 
 def _known_value(node: fx.Node) -> Any:

@@ -14,7 +14,7 @@ two units are about to merge, the groups between them are looked up one by one, 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,13 +56,14 @@ def partition(graph: fx.Graph, *, reduces: bool = True) -> list[Partition]:
     held = {value for node, call in calls.items() if call is None for value in _held_numbers(node)}
     calls = {node: call for node, call in calls.items() if node not in held}
     if not reduces:
-        calls = {node: call for node, call in calls.items() if call is None or not call.reduces}
+        calls = {node: call for node, call in calls.items() if call is None or not (call.reduces or call.is_view)}
+    calls = _without_other_views(nodes, calls)
     # What can be part of a group writes to nothing.
     barriers = {node for node in nodes if node not in calls and is_barrier(node)}
     visible = find_visible_aliases(nodes, calls, barriers)
     fusible = {node for node in calls if node not in visible}
     # What returns a tuple, of which others take the items.
-    several = {node for node in fusible if _returns_several(node, calls[node])}
+    several = {node: calls[node] for node in fusible if _returns_several(node, calls[node])}
     groups = [
         group
         for stretch in _cut_stretches(nodes, barriers)
@@ -73,6 +74,22 @@ def partition(graph: fx.Graph, *, reduces: bool = True) -> list[Partition]:
         for group in groups
         if not _gains_nothing(group, reading)
     ]
+
+
+def _without_other_views(nodes: Sequence[fx.Node], calls: dict[fx.Node, OpCall | None]) -> dict[fx.Node, OpCall | None]:
+    # Views of what was reduced join it to what it was reduced from: others stay torch's.
+    reduced: set[fx.Node] = set()
+    for node in nodes:
+        call = calls.get(node)
+        is_one = call is not None and _reduces(call)
+        is_part = node in calls or node.target in {operator.getitem, getattr}
+        if is_one or (is_part and any(source in reduced for source in node.all_input_nodes)):
+            reduced.add(node)
+    return {node: call for node, call in calls.items() if call is None or not call.is_view or node in reduced}
+
+
+def _reduces(call: OpCall) -> bool:
+    return call.function.reduces or any(isinstance(x, OpCall) and _reduces(x) for x in call.tensors)
 
 
 def _held_numbers(node: fx.Node) -> list[fx.Node]:
@@ -97,7 +114,8 @@ def _cut_stretches(nodes: Sequence[fx.Node], barriers: set[fx.Node]) -> Iterator
 
 def _gains_nothing(group: Sequence[fx.Node], reading: GraphReading) -> bool:
     # torch reduces as well as fuser, copies nothing where no conversion is needed, and x ** 1 as it lies in memory.
-    calls = [reading.calls[node] for node in group]
+    every = [reading.calls[node] for node in group]
+    calls = [call for call in every if call is None or not call.is_view]
     if len(calls) == 1 and calls[0] is not None and calls[0].function.op in REDUCTIONS:
         return not calls[0].scalars and all(isinstance(item, fx.Node) for item in calls[0].tensors)
     return all(call is not None and (call.function.op == "convert" or is_first_power(call.function)) for call in calls)
@@ -124,7 +142,9 @@ class _Unit:
 class _Stretch:
     """Nodes without a barrier between them, merged greedily."""
 
-    def __init__(self, nodes: Sequence[fx.Node], fusible: set[fx.Node], several: set[fx.Node]) -> None:
+    def __init__(
+        self, nodes: Sequence[fx.Node], fusible: set[fx.Node], several: Mapping[fx.Node, OpCall | None]
+    ) -> None:
         self.nodes = nodes
         self.slot = {node: slot for slot, node in enumerate(nodes)}
         # Nodes that read each value.
@@ -347,8 +367,13 @@ def _returns_several(node: fx.Node, call: OpCall | None) -> bool:
     return is_tuple or isinstance(node.target, JitFunction) or bind_group(node) is not None
 
 
-def _is_item_of(node: fx.Node, several: set[fx.Node]) -> bool:
-    return node.op == "call_function" and node.target is operator.getitem and node.args[0] in several
+def _is_item_of(node: fx.Node, several: Mapping[fx.Node, OpCall | None]) -> bool:
+    source = node.args[0] if node.args else None
+    if node.op != "call_function" or not isinstance(source, fx.Node) or source not in several:
+        return False
+    call = several[source]
+    is_named = call is not None and call.items is not None and call.find_item(node) is not None
+    return is_named or node.target is operator.getitem
 
 
 def _are_connected(first: _Unit, second: _Unit) -> bool:

@@ -139,6 +139,7 @@ class _GroupWriter:
         self.tensors: dict[fx.Node, int] = {}
         self.scalars: dict[fx.Node, int] = {}
         self._arguments: list[tuple[bool, Any]] = []
+        self._calls = dict(zip(found.nodes, found.calls, strict=True))
         for node, applied in zip(found.nodes, found.calls, strict=True):
             self.values[node] = self._add(node, applied)
 
@@ -146,9 +147,11 @@ class _GroupWriter:
         if call is not None:
             made = self._apply(call, node.name)
             return made if call.items is None else tuple(made[item] if item >= 0 else None for item in call.items)
-        if node.target is operator.getitem:
-            source, slot = node.args
-            return (self.values[source][slot],)  # type: ignore[index]
+        if node.target in {operator.getitem, getattr}:
+            source: Any = node.args[0]
+            whole = self._calls[source]
+            slot: Any = node.args[1] if whole is None else whole.find_item(node)
+            return (self.values[source][slot],)
         group = bind_group(node)
         assert group is not None, "the partitioner chose it"
         return self._inline(*group)
@@ -211,7 +214,13 @@ class _Substitution:
     def add(self, found: Partition) -> None:
         """Add the fusion node of a group."""
         writer = _GroupWriter(found, self.replaced)
-        returned = [node for node in found.nodes if _is_returned(node, writer.values)]
+        wanted = {node for node in found.nodes if _is_returned(node, writer.values)}
+        views = {node for node, call in zip(found.nodes, found.calls, strict=True) if call is not None and call.is_view}
+        for node in reversed(found.nodes):
+            # A view that others see is torch's, of what the group returns.
+            if node in views & wanted:
+                wanted.update(source for source in node.all_input_nodes if source in writer.values)
+        returned = [node for node in found.nodes if node in wanted - views]
         handles = [handle for node in returned for handle in writer.values[node] if handle is not None]
         name = next(self._names)
         group = writer.builder.build(handles)
@@ -221,10 +230,15 @@ class _Substitution:
         values = [value for node in returned for value in _fake_values(node)]
         if len(values) == len(handles):
             fused.meta["val"] = values[0] if len(values) == 1 else values
-        self._add_results(fused, returned, writer, len(handles))
+        last = self._add_results(fused, returned, writer, len(handles))
+        for node in found.nodes:
+            if node in views & wanted:
+                with self.graph.inserting_after(last):
+                    last = self.graph.node_copy(node, lambda source: self.replaced.get(source, source))
+                self.replaced[node] = last
         self.fused += found.nodes
 
-    def _add_results(self, fused: fx.Node, returned: list[fx.Node], writer: _GroupWriter, count: int) -> None:
+    def _add_results(self, fused: fx.Node, returned: list[fx.Node], writer: _GroupWriter, count: int) -> fx.Node:
         graph, slot, last = self.graph, 0, fused
         for node in returned:
             items: list[fx.Node | None] = []
@@ -248,6 +262,7 @@ class _Substitution:
             else:
                 assert items[0] is not None, "it is made"
                 self.replaced[node] = items[0]
+        return last
 
     def finish(self) -> None:
         """Let all others read what the fusion nodes return, each rewritten once: an output may have many arguments."""

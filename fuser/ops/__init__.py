@@ -5,8 +5,8 @@ its results have the same bits. The ways a program can name an op (``torch.add``
 ``aten.add.Tensor``, ``torch.nn.ReLU``) are bound to the table by ``bind_function``, ``bind_method``, ``bind_module``.
 """
 
-from fuser.ops import activations, elementary  # noqa: F401 - they fill the table
-from fuser.ops.binding import bind_function, bind_method, bind_module, has_hooks
+from fuser.ops import activations, elementary, statistics  # noqa: F401 - they fill the table
+from fuser.ops.binding import bind_function, bind_method, bind_module, find_dims, has_hooks
 from fuser.ops.calls import IS_NUMBER, OpCall
 from fuser.ops.composites import (
     COMPOSITES,
@@ -24,6 +24,7 @@ from fuser.ops.composites import (
 from fuser.ops.elementary import is_first_power
 from fuser.ops.index import eager_index, index_function
 from fuser.ops.reductions import REDUCTIONS, ReductionOp, reduction_function
+from fuser.ops.views import eager_view, view_function
 from fuser.ops.table import OPS, WIDE_UNDER_AUTOCAST, Op, cast_function, convert_function, dtype_kind
 
 __all__ = [
@@ -51,9 +52,12 @@ __all__ = [
     "convert_function",
     "dtype_kind",
     "eager_index",
+    "eager_view",
     "expand",
+    "find_dims",
     "has_hooks",
     "index_function",
     "is_first_power",
     "reduction_function",
+    "view_function",
 ]

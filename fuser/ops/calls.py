@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,21 @@ class OpCall:
     scalars: Mapping[str, Any] = field(default_factory=dict)
     # Of an op that returns a tuple: which output of the function each item is, -1 for None.
     items: tuple[int, ...] | None = None
+    # What the items are called, where they have names.
+    fields: tuple[str, ...] = ()
+
+    def find_item(self, node: Any) -> int | None:
+        """Return which item of the tuple an FX node takes, by number or by name; None for a node that takes none."""
+        if node.target is operator.getitem and type(node.args[1]) is int:
+            return int(node.args[1])
+        if node.target is getattr and node.args[1] in self.fields:
+            return self.fields.index(node.args[1])
+        return None
+
+    @property
+    def is_view(self) -> bool:
+        """Whether it is torch's view of its tensor."""
+        return self.function.is_view
 
     @property
     def reduces(self) -> bool:
