@@ -163,10 +163,14 @@ def run_emulated(
         for item, given in zip(described, inputs, strict=True)
     ]
     layouts = infer_layouts(spec.group, value_layouts(described))
-    values = planner._describe_values(spec, described, device, layouts)
-    outputs = [values[value].desc for value in spec.group.outputs]
-    parts = list(planner._cut(spec, values, outputs, device))
-    known: dict[int, Any] = dict(enumerate(inputs))
+    steps = planner._expand(spec, described, device, layouts)
+    values = steps.values
+    parts = list(planner._cut(steps, steps.lay_out(steps.outputs), device))
+    # What ops look at in another shape is the same memory.
+    known: dict[int, Any] = {
+        value: inputs[slot] if view is None else _look_at(inputs[slot], values[value].desc)
+        for value, (slot, view) in enumerate(steps.expansion.inputs)
+    }
     for part in parts:
         if part.args.rows is None:
             # Of a group that is cut after its reductions.
@@ -191,7 +195,11 @@ def run_emulated(
         grid = min(launch.grid, largest_grid or launch.grid)
         _launch(source.text, packed, grid, launch.block, descending)
         assert not workspace[own_bytes:].any(), "blocks write beyond their workspace"
-    return [known[value] for value in spec.group.outputs]
+    return [_look_at(known[value], desc) for value, desc in zip(steps.group.outputs, steps.outputs, strict=True)]
+
+
+def _look_at(tensor: torch.Tensor, desc: Any) -> torch.Tensor:
+    return tensor.as_strided(desc.shape, desc.strides)
 
 
 def _poisoned(desc: Any) -> torch.Tensor:
