@@ -19,6 +19,7 @@ from fuser.function import Function
 from fuser.graph import Application, FusionGroup
 from fuser.layout import Shape, Strides, broadcast_shapes, contiguous_strides, infer_output_strides, is_dense
 from fuser.ops import OPS, REDUCTIONS, dtype_kind
+from fuser.orders import RowOrder
 
 __all__ = [
     "ArgSpec",
@@ -88,6 +89,8 @@ class RowSpec:
     is_across: bool
     # Whether what is costly and needed in several passes is computed once: rows are short enough to keep it.
     keeps: bool = False
+    # Torch's order, where the kernel keeps it; None: the canonical one.
+    order: RowOrder | None = None
 
     @property
     def inner(self) -> int:

@@ -17,7 +17,6 @@ from torch.autograd import profiler
 
 from fuser.arg_spec import DescribedValue, build_arg_spec
 from fuser.compiler import compile_kernel, register
-from fuser.config import config
 from fuser.errors import (
     ArgumentError,
     CompileError,
@@ -32,7 +31,7 @@ from fuser.geometry import Launch, workspace_bytes
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import ArgSpec, InputSpec, KernelSpec, ValueLayout, infer_layouts, infer_typing
 from fuser.layout import IterationSpace, Shape, Strides
-from fuser.ops import REDUCTIONS, dtype_kind
+from fuser.row_orders import Orders, find_orders, order_of_section
 from fuser.sections import cut_group, group_outputs
 from fuser.tensor_desc import (
     TensorDesc,
@@ -104,6 +103,8 @@ class Plan:
     fallback_reason: str = ""
     # The one application that this is about: the rest of the group may be fused around it. -1: all of it is.
     obstacle: int = -1
+    # Whether torch's own kernel is what was asked for: nobody is warned.
+    is_expected: bool = False
     # When to look again whether that still holds, in seconds of time.monotonic().
     until: float = math.inf
     # Whether another torch.get_default_dtype() would make another plan.
@@ -162,7 +163,8 @@ def plan_texts(
     where = common_device(spec.group, described)
     values = _describe_values(spec, described, where, infer_layouts(spec.group, value_layouts(described)))
     outputs = [values[value].desc for value in spec.group.outputs]
-    return [(part.spec, part.args) for part in _cut(spec, values, outputs, where)]
+    orders = find_orders(spec.group, values, where)
+    return [(part.spec, part.args) for part in _cut(spec, values, outputs, where, orders)]
 
 
 def _plan_kernels(
@@ -173,7 +175,7 @@ def _plan_kernels(
     layouts: Sequence[ValueLayout],
 ) -> Plan:
     values = _describe_values(spec, inputs, device, layouts)
-    _check_reductions(spec.group, values)
+    orders = find_orders(spec.group, values, device)
     outputs = [values[value].desc for value in spec.group.outputs]
     buffers = tuple(map(_buffer, outputs))
     if device.type == "meta":
@@ -181,7 +183,7 @@ def _plan_kernels(
     if not can_fuse(device.type):
         known = device.type in _can_fuse
         raise UnsupportedError(f"fusion on {device.type} is switched off" if known else f"device {device.type!r}")
-    parts = list(_cut(spec, values, _laid_out_as(out, outputs), device))
+    parts = list(_cut(spec, values, _laid_out_as(out, outputs), device, orders))
     homes, temporaries = _find_homes(spec, parts, values)
     workspaces: list[int] = []
     first = len(buffers) + len(temporaries)
@@ -207,6 +209,8 @@ def _plan_fallback(spec: KernelSpec, device: torch.device, error: UnsupportedErr
             raise error
     elif error.application >= 0 and len(spec.group.applications) > 1:
         return Plan(device, (), (), fallback_reason=reason, obstacle=error.application)
+    elif error.is_expected:
+        return Plan(device, (), (), fallback_reason=reason, is_expected=True)
     obstacles = fallback.obstacles
     if obstacles:
         if isinstance(error, CompilerNotFoundError):
@@ -237,26 +241,6 @@ def _describe_values(
         )
         for dtype, rank, layout in made
     ]
-
-
-def _check_reductions(group: FusionGroup, values: Sequence[DescribedValue]) -> None:
-    # torch's own, where only torch has its bits, or its error.
-    for index, item in enumerate(group.applications):
-        op = item.function.reduction and REDUCTIONS.get(item.function.op or "")
-        if not op or item.function.reduction is None:
-            continue
-        desc = values[item.tensors[0]].desc
-        assert desc.dtype is not None, "numbers are not reduced"
-        dims = item.function.reduction.normalize_dims(len(desc.shape))
-        reason = ""
-        if config.numerics == "strict" and dtype_kind(desc.dtype) not in op.exact:
-            reason = f"op {op.name!r} on {desc.dtype} in torch's own order"
-        elif op.needs_elements and any(desc.shape[dim] == 0 for dim in dims):
-            reason = f"op {op.name!r} on nothing"
-        if reason:
-            error = UnsupportedError(reason)
-            error.application = index
-            raise error
 
 
 def _laid_out_as(out: Sequence[TensorDesc], outputs: Sequence[TensorDesc]) -> list[TensorDesc]:
@@ -290,11 +274,16 @@ class _Part:
 
 
 def _cut(
-    spec: KernelSpec, values: Sequence[DescribedValue], outputs: Sequence[TensorDesc], device: torch.device
+    spec: KernelSpec,
+    values: Sequence[DescribedValue],
+    outputs: Sequence[TensorDesc],
+    device: torch.device,
+    orders: Orders,
 ) -> Iterator[_Part]:
     layouts = [ValueLayout(item.desc.shape, item.desc.strides) for item in values]
     by_value = {value for value, item in enumerate(values) if item.spec.number is not None}
-    for section in cut_group(spec.group, layouts, by_value, shares_rows=device.type == "cuda"):
+    for section in cut_group(spec.group, layouts, by_value, orders, shares_rows=device.type == "cuda"):
+        order = order_of_section(section, orders)
         own = spec if section.group is spec.group else register(section.group)
         targets = [target for target, value in enumerate(spec.group.outputs) if value in section.outputs]
         written = [outputs[target] for target in targets]
@@ -303,7 +292,7 @@ def _cut(
         inputs = [values[value] for value in section.inputs]
         for chosen in group_outputs([item.shape for item in written], has_reduction=own.group.has_reduction):
             part = own if len(chosen) == len(written) else register(own.group.select_outputs(chosen))
-            args, space = build_arg_spec(part.group, inputs, [written[index] for index in chosen], device.type)
+            args, space = build_arg_spec(part.group, inputs, [written[index] for index in chosen], device.type, order)
             yield _Part(
                 part,
                 args,

@@ -5,8 +5,9 @@ A group beyond that is cut into sections, each of which is launched by itself.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
+from typing import Any
 
 from fuser.errors import UnsupportedError
 from fuser.graph import FusionGroup, Section
@@ -32,7 +33,12 @@ ROWS_ACROSS = 128
 
 
 def cut_group(
-    group: FusionGroup, layouts: Sequence[ValueLayout], by_value: Collection[int], *, shares_rows: bool = False
+    group: FusionGroup,
+    layouts: Sequence[ValueLayout],
+    by_value: Collection[int],
+    orders: Mapping[int, Any],
+    *,
+    shares_rows: bool = False,
 ) -> Iterator[Section]:
     """Give consecutive sections, each as long as fits in a launch (or, with outputs of several shapes, in each).
 
@@ -40,14 +46,16 @@ def cut_group(
         group: a canonical group.
         layouts: shape and strides of each of its values.
         by_value: the inputs that are numbers in the argument struct, not addresses.
+        orders: of reductions whose bits depend on it, by application, the order of a row's elements: one for a section.
         shares_rows: whether blocks may share a long row, as they do in kernels of one pass over its elements.
 
     Raises:
         UnsupportedError: one application alone has more arguments than a kernel takes.
     """
-    whole = Section(group, tuple(range(len(group.inputs))), group.outputs)
-    if _fits(whole, layouts, by_value):
-        rows = find_row_shape(group, layouts) if shares_rows and group.has_reduction else None
+    whole = Section(group, tuple(range(len(group.inputs))), group.outputs, tuple(range(len(group.applications))))
+    if _fits(whole, layouts, by_value, orders):
+        shares_rows = shares_rows and group.has_reduction and not any(orders.values())
+        rows = find_row_shape(group, layouts) if shares_rows else None
         if rows is not None and _has_few_rows(group, rows, layouts):
             yield from _cut_passes(group, rows)
         else:
@@ -60,7 +68,7 @@ def cut_group(
         if max(size for _, size in _launch_sizes(section, layouts, by_value)) > MAX_LONE_ARGUMENT_BYTES:
             name = group.applications[begin].function.name
             raise UnsupportedError(f"{name!r} with more than {MAX_LONE_ARGUMENT_BYTES} bytes of sizes and strides")
-        while end < count and _fits(longer := group.section(range(begin, end + 1)), layouts, by_value):
+        while end < count and _fits(longer := group.section(range(begin, end + 1)), layouts, by_value, orders):
             section, end = longer, end + 1
         yield section
         begin = end
@@ -128,13 +136,20 @@ def _cut_passes(group: FusionGroup, rows: RowShape) -> Iterator[Section]:
         section = group.section(sorted(chosen))
         wanted = [slot for slot, value in enumerate(section.outputs) if value in made]
         yield Section(
-            section.group.select_outputs(wanted), section.inputs, tuple(section.outputs[slot] for slot in wanted)
+            section.group.select_outputs(wanted),
+            section.inputs,
+            tuple(section.outputs[slot] for slot in wanted),
+            section.applications,
         )
         known |= {section.outputs[slot] for slot in wanted if rows.is_row[section.outputs[slot]]}
 
 
-def _fits(section: Section, layouts: Sequence[ValueLayout], by_value: Collection[int]) -> bool:
+def _fits(
+    section: Section, layouts: Sequence[ValueLayout], by_value: Collection[int], orders: Mapping[int, Any]
+) -> bool:
     if section.group.has_reduction:
+        if len({orders[index] for index in section.applications if index in orders}) > 1:
+            return False
         own = infer_layouts(section.group, [layouts[value] for value in section.inputs])
         if find_row_shape(section.group, own) is None:
             return False

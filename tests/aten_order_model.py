@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fuser.cuda.aten_orders import Schedule
+from fuser.orders import Schedule
 
 
 def sum_rows(rows: torch.Tensor, schedule: Schedule, shifts: torch.Tensor | None = None) -> torch.Tensor:

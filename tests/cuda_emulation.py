@@ -165,7 +165,8 @@ def run_emulated(
     layouts = infer_layouts(spec.group, value_layouts(described))
     values = planner._describe_values(spec, described, device, layouts)
     outputs = [values[value].desc for value in spec.group.outputs]
-    parts = list(planner._cut(spec, values, outputs, device))
+    orders = planner.find_orders(spec.group, values, device)
+    parts = list(planner._cut(spec, values, outputs, device, orders))
     known: dict[int, Any] = dict(enumerate(inputs))
     for part in parts:
         if part.args.rows is None:
@@ -201,7 +202,7 @@ def _poisoned(desc: Any) -> torch.Tensor:
 
 
 def _emit_prelude(names: frozenset[str], features: frozenset[str]) -> str:
-    blocks = [block for file in ("cuda_access.h", "cuda_rows.h") for block in load_blocks(file)]
+    blocks = [block for file in ("cuda_access.h", "cuda_rows.h", "cuda_orders.h") for block in load_blocks(file)]
     # Both dialects have a vector.
     own = emit_prelude(names, features).replace("fuser_vector", "fuser_host_vector")
     return "\n".join([own, _SHIM, *(block.text for block in blocks if block.features <= features), ""])

@@ -7,13 +7,13 @@ torch as it is installed has this order is found by comparing bits (fuser.cuda.o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
 from fuser.layout import Shape, Strides
+from fuser.orders import Schedule
 
-__all__ = ["GpuSize", "Layout", "Schedule", "coalesce", "sum_schedule"]
+__all__ = ["GpuSize", "Layout", "coalesce", "sum_schedule"]
 
 # Threads of a block of Reduce.cuh; elements that a thread has in flight where it reads one at a time.
 MAX_THREADS = 512
@@ -31,31 +31,6 @@ class GpuSize(NamedTuple):
 
     processors: int = 132
     threads_per_processor: int = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """Which thread adds which elements of a row, and how what threads have becomes one.
-
-    A row belongs to ``slots`` threads: x side by side, y times that in a block, in several blocks. Each has some
-    accumulators, which start at the identity. With vectors of V elements, vector j goes to slot ``j % slots``, its i-th
-    element to accumulator i; what lies before the first vector that is aligned in memory goes to accumulator 0 of the
-    first slots before all else, what lies after the last one after all else. Without, element n goes to slot
-    ``n % slots``, in turn to each of its accumulators. Then a thread adds its accumulators in order; what threads have
-    is added by halves (slot i adds slot i + half), along x first, then along y; and of blocks, by the threads of one:
-    thread i adds those of blocks i, i + x * y, ..., and halves come again, along y first.
-    """
-
-    x: int
-    y: int = 1
-    blocks: int = 1
-    accumulators: int = IN_FLIGHT
-    vector: int = 1
-
-    @property
-    def slots(self) -> int:
-        """Threads of a row."""
-        return self.x * self.y * self.blocks
 
 
 class Layout(NamedTuple):

@@ -5,11 +5,15 @@ from __future__ import annotations
 from fuser.codegen import RowLoop
 from fuser.cuda.rows_across import AcrossText
 from fuser.cuda.rows_along import AlongText
+from fuser.cuda.rows_ordered import OrderedAcrossText, OrderedAlongText
 
 __all__ = ["emit_rows"]
 
 
 def emit_rows(loop: RowLoop) -> str:
     """Write the ``__global__`` function and what it calls."""
-    writer = AcrossText(loop) if loop.rows.is_across else AlongText(loop)
+    if loop.rows.order is not None:
+        writer = OrderedAcrossText(loop) if loop.rows.is_across else OrderedAlongText(loop)
+    else:
+        writer = AcrossText(loop) if loop.rows.is_across else AlongText(loop)
     return "\n".join(["", *writer.passes(), *writer.find(), "", *writer.kernel(), ""])

@@ -16,13 +16,15 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 from fuser.config import config
 from fuser.function import Function
 from fuser.ops.elementary import UNARY_FLOAT, clamp_to_numbers, power_function
-from fuser.ops.reductions import REDUCTIONS, reduction_function
-from fuser.ops.table import OPS, cast_function, convert_function, dtype_kind
+from fuser.ops.reductions import may_have_bits, reduction_function
+from fuser.ops.table import OPS, cast_function, convert_function
 
-__all__ = ["IS_NUMBER", "OpCall", "bind_function", "bind_method", "bind_module", "has_hooks"]
+__all__ = ["DEVICE_TYPE", "IS_NUMBER", "OpCall", "bind_function", "bind_method", "bind_module", "has_hooks"]
 
 # Key in the ``meta`` of a stand-in that is a Python number.
 IS_NUMBER = "fuser_is_number"
+# Key there of the type of device that a stand-in without a known value is on, where that is known.
+DEVICE_TYPE = "fuser_device_type"
 _NUMBER_TYPES = (bool, int, float, complex)
 _ATEN = torch.ops.aten
 
@@ -343,12 +345,14 @@ def _reduce(name: str, input: Any, dim: Any = None, keepdim: Any = False) -> OpC
 
 
 def _has_bits(name: str, input: Any) -> bool:  # noqa: A002
-    # Whether numerics allow fuser's order: where the dtype is not known, the worst is assumed.
+    # Whether numerics allow a kernel: where dtype or device are not known, the worst is assumed.
     if config.numerics == "fast":
         return True
-    value = getattr(input, "meta", {}).get("val")
-    exact = REDUCTIONS[name].exact
-    return exact == REDUCTIONS[name].kinds if value is None else dtype_kind(value.dtype) in exact
+    meta = getattr(input, "meta", {})
+    value = meta.get("val")
+    if value is None:
+        return may_have_bits(name, None, meta.get(DEVICE_TYPE))
+    return may_have_bits(name, value.dtype, value.device.type)
 
 
 def _bind_reduction(name: str) -> Binder:

@@ -1,7 +1,7 @@
 """torch's own reductions, a table as that of the pointwise ops.
 
-In strict numerics only those are fused that have the same bits in any order; torch's float sums have an order of their
-own, which fuser's is not.
+In strict numerics those are fused that have the same bits in any order, and those whose order in torch's own kernels is
+known: see fuser.orders.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import torch
 
 from fuser.cxx.functor import Functor, parse_functor
 from fuser.function import Function, Promotion, Reduction
-from fuser.ops.table import ANY_REAL, FLOAT
+from fuser.ops.table import ANY_REAL, FLOAT, dtype_kind
+from fuser.orders import KEPT_ORDERS
 
-__all__ = ["REDUCTIONS", "ReductionOp", "reduction_function"]
+__all__ = ["REDUCTIONS", "ReductionOp", "may_have_bits", "reduction_function"]
 
 Dims = tuple[int, ...] | None
 
@@ -36,6 +37,8 @@ class ReductionOp:
     # Kinds of common dtype (see dtype_kind) that it serves, and those of which every order makes the same bits.
     kinds: frozenset[str] = ANY_REAL
     exact: frozenset[str] = frozenset({"bool", "int"})
+    # Torch's order of the others, on a GPU; empty where it is not known.
+    order: str = ""
     finish: str = ""
     # Whether ``finish`` takes the number of elements last.
     counts: bool = False
@@ -62,9 +65,23 @@ def reduction_function(name: str, dims: Dims = None, keepdim: bool = False) -> F
     """Return a row's function for some dimensions (None: all of them)."""
     op = REDUCTIONS[name]
     finish = _parse(op.finish) if op.finish else None
-    reduction = Reduction(_parse(op.combine), (op.identity,), finish, dims, keepdim, op.counts)
+    reduction = Reduction(_parse(op.combine), (op.identity,), finish, dims, keepdim, op.counts, op.order)
     out_dtypes = () if op.out_dtype is None else (op.out_dtype,)
     return Function(_parse(op.map), name, op.promotion, out_dtypes=out_dtypes, reduction=reduction)
+
+
+def may_have_bits(name: str, dtype: torch.dtype | None, device_type: str | None) -> bool:
+    """Whether strict numerics may fuse one of torch's reductions: for some shapes at least it has torch's bits.
+
+    Args:
+        name: of the op.
+        dtype: of what is reduced; None where it is not known.
+        device_type: where; None where it is not known.
+    """
+    op = REDUCTIONS[name]
+    if op.order in KEPT_ORDERS.get(device_type or "", ()):
+        return dtype is None or dtype_kind(dtype) in op.exact or dtype.is_floating_point
+    return op.exact == op.kinds if dtype is None else dtype_kind(dtype) in op.exact
 
 
 def _parse(text: str) -> Functor:
@@ -99,7 +116,7 @@ def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _EVERY = ANY_REAL | {"complex"}
-define("sum", "return a + b;", 0, _of_dims(torch.sum), kinds=_EVERY, promotion=Promotion.INT_TO_LONG)
+define("sum", "return a + b;", 0, _of_dims(torch.sum), kinds=_EVERY, promotion=Promotion.INT_TO_LONG, order="sum")
 define("prod", "return a * b;", 1, _one_by_one(torch.prod), kinds=_EVERY, promotion=Promotion.INT_TO_LONG)
 define(
     "mean",
@@ -108,7 +125,11 @@ define(
     _of_dims(torch.mean),
     kinds=FLOAT,
     exact=frozenset(),
-    finish="T mean_finish(T total, int64_t count) { return total / T(count); }",
+    order="sum",
+    # ATen's GPU kernels multiply by a factor, which is rounded.
+    finish="""T mean_finish(T total, int64_t count, int64_t rows) {
+      return rows ? total * (T(rows) / T(rows * count)) : total / T(count);
+    }""",
     counts=True,
 )
 # A NaN on either side is what they come to.

@@ -1,0 +1,313 @@
+"""Row loops in CUDA that keep the order of torch's own kernels: see fuser.orders.Schedule.
+
+Each slot of the schedule is a thread, which has its accumulators in registers and adds to them as torch's thread does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fuser.codegen import Operand, RowLoop
+from fuser.cuda.row_text import indent
+from fuser.cuda.rows_across import AcrossText
+from fuser.cuda.rows_along import AlongText
+from fuser.orders import RowOrder
+from fuser.row_parts import RowPart, RowPass
+
+__all__ = ["OrderedAcrossText", "OrderedAlongText"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """Elements that a thread computes: those of its vectors, or the one that lies before or after them."""
+
+    # At the end of variables.
+    suffix: str
+    # Elements of a vector, and vectors.
+    vector: str
+    unroll: str
+    # Which element the u-th vector begins with, and whether there is one.
+    first: str
+    is_there: str
+    # Which accumulator the k-th element of it goes to.
+    accumulator: str
+
+
+_HEAD = _Site("_head", "1", "1", "t - shift", "shift > 0 && t >= shift && t < V", "0")
+_TAIL = _Site("_tail", "1", "1", "end + t", "n < length", "0")
+
+
+class OrderedAlongText(AlongText):
+    """Writes a kernel whose threads take neighbouring elements of a row side by side."""
+
+    def __init__(self, loop: RowLoop) -> None:
+        super().__init__(loop)
+        self.order = _order_of(loop)
+        begin, end = ("head + begin", "end") if self.order.has_edges else ("begin", "length")
+        vector = self.order.schedule.vector > 1
+        self._main = _Site("", "V", "U", f"{begin} + (u * T + t) * V", f"n < {end}", "k" if vector else "u % A")
+        self._sites = (_HEAD, self._main, _TAIL) if self.order.has_edges else (self._main,)
+
+    def kernel(self) -> list[str]:
+        """Write the kernel: the rows of a block, all passes of each."""
+        schedule = self.order.schedule
+        body = [
+            f"const fuser_index number = first + threadIdx.x / {self.tuning.team};",
+            "const bool is_row = number < rows;",
+            "// Threads without a row go along: others wait for them.",
+            "const fuser_index at = is_row ? number : rows - 1;",
+            "const fuser_row row = fuser_find(a, at);",
+            *self._row_variables(),
+            *self._edges(),
+            *self._kept_in_registers(),
+        ]
+        for level, step in enumerate(self.loop.passes):
+            body += [f"// Pass {level}.", *self._row_part(step)]
+            if step.element is not None:
+                body += self._pass(level, step, step.element)
+        return [
+            *self._head(),
+            f"  constexpr int X = {schedule.x}, Y = {schedule.y}, A = {schedule.accumulators};",
+            "  const int t = threadIdx.x % T;",
+            f"  const fuser_index length = {self.length}, rows = {self.product(self.kept)};",
+            *indent(self._waiting()),
+            f"  for (fuser_index first = static_cast<fuser_index>(blockIdx.x) * {self.teams}; first < rows;",
+            f"       first += static_cast<fuser_index>(gridDim.x) * {self.teams}) {{",
+            *indent(body, 2),
+            "  }",
+            "}",
+        ]
+
+    def _waiting(self) -> list[str]:
+        # A place in shared memory for each thread, where those of a row are of several warps.
+        if self.tuning.team <= 32 or not self.combining:
+            return []
+        most = f"sizeof(fuser_pass{self.combining[0]}::part)"
+        for level in self.combining[1:]:
+            most = f"fuser_most({most}, sizeof(fuser_pass{level}::part))"
+        return [f"alignas(16) __shared__ unsigned char shared[{self.teams}][T * {most}];"]
+
+    def _edges(self) -> list[str]:
+        if not self.order.has_edges:
+            return []
+        shift = "at % V * (length % V) % V"
+        if self.order.source >= 0:
+            name = next(item.name for item in self.loop.operands if item.variable == f"v{self.order.source}")
+            shift = f"reinterpret_cast<size_t>(row.{name}) / sizeof(*row.{name}) % V"
+        return [
+            "// Vectors begin where memory is aligned.",
+            f"const int shift = static_cast<int>({shift});",
+            "const fuser_index head = shift > 0 ? V - shift : 0, end = head + (length - head) / V * V;",
+        ]
+
+    def _kept_in_registers(self) -> list[str]:
+        # What a thread reads once and several passes use.
+        if not self.tuning.is_resident:
+            return []
+        parts = [step.element for step in self.loop.passes if step.element]
+        inputs = dict.fromkeys(item for part in parts for item in self._inputs(part))
+        lines = []
+        for site in self._sites:
+            lines += [self._declare(item, site) for item in inputs]
+            kinds = [(name, self.loop.kept_types[name]) for name in self.loop.kept]
+            lines += [f"fuser_vector<{kind}, {site.vector}> {name}{site.suffix}[{site.unroll}];" for name, kind in kinds]
+        return lines
+
+    # --- a pass ------------------------------------------------------------------------------------------------------
+    def _pass(self, level: int, step: RowPass, element: RowPart) -> list[str]:
+        kind = f"fuser_pass{level}"
+        lines = []
+        if step.accumulators:
+            lines += [
+                f"const {kind} pass{level}{{a}};",
+                f"{kind}::part total{level};",
+                "{",
+                f"  {kind}::part own[A];",
+                "#pragma unroll",
+                f"  for (int i = 0; i < A; ++i) own[i] = pass{level}.identity();",
+            ]
+        known = [item for before in self.loop.passes[:level] if before.element for item in self._inputs(before.element)]
+        inputs = [item for item in self._inputs(element) if not (self.tuning.is_resident and item in known)]
+        inside = []
+        if self.tuning.is_resident:
+            inside.append("constexpr fuser_index begin = 0;")
+            inside += [line for site in self._sites for line in self._load(inputs, site)]
+            inside += [line for site in self._sites for line in self._compute_at(level, step, element, site)]
+            lines += ["  {", *indent(inside, 2), "  }"]
+        else:
+            for site in self._sites:
+                own = [self._declare(item, site) for item in inputs]
+                own += [*self._load(inputs, site), *self._compute_at(level, step, element, site)]
+                loop = "  {"
+                if site is self._main:
+                    stop = "end - head" if self.order.has_edges else "length"
+                    loop = f"  for (fuser_index begin = 0; begin < {stop}; begin += {self.chunk}) {{"
+                lines += [loop, *indent(own, 2), "  }"]
+        if step.accumulators:
+            shared = "nullptr"
+            if self.tuning.team > 32:
+                shared = f"reinterpret_cast<{kind}::part*>(shared[threadIdx.x / T])"
+            lines += [
+                "#pragma unroll",
+                f"  for (int i = 1; i < A; ++i) own[0] = pass{level}.combine(own[0], own[i]);",
+                f"  total{level} = fuser_halve_team<X, Y>(pass{level}, own[0], {shared});",
+                "}",
+            ]
+        return lines
+
+    def _inputs(self, element: RowPart) -> list[Operand]:
+        return [item for item in self.full(element) if not (item.is_output or item.is_counter)]
+
+    def _declare(self, item: Operand, site: _Site) -> str:
+        vector = site.vector if item.inner else "1"
+        return f"fuser_vector<{item.info.storage}, {vector}> {item.name}{site.suffix}[{site.unroll}];"
+
+    def _find(self, site: _Site) -> list[str]:
+        return [f"const fuser_index n = {site.first};", f"const int left = {site.is_there} ? {site.vector} : 0;"]
+
+    def _load(self, inputs: list[Operand], site: _Site) -> list[str]:
+        if not inputs:
+            return []
+        own = [f"{item.name}{site.suffix}[u] = {self._read_at(item, site)};" for item in inputs]
+        return _unrolled([*self._find(site), *self._coordinates(site), *own], site)
+
+    def _coordinates(self, site: _Site) -> list[str]:
+        if self._is_scattered(site):
+            return []
+        if len(self.reduced) > 1:
+            return ["fuser_index rest = n;", *self.split("rest", self.reduced)]
+        return ["const fuser_index i0 = n;"]
+
+    def _is_scattered(self, site: _Site) -> bool:
+        # Whether a vector may go on along another dimension.
+        return len(self.reduced) > 1 and site.vector == "V" and self.loop.vector > 1
+
+    def _read_at(self, item: Operand, site: _Site) -> str:
+        vector = site.vector if item.inner else "1"
+        if self._is_scattered(site):
+            strides = ", ".join(self.stride(item, dim) for dim in self.reduced)
+            sizes = ", ".join(self.size(dim) for dim in self.reduced)
+            lookup = f"fuser_scattered<{len(self.reduced)}>{{{{{sizes}}}, {{{strides}}}}}"
+            return f"fuser_pick_up<{vector}>(row.{item.name}, {lookup}, n, left)"
+        place = self.address(f"row.{item.name}", item, self.reduced)
+        if item.inner == 2:
+            return f"fuser_gather<{vector}>({place}, {self.stride(item, 0)}, left)"
+        return f"fuser_load<{vector}, {item.access.width if vector == 'V' else 1}>({place}, left)"
+
+    def _compute_at(self, level: int, step: RowPass, element: RowPart, site: _Site) -> list[str]:
+        known = self.row_values(element)
+        outside, inside, stores = [], [], []
+        for item in self.full(element):
+            if item.is_output:
+                outside.append(f"{item.info.storage} {item.name}[{site.vector}];")
+                known[item.variable] = f"{item.name}[k]"
+                stores.append(self._write_at(item, site))
+            elif item.is_counter:
+                outside.append(f"const auto {item.name} = {self._read_at(item, site)};")
+                known[item.variable] = f"{item.name}[{'k' if item.inner else '0'}]"
+            else:
+                known[item.variable] = f"fuser_to_compute({item.name}{site.suffix}[u][{'k' if item.inner else '0'}])"
+        for item in step.accumulators:
+            known |= {f"{side}{item.name}": f"own[{site.accumulator}].m{item.name}" for side in "lm"}
+        kept = [name for name in element.writes if name[0] == "k"]
+        names = {f"v{name[1:]}": f"{name}{site.suffix}[u][k]" for name in self.loop.kept if name not in kept}
+        known |= {name: f"fuser_to_compute({text})" for name, text in names.items()}
+        known |= {name: f"kept_{name}" for name in kept}
+        inside += [f"{self.loop.types[name]} kept_{name};" for name in kept]
+        inside.append(element.call(known))
+        for name in kept:
+            value = f"fuser_from_compute<{self.loop.kept_types[name]}>(kept_{name})"
+            inside.append(f"{name}{site.suffix}[u].set(k, {value});")
+        lines = [
+            *outside,
+            "#pragma unroll",
+            f"for (int k = 0; k < {site.vector}; ++k) {{",
+            *indent(inside),
+            "}",
+            *stores,
+        ]
+        if outside:
+            lines = [*self._coordinates(site), *lines]
+        return _unrolled([*self._find(site), "if (left > 0) {", *indent(lines), "}"], site)
+
+    def _write_at(self, item: Operand, site: _Site) -> str:
+        if self._is_scattered(site):
+            strides = ", ".join(self.stride(item, dim) for dim in self.reduced)
+            sizes = ", ".join(self.size(dim) for dim in self.reduced)
+            lookup = f"fuser_scattered<{len(self.reduced)}>{{{{{sizes}}}, {{{strides}}}}}"
+            return f"fuser_put_down(row.{item.name}, {lookup}, n, {item.name}, is_row ? left : 0);"
+        place = self.address(f"row.{item.name}", item, self.reduced)
+        if item.inner == 2:
+            return f"fuser_scatter<{site.vector}>({place}, {self.stride(item, 0)}, {item.name}, is_row ? left : 0);"
+        width = item.access.width if site.vector == "V" else 1
+        return f"fuser_store<{site.vector}, {width}>({place}, {item.name}, is_row ? left : 0);"
+
+
+class OrderedAcrossText(AcrossText):
+    """Writes a kernel whose threads take neighbouring rows side by side."""
+
+    def _pass(self, level: int, step: RowPass, element: RowPart) -> list[str]:
+        loop = [
+            "for (fuser_index begin = y; begin < length && left > 0; begin += Y * U) {",
+            *indent(self._elements(level, step, element)),
+            "}",
+        ]
+        if not step.accumulators:
+            return loop
+        kind, count = f"fuser_pass{level}::part", _order_of(self.loop).schedule.accumulators
+        inside = [
+            f"{kind} parts[V][{count}];",
+            "#pragma unroll",
+            f"for (int i = 0; i < {count} * V; ++i) parts[i / {count}][i % {count}] = pass{level}.identity();",
+            *loop,
+            "#pragma unroll",
+            "for (int k = 0; k < V; ++k) {",
+            f"  total{level}[k] = parts[k][0];",
+            "#pragma unroll",
+            f"  for (int i = 1; i < {count}; ++i) total{level}[k] = pass{level}.combine(total{level}[k], parts[k][i]);",
+            "}",
+            f"fuser_halve_stack<X, Y>(pass{level}, total{level}, reinterpret_cast<{kind}*>(shared));",
+            f"fuser_share<X, Y>(total{level}, reinterpret_cast<{kind}*>(shared));",
+        ]
+        return [f"const fuser_pass{level} pass{level}{{a}};", f"{kind} total{level}[V];", "{", *indent(inside), "}"]
+
+    def _elements(self, level: int, step: RowPass, element: RowPart) -> list[str]:
+        accumulators = _order_of(self.loop).schedule.accumulators
+        inputs = [item for item in self.full(element) if not (item.is_output or item.is_counter)]
+        others = [item for item in self.full(element) if item.is_counter or item.is_output]
+        known = self._known(element)
+        lines = [f"fuser_vector<{item.info.storage}, {'V' if item.inner else '1'}> {item.name}[U];" for item in inputs]
+        loads = [f"{item.name}[u] = {self._read(item, self._place_of(item))};" for item in inputs]
+        if loads:
+            lines += ["#pragma unroll", "for (int u = 0; u < U; ++u) {", "  if (begin + u * Y >= length) break;"]
+            lines += [*indent([*self._place(), *loads]), "}"]
+        for item in self.full(element):
+            vector = item.name if item in others else f"{item.name}[u]"
+            text = f"{vector}[{'k' if item.inner or item.is_output else '0'}]"
+            known[item.variable] = text if item in others else f"fuser_to_compute({text})"
+        for item in step.accumulators:
+            known |= {f"{side}{item.name}": f"parts[k][u % {accumulators}].m{item.name}" for side in "lm"}
+        compute = [
+            *(self._place() if others else []),
+            *(f"const auto {item.name} = {self._read(item, self._place_of(item))};" for item in others if item.is_counter),
+            *(f"{item.info.storage} {item.name}[V];" for item in others if item.is_output),
+            "#pragma unroll",
+            f"for (int k = 0; k < V; ++k) {element.call(known)}",
+            *(self._write(item, self._place_of(item)) for item in others if item.is_output),
+        ]
+        lines += ["#pragma unroll", "for (int u = 0; u < U; ++u) {", "  if (begin + u * Y >= length) break;"]
+        return [*lines, *indent(compute), "}"]
+
+    def _place(self) -> list[str]:
+        if len(self.reduced) > 1:
+            return ["fuser_index rest = begin + u * Y;", *self.split("rest", self.reduced)]
+        return ["const fuser_index i0 = begin + u * Y;"]
+
+
+def _order_of(loop: RowLoop) -> RowOrder:
+    assert loop.rows.order is not None, "it is a kernel in torch's order"
+    return loop.rows.order
+
+
+def _unrolled(lines: list[str], site: _Site) -> list[str]:
+    return ["#pragma unroll", f"for (int u = 0; u < {site.unroll}; ++u) {{", *indent(lines), "}"]

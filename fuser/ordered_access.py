@@ -1,0 +1,101 @@
+"""How a CUDA kernel whose rows keep torch's order walks its operands: the threads of a row follow from the order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from fuser.access import GATHER_VECTOR, VECTOR_BYTES, Access, Tuning, Walk, dense_width
+from fuser.graph import FusionGroup
+from fuser.kernel_spec import RowSpec
+from fuser.layout import IterationSpace
+from fuser.orders import RowOrder
+
+__all__ = ["plan_ordered_walk"]
+
+# Threads of a block where a row has fewer, and bytes of rows that the threads of a block keep in registers, of each
+# at most.
+BLOCK = 128
+BLOCK_BYTES = 1 << 17
+KEPT_BYTES = 512
+# Bytes that a thread has in flight where rows are too long for that.
+IN_FLIGHT_BYTES = 128
+MAX_UNROLL = 8
+
+
+def plan_ordered_walk(
+    group: FusionGroup,
+    space: IterationSpace,
+    rows: RowSpec,
+    is_row: Sequence[bool],
+    itemsizes: Sequence[int],
+    aligned: Sequence[bool],
+    source: int,
+) -> Walk:
+    """Decide how the operands of one call are read and written.
+
+    Args:
+        group: the kernel's.
+        space: the loop nest; operands are outputs first, counters last.
+        rows: what is reduced of it.
+        is_row: for each operand, and each counter after them, whether it has one element per row.
+        itemsizes: bytes of an element of each operand.
+        aligned: whether each operand starts at a multiple of VECTOR_BYTES.
+        source: the operand whose address says where vectors begin; -1: rows lie one behind the other.
+    """
+    order = rows.order
+    assert order is not None, "it has one"
+    moving = [
+        slot
+        for slot, strides in enumerate(space.strides[: len(itemsizes)])
+        if strides[rows.inner] and (rows.is_across or not is_row[slot])
+    ]
+    own = [itemsizes[slot] for slot in moving if slot >= len(group.outputs)] or [4]
+    if order.is_across:
+        vector, tuning = _across(space, rows, max(own), order)
+    else:
+        vector, tuning = order.schedule.vector, _along(space, rows, sum(own), order)
+    widths = {slot: dense_width(space.strides[slot], rows.inner, itemsizes[slot], aligned[slot]) for slot in moving}
+    if order.has_edges:
+        # Rows begin anywhere, vectors where those of the source are aligned.
+        length, first = prod(space.sizes[: rows.reduced]), rows.reduced
+        known = space.strides[source][first:] if source >= 0 else _stacked(space.sizes[first:], length)
+        for slot in moving:
+            strides = space.strides[slot][first:]
+            is_like = aligned[slot] and (source < 0 or aligned[source]) and space.strides[slot][0] == 1
+            is_like = is_like and not any((a - b) % vector for a, b in zip(strides, known, strict=True))
+            widths[slot] = VECTOR_BYTES // itemsizes[slot] if is_like or slot == source else 1
+    return Walk(
+        space, vector, tuple(Access(min(widths.get(slot, 1), vector)) for slot in range(len(space.strides))), tuning
+    )
+
+
+def _along(space: IterationSpace, rows: RowSpec, bytes_per_element: int, order: RowOrder) -> Tuning:
+    schedule = order.schedule
+    team, vector = schedule.slots, schedule.vector
+    steps = -(-prod(space.sizes[: rows.reduced]) // (vector * team))
+    block = max(team, BLOCK)
+    most = min(KEPT_BYTES, BLOCK_BYTES // block) // (vector * bytes_per_element)
+    if steps <= most:
+        # In eight sizes to a power of two.
+        step = max((1 << max(steps - 1, 0).bit_length()) // 8, 1)
+        return Tuning(block=block, unroll=max(-(-steps // step) * step, 1), team=team, is_resident=True)
+    unroll = 1
+    while unroll < MAX_UNROLL and 2 * unroll * vector * bytes_per_element <= IN_FLIGHT_BYTES:
+        unroll *= 2
+    # Elements go to a thread's accumulators in turn.
+    return Tuning(block=block, unroll=max(unroll, schedule.accumulators if vector == 1 else 1), team=team)
+
+
+def _across(space: IterationSpace, rows: RowSpec, itemsize: int, order: RowOrder) -> tuple[int, Tuning]:
+    width, threads = space.sizes[rows.reduced], order.schedule.y
+    vector = min(VECTOR_BYTES // itemsize, GATHER_VECTOR, 1 << max(width - 1, 0).bit_length())
+    team = min(max(BLOCK // threads, 32), 1 << max(-(-width // vector) - 1, 0).bit_length())
+    return vector, Tuning(block=team * threads, unroll=MAX_UNROLL, team=team)
+
+
+def _stacked(sizes: Sequence[int], length: int) -> tuple[int, ...]:
+    strides = [length]
+    for size in sizes[:-1]:
+        strides.append(strides[-1] * size)
+    return tuple(strides)
