@@ -168,8 +168,7 @@ def _walk_rows(
         if order is None:
             walk = plan_row_walk(group, space, spec, is_row, sizes, aligned, _shared_bytes(operands[0].device))
         else:
-            source = values.index(order.source) if order.source >= 0 else -1
-            walk = plan_ordered_walk(group, space, spec, is_row, sizes, aligned, source)
+            walk = plan_ordered_walk(group, space, spec, values, sizes, aligned)
         return walk, replace(spec, keeps=walk.tuning.is_resident)
     # Rows of a few elements are better computed side by side, too.
     is_short = space.sizes[0] < CPU_SHORT_ROW <= space.sizes[space.reduced]

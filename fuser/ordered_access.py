@@ -10,6 +10,7 @@ from fuser.graph import FusionGroup
 from fuser.kernel_spec import RowSpec
 from fuser.layout import IterationSpace
 from fuser.orders import RowOrder
+from fuser.row_space import reduction_levels
 
 __all__ = ["plan_ordered_walk"]
 
@@ -27,10 +28,9 @@ def plan_ordered_walk(
     group: FusionGroup,
     space: IterationSpace,
     rows: RowSpec,
-    is_row: Sequence[bool],
+    values: Sequence[int],
     itemsizes: Sequence[int],
     aligned: Sequence[bool],
-    source: int,
 ) -> Walk:
     """Decide how the operands of one call are read and written.
 
@@ -38,19 +38,24 @@ def plan_ordered_walk(
         group: the kernel's.
         space: the loop nest; operands are outputs first, counters last.
         rows: what is reduced of it.
-        is_row: for each operand, and each counter after them, whether it has one element per row.
+        values: of the group, which each operand is, and each counter after them.
         itemsizes: bytes of an element of each operand.
         aligned: whether each operand starts at a multiple of VECTOR_BYTES.
-        source: the operand whose address says where vectors begin; -1: rows lie one behind the other.
     """
     order = rows.order
     assert order is not None, "it has one"
+    is_row = [rows.is_row[value] for value in values]
+    # The operand whose address says where vectors begin.
+    source = values.index(order.source) if order.source >= 0 else -1
     moving = [
         slot
         for slot, strides in enumerate(space.strides[: len(itemsizes)])
         if strides[rows.inner] and (rows.is_across or not is_row[slot])
     ]
-    own = [itemsizes[slot] for slot in moving if slot >= len(group.outputs)] or [4]
+    # What the first pass reads stays in registers.
+    first = _read_first(group)
+    slots = [slot for slot in moving if slot >= len(group.outputs) and values[slot] in first]
+    own = [itemsizes[slot] for slot in slots] or [4]
     if order.is_across:
         vector, tuning = _across(space, rows, max(own), order)
     else:
@@ -58,16 +63,34 @@ def plan_ordered_walk(
     widths = {slot: dense_width(space.strides[slot], rows.inner, itemsizes[slot], aligned[slot]) for slot in moving}
     if order.has_edges:
         # Rows begin anywhere, vectors where those of the source are aligned.
-        length, first = prod(space.sizes[: rows.reduced]), rows.reduced
-        known = space.strides[source][first:] if source >= 0 else _stacked(space.sizes[first:], length)
+        length, kept = prod(space.sizes[: rows.reduced]), rows.reduced
+        known = space.strides[source][kept:] if source >= 0 else _stacked(space.sizes[kept:], length)
         for slot in moving:
-            strides = space.strides[slot][first:]
+            strides = space.strides[slot][kept:]
             is_like = aligned[slot] and (source < 0 or aligned[source]) and space.strides[slot][0] == 1
             is_like = is_like and not any((a - b) % vector for a, b in zip(strides, known, strict=True))
             widths[slot] = VECTOR_BYTES // itemsizes[slot] if is_like or slot == source else 1
     return Walk(
         space, vector, tuple(Access(min(widths.get(slot, 1), vector)) for slot in range(len(space.strides))), tuning
     )
+
+
+def _read_first(group: FusionGroup) -> set[int]:
+    # The inputs that reductions need that need no other one.
+    levels, producers = reduction_levels(group), group.producers()
+    stack = [
+        value
+        for item in group.applications
+        if item.function.reduction and not any(levels[value] for value in item.tensors)
+        for value in item.tensors
+    ]
+    found: set[int] = set()
+    while stack:
+        value = stack.pop()
+        if value not in found:
+            found.add(value)
+            stack += group.applications[producers[value]].tensors if producers[value] >= 0 else ()
+    return found
 
 
 def _along(space: IterationSpace, rows: RowSpec, bytes_per_element: int, order: RowOrder) -> Tuning:

@@ -12,8 +12,6 @@ __all__ = ["emit_rows"]
 
 def emit_rows(loop: RowLoop) -> str:
     """Write the ``__global__`` function and what it calls."""
-    if loop.rows.order is not None:
-        writer = OrderedAcrossText(loop) if loop.rows.is_across else OrderedAlongText(loop)
-    else:
-        writer = AcrossText(loop) if loop.rows.is_across else AlongText(loop)
+    along, across = (AlongText, AcrossText) if loop.rows.order is None else (OrderedAlongText, OrderedAcrossText)
+    writer = across(loop) if loop.rows.is_across else along(loop)
     return "\n".join(["", *writer.passes(), *writer.find(), "", *writer.kernel(), ""])

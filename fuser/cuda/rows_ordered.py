@@ -5,6 +5,7 @@ Each slot of the schedule is a thread, which has its accumulators in registers a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fuser.codegen import Operand, RowLoop
@@ -15,6 +16,11 @@ from fuser.orders import RowOrder
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["OrderedAcrossText", "OrderedAlongText"]
+
+# Of a processor, of a thread at most, and of one beside what it keeps of a row.
+PROCESSOR_REGISTERS, MAX_REGISTERS, REGISTERS = 65536, 255, 48
+# Vectors that are read together where only a later pass needs them.
+LATE_UNROLL = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,16 @@ class OrderedAlongText(AlongText):
             "}",
         ]
 
+    def _head(self) -> list[str]:
+        # As many blocks of a processor as have registers for what their threads keep.
+        block, registers = self.tuning.block, REGISTERS
+        if self.tuning.is_resident:
+            kept = sum(item.info.dtype.itemsize for item in self._resident())
+            registers += self.tuning.unroll * self.loop.vector * kept // 4
+        blocks = max(PROCESSOR_REGISTERS // (block * min(registers, MAX_REGISTERS)), 1)
+        head = super()._head()
+        return [f'extern "C" __global__ void __launch_bounds__({block}, {blocks})', *head[1:]]
+
     def _waiting(self) -> list[str]:
         # A place in shared memory for each thread, where those of a row are of several warps.
         if self.tuning.team <= 32 or not self.combining:
@@ -104,14 +120,17 @@ class OrderedAlongText(AlongText):
         # What a thread reads once and several passes use.
         if not self.tuning.is_resident:
             return []
-        parts = [step.element for step in self.loop.passes if step.element]
-        inputs = dict.fromkeys(item for part in parts for item in self._inputs(part))
         lines = []
         for site in self._sites:
-            lines += [self._declare(item, site) for item in inputs]
+            lines += [self._declare(item, site) for item in self._resident()]
             kinds = [(name, self.loop.kept_types[name]) for name in self.loop.kept]
             lines += [f"fuser_vector<{kind}, {site.vector}> {name}{site.suffix}[{site.unroll}];" for name, kind in kinds]
         return lines
+
+    def _resident(self) -> list[Operand]:
+        # The inputs that the first pass reads.
+        element = self.loop.passes[0].element
+        return self._inputs(element) if element and self.tuning.is_resident else []
 
     # --- a pass ------------------------------------------------------------------------------------------------------
     def _pass(self, level: int, step: RowPass, element: RowPart) -> list[str]:
@@ -126,23 +145,21 @@ class OrderedAlongText(AlongText):
                 "#pragma unroll",
                 f"  for (int i = 0; i < A; ++i) own[i] = pass{level}.identity();",
             ]
-        known = [item for before in self.loop.passes[:level] if before.element for item in self._inputs(before.element)]
-        inputs = [item for item in self._inputs(element) if not (self.tuning.is_resident and item in known)]
-        inside = []
-        if self.tuning.is_resident:
-            inside.append("constexpr fuser_index begin = 0;")
-            inside += [line for site in self._sites for line in self._load(inputs, site)]
-            inside += [line for site in self._sites for line in self._compute_at(level, step, element, site)]
-            lines += ["  {", *indent(inside, 2), "  }"]
-        else:
-            for site in self._sites:
-                own = [self._declare(item, site) for item in inputs]
-                own += [*self._load(inputs, site), *self._compute_at(level, step, element, site)]
-                loop = "  {"
-                if site is self._main:
-                    stop = "end - head" if self.order.has_edges else "length"
-                    loop = f"  for (fuser_index begin = 0; begin < {stop}; begin += {self.chunk}) {{"
-                lines += [loop, *indent(own, 2), "  }"]
+        late = [item for item in self._inputs(element) if item not in self._resident()]
+        inside = ["constexpr fuser_index begin = 0;"] if self.tuning.is_resident else []
+        if level == 0 and self.tuning.is_resident:
+            inside += [line for site in self._sites for line in self._load_at(self._resident(), site)]
+        for site in self._sites:
+            own = [*self._load_at(late, site, declares=True), *self._compute_at(level, step, element, site)]
+            if site is not self._main:
+                own = ["{", *indent(own), "}"]
+            elif not self.tuning.is_resident:
+                stop = "end - head" if self.order.has_edges else "length"
+                own = [f"for (fuser_index begin = 0; begin < {stop}; begin += {self.chunk}) {{", *indent(own), "}"]
+            elif late:
+                own = self._in_turns(level, step, element, late)
+            inside += own
+        lines += ["  {", *indent(inside, 2), "  }"]
         if step.accumulators:
             shared = "nullptr"
             if self.tuning.team > 32:
@@ -155,21 +172,41 @@ class OrderedAlongText(AlongText):
             ]
         return lines
 
+    def _in_turns(self, level: int, step: RowPass, element: RowPart, late: list[Operand]) -> list[str]:
+        # What stays in registers beside what does not: a few vectors at a time.
+        site = self._main
+        own = [f"{self._declare(item, site, 'W')}" for item in late]
+        loads = [f"{item.name}[u % W] = {self._read_at(item, site)};" for item in late]
+        turn = "for (int u = base; u < base + W && u < U; ++u) {"
+        known = {item: f"{item.name}[u % W]" for item in late}
+        return [
+            f"constexpr int W = U < {LATE_UNROLL} ? U : {LATE_UNROLL};",
+            "#pragma unroll",
+            "for (int base = 0; base < U; base += W) {",
+            *indent([*own, "#pragma unroll", turn]),
+            *indent([*self._find(site), *self._coordinates(site), *loads], 2),
+            *indent(["}", "#pragma unroll", turn]),
+            *indent(self._compute_one(level, step, element, site, known), 2),
+            "  }",
+            "}",
+        ]
+
     def _inputs(self, element: RowPart) -> list[Operand]:
         return [item for item in self.full(element) if not (item.is_output or item.is_counter)]
 
-    def _declare(self, item: Operand, site: _Site) -> str:
+    def _declare(self, item: Operand, site: _Site, count: str = "") -> str:
         vector = site.vector if item.inner else "1"
-        return f"fuser_vector<{item.info.storage}, {vector}> {item.name}{site.suffix}[{site.unroll}];"
+        return f"fuser_vector<{item.info.storage}, {vector}> {item.name}{site.suffix}[{count or site.unroll}];"
 
     def _find(self, site: _Site) -> list[str]:
         return [f"const fuser_index n = {site.first};", f"const int left = {site.is_there} ? {site.vector} : 0;"]
 
-    def _load(self, inputs: list[Operand], site: _Site) -> list[str]:
+    def _load_at(self, inputs: list[Operand], site: _Site, *, declares: bool = False) -> list[str]:
         if not inputs:
             return []
+        declared = [self._declare(item, site) for item in inputs] if declares else []
         own = [f"{item.name}{site.suffix}[u] = {self._read_at(item, site)};" for item in inputs]
-        return _unrolled([*self._find(site), *self._coordinates(site), *own], site)
+        return [*declared, *_unrolled([*self._find(site), *self._coordinates(site), *own], site)]
 
     def _coordinates(self, site: _Site) -> list[str]:
         if self._is_scattered(site):
@@ -195,6 +232,12 @@ class OrderedAlongText(AlongText):
         return f"fuser_load<{vector}, {item.access.width if vector == 'V' else 1}>({place}, left)"
 
     def _compute_at(self, level: int, step: RowPass, element: RowPart, site: _Site) -> list[str]:
+        return _unrolled(self._compute_one(level, step, element, site, {}), site)
+
+    def _compute_one(
+        self, level: int, step: RowPass, element: RowPart, site: _Site, late: Mapping[Operand, str]
+    ) -> list[str]:
+        # The u-th vector; ``late`` says where some inputs are.
         known = self.row_values(element)
         outside, inside, stores = [], [], []
         for item in self.full(element):
@@ -206,9 +249,10 @@ class OrderedAlongText(AlongText):
                 outside.append(f"const auto {item.name} = {self._read_at(item, site)};")
                 known[item.variable] = f"{item.name}[{'k' if item.inner else '0'}]"
             else:
-                known[item.variable] = f"fuser_to_compute({item.name}{site.suffix}[u][{'k' if item.inner else '0'}])"
-        for item in step.accumulators:
-            known |= {f"{side}{item.name}": f"own[{site.accumulator}].m{item.name}" for side in "lm"}
+                vector = late.get(item, f"{item.name}{site.suffix}[u]")
+                known[item.variable] = f"fuser_to_compute({vector}[{'k' if item.inner else '0'}])"
+        for name in [item.name for item in step.accumulators]:
+            known |= {f"{side}{name}": f"own[{site.accumulator}].m{name}" for side in "lm"}
         kept = [name for name in element.writes if name[0] == "k"]
         names = {f"v{name[1:]}": f"{name}{site.suffix}[u][k]" for name in self.loop.kept if name not in kept}
         known |= {name: f"fuser_to_compute({text})" for name, text in names.items()}
@@ -228,7 +272,7 @@ class OrderedAlongText(AlongText):
         ]
         if outside:
             lines = [*self._coordinates(site), *lines]
-        return _unrolled([*self._find(site), "if (left > 0) {", *indent(lines), "}"], site)
+        return [*self._find(site), "if (left > 0) {", *indent(lines), "}"]
 
     def _write_at(self, item: Operand, site: _Site) -> str:
         if self._is_scattered(site):
@@ -285,8 +329,8 @@ class OrderedAcrossText(AcrossText):
             vector = item.name if item in others else f"{item.name}[u]"
             text = f"{vector}[{'k' if item.inner or item.is_output else '0'}]"
             known[item.variable] = text if item in others else f"fuser_to_compute({text})"
-        for item in step.accumulators:
-            known |= {f"{side}{item.name}": f"parts[k][u % {accumulators}].m{item.name}" for side in "lm"}
+        for name in [item.name for item in step.accumulators]:
+            known |= {f"{side}{name}": f"parts[k][u % {accumulators}].m{name}" for side in "lm"}
         compute = [
             *(self._place() if others else []),
             *(f"const auto {item.name} = {self._read(item, self._place_of(item))};" for item in others if item.is_counter),
