@@ -28,9 +28,11 @@ from fuser.errors import (
 from fuser.fallback import Fallback
 from fuser.fused_kernel import ArgumentPacker, FusedKernel
 from fuser.geometry import Launch, workspace_bytes
-from fuser.graph import FusionGroup
+from fuser.function import Function
+from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import ArgSpec, InputSpec, KernelSpec, ValueLayout, infer_layouts, infer_typing
 from fuser.layout import IterationSpace, Shape, Strides
+from fuser.order_check import OrderCase, is_kept
 from fuser.row_orders import Orders, find_orders, order_of_section
 from fuser.sections import cut_group, group_outputs
 from fuser.tensor_desc import (
@@ -173,6 +175,8 @@ def _plan_kernels(
     out: Sequence[TensorDesc],
     device: torch.device,
     layouts: Sequence[ValueLayout],
+    *,
+    trusts_orders: bool = False,
 ) -> Plan:
     values = _describe_values(spec, inputs, device, layouts)
     orders = find_orders(spec.group, values, device)
@@ -183,6 +187,8 @@ def _plan_kernels(
     if not can_fuse(device.type):
         known = device.type in _can_fuse
         raise UnsupportedError(f"fusion on {device.type} is switched off" if known else f"device {device.type!r}")
+    if not trusts_orders:
+        _check_orders(spec.group, values, device, orders)
     parts = list(_cut(spec, values, _laid_out_as(out, outputs), device, orders))
     homes, temporaries = _find_homes(spec, parts, values)
     workspaces: list[int] = []
@@ -241,6 +247,36 @@ def _describe_values(
         )
         for dtype, rank, layout in made
     ]
+
+
+def _check_orders(
+    group: FusionGroup, values: Sequence[DescribedValue], device: torch.device, orders: Orders
+) -> None:
+    # torch's orders are what torch has, or its kernels serve.
+    for index, order in orders.items():
+        application = group.applications[index]
+        reduction, desc = application.function.reduction, values[application.tensors[0]].desc
+        if order is None or reduction is None:
+            continue
+        case = OrderCase(application.function, order, desc, reduction.normalize_dims(len(desc.shape)), device)
+        if not is_kept(case, _reduce):
+            error = UnsupportedError(f"op {application.function.name!r} in an order that is not this torch's")
+            error.application, error.is_expected = index, True
+            raise error
+
+
+def _reduce(function: Function, x: torch.Tensor) -> torch.Tensor:
+    # In a kernel that keeps torch's order, as it is expected.
+    builder = GroupBuilder()
+    spec = register(builder.build(builder.apply(function, [builder.add_input("x")])))
+    described = [describe(x, reads_address=True)]
+    layouts = infer_layouts(spec.group, value_layouts(described))
+    plan = _plan_kernels(spec, described, (), x.device, layouts, trusts_orders=True)
+    made = [torch.empty_strided(item.shape, item.strides, dtype=item.dtype, device=x.device) for item in plan.outputs]
+    made += [torch.zeros(size, dtype=torch.uint8, device=x.device) for size in plan.workspaces]
+    for step in plan.steps:
+        step.run(step.packer.pack([made[slot].data_ptr() for slot in step.outputs] + [x.data_ptr()], []))
+    return made[0]
 
 
 def _laid_out_as(out: Sequence[TensorDesc], outputs: Sequence[TensorDesc]) -> list[TensorDesc]:

@@ -16,13 +16,13 @@ from fuser.arg_spec import DescribedValue
 from fuser.config import config
 from fuser.cuda.aten_orders import GpuSize, Layout, coalesce, sum_schedule
 from fuser.errors import UnsupportedError
-from fuser.function import Reduction
+from fuser.function import Function
 from fuser.graph import FusionGroup, Section
 from fuser.ops import REDUCTIONS, dtype_kind
 from fuser.orders import KEPT_ORDERS, RowOrder
 from fuser.tensor_desc import TensorDesc
 
-__all__ = ["Orders", "find_orders", "gpu_size", "order_of_section"]
+__all__ = ["Orders", "find_orders", "gpu_size", "order_of_section", "torchs_order"]
 
 # For each reduction of a group whose bits depend on it: torch's order, or None for the canonical one.
 Orders: TypeAlias = Mapping[int, RowOrder | None]
@@ -54,7 +54,7 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
             orders[index] = None
         else:
             source = item.tensors[0] if item.tensors[0] < len(group.inputs) else -1
-            order = _torchs_order(reduction, desc, dims, device, source)
+            order = torchs_order(item.function, desc, dims, device, source)
             if order is None:
                 error = UnsupportedError(f"op {item.function.name!r} on {desc.dtype} in torch's own order")
                 error.is_expected = True
@@ -82,10 +82,20 @@ def gpu_size(device: torch.device) -> GpuSize:
     return GpuSize(properties.multi_processor_count, properties.max_threads_per_multi_processor)
 
 
-def _torchs_order(
-    reduction: Reduction, desc: TensorDesc, dims: tuple[int, ...], device: torch.device, source: int
+def torchs_order(
+    function: Function, desc: TensorDesc, dims: tuple[int, ...], device: torch.device, source: int
 ) -> RowOrder | None:
-    # ``source``: the group's input that is reduced; -1 for what would be a tensor of its own.
+    """Return the order of one of torch's reductions on a device; None where it is not known.
+
+    Args:
+        function: the reduction.
+        desc: of what is reduced.
+        dims: along what, ascending.
+        device: where.
+        source: the group's input that is reduced; -1 for what would be a tensor of its own.
+    """
+    reduction = function.reduction
+    assert reduction is not None, "it is one"
     assert desc.dtype is not None, "numbers are not reduced"
     if reduction.order not in KEPT_ORDERS.get(device.type, ()) or not desc.dtype.is_floating_point:
         return None

@@ -18,7 +18,7 @@ __all__ = ["GpuSize", "Layout", "coalesce", "sum_schedule"]
 # Threads of a block of Reduce.cuh; elements that a thread has in flight where it reads one at a time.
 MAX_THREADS = 512
 IN_FLIGHT = 4
-# Rows of more elements are read in vectors.
+# Rows of so many elements are read in vectors.
 SHORT_ROW = 128
 # Elements of a thread from which warps, and blocks, share a row; and how few blocks leave to a thread.
 MANY_PER_WARP, MANY, FEW = 16, 256, 16
@@ -84,7 +84,7 @@ def sum_schedule(layout: Layout, itemsize: int, gpu: GpuSize, *, is_aligned: boo
     vector, across, most = 1, 1, MAX_THREADS
     if layout.is_along:
         is_dense = len(layout.reduced) == 1 and layout.reduced[0][1] == 1
-        vector = (8 if itemsize == 2 else 4) if is_dense and length > SHORT_ROW else 1
+        vector = (8 if itemsize == 2 else 4) if is_dense and length >= SHORT_ROW else 1
         inner, outer = length // vector, rows
     else:
         if layout.kept[0][1] == 1:
