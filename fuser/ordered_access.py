@@ -95,11 +95,11 @@ def _read_first(group: FusionGroup) -> set[int]:
 
 def _along(space: IterationSpace, rows: RowSpec, bytes_per_element: int, order: RowOrder) -> Tuning:
     schedule = order.schedule
-    team, vector = schedule.slots, schedule.vector
-    steps = -(-prod(space.sizes[: rows.reduced]) // (vector * team))
-    block = max(team, BLOCK)
+    team, vector = schedule.x * schedule.y, schedule.vector
+    steps = -(-prod(space.sizes[: rows.reduced]) // (vector * schedule.slots))
+    block = max(team, BLOCK) if schedule.blocks == 1 else team
     most = min(KEPT_BYTES, BLOCK_BYTES // block) // (vector * bytes_per_element)
-    if steps <= most:
+    if steps <= most and schedule.blocks == 1:
         # In eight sizes to a power of two.
         step = max((1 << max(steps - 1, 0).bit_length()) // 8, 1)
         return Tuning(block=block, unroll=max(-(-steps // step) * step, 1), team=team, is_resident=True)
@@ -107,14 +107,15 @@ def _along(space: IterationSpace, rows: RowSpec, bytes_per_element: int, order: 
     while unroll < MAX_UNROLL and 2 * unroll * vector * bytes_per_element <= IN_FLIGHT_BYTES:
         unroll *= 2
     # Elements go to a thread's accumulators in turn.
-    return Tuning(block=block, unroll=max(unroll, schedule.accumulators if vector == 1 else 1), team=team)
+    unroll = max(unroll, schedule.accumulators if vector == 1 else 1)
+    return Tuning(block=block, unroll=unroll, team=team, piece=int(schedule.blocks > 1))
 
 
 def _across(space: IterationSpace, rows: RowSpec, itemsize: int, order: RowOrder) -> tuple[int, Tuning]:
     width, threads = space.sizes[rows.reduced], order.schedule.y
     vector = min(VECTOR_BYTES // itemsize, GATHER_VECTOR, 1 << max(width - 1, 0).bit_length())
     team = min(max(BLOCK // threads, 32), 1 << max(-(-width // vector) - 1, 0).bit_length())
-    return vector, Tuning(block=team * threads, unroll=MAX_UNROLL, team=team)
+    return vector, Tuning(block=team * threads, unroll=MAX_UNROLL, team=team, piece=int(order.schedule.blocks > 1))
 
 
 def _stacked(sizes: Sequence[int], length: int) -> tuple[int, ...]:

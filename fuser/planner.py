@@ -26,9 +26,9 @@ from fuser.errors import (
     UnsupportedError,
 )
 from fuser.fallback import Fallback
+from fuser.function import Function
 from fuser.fused_kernel import ArgumentPacker, FusedKernel
 from fuser.geometry import Launch, workspace_bytes
-from fuser.function import Function
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import ArgSpec, InputSpec, KernelSpec, ValueLayout, infer_layouts, infer_typing
 from fuser.layout import IterationSpace, Shape, Strides
@@ -249,9 +249,7 @@ def _describe_values(
     ]
 
 
-def _check_orders(
-    group: FusionGroup, values: Sequence[DescribedValue], device: torch.device, orders: Orders
-) -> None:
+def _check_orders(group: FusionGroup, values: Sequence[DescribedValue], device: torch.device, orders: Orders) -> None:
     # torch's orders are what torch has, or its kernels serve.
     for index, order in orders.items():
         application = group.applications[index]

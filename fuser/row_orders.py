@@ -1,7 +1,7 @@
 """Which order the rows of each reduction of a call are combined in, decided when the call is planned.
 
-In strict numerics that is torch's for torch's own ops, where it is known; else torch's kernel stays. A user's reductions
-and fast numerics have the canonical order.
+In strict numerics that is torch's for torch's own ops, where it is known; else torch's kernel stays. A user's
+reductions and fast numerics have the canonical order.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def torchs_order(
     # Four elements of eight bytes may lie between vectors.
     is_aligned = source < 0 or (desc.is_aligned and 4 * size <= VECTOR_BYTES)
     schedule = sum_schedule(layout, size, gpu_size(device), is_aligned=is_aligned)
-    if schedule is None or schedule.blocks > 1:
+    if schedule is None:
         return None
     if schedule.vector == 1:
         return RowOrder(schedule, is_across=not layout.is_along)

@@ -251,7 +251,9 @@ class RowWriter:
         lines = self._map(index)
         lines += [f"const {item.type} e{item.name} = m{item.name};" for item in accumulators]
         after = [f"e{item.name}" for item in accumulators]
-        return lines + self._assign(index, reduction.combine, [*before, *after], [f"r_{item.name}" for item in accumulators])
+        return lines + self._assign(
+            index, reduction.combine, [*before, *after], [f"r_{item.name}" for item in accumulators]
+        )
 
     def _assign(self, index: int, functor: Functor, operands: Sequence[str], names: Sequence[str]) -> list[str]:
         # What a functor makes of its operands becomes the accumulators of an application; ``names`` are variables.

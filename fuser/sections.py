@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any
 
 from fuser.errors import UnsupportedError
 from fuser.graph import FusionGroup, Section
@@ -20,6 +19,7 @@ from fuser.kernel_spec import (
     infer_layouts,
 )
 from fuser.layout import Shape, broadcast_strides, build_iteration_space
+from fuser.orders import RowOrder
 from fuser.row_space import RowShape, find_row_shape, reduction_levels
 
 __all__ = ["cut_around", "cut_group", "group_outputs"]
@@ -36,7 +36,7 @@ def cut_group(
     group: FusionGroup,
     layouts: Sequence[ValueLayout],
     by_value: Collection[int],
-    orders: Mapping[int, Any],
+    orders: Mapping[int, RowOrder | None],
     *,
     shares_rows: bool = False,
 ) -> Iterator[Section]:
@@ -54,9 +54,10 @@ def cut_group(
     """
     whole = Section(group, tuple(range(len(group.inputs))), group.outputs, tuple(range(len(group.applications))))
     if _fits(whole, layouts, by_value, orders):
-        shares_rows = shares_rows and group.has_reduction and not any(orders.values())
-        rows = find_row_shape(group, layouts) if shares_rows else None
-        if rows is not None and _has_few_rows(group, rows, layouts):
+        rows = find_row_shape(group, layouts) if shares_rows and group.has_reduction else None
+        if rows is not None and (
+            _has_few_rows(group, rows, layouts) if not any(orders.values()) else _is_shared(whole, orders)
+        ):
             yield from _cut_passes(group, rows)
         else:
             yield whole
@@ -69,6 +70,8 @@ def cut_group(
             name = group.applications[begin].function.name
             raise UnsupportedError(f"{name!r} with more than {MAX_LONE_ARGUMENT_BYTES} bytes of sizes and strides")
         while end < count and _fits(longer := group.section(range(begin, end + 1)), layouts, by_value, orders):
+            if _is_shared(longer, orders) and not _is_one_pass(longer, layouts):
+                break
             section, end = longer, end + 1
         yield section
         begin = end
@@ -98,6 +101,19 @@ def group_outputs(shapes: Sequence[Shape], *, has_reduction: bool = False) -> li
             launches.append([])
         launches[-1].append(slot)
     return [launch for launches in by_shape.values() for launch in launches]
+
+
+def _is_shared(section: Section, orders: Mapping[int, RowOrder | None]) -> bool:
+    # Whether torch's order has several blocks for a row.
+    found = (orders.get(index) for index in section.applications)
+    return any(order and order.schedule.blocks > 1 for order in found)
+
+
+def _is_one_pass(section: Section, layouts: Sequence[ValueLayout]) -> bool:
+    # Whether nothing is computed per element after a reduction.
+    rows = find_row_shape(section.group, infer_layouts(section.group, [layouts[value] for value in section.inputs]))
+    levels = reduction_levels(section.group)
+    return rows is not None and max(levels) == 1 and all(rows.is_row[v] for v in section.group.outputs if levels[v])
 
 
 def _has_few_rows(group: FusionGroup, rows: RowShape, layouts: Sequence[ValueLayout]) -> bool:
@@ -145,7 +161,7 @@ def _cut_passes(group: FusionGroup, rows: RowShape) -> Iterator[Section]:
 
 
 def _fits(
-    section: Section, layouts: Sequence[ValueLayout], by_value: Collection[int], orders: Mapping[int, Any]
+    section: Section, layouts: Sequence[ValueLayout], by_value: Collection[int], orders: Mapping[int, RowOrder | None]
 ) -> bool:
     if section.group.has_reduction:
         if len({orders[index] for index in section.applications if index in orders}) > 1:

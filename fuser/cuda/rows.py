@@ -5,7 +5,8 @@ from __future__ import annotations
 from fuser.codegen import RowLoop
 from fuser.cuda.rows_across import AcrossText
 from fuser.cuda.rows_along import AlongText
-from fuser.cuda.rows_ordered import OrderedAcrossText, OrderedAlongText
+from fuser.cuda.rows_ordered import OrderedAlongText
+from fuser.cuda.rows_ordered_across import OrderedAcrossText
 
 __all__ = ["emit_rows"]
 

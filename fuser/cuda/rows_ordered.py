@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 from fuser.codegen import Operand, RowLoop
 from fuser.cuda.row_text import indent
-from fuser.cuda.rows_across import AcrossText
 from fuser.cuda.rows_along import AlongText
 from fuser.orders import RowOrder
 from fuser.row_parts import RowPart, RowPass
 
-__all__ = ["OrderedAcrossText", "OrderedAlongText"]
+__all__ = ["OrderedAlongText"]
 
 # Of a processor, of a thread at most, and of one beside what it keeps of a row.
 PROCESSOR_REGISTERS, MAX_REGISTERS, REGISTERS = 65536, 255, 48
@@ -39,8 +38,8 @@ class _Site:
     accumulator: str
 
 
-_HEAD = _Site("_head", "1", "1", "t - shift", "shift > 0 && t >= shift && t < V", "0")
-_TAIL = _Site("_tail", "1", "1", "end + t", "n < length", "0")
+_HEAD = _Site("_head", "1", "1", "slot - shift", "shift > 0 && slot >= shift && slot < V", "0")
+_TAIL = _Site("_tail", "1", "1", "end + slot", "n < length", "0")
 
 
 class OrderedAlongText(AlongText):
@@ -48,15 +47,17 @@ class OrderedAlongText(AlongText):
 
     def __init__(self, loop: RowLoop) -> None:
         super().__init__(loop)
-        self.order = _order_of(loop)
+        assert loop.rows.order is not None, "it is a kernel in torch's order"
+        self.order: RowOrder = loop.rows.order
         begin, end = ("head + begin", "end") if self.order.has_edges else ("begin", "length")
         vector = self.order.schedule.vector > 1
-        self._main = _Site("", "V", "U", f"{begin} + (u * T + t) * V", f"n < {end}", "k" if vector else "u % A")
+        self._main = _Site("", "V", "U", f"{begin} + (u * S + slot) * V", f"n < {end}", "k" if vector else "u % A")
         self._sites = (_HEAD, self._main, _TAIL) if self.order.has_edges else (self._main,)
 
     def kernel(self) -> list[str]:
         """Write the kernel: the rows of a block, all passes of each."""
-        schedule = self.order.schedule
+        if self.order.schedule.blocks > 1:
+            return self._shared_kernel()
         body = [
             f"const fuser_index number = first + threadIdx.x / {self.tuning.team};",
             "const bool is_row = number < rows;",
@@ -73,14 +74,37 @@ class OrderedAlongText(AlongText):
                 body += self._pass(level, step, step.element)
         return [
             *self._head(),
-            f"  constexpr int X = {schedule.x}, Y = {schedule.y}, A = {schedule.accumulators};",
-            "  const int t = threadIdx.x % T;",
+            "  const int t = threadIdx.x % T, slot = t;",
             f"  const fuser_index length = {self.length}, rows = {self.product(self.kept)};",
             *indent(self._waiting()),
             f"  for (fuser_index first = static_cast<fuser_index>(blockIdx.x) * {self.teams}; first < rows;",
             f"       first += static_cast<fuser_index>(gridDim.x) * {self.teams}) {{",
             *indent(body, 2),
             "  }",
+            "}",
+        ]
+
+    def _shared_kernel(self) -> list[str]:
+        # Blocks share a row: the last one to come to its part combines them.
+        step, last = self.loop.passes
+        assert step.element is not None, "it reduces something"
+        kind = "fuser_pass0::part"
+        return [
+            *self._head(),
+            f"  const fuser_index length = {self.length}, at = blockIdx.x / B;",
+            "  const int t = threadIdx.x, block = blockIdx.x % B, slot = block * T + t;",
+            "  constexpr bool is_row = true;",
+            *indent(self._waiting()),
+            "  const fuser_row row = fuser_find(a, at);",
+            *indent([*self._row_variables(), *self._edges(), *self._row_part(step, "block == 0 && t == 0")]),
+            *indent(self._pass(0, step, step.element)),
+            f"  const fuser_workspace<{kind}> space(a.workspace, at, B, 1);",
+            "  if (t == 0) space.piece(1).put(block, total0);",
+            "  if (!fuser_is_last(space.head, B)) return;",
+            "  total0 = pass0.identity();",
+            "  for (int i = t; i < B; i += T) total0 = pass0.combine(total0, space.piece(1).get(i));",
+            f"  total0 = fuser_halve_blocks<X, Y>(pass0, total0, reinterpret_cast<{kind}*>(shared[0]));",
+            *indent(self._row_part(last)),
             "}",
         ]
 
@@ -91,12 +115,16 @@ class OrderedAlongText(AlongText):
             kept = sum(item.info.dtype.itemsize for item in self._resident())
             registers += self.tuning.unroll * self.loop.vector * kept // 4
         blocks = max(PROCESSOR_REGISTERS // (block * min(registers, MAX_REGISTERS)), 1)
-        head = super()._head()
+        head, schedule = super()._head(), self.order.schedule
+        names = {"X": schedule.x, "Y": schedule.y, "B": schedule.blocks, "A": schedule.accumulators}
+        head.append(
+            f"  constexpr int {', '.join(f'{name} = {number}' for name, number in names.items())}, S = X * Y * B;"
+        )
         return [f'extern "C" __global__ void __launch_bounds__({block}, {blocks})', *head[1:]]
 
     def _waiting(self) -> list[str]:
         # A place in shared memory for each thread, where those of a row are of several warps.
-        if self.tuning.team <= 32 or not self.combining:
+        if (self.tuning.team <= 32 and not self.tuning.piece) or not self.combining:
             return []
         most = f"sizeof(fuser_pass{self.combining[0]}::part)"
         for level in self.combining[1:]:
@@ -124,7 +152,9 @@ class OrderedAlongText(AlongText):
         for site in self._sites:
             lines += [self._declare(item, site) for item in self._resident()]
             kinds = [(name, self.loop.kept_types[name]) for name in self.loop.kept]
-            lines += [f"fuser_vector<{kind}, {site.vector}> {name}{site.suffix}[{site.unroll}];" for name, kind in kinds]
+            lines += [
+                f"fuser_vector<{kind}, {site.vector}> {name}{site.suffix}[{site.unroll}];" for name, kind in kinds
+            ]
         return lines
 
     def _resident(self) -> list[Operand]:
@@ -150,14 +180,14 @@ class OrderedAlongText(AlongText):
         if level == 0 and self.tuning.is_resident:
             inside += [line for site in self._sites for line in self._load_at(self._resident(), site)]
         for site in self._sites:
-            own = [*self._load_at(late, site, declares=True), *self._compute_at(level, step, element, site)]
+            own = [*self._load_at(late, site, declares=True), *self._compute_at(step, element, site)]
             if site is not self._main:
                 own = ["{", *indent(own), "}"]
             elif not self.tuning.is_resident:
                 stop = "end - head" if self.order.has_edges else "length"
-                own = [f"for (fuser_index begin = 0; begin < {stop}; begin += {self.chunk}) {{", *indent(own), "}"]
+                own = [f"for (fuser_index begin = 0; begin < {stop}; begin += S * U * V) {{", *indent(own), "}"]
             elif late:
-                own = self._in_turns(level, step, element, late)
+                own = self._in_turns(step, element, late)
             inside += own
         lines += ["  {", *indent(inside, 2), "  }"]
         if step.accumulators:
@@ -172,7 +202,7 @@ class OrderedAlongText(AlongText):
             ]
         return lines
 
-    def _in_turns(self, level: int, step: RowPass, element: RowPart, late: list[Operand]) -> list[str]:
+    def _in_turns(self, step: RowPass, element: RowPart, late: list[Operand]) -> list[str]:
         # What stays in registers beside what does not: a few vectors at a time.
         site = self._main
         own = [f"{self._declare(item, site, 'W')}" for item in late]
@@ -186,7 +216,7 @@ class OrderedAlongText(AlongText):
             *indent([*own, "#pragma unroll", turn]),
             *indent([*self._find(site), *self._coordinates(site), *loads], 2),
             *indent(["}", "#pragma unroll", turn]),
-            *indent(self._compute_one(level, step, element, site, known), 2),
+            *indent(self._compute_one(step, element, site, known), 2),
             "  }",
             "}",
         ]
@@ -231,12 +261,10 @@ class OrderedAlongText(AlongText):
             return f"fuser_gather<{vector}>({place}, {self.stride(item, 0)}, left)"
         return f"fuser_load<{vector}, {item.access.width if vector == 'V' else 1}>({place}, left)"
 
-    def _compute_at(self, level: int, step: RowPass, element: RowPart, site: _Site) -> list[str]:
-        return _unrolled(self._compute_one(level, step, element, site, {}), site)
+    def _compute_at(self, step: RowPass, element: RowPart, site: _Site) -> list[str]:
+        return _unrolled(self._compute_one(step, element, site, {}), site)
 
-    def _compute_one(
-        self, level: int, step: RowPass, element: RowPart, site: _Site, late: Mapping[Operand, str]
-    ) -> list[str]:
+    def _compute_one(self, step: RowPass, element: RowPart, site: _Site, late: Mapping[Operand, str]) -> list[str]:
         # The u-th vector; ``late`` says where some inputs are.
         known = self.row_values(element)
         outside, inside, stores = [], [], []
@@ -285,72 +313,6 @@ class OrderedAlongText(AlongText):
             return f"fuser_scatter<{site.vector}>({place}, {self.stride(item, 0)}, {item.name}, is_row ? left : 0);"
         width = item.access.width if site.vector == "V" else 1
         return f"fuser_store<{site.vector}, {width}>({place}, {item.name}, is_row ? left : 0);"
-
-
-class OrderedAcrossText(AcrossText):
-    """Writes a kernel whose threads take neighbouring rows side by side."""
-
-    def _pass(self, level: int, step: RowPass, element: RowPart) -> list[str]:
-        loop = [
-            "for (fuser_index begin = y; begin < length && left > 0; begin += Y * U) {",
-            *indent(self._elements(level, step, element)),
-            "}",
-        ]
-        if not step.accumulators:
-            return loop
-        kind, count = f"fuser_pass{level}::part", _order_of(self.loop).schedule.accumulators
-        inside = [
-            f"{kind} parts[V][{count}];",
-            "#pragma unroll",
-            f"for (int i = 0; i < {count} * V; ++i) parts[i / {count}][i % {count}] = pass{level}.identity();",
-            *loop,
-            "#pragma unroll",
-            "for (int k = 0; k < V; ++k) {",
-            f"  total{level}[k] = parts[k][0];",
-            "#pragma unroll",
-            f"  for (int i = 1; i < {count}; ++i) total{level}[k] = pass{level}.combine(total{level}[k], parts[k][i]);",
-            "}",
-            f"fuser_halve_stack<X, Y>(pass{level}, total{level}, reinterpret_cast<{kind}*>(shared));",
-            f"fuser_share<X, Y>(total{level}, reinterpret_cast<{kind}*>(shared));",
-        ]
-        return [f"const fuser_pass{level} pass{level}{{a}};", f"{kind} total{level}[V];", "{", *indent(inside), "}"]
-
-    def _elements(self, level: int, step: RowPass, element: RowPart) -> list[str]:
-        accumulators = _order_of(self.loop).schedule.accumulators
-        inputs = [item for item in self.full(element) if not (item.is_output or item.is_counter)]
-        others = [item for item in self.full(element) if item.is_counter or item.is_output]
-        known = self._known(element)
-        lines = [f"fuser_vector<{item.info.storage}, {'V' if item.inner else '1'}> {item.name}[U];" for item in inputs]
-        loads = [f"{item.name}[u] = {self._read(item, self._place_of(item))};" for item in inputs]
-        if loads:
-            lines += ["#pragma unroll", "for (int u = 0; u < U; ++u) {", "  if (begin + u * Y >= length) break;"]
-            lines += [*indent([*self._place(), *loads]), "}"]
-        for item in self.full(element):
-            vector = item.name if item in others else f"{item.name}[u]"
-            text = f"{vector}[{'k' if item.inner or item.is_output else '0'}]"
-            known[item.variable] = text if item in others else f"fuser_to_compute({text})"
-        for name in [item.name for item in step.accumulators]:
-            known |= {f"{side}{name}": f"parts[k][u % {accumulators}].m{name}" for side in "lm"}
-        compute = [
-            *(self._place() if others else []),
-            *(f"const auto {item.name} = {self._read(item, self._place_of(item))};" for item in others if item.is_counter),
-            *(f"{item.info.storage} {item.name}[V];" for item in others if item.is_output),
-            "#pragma unroll",
-            f"for (int k = 0; k < V; ++k) {element.call(known)}",
-            *(self._write(item, self._place_of(item)) for item in others if item.is_output),
-        ]
-        lines += ["#pragma unroll", "for (int u = 0; u < U; ++u) {", "  if (begin + u * Y >= length) break;"]
-        return [*lines, *indent(compute), "}"]
-
-    def _place(self) -> list[str]:
-        if len(self.reduced) > 1:
-            return ["fuser_index rest = begin + u * Y;", *self.split("rest", self.reduced)]
-        return ["const fuser_index i0 = begin + u * Y;"]
-
-
-def _order_of(loop: RowLoop) -> RowOrder:
-    assert loop.rows.order is not None, "it is a kernel in torch's order"
-    return loop.rows.order
 
 
 def _unrolled(lines: list[str], site: _Site) -> list[str]:

@@ -64,6 +64,34 @@ FUSER_INLINE void fuser_halve_stack(const P& p, typename P::part (&own)[V], type
   }
 }
 
+// What blocks came to that share a row, in the threads of one of them: along y first.
+template <int X, int Y, typename P>
+FUSER_INLINE typename P::part fuser_halve_blocks(const P& p, typename P::part own, typename P::part* shared) {
+  __syncthreads();
+  shared[threadIdx.x] = own;
+  __syncthreads();
+  typename P::part items[Y];
+#pragma unroll
+  for (int i = 0; i < Y; ++i) items[i] = shared[i * X + threadIdx.x % X];
+#pragma unroll
+  for (int half = Y / 2; half > 0; half /= 2) {
+#pragma unroll
+    for (int i = 0; i < half; ++i) items[i] = p.combine(items[i], items[i + half]);
+  }
+  return fuser_halve_team<X, 1>(p, items[0], shared);
+}
+
+// Counts the blocks that share a row and have written what they came to; whether this is the last one.
+FUSER_INLINE bool fuser_is_last(unsigned int* count, unsigned int blocks) {
+  __shared__ unsigned int before;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) before = atomicAdd(count, 1u);
+  __syncthreads();
+  __threadfence();
+  return before + 1 == blocks;
+}
+
 // Where an element lies of a row of D dimensions: for vectors that may go on along the next one.
 template <int D> struct fuser_scattered {
   int64_t size[D], stride[D];
