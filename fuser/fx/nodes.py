@@ -88,8 +88,16 @@ def is_fusible(node: fx.Node, call: OpCall | None) -> bool:
         return False
     if call is None and bind_group(node) is None:
         return False
+    if call is not None and call.items is not None and not all(_takes_item(user, call) for user in node.users):
+        return False
     values = [_known_value(item) for item in (node, *node.all_input_nodes)]
     return all(_is_plain(value) for value in values if value is not None)
+
+
+def _takes_item(user: fx.Node, call: OpCall) -> bool:
+    # Of a tuple, one that is made.
+    slot = call.find_item(user)
+    return slot is not None and call.items is not None and call.items[slot] >= 0
 
 
 def _known_value(node: fx.Node) -> Any:
@@ -158,7 +166,7 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.layout is torch.strided and not value.is_quantized and value.device.type in {"cpu", "cuda", "meta"}
     if isinstance(value, list | tuple):
-        return all(_is_plain(item) for item in value)
+        return all(_is_plain(item) for item in value if item is not None)
     return isinstance(value, bool | int | float | complex | torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
