@@ -164,13 +164,13 @@ def run_emulated(
     ]
     layouts = infer_layouts(spec.group, value_layouts(described))
     steps = planner._expand(spec, described, device, layouts)
-    values = steps.values
-    parts = list(planner._cut(steps, steps.lay_out(steps.outputs), device))
-    # What ops look at in another shape is the same memory.
-    known: dict[int, Any] = {
-        value: inputs[slot] if view is None else _look_at(inputs[slot], values[value].desc)
-        for value, (slot, view) in enumerate(steps.expansion.inputs)
-    }
+    values, orders = steps.values, planner._find_orders(steps, device)
+    parts = list(planner._cut(steps, steps.lay_out(steps.outputs), device, orders))
+    known: dict[int, Any] = {}
+    for number, (slot, view) in enumerate(steps.expansion.inputs):
+        known[number] = inputs[slot]
+        if view is not None:
+            known[number] = inputs[slot].as_strided(*view.apply(inputs[slot].shape, inputs[slot].stride()))
     for part in parts:
         if part.args.rows is None:
             # Of a group that is cut after its reductions.
@@ -195,11 +195,8 @@ def run_emulated(
         grid = min(launch.grid, largest_grid or launch.grid)
         _launch(source.text, packed, grid, launch.block, descending)
         assert not workspace[own_bytes:].any(), "blocks write beyond their workspace"
-    return [_look_at(known[value], desc) for value, desc in zip(steps.group.outputs, steps.outputs, strict=True)]
-
-
-def _look_at(tensor: torch.Tensor, desc: Any) -> torch.Tensor:
-    return tensor.as_strided(desc.shape, desc.strides)
+    made = [known[value] for value in steps.group.outputs]
+    return [item.as_strided(own.shape, own.strides) for item, own in zip(made, steps.outputs, strict=True)]
 
 
 def _poisoned(desc: Any) -> torch.Tensor:
@@ -209,7 +206,7 @@ def _poisoned(desc: Any) -> torch.Tensor:
 
 
 def _emit_prelude(names: frozenset[str], features: frozenset[str]) -> str:
-    blocks = [block for file in ("cuda_access.h", "cuda_rows.h") for block in load_blocks(file)]
+    blocks = [block for file in ("cuda_access.h", "cuda_rows.h", "cuda_orders.h") for block in load_blocks(file)]
     # Both dialects have a vector.
     own = emit_prelude(names, features).replace("fuser_vector", "fuser_host_vector")
     return "\n".join([own, _SHIM, *(block.text for block in blocks if block.features <= features), ""])

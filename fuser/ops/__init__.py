@@ -7,7 +7,7 @@ its results have the same bits. The ways a program can name an op (``torch.add``
 
 from fuser.ops import activations, elementary, statistics  # noqa: F401 - they fill the table
 from fuser.ops.binding import bind_function, bind_method, bind_module, find_dims, has_hooks
-from fuser.ops.calls import IS_NUMBER, OpCall
+from fuser.ops.calls import DEVICE_TYPE, IS_NUMBER, OpCall
 from fuser.ops.composites import (
     COMPOSITES,
     Composite,
@@ -24,11 +24,12 @@ from fuser.ops.composites import (
 from fuser.ops.elementary import is_first_power
 from fuser.ops.index import eager_index, index_function
 from fuser.ops.reductions import REDUCTIONS, ReductionOp, reduction_function
-from fuser.ops.views import eager_view, view_function
 from fuser.ops.table import OPS, WIDE_UNDER_AUTOCAST, Op, cast_function, convert_function, dtype_kind
+from fuser.ops.views import eager_view, view_function
 
 __all__ = [
     "COMPOSITES",
+    "DEVICE_TYPE",
     "IS_NUMBER",
     "OPS",
     "REDUCTIONS",
