@@ -24,8 +24,8 @@ from fuser.ops.composites import (
 from fuser.ops.elementary import is_first_power
 from fuser.ops.index import eager_index, index_function
 from fuser.ops.reductions import REDUCTIONS, ReductionOp, reduction_function
-from fuser.ops.views import eager_view, view_function
 from fuser.ops.table import OPS, WIDE_UNDER_AUTOCAST, Op, cast_function, convert_function, dtype_kind
+from fuser.ops.views import eager_view, view_function
 
 __all__ = [
     "COMPOSITES",

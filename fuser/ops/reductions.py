@@ -89,7 +89,7 @@ def reduction_function(name: str, dims: Dims = None, keepdim: bool = False) -> F
     identity = op.identity if isinstance(op.identity, tuple) else (op.identity,)
     count = len(identity)
     finish = _parse(op.finish, op.num_outputs, op.scalars) if op.finish else None
-    reduction = Reduction(_parse(op.combine, count), identity, finish, dims, keepdim, op.counts)
+    reduction = Reduction(_parse(op.combine, count), identity, finish, dims, keepdim, op.counts, order=op.order)
     functor = _parse(op.map, count)
     unpromoted = (functor.tensors[-1].name,) if op.has_index else ()
     return Function(functor, name, op.promotion, unpromoted, op.out_dtypes, reduction=reduction)
