@@ -204,17 +204,41 @@ def test_rows_then_columns_take_two_launches() -> None:
 
 
 @pytest.mark.cpu
-def test_groups_of_channels_between_others() -> None:
-    def call(x: Any, weight: Any, bias: Any) -> Any:
-        out, mean, rstd = ATEN.native_group_norm(ATEN.tanh(x), weight, bias, 3, 6, 20, 2, 1e-5)
-        return ATEN.silu(out), mean, rstd
+def test_what_meets_groups_of_channels_is_computed_in_their_shape() -> None:
+    def call(x: Any, weight: Any, bias: Any, scale: Any, other: Any) -> Any:
+        before = ATEN.tanh(x) * 2.0 + scale
+        out, mean, rstd = ATEN.native_group_norm(before, weight, bias, 3, 6, 20, 2, 1e-5)
+        return before, ATEN.silu(out) * scale + before, mean * 2, rstd, other + 1
 
     tensors = CASES["group_norm"].tensors(torch.float32)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = fused(call, tensors)(*tensors)
-    for got, wanted in zip(found, call(*tensors), strict=True):
-        torch.testing.assert_close(got, wanted)
+    for scale in (draw(6, 1, 1), draw(4), draw(3, 1, 5, 1), draw(3, 6, 5, 4).to(memory_format=torch.channels_last)):
+        given = [*tensors, scale, draw(2, 2)]
+        graph_module = fused(call, given)
+        found = graph_module(*given)
+        fuser.reset_stats()
+        graph_module(*given)
+        # The last one has nothing to do with them.
+        assert fuser.stats()["launches"] == 2
+        for got, wanted in zip(found, call(*given), strict=True):
+            torch.testing.assert_close(got, wanted)
+            assert got.stride() == wanted.stride()
+
+
+@pytest.mark.cpu
+def test_what_does_not_fit_that_shape_gets_a_launch_of_its_own() -> None:
+    def more(x: Any, weight: Any, bias: Any, other: Any) -> Any:
+        return ATEN.native_group_norm(x, weight, bias, 3, 6, 20, 2, 1e-5)[0] + other
+
+    def again(x: Any, weight: Any, bias: Any, other: Any) -> Any:
+        out = ATEN.native_group_norm(x.amax(-1, keepdim=True) + x, weight, bias, 3, 6, 20, 2, 1e-5)[0]
+        return ATEN.native_group_norm(out, weight, bias, 3, 6, 20, 3, 1e-5)[0] + other
+
+    tensors = [*CASES["group_norm"].tensors(torch.float32), draw(2, 3, 6, 5, 4)]
+    for call in (more, again):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = fused(call, tensors)(*tensors)
+        torch.testing.assert_close(found, call(*tensors))
 
 
 @pytest.mark.cpu

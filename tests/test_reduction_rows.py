@@ -58,7 +58,16 @@ SUMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "softmax of a transposed tensor": lambda x: (x * 1).t().softmax(0),
     "softmax out of range": lambda x: (x * 1).softmax(3),
 }
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.uint8, torch.bool, torch.complex64)
+DTYPES = (
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+)
 SHAPES = ((5, 7), (4, 0), (0, 4), (3, 1), (33, 300))
 
 
@@ -83,12 +92,18 @@ def check(form: Callable[..., Any], x: torch.Tensor, *, is_exact: bool, what: st
         return
     pairs = [(got, wanted)] if isinstance(wanted, torch.Tensor) else list(zip(got, wanted, strict=True))
     narrow = x.dtype in (torch.float16, torch.bfloat16)
-    tolerances = {"rtol": 0, "atol": 0} if is_exact else {"rtol": 1e-2, "atol": 1e-2} if narrow else {"rtol": 1e-5, "atol": 1e-5}
+    tolerances = (
+        {"rtol": 0, "atol": 0} if is_exact else {"rtol": 1e-2, "atol": 1e-2} if narrow else {"rtol": 1e-5, "atol": 1e-5}
+    )
     for one, other in pairs:
-        torch.testing.assert_close(one, other, **tolerances, equal_nan=True, check_stride=True, msg=lambda text: f"{what}: {text}")
+        torch.testing.assert_close(
+            one, other, **tolerances, equal_nan=True, check_stride=True, msg=lambda text: f"{what}: {text}"
+        )
 
 
-def check_all(forms: dict[str, Callable[..., Any]], device: str, *, dtypes: tuple[torch.dtype, ...], is_exact: bool) -> None:
+def check_all(
+    forms: dict[str, Callable[..., Any]], device: str, *, dtypes: tuple[torch.dtype, ...], is_exact: bool
+) -> None:
     for name, form in forms.items():
         for dtype in dtypes:
             for shape in SHAPES:

@@ -79,7 +79,9 @@ def _define(op: str) -> None:
         )
     else:
         COMPOSITES[op] = Composite(
-            op, functools.partial(_forward_steps, op), lambda form, input: overload(input, form[0], False)  # noqa: A002
+            op,
+            functools.partial(_forward_steps, op),
+            lambda form, input: overload(input, form[0], False),  # noqa: A002
         )
 
 
