@@ -48,7 +48,7 @@ def error_of(got: torch.Tensor, truth: torch.Tensor) -> float:
     return float((got.double() - truth).square().mean().sqrt() / size) if got.numel() and size else 0.0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CASES)
 def test_dtypes_shapes_and_strides_are_torchs(name: str, dtype: torch.dtype) -> None:
     case = CASES[name]
@@ -86,13 +86,19 @@ def check_accuracy(name: str, dtype: torch.dtype) -> None:
     truth = case.run(doubles)
     for got, eager, exact in zip(found, wanted, truth, strict=True):
         assert (got.dtype, got.shape, got.stride()) == (eager.dtype, eager.shape, eager.stride())
-        # Sums of a few hundred numbers are off by a rounding or two, whoever makes them in their own type, as torch does
-        # on a GPU; on the CPU it adds up some of these in double.
+        # Sums of a few hundred numbers are off by a rounding or two, whoever makes them in their own type, as torch
+        # does on a GPU; on the CPU it adds up some of these in double.
         assert error_of(got, exact) <= 1.25 * error_of(eager, exact) + 0.75 * torch.finfo(dtype).eps
 
 
+# One form of each op.
+QUICK = ("layer_norm", "layer_norm_backward", "batch_norm_backward", "group_norm_backward", "rms_norm_backward")
+
+
 @pytest.mark.cpu
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in CASES]
+)
 def test_no_result_is_farther_from_the_truth_than_torchs(name: str) -> None:
     check_accuracy(name, torch.float32)
 
