@@ -338,8 +338,8 @@ def _check_returned(functor: Functor, combine: Functor) -> None:
         if made is not None and kept is not None
     ]
     if not functor.outputs and pairs and all(torch.promote_types(made, kept) != kept for made, kept in pairs):
-        accumulator = f"the accumulator of {combine.entry} is {held.type}"
-        raise _error(functor, None, f"{functor.signature()} returns {functor.result}, and {accumulator}: it would narrow")
+        own = f"the accumulator of {combine.entry} is {held.type}: it would narrow"
+        raise _error(functor, None, f"{functor.signature()} returns {functor.result}, and {own}")
 
 
 def _check_map(mapped: Functor, combine: Functor, count: int, *, is_own: bool) -> None:

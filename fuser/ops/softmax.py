@@ -1,6 +1,6 @@
-"""softmax and log_softmax with their backward ops, in the steps of ATen's CUDA kernels (SoftMax.cu, PersistentSoftmax.cuh).
+"""softmax and log_softmax with their backward ops, in the steps of ATen's CUDA kernels.
 
-Sums, and what is exponentiated, are of the accumulate type, as there.
+SoftMax.cu and PersistentSoftmax.cuh. Sums, and what is exponentiated, are of the accumulate type, as there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["softmax_functions", "softmax_methods"]
 _ATEN = torch.ops.aten
 
 
-# --- steps: forms are the dimension and, of the backward ops, the dtype of the result -----------------------------------
+# --- steps: a form is the dimension and, of the backward ops, the dtype of the result ----------------------------
 def _reduce(op: str, dim: int, combine: str, identity: float, order: str = "") -> Function:
     # Errors call it as torch calls the op.
     text = f"T {op.lstrip('_')}(T a, T b) {{ return {combine}; }}"
@@ -79,7 +79,9 @@ def _define(op: str) -> None:
         )
     else:
         COMPOSITES[op] = Composite(
-            op, functools.partial(_forward_steps, op), lambda form, input: overload(input, form[0], False)  # noqa: A002
+            op,
+            functools.partial(_forward_steps, op),
+            lambda form, input: overload(input, form[0], False),  # noqa: A006
         )
 
 
