@@ -25,6 +25,8 @@ from fuser.kernel_spec import (
     infer_typing,
 )
 from fuser.layout import IterationSpace, Shape, Strides, broadcast_strides, build_iteration_space
+from fuser.ordered_access import plan_ordered_walk
+from fuser.orders import RowOrder
 from fuser.row_access import plan_row_walk
 from fuser.row_space import RowShape, build_row_space, find_row_shape
 from fuser.tensor_desc import TensorDesc, value_layouts
@@ -50,7 +52,11 @@ class DescribedValue(NamedTuple):
 
 
 def build_arg_spec(
-    group: FusionGroup, inputs: Sequence[DescribedValue], outputs: Sequence[TensorDesc], device_type: str
+    group: FusionGroup,
+    inputs: Sequence[DescribedValue],
+    outputs: Sequence[TensorDesc],
+    device_type: str,
+    order: RowOrder | None = None,
 ) -> tuple[ArgSpec, IterationSpace]:
     """Return what one kernel's text depends on, and its loop nest.
 
@@ -59,6 +65,7 @@ def build_arg_spec(
         inputs: one per input of the group.
         outputs: one per output of the group.
         device_type: "cuda" or "cpu".
+        order: torch's, that its reductions keep; None: the canonical one.
     """
     used = group.used_inputs()
     pointers = [index for index in used if inputs[index].spec.number is None]
@@ -67,7 +74,7 @@ def build_arg_spec(
     rows = None
     values = [*group.outputs, *pointers, *group.index_values()]
     if group.has_reduction:
-        walk, rows = _walk_rows(group, inputs, operands, counters, values, device_type)
+        walk, rows = _walk_rows(group, inputs, operands, counters, values, device_type, order)
         inner = [min(operand[rows.inner], 2) for operand in walk.space.strides]
     else:
         walked = [*operands, *counters]
@@ -154,6 +161,7 @@ def _walk_rows(
     counters: Sequence[TensorDesc],
     values: Sequence[int],
     device_type: str,
+    order: RowOrder | None,
 ) -> tuple[Walk, RowSpec]:
     # ``values``: which value of the group each operand is, and each counter.
     rows, strides = _find_rows(group, inputs, [*operands, *counters], values)
@@ -162,11 +170,14 @@ def _walk_rows(
     full = [own for own, value in in_memory if not rows.is_row[value]]
     along, across = (sum(own[dim] == 1 for own in full) for dim in (0, space.reduced))
     if device_type == "cuda":
-        spec = RowSpec(space.reduced, rows.is_row, across > along)
+        spec = RowSpec(space.reduced, rows.is_row, across > along if order is None else order.is_across, order=order)
         sizes = [item.dtype.itemsize for item in operands if item.dtype is not None]
         is_row = [rows.is_row[value] for value in values]
         aligned = [item.is_aligned for item in operands]
-        walk = plan_row_walk(group, space, spec, is_row, sizes, aligned, _shared_bytes(operands[0].device))
+        if order is None:
+            walk = plan_row_walk(group, space, spec, is_row, sizes, aligned, _shared_bytes(operands[0].device))
+        else:
+            walk = plan_ordered_walk(group, space, spec, values, sizes, aligned)
         return walk, replace(spec, keeps=walk.tuning.is_resident)
     # Rows of a few elements are better computed side by side, too.
     is_short = space.sizes[0] < CPU_SHORT_ROW <= space.sizes[space.reduced]

@@ -72,7 +72,8 @@ class Reduction:
     """How a function combines, along some dimensions, what its functor (the map) makes of each element.
 
     The order is fuser's canonical one: elements are numbered along the dimensions, row-major; batches of 8192 of them
-    are combined as a balanced binary tree over their numbers, and batches in order, the identity before them all.
+    are combined as a balanced binary tree over their numbers, and batches in order, the identity before them all. One
+    of torch's own reductions may name torch's order, which strict kernels keep and fast ones ignore.
     """
 
     # Takes the accumulators of two parts, the one with the smaller numbers first, and makes those of both.
@@ -85,10 +86,14 @@ class Reduction:
     dims: tuple[int, ...] | None = None
     # Whether the results keep the dimensions, with size 1.
     keepdim: bool = False
-    # Whether ``finish`` takes the number of elements that were combined, as an int64_t after the accumulators.
+    # Whether ``finish`` takes the number of elements that were combined, as an int64_t after the accumulators; and, if
+    # it takes one more, the number of rows, where the order is torch's, and 0 elsewhere.
     counts: bool = False
-    # The name of ATen's order that torch's own op keeps, for strict numerics; "" where the canonical one is promised.
+    # What torch calls the order of its own op, as in fuser.orders; empty: the canonical one.
     order: str = ""
+    # Takes accumulators, then what the map takes, and makes the accumulators with one element more: how torch's order
+    # adds an element where that has other bits than to combine it. None: it is mapped and combined.
+    accumulate: Functor | None = None
 
     @property
     def result(self) -> Functor:
@@ -153,7 +158,8 @@ class Reduction:
             "dims": None if self.dims is None else list(self.dims),
             "keepdim": self.keepdim,
             "counts": self.counts,
-            **({"order": self.order} if self.order else {}),
+            "order": self.order,
+            "accumulate": self.accumulate and _functor_to_json(self.accumulate),
         }
 
     @staticmethod
@@ -167,6 +173,8 @@ class Reduction:
             data["keepdim"],
             data["counts"],
             data.get("order", ""),
+            data.get("order", ""),
+            data.get("accumulate") and _functor_from_json(data["accumulate"]),
         )
 
 
@@ -188,7 +196,8 @@ class View:
             if self.split is not None:
                 dim = self.split[0]
                 size, stride = dims.pop(dim + 1)
-                dims[dim] = (dims[dim][0] * size, stride)
+                outer, step = dims[dim]
+                dims[dim] = (outer * size, stride if size > 1 else step)
         else:
             if self.split is not None:
                 dim, parts = self.split
@@ -264,7 +273,8 @@ class Function:
         """All texts of it."""
         if self.reduction is None:
             return (self.functor,)
-        return (self.functor, self.reduction.combine, *([self.reduction.finish] if self.reduction.finish else []))
+        further = (self.reduction.finish, self.reduction.accumulate)
+        return (self.functor, self.reduction.combine, *(functor for functor in further if functor))
 
     @property
     def scalars(self) -> tuple[EntryParameter, ...]:

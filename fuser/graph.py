@@ -186,7 +186,7 @@ class FusionGroup:
             ),
             tuple(slot[value] for value in made),
         )
-        return Section(group, tuple(read), tuple(made))
+        return Section(group, tuple(read), tuple(made), tuple(sorted(indices)))
 
     def widen(self, ops: Collection[str]) -> FusionGroup:
         """Return the group whose applications of ``ops`` compute half and bfloat16 in float32, as autocast has it."""
@@ -361,6 +361,8 @@ class Section:
     # Values of the whole group that are its inputs and its outputs, in order.
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    # Which of the whole group's applications it has.
+    applications: tuple[int, ...]
 
 
 def _lint_reduction(function: Function, reduction: Reduction, where: str) -> None:
@@ -369,8 +371,12 @@ def _lint_reduction(function: Function, reduction: Reduction, where: str) -> Non
         raise GroupError(f"{where}: {reduction.combine.signature()} does not combine {count} accumulators with {count}")
     if function.functor.num_outputs != count:
         raise GroupError(f"{where}: {function.functor.signature()} does not make {count} accumulators")
-    if reduction.finish is not None and len(reduction.finish.tensors) != count + reduction.counts:
+    counts = (1, 2) if reduction.counts else (0,)
+    if reduction.finish is not None and len(reduction.finish.tensors) - count not in counts:
         raise GroupError(f"{where}: {reduction.finish.signature()} does not take {count} accumulators")
+    add = reduction.accumulate
+    if add is not None and (add.num_outputs, len(add.tensors)) != (count, count + len(function.functor.tensors)):
+        raise GroupError(f"{where}: {add.signature()} does not add an element to {count} accumulators")
 
 
 def describe_application(application: Application) -> str:

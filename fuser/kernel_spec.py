@@ -28,6 +28,7 @@ from fuser.ops import (
     composite_steps,
     dtype_kind,
 )
+from fuser.orders import RowOrder
 
 __all__ = [
     "ArgSpec",
@@ -97,6 +98,8 @@ class RowSpec:
     is_across: bool
     # Whether what is costly and needed in several passes is computed once: rows are short enough to keep it.
     keeps: bool = False
+    # Torch's order, where the kernel keeps it; None: the canonical one.
+    order: RowOrder | None = None
 
     @property
     def inner(self) -> int:

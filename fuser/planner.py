@@ -27,13 +27,15 @@ from fuser.errors import (
     UnsupportedError,
 )
 from fuser.fallback import Fallback
-from fuser.function import View
+from fuser.function import Function, View
 from fuser.fused_kernel import ArgumentPacker, FusedKernel
 from fuser.geometry import Launch, workspace_bytes
-from fuser.graph import FusionGroup
+from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import ArgSpec, InputSpec, KernelSpec, ValueLayout, infer_layouts, infer_typing
 from fuser.layout import IterationSpace, Shape, Strides
-from fuser.ops import REDUCTIONS, Expansion, dtype_kind, expand
+from fuser.ops import Expansion, expand
+from fuser.order_check import OrderCase, is_kept
+from fuser.row_orders import Orders, find_orders, order_of_section
 from fuser.sections import cut_group, group_outputs
 from fuser.tensor_desc import (
     TensorDesc,
@@ -105,6 +107,8 @@ class Plan:
     fallback_reason: str = ""
     # The one application that this is about: the rest of the group may be fused around it. -1: all of it is.
     obstacle: int = -1
+    # Whether torch's own kernel is what was asked for: nobody is warned.
+    is_expected: bool = False
     # When to look again whether that still holds, in seconds of time.monotonic().
     until: float = math.inf
     # Whether another torch.get_default_dtype() would make another plan.
@@ -162,7 +166,8 @@ def plan_texts(
         described = [item._replace(device=device) if item.device is not None else item for item in described]
     where = common_device(spec.group, described)
     steps = _expand(spec, described, where, infer_layouts(spec.group, value_layouts(described)))
-    return [(part.spec, part.args) for part in _cut(steps, steps.lay_out(steps.outputs), where)]
+    orders = _find_orders(steps, where)
+    return [(part.spec, part.args) for part in _cut(steps, steps.lay_out(steps.outputs), where, orders)]
 
 
 def _plan_kernels(
@@ -171,16 +176,20 @@ def _plan_kernels(
     out: Sequence[TensorDesc],
     device: torch.device,
     layouts: Sequence[ValueLayout],
+    *,
+    trusts_orders: bool = False,
 ) -> Plan:
     expanded = _expand(spec, inputs, device, layouts)
-    _check_reductions(expanded)
+    orders = _find_orders(expanded, device)
     buffers = tuple(map(_buffer, expanded.outputs))
     if device.type == "meta":
         return Plan(device, buffers, ())
     if not can_fuse(device.type):
         known = device.type in _can_fuse
         raise UnsupportedError(f"fusion on {device.type} is switched off" if known else f"device {device.type!r}")
-    parts = list(_cut(expanded, expanded.lay_out(_laid_out_as(out, expanded.outputs)), device))
+    if not trusts_orders:
+        _check_orders(expanded, device, orders)
+    parts = list(_cut(expanded, expanded.lay_out(_laid_out_as(out, expanded.outputs)), device, orders))
     homes, temporaries = _find_homes(expanded, parts, len(inputs))
     workspaces: list[int] = []
     first = len(buffers) + len(temporaries)
@@ -204,6 +213,8 @@ def _plan_fallback(spec: KernelSpec, device: torch.device, error: UnsupportedErr
             raise error
     elif error.application >= 0 and len(spec.group.applications) > 1:
         return Plan(device, (), (), fallback_reason=reason, obstacle=error.application)
+    elif error.is_expected:
+        return Plan(device, (), (), fallback_reason=reason, is_expected=True)
     obstacles = fallback.obstacles
     if obstacles:
         if isinstance(error, CompilerNotFoundError):
@@ -292,25 +303,40 @@ def _describe_values(
     ]
 
 
-def _check_reductions(expanded: _Expanded) -> None:
-    # torch's own, where only torch has its bits, or its error.
-    for index, item in enumerate(expanded.group.applications):
-        reduction = item.function.reduction
-        if reduction is None or (item.function.op is None and not reduction.order):
+def _find_orders(expanded: _Expanded, device: torch.device) -> Orders:
+    try:
+        return find_orders(expanded.group, expanded.values, device)
+    except UnsupportedError as error:
+        error.application = expanded.expansion.origins[error.application]
+        raise
+
+
+def _check_orders(expanded: _Expanded, device: torch.device, orders: Orders) -> None:
+    # torch's orders are what torch has, or its kernels serve.
+    for index, order in orders.items():
+        application = expanded.group.applications[index]
+        reduction, desc = application.function.reduction, expanded.values[application.tensors[0]].desc
+        if order is None or reduction is None:
             continue
-        op = REDUCTIONS.get(item.function.op or "")
-        desc = expanded.values[item.tensors[0]].desc
-        assert desc.dtype is not None, "numbers are not reduced"
-        dims = reduction.normalize_dims(len(desc.shape))
-        reason = ""
-        if config.numerics == "strict" and (op is None or dtype_kind(desc.dtype) not in op.exact):
-            reason = f"op {item.function.name!r} on {desc.dtype} in torch's own order"
-        elif op is not None and op.needs_elements and any(desc.shape[dim] == 0 for dim in dims):
-            reason = f"op {op.name!r} on nothing"
-        if reason:
-            error = UnsupportedError(reason)
-            error.application = expanded.expansion.origins[index]
+        case = OrderCase(application.function, order, desc, reduction.normalize_dims(len(desc.shape)), device)
+        if not is_kept(case, _reduce):
+            error = UnsupportedError(f"op {application.function.name!r} in an order that is not this torch's")
+            error.application, error.is_expected = expanded.expansion.origins[index], True
             raise error
+
+
+def _reduce(function: Function, x: torch.Tensor) -> torch.Tensor:
+    # In a kernel that keeps torch's order, as it is expected.
+    builder = GroupBuilder()
+    spec = register(builder.build(builder.apply(function, [builder.add_input("x")])))
+    described = [describe(x, reads_address=True)]
+    layouts = infer_layouts(spec.group, value_layouts(described))
+    plan = _plan_kernels(spec, described, (), x.device, layouts, trusts_orders=True)
+    made = [torch.empty_strided(item.shape, item.strides, dtype=item.dtype, device=x.device) for item in plan.outputs]
+    made += [torch.zeros(size, dtype=torch.uint8, device=x.device) for size in plan.workspaces]
+    for step in plan.steps:
+        step.run(step.packer.pack([made[slot].data_ptr() for slot in step.outputs] + [x.data_ptr()], []))
+    return made[0]
 
 
 def _laid_out_as(out: Sequence[TensorDesc], outputs: Sequence[TensorDesc]) -> list[TensorDesc]:
@@ -343,12 +369,13 @@ class _Part:
     targets: tuple[int, ...]
 
 
-def _cut(expanded: _Expanded, outputs: Sequence[TensorDesc], device: torch.device) -> Iterator[_Part]:
+def _cut(expanded: _Expanded, outputs: Sequence[TensorDesc], device: torch.device, orders: Orders) -> Iterator[_Part]:
     # ``outputs`` as the group has them.
     group, values, spec = expanded.group, expanded.values, expanded.spec
     layouts = [ValueLayout(item.desc.shape, item.desc.strides) for item in values]
     by_value = {value for value, item in enumerate(values) if item.spec.number is not None}
-    for section in cut_group(group, layouts, by_value, shares_rows=device.type == "cuda"):
+    for section in cut_group(group, layouts, by_value, orders, shares_rows=device.type == "cuda"):
+        order = order_of_section(section, orders)
         own = spec if spec is not None and section.group is group else register(section.group)
         targets = [target for target, value in enumerate(group.outputs) if value in section.outputs]
         written = [outputs[target] for target in targets]
@@ -357,7 +384,7 @@ def _cut(expanded: _Expanded, outputs: Sequence[TensorDesc], device: torch.devic
         inputs = [values[value] for value in section.inputs]
         for chosen in group_outputs([item.shape for item in written], has_reduction=own.group.has_reduction):
             part = own if len(chosen) == len(written) else register(own.group.select_outputs(chosen))
-            args, space = build_arg_spec(part.group, inputs, [written[index] for index in chosen], device.type)
+            args, space = build_arg_spec(part.group, inputs, [written[index] for index in chosen], device.type, order)
             yield _Part(
                 part,
                 args,

@@ -16,7 +16,7 @@ from fuser.compiler import registered
 from fuser.graph import FusionGroup
 from fuser.jiterator import JitFunction
 from fuser.library import merge_inputs
-from fuser.ops import IS_NUMBER, OpCall, bind_function, bind_method, bind_module, has_hooks
+from fuser.ops import DEVICE_TYPE, IS_NUMBER, OpCall, bind_function, bind_method, bind_module, has_hooks
 
 __all__ = ["GraphReading", "bind_group", "bind_node", "is_barrier", "is_fusible", "is_random", "is_size", "read_nodes"]
 
@@ -35,8 +35,14 @@ class GraphReading:
         return node not in self.numbers and is_fusible(node, self.calls[node])
 
 
-def read_nodes(nodes: Sequence[fx.Node]) -> GraphReading:
-    """Bind the nodes of a graph, in its order, and mark those that are numbers (``meta[IS_NUMBER]``)."""
+def read_nodes(nodes: Sequence[fx.Node], device_type: str = "") -> GraphReading:
+    """Bind the nodes of a graph, in its order, and mark those that are numbers (``meta[IS_NUMBER]``).
+
+    ``device_type`` is where the values are that nothing else is known of; empty: it is not known either.
+    """
+    if device_type:
+        for node in nodes:
+            node.meta[DEVICE_TYPE] = device_type
     calls = {node: bind_node(node) for node in nodes}
     numbers = _find_numbers(nodes, calls)
     new = [node for node in numbers if not node.meta.get(IS_NUMBER)]

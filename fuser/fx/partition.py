@@ -47,10 +47,16 @@ class Partition:
     calls: tuple[OpCall | None, ...]
 
 
-def partition(graph: fx.Graph, *, reduces: bool = True) -> list[Partition]:
-    """Return the groups of a graph, in the order of the graph; without torch's reductions, if those are to stay."""
+def partition(graph: fx.Graph, *, reduces: bool = True, device_type: str = "") -> list[Partition]:
+    """Return the groups of a graph, in the order of the graph.
+
+    Args:
+        graph: what is cut.
+        reduces: whether torch's reductions may be part of groups.
+        device_type: where its values are, if nodes do not say so.
+    """
     nodes = list(graph.nodes)
-    reading = read_nodes(nodes)
+    reading = read_nodes(nodes, device_type)
     calls = {node: reading.calls[node] for node in nodes if reading.is_fusible(node)}
     # What a group reads a number from is computed before the group.
     held = {value for node, call in calls.items() if call is None for value in _held_numbers(node)}

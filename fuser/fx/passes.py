@@ -68,16 +68,18 @@ class FusionPass(PassBase):
     Args:
         reduces: whether torch's reductions join groups. Their derivatives are torch's own: for a graph that autograd
             differentiates it is better that they stay.
+        device_type: where values are that the graph says nothing of, such as "cuda".
     """
 
-    def __init__(self, *, reduces: bool = True) -> None:
+    def __init__(self, *, reduces: bool = True, device_type: str = "") -> None:
         super().__init__()
         self.reduces = reduces
+        self.device_type = device_type
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         """Run on one graph module."""
         substitution = _Substitution(graph_module)
-        for found in partition(graph_module.graph, reduces=self.reduces):
+        for found in partition(graph_module.graph, reduces=self.reduces, device_type=self.device_type):
             if config.fuel is not None and not _burn():
                 break
             substitution.add(found)

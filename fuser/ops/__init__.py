@@ -7,7 +7,7 @@ its results have the same bits. The ways a program can name an op (``torch.add``
 
 from fuser.ops import activations, elementary, statistics  # noqa: F401 - they fill the table
 from fuser.ops.binding import bind_function, bind_method, bind_module, find_dims, has_hooks
-from fuser.ops.calls import IS_NUMBER, OpCall
+from fuser.ops.calls import DEVICE_TYPE, IS_NUMBER, OpCall
 from fuser.ops.composites import (
     COMPOSITES,
     Composite,
@@ -29,6 +29,7 @@ from fuser.ops.views import eager_view, view_function
 
 __all__ = [
     "COMPOSITES",
+    "DEVICE_TYPE",
     "IS_NUMBER",
     "OPS",
     "REDUCTIONS",

@@ -15,14 +15,14 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 from fuser.config import config
 from fuser.function import Function
 from fuser.ops.binding_whole import whole_functions
-from fuser.ops.calls import IS_NUMBER, Binder, OpCall, is_constant, is_number
+from fuser.ops.calls import DEVICE_TYPE, IS_NUMBER, Binder, OpCall, is_constant, is_number
 from fuser.ops.composites import keeps_bits
 from fuser.ops.elementary import UNARY_FLOAT, clamp_to_numbers, power_function
 from fuser.ops.index import index_function
 from fuser.ops.reduction_forms import FORMS, ReductionForm
-from fuser.ops.reductions import REDUCTIONS, reduction_function
+from fuser.ops.reductions import REDUCTIONS, may_have_bits, reduction_function
 from fuser.ops.softmax import softmax_functions, softmax_methods
-from fuser.ops.table import OPS, cast_function, convert_function, dtype_kind
+from fuser.ops.table import OPS, cast_function, convert_function
 from fuser.ops.views import bind_item, bind_reshape, bind_squeeze, bind_unsqueeze, view_function
 
 __all__ = ["IS_NUMBER", "OpCall", "bind_function", "bind_method", "bind_module", "find_dims", "has_hooks"]
@@ -357,12 +357,14 @@ def _reduce(
 
 
 def _has_bits(name: str, input: Any) -> bool:  # noqa: A002
-    # Whether numerics allow fuser's order: where the dtype is not known, the worst is assumed.
+    # Whether numerics allow a kernel: where dtype or device are not known, the worst is assumed.
     if config.numerics == "fast":
         return True
-    value = getattr(input, "meta", {}).get("val")
-    exact = REDUCTIONS[name].exact
-    return exact == REDUCTIONS[name].kinds if value is None else dtype_kind(value.dtype) in exact
+    meta = getattr(input, "meta", {})
+    value = meta.get("val")
+    if value is None:
+        return may_have_bits(name, None, meta.get(DEVICE_TYPE))
+    return may_have_bits(name, value.dtype, value.device.type)
 
 
 def _bind_reduction(name: str) -> Binder:

@@ -9,10 +9,12 @@ from typing import Any
 
 from fuser.function import Function
 
-__all__ = ["IS_NUMBER", "Binder", "OpCall", "is_constant", "is_number"]
+__all__ = ["DEVICE_TYPE", "IS_NUMBER", "Binder", "OpCall", "is_constant", "is_number"]
 
 # Key in the ``meta`` of a stand-in that is a Python number.
 IS_NUMBER = "fuser_is_number"
+# Key there of the type of device that a stand-in without a known value is on, where that is known.
+DEVICE_TYPE = "fuser_device_type"
 _NUMBER_TYPES = (bool, int, float, complex)
 
 

@@ -50,6 +50,8 @@ class Composite:
     check: Callable[[Form, Mapping[str, Shape]], str] = field(default=lambda form, shapes: "")  # noqa: ARG005
     # Tensors that may have another dtype than the first one.
     free: frozenset[str] = frozenset()
+    # Whether the steps have the bits of torch's own op, on any device.
+    is_exact: bool = False
 
 
 COMPOSITES: dict[str, Composite] = {}
@@ -118,10 +120,15 @@ def check_function(function: Function) -> None:
 
 def keeps_bits(function: Function) -> bool:
     """Whether strict numerics may fuse an op: a composite's reductions have torch's order only in torch's kernel."""
-    return not function.is_composite
+    return not function.is_composite or COMPOSITES[str(function.op)].is_exact
 
 
 # --- writing steps ----------------------------------------------------------------------------------------------
+def optional_input(builder: GroupBuilder, name: str, is_there: bool, *, is_scalar: bool = False) -> list[int]:
+    """Add an input that not every form has; return its handle, or nothing."""
+    return [builder.add_input(name, is_scalar=is_scalar)] if is_there else []
+
+
 @functools.cache
 def step(text: str, *, num_outputs: int = 1, scalars: tuple[str, ...] = (), **rest: Any) -> Function:
     """Return a step: the function of a functor, given without ``template <typename T>``."""

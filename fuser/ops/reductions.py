@@ -1,7 +1,7 @@
 """torch's own reductions, a table as that of the pointwise ops.
 
-In strict numerics only those are fused that have the same bits in any order; torch's float sums have an order of their
-own, which fuser's is not.
+In strict numerics those are fused that have the same bits in any order, and those whose order in torch's own kernels is
+known: see fuser.orders.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import torch
 
 from fuser.cxx.functor import Functor, parse_functor
 from fuser.function import Function, Promotion, Reduction
-from fuser.ops.table import ANY_REAL, FLOAT
+from fuser.ops.table import ANY_REAL, FLOAT, dtype_kind
+from fuser.orders import KEPT_ORDERS
 
-__all__ = ["REDUCTIONS", "ReductionOp", "reduction_function"]
+__all__ = ["REDUCTIONS", "ReductionOp", "may_have_bits", "reduction_function"]
 
 Dims = tuple[int, ...] | None
 
@@ -50,6 +51,8 @@ class ReductionOp:
     # not combine it as they combine parts.
     order: str = ""
     accumulate: str = ""
+    # Whether torch's CPU kernel adds up floats in double, to which fast numerics are no match in float.
+    is_wide_on_cpu: bool = False
     # Whether torch refuses to reduce nothing.
     needs_elements: bool = False
     # dtypes that torch treats in another way.
@@ -89,10 +92,25 @@ def reduction_function(name: str, dims: Dims = None, keepdim: bool = False) -> F
     identity = op.identity if isinstance(op.identity, tuple) else (op.identity,)
     count = len(identity)
     finish = _parse(op.finish, op.num_outputs, op.scalars) if op.finish else None
-    reduction = Reduction(_parse(op.combine, count), identity, finish, dims, keepdim, op.counts, order=op.order)
+    accumulate = _parse(op.accumulate, count) if op.accumulate else None
+    reduction = Reduction(_parse(op.combine, count), identity, finish, dims, keepdim, op.counts, op.order, accumulate)
     functor = _parse(op.map, count)
     unpromoted = (functor.tensors[-1].name,) if op.has_index else ()
     return Function(functor, name, op.promotion, unpromoted, op.out_dtypes, reduction=reduction)
+
+
+def may_have_bits(name: str, dtype: torch.dtype | None, device_type: str | None) -> bool:
+    """Whether strict numerics may fuse one of torch's reductions: for some shapes at least it has torch's bits.
+
+    Args:
+        name: of the op.
+        dtype: of what is reduced; None where it is not known.
+        device_type: where; None where it is not known.
+    """
+    op = REDUCTIONS[name]
+    if op.order in KEPT_ORDERS.get(device_type or "", ()):
+        return dtype is None or dtype_kind(dtype) in op.exact or dtype.is_floating_point
+    return op.exact == op.kinds if dtype is None else dtype_kind(dtype) in op.exact
 
 
 def _parse(text: str, num_outputs: int = 1, scalars: tuple[str, ...] = ()) -> Functor:
@@ -145,9 +163,12 @@ define(
     _of_dims(torch.mean),
     kinds=FLOAT,
     exact=frozenset(),
-    finish="T mean_finish(T total, int64_t count) { return total / T(count); }",
-    counts=True,
     order="sum",
+    # ATen's GPU kernels multiply by a factor, which is rounded.
+    finish="""T mean_finish(T total, int64_t count, int64_t rows) {
+      return rows ? total * (T(rows) / T(rows * count)) : total / T(count);
+    }""",
+    counts=True,
 )
 # A NaN on either side is what they come to.
 for _name, _sign, _end in (("amax", ">", float("-inf")), ("amin", "<", float("inf"))):

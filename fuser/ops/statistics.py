@@ -108,6 +108,7 @@ _MOMENTS = ReductionOp(
     exact=frozenset(),
     scalars=("correction",),
     order="welford",
+    is_wide_on_cpu=True,
     accumulate="""void var_add(T mean, T squares, T count, T x, T& m, T& s, T& n) {
       n = count + T(1);
       const T delta = x - mean;
