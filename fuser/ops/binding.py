@@ -21,6 +21,7 @@ from fuser.ops.elementary import UNARY_FLOAT, clamp_to_numbers, power_function
 from fuser.ops.index import index_function
 from fuser.ops.reduction_forms import FORMS, ReductionForm
 from fuser.ops.reductions import REDUCTIONS, may_have_bits, reduction_function
+from fuser.ops.softmax import softmax_functions, softmax_methods
 from fuser.ops.table import OPS, cast_function, convert_function
 from fuser.ops.views import bind_item, bind_reshape, bind_squeeze, bind_unsqueeze, view_function
 
@@ -73,6 +74,9 @@ _MODULES: dict[type, tuple[Any, tuple[str, ...]]] = {
     torch.nn.ReLU6: (F.relu6, ()),
     torch.nn.Hardsigmoid: (F.hardsigmoid, ()),
     torch.nn.Hardswish: (F.hardswish, ()),
+    torch.nn.Softmax: (F.softmax, ("dim",)),
+    torch.nn.LogSoftmax: (F.log_softmax, ("dim",)),
+    torch.nn.Softmin: (F.softmin, ("dim",)),
     torch.nn.Softsign: (F.softsign, ()),
     torch.nn.Tanhshrink: (F.tanhshrink, ()),
 }
@@ -410,7 +414,8 @@ def _bind_logsumexp(input: Any, dim: Any, keepdim: Any = False) -> OpCall | None
     # As ATen has it: an infinite maximum is not subtracted.
     number = _call("floating", input)
     top = _reduce("amax_or_end", number, dim, True)
-    if top is None or top.function.reduction.dims is None:
+    dims = top and top.function.reduction and top.function.reduction.dims
+    if top is None or not dims:
         return None
     is_infinite = _call("eq", _call("abs", top), math.inf)
     top = _call("masked_fill", top, is_infinite, value=0.0)
@@ -418,7 +423,7 @@ def _bind_logsumexp(input: Any, dim: Any, keepdim: Any = False) -> OpCall | None
     if total is None:
         return None
     if not keepdim:
-        top = OpCall(view_function("squeeze", total.function.reduction.dims), (top,))
+        top = OpCall(view_function("squeeze", dims), (top,))
     return _call("add", _call("log", total), top, alpha=1)
 
 
@@ -508,6 +513,7 @@ def _methods() -> dict[str, Binder]:
         **{name: _bind_total(name) for name in ("sum", "mean")}, "nansum": _bind_reduction("nansum"),
         **{name: _bind_form(bind) for name, bind in FORMS.items() if name != "linalg_vector_norm"},
         "max": _bind_extremum("max"), "min": _bind_extremum("min"), "aminmax": _bind_aminmax,
+        **softmax_methods(),
         **{name: _bind_view(bind) for name, bind in _VIEWS.items()},
         "addcmul": _bind_addcmul, "addcdiv": _bind_addcdiv, "lerp": _bind_lerp, "to": _bind_to,
     }  # fmt: skip
@@ -519,6 +525,7 @@ def _functions() -> dict[Any, Binder]:
     # Built on first use: looking the ATen overloads up takes longer than importing the rest of fuser.
     return {
         **whole_functions(),
+        **softmax_functions(),
         **{
             getattr(torch, name): bind if name == "pow" else _tensor_first(bind)
             for name, bind in _methods().items()
