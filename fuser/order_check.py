@@ -58,14 +58,16 @@ class OrderCase:
     device: torch.device
 
     def cache_key(self) -> CacheKey:
-        """Under which the verdict is kept: sizes are no part of it, but for the length of rows in powers of two."""
+        """Under which the verdict is kept: of sizes, only the length of rows is part of it."""
         properties: Any = torch.cuda.get_device_properties(self.device)
         device = (properties.name, str((properties.major, properties.minor)), str(properties.multi_processor_count))
         form = replace(self.function, reduction=None) if self.function.reduction else self.function
+        # What has several steps may have another kernel from any length on.
         length = math.prod(self._reduced_sizes())
+        length = length if self.function.is_composite else (length - 1).bit_length()
         kind = (repr(form), str([item.dtype for item in self.tensors]), str(tuple(map(_kind_of, self.orders))))
         version = (__version__, torch.__version__, str(torch.version.cuda))
-        return CacheKey.build(("order", *version, *device, *kind, str((length - 1).bit_length())), ())
+        return CacheKey.build(("order", *version, *device, *kind, str(length)), ())
 
     def group(self) -> KernelSpec:
         """Return the op alone."""
