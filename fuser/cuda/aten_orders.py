@@ -121,8 +121,13 @@ def sum_schedule(
     if length <= 1 or not rows:
         return Schedule(1)
     pairs = (*layout.reduced, *layout.kept)
-    if any(stride <= 0 for _, stride in pairs) or sum((n - 1) * s for n, s in pairs) * itemsize >= MAX_BYTES:
+    if any(stride <= 0 for _, stride in pairs):
         return None
+    if sum((size - 1) * stride for size, stride in pairs) * itemsize >= MAX_BYTES:
+        found = {
+            sum_schedule(half, itemsize, gpu, is_aligned=is_aligned, in_flight=in_flight) for half in _halves(layout)
+        }
+        return found.pop() if len(found) == 1 else None
     vector, across, most = 1, 1, MAX_THREADS
     if layout.is_along:
         is_dense = len(layout.reduced) == 1 and layout.reduced[0][1] == 1
@@ -154,6 +159,15 @@ def sum_schedule(
         blocks = max(min(-(-target // grid), -(-each // FEW)), -(-each // MANY))
     accumulators = vector if vector > 1 else in_flight
     return Schedule(step, height if shares else 1, blocks, accumulators, vector)
+
+
+def _halves(layout: Layout) -> tuple[Layout, ...]:
+    # What ATen takes one after another; nothing where it cuts rows.
+    reach = [(size - 1) * stride for size, stride in (*layout.reduced, *layout.kept)]
+    if not layout.kept or reach[-1] < max(reach):
+        return ()
+    size, stride = layout.kept[-1]
+    return tuple(Layout(layout.reduced, (*layout.kept[:-1], (own, stride))) for own in (size // 2, size - size // 2))
 
 
 def _output_vector(layout: Layout) -> int:
