@@ -170,7 +170,7 @@ def expand(group: FusionGroup, is_ordered: bool = False) -> Expansion:
     Raises:
         UnsupportedError: a step looks in another shape at what is made in the group; ``application`` says which.
     """
-    writer = _Writer(group, is_ordered)
+    writer = _Expander(group, is_ordered)
     whole = writer.builder.build([writer.resolve(value) for value in group.outputs])
     needed = sorted(whole.applications_from_outputs())
     builder = GroupBuilder()
@@ -189,7 +189,7 @@ def expand(group: FusionGroup, is_ordered: bool = False) -> Expansion:
     )
 
 
-class _Writer:
+class _Expander:
     """Writes the applications of a group, those of steps in place of composites."""
 
     def __init__(self, group: FusionGroup, is_ordered: bool) -> None:
