@@ -32,7 +32,6 @@ class RowBatch(ABC):
     def __init__(self, loop: RowLoop) -> None:
         self.loop = loop
         self.inner = loop.rows.inner
-        self.kept = range(loop.rows.reduced, loop.rank)
 
     @abstractmethod
     def capacity(self, step: RowPass) -> int:
@@ -99,6 +98,10 @@ class RowBatch(ABC):
             lines.append(f"const auto {item.name} = {place};")
         return [*lines, "const int64_t length = a.size[0] - i0;"]
 
+    def _kept(self, move: str = "") -> list[str]:
+        # Pointers of their own: those in the struct could change with every element that is written.
+        return [f"const auto kept_{name} = kept.{name}{move};" for name in self.loop.kept]
+
     def _full(self, part: RowPart) -> list[Operand]:
         return [item for item in self.loop.used_by(part) if item.variable not in self.loop.per_row]
 
@@ -114,7 +117,7 @@ class RowBatch(ABC):
             text = f"{item.name}{suffix}[{own}]"
             known[item.variable] = text if item.is_output else f"fuser_to_compute({text})"
         for variable in self.loop.kept:
-            text = f"kept.{variable}[{kept}]"
+            text = f"kept_{variable}[{kept}]"
             known |= {variable: text} if variable in part.writes else {f"v{variable[1:]}": text}
         return part.call(known)
 
@@ -189,7 +192,7 @@ class AlongBatch(RowBatch):
 
     def walk(self, level: int, step: RowPass, element: RowPart) -> list[str]:
         known = {name: name for name, _ in self.row_reads(element)}
-        first = self.kept[0]
+        first = self.loop.rows.reduced
         rows = [f"const auto {name} = state.{own}[row];" for name, own in self.row_reads(element)]
         for item in self._full(element):
             rows.append(f"const auto row_{item.name} = {self.address(f'base.{item.name}', item, [first], 'row')};")
@@ -204,13 +207,11 @@ class AlongBatch(RowBatch):
             *(size if step.accumulators else []),
             "for (int64_t row = 0; row < width; ++row) {",
             *indent(rows),
+            *indent(self._kept(f" + row * ({self.length()})")),
             *indent(body),
             "}",
             *([f"fuser_fold{level}(a, block, width, parts);"] if step.accumulators else []),
         ]
-
-    def _kept_slot(self, number: str) -> str:
-        return f"row * ({self.length()}) + {number}"
 
     def _stretches(self, element: RowPart, known: dict[str, str]) -> list[str]:
         return [
@@ -220,7 +221,7 @@ class AlongBatch(RowBatch):
             *indent(self._fixed(element)),
             "#pragma GCC ivdep",
             "  for (int64_t i = 0; i < count; ++i)",
-            f"    {self._element(element, 'i', self._kept_slot('first + done + i'), known)}",
+            f"    {self._element(element, 'i', 'first + done + i', known)}",
             "  done += count;",
             "}",
         ]
@@ -231,11 +232,12 @@ class AlongBatch(RowBatch):
         own = [f"own{item.name}" for item in step.accumulators]
         slots = [f"block.m{item.name} + row * parts + done / {QUARTER}" for item in step.accumulators]
         quarter = f"fuser_quarter{level}(a, {', '.join([*own, *slots])});"
+        arrays = [f"alignas(64) {item.type} own{item.name}[{unit}];" for item in step.accumulators]
         vectors: list[str] = []
         for begin in range(0, unit, lanes):
             index = f"c + {begin}" if begin else "c"
             to = {f"m{item.name}": f"own{item.name}[{index}]" for item in step.accumulators}
-            call = self._element(element, index, self._kept_slot(f"first + done + {index}"), known | to)
+            call = self._element(element, f"i + {index}", f"first + done + {index}", known | to)
             vectors += ["#pragma GCC ivdep", f"for (int c = 0; c < {lanes}; ++c) {call}"]
         to = {f"m{item.name}": f"m{item.name}[at + i]" for item in step.accumulators}
         leaves = [
@@ -245,17 +247,18 @@ class AlongBatch(RowBatch):
         identities = " ".join(f"m{item.name}[i] = {item.identity};" for item in step.accumulators)
         return [
             "int64_t done = 0;",
-            f"for (; done < total; done += {unit}) {{",
-            *(f"  alignas(64) {item.type} own{item.name}[{unit}];" for item in step.accumulators),
+            "while (done < total) {",
             "  {",
             *indent(indent(self._place("first + done", element, "row_{0}"))),
-            f"    if (total - done >= {unit} && length >= {unit}) {{",
-            *indent(indent(indent([*self._fixed(element), *vectors, quarter]))),
-            "      continue;",
+            "    const int64_t count = length < total - done ? length : total - done;",
+            *indent(indent(self._fixed(element))),
+            f"    for (int64_t i = 0; i + {unit} <= count; i += {unit}, done += {unit}) {{",
+            *indent(indent(indent([*arrays, *vectors, quarter]))),
             "    }",
             "  }",
-            "  // The end of a row, and of a stretch of it.",
-            *indent(leaves),
+            "  if (done == total) break;",
+            "  // The end of a row, or of a stretch of it.",
+            *indent([*arrays, *leaves]),
             f"  const int64_t end = total - done < {unit} ? total - done : {unit};",
             "  for (int64_t at = 0; at < end;) {",
             *indent(indent(self._place("first + done + at", element, "row_{0}"))),
@@ -263,12 +266,13 @@ class AlongBatch(RowBatch):
             *indent(indent(self._fixed(element))),
             "#pragma GCC ivdep",
             "    for (int64_t i = 0; i < count; ++i)",
-            f"      {self._element(element, 'i', self._kept_slot('first + done + at + i'), known | to)}",
+            f"      {self._element(element, 'i', 'first + done + at + i', known | to)}",
             "    at += count;",
             "  }",
             f"  const int64_t whole = size < {unit} ? size : {unit};",
             f"  for (int64_t i = end; i < whole; ++i) {{ {identities} }}",
             f"  if (size >= {unit}) {quarter}",
+            f"  done += {unit};",
             "}",
             f"for (int64_t i = size < {unit} ? parts : done / {QUARTER}; i < parts; ++i) {{",
             *(f"  block.m{item.name}[row * parts + i] = {item.identity};" for item in step.accumulators),
@@ -291,11 +295,13 @@ class AcrossBatch(RowBatch):
     def walk(self, level: int, step: RowPass, element: RowPart) -> list[str]:  # noqa: ARG002 - calls no helper
         known = {name: f"state.{own}[c]" for name, own in self.row_reads(element)}
         if not step.accumulators:
-            return ["for (int64_t i = 0; i < total; ++i) {", *indent(self._one("first + i", element, known)), "}"]
+            each = indent(self._one("first + i", element, known))
+            return [*self._kept(), "for (int64_t i = 0; i < total; ++i) {", *each, "}"]
         leaf = {
             f"m{item.name}": f"block.m{item.name}[{self._slot(f'{self.waiting} + i')}]" for item in step.accumulators
         }
         return [
+            *self._kept(),
             "int depth = 0;",
             f"for (int64_t done = 0; done < total; done += {QUARTER}) {{",
             f"  const int64_t count = total - done < {QUARTER} ? total - done : {QUARTER};",

@@ -236,6 +236,11 @@ class _RowLoopWriter:
             "// threads is 1 or torch's thread count.",
             f'extern "C" void {KERNEL_NAME}(const fuser_args* args, int threads) {{',
             "  const fuser_args& a = *args;",
+            *(
+                f"  fuser_prefer_huge_pages(a.{item.name}, a.numel * sizeof(*a.{item.name}));"
+                for item in self.loop.operands
+                if item.is_output and item.variable not in self.loop.per_row
+            ),
             *indent(self._choose_rows()),
             f"  const int64_t tiles = {tiles};",
             "  if (threads == 1) return fuser_range(a, rows, 0, tiles);",
