@@ -15,7 +15,7 @@ from fuser.function import BATCH
 from fuser.kernel_spec import CPU_LANES
 from fuser.row_parts import RowPart, RowPass
 
-__all__ = ["AcrossBatch", "AlongBatch", "RowBatch", "indent"]
+__all__ = ["UNIT", "AcrossBatch", "AlongBatch", "RowBatch", "indent"]
 
 # Elements of a row, or rows, whose part is made at a time.
 QUARTER = 4
@@ -23,6 +23,8 @@ QUARTER = 4
 PARTS = 2048
 # Bytes of a vector; accumulators fill one.
 VECTOR_BYTES = 64
+# Elements that are kept of a row are a multiple.
+UNIT = QUARTER * VECTOR_BYTES // 4
 WIDE_TYPES = ("double", "int64_t", "uint64_t", "long long", "unsigned long long", "long", "unsigned long")
 
 
@@ -105,26 +107,28 @@ class RowBatch(ABC):
     def _full(self, part: RowPart) -> list[Operand]:
         return [item for item in self.loop.used_by(part) if item.variable not in self.loop.per_row]
 
-    def _element(self, part: RowPart, index: str, kept: str, known: dict[str, str], suffix: str = "") -> str:
-        # The call for an element: operands at ``index``, what is kept at ``kept``.
+    def _call(
+        self, part: RowPart, index: str, kept: str, known: dict[str, str], name: str = "{0}", *, is_dense: bool = False
+    ) -> str:
+        # The call for an element: operands, called ``name``, at ``index``; what is kept at ``kept``.
         known = dict(known)
         for item in self._full(part):
-            stride = self.stride(item, self.inner)
+            own, stride = name.format(item.name), "1" if is_dense else self.stride(item, self.inner)
             if stride == "0" and not item.is_output:
-                known[item.variable] = f"{item.variable}{suffix}"
+                known[item.variable] = name.format(item.variable)
                 continue
-            own = "0" if stride == "0" else index if stride == "1" else f"({index}) * {stride}"
-            text = f"{item.name}{suffix}[{own}]"
+            place = "0" if stride == "0" else index if stride == "1" else f"({index}) * {stride}"
+            text = f"{own}[{place}]"
             known[item.variable] = text if item.is_output else f"fuser_to_compute({text})"
         for variable in self.loop.kept:
             text = f"kept_{variable}[{kept}]"
             known |= {variable: text} if variable in part.writes else {f"v{variable[1:]}": text}
         return part.call(known)
 
-    def _fixed(self, part: RowPart, suffix: str = "") -> list[str]:
+    def _fixed(self, part: RowPart, name: str = "{0}") -> list[str]:
         # Elements that neighbours share.
         return [
-            f"const auto {item.variable}{suffix} = fuser_to_compute({item.name}{suffix}[0]);"
+            f"const auto {name.format(item.variable)} = fuser_to_compute({name.format(item.name)}[0]);"
             for item in self._full(part)
             if self.stride(item, self.inner) == "0" and not item.is_output
         ]
@@ -207,7 +211,7 @@ class AlongBatch(RowBatch):
             *(size if step.accumulators else []),
             "for (int64_t row = 0; row < width; ++row) {",
             *indent(rows),
-            *indent(self._kept(f" + row * ({self.length()})")),
+            *indent(self._kept(f" + row * (({self.length()} + {UNIT - 1}) / {UNIT} * {UNIT})")),
             *indent(body),
             "}",
             *([f"fuser_fold{level}(a, block, width, parts);"] if step.accumulators else []),
@@ -221,30 +225,20 @@ class AlongBatch(RowBatch):
             *indent(self._fixed(element)),
             "#pragma GCC ivdep",
             "  for (int64_t i = 0; i < count; ++i)",
-            f"    {self._element(element, 'i', 'first + done + i', known)}",
+            f"    {self._call(element, 'i', 'first + done + i', known)}",
             "  done += count;",
             "}",
         ]
 
     def _units(self, level: int, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
-        lanes = self._lanes(step)
-        unit = QUARTER * lanes
-        own = [f"own{item.name}" for item in step.accumulators]
+        unit = QUARTER * self._lanes(step)
         slots = [f"block.m{item.name} + row * parts + done / {QUARTER}" for item in step.accumulators]
-        quarter = f"fuser_quarter{level}(a, {', '.join([*own, *slots])});"
-        arrays = [f"alignas(64) {item.type} own{item.name}[{unit}];" for item in step.accumulators]
-        vectors: list[str] = []
-        for begin in range(0, unit, lanes):
-            index = f"c + {begin}" if begin else "c"
-            to = {f"m{item.name}": f"own{item.name}[{index}]" for item in step.accumulators}
-            call = self._element(element, f"i + {index}", f"first + done + {index}", known | to)
-            vectors += ["#pragma GCC ivdep", f"for (int c = 0; c < {lanes}; ++c) {call}"]
-        to = {f"m{item.name}": f"m{item.name}[at + i]" for item in step.accumulators}
-        leaves = [
-            f"{item.type}* const m{item.name} = size < {unit} ? block.m{item.name} + row * parts : own{item.name};"
+        quarter = f"fuser_quarter{level}(a, {', '.join([*(f'own{item.name}' for item in step.accumulators), *slots])});"
+        few = " ".join(
+            f"block.m{item.name}[row * parts + i] = i < end ? own{item.name}[i] : {item.identity};"
             for item in step.accumulators
-        ]
-        identities = " ".join(f"m{item.name}[i] = {item.identity};" for item in step.accumulators)
+        )
+        missing = " ".join(f"own{item.name}[i] = {item.identity};" for item in step.accumulators)
         return [
             "int64_t done = 0;",
             "while (done < total) {",
@@ -253,30 +247,67 @@ class AlongBatch(RowBatch):
             "    const int64_t count = length < total - done ? length : total - done;",
             *indent(indent(self._fixed(element))),
             f"    for (int64_t i = 0; i + {unit} <= count; i += {unit}, done += {unit}) {{",
-            *indent(indent(indent([*arrays, *vectors, quarter]))),
+            *indent(indent(indent([*self._unit(step, element, known, "i + "), quarter]))),
             "    }",
             "  }",
             "  if (done == total) break;",
-            "  // The end of a row, or of a stretch of it.",
-            *indent([*arrays, *leaves]),
-            f"  const int64_t end = total - done < {unit} ? total - done : {unit};",
-            "  for (int64_t at = 0; at < end;) {",
-            *indent(indent(self._place("first + done + at", element, "row_{0}"))),
-            "    const int64_t count = length < end - at ? length : end - at;",
-            *indent(indent(self._fixed(element))),
-            "#pragma GCC ivdep",
-            "    for (int64_t i = 0; i < count; ++i)",
-            f"      {self._element(element, 'i', 'first + done + at + i', known | to)}",
-            "    at += count;",
+            *indent(self._end(step, element, known)),
+            f"  if (size < {unit}) {{",
+            f"    for (int64_t i = 0; i < size; ++i) {{ {few} }}",
+            "  } else {",
+            f"    for (int64_t i = end; i < {unit}; ++i) {{ {missing} }}",
+            f"    {quarter}",
             "  }",
-            f"  const int64_t whole = size < {unit} ? size : {unit};",
-            f"  for (int64_t i = end; i < whole; ++i) {{ {identities} }}",
-            f"  if (size >= {unit}) {quarter}",
             f"  done += {unit};",
             "}",
             f"for (int64_t i = size < {unit} ? parts : done / {QUARTER}; i < parts; ++i) {{",
             *(f"  block.m{item.name}[row * parts + i] = {item.identity};" for item in step.accumulators),
             "}",
+        ]
+
+    def _unit(self, step: RowPass, element: RowPart, known: dict[str, str], index: str, name: str = "{0}") -> list[str]:
+        # Four vectors of elements, in loops of one vector each.
+        lanes = self._lanes(step)
+        lines = [f"alignas(64) {item.type} own{item.name}[{QUARTER * lanes}];" for item in step.accumulators]
+        for begin in range(0, QUARTER * lanes, lanes):
+            slot = f"c + {begin}" if begin else "c"
+            to = {f"m{item.name}": f"own{item.name}[{slot}]" for item in step.accumulators}
+            kept = f"first + done + {slot}"
+            call = self._call(element, f"{index}{slot}", kept, known | to, name, is_dense=name != "{0}")
+            lines += ["#pragma GCC ivdep", f"for (int c = 0; c < {lanes}; ++c) {call}"]
+        return lines
+
+    def _end(self, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
+        # Elements that are no whole unit go through buffers, with the first of them in place of what is missing.
+        unit = QUARTER * self._lanes(step)
+        items = self._full(element)
+        inputs, outputs = ([item for item in items if item.is_output is wanted] for wanted in (False, True))
+
+        def copy(moves: list[str]) -> list[str]:
+            if not moves:
+                return []
+            return [
+                "for (int64_t at = 0; at < end;) {",
+                *indent(self._place("first + done + at", element, "row_{0}")),
+                "  const int64_t count = length < end - at ? length : end - at;",
+                f"  for (int64_t i = 0; i < count; ++i) {{ {' '.join(moves)} }}",
+                "  at += count;",
+                "}",
+            ]
+
+        def place(item: Operand) -> str:
+            stride = self.stride(item, 0)
+            return f"{item.name}[{'0' if stride == '0' else 'i' if stride == '1' else f'i * {stride}'}]"
+
+        first = " ".join(f"end_{item.name}[i] = end_{item.name}[0];" for item in inputs)
+        return [
+            "// The end of a row, or of a stretch of it.",
+            f"const int64_t end = total - done < {unit} ? total - done : {unit};",
+            *(f"alignas(64) {item.info.storage} end_{item.name}[{unit}];" for item in items),
+            *copy([f"end_{item.name}[at + i] = {place(item)};" for item in inputs]),
+            *([f"for (int64_t i = end; i < {unit}; ++i) {{ {first} }}"] if first else []),
+            *self._unit(step, element, known, "", "end_{0}"),
+            *copy([f"{place(item)} = end_{item.name}[at + i];" for item in outputs]),
         ]
 
 
@@ -338,21 +369,21 @@ class AcrossBatch(RowBatch):
         return [
             *self._place(number, element, "base.{0}"),
             *self._fixed(element),
-            *self._each_row([self._element(element, "c", self._slot(number), known)]),
+            *self._each_row([self._call(element, "c", self._slot(number), known)]),
         ]
 
     def _four(self, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
         # Four elements of each row, combined in registers.
         lines, calls = [], []
         for number in range(QUARTER):
-            suffix = f"_{number}"
+            name = f"{{0}}_{number}"
             for item in self._full(element):
                 move = f" + {number} * {self.stride(item, 0)}" if number and self.stride(item, 0) != "0" else ""
-                lines.append(f"const auto {item.name}{suffix} = {item.name}{move};")
-            lines += self._fixed(element, suffix)
+                lines.append(f"const auto {name.format(item.name)} = {item.name}{move};")
+            lines += self._fixed(element, name)
             calls += [f"{item.type} e{number}_{item.name};" for item in step.accumulators]
             to = {f"m{item.name}": f"e{number}_{item.name}" for item in step.accumulators}
-            calls.append(self._element(element, "c", self._slot(f"first + done + {number}"), known | to, suffix))
+            calls.append(self._call(element, "c", self._slot(f"first + done + {number}"), known | to, name))
         for left, right, to_slot in (("e0_", "e1_", "e0_"), ("e2_", "e3_", "e2_"), ("e0_", "e2_", "")):
             own: dict[str, str] = {}
             for item in step.accumulators:
