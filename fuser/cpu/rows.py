@@ -66,6 +66,9 @@ class _RowLoopWriter:
                     f"// What elements of pass {level} come to.",
                     f"struct fuser_block{level} {{",
                     *(f"  alignas(64) {item.type} m{item.name}[{size}];" for item in step.accumulators),
+                    f"  fuser_block{level}() {{",
+                    *(f"    for (auto& part : m{item.name}) part = {item.identity};" for item in step.accumulators),
+                    "  }",
                     "};",
                 ]
         return lines
