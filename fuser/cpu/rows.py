@@ -1,13 +1,15 @@
 """The loops of a kernel with reductions on the CPU.
 
-Rows are taken in *tiles* of neighbouring rows; each pass goes over a tile batch by batch (``row_batches``). Threads take
-tiles, or, where those are few, batches.
+Rows are taken in *tiles* of neighbouring rows; each pass goes over a tile batch by batch, along its rows or across
+them. Threads take tiles, or, where those are few, batches.
 """
 
 from __future__ import annotations
 
 from fuser.codegen import KERNEL_NAME, Operand, RowLoop
-from fuser.cpu.row_batches import UNIT, AcrossBatch, AlongBatch, RowBatch, indent
+from fuser.cpu.row_batch import UNIT, RowBatch, indent
+from fuser.cpu.rows_across import AcrossBatch
+from fuser.cpu.rows_along import AlongBatch
 from fuser.function import BATCH
 from fuser.kernel_spec import CPU_LANES
 from fuser.row_parts import RowPass
