@@ -63,7 +63,10 @@ def write_page() -> str:
     parts = [HEAD]
     for title, names in {**SECTIONS, **({"More": rest} if rest else {})}.items():
         parts += [f"## {title}\n", *(part for name in names for part in describe(name))]
-    parts += ["## Errors\n", "All are in `fuser.errors`, under `fuser.errors.FuserError` or, for warnings, `UserWarning`.\n"]
+    parts += [
+        "## Errors\n",
+        "All are in `fuser.errors`, under `fuser.errors.FuserError` or, for warnings, `UserWarning`.\n",
+    ]
     parts.append("| class | under | when |\n| --- | --- | --- |")
     parts += [
         f"| `{name}` | {', '.join(f'`{base.__name__}`' for base in kind.__bases__)} | {to_markdown(summary_of(kind))} |"
