@@ -126,12 +126,9 @@ def names_text() -> str:
     """Return the names that functors may use, without forms for float of names that have another."""
     offered = offered_names()
     names = sorted(name for name in offered if not (name.endswith("f") and name[:-1] in offered))
-    functions, intrinsics = (
-        [f"`{name}`" for name in names if name.startswith("__") is is_own] for is_own in (False, True)
-    )
-    return (
-        f"{', '.join(functions)}.\n\nOf CUDA's intrinsics these have a counterpart on the CPU: {', '.join(intrinsics)}."
-    )
+    functions = ", ".join(f"`{name}`" for name in names if not name.startswith("__"))
+    intrinsics = ", ".join(f"`{name}`" for name in names if name.startswith("__"))
+    return f"{functions}.\n\nOf CUDA's intrinsics these have a counterpart on the CPU: {intrinsics}."
 
 
 def read_results(name: str) -> dict[str, Any]:
