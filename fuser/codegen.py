@@ -265,6 +265,7 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
     features = _features(typing, args)
     kind = {"tiles"} if args.rows is None and body.geometry else {"rows"} if args.rows else set()
     kind |= {"lists"} if args.positions else set()
+    kind |= {"orders"} if args.rows and args.rows.order else set()
     prelude = dialect.emit_prelude(words, features | kind)
     text.add(prelude)
     for index, functor in enumerate(functors):
