@@ -32,7 +32,7 @@ __all__ = ["TUNINGS", "make_record"]
 # The first driver whose launches take MAX_LONE_ARGUMENT_BYTES.
 LARGE_ARGUMENTS_DRIVER = 12010
 # How kernels divide their work: on CUDA as fast as copies on an H200, on the CPU chunks for which a thread is worth it.
-TUNINGS = {"cuda": replace(DEFAULT_TUNING, unroll=2, turns=2), "cpu": replace(DEFAULT_TUNING, turns=64)}
+TUNINGS = {"cuda": replace(DEFAULT_TUNING, unroll=2), "cpu": replace(DEFAULT_TUNING, turns=64)}
 
 
 def make_record(
