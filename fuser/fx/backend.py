@@ -2,30 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from fuser import library
-from fuser.fx.passes import FusionPass
+from fuser.errors import ArgumentError
+from fuser.fx.cuda_graphs import CudaGraphs
+from fuser.fx.flat import flatten
+from fuser.fx.passes import FusionModule, FusionPass
 
 __all__ = ["compile_graph", "fuser_backend"]
 
+_ATEN = torch.ops.aten
 
-def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:  # noqa: ARG001
-    """Compile one ATen graph (forward or backward) of AOTAutograd: substitute fusion nodes, run the rest eagerly."""
+
+def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:  # noqa: ARG001
+    """Compile one ATen graph (forward or backward) of AOTAutograd: substitute fusion nodes, run the rest eagerly.
+
+    Returns:
+        A function of a list of arguments, which it empties.
+    """
     FusionPass()(graph_module)
-    compiled: Callable[..., Any] = make_boxed_func(graph_module.forward)
+    copy_together(graph_module)
+    return flatten(graph_module)
+
+
+def fuser_backend(
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Backend for torch.compile, registered under the name "fuser" by an entry point.
+
+    Args:
+        graph_module: what Dynamo traced.
+        example_inputs: one per placeholder.
+        mode: as torch.compile takes it: "default", or "reduce-overhead", which is ``cuda_graphs``.
+        options: ``{"cuda_graphs": bool}``: record what a pass launches as a CUDA graph, and replay it.
+
+    Raises:
+        ArgumentError: an unknown mode or option.
+    """
+    assert library.LIBRARY is not None, "torch.ops.fuser exists"
+    graphs = CudaGraphs() if read_options(mode, options)["cuda_graphs"] else None
+
+    def compile_as(kind: str) -> Callable[..., Any]:
+        def compile_pass(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+            if graphs is None or not any(isinstance(item, torch.Tensor) and item.is_cuda for item in inputs):
+                return compile_graph(graph, inputs)
+            return graphs.wrap(graph, inputs, lambda graph: compile_graph(graph, inputs), kind)
+
+        return compile_pass
+
+    backend = aot_autograd(
+        fw_compiler=compile_as("forward"),
+        bw_compiler=compile_as("backward"),
+        inference_compiler=compile_as("inference"),
+        # What is cheap to compute again is computed again in the backward graph, and not kept for it.
+        partition_fn=min_cut_rematerialization_partition,
+        # Buffers are written to in the graph.
+        keep_inference_input_mutations=True,
+    )
+    compiled: Callable[..., Any] = backend(graph_module, example_inputs)
     return compiled
 
 
-def fuser_backend(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Backend for torch.compile, registered under the name "fuser" by an entry point."""
-    assert library.LIBRARY is not None, "torch.ops.fuser exists"
-    backend: Callable[..., Any] = aot_autograd(fw_compiler=compile_graph, bw_compiler=compile_graph)(
-        graph_module, example_inputs
-    )
-    return backend
+MODES: dict[str | None, dict[str, Any]] = {None: {}, "default": {}, "reduce-overhead": {"cuda_graphs": True}}
+OPTIONS: dict[str, Any] = {"cuda_graphs": False}
+
+
+def read_options(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the value of every option.
+
+    Raises:
+        ArgumentError: an unknown mode or option, or a value of another type.
+    """
+    if mode not in MODES:
+        raise ArgumentError(f"mode={mode!r}: backend 'fuser' has {', '.join(repr(name) for name in MODES if name)}")
+    given = {**MODES[mode], **(options or {})}
+    for name, value in given.items():
+        if name not in OPTIONS:
+            raise ArgumentError(f"option {name!r}: backend 'fuser' has {', '.join(OPTIONS)}")
+        if type(value) is not type(OPTIONS[name]):
+            raise ArgumentError(f"option {name!r} is {value!r}, not a {type(OPTIONS[name]).__name__}")
+    return OPTIONS | given
+
+
+def copy_together(graph_module: fx.GraphModule) -> None:
+    """Let what fusion nodes make be copied into buffers in one launch for all of a dtype, at the end of the graph."""
+    batches: dict[Any, list[fx.Node]] = {}
+    places = {node: place for place, node in enumerate(graph_module.graph.nodes)}
+    for node in places:
+        if node.target is _ATEN.copy_.default and not node.users and _is_plain_copy(graph_module, node, places):
+            value = node.args[0].meta["val"]
+            batches.setdefault((value.device, value.dtype), []).append(node)
+    output = graph_module.graph.output_node()
+    for nodes in batches.values():
+        if len(nodes) > 1:
+            with graph_module.graph.inserting_before(output):
+                targets, values = ([node.args[slot] for node in nodes] for slot in (0, 1))
+                graph_module.graph.call_function(_ATEN._foreach_copy_.default, (targets, values))
+            for node in nodes:
+                graph_module.graph.erase_node(node)
+
+
+def _is_plain_copy(graph_module: fx.GraphModule, node: fx.Node, places: Mapping[fx.Node, int]) -> bool:
+    # Nobody reads the buffer afterwards, and what is copied lies elsewhere and in the same way.
+    target, value = node.args[:2]
+    if not isinstance(target, fx.Node) or not isinstance(value, fx.Node) or target.op != "placeholder":
+        return False
+    maker: Any = value.args[0] if value.op == "call_function" and value.args else value
+    maker = maker if isinstance(maker, fx.Node) and maker.op == "call_module" else value
+    if maker.op != "call_module" or not isinstance(graph_module.get_submodule(str(maker.target)), FusionModule):
+        return False
+    own, other = target.meta.get("val"), value.meta.get("val")
+    if own is None or other is None or (own.dtype, own.shape) != (other.dtype, other.shape):
+        return False
+    return all(places[user] <= places[node] for user in target.users)

@@ -19,12 +19,35 @@ from fuser.fx.nodes import bind_group, is_random
 from fuser.fx.partition import Partition, partition
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.jiterator import JitFunction
-from fuser.launcher import Replayer
+from fuser.kernel_spec import KernelSpec
+from fuser.launcher import Replayer, called_in_c
 from fuser.library import split_inputs
 from fuser.ops import OpCall
-from fuser.route import call
+from fuser.route import call_anew
 
 __all__ = ["FusionModule", "FusionPass", "fuse_graph"]
+
+
+@called_in_c
+class FusionCall(Replayer):
+    """A registered group as a function of its inputs; returns a tensor, or a tuple of tensors for several outputs."""
+
+    def __init__(self, spec: KernelSpec) -> None:
+        self.spec = spec
+        self.text = spec.text
+        super().__init__((), ())
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the group."""
+        if torch.compiler.is_dynamo_compiling():
+            results = torch.ops.fuser.run(self.text, *split_inputs(inputs))
+            return results[0] if len(results) == 1 else tuple(results)
+        replayed = self.launch(inputs, None, None)
+        return self.call_anew(*inputs) if replayed is None else replayed
+
+    def call_anew(self, *inputs: Any) -> Any:
+        """Serve a call that is not like an earlier one."""
+        return call_anew(self.spec, inputs, self, inputs)
 
 
 class FusionModule(torch.nn.Module):
@@ -39,16 +62,16 @@ class FusionModule(torch.nn.Module):
         super().__init__()
         self.group = group
         self.node_names = tuple(node_names)
-        self.spec = register(group)
-        self.text = self.spec.text
-        self._launcher = Replayer((), ())
+        self.run = FusionCall(register(group))
+
+    @property
+    def spec(self) -> KernelSpec:
+        """The group as it is registered."""
+        return self.run.spec
 
     def forward(self, *inputs: Any) -> Any:
         """Run the group; returns a tensor, or a sequence of tensors for several outputs."""
-        if not torch.compiler.is_dynamo_compiling():
-            return call(self.spec, self._launcher, inputs)
-        results = torch.ops.fuser.run(self.text, *split_inputs(inputs))
-        return results[0] if len(results) == 1 else tuple(results)
+        return self.run(*inputs)
 
     def extra_repr(self) -> str:
         """One line per application."""
