@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import partitioners
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.utils.checkpoint import CheckpointPolicy
 
 from fuser import library
+from fuser.compiler import registered
 from fuser.errors import ArgumentError
 from fuser.fx.cuda_graphs import CudaGraphs
 from fuser.fx.flat import flatten
 from fuser.fx.passes import FusionModule, FusionPass
+from fuser.graph import FusionGroup
 
 __all__ = ["compile_graph", "fuser_backend"]
 
@@ -65,8 +71,7 @@ def fuser_backend(
         fw_compiler=compile_as("forward"),
         bw_compiler=compile_as("backward"),
         inference_compiler=compile_as("inference"),
-        # What is cheap to compute again is computed again in the backward graph, and not kept for it.
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=split_passes,
         # Buffers are written to in the graph.
         keep_inference_input_mutations=True,
     )
@@ -93,6 +98,29 @@ def read_options(mode: str | None, options: Mapping[str, Any] | None) -> dict[st
         if type(value) is not type(OPTIONS[name]):
             raise ArgumentError(f"option {name!r} is {value!r}, not a {type(OPTIONS[name]).__name__}")
     return OPTIONS | given
+
+
+def split_passes(joint: fx.GraphModule, inputs: Any, **settings: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split a joint graph into forward and backward: what is cheap to compute again is not kept for the backward pass.
+
+    torch's own partitioner (``min_cut_rematerialization_partition``), which learns here that functors are as cheap as
+    torch's pointwise ops, but for those with loops.
+    """
+    run = torch.ops.fuser.run.default
+    for node in joint.graph.nodes:
+        if node.target is run and _is_costly(registered(node.args[0]).group):
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    known = partitioners.get_default_op_list()  # type: ignore[no-untyped-call]
+    cheap = {run.overloadpacket}
+    ops = replace(known, recomputable_ops=known.recomputable_ops | cheap, fusible_ops=known.fusible_ops | cheap)
+    with patch.object(partitioners, "get_default_op_list", lambda: ops):
+        passes: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(joint, inputs, **settings)
+    return passes
+
+
+def _is_costly(group: FusionGroup) -> bool:
+    functors = [functor for item in group.applications for functor in item.function.functors]
+    return group.has_reduction or any(not functor.words.isdisjoint({"for", "while", "do"}) for functor in functors)
 
 
 def copy_together(graph_module: fx.GraphModule) -> None:
