@@ -198,10 +198,13 @@ def measure_steps(
         if device.type == "cuda":
             torch.cuda.synchronize()
 
+    # Its bits, where torch's own kernels have the same in each run; then all is compiled once more.
+    torch.use_deterministic_algorithms(True, warn_only=True)
     began = time.perf_counter()
     output = step()
     wait()
     first = time.perf_counter() - began
+    torch.use_deterministic_algorithms(False)
     results = [output.detach().cpu(), *(item.grad.cpu() for item in own.parameters() if item.grad is not None)]
     del output
     for _ in range(3):

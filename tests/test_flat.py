@@ -15,7 +15,8 @@ from torch import fx, nn
 
 import fuser
 from fuser.errors import ArgumentError
-from fuser.fx.backend import copy_together, fuser_backend, read_options
+from fuser.fx import backend
+from fuser.fx.backend import fuser_backend, read_options
 from fuser.fx.flat import flatten
 
 pytestmark = pytest.mark.cpu
@@ -100,34 +101,45 @@ class Norms(nn.Module):
         return x
 
 
-def seen_by(model: nn.Module, x: torch.Tensor) -> list[fx.GraphModule]:
-    """Return the forward graph after fusion."""
-    found: list[fx.GraphModule] = []
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What the graphs call that the backend compiles, in order."""
+    found: list[list[str]] = []
 
-    def look(graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        fuser.fx.FusionPass()(graph)
-        copy_together(graph)
-        found.append(graph)
+    def look(graph: fx.GraphModule) -> Callable[..., Any]:
+        found.append([str(node.target) for node in graph.graph.nodes])
         return flatten(graph)
 
-    from torch._dynamo.backends.common import aot_autograd
-
-    torch.compile(model, backend=aot_autograd(fw_compiler=look, keep_inference_input_mutations=True))(x)
+    monkeypatch.setattr(backend, "flatten", look)
     return found
 
 
-def test_buffers_are_copied_together_and_have_eagers_values() -> None:
+def test_batch_norms_write_their_buffers_in_place(graphs: list[list[str]]) -> None:
     model, twin = Norms(), Norms()
     x = draw((8, 4), torch.float32)
-    targets = [str(node.target) for node in seen_by(model, x)[0].graph.nodes]
-    assert targets.count("aten._foreach_copy_.default") >= 1
-    twin(x)
     compiled = torch.compile(model, backend="fuser")
     for _ in range(3):
-        compiled(x)
-        twin(x)
+        compiled(x).sum().backward()
+        twin(x).sum().backward()
+    forward = graphs[0]
+    assert forward.count("aten._native_batch_norm_legit.default") == 3
+    assert forward.count("aten._foreach_copy_.default") == 1, "of the counts of batches"
+    assert "aten.copy_.default" not in forward
     for mine, theirs in zip(model.buffers(), twin.buffers(), strict=True):
         assert mine.dtype == theirs.dtype
+        assert torch.allclose(mine, theirs, rtol=1e-6, atol=1e-7)
+    for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(mine.grad, theirs.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_a_norm_that_runs_twice_keeps_its_copies(graphs: list[list[str]]) -> None:
+    norm, twin = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+    x = draw((8, 4), torch.float32)
+    compiled = torch.compile(lambda x: norm(norm(x) * 2), backend="fuser")
+    for _ in range(2):
+        assert torch.allclose(compiled(x), twin(twin(x) * 2), rtol=1e-5, atol=1e-6)
+    assert "aten._native_batch_norm_legit.default" not in graphs[0]
+    for mine, theirs in zip(norm.buffers(), twin.buffers(), strict=True):
         assert torch.allclose(mine, theirs, rtol=1e-6, atol=1e-7)
 
 

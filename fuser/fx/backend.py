@@ -17,14 +17,13 @@ from torch.utils.checkpoint import CheckpointPolicy
 from fuser import library
 from fuser.compiler import registered
 from fuser.errors import ArgumentError
+from fuser.fx.buffers import copy_together, drop_unread_statistics, write_statistics_in_place
 from fuser.fx.cuda_graphs import CudaGraphs
 from fuser.fx.flat import flatten
-from fuser.fx.passes import FusionModule, FusionPass
+from fuser.fx.passes import FusionPass
 from fuser.graph import FusionGroup
 
 __all__ = ["compile_graph", "fuser_backend"]
-
-_ATEN = torch.ops.aten
 
 
 def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:  # noqa: ARG001
@@ -34,6 +33,7 @@ def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -
         A function of a list of arguments, which it empties.
     """
     FusionPass()(graph_module)
+    write_statistics_in_place(graph_module)
     copy_together(graph_module)
     return flatten(graph_module)
 
@@ -106,11 +106,12 @@ def split_passes(joint: fx.GraphModule, inputs: Any, **settings: Any) -> tuple[f
     torch's own partitioner (``min_cut_rematerialization_partition``), which learns here that functors are as cheap as
     torch's pointwise ops, but for those with loops.
     """
+    drop_unread_statistics(joint)
     run = torch.ops.fuser.run.default
     for node in joint.graph.nodes:
         if node.target is run and _is_costly(registered(node.args[0]).group):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    known = partitioners.get_default_op_list()  # type: ignore[no-untyped-call]
+    known = partitioners.get_default_op_list()
     cheap = {run.overloadpacket}
     ops = replace(known, recomputable_ops=known.recomputable_ops | cheap, fusible_ops=known.fusible_ops | cheap)
     with patch.object(partitioners, "get_default_op_list", lambda: ops):
@@ -121,36 +122,3 @@ def split_passes(joint: fx.GraphModule, inputs: Any, **settings: Any) -> tuple[f
 def _is_costly(group: FusionGroup) -> bool:
     functors = [functor for item in group.applications for functor in item.function.functors]
     return group.has_reduction or any(not functor.words.isdisjoint({"for", "while", "do"}) for functor in functors)
-
-
-def copy_together(graph_module: fx.GraphModule) -> None:
-    """Let what fusion nodes make be copied into buffers in one launch for all of a dtype, at the end of the graph."""
-    batches: dict[Any, list[fx.Node]] = {}
-    places = {node: place for place, node in enumerate(graph_module.graph.nodes)}
-    for node in places:
-        if node.target is _ATEN.copy_.default and not node.users and _is_plain_copy(graph_module, node, places):
-            value = node.args[0].meta["val"]
-            batches.setdefault((value.device, value.dtype), []).append(node)
-    output = graph_module.graph.output_node()
-    for nodes in batches.values():
-        if len(nodes) > 1:
-            with graph_module.graph.inserting_before(output):
-                targets, values = ([node.args[slot] for node in nodes] for slot in (0, 1))
-                graph_module.graph.call_function(_ATEN._foreach_copy_.default, (targets, values))
-            for node in nodes:
-                graph_module.graph.erase_node(node)
-
-
-def _is_plain_copy(graph_module: fx.GraphModule, node: fx.Node, places: Mapping[fx.Node, int]) -> bool:
-    # Nobody reads the buffer afterwards, and what is copied lies elsewhere and in the same way.
-    target, value = node.args[:2]
-    if not isinstance(target, fx.Node) or not isinstance(value, fx.Node) or target.op != "placeholder":
-        return False
-    maker: Any = value.args[0] if value.op == "call_function" and value.args else value
-    maker = maker if isinstance(maker, fx.Node) and maker.op == "call_module" else value
-    if maker.op != "call_module" or not isinstance(graph_module.get_submodule(str(maker.target)), FusionModule):
-        return False
-    own, other = target.meta.get("val"), value.meta.get("val")
-    if own is None or other is None or (own.dtype, own.shape) != (other.dtype, other.shape):
-        return False
-    return all(places[user] <= places[node] for user in target.users)

@@ -32,7 +32,7 @@ class CudaGraphs:
 
         Args:
             graph: as AOTAutograd gives it.
-            inputs: one fake or real tensor or number for each placeholder.
+            inputs: one fake or real tensor or number for each placeholder, one of them on a GPU.
             compile_flat: makes the function that is recorded; it changes the graph.
             kind: "forward", "backward" or "inference".
         """
@@ -51,8 +51,7 @@ class CudaGraphs:
         if reason:
             warnings.warn(f"fuser: no CUDA graph of the {kind} pass: {reason}", stacklevel=2)
             return self._note_backward(run) if is_backward else run
-        devices = [item.device.index for item in inputs if isinstance(item, torch.Tensor)]
-        self._device = next((index for index in devices if index is not None), torch.cuda.current_device())
+        self._device = next(item.device.index for item in inputs if isinstance(item, torch.Tensor) and item.is_cuda)
         recorded: Any = cudagraph_trees.cudagraphify_impl(
             run,
             list(inputs),
