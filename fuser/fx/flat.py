@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +39,8 @@ class _Writer:
     def __init__(self, graph_module: fx.GraphModule) -> None:
         self.module = graph_module
         # Global names of the function, and the name that each object has there.
-        self.names: dict[str, Any] = {}
+        # Nobody differentiates what runs here, so that no operator need look for autograd.
+        self.names: dict[str, Any] = {"below_autograd": torch._C._AutoDispatchBelowAutograd}
         self._known: dict[int, str] = {}
         self._values = {node: f"v{number}" for number, node in enumerate(graph_module.graph.nodes)}
 
@@ -46,19 +48,20 @@ class _Writer:
         """Write the function's text."""
         nodes = list(self.module.graph.nodes)
         placeholders = [self._values[node] for node in nodes if node.op == "placeholder"]
-        lines = ["def run(arguments):"]
+        lines = []
         if placeholders:
-            lines += [f"    {', '.join(placeholders)}, = arguments", "    arguments.clear()"]
+            lines += [f"{', '.join(placeholders)}, = arguments", "arguments.clear()"]
         last = self._last_readers(nodes)
         for node in nodes:
             dead = [self._values[value] for value in last.get(node, ())]
             if node.op == "output":
-                lines.append(f"    return {self._argument(node.args[0])}")
+                lines.append(f"return {self._argument(node.args[0])}")
             elif node.op != "placeholder":
-                lines.append(f"    {self._values[node]} = {self._call(node)}")
+                lines.append(f"{self._values[node]} = {self._call(node)}")
             if dead and node.op != "output":
-                lines.append(f"    del {', '.join(dead)}")
-        return "\n".join([*lines, ""])
+                lines.append(f"del {', '.join(dead)}")
+        head = ["def run(arguments):", "    with below_autograd():"]
+        return "\n".join([*head, *(f"        {line}" for line in lines), ""])
 
     def _last_readers(self, nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
         # For each node the values that nobody reads after it; those that nobody reads at all go at once.
@@ -78,6 +81,8 @@ class _Writer:
         if node.op == "call_method":
             return f"{arguments[0]}.{node.target}({', '.join(arguments[1:])})"
         target: Any = node.target
+        if target is operator.getitem and len(arguments) == 2:
+            return f"{arguments[0]}[{arguments[1]}]"
         if node.op == "call_module":
             target = self.module.get_submodule(str(target))
             target = target.run if isinstance(target, FusionModule) else target
