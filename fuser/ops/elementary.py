@@ -56,6 +56,10 @@ UNARY_FLOAT = tuple(
 )
 for _name in UNARY_FLOAT:
     define_unary_float(_name, f"return {_name}(x);", getattr(torch, _name))
+# A step of ops that make floats of integers first.
+define_unary_float(
+    "floating", "return x;", lambda x: x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
+)
 define_unary_float("sigmoid", "return T(1) / (T(1) + exp(-x));", torch.sigmoid)
 define("atan2", "T a, T b", "return atan2(a, b);", torch.atan2, kinds=ANY_REAL, promotion=Promotion.INT_TO_FLOAT)
 define("hypot", "T a, T b", "return hypot(a, b);", torch.hypot)
@@ -172,6 +176,8 @@ define(
     torch.masked_fill,
     scalars=("value",),
     unpromoted=("mask",),
+    # ATen fills a contiguous copy.
+    is_contiguous=True,
 )
 for _name, _symbol in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="), ("eq", "=="), ("ne", "!=")):
     define_test(_name, "T a, T b", f"return a {_symbol} b;", getattr(operator, _name))
