@@ -17,7 +17,6 @@ from torch.autograd import profiler
 
 from fuser.arg_spec import DescribedValue, build_arg_spec
 from fuser.compiler import compile_kernel, register
-from fuser.config import config
 from fuser.errors import (
     ArgumentError,
     CompileError,
@@ -264,7 +263,7 @@ def _expand(
         views = [(slot, None) for slot in range(len(inputs))]
         same = Expansion(spec.group, tuple(views), (None,) * len(outputs), tuple(range(len(spec.group.applications))))
         return _Expanded(spec, same, tuple(whole), outputs)
-    expansion = expand(spec.group, config.numerics == "strict")
+    expansion = expand(spec.group, spec.group.is_strict)
     seen = [_view(inputs[slot], view) for slot, view in expansion.inputs]
     values = _describe_values(
         expansion.group, seen, device, infer_layouts(expansion.group, value_layouts(seen)), expansion.origins
@@ -327,7 +326,7 @@ def _check_orders(expanded: _Expanded, device: torch.device, orders: Orders) -> 
 
 def _reduce(function: Function, x: torch.Tensor) -> torch.Tensor:
     # In a kernel that keeps torch's order, as it is expected.
-    builder = GroupBuilder()
+    builder = GroupBuilder("strict")
     spec = register(builder.build(builder.apply(function, [builder.add_input("x")])))
     described = [describe(x, reads_address=True)]
     layouts = infer_layouts(spec.group, value_layouts(described))

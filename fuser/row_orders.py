@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import torch
 
 from fuser.arg_spec import DescribedValue
-from fuser.config import config
 from fuser.cuda.aten_orders import GpuSize, Layout, coalesce, sum_schedule
 from fuser.errors import UnsupportedError
 from fuser.function import Function
@@ -50,7 +49,7 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
             error = UnsupportedError(f"op {op.name!r} on nothing")
         elif op is not None and dtype_kind(desc.dtype) in op.exact:
             continue
-        elif config.numerics != "strict" or (op is None and not reduction.order):
+        elif not group.is_strict or (op is None and not reduction.order):
             orders[index] = None
         else:
             source = item.tensors[0] if item.tensors[0] < len(group.inputs) else -1

@@ -158,7 +158,7 @@ def cuda_twin(group: Any, args: Any) -> Any:
     space = IterationSpace((SIDE,) * args.rank, tuple(strides))
     rows = args.rows
     if rows is None:
-        rounds = rounds_between(group, args.numerics)
+        rounds = rounds_between(group, is_strict=args.numerics == "strict")
         walk = plan_walk(space, itemsizes, [True] * len(itemsizes), len(args.outputs), rounds=rounds)
     else:
         read = [index for index, item in enumerate(args.inputs) if item is not None and item.number is None]

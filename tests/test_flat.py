@@ -6,6 +6,7 @@ import operator
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -197,9 +198,9 @@ def test_options() -> None:
     assert read_options("reduce-overhead", {"cuda_graphs": False})["cuda_graphs"] is False
     with pytest.raises(ArgumentError, match="mode='fastest': backend 'fuser' has 'default', 'reduce-overhead'"):
         read_options("fastest", None)
-    with pytest.raises(ArgumentError, match="option 'cudagraphs': backend 'fuser' has cuda_graphs"):
+    with pytest.raises(ArgumentError, match="option 'cudagraphs': backend 'fuser' has cuda_graphs, numerics"):
         read_options(None, {"cudagraphs": True})
-    with pytest.raises(ArgumentError, match="option 'cuda_graphs' is 1, not a bool"):
+    with pytest.raises(ArgumentError, match="option 'cuda_graphs' is 1: must be one of False, True"):
         read_options(None, {"cuda_graphs": 1})
     x = draw((3,), torch.float32)
     on_cpu = torch.compile(lambda x: torch.sin(x) + 1, backend="fuser", mode="reduce-overhead")
@@ -207,6 +208,46 @@ def test_options() -> None:
     with pytest.raises(Exception, match="option 'wrong'"):
         torch.compile(lambda x: x + 1, backend="fuser", options={"wrong": 1})(x)
     assert fuser_backend.__name__ == "fuser_backend"
+
+
+def test_a_graphs_numerics_are_its_own() -> None:
+    x = draw((40, 3000), torch.float32, seed=3) * 1e3
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return (x * 1.5).sum(-1) + (x * x + x).sum(-1)
+
+    results = {}
+    for numerics in ("strict", "fast"):
+        torch._dynamo.reset()
+        compiled = torch.compile(step, backend="fuser", options={"numerics": numerics})
+        with fuser.config.patch(numerics="fast" if numerics == "strict" else "strict"):
+            results[numerics] = compiled(x)
+        with fuser.config.patch(numerics=numerics):
+            torch._dynamo.reset()
+            assert torch.equal(torch.compile(step, backend="fuser")(x), results[numerics])
+    assert torch.equal(results["strict"], step(x))
+    assert not torch.equal(results["strict"], results["fast"])
+
+
+def test_groups_keep_their_numerics() -> None:
+    axpy = functor("axpy")
+    graph = fx.symbolic_trace(lambda x, y: axpy(torch.sin(x), y, alpha=2.0))
+    fuser.fx.FusionPass(numerics="fast")(graph)
+    (group,) = [item.group for item in graph.modules() if hasattr(item, "group")]
+    assert group.numerics == "fast"
+    assert not group.is_strict
+    assert fuser.FusionGroup.from_json(group.to_json()) == group
+    assert group.canonical().numerics == "fast"
+    assert group.select_outputs([0]).numerics == "fast"
+    assert group.section(range(1)).group.numerics == "fast"
+    plain = fx.symbolic_trace(lambda x, y: axpy(torch.sin(x), y, alpha=2.0))
+    fuser.fx.FusionPass()(plain)
+    (other,) = [item.group for item in plain.modules() if hasattr(item, "group")]
+    assert other.numerics is None
+    assert other.is_strict
+    assert other.key != group.key
+    with pytest.raises(fuser.errors.GroupError, match="numerics='quick': must be one of strict, fast"):
+        replace(group, numerics="quick").lint()
 
 
 # --- on a GPU --------------------------------------------------------------------------------------------------------

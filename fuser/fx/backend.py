@@ -26,13 +26,17 @@ from fuser.graph import FusionGroup
 __all__ = ["compile_graph", "fuser_backend"]
 
 
-def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:  # noqa: ARG001
+def compile_graph(
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],  # noqa: ARG001 - compilers of AOTAutograd take them
+    numerics: str | None = None,
+) -> Callable[[list[Any]], Any]:
     """Compile one ATen graph (forward or backward) of AOTAutograd: substitute fusion nodes, run the rest eagerly.
 
     Returns:
         A function of a list of arguments, which it empties.
     """
-    FusionPass()(graph_module)
+    FusionPass(numerics=numerics)(graph_module)
     write_statistics_in_place(graph_module)
     copy_together(graph_module)
     return flatten(graph_module)
@@ -51,19 +55,21 @@ def fuser_backend(
         graph_module: what Dynamo traced.
         example_inputs: one per placeholder.
         mode: as torch.compile takes it: "default", or "reduce-overhead", which is ``cuda_graphs``.
-        options: ``{"cuda_graphs": bool}``: record what a pass launches as a CUDA graph, and replay it.
+        options: ``{"cuda_graphs": bool}``: record what a pass launches as a CUDA graph, and replay it;
+            ``{"numerics": "strict" or "fast"}``: in place of the setting.
 
     Raises:
         ArgumentError: an unknown mode or option.
     """
     assert library.LIBRARY is not None, "torch.ops.fuser exists"
-    graphs = CudaGraphs() if read_options(mode, options)["cuda_graphs"] else None
+    chosen = read_options(mode, options)
+    graphs = CudaGraphs() if chosen["cuda_graphs"] else None
 
     def compile_as(kind: str) -> Callable[..., Any]:
         def compile_pass(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
             if graphs is None or not any(isinstance(item, torch.Tensor) and item.is_cuda for item in inputs):
-                return compile_graph(graph, inputs)
-            return graphs.wrap(graph, inputs, lambda graph: compile_graph(graph, inputs), kind)
+                return compile_graph(graph, inputs, chosen["numerics"])
+            return graphs.wrap(graph, inputs, lambda graph: compile_graph(graph, inputs, chosen["numerics"]), kind)
 
         return compile_pass
 
@@ -80,14 +86,18 @@ def fuser_backend(
 
 
 MODES: dict[str | None, dict[str, Any]] = {None: {}, "default": {}, "reduce-overhead": {"cuda_graphs": True}}
-OPTIONS: dict[str, Any] = {"cuda_graphs": False}
+# Of each option its default, and what it may be.
+OPTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "cuda_graphs": (False, (False, True)),
+    "numerics": (None, ("strict", "fast", None)),
+}
 
 
 def read_options(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the value of every option.
 
     Raises:
-        ArgumentError: an unknown mode or option, or a value of another type.
+        ArgumentError: an unknown mode, option or value.
     """
     if mode not in MODES:
         raise ArgumentError(f"mode={mode!r}: backend 'fuser' has {', '.join(repr(name) for name in MODES if name)}")
@@ -95,9 +105,10 @@ def read_options(mode: str | None, options: Mapping[str, Any] | None) -> dict[st
     for name, value in given.items():
         if name not in OPTIONS:
             raise ArgumentError(f"option {name!r}: backend 'fuser' has {', '.join(OPTIONS)}")
-        if type(value) is not type(OPTIONS[name]):
-            raise ArgumentError(f"option {name!r} is {value!r}, not a {type(OPTIONS[name]).__name__}")
-    return OPTIONS | given
+        allowed = OPTIONS[name][1]
+        if not any(value is item or (type(value) is type(item) and value == item) for item in allowed):
+            raise ArgumentError(f"option {name!r} is {value!r}: must be one of {', '.join(map(repr, allowed))}")
+    return {name: default for name, (default, _) in OPTIONS.items()} | given
 
 
 def split_passes(joint: fx.GraphModule, inputs: Any, **settings: Any) -> tuple[fx.GraphModule, fx.GraphModule]:

@@ -31,7 +31,7 @@ from fuser.fx.guards import Guards, find_guards
 from fuser.fx.nodes import is_size
 from fuser.fx.symbols import IN_PLACE, Symbol, is_symbol, is_tensor
 from fuser.jiterator import JitFunction
-from fuser.ops import IS_NUMBER, has_hooks, find_dims
+from fuser.ops import IS_NUMBER, find_dims, has_hooks
 from fuser.process import Lock, await_before_fork
 
 __all__ = ["Traced", "is_traced", "trace"]

@@ -165,7 +165,7 @@ def expand(group: FusionGroup, is_ordered: bool = False) -> Expansion:
     writer = _Writer(group, is_ordered)
     whole = writer.builder.build([writer.resolve(value) for value in group.outputs])
     needed = sorted(whole.applications_from_outputs())
-    builder = GroupBuilder()
+    builder = GroupBuilder(group.numerics)
     handles = [builder.add_input(item.name, is_scalar=item.is_scalar) for item in whole.inputs]
     offsets = whole.value_offsets()
     values = dict(enumerate(handles))
