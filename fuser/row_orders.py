@@ -50,6 +50,9 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
             error = UnsupportedError(f"op {op.name!r} on nothing")
         elif op is not None and dtype_kind(desc.dtype) in op.exact:
             continue
+        elif op is not None and op.is_wide_on_cpu and device.type == "cpu" and desc.dtype is torch.float32:
+            error = UnsupportedError(f"op {op.name!r} on {desc.dtype}, which torch adds up in double on the CPU")
+            error.is_expected = True
         elif config.numerics != "strict" or (op is None and not reduction.order):
             orders[index] = None
         else:

@@ -13,6 +13,10 @@ from accuracy import outcome
 
 import fuser
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*degrees of freedom", "ignore:.*runs in eager torch", "ignore:Casting complex")
+]
+
 # By name: what is called with a tensor. Reductions follow pointwise work, without which torch's own kernel serves.
 PLACES: dict[str, Callable[[torch.Tensor], Any]] = {
     "argmax": lambda x: torch.argmax(x * 1, 1),
@@ -58,7 +62,16 @@ SUMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "softmax of a transposed tensor": lambda x: (x * 1).t().softmax(0),
     "softmax out of range": lambda x: (x * 1).softmax(3),
 }
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.uint8, torch.bool, torch.complex64)
+DTYPES = (
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+)
 SHAPES = ((5, 7), (4, 0), (0, 4), (3, 1), (33, 300))
 
 
@@ -83,37 +96,101 @@ def check(form: Callable[..., Any], x: torch.Tensor, *, is_exact: bool, what: st
         return
     pairs = [(got, wanted)] if isinstance(wanted, torch.Tensor) else list(zip(got, wanted, strict=True))
     narrow = x.dtype in (torch.float16, torch.bfloat16)
-    tolerances = {"rtol": 0, "atol": 0} if is_exact else {"rtol": 1e-2, "atol": 1e-2} if narrow else {"rtol": 1e-5, "atol": 1e-5}
+    tolerances = (
+        {"rtol": 0, "atol": 0} if is_exact else {"rtol": 1e-2, "atol": 1e-2} if narrow else {"rtol": 1e-5, "atol": 1e-5}
+    )
     for one, other in pairs:
-        torch.testing.assert_close(one, other, **tolerances, equal_nan=True, check_stride=True, msg=lambda text: f"{what}: {text}")
+        torch.testing.assert_close(
+            one, other, **tolerances, equal_nan=True, check_stride=True, msg=lambda text: f"{what}: {text}"
+        )
 
 
-def check_all(forms: dict[str, Callable[..., Any]], device: str, *, dtypes: tuple[torch.dtype, ...], is_exact: bool) -> None:
+def check_all(
+    forms: dict[str, Callable[..., Any]],
+    device: str,
+    *,
+    is_exact: bool,
+    dtypes: tuple[torch.dtype, ...] = DTYPES,
+    shapes: tuple[tuple[int, ...], ...] = SHAPES,
+) -> None:
     for name, form in forms.items():
         for dtype in dtypes:
-            for shape in SHAPES:
+            for shape in shapes:
                 check(form, draw(shape, dtype, device), is_exact=is_exact, what=f"{name} of {dtype} {shape}")
 
 
-@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
-@pytest.mark.parametrize("numerics", ["strict", "fast"])
+# One of each kind; the others take as long again.
+FEW = ("argmax", "max between", "aminmax", "norm -inf", "var_mean", "logsumexp", "softmax", "log_softmax of columns")
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", FEW)
+def test_rows_are_torchs(name: str) -> None:
+    is_place = name in PLACES
+    with fuser.config.patch(numerics="strict" if is_place else "fast"):
+        dtypes = (torch.bfloat16, torch.int32) if is_place else (torch.bfloat16,)
+        check_all({name: (PLACES | SUMS)[name]}, "cpu", is_exact=is_place, dtypes=dtypes, shapes=((5, 7), (4, 0)))
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("numerics", ["strict", "fast"])
 def test_places_are_torchs_in_any_order(numerics: str) -> None:
     with fuser.config.patch(numerics=numerics):
-        check_all(PLACES, "cpu", dtypes=DTYPES, is_exact=True)
+        check_all(PLACES, "cpu", is_exact=True)
 
 
-@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 @pytest.mark.slow
 def test_sums_in_fast_numerics() -> None:
     with fuser.config.patch(numerics="fast"):
-        check_all(SUMS, "cpu", dtypes=DTYPES, is_exact=False)
+        check_all(SUMS, "cpu", is_exact=False)
 
 
 @pytest.mark.cuda
-@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 @pytest.mark.parametrize("numerics", ["strict", "fast"])
 @pytest.mark.parametrize("name", [*PLACES, *SUMS])
 def test_on_a_gpu(name: str, numerics: str) -> None:
+    dtypes = (torch.float32, torch.bfloat16, torch.int32)
     with fuser.config.patch(numerics=numerics):
-        check_all({name: (PLACES | SUMS)[name]}, "cuda", dtypes=DTYPES, is_exact=numerics == "strict" or name in PLACES)
+        is_exact = numerics == "strict" or name in PLACES
+        check_all(
+            {name: (PLACES | SUMS)[name]}, "cuda", is_exact=is_exact, dtypes=dtypes, shapes=SHAPES[::2] + SHAPES[1:2]
+        )
+
+
+# --- accuracy ---------------------------------------------------------------------------------------------------------
+def error_of(found: torch.Tensor, truth: torch.Tensor, dtype: torch.dtype) -> float:
+    """Return the root mean square distance from the truth, in roundings of a dtype."""
+    distance = (found.double() - truth.double()).square().mean().sqrt() / truth.double().square().mean().sqrt()
+    return float(distance) / torch.finfo(dtype).eps
+
+
+def check_accuracy(name: str, form: Callable[..., Any], device: str) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        for count in (50, 3000, 70000):
+            drawn = torch.randn(max(20000 // count, 4), count, generator=torch.Generator().manual_seed(count))
+            x = (drawn * 2 + 1).to(device, dtype)
+            with fuser.config.patch(numerics="fast"):
+                got = fuser.fuse(form)(x)
+            wanted, truth = form(x), form(x.double())
+            pairs = [(got, wanted, truth)] if isinstance(wanted, torch.Tensor) else zip(got, wanted, truth, strict=True)
+            for one, other, true in pairs:
+                own, torchs = error_of(one, true, dtype), error_of(other, true, dtype)
+                # A sum in another order may round otherwise.
+                assert own <= max(1.1 * torchs, 1.0), (
+                    f"{name} of {dtype} {tuple(x.shape)}: {own:.2f}, torch {torchs:.2f}"
+                )
+
+
+ACCURATE = tuple(name for name in SUMS if not any(word in name for word in ("range", "none", "wider")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ACCURATE)
+def test_fast_numerics_are_no_farther_from_the_truth_than_torch(name: str) -> None:
+    check_accuracy(name, SUMS[name], "cpu")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ACCURATE)
+def test_fast_numerics_on_a_gpu_are_no_farther_from_the_truth(name: str) -> None:
+    check_accuracy(name, SUMS[name], "cuda")

@@ -1,6 +1,6 @@
-"""softmax and log_softmax with their backward ops, in the steps of ATen's CUDA kernels (SoftMax.cu, PersistentSoftmax.cuh).
+"""softmax and log_softmax with their backward ops, in the steps of ATen's CUDA kernels.
 
-Sums, and what is exponentiated, are of the accumulate type, as there.
+SoftMax.cu and PersistentSoftmax.cuh. Sums, and what is exponentiated, are of the accumulate type, as there.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from fuser.function import Function, Promotion, Reduction
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops.calls import Binder, OpCall, is_number
 from fuser.ops.composites import COMPOSITES, Composite, Form, composite_function, step
+from fuser.ops.reductions import reduction_function
 from fuser.ops.table import OPS, cast_function
 
 __all__ = ["softmax_functions", "softmax_methods"]
@@ -22,26 +23,20 @@ __all__ = ["softmax_functions", "softmax_methods"]
 _ATEN = torch.ops.aten
 
 
-# --- steps: forms are the dimension and, of the backward ops, the dtype of the result -----------------------------------
-def _reduce(op: str, dim: int, combine: str, identity: float, order: str = "") -> Function:
-    # Errors call it as torch calls the op.
-    text = f"T {op.lstrip('_')}(T a, T b) {{ return {combine}; }}"
-    reduction = Reduction(step(text).functor, (identity,), dims=(dim,), keepdim=True, order=order)
+# --- steps: a form is the dimension and, of the backward ops, the dtype of the result ----------------------------
+def _total(dim: int, order: str) -> Function:
+    reduction = Reduction(step("T add(T a, T b) { return a + b; }").functor, (0,), None, (dim,), True, order=order)
     return step("T value(T x) { return x; }", promotion=Promotion.DEFAULT_WIDE, reduction=reduction)
-
-
-def _total(op: str, dim: int, order: str) -> Function:
-    return _reduce(op, dim, "a + b", 0, order)
 
 
 def _forward_steps(op: str, form: Form, is_ordered: bool) -> FusionGroup:
     (dim,) = form
     builder = GroupBuilder()
     x = builder.add_input("input")
-    (top,) = builder.apply(_reduce(op, dim, "a != a || a > b ? a : b", float("-inf")), [x])
+    (top,) = builder.apply(reduction_function("amax_or_end", (dim,), True), [x])
     power = step("T power(T x, T top) { return exp(x - top); }", promotion=Promotion.DEFAULT_WIDE)
     (powers,) = builder.apply(power, [x, top])
-    (total,) = builder.apply(_total(op, dim, "softmax" if is_ordered else ""), [powers])
+    (total,) = builder.apply(_total(dim, "softmax" if is_ordered else ""), [powers])
     if op == "_softmax":
         # The tensor gives the result its dtype.
         text = "T softmax(T x, T power, T total) { return power / total; }"
@@ -64,7 +59,7 @@ def _backward_steps(op: str, form: Form, is_ordered: bool) -> FusionGroup:
     else:
         text = "T log_softmax_dx(T grad, T y, T total) { return grad - exp(y) * total; }"
     order = op.removeprefix("_").removesuffix("_data")
-    (total,) = builder.apply(_total(op, dim, order if is_ordered else ""), [grad])
+    (total,) = builder.apply(_total(dim, order if is_ordered else ""), [grad])
     last = step(text, unpromoted=("total",), out_dtypes=(getattr(torch, dtype),), is_contiguous=True)
     return builder.build(builder.apply(last, [grad, y, total]))
 
@@ -79,7 +74,9 @@ def _define(op: str) -> None:
         )
     else:
         COMPOSITES[op] = Composite(
-            op, functools.partial(_forward_steps, op), lambda form, input: overload(input, form[0], False)  # noqa: A002
+            op,
+            functools.partial(_forward_steps, op),
+            lambda form, input: overload(input, form[0], False),  # noqa: A006
         )
 
 

@@ -108,6 +108,7 @@ _MOMENTS = ReductionOp(
     exact=frozenset(),
     scalars=("correction",),
     order="welford",
+    is_wide_on_cpu=True,
     accumulate="""void var_add(T mean, T squares, T count, T x, T& m, T& s, T& n) {
       n = count + T(1);
       const T delta = x - mean;
@@ -150,13 +151,13 @@ for _of, _text in (
         order="sum",
         accumulate="T norm_add(T total, T x) { return total + x * x; }" if _of == 2 else "",
     )
-for _of, _sign, _end in ((math.inf, ">", 0.0), (-math.inf, "<", math.inf)):
-    REDUCTIONS[f"norm_{_of}"] = ReductionOp(
-        f"norm_{_of}",
+for _end, _sign, _least in ((math.inf, ">", 0.0), (-math.inf, "<", math.inf)):
+    REDUCTIONS[f"norm_{_end}"] = ReductionOp(
+        f"norm_{_end}",
         _MAGNITUDE,
         f"T norm(T a, T b) {{ return a != a || a {_sign} b ? a : b; }}",
-        _end,
-        _norm(_of),
+        _least,
+        _norm(_end),
         kinds=FLOAT,
         exact=FLOAT,
         needs_elements=True,
