@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 from fuser.config import config
 from fuser.function import Function
 from fuser.ops.binding_whole import whole_functions
-from fuser.ops.calls import DEVICE_TYPE, IS_NUMBER, Binder, OpCall, is_constant, is_number
+from fuser.ops.calls import DEVICE_TYPE, IS_NUMBER, Binder, OpCall, device_type_of, is_constant, is_number
 from fuser.ops.composites import keeps_bits
 from fuser.ops.elementary import UNARY_FLOAT, clamp_to_numbers, power_function
 from fuser.ops.index import index_function
@@ -95,7 +95,7 @@ def _bind(binder: Binder | None, args: tuple[Any, ...], kwargs: Mapping[str, Any
     except TypeError:  # an argument this table does not know (out=, dtype=, ...)
         return None
     call = binder(*bound.args, **bound.kwargs)
-    if call is not None and config.numerics == "strict" and not keeps_bits(call.function):
+    if call is not None and config.numerics == "strict" and not keeps_bits(call.function, device_type_of(call)):
         return None
     return call if call is not None and all(_is_operand(value) for value in call.tensors) else None
 
