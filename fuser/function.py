@@ -173,7 +173,6 @@ class Reduction:
             data["keepdim"],
             data["counts"],
             data.get("order", ""),
-            data.get("order", ""),
             data.get("accumulate") and _functor_from_json(data["accumulate"]),
         )
 

@@ -22,6 +22,8 @@ KEPT_BYTES = 512
 # Bytes that a thread has in flight where rows are too long for that.
 IN_FLIGHT_BYTES = 128
 MAX_UNROLL = 8
+# Bytes of a row that one of torch's threads keeps alone, and how many do it together otherwise.
+WARP, SPLIT_BYTES, MAX_SPLIT = 32, 256, 4
 
 
 def plan_ordered_walk(
@@ -59,7 +61,7 @@ def plan_ordered_walk(
     if order.is_across:
         vector, tuning = _across(space, rows, max(own), order)
     else:
-        vector, tuning = order.schedule.vector, _along(space, rows, sum(own), order)
+        vector, tuning = _along(space, rows, sum(own), order)
     widths = {slot: dense_width(space.strides[slot], rows.inner, itemsizes[slot], aligned[slot]) for slot in moving}
     if order.has_edges:
         # Rows begin anywhere, vectors where those of the source are aligned.
@@ -68,7 +70,8 @@ def plan_ordered_walk(
         for slot in moving:
             strides = space.strides[slot][kept:]
             is_like = aligned[slot] and (source < 0 or aligned[source]) and space.strides[slot][0] == 1
-            is_like = is_like and not any((a - b) % vector for a, b in zip(strides, known, strict=True))
+            span = order.schedule.vector
+            is_like = is_like and not any((a - b) % span for a, b in zip(strides, known, strict=True))
             widths[slot] = VECTOR_BYTES // itemsizes[slot] if is_like or slot == source else 1
     return Walk(
         space, vector, tuple(Access(min(widths.get(slot, 1), vector)) for slot in range(len(space.strides))), tuning
@@ -93,29 +96,36 @@ def _read_first(group: FusionGroup) -> set[int]:
     return found
 
 
-def _along(space: IterationSpace, rows: RowSpec, bytes_per_element: int, order: RowOrder) -> Tuning:
+def _along(space: IterationSpace, rows: RowSpec, bytes_per_element: int, order: RowOrder) -> tuple[int, Tuning]:
     schedule = order.schedule
     team, vector = schedule.x * schedule.y, schedule.vector
     steps = -(-prod(space.sizes[: rows.reduced]) // (vector * schedule.slots))
+    if schedule.accumulators == vector and team == WARP:
+        # Where a thread would keep too much, several share its vectors, and its accumulators.
+        while vector > 1 and team < MAX_SPLIT * WARP and steps * vector * bytes_per_element > SPLIT_BYTES:
+            vector, team = vector // 2, team * 2
     block = max(team, BLOCK) if schedule.blocks == 1 else team
     most = min(KEPT_BYTES, BLOCK_BYTES // block) // (vector * bytes_per_element)
     if steps <= most and schedule.blocks == 1:
         # In eight sizes to a power of two.
         step = max((1 << max(steps - 1, 0).bit_length()) // 8, 1)
-        return Tuning(block=block, unroll=max(-(-steps // step) * step, 1), team=team, is_resident=True)
+        return vector, Tuning(block=block, unroll=max(-(-steps // step) * step, 1), team=team, is_resident=True)
     unroll = 1
     while unroll < MAX_UNROLL and 2 * unroll * vector * bytes_per_element <= IN_FLIGHT_BYTES:
         unroll *= 2
     # Elements go to a thread's accumulators in turn.
-    unroll = max(unroll, schedule.accumulators if vector == 1 else 1)
-    return Tuning(block=block, unroll=unroll, team=team, piece=int(schedule.blocks > 1))
+    unroll = max(unroll, schedule.accumulators if schedule.vector == 1 else 1)
+    return vector, Tuning(block=block, unroll=unroll, team=team, piece=int(schedule.blocks > 1))
 
 
 def _across(space: IterationSpace, rows: RowSpec, itemsize: int, order: RowOrder) -> tuple[int, Tuning]:
     width, threads = space.sizes[rows.reduced], order.schedule.y
-    vector = min(VECTOR_BYTES // itemsize, GATHER_VECTOR, 1 << max(width - 1, 0).bit_length())
+    vector = min(VECTOR_BYTES // itemsize, MAX_UNROLL, 1 << max(width - 1, 0).bit_length())
+    if any(operand[rows.inner] > 1 for operand in space.strides):
+        vector = min(vector, GATHER_VECTOR)
     team = min(max(BLOCK // threads, 32), 1 << max(-(-width // vector) - 1, 0).bit_length())
-    return vector, Tuning(block=team * threads, unroll=MAX_UNROLL, team=team, piece=int(order.schedule.blocks > 1))
+    unroll = MAX_UNROLL if vector <= GATHER_VECTOR else order.schedule.accumulators
+    return vector, Tuning(block=team * threads, unroll=unroll, team=team, piece=int(order.schedule.blocks > 1))
 
 
 def _stacked(sizes: Sequence[int], length: int) -> tuple[int, ...]:

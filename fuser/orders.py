@@ -11,7 +11,15 @@ from dataclasses import dataclass
 __all__ = ["KEPT_ORDERS", "RowOrder", "Schedule"]
 
 # By type of device, the orders (Reduction.order) that kernels keep, for some shapes at least.
-KEPT_ORDERS: dict[str, frozenset[str]] = {"cuda": frozenset({"sum"}), "cpu": frozenset()}
+KEPT_ORDERS: dict[str, frozenset[str]] = {
+    "cuda": frozenset(
+        (
+            "sum", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx", "softmax", "softmax_backward",
+            "log_softmax_backward",
+        )
+    ),
+    "cpu": frozenset(),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +27,13 @@ class Schedule:
     """Which thread adds which elements of a row, and how what threads have becomes one.
 
     A row belongs to ``slots`` threads: x side by side, y times that in a block, in several blocks. Each has some
-    accumulators, which start at the identity. With vectors of V elements, vector j goes to slot ``j % slots``, its i-th
-    element to accumulator i; what lies before the first vector that is aligned in memory goes to accumulator 0 of the
-    first slots before all else, what lies after the last one after all else. Without, element n goes to slot
-    ``n % slots``, in turn to each of its accumulators. Then a thread combines its accumulators in order; what threads
-    have is combined by halves (slot i with slot i + half), along x first, then along y; and of blocks, by the threads
-    of one: thread i takes those of blocks i, i + x * y, ..., and halves come again, along y first.
+    accumulators, which start at the identity. With vectors of V elements, vector j goes to slot ``j % slots``, its
+    elements in turn to each of the accumulators; what lies before the first vector that is aligned in memory goes
+    to accumulator 0 of the first slots before all else, what lies after the last one after all else. Without,
+    element n goes to slot ``n % slots``, in turn to each of its accumulators. Then a thread combines its
+    accumulators in order; what threads have is combined by halves (slot i with slot i + half), along x first, then
+    along y; and of blocks, by the threads of one: thread i takes those of blocks i, i + x * y, ..., and halves come
+    again, along y first.
     """
 
     x: int

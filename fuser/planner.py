@@ -26,14 +26,15 @@ from fuser.errors import (
     UnsupportedError,
 )
 from fuser.fallback import Fallback
-from fuser.function import Function, View
+from fuser.function import View
 from fuser.fused_kernel import ArgumentPacker, FusedKernel
 from fuser.geometry import Launch, workspace_bytes
-from fuser.graph import FusionGroup, GroupBuilder
+from fuser.graph import FusionGroup
 from fuser.kernel_spec import ArgSpec, InputSpec, KernelSpec, ValueLayout, infer_layouts, infer_typing
 from fuser.layout import IterationSpace, Shape, Strides
 from fuser.ops import Expansion, expand
 from fuser.order_check import OrderCase, is_kept
+from fuser.orders import RowOrder
 from fuser.row_orders import Orders, find_orders, order_of_section
 from fuser.sections import cut_group, group_outputs
 from fuser.tensor_desc import (
@@ -187,7 +188,7 @@ def _plan_kernels(
         known = device.type in _can_fuse
         raise UnsupportedError(f"fusion on {device.type} is switched off" if known else f"device {device.type!r}")
     if not trusts_orders:
-        _check_orders(expanded, device, orders)
+        _check_orders(spec, expanded, device, orders)
     parts = list(_cut(expanded, expanded.lay_out(_laid_out_as(out, expanded.outputs)), device, orders))
     homes, temporaries = _find_homes(expanded, parts, len(inputs))
     workspaces: list[int] = []
@@ -241,6 +242,8 @@ class _Expanded:
     values: tuple[DescribedValue, ...]
     # Of the call, as torch gives them.
     outputs: tuple[TensorDesc, ...]
+    # Of the group without the steps.
+    whole: tuple[DescribedValue, ...]
 
     @property
     def group(self) -> FusionGroup:
@@ -262,13 +265,13 @@ def _expand(
     if not spec.group.has_composite:
         views = [(slot, None) for slot in range(len(inputs))]
         same = Expansion(spec.group, tuple(views), (None,) * len(outputs), tuple(range(len(spec.group.applications))))
-        return _Expanded(spec, same, tuple(whole), outputs)
+        return _Expanded(spec, same, tuple(whole), outputs, tuple(whole))
     expansion = expand(spec.group, spec.group.is_strict)
     seen = [_view(inputs[slot], view) for slot, view in expansion.inputs]
     values = _describe_values(
         expansion.group, seen, device, infer_layouts(expansion.group, value_layouts(seen)), expansion.origins
     )
-    return _Expanded(None, expansion, tuple(values), outputs)
+    return _Expanded(None, expansion, tuple(values), outputs, tuple(whole))
 
 
 def _view(desc: TensorDesc, view: View | None) -> TensorDesc:
@@ -310,32 +313,38 @@ def _find_orders(expanded: _Expanded, device: torch.device) -> Orders:
         raise
 
 
-def _check_orders(expanded: _Expanded, device: torch.device, orders: Orders) -> None:
+def _check_orders(spec: KernelSpec, expanded: _Expanded, device: torch.device, orders: Orders) -> None:
     # torch's orders are what torch has, or its kernels serve.
+    kept: dict[int, list[RowOrder]] = {}
     for index, order in orders.items():
-        application = expanded.group.applications[index]
-        reduction, desc = application.function.reduction, expanded.values[application.tensors[0]].desc
-        if order is None or reduction is None:
-            continue
-        case = OrderCase(application.function, order, desc, reduction.normalize_dims(len(desc.shape)), device)
-        if not is_kept(case, _reduce):
+        if order is not None:
+            kept.setdefault(expanded.expansion.origins[index], []).append(order)
+    for index, found in kept.items():
+        application = spec.group.applications[index]
+        tensors = tuple(expanded.whole[value].desc for value in application.tensors)
+        if not is_kept(OrderCase(application.function, tuple(found), tensors, device), _run_alone):
             error = UnsupportedError(f"op {application.function.name!r} in an order that is not this torch's")
-            error.application, error.is_expected = expanded.expansion.origins[index], True
+            error.application, error.is_expected = index, True
             raise error
 
 
-def _reduce(function: Function, x: torch.Tensor) -> torch.Tensor:
-    # In a kernel that keeps torch's order, as it is expected.
-    builder = GroupBuilder("strict")
-    spec = register(builder.build(builder.apply(function, [builder.add_input("x")])))
-    described = [describe(x, reads_address=True)]
+def _run_alone(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
+    # In kernels that keep torch's order, as it is expected.
+    described = [describe(item, reads_address=True) for item in inputs]
+    device = common_device(spec.group, described)
     layouts = infer_layouts(spec.group, value_layouts(described))
-    plan = _plan_kernels(spec, described, (), x.device, layouts, trusts_orders=True)
-    made = [torch.empty_strided(item.shape, item.strides, dtype=item.dtype, device=x.device) for item in plan.outputs]
-    made += [torch.zeros(size, dtype=torch.uint8, device=x.device) for size in plan.workspaces]
+    plan = _plan_kernels(spec, described, (), device, layouts, trusts_orders=True)
+    made = [
+        torch.empty_strided(item.shape, item.strides, dtype=item.dtype, device=device)
+        for item in (*plan.outputs, *plan.temporaries)
+    ]
+    made += [torch.zeros(size, dtype=torch.uint8, device=device) for size in plan.workspaces]
+    values = [*inputs, *made]
     for step in plan.steps:
-        step.run(step.packer.pack([made[slot].data_ptr() for slot in step.outputs] + [x.data_ptr()], []))
-    return made[0]
+        addresses = [made[slot].data_ptr() for slot in step.outputs]
+        addresses += [values[slot].data_ptr() for slot in step.inputs]
+        step.run(step.packer.pack(addresses, [values[slot] for slot in step.numbers]))
+    return made[: len(plan.outputs)]
 
 
 def _laid_out_as(out: Sequence[TensorDesc], outputs: Sequence[TensorDesc]) -> list[TensorDesc]:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from fuser.arg_spec import DescribedValue
-from fuser.cuda.aten_orders import GpuSize, Layout, coalesce, sum_schedule
+from fuser.cuda.aten_orders import GpuSize, Layout, coalesce, find_schedule
 from fuser.errors import UnsupportedError
 from fuser.function import Function
 from fuser.graph import FusionGroup, Section
@@ -37,6 +37,7 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
             ``application`` says which one.
     """
     orders: dict[int, RowOrder | None] = {}
+    are_aligned = all(item.desc.is_aligned for item in values[: len(group.inputs)])
     for index, item in enumerate(group.applications):
         reduction, op = item.function.reduction, REDUCTIONS.get(item.function.op or "")
         if reduction is None:
@@ -49,11 +50,17 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
             error = UnsupportedError(f"op {op.name!r} on nothing")
         elif op is not None and dtype_kind(desc.dtype) in op.exact:
             continue
+        elif op is not None and op.is_wide_on_cpu and device.type == "cpu" and desc.dtype is torch.float32:
+            error = UnsupportedError(f"op {op.name!r} on {desc.dtype}, which torch adds up in double on the CPU")
+            error.is_expected = True
         elif not group.is_strict or (op is None and not reduction.order):
             orders[index] = None
         else:
             source = item.tensors[0] if item.tensors[0] < len(group.inputs) else -1
             order = torchs_order(item.function, desc, dims, device, source)
+            if reduction.order.endswith(("_norm", "_dx")) and not are_aligned:
+                # ATen has other kernels then.
+                order = None
             if order is None:
                 error = UnsupportedError(f"op {item.function.name!r} on {desc.dtype} in torch's own order")
                 error.is_expected = True
@@ -102,10 +109,13 @@ def torchs_order(
     if reduced != sorted(reduced, reverse=True):
         # ATen numbers elements by their strides.
         return None
+    if desc.dtype.itemsize == 2 and (function.name.startswith("norm") or reduction.order == "welford"):
+        # Its vectors are not known: what few roundings differ in, no comparison shows.
+        return None
     layout, size = coalesce(desc.shape, desc.strides, dims), desc.dtype.itemsize
     # Four elements of eight bytes may lie between vectors.
     is_aligned = source < 0 or (desc.is_aligned and 4 * size <= VECTOR_BYTES)
-    schedule = sum_schedule(layout, size, gpu_size(device), is_aligned=is_aligned)
+    schedule = find_schedule(reduction.order, layout, size, gpu_size(device), is_aligned=is_aligned)
     if schedule is None:
         return None
     if schedule.vector == 1:

@@ -117,7 +117,7 @@ def test_with_derivatives() -> None:
 
 # --- groups ----------------------------------------------------------------------------------------------------
 def column_of(rank: int = 1) -> FusionGroup:
-    """X - y.unsqueeze(-1), and no reduction."""
+    """Return x - y.unsqueeze(-1), and no reduction."""
     builder = GroupBuilder()
     x, y = builder.add_input("x"), builder.add_input("y")
     (doubled,) = builder.apply(Function(VALUE), [y])

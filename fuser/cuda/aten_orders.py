@@ -13,7 +13,7 @@ from typing import NamedTuple
 from fuser.layout import Shape, Strides
 from fuser.orders import Schedule
 
-__all__ = ["GpuSize", "Layout", "coalesce", "sum_schedule"]
+__all__ = ["GpuSize", "Layout", "coalesce", "find_schedule", "sum_schedule"]
 
 # Threads of a block of Reduce.cuh; elements that a thread has in flight where it reads one at a time.
 MAX_THREADS = 512
@@ -66,7 +66,35 @@ def coalesce(shape: Shape, strides: Strides, dims: tuple[int, ...]) -> Layout:
     return Layout(_merge((size, stride) for stride, size in reduced), _merge(kept))
 
 
-def sum_schedule(layout: Layout, itemsize: int, gpu: GpuSize, *, is_aligned: bool = True) -> Schedule | None:
+def find_schedule(order: str, layout: Layout, itemsize: int, gpu: GpuSize, *, is_aligned: bool) -> Schedule | None:
+    """Return the schedule of one of ATen's orders, by its name; arguments and result as of ``sum_schedule``."""
+    if order == "sum":
+        return sum_schedule(layout, itemsize, gpu, is_aligned=is_aligned)
+    if order == "welford":
+        return sum_schedule(layout, itemsize, gpu, is_aligned=is_aligned, in_flight=2)
+    # These are of rows that lie one behind the other.
+    length = layout.length
+    is_stacked = not layout.reduced or layout.reduced == ((length, 1),)
+    is_stacked = is_stacked and (not layout.kept or layout.kept == ((layout.rows, length),))
+    if not is_stacked or not length or not layout.rows:
+        return None
+    if order in {"layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx"}:
+        # layer_norm_kernel.cu: vectors of four whatever the dtype, added element by element.
+        is_vectorized = is_aligned and length % 4 == 0 and length <= 1 << 24
+        return Schedule(32, 4, accumulators=1, vector=4) if is_vectorized else None
+    return _softmax_schedule(order, length)
+
+
+def _softmax_schedule(order: str, length: int) -> Schedule | None:
+    # PersistentSoftmax.cuh: a warp for each row. SoftMax.cu: a block.
+    if length <= (2048 if order == "softmax" else 1024):
+        return Schedule(min(1 << max(length - 1, 0).bit_length(), 32), accumulators=1)
+    return None
+
+
+def sum_schedule(
+    layout: Layout, itemsize: int, gpu: GpuSize, *, is_aligned: bool = True, in_flight: int = IN_FLIGHT
+) -> Schedule | None:
     """Return the order of ATen's sums and means (Reduce.cuh); None where it is not known.
 
     Args:
@@ -74,6 +102,7 @@ def sum_schedule(layout: Layout, itemsize: int, gpu: GpuSize, *, is_aligned: boo
         itemsize: bytes of one element in memory.
         gpu: the device.
         is_aligned: whether the tensor begins at a multiple of four elements, and of 16 bytes.
+        in_flight: elements that a thread has in flight; four but for the moments.
     """
     length, rows = layout.length, layout.rows
     if length <= 1 or not rows:
@@ -84,7 +113,9 @@ def sum_schedule(layout: Layout, itemsize: int, gpu: GpuSize, *, is_aligned: boo
     vector, across, most = 1, 1, MAX_THREADS
     if layout.is_along:
         is_dense = len(layout.reduced) == 1 and layout.reduced[0][1] == 1
-        vector = (8 if itemsize == 2 else 4) if is_dense and length >= SHORT_ROW else 1
+        vector = (
+            (in_flight if itemsize != 2 or in_flight != IN_FLIGHT else 8) if is_dense and length >= SHORT_ROW else 1
+        )
         inner, outer = length // vector, rows
     else:
         if layout.kept[0][1] == 1:
@@ -108,7 +139,7 @@ def sum_schedule(layout: Layout, itemsize: int, gpu: GpuSize, *, is_aligned: boo
     target = gpu.processors * (gpu.threads_per_processor // (width * height))
     if shares and each >= MANY and grid <= target:
         blocks = max(min(-(-target // grid), -(-each // FEW)), -(-each // MANY))
-    accumulators = vector if vector > 1 else IN_FLIGHT
+    accumulators = vector if vector > 1 else in_flight
     return Schedule(step, height if shares else 1, blocks, accumulators, vector)
 
 

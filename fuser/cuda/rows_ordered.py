@@ -17,7 +17,7 @@ from fuser.row_parts import RowPart, RowPass
 __all__ = ["OrderedAlongText"]
 
 # Of a processor, of a thread at most, and of one beside what it keeps of a row.
-PROCESSOR_REGISTERS, MAX_REGISTERS, REGISTERS = 65536, 255, 48
+PROCESSOR_REGISTERS, MAX_REGISTERS, REGISTERS = 65536, 255, 32
 # Vectors that are read together where only a later pass needs them.
 LATE_UNROLL = 4
 
@@ -38,8 +38,8 @@ class _Site:
     accumulator: str
 
 
-_HEAD = _Site("_head", "1", "1", "slot - shift", "shift > 0 && slot >= shift && slot < V", "0")
-_TAIL = _Site("_tail", "1", "1", "end + slot", "n < length", "0")
+_HEAD = _Site("_head", "1", "1", "slot - shift", "shift > 0 && t % F == 0 && slot >= shift && slot < V * F", "0")
+_TAIL = _Site("_tail", "1", "1", "end + slot", "t % F == 0 && n < length", "0")
 
 
 class OrderedAlongText(AlongText):
@@ -51,7 +51,8 @@ class OrderedAlongText(AlongText):
         self.order: RowOrder = loop.rows.order
         begin, end = ("head + begin", "end") if self.order.has_edges else ("begin", "length")
         vector = self.order.schedule.vector > 1
-        self._main = _Site("", "V", "U", f"{begin} + (u * S + slot) * V", f"n < {end}", "k" if vector else "u % A")
+        first = f"{begin} + (u * S * F + block * T + t) * V" if loop.tuning.piece else f"{begin} + (u * T + t) * V"
+        self._main = _Site("", "V", "U", first, f"n < {end}", "k % A" if vector else "u % A")
         self._sites = (_HEAD, self._main, _TAIL) if self.order.has_edges else (self._main,)
 
     def kernel(self) -> list[str]:
@@ -74,7 +75,7 @@ class OrderedAlongText(AlongText):
                 body += self._pass(level, step, step.element)
         return [
             *self._head(),
-            "  const int t = threadIdx.x % T, slot = t;",
+            "  const int t = threadIdx.x % T, slot = t / F;",
             f"  const fuser_index length = {self.length}, rows = {self.product(self.kept)};",
             *indent(self._waiting()),
             f"  for (fuser_index first = static_cast<fuser_index>(blockIdx.x) * {self.teams}; first < rows;",
@@ -116,10 +117,12 @@ class OrderedAlongText(AlongText):
             registers += self.tuning.unroll * self.loop.vector * kept // 4
         blocks = max(PROCESSOR_REGISTERS // (block * min(registers, MAX_REGISTERS)), 1)
         head, schedule = super()._head(), self.order.schedule
-        names = {"X": schedule.x, "Y": schedule.y, "B": schedule.blocks, "A": schedule.accumulators}
-        head.append(
-            f"  constexpr int {', '.join(f'{name} = {number}' for name, number in names.items())}, S = X * Y * B;"
-        )
+        # Several threads may share a vector of torch's thread, and its accumulators.
+        split = schedule.vector // self.loop.vector
+        head += [
+            f"  constexpr int X = {schedule.x}, Y = {schedule.y}, B = {schedule.blocks}, S = X * Y * B;",
+            f"  constexpr int F = {split}, A = {max(schedule.accumulators // split, 1)};",
+        ]
         return [f'extern "C" __global__ void __launch_bounds__({block}, {blocks})', *head[1:]]
 
     def _waiting(self) -> list[str]:
@@ -134,14 +137,14 @@ class OrderedAlongText(AlongText):
     def _edges(self) -> list[str]:
         if not self.order.has_edges:
             return []
-        shift = "at % V * (length % V) % V"
+        shift = "at % (V * F) * (length % (V * F)) % (V * F)"
         if self.order.source >= 0:
             name = next(item.name for item in self.loop.operands if item.variable == f"v{self.order.source}")
-            shift = f"reinterpret_cast<size_t>(row.{name}) / sizeof(*row.{name}) % V"
+            shift = f"reinterpret_cast<size_t>(row.{name}) / sizeof(*row.{name}) % (V * F)"
         return [
             "// Vectors begin where memory is aligned.",
             f"const int shift = static_cast<int>({shift});",
-            "const fuser_index head = shift > 0 ? V - shift : 0, end = head + (length - head) / V * V;",
+            "const fuser_index head = shift > 0 ? V * F - shift : 0, end = head + (length - head) / (V * F) * (V * F);",
         ]
 
     def _kept_in_registers(self) -> list[str]:
@@ -185,7 +188,7 @@ class OrderedAlongText(AlongText):
                 own = ["{", *indent(own), "}"]
             elif not self.tuning.is_resident:
                 stop = "end - head" if self.order.has_edges else "length"
-                own = [f"for (fuser_index begin = 0; begin < {stop}; begin += S * U * V) {{", *indent(own), "}"]
+                own = [f"for (fuser_index begin = 0; begin < {stop}; begin += S * F * U * V) {{", *indent(own), "}"]
             elif late:
                 own = self._in_turns(step, element, late)
             inside += own
@@ -195,9 +198,8 @@ class OrderedAlongText(AlongText):
             if self.tuning.team > 32:
                 shared = f"reinterpret_cast<{kind}::part*>(shared[threadIdx.x / T])"
             lines += [
-                "#pragma unroll",
-                f"  for (int i = 1; i < A; ++i) own[0] = pass{level}.combine(own[0], own[i]);",
-                f"  total{level} = fuser_halve_team<X, Y>(pass{level}, own[0], {shared});",
+                f"  own[0] = fuser_join<F>(pass{level}, own);",
+                f"  total{level} = fuser_halve_team<X, Y, F>(pass{level}, own[0], {shared});",
                 "}",
             ]
         return lines

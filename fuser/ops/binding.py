@@ -17,12 +17,13 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 from fuser.config import config
 from fuser.function import Function
 from fuser.ops.binding_whole import whole_functions
-from fuser.ops.calls import DEVICE_TYPE, IS_NUMBER, Binder, OpCall, is_constant, is_number
+from fuser.ops.calls import DEVICE_TYPE, IS_NUMBER, Binder, OpCall, device_type_of, is_constant, is_number
 from fuser.ops.composites import keeps_bits
 from fuser.ops.elementary import UNARY_FLOAT, clamp_to_numbers, power_function
 from fuser.ops.index import index_function
 from fuser.ops.reduction_forms import FORMS, ReductionForm
 from fuser.ops.reductions import REDUCTIONS, may_have_bits, reduction_function
+from fuser.ops.softmax import softmax_functions, softmax_methods
 from fuser.ops.table import OPS, cast_function, convert_function
 from fuser.ops.views import bind_item, bind_reshape, bind_squeeze, bind_unsqueeze, view_function
 
@@ -75,6 +76,9 @@ _MODULES: dict[type, tuple[Any, tuple[str, ...]]] = {
     torch.nn.ReLU6: (F.relu6, ()),
     torch.nn.Hardsigmoid: (F.hardsigmoid, ()),
     torch.nn.Hardswish: (F.hardswish, ()),
+    torch.nn.Softmax: (F.softmax, ("dim",)),
+    torch.nn.LogSoftmax: (F.log_softmax, ("dim",)),
+    torch.nn.Softmin: (F.softmin, ("dim",)),
     torch.nn.Softsign: (F.softsign, ()),
     torch.nn.Tanhshrink: (F.tanhshrink, ()),
 }
@@ -111,7 +115,7 @@ def _bind(binder: Binder | None, args: tuple[Any, ...], kwargs: Mapping[str, Any
     except TypeError:  # an argument this table does not know (out=, dtype=, ...)
         return None
     call = binder(*bound.args, **bound.kwargs)
-    if call is not None and find_numerics() == "strict" and not keeps_bits(call.function):
+    if call is not None and find_numerics() == "strict" and not keeps_bits(call.function, device_type_of(call)):
         return None
     return call if call is not None and all(_is_operand(value) for value in call.tensors) else None
 
@@ -430,7 +434,8 @@ def _bind_logsumexp(input: Any, dim: Any, keepdim: Any = False) -> OpCall | None
     # As ATen has it: an infinite maximum is not subtracted.
     number = _call("floating", input)
     top = _reduce("amax_or_end", number, dim, True)
-    if top is None or top.function.reduction.dims is None:
+    dims = top and top.function.reduction and top.function.reduction.dims
+    if top is None or not dims:
         return None
     is_infinite = _call("eq", _call("abs", top), math.inf)
     top = _call("masked_fill", top, is_infinite, value=0.0)
@@ -438,7 +443,7 @@ def _bind_logsumexp(input: Any, dim: Any, keepdim: Any = False) -> OpCall | None
     if total is None:
         return None
     if not keepdim:
-        top = OpCall(view_function("squeeze", total.function.reduction.dims), (top,))
+        top = OpCall(view_function("squeeze", dims), (top,))
     return _call("add", _call("log", total), top, alpha=1)
 
 
@@ -528,6 +533,7 @@ def _methods() -> dict[str, Binder]:
         **{name: _bind_total(name) for name in ("sum", "mean")}, "nansum": _bind_reduction("nansum"),
         **{name: _bind_form(bind) for name, bind in FORMS.items() if name != "linalg_vector_norm"},
         "max": _bind_extremum("max"), "min": _bind_extremum("min"), "aminmax": _bind_aminmax,
+        **softmax_methods(),
         **{name: _bind_view(bind) for name, bind in _VIEWS.items()},
         "addcmul": _bind_addcmul, "addcdiv": _bind_addcdiv, "lerp": _bind_lerp, "to": _bind_to,
     }  # fmt: skip
@@ -539,6 +545,7 @@ def _functions() -> dict[Any, Binder]:
     # Built on first use: looking the ATen overloads up takes longer than importing the rest of fuser.
     return {
         **whole_functions(),
+        **softmax_functions(),
         **{
             getattr(torch, name): bind if name == "pow" else _tensor_first(bind)
             for name, bind in _methods().items()

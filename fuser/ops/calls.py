@@ -9,7 +9,7 @@ from typing import Any
 
 from fuser.function import Function
 
-__all__ = ["DEVICE_TYPE", "IS_NUMBER", "Binder", "OpCall", "is_constant", "is_number"]
+__all__ = ["DEVICE_TYPE", "IS_NUMBER", "Binder", "OpCall", "device_type_of", "is_constant", "is_number"]
 
 # Key in the ``meta`` of a stand-in that is a Python number.
 IS_NUMBER = "fuser_is_number"
@@ -51,6 +51,17 @@ class OpCall:
 
 
 Binder = Callable[..., "OpCall | None"]
+
+
+def device_type_of(call: OpCall) -> str:
+    """Return the type of device that a call's tensors are on; empty where that is not known."""
+    for item in call.tensors:
+        meta = getattr(item, "meta", {})
+        value = meta.get("val")
+        found = meta.get(DEVICE_TYPE, "") if value is None else value.device.type
+        if found:
+            return str(found)
+    return ""
 
 
 def is_constant(value: Any) -> bool:

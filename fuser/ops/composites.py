@@ -19,7 +19,9 @@ from fuser.errors import GroupError, ShapeError, UnsupportedError
 from fuser.function import Function, View
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.layout import Shape
+from fuser.ops.reductions import REDUCTIONS
 from fuser.ops.table import dtype_kind
+from fuser.orders import KEPT_ORDERS
 
 __all__ = [
     "COMPOSITES",
@@ -118,9 +120,15 @@ def check_function(function: Function) -> None:
         raise GroupError(f"there is no op {op!r} of the form {function.form!r} in fuser's table")
 
 
-def keeps_bits(function: Function) -> bool:
-    """Whether strict numerics may fuse an op: a composite's reductions have torch's order only in torch's kernel."""
-    return not function.is_composite or COMPOSITES[str(function.op)].is_exact
+def keeps_bits(function: Function, device_type: str) -> bool:
+    """Whether strict numerics may fuse an op: torch's order of all its reductions is known there."""
+    if not function.is_composite or COMPOSITES[str(function.op)].is_exact:
+        return True
+    steps = composite_steps(str(function.op), function.form or (), True)
+    functions = [item.function for item in steps.applications]
+    inexact = [item for item in functions if item.op not in REDUCTIONS or "float" not in REDUCTIONS[item.op].exact]
+    orders = {item.reduction.order for item in inexact if item.reduction}
+    return bool(orders) and orders <= KEPT_ORDERS.get(device_type, frozenset())
 
 
 # --- writing steps ----------------------------------------------------------------------------------------------

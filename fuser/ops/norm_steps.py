@@ -35,6 +35,7 @@ def reduce_step(
     finish: Functor | None = None,
     *,
     order: str = "",
+    accumulate: Functor | None = None,
     combine: Functor | None = None,
     keepdim: bool = True,
     is_wide: bool = True,
@@ -44,22 +45,28 @@ def reduce_step(
     count = mapped.num_outputs
     combine = combine or (functor(_ADD) if count == 1 else functor(_ADD_TWO, num_outputs=2))
     counts = finish is not None and any(item.name == "count" for item in finish.tensors)
-    reduction = Reduction(combine, (0,) * count, finish, tuple(dims), keepdim, counts, order)
+    reduction = Reduction(combine, (0,) * count, finish, tuple(dims), keepdim, counts, order, accumulate)
     promotion = Promotion.DEFAULT_WIDE if is_wide else Promotion.DEFAULT
     return Function(mapped, promotion=promotion, unpromoted=unpromoted, reduction=reduction)
 
 
 # --- moments -------------------------------------------------------------------------------------------------
-# A part without elements leaves the other as it is: ATen's own formula would round its mean again.
+# ATen's cuWelfordCombine and cuWelfordOnlineSum.
 _MERGE = """void merge(T ma, T sa, T na, T mb, T sb, T nb, T& m, T& s, T& n) {
+  const T delta = mb - ma;
   n = na + nb;
-  if (nb == T(0)) { m = ma; s = sa; }
-  else if (na == T(0)) { m = mb; s = sb; }
-  else {
-    const T delta = mb - ma, coef = T(1) / n, share_a = na * coef, share_b = nb * coef;
+  m = s = T(0);
+  if (n > T(0)) {
+    const T coef = T(1) / n, share_a = na * coef, share_b = nb * coef;
     m = share_a * ma + share_b * mb;
     s = sa + sb + delta * delta * na * share_b;
   }
+}"""
+_NEXT = """void next(T ma, T sa, T na, T x, T& m, T& s, T& n) {
+  const T delta = x - ma;
+  n = na + T(1);
+  m = ma + delta * (T(1) / n);
+  s = sa + delta * (x - m);
 }"""
 _ONE = "void one(T x, T& m, T& s, T& n) { m = x; s = T(0); n = T(1); }"
 
@@ -77,7 +84,9 @@ def moments(builder: GroupBuilder, x: int, dims: Sequence[int], order: str) -> t
         text = "void moments(T m, T s, T n, T& mean, T& var, T& count) { mean = m; var = s / n; count = n; }"
         finish, merge = functor(text, num_outputs=3), functor(_MERGE, num_outputs=3)
         mapped = functor(_ONE, num_outputs=3)
-        mean, var, count = builder.apply(reduce_step(mapped, dims, finish, order=order, combine=merge), [x])
+        add = functor(_NEXT, num_outputs=3)
+        both = reduce_step(mapped, dims, finish, order=order, accumulate=add, combine=merge)
+        mean, var, count = builder.apply(both, [x])
         return mean, var, count
     same = functor("T value(T x) { return x; }")
     text = "void mean_of(T total, int64_t count, T& mean, T& n) { mean = total / T(count); n = T(count); }"
@@ -144,7 +153,18 @@ def normalised_dx(
     totals = """void totals(T s1, T s2, int64_t count, T& first, T& second, T& n) {
       first = s1; second = s2; n = T(count);
     }"""
-    both = reduce_step(functor(sums, num_outputs=2), dims, functor(totals, num_outputs=3), order=order)
+    # In one text, so that a compiler contracts what it contracts in ATen's.
+    add = f"""void add_sums(T a1, T a2, {taken}, T& s1, T& s2) {{
+      s1 = a1 + {loss};
+      s2 = a2 + {loss} * {centred} * rstd;
+    }}"""
+    both = reduce_step(
+        functor(sums, num_outputs=2),
+        dims,
+        functor(totals, num_outputs=3),
+        order=order,
+        accumulate=functor(add, num_outputs=2) if order else None,
+    )
     text = f"""T norm_dx({taken}, T first, T second, T n) {{
       T f = n * {"weight * dy" if has_weight else "dy"};
       f -= {centred} * rstd * second;{" f -= first;" * has_mean}

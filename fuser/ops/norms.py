@@ -145,6 +145,7 @@ def _rms_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
         _last_dims(sizes),
         functor(finish, ("eps",) * has_eps),
         order="rms_norm" if is_ordered else "",
+        accumulate=functor("T add_square(T total, T x) { return total + x * x; }") if is_ordered else None,
     )
     (rstd,) = builder.apply(squares, [x], eps)
     normalise = affine("rms_norm", "rstd * x", "T x, T rstd", has_weight, False, is_contiguous=True)

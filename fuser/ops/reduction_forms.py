@@ -1,4 +1,4 @@
-"""How programs call torch's reductions: what each form says of the dimensions, and in which rows of the table it ends."""
+"""How programs call torch's reductions: what each form says of the dimensions, and which row of the table it is."""
 
 from __future__ import annotations
 

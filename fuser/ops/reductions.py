@@ -51,6 +51,8 @@ class ReductionOp:
     # not combine it as they combine parts.
     order: str = ""
     accumulate: str = ""
+    # Whether torch's CPU kernel adds up floats in double, to which fast numerics are no match in float.
+    is_wide_on_cpu: bool = False
     # Whether torch refuses to reduce nothing.
     needs_elements: bool = False
     # dtypes that torch treats in another way.

@@ -108,6 +108,7 @@ _MOMENTS = ReductionOp(
     exact=frozenset(),
     scalars=("correction",),
     order="welford",
+    is_wide_on_cpu=True,
     accumulate="""void var_add(T mean, T squares, T count, T x, T& m, T& s, T& n) {
       n = count + T(1);
       const T delta = x - mean;
@@ -132,25 +133,32 @@ for _name, _value in (("var", "s / degrees"), ("std", "sqrt(s / degrees)")):
         out_dtypes=(None, None),
     )
 
-_ADD_SQUARE = "T norm_add(T total, T x) { return total + x * x; }"
-_MAGNITUDE = "T {name}_map(T x) {{ return x < T(0) ? -x : x == T(0) ? T(0) : x; }}"
-for _of, _text, _further in (
-    (0, "T norm_map(T x) { return x == T(0) ? T(0) : T(1); }", {"order": "sum"}),
-    (1, _MAGNITUDE.format(name="norm"), {"order": "sum"}),
-    (2, "T norm_map(T x) { return x * x; }", {"order": "sum", "accumulate": _ADD_SQUARE}),
-    (math.inf, _MAGNITUDE.format(name="norm"), {}),
-    (-math.inf, _MAGNITUDE.format(name="norm"), {}),
+_MAGNITUDE = "T norm_map(T x) { return x < T(0) ? -x : x == T(0) ? T(0) : x; }"
+for _of, _text in (
+    (0, "T norm_map(T x) { return x == T(0) ? T(0) : T(1); }"),
+    (1, _MAGNITUDE),
+    (2, "T norm_map(T x) { return x * x; }"),
 ):
-    _sign = ">" if _of > 0 else "<"
     REDUCTIONS[f"norm_{_of}"] = ReductionOp(
         f"norm_{_of}",
         _text,
-        f"T norm(T a, T b) {{ return {f'a != a || a {_sign} b ? a : b' if math.isinf(_of) else 'a + b'}; }}",
-        -_of if math.isinf(_of) and _of < 0 else 0,
+        "T norm(T a, T b) { return a + b; }",
+        0,
         _norm(_of),
         kinds=FLOAT,
-        exact=FLOAT if math.isinf(_of) else frozenset(),
+        exact=frozenset(),
         finish="T norm_root(T total) { return sqrt(total); }" if _of == 2 else "",
-        needs_elements=math.isinf(_of),
-        **_further,
+        order="sum",
+        accumulate="T norm_add(T total, T x) { return total + x * x; }" if _of == 2 else "",
+    )
+for _end, _sign, _least in ((math.inf, ">", 0.0), (-math.inf, "<", math.inf)):
+    REDUCTIONS[f"norm_{_end}"] = ReductionOp(
+        f"norm_{_end}",
+        _MAGNITUDE,
+        f"T norm(T a, T b) {{ return a != a || a {_sign} b ? a : b; }}",
+        _least,
+        _norm(_end),
+        kinds=FLOAT,
+        exact=FLOAT,
+        needs_elements=True,
     )

@@ -13,10 +13,33 @@ FUSER_INLINE typename P::part fuser_halve_lanes(const P& p, typename P::part own
   }
 }
 
+// What the accumulators of one of torch's threads come to, in order: A of each of F lanes. The first lane gets it.
+template <int F, int A, typename P>
+FUSER_INLINE typename P::part fuser_join(const P& p, const typename P::part (&own)[A]) {
+  typename P::part all = own[0];
+#pragma unroll
+  for (int i = 1; i < A; ++i) all = p.combine(all, own[i]);
+  static_assert(F == 1 || F == 2 || F == 4, "lanes that differ in one or two bits");
+#pragma unroll
+  for (int lane = 1; lane < F; ++lane) {
+#pragma unroll
+    for (int i = 0; i < A; ++i) all = p.combine(all, p.exchange(own[i], lane));
+  }
+  return all;
+}
+
 // The threads of a row, X side by side and Y times that: along x first. `shared` has a place for each of them.
-template <int X, int Y, typename P>
+template <int X, int Y, int F = 1, typename P>
 FUSER_INLINE typename P::part fuser_halve_team(const P& p, typename P::part own, typename P::part* shared) {
-  if constexpr (X * Y <= 32) {
+  if constexpr (F > 1) {
+    // F threads each, of which the first one has what it comes to.
+    const int t = threadIdx.x % (X * Y * F);
+    __syncthreads();
+    if (t % F == 0) shared[t / F] = own;
+    __syncthreads();
+    static_assert(X * Y <= 32, "they fit in a warp");
+    return fuser_halve_team<X, Y>(p, shared[t % (X * Y)], shared);
+  } else if constexpr (X * Y <= 32) {
     return fuser_halve_lanes<X * Y / 2, X>(p, fuser_halve_lanes<X / 2, 1>(p, own));
   } else {
     static_assert(Y <= 32 && (Y == 1 || X >= 32), "what is along y fits in a warp");
