@@ -181,6 +181,8 @@ class Reduction:
 class View:
     """Another shape of the same elements: one dimension as two, then further ones of size 1; or back."""
 
+    # Of what is looked at; what has fewer dimensions broadcasts to it.
+    rank: int
     # The dimension, and how many parts the first of the two has.
     split: tuple[int, int] | None = None
     # Where dimensions of size 1 are in the result, ascending.
@@ -188,7 +190,11 @@ class View:
     is_inverse: bool = False
 
     def apply(self, shape: Shape, strides: Strides) -> tuple[Shape, Strides]:
-        """Return shape and strides of the view; ShapeError: the dimension does not have so many parts."""
+        """Return shape and strides of the view.
+
+        Raises:
+            ShapeError: the dimension does not have so many parts. UnsupportedError: there are more dimensions.
+        """
         dims = list(zip(shape, strides, strict=True))
         if self.is_inverse:
             dims = [item for dim, item in enumerate(dims) if dim not in self.insert]
@@ -197,13 +203,17 @@ class View:
                 size, stride = dims.pop(dim + 1)
                 outer, step = dims[dim]
                 dims[dim] = (outer * size, stride if size > 1 else step)
-        else:
+        elif dims:
+            if len(dims) > self.rank:
+                raise UnsupportedError(f"{len(dims)} dimensions beside {self.rank} that are looked at in another shape")
+            dims = [(1, 0)] * (self.rank - len(dims)) + dims
             if self.split is not None:
                 dim, parts = self.split
                 size, stride = dims[dim]
-                if size % parts:
+                if size != 1 and size % parts:
                     raise ShapeError(f"a dimension of {size} elements does not have {parts} equal parts")
-                dims[dim : dim + 1] = [(parts, stride * (size // parts)), (size // parts, stride)]
+                inner = size // parts if size != 1 else 1
+                dims[dim : dim + 1] = [(parts if size != 1 else 1, stride * inner), (inner, stride)]
             for dim in self.insert:
                 dims.insert(dim, (1, 1))
         return tuple(size for size, _ in dims), tuple(stride for _, stride in dims)
@@ -216,7 +226,7 @@ class View:
     @property
     def inverse(self) -> View:
         """The view that takes its result back."""
-        return View(self.split, self.insert, not self.is_inverse)
+        return View(self.rank, self.split, self.insert, not self.is_inverse)
 
 
 @dataclass(frozen=True, slots=True)

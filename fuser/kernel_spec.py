@@ -319,12 +319,12 @@ def _name_for_people(group: FusionGroup, application: Application, value: int) -
 def _view(function: Function, operand: ValueLayout) -> tuple[Shape, Strides]:
     # As torch lays a view out: what is new comes to one step of the dimension that it stands before.
     rank = len(operand.shape)
-    places = function.view_dims(rank)
+    sources = function.view_dims(rank)
     steps = [size * stride for size, stride in zip(operand.shape, operand.strides, strict=True)]
-    shape = tuple(1 if dim is None else operand.shape[dim] for dim in places)
+    shape = tuple(1 if dim is None else operand.shape[dim] for dim in sources)
     strides = []
-    for place, dim in enumerate(places):
-        after = next((other for other in places[place:] if other is not None), rank)
+    for slot, dim in enumerate(sources):
+        after = next((other for other in sources[slot:] if other is not None), rank)
         strides.append(operand.strides[dim] if dim is not None else steps[after] if after < rank else 1)
     return shape, tuple(strides)
 

@@ -19,7 +19,7 @@ from fuser._version import __version__
 from fuser.compiler import register
 from fuser.cuda.aten_orders import coalesce
 from fuser.disk_cache import CacheKey
-from fuser.errors import CaptureError
+from fuser.errors import CaptureError, NoCompileError
 from fuser.fallback import Fallback
 from fuser.function import Function
 from fuser.graph import GroupBuilder
@@ -35,6 +35,8 @@ __all__ = ["OrderCase", "is_kept"]
 
 # How many rows are compared, at least as many as it takes for the schedule to be the same.
 ROWS = (3, 8, 33, 128, 512, 600, 1024, 2048, 4096)
+# Elements of a longer row.
+LONG = 1 << 20
 # Elements that are compared of what is computed per element, at least: small differences of what there is per row show
 # in few of those that are rounded to 16 bits.
 ELEMENTS = 1 << 19
@@ -58,14 +60,16 @@ class OrderCase:
     device: torch.device
 
     def cache_key(self) -> CacheKey:
-        """Under which the verdict is kept: sizes are no part of it, but for the length of rows in powers of two."""
+        """Under which the verdict is kept: of sizes, only the length of rows is part of it."""
         properties: Any = torch.cuda.get_device_properties(self.device)
         device = (properties.name, str((properties.major, properties.minor)), str(properties.multi_processor_count))
         form = replace(self.function, reduction=None) if self.function.reduction else self.function
+        # What has several steps may have another kernel from any length on.
         length = math.prod(self._reduced_sizes())
+        length = length if self.function.is_composite else (length - 1).bit_length()
         kind = (repr(form), str([item.dtype for item in self.tensors]), str(tuple(map(_kind_of, self.orders))))
         version = (__version__, torch.__version__, str(torch.version.cuda))
-        return CacheKey.build(("order", *version, *device, *kind, str((length - 1).bit_length())), ())
+        return CacheKey.build(("order", *version, *device, *kind, str(length)), ())
 
     def group(self) -> KernelSpec:
         """Return the op alone."""
@@ -108,13 +112,15 @@ class OrderCase:
         layout = coalesce(desc.shape, desc.strides, dims)
         offset = 1 if order.source >= 0 and not layout.length % order.schedule.vector else 0
         own = [dim for dim in range(len(desc.shape)) if dim not in dims and desc.shape[dim] > 1]
-        for count in ROWS if own else ():
-            # All of them along the innermost dimension. What neighbours are read with depends on how many there are.
-            inner = min(own, key=lambda dim: desc.strides[dim])
-            rows = count + (layout.rows - count) % 4
-            resized = _with_sizes(desc, {dim: rows if dim == inner else 1 for dim in own})._replace(
-                is_aligned=not offset
-            )
+        longest = max(dims, key=lambda dim: desc.shape[dim], default=0)
+        lengths = {}
+        if layout.length > 2 * LONG and desc.shape[longest] == layout.length:
+            lengths = {longest: LONG + layout.length % 64}
+        # All rows along the innermost dimension. What neighbours are read with depends on how many there are.
+        inner = min(own, key=lambda dim: desc.strides[dim], default=-1)
+        counts = [count + (layout.rows - count) % 4 for count in ROWS] if own else [1]
+        for sizes in [{dim: count if dim == inner else 1 for dim in own} | lengths for count in counts]:
+            resized = _with_sizes(desc, sizes)._replace(is_aligned=not offset)
             found = torchs_order(self.function, resized, dims, self.device, order.source)
             if found is not None and _kind_of(found) == _kind_of(order):
                 return resized, offset
@@ -157,7 +163,11 @@ def is_kept(case: OrderCase, run: Run) -> bool:
         if torch.cuda.is_current_stream_capturing():
             name = case.function.name
             raise CaptureError(f"{name!r} was not compared with torch's kernel before this CUDA graph: call it once")
-        verdict = _compare(case, run)
+        try:
+            verdict = _compare(case, run)
+        except (NoCompileError, torch.OutOfMemoryError):
+            # Nobody knows: torch's kernel serves, this time.
+            return False
         disk_cache.write(key, b"1" if verdict else b"0")
     with _lock():
         return _verdicts.setdefault(key, verdict)

@@ -267,7 +267,12 @@ def _expand(
         same = Expansion(spec.group, tuple(views), (None,) * len(outputs), tuple(range(len(spec.group.applications))))
         return _Expanded(spec, same, tuple(whole), outputs, tuple(whole))
     expansion = expand(spec.group, spec.group.is_strict)
-    seen = [_view(inputs[slot], view) for slot, view in expansion.inputs]
+    try:
+        seen = [_view(inputs[slot], view) for slot, view in expansion.inputs]
+    except UnsupportedError as error:
+        # They meet something in the group.
+        error.application = next(i for i, item in enumerate(spec.group.applications) if item.function.is_composite)
+        raise
     values = _describe_values(
         expansion.group, seen, device, infer_layouts(expansion.group, value_layouts(seen)), expansion.origins
     )
@@ -275,7 +280,7 @@ def _expand(
 
 
 def _view(desc: TensorDesc, view: View | None) -> TensorDesc:
-    if view is None:
+    if view is None or desc.dtype is None:
         return desc
     shape, strides = view.apply(desc.shape, desc.strides)
     return desc._replace(shape=shape, strides=strides)

@@ -58,7 +58,7 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
         else:
             source = item.tensors[0] if item.tensors[0] < len(group.inputs) else -1
             order = torchs_order(item.function, desc, dims, device, source)
-            if reduction.order.endswith(("_norm", "_dx")) and not are_aligned:
+            if reduction.order not in {"sum", "welford"} and not are_aligned:
                 # ATen has other kernels then.
                 order = None
             if order is None:

@@ -26,14 +26,14 @@ class RowShape:
     # For each value whether it is one per row, not per element.
     is_row: tuple[bool, ...]
     # For each dimension of each value the one that it lies along; None for one of size 1.
-    places: tuple[tuple[int | None, ...], ...]
+    axes: tuple[tuple[int | None, ...], ...]
 
     def strides(self, value: int, strides: Strides) -> Strides:
         """Return the strides that read a value as if it had the whole shape."""
         found = [0] * len(self.shape)
-        for place, stride in zip(self.places[value], strides, strict=True):
-            if place is not None:
-                found[place] = stride
+        for axis, stride in zip(self.axes[value], strides, strict=True):
+            if axis is not None:
+                found[axis] = stride
         return tuple(found)
 
 
@@ -53,20 +53,20 @@ def find_row_shape(group: FusionGroup, layouts: Sequence[ValueLayout]) -> RowSha
     if len(found) > 1:
         return None
     shape, dims = found.pop() if found else (layouts[group.outputs[0]].shape, ())
-    places = _Places(group, layouts, shape, dims).find()
-    if places is None:
+    axes = _Axes(group, layouts, shape, dims).find()
+    if axes is None:
         return None
-    is_row = tuple(all(place not in dims for place in own) for own in places)
+    is_row = tuple(all(axis not in dims for axis in own) for own in axes)
     kept = tuple(size for dim, size in enumerate(shape) if dim not in dims)
     for value in group.outputs:
         # Whoever writes an element must be the one that has it.
         whole = kept if is_row[value] else shape
         if tuple(size for size in layouts[value].shape if size != 1) != tuple(size for size in whole if size != 1):
             return None
-    return RowShape(shape, dims, is_row, places)
+    return RowShape(shape, dims, is_row, axes)
 
 
-class _Places:
+class _Axes:
     """Finds which dimension of a shape each dimension of each value lies along.
 
     Dimensions that an application takes side by side, or hands on, lie along the same one: they are joined, those of
@@ -92,10 +92,10 @@ class _Places:
         for value in (*self.group.outputs, *range(len(self.shapes))):
             own = self.shapes[value]
             for dim in range(len(own)):
-                place = rank - len(own) + dim
-                if own[dim] != 1 and place >= 0 and self._find(self.starts[value] + dim) >= rank:
-                    self._join(place, self.starts[value] + dim)
-        if any(self._find(place) != place for place in range(rank)):
+                axis = rank - len(own) + dim
+                if own[dim] != 1 and axis >= 0 and self._find(self.starts[value] + dim) >= rank:
+                    self._join(axis, self.starts[value] + dim)
+        if any(self._find(axis) != axis for axis in range(rank)):
             # Two dimensions of the shape are one to some value.
             return None
         found = []
@@ -115,9 +115,9 @@ class _Places:
         reduction = function.reduction
         if reduction is not None:
             kept = [dim for dim in range(len(self.shape)) if dim not in self.dims or reduction.keepdim]
-            for dim, place in enumerate(kept):
+            for dim, axis in enumerate(kept):
                 if self.shapes[made][dim] != 1:
-                    self._join(place, result + dim)
+                    self._join(axis, result + dim)
             for value in item.tensors:
                 self._join_ends(value, 0, len(self.shape), self.shape)
         elif function.is_view:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody uses
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuser
 from fuser import order_check
@@ -103,6 +107,86 @@ def test_llamas_norm_is_one_kernel_with_the_bits_of_seven(rows: int, width: int)
     assert fuser.stats()["launches"] == 1
 
 
+WHOLE: dict[str, Callable[..., object]] = {
+    "layer_norm": lambda x, w, b: F.layer_norm(F.gelu(x), w.shape, w, b),
+    "layer_norm without a weight": lambda x, w, b: F.layer_norm(x * 2, w.shape) + b,
+    "native_layer_norm": lambda x, w, b: torch.native_layer_norm(x, w.shape, w, b, 1e-5),
+    "rms_norm": lambda x, w, b: torch.relu(F.rms_norm(x + b, w.shape, w, 1e-6)),
+    "softmax": lambda x, w, b: torch.softmax(x * 0.25, -1),
+    "log_softmax": lambda x, w, b: F.log_softmax(x + b, -1) * 2,
+    "var": lambda x, w, b: (x * 2).var(-1),
+    "std": lambda x, w, b: torch.relu(x).std(-1, keepdim=True) + 1,
+    "var_mean": lambda x, w, b: torch.var_mean(x - 1, -1, correction=0),
+    "variance of columns": lambda x, w, b: (x * w).var(0),
+    "norm": lambda x, w, b: torch.linalg.vector_norm(x * w, dim=-1),
+    "norm of columns": lambda x, w, b: torch.linalg.vector_norm(x * w, ord=1, dim=0),
+}
+GRADIENTS: dict[str, Callable[..., object]] = {
+    "layer_norm": lambda dy, x, m, r, w: torch.ops.aten.native_layer_norm_backward(
+        dy * 2, x, w.shape, m, r, w, w, [True, False, False]
+    )[0],
+    "rms_norm": lambda dy, x, m, r, w: torch.ops.aten._fused_rms_norm_backward(dy * 2, x, w.shape, r, w, [True, False])[
+        0
+    ],
+    "softmax": lambda dy, x, m, r, w: torch.ops.aten._softmax_backward_data(dy * 2, torch.sigmoid(x), -1, x.dtype),
+    "log_softmax": lambda dy, x, m, r, w: torch.ops.aten._log_softmax_backward_data(dy * 2, -x.abs(), -1, x.dtype),
+}
+SHAPES = (
+    (4096, 1024), (512, 4096), (64, 768), (100, 5120), (3, 256), (7, 1000), (64, 1002), (9, 40), (300, 2048),
+    (40, 1536), (30, 4100), (20, 8192), (17, 12288), (8, 32000), (5, 50304), (4, 128256), (12, 3),
+)  # fmt: skip
+
+
+def same(got: object, want: object) -> bool:
+    got, want = ([item] if isinstance(item, torch.Tensor) else list(item) for item in (got, want))
+    pairs = zip(got, want, strict=True)
+    return all(a.dtype is b.dtype and torch.equal(torch.nan_to_num(a, 7.0), torch.nan_to_num(b, 7.0)) for a, b in pairs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_has_several_steps_has_torchs_bits(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    different = []
+    for rows, width in SHAPES:
+        x, weight, bias = (
+            wide(*shape, dtype=torch.float32).clamp(-40, 40).to(dtype) for shape in ((rows, width), (width,), (width,))
+        )
+        want, fused = WHOLE[name](x, weight, bias), fuser.fuse(WHOLE[name])
+        fuser.reset_stats()
+        if not same(fused(x, weight, bias), want):
+            different.append((rows, width))
+        if os.environ.get("SHOW_KEPT"):
+            sys.stderr.write(f"{name} {dtype} {rows}x{width}: {fuser.stats()}\n")
+    assert not different
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_have_torchs_bits(name: str, dtype: torch.dtype) -> None:
+    if name == "rms_norm" and not hasattr(torch.ops.aten, "_fused_rms_norm_backward"):
+        pytest.skip("this torch has no such op")
+    torch.manual_seed(0)
+    different = []
+    for rows, width in SHAPES:
+        x, dy, weight = (
+            wide(*shape, dtype=torch.float32).clamp(-40, 40).to(dtype)
+            for shape in ((rows, width), (rows, width), (width,))
+        )
+        kind = torch.float64 if dtype is torch.float64 else torch.float32
+        m = x.to(kind).mean(-1, keepdim=True)
+        inputs = [dy, x, m, 1 / (x.to(kind).var(-1, keepdim=True) + 1e-5).sqrt(), weight]
+        want = GRADIENTS[name](*inputs)
+        graph = make_fx(GRADIENTS[name], tracing_mode="fake")(*inputs)
+        fuser.fx.fuse_graph(graph)
+        fuser.reset_stats()
+        if not same(graph(*inputs), want):
+            different.append((rows, width))
+        if os.environ.get("SHOW_KEPT"):
+            sys.stderr.write(f"{name} dx {dtype} {rows}x{width}: {fuser.stats()}\n")
+    assert not different
+
+
 def test_an_order_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order_check, "_verdicts", {})
     monkeypatch.setattr(order_check.disk_cache, "read", lambda key: None)
@@ -122,8 +206,8 @@ def test_a_wrong_order_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order_check, "_verdicts", {})
     monkeypatch.setattr(order_check.disk_cache, "read", lambda key: None)
     monkeypatch.setattr(order_check.disk_cache, "write", lambda key, payload: None)
-    monkeypatch.setattr("fuser.row_orders.sum_schedule", wrong)
-    assert aten_orders.sum_schedule is not wrong
+    monkeypatch.setattr("fuser.row_orders.find_schedule", wrong)
+    assert aten_orders.find_schedule is not wrong
     x = wide(40, 3000, dtype=torch.float32)
     fused = fuser.fuse(lambda x: torch.sigmoid((x * 3).sum(-1)))
     fuser.reset_stats()
@@ -142,6 +226,7 @@ def test_nothing_is_compared_while_a_graph_is_captured(monkeypatch: pytest.Monke
         fused(x)
     torch.cuda.synchronize()
     fused(x)
+    graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         got = fused(x)
     graph.replay()

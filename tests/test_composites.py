@@ -48,7 +48,7 @@ def error_of(got: torch.Tensor, truth: torch.Tensor) -> float:
     return float((got.double() - truth).square().mean().sqrt() / size) if got.numel() and size else 0.0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CASES)
 def test_dtypes_shapes_and_strides_are_torchs(name: str, dtype: torch.dtype) -> None:
     case = CASES[name]
@@ -86,13 +86,19 @@ def check_accuracy(name: str, dtype: torch.dtype) -> None:
     truth = case.run(doubles)
     for got, eager, exact in zip(found, wanted, truth, strict=True):
         assert (got.dtype, got.shape, got.stride()) == (eager.dtype, eager.shape, eager.stride())
-        # Sums of a few hundred numbers are off by a rounding or two, whoever makes them in their own type, as torch does
-        # on a GPU; on the CPU it adds up some of these in double.
+        # Sums of a few hundred numbers are off by a rounding or two, whoever makes them in their own type, as torch
+        # does on a GPU; on the CPU it adds up some of these in double.
         assert error_of(got, exact) <= 1.25 * error_of(eager, exact) + 0.75 * torch.finfo(dtype).eps
 
 
+# One form of each op.
+QUICK = ("layer_norm", "layer_norm_backward", "batch_norm_backward", "group_norm_backward", "rms_norm_backward")
+
+
 @pytest.mark.cpu
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in CASES]
+)
 def test_no_result_is_farther_from_the_truth_than_torchs(name: str) -> None:
     check_accuracy(name, torch.float32)
 
@@ -204,17 +210,41 @@ def test_rows_then_columns_take_two_launches() -> None:
 
 
 @pytest.mark.cpu
-def test_groups_of_channels_between_others() -> None:
-    def call(x: Any, weight: Any, bias: Any) -> Any:
-        out, mean, rstd = ATEN.native_group_norm(ATEN.tanh(x), weight, bias, 3, 6, 20, 2, 1e-5)
-        return ATEN.silu(out), mean, rstd
+def test_what_meets_groups_of_channels_is_computed_in_their_shape() -> None:
+    def call(x: Any, weight: Any, bias: Any, scale: Any, other: Any) -> Any:
+        before = ATEN.tanh(x) * 2.0 + scale
+        out, mean, rstd = ATEN.native_group_norm(before, weight, bias, 3, 6, 20, 2, 1e-5)
+        return before, ATEN.silu(out) * scale + before, mean * 2, rstd, other + 1
 
     tensors = CASES["group_norm"].tensors(torch.float32)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = fused(call, tensors)(*tensors)
-    for got, wanted in zip(found, call(*tensors), strict=True):
-        torch.testing.assert_close(got, wanted)
+    for scale in (draw(6, 1, 1), draw(4), draw(3, 1, 5, 1), draw(3, 6, 5, 4).to(memory_format=torch.channels_last)):
+        given = [*tensors, scale, draw(2, 2)]
+        graph_module = fused(call, given)
+        found = graph_module(*given)
+        fuser.reset_stats()
+        graph_module(*given)
+        # The last one has nothing to do with them.
+        assert fuser.stats()["launches"] == 2
+        for got, wanted in zip(found, call(*given), strict=True):
+            torch.testing.assert_close(got, wanted)
+            assert got.stride() == wanted.stride()
+
+
+@pytest.mark.cpu
+def test_what_does_not_fit_that_shape_gets_a_launch_of_its_own() -> None:
+    def more(x: Any, weight: Any, bias: Any, other: Any) -> Any:
+        return ATEN.native_group_norm(x, weight, bias, 3, 6, 20, 2, 1e-5)[0] + other
+
+    def again(x: Any, weight: Any, bias: Any, other: Any) -> Any:
+        out = ATEN.native_group_norm(x.amax(-1, keepdim=True) + x, weight, bias, 3, 6, 20, 2, 1e-5)[0]
+        return ATEN.native_group_norm(out, weight, bias, 3, 6, 20, 3, 1e-5)[0] + other
+
+    tensors = [*CASES["group_norm"].tensors(torch.float32), draw(2, 3, 6, 5, 4)]
+    for call in (more, again):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = fused(call, tensors)(*tensors)
+        torch.testing.assert_close(found, call(*tensors))
 
 
 @pytest.mark.cpu

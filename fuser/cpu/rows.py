@@ -1,21 +1,25 @@
 """The loops of a kernel with reductions on the CPU.
 
-Rows are taken in *tiles* of neighbouring rows; each pass goes over a tile batch by batch (``row_batches``). Threads take
-tiles, or, where those are few, batches.
+Rows are taken in *tiles* of neighbouring rows; each pass goes over a tile batch by batch, along its rows or across
+them. Threads take tiles, or, where those are few, batches.
 """
 
 from __future__ import annotations
 
 from fuser.codegen import KERNEL_NAME, Operand, RowLoop
-from fuser.cpu.row_batches import AcrossBatch, AlongBatch, RowBatch, indent
+from fuser.cpu.row_batch import UNIT, RowBatch, indent
+from fuser.cpu.rows_across import AcrossBatch
+from fuser.cpu.rows_along import AlongBatch
 from fuser.function import BATCH
 from fuser.kernel_spec import CPU_LANES
 from fuser.row_parts import RowPass
 
 __all__ = ["emit_rows"]
 
-# Elements of a tile along its rows, where rows are that short: they stay in the first cache.
+# Elements of a tile along its rows, where rows are that short; fewer where several passes read and write: they stay in
+# the first cache.
 TILE_ELEMENTS = 4096
+TILE_ELEMENTS_OF_PASSES = 1024
 # Tiles for each thread, at least.
 TILES = 4
 
@@ -64,6 +68,9 @@ class _RowLoopWriter:
                     f"// What elements of pass {level} come to.",
                     f"struct fuser_block{level} {{",
                     *(f"  alignas(64) {item.type} m{item.name}[{size}];" for item in step.accumulators),
+                    f"  fuser_block{level}() {{",
+                    *(f"    for (auto& part : m{item.name}) part = {item.identity};" for item in step.accumulators),
+                    "  }",
                     "};",
                 ]
         return lines
@@ -190,7 +197,8 @@ class _RowLoopWriter:
         fields = []
         for name in self.loop.kept:
             kind = self.loop.types[name]
-            fields.append(f"static_cast<{kind}*>(malloc(sizeof({kind}) * {self.batch.length()} * rows + 1))")
+            size = f"({self.batch.length()} + {UNIT}) * rows"
+            fields.append(f"static_cast<{kind}*>(malloc(sizeof({kind}) * {size}))")
         checks = [f"if (!kept.{name}) __builtin_trap();" for name in self.loop.kept]
         return [f"const fuser_kept kept = {{{', '.join(fields)}}};", *checks] if fields else []
 
@@ -263,8 +271,10 @@ class _RowLoopWriter:
         # Rows of a tile.
         if self.loop.rows.is_across:
             return [f"const int64_t rows = {CPU_LANES};"]
+        is_single = sum(step.element is not None for step in self.loop.passes) == 1
+        most = TILE_ELEMENTS if is_single else TILE_ELEMENTS_OF_PASSES
         return [
             f"int64_t rows = {CPU_LANES};",
-            f"while (rows > 1 && rows * {self.batch.length()} > {TILE_ELEMENTS}) rows /= 2;",
+            f"while (rows > 1 && rows * {self.batch.length()} > {most}) rows /= 2;",
             f"while (rows > 1 && a.size[{self.first}] < {TILES} * threads * rows) rows /= 2;",
         ]

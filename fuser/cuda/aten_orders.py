@@ -18,6 +18,8 @@ __all__ = ["GpuSize", "Layout", "coalesce", "find_schedule", "sum_schedule"]
 # Threads of a block of Reduce.cuh; elements that a thread has in flight where it reads one at a time.
 MAX_THREADS = 512
 IN_FLIGHT = 4
+# Threads of a block of SoftMax.cu.
+MAX_ROW_THREADS = 1024
 # Rows of so many elements are read in vectors.
 SHORT_ROW = 128
 # Elements of a thread from which warps, and blocks, share a row; and how few blocks leave to a thread.
@@ -86,10 +88,21 @@ def find_schedule(order: str, layout: Layout, itemsize: int, gpu: GpuSize, *, is
 
 
 def _softmax_schedule(order: str, length: int) -> Schedule | None:
-    # PersistentSoftmax.cuh: a warp for each row. SoftMax.cu: a block.
-    if length <= (2048 if order == "softmax" else 1024):
+    # PersistentSoftmax.cuh: a warp for each row.
+    is_forward = order == "softmax"
+    if length <= (2048 if is_forward else 1024):
         return Schedule(min(1 << max(length - 1, 0).bit_length(), 32), accumulators=1)
-    return None
+    # SoftMax.cu: a block; forward, shorter rows stay in registers.
+    if is_forward and length <= 8192:
+        return Schedule(32, 32, accumulators=1)
+    if length % IN_FLIGHT:
+        return None
+    threads = MAX_ROW_THREADS
+    if not is_forward:
+        threads, most = 1, min(length // IN_FLIGHT, MAX_ROW_THREADS)
+        while threads < most // 2:
+            threads *= 2
+    return Schedule(32, threads // 32, accumulators=1, vector=IN_FLIGHT)
 
 
 def sum_schedule(
@@ -108,8 +121,13 @@ def sum_schedule(
     if length <= 1 or not rows:
         return Schedule(1)
     pairs = (*layout.reduced, *layout.kept)
-    if any(stride <= 0 for _, stride in pairs) or sum((n - 1) * s for n, s in pairs) * itemsize >= MAX_BYTES:
+    if any(stride <= 0 for _, stride in pairs):
         return None
+    if sum((size - 1) * stride for size, stride in pairs) * itemsize >= MAX_BYTES:
+        found = {
+            sum_schedule(half, itemsize, gpu, is_aligned=is_aligned, in_flight=in_flight) for half in _halves(layout)
+        }
+        return found.pop() if len(found) == 1 else None
     vector, across, most = 1, 1, MAX_THREADS
     if layout.is_along:
         is_dense = len(layout.reduced) == 1 and layout.reduced[0][1] == 1
@@ -141,6 +159,15 @@ def sum_schedule(
         blocks = max(min(-(-target // grid), -(-each // FEW)), -(-each // MANY))
     accumulators = vector if vector > 1 else in_flight
     return Schedule(step, height if shares else 1, blocks, accumulators, vector)
+
+
+def _halves(layout: Layout) -> tuple[Layout, ...]:
+    # What ATen takes one after another; nothing where it cuts rows.
+    reach = [(size - 1) * stride for size, stride in (*layout.reduced, *layout.kept)]
+    if not layout.kept or reach[-1] < max(reach):
+        return ()
+    size, stride = layout.kept[-1]
+    return tuple(Layout(layout.reduced, (*layout.kept[:-1], (own, stride))) for own in (size // 2, size - size // 2))
 
 
 def _output_vector(layout: Layout) -> int:

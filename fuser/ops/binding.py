@@ -431,8 +431,8 @@ def _bind_form(bind: Callable[..., ReductionForm | None]) -> Binder:
 
 
 def _bind_logsumexp(input: Any, dim: Any, keepdim: Any = False) -> OpCall | None:  # noqa: A002
-    # As ATen has it: an infinite maximum is not subtracted.
-    number = _call("floating", input)
+    # As ATen has it: integers become floats, and an infinite maximum is not subtracted.
+    number = _bind_div(input, 1)
     top = _reduce("amax_or_end", number, dim, True)
     dims = top and top.function.reduction and top.function.reduction.dims
     if top is None or not dims:

@@ -29,7 +29,7 @@ def _all_but_channels(rank: int) -> tuple[int, ...]:
 
 def _add_channels(builder: GroupBuilder, rank: int, names: Sequence[str]) -> dict[str, int]:
     # Inputs of one element a channel, in the shape of the op's input.
-    looked_at = view(View(insert=_all_but_channels(rank)))
+    looked_at = view(View(1, insert=_all_but_channels(rank)))
     return {name: builder.apply(looked_at, [builder.add_input(name)])[0] for name in names}
 
 
@@ -56,7 +56,7 @@ def _batch_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
         rstd = rstd_of(builder, given["running_var"], eps)
     normalise = affine("batch_norm", "(x - mean) * rstd", "T x, T mean, T rstd", has_weight, has_bias)
     (out,) = builder.apply(normalise, [x, mean, rstd, *(given[name] for name in affine_names)])
-    back = view(View(insert=dims).inverse)
+    back = view(View(1, insert=dims).inverse)
     return builder.build([out, *(builder.apply(back, [value])[0] for value in further)])
 
 
@@ -86,7 +86,7 @@ def _batch_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:
     # In the dtype of the weight.
     dgamma = step("T dgamma(T weight, T total, T rstd) { return total * rstd; }", unpromoted=("total", "rstd"))
     dbeta = step("T dbeta(T weight, T total) { return total; }", unpromoted=("total",))
-    back = view(View(insert=dims).inverse)
+    back = view(View(1, insert=dims).inverse)
     if mask[1]:
         made += builder.apply(back, builder.apply(dgamma, [*weight, second, rstd]))
     if mask[2]:
@@ -161,9 +161,9 @@ class _Groups:
         self.builder = GroupBuilder()
         self.inner = tuple(range(2, rank + 1))
         # Of the input, of weights and of statistics.
-        self.full = View((1, groups))
-        self.channels = View((0, groups), (0, *self.inner[1:]))
-        self.rows = View(insert=self.inner)
+        self.full = View(rank, (1, groups))
+        self.channels = View(1, (0, groups), (0, *self.inner[1:]))
+        self.rows = View(2, insert=self.inner)
 
     def add(self, name: str, of: View) -> int:
         """Add a tensor of the op."""

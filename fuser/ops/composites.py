@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ import torch
 from fuser.cxx.functor import parse_functor
 from fuser.errors import GroupError, ShapeError, UnsupportedError
 from fuser.function import Function, View
-from fuser.graph import FusionGroup, GroupBuilder
+from fuser.graph import Application, FusionGroup, GroupBuilder
 from fuser.layout import Shape
 from fuser.ops.reductions import REDUCTIONS
 from fuser.ops.table import dtype_kind
@@ -170,8 +170,9 @@ def expand(group: FusionGroup, is_ordered: bool = False) -> Expansion:
     Raises:
         UnsupportedError: a step looks in another shape at what is made in the group; ``application`` says which.
     """
-    writer = _Writer(group, is_ordered)
-    whole = writer.builder.build([writer.resolve(value) for value in group.outputs])
+    writer = _Expander(group, is_ordered)
+    made = [writer.find(value) for value in group.outputs]
+    whole = writer.builder.build([handle for handle, _ in made])
     needed = sorted(whole.applications_from_outputs())
     builder = GroupBuilder(group.numerics)
     handles = [builder.add_input(item.name, is_scalar=item.is_scalar) for item in whole.inputs]
@@ -184,69 +185,107 @@ def expand(group: FusionGroup, is_ordered: bool = False) -> Expansion:
     return Expansion(
         builder.build([values[value] for value in whole.outputs]),
         tuple(writer.inputs),
-        tuple(writer.views.get(writer.handles[value]) for value in group.outputs),
+        tuple(view for _, view in made),
         tuple(writer.origins[index] for index in needed),
     )
 
 
-class _Writer:
-    """Writes the applications of a group, those of steps in place of composites."""
+class _Expander:
+    """Writes the applications of a group, those of steps in place of composites.
+
+    What steps look at in another shape are inputs of the group in that shape. What else makes such a tensor, or reads
+    such a result, elementwise, is applied in that shape, too.
+    """
 
     def __init__(self, group: FusionGroup, is_ordered: bool) -> None:
         self.is_ordered = is_ordered
         self.builder = GroupBuilder()
-        self.inputs: list[tuple[int, View | None]] = []
+        self.given = range(len(group.inputs))
+        self.inputs: list[tuple[int, View | None]] = [(index, None) for index in self.given]
         self.origins: list[int] = []
-        # Of outputs in another shape, by negative handles of their own: what is made, and the shape.
+        # How each handle was made: which result of which application.
+        self.makers: dict[int, tuple[Application, int]] = {}
+        # Handles in other shapes. Results that steps give in another shape than they make them have negative handles:
+        # the builder's, and the shape.
+        self.seen: dict[tuple[int, View], int] = {}
         self.made: dict[int, int] = {}
         self.views: dict[int, View] = {}
-        self._seen: dict[tuple[int, View], int] = {}
-        self.given = range(len(group.inputs))
-        self.inputs += [(index, None) for index in self.given]
         self.handles = [self.builder.add_input(item.name, is_scalar=item.is_scalar) for item in group.inputs]
-        for index, application in enumerate(group.applications):
-            tensors = [self.handles[value] for value in application.tensors]
-            scalars = [self.handles[value] for value in application.scalars]
+        for origin, application in enumerate(group.applications):
+            taken = ([self.handles[value] for value in given] for given in (application.tensors, application.scalars))
+            tensors, scalars = taken
             function = application.function
             if function.is_composite:
-                self.handles += self._inline(index, function, bind_inputs(function, tensors, scalars))
+                self.handles += self._inline(origin, function, bind_inputs(function, tensors, scalars))
             else:
-                self.handles += self._apply(index, function, tensors, scalars, application.name)
+                self.handles += self._apply(origin, replace(application, tensors=(*tensors,), scalars=(*scalars,)))
 
-    def resolve(self, value: int) -> int:
-        """Return the builder's handle of a value of the group."""
+    def find(self, value: int) -> tuple[int, View | None]:
+        """Return the builder's handle of a value of the group, and the shape in which it is given back."""
         handle = self.handles[value]
-        return self.made.get(handle, handle)
+        for (seen, of), made in self.seen.items():
+            if seen == handle and handle in self.makers:
+                # Made in this shape anyway.
+                return made, of.inverse
+        return self.made.get(handle, handle), self.views.get(handle)
 
     def _inline(self, origin: int, function: Function, inputs: list[int]) -> list[int]:
         steps = composite_steps(str(function.op), function.form or (), self.is_ordered)
         handles = inputs
         for item in steps.applications:
-            tensors, scalars = ([handles[value] for value in given] for given in (item.tensors, item.scalars))
-            handles += self._apply(origin, item.function, tensors, scalars, item.name)
+            tensors, scalars = (tuple(handles[value] for value in given) for given in (item.tensors, item.scalars))
+            if item.function.view is not None:
+                handles.append(self._look_at(origin, item.function.view, tensors[0]))
+            elif any(handle < 0 for handle in tensors):
+                raise _refuse(origin, "steps of a result in another shape")
+            else:
+                handles += self._add(origin, replace(item, tensors=tensors, scalars=scalars))
         return [handles[value] for value in steps.outputs]
 
-    def _apply(
-        self, origin: int, function: Function, tensors: list[int], scalars: list[int], name: str
-    ) -> Sequence[int]:
-        if function.view is not None:
-            return [self._view(origin, function.view, tensors[0])]
-        if any(handle < 0 for handle in tensors):
-            raise _refuse(origin, "reading a result in another shape")
+    def _add(self, origin: int, application: Application) -> tuple[int, ...]:
         self.origins.append(origin)
-        return self.builder.apply(function, tensors, scalars, name)
+        made = self.builder.apply(application.function, application.tensors, application.scalars, application.name)
+        self.makers |= {handle: (application, slot) for slot, handle in enumerate(made)}
+        return made
 
-    def _view(self, origin: int, of: View, handle: int) -> int:
+    def _apply(self, origin: int, application: Application) -> Sequence[int]:
+        shapes = {self.views[handle] for handle in application.tensors if handle < 0}
+        if not shapes:
+            return self._add(origin, application)
+        if len(shapes) > 1 or not _is_elementwise(application.function):
+            raise _refuse(origin, "reading a result in another shape")
+        shape = shapes.pop()
+        tensors = tuple(
+            self.made[handle] if handle < 0 else self._look_at(origin, shape.inverse, handle)
+            for handle in application.tensors
+        )
+        return [self._give_back(made, shape) for made in self._add(origin, replace(application, tensors=tensors))]
+
+    def _give_back(self, handle: int, of: View) -> int:
+        found = -1 - len(self.views)
+        self.made[found], self.views[found] = handle, of
+        return found
+
+    def _look_at(self, origin: int, of: View, handle: int) -> int:
         if of.is_inverse:
-            found = -1 - len(self.views)
-            self.made[found], self.views[found] = handle, of
-            return found
-        if handle not in self.given:
-            raise _refuse(origin, "a tensor in another shape that is made in the group")
-        if (handle, of) not in self._seen:
-            self._seen[handle, of] = self.builder.add_input(f"v{handle}")
-            self.inputs.append((handle, of))
-        return self._seen[handle, of]
+            return self._give_back(handle, of)
+        if self.views.get(handle) == of.inverse:
+            return self.made[handle]
+        if (handle, of) not in self.seen:
+            if handle in self.given:
+                self.seen[handle, of] = self.builder.add_input(f"v{handle}")
+                self.inputs.append((handle, of))
+            elif handle in self.makers and _is_elementwise(self.makers[handle][0].function):
+                application, slot = self.makers[handle]
+                tensors = tuple(self._look_at(origin, of, value) for value in application.tensors)
+                self.seen[handle, of] = self._add(origin, replace(application, tensors=tensors))[slot]
+            else:
+                raise _refuse(origin, "a tensor in another shape that is made in the group")
+        return self.seen[handle, of]
+
+
+def _is_elementwise(function: Function) -> bool:
+    return not (function.reduces or function.reshapes or function.is_index)
 
 
 def _refuse(origin: int, reason: str) -> UnsupportedError:

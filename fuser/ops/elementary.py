@@ -56,10 +56,6 @@ UNARY_FLOAT = tuple(
 )
 for _name in UNARY_FLOAT:
     define_unary_float(_name, f"return {_name}(x);", getattr(torch, _name))
-# A step of ops that make floats of integers first.
-define_unary_float(
-    "floating", "return x;", lambda x: x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
-)
 define_unary_float("sigmoid", "return T(1) / (T(1) + exp(-x));", torch.sigmoid)
 define("atan2", "T a, T b", "return atan2(a, b);", torch.atan2, kinds=ANY_REAL, promotion=Promotion.INT_TO_FLOAT)
 define("hypot", "T a, T b", "return hypot(a, b);", torch.hypot)

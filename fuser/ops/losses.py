@@ -23,7 +23,7 @@ __all__ = ["MEAN", "NONE", "SUM"]
 # How torch numbers the ways to reduce a loss.
 NONE, MEAN, SUM = 0, 1, 2
 # The classes are the second dimension.
-_ROWS = View(insert=(1,))
+_ROWS = View(1, insert=(1,))
 
 
 def _forward_steps(form: Form, is_ordered: bool) -> FusionGroup:

@@ -30,8 +30,8 @@ def eager_view(function: Function, x: torch.Tensor) -> Any:
     """Return the view in eager torch."""
     if function.op == "squeeze":
         return torch.squeeze(x, function.dims or ())
-    for place, dim in enumerate(function.view_dims(x.dim())):
-        x = x.unsqueeze(place) if dim is None else x
+    for slot, dim in enumerate(function.view_dims(x.dim())):
+        x = x.unsqueeze(slot) if dim is None else x
     return x
 
 
