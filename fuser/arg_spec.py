@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -25,8 +25,10 @@ from fuser.kernel_spec import (
     infer_typing,
 )
 from fuser.layout import IterationSpace, Shape, Strides, broadcast_strides, build_iteration_space
+from fuser.ordered_access import plan_ordered_walk
+from fuser.orders import RowOrder
 from fuser.row_access import plan_row_walk
-from fuser.row_space import build_row_space, find_row_shape
+from fuser.row_space import RowShape, build_row_space, find_row_shape
 from fuser.tensor_desc import TensorDesc, value_layouts
 
 __all__ = ["MAX_NARROW_OFFSET", "DescribedValue", "build_arg_spec", "rounds_between"]
@@ -50,7 +52,11 @@ class DescribedValue(NamedTuple):
 
 
 def build_arg_spec(
-    group: FusionGroup, inputs: Sequence[DescribedValue], outputs: Sequence[TensorDesc], device_type: str
+    group: FusionGroup,
+    inputs: Sequence[DescribedValue],
+    outputs: Sequence[TensorDesc],
+    device_type: str,
+    order: RowOrder | None = None,
 ) -> tuple[ArgSpec, IterationSpace]:
     """Return what one kernel's text depends on, and its loop nest.
 
@@ -59,18 +65,24 @@ def build_arg_spec(
         inputs: one per input of the group.
         outputs: one per output of the group.
         device_type: "cuda" or "cpu".
+        order: torch's, that its reductions keep; None: the canonical one.
     """
     used = group.used_inputs()
     pointers = [index for index in used if inputs[index].spec.number is None]
     operands = [*outputs, *(inputs[index].desc for index in pointers)]
     counters = _describe_counters(group, inputs)
     rows = None
+    values = [*group.outputs, *pointers, *group.index_values()]
     if group.has_reduction:
-        values = [*group.outputs, *pointers, *group.index_values()]
-        walk, rows = _walk_rows(group, inputs, operands, counters, values, device_type)
+        walk, rows = _walk_rows(group, inputs, operands, counters, values, device_type, order)
         inner = [min(operand[rows.inner], 2) for operand in walk.space.strides]
     else:
-        space = _loop_nest(outputs[0].shape, [*operands, *counters])
+        walked = [*operands, *counters]
+        if group.reshapes:
+            strides = _find_rows(group, inputs, walked, values)[1]
+        else:
+            strides = [broadcast_strides(item.shape, item.strides, outputs[0].shape) for item in walked]
+        space = _loop_nest(outputs[0].shape, strides)
         inner = _inner_classes(space, device_type)
         walk = _walk(space, operands, len(outputs), device_type, rounds=rounds_between(group, config.numerics))
     space = walk.space
@@ -85,7 +97,7 @@ def build_arg_spec(
         if index in numbers:
             filled[index] = _pass_number(inputs[index], numbers[index])
         else:
-            ndim = spec.ndim if group.has_reduction else 0
+            ndim = spec.ndim if group.reshapes else 0
             filled[index] = InputSpec(spec.dtype, spec.rank, spec.number, by_index.get(index, 0), ndim)
     args = ArgSpec(
         device_type=device_type,
@@ -127,11 +139,19 @@ def _describe_counters(group: FusionGroup, inputs: Sequence[DescribedValue]) -> 
     ]
 
 
-def _loop_nest(shape: Shape, operands: Iterable[TensorDesc]) -> IterationSpace:
-    strides: list[Strides] = [broadcast_strides(item.shape, item.strides, shape) for item in operands]
+def _loop_nest(shape: Shape, strides: Sequence[Strides]) -> IterationSpace:
     space = build_iteration_space(shape, strides)
     # One element of everything: the dense kernel serves.
     return IterationSpace((1,), ((1,),) * len(strides)) if space.numel == 1 else space
+
+
+def _find_rows(
+    group: FusionGroup, inputs: Sequence[DescribedValue], operands: Sequence[TensorDesc], values: Sequence[int]
+) -> tuple[RowShape, list[Strides]]:
+    # How the values lie, and the strides of each operand over the whole shape; ``values`` are those the operands are.
+    rows = find_row_shape(group, infer_layouts(group, value_layouts([item.desc for item in inputs])))
+    assert rows is not None, "the group was cut into what has one"
+    return rows, [rows.strides(value, item.strides) for value, item in zip(values, operands, strict=True)]
 
 
 def _walk_rows(
@@ -141,23 +161,23 @@ def _walk_rows(
     counters: Sequence[TensorDesc],
     values: Sequence[int],
     device_type: str,
+    order: RowOrder | None,
 ) -> tuple[Walk, RowSpec]:
     # ``values``: which value of the group each operand is, and each counter.
-    layouts = infer_layouts(group, value_layouts([item.desc for item in inputs]))
-    rows = find_row_shape(group, layouts)
-    assert rows is not None, "the group was cut into what has one"
-    walked = [*operands, *counters]
-    strides = [rows.strides(value, item.shape, item.strides) for value, item in zip(values, walked, strict=True)]
+    rows, strides = _find_rows(group, inputs, [*operands, *counters], values)
     space = build_row_space(rows, strides)
     in_memory = zip(space.strides[: len(operands)], values, strict=False)
     full = [own for own, value in in_memory if not rows.is_row[value]]
     along, across = (sum(own[dim] == 1 for own in full) for dim in (0, space.reduced))
     if device_type == "cuda":
-        spec = RowSpec(space.reduced, rows.is_row, across > along)
+        spec = RowSpec(space.reduced, rows.is_row, across > along if order is None else order.is_across, order=order)
         sizes = [item.dtype.itemsize for item in operands if item.dtype is not None]
         is_row = [rows.is_row[value] for value in values]
         aligned = [item.is_aligned for item in operands]
-        walk = plan_row_walk(group, space, spec, is_row, sizes, aligned, _shared_bytes(operands[0].device))
+        if order is None:
+            walk = plan_row_walk(group, space, spec, is_row, sizes, aligned, _shared_bytes(operands[0].device))
+        else:
+            walk = plan_ordered_walk(group, space, spec, values, sizes, aligned)
         return walk, replace(spec, keeps=walk.tuning.is_resident)
     # Rows of a few elements are better computed side by side, too.
     is_short = space.sizes[0] < CPU_SHORT_ROW <= space.sizes[space.reduced]

@@ -254,6 +254,7 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
     text = _TextWithLines()
     features = _features(typing, args)
     kind = {"tiles"} if args.rows is None and body.geometry else {"rows"} if args.rows else set()
+    kind |= {"orders"} if args.rows and args.rows.order else set()
     prelude = dialect.emit_prelude(words, features | kind)
     text.add(prelude)
     for index, functor in enumerate(functors):

@@ -13,7 +13,7 @@ from fuser.process import Lock
 __all__ = ["count", "count_fallback", "reset_stats", "stats", "warn_once"]
 
 _lock = Lock()
-_counts = {"launches": 0, "compiles": 0, "cache_hits": 0}
+_counts = {"launches": 0, "compiles": 0, "cache_hits": 0, "checks": 0, "kept": 0}
 _fallbacks: dict[str, int] = {}
 # Reasons that were warned about.
 _warned: set[str] = set()
@@ -25,7 +25,9 @@ def stats() -> dict[str, Any]:
 
     Returns:
         ``launches``: kernels launched; ``compiles``: compiler runs; ``cache_hits``: kernels that a new kind of call
-        found ready, in memory or on disk; ``fallbacks``: reason -> number of calls that ran in eager torch for it.
+        found ready, in memory or on disk; ``checks``: orders of torch's reductions that were compared with torch's own
+        kernel before their first use; ``kept``: reductions that strict numerics left to torch's kernel, whose order no
+        kernel keeps for their shape; ``fallbacks``: reason -> number of calls that ran in eager torch for it.
     """
     with _lock():
         totals = {name: value + (_sources[name]() if name in _sources else 0) for name, value in _counts.items()}

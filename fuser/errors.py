@@ -140,9 +140,11 @@ class UnsupportedError(FuserError, RuntimeError):
 
     Attributes:
         application: index of the application that has no kernel, where the rest of the group may have one; else -1.
+        is_expected: whether torch's kernel is what strict numerics ask for here: nobody is warned.
     """
 
     application: int = -1
+    is_expected: bool = False
 
 
 class FallbackWarning(UserWarning):

@@ -15,7 +15,7 @@ from fuser.errors import FallbackError, UnsupportedError, UntranslatableError
 from fuser.function import Function
 from fuser.graph import FusionGroup
 from fuser.layout import Shape, broadcast_shapes, infer_output_strides
-from fuser.ops import OPS, REDUCTIONS, eager_index
+from fuser.ops import OPS, REDUCTIONS, call_composite, eager_index, eager_view
 
 __all__ = ["Fallback", "call_derived", "find_obstacle"]
 
@@ -172,8 +172,13 @@ def _call_eager(function: Function, tensors: list[Any], scalars: dict[str, Any])
     if function.is_index:
         given = [item for item in tensors if isinstance(item, torch.Tensor)]
         return _lay_out(eager_index(function, given), given)
+    if function.is_view:
+        return eager_view(function, tensors[0])
+    if function.is_composite:
+        return call_composite(function, tensors, scalars)
     if function.op is not None and function.reduction is not None:
-        return REDUCTIONS[function.op].eager(tensors[0], function.reduction.dims, function.reduction.keepdim)
+        reduction = function.reduction
+        return REDUCTIONS[function.op].eager(tensors[0], reduction.dims, reduction.keepdim, **scalars)
     if function.op is not None:
         conversion = {"dtype": function.out_dtypes[0]} if function.is_conversion else {}
         return OPS[function.op].eager(*tensors, **scalars, **conversion)

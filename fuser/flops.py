@@ -16,9 +16,11 @@ from fuser.compiler import registered
 from fuser.cxx.functor import Functor
 from fuser.cxx.operations import count_operations
 from fuser.errors import FuserError
-from fuser.kernel_spec import infer_layouts
+from fuser.graph import FusionGroup
+from fuser.kernel_spec import ValueLayout, infer_layouts
 from fuser.late import when_imported
 from fuser.layout import broadcast_shapes
+from fuser.ops import bind_inputs, composite_steps
 from fuser.tensor_desc import describe, value_layouts
 
 __all__ = ["count_flops"]
@@ -30,16 +32,24 @@ def count_flops(group: str, kinds: str, tensors: Sequence[Any], ints: Sequence[A
     Each application of a functor counts as ``fuser.cxx.operations`` says, for every element of its result. A reduction
     maps every element, combines one time less than there are elements for each result, and finishes each.
     """
-    spec = registered(group)
-    inputs = library.merge_inputs(kinds, tensors, ints, floats)
-    layouts = infer_layouts(spec.group, value_layouts(list(map(describe, inputs))))
+    given = list(map(describe, library.merge_inputs(kinds, tensors, ints, floats)))
+    return _count(registered(group).group, value_layouts(given))
+
+
+def _count(group: FusionGroup, inputs: Sequence[ValueLayout]) -> int:
+    layouts = infer_layouts(group, inputs)
     flops = 0
-    for application, offset in zip(spec.group.applications, spec.group.value_offsets(), strict=True):
+    for application, offset in zip(group.applications, group.value_offsets(), strict=True):
         function, made = application.function, math.prod(layouts[offset].shape)
+        tensors = [layouts[value] for value in application.tensors]
+        if function.is_composite:
+            bound = bind_inputs(function, tensors, [layouts[value] for value in application.scalars])
+            flops += _count(composite_steps(str(function.op), function.form or ()), bound)
+            continue
         if function.reduction is None:
             flops += made * _operations_of(function.functor)
             continue
-        elements = math.prod(broadcast_shapes([layouts[value].shape for value in application.tensors]))
+        elements = math.prod(broadcast_shapes([item.shape for item in tensors]))
         times = (elements, max(elements - made, 0), made)
         flops += sum(map(operator.mul, times, map(_operations_of, function.functors)))
     return flops

@@ -15,15 +15,17 @@ from fuser.cxx.functor import EntryParameter, Functor, describe_call, parse_func
 from fuser.dtypes import Rank, is_representable, number_of_dtype, promote, to_floating
 from fuser.eager.types import dtype_named
 from fuser.errors import ArgumentError, DimError, GroupError, ShapeError, UnsupportedError
-from fuser.layout import Shape
+from fuser.layout import Shape, Strides
 
 __all__ = [
     "BATCH",
+    "VIEWS",
     "Function",
     "HandWritten",
     "Isolation",
     "Promotion",
     "Reduction",
+    "View",
     "number_from_json",
     "number_to_json",
 ]
@@ -31,6 +33,8 @@ __all__ = [
 # Elements of a reduction that are combined as one tree; batches come in order. As torch's inner-tree order has it
 # (torch/_native/ops/reductions/inner_tree_plan.py).
 BATCH = 8192
+# The ops that change dimensions of size 1 alone.
+VIEWS = frozenset({"unsqueeze", "squeeze"})
 
 
 class Promotion(Enum):
@@ -68,7 +72,8 @@ class Reduction:
     """How a function combines, along some dimensions, what its functor (the map) makes of each element.
 
     The order is fuser's canonical one: elements are numbered along the dimensions, row-major; batches of 8192 of them
-    are combined as a balanced binary tree over their numbers, and batches in order, the identity before them all.
+    are combined as a balanced binary tree over their numbers, and batches in order, the identity before them all. One
+    of torch's own reductions may name torch's order, which strict kernels keep and fast ones ignore.
     """
 
     # Takes the accumulators of two parts, the one with the smaller numbers first, and makes those of both.
@@ -81,8 +86,14 @@ class Reduction:
     dims: tuple[int, ...] | None = None
     # Whether the results keep the dimensions, with size 1.
     keepdim: bool = False
-    # Whether ``finish`` takes the number of elements that were combined, as an int64_t after the accumulators.
+    # Whether ``finish`` takes the number of elements that were combined, as an int64_t after the accumulators; and, if
+    # it takes one more, the number of rows, where the order is torch's, and 0 elsewhere.
     counts: bool = False
+    # What torch calls the order of its own op, as in fuser.orders; empty: the canonical one.
+    order: str = ""
+    # Takes accumulators, then what the map takes, and makes the accumulators with one element more: how torch's order
+    # adds an element where that has other bits than to combine it. None: it is mapped and combined.
+    accumulate: Functor | None = None
 
     @property
     def result(self) -> Functor:
@@ -147,6 +158,8 @@ class Reduction:
             "dims": None if self.dims is None else list(self.dims),
             "keepdim": self.keepdim,
             "counts": self.counts,
+            "order": self.order,
+            "accumulate": self.accumulate and _functor_to_json(self.accumulate),
         }
 
     @staticmethod
@@ -159,7 +172,61 @@ class Reduction:
             None if data["dims"] is None else tuple(data["dims"]),
             data["keepdim"],
             data["counts"],
+            data.get("order", ""),
+            data.get("accumulate") and _functor_from_json(data["accumulate"]),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Another shape of the same elements: one dimension as two, then further ones of size 1; or back."""
+
+    # Of what is looked at; what has fewer dimensions broadcasts to it.
+    rank: int
+    # The dimension, and how many parts the first of the two has.
+    split: tuple[int, int] | None = None
+    # Where dimensions of size 1 are in the result, ascending.
+    insert: tuple[int, ...] = ()
+    is_inverse: bool = False
+
+    def apply(self, shape: Shape, strides: Strides) -> tuple[Shape, Strides]:
+        """Return shape and strides of the view.
+
+        Raises:
+            ShapeError: the dimension does not have so many parts. UnsupportedError: there are more dimensions.
+        """
+        dims = list(zip(shape, strides, strict=True))
+        if self.is_inverse:
+            dims = [item for dim, item in enumerate(dims) if dim not in self.insert]
+            if self.split is not None:
+                dim = self.split[0]
+                size, stride = dims.pop(dim + 1)
+                outer, step = dims[dim]
+                dims[dim] = (outer * size, stride if size > 1 else step)
+        elif dims:
+            if len(dims) > self.rank:
+                raise UnsupportedError(f"{len(dims)} dimensions beside {self.rank} that are looked at in another shape")
+            dims = [(1, 0)] * (self.rank - len(dims)) + dims
+            if self.split is not None:
+                dim, parts = self.split
+                size, stride = dims[dim]
+                if size != 1 and size % parts:
+                    raise ShapeError(f"a dimension of {size} elements does not have {parts} equal parts")
+                inner = size // parts if size != 1 else 1
+                dims[dim : dim + 1] = [(parts if size != 1 else 1, stride * inner), (inner, stride)]
+            for dim in self.insert:
+                dims.insert(dim, (1, 1))
+        return tuple(size for size, _ in dims), tuple(stride for _, stride in dims)
+
+    @property
+    def further_dims(self) -> int:
+        """How many dimensions more the result has."""
+        return (-1 if self.is_inverse else 1) * (len(self.insert) + (self.split is not None))
+
+    @property
+    def inverse(self) -> View:
+        """The view that takes its result back."""
+        return View(self.rank, self.split, self.insert, not self.is_inverse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +252,16 @@ class Function:
     isolation: Isolation = Isolation.FULL
     # What makes it a reduction.
     reduction: Reduction | None = None
-    # Of the op "index": the dimensions along which elements are numbered, row-major; as in Reduction.
+    # Of the op "index": the dimensions along which elements are numbered, row-major; as in Reduction. Of "unsqueeze":
+    # the dimensions of the result that are new; of "squeeze": those of the tensor that go.
     dims: tuple[int, ...] | None = None
+    # Of an op that is several steps (``fuser.ops.composites``): what its steps depend on beside dtypes and shapes. The
+    # functor says no more than what it takes and makes.
+    form: tuple[Any, ...] | None = None
+    # Among those steps only: its result is another shape of the same elements.
+    view: View | None = None
+    # Whether results lie row-major, whatever the tensors do.
+    is_contiguous: bool = False
 
     @property
     def name(self) -> str:
@@ -207,7 +282,8 @@ class Function:
         """All texts of it."""
         if self.reduction is None:
             return (self.functor,)
-        return (self.functor, self.reduction.combine, *([self.reduction.finish] if self.reduction.finish else []))
+        further = (self.reduction.finish, self.reduction.accumulate)
+        return (self.functor, self.reduction.combine, *(functor for functor in further if functor))
 
     @property
     def scalars(self) -> tuple[EntryParameter, ...]:
@@ -230,6 +306,16 @@ class Function:
         return bool(tail) and all(parameter in tensors and parameter.has_default for parameter in tail)
 
     @property
+    def is_composite(self) -> bool:
+        """Whether it is an op of torch's that becomes several steps when a call is planned."""
+        return self.form is not None
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it combines elements, or is an op that may."""
+        return self.reduction is not None or self.is_composite
+
+    @property
     def is_index(self) -> bool:
         """Whether it numbers elements: it takes the shape of its tensors, and nothing else of them."""
         return self.op == "index"
@@ -237,6 +323,36 @@ class Function:
     def index_dims(self, rank: int) -> tuple[int, ...]:
         """Return the dimensions along which an index counts, ascending; raises as ``Reduction.normalize_dims``."""
         return _normalize_dims(self.dims, rank, self.name)
+
+    @property
+    def is_view(self) -> bool:
+        """Whether it puts dimensions of size 1 in, or takes them out, and computes nothing."""
+        return self.op in VIEWS
+
+    @property
+    def reshapes(self) -> bool:
+        """Whether its results have other dimensions than its tensors."""
+        return self.reduces or self.is_view
+
+    def result_rank(self, rank: int) -> int:
+        """Return how many dimensions its results have, where its tensors' shapes broadcast to one of ``rank``."""
+        if self.reduction is not None:
+            return self.reduction.remaining_dims(rank)
+        return rank + len(self.dims or ()) * (1 if self.op == "unsqueeze" else -1) if self.is_view else rank
+
+    def view_dims(self, rank: int) -> tuple[int | None, ...]:
+        """Return, for each dimension of a view's result, the tensor's that it is; None for a new one.
+
+        Raises:
+            DimError, ShapeError: as ``Reduction.normalize_dims``.
+        """
+        if self.op == "squeeze":
+            gone = _normalize_dims(self.dims, rank, self.name)
+            return tuple(dim for dim in range(rank) if dim not in gone)
+        made = self.result_rank(rank)
+        new = _normalize_dims(self.dims, made, self.name)
+        own = iter(range(rank))
+        return tuple(None if dim in new else next(own) for dim in range(made))
 
     @property
     def is_comparison(self) -> bool:
@@ -284,6 +400,8 @@ class Function:
             "isolation": self.isolation.value,
             "reduction": self.reduction and self.reduction.to_json(),
             "dims": None if self.dims is None else list(self.dims),
+            "form": self.form,
+            "is_contiguous": self.is_contiguous,
         }
         return {name: value for name, value in written.items() if value != _USUAL.get(name, ...)}
 
@@ -313,6 +431,8 @@ class Function:
             isolation=Isolation(data["isolation"]),
             reduction=data["reduction"] and Reduction.from_json(data["reduction"]),
             dims=None if data["dims"] is None else tuple(data["dims"]),
+            form=_form_from_json(data["form"]),
+            is_contiguous=data["is_contiguous"],
         )
 
 
@@ -330,6 +450,8 @@ _USUAL: dict[str, Any] = {
     "isolation": "full",
     "reduction": None,
     "dims": None,
+    "form": None,
+    "is_contiguous": False,
 }
 
 # Python functions that groups hold, by the names that stand for them in JSON: no two processes give the same name.
@@ -425,6 +547,10 @@ def _normalize_dims(dims: tuple[int, ...] | None, rank: int, name: str) -> tuple
         if dim == after:
             raise ShapeError(f"{name}: dim {dim} appears multiple times in the list of dims")
     return tuple(found) if rank else ()
+
+
+def _form_from_json(data: Any) -> Any:
+    return tuple(map(_form_from_json, data)) if isinstance(data, list | tuple) else data
 
 
 def _functor_to_json(functor: Functor) -> dict[str, Any]:

@@ -53,11 +53,20 @@ def _row_blocks(source: KernelSource, sizes: Sequence[int]) -> int:
     # Blocks that take all rows of a kernel with reductions at once.
     tuning, rows = source.tuning, source.rows
     assert rows is not None, "it has reductions"
-    pieces = -(-prod(sizes[: rows.reduced]) // tuning.piece) if tuning.piece else 1
+    pieces = _pieces(source, sizes)
     if rows.is_across:
         tiles = -(-sizes[rows.reduced] // (tuning.team * source.vector)) * prod(sizes[rows.reduced + 1 :])
         return tiles * pieces
     return -(-prod(sizes[rows.reduced :]) // (tuning.block // tuning.team)) * pieces
+
+
+def _pieces(source: KernelSource, sizes: Sequence[int]) -> int:
+    # Blocks that share a row.
+    tuning, rows = source.tuning, source.rows
+    assert rows is not None, "it has reductions"
+    if rows.order is not None:
+        return rows.order.schedule.blocks
+    return -(-prod(sizes[: rows.reduced]) // tuning.piece) if tuning.piece else 1
 
 
 def workspace_bytes(source: KernelSource, sizes: Sequence[int]) -> int:
@@ -68,10 +77,10 @@ def workspace_bytes(source: KernelSource, sizes: Sequence[int]) -> int:
     tuning, rows = source.tuning, source.rows
     if rows is None or not tuning.piece:
         return 0
-    pieces = -(-prod(sizes[: rows.reduced]) // tuning.piece)
+    pieces = _pieces(source, sizes)
     across = tuning.team * source.vector if rows.is_across else 1
     # As the prelude's fuser_workspace has it; an accumulator is a complex number at most.
-    batches = max(tuning.piece // BATCH, 1)
+    batches = 1 if rows.order else max(tuning.piece // BATCH, 1)
     per_tile = 4 * (2 + -(-pieces // TURN)) + 16 * source.accumulators * across * (1 + pieces * batches)
     return per_tile * _row_blocks(source, sizes) // pieces
 

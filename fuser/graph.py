@@ -92,7 +92,17 @@ class FusionGroup:
     @property
     def has_reduction(self) -> bool:
         """Whether the outputs depend on the elements of a reduction."""
-        return any(self.applications[index].function.reduction for index in self.live_applications())
+        return any(self.applications[index].function.reduces for index in self.live_applications())
+
+    @property
+    def has_composite(self) -> bool:
+        """Whether an application is an op of several steps."""
+        return any(item.function.is_composite for item in self.applications)
+
+    @property
+    def reshapes(self) -> bool:
+        """Whether some values have other dimensions than what they are made of."""
+        return any(item.function.reshapes for item in self.applications)
 
     def value_offsets(self) -> tuple[int, ...]:
         """Return the number of each application's first output."""
@@ -139,7 +149,7 @@ class FusionGroup:
             value: builder.add_input(f"in{value}", is_scalar=item.is_scalar) for value, item in enumerate(self.inputs)
         }
         merged: dict[tuple[Function, tuple[int, ...], tuple[int, ...]], tuple[int, ...]] = {}
-        for index in self._applications_from_outputs():
+        for index in self.applications_from_outputs():
             application = self.applications[index]
             tensors = tuple(renamed[value] for value in application.tensors)
             scalars = tuple(renamed[value] for value in application.scalars)
@@ -176,7 +186,7 @@ class FusionGroup:
             ),
             tuple(slot[value] for value in made),
         )
-        return Section(group, tuple(read), tuple(made))
+        return Section(group, tuple(read), tuple(made), tuple(sorted(indices)))
 
     def widen(self, ops: Collection[str]) -> FusionGroup:
         """Return the group whose applications of ``ops`` compute half and bfloat16 in float32, as autocast has it."""
@@ -301,7 +311,8 @@ class FusionGroup:
             lines.append(f"  {made} = {describe_application(item)}")
         return "\n".join([*lines, f"  return {', '.join(f'v{value}' for value in self.outputs)}"])
 
-    def _applications_from_outputs(self) -> list[int]:
+    def applications_from_outputs(self) -> list[int]:
+        """Return the applications that the outputs need, depth first."""
         # Depth first without recursion: groups can be deep.
         producers, order, seen = self.producers(), [], set[int]()
         stack = [(producers[value], False) for value in reversed(self.outputs)]
@@ -327,8 +338,10 @@ class FusionGroup:
             raise GroupError(f"{where}: {len(function.out_dtypes)} out_dtypes for {function.num_outputs} outputs")
         if function.reduction is not None:
             _lint_reduction(function, function.reduction, where)
-        if function.dims is not None and not function.is_index:
-            raise GroupError(f"{where}: only an index has dims of its own")
+        if function.is_view and (function.dims is None or function.num_outputs > 1 or len(application.tensors) > 1):
+            raise GroupError(f"{where}: a view takes one tensor, and has dims")
+        if function.dims is not None and not (function.is_index or function.is_view):
+            raise GroupError(f"{where}: only an index or a view has dims of its own")
         for value in (*application.tensors, *application.scalars):
             if not 0 <= value < known:
                 raise GroupError(f"{where}: value {value} is used before it is made")
@@ -348,6 +361,8 @@ class Section:
     # Values of the whole group that are its inputs and its outputs, in order.
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    # Which of the whole group's applications it has.
+    applications: tuple[int, ...]
 
 
 def _lint_reduction(function: Function, reduction: Reduction, where: str) -> None:
@@ -356,8 +371,12 @@ def _lint_reduction(function: Function, reduction: Reduction, where: str) -> Non
         raise GroupError(f"{where}: {reduction.combine.signature()} does not combine {count} accumulators with {count}")
     if function.functor.num_outputs != count:
         raise GroupError(f"{where}: {function.functor.signature()} does not make {count} accumulators")
-    if reduction.finish is not None and len(reduction.finish.tensors) != count + reduction.counts:
+    counts = (1, 2) if reduction.counts else (0,)
+    if reduction.finish is not None and len(reduction.finish.tensors) - count not in counts:
         raise GroupError(f"{where}: {reduction.finish.signature()} does not take {count} accumulators")
+    add = reduction.accumulate
+    if add is not None and (add.num_outputs, len(add.tensors)) != (count, count + len(function.functor.tensors)):
+        raise GroupError(f"{where}: {add.signature()} does not add an element to {count} accumulators")
 
 
 def describe_application(application: Application) -> str:
@@ -423,6 +442,14 @@ class GroupBuilder:
         index = len(self._applications) - 1
         self._handles += [(index, slot) for slot in range(function.num_outputs)]
         return tuple(range(first, len(self._handles)))
+
+    def inline(self, group: FusionGroup, inputs: Sequence[int]) -> tuple[int, ...]:
+        """Apply all that a group applies to handles for its inputs; return one handle per output."""
+        handles = list(inputs)
+        for item in group.applications:
+            tensors = [handles[value] for value in item.tensors]
+            handles += self.apply(item.function, tensors, [handles[value] for value in item.scalars], item.name)
+        return tuple(handles[value] for value in group.outputs)
 
     def build(self, outputs: Sequence[int]) -> FusionGroup:
         """Return the group that returns the given handles."""

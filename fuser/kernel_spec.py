@@ -15,10 +15,20 @@ from fuser.access import DEFAULT_TUNING, Access, Tuning
 from fuser.cxx.paths import check_functor
 from fuser.dtypes import Rank, dtype_info
 from fuser.errors import GroupError, ShapeError, UnsupportedError
-from fuser.function import Function
+from fuser.function import VIEWS, Function
 from fuser.graph import Application, FusionGroup
 from fuser.layout import Shape, Strides, broadcast_shapes, contiguous_strides, infer_output_strides, is_dense
-from fuser.ops import OPS, REDUCTIONS, dtype_kind
+from fuser.ops import (
+    OPS,
+    REDUCTIONS,
+    bind_inputs,
+    check_dtypes,
+    check_function,
+    check_shapes,
+    composite_steps,
+    dtype_kind,
+)
+from fuser.orders import RowOrder
 
 __all__ = [
     "ArgSpec",
@@ -88,6 +98,8 @@ class RowSpec:
     is_across: bool
     # Whether what is costly and needed in several passes is computed once: rows are short enough to keep it.
     keeps: bool = False
+    # Torch's order, where the kernel keeps it; None: the canonical one.
+    order: RowOrder | None = None
 
     @property
     def inner(self) -> int:
@@ -138,8 +150,9 @@ class Typing:
     values: tuple[torch.dtype, ...]
     # Common dtype each application computes in, before it becomes a compute type.
     common: tuple[torch.dtype, ...]
-    # Weight of each value in promotion.
+    # Weight of each value in promotion, and how many dimensions it has where a group reduces some.
     ranks: tuple[Rank, ...]
+    ndims: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +178,9 @@ def build_kernel_spec(group: FusionGroup) -> KernelSpec:
     for application in group.applications:
         for functor in application.function.functors:
             check_functor(functor)
-        if application.function.op not in (None, "index", *OPS, *REDUCTIONS):
+        if application.function.is_composite:
+            check_function(application.function)
+        elif application.function.op not in (None, "index", *VIEWS, *OPS, *REDUCTIONS):
             raise GroupError(f"there is no op {application.function.op!r} in fuser's table")
     return KernelSpec(group.canonical())
 
@@ -184,6 +199,14 @@ def infer_typing(group: FusionGroup, inputs: Sequence[InputSpec | None], default
     common_dtypes = []
     for index, application in enumerate(group.applications):
         function = application.function
+        if function.is_composite:
+            inner = _type_steps(application, index, [*zip(values, ranks, ndims, strict=True)], default_dtype)
+            made = composite_steps(str(function.op), function.form or ()).outputs
+            values += [inner.values[value] for value in made]
+            ranks += [inner.ranks[value] for value in made]
+            ndims += [inner.ndims[value] for value in made]
+            common_dtypes.append(values[application.tensors[0]])
+            continue
         try:
             common = _common_dtype(application, values, ranks, default_dtype)
             dtypes = [dtype or common for dtype in function.out_dtypes] or [common] * function.num_outputs
@@ -198,13 +221,30 @@ def infer_typing(group: FusionGroup, inputs: Sequence[InputSpec | None], default
         values += dtypes
         rank = min(ranks[value] for value in application.tensors)
         ndim = max(ndims[value] for value in application.tensors)
-        if function.reduction is not None:
-            ndim = function.reduction.remaining_dims(ndim)
+        if function.reshapes:
+            ndim = function.result_rank(ndim)
             # What has no dimension left is weak, as a 0-dim tensor is.
-            rank = rank if ndim else max(rank, Rank.ZERO_DIM)
+            rank = Rank.TENSOR if ndim else max(rank, Rank.ZERO_DIM)
+        if function.view is not None:
+            ndim += function.view.further_dims
         ranks += [rank] * function.num_outputs
         ndims += [ndim] * function.num_outputs
-    return Typing(tuple(values), tuple(common_dtypes), tuple(ranks))
+    return Typing(tuple(values), tuple(common_dtypes), tuple(ranks), tuple(ndims))
+
+
+def _type_steps(
+    application: Application, index: int, known: Sequence[tuple[torch.dtype, Rank, int]], default_dtype: torch.dtype
+) -> Typing:
+    # dtypes through the steps of a composite.
+    function = application.function
+    try:
+        check_dtypes(function, [known[value][0] for value in application.tensors])
+        bound = bind_inputs(function, application.tensors, application.scalars)
+        inputs = [InputSpec(dtype, rank, ndim=ndim) for dtype, rank, ndim in (known[value] for value in bound)]
+        return infer_typing(composite_steps(str(function.op), function.form or ()), inputs, default_dtype)
+    except UnsupportedError as error:
+        error.application = index
+        raise
 
 
 def infer_layouts(group: FusionGroup, inputs: Sequence[ValueLayout]) -> tuple[ValueLayout, ...]:
@@ -217,6 +257,17 @@ def infer_layouts(group: FusionGroup, inputs: Sequence[ValueLayout]) -> tuple[Va
     for application in group.applications:
         function = application.function
         operands = [values[value] for value in application.tensors]
+        if function.is_composite:
+            check_shapes(function, [operand.shape for operand in operands])
+            steps = composite_steps(str(function.op), function.form or ())
+            inner = infer_layouts(
+                steps, bind_inputs(function, operands, [values[item] for item in application.scalars])
+            )
+            values += [inner[value] for value in steps.outputs]
+            continue
+        if function.view is not None:
+            values.append(ValueLayout(*function.view.apply(operands[0].shape, operands[0].strides)))
+            continue
         try:
             shape = broadcast_shapes([operand.shape for operand in operands])
         except ShapeError as error:
@@ -229,11 +280,12 @@ def infer_layouts(group: FusionGroup, inputs: Sequence[ValueLayout]) -> tuple[Va
         if function.reduction is not None:
             shape = function.reduction.reduce_shape(shape)
             strides = contiguous_strides(shape)
+        elif function.is_view:
+            shape, strides = _view(function, operands[0])
         elif function.op in {"pow", "pow_number"} and operands[0].is_number:
             # at::pow(Scalar, Tensor) lays its result out before it knows its operands.
             strides = contiguous_strides(shape)
-        elif function.op == "masked_fill":
-            # ATen fills a contiguous copy.
+        elif function.is_contiguous:
             strides = contiguous_strides(shape)
         elif _keeps_strides(function, operands[0]):
             strides = operands[0].strides
@@ -262,6 +314,19 @@ def _name_for_people(group: FusionGroup, application: Application, value: int) -
     if not application.function.is_index:
         return application.function.name
     return next((item.function.name for item in group.applications if value in item.tensors), "index")
+
+
+def _view(function: Function, operand: ValueLayout) -> tuple[Shape, Strides]:
+    # As torch lays a view out: what is new comes to one step of the dimension that it stands before.
+    rank = len(operand.shape)
+    sources = function.view_dims(rank)
+    steps = [size * stride for size, stride in zip(operand.shape, operand.strides, strict=True)]
+    shape = tuple(1 if dim is None else operand.shape[dim] for dim in sources)
+    strides = []
+    for slot, dim in enumerate(sources):
+        after = next((other for other in sources[slot:] if other is not None), rank)
+        strides.append(operand.strides[dim] if dim is not None else steps[after] if after < rank else 1)
+    return shape, tuple(strides)
 
 
 def _keeps_strides(function: Function, operand: ValueLayout) -> bool:
@@ -300,7 +365,7 @@ def _check_kind(
 ) -> None:
     function = application.function
     dtype_info(common)
-    if function.op is None:
+    if function.op is None or function.is_view:
         return
     if function.reduction is not None:
         reduces = REDUCTIONS[function.op]

@@ -54,7 +54,7 @@ def follow_sums(group: FusionGroup, summed: frozenset[int]) -> tuple[tuple[bool,
         if item.function.is_index:
             values.append(False)
             continue
-        if item.function.reduction is not None:
+        if item.function.reshapes:
             return (), index
         dtypes = [dtype for dtype in item.function.out_dtypes if dtype is not None]
         is_real = all(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)

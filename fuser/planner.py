@@ -27,12 +27,16 @@ from fuser.errors import (
     UnsupportedError,
 )
 from fuser.fallback import Fallback
+from fuser.function import View
 from fuser.fused_kernel import ArgumentPacker, FusedKernel
 from fuser.geometry import Launch, workspace_bytes
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import ArgSpec, InputSpec, KernelSpec, ValueLayout, infer_layouts, infer_typing
 from fuser.layout import IterationSpace, Shape, Strides
-from fuser.ops import REDUCTIONS, dtype_kind
+from fuser.ops import Expansion, expand
+from fuser.order_check import OrderCase, is_kept
+from fuser.orders import RowOrder
+from fuser.row_orders import Orders, find_orders, order_of_section
 from fuser.sections import cut_group, group_outputs
 from fuser.tensor_desc import (
     TensorDesc,
@@ -104,6 +108,8 @@ class Plan:
     fallback_reason: str = ""
     # The one application that this is about: the rest of the group may be fused around it. -1: all of it is.
     obstacle: int = -1
+    # Whether torch's own kernel is what was asked for: nobody is warned.
+    is_expected: bool = False
     # When to look again whether that still holds, in seconds of time.monotonic().
     until: float = math.inf
     # Whether another torch.get_default_dtype() would make another plan.
@@ -160,9 +166,9 @@ def plan_texts(
     if device is not None:
         described = [item._replace(device=device) if item.device is not None else item for item in described]
     where = common_device(spec.group, described)
-    values = _describe_values(spec, described, where, infer_layouts(spec.group, value_layouts(described)))
-    outputs = [values[value].desc for value in spec.group.outputs]
-    return [(part.spec, part.args) for part in _cut(spec, values, outputs, where)]
+    steps = _expand(spec, described, where, infer_layouts(spec.group, value_layouts(described)))
+    orders = _find_orders(steps, where)
+    return [(part.spec, part.args) for part in _cut(steps, steps.lay_out(steps.outputs), where, orders)]
 
 
 def _plan_kernels(
@@ -171,30 +177,31 @@ def _plan_kernels(
     out: Sequence[TensorDesc],
     device: torch.device,
     layouts: Sequence[ValueLayout],
+    *,
+    trusts_orders: bool = False,
 ) -> Plan:
-    values = _describe_values(spec, inputs, device, layouts)
-    _check_reductions(spec.group, values)
-    outputs = [values[value].desc for value in spec.group.outputs]
-    buffers = tuple(map(_buffer, outputs))
+    expanded = _expand(spec, inputs, device, layouts)
+    orders = _find_orders(expanded, device)
+    buffers = tuple(map(_buffer, expanded.outputs))
     if device.type == "meta":
         return Plan(device, buffers, ())
     if not can_fuse(device.type):
         known = device.type in _can_fuse
         raise UnsupportedError(f"fusion on {device.type} is switched off" if known else f"device {device.type!r}")
-    parts = list(_cut(spec, values, _laid_out_as(out, outputs), device))
-    homes, temporaries = _find_homes(spec, parts, values)
+    if not trusts_orders:
+        _check_orders(spec, expanded, device, orders)
+    parts = list(_cut(expanded, expanded.lay_out(_laid_out_as(out, expanded.outputs)), device, orders))
+    homes, temporaries = _find_homes(expanded, parts, len(inputs))
     workspaces: list[int] = []
     first = len(buffers) + len(temporaries)
-    steps = tuple(
-        _compile(part, device, homes, len(inputs), workspaces, first) for part in parts if not part.space.is_empty
-    )
+    steps = tuple(_compile(part, device, homes, workspaces, first) for part in parts if not part.space.is_empty)
     return Plan(
         device=device,
         outputs=buffers,
         steps=steps,
         temporaries=temporaries,
         workspaces=tuple(workspaces),
-        follows_default_dtype=follows_default_dtype(spec.group, [item.spec for item in values[: len(inputs)]]),
+        follows_default_dtype=follows_default_dtype(spec.group, input_specs(inputs, device)),
     )
 
 
@@ -207,6 +214,8 @@ def _plan_fallback(spec: KernelSpec, device: torch.device, error: UnsupportedErr
             raise error
     elif error.application >= 0 and len(spec.group.applications) > 1:
         return Plan(device, (), (), fallback_reason=reason, obstacle=error.application)
+    elif error.is_expected:
+        return Plan(device, (), (), fallback_reason=reason, is_expected=True)
     obstacles = fallback.obstacles
     if obstacles:
         if isinstance(error, CompilerNotFoundError):
@@ -223,12 +232,75 @@ def _plan_fallback(spec: KernelSpec, device: torch.device, error: UnsupportedErr
 
 
 # --- describe --------------------------------------------------------------------------------------------------------
-def _describe_values(
+@dataclass(frozen=True, slots=True)
+class _Expanded:
+    """A call's group, with the steps of torch's larger ops in their place, and what its values are."""
+
+    # None where the group has none of them, and is what it was.
+    spec: KernelSpec | None
+    expansion: Expansion
+    # Of the group with the steps.
+    values: tuple[DescribedValue, ...]
+    # Of the call, as torch gives them.
+    outputs: tuple[TensorDesc, ...]
+    # Of the group without the steps.
+    whole: tuple[DescribedValue, ...]
+
+    @property
+    def group(self) -> FusionGroup:
+        return self.expansion.group
+
+    def lay_out(self, outputs: Sequence[TensorDesc]) -> list[TensorDesc]:
+        """Return tensors of the call's outputs as the group has them."""
+        return [
+            _view(item, None if view is None else view.inverse)
+            for item, view in zip(outputs, self.expansion.outputs, strict=True)
+        ]
+
+
+def _expand(
     spec: KernelSpec, inputs: Sequence[TensorDesc], device: torch.device, layouts: Sequence[ValueLayout]
+) -> _Expanded:
+    whole = _describe_values(spec.group, inputs, device, layouts)
+    outputs = tuple(whole[value].desc for value in spec.group.outputs)
+    if not spec.group.has_composite:
+        views = [(slot, None) for slot in range(len(inputs))]
+        same = Expansion(spec.group, tuple(views), (None,) * len(outputs), tuple(range(len(spec.group.applications))))
+        return _Expanded(spec, same, tuple(whole), outputs, tuple(whole))
+    expansion = expand(spec.group, config.numerics == "strict")
+    try:
+        seen = [_view(inputs[slot], view) for slot, view in expansion.inputs]
+    except UnsupportedError as error:
+        # They meet something in the group.
+        error.application = next(i for i, item in enumerate(spec.group.applications) if item.function.is_composite)
+        raise
+    values = _describe_values(
+        expansion.group, seen, device, infer_layouts(expansion.group, value_layouts(seen)), expansion.origins
+    )
+    return _Expanded(None, expansion, tuple(values), outputs, tuple(whole))
+
+
+def _view(desc: TensorDesc, view: View | None) -> TensorDesc:
+    if view is None or desc.dtype is None:
+        return desc
+    shape, strides = view.apply(desc.shape, desc.strides)
+    return desc._replace(shape=shape, strides=strides)
+
+
+def _describe_values(
+    group: FusionGroup,
+    inputs: Sequence[TensorDesc],
+    device: torch.device,
+    layouts: Sequence[ValueLayout],
+    origins: Sequence[int] = (),
 ) -> list[DescribedValue]:
     # The inputs, then what the applications make, as it would lie in memory.
     specs = input_specs(inputs, device)
-    typing = infer_typing(spec.group, specs, torch.get_default_dtype())
+    try:
+        typing = infer_typing(group, specs, torch.get_default_dtype())
+    except UnsupportedError as error:
+        error.application = origins[error.application] if origins else error.application
+        raise
     made = list(zip(typing.values, typing.ranks, layouts, strict=True))[len(inputs) :]
     return [DescribedValue(*item) for item in zip(inputs, specs, strict=True)] + [
         DescribedValue(
@@ -239,24 +311,46 @@ def _describe_values(
     ]
 
 
-def _check_reductions(group: FusionGroup, values: Sequence[DescribedValue]) -> None:
-    # torch's own, where only torch has its bits, or its error.
-    for index, item in enumerate(group.applications):
-        op = item.function.reduction and REDUCTIONS.get(item.function.op or "")
-        if not op or item.function.reduction is None:
-            continue
-        desc = values[item.tensors[0]].desc
-        assert desc.dtype is not None, "numbers are not reduced"
-        dims = item.function.reduction.normalize_dims(len(desc.shape))
-        reason = ""
-        if config.numerics == "strict" and dtype_kind(desc.dtype) not in op.exact:
-            reason = f"op {op.name!r} on {desc.dtype} in torch's own order"
-        elif op.needs_elements and any(desc.shape[dim] == 0 for dim in dims):
-            reason = f"op {op.name!r} on nothing"
-        if reason:
-            error = UnsupportedError(reason)
-            error.application = index
+def _find_orders(expanded: _Expanded, device: torch.device) -> Orders:
+    try:
+        return find_orders(expanded.group, expanded.values, device)
+    except UnsupportedError as error:
+        error.application = expanded.expansion.origins[error.application]
+        raise
+
+
+def _check_orders(spec: KernelSpec, expanded: _Expanded, device: torch.device, orders: Orders) -> None:
+    # torch's orders are what torch has, or its kernels serve.
+    kept: dict[int, list[RowOrder]] = {}
+    for index, order in orders.items():
+        if order is not None:
+            kept.setdefault(expanded.expansion.origins[index], []).append(order)
+    for index, found in kept.items():
+        application = spec.group.applications[index]
+        tensors = tuple(expanded.whole[value].desc for value in application.tensors)
+        if not is_kept(OrderCase(application.function, tuple(found), tensors, device), _run_alone):
+            error = UnsupportedError(f"op {application.function.name!r} in an order that is not this torch's")
+            error.application, error.is_expected = index, True
             raise error
+
+
+def _run_alone(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
+    # In kernels that keep torch's order, as it is expected.
+    described = [describe(item, reads_address=True) for item in inputs]
+    device = common_device(spec.group, described)
+    layouts = infer_layouts(spec.group, value_layouts(described))
+    plan = _plan_kernels(spec, described, (), device, layouts, trusts_orders=True)
+    made = [
+        torch.empty_strided(item.shape, item.strides, dtype=item.dtype, device=device)
+        for item in (*plan.outputs, *plan.temporaries)
+    ]
+    made += [torch.zeros(size, dtype=torch.uint8, device=device) for size in plan.workspaces]
+    values = [*inputs, *made]
+    for step in plan.steps:
+        addresses = [made[slot].data_ptr() for slot in step.outputs]
+        addresses += [values[slot].data_ptr() for slot in step.inputs]
+        step.run(step.packer.pack(addresses, [values[slot] for slot in step.numbers]))
+    return made[: len(plan.outputs)]
 
 
 def _laid_out_as(out: Sequence[TensorDesc], outputs: Sequence[TensorDesc]) -> list[TensorDesc]:
@@ -289,21 +383,22 @@ class _Part:
     targets: tuple[int, ...]
 
 
-def _cut(
-    spec: KernelSpec, values: Sequence[DescribedValue], outputs: Sequence[TensorDesc], device: torch.device
-) -> Iterator[_Part]:
+def _cut(expanded: _Expanded, outputs: Sequence[TensorDesc], device: torch.device, orders: Orders) -> Iterator[_Part]:
+    # ``outputs`` as the group has them.
+    group, values, spec = expanded.group, expanded.values, expanded.spec
     layouts = [ValueLayout(item.desc.shape, item.desc.strides) for item in values]
     by_value = {value for value, item in enumerate(values) if item.spec.number is not None}
-    for section in cut_group(spec.group, layouts, by_value, shares_rows=device.type == "cuda"):
-        own = spec if section.group is spec.group else register(section.group)
-        targets = [target for target, value in enumerate(spec.group.outputs) if value in section.outputs]
+    for section in cut_group(group, layouts, by_value, orders, shares_rows=device.type == "cuda"):
+        order = order_of_section(section, orders)
+        own = spec if spec is not None and section.group is group else register(section.group)
+        targets = [target for target, value in enumerate(group.outputs) if value in section.outputs]
         written = [outputs[target] for target in targets]
         written += [values[value].desc for value in section.outputs[len(targets) :]]
         targets += [-1] * (len(written) - len(targets))
         inputs = [values[value] for value in section.inputs]
         for chosen in group_outputs([item.shape for item in written], has_reduction=own.group.has_reduction):
             part = own if len(chosen) == len(written) else register(own.group.select_outputs(chosen))
-            args, space = build_arg_spec(part.group, inputs, [written[index] for index in chosen], device.type)
+            args, space = build_arg_spec(part.group, inputs, [written[index] for index in chosen], device.type, order)
             yield _Part(
                 part,
                 args,
@@ -315,25 +410,32 @@ def _cut(
 
 
 # --- find slots ----------------------------------------------------------------------------------------------------
-def _find_homes(
-    spec: KernelSpec, parts: Sequence[_Part], values: Sequence[DescribedValue]
-) -> tuple[dict[int, int], tuple[Buffer, ...]]:
-    # Where each value that some step writes is, as an index into outputs and temporaries; and the temporaries.
-    outputs = spec.group.outputs
+class _Homes(NamedTuple):
+    """Where values are."""
+
+    # That some step writes: indices into outputs and temporaries.
+    written: Mapping[int, int]
+    # That it reads: indices into the call's inputs and, after them, outputs and temporaries.
+    read: Mapping[int, int]
+
+
+def _find_homes(expanded: _Expanded, parts: Sequence[_Part], input_count: int) -> tuple[_Homes, tuple[Buffer, ...]]:
+    outputs = expanded.group.outputs
     homes = {value: index for index, value in reversed(list(enumerate(outputs)))}
     temporaries = [
         value for value in dict.fromkeys(value for part in parts for value in part.outputs) if value not in homes
     ]
     homes |= {value: len(outputs) + index for index, value in enumerate(temporaries)}
-    return homes, tuple(_buffer(values[value].desc) for value in temporaries)
+    read = {value: slot for value, (slot, _) in enumerate(expanded.expansion.inputs)}
+    read |= {value: input_count + index for value, index in homes.items()}
+    return _Homes(homes, read), tuple(_buffer(expanded.values[value].desc) for value in temporaries)
 
 
 # --- compile ---------------------------------------------------------------------------------------------------------
 def _compile(
     part: _Part,
     device: torch.device,
-    homes: Mapping[int, int],
-    input_count: int,
+    homes: _Homes,
     workspaces: list[int],
     first_workspace: int,
 ) -> Step:
@@ -342,10 +444,10 @@ def _compile(
     if device.type == "cuda":
         args = tuned(part.spec, args, torch.cuda.get_device_name(device.index))
     kernel = compile_kernel(part.spec, args, device.index)
-    read = [value if value < input_count else input_count + homes[value] for value in part.inputs]
+    read = [homes.read[value] for value in part.inputs]
     written = zip(part.outputs, part.targets, strict=True)
     launch = kernel.prepare(part.space)
-    places = [homes[value] if target < 0 else target for value, target in written]
+    places = [homes.written[value] if target < 0 else target for value, target in written]
     if kernel.source.has_workspace:
         places.append(first_workspace + len(workspaces))
         workspaces.append(workspace_bytes(kernel.source, part.space.sizes))

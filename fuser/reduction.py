@@ -74,6 +74,7 @@ def create_reduction_fn(
     given = [_functor_of(map, names, count)] if map is not None else []
     _check_names(names, [combine, *given, *([finished] if finished else [])])
     _check_combine(combine, count)
+    _check_returned(combine, combine)
     mapped = given[0] if given else _functor_of(_write_map(combine, count), names, count)
     _check_map(mapped, combine, count, is_own=map is None)
     if finished is not None and len(finished.tensors) != count:
@@ -328,12 +329,26 @@ def _check_combine(combine: Functor, count: int) -> None:
                 )
 
 
+def _check_returned(functor: Functor, combine: Functor) -> None:
+    # Where there is one accumulator: what a text returns becomes it, and must not lose what accumulators are for.
+    held = combine.tensors[0]
+    pairs = [
+        (made, kept)
+        for made, kept in zip(_types_of(functor.result, functor), _types_of(held.type, combine), strict=True)
+        if made is not None and kept is not None
+    ]
+    if not functor.outputs and pairs and all(torch.promote_types(made, kept) != kept for made, kept in pairs):
+        own = f"the accumulator of {combine.entry} is {held.type}: it would narrow"
+        raise _error(functor, None, f"{functor.signature()} returns {functor.result}, and {own}")
+
+
 def _check_map(mapped: Functor, combine: Functor, count: int, *, is_own: bool) -> None:
     if mapped.num_outputs != count:
         made = f"makes {mapped.num_outputs} accumulator{'s' * (mapped.num_outputs != 1)}"
         raise _error(mapped, None, f"map={mapped.signature()} {made}, and the identity has {count}")
     if is_own:
         return
+    _check_returned(mapped, combine)
     for slot, (output, accumulator) in enumerate(zip(mapped.outputs, combine.tensors, strict=False)):
         if _types_of(output.type, mapped) != _types_of(accumulator.type, combine):
             own = f"accumulator {slot} of {combine.entry} is {accumulator.type}"

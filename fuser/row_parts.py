@@ -54,7 +54,8 @@ class RowPass:
 
     # Computes what there is once per row; None if that is nothing.
     row: RowPart | None
-    # Computes an element; None where nothing is left to walk for.
+    # Computes an element; None where nothing is left to walk for. In torch's order it takes what a thread has of the
+    # row, l3_0, and makes m3_0 of that and the element; in the canonical one m3_0 is what the element makes.
     element: RowPart | None
     # Combines two parts of a row, given as l3_0 and r3_0, to m3_0; None without reductions.
     combine: RowPart | None
@@ -158,16 +159,20 @@ class RowWriter:
             info = dtype_info(self.writer.typing.common[index])
             names = [f"r{value}" for value in values]
             others = [dtype_info(self.writer.typing.values[value]).compute for value in values]
-            sizes = " * ".join(f"a.size[{dim}]" for dim in range(self.rows.reduced))
-            arguments = self._arguments(
-                reduction.finish, [*totals, *([sizes] if reduction.counts else [])], info.compute
-            )
+            counts = self._counts()[: len(reduction.finish.tensors) - len(totals)]
+            arguments = self._arguments(reduction.finish, [*totals, *counts], info.compute)
             call, results, declarations = self.writer.call(index, reduction.finish, arguments, names, others)
             lines += [*declarations, *([f"{call};"] if results else [])]
             results = results or [call]
         for value, text in zip(values, results, strict=True):
             lines += self.writer.result(value, text, is_apart=True)
         return lines
+
+    def _counts(self) -> list[str]:
+        # Elements of a row; rows, for who rounds by them as torch does.
+        sizes = [f"a.size[{dim}]" for dim in range(self.writer.args.rank)]
+        kept = ["int64_t(1)", *sizes[self.rows.reduced :]] if self.rows.order else ["int64_t(0)"]
+        return [" * ".join(sizes[: self.rows.reduced]), " * ".join(kept)]
 
     # --- per element -------------------------------------------------------------------------------------------------
     def _element_part(self, level: int, reductions: Sequence[int]) -> RowPart | None:
@@ -180,7 +185,7 @@ class RowWriter:
         for index in chosen:
             lines += self.writer.application(index)
         for index in reductions:
-            lines += self._map(index)
+            lines += self._map(index) if self.rows.order is None else self._add(index)
         made = self._made(chosen)
         read = [f"v{value}" for value in self._read([*chosen, *reductions]) if value not in made]
         kept = [value for value, earlier in self.kept.items() if earlier == level and value in made]
@@ -190,7 +195,9 @@ class RowWriter:
             info = dtype_info(self.writer.typing.values[value])
             is_rounded = self.writer.is_strict and info.is_narrow
             self.kept_types[f"k{value}"] = info.storage if is_rounded else self.writer.types[value]
-        writes = [f"m{item.name}" for index in reductions for item in self.accumulators[index]]
+        accumulators = [item for index in reductions for item in self.accumulators[index]]
+        read += [f"l{item.name}" for item in accumulators if self.rows.order]
+        writes = [f"m{item.name}" for item in accumulators]
         writes += [f"k{value}" for value in kept]
         return self._function(
             f"fuser_element{level}", read, [*writes, *self._outputs(stored)], [*chosen, *reductions], lines
@@ -231,6 +238,22 @@ class RowWriter:
         accumulators = self.accumulators[index]
         names = [f"r{item.name}" for item in accumulators]
         return [self.writer.describe(index), *self._assign(index, functor, self.writer.operands(index), names)]
+
+    def _add(self, index: int) -> list[str]:
+        # What a thread has of a row, with one element more.
+        reduction = self.group.applications[index].function.reduction
+        assert reduction is not None, "it is one"
+        accumulators = self.accumulators[index]
+        before, names = [f"l{item.name}" for item in accumulators], [f"r{item.name}" for item in accumulators]
+        if reduction.accumulate is not None:
+            taken = [*map(self.writer.isolate, before), *self.writer.operands(index)]
+            return [self.writer.describe(index), *self._assign(index, reduction.accumulate, taken, names)]
+        lines = self._map(index)
+        lines += [f"const {item.type} e{item.name} = m{item.name};" for item in accumulators]
+        after = [f"e{item.name}" for item in accumulators]
+        return lines + self._assign(
+            index, reduction.combine, [*before, *after], [f"r_{item.name}" for item in accumulators]
+        )
 
     def _assign(self, index: int, functor: Functor, operands: Sequence[str], names: Sequence[str]) -> list[str]:
         # What a functor makes of its operands becomes the accumulators of an application; ``names`` are variables.

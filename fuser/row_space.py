@@ -9,39 +9,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fuser.graph import FusionGroup
+from fuser.graph import Application, FusionGroup
 from fuser.kernel_spec import ValueLayout
-from fuser.layout import IterationSpace, Shape, Strides, broadcast_shapes, broadcast_strides, build_iteration_space
+from fuser.layout import IterationSpace, Shape, Strides, broadcast_shapes, build_iteration_space
 
 __all__ = ["RowShape", "build_row_space", "count_accumulators", "find_row_shape", "reduction_levels"]
 
 
 @dataclass(frozen=True, slots=True)
 class RowShape:
-    """The shape that a kernel with reductions walks over, and how each value of its group lies there."""
+    """The shape that a kernel walks over, and how each value of its group lies there."""
 
     shape: Shape
     # The reduced dimensions, ascending.
     dims: tuple[int, ...]
     # For each value whether it is one per row, not per element.
     is_row: tuple[bool, ...]
-    # For each value whether its dimensions are those that are not reduced, as in results without ``keepdim``.
-    is_squeezed: tuple[bool, ...]
+    # For each dimension of each value the one that it lies along; None for one of size 1.
+    axes: tuple[tuple[int | None, ...], ...]
 
-    def strides(self, value: int, shape: Shape, strides: Strides) -> Strides:
+    def strides(self, value: int, strides: Strides) -> Strides:
         """Return the strides that read a value as if it had the whole shape."""
-        if not self.is_squeezed[value]:
-            return broadcast_strides(shape, strides, self.shape)
-        kept = tuple(size for dim, size in enumerate(self.shape) if dim not in self.dims)
-        own = iter(broadcast_strides(shape, strides, kept))
-        return tuple(0 if dim in self.dims else next(own) for dim in range(len(self.shape)))
+        found = [0] * len(self.shape)
+        for axis, stride in zip(self.axes[value], strides, strict=True):
+            if axis is not None:
+                found[axis] = stride
+        return tuple(found)
 
 
 def find_row_shape(group: FusionGroup, layouts: Sequence[ValueLayout]) -> RowShape | None:
-    """Return how a group's values lie over the rows of one kernel; None if no single kernel makes them all.
+    """Return how a group's values lie over the shape that one kernel walks over; None if no single kernel makes them.
 
     Args:
-        group: has a reduction.
+        group: the group. Without a reduction, its outputs have one shape.
         layouts: shape and strides of each of its values.
     """
     found = {
@@ -50,56 +50,100 @@ def find_row_shape(group: FusionGroup, layouts: Sequence[ValueLayout]) -> RowSha
         if item.function.reduction
         for shape in [broadcast_shapes([layouts[value].shape for value in item.tensors])]
     }
-    if len(found) != 1:
+    if len(found) > 1:
         return None
-    shape, dims = found.pop()
-    squeezed = _find_squeezed(group, layouts, dims)
-    if squeezed is None:
+    shape, dims = found.pop() if found else (layouts[group.outputs[0]].shape, ())
+    axes = _Axes(group, layouts, shape, dims).find()
+    if axes is None:
         return None
+    is_row = tuple(all(axis not in dims for axis in own) for own in axes)
     kept = tuple(size for dim, size in enumerate(shape) if dim not in dims)
-    if any(is_one and len(item.shape) > len(kept) for is_one, item in zip(squeezed, layouts, strict=True)):
-        # It meets a result without keepdim, and has more dimensions.
-        return None
-    padded = [_pad(layouts[value].shape, shape, dims, is_squeezed) for value, is_squeezed in enumerate(squeezed)]
-    for own in padded:
-        if len(own) != len(shape) or any(size not in (1, whole) for size, whole in zip(own, shape, strict=True)):
-            return None
-    is_row = tuple(all(own[dim] == 1 for dim in dims) for own in padded)
     for value in group.outputs:
         # Whoever writes an element must be the one that has it.
-        own = tuple(size for dim, size in enumerate(padded[value]) if dim not in dims)
-        if own != kept if is_row[value] else padded[value] != shape:
+        whole = kept if is_row[value] else shape
+        if tuple(size for size in layouts[value].shape if size != 1) != tuple(size for size in whole if size != 1):
             return None
-    return RowShape(shape, dims, is_row, squeezed)
+    return RowShape(shape, dims, is_row, axes)
 
 
-def _find_squeezed(
-    group: FusionGroup, layouts: Sequence[ValueLayout], dims: tuple[int, ...]
-) -> tuple[bool, ...] | None:
-    # Where the reduced dimensions come first, a shape without them broadcasts as it is.
-    is_leading = dims == tuple(range(len(dims)))
-    squeezed: list[bool | None] = [None if layouts[value].shape else False for value in range(len(group.inputs))]
-    for item in group.applications:
-        reduction = item.function.reduction
-        own = [value for value in item.tensors if layouts[value].shape]
-        made = reduction is None and any(squeezed[value] for value in own)
-        if any(squeezed[value] is (not made) for value in own):
+class _Axes:
+    """Finds which dimension of a shape each dimension of each value lies along.
+
+    Dimensions that an application takes side by side, or hands on, lie along the same one: they are joined, those of
+    what is reduced with the dimensions of the shape. What no reduction has to do with is aligned at the end.
+    """
+
+    def __init__(self, group: FusionGroup, layouts: Sequence[ValueLayout], shape: Shape, dims: tuple[int, ...]) -> None:
+        self.group, self.shape, self.dims = group, shape, dims
+        self.shapes = [item.shape for item in layouts]
+        # Of the shape itself, then of the values: what is joined points to one of its set, those of the shape first.
+        self.starts: list[int] = []
+        count = len(shape)
+        for own in self.shapes:
+            self.starts.append(count)
+            count += len(own)
+        self.parents = list(range(count))
+
+    def find(self) -> tuple[tuple[int | None, ...], ...] | None:
+        for item, offset in zip(self.group.applications, self.group.value_offsets(), strict=True):
+            for value in range(offset, offset + item.function.num_outputs):
+                self._join_application(item, value)
+        rank = len(self.shape)
+        for value in (*self.group.outputs, *range(len(self.shapes))):
+            own = self.shapes[value]
+            for dim in range(len(own)):
+                axis = rank - len(own) + dim
+                if own[dim] != 1 and axis >= 0 and self._find(self.starts[value] + dim) >= rank:
+                    self._join(axis, self.starts[value] + dim)
+        if any(self._find(axis) != axis for axis in range(rank)):
+            # Two dimensions of the shape are one to some value.
             return None
-        for value in own:
-            squeezed[value] = made
+        found = []
+        for start, own in zip(self.starts, self.shapes, strict=True):
+            ends = [None if size == 1 else self._find(start + dim) for dim, size in enumerate(own)]
+            known = [end for end in ends if end is not None]
+            if len({*known}) < len(known) or any(
+                end is not None and (end >= rank or self.shape[end] != size)
+                for end, size in zip(ends, own, strict=True)
+            ):
+                return None
+            found.append(tuple(ends))
+        return tuple(found)
+
+    def _join_application(self, item: Application, made: int) -> None:
+        function, result = item.function, self.starts[made]
+        reduction = function.reduction
         if reduction is not None:
-            made = not (reduction.keepdim or is_leading)
-        squeezed += [made] * item.function.num_outputs
-    return tuple(bool(item) for item in squeezed)
+            kept = [dim for dim in range(len(self.shape)) if dim not in self.dims or reduction.keepdim]
+            for dim, axis in enumerate(kept):
+                if self.shapes[made][dim] != 1:
+                    self._join(axis, result + dim)
+            for value in item.tensors:
+                self._join_ends(value, 0, len(self.shape), self.shape)
+        elif function.is_view:
+            (value,) = item.tensors
+            for dim, source in enumerate(function.view_dims(len(self.shapes[value]))):
+                if source is not None and self.shapes[value][source] != 1:
+                    self._join(self.starts[value] + source, result + dim)
+        else:
+            for value in item.tensors:
+                self._join_ends(value, result, len(self.shapes[made]), self.shapes[made])
 
+    def _join_ends(self, value: int, start: int, rank: int, shape: Shape) -> None:
+        # The last dimensions of a value with those of what it broadcasts to: what is repeated lies along none.
+        lead = rank - len(self.shapes[value])
+        for dim, size in enumerate(self.shapes[value]):
+            if size == shape[lead + dim] != 1:
+                self._join(start + lead + dim, self.starts[value] + dim)
 
-def _pad(own: Shape, shape: Shape, dims: tuple[int, ...], is_squeezed: bool) -> Shape:
-    # A value's shape with a 1 for each dimension that it lacks.
-    if not is_squeezed:
-        return (1,) * (len(shape) - len(own)) + own
-    own = (1,) * (len(shape) - len(dims) - len(own)) + own
-    sizes = iter(own)
-    return tuple(1 if dim in dims else next(sizes) for dim in range(len(shape)))
+    def _join(self, one: int, other: int) -> None:
+        first, second = sorted((self._find(one), self._find(other)))
+        self.parents[second] = first
+
+    def _find(self, item: int) -> int:
+        while self.parents[item] != item:
+            self.parents[item] = item = self.parents[self.parents[item]]
+        return item
 
 
 def reduction_levels(group: FusionGroup) -> list[int]:

@@ -5,7 +5,7 @@ A group beyond that is cut into sections, each of which is launched by itself.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 
 from fuser.errors import UnsupportedError
@@ -19,6 +19,7 @@ from fuser.kernel_spec import (
     infer_layouts,
 )
 from fuser.layout import Shape, broadcast_strides, build_iteration_space
+from fuser.orders import RowOrder
 from fuser.row_space import RowShape, find_row_shape, reduction_levels
 
 __all__ = ["cut_around", "cut_group", "group_outputs"]
@@ -32,38 +33,55 @@ ROWS_ACROSS = 128
 
 
 def cut_group(
-    group: FusionGroup, layouts: Sequence[ValueLayout], by_value: Collection[int], *, shares_rows: bool = False
+    group: FusionGroup,
+    layouts: Sequence[ValueLayout],
+    by_value: Collection[int],
+    orders: Mapping[int, RowOrder | None],
+    *,
+    shares_rows: bool = False,
 ) -> Iterator[Section]:
-    """Give consecutive sections, each as long as fits in a launch (or, with outputs of several shapes, in each).
+    """Give sections in the order of launches, each as long as fits in one (with outputs of several shapes, in each).
 
     Args:
         group: a canonical group.
         layouts: shape and strides of each of its values.
         by_value: the inputs that are numbers in the argument struct, not addresses.
+        orders: of reductions whose bits depend on it, by application, the order of a row's elements: one for a section.
         shares_rows: whether blocks may share a long row, as they do in kernels of one pass over its elements.
 
     Raises:
         UnsupportedError: one application alone has more arguments than a kernel takes.
     """
-    whole = Section(group, tuple(range(len(group.inputs))), group.outputs)
-    if _fits(whole, layouts, by_value):
+    whole = Section(group, tuple(range(len(group.inputs))), group.outputs, tuple(range(len(group.applications))))
+    if _fits(whole, layouts, by_value, orders, is_whole=True):
         rows = find_row_shape(group, layouts) if shares_rows and group.has_reduction else None
-        if rows is not None and _has_few_rows(group, rows, layouts):
+        if rows is not None and (
+            _has_few_rows(group, rows, layouts) if not any(orders.values()) else _is_shared(whole, orders)
+        ):
             yield from _cut_passes(group, rows)
         else:
             yield whole
         return
-    begin, count = 0, len(group.applications)
-    while begin < count:
-        end = begin + 1
-        section = group.section(range(begin, end))
+    rest, producers = list(range(len(group.applications))), group.producers()
+    while rest:
+        chosen = rest[:1]
+        section = group.section(chosen)
         if max(size for _, size in _launch_sizes(section, layouts, by_value)) > MAX_LONE_ARGUMENT_BYTES:
-            name = group.applications[begin].function.name
+            name = group.applications[chosen[0]].function.name
             raise UnsupportedError(f"{name!r} with more than {MAX_LONE_ARGUMENT_BYTES} bytes of sizes and strides")
-        while end < count and _fits(longer := group.section(range(begin, end + 1)), layouts, by_value):
-            section, end = longer, end + 1
+        waiting: set[int] = set()
+        for index in rest[1:]:
+            if any(producers[value] in waiting for value in group.applications[index].tensors):
+                waiting.add(index)
+            elif _fits(longer := group.section([*chosen, index]), layouts, by_value, orders):
+                section, chosen = longer, [*chosen, index]
+            elif group.has_reduction:
+                # Other rows than these: what does not need them may still be part of this launch.
+                waiting.add(index)
+            else:
+                break
         yield section
-        begin = end
+        rest = [index for index in rest if index not in chosen]
 
 
 def cut_around(group: FusionGroup, obstacle: int) -> Iterator[Section]:
@@ -92,13 +110,26 @@ def group_outputs(shapes: Sequence[Shape], *, has_reduction: bool = False) -> li
     return [launch for launches in by_shape.values() for launch in launches]
 
 
+def _is_shared(section: Section, orders: Mapping[int, RowOrder | None]) -> bool:
+    # Whether torch's order has several blocks for a row.
+    found = (orders.get(index) for index in section.applications)
+    return any(order and order.schedule.blocks > 1 for order in found)
+
+
+def _is_one_pass(section: Section, layouts: Sequence[ValueLayout]) -> bool:
+    # Whether nothing is computed per element after a reduction.
+    rows = find_row_shape(section.group, infer_layouts(section.group, [layouts[value] for value in section.inputs]))
+    levels = reduction_levels(section.group)
+    return rows is not None and max(levels) == 1 and all(rows.is_row[v] for v in section.group.outputs if levels[v])
+
+
 def _has_few_rows(group: FusionGroup, rows: RowShape, layouts: Sequence[ValueLayout]) -> bool:
     # Whether a block for each row would leave most of a GPU idle.
     kept = [dim for dim in range(len(rows.shape)) if dim not in rows.dims]
     along, across = 0, 0
     for value in group.used_inputs():
         if not rows.is_row[value]:
-            dense = rows.strides(value, layouts[value].shape, layouts[value].strides)
+            dense = rows.strides(value, layouts[value].strides)
             along += any(dense[dim] == 1 for dim in rows.dims)
             across += any(dense[dim] == 1 for dim in kept)
     count, length = prod(rows.shape[dim] for dim in kept), prod(rows.shape[dim] for dim in rows.dims)
@@ -128,16 +159,33 @@ def _cut_passes(group: FusionGroup, rows: RowShape) -> Iterator[Section]:
         section = group.section(sorted(chosen))
         wanted = [slot for slot, value in enumerate(section.outputs) if value in made]
         yield Section(
-            section.group.select_outputs(wanted), section.inputs, tuple(section.outputs[slot] for slot in wanted)
+            section.group.select_outputs(wanted),
+            section.inputs,
+            tuple(section.outputs[slot] for slot in wanted),
+            section.applications,
         )
         known |= {section.outputs[slot] for slot in wanted if rows.is_row[section.outputs[slot]]}
 
 
-def _fits(section: Section, layouts: Sequence[ValueLayout], by_value: Collection[int]) -> bool:
-    if section.group.has_reduction:
-        own = infer_layouts(section.group, [layouts[value] for value in section.inputs])
-        if find_row_shape(section.group, own) is None:
-            return False
+def _fits(
+    section: Section,
+    layouts: Sequence[ValueLayout],
+    by_value: Collection[int],
+    orders: Mapping[int, RowOrder | None],
+    *,
+    is_whole: bool = False,
+) -> bool:
+    if len({orders[index] for index in section.applications if index in orders}) > 1:
+        return False
+    if section.group.reshapes:
+        given = [layouts[value] for value in section.inputs]
+        shapes = [layouts[value].shape for value in section.outputs]
+        for chosen in group_outputs(shapes, has_reduction=section.group.has_reduction):
+            group = section.group.select_outputs(chosen)
+            if find_row_shape(group, infer_layouts(group, given)) is None:
+                return False
+    if not is_whole and _is_shared(section, orders) and not _is_one_pass(section, layouts):
+        return False
     sizes = _launch_sizes(section, layouts, by_value)
     return all(inputs <= MAX_INPUTS and size <= MAX_ARGUMENT_BYTES for inputs, size in sizes)
 
@@ -160,7 +208,7 @@ def _launch_sizes(
         if section.group.has_reduction:
             # It walks over what it reads.
             rank = max((len(item.shape) for item in pointers), default=rank)
-        elif not counters and 8 * (fixed + rank * (3 + operands)) > MAX_ARGUMENT_BYTES:
+        elif not (counters or group.reshapes) and 8 * (fixed + rank * (3 + operands)) > MAX_ARGUMENT_BYTES:
             strides = [layouts[section.outputs[index]].strides for index in chosen]
             strides += [broadcast_strides(item.shape, item.strides, shape) for item in pointers]
             rank = len(build_iteration_space(shape, strides).sizes)

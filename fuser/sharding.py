@@ -167,7 +167,7 @@ def _choose(
 
     copy: Placement = Replicate()
     copies = dict.fromkeys(placements, copy), [copy] * len(made)
-    if spec.group.has_reduction:
+    if spec.group.reshapes:
         # Dimensions of its values have other numbers before and after.
         return copies
     try:

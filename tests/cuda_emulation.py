@@ -163,10 +163,14 @@ def run_emulated(
         for item, given in zip(described, inputs, strict=True)
     ]
     layouts = infer_layouts(spec.group, value_layouts(described))
-    values = planner._describe_values(spec, described, device, layouts)
-    outputs = [values[value].desc for value in spec.group.outputs]
-    parts = list(planner._cut(spec, values, outputs, device))
-    known: dict[int, Any] = dict(enumerate(inputs))
+    steps = planner._expand(spec, described, device, layouts)
+    values, orders = steps.values, planner._find_orders(steps, device)
+    parts = list(planner._cut(steps, steps.lay_out(steps.outputs), device, orders))
+    known: dict[int, Any] = {}
+    for number, (slot, view) in enumerate(steps.expansion.inputs):
+        known[number] = inputs[slot]
+        if view is not None:
+            known[number] = inputs[slot].as_strided(*view.apply(inputs[slot].shape, inputs[slot].stride()))
     for part in parts:
         if part.args.rows is None:
             # Of a group that is cut after its reductions.
@@ -191,7 +195,8 @@ def run_emulated(
         grid = min(launch.grid, largest_grid or launch.grid)
         _launch(source.text, packed, grid, launch.block, descending)
         assert not workspace[own_bytes:].any(), "blocks write beyond their workspace"
-    return [known[value] for value in spec.group.outputs]
+    made = [known[value] for value in steps.group.outputs]
+    return [item.as_strided(own.shape, own.strides) for item, own in zip(made, steps.outputs, strict=True)]
 
 
 def _poisoned(desc: Any) -> torch.Tensor:
@@ -201,7 +206,7 @@ def _poisoned(desc: Any) -> torch.Tensor:
 
 
 def _emit_prelude(names: frozenset[str], features: frozenset[str]) -> str:
-    blocks = [block for file in ("cuda_access.h", "cuda_rows.h") for block in load_blocks(file)]
+    blocks = [block for file in ("cuda_access.h", "cuda_rows.h", "cuda_orders.h") for block in load_blocks(file)]
     # Both dialects have a vector.
     own = emit_prelude(names, features).replace("fuser_vector", "fuser_host_vector")
     return "\n".join([own, _SHIM, *(block.text for block in blocks if block.features <= features), ""])

@@ -12,7 +12,7 @@ from reduction_cases import ADD, FIRST, LARGER, MOMENTS, ONE, PICK, VALUE, WHERE
 from fuser.cxx.functor import Functor, parse_functor
 from fuser.function import Function, Reduction
 from fuser.graph import FusionGroup, GroupBuilder
-from fuser.ops import OPS
+from fuser.ops import OPS, view_function
 from fuser.ops.index import index_function
 
 __all__ = ["GROUPS", "LAYOUTS", "OWN_GROUPS", "draw", "layouts_of", "on_gpu", "one"]
@@ -77,6 +77,16 @@ def shifted(dims: Dims) -> FusionGroup:
     x = builder.add_input("x")
     (s,) = builder.apply(reduce(dims, keepdim=True, combine=SKEW), [x])
     return builder.build(builder.apply(Function(text("T shift(T x, T s) { return x - s; }")), [x, s]))
+
+
+def columns(dims: Dims) -> FusionGroup:
+    """The same, without the reduced dimensions at first."""
+    builder = GroupBuilder()
+    x = builder.add_input("x")
+    (s,) = builder.apply(reduce(dims, combine=SKEW), [x])
+    (doubled,) = builder.apply(Function(text("T twice(T s) { return s + s; }")), [s])
+    (kept,) = builder.apply(view_function("unsqueeze", dims or ()), [doubled])
+    return builder.build([*builder.apply(Function(text("T shift(T x, T s) { return x - s; }")), [x, kept]), s])
 
 
 def largest(dims: Dims) -> FusionGroup:
@@ -187,6 +197,7 @@ GROUPS: dict[str, tuple[Callable[[Dims], FusionGroup], Callable[[torch.Tensor, D
     "total": (total, lambda x, _: [x]),
     "skewed": (skewed, lambda x, _: [x]),
     "shifted": (shifted, lambda x, _: [x]),
+    "columns": (columns, lambda x, _: [x]),
     "largest": (largest, lambda x, _: [x]),
     "dot": (dot, lambda x, _: [x, x.flip(0) if x.dim() else x]),
     "halves": (halves, lambda x, _: [x]),

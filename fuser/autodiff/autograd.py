@@ -256,7 +256,8 @@ def _run_pass(step: Pass, derivatives: Sequence[Any], values: Mapping[int, Any])
 def _run_batch(
     case: Case, batch_size: int, in_dims: Sequence[int | None], inputs: Sequence[Any]
 ) -> Sequence[torch.Tensor]:
-    if case.spec.group.has_reduction and len(case.spec.group.names()) > 1:
+    group = case.spec.group
+    if group.has_composite or (group.reshapes and len(group.names()) > 1):
         # What was reduced has fewer dimensions than what it meets: one after the other.
         def in_parts(*items: Any) -> tuple[torch.Tensor, ...]:
             return tuple(run_in_parts(case.spec, items))
@@ -295,7 +296,7 @@ def _rank(item: Any, batch_dim: int | None) -> int:
 def _count_from_the_end(spec: KernelSpec, ranks: tuple[int, ...]) -> KernelSpec:
     # The group for inputs with a dimension more at the front: indices and reductions go along those that were there.
     group = spec.group
-    if not group.has_reduction and not any(item.function.is_index for item in group.applications):
+    if not group.reshapes and not any(item.function.is_index for item in group.applications):
         return spec
     layouts = infer_layouts(group, [ValueLayout((1,) * rank, (1,) * rank) for rank in ranks])
 
@@ -303,6 +304,9 @@ def _count_from_the_end(spec: KernelSpec, ranks: tuple[int, ...]) -> KernelSpec:
         function, rank = item.function, max(len(layouts[value].shape) for value in item.tensors)
         if function.is_index:
             function = replace(function, dims=tuple(dim - rank for dim in function.index_dims(rank)))
+        if function.is_view:
+            whole = max(rank, function.result_rank(rank))
+            function = replace(function, dims=tuple(dim % whole - whole for dim in function.dims or ()))
         if function.reduction is not None:
             dims = tuple(dim - rank for dim in function.reduction.normalize_dims(rank))
             function = replace(function, reduction=replace(function.reduction, dims=dims))

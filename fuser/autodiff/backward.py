@@ -198,7 +198,7 @@ def build_tangents(group: FusionGroup, typing: Typing, given: Collection[int]) -
 def _refuse_reductions(group: FusionGroup) -> None:
     # They are cut out first: see ``sums`` and ``pull_back``.
     for item in group.applications:
-        if item.function.reduction is not None:
+        if item.function.reshapes:
             raise EagerDerivativeError(f"the derivative of {item.function.name!r} is that of its eager version")
 
 

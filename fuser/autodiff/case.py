@@ -216,14 +216,15 @@ def _with_outputs(spec: KernelSpec, kept: Sequence[int]) -> KernelSpec:
 
 
 def _check_outputs(spec: KernelSpec, typing: Typing, wanted: Sequence[int]) -> None:
-    # torch's comparisons have outputs without a gradient, and so has a functor beside others; one that has nothing
-    # else would lose the gradient in silence.
+    # torch's comparisons have outputs without a gradient, and so have places and counts along dimensions, and a functor
+    # beside others; a functor that has nothing else would lose the gradient in silence.
     group = spec.group
     continuous = find_differentiable(group, typing, wanted)
     for application, offset in zip(group.applications, group.value_offsets(), strict=True):
         made = range(offset, offset + application.function.num_outputs)
         is_reached = not continuous.isdisjoint(application.tensors)
-        if application.function.op is None and is_reached and continuous.isdisjoint(made):
+        is_users = application.function.op is None and application.function.reduction is None
+        if is_users and is_reached and continuous.isdisjoint(made):
             raise NotDifferentiableError(f"its result is {typing.values[offset]}", functor=application.function.name)
 
 

@@ -33,7 +33,7 @@ def eager_function(spec: KernelSpec, inputs: Sequence[Any], slots: Sequence[int]
     def run_eager(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         given = iter(tensors)
         items = read_scalars(spec, [next(given) if isinstance(item, torch.Tensor) else item for item in inputs])
-        if spec.group.has_reduction:
+        if spec.group.reshapes:
             results = run_in_parts(spec, items)
         else:
             results = Fallback(spec.group).run(items, "differentiated by torch")

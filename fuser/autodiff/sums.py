@@ -59,7 +59,7 @@ def find_sum(group: FusionGroup, typing: Typing, specs: Sequence[InputSpec | Non
     reduction, first = last.function.reduction, group.value_offsets()[-1]
     if reduction is None or reduction.finish is not None or not is_sum(reduction.combine):
         return None
-    if any(item.function.reduction is not None for item in before) or min(group.outputs) < first:
+    if any(item.function.reshapes for item in before) or min(group.outputs) < first:
         return None
     dtypes = reduction.accumulators(dtype_info(typing.common[-1]).compute_dtype)
     if not all(dtype.is_floating_point or dtype.is_complex for dtype in dtypes):
@@ -79,9 +79,9 @@ def find_sum(group: FusionGroup, typing: Typing, specs: Sequence[InputSpec | Non
 
 
 def run_in_parts(spec: KernelSpec, inputs: Sequence[Any]) -> list[torch.Tensor]:
-    """Run a group with a reduction so that torch differentiates it: all parts but a reduction have kernels for that."""
+    """Run a group that reshapes so that torch differentiates it: all parts but reductions and views have kernels."""
     group = spec.group
-    places = [index for index, item in enumerate(group.applications) if item.function.reduction is not None]
+    places = [index for index, item in enumerate(group.applications) if item.function.reshapes]
     if len(group.names()) == 1:
         cut = _without_finish(group, inputs) if len(group.applications) == 1 else None
         if cut is None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from fuser.codegen import RowLoop
 from fuser.cuda.rows_across import AcrossText
 from fuser.cuda.rows_along import AlongText
+from fuser.cuda.rows_ordered import OrderedAlongText
+from fuser.cuda.rows_ordered_across import OrderedAcrossText
 
 __all__ = ["emit_rows"]
 
 
 def emit_rows(loop: RowLoop) -> str:
     """Write the ``__global__`` function and what it calls."""
-    writer = AcrossText(loop) if loop.rows.is_across else AlongText(loop)
+    along, across = (AlongText, AcrossText) if loop.rows.order is None else (OrderedAlongText, OrderedAcrossText)
+    writer = across(loop) if loop.rows.is_across else along(loop)
     return "\n".join(["", *writer.passes(), *writer.find(), "", *writer.kernel(), ""])

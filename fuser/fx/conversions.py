@@ -47,13 +47,20 @@ def find_visible_aliases(
             for user in node.users
         ):
             invisible.add(node)
-    return {node for node in aliases if node not in invisible}
+    # A view that somebody sees is made again beside the group.
+    return {node for node in aliases if node not in invisible and not _is_view(calls[node])}
 
 
 def _may_alias(node: fx.Node, calls: Mapping[fx.Node, OpCall | None]) -> bool:
     call = calls.get(node)
+    if _is_view(call):
+        return True
     if call is None or call.function.op != "convert":
         return False
     (source,) = node.all_input_nodes
     known = source.meta.get("val", source.meta.get("example_value"))
     return not isinstance(known, torch.Tensor) or known.dtype is call.function.out_dtypes[0]
+
+
+def _is_view(call: OpCall | None) -> bool:
+    return call is not None and call.is_view

@@ -16,7 +16,7 @@ from fuser.compiler import registered
 from fuser.graph import FusionGroup
 from fuser.jiterator import JitFunction
 from fuser.library import merge_inputs
-from fuser.ops import IS_NUMBER, OpCall, bind_function, bind_method, bind_module, has_hooks
+from fuser.ops import DEVICE_TYPE, IS_NUMBER, OpCall, bind_function, bind_method, bind_module, has_hooks
 
 __all__ = ["GraphReading", "bind_group", "bind_node", "is_barrier", "is_fusible", "is_random", "is_size", "read_nodes"]
 
@@ -35,8 +35,14 @@ class GraphReading:
         return node not in self.numbers and is_fusible(node, self.calls[node])
 
 
-def read_nodes(nodes: Sequence[fx.Node]) -> GraphReading:
-    """Bind the nodes of a graph, in its order, and mark those that are numbers (``meta[IS_NUMBER]``)."""
+def read_nodes(nodes: Sequence[fx.Node], device_type: str = "") -> GraphReading:
+    """Bind the nodes of a graph, in its order, and mark those that are numbers (``meta[IS_NUMBER]``).
+
+    ``device_type`` is where the values are that nothing else is known of; empty: it is not known either.
+    """
+    if device_type:
+        for node in nodes:
+            node.meta[DEVICE_TYPE] = device_type
     calls = {node: bind_node(node) for node in nodes}
     numbers = _find_numbers(nodes, calls)
     new = [node for node in numbers if not node.meta.get(IS_NUMBER)]
@@ -82,8 +88,16 @@ def is_fusible(node: fx.Node, call: OpCall | None) -> bool:
         return False
     if call is None and bind_group(node) is None:
         return False
+    if call is not None and call.items is not None and not all(_takes_item(user, call) for user in node.users):
+        return False
     values = [_known_value(item) for item in (node, *node.all_input_nodes)]
     return all(_is_plain(value) for value in values if value is not None)
+
+
+def _takes_item(user: fx.Node, call: OpCall) -> bool:
+    # Of a tuple, one that is made.
+    slot = call.find_item(user)
+    return slot is not None and call.items is not None and call.items[slot] >= 0
 
 
 def _known_value(node: fx.Node) -> Any:
@@ -152,7 +166,7 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.layout is torch.strided and not value.is_quantized and value.device.type in {"cpu", "cuda", "meta"}
     if isinstance(value, list | tuple):
-        return all(_is_plain(item) for item in value)
+        return all(_is_plain(item) for item in value if item is not None)
     return isinstance(value, bool | int | float | complex | torch.SymInt | torch.SymFloat | torch.SymBool)
 
 

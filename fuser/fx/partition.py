@@ -14,9 +14,8 @@ two units are about to merge, the groups between them are looked up one by one, 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
@@ -48,28 +47,55 @@ class Partition:
     calls: tuple[OpCall | None, ...]
 
 
-def partition(graph: fx.Graph, *, reduces: bool = True) -> list[Partition]:
-    """Return the groups of a graph, in the order of the graph; without torch's reductions, if those are to stay."""
+def partition(graph: fx.Graph, *, reduces: bool = True, device_type: str = "") -> list[Partition]:
+    """Return the groups of a graph, in the order of the graph.
+
+    Args:
+        graph: what is cut.
+        reduces: whether torch's reductions may be part of groups.
+        device_type: where its values are, if nodes do not say so.
+    """
     nodes = list(graph.nodes)
-    reading = read_nodes(nodes)
+    reading = read_nodes(nodes, device_type)
     calls = {node: reading.calls[node] for node in nodes if reading.is_fusible(node)}
     # What a group reads a number from is computed before the group.
     held = {value for node, call in calls.items() if call is None for value in _held_numbers(node)}
     calls = {node: call for node, call in calls.items() if node not in held}
     if not reduces:
-        calls = {node: call for node, call in calls.items() if call is None or not call.reduces}
+        calls = {node: call for node, call in calls.items() if call is None or not (call.reduces or call.is_view)}
+    calls = _without_other_views(nodes, calls)
     # What can be part of a group writes to nothing.
     barriers = {node for node in nodes if node not in calls and is_barrier(node)}
     visible = find_visible_aliases(nodes, calls, barriers)
     fusible = {node for node in calls if node not in visible}
+    # What returns a tuple, of which others take the items.
+    several = {node: calls[node] for node in fusible if _returns_several(node, calls[node])}
     groups = [
-        group for stretch in _cut_stretches(nodes, barriers) for group in _Stretch(stretch, fusible).find_groups()
+        group
+        for stretch in _cut_stretches(nodes, barriers)
+        for group in _Stretch(stretch, fusible, several).find_groups()
     ]
     return [
         Partition(tuple(group), tuple(reading.calls[node] for node in group))
         for group in groups
         if not _gains_nothing(group, reading)
     ]
+
+
+def _without_other_views(nodes: Sequence[fx.Node], calls: dict[fx.Node, OpCall | None]) -> dict[fx.Node, OpCall | None]:
+    # Views of what was reduced join it to what it was reduced from: others stay torch's.
+    reduced: set[fx.Node] = set()
+    for node in nodes:
+        call = calls.get(node)
+        is_one = call is not None and _reduces(call)
+        is_part = node in calls or node.target in {operator.getitem, getattr}
+        if is_one or (is_part and any(source in reduced for source in node.all_input_nodes)):
+            reduced.add(node)
+    return {node: call for node, call in calls.items() if call is None or not call.is_view or node in reduced}
+
+
+def _reduces(call: OpCall) -> bool:
+    return call.function.reduces or any(isinstance(x, OpCall) and _reduces(x) for x in call.tensors)
 
 
 def _held_numbers(node: fx.Node) -> list[fx.Node]:
@@ -94,7 +120,8 @@ def _cut_stretches(nodes: Sequence[fx.Node], barriers: set[fx.Node]) -> Iterator
 
 def _gains_nothing(group: Sequence[fx.Node], reading: GraphReading) -> bool:
     # torch reduces as well as fuser, copies nothing where no conversion is needed, and x ** 1 as it lies in memory.
-    calls = [reading.calls[node] for node in group]
+    every = [reading.calls[node] for node in group]
+    calls = [call for call in every if call is None or not call.is_view]
     if len(calls) == 1 and calls[0] is not None and calls[0].function.op in REDUCTIONS:
         return not calls[0].scalars and all(isinstance(item, fx.Node) for item in calls[0].tensors)
     return all(call is not None and (call.function.op == "convert" or is_first_power(call.function)) for call in calls)
@@ -121,7 +148,9 @@ class _Unit:
 class _Stretch:
     """Nodes without a barrier between them, merged greedily."""
 
-    def __init__(self, nodes: Sequence[fx.Node], fusible: set[fx.Node]) -> None:
+    def __init__(
+        self, nodes: Sequence[fx.Node], fusible: set[fx.Node], several: Mapping[fx.Node, OpCall | None]
+    ) -> None:
         self.nodes = nodes
         self.slot = {node: slot for slot, node in enumerate(nodes)}
         # Nodes that read each value.
@@ -138,7 +167,7 @@ class _Stretch:
         above, below = self._find_paths()
         for slot, node in enumerate(nodes):
             is_fusible = node in fusible
-            if not is_fusible and not self._is_item_of(node, fusible):
+            if not is_fusible and not _is_item_of(node, several):
                 self.units.append(None)
                 continue
             devices = set()
@@ -166,13 +195,6 @@ class _Stretch:
             if unit is not None and unit.applications and node not in done:
                 done.update(unit.nodes)
                 yield sorted(unit.nodes, key=self.slot.__getitem__)
-
-    def _is_item_of(self, node: fx.Node, fusible: set[fx.Node]) -> bool:
-        # The outputs of a functor with several.
-        if node.op != "call_function" or node.target is not operator.getitem:
-            return False
-        source: Any = node.args[0]
-        return source in fusible and (isinstance(source.target, JitFunction) or bind_group(source) is not None)
 
     def _find_paths(self) -> tuple[list[int], list[int]]:
         sources: list[list[int]] = []
@@ -344,6 +366,20 @@ class _Stretch:
 
     def _known_shapes(self, nodes: Sequence[fx.Node]) -> set[str]:
         return {self.shapes[node] for node in nodes if node in self.shapes} if self.shapes else set()
+
+
+def _returns_several(node: fx.Node, call: OpCall | None) -> bool:
+    is_tuple = call is not None and call.items is not None
+    return is_tuple or isinstance(node.target, JitFunction) or bind_group(node) is not None
+
+
+def _is_item_of(node: fx.Node, several: Mapping[fx.Node, OpCall | None]) -> bool:
+    source = node.args[0] if node.args else None
+    if node.op != "call_function" or not isinstance(source, fx.Node) or source not in several:
+        return False
+    call = several[source]
+    is_named = call is not None and call.items is not None and call.find_item(node) is not None
+    return is_named or node.target is operator.getitem
 
 
 def _are_connected(first: _Unit, second: _Unit) -> bool:

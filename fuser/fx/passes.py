@@ -68,16 +68,18 @@ class FusionPass(PassBase):
     Args:
         reduces: whether torch's reductions join groups. Their derivatives are torch's own: for a graph that autograd
             differentiates it is better that they stay.
+        device_type: where values are that the graph says nothing of, such as "cuda".
     """
 
-    def __init__(self, *, reduces: bool = True) -> None:
+    def __init__(self, *, reduces: bool = True, device_type: str = "") -> None:
         super().__init__()
         self.reduces = reduces
+        self.device_type = device_type
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         """Run on one graph module."""
         substitution = _Substitution(graph_module)
-        for found in partition(graph_module.graph, reduces=self.reduces):
+        for found in partition(graph_module.graph, reduces=self.reduces, device_type=self.device_type):
             if config.fuel is not None and not _burn():
                 break
             substitution.add(found)
@@ -135,19 +137,23 @@ class _GroupWriter:
         # What stands for the nodes of other groups now.
         self.replaced = replaced
         # Handles of the values each node of this one makes.
-        self.values: dict[fx.Node, tuple[int, ...]] = {}
+        self.values: dict[fx.Node, tuple[int | None, ...]] = {}
         self.tensors: dict[fx.Node, int] = {}
         self.scalars: dict[fx.Node, int] = {}
         self._arguments: list[tuple[bool, Any]] = []
+        self._calls = dict(zip(found.nodes, found.calls, strict=True))
         for node, applied in zip(found.nodes, found.calls, strict=True):
             self.values[node] = self._add(node, applied)
 
-    def _add(self, node: fx.Node, call: OpCall | None) -> tuple[int, ...]:
+    def _add(self, node: fx.Node, call: OpCall | None) -> tuple[int | None, ...]:
         if call is not None:
-            return self._apply(call, node.name)
-        if node.target is operator.getitem:
-            source, slot = node.args
-            return (self.values[source][slot],)  # type: ignore[index]
+            made = self._apply(call, node.name)
+            return made if call.items is None else tuple(made[item] if item >= 0 else None for item in call.items)
+        if node.target in {operator.getitem, getattr}:
+            source: Any = node.args[0]
+            whole = self._calls[source]
+            slot: Any = node.args[1] if whole is None else whole.find_item(node)
+            return (self.values[source][slot],)
         group = bind_group(node)
         assert group is not None, "the partitioner chose it"
         return self._inline(*group)
@@ -162,17 +168,16 @@ class _GroupWriter:
             self._scalar(value, item.name) if item.is_scalar else self._tensor(value)
             for item, value in zip(group.inputs, inputs, strict=True)
         ]
-        for item in group.applications:
-            tensors = [handles[value] for value in item.tensors]
-            handles += self.builder.apply(item.function, tensors, [handles[value] for value in item.scalars], item.name)
-        return tuple(handles[value] for value in group.outputs)
+        return self.builder.inline(group, handles)
 
     def _tensor(self, value: Any) -> int:
         if isinstance(value, OpCall):
             return self._apply(value, "")[0]
         if isinstance(value, fx.Node):
             if value in self.values:
-                return self.values[value][0]
+                handle = self.values[value][0]
+                assert handle is not None, "nodes read what is made"
+                return handle
             value = self.replaced.get(value, value)
             if value not in self.tensors:
                 self.tensors[value] = self._input(value, value.name, is_scalar=False)
@@ -211,8 +216,14 @@ class _Substitution:
     def add(self, found: Partition) -> None:
         """Add the fusion node of a group."""
         writer = _GroupWriter(found, self.replaced)
-        returned = [node for node in found.nodes if _is_returned(node, writer.values)]
-        handles = [handle for node in returned for handle in writer.values[node]]
+        wanted = {node for node in found.nodes if _is_returned(node, writer.values)}
+        views = {node for node, call in zip(found.nodes, found.calls, strict=True) if call is not None and call.is_view}
+        for node in reversed(found.nodes):
+            # A view that others see is torch's, of what the group returns.
+            if node in views & wanted:
+                wanted.update(source for source in node.all_input_nodes if source in writer.values)
+        returned = [node for node in found.nodes if node in wanted - views]
+        handles = [handle for node in returned for handle in writer.values[node] if handle is not None]
         name = next(self._names)
         group = writer.builder.build(handles)
         self.module.add_submodule(name, FusionModule(group, [node.name for node in found.nodes]))
@@ -221,29 +232,39 @@ class _Substitution:
         values = [value for node in returned for value in _fake_values(node)]
         if len(values) == len(handles):
             fused.meta["val"] = values[0] if len(values) == 1 else values
-        self._add_results(fused, returned, writer, len(handles))
+        last = self._add_results(fused, returned, writer, len(handles))
+        for node in found.nodes:
+            if node in views & wanted:
+                with self.graph.inserting_after(last):
+                    last = self.graph.node_copy(node, lambda source: self.replaced.get(source, source))
+                self.replaced[node] = last
         self.fused += found.nodes
 
-    def _add_results(self, fused: fx.Node, returned: list[fx.Node], writer: _GroupWriter, count: int) -> None:
+    def _add_results(self, fused: fx.Node, returned: list[fx.Node], writer: _GroupWriter, count: int) -> fx.Node:
         graph, slot, last = self.graph, 0, fused
         for node in returned:
-            items = []
-            for offset in range(len(writer.values[node])):
+            items: list[fx.Node | None] = []
+            for handle in writer.values[node]:
+                if handle is None:
+                    items.append(None)
+                    continue
                 if count == 1:
                     items.append(fused)
                     continue
                 with graph.inserting_after(last):
-                    last = graph.call_function(operator.getitem, (fused, slot + offset))
+                    last = graph.call_function(operator.getitem, (fused, slot))
                 if "val" in fused.meta:
-                    last.meta["val"] = fused.meta["val"][slot + offset]
+                    last.meta["val"] = fused.meta["val"][slot]
                 items.append(last)
-            slot += len(items)
-            if _is_tuple(node):
+                slot += 1
+            if _is_tuple(node) or len(items) > 1:
                 with graph.inserting_after(last):
                     last = graph.call_function(tuple, (items,))
                 self.replaced[node] = last
             else:
+                assert items[0] is not None, "it is made"
                 self.replaced[node] = items[0]
+        return last
 
     def finish(self) -> None:
         """Let all others read what the fusion nodes return, each rewritten once: an output may have many arguments."""
@@ -267,7 +288,8 @@ def _is_returned(node: fx.Node, inside: Mapping[fx.Node, Any]) -> bool:
 
 def _fake_values(node: fx.Node) -> list[Any]:
     value = node.meta.get("val")
-    return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    return [item for item in values if item is not None]
 
 
 def _is_tuple(node: fx.Node) -> bool:

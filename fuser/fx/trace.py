@@ -42,7 +42,7 @@ class Entry:
     # Replays calls of it; the fused function itself where it can look at all that the trace relies on.
     launcher: Replayer | None
     # What its groups may hold depends on it.
-    mode: tuple[str, bool]
+    mode: tuple[str, bool, str]
 
 
 @called_in_c
@@ -242,7 +242,7 @@ class FusedFunction(Replayer):
         names = [item.name for item in self._parameters]
         traced = trace(self.function, self._call_by_position, key, leaves, names)
         mode = _mode(leaves or ())
-        FusionPass(reduces=not mode[1])(traced.graph_module)
+        FusionPass(reduces=not mode[1], device_type=mode[2])(traced.graph_module)
         whole = find_whole_fusion(traced.graph_module)
         entry = Entry(traced, whole, None if whole is None else self._launcher_of(traced, whole, key), mode)
         if self._own is None and entry.launcher is self:
@@ -288,10 +288,14 @@ class FusedFunction(Replayer):
         return f"<fuser.fuse {self.__name__}>"
 
 
-def _mode(leaves: tuple[Any, ...]) -> tuple[str, bool]:
-    # Numerics, and whether torch's reductions stay torch's: autograd differentiates the call, or autocast is on.
-    needs_grad = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves)
-    return config.numerics, needs_grad or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+def _mode(leaves: tuple[Any, ...]) -> tuple[str, bool, str]:
+    # Numerics, whether torch's reductions stay torch's (autograd differentiates the call, or autocast is on), and the
+    # type of device: a meta tensor stands for one on the GPU, if there is one.
+    tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    stays = needs_grad or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+    is_cuda = any(x.is_cuda or (x.is_meta and torch.cuda.is_available()) for x in tensors)
+    return config.numerics, stays, "cuda" if is_cuda else "cpu"
 
 
 def _has_own_functions(item: Any) -> bool:

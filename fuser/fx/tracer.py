@@ -31,7 +31,7 @@ from fuser.fx.guards import Guards, find_guards
 from fuser.fx.nodes import is_size
 from fuser.fx.symbols import IN_PLACE, Symbol, is_symbol, is_tensor
 from fuser.jiterator import JitFunction
-from fuser.ops import IS_NUMBER
+from fuser.ops import IS_NUMBER, find_dims, has_hooks
 from fuser.process import Lock, await_before_fork
 
 __all__ = ["Traced", "is_traced", "trace"]
@@ -192,6 +192,15 @@ class _Tracer(fx.Tracer):
             raise TracingError("fuse cannot trace a change of grad mode or autocast: make it around the call")
         return super().create_node(kind, *args, **kwargs)
 
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> Any:
+        # Which dimensions a kernel reduces is no number that it could be given.
+        dims = find_dims(target, args, kwargs) if kind in {"call_function", "call_method"} else []
+        asked = {id(item): item for item in pytree.tree_leaves(dims) if is_symbol(item)}
+        if asked and self._examples is not None:
+            known = {key: self.settle_if_known(item) for key, item in asked.items()}
+            args, kwargs = pytree.tree_map(lambda item: known.get(id(item), item), (args, kwargs))
+        return super().create_proxy(kind, target, args, kwargs, *rest, **options)
+
     def create_arg(self, a: Any) -> Any:
         if is_symbol(a):
             return a.node
@@ -201,6 +210,11 @@ class _Tracer(fx.Tracer):
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:  # noqa: ARG002
         return self.hold(attr_val) if is_tensor(attr_val) else attr_val
+
+    def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
+        # What calls one function with its own tensors is that function.
+        is_open = type(m) in (torch.nn.LayerNorm, torch.nn.RMSNorm) and not has_hooks(m)
+        return not is_open and super().is_leaf_module(m, module_qualified_name)
 
     def path_of_module(self, mod: torch.nn.Module) -> str:
         self._note_buffers(mod)

@@ -5,30 +5,60 @@ its results have the same bits. The ways a program can name an op (``torch.add``
 ``aten.add.Tensor``, ``torch.nn.ReLU``) are bound to the table by ``bind_function``, ``bind_method``, ``bind_module``.
 """
 
-from fuser.ops import activations, elementary  # noqa: F401 - they fill the table
-from fuser.ops.binding import IS_NUMBER, OpCall, bind_function, bind_method, bind_module, has_hooks
+from fuser.ops import activations, elementary, statistics  # noqa: F401 - they fill the table
+from fuser.ops.binding import bind_function, bind_method, bind_module, find_dims, has_hooks
+from fuser.ops.calls import DEVICE_TYPE, IS_NUMBER, OpCall
+from fuser.ops.composites import (
+    COMPOSITES,
+    Composite,
+    Expansion,
+    bind_inputs,
+    call_composite,
+    check_dtypes,
+    check_function,
+    check_shapes,
+    composite_function,
+    composite_steps,
+    expand,
+)
 from fuser.ops.elementary import is_first_power
 from fuser.ops.index import eager_index, index_function
 from fuser.ops.reductions import REDUCTIONS, ReductionOp, reduction_function
 from fuser.ops.table import OPS, WIDE_UNDER_AUTOCAST, Op, cast_function, convert_function, dtype_kind
+from fuser.ops.views import eager_view, view_function
 
 __all__ = [
+    "COMPOSITES",
+    "DEVICE_TYPE",
     "IS_NUMBER",
     "OPS",
     "REDUCTIONS",
     "WIDE_UNDER_AUTOCAST",
+    "Composite",
+    "Expansion",
     "Op",
     "OpCall",
     "ReductionOp",
     "bind_function",
+    "bind_inputs",
     "bind_method",
     "bind_module",
+    "call_composite",
     "cast_function",
+    "check_dtypes",
+    "check_function",
+    "check_shapes",
+    "composite_function",
+    "composite_steps",
     "convert_function",
     "dtype_kind",
     "eager_index",
+    "eager_view",
+    "expand",
+    "find_dims",
     "has_hooks",
     "index_function",
     "is_first_power",
     "reduction_function",
+    "view_function",
 ]

@@ -7,7 +7,6 @@ import inspect
 import math
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,34 +14,20 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
 from fuser.config import config
 from fuser.function import Function
+from fuser.ops.binding_whole import whole_functions
+from fuser.ops.calls import DEVICE_TYPE, IS_NUMBER, Binder, OpCall, device_type_of, is_constant, is_number
+from fuser.ops.composites import keeps_bits
 from fuser.ops.elementary import UNARY_FLOAT, clamp_to_numbers, power_function
-from fuser.ops.reductions import REDUCTIONS, reduction_function
-from fuser.ops.table import OPS, cast_function, convert_function, dtype_kind
+from fuser.ops.index import index_function
+from fuser.ops.reduction_forms import FORMS, ReductionForm
+from fuser.ops.reductions import REDUCTIONS, may_have_bits, reduction_function
+from fuser.ops.softmax import softmax_functions, softmax_methods
+from fuser.ops.table import OPS, cast_function, convert_function
+from fuser.ops.views import bind_item, bind_reshape, bind_squeeze, bind_unsqueeze, view_function
 
-__all__ = ["IS_NUMBER", "OpCall", "bind_function", "bind_method", "bind_module", "has_hooks"]
+__all__ = ["IS_NUMBER", "OpCall", "bind_function", "bind_method", "bind_module", "find_dims", "has_hooks"]
 
-# Key in the ``meta`` of a stand-in that is a Python number.
-IS_NUMBER = "fuser_is_number"
-_NUMBER_TYPES = (bool, int, float, complex)
 _ATEN = torch.ops.aten
-
-
-@dataclass(frozen=True, slots=True)
-class OpCall:
-    """An op and what it is called with: tensors may be anything the caller passes on, also another OpCall."""
-
-    function: Function
-    tensors: tuple[Any, ...]
-    scalars: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def reduces(self) -> bool:
-        """Whether it is, or reads, a reduction of torch's."""
-        is_one = self.function.reduction is not None and self.function.op is not None
-        return is_one or any(isinstance(item, OpCall) and item.reduces for item in self.tensors)
-
-
-Binder = Callable[..., "OpCall | None"]
 
 
 def bind_function(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> OpCall | None:
@@ -89,6 +74,9 @@ _MODULES: dict[type, tuple[Any, tuple[str, ...]]] = {
     torch.nn.ReLU6: (F.relu6, ()),
     torch.nn.Hardsigmoid: (F.hardsigmoid, ()),
     torch.nn.Hardswish: (F.hardswish, ()),
+    torch.nn.Softmax: (F.softmax, ("dim",)),
+    torch.nn.LogSoftmax: (F.log_softmax, ("dim",)),
+    torch.nn.Softmin: (F.softmin, ("dim",)),
     torch.nn.Softsign: (F.softsign, ()),
     torch.nn.Tanhshrink: (F.tanhshrink, ()),
 }
@@ -107,7 +95,31 @@ def _bind(binder: Binder | None, args: tuple[Any, ...], kwargs: Mapping[str, Any
     except TypeError:  # an argument this table does not know (out=, dtype=, ...)
         return None
     call = binder(*bound.args, **bound.kwargs)
+    if call is not None and config.numerics == "strict" and not keeps_bits(call.function, device_type_of(call)):
+        return None
     return call if call is not None and all(_is_operand(value) for value in call.tensors) else None
+
+
+def find_dims(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return the arguments that say which dimensions an op of the table goes along; none for other functions.
+
+    Args:
+        target: a function, or the name of a method.
+        args: by position, the method's tensor first.
+        kwargs: by name.
+    """
+    try:
+        binder = _methods().get(target) if isinstance(target, str) else _functions().get(target)
+    except TypeError:  # unhashable
+        return []
+    names = {"dim", "keepdim"} & {*_signature(binder).parameters} if binder else ()
+    if not names:
+        return []
+    try:
+        bound = _signature(binder).bind_partial(*args, **kwargs).arguments
+    except TypeError:
+        return []
+    return [bound[name] for name in names if name in bound]
 
 
 # Of the table's binders, which live as long as the process.
@@ -138,24 +150,16 @@ def _binary(name: str) -> Binder:
 
 def _binary_of_tensors(name: str) -> Binder:
     def bind(input: Any, other: Any) -> OpCall | None:  # noqa: A002
-        return None if _is_number(input) or _is_number(other) else _call(name, input, other)
+        return None if is_number(input) or is_number(other) else _call(name, input, other)
 
     return bind
-
-
-def _is_constant(value: Any) -> bool:
-    return isinstance(value, _NUMBER_TYPES)
-
-
-def _is_number(value: Any) -> bool:
-    return _is_constant(value) or bool(getattr(value, "meta", {}).get(IS_NUMBER))
 
 
 def _tensor_first(binder: Binder) -> Binder:
     # torch.add(2, x) is an error in torch, and stays one: the call is left to torch.
     @functools.wraps(binder)
     def bind(input: Any, *args: Any, **kwargs: Any) -> OpCall | None:  # noqa: A002
-        return None if _is_number(input) else binder(input, *args, **kwargs)
+        return None if is_number(input) else binder(input, *args, **kwargs)
 
     return bind
 
@@ -165,7 +169,7 @@ def _bind_add(input: Any, other: Any, *, alpha: Any = 1) -> OpCall:  # noqa: A00
 
 
 def _bind_sub(input: Any, other: Any, *, alpha: Any = 1) -> OpCall | None:  # noqa: A002
-    return _call("sub", input, other, minus_alpha=-alpha) if _is_constant(alpha) else None
+    return _call("sub", input, other, minus_alpha=-alpha) if is_constant(alpha) else None
 
 
 def _bind_rsub(input: Any, other: Any, alpha: Any = 1) -> OpCall | None:  # noqa: A002
@@ -175,18 +179,18 @@ def _bind_rsub(input: Any, other: Any, alpha: Any = 1) -> OpCall | None:  # noqa
 def _bind_div(input: Any, other: Any, *, rounding_mode: Any = None) -> OpCall | None:  # noqa: A002
     if rounding_mode is not None:
         return None
-    if _is_number(input):
+    if is_number(input):
         # ``2 / x`` is x.reciprocal() * 2 in torch.
         return _call("mul", _call("reciprocal", other), input)
     # A complex number that is no constant is found when the dtypes are.
-    is_real = _is_number(other) and not isinstance(other, complex)
+    is_real = is_number(other) and not isinstance(other, complex)
     return _call("div_number" if is_real else "div", input, other)
 
 
 def _bind_pow(input: Any, exponent: Any) -> OpCall:  # noqa: A002
-    if _is_constant(exponent):
+    if is_constant(exponent):
         return OpCall(power_function(exponent), (input, exponent))
-    return _call("pow_number" if _is_number(exponent) else "pow", input, exponent)
+    return _call("pow_number" if is_number(exponent) else "pow", input, exponent)
 
 
 def _bind_clamp(input: Any, min: Any = None, max: Any = None) -> OpCall | None:  # noqa: A002
@@ -208,7 +212,7 @@ def _bind_clamp_max(input: Any, max: Any) -> OpCall:  # noqa: A002
 
 
 def _call_clamp(name: str, input: Any, *bounds: Any) -> OpCall:  # noqa: A002
-    if all(map(_is_number, bounds)):
+    if all(map(is_number, bounds)):
         return OpCall(clamp_to_numbers(name), (input, *bounds))
     return _call(name, input, *bounds)
 
@@ -258,7 +262,7 @@ def _bind_selu(input: Any, inplace: bool = False) -> OpCall | None:  # noqa: A00
 
 def _bind_celu(input: Any, alpha: Any = 1.0, inplace: bool = False) -> OpCall | None:  # noqa: A002
     # torch has its own error for a division by zero.
-    is_refused = inplace or not _is_constant(alpha) or alpha == 0
+    is_refused = inplace or not is_constant(alpha) or alpha == 0
     return None if is_refused else _bind_scaled_elu(input, alpha, 1.0, 1.0 / alpha)
 
 
@@ -268,7 +272,7 @@ def _bind_softplus(input: Any, beta: Any = 1.0, threshold: Any = 20.0) -> OpCall
 
 def _bind_hardtanh(input: Any, min_val: Any = -1.0, max_val: Any = 1.0, inplace: bool = False) -> OpCall | None:  # noqa: A002
     # torch has its own error for bounds in the wrong order.
-    is_refused = inplace or not (_is_constant(min_val) and _is_constant(max_val)) or min_val > max_val
+    is_refused = inplace or not (is_constant(min_val) and is_constant(max_val)) or min_val > max_val
     return None if is_refused else _call("hardtanh", input, min_val=min_val, max_val=max_val)
 
 
@@ -293,13 +297,13 @@ def _bind_addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> 
 
 
 def _bind_lerp(input: Any, end: Any, weight: Any) -> OpCall | None:  # noqa: A002
-    return None if _is_number(input) or _is_number(end) else _call("lerp", input, end, weight)
+    return None if is_number(input) or is_number(end) else _call("lerp", input, end, weight)
 
 
 def _bind_masked_fill(input: Any, mask: Any, value: Any) -> OpCall | None:  # noqa: A002
     # torch refuses a number that the dtype cannot hold: these every dtype of the op can.
     is_safe = (
-        _is_constant(value) and not isinstance(value, complex) and (not math.isfinite(value) or abs(value) <= 65504)
+        is_constant(value) and not isinstance(value, complex) and (not math.isfinite(value) or abs(value) <= 65504)
     )
     return _call("masked_fill", input, mask, value=value) if is_safe else None
 
@@ -333,22 +337,34 @@ def _convert_to(dtype: torch.dtype) -> Binder:
 
 
 # --- reductions -------------------------------------------------------------------------------------------------
-def _reduce(name: str, input: Any, dim: Any = None, keepdim: Any = False) -> OpCall | None:  # noqa: A002
+def _reduce(
+    name: str,
+    input: Any,  # noqa: A002
+    dim: Any = None,
+    keepdim: Any = False,
+    scalars: Mapping[str, Any] = {},
+) -> OpCall | None:
     dims = (dim,) if type(dim) is int else dim
     is_known = dims is None or (isinstance(dims, list | tuple) and all(type(item) is int for item in dims))
-    if _is_number(input) or not is_known or not isinstance(keepdim, bool) or not _has_bits(name, input):
+    if is_number(input) or not is_known or not isinstance(keepdim, bool) or not _has_bits(name, input):
         return None
     # No dimensions mean all.
-    return OpCall(reduction_function(name, tuple(dims) if dims else None, keepdim), (input,))
+    over = tuple(dims) if dims else None
+    op = REDUCTIONS[name]
+    index = (OpCall(index_function(1, over), (input,)),) if op.has_index else ()
+    items = tuple(range(op.num_outputs)) if op.num_outputs > 1 else None
+    return OpCall(reduction_function(name, over, keepdim), (input, *index), scalars, items, op.fields)
 
 
 def _has_bits(name: str, input: Any) -> bool:  # noqa: A002
-    # Whether numerics allow fuser's order: where the dtype is not known, the worst is assumed.
+    # Whether numerics allow a kernel: where dtype or device are not known, the worst is assumed.
     if config.numerics == "fast":
         return True
-    value = getattr(input, "meta", {}).get("val")
-    exact = REDUCTIONS[name].exact
-    return exact == REDUCTIONS[name].kinds if value is None else dtype_kind(value.dtype) in exact
+    meta = getattr(input, "meta", {})
+    value = meta.get("val")
+    if value is None:
+        return may_have_bits(name, None, meta.get(DEVICE_TYPE))
+    return may_have_bits(name, value.dtype, value.device.type)
 
 
 def _bind_reduction(name: str) -> Binder:
@@ -381,12 +397,61 @@ def _bind_prod(input: Any, dim: Any = None, keepdim: Any = False, *, dtype: Any 
     return _bind_total("prod")(input, dim, keepdim, dtype=dtype) if dim is None or type(dim) is int else None
 
 
-def _bind_of_all(name: str) -> Binder:
-    # torch.max(x): with a dimension it has two results.
-    def bind(input: Any) -> OpCall | None:  # noqa: A002
-        return _reduce(name, input)
+def _bind_form(bind: Callable[..., ReductionForm | None]) -> Binder:
+    @functools.wraps(bind)
+    def bind_call(input: Any, *args: Any, **kwargs: Any) -> OpCall | None:  # noqa: A002
+        form = bind(input, *args, **kwargs)
+        if form is None:
+            return None
+        if form.dtype is not None:
+            input = OpCall(cast_function(form.dtype), (input,))  # noqa: A001
+        return _reduce(form.name, input, form.dim, form.keepdim, form.scalars)
+
+    return bind_call
+
+
+def _bind_logsumexp(input: Any, dim: Any, keepdim: Any = False) -> OpCall | None:  # noqa: A002
+    # As ATen has it: integers become floats, and an infinite maximum is not subtracted.
+    number = _bind_div(input, 1)
+    top = _reduce("amax_or_end", number, dim, True)
+    dims = top and top.function.reduction and top.function.reduction.dims
+    if top is None or not dims:
+        return None
+    is_infinite = _call("eq", _call("abs", top), math.inf)
+    top = _call("masked_fill", top, is_infinite, value=0.0)
+    total = _reduce("sum", _call("exp", _call("sub", number, top, minus_alpha=-1)), dim, keepdim)
+    if total is None:
+        return None
+    if not keepdim:
+        top = OpCall(view_function("squeeze", dims), (top,))
+    return _call("add", _call("log", total), top, alpha=1)
+
+
+def _bind_extremum(name: str) -> Binder:
+    # torch.max(x), and of one dimension values and places; of two tensors it is torch's maximum.
+    def bind(input: Any, dim: Any = None, keepdim: Any = False) -> OpCall | None:  # noqa: A002
+        if dim is None:
+            return _reduce(name, input) if keepdim is False else None
+        return _reduce(f"{name}_dim", input, dim, keepdim) if type(dim) is int else None
 
     return bind
+
+
+def _bind_aminmax(input: Any, *, dim: Any = None, keepdim: Any = False) -> OpCall | None:  # noqa: A002
+    return _reduce("aminmax", input, dim, keepdim) if dim is None or type(dim) is int else None
+
+
+# --- views ------------------------------------------------------------------------------------------------------
+def _bind_view(bind: Callable[..., Function | tuple[Function, ...] | None]) -> Binder:
+    @functools.wraps(bind)
+    def bind_call(input: Any, *args: Any, **kwargs: Any) -> OpCall | None:  # noqa: A002
+        found = None if is_number(input) else bind(input, *args, **kwargs)
+        call = input
+        for function in found if isinstance(found, tuple) else (found,):
+            call = None if function is None else OpCall(function, (call,))
+        return None if call is input else call
+
+    return bind_call
 
 
 def _overloads(*names: str) -> list[Any]:
@@ -422,6 +487,11 @@ _CONVERSIONS = {
 }  # fmt: skip
 
 
+_VIEWS: dict[str, Callable[..., Any]] = {
+    "unsqueeze": bind_unsqueeze, "squeeze": bind_squeeze, "view": bind_reshape, "reshape": bind_reshape,
+}  # fmt: skip
+
+
 @functools.cache
 def _methods() -> dict[str, Binder]:
     found: dict[str, Binder] = {
@@ -439,9 +509,12 @@ def _methods() -> dict[str, Binder]:
         "clamp": _bind_clamp, "clip": _bind_clamp, "clamp_min": _bind_clamp_min, "clamp_max": _bind_clamp_max,
         "where": _bind_where_method, "relu": _unary("relu"), "masked_fill": _bind_masked_fill,
         **{name: _bind_reduction(name) for name in ("amax", "amin", "any", "all")},
-        "count_nonzero": _bind_count_nonzero, "prod": _bind_prod,
-        **{name: _bind_total(name) for name in ("sum", "mean")},
-        "max": _bind_of_all("max"), "min": _bind_of_all("min"),
+        "count_nonzero": _bind_count_nonzero, "prod": _bind_prod, "logsumexp": _bind_logsumexp,
+        **{name: _bind_total(name) for name in ("sum", "mean")}, "nansum": _bind_reduction("nansum"),
+        **{name: _bind_form(bind) for name, bind in FORMS.items() if name != "linalg_vector_norm"},
+        "max": _bind_extremum("max"), "min": _bind_extremum("min"), "aminmax": _bind_aminmax,
+        **softmax_methods(),
+        **{name: _bind_view(bind) for name, bind in _VIEWS.items()},
         "addcmul": _bind_addcmul, "addcdiv": _bind_addcdiv, "lerp": _bind_lerp, "to": _bind_to,
     }  # fmt: skip
     return found | {alias: found[name] for alias, name in _ALIASES.items()}
@@ -451,6 +524,8 @@ def _methods() -> dict[str, Binder]:
 def _functions() -> dict[Any, Binder]:
     # Built on first use: looking the ATen overloads up takes longer than importing the rest of fuser.
     return {
+        **whole_functions(),
+        **softmax_functions(),
         **{
             getattr(torch, name): bind if name == "pow" else _tensor_first(bind)
             for name, bind in _methods().items()
@@ -532,8 +607,29 @@ def _functions() -> dict[Any, Binder]:
         **dict.fromkeys(_overloads("sum", "sum.dim_IntList"), _bind_total("sum")),
         **dict.fromkeys(_overloads("mean", "mean.dim"), _bind_total("mean")),
         **dict.fromkeys(_overloads("prod", "prod.dim_int"), _bind_prod),
-        _ATEN.max.default: _bind_of_all("max"),
-        _ATEN.min.default: _bind_of_all("min"),
+        _ATEN.nansum.default: _bind_reduction("nansum"),
+        **{
+            overload: _bind_form(FORMS[name])
+            for name, forms in (
+                ("argmax", "default"), ("argmin", "default"), ("var", "default dim correction"),
+                ("std", "default dim correction"), ("linalg_vector_norm", "default"),
+                ("var_mean", "default dim correction"), ("std_mean", "default dim correction"),
+                ("norm", "Scalar ScalarOpt_dim ScalarOpt_dtype ScalarOpt_dim_dtype"),
+            )
+            for overload in _overloads(*(f"{name}.{form}" for form in forms.split()))
+        },
+        torch.linalg.vector_norm: _bind_form(FORMS["linalg_vector_norm"]),
+        torch.special.logsumexp: _tensor_first(_bind_logsumexp),
+        _ATEN.logsumexp.default: _bind_logsumexp,
+        **{
+            overload: _bind_extremum(name)
+            for name in ("max", "min") for overload in _overloads(f"{name}.default", f"{name}.dim")
+        },
+        _ATEN.aminmax.default: _bind_aminmax,
+        _ATEN.unsqueeze.default: _bind_view(bind_unsqueeze),
+        **dict.fromkeys(_overloads("squeeze.dim", "squeeze.dims"), _bind_view(bind_squeeze)),
+        **dict.fromkeys(_overloads("view", "reshape", "_unsafe_view"), _bind_view(bind_reshape)),
+        operator.getitem: _bind_view(bind_item),
         _ATEN._to_copy.default: _bind_to_copy,
         torch.ops.prims.convert_element_type.default: _bind_convert_element_type,
         _ATEN.to.dtype: _bind_to,

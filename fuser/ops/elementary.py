@@ -172,6 +172,8 @@ define(
     torch.masked_fill,
     scalars=("value",),
     unpromoted=("mask",),
+    # ATen fills a contiguous copy.
+    is_contiguous=True,
 )
 for _name, _symbol in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="), ("eq", "=="), ("ne", "!=")):
     define_test(_name, "T a, T b", f"return a {_symbol} b;", getattr(operator, _name))

@@ -1,7 +1,7 @@
 """torch's own reductions, a table as that of the pointwise ops.
 
-In strict numerics only those are fused that have the same bits in any order; torch's float sums have an order of their
-own, which fuser's is not.
+In strict numerics those are fused that have the same bits in any order, and those whose order in torch's own kernels is
+known: see fuser.orders.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import torch
 
 from fuser.cxx.functor import Functor, parse_functor
 from fuser.function import Function, Promotion, Reduction
-from fuser.ops.table import ANY_REAL, FLOAT
+from fuser.ops.table import ANY_REAL, FLOAT, dtype_kind
+from fuser.orders import KEPT_ORDERS
 
-__all__ = ["REDUCTIONS", "ReductionOp", "reduction_function"]
+__all__ = ["REDUCTIONS", "ReductionOp", "may_have_bits", "reduction_function"]
 
 Dims = tuple[int, ...] | None
 
@@ -30,9 +31,10 @@ class ReductionOp:
     # The texts: what an element makes, how two parts are combined, and what the accumulator comes to.
     map: str
     combine: str
-    identity: float | int | bool
-    # The eager reference: called with the tensor, its dimensions (None: all) and whether they are kept.
-    eager: Callable[[torch.Tensor, Dims, bool], Any]
+    identity: float | int | bool | tuple[float | int, ...]
+    # The eager reference: called with the tensor, its dimensions (None: all), whether they are kept, and the scalars by
+    # name.
+    eager: Callable[..., Any]
     # Kinds of common dtype (see dtype_kind) that it serves, and those of which every order makes the same bits.
     kinds: frozenset[str] = ANY_REAL
     exact: frozenset[str] = frozenset({"bool", "int"})
@@ -40,11 +42,37 @@ class ReductionOp:
     # Whether ``finish`` takes the number of elements last.
     counts: bool = False
     promotion: Promotion = Promotion.DEFAULT
-    out_dtype: torch.dtype | None = None
+    # dtype of each result, None for the common one; empty: one result of the common dtype.
+    out_dtypes: tuple[torch.dtype | None, ...] = ()
+    scalars: tuple[str, ...] = ()
+    # Whether the map takes the place of the element along the dimensions, last.
+    has_index: bool = False
+    # The order in which torch's CUDA kernels combine, where that changes bits; how they add one element, where they do
+    # not combine it as they combine parts.
+    order: str = ""
+    accumulate: str = ""
+    # Whether torch's CPU kernel adds up floats in double, to which fast numerics are no match in float.
+    is_wide_on_cpu: bool = False
     # Whether torch refuses to reduce nothing.
     needs_elements: bool = False
     # dtypes that torch treats in another way.
     others: frozenset[torch.dtype] = frozenset()
+
+    @property
+    def num_outputs(self) -> int:
+        """How many results it has."""
+        return max(len(self.out_dtypes), 1)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What torch calls its results, where there are several."""
+        return _FIELDS.get(self.name, ())
+
+
+# torch's functions of two results: in this order they come, with these names where it names them.
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "max_dim": ("values", "indices"), "min_dim": ("values", "indices"), "aminmax": ("min", "max"),
+}  # fmt: skip
 
 
 REDUCTIONS: dict[str, ReductionOp] = {}
@@ -61,14 +89,32 @@ def define(name: str, combine: str, identity: Any, eager: Callable[..., Any], **
 def reduction_function(name: str, dims: Dims = None, keepdim: bool = False) -> Function:
     """Return a row's function for some dimensions (None: all of them)."""
     op = REDUCTIONS[name]
-    finish = _parse(op.finish) if op.finish else None
-    reduction = Reduction(_parse(op.combine), (op.identity,), finish, dims, keepdim, op.counts)
-    out_dtypes = () if op.out_dtype is None else (op.out_dtype,)
-    return Function(_parse(op.map), name, op.promotion, out_dtypes=out_dtypes, reduction=reduction)
+    identity = op.identity if isinstance(op.identity, tuple) else (op.identity,)
+    count = len(identity)
+    finish = _parse(op.finish, op.num_outputs, op.scalars) if op.finish else None
+    accumulate = _parse(op.accumulate, count) if op.accumulate else None
+    reduction = Reduction(_parse(op.combine, count), identity, finish, dims, keepdim, op.counts, op.order, accumulate)
+    functor = _parse(op.map, count)
+    unpromoted = (functor.tensors[-1].name,) if op.has_index else ()
+    return Function(functor, name, op.promotion, unpromoted, op.out_dtypes, reduction=reduction)
 
 
-def _parse(text: str) -> Functor:
-    return parse_functor(f"template <typename T> {text}")
+def may_have_bits(name: str, dtype: torch.dtype | None, device_type: str | None) -> bool:
+    """Whether strict numerics may fuse one of torch's reductions: for some shapes at least it has torch's bits.
+
+    Args:
+        name: of the op.
+        dtype: of what is reduced; None where it is not known.
+        device_type: where; None where it is not known.
+    """
+    op = REDUCTIONS[name]
+    if op.order in KEPT_ORDERS.get(device_type or "", ()):
+        return dtype is None or dtype_kind(dtype) in op.exact or dtype.is_floating_point
+    return op.exact == op.kinds if dtype is None else dtype_kind(dtype) in op.exact
+
+
+def _parse(text: str, num_outputs: int = 1, scalars: tuple[str, ...] = ()) -> Functor:
+    return parse_functor(f"template <typename T> {text}", scalars, num_outputs)
 
 
 def _of_dims(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,7 +145,16 @@ def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _EVERY = ANY_REAL | {"complex"}
-define("sum", "return a + b;", 0, _of_dims(torch.sum), kinds=_EVERY, promotion=Promotion.INT_TO_LONG)
+define("sum", "return a + b;", 0, _of_dims(torch.sum), kinds=_EVERY, promotion=Promotion.INT_TO_LONG, order="sum")
+define(
+    "nansum",
+    "return a + b;",
+    0,
+    _of_dims(torch.nansum),
+    map="T {name}_map(T x) {{ return x != x ? T(0) : x; }}",
+    promotion=Promotion.INT_TO_LONG,
+    order="sum",
+)
 define("prod", "return a * b;", 1, _one_by_one(torch.prod), kinds=_EVERY, promotion=Promotion.INT_TO_LONG)
 define(
     "mean",
@@ -108,7 +163,11 @@ define(
     _of_dims(torch.mean),
     kinds=FLOAT,
     exact=frozenset(),
-    finish="T mean_finish(T total, int64_t count) { return total / T(count); }",
+    order="sum",
+    # ATen's GPU kernels multiply by a factor, which is rounded.
+    finish="""T mean_finish(T total, int64_t count, int64_t rows) {
+      return rows ? total * (T(rows) / T(rows * count)) : total / T(count);
+    }""",
     counts=True,
 )
 # A NaN on either side is what they come to.
@@ -132,7 +191,7 @@ for _name, _sign, _none in (("any", "||", False), ("all", "&&", True)):
         _of_dims(getattr(torch, _name)),
         map="bool {name}_map(T x) {{ return x != T(0); }}",
         exact=ANY_REAL,
-        out_dtype=torch.bool,
+        out_dtypes=(torch.bool,),
         others=frozenset({torch.uint8}),
     )
 REDUCTIONS["count_nonzero"] = ReductionOp(
@@ -142,5 +201,5 @@ REDUCTIONS["count_nonzero"] = ReductionOp(
     0,
     lambda x, dims, keepdim: torch.sum(x != 0, dim=tuple(range(x.dim())) if dims is None else dims, keepdim=keepdim),
     exact=ANY_REAL,
-    out_dtype=torch.int64,
+    out_dtypes=(torch.int64,),
 )

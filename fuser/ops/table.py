@@ -91,6 +91,7 @@ def define(
     out_dtype: torch.dtype | None = None,
     numbers_have_layout: bool = True,
     same_dtypes: bool = False,
+    is_contiguous: bool = False,
 ) -> None:
     """Add a row: the functor's parameters and body as C++, and what Op and Function say of it."""
 
@@ -103,6 +104,7 @@ def define(
             unpromoted=unpromoted,
             out_dtypes=() if out_dtype is None else (out_dtype,),
             numbers_have_layout=numbers_have_layout,
+            is_contiguous=is_contiguous,
         )
 
     OPS[name] = Op(name, make_function, eager, kinds, same_dtypes)

@@ -1,0 +1,194 @@
+"""In which order torch's own CUDA kernels add the elements of a row, worked out from shapes as ATen works it out.
+
+Read in aten/src/ATen/native/cuda/Reduce.cuh and measured on a GPU. Pure: plain numbers in, a ``Schedule`` out. Whether
+torch as it is installed has this order is found by comparing bits (fuser.cuda.order_check), never assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from typing import NamedTuple
+
+from fuser.layout import Shape, Strides
+from fuser.orders import Schedule
+
+__all__ = ["GpuSize", "Layout", "coalesce", "find_schedule", "sum_schedule"]
+
+# Threads of a block of Reduce.cuh; elements that a thread has in flight where it reads one at a time.
+MAX_THREADS = 512
+IN_FLIGHT = 4
+# Threads of a block of SoftMax.cu.
+MAX_ROW_THREADS = 1024
+# Rows of so many elements are read in vectors.
+SHORT_ROW = 128
+# Elements of a thread from which warps, and blocks, share a row; and how few blocks leave to a thread.
+MANY_PER_WARP, MANY, FEW = 16, 256, 16
+# ATen splits what is larger, and numbers the elements of the halves anew.
+MAX_BYTES = 2**31 - 1
+
+
+class GpuSize(NamedTuple):
+    """What of a GPU ATen's schedules depend on."""
+
+    processors: int = 132
+    threads_per_processor: int = 2048
+
+
+class Layout(NamedTuple):
+    """A tensor as ATen's kernel walks it: (size, stride) of what is reduced, and of what is kept, innermost first."""
+
+    reduced: tuple[tuple[int, int], ...]
+    kept: tuple[tuple[int, int], ...]
+
+    @property
+    def length(self) -> int:
+        """Elements of a row."""
+        return prod(size for size, _ in self.reduced)
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return prod(size for size, _ in self.kept)
+
+    @property
+    def is_along(self) -> bool:
+        """Whether neighbours in memory belong to one row."""
+        return not self.kept or not self.reduced or self.reduced[0][1] < self.kept[0][1]
+
+
+def coalesce(shape: Shape, strides: Strides, dims: tuple[int, ...]) -> Layout:
+    """Return the layout of a tensor that is reduced along some dimensions, as TensorIterator brings it in order.
+
+    What is reduced comes in the order of its strides, what is kept as it lies in the (contiguous) result.
+    """
+    own = [(shape[dim], strides[dim], dim in dims) for dim in range(len(shape)) if shape[dim] != 1]
+    reduced = sorted((stride, size) for size, stride, is_reduced in own if is_reduced)
+    kept = [(size, stride) for size, stride, is_reduced in reversed(own) if not is_reduced]
+    return Layout(_merge((size, stride) for stride, size in reduced), _merge(kept))
+
+
+def find_schedule(order: str, layout: Layout, itemsize: int, gpu: GpuSize, *, is_aligned: bool) -> Schedule | None:
+    """Return the schedule of one of ATen's orders, by its name; arguments and result as of ``sum_schedule``."""
+    if order == "sum":
+        return sum_schedule(layout, itemsize, gpu, is_aligned=is_aligned)
+    if order == "welford":
+        return sum_schedule(layout, itemsize, gpu, is_aligned=is_aligned, in_flight=2)
+    # These are of rows that lie one behind the other.
+    length = layout.length
+    is_stacked = not layout.reduced or layout.reduced == ((length, 1),)
+    is_stacked = is_stacked and (not layout.kept or layout.kept == ((layout.rows, length),))
+    if not is_stacked or not length or not layout.rows:
+        return None
+    if order in {"layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx"}:
+        # layer_norm_kernel.cu: vectors of four whatever the dtype, added element by element.
+        is_vectorized = is_aligned and length % 4 == 0 and length <= 1 << 24
+        return Schedule(32, 4, accumulators=1, vector=4) if is_vectorized else None
+    return _softmax_schedule(order, length)
+
+
+def _softmax_schedule(order: str, length: int) -> Schedule | None:
+    # PersistentSoftmax.cuh: a warp for each row.
+    is_forward = order == "softmax"
+    if length <= (2048 if is_forward else 1024):
+        return Schedule(min(1 << max(length - 1, 0).bit_length(), 32), accumulators=1)
+    # SoftMax.cu: a block; forward, shorter rows stay in registers.
+    if is_forward and length <= 8192:
+        return Schedule(32, 32, accumulators=1)
+    if length % IN_FLIGHT:
+        return None
+    threads = MAX_ROW_THREADS
+    if not is_forward:
+        threads, most = 1, min(length // IN_FLIGHT, MAX_ROW_THREADS)
+        while threads < most // 2:
+            threads *= 2
+    return Schedule(32, threads // 32, accumulators=1, vector=IN_FLIGHT)
+
+
+def sum_schedule(
+    layout: Layout, itemsize: int, gpu: GpuSize, *, is_aligned: bool = True, in_flight: int = IN_FLIGHT
+) -> Schedule | None:
+    """Return the order of ATen's sums and means (Reduce.cuh); None where it is not known.
+
+    Args:
+        layout: of what is added.
+        itemsize: bytes of one element in memory.
+        gpu: the device.
+        is_aligned: whether the tensor begins at a multiple of four elements, and of 16 bytes.
+        in_flight: elements that a thread has in flight; four but for the moments.
+    """
+    length, rows = layout.length, layout.rows
+    if length <= 1 or not rows:
+        return Schedule(1)
+    pairs = (*layout.reduced, *layout.kept)
+    if any(stride <= 0 for _, stride in pairs):
+        return None
+    if sum((size - 1) * stride for size, stride in pairs) * itemsize >= MAX_BYTES:
+        found = {
+            sum_schedule(half, itemsize, gpu, is_aligned=is_aligned, in_flight=in_flight) for half in _halves(layout)
+        }
+        return found.pop() if len(found) == 1 else None
+    vector, across, most = 1, 1, MAX_THREADS
+    if layout.is_along:
+        is_dense = len(layout.reduced) == 1 and layout.reduced[0][1] == 1
+        vector = (
+            (in_flight if itemsize != 2 or in_flight != IN_FLIGHT else 8) if is_dense and length >= SHORT_ROW else 1
+        )
+        inner, outer = length // vector, rows
+    else:
+        if layout.kept[0][1] == 1:
+            if not is_aligned:
+                return None
+            across = _output_vector(layout)
+        most = MAX_THREADS // across
+        inner, outer = rows // across, length
+    inner, outer = _power_below(min(inner, most)), _power_below(min(outer, most))
+    width = min(inner, 32)
+    height = min(outer, most // width)
+    width = min(inner, most // height)
+    step = width if layout.is_along else 1
+    each = -(-length // step)
+    shares = each >= min(height * MANY_PER_WARP, MANY)
+    if shares:
+        each = -(-length // (step * height))
+    blocks = 1
+    outputs = (1 if layout.is_along else width) * (1 if shares else height)
+    grid = -(-(rows // across) // outputs)
+    target = gpu.processors * (gpu.threads_per_processor // (width * height))
+    if shares and each >= MANY and grid <= target:
+        blocks = max(min(-(-target // grid), -(-each // FEW)), -(-each // MANY))
+    accumulators = vector if vector > 1 else in_flight
+    return Schedule(step, height if shares else 1, blocks, accumulators, vector)
+
+
+def _halves(layout: Layout) -> tuple[Layout, ...]:
+    # What ATen takes one after another; nothing where it cuts rows.
+    reach = [(size - 1) * stride for size, stride in (*layout.reduced, *layout.kept)]
+    if not layout.kept or reach[-1] < max(reach):
+        return ()
+    size, stride = layout.kept[-1]
+    return tuple(Layout(layout.reduced, (*layout.kept[:-1], (own, stride))) for own in (size // 2, size - size // 2))
+
+
+def _output_vector(layout: Layout) -> int:
+    # Neighbouring results of a thread: as many as every row's begin at a multiple of.
+    vector = 4
+    for number in (layout.kept[0][0], *(stride for _, stride in (*layout.reduced, *layout.kept[1:]))):
+        while number % vector:
+            vector //= 2
+    return vector
+
+
+def _merge(dims: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    merged: list[tuple[int, int]] = []
+    for size, stride in dims:
+        if merged and stride == merged[-1][0] * merged[-1][1]:
+            merged[-1] = (merged[-1][0] * size, merged[-1][1])
+        else:
+            merged.append((size, stride))
+    return tuple(merged)
+
+
+def _power_below(number: int) -> int:
+    # The largest power of two that is no more, or 1.
+    return 1 << max(number, 1).bit_length() - 1

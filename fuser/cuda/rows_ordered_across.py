@@ -1,0 +1,129 @@
+"""The same for rows of neighbours: each thread has some of them, and the accumulators of torch's thread for each."""
+
+from __future__ import annotations
+
+from fuser.codegen import KERNEL_NAME, RowLoop
+from fuser.cuda.row_text import indent
+from fuser.cuda.rows_across import AcrossText
+from fuser.row_parts import RowPart, RowPass
+
+__all__ = ["OrderedAcrossText"]
+
+
+class OrderedAcrossText(AcrossText):
+    """Writes a kernel whose threads take neighbouring rows side by side."""
+
+    def __init__(self, loop: RowLoop) -> None:
+        super().__init__(loop)
+        assert loop.rows.order is not None, "it is a kernel in torch's order"
+        self.schedule = loop.rows.order.schedule
+
+    def kernel(self) -> list[str]:
+        """Write the kernel: the rows of a block, all passes of each."""
+        if not self.loop.tuning.piece:
+            return super().kernel()
+        # Blocks share rows: the last one to come to its part combines them.
+        step, last = self.loop.passes
+        assert step.element is not None, "it reduces something"
+        tuning, kind = self.loop.tuning, "fuser_pass0::part"
+        first, size = self.kept[0], tuning.team * self.loop.vector
+        part = "space.piece(X * V)"
+        body = [
+            "const int x = threadIdx.x % X, y = threadIdx.x / X, block = blockIdx.x % B;",
+            f"const fuser_index length = {self.length}, width = {self.size(first)};",
+            f"const fuser_index groups = (width + {size - 1}) / {size}, tile = blockIdx.x / B;",
+            *self._shared(),
+            f"const fuser_index column = tile % groups * {size} + x * V;",
+            f"const {self.signed} left = static_cast<{self.signed}>(width - column);",
+            "const fuser_row row = fuser_find(a, (left > 0 ? column : 0) + tile / groups * width);",
+            *(f"const auto {item.name} = {self._read(item, f'row.{item.name}')};" for item in self.row_inputs()),
+            *(f"{self.loop.types[name]} {name}[V];" for name in self.loop.row_values),
+            *self._row_part(step, "block == 0 && y == 0"),
+            *self._pass(0, step, step.element),
+            f"const fuser_workspace<{kind}> space(a.workspace, tile, B, X * V);",
+            "#pragma unroll",
+            "for (int k = 0; k < V; ++k) {",
+            f"  if (y == 0) {part}.put((static_cast<size_t>(block) * X + x) * V + k, total0[k]);",
+            "  total0[k] = pass0.identity();",
+            "}",
+            "if (!fuser_is_last(space.head, B)) return;",
+            "for (int i = y; i < B; i += Y) {",
+            "#pragma unroll",
+            "  for (int k = 0; k < V; ++k)",
+            f"    total0[k] = pass0.combine(total0[k], {part}.get((static_cast<size_t>(i) * X + x) * V + k));",
+            "}",
+            f"fuser_halve_stack<X, Y>(pass0, total0, reinterpret_cast<{kind}*>(shared));",
+            f"fuser_share<X, Y>(total0, reinterpret_cast<{kind}*>(shared));",
+            *self._row_part(last),
+        ]
+        return [
+            f'extern "C" __global__ void __launch_bounds__({tuning.block})',
+            f"{KERNEL_NAME}(const __grid_constant__ fuser_args a) {{",
+            f"  constexpr int V = {self.loop.vector}, X = {tuning.team}, Y = {tuning.block // tuning.team}, "
+            f"U = {tuning.unroll}, B = {self.schedule.blocks};",
+            *indent(body),
+            "}",
+        ]
+
+    def _pass(self, level: int, step: RowPass, element: RowPart) -> list[str]:
+        first = "block * Y + y" if self.loop.tuning.piece else "y"
+        loop = [
+            f"for (fuser_index begin = {first}; begin < length && left > 0; begin += {self._step} * U) {{",
+            *indent(self._elements(level, step, element)),
+            "}",
+        ]
+        if not step.accumulators:
+            return loop
+        kind, count = f"fuser_pass{level}::part", self.schedule.accumulators
+        inside = [
+            f"{kind} parts[V][{count}];",
+            "#pragma unroll",
+            f"for (int i = 0; i < {count} * V; ++i) parts[i / {count}][i % {count}] = pass{level}.identity();",
+            *loop,
+            "#pragma unroll",
+            "for (int k = 0; k < V; ++k) {",
+            f"  total{level}[k] = parts[k][0];",
+            "#pragma unroll",
+            f"  for (int i = 1; i < {count}; ++i) total{level}[k] = pass{level}.combine(total{level}[k], parts[k][i]);",
+            "}",
+            f"fuser_halve_stack<X, Y>(pass{level}, total{level}, reinterpret_cast<{kind}*>(shared));",
+            f"fuser_share<X, Y>(total{level}, reinterpret_cast<{kind}*>(shared));",
+        ]
+        return [f"const fuser_pass{level} pass{level}{{a}};", f"{kind} total{level}[V];", "{", *indent(inside), "}"]
+
+    def _elements(self, level: int, step: RowPass, element: RowPart) -> list[str]:  # noqa: ARG002 - as the class it is of
+        count = self.schedule.accumulators
+        outputs = [item for item in self.full(element) if item.is_output]
+        counters = [item for item in self.full(element) if item.is_counter]
+        inputs = [item for item in self.full(element) if not (item.is_output or item.is_counter)]
+        known = self._known(element)
+        for item in self.full(element):
+            text = f"{item.name}{'[u]' if item in inputs else ''}[{'k' if item.inner or item.is_output else '0'}]"
+            known[item.variable] = f"fuser_to_compute({text})" if item in inputs else text
+        for name in [item.name for item in step.accumulators]:
+            known |= {f"{side}{name}": f"parts[k][u % {count}].m{name}" for side in "lm"}
+        each = ["#pragma unroll", "for (int u = 0; u < U; ++u) {", f"  if (begin + u * {self._step} >= length) break;"]
+        loads = [f"{item.name}[u] = {self._read(item, self._place_of(item))};" for item in inputs]
+        compute = [
+            *(f"const auto {item.name} = {self._read(item, self._place_of(item))};" for item in counters),
+            *(f"{item.info.storage} {item.name}[V];" for item in outputs),
+            "#pragma unroll",
+            f"for (int k = 0; k < V; ++k) {element.call(known)}",
+            *(self._write(item, self._place_of(item)) for item in outputs),
+        ]
+        if counters or outputs:
+            compute = [*self._place(), *compute]
+        lines = [f"fuser_vector<{item.info.storage}, {'V' if item.inner else '1'}> {item.name}[U];" for item in inputs]
+        if loads:
+            lines += [*each, *indent([*self._place(), *loads]), "}"]
+        return [*lines, *each, *indent(compute), "}"]
+
+    def _place(self) -> list[str]:
+        if len(self.reduced) > 1:
+            return [f"fuser_index rest = begin + u * {self._step};", *self.split("rest", self.reduced)]
+        return [f"const fuser_index i0 = begin + u * {self._step};"]
+
+    @property
+    def _step(self) -> str:
+        # Elements from one of a thread's to its next.
+        return "(B * Y)" if self.loop.tuning.piece else "Y"

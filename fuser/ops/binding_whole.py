@@ -1,0 +1,307 @@
+"""The names under which programs call torch's ops of several steps, and which form of the op each call is."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody uses
+
+from fuser.ops import channel_norms, losses, norms  # noqa: F401 - they fill the table
+from fuser.ops.calls import Binder, OpCall, is_number
+from fuser.ops.composites import composite_function
+
+__all__ = ["whole_functions"]
+
+_ATEN = torch.ops.aten
+
+
+def _call(
+    op: str,
+    form: tuple[Any, ...],
+    tensors: Sequence[Any],
+    scalars: Mapping[str, Any] | None = None,
+    mask: Sequence[bool] | None = None,
+) -> OpCall | None:
+    """Return a call of an op in a form.
+
+    Args:
+        op: its name in the table of composites.
+        form: of its steps.
+        tensors: without those that the form says are not there.
+        scalars: by name.
+        mask: of an op that returns a tuple: which items the form makes.
+    """
+    if any(map(is_number, tensors)):
+        return None
+    items = None
+    if mask is not None:
+        items = tuple(sum(mask[:slot]) if is_made else -1 for slot, is_made in enumerate(mask))
+    return OpCall(composite_function(op, form), tuple(tensors), scalars or {}, items)
+
+
+def _there(*tensors: Any) -> list[Any]:
+    return [item for item in tensors if item is not None]
+
+
+def _known(node: Any) -> torch.Tensor | None:
+    # The tensor that a stand-in stands for, where dtype and shape are known.
+    value = getattr(node, "meta", {}).get("val")
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _narrow_name(known: torch.Tensor) -> str:
+    # Of half and bfloat16; "" of others.
+    return str(known.dtype).removeprefix("torch.") if known.dtype in (torch.float16, torch.bfloat16) else ""
+
+
+def _sizes(sizes: Any) -> tuple[int | None, ...] | None:
+    # What stands in forms for a shape; None if it is none.
+    if not isinstance(sizes, list | tuple) or not sizes:
+        return None
+    return tuple(size if type(size) is int else None for size in sizes)
+
+
+# --- layer_norm and rms_norm ------------------------------------------------------------------------------------
+def _bind_layer_norm(
+    input: Any,  # noqa: A002 - torch's own parameter name
+    normalized_shape: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: Any = 1e-05,
+    cudnn_enable: Any = True,  # noqa: ARG001
+) -> OpCall | None:
+    sizes = _sizes(normalized_shape)
+    form = (sizes, weight is not None, bias is not None, "", True)
+    return _call("native_layer_norm", form, _there(input, weight, bias), {"eps": eps}) if sizes else None
+
+
+def _bind_native_layer_norm(input: Any, normalized_shape: Any, weight: Any, bias: Any, eps: Any) -> OpCall | None:  # noqa: A002
+    sizes, known = _sizes(normalized_shape), _known(input)
+    if sizes is None or known is None:
+        return None
+    # On the CPU torch keeps the statistics in the input's dtype.
+    dtype = _narrow_name(known) if known.device.type == "cpu" else ""
+    form = (sizes, weight is not None, bias is not None, dtype, False)
+    return _call("native_layer_norm", form, _there(input, weight, bias), {"eps": eps}, (True,) * 3)
+
+
+def _bind_layer_norm_backward(
+    grad_out: Any,
+    input: Any,  # noqa: A002
+    normalized_shape: Any,
+    mean: Any,
+    rstd: Any,
+    weight: Any,
+    bias: Any,
+    output_mask: Any,
+) -> OpCall | None:
+    sizes, known = _sizes(normalized_shape), _known(input)
+    mask = tuple(map(bool, output_mask))
+    is_odd = not any(mask) or (mask[1] and weight is None) or (mask[2] and bias is None)
+    if sizes is None or known is None or is_odd:
+        return None
+    form = (sizes, known.dim(), weight is not None, bias is not None, True, mask)
+    tensors = _there(grad_out, input, mean, rstd, weight, bias)
+    return _call("native_layer_norm_backward", form, tensors, mask=mask)
+
+
+def _bind_rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = None) -> OpCall | None:  # noqa: A002
+    sizes = _sizes(normalized_shape)
+    form = (sizes, weight is not None, eps is not None, True)
+    scalars = {} if eps is None else {"eps": eps}
+    return _call("_fused_rms_norm", form, _there(input, weight), scalars) if sizes else None
+
+
+def _bind_fused_rms_norm(input: Any, normalized_shape: Any, weight: Any, eps: Any) -> OpCall | None:  # noqa: A002
+    sizes = _sizes(normalized_shape)
+    form = (sizes, weight is not None, eps is not None, False)
+    scalars = {} if eps is None else {"eps": eps}
+    return _call("_fused_rms_norm", form, _there(input, weight), scalars, (True,) * 2) if sizes else None
+
+
+def _bind_rms_norm_backward(
+    grad_out: Any,
+    input: Any,  # noqa: A002
+    normalized_shape: Any,
+    rstd: Any,
+    weight: Any,
+    output_mask: Any,
+) -> OpCall | None:
+    sizes, known = _sizes(normalized_shape), _known(input)
+    mask = tuple(map(bool, output_mask))
+    if sizes is None or known is None or not any(mask) or (mask[1] and weight is None):
+        return None
+    form = (sizes, known.dim(), weight is not None, False, False, mask)
+    return _call("_fused_rms_norm_backward", form, _there(grad_out, input, rstd, weight), mask=mask)
+
+
+# --- batch_norm and group_norm ----------------------------------------------------------------------------------
+def _of_channels(input: Any) -> torch.Tensor | None:  # noqa: A002
+    # On the CPU torch keeps statistics of half and bfloat16 in other dtypes.
+    known = _known(input)
+    if known is None or known.dim() < 2 or (known.device.type == "cpu" and _narrow_name(known)):
+        return None
+    return known
+
+
+def _bind_batch_norm_training(
+    input: Any,  # noqa: A002
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: Any,
+    momentum: Any,
+    eps: Any,
+) -> OpCall | None:
+    known = _of_channels(input)
+    if known is None or training is not True:
+        return None
+    form = (known.dim(), weight is not None, bias is not None, True)
+    tensors = _there(input, weight, bias, running_mean, running_var)
+    return _call("batch_norm", form, tensors, {"momentum": momentum, "eps": eps}, (True,) * 5)
+
+
+def _bind_batch_norm_inference(
+    input: Any,  # noqa: A002
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    momentum: Any,  # noqa: ARG001
+    eps: Any,
+) -> OpCall | None:
+    known = _of_channels(input)
+    if known is None:
+        return None
+    form = (known.dim(), weight is not None, bias is not None, False)
+    tensors = _there(input, weight, bias, running_mean, running_var)
+    # The statistics that it returns are of no elements.
+    return _call("batch_norm", form, tensors, {"eps": eps}, (True, False, False))
+
+
+def _bind_batch_norm_backward(
+    grad_out: Any,
+    input: Any,  # noqa: A002
+    weight: Any,
+    running_mean: Any,
+    running_var: Any,
+    save_mean: Any,
+    save_invstd: Any,
+    train: Any,
+    eps: Any,
+    output_mask: Any,
+) -> OpCall | None:
+    known, mask = _of_channels(input), tuple(map(bool, output_mask))
+    saved = (save_mean, save_invstd) if train else (running_mean, running_var)
+    is_odd = not any(mask) or None in saved or (weight is None and any(mask[1:]))
+    if known is None or not isinstance(train, bool) or is_odd:
+        return None
+    form = (known.dim(), weight is not None, train, mask)
+    scalars = {} if train else {"eps": eps}
+    return _call("native_batch_norm_backward", form, _there(grad_out, input, weight, *saved), scalars, mask)
+
+
+def _lies_row_major(known: torch.Tensor) -> bool:
+    # Of the results of group_norm: on a GPU always.
+    return known.device.type != "cpu" or known.is_contiguous()
+
+
+def _bind_group_norm(
+    input: Any,  # noqa: A002
+    weight: Any,
+    bias: Any,
+    N: Any,  # noqa: N803, ARG001 - torch's own parameter names
+    C: Any,  # noqa: N803, ARG001
+    HxW: Any,  # noqa: N803, ARG001
+    group: Any,
+    eps: Any,
+) -> OpCall | None:
+    known = _known(input)
+    if known is None or known.dim() < 2 or type(group) is not int:
+        return None
+    narrow = _narrow_name(known)
+    form = (known.dim(), group, _lies_row_major(known), weight is not None, bias is not None, narrow)
+    return _call("native_group_norm", form, _there(input, weight, bias), {"eps": eps}, (True,) * 3)
+
+
+def _bind_group_norm_backward(
+    grad_out: Any,
+    input: Any,  # noqa: A002
+    mean: Any,
+    rstd: Any,
+    weight: Any,
+    N: Any,  # noqa: N803, ARG001
+    C: Any,  # noqa: N803, ARG001
+    HxW: Any,  # noqa: N803, ARG001
+    group: Any,
+    output_mask: Any,
+) -> OpCall | None:
+    known, mask = _known(input), tuple(map(bool, output_mask))
+    is_odd = not any(mask) or (weight is None and any(mask[1:]))
+    if known is None or known.dim() < 2 or type(group) is not int or is_odd:
+        return None
+    form = (known.dim(), group, _lies_row_major(known), weight is not None, mask)
+    return _call("native_group_norm_backward", form, _there(grad_out, input, mean, rstd, weight), mask=mask)
+
+
+# --- nll_loss ---------------------------------------------------------------------------------------------------
+def _has_classes(input: Any, target: Any) -> torch.Tensor | None:  # noqa: A002
+    known, of_rows = _known(input), _known(target)
+    is_one = known is not None and known.dim() == 2 and of_rows is not None and of_rows.dim() == 1
+    return known if is_one else None
+
+
+def _bind_nll_loss(self: Any, target: Any, weight: Any, reduction: Any, ignore_index: Any) -> OpCall | None:
+    known = _has_classes(self, target)
+    # To look through all classes for the target's is worth it only where they are at hand.
+    is_made = "log_softmax" in str(getattr(self, "target", ""))
+    if known is None or not is_made or reduction not in (losses.MEAN, losses.SUM):
+        return None
+    form = (weight is not None, reduction, _narrow_name(known))
+    return _call("nll_loss_forward", form, _there(self, target, weight), {"ignore_index": ignore_index}, (True,) * 2)
+
+
+def _bind_nll_loss_backward(
+    grad_output: Any,
+    self: Any,
+    target: Any,
+    weight: Any,
+    reduction: Any,
+    ignore_index: Any,
+    total_weight: Any,
+) -> OpCall | None:
+    if _has_classes(self, target) is None or reduction not in (losses.NONE, losses.MEAN, losses.SUM):
+        return None
+    tensors = _there(self, grad_output, target, weight, total_weight)
+    return _call("nll_loss_backward", (weight is not None, reduction), tensors, {"ignore_index": ignore_index})
+
+
+@functools.cache
+def whole_functions() -> dict[Any, Binder]:
+    """Return the binder of each function and ATen overload."""
+    found: dict[Any, Binder] = {
+        F.layer_norm: _bind_layer_norm,
+        torch.layer_norm: _bind_layer_norm,
+        torch.native_layer_norm: _bind_native_layer_norm,
+        _ATEN.native_layer_norm.default: _bind_native_layer_norm,
+        _ATEN.native_layer_norm_backward.default: _bind_layer_norm_backward,
+        _ATEN._native_batch_norm_legit_functional.default: _bind_batch_norm_training,
+        _ATEN._native_batch_norm_legit_no_training.default: _bind_batch_norm_inference,
+        _ATEN.native_batch_norm_backward.default: _bind_batch_norm_backward,
+        _ATEN.native_group_norm.default: _bind_group_norm,
+        _ATEN.native_group_norm_backward.default: _bind_group_norm_backward,
+        _ATEN.nll_loss_forward.default: _bind_nll_loss,
+        _ATEN.nll_loss_backward.default: _bind_nll_loss_backward,
+        F.rms_norm: _bind_rms_norm,
+        torch.rms_norm: _bind_rms_norm,
+    }
+    if hasattr(_ATEN, "_fused_rms_norm_backward"):
+        found |= {
+            _ATEN._fused_rms_norm.default: _bind_fused_rms_norm,
+            _ATEN._fused_rms_norm_backward.default: _bind_rms_norm_backward,
+        }
+    return found

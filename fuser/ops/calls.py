@@ -1,0 +1,74 @@
+"""What a program calls, once it is bound to the table: an op and its operands."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fuser.function import Function
+
+__all__ = ["DEVICE_TYPE", "IS_NUMBER", "Binder", "OpCall", "device_type_of", "is_constant", "is_number"]
+
+# Key in the ``meta`` of a stand-in that is a Python number.
+IS_NUMBER = "fuser_is_number"
+# Key there of the type of device that a stand-in without a known value is on, where that is known.
+DEVICE_TYPE = "fuser_device_type"
+_NUMBER_TYPES = (bool, int, float, complex)
+
+
+@dataclass(frozen=True, slots=True)
+class OpCall:
+    """An op and what it is called with: tensors may be anything the caller passes on, also another OpCall."""
+
+    function: Function
+    tensors: tuple[Any, ...]
+    scalars: Mapping[str, Any] = field(default_factory=dict)
+    # Of an op that returns a tuple: which output of the function each item is, -1 for None.
+    items: tuple[int, ...] | None = None
+    # What the items are called, where they have names.
+    fields: tuple[str, ...] = ()
+
+    def find_item(self, node: Any) -> int | None:
+        """Return which item of the tuple an FX node takes, by number or by name; None for a node that takes none."""
+        if node.target is operator.getitem and type(node.args[1]) is int:
+            return int(node.args[1])
+        if node.target is getattr and node.args[1] in self.fields:
+            return self.fields.index(node.args[1])
+        return None
+
+    @property
+    def is_view(self) -> bool:
+        """Whether it is torch's view of its tensor."""
+        return self.function.is_view
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it is, or reads, a reduction of torch's."""
+        is_one = self.function.reduces and self.function.op is not None
+        return is_one or any(isinstance(item, OpCall) and item.reduces for item in self.tensors)
+
+
+Binder = Callable[..., "OpCall | None"]
+
+
+def device_type_of(call: OpCall) -> str:
+    """Return the type of device that a call's tensors are on; empty where that is not known."""
+    for item in call.tensors:
+        meta = getattr(item, "meta", {})
+        value = meta.get("val")
+        found = meta.get(DEVICE_TYPE, "") if value is None else value.device.type
+        if found:
+            return str(found)
+    return ""
+
+
+def is_constant(value: Any) -> bool:
+    """Whether an operand is a Python number."""
+    return isinstance(value, _NUMBER_TYPES)
+
+
+def is_number(value: Any) -> bool:
+    """Whether an operand is a Python number, or stands for one."""
+    return is_constant(value) or bool(getattr(value, "meta", {}).get(IS_NUMBER))

@@ -1,0 +1,260 @@
+"""batch_norm and group_norm with their backward ops, in the steps of ATen's CUDA kernels (Normalization.cuh).
+
+Tensors of one element a channel are looked at in the shape of the input, and groups of channels as a dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from fuser.function import View
+from fuser.graph import FusionGroup, GroupBuilder
+from fuser.layout import Shape
+from fuser.ops.composites import COMPOSITES, Composite, Form, optional_input, step, view
+from fuser.ops.norm_steps import affine, functor, moments, normalised_dx, reduce_step, rstd_of, stored
+
+__all__: list[str] = []
+
+
+# --- batch_norm -------------------------------------------------------------------------------------------------
+# Forms: the rank of the input, whether there are a weight and a bias, whether its own statistics are used, and which
+# results are asked for.
+def _all_but_channels(rank: int) -> tuple[int, ...]:
+    return (0, *range(2, rank))
+
+
+def _add_channels(builder: GroupBuilder, rank: int, names: Sequence[str]) -> dict[str, int]:
+    # Inputs of one element a channel, in the shape of the op's input.
+    looked_at = view(View(1, insert=_all_but_channels(rank)))
+    return {name: builder.apply(looked_at, [builder.add_input(name)])[0] for name in names}
+
+
+def _batch_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
+    rank, has_weight, has_bias, is_training = form
+    builder = GroupBuilder()
+    dims = _all_but_channels(rank)
+    x = builder.add_input("input")
+    affine_names = ["weight"] * has_weight + ["bias"] * has_bias
+    given = _add_channels(builder, rank, [*affine_names, "running_mean", "running_var"])
+    momentum = optional_input(builder, "momentum", is_training, is_scalar=True)
+    eps = builder.add_input("eps", is_scalar=True)
+    further: list[int] = []
+    if is_training:
+        mean, var, count = moments(builder, x, dims, "batch_norm" if is_ordered else "")
+        rstd = rstd_of(builder, var, eps)
+        blend = "T blend(T old, T now, double momentum) { return T(momentum) * now + (T(1) - T(momentum)) * old; }"
+        (now,) = builder.apply(step("T unbiased(T var, T n) { return var * (n / (n - T(1))); }"), [var, count])
+        further = [mean, rstd]
+        for old, value in ((given["running_mean"], mean), (given["running_var"], now)):
+            further += builder.apply(step(blend, scalars=("momentum",), unpromoted=("now",)), [old, value], momentum)
+    else:
+        mean = given["running_mean"]
+        rstd = rstd_of(builder, given["running_var"], eps)
+    normalise = affine("batch_norm", "(x - mean) * rstd", "T x, T mean, T rstd", has_weight, has_bias)
+    (out,) = builder.apply(normalise, [x, mean, rstd, *(given[name] for name in affine_names)])
+    back = view(View(1, insert=dims).inverse)
+    return builder.build([out, *(builder.apply(back, [value])[0] for value in further)])
+
+
+def _batch_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:
+    rank, has_weight, is_training, mask = form
+    builder = GroupBuilder()
+    dims = _all_but_channels(rank)
+    grad, x = builder.add_input("grad_out"), builder.add_input("input")
+    given = _add_channels(builder, rank, ["weight"] * has_weight + ["mean", "rstd" if is_training else "var"])
+    weight = [given[name] for name in ["weight"] * has_weight]
+    mean = given["mean"]
+    rstd = given["rstd"] if is_training else rstd_of(builder, given["var"], builder.add_input("eps", is_scalar=True))
+    sums = "void sums(T dy, T x, T mean, T& s1, T& s2) { s1 = dy; s2 = dy * (x - mean); }"
+    totals = """void totals(T s1, T s2, int64_t count, T& first, T& second, T& n) {
+      first = s1; second = s2; n = T(count);
+    }"""
+    order = "batch_norm_backward" if is_ordered else ""
+    both = reduce_step(functor(sums, num_outputs=2), dims, functor(totals, num_outputs=3), order=order)
+    first, second, count = builder.apply(both, [grad, x, mean])
+    made: list[int] = []
+    if mask[0]:
+        taken = "T x, T dy, T mean, T rstd, T first, T second, T n" + ", T weight" * has_weight
+        centred = "dy - first / n - (x - mean) * (second / n * rstd * rstd)" if is_training else "dy"
+        text = f"T norm_dx({taken}) {{ return ({centred}) * (rstd{' * weight' * has_weight}); }}"
+        unpromoted = ("mean", "rstd", "first", "second", "n", "weight")[: 5 + has_weight]
+        made += builder.apply(step(text, unpromoted=unpromoted), [x, grad, mean, rstd, first, second, count, *weight])
+    # In the dtype of the weight.
+    dgamma = step("T dgamma(T weight, T total, T rstd) { return total * rstd; }", unpromoted=("total", "rstd"))
+    dbeta = step("T dbeta(T weight, T total) { return total; }", unpromoted=("total",))
+    back = view(View(1, insert=dims).inverse)
+    if mask[1]:
+        made += builder.apply(back, builder.apply(dgamma, [*weight, second, rstd]))
+    if mask[2]:
+        made += builder.apply(back, builder.apply(dbeta, [*weight, first]))
+    return builder.build(made)
+
+
+def _check_channels(form: Form, shapes: Mapping[str, Shape]) -> str:
+    own = shapes["input"]
+    if len(own) != form[0]:
+        return f"expected an input of {form[0]} dimensions, but got {list(own)}"
+    for name, shape in shapes.items():
+        if name == "grad_out" and shape != own:
+            return f"grad_out of shape {list(shape)} for input of shape {list(own)}"
+        if name not in ("input", "grad_out") and shape != own[1:2]:
+            return f"{name} should contain {own[1]} elements, but has the shape {list(shape)}"
+    if len(form) == 4 and form[3] is True and prod(own) == own[1]:
+        return f"Expected more than 1 value per channel when training, got input size {list(own)}"
+    return ""
+
+
+def _eager_batch_norm(
+    form: Form,
+    input: Any,  # noqa: A002
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    *,
+    eps: Any,
+    momentum: Any = 0.0,
+) -> Any:
+    given = (input, weight, bias, running_mean, running_var)
+    if form[3]:
+        return torch.ops.aten._native_batch_norm_legit_functional.default(*given, True, momentum, eps)
+    return torch.ops.aten._native_batch_norm_legit_no_training.default(*given, momentum, eps)[0]
+
+
+def _eager_batch_norm_backward(
+    form: Form,
+    grad_out: Any,
+    input: Any,  # noqa: A002
+    mean: Any,
+    rstd: Any = None,
+    var: Any = None,
+    weight: Any = None,
+    *,
+    eps: Any = 0.0,
+) -> Any:
+    *_, is_training, mask = form
+    saved = (None, None, mean, rstd) if is_training else (mean, var, None, None)
+    made = torch.ops.aten.native_batch_norm_backward.default(
+        grad_out, input, weight, *saved, is_training, eps, list(mask)
+    )
+    return [item for item, is_wanted in zip(made, mask, strict=True) if is_wanted]
+
+
+_OF_CHANNELS = frozenset({"weight", "bias", "running_mean", "running_var", "mean", "rstd", "var"})
+COMPOSITES["batch_norm"] = Composite("batch_norm", _batch_norm_steps, _eager_batch_norm, _check_channels, _OF_CHANNELS)
+COMPOSITES["native_batch_norm_backward"] = Composite(
+    "native_batch_norm_backward", _batch_norm_backward_steps, _eager_batch_norm_backward, _check_channels, _OF_CHANNELS
+)
+
+
+# --- group_norm -------------------------------------------------------------------------------------------------
+# Forms: the rank of the input, how many groups, whether results lie row-major, whether there are a weight and a bias;
+# the dtype of the statistics where that is not the accumulate type, or which gradients are asked for.
+class _Groups:
+    """Adds tensors in the shape in which the channels are two dimensions, of groups and in a group."""
+
+    def __init__(self, rank: int, groups: int) -> None:
+        self.builder = GroupBuilder()
+        self.inner = tuple(range(2, rank + 1))
+        # Of the input, of weights and of statistics.
+        self.full = View(rank, (1, groups))
+        self.channels = View(1, (0, groups), (0, *self.inner[1:]))
+        self.rows = View(2, insert=self.inner)
+
+    def add(self, name: str, of: View) -> int:
+        """Add a tensor of the op."""
+        return self.builder.apply(view(of), [self.builder.add_input(name)])[0]
+
+    def back(self, value: int, of: View) -> int:
+        """Return a result in its own shape."""
+        return self.builder.apply(view(of.inverse), [value])[0]
+
+
+def _group_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
+    rank, groups, is_contiguous, has_weight, has_bias, dtype = form
+    shapes = _Groups(rank, groups)
+    builder = shapes.builder
+    x = shapes.add("input", shapes.full)
+    further = [shapes.add(name, shapes.channels) for name in ["weight"] * has_weight + ["bias"] * has_bias]
+    eps = builder.add_input("eps", is_scalar=True)
+    mean, var, _ = moments(builder, x, shapes.inner, "group_norm" if is_ordered else "")
+    rstd = rstd_of(builder, var, eps)
+    normalise = affine(
+        "group_norm", "(x - mean) * rstd", "T x, T mean, T rstd", has_weight, has_bias, is_contiguous=is_contiguous
+    )
+    (out,) = builder.apply(normalise, [x, mean, rstd, *further])
+    statistics = stored(builder, [mean, rstd], dtype)
+    return builder.build([shapes.back(out, shapes.full), *(shapes.back(value, shapes.rows) for value in statistics)])
+
+
+def _group_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:
+    rank, groups, is_contiguous, has_weight, mask = form
+    shapes = _Groups(rank, groups)
+    builder = shapes.builder
+    grad, x = shapes.add("grad_out", shapes.full), shapes.add("input", shapes.full)
+    mean, rstd = shapes.add("mean", shapes.rows), shapes.add("rstd", shapes.rows)
+    weight = [shapes.add(name, shapes.channels) for name in ["weight"] * has_weight]
+    order = "group_norm_backward" if is_ordered else ""
+    made: list[int] = []
+    if mask[0]:
+        taken = [x, grad, mean, rstd, *weight]
+        dx = normalised_dx(builder, taken, shapes.inner, order, is_contiguous=is_contiguous)
+        made.append(shapes.back(dx, shapes.full))
+    columns = (
+        (mask[1], "T dgamma(T dy, T x, T mean, T rstd) { return dy * (x - mean) * rstd; }", [grad, x, mean, rstd]),
+        (mask[2], "T dbeta(T dy) { return dy; }", [grad]),
+    )
+    for is_wanted, text, taken in columns:
+        if is_wanted:
+            unpromoted = ("mean", "rstd") if len(taken) > 1 else ()
+            dims = (0, *shapes.inner[1:])
+            sums = reduce_step(functor(text), dims, order=order, is_wide=False, unpromoted=unpromoted)
+            made.append(shapes.back(builder.apply(sums, taken)[0], shapes.channels))
+    return builder.build(made)
+
+
+def _check_groups(form: Form, shapes: Mapping[str, Shape]) -> str:
+    own = shapes["input"]
+    if len(own) != form[0] or own[1] % form[1]:
+        return f"expected an input of {form[0]} dimensions with channels in {form[1]} groups, but got {list(own)}"
+    wanted = {"grad_out": own, "mean": (own[0], form[1]), "rstd": (own[0], form[1])}
+    for name, shape in shapes.items():
+        if name != "input" and shape != wanted.get(name, own[1:2]):
+            return f"{name} of shape {list(shape)} for input of shape {list(own)}"
+    return ""
+
+
+def _group_sizes(form: Form, tensor: torch.Tensor) -> tuple[int, int, int, int]:
+    return tensor.shape[0], tensor.shape[1], prod(tensor.shape[2:]), form[1]
+
+
+def _eager_group_norm(form: Form, input: Any, weight: Any = None, bias: Any = None, *, eps: Any) -> Any:  # noqa: A002
+    return torch.ops.aten.native_group_norm.default(input, weight, bias, *_group_sizes(form, input), eps)
+
+
+def _eager_group_norm_backward(
+    form: Form,
+    grad_out: Any,
+    input: Any,  # noqa: A002
+    mean: Any,
+    rstd: Any,
+    weight: Any = None,
+) -> Any:
+    made = torch.ops.aten.native_group_norm_backward.default(
+        grad_out, input, mean, rstd, weight, *_group_sizes(form, input), list(form[-1])
+    )
+    return [item for item, is_wanted in zip(made, form[-1], strict=True) if is_wanted]
+
+
+COMPOSITES["native_group_norm"] = Composite("native_group_norm", _group_norm_steps, _eager_group_norm, _check_groups)
+COMPOSITES["native_group_norm_backward"] = Composite(
+    "native_group_norm_backward",
+    _group_norm_backward_steps,
+    _eager_group_norm_backward,
+    _check_groups,
+    frozenset({"mean", "rstd"}),
+)

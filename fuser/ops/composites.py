@@ -1,0 +1,294 @@
+"""torch's ops that are several steps: one application in a group, which becomes its steps when a call is planned.
+
+The steps are a group of their own, made for a *form*: which optional tensors there are, the dimensions, what is asked
+for. They follow ATen's CUDA kernels formula by formula, in the type in which those accumulate. Where one step has no
+kernel the op has none: torch's op runs whole, never in pieces.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from fuser.cxx.functor import parse_functor
+from fuser.errors import GroupError, ShapeError, UnsupportedError
+from fuser.function import Function, View
+from fuser.graph import Application, FusionGroup, GroupBuilder
+from fuser.layout import Shape
+from fuser.ops.reductions import REDUCTIONS
+from fuser.ops.table import dtype_kind
+from fuser.orders import KEPT_ORDERS
+
+__all__ = [
+    "COMPOSITES",
+    "Composite",
+    "Expansion",
+    "composite_function",
+    "composite_steps",
+    "expand",
+    "keeps_bits",
+    "step",
+    "view",
+]
+
+Form = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Composite:
+    """One row of the table."""
+
+    name: str
+    # The steps of a form, as torch orders its reductions (True) or in as few operations as it takes (False). The names
+    # of the group's inputs are those of the op's parameters.
+    steps: Callable[[Form, bool], FusionGroup]
+    # The eager reference: called with the form, and tensors and scalars by name.
+    eager: Callable[..., Any]
+    # Why torch refuses the shapes of some tensors, which come by name; empty when it does not.
+    check: Callable[[Form, Mapping[str, Shape]], str] = field(default=lambda form, shapes: "")  # noqa: ARG005
+    # Tensors that may have another dtype than the first one.
+    free: frozenset[str] = frozenset()
+    # Whether the steps have the bits of torch's own op, on any device.
+    is_exact: bool = False
+
+
+COMPOSITES: dict[str, Composite] = {}
+
+
+@functools.lru_cache(1024)
+def composite_steps(op: str, form: Form, is_ordered: bool = False) -> FusionGroup:
+    """Return the steps of an op of the table."""
+    return COMPOSITES[op].steps(form, is_ordered)
+
+
+@functools.lru_cache(1024)
+def composite_function(op: str, form: Form) -> Function:
+    """Return the function that applies an op as a whole; its functor says what it takes, and has no kernel."""
+    group = composite_steps(op, form)
+    taken = [f"{'double' if item.is_scalar else 'T'} {item.name}" for item in group.inputs]
+    made = [f"out{slot}" for slot in range(len(group.outputs))]
+    parameters = ", ".join([*taken, *(f"T& {name}" for name in made)])
+    body = " ".join(f"{name} = T(0);" for name in made)
+    scalars = tuple(item.name for item in group.inputs if item.is_scalar)
+    text = f"template <typename T> void aten_{op.lstrip('_')}({parameters}) {{ {body} }}"
+    return Function(parse_functor(text, scalars, len(made)), op=op, form=form)
+
+
+def bind_inputs(function: Function, tensors: Sequence[Any], scalars: Sequence[Any]) -> list[Any]:
+    """Return what the inputs of a composite's steps are bound to, from what its tensors and scalars are."""
+    given, numbers = iter(tensors), iter(scalars)
+    steps = composite_steps(str(function.op), function.form or ())
+    return [next(numbers) if item.is_scalar else next(given) for item in steps.inputs]
+
+
+def call_composite(function: Function, tensors: Sequence[Any], scalars: Mapping[str, Any]) -> Any:
+    """Run torch's op."""
+    names = [parameter.name for parameter in function.functor.tensors]
+    return COMPOSITES[str(function.op)].eager(function.form, **dict(zip(names, tensors, strict=True)), **scalars)
+
+
+def check_dtypes(function: Function, dtypes: Sequence[torch.dtype]) -> None:
+    """Raise UnsupportedError for dtypes that the steps are not for; torch's op may have an error of its own."""
+    free = COMPOSITES[str(function.op)].free
+    if dtype_kind(dtypes[0]) != "float":
+        raise UnsupportedError(f"op {function.op!r} on {dtypes[0]}")
+    for dtype, parameter in zip(dtypes, function.functor.tensors, strict=True):
+        if dtype != dtypes[0] and parameter.name not in free:
+            raise UnsupportedError(f"op {function.op!r} with tensors of different dtypes")
+
+
+def check_shapes(function: Function, shapes: Sequence[Shape]) -> None:
+    """Raise ShapeError for shapes that torch refuses."""
+    names = [parameter.name for parameter in function.functor.tensors]
+    reason = COMPOSITES[str(function.op)].check(function.form or (), dict(zip(names, shapes, strict=True)))
+    if reason:
+        raise ShapeError(f"{function.op}: {reason}")
+
+
+def check_function(function: Function) -> None:
+    """Raise GroupError for a function that is no row of the table in the form that it says."""
+    op = str(function.op)
+    try:
+        is_known = op in COMPOSITES and function == composite_function(op, function.form or ())
+    except (TypeError, ValueError, LookupError):
+        is_known = False
+    if not is_known:
+        raise GroupError(f"there is no op {op!r} of the form {function.form!r} in fuser's table")
+
+
+def keeps_bits(function: Function, device_type: str) -> bool:
+    """Whether strict numerics may fuse an op: torch's order of all its reductions is known there."""
+    if not function.is_composite or COMPOSITES[str(function.op)].is_exact:
+        return True
+    steps = composite_steps(str(function.op), function.form or (), True)
+    functions = [item.function for item in steps.applications]
+    inexact = [item for item in functions if item.op not in REDUCTIONS or "float" not in REDUCTIONS[item.op].exact]
+    orders = {item.reduction.order for item in inexact if item.reduction}
+    return bool(orders) and orders <= KEPT_ORDERS.get(device_type, frozenset())
+
+
+# --- writing steps ----------------------------------------------------------------------------------------------
+def optional_input(builder: GroupBuilder, name: str, is_there: bool, *, is_scalar: bool = False) -> list[int]:
+    """Add an input that not every form has; return its handle, or nothing."""
+    return [builder.add_input(name, is_scalar=is_scalar)] if is_there else []
+
+
+@functools.cache
+def step(text: str, *, num_outputs: int = 1, scalars: tuple[str, ...] = (), **rest: Any) -> Function:
+    """Return a step: the function of a functor, given without ``template <typename T>``."""
+    return Function(parse_functor(f"template <typename T> {text}", scalars, num_outputs), **rest)
+
+
+@functools.cache
+def view(of: View) -> Function:
+    """Return the step that looks at a tensor in another shape: of the op's tensors, or of what becomes its outputs."""
+    return Function(parse_functor("template <typename T> T aten_view(T x) { return x; }"), view=of)
+
+
+# --- expansion --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """A group with the steps of its composites in their place."""
+
+    group: FusionGroup
+    # For each of its inputs which one of the group it is, and in which shape; for each output, in which shape it is
+    # given back.
+    inputs: tuple[tuple[int, View | None], ...]
+    outputs: tuple[View | None, ...]
+    # For each of its applications the one of the group that it is a step of.
+    origins: tuple[int, ...]
+
+
+@functools.lru_cache(1024)
+def expand(group: FusionGroup, is_ordered: bool = False) -> Expansion:
+    """Put the steps of its composites into a canonical group, without what no output needs.
+
+    Raises:
+        UnsupportedError: a step looks in another shape at what is made in the group; ``application`` says which.
+    """
+    writer = _Expander(group, is_ordered)
+    made = [writer.find(value) for value in group.outputs]
+    whole = writer.builder.build([handle for handle, _ in made])
+    needed = sorted(whole.applications_from_outputs())
+    builder = GroupBuilder()
+    handles = [builder.add_input(item.name, is_scalar=item.is_scalar) for item in whole.inputs]
+    offsets = whole.value_offsets()
+    values = dict(enumerate(handles))
+    for index in needed:
+        item = whole.applications[index]
+        tensors, scalars = ([values[value] for value in given] for given in (item.tensors, item.scalars))
+        values |= enumerate(builder.apply(item.function, tensors, scalars, item.name), offsets[index])
+    return Expansion(
+        builder.build([values[value] for value in whole.outputs]),
+        tuple(writer.inputs),
+        tuple(view for _, view in made),
+        tuple(writer.origins[index] for index in needed),
+    )
+
+
+class _Expander:
+    """Writes the applications of a group, those of steps in place of composites.
+
+    What steps look at in another shape are inputs of the group in that shape. What else makes such a tensor, or reads
+    such a result, elementwise, is applied in that shape, too.
+    """
+
+    def __init__(self, group: FusionGroup, is_ordered: bool) -> None:
+        self.is_ordered = is_ordered
+        self.builder = GroupBuilder()
+        self.given = range(len(group.inputs))
+        self.inputs: list[tuple[int, View | None]] = [(index, None) for index in self.given]
+        self.origins: list[int] = []
+        # How each handle was made: which result of which application.
+        self.makers: dict[int, tuple[Application, int]] = {}
+        # Handles in other shapes. Results that steps give in another shape than they make them have negative handles:
+        # the builder's, and the shape.
+        self.seen: dict[tuple[int, View], int] = {}
+        self.made: dict[int, int] = {}
+        self.views: dict[int, View] = {}
+        self.handles = [self.builder.add_input(item.name, is_scalar=item.is_scalar) for item in group.inputs]
+        for origin, application in enumerate(group.applications):
+            taken = ([self.handles[value] for value in given] for given in (application.tensors, application.scalars))
+            tensors, scalars = taken
+            function = application.function
+            if function.is_composite:
+                self.handles += self._inline(origin, function, bind_inputs(function, tensors, scalars))
+            else:
+                self.handles += self._apply(origin, replace(application, tensors=(*tensors,), scalars=(*scalars,)))
+
+    def find(self, value: int) -> tuple[int, View | None]:
+        """Return the builder's handle of a value of the group, and the shape in which it is given back."""
+        handle = self.handles[value]
+        for (seen, of), made in self.seen.items():
+            if seen == handle and handle in self.makers:
+                # Made in this shape anyway.
+                return made, of.inverse
+        return self.made.get(handle, handle), self.views.get(handle)
+
+    def _inline(self, origin: int, function: Function, inputs: list[int]) -> list[int]:
+        steps = composite_steps(str(function.op), function.form or (), self.is_ordered)
+        handles = inputs
+        for item in steps.applications:
+            tensors, scalars = (tuple(handles[value] for value in given) for given in (item.tensors, item.scalars))
+            if item.function.view is not None:
+                handles.append(self._look_at(origin, item.function.view, tensors[0]))
+            elif any(handle < 0 for handle in tensors):
+                raise _refuse(origin, "steps of a result in another shape")
+            else:
+                handles += self._add(origin, replace(item, tensors=tensors, scalars=scalars))
+        return [handles[value] for value in steps.outputs]
+
+    def _add(self, origin: int, application: Application) -> tuple[int, ...]:
+        self.origins.append(origin)
+        made = self.builder.apply(application.function, application.tensors, application.scalars, application.name)
+        self.makers |= {handle: (application, slot) for slot, handle in enumerate(made)}
+        return made
+
+    def _apply(self, origin: int, application: Application) -> Sequence[int]:
+        shapes = {self.views[handle] for handle in application.tensors if handle < 0}
+        if not shapes:
+            return self._add(origin, application)
+        if len(shapes) > 1 or not _is_elementwise(application.function):
+            raise _refuse(origin, "reading a result in another shape")
+        shape = shapes.pop()
+        tensors = tuple(
+            self.made[handle] if handle < 0 else self._look_at(origin, shape.inverse, handle)
+            for handle in application.tensors
+        )
+        return [self._give_back(made, shape) for made in self._add(origin, replace(application, tensors=tensors))]
+
+    def _give_back(self, handle: int, of: View) -> int:
+        found = -1 - len(self.views)
+        self.made[found], self.views[found] = handle, of
+        return found
+
+    def _look_at(self, origin: int, of: View, handle: int) -> int:
+        if of.is_inverse:
+            return self._give_back(handle, of)
+        if self.views.get(handle) == of.inverse:
+            return self.made[handle]
+        if (handle, of) not in self.seen:
+            if handle in self.given:
+                self.seen[handle, of] = self.builder.add_input(f"v{handle}")
+                self.inputs.append((handle, of))
+            elif handle in self.makers and _is_elementwise(self.makers[handle][0].function):
+                application, slot = self.makers[handle]
+                tensors = tuple(self._look_at(origin, of, value) for value in application.tensors)
+                self.seen[handle, of] = self._add(origin, replace(application, tensors=tensors))[slot]
+            else:
+                raise _refuse(origin, "a tensor in another shape that is made in the group")
+        return self.seen[handle, of]
+
+
+def _is_elementwise(function: Function) -> bool:
+    return not (function.reduces or function.reshapes or function.is_index)
+
+
+def _refuse(origin: int, reason: str) -> UnsupportedError:
+    error = UnsupportedError(reason)
+    error.application = origin
+    return error

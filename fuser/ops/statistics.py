@@ -1,0 +1,164 @@
+"""torch's reductions with several accumulators, or with a map of their own: places, moments, norms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fuser.ops.reductions import REDUCTIONS, Dims, ReductionOp, reduction_function
+from fuser.ops.table import ANY_REAL, FLOAT, REAL
+
+__all__: list[str] = []
+
+
+def _place(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(x: torch.Tensor, dims: Dims, keepdim: bool) -> Any:
+        return function(x, None if dims is None else dims[0], keepdim)
+
+    return run
+
+
+def _norm(of: float) -> Callable[..., Any]:
+    def run(x: torch.Tensor, dims: Dims, keepdim: bool) -> Any:
+        return torch.linalg.vector_norm(x, of, dims, keepdim)
+
+    return run
+
+
+def _moment(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(x: torch.Tensor, dims: Dims, keepdim: bool, correction: float) -> Any:
+        return function(x, dims, correction=correction, keepdim=keepdim)
+
+    return run
+
+
+def _amax_or_end(x: torch.Tensor, dims: Dims, keepdim: bool) -> Any:
+    if x.is_complex():
+        # As torch.logsumexp has it.
+        x = x.real
+    if x.numel():
+        return torch.amax(x, () if dims is None else dims, keepdim)
+    reduction = reduction_function("amax", dims, keepdim).reduction
+    assert reduction is not None, "it is one"
+    return torch.full(reduction.reduce_shape(tuple(x.shape)), -math.inf, dtype=x.dtype, device=x.device)
+
+
+# The maximum, and of nothing the end of the dtype: a step of logsumexp.
+REDUCTIONS["amax_or_end"] = replace(REDUCTIONS["amax"], name="amax_or_end", eager=_amax_or_end, needs_elements=False)
+# Of equal elements the first one counts, of several NaN too.
+for _name, _sign, _end in (("argmax", ">", float("-inf")), ("argmin", "<", float("inf"))):
+    REDUCTIONS[_name] = ReductionOp(
+        _name,
+        f"void {_name}_map(T x, int64_t i, T& v, int64_t& at) {{ v = x; at = i; }}",
+        f"""void {_name}(T va, int64_t ia, T vb, int64_t ib, T& v, int64_t& at) {{
+          const bool is_first = va != va ? vb == vb || ia < ib : va == vb ? ia < ib : va {_sign} vb;
+          v = is_first ? va : vb;
+          at = is_first ? ia : ib;
+        }}""",
+        (_end, 2**63 - 1),
+        _place(getattr(torch, _name)),
+        kinds=REAL,
+        exact=REAL,
+        finish=f"int64_t {_name}_place(T v, int64_t at) {{ return at; }}",
+        out_dtypes=(torch.int64,),
+        has_index=True,
+        needs_elements=True,
+    )
+    REDUCTIONS[f"{_name[3:]}_dim"] = replace(
+        REDUCTIONS[_name],
+        name=f"{_name[3:]}_dim",
+        eager=_place(getattr(torch, _name[3:])),
+        kinds=ANY_REAL,
+        exact=ANY_REAL,
+        finish="",
+        out_dtypes=(None, torch.int64),
+    )
+REDUCTIONS["aminmax"] = ReductionOp(
+    "aminmax",
+    "void aminmax_map(T x, T& low, T& high) { low = x; high = x; }",
+    """void aminmax(T a, T b, T c, T d, T& low, T& high) {
+      low = a != a || a < c ? a : c;
+      high = b != b || b > d ? b : d;
+    }""",
+    (math.inf, -math.inf),
+    lambda x, dims, keepdim: torch.aminmax(x, dim=None if dims is None else dims[0], keepdim=keepdim),
+    exact=ANY_REAL,
+    out_dtypes=(None, None),
+    needs_elements=True,
+)
+
+# As ATen's SharedReduceOps.h has it.
+_MOMENTS = ReductionOp(
+    "var",
+    "void var_map(T x, T& m, T& s, T& n) { m = x; s = T(0); n = T(1); }",
+    """void var_combine(T ma, T sa, T na, T mb, T sb, T nb, T& m, T& s, T& n) {
+      const T delta = mb - ma;
+      n = na + nb;
+      const T share = nb / n;
+      m = na == T(0) ? mb : nb == T(0) ? ma : ma + delta * share;
+      s = na == T(0) ? sb : nb == T(0) ? sa : sa + sb + delta * delta * na * share;
+    }""",
+    (0, 0, 0),
+    _moment(torch.var),
+    kinds=FLOAT,
+    exact=frozenset(),
+    scalars=("correction",),
+    order="welford",
+    is_wide_on_cpu=True,
+    accumulate="""void var_add(T mean, T squares, T count, T x, T& m, T& s, T& n) {
+      n = count + T(1);
+      const T delta = x - mean;
+      m = mean + delta / n;
+      s = squares + delta * (x - m);
+    }""",
+)
+_DEGREES = "const T degrees = n > T(correction) ? n - T(correction) : T(0);"
+for _name, _value in (("var", "s / degrees"), ("std", "sqrt(s / degrees)")):
+    REDUCTIONS[_name] = replace(
+        _MOMENTS,
+        name=_name,
+        eager=_moment(getattr(torch, _name)),
+        finish=f"T {_name}_of(T m, T s, T n, double correction) {{ {_DEGREES} return {_value}; }}",
+    )
+    REDUCTIONS[f"{_name}_mean"] = replace(
+        _MOMENTS,
+        name=f"{_name}_mean",
+        eager=_moment(getattr(torch, f"{_name}_mean")),
+        finish=f"void {_name}_of(T m, T s, T n, double correction, T& spread, T& mean) "
+        f"{{ {_DEGREES} spread = {_value}; mean = n > T(0) ? m : T(NAN); }}",
+        out_dtypes=(None, None),
+    )
+
+_MAGNITUDE = "T norm_map(T x) { return x < T(0) ? -x : x == T(0) ? T(0) : x; }"
+for _of, _text in (
+    (0, "T norm_map(T x) { return x == T(0) ? T(0) : T(1); }"),
+    (1, _MAGNITUDE),
+    (2, "T norm_map(T x) { return x * x; }"),
+):
+    REDUCTIONS[f"norm_{_of}"] = ReductionOp(
+        f"norm_{_of}",
+        _text,
+        "T norm(T a, T b) { return a + b; }",
+        0,
+        _norm(_of),
+        kinds=FLOAT,
+        exact=frozenset(),
+        finish="T norm_root(T total) { return sqrt(total); }" if _of == 2 else "",
+        order="sum",
+        accumulate="T norm_add(T total, T x) { return total + x * x; }" if _of == 2 else "",
+    )
+for _end, _sign, _least in ((math.inf, ">", 0.0), (-math.inf, "<", math.inf)):
+    REDUCTIONS[f"norm_{_end}"] = ReductionOp(
+        f"norm_{_end}",
+        _MAGNITUDE,
+        f"T norm(T a, T b) {{ return a != a || a {_sign} b ? a : b; }}",
+        _least,
+        _norm(_end),
+        kinds=FLOAT,
+        exact=FLOAT,
+        needs_elements=True,
+    )

@@ -1,0 +1,232 @@
+"""Whether torch, as it is installed, has the order that a kernel keeps: found by comparing bits on the user's device.
+
+An order is compared before an op first uses it, on a few random tensors, of fewer rows but the same schedule, and the
+verdict kept, in memory and on disk. Where bits differ, torch's own kernel serves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fuser import counters, disk_cache
+from fuser._version import __version__
+from fuser.compiler import register
+from fuser.cuda.aten_orders import coalesce
+from fuser.disk_cache import CacheKey
+from fuser.errors import CaptureError, NoCompileError
+from fuser.fallback import Fallback
+from fuser.function import Function
+from fuser.graph import GroupBuilder
+from fuser.kernel_spec import KernelSpec
+from fuser.layout import Shape
+from fuser.ops import composite_steps
+from fuser.orders import RowOrder
+from fuser.process import Lock
+from fuser.row_orders import torchs_order
+from fuser.tensor_desc import TensorDesc
+
+__all__ = ["OrderCase", "is_kept"]
+
+# How many rows are compared, at least as many as it takes for the schedule to be the same.
+ROWS = (3, 8, 33, 128, 512, 600, 1024, 2048, 4096)
+# Elements of a longer row.
+LONG = 1 << 20
+# Elements that are compared of what is computed per element, at least: small differences of what there is per row show
+# in few of those that are rounded to 16 bits.
+ELEMENTS = 1 << 19
+
+_lock = Lock()
+_verdicts: dict[CacheKey, bool] = {}
+
+Run = Callable[[KernelSpec, list[Any]], Sequence[torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderCase:
+    """One kind of use of an order."""
+
+    # One of torch's ops: a reduction, or several steps.
+    function: Function
+    # Of its reductions.
+    orders: tuple[RowOrder, ...]
+    # Its tensors.
+    tensors: tuple[TensorDesc, ...]
+    device: torch.device
+
+    def cache_key(self) -> CacheKey:
+        """Under which the verdict is kept: of sizes, only the length of rows is part of it."""
+        properties: Any = torch.cuda.get_device_properties(self.device)
+        device = (properties.name, str((properties.major, properties.minor)), str(properties.multi_processor_count))
+        form = replace(self.function, reduction=None) if self.function.reduction else self.function
+        # What has several steps may have another kernel from any length on.
+        length = math.prod(self._reduced_sizes())
+        length = length if self.function.is_composite else (length - 1).bit_length()
+        kind = (repr(form), str([item.dtype for item in self.tensors]), str(tuple(map(_kind_of, self.orders))))
+        version = (__version__, torch.__version__, str(torch.version.cuda))
+        return CacheKey.build(("order", *version, *device, *kind, str(length)), ())
+
+    def group(self) -> KernelSpec:
+        """Return the op alone."""
+        builder = GroupBuilder()
+        tensors = [builder.add_input(f"x{slot}") for slot in range(len(self.tensors))]
+        scalars = [builder.add_input(item.name, is_scalar=True) for item in self.function.scalars]
+        return register(builder.build(builder.apply(self.function, tensors, scalars)))
+
+    def examples(self, generator: torch.Generator) -> Iterator[list[Any]]:
+        """Give inputs of the op alone that have the same kinds of order."""
+        numbers = [1e-5 if item.name == "eps" else 1.0 for item in self.function.scalars]
+        if self.function.reduction is not None:
+            resized, offset = self._resized()
+            for is_balanced in (False, True, False):
+                x = _draw(resized, self.device, generator, offset)
+                if is_balanced:
+                    _balance(x, self._dims(x.dim()), generator)
+                yield [x, *numbers]
+            return
+        fewer = self._fewer_rows()
+        for _ in range(2):
+            yield [*(_draw(item, self.device, generator) for item in fewer), *numbers]
+
+    def _dims(self, rank: int) -> tuple[int, ...]:
+        # What the op reduces, for a tensor of so many dimensions.
+        if self.function.reduction is not None:
+            return self.function.reduction.normalize_dims(rank)
+        steps = composite_steps(str(self.function.op), self.function.form or (), True)
+        reductions = [item.function.reduction for item in steps.applications if item.function.reduction]
+        return tuple({dim for item in reductions for dim in item.normalize_dims(rank)})
+
+    def _reduced_sizes(self) -> Shape:
+        shape = self.tensors[0].shape
+        return tuple(shape[dim] for dim in self._dims(len(shape)))
+
+    def _resized(self) -> tuple[TensorDesc, int]:
+        # A tensor with as few rows as it takes, as dense as it goes, and how far from an aligned address it begins.
+        desc, order = self.tensors[0], self.orders[0]
+        dims = self._dims(len(desc.shape))
+        layout = coalesce(desc.shape, desc.strides, dims)
+        offset = 1 if order.source >= 0 and not layout.length % order.schedule.vector else 0
+        own = [dim for dim in range(len(desc.shape)) if dim not in dims and desc.shape[dim] > 1]
+        longest = max(dims, key=lambda dim: desc.shape[dim], default=0)
+        lengths = {}
+        if layout.length > 2 * LONG and desc.shape[longest] == layout.length:
+            lengths = {longest: LONG + layout.length % 64}
+        # All rows along the innermost dimension. What neighbours are read with depends on how many there are.
+        inner = min(own, key=lambda dim: desc.strides[dim], default=-1)
+        counts = [count + (layout.rows - count) % 4 for count in ROWS] if own else [1]
+        for sizes in [{dim: count if dim == inner else 1 for dim in own} | lengths for count in counts]:
+            resized = _with_sizes(desc, sizes)._replace(is_aligned=not offset)
+            found = torchs_order(self.function, resized, dims, self.device, order.source)
+            if found is not None and _kind_of(found) == _kind_of(order):
+                return resized, offset
+        return desc, offset
+
+    def _fewer_rows(self) -> list[TensorDesc]:
+        # The tensors of several steps, with fewer rows: of those that have all dimensions.
+        shape = self.tensors[0].shape
+        dims, length = self._dims(len(shape)), max(math.prod(self._reduced_sizes()), 1)
+        rows, sizes = max(-(-ELEMENTS // length), 4), dict[int, int]()
+        for dim, size in enumerate(shape):
+            if dim not in dims:
+                sizes[dim] = min(size, rows)
+                rows = max(rows // max(size, 1), 1)
+        return [
+            _with_sizes(item, {dim: size for dim, size in sizes.items() if item.shape[dim] == shape[dim]})
+            if len(item.shape) == len(shape)
+            else item
+            for item in self.tensors
+        ]
+
+
+def is_kept(case: OrderCase, run: Run) -> bool:
+    """Return whether kernels have torch's bits.
+
+    Args:
+        case: what is asked for.
+        run: runs a group in kernels that keep the orders that are expected.
+
+    Raises:
+        CaptureError: nobody knows yet, and a CUDA graph is being captured: nothing can be compared now.
+    """
+    key = case.cache_key()
+    with _lock():
+        verdict = _verdicts.get(key)
+    if verdict is None:
+        payload = disk_cache.read(key)
+        verdict = payload == b"1" if payload in (b"0", b"1") else None
+    if verdict is None:
+        if torch.cuda.is_current_stream_capturing():
+            name = case.function.name
+            raise CaptureError(f"{name!r} was not compared with torch's kernel before this CUDA graph: call it once")
+        try:
+            verdict = _compare(case, run)
+        except (NoCompileError, torch.OutOfMemoryError):
+            # Nobody knows: torch's kernel serves, this time.
+            return False
+        disk_cache.write(key, b"1" if verdict else b"0")
+    with _lock():
+        return _verdicts.setdefault(key, verdict)
+
+
+def _compare(case: OrderCase, run: Run) -> bool:
+    counters.count("checks")
+    spec = case.group()
+    with (
+        _disable_current_modes(),
+        torch.no_grad(),
+        torch.autocast("cuda", enabled=False),
+        torch.cuda.device(case.device),
+    ):
+        generator = torch.Generator(case.device).manual_seed(0)
+        return all(
+            torch.equal(_without_nan(got), _without_nan(want))
+            for inputs in case.examples(generator)
+            for got, want in zip(run(spec, inputs), Fallback(spec.group).run(inputs, ""), strict=True)
+        )
+
+
+def _without_nan(x: torch.Tensor) -> torch.Tensor:
+    return torch.nan_to_num(x, nan=7.0) if x.is_floating_point() else x
+
+
+def _with_sizes(desc: TensorDesc, sizes: Mapping[int, int]) -> TensorDesc:
+    # Dense, its dimensions as they lie in memory.
+    shape = tuple(sizes.get(dim, size) for dim, size in enumerate(desc.shape))
+    strides, step = [0] * len(shape), 1
+    for dim in sorted(range(len(shape)), key=lambda dim: (desc.strides[dim], -dim)):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return desc._replace(shape=shape, strides=tuple(strides))
+
+
+def _draw(desc: TensorDesc, device: torch.device, generator: torch.Generator, offset: int = 0) -> torch.Tensor:
+    # Of many magnitudes, so that every change of the order shows.
+    wide = torch.float64 if desc.dtype is torch.float64 else torch.float32
+    reach = sum((size - 1) * stride for size, stride in zip(desc.shape, desc.strides, strict=True))
+    first, second = (
+        torch.randn(max(reach + 1, 0) + offset, dtype=wide, device=device, generator=generator) for _ in range(2)
+    )
+    flat = (first * torch.exp(2 * second)).to(desc.dtype)
+    return flat.as_strided(desc.shape, desc.strides, offset)
+
+
+def _balance(x: torch.Tensor, dims: tuple[int, ...], generator: torch.Generator) -> None:
+    # Rows that come to nothing but what is rounded: their bits show in 16 bits, too.
+    order = [*(dim for dim in range(x.dim()) if dim not in dims), *dims]
+    view = x.permute(order)
+    rows = view.reshape(-1, math.prod(x.shape[dim] for dim in dims)).clone()
+    half = rows.shape[1] // 2
+    rows[:, half : 2 * half] = -rows[:, :half]
+    mixed = torch.randperm(rows.shape[1], device=x.device, generator=generator)
+    view.copy_(rows[:, mixed].view(view.shape))
+
+
+def _kind_of(order: RowOrder) -> RowOrder:
+    # What makes other kernels; how many blocks share a row does not.
+    blocks = min(order.schedule.blocks, 2)
+    return replace(order, schedule=replace(order.schedule, blocks=blocks), source=min(order.source, 0))

@@ -1,0 +1,135 @@
+"""How a CUDA kernel whose rows keep torch's order walks its operands: the threads of a row follow from the order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from fuser.access import GATHER_VECTOR, VECTOR_BYTES, Access, Tuning, Walk, dense_width
+from fuser.graph import FusionGroup
+from fuser.kernel_spec import RowSpec
+from fuser.layout import IterationSpace
+from fuser.orders import RowOrder
+from fuser.row_space import reduction_levels
+
+__all__ = ["plan_ordered_walk"]
+
+# Threads of a block where a row has fewer, and bytes of rows that the threads of a block keep in registers, of each
+# at most.
+BLOCK = 128
+BLOCK_BYTES = 1 << 17
+KEPT_BYTES = 512
+# Bytes that a thread has in flight where rows are too long for that.
+IN_FLIGHT_BYTES = 128
+MAX_UNROLL = 8
+# Bytes of a row that one of torch's threads keeps alone, and how many do it together otherwise.
+WARP, SPLIT_BYTES, MAX_SPLIT = 32, 256, 4
+
+
+def plan_ordered_walk(
+    group: FusionGroup,
+    space: IterationSpace,
+    rows: RowSpec,
+    values: Sequence[int],
+    itemsizes: Sequence[int],
+    aligned: Sequence[bool],
+) -> Walk:
+    """Decide how the operands of one call are read and written.
+
+    Args:
+        group: the kernel's.
+        space: the loop nest; operands are outputs first, counters last.
+        rows: what is reduced of it.
+        values: of the group, which each operand is, and each counter after them.
+        itemsizes: bytes of an element of each operand.
+        aligned: whether each operand starts at a multiple of VECTOR_BYTES.
+    """
+    order = rows.order
+    assert order is not None, "it has one"
+    is_row = [rows.is_row[value] for value in values]
+    # The operand whose address says where vectors begin.
+    source = values.index(order.source) if order.source >= 0 else -1
+    moving = [
+        slot
+        for slot, strides in enumerate(space.strides[: len(itemsizes)])
+        if strides[rows.inner] and (rows.is_across or not is_row[slot])
+    ]
+    # What the first pass reads stays in registers.
+    first = _read_first(group)
+    slots = [slot for slot in moving if slot >= len(group.outputs) and values[slot] in first]
+    own = [itemsizes[slot] for slot in slots] or [4]
+    if order.is_across:
+        vector, tuning = _across(space, rows, max(own), order)
+    else:
+        vector, tuning = _along(space, rows, sum(own), order)
+    widths = {slot: dense_width(space.strides[slot], rows.inner, itemsizes[slot], aligned[slot]) for slot in moving}
+    if order.has_edges:
+        # Rows begin anywhere, vectors where those of the source are aligned.
+        length, kept = prod(space.sizes[: rows.reduced]), rows.reduced
+        known = space.strides[source][kept:] if source >= 0 else _stacked(space.sizes[kept:], length)
+        for slot in moving:
+            strides = space.strides[slot][kept:]
+            is_like = aligned[slot] and (source < 0 or aligned[source]) and space.strides[slot][0] == 1
+            span = order.schedule.vector
+            is_like = is_like and not any((a - b) % span for a, b in zip(strides, known, strict=True))
+            widths[slot] = VECTOR_BYTES // itemsizes[slot] if is_like or slot == source else 1
+    return Walk(
+        space, vector, tuple(Access(min(widths.get(slot, 1), vector)) for slot in range(len(space.strides))), tuning
+    )
+
+
+def _read_first(group: FusionGroup) -> set[int]:
+    # The inputs that reductions need that need no other one.
+    levels, producers = reduction_levels(group), group.producers()
+    stack = [
+        value
+        for item in group.applications
+        if item.function.reduction and not any(levels[value] for value in item.tensors)
+        for value in item.tensors
+    ]
+    found: set[int] = set()
+    while stack:
+        value = stack.pop()
+        if value not in found:
+            found.add(value)
+            stack += group.applications[producers[value]].tensors if producers[value] >= 0 else ()
+    return found
+
+
+def _along(space: IterationSpace, rows: RowSpec, bytes_per_element: int, order: RowOrder) -> tuple[int, Tuning]:
+    schedule = order.schedule
+    team, vector = schedule.x * schedule.y, schedule.vector
+    steps = -(-prod(space.sizes[: rows.reduced]) // (vector * schedule.slots))
+    if schedule.accumulators == vector and team == WARP:
+        # Where a thread would keep too much, several share its vectors, and its accumulators.
+        while vector > 1 and team < MAX_SPLIT * WARP and steps * vector * bytes_per_element > SPLIT_BYTES:
+            vector, team = vector // 2, team * 2
+    block = max(team, BLOCK) if schedule.blocks == 1 else team
+    most = min(KEPT_BYTES, BLOCK_BYTES // block) // (vector * bytes_per_element)
+    if steps <= most and schedule.blocks == 1:
+        # In eight sizes to a power of two.
+        step = max((1 << max(steps - 1, 0).bit_length()) // 8, 1)
+        return vector, Tuning(block=block, unroll=max(-(-steps // step) * step, 1), team=team, is_resident=True)
+    unroll = 1
+    while unroll < MAX_UNROLL and 2 * unroll * vector * bytes_per_element <= IN_FLIGHT_BYTES:
+        unroll *= 2
+    # Elements go to a thread's accumulators in turn.
+    unroll = max(unroll, schedule.accumulators if schedule.vector == 1 else 1)
+    return vector, Tuning(block=block, unroll=unroll, team=team, piece=int(schedule.blocks > 1))
+
+
+def _across(space: IterationSpace, rows: RowSpec, itemsize: int, order: RowOrder) -> tuple[int, Tuning]:
+    width, threads = space.sizes[rows.reduced], order.schedule.y
+    vector = min(VECTOR_BYTES // itemsize, MAX_UNROLL, 1 << max(width - 1, 0).bit_length())
+    if any(operand[rows.inner] > 1 for operand in space.strides):
+        vector = min(vector, GATHER_VECTOR)
+    team = min(max(BLOCK // threads, 32), 1 << max(-(-width // vector) - 1, 0).bit_length())
+    unroll = MAX_UNROLL if vector <= GATHER_VECTOR else order.schedule.accumulators
+    return vector, Tuning(block=team * threads, unroll=unroll, team=team, piece=int(order.schedule.blocks > 1))
+
+
+def _stacked(sizes: Sequence[int], length: int) -> tuple[int, ...]:
+    strides = [length]
+    for size in sizes[:-1]:
+        strides.append(strides[-1] * size)
+    return tuple(strides)

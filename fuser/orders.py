@@ -1,0 +1,61 @@
+"""Orders in which torch's own kernels combine the elements of a row, as plain values.
+
+Strict numerics promise torch's bits, so that a kernel keeps the order of the op that it stands for; where that is not
+known, torch's kernel stays. Which order an op has on a device is worked out from shapes (fuser.cuda.aten_orders).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["KEPT_ORDERS", "RowOrder", "Schedule"]
+
+# By type of device, the orders (Reduction.order) that kernels keep, for some shapes at least.
+KEPT_ORDERS: dict[str, frozenset[str]] = {
+    "cuda": frozenset(
+        (
+            "sum", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx", "softmax", "softmax_backward",
+            "log_softmax_backward",
+        )
+    ),
+    "cpu": frozenset(),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Which thread adds which elements of a row, and how what threads have becomes one.
+
+    A row belongs to ``slots`` threads: x side by side, y times that in a block, in several blocks. Each has some
+    accumulators, which start at the identity. With vectors of V elements, vector j goes to slot ``j % slots``, its
+    elements in turn to each of the accumulators; what lies before the first vector that is aligned in memory goes
+    to accumulator 0 of the first slots before all else, what lies after the last one after all else. Without,
+    element n goes to slot ``n % slots``, in turn to each of its accumulators. Then a thread combines its
+    accumulators in order; what threads have is combined by halves (slot i with slot i + half), along x first, then
+    along y; and of blocks, by the threads of one: thread i takes those of blocks i, i + x * y, ..., and halves come
+    again, along y first.
+    """
+
+    x: int
+    y: int = 1
+    blocks: int = 1
+    accumulators: int = 4
+    vector: int = 1
+
+    @property
+    def slots(self) -> int:
+        """Threads of a row."""
+        return self.x * self.y * self.blocks
+
+
+@dataclass(frozen=True, slots=True)
+class RowOrder:
+    """How a kernel's rows are combined: what reductions have in common that share a kernel in torch's order."""
+
+    schedule: Schedule
+    # Whether neighbouring rows are computed side by side.
+    is_across: bool = False
+    # Whether rows begin, or end, between vectors.
+    has_edges: bool = False
+    # Then the value whose address says where vectors begin; -1: rows lie one behind the other from an aligned place.
+    source: int = -1

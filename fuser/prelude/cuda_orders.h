@@ -1,0 +1,156 @@
+// How threads combine what they have of a row in torch's order: by halves. P and parts are those of cuda_rows.h.
+
+//@ always if orders
+// Combines what lanes have: each with the lane `mask` above it, from `mask` down to `end`. Every lane gets the result.
+template <int mask, int end, typename P>
+FUSER_INLINE typename P::part fuser_halve_lanes(const P& p, typename P::part own) {
+  if constexpr (mask < end || mask == 0) return own;
+  else {
+    const bool is_upper = threadIdx.x & mask;
+    const typename P::part other = p.exchange(own, mask);
+    own = p.combine(p.pick(is_upper, other, own), p.pick(is_upper, own, other));
+    return fuser_halve_lanes<mask / 2, end>(p, own);
+  }
+}
+
+// What the accumulators of one of torch's threads come to, in order: A of each of F lanes. The first lane gets it.
+template <int F, int A, typename P>
+FUSER_INLINE typename P::part fuser_join(const P& p, const typename P::part (&own)[A]) {
+  typename P::part all = own[0];
+#pragma unroll
+  for (int i = 1; i < A; ++i) all = p.combine(all, own[i]);
+  static_assert(F == 1 || F == 2 || F == 4, "lanes that differ in one or two bits");
+#pragma unroll
+  for (int lane = 1; lane < F; ++lane) {
+#pragma unroll
+    for (int i = 0; i < A; ++i) all = p.combine(all, p.exchange(own[i], lane));
+  }
+  return all;
+}
+
+// The threads of a row, X side by side and Y times that: along x first. `shared` has a place for each of them.
+template <int X, int Y, int F = 1, typename P>
+FUSER_INLINE typename P::part fuser_halve_team(const P& p, typename P::part own, typename P::part* shared) {
+  if constexpr (F > 1) {
+    // F threads each, of which the first one has what it comes to.
+    const int t = threadIdx.x % (X * Y * F);
+    __syncthreads();
+    if (t % F == 0) shared[t / F] = own;
+    __syncthreads();
+    static_assert(X * Y <= 32, "they fit in a warp");
+    return fuser_halve_team<X, Y>(p, shared[t % (X * Y)], shared);
+  } else if constexpr (X * Y <= 32) {
+    return fuser_halve_lanes<X * Y / 2, X>(p, fuser_halve_lanes<X / 2, 1>(p, own));
+  } else {
+    static_assert(Y <= 32 && (Y == 1 || X >= 32), "what is along y fits in a warp");
+    const int t = threadIdx.x % (X * Y);
+    if constexpr (X > 32) {
+      __syncthreads();
+      shared[t] = own;
+      __syncthreads();
+      typename P::part items[X / 32];
+#pragma unroll
+      for (int i = 0; i < X / 32; ++i) items[i] = shared[t / X * X + i * 32 + t % 32];
+#pragma unroll
+      for (int half = X / 64; half > 0; half /= 2) {
+#pragma unroll
+        for (int i = 0; i < half; ++i) items[i] = p.combine(items[i], items[i + half]);
+      }
+      own = items[0];
+    }
+    own = fuser_halve_lanes<(X > 32 ? 32 : X) / 2, 1>(p, own);
+    if constexpr (Y > 1) {
+      __syncthreads();
+      if (t % X == 0) shared[t / X] = own;
+      __syncthreads();
+      own = fuser_halve_lanes<Y / 2, 1>(p, shared[t % Y]);
+    }
+    return own;
+  }
+}
+
+// The Y threads that share V rows: the first one gets what theirs come to.
+template <int X, int Y, int V, typename P>
+FUSER_INLINE void fuser_halve_stack(const P& p, typename P::part (&own)[V], typename P::part* shared) {
+  const int y = threadIdx.x / X;
+  typename P::part* const mine = shared + threadIdx.x * V;
+#pragma unroll
+  for (int half = Y / 2; half > 0; half /= 2) {
+#pragma unroll
+    for (int k = 0; k < V; ++k) mine[k] = own[k];
+    __syncthreads();
+    if (y < half) {
+#pragma unroll
+      for (int k = 0; k < V; ++k) own[k] = p.combine(own[k], mine[half * X * V + k]);
+    }
+    __syncthreads();
+  }
+}
+
+// What blocks came to that share a row, in the threads of one of them: along y first.
+template <int X, int Y, typename P>
+FUSER_INLINE typename P::part fuser_halve_blocks(const P& p, typename P::part own, typename P::part* shared) {
+  __syncthreads();
+  shared[threadIdx.x] = own;
+  __syncthreads();
+  typename P::part items[Y];
+#pragma unroll
+  for (int i = 0; i < Y; ++i) items[i] = shared[i * X + threadIdx.x % X];
+#pragma unroll
+  for (int half = Y / 2; half > 0; half /= 2) {
+#pragma unroll
+    for (int i = 0; i < half; ++i) items[i] = p.combine(items[i], items[i + half]);
+  }
+  return fuser_halve_team<X, 1>(p, items[0], shared);
+}
+
+// Counts the blocks that share a row and have written what they came to; whether this is the last one.
+FUSER_INLINE bool fuser_is_last(unsigned int* count, unsigned int blocks) {
+  __shared__ unsigned int before;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) before = atomicAdd(count, 1u);
+  __syncthreads();
+  __threadfence();
+  return before + 1 == blocks;
+}
+
+// Where an element lies of a row of D dimensions: for vectors that may go on along the next one.
+template <int D> struct fuser_scattered {
+  int64_t size[D], stride[D];
+
+  FUSER_INLINE int64_t find(int64_t n) const {
+    int64_t offset = 0;
+#pragma unroll
+    for (int dim = 0; dim < D; ++dim) {
+      offset += (dim + 1 < D ? n % size[dim] : n) * stride[dim];
+      n /= size[dim];
+    }
+    return offset;
+  }
+};
+
+template <int N, int D, typename S>
+FUSER_INLINE fuser_vector<S, N> fuser_pick_up(const S* from, const fuser_scattered<D>& place, int64_t n, int left) {
+  fuser_vector<S, N> to;
+#pragma unroll
+  for (int k = 0; k < N; ++k)
+    if (k < left) to.set(k, from[place.find(n + k)]);
+  return to;
+}
+
+template <int N, int D, typename S>
+FUSER_INLINE void fuser_put_down(S* to, const fuser_scattered<D>& place, int64_t n, const S (&items)[N], int left) {
+#pragma unroll
+  for (int k = 0; k < N; ++k)
+    if (k < left) to[place.find(n + k)] = items[k];
+}
+
+//@ always if orders counter
+template <int N, int D>
+FUSER_INLINE fuser_vector<int64_t, N> fuser_pick_up(fuser_counter from, const fuser_scattered<D>& place, int64_t n, int left) {
+  fuser_vector<int64_t, N> to;
+#pragma unroll
+  for (int k = 0; k < N; ++k) to.set(k, from[place.find(n + k)]);
+  return to;
+}

@@ -1,0 +1,135 @@
+"""Which order the rows of each reduction of a call are combined in, decided when the call is planned.
+
+In strict numerics that is torch's for torch's own ops, where it is known; else torch's kernel stays. A user's
+reductions and fast numerics have the canonical order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, TypeAlias
+
+import torch
+
+from fuser.arg_spec import DescribedValue
+from fuser.config import config
+from fuser.cuda.aten_orders import GpuSize, Layout, coalesce, find_schedule
+from fuser.errors import UnsupportedError
+from fuser.function import Function
+from fuser.graph import FusionGroup, Section
+from fuser.ops import REDUCTIONS, dtype_kind
+from fuser.orders import KEPT_ORDERS, RowOrder
+from fuser.tensor_desc import TensorDesc
+
+__all__ = ["Orders", "find_orders", "gpu_size", "order_of_section", "torchs_order"]
+
+# For each reduction of a group whose bits depend on it: torch's order, or None for the canonical one.
+Orders: TypeAlias = Mapping[int, RowOrder | None]
+# A bound on alignment that every address of torch's allocator has.
+VECTOR_BYTES = 16
+
+
+def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: torch.device) -> Orders:
+    """Return the order of each reduction that has one; those that any order serves are left out.
+
+    Raises:
+        UnsupportedError: a reduction of torch's has bits, or an error, that only torch's kernel has. Its
+            ``application`` says which one.
+    """
+    orders: dict[int, RowOrder | None] = {}
+    are_aligned = all(item.desc.is_aligned for item in values[: len(group.inputs)])
+    for index, item in enumerate(group.applications):
+        reduction, op = item.function.reduction, REDUCTIONS.get(item.function.op or "")
+        if reduction is None:
+            continue
+        desc = values[item.tensors[0]].desc
+        assert desc.dtype is not None, "numbers are not reduced"
+        dims = reduction.normalize_dims(len(desc.shape))
+        error = None
+        if op is not None and op.needs_elements and any(desc.shape[dim] == 0 for dim in dims):
+            error = UnsupportedError(f"op {op.name!r} on nothing")
+        elif op is not None and dtype_kind(desc.dtype) in op.exact:
+            continue
+        elif op is not None and op.is_wide_on_cpu and device.type == "cpu" and desc.dtype is torch.float32:
+            error = UnsupportedError(f"op {op.name!r} on {desc.dtype}, which torch adds up in double on the CPU")
+            error.is_expected = True
+        elif config.numerics != "strict" or (op is None and not reduction.order):
+            orders[index] = None
+        else:
+            source = item.tensors[0] if item.tensors[0] < len(group.inputs) else -1
+            order = torchs_order(item.function, desc, dims, device, source)
+            if reduction.order not in {"sum", "welford"} and not are_aligned:
+                # ATen has other kernels then.
+                order = None
+            if order is None:
+                error = UnsupportedError(f"op {item.function.name!r} on {desc.dtype} in torch's own order")
+                error.is_expected = True
+            orders[index] = order
+        if error is not None:
+            error.application = index
+            raise error
+    return orders
+
+
+def order_of_section(section: Section, orders: Orders) -> RowOrder | None:
+    """Return torch's order where a section keeps it, with the section's own number of the value it is read from."""
+    found = next((orders[index] for index in section.applications if orders.get(index)), None)
+    if found is None or found.source < 0:
+        return found
+    return RowOrder(found.schedule, found.is_across, found.has_edges, section.inputs.index(found.source))
+
+
+@cache
+def gpu_size(device: torch.device) -> GpuSize:
+    """Return what of a device ATen's schedules depend on; without a GPU, that of an H100."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return GpuSize()
+    properties: Any = torch.cuda.get_device_properties(device)
+    return GpuSize(properties.multi_processor_count, properties.max_threads_per_multi_processor)
+
+
+def torchs_order(
+    function: Function, desc: TensorDesc, dims: tuple[int, ...], device: torch.device, source: int
+) -> RowOrder | None:
+    """Return the order of one of torch's reductions on a device; None where it is not known.
+
+    Args:
+        function: the reduction.
+        desc: of what is reduced.
+        dims: along what, ascending.
+        device: where.
+        source: the group's input that is reduced; -1 for what would be a tensor of its own.
+    """
+    reduction = function.reduction
+    assert reduction is not None, "it is one"
+    assert desc.dtype is not None, "numbers are not reduced"
+    if reduction.order not in KEPT_ORDERS.get(device.type, ()) or not desc.dtype.is_floating_point:
+        return None
+    reduced = [desc.strides[dim] for dim in dims if desc.shape[dim] != 1]
+    if reduced != sorted(reduced, reverse=True):
+        # ATen numbers elements by their strides.
+        return None
+    if desc.dtype.itemsize == 2 and (function.name.startswith("norm") or reduction.order == "welford"):
+        # Its vectors are not known: what few roundings differ in, no comparison shows.
+        return None
+    layout, size = coalesce(desc.shape, desc.strides, dims), desc.dtype.itemsize
+    # Four elements of eight bytes may lie between vectors.
+    is_aligned = source < 0 or (desc.is_aligned and 4 * size <= VECTOR_BYTES)
+    schedule = find_schedule(reduction.order, layout, size, gpu_size(device), is_aligned=is_aligned)
+    if schedule is None:
+        return None
+    if schedule.vector == 1:
+        return RowOrder(schedule, is_across=not layout.is_along)
+    is_aligned = source < 0 or (desc.is_aligned and schedule.vector * size <= VECTOR_BYTES)
+    sizes = (layout.length, *(stride for _, stride in layout.kept))
+    if is_aligned and not any(number % schedule.vector for number in sizes):
+        return RowOrder(schedule)
+    if source < 0 and not _is_stacked(layout):
+        return None
+    return RowOrder(schedule, has_edges=True, source=source)
+
+
+def _is_stacked(layout: Layout) -> bool:
+    # Whether rows lie one behind the other.
+    return not layout.kept or (len(layout.kept) == 1 and layout.kept[0][1] == layout.length)

@@ -1,0 +1,301 @@
+"""Torch's orders of reductions on a GPU, without one: schedules, their model, and kernels emulated on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from aten_order_model import sum_rows
+from cuda_emulation import run_emulated
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import fuser
+from fuser import order_check
+from fuser.config import config
+from fuser.cuda.aten_orders import GpuSize, Layout, coalesce, find_schedule, sum_schedule
+from fuser.cxx.functor import parse_functor
+from fuser.errors import GroupError
+from fuser.function import Function, Reduction
+from fuser.graph import FusionGroup, GroupBuilder
+from fuser.ops import OPS, reduction_function
+from fuser.orders import RowOrder, Schedule
+from fuser.row_orders import torchs_order
+from fuser.tensor_desc import TensorDesc
+
+CUDA = torch.device("cuda", 0)
+
+
+def rows_of(*shape: int) -> Layout:
+    return coalesce(shape, torch.empty(shape, device="meta").stride(), (len(shape) - 1,))
+
+
+# As torch 2.11 has it on an H200, found by comparing bits (tests/test_aten_orders_cuda.py).
+@pytest.mark.parametrize(
+    ("shape", "dims", "itemsize", "schedule"),
+    [
+        ((4096, 4096), (1,), 4, Schedule(32, 1, 1, 4, 4)),
+        ((4096, 4096), (1,), 2, Schedule(32, 1, 1, 8, 8)),
+        ((4096, 100), (1,), 4, Schedule(32)),
+        ((7, 127), (1,), 4, Schedule(64)),
+        ((7, 128), (1,), 4, Schedule(32, 1, 1, 4, 4)),
+        ((8, 4096), (1,), 4, Schedule(64, 1, 1, 4, 4)),
+        ((64, 16384), (1,), 4, Schedule(32, 16, 1, 4, 4)),
+        ((1, 1 << 20), (1,), 4, Schedule(512, 1, 128, 4, 4)),
+        ((32768, 4096), (0,), 2, Schedule(1, 4, 66)),
+        ((64, 64), (0,), 4, Schedule(1)),
+        ((1000, 1001), (0,), 4, Schedule(1, 16)),
+        ((16, 64, 28, 28), (0, 2, 3), 4, Schedule(32, 16)),
+        ((5, 1), (1,), 4, Schedule(1)),
+        ((5, 0), (1,), 4, Schedule(1)),
+        # More than ATen's indices reach: in halves.
+        ((1 << 18, 4096), (1,), 4, Schedule(32, 1, 1, 4, 4)),
+    ],
+)
+def test_schedules_of_sums(shape: tuple[int, ...], dims: tuple[int, ...], itemsize: int, schedule: Schedule) -> None:
+    layout = coalesce(shape, torch.empty(shape, device="meta").stride(), dims)
+    assert sum_schedule(layout, itemsize, GpuSize()) == schedule
+
+
+def test_schedules_that_are_not_known() -> None:
+    # Expanded, rows longer than ATen's indices, columns of an unknown address, and norms whose rows are no vectors.
+    assert sum_schedule(Layout(((5, 0),), ((3, 5),)), 4, GpuSize()) is None
+    assert sum_schedule(rows_of(1 << 30), 4, GpuSize()) is None
+    assert sum_schedule(Layout(((300, 64),), ((64, 1),)), 4, GpuSize(), is_aligned=False) is None
+    norm = {"layer_norm": 768, "rms_norm": 770, "layer_norm_dx": 0, "softmax_backward": 1025}
+    found = {
+        order: find_schedule(order, rows_of(8, width), 4, GpuSize(), is_aligned=True) for order, width in norm.items()
+    }
+    assert found == {
+        "layer_norm": Schedule(32, 4, 1, 1, 4), "rms_norm": None, "layer_norm_dx": None, "softmax_backward": None,
+    }  # fmt: skip
+
+
+def test_dimensions_come_as_they_lie_in_memory() -> None:
+    strides = (50176, 1, 1792, 64)
+    assert coalesce((16, 64, 28, 28), strides, (0, 2, 3)) == Layout(((12544, 64),), ((64, 1),))
+    assert coalesce((4, 30, 1, 700), (21000, 700, 700, 1), (1, 3)) == Layout(((21000, 1),), ((4, 21000),))
+    assert coalesce((600, 300), (1, 600), (0,)) == Layout(((600, 1),), ((300, 600),))
+
+
+def add_as_threads_do(row: list[float], shift: int, schedule: Schedule) -> float:
+    """Reduce.cuh for one row of float32, thread by thread."""
+    f = torch.tensor
+    single = lambda a, b: (f(a, dtype=torch.float32) + f(b, dtype=torch.float32)).item()  # noqa: E731
+    partials = []
+    for block in range(schedule.blocks):
+        threads = []
+        for thread in range(schedule.x * schedule.y):
+            own = [0.0] * schedule.accumulators
+            data, end = 0, len(row)
+            is_first = block == 0 and thread < schedule.x
+            if schedule.vector > 1:
+                if shift:
+                    data -= shift
+                    end += shift
+                    if is_first and shift <= thread < schedule.vector:
+                        own[0] = single(own[0], row[data + thread])
+                    end -= schedule.vector
+                    data += schedule.vector
+                at = thread + schedule.x * schedule.y * block
+                while at * schedule.vector + schedule.vector - 1 < end:
+                    for k in range(schedule.vector):
+                        own[k] = single(own[k], row[data + at * schedule.vector + k])
+                    at += schedule.slots
+                tail = end - end % schedule.vector + thread
+                if is_first and tail < end:
+                    own[0] = single(own[0], row[data + tail])
+            else:
+                elements = range(thread + schedule.x * schedule.y * block, end, schedule.slots)
+                for turn, at in enumerate(elements):
+                    own[turn % schedule.accumulators] = single(own[turn % schedule.accumulators], row[at])
+            total = own[0]
+            for other in own[1:]:
+                total = single(total, other)
+            threads.append(total)
+        partials.append(halve(threads, schedule, single, x_first=True))
+    if schedule.blocks == 1:
+        return partials[0]
+    count = schedule.x * schedule.y
+    last = [0.0] * count
+    for at, part in enumerate(partials):
+        last[at % count] = single(last[at % count], part)
+    return halve(last, schedule, single, x_first=False)
+
+
+def halve(values: list[float], schedule: Schedule, add: Callable[[float, float], float], *, x_first: bool) -> float:
+    grid = [values[row * schedule.x : (row + 1) * schedule.x] for row in range(schedule.y)]
+    for axis in "xy" if x_first else "yx":
+        while axis == "x" and len(grid[0]) > 1:
+            half = len(grid[0]) // 2
+            grid = [list(map(add, row[:half], row[half:])) for row in grid]
+        while axis == "y" and len(grid) > 1:
+            half = len(grid) // 2
+            grid = [list(map(add, *rows)) for rows in zip(grid[:half], grid[half:], strict=True)]
+    return grid[0][0]
+
+
+@pytest.mark.parametrize(
+    ("length", "shift", "schedule"),
+    [
+        (77, 0, Schedule(8)), (77, 0, Schedule(1, 4, 3)), (301, 0, Schedule(8, 2, 1, 4, 4)),
+        (301, 3, Schedule(8, 2, 2, 4, 4)), (304, 1, Schedule(16, 1, 5, 8, 8)), (3, 0, Schedule(4, 2)),
+    ],
+)  # fmt: skip
+def test_the_model_adds_as_threads_do(length: int, shift: int, schedule: Schedule) -> None:
+    torch.manual_seed(length)
+    rows = torch.randn(2, length) * torch.exp(3 * torch.randn(2, length))
+    made = sum_rows(rows, schedule, torch.tensor([shift, shift]))
+    assert made.tolist() == [add_as_threads_do(row, shift, schedule) for row in rows.tolist()]
+
+
+# --- kernels ---------------------------------------------------------------------------------------------------------
+def centred(op: str, dims: tuple[int, ...]) -> FusionGroup:
+    """abs(x), what its rows come to, and the product of both: pointwise work before and after."""
+    builder = GroupBuilder()
+    (v,) = builder.apply(OPS["abs"].function, [builder.add_input("x")])
+    (s,) = builder.apply(reduction_function(op, dims, True), [v])
+    return builder.build([s, *builder.apply(OPS["mul"].function, [v, s])])
+
+
+def expected(x: torch.Tensor, op: str, dims: tuple[int, ...]) -> torch.Tensor:
+    layout = coalesce(x.shape, x.stride(), dims)
+    schedule = sum_schedule(layout, x.element_size(), GpuSize())
+    assert schedule is not None
+    rows = x.permute([*(d for d in range(x.dim()) if d not in dims), *dims]).reshape(-1, layout.length).float()
+    shifts = torch.arange(len(rows)) * layout.length % schedule.vector
+    total = sum_rows(rows, schedule, shifts)
+    if op == "mean":
+        total = total * (torch.tensor(float(len(rows))) / torch.tensor(float(rows.numel())))
+    shape = [1 if d in dims else size for d, size in enumerate(x.shape)]
+    return total.to(x.dtype).view(shape)
+
+
+SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+    ((4, 1023), (1,)), ((700, 33), (0,)), ((600, 100), (1,)), ((7, 129), (1,)), ((300, 1024), (1,)),
+    ((2, 16384), (1,)), ((4, 30, 70), (1, 2)), ((520, 4096), (1,)), ((520, 7001), (1,)), ((1, 300000), (1,)),
+    ((2, 270001), (1,)), ((3000, 40), (0,)), ((2100, 300), (0,)), ((8, 5, 90), (0, 2)), ((3, 1), (1,)), ((2, 0), (1,)),
+]  # fmt: skip
+
+
+def check_kernel(shape: tuple[int, ...], dims: tuple[int, ...], dtype: torch.dtype, op: str) -> None:
+    torch.manual_seed(0)
+    x = (torch.randn(shape) * torch.exp(2 * torch.randn(shape))).to(dtype)
+    total, product = run_emulated(centred(op, dims), [x], descending=op == "mean")
+    want = expected(x.abs(), op, dims)
+    assert torch.equal(torch.nan_to_num(total, 7.0), torch.nan_to_num(want, 7.0))
+    assert torch.equal(product, x.abs() * total)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(("shape", "dims"), SHAPES[:2])
+def test_kernels_keep_the_order(shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
+    check_kernel(shape, dims, torch.float32, "mean")
+
+
+@pytest.mark.cpu
+@pytest.mark.slow
+@pytest.mark.parametrize("op", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("shape", "dims"), SHAPES)
+def test_kernels_keep_every_order(shape: tuple[int, ...], dims: tuple[int, ...], dtype: torch.dtype, op: str) -> None:
+    check_kernel(shape, dims, dtype, op)
+
+
+@pytest.mark.cpu
+def test_another_order_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuser.row_orders.find_schedule", lambda *args, **kwargs: Schedule(32, 1, 1, 2, 2))
+    x = torch.randn(4, 1024) * 1000
+    assert not torch.equal(run_emulated(centred("sum", (1,)), [x])[0], expected(x.abs(), "sum", (1,)))
+
+
+# --- what is compared ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("shape", "dims"), [((4096, 4096), (1,)), ((40960, 64), (0,)), ((1000, 1001), (0,)), ((16, 64, 28, 28), (0, 2, 3))]
+)
+def test_what_is_compared_has_fewer_rows_and_the_same_order(shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
+    strides = torch.empty(shape, device="meta").stride()
+    desc = TensorDesc(torch.Tensor, torch.bfloat16, shape, tuple(strides), CUDA)
+    function = reduction_function("sum", dims)
+    order = torchs_order(function, desc, dims, CUDA, 0)
+    assert order is not None
+    case = order_check.OrderCase(function, (order,), (desc,), torch.device("cpu"))
+    resized, offset = case._resized()
+    assert resized.shape[dims[0]] == shape[dims[0]]
+    assert torch.empty(resized.shape, device="meta").numel() <= torch.empty(shape, device="meta").numel()
+    for (x,) in case.examples(torch.Generator().manual_seed(0)):
+        assert x.shape == resized.shape
+        found = torchs_order(function, resized._replace(strides=tuple(x.stride())), dims, CUDA, 0)
+        assert found is not None
+        assert order_check._kind_of(found) == order_check._kind_of(order)
+    assert offset == 0
+
+
+def test_balanced_rows_show_in_sixteen_bits() -> None:
+    x = torch.randn(4, 3000) * torch.exp(2 * torch.randn(4, 3000))
+    order_check._balance(x, (1,), torch.Generator().manual_seed(0))
+    sums = [sum_rows(x, Schedule(32, accumulators=count, vector=count)).bfloat16() for count in (4, 8)]
+    assert not torch.equal(*sums)
+    assert x.double().sum(1).abs().max() < 1e-6 or x.shape[1] % 2
+
+
+# --- where they are asked for ----------------------------------------------------------------------------------------
+def test_strict_groups_take_sums_where_an_order_is_known() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(torch.relu(x).sum(-1))
+
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        inputs = {device: torch.empty(8, 300, device=device) for device in ("cuda", "cpu")}
+    for device, x in inputs.items():
+        graph = make_fx(step, tracing_mode="real")(x)
+        fuser.fx.FusionPass()(graph)
+        names = [str(node.target) for node in graph.graph.nodes if node.op in {"call_function", "call_module"}]
+        assert any("sum" in name for name in names) == (device == "cpu"), (device, names)
+
+
+def test_on_a_cpu_torchs_kernel_stays_quietly() -> None:
+    spec = fuser.register_fusion(centred("sum", (1,)))
+    x = torch.randn(5, 300)
+    fuser.reset_stats()
+    total, product = fuser.run_fusion(spec, [x])
+    assert torch.equal(total, x.abs().sum(1, keepdim=True))
+    assert torch.equal(product, x.abs() * total)
+    assert fuser.stats()["kept"] == 1
+    assert not fuser.stats()["fallbacks"]
+
+
+@pytest.mark.parametrize("numerics", ["strict", "fast"])
+def test_which_kernel_is_written(numerics: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "numerics", numerics)
+    text = fuser.debug_get_fused_kernel_code(centred("sum", (1,)), [torch.empty(64, 768)], device="cuda")
+    assert ("fuser_halve_team<X" in text) == (numerics == "strict")
+
+
+def test_an_order_is_part_of_a_group() -> None:
+    add = parse_functor("template <typename T> T add(T a, T b) { return a + b; }")
+    value = parse_functor("template <typename T> T value(T x) { return x; }")
+    fma = parse_functor("template <typename T> T next(T a, T x) { return a + x * x; }")
+    groups = []
+    for reduction in (Reduction(add, (0,)), Reduction(add, (0,), order="sum"), Reduction(add, (0,), accumulate=fma)):
+        builder = GroupBuilder()
+        groups.append(builder.build(builder.apply(Function(value, reduction=reduction), [builder.add_input("x")])))
+        assert FusionGroup.from_json(groups[-1].to_json()) == groups[-1]
+    assert len({group.key for group in groups}) == 3
+    wrong = replace(groups[2].applications[0].function.reduction, accumulate=value)
+    builder = GroupBuilder()
+    group = builder.build(builder.apply(Function(value, reduction=wrong), [builder.add_input("x")]))
+    with pytest.raises(GroupError, match="does not add an element"):
+        group.lint()
+
+
+def test_edges_are_those_of_memory() -> None:
+    def order(shape: tuple[int, ...], *, is_aligned: bool = True, source: int = 0) -> RowOrder | None:
+        desc = TensorDesc(torch.Tensor, torch.float32, shape, (shape[1], 1), CUDA, is_aligned)
+        return torchs_order(reduction_function("sum", (1,)), desc, (1,), CUDA, source)
+
+    schedule = Schedule(32, 1, 1, 4, 4)
+    assert order((4096, 1024)) == RowOrder(schedule)
+    assert order((4096, 1024), is_aligned=False) == RowOrder(schedule, has_edges=True, source=0)
+    assert order((4096, 1023)) == RowOrder(schedule, has_edges=True, source=0)
+    assert order((4096, 1023), source=-1) == RowOrder(schedule, has_edges=True)

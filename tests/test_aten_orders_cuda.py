@@ -1,0 +1,242 @@
+"""Strict kernels against torch's own reductions on the device: the same bits, whatever stands around them."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody uses
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import fuser
+from fuser import order_check
+from fuser.cuda import aten_orders
+from fuser.orders import Schedule
+
+pytestmark = pytest.mark.cuda
+
+ROWS = (
+    (1, 1), (5, 2), (3, 33), (100000, 8), (70000, 3), (4096, 100), (7, 127), (7, 128), (1000, 129), (33, 131),
+    (64, 768), (512, 1000), (4096, 1024), (300, 1023), (8, 4096), (1, 4096), (2048, 4096), (100, 5120), (17, 8191),
+    (2000, 8192), (64, 16384), (3, 50257), (200, 50257), (1, 65536), (100, 32000), (1, 1 << 20), (2, 300001),
+    (0, 5), (5, 0), (131, 3000),
+)  # fmt: skip
+COLUMNS = (
+    (64, 64), (100, 4096), (2048, 768), (1000, 1000), (8192, 1024), (4096, 1102), (999, 1001), (32768, 256),
+    (3, 100000), (257, 3), (100000, 7), (5000, 1), (4100, 33),
+)  # fmt: skip
+OTHERS: tuple[tuple[tuple[int, ...], tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]], ...] = (
+    ((16, 64, 28, 28), (0, 2, 3), lambda x: x),
+    ((16, 64, 28, 28), (0, 2, 3), lambda x: x.contiguous(memory_format=torch.channels_last)),
+    ((8, 64, 56, 56), (2, 3), lambda x: x),
+    ((8, 64, 56, 56), (2, 3), lambda x: x.contiguous(memory_format=torch.channels_last)),
+    ((16, 300, 64), (1,), lambda x: x),
+    ((16, 300, 64), (0, 1), lambda x: x),
+    ((16, 30, 640), (0, 2), lambda x: x),
+    ((600, 300), (0,), torch.t),
+    ((300, 600), (1,), torch.t),
+    ((20, 30, 40), (0, 1), lambda x: x.permute(2, 0, 1)),
+    ((8, 64, 56, 7), (0, 1, 2, 3), lambda x: x),
+    ((64, 1030), (1,), lambda x: x[:, 3:1003]),
+    ((512, 2000), (1,), lambda x: x[:, ::2]),
+    ((64001,), (0,), lambda x: x[1:]),
+    ((65, 1000), (1,), lambda x: x.flatten()[3 : 3 + 64 * 1000].view(64, 1000)),
+)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def alone(op: str, x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    return getattr(x, op)(dims) * 2
+
+
+def around(op: str, x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    z = torch.relu(x) + 0.5
+    return z - getattr(z, op)(dims, keepdim=True)
+
+
+def before(op: str, x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    return getattr(x * 1.5, op)(dims)
+
+
+def wide(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    # Of many magnitudes: every change of the order shows.
+    kind = torch.float64 if dtype is torch.float64 else torch.float32
+    first, second = (torch.randn(shape, dtype=kind, device="cuda") for _ in range(2))
+    return (first * torch.exp(2 * second)).to(dtype)
+
+
+@pytest.mark.parametrize("context", [alone, around, before])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_torchs_bits(op: str, dtype: torch.dtype, context: Callable[..., torch.Tensor]) -> None:
+    torch.manual_seed(0)
+    cases = [(shape, (1,), lambda x: x) for shape in ROWS] + [(shape, (0,), lambda x: x) for shape in COLUMNS]
+    fuser.reset_stats()
+    different = []
+    for shape, dims, view in (*cases, *OTHERS):
+        x = view(wide(*shape, dtype=dtype))
+        fused = fuser.fuse(lambda x, dims=dims: context(op, x, dims))
+        want = context(op, x, dims)
+        got = fused(x)
+        assert (got.dtype, got.shape, got.stride()) == (want.dtype, want.shape, want.stride())
+        if not torch.equal(torch.nan_to_num(got, 7.0), torch.nan_to_num(want, 7.0)):
+            different.append((tuple(x.shape), x.stride(), dims))
+    assert not different
+    # The order of most shapes is kept; none is a fallback to warn of.
+    assert fuser.stats()["kept"] <= 4
+    assert not fuser.stats()["fallbacks"]
+
+
+@pytest.mark.parametrize("rows", [1, 10, 2048])
+@pytest.mark.parametrize("width", [768, 1001, 4096, 8192])
+def test_llamas_norm_is_one_kernel_with_the_bits_of_seven(rows: int, width: int) -> None:
+    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        z = x.to(torch.float32)
+        z = z * torch.rsqrt(z.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return weight * z.to(x.dtype)
+
+    x, weight = wide(rows, width, dtype=torch.bfloat16), wide(width, dtype=torch.bfloat16)
+    fused = fuser.fuse(norm)
+    assert torch.equal(fused(x, weight), norm(x, weight))
+    fuser.reset_stats()
+    assert torch.equal(fused(x, weight), norm(x, weight))
+    assert fuser.stats()["launches"] == 1
+
+
+WHOLE: dict[str, Callable[..., object]] = {
+    "layer_norm": lambda x, w, b: F.layer_norm(F.gelu(x), w.shape, w, b),
+    "layer_norm without a weight": lambda x, w, b: F.layer_norm(x * 2, w.shape) + b,
+    "native_layer_norm": lambda x, w, b: torch.native_layer_norm(x, w.shape, w, b, 1e-5),
+    "rms_norm": lambda x, w, b: torch.relu(F.rms_norm(x + b, w.shape, w, 1e-6)),
+    "softmax": lambda x, w, b: torch.softmax(x * 0.25, -1),
+    "log_softmax": lambda x, w, b: F.log_softmax(x + b, -1) * 2,
+    "var": lambda x, w, b: (x * 2).var(-1),
+    "std": lambda x, w, b: torch.relu(x).std(-1, keepdim=True) + 1,
+    "var_mean": lambda x, w, b: torch.var_mean(x - 1, -1, correction=0),
+    "variance of columns": lambda x, w, b: (x * w).var(0),
+    "norm": lambda x, w, b: torch.linalg.vector_norm(x * w, dim=-1),
+    "norm of columns": lambda x, w, b: torch.linalg.vector_norm(x * w, ord=1, dim=0),
+}
+GRADIENTS: dict[str, Callable[..., object]] = {
+    "layer_norm": lambda dy, x, m, r, w: torch.ops.aten.native_layer_norm_backward(
+        dy * 2, x, w.shape, m, r, w, w, [True, False, False]
+    )[0],
+    "rms_norm": lambda dy, x, m, r, w: torch.ops.aten._fused_rms_norm_backward(dy * 2, x, w.shape, r, w, [True, False])[
+        0
+    ],
+    "softmax": lambda dy, x, m, r, w: torch.ops.aten._softmax_backward_data(dy * 2, torch.sigmoid(x), -1, x.dtype),
+    "log_softmax": lambda dy, x, m, r, w: torch.ops.aten._log_softmax_backward_data(dy * 2, -x.abs(), -1, x.dtype),
+}
+SHAPES = (
+    (4096, 1024), (512, 4096), (64, 768), (100, 5120), (3, 256), (7, 1000), (64, 1002), (9, 40), (300, 2048),
+    (40, 1536), (30, 4100), (20, 8192), (17, 12288), (8, 32000), (5, 50304), (4, 128256), (12, 3),
+)  # fmt: skip
+
+
+def same(got: object, want: object) -> bool:
+    got, want = ([item] if isinstance(item, torch.Tensor) else list(item) for item in (got, want))
+    pairs = zip(got, want, strict=True)
+    return all(a.dtype is b.dtype and torch.equal(torch.nan_to_num(a, 7.0), torch.nan_to_num(b, 7.0)) for a, b in pairs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_has_several_steps_has_torchs_bits(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    different = []
+    for rows, width in SHAPES:
+        x, weight, bias = (
+            wide(*shape, dtype=torch.float32).clamp(-40, 40).to(dtype) for shape in ((rows, width), (width,), (width,))
+        )
+        want, fused = WHOLE[name](x, weight, bias), fuser.fuse(WHOLE[name])
+        fuser.reset_stats()
+        if not same(fused(x, weight, bias), want):
+            different.append((rows, width))
+        if os.environ.get("SHOW_KEPT"):
+            sys.stderr.write(f"{name} {dtype} {rows}x{width}: {fuser.stats()}\n")
+    assert not different
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_have_torchs_bits(name: str, dtype: torch.dtype) -> None:
+    if name == "rms_norm" and not hasattr(torch.ops.aten, "_fused_rms_norm_backward"):
+        pytest.skip("this torch has no such op")
+    torch.manual_seed(0)
+    different = []
+    for rows, width in SHAPES:
+        x, dy, weight = (
+            wide(*shape, dtype=torch.float32).clamp(-40, 40).to(dtype)
+            for shape in ((rows, width), (rows, width), (width,))
+        )
+        kind = torch.float64 if dtype is torch.float64 else torch.float32
+        m = x.to(kind).mean(-1, keepdim=True)
+        inputs = [dy, x, m, 1 / (x.to(kind).var(-1, keepdim=True) + 1e-5).sqrt(), weight]
+        want = GRADIENTS[name](*inputs)
+        graph = make_fx(GRADIENTS[name], tracing_mode="fake")(*inputs)
+        fuser.fx.fuse_graph(graph)
+        fuser.reset_stats()
+        if not same(graph(*inputs), want):
+            different.append((rows, width))
+        if os.environ.get("SHOW_KEPT"):
+            sys.stderr.write(f"{name} dx {dtype} {rows}x{width}: {fuser.stats()}\n")
+    assert not different
+
+
+def test_an_order_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order_check, "_verdicts", {})
+    monkeypatch.setattr(order_check.disk_cache, "read", lambda key: None)
+    x = wide(37, 2048, dtype=torch.float32)
+    fused = fuser.fuse(lambda x: (x + 1).sum(-1))
+    fuser.reset_stats()
+    for count in (37, 36, 35):
+        assert torch.equal(fused(x[:count]), (x[:count] + 1).sum(-1))
+    assert fuser.stats()["checks"] == 1
+    assert fuser.stats()["kept"] == 0
+
+
+def test_a_wrong_order_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*args: object, **kwargs: object) -> Schedule:
+        return Schedule(32, accumulators=2, vector=2)
+
+    monkeypatch.setattr(order_check, "_verdicts", {})
+    monkeypatch.setattr(order_check.disk_cache, "read", lambda key: None)
+    monkeypatch.setattr(order_check.disk_cache, "write", lambda key, payload: None)
+    monkeypatch.setattr("fuser.row_orders.find_schedule", wrong)
+    assert aten_orders.find_schedule is not wrong
+    x = wide(40, 3000, dtype=torch.float32)
+    fused = fuser.fuse(lambda x: torch.sigmoid((x * 3).sum(-1)))
+    fuser.reset_stats()
+    assert torch.equal(fused(x), torch.sigmoid((x * 3).sum(-1)))
+    assert (fuser.stats()["checks"], fuser.stats()["kept"]) == (1, 1)
+    assert not fuser.stats()["fallbacks"]
+
+
+def test_nothing_is_compared_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order_check, "_verdicts", {})
+    monkeypatch.setattr(order_check.disk_cache, "read", lambda key: None)
+    x = wide(40, 3000, dtype=torch.float32)
+    fused = fuser.fuse(lambda x: (x * 3).sum(-1))
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(fuser.errors.CaptureError, match="was not compared"), torch.cuda.graph(graph):
+        fused(x)
+    torch.cuda.synchronize()
+    fused(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = fused(x)
+    graph.replay()
+    assert torch.equal(got, (x * 3).sum(-1))
+
+
+def test_random_numbers_of_the_program_are_not_drawn() -> None:
+    order_check._verdicts.clear()
+    torch.manual_seed(3)
+    before_call = torch.cuda.get_rng_state()
+    fuser.fuse(lambda x: (x * 3).mean(-1))(torch.ones(7, 555, device="cuda"))
+    assert torch.equal(before_call, torch.cuda.get_rng_state())
+    assert math.isfinite(torch.rand(1, device="cuda").item())
