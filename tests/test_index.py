@@ -523,7 +523,7 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
             Function(fuser.jit_fn("template <typename T> T f(T x) { return x; }").function.functor, dims=(0,))
         ),
         GroupError,
-        "only an index has dims",
+        "only an index or a view has dims",
     ),
 }
 
