@@ -100,9 +100,10 @@ def _along(space: IterationSpace, rows: RowSpec, bytes_per_element: int, order: 
     schedule = order.schedule
     team, vector = schedule.x * schedule.y, schedule.vector
     steps = -(-prod(space.sizes[: rows.reduced]) // (vector * schedule.slots))
-    if schedule.accumulators == vector and team == WARP:
+    may_split = schedule.accumulators == vector and team == WARP
+    if may_split and steps * vector * bytes_per_element > SPLIT_BYTES:
         # Where a thread would keep too much, several share its vectors, and its accumulators.
-        while vector > 1 and team < MAX_SPLIT * WARP and steps * vector * bytes_per_element > SPLIT_BYTES:
+        while vector > 1 and team < MAX_SPLIT * WARP and steps * vector * bytes_per_element > SPLIT_BYTES // 2:
             vector, team = vector // 2, team * 2
     block = max(team, BLOCK) if schedule.blocks == 1 else team
     most = min(KEPT_BYTES, BLOCK_BYTES // block) // (vector * bytes_per_element)
