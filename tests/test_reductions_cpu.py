@@ -363,6 +363,21 @@ class TestFuse:
         fuser.reset_stats()
         assert torch.equal(centre(x), centre.function(x))
 
+    def test_a_dimension_among_the_arguments_is_a_constant_of_the_trace(self) -> None:
+        @fuser.fuse
+        def scale(x: torch.Tensor, dim: int, options: dict[str, Any]) -> Any:
+            return torch.relu(x) / x.abs().amax(dim, keepdim=True), x.argmax(dim=options["dim"]) + dim
+
+        x = draw((6, 50), torch.float32)
+        for dim, other in ((1, 0), (0, 1), (-1, -1), (1, 0)):
+            fuser.reset_stats()
+            arguments = x, dim, {"dim": other}
+            for got, wanted in zip(scale(*arguments), scale.function(*arguments), strict=True):
+                assert torch.equal(got, wanted)
+            assert fuser.stats()["launches"] == (1 if dim == other else 2)
+        with pytest.raises(IndexError, match="Dimension out of range"):
+            scale(x, 2, {"dim": 0})
+
     def test_an_error_of_torchs_stays_one(self) -> None:
         function = fuser.fuse(lambda x: torch.relu(x).amax(1))
         with pytest.raises(IndexError, match="non-zero size"):
