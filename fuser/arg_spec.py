@@ -28,7 +28,7 @@ from fuser.layout import IterationSpace, Shape, Strides, broadcast_strides, buil
 from fuser.ordered_access import plan_ordered_walk
 from fuser.orders import RowOrder
 from fuser.row_access import plan_row_walk
-from fuser.row_space import RowShape, build_row_space, find_row_shape
+from fuser.row_space import RowShape, build_row_space, find_row_shape, lies_across
 from fuser.tensor_desc import TensorDesc, value_layouts
 
 __all__ = ["MAX_NARROW_OFFSET", "DescribedValue", "build_arg_spec", "rounds_between"]
@@ -168,9 +168,9 @@ def _walk_rows(
     space = build_row_space(rows, strides)
     in_memory = zip(space.strides[: len(operands)], values, strict=False)
     full = [own for own, value in in_memory if not rows.is_row[value]]
-    along, across = (sum(own[dim] == 1 for own in full) for dim in (0, space.reduced))
+    is_across = lies_across(space.sizes, range(space.reduced), full)
     if device_type == "cuda":
-        spec = RowSpec(space.reduced, rows.is_row, across > along if order is None else order.is_across, order=order)
+        spec = RowSpec(space.reduced, rows.is_row, is_across if order is None else order.is_across, order=order)
         sizes = [item.dtype.itemsize for item in operands if item.dtype is not None]
         is_row = [rows.is_row[value] for value in values]
         aligned = [item.is_aligned for item in operands]
@@ -181,7 +181,7 @@ def _walk_rows(
         return walk, replace(spec, keeps=walk.tuning.is_resident)
     # Rows of a few elements are better computed side by side, too.
     is_short = space.sizes[0] < CPU_SHORT_ROW <= space.sizes[space.reduced]
-    is_across = across > along or is_short
+    is_across = is_across or is_short
     kept = math.prod(space.sizes[: space.reduced]) * (CPU_LANES if is_across else 1)
     return Walk(space), RowSpec(space.reduced, rows.is_row, is_across, keeps=kept <= MAX_KEPT)
 
