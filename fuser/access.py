@@ -60,6 +60,9 @@ class Tuning:
     is_held: bool = False
     # Elements of a row that a block takes, where several blocks share it; 0: whole rows.
     piece: int = 0
+    # What the number of a row's elements is a multiple of, as far as the text says so: 1, a vector, or all that its
+    # threads take at a time.
+    multiple: int = 1
 
     @property
     def share(self) -> int:

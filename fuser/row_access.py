@@ -6,6 +6,7 @@ Row lengths count as the power of two above them, so that a kernel serves a clas
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from fuser.access import GATHER_VECTOR, VECTOR_BYTES, Access, Tuning, Walk, dense_width
@@ -76,6 +77,10 @@ def plan_row_walk(
         own = [slot for slot, is_own in zip(moving, outer, strict=True) if slot >= len(group.outputs) and is_own]
         read_bytes = sum(itemsizes[slot] for slot in own)
         tuning = _along(space, rows, vector, accumulators, read_bytes, shared_bytes, may_share=may_share)
+        # No bounds are checked where there are none to cross.
+        length, sizes = prod(space.sizes[: rows.reduced]), (tuning.team * tuning.unroll * vector, vector)
+        multiple = next((size for size in sizes if length and length % size == 0), 1)
+        tuning = replace(tuning, multiple=multiple)
     accesses = tuple(Access(min(widths.get(slot, 1), vector)) for slot in range(len(space.strides)))
     return Walk(space, vector, accesses, tuning)
 

@@ -135,6 +135,14 @@ class AlongText(RowText):
             "}",
         ]
 
+    @property
+    def _has_whole_vectors(self) -> bool:
+        return self.tuning.multiple % self.loop.vector == 0
+
+    @property
+    def _has_whole_chunks(self) -> bool:
+        return self.tuning.multiple % self.chunk == 0
+
     # --- shared memory -----------------------------------------------------------------------------------------------
     @property
     def _shares(self) -> bool:
@@ -277,16 +285,16 @@ class AlongText(RowText):
 
     def _place(self, items: list[Operand], *, reads: bool = False) -> list[str]:
         # Where the thread's u-th vector is, and how many elements there are from there on.
-        lines = [
-            "const fuser_index n = begin + (u * T + t) * V;",
-            f"const {self.signed} left = static_cast<{self.signed}>(length - n);",
-        ]
-        if reads:
+        own, left = "begin + (u * T + t) * V", f"const {self.signed} left = static_cast<{self.signed}>(length - n);"
+        if self._has_whole_chunks or (reads and self._has_whole_vectors):
+            left = "constexpr int left = V;"
+        elif self._has_whole_vectors:
+            left = "const int left = n < length ? V : 0;"
+        if reads and not self._has_whole_chunks:
             # What is missing is read elsewhere: all vectors are computed side by side, without a branch for each.
-            lines = [
-                "const fuser_index own = begin + (u * T + t) * V, n = own < length ? own : 0;",
-                f"const {self.signed} left = static_cast<{self.signed}>(length - n);",
-            ]
+            lines = [f"const fuser_index own = {own}, n = own < length ? own : 0;", left]
+        else:
+            lines = [f"const fuser_index n = {own};", left]
         if not items:
             return lines
         if len(self.reduced) > 1:
@@ -329,21 +337,24 @@ class AlongText(RowText):
         inside += [f"  {self.loop.types[name]} kept_{name};" for name in kept]
         inside += [f"  {element.call(known)}", *(f"  {line}" for line in sets), "}"]
         if step.accumulators:
-            inside += [
-                "if (left < V) {",
-                "#pragma unroll",
-                "  for (int k = 0; k < V; ++k)",
-                f"    if (k >= left) own[k] = pass{level}.identity();",
-                "}",
-                f"parts[u] = fuser_tree<V>(pass{level}, own);",
-            ]
+            if not self._has_whole_vectors:
+                inside += [
+                    "if (left < V) {",
+                    "#pragma unroll",
+                    "  for (int k = 0; k < V; ++k)",
+                    f"    if (k >= left) own[k] = pass{level}.identity();",
+                    "}",
+                ]
+            inside.append(f"parts[u] = fuser_tree<V>(pass{level}, own);")
+            if self._has_whole_vectors and not self._has_whole_chunks:
+                inside.append(f"if (left == 0) parts[u] = pass{level}.identity();")
         inside += [self._write(item) for item in outputs]
         first = [item for item in self.loop.held if self._reads_first(item, level)]
         inside = [*(f"held_{item.name}[n / V] = {item.name}[u];" for item in first), *inside]
         lines += inside
         head = [f"fuser_pass{level}::part parts[U];"] if step.accumulators else []
         each = ["#pragma unroll", "for (int u = 0; u < U; ++u) {", *indent(lines), "}"]
-        if not self.tuning.is_resident:
+        if not self.tuning.is_resident or self.tuning.multiple > 1:
             return [*head, *each]
         # Rows of nothing have no element to stand for those that are missing.
         rest = ["} else {", "#pragma unroll", f"  for (int u = 0; u < U; ++u) parts[u] = pass{level}.identity();"]
