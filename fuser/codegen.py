@@ -253,7 +253,8 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
     words = frozenset[str]().union(*(functor.words for functor in functors))
     text = _TextWithLines()
     features = _features(typing, args)
-    kind = {"tiles"} if args.rows is None and body.geometry else {"rows"} if args.rows else set()
+    kind = {"cluster"} if args.tuning.cluster > 1 else set[str]()
+    kind |= {"tiles"} if args.rows is None and body.geometry else {"rows"} if args.rows else set()
     prelude = dialect.emit_prelude(words, features | kind)
     text.add(prelude)
     for index, functor in enumerate(functors):

@@ -78,7 +78,8 @@ def plan_row_walk(
         read_bytes = sum(itemsizes[slot] for slot in own)
         tuning = _along(space, rows, vector, accumulators, read_bytes, shared_bytes, may_share=may_share)
         # No bounds are checked where there are none to cross.
-        length, sizes = prod(space.sizes[: rows.reduced]), (tuning.team * tuning.unroll * vector, vector)
+        length, chunk = prod(space.sizes[: rows.reduced]), tuning.team * tuning.unroll * vector
+        sizes = (chunk * tuning.cluster, vector)
         multiple = next((size for size in sizes if length and length % size == 0), 1)
         tuning = replace(tuning, multiple=multiple)
     accesses = tuple(Access(min(widths.get(slot, 1), vector)) for slot in range(len(space.strides)))

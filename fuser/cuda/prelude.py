@@ -6,7 +6,10 @@ from fuser.prelude import emit_selected, load_blocks
 
 __all__ = ["emit_prelude"]
 
-_FILES = ("cuda.h", "core.h", "cuda_math.h", "storage.h", "cuda_storage.h", "cuda_access.h", "complex.h", "cuda_rows.h")
+_FILES = (
+    "cuda.h", "core.h", "cuda_math.h", "storage.h", "cuda_storage.h", "cuda_access.h", "complex.h", "cuda_cluster.h",
+    "cuda_rows.h",
+)  # fmt: skip
 
 
 @cache

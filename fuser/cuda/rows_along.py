@@ -47,18 +47,15 @@ class AlongText(RowText):
         rows = self.product(self.kept)
         if tuning.piece:
             return self._shared_kernel()
+        if tuning.cluster > 1:
+            return self._cluster_kernel()
         body = [
             f"const fuser_index number = first + threadIdx.x / {tuning.team};",
             "const bool is_row = number < rows;",
             "// Threads without a row go along: others wait for them.",
             "const fuser_row row = fuser_find(a, is_row ? number : rows - 1);",
-            *self._row_variables(),
-            *self._kept_vectors(),
+            *self._all_passes("is_row && t == 0"),
         ]
-        for level, step in enumerate(self.loop.passes):
-            body += [f"// Pass {level}.", *self._row_part(step)]
-            if step.element is not None:
-                body += self._pass(level, step, step.element)
         if self._shares and (len(self.combining) % 2 or not self._is_one_batch):
             body.append("__syncthreads();")
         return [
@@ -74,12 +71,38 @@ class AlongText(RowText):
             "}",
         ]
 
+    def _all_passes(self, writes: str) -> list[str]:
+        # Of one row, whose parts one thread writes.
+        lines = [*self._row_variables(), *self._kept_vectors()]
+        for level, step in enumerate(self.loop.passes):
+            lines += [f"// Pass {level}.", *self._row_part(step, writes)]
+            if step.element is not None:
+                lines += self._pass(level, step, step.element)
+        return lines
+
+    def _cluster_kernel(self) -> list[str]:
+        # Neighbouring blocks, which read and write each other's shared memory, have a chunk of one row each.
+        return [
+            *self._head(),
+            f"  constexpr unsigned int C = {self.tuning.cluster};",
+            "  const int t = threadIdx.x;",
+            "  const unsigned int rank = blockIdx.x % C;",
+            "  constexpr bool is_row = true;",
+            f"  const fuser_index length = {self.length}, begin = rank * {self.chunk};",
+            *indent(self._shared()),
+            "  fuser_arrive();",
+            "  const fuser_row row = fuser_find(a, blockIdx.x / C);",
+            *indent(self._all_passes("rank == 0 && t == 0")),
+            "}",
+        ]
+
     def _head(self) -> list[str]:
         block = self.tuning.block
         is_heavy = any(len(step.accumulators) > 1 for step in self.loop.passes)
         threads = (HEAVY_THREADS if is_heavy else RESIDENT_THREADS) if self.tuning.is_resident else THREADS
+        cluster = f"__cluster_dims__({self.tuning.cluster}, 1, 1) " if self.tuning.cluster > 1 else ""
         return [
-            f'extern "C" __global__ void __launch_bounds__({block}, {max(threads // block, 1)})',
+            f'extern "C" __global__ void {cluster}__launch_bounds__({block}, {max(threads // block, 1)})',
             f"{KERNEL_NAME}(const __grid_constant__ fuser_args a) {{",
             f"  constexpr int V = {self.loop.vector}, T = {self.tuning.team}, U = {self.tuning.unroll};",
         ]
@@ -141,7 +164,7 @@ class AlongText(RowText):
 
     @property
     def _has_whole_chunks(self) -> bool:
-        return self.tuning.multiple % self.chunk == 0
+        return self.tuning.multiple % (self.chunk * self.tuning.cluster) == 0
 
     # --- shared memory -----------------------------------------------------------------------------------------------
     @property
@@ -151,7 +174,12 @@ class AlongText(RowText):
 
     @property
     def _is_one_batch(self) -> bool:
-        return self.tuning.is_resident and self.chunk <= BATCH
+        return self.tuning.is_resident and self.chunk <= BATCH and self.tuning.cluster == 1
+
+    @property
+    def _alternates(self) -> bool:
+        # Between passes, where nobody waits for those who read what the pass before came to.
+        return self._is_one_batch or self.tuning.cluster > 1
 
     def _shared(self) -> list[str]:
         # Parts of warps; where a row is one batch, those of the pass before may still be read.
@@ -159,14 +187,17 @@ class AlongText(RowText):
             return []
         lines = []
         least = self.tuning.unroll * self.tuning.team // WARP
-        buffers = 2 if self._is_one_batch else 1
+        buffers = 2 if self._alternates else 1
         sizes = [f"static_cast<int>(sizeof(fuser_pass{level}::part))" for level in self.combining]
         for level, size in zip(self.combining, sizes, strict=True):
             count = f"fuser_waiting({least}, {size})" if not self.tuning.is_resident else str(least)
             lines.append(f"constexpr int waiting{level} = {count};")
         # The batches come behind the parts.
         per_batch = BATCH // (WARP * self.loop.vector)
-        wholes = [f"(waiting{level} + (waiting{level} + {per_batch - 1}) / {per_batch})" for level in self.combining]
+        cluster = self.tuning.cluster
+        wholes = [
+            f"(waiting{level} + (waiting{level} + {per_batch - 1}) / {per_batch} * {cluster})" for level in self.combining
+        ]
         bytes_ = [f"{whole} * {size}" for whole, size in zip(wholes, sizes, strict=True)]
         most = bytes_[0]
         for text in bytes_[1:]:
@@ -211,7 +242,8 @@ class AlongText(RowText):
         if step.accumulators:
             return self._combining_pass(level, own)
         if self.tuning.is_resident:
-            return ["{", "  constexpr fuser_index begin = 0;", *indent(own), "}"]
+            begin = ["  constexpr fuser_index begin = 0;"] * (self.tuning.cluster == 1)
+            return ["{", *begin, *indent(own), "}"]
         return [f"for (fuser_index begin = 0; begin < length; begin += {self.chunk}) {{", *indent(own), "}"]
 
     def _combining_pass(self, level: int, own: list[str]) -> list[str]:
@@ -225,7 +257,7 @@ class AlongText(RowText):
                 f"{combine}fuser_butterfly<1, U>(pass{level}, fuser_lanes<U, T>(pass{level}, parts)));",
             ]
             return [*lines, "{", *indent(own), "}"]
-        buffer = self.combining.index(level) % 2 if self._is_one_batch else 0
+        buffer = self.combining.index(level) % 2 if self._alternates else 0
         setup = [f"const auto waiting = reinterpret_cast<{kind}::part*>(shared[{buffer}][threadIdx.x / T]);"]
         store = [
             f"const auto own = fuser_lanes<U, {WARP}>(pass{level}, parts);",
@@ -236,6 +268,13 @@ class AlongText(RowText):
             count = self.chunk // (WARP * self.loop.vector)
             own = ["constexpr fuser_index begin = 0, round = 0;", *setup, *own, *store, "__syncthreads();"]
             own.append(f"{combine}fuser_warp_batch<V>(pass{level}, waiting, {count}));")
+            return [*lines, "{", *indent(own), "}"]
+        if self.tuning.cluster > 1:
+            own = ["const fuser_index round = begin;", *setup, *own, *store]
+            own += ["fuser_wait();"] * (level == self.combining[0])
+            own.append(
+                f"fuser_fold_blocks<V, T, U, C>(pass{level}, total{level}, waiting, waiting + waiting{level}, rank, length);"
+            )
             return [*lines, "{", *indent(own), "}"]
         span = f"{WARP * self.loop.vector}"
         fold = [
