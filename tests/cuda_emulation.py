@@ -48,6 +48,11 @@ extern "C" fuser_dim threadIdx, blockIdx, gridDim;
 extern "C" void __syncthreads();
 extern "C" unsigned fuser_shuffle(unsigned value, int mask);
 static inline unsigned __shfl_xor_sync(unsigned, unsigned value, int mask) { return fuser_shuffle(value, mask); }
+extern "C" unsigned fuser_shuffle_up(unsigned value, int by);
+static inline unsigned __shfl_up_sync(unsigned, unsigned value, int by) { return fuser_shuffle_up(value, by); }
+static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
+  return ((unsigned long long)high << 32 | low) >> (by & 31);
+}
 template <typename C> static inline C fuser_cross(C v, long long) { return v; }
 static inline void __threadfence() {}
 static inline unsigned atomicAdd(unsigned* to, unsigned by) { const unsigned was = *to; *to += by; return was; }
@@ -114,14 +119,20 @@ static void wait(barrier& on, int size) {
 void __syncthreads() { wait(blocks[current / count], count); }
 void fuser_arrive() { fibers[current].seen = arrive(cluster, total); }
 void fuser_wait() { while (cluster.generation == fibers[current].seen) yield(); }
-unsigned fuser_shuffle(unsigned value, int mask) {
+static unsigned exchange(unsigned value, int from) {
+  // ``from``: the thread of the block whose value this one gets.
   const int own = current % count, first = current - own, left = count - own / 32 * 32, lanes = left < 32 ? left : 32;
   barrier& warp = warps[first / count * ((count + 31) / 32) + own / 32];
   values[current] = value;
   wait(warp, lanes);
-  const unsigned other = values[first + (own ^ mask)];
+  const unsigned other = values[first + from];
   wait(warp, lanes);
   return other;
+}
+unsigned fuser_shuffle(unsigned value, int mask) { return exchange(value, current % count ^ mask); }
+unsigned fuser_shuffle_up(unsigned value, int by) {
+  const int own = current % count;
+  return exchange(value, own % 32 < by ? own : own - by);
 }
 static void begin() {
   kernel(arguments);

@@ -349,7 +349,15 @@ class AlongText(RowText):
         place = self.address(f"row.{item.name}", item, self.reduced)
         if item.inner == 2:
             return f"fuser_gather<V>({place}, {self.stride(item, 0)}, left)"
+        if self._is_anywhere(item):
+            return f"fuser_load_anywhere<V>({place}, left)"
         return f"fuser_load<{'V' if item.inner else '1'}, {item.access.width if item.inner else 1}>({place}, left)"
+
+    def _is_anywhere(self, item: Operand) -> bool:
+        # Whether a vector would take four accesses or more, and neighbours in a warp are neighbours in memory.
+        is_row = self.tuning.team >= WARP and len(self.reduced) == 1 and not item.is_counter
+        is_word = self.loop.vector * item.info.dtype.itemsize % 4 == 0
+        return item.inner == 1 and is_row and is_word and 4 * item.access.width <= self.loop.vector
 
     def _compute(self, level: int, step: RowPass, element: RowPart) -> list[str]:
         known = self.row_values(element)
@@ -412,4 +420,6 @@ class AlongText(RowText):
         left = f"is_row ? left : {self.signed}(0)"
         if item.inner == 2:
             return f"fuser_scatter<V>({place}, {self.stride(item, 0)}, {item.name}, {left});"
+        if self._is_anywhere(item):
+            return f"fuser_store_anywhere<V>({place}, {item.name}, {left});"
         return f"fuser_store<V, {item.access.width}>({place}, {item.name}, {left});"

@@ -24,6 +24,71 @@ template <typename C> FUSER_INLINE C fuser_pick(bool is_first, C first, C second
   return second;
 }
 
+// Rows that begin anywhere. A vector's bytes lie in two *granules* of as many bytes, which are aligned; a granule is read
+// or written at once, and its bytes are shifted to where they belong.
+template <int W> FUSER_INLINE void fuser_shift(unsigned int (&words)[2 * W], unsigned int bytes) {
+#pragma unroll
+  for (int step = W / 2; step > 0; step /= 2) {
+#pragma unroll
+    for (int i = 0; i < W + step; ++i) words[i] = bytes & 4 * step ? words[i + step] : words[i];
+  }
+#pragma unroll
+  for (int i = 0; i < W; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], bytes % 4 * 8);
+}
+
+// As fuser_load. No granule is read that has none of the elements.
+template <int N, typename S, typename I> FUSER_INLINE fuser_vector<S, N> fuser_load_anywhere(const S* from, I left) {
+  constexpr int bytes = N * sizeof(S), W = bytes / 4;
+  const unsigned int before = reinterpret_cast<size_t>(from) % bytes;
+  const auto granule = reinterpret_cast<const fuser_vector<unsigned int, W>*>(reinterpret_cast<size_t>(from) - before);
+  const I head = N - static_cast<I>(before / sizeof(S));
+  fuser_vector<unsigned int, W> first{}, second{};
+  if (left > 0) first = granule[0];
+  if (left > head) second = granule[1];
+  unsigned int words[2 * W];
+#pragma unroll
+  for (int i = 0; i < W; ++i) words[i] = first.item[i], words[W + i] = second.item[i];
+  fuser_shift<W>(words, before);
+  fuser_vector<S, N> to;
+  memcpy(&to, words, bytes);
+  if (left < N) {
+    const auto some = to;
+    to = {};
+#pragma unroll
+    for (int k = 0; k < N; ++k) to.set(k, k < left ? some[k] : some[0]);
+  }
+  return to;
+}
+
+// As fuser_store, for the lanes of a warp that have neighbouring vectors: a lane writes the granule in which its vector
+// begins and the one before it ends. Where not all of it is theirs, each element is written by itself.
+template <int N, typename S, typename I> FUSER_INLINE void fuser_store_anywhere(S* to, const S (&items)[N], I left) {
+  constexpr int bytes = N * sizeof(S), W = bytes / 4;
+  const unsigned int before = reinterpret_cast<size_t>(to) % bytes, lane = threadIdx.x % 32;
+  if (before == 0) return fuser_store<N, N>(to, items, left);
+  fuser_vector<S, N> from;
+#pragma unroll
+  for (int k = 0; k < N; ++k) from.set(k, items[k]);
+  unsigned int words[2 * W];
+  memcpy(words + W, &from, bytes);
+#pragma unroll
+  for (int i = 0; i < W; ++i) words[i] = __shfl_up_sync(0xffffffffu, words[W + i], 1);
+  fuser_shift<W>(words, bytes - before);
+  const I head = N - static_cast<I>(before / sizeof(S));
+  const bool is_whole = lane > 0 && left >= head, is_next_whole = lane < 31 && left - N >= head;
+  if (is_whole) {
+    fuser_vector<unsigned int, W> granule;
+#pragma unroll
+    for (int i = 0; i < W; ++i) granule.item[i] = words[i];
+    *reinterpret_cast<fuser_vector<unsigned int, W>*>(reinterpret_cast<size_t>(to) - before) = granule;
+  }
+  if (!is_whole || !is_next_whole) {
+#pragma unroll
+    for (int k = 0; k < N; ++k)
+      if (k < left && !(k < head ? is_whole : is_next_whole)) to[k] = from[k];
+  }
+}
+
 template <int N, typename P> FUSER_INLINE typename P::part fuser_tree(const P& p, const typename P::part* items) {
   if constexpr (N == 1) return items[0];
   else return p.combine(fuser_tree<N / 2>(p, items), fuser_tree<N / 2>(p, items + N / 2));
