@@ -40,6 +40,8 @@ MAX_KEPT = 1 << 17
 # Shared memory of a block where the device is not here to be asked, and how much of it is not for rows.
 SHARED_BYTES = 232448
 SHARED_FOR_PARTS = 24 << 10
+# Blocks of a cluster that every GPU has room for that has clusters at all.
+MAX_CLUSTER = 8
 
 
 class DescribedValue(NamedTuple):
@@ -157,7 +159,7 @@ def _walk_rows(
         sizes = [item.dtype.itemsize for item in operands if item.dtype is not None]
         is_row = [rows.is_row[value] for value in values]
         aligned = [item.is_aligned for item in operands]
-        walk = plan_row_walk(group, space, spec, is_row, sizes, aligned, _shared_bytes(operands[0].device))
+        walk = plan_row_walk(group, space, spec, is_row, sizes, aligned, *_row_limits(operands[0].device))
         return walk, replace(spec, keeps=walk.tuning.is_resident)
     # Rows of a few elements are better computed side by side, too.
     is_short = space.sizes[0] < CPU_SHORT_ROW <= space.sizes[space.reduced]
@@ -167,13 +169,14 @@ def _walk_rows(
 
 
 @cache
-def _shared_bytes(device: torch.device | None) -> int:
-    # What a block of this device gets, if it asks, without what kernels need for combining.
-    whole = SHARED_BYTES
+def _row_limits(device: torch.device | None) -> tuple[int, int]:
+    # What a block of this device gets of shared memory, if it asks, without what kernels need for combining; and how
+    # many blocks a cluster has at most.
+    whole, has_clusters = SHARED_BYTES, True
     if device is not None and torch.cuda.is_available():
         properties: Any = torch.cuda.get_device_properties(device)
-        whole = properties.shared_memory_per_block_optin
-    return whole - SHARED_FOR_PARTS
+        whole, has_clusters = properties.shared_memory_per_block_optin, properties.major >= 9
+    return whole - SHARED_FOR_PARTS, MAX_CLUSTER if has_clusters else 1
 
 
 def _inner_classes(space: IterationSpace, device_type: str) -> list[int]:

@@ -41,6 +41,7 @@ def plan_row_walk(
     itemsizes: Sequence[int],
     aligned: Sequence[bool],
     shared_bytes: int,
+    clusters: int = 1,
 ) -> Walk:
     """Decide how the operands of one call with reductions are read and written.
 
@@ -52,6 +53,7 @@ def plan_row_walk(
         itemsizes: bytes of an element of each operand.
         aligned: whether each operand starts at a multiple of VECTOR_BYTES.
         shared_bytes: shared memory that a block may hold a row in.
+        clusters: how many blocks may share a row and read each other's shared memory; 1 where none do.
     """
     inner = rows.inner
     moving = [
@@ -76,7 +78,7 @@ def plan_row_walk(
         outer = [any(space.strides[slot][rows.reduced :]) or prod(space.sizes[rows.reduced :]) == 1 for slot in moving]
         own = [slot for slot, is_own in zip(moving, outer, strict=True) if slot >= len(group.outputs) and is_own]
         read_bytes = sum(itemsizes[slot] for slot in own)
-        tuning = _along(space, rows, vector, accumulators, read_bytes, shared_bytes, may_share=may_share)
+        tuning = _along(space, rows, vector, accumulators, read_bytes, shared_bytes, clusters, may_share=may_share)
         # No bounds are checked where there are none to cross.
         length, chunk = prod(space.sizes[: rows.reduced]), tuning.team * tuning.unroll * vector
         sizes = (chunk * tuning.cluster, vector)
@@ -109,6 +111,7 @@ def _along(
     accumulators: int,
     bytes_per_element: int,
     shared_bytes: int,
+    clusters: int,
     *,
     may_share: bool,
 ) -> Tuning:
@@ -134,6 +137,13 @@ def _along(
     team = -(-warps // step) * step * WARP
     if team <= MAX_BLOCK // 2:
         return Tuning(block=team * max(256 // team, 1), unroll=most, team=team, is_resident=True)
+    if not may_share:
+        # Blocks of a cluster have whole batches each, the fewer the better.
+        for batches in (1, 2):
+            team = batches * BATCH // (most * vector)
+            blocks = -(-length // (batches * BATCH))
+            if blocks <= clusters and team <= MAX_BLOCK:
+                return Tuning(block=team, unroll=most, team=team, is_resident=True, cluster=blocks)
     # Chunks are whole batches. A row that takes more than half of a processor's shared memory has all its threads.
     for team in (MAX_BLOCK // 2, MAX_BLOCK):
         unroll = max(BATCH // (team * vector), 4 * (MAX_BLOCK // 2) // team)
