@@ -62,6 +62,9 @@ class Tuning:
     piece: int = 0
     # Blocks of a cluster that share a row, each of which keeps its part.
     cluster: int = 1
+    # Whether a block reads its next row while it computes one, and how many blocks there are then at most.
+    is_ahead: bool = False
+    most_blocks: int = 0
     # What the number of a row's elements is a multiple of, as far as the text says so: 1, a vector, or all that its
     # threads take at a time.
     multiple: int = 1

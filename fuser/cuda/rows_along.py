@@ -7,6 +7,8 @@ and those of a batch to one by way of shared memory, as the tree has it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fuser.access import Tuning
 from fuser.codegen import KERNEL_NAME, Operand
 from fuser.cuda.row_text import RowText, indent
@@ -56,6 +58,7 @@ class AlongText(RowText):
             "const fuser_row row = fuser_find(a, is_row ? number : rows - 1);",
             *self._all_passes("is_row && t == 0"),
         ]
+        stride = f"static_cast<fuser_index>(gridDim.x) * {self.teams}"
         if self._shares and (len(self.combining) % 2 or not self._is_one_batch):
             body.append("__syncthreads();")
         return [
@@ -64,11 +67,27 @@ class AlongText(RowText):
             f"  const fuser_index length = {self.length}, rows = {rows};",
             *indent(self._shared()),
             *indent(self._held()),
-            f"  for (fuser_index first = static_cast<fuser_index>(blockIdx.x) * {self.teams}; first < rows;",
-            f"       first += static_cast<fuser_index>(gridDim.x) * {self.teams}) {{",
+            f"  const fuser_index stride = {stride};",
+            *indent(self._fetch()),
+            f"  for (fuser_index first = static_cast<fuser_index>(blockIdx.x) * {self.teams}; first < rows; first += stride) {{",
             *indent(body, 2),
             "  }",
             "}",
+        ]
+
+    def _fetch(self) -> list[str]:
+        # Reads of a row's first pass, while the row before is computed.
+        element = self.loop.passes[0].element
+        if not self.tuning.is_ahead or element is None:
+            return []
+        return [
+            *(f"{self._vector(item)} next_{item.name}[U];" for item in self._inputs(0, element)),
+            "const auto fetch = [&](fuser_index number) {",
+            "  const fuser_row row = fuser_find(a, number < rows ? number : rows - 1);",
+            "  constexpr fuser_index begin = 0;",
+            *indent(self._reads(self._inputs(0, element), "next_")),
+            "};",
+            f"fetch(static_cast<fuser_index>(blockIdx.x) * {self.teams} + threadIdx.x / T);",
         ]
 
     def _all_passes(self, writes: str) -> list[str]:
@@ -306,21 +325,32 @@ class AlongText(RowText):
         kept = [f"fuser_vector<{self.loop.kept_types[name]}, V> {name}[U];" for name in self.loop.kept]
         return [*(f"{self._vector(item)} {item.name}[U];" for item in found), *kept]
 
-    def _load(self, level: int, element: RowPart) -> list[str]:
+    def _inputs(self, level: int, element: RowPart) -> list[Operand]:
+        # What a pass reads.
         inputs = [item for item in self.full(element) if not (item.is_output or item.is_counter)]
         if self.tuning.is_resident:
             before = [step.element for step in self.loop.passes[:level] if step.element]
             known = {item.name for part in before for item in self.full(part)}
             inputs = [item for item in inputs if item.name not in known]
+        return inputs
+
+    def _load(self, level: int, element: RowPart) -> list[str]:
+        inputs = self._inputs(level, element)
         if not inputs:
             return []
+        if self.tuning.is_ahead and level == 0:
+            moves = [f"{item.name}[u] = next_{item.name}[u];" for item in inputs]
+            moved = ["#pragma unroll", "for (int u = 0; u < U; ++u) {", *indent(moves), "}"]
+            return [*moved, "if (first + stride < rows) fetch(number + stride);"]
         lines = [] if self.tuning.is_resident else [f"{self._vector(item)} {item.name}[U];" for item in inputs]
         again = [item for item in inputs if item in self.loop.held and not self._reads_first(item, level)]
         direct = [item for item in inputs if item not in again]
-        loads = [*self._place(direct, reads=True), *(f"{item.name}[u] = {self._read(item)};" for item in direct)]
         own = "(begin + (u * T + t) * V) / V"
-        loads += [f"{item.name}[u] = held_{item.name}[{own}];" for item in again]
-        return [*lines, "#pragma unroll", "for (int u = 0; u < U; ++u) {", *indent(loads), "}"]
+        return [*lines, *self._reads(direct, "", [f"{item.name}[u] = held_{item.name}[{own}];" for item in again])]
+
+    def _reads(self, items: list[Operand], prefix: str, more: Sequence[str] = ()) -> list[str]:
+        loads = [*self._place(items, reads=True), *(f"{prefix}{item.name}[u] = {self._read(item)};" for item in items)]
+        return ["#pragma unroll", "for (int u = 0; u < U; ++u) {", *indent([*loads, *more]), "}"]
 
     def _place(self, items: list[Operand], *, reads: bool = False) -> list[str]:
         # Where the thread's u-th vector is, and how many elements there are from there on.
