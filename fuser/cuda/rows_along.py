@@ -215,7 +215,8 @@ class AlongText(RowText):
         per_batch = BATCH // (WARP * self.loop.vector)
         cluster = self.tuning.cluster
         wholes = [
-            f"(waiting{level} + (waiting{level} + {per_batch - 1}) / {per_batch} * {cluster})" for level in self.combining
+            f"(waiting{level} + (waiting{level} + {per_batch - 1}) / {per_batch} * {cluster})"
+            for level in self.combining
         ]
         bytes_ = [f"{whole} * {size}" for whole, size in zip(wholes, sizes, strict=True)]
         most = bytes_[0]
