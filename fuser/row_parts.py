@@ -230,16 +230,24 @@ class RowWriter:
         functor = application.function.functor
         accumulators = self.accumulators[index]
         names = [f"r{item.name}" for item in accumulators]
-        return [self.writer.describe(index), *self._assign(index, functor, self.writer.operands(index), names)]
+        reduction = application.function.reduction
+        assert reduction is not None, "it is one"
+        # A factor of 1 that the compiler sees is none, and then it may contract the product that is left.
+        hides = may_end_in_product(reduction.combine)
+        lines = self._assign(index, functor, self.writer.operands(index), names, hides=hides)
+        return [self.writer.describe(index), *lines]
 
-    def _assign(self, index: int, functor: Functor, operands: Sequence[str], names: Sequence[str]) -> list[str]:
+    def _assign(
+        self, index: int, functor: Functor, operands: Sequence[str], names: Sequence[str], *, hides: bool = False
+    ) -> list[str]:
         # What a functor makes of its operands becomes the accumulators of an application; ``names`` are variables.
         accumulators = self.accumulators[index]
         others = [item.type for item in accumulators]
         call, results, declarations = self.writer.call(index, functor, operands, names, others)
         lines = [*declarations, *([f"{call};"] if results else [])]
         for item, text in zip(accumulators, results or [call], strict=True):
-            lines.append(f"m{item.name} = {self._cross(f'fuser_cast<{item.type}>({text})', functor, item)};")
+            own = self._cross(f"fuser_cast<{item.type}>({text})", functor, item, hides=hides)
+            lines.append(f"m{item.name} = {own};")
         return lines
 
     # --- combining ---------------------------------------------------------------------------------------------------
@@ -276,11 +284,13 @@ class RowWriter:
         casts = [f"fuser_cast<{kind}>({text})" if kind else text for kind, text in zip(kinds, totals, strict=True)]
         return [self.writer.isolate(text) for text in casts]
 
-    def _cross(self, text: str, functor: Functor, item: Accumulator) -> str:
+    def _cross(self, text: str, functor: Functor, item: Accumulator, *, hides: bool) -> str:
+        if item.type not in ("float", "double"):
+            return text
         # What ends in a product must not be contracted with what adds to it.
-        if item.type in ("float", "double") and may_end_in_product(functor):
+        if may_end_in_product(functor):
             return self.writer.isolate(self.writer.cross(text))
-        return text
+        return self.writer.isolate(text) if hides else text
 
     # --- functions ---------------------------------------------------------------------------------------------------
     def _is_row(self, index: int) -> bool:
