@@ -79,11 +79,7 @@ def plan_row_walk(
         own = [slot for slot, is_own in zip(moving, outer, strict=True) if slot >= len(group.outputs) and is_own]
         read_bytes = sum(itemsizes[slot] for slot in own)
         tuning = _along(space, rows, vector, accumulators, read_bytes, shared_bytes, clusters, may_share=may_share)
-        # No bounds are checked where there are none to cross.
-        length, chunk = prod(space.sizes[: rows.reduced]), tuning.team * tuning.unroll * vector
-        sizes = (chunk * tuning.cluster, vector)
-        multiple = next((size for size in sizes if length and length % size == 0), 1)
-        tuning = replace(tuning, multiple=multiple)
+        tuning = replace(tuning, multiple=_multiple(prod(space.sizes[: rows.reduced]), vector, tuning))
     accesses = tuple(Access(min(widths.get(slot, 1), vector)) for slot in range(len(space.strides)))
     return Walk(space, vector, accesses, tuning)
 
@@ -96,6 +92,12 @@ def _above(size: int) -> int:
 def _below(size: int) -> int:
     # The largest power of two that is no more, or 1.
     return 1 << max(size, 1).bit_length() - 1
+
+
+def _multiple(length: int, vector: int, tuning: Tuning) -> int:
+    # No bounds are checked where there are none to cross.
+    whole = tuning.team * tuning.unroll * vector * tuning.cluster
+    return next((size for size in (whole, vector) if length and length % size == 0), 1)
 
 
 def _is_one_pass(group: FusionGroup, rows: RowSpec) -> bool:
