@@ -94,15 +94,21 @@ template <int N, typename P> FUSER_INLINE typename P::part fuser_tree(const P& p
   else return p.combine(fuser_tree<N / 2>(p, items), fuser_tree<N / 2>(p, items + N / 2));
 }
 
+// A lane's part and that of a lane with larger or smaller numbers, in order, where that makes a difference.
+template <typename P>
+FUSER_INLINE typename P::part fuser_join(
+    const P& p, bool is_upper, const typename P::part& own, const typename P::part& other) {
+  if constexpr (P::commutes) return p.combine(own, other);
+  else return p.combine(p.pick(is_upper, other, own), p.pick(is_upper, own, other));
+}
+
 // Combines the parts of lanes that differ by less than `end`, from `mask` on; every lane gets the result.
 template <int mask, int end, typename P>
 FUSER_INLINE typename P::part fuser_butterfly(const P& p, typename P::part own) {
   if constexpr (mask >= end) return own;
   else {
     const bool is_upper = threadIdx.x & mask;
-    const typename P::part other = p.exchange(own, mask);
-    own = p.combine(p.pick(is_upper, other, own), p.pick(is_upper, own, other));
-    return fuser_butterfly<mask * 2, end>(p, own);
+    return fuser_butterfly<mask * 2, end>(p, fuser_join(p, is_upper, own, p.exchange(own, mask)));
   }
 }
 
@@ -119,7 +125,7 @@ FUSER_INLINE typename P::part fuser_lanes(const P& p, const typename P::part* it
     for (int i = 0; i < U / 2; ++i) {
       const typename P::part own = p.pick(is_upper, items[2 * i + 1], items[2 * i]);
       const typename P::part other = p.exchange(p.pick(is_upper, items[2 * i], items[2 * i + 1]), mask);
-      kept[i] = p.combine(p.pick(is_upper, other, own), p.pick(is_upper, own, other));
+      kept[i] = fuser_join(p, is_upper, own, other);
     }
     return fuser_lanes<U / 2, T, mask * 2>(p, kept);
   }
