@@ -65,9 +65,9 @@ class Tuning:
     # Whether a block reads its next row while it computes one, and how many blocks there are then at most.
     is_ahead: bool = False
     most_blocks: int = 0
-    # What the number of a row's elements is a multiple of, as far as the text says so: 1, a vector, or all that its
-    # threads take at a time.
-    multiple: int = 1
+    # What the number of a row's elements is a multiple of, as far as the text relies on it: a vector, or all that its
+    # threads take at a time. 0: it may be anything, and nothing.
+    multiple: int = 0
 
     @property
     def share(self) -> int:

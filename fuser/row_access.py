@@ -97,7 +97,7 @@ def _below(size: int) -> int:
 def _multiple(length: int, vector: int, tuning: Tuning) -> int:
     # No bounds are checked where there are none to cross.
     whole = tuning.team * tuning.unroll * vector * tuning.cluster
-    return next((size for size in (whole, vector) if length and length % size == 0), 1)
+    return next((size for size in (whole, vector) if length and length % size == 0), 0)
 
 
 def _is_one_pass(group: FusionGroup, rows: RowSpec) -> bool:

@@ -65,6 +65,13 @@ def check_loops(name: str, one_in: int) -> None:
             same(run_emulated(group, inputs, descending=bool(number % 2)), run(register(group), inputs))
 
 
+@pytest.mark.parametrize("name", ["total", "shifted"])
+def test_rows_of_nothing(name: str) -> None:
+    build, inputs_of = GROUPS[name]
+    inputs, group = inputs_of(torch.empty(3, 0), (1,)), build((1,))
+    same(run_emulated(group, inputs), run(register(group), inputs))
+
+
 # --- on a GPU --------------------------------------------------------------------------------------------------------
 LARGE_SHAPES: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = [
     ((100000, 8), (1,)), ((100000, 3), (1,)), ((1, 2**20), (1,)), ((3, 2**20 + 3), (1,)), ((5, 65536), (1,)),
@@ -176,7 +183,7 @@ def test_bits_do_not_depend_on_what_is_known_of_the_length(dtype: torch.dtype, m
             inputs = on_gpu(inputs_of(x))
             wanted = run(register(group), inputs)
             with monkeypatch.context() as patch:
-                patch.setattr(row_access, "_multiple", lambda length, vector, tuning: 1)  # noqa: ARG005
+                patch.setattr(row_access, "_multiple", lambda length, vector, tuning: 0)  # noqa: ARG005
                 config.touch()
                 same([item.cpu() for item in run(register(group), inputs)], [item.cpu() for item in wanted])
             config.touch()

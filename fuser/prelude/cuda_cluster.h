@@ -2,8 +2,8 @@
 
 //@ always if cluster
 // All threads of the cluster wait for each other: what they wrote before they arrived is seen by all who have waited.
-FUSER_INLINE void fuser_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
-FUSER_INLINE void fuser_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+FUSER_INLINE void fuser_arrive() { asm volatile("barrier.cluster.arrive;" ::: "memory"); }
+FUSER_INLINE void fuser_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 
 // Writes to the same place in the shared memory of another block.
 template <typename C> FUSER_INLINE void fuser_tell(C* to, unsigned int rank, const C& value) {
