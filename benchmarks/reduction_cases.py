@@ -1,4 +1,4 @@
-"""What benchmarks.reductions measures: torch's functions that reduce rows, columns or all, and reductions of one's own."""
+"""What benchmarks.reductions measures: torch's functions that reduce rows, columns or all, and one's own."""
 
 from __future__ import annotations
 

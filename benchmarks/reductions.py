@@ -4,9 +4,9 @@
     python -m benchmarks.reductions --cases softmax argmax --peers eager fuser
     python -m benchmarks.reductions --quick                 # a smoke test
 
-Writes benchmarks/results/reductions_DEVICE.json and a plot. Kernels are compiled first, by several processes into the
-caches of each peer. Then all of a case's contestants are checked against float64 and take turns; figures are medians, as
-multiples of the speed of a device copy of the bytes that the pass must move.
+Writes benchmarks/results/reductions_DEVICE.json and a plot. Kernels are compiled first, by several processes, into the
+caches of each peer. Then all of a case's contestants are checked against float64 and take turns; figures are medians,
+as multiples of the speed of a device copy of the bytes that the pass must move.
 """
 
 from __future__ import annotations

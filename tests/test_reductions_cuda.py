@@ -183,7 +183,7 @@ def test_bits_do_not_depend_on_what_is_known_of_the_length(dtype: torch.dtype, m
             inputs = on_gpu(inputs_of(x))
             wanted = run(register(group), inputs)
             with monkeypatch.context() as patch:
-                patch.setattr(row_access, "_multiple", lambda length, vector, tuning: 0)  # noqa: ARG005
+                patch.setattr(row_access, "_multiple", lambda length, vector, tuning: 0)
                 config.touch()
                 same([item.cpu() for item in run(register(group), inputs)], [item.cpu() for item in wanted])
             config.touch()
