@@ -15,7 +15,7 @@ from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import OPS
 from fuser.ops.index import index_function
 
-__all__ = ["GROUPS", "LAYOUTS", "OWN_GROUPS", "draw", "layouts_of", "one", "reduce", "text"]
+__all__ = ["GROUPS", "LAYOUTS", "OWN_GROUPS", "draw", "layouts_of", "on_gpu", "one", "reduce", "text"]
 
 Dims = tuple[int, ...] | None
 
@@ -229,6 +229,17 @@ def layouts_of(x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         return
     for name in LAYOUTS:
         yield name, LAYOUTS[name](x)
+
+
+def on_gpu(inputs: list[Any]) -> list[Any]:
+    """Move tensors to the GPU as they lie in memory, gaps and all."""
+    moved = []
+    for item in inputs:
+        if isinstance(item, torch.Tensor):
+            base = item.new_empty(0).set_(item.untyped_storage()).cuda()
+            item = base.as_strided(item.shape, item.stride(), item.storage_offset())
+        moved.append(item)
+    return moved
 
 
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

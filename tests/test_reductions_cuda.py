@@ -11,7 +11,7 @@ import torch
 from cuda_emulation import run_emulated
 from functors import poison, unpoison
 from reduction_cases import MOMENTS, ONE
-from row_groups import GROUPS, OWN_GROUPS, draw, layouts_of, one, reduce, text
+from row_groups import GROUPS, OWN_GROUPS, draw, layouts_of, on_gpu, one, reduce, text
 
 from fuser import arg_spec, row_access
 from fuser.compiler import register
@@ -88,17 +88,6 @@ def poisoned() -> Iterator[None]:
     yield
     unpoison()
     config.touch()
-
-
-def on_gpu(inputs: list[Any]) -> list[Any]:
-    # Layout and all.
-    moved = []
-    for item in inputs:
-        if isinstance(item, torch.Tensor):
-            base = item.new_empty(0).set_(item.untyped_storage()).cuda()
-            item = base.as_strided(item.shape, item.stride(), item.storage_offset())
-        moved.append(item)
-    return moved
 
 
 @pytest.mark.cuda

@@ -36,27 +36,19 @@ template <int W> FUSER_INLINE void fuser_shift(unsigned int (&words)[2 * W], uns
   for (int i = 0; i < W; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], bytes % 4 * 8);
 }
 
-// As fuser_load. No granule is read that has none of the elements.
+// As fuser_load. Near a row's end, where a granule would reach beyond it, each element is read by itself.
 template <int N, typename S, typename I> FUSER_INLINE fuser_vector<S, N> fuser_load_anywhere(const S* from, I left) {
   constexpr int bytes = N * sizeof(S), W = bytes / 4;
   const unsigned int before = reinterpret_cast<size_t>(from) % bytes;
-  const auto granule = reinterpret_cast<const fuser_vector<unsigned int, W>*>(reinterpret_cast<size_t>(from) - before);
-  const I head = N - static_cast<I>(before / sizeof(S));
-  fuser_vector<unsigned int, W> first{}, second{};
-  if (left > 0) first = granule[0];
-  if (left > head) second = granule[1];
+  if (left < N + static_cast<I>(before / sizeof(S))) return fuser_load<N, 1>(from, left);
+  const auto granules = reinterpret_cast<const fuser_vector<unsigned int, W>*>(reinterpret_cast<size_t>(from) - before);
+  const auto first = granules[0], second = granules[before > 0];
   unsigned int words[2 * W];
 #pragma unroll
   for (int i = 0; i < W; ++i) words[i] = first.item[i], words[W + i] = second.item[i];
   fuser_shift<W>(words, before);
   fuser_vector<S, N> to;
   memcpy(&to, words, bytes);
-  if (left < N) {
-    const auto some = to;
-    to = {};
-#pragma unroll
-    for (int k = 0; k < N; ++k) to.set(k, k < left ? some[k] : some[0]);
-  }
   return to;
 }
 

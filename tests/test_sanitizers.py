@@ -1,0 +1,42 @@
+"""On a GPU: compute-sanitizer's tools find nothing in kernels of every kind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOL = shutil.which("compute-sanitizer")
+SCRIPT = Path(__file__).with_name("sanitized.py")
+# Only fuser's kernels: torch's own, to copy and to fill, would take most of the time.
+OPTIONS = ("--kernel-name", "kernel_substring=fuser_kernel", "--report-api-errors", "no", "--error-exitcode", "99")
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.slow,
+    pytest.mark.skipif(TOOL is None, reason="compute-sanitizer is part of CUDA's toolkit (not found)"),
+]
+
+
+def sanitize(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(TOOL), "--tool", tool, *OPTIONS, sys.executable, str(SCRIPT), *arguments]
+    # Each tensor in an allocation of its own, so that the tools know where it ends.
+    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, env=environment)
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck", "synccheck"])
+def test_kernels_of_every_kind(tool: str) -> None:
+    done = sanitize(tool)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert " 0 differ" in done.stdout
+
+
+def test_a_fault_is_found() -> None:
+    done = sanitize("memcheck", "--broken")
+    assert done.returncode not in (0, 1), done.stdout[-3000:]
+    assert "fuser_kernel" in done.stdout
