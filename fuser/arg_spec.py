@@ -25,7 +25,7 @@ from fuser.kernel_spec import (
     infer_typing,
 )
 from fuser.layout import IterationSpace, Shape, Strides, broadcast_strides, build_iteration_space
-from fuser.row_access import plan_row_walk
+from fuser.row_access import RowLimits, plan_row_walk
 from fuser.row_space import build_row_space, find_row_shape
 from fuser.tensor_desc import TensorDesc, value_layouts
 
@@ -37,8 +37,9 @@ MAX_NARROW_OFFSET = 2**31 - 2**16
 CPU_SHORT_ROW = 32
 # Elements of a row, or of as many as are computed side by side, of which values may be kept from pass to pass.
 MAX_KEPT = 1 << 17
-# Shared memory of a block where the device is not here to be asked, and how much of it is not for rows.
-SHARED_BYTES = 232448
+# What a device has that is not here to be asked: shared memory of a block, and multiprocessors.
+SHARED_BYTES, PROCESSORS = 232448, 132
+# How much of that memory is not for rows.
 SHARED_FOR_PARTS = 24 << 10
 # Blocks of a cluster that every GPU has room for that has clusters at all.
 MAX_CLUSTER = 8
@@ -159,7 +160,7 @@ def _walk_rows(
         sizes = [item.dtype.itemsize for item in operands if item.dtype is not None]
         is_row = [rows.is_row[value] for value in values]
         aligned = [item.is_aligned for item in operands]
-        walk = plan_row_walk(group, space, spec, is_row, sizes, aligned, *_row_limits(operands[0].device))
+        walk = plan_row_walk(group, space, spec, is_row, sizes, aligned, _row_limits(operands[0].device))
         return walk, replace(spec, keeps=walk.tuning.is_resident)
     # Rows of a few elements are better computed side by side, too.
     is_short = space.sizes[0] < CPU_SHORT_ROW <= space.sizes[space.reduced]
@@ -169,14 +170,16 @@ def _walk_rows(
 
 
 @cache
-def _row_limits(device: torch.device | None) -> tuple[int, int]:
-    # What a block of this device gets of shared memory, if it asks, without what kernels need for combining; and how
-    # many blocks a cluster has at most.
-    whole, has_clusters = SHARED_BYTES, True
-    if device is not None and torch.cuda.is_available():
-        properties: Any = torch.cuda.get_device_properties(device)
-        whole, has_clusters = properties.shared_memory_per_block_optin, properties.major >= 9
-    return whole - SHARED_FOR_PARTS, MAX_CLUSTER if has_clusters else 1
+def _row_limits(device: torch.device | None) -> RowLimits:
+    # A block gets so much shared memory if it asks; part of it kernels need for combining.
+    if device is None or not torch.cuda.is_available():
+        return RowLimits(SHARED_BYTES - SHARED_FOR_PARTS, MAX_CLUSTER, PROCESSORS)
+    properties: Any = torch.cuda.get_device_properties(device)
+    return RowLimits(
+        properties.shared_memory_per_block_optin - SHARED_FOR_PARTS,
+        MAX_CLUSTER if properties.major >= 9 else 1,
+        properties.multi_processor_count,
+    )
 
 
 def _inner_classes(space: IterationSpace, device_type: str) -> list[int]:

@@ -6,7 +6,7 @@ Row lengths count as the power of two above them, so that a kernel serves a clas
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 from fuser.access import GATHER_VECTOR, VECTOR_BYTES, Access, Tuning, Walk, dense_width
@@ -16,7 +16,7 @@ from fuser.kernel_spec import RowSpec
 from fuser.layout import IterationSpace
 from fuser.row_space import count_accumulators, reduction_levels
 
-__all__ = ["plan_row_walk"]
+__all__ = ["RowLimits", "plan_row_walk"]
 
 WARP = 32
 MAX_BLOCK = 1024
@@ -33,6 +33,18 @@ SHORTEST_PIECE = 512
 MAX_WAITING = 2048
 
 
+@dataclass(frozen=True, slots=True)
+class RowLimits:
+    """What a device has for kernels with reductions."""
+
+    # Shared memory that a block may hold a row in.
+    shared_bytes: int
+    # How many blocks may share a row and write to each other's shared memory; 1 where none do.
+    clusters: int
+    # Multiprocessors.
+    processors: int
+
+
 def plan_row_walk(
     group: FusionGroup,
     space: IterationSpace,
@@ -40,8 +52,7 @@ def plan_row_walk(
     is_row: Sequence[bool],
     itemsizes: Sequence[int],
     aligned: Sequence[bool],
-    shared_bytes: int,
-    clusters: int = 1,
+    limits: RowLimits,
 ) -> Walk:
     """Decide how the operands of one call with reductions are read and written.
 
@@ -52,8 +63,7 @@ def plan_row_walk(
         is_row: for each operand, and each counter after them, whether it has one element per row.
         itemsizes: bytes of an element of each operand.
         aligned: whether each operand starts at a multiple of VECTOR_BYTES.
-        shared_bytes: shared memory that a block may hold a row in.
-        clusters: how many blocks may share a row and read each other's shared memory; 1 where none do.
+        limits: the device's.
     """
     inner = rows.inner
     moving = [
@@ -78,7 +88,7 @@ def plan_row_walk(
         outer = [any(space.strides[slot][rows.reduced :]) or prod(space.sizes[rows.reduced :]) == 1 for slot in moving]
         own = [slot for slot, is_own in zip(moving, outer, strict=True) if slot >= len(group.outputs) and is_own]
         read_bytes = sum(itemsizes[slot] for slot in own)
-        tuning = _along(space, rows, vector, accumulators, read_bytes, shared_bytes, clusters, may_share=may_share)
+        tuning = _along(space, rows, vector, accumulators, read_bytes, limits, may_share=may_share)
         tuning = replace(tuning, multiple=_multiple(prod(space.sizes[: rows.reduced]), vector, tuning))
     accesses = tuple(Access(min(widths.get(slot, 1), vector)) for slot in range(len(space.strides)))
     return Walk(space, vector, accesses, tuning)
@@ -112,8 +122,7 @@ def _along(
     vector: int,
     accumulators: int,
     bytes_per_element: int,
-    shared_bytes: int,
-    clusters: int,
+    limits: RowLimits,
     *,
     may_share: bool,
 ) -> Tuning:
@@ -144,14 +153,14 @@ def _along(
         for batches in (1, 2):
             team = batches * BATCH // (most * vector)
             blocks = -(-length // (batches * BATCH))
-            if blocks <= clusters and team <= MAX_BLOCK:
+            if blocks <= limits.clusters and team <= MAX_BLOCK:
                 return Tuning(block=team, unroll=most, team=team, is_resident=True, cluster=blocks)
     # Chunks are whole batches. A row that takes more than half of a processor's shared memory has all its threads.
     for team in (MAX_BLOCK // 2, MAX_BLOCK):
         unroll = max(BATCH // (team * vector), 4 * (MAX_BLOCK // 2) // team)
         chunk = team * vector * unroll
         held_bytes = -(-length // chunk) * chunk * bytes_per_element
-        if not may_share and vector >= GATHER_VECTOR and held_bytes <= shared_bytes * team // MAX_BLOCK:
+        if not may_share and vector >= GATHER_VECTOR and held_bytes <= limits.shared_bytes * team // MAX_BLOCK:
             return Tuning(block=team, unroll=unroll, team=team, is_held=True)
     team = MAX_BLOCK if vector < GATHER_VECTOR else MAX_BLOCK // 2
     return Tuning(block=team, unroll=max(BATCH // (team * vector), 4), team=team)

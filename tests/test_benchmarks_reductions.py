@@ -11,8 +11,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import reductions  # noqa: E402
-from fuser.config import config  # noqa: E402
+from benchmarks import reductions
+from fuser.config import config
 
 CPU = torch.device("cpu")
 
