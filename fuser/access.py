@@ -62,9 +62,6 @@ class Tuning:
     piece: int = 0
     # Blocks of a cluster that share a row, each of which keeps its part.
     cluster: int = 1
-    # Whether a block reads its next row while it computes one, and how many blocks there are then at most.
-    is_ahead: bool = False
-    most_blocks: int = 0
     # What the number of a row's elements is a multiple of, as far as the text relies on it: a vector, or all that its
     # threads take at a time. 0: it may be anything, and nothing.
     multiple: int = 0

@@ -37,9 +37,8 @@ MAX_NARROW_OFFSET = 2**31 - 2**16
 CPU_SHORT_ROW = 32
 # Elements of a row, or of as many as are computed side by side, of which values may be kept from pass to pass.
 MAX_KEPT = 1 << 17
-# What a device has that is not here to be asked: shared memory of a block, and multiprocessors.
-SHARED_BYTES, PROCESSORS = 232448, 132
-# How much of that memory is not for rows.
+# Shared memory of a block where the device is not here to be asked, and how much of it is not for rows.
+SHARED_BYTES = 232448
 SHARED_FOR_PARTS = 24 << 10
 # Blocks of a cluster that every GPU has room for that has clusters at all.
 MAX_CLUSTER = 8
@@ -173,12 +172,11 @@ def _walk_rows(
 def _row_limits(device: torch.device | None) -> RowLimits:
     # A block gets so much shared memory if it asks; part of it kernels need for combining.
     if device is None or not torch.cuda.is_available():
-        return RowLimits(SHARED_BYTES - SHARED_FOR_PARTS, MAX_CLUSTER, PROCESSORS)
+        return RowLimits(SHARED_BYTES - SHARED_FOR_PARTS, MAX_CLUSTER)
     properties: Any = torch.cuda.get_device_properties(device)
     return RowLimits(
         properties.shared_memory_per_block_optin - SHARED_FOR_PARTS,
         MAX_CLUSTER if properties.major >= 9 else 1,
-        properties.multi_processor_count,
     )
 
 

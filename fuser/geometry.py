@@ -40,7 +40,7 @@ def launch_shape(source: KernelSource, space: IterationSpace) -> Launch:
         chunk = tuning.team * tuning.unroll * source.vector
         chunks = -(-prod(space.sizes[: space.reduced]) // chunk)
         return Launch(
-            grid=min(_row_blocks(source, space.sizes), tuning.most_blocks or MAX_GRID),
+            grid=min(_row_blocks(source, space.sizes), MAX_GRID),
             block=tuning.block,
             shared_bytes=chunks * chunk * source.held_bytes,
         )

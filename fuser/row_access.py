@@ -24,7 +24,11 @@ MAX_BLOCK = 1024
 KEPT_BYTES = 128
 MAX_UNROLL = 8
 # Elements of a row that a thread computes with, pass by pass.
-KEPT_ELEMENTS = 32
+KEPT_ELEMENTS = 64
+# More of them than this are many.
+LONG_SHARE = 32
+# Rows of so many elements are short.
+SHORT_ROW = 256
 # Fewer blocks leave some of a large GPU's processors idle: they share rows then.
 ENOUGH_BLOCKS = 512
 # Elements of a row that a block takes at least.
@@ -41,8 +45,6 @@ class RowLimits:
     shared_bytes: int
     # How many blocks may share a row and write to each other's shared memory; 1 where none do.
     clusters: int
-    # Multiprocessors.
-    processors: int
 
 
 def plan_row_walk(
@@ -81,6 +83,10 @@ def plan_row_walk(
     if rows.is_across:
         vector, tuning = _across(space, rows, vector, accumulators, may_share=may_share)
     else:
+        # A short row of whole vectors is worth shorter ones.
+        length, half = prod(space.sizes[: rows.reduced]), vector // 2
+        if length <= SHORT_ROW and length % vector and half and length % half == 0 and half * max(wide) >= 8:
+            vector = half
         # A vector's elements lie beside each other.
         while rows.reduced > 1 and space.sizes[0] % vector:
             vector //= 2
@@ -140,20 +146,23 @@ def _along(
     most = min(most, 4 if is_light else max(KEPT_ELEMENTS // vector, 1), MAX_UNROLL)
     steps = -(-length // vector)
     if steps <= WARP * most:
-        team = min(_above(steps), WARP)
+        # What there is to do for a row is shared by few threads, if it is not one vector of each.
+        unroll = min(most, 4) if WARP // 4 < steps <= WARP else 1
+        team = min(_above(-(-steps // unroll)), WARP)
         return Tuning(block=256, unroll=_above(-(-steps // team)), team=team, is_resident=True)
-    # The fewer threads of a row wait for each other, the better. Warps of a row in four sizes to a power of two.
-    warps = -(-steps // (most * WARP))
-    step = max(_above(warps) // 8, 1)
-    team = -(-warps // step) * step * WARP
-    if team <= MAX_BLOCK // 2:
-        return Tuning(block=team * max(256 // team, 1), unroll=most, team=team, is_resident=True)
+    # The fewer threads of a row wait for each other, the better, and the fewer have nothing to do.
+    unroll = min((most, max(most // 2, 1)), key=lambda unroll: unroll * _team(steps, unroll))
+    team = _team(steps, unroll)
+    # Where a thread has much to do, other blocks have to fill its pauses: those of clusters are shorter.
+    is_long = unroll * vector > LONG_SHARE and limits.clusters > 1
+    if team <= (MAX_BLOCK // 2 if may_share else MAX_BLOCK // 4 if is_long else MAX_BLOCK):
+        return Tuning(block=team, unroll=unroll, team=team, is_resident=True)
     if not may_share:
-        # Blocks of a cluster have whole batches each, the fewer the better.
+        # Blocks of a cluster have whole batches each, the fewer the better, but several warps.
         for batches in (1, 2):
             team = batches * BATCH // (most * vector)
             blocks = -(-length // (batches * BATCH))
-            if blocks <= limits.clusters and team <= MAX_BLOCK:
+            if blocks <= limits.clusters and 8 * WARP <= team <= MAX_BLOCK:
                 return Tuning(block=team, unroll=most, team=team, is_resident=True, cluster=blocks)
     # Chunks are whole batches. A row that takes more than half of a processor's shared memory has all its threads.
     for team in (MAX_BLOCK // 2, MAX_BLOCK):
@@ -164,6 +173,13 @@ def _along(
             return Tuning(block=team, unroll=unroll, team=team, is_held=True)
     team = MAX_BLOCK if vector < GATHER_VECTOR else MAX_BLOCK // 2
     return Tuning(block=team, unroll=max(BATCH // (team * vector), 4), team=team)
+
+
+def _team(steps: int, unroll: int) -> int:
+    # Threads that take so many vectors: warps in four sizes to a power of two.
+    warps = -(-steps // (unroll * WARP))
+    step = max(_above(warps) // 8, 1)
+    return -(-warps // step) * step * WARP
 
 
 def _across(

@@ -166,7 +166,7 @@ def cuda_twin(group: Any, args: Any) -> Any:
         lengths = (1, SIDE, SIDE**2, SIDE**3)
         sizes = (lengths[choose(f"{args} {group!s}", len(lengths))], *space.sizes[1:])
         space = IterationSpace(sizes, space.strides, rows.reduced)
-        limits = RowLimits(choose(str(args), 2) << 17, 1, 132)
+        limits = RowLimits(choose(str(args), 2) << 17, 1)
         walk = plan_row_walk(group, space, rows, is_row, itemsizes, [True] * len(itemsizes), limits)
         rows = replace(rows, keeps=walk.tuning.is_resident)
     return replace(args, device_type="cuda", vector=walk.vector, accesses=walk.accesses, tuning=walk.tuning, rows=rows)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fuser.access import Tuning
 from fuser.codegen import Operand
 from fuser.cuda.row_text import RowText, indent
@@ -62,19 +60,13 @@ class AlongElements(RowText):
         inputs = self._new_inputs(level, element)
         if not inputs:
             return []
-        if self.tuning.is_ahead and level == 0:
-            moves = [f"{item.name}[u] = next_{item.name}[u];" for item in inputs]
-            moved = ["#pragma unroll", "for (int u = 0; u < U; ++u) {", *indent(moves), "}"]
-            return [*moved, "if (first + stride < rows) fetch(number + stride);"]
         lines = [] if self.tuning.is_resident else [f"{self._vector(item)} {item.name}[U];" for item in inputs]
         again = [item for item in inputs if item in self.loop.held and not self._reads_first(item, level)]
         direct = [item for item in inputs if item not in again]
+        loads = [*self._place(direct, reads=True), *(f"{item.name}[u] = {self._read(item)};" for item in direct)]
         own = "(begin + (u * T + t) * V) / V"
-        return [*lines, *self._reads(direct, "", [f"{item.name}[u] = held_{item.name}[{own}];" for item in again])]
-
-    def _reads(self, items: list[Operand], prefix: str, more: Sequence[str] = ()) -> list[str]:
-        loads = [*self._place(items, reads=True), *(f"{prefix}{item.name}[u] = {self._read(item)};" for item in items)]
-        return ["#pragma unroll", "for (int u = 0; u < U; ++u) {", *indent([*loads, *more]), "}"]
+        loads += [f"{item.name}[u] = held_{item.name}[{own}];" for item in again]
+        return [*lines, "#pragma unroll", "for (int u = 0; u < U; ++u) {", *indent(loads), "}"]
 
     def _place(self, items: list[Operand], *, reads: bool = False) -> list[str]:
         # Where the thread's u-th vector is, and how many elements there are from there on.

@@ -15,10 +15,10 @@ from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["AlongText"]
 
-# Threads of a multiprocessor that a kernel leaves registers for, at least: where rows stay in registers, where several
-# accumulators do so besides, and elsewhere.
-RESIDENT_THREADS = 768
-HEAVY_THREADS = 512
+# Threads of a multiprocessor that a kernel leaves registers for: where rows stay in registers, by whether there are
+# several accumulators and whether a thread has many bytes of an operand; and elsewhere.
+RESIDENT_THREADS = {(False, False): 1024, (False, True): 768, (True, False): 768, (True, True): 512}
+FEW_BYTES = 64
 THREADS = 1024
 
 
@@ -40,7 +40,6 @@ class AlongText(AlongElements):
             "const fuser_row row = fuser_find(a, is_row ? number : rows - 1);",
             *self._all_passes("is_row && t == 0"),
         ]
-        stride = f"static_cast<fuser_index>(gridDim.x) * {self.teams}"
         if self._shares and (len(self.combining) % 2 or not self._is_one_batch):
             body.append("__syncthreads();")
         return [
@@ -49,27 +48,11 @@ class AlongText(AlongElements):
             f"  const fuser_index length = {self.length}, rows = {rows};",
             *indent(self._shared()),
             *indent(self._held()),
-            f"  const fuser_index own = static_cast<fuser_index>(blockIdx.x) * {self.teams}, stride = {stride};",
-            *indent(self._fetch()),
-            "  for (fuser_index first = own; first < rows; first += stride) {",
+            f"  for (fuser_index first = static_cast<fuser_index>(blockIdx.x) * {self.teams}; first < rows;",
+            f"       first += static_cast<fuser_index>(gridDim.x) * {self.teams}) {{",
             *indent(body, 2),
             "  }",
             "}",
-        ]
-
-    def _fetch(self) -> list[str]:
-        # Reads of a row's first pass, while the row before is computed.
-        element = self.loop.passes[0].element
-        if not self.tuning.is_ahead or element is None:
-            return []
-        return [
-            *(f"{self._vector(item)} next_{item.name}[U];" for item in self._new_inputs(0, element)),
-            "const auto fetch = [&](fuser_index number) {",
-            "  const fuser_row row = fuser_find(a, number < rows ? number : rows - 1);",
-            "  constexpr fuser_index begin = 0;",
-            *indent(self._reads(self._new_inputs(0, element), "next_")),
-            "};",
-            "fetch(own + threadIdx.x / T);",
         ]
 
     def _all_passes(self, writes: str) -> list[str]:
@@ -100,10 +83,14 @@ class AlongText(AlongElements):
     def _head(self) -> list[str]:
         block = self.tuning.block
         is_heavy = any(len(step.accumulators) > 1 for step in self.loop.passes)
-        threads = (HEAVY_THREADS if is_heavy else RESIDENT_THREADS) if self.tuning.is_resident else THREADS
+        full = [item for step in self.loop.passes if step.element for item in self.full(step.element)]
+        widest = max((item.info.dtype.itemsize for item in full if not item.is_counter), default=1)
+        has_many = self.tuning.unroll * self.loop.vector * widest > FEW_BYTES
+        threads = RESIDENT_THREADS[is_heavy, has_many] if self.tuning.is_resident else THREADS
+        blocks = (2 * threads + block) // (2 * block)
         cluster = f"__cluster_dims__({self.tuning.cluster}, 1, 1) " if self.tuning.cluster > 1 else ""
         return [
-            f'extern "C" __global__ void {cluster}__launch_bounds__({block}, {max(threads // block, 1)})',
+            f'extern "C" __global__ void {cluster}__launch_bounds__({block}, {max(blocks, 1)})',
             f"{KERNEL_NAME}(const __grid_constant__ fuser_args a) {{",
             f"  constexpr int V = {self.loop.vector}, T = {self.tuning.team}, U = {self.tuning.unroll};",
         ]
