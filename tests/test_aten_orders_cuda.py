@@ -87,7 +87,7 @@ def test_torchs_bits(op: str, dtype: torch.dtype, context: Callable[..., torch.T
             different.append((tuple(x.shape), x.stride(), dims))
     assert not different
     # The order of most shapes is kept; none is a fallback to warn of.
-    assert fuser.stats()["kept"] <= 4
+    assert fuser.stats()["kept"] <= (18 if dtype is torch.float64 else 4)
     assert not fuser.stats()["fallbacks"]
 
 
