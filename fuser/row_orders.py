@@ -38,6 +38,7 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
     """
     orders: dict[int, RowOrder | None] = {}
     are_aligned = all(item.desc.is_aligned for item in values[: len(group.inputs)])
+    any_narrow = any(item.desc.dtype and item.desc.dtype.itemsize < 4 for item in values[: len(group.inputs)])
     for index, item in enumerate(group.applications):
         reduction, op = item.function.reduction, REDUCTIONS.get(item.function.op or "")
         if reduction is None:
@@ -60,6 +61,9 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
             order = torchs_order(item.function, desc, dims, device, source)
             if reduction.order not in {"sum", "welford"} and not are_aligned:
                 # ATen has other kernels then.
+                order = None
+            if "softmax" in reduction.order and any_narrow:
+                # What lanes read side by side is narrow, too: torch's kernels are faster.
                 order = None
             if order is None:
                 error = UnsupportedError(f"op {item.function.name!r} on {desc.dtype} in torch's own order")
