@@ -73,6 +73,13 @@ def test_rows_of_nothing(name: str) -> None:
     same(run_emulated(group, inputs), run(register(group), inputs))
 
 
+@pytest.mark.parametrize(("shape", "dtype"), [((2, 40000), torch.float32), ((3, 4097), torch.bfloat16)], ids=str)
+def test_rows_of_clusters_and_rows_that_begin_anywhere(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    build, inputs_of = GROUPS["shifted"]
+    inputs, group = inputs_of(draw(shape, dtype), (1,)), build((1,))
+    same(run_emulated(group, inputs, descending=True), run(register(group), inputs))
+
+
 # --- on a GPU --------------------------------------------------------------------------------------------------------
 LARGE_SHAPES: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = [
     ((100000, 8), (1,)), ((100000, 3), (1,)), ((1, 2**20), (1,)), ((3, 2**20 + 3), (1,)), ((5, 65536), (1,)),
