@@ -84,7 +84,9 @@ def build_arg_spec(
             strides = [broadcast_strides(item.shape, item.strides, outputs[0].shape) for item in walked]
         space = _loop_nest(outputs[0].shape, strides)
         inner = _inner_classes(space, device_type)
-        walk = _walk(space, operands, len(outputs), device_type, rounds=rounds_between(group, config.numerics))
+        walk = _walk(
+            space, operands, len(outputs), device_type, rounds=rounds_between(group, is_strict=group.is_strict)
+        )
     space = walk.space
     by_index = dict(zip(pointers, inner[len(outputs) : len(operands)], strict=True))
     numbers = _declared_kinds(group, inputs)
@@ -108,7 +110,7 @@ def build_arg_spec(
         vector=walk.vector,
         wide_index=max(_reach(space), space.numel) > MAX_NARROW_OFFSET,
         default_dtype=torch.get_default_dtype(),
-        settings=config.code_key(),
+        settings=config.code_key(**({} if group.numerics is None else {"numerics": group.numerics})),
         accesses=walk.accesses,
         tuning=walk.tuning,
         rows=rows,
@@ -116,9 +118,9 @@ def build_arg_spec(
     return args, space
 
 
-def rounds_between(group: FusionGroup, numerics: str) -> bool:
+def rounds_between(group: FusionGroup, *, is_strict: bool) -> bool:
     """Whether a kernel rounds values on their way from one functor to the next."""
-    return numerics == "strict" and len(group.applications) > 1
+    return is_strict and len(group.applications) > 1
 
 
 def _describe_counters(group: FusionGroup, inputs: Sequence[DescribedValue]) -> list[TensorDesc]:

@@ -73,7 +73,7 @@ class OrderCase:
 
     def group(self) -> KernelSpec:
         """Return the op alone."""
-        builder = GroupBuilder()
+        builder = GroupBuilder("strict")
         tensors = [builder.add_input(f"x{slot}") for slot in range(len(self.tensors))]
         scalars = [builder.add_input(item.name, is_scalar=True) for item in self.function.scalars]
         return register(builder.build(builder.apply(self.function, tensors, scalars)))

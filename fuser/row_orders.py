@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import torch
 
 from fuser.arg_spec import DescribedValue
-from fuser.config import config
 from fuser.cuda.aten_orders import GpuSize, Layout, coalesce, find_schedule
 from fuser.errors import UnsupportedError
 from fuser.function import Function
@@ -54,7 +53,7 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
         elif op is not None and op.is_wide_on_cpu and device.type == "cpu" and desc.dtype is torch.float32:
             error = UnsupportedError(f"op {op.name!r} on {desc.dtype}, which torch adds up in double on the CPU")
             error.is_expected = True
-        elif config.numerics != "strict" or (op is None and not reduction.order):
+        elif not group.is_strict or (op is None and not reduction.order):
             orders[index] = None
         else:
             source = item.tensors[0] if item.tensors[0] < len(group.inputs) else -1

@@ -254,6 +254,7 @@ def test_strict_groups_take_sums_where_an_order_is_known() -> None:
         assert any("sum" in name for name in names) == (device == "cpu"), (device, names)
 
 
+@pytest.mark.cpu
 def test_on_a_cpu_torchs_kernel_stays_quietly() -> None:
     spec = fuser.register_fusion(centred("sum", (1,)))
     x = torch.randn(5, 300)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import runpy
 from pathlib import Path
@@ -10,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+import fuser
 from fuser import disk_cache
 from fuser.config import SETTINGS, Setting
 from fuser.ops import OPS, REDUCTIONS
+from fuser.prelude import offered_names
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")])
@@ -53,15 +57,31 @@ def test_every_op_is_listed() -> None:
     assert set(REDUCTIONS) - listed == forms
 
 
-def test_configuration_table_is_the_one_in_the_code(request: pytest.FixtureRequest) -> None:
-    page = ROOT / "docs" / "configuration.md"
-    head, _, rest = page.read_text(encoding="utf-8").partition("<!-- settings -->\n")
-    table, _, tail = rest.partition("<!-- /settings -->\n")
-    expected = settings_table()
+@pytest.mark.parametrize("mark", ["settings", "names", "throughput", "calls"])
+def test_what_is_generated_on_a_page_is_what_the_code_says(mark: str, request: pytest.FixtureRequest) -> None:
+    name, generate = GENERATED[mark]
+    page = ROOT / "docs" / name
+    head, _, rest = page.read_text(encoding="utf-8").partition(f"<!-- {mark} -->\n")
+    inside, _, tail = rest.partition(f"<!-- /{mark} -->\n")
+    expected = f"\n{generate()}\n\n"
     if request.config.getoption("--update-golden"):
-        page.write_text(f"{head}<!-- settings -->\n{expected}<!-- /settings -->\n{tail}", encoding="utf-8")
+        page.write_text(f"{head}<!-- {mark} -->\n{expected}<!-- /{mark} -->\n{tail}", encoding="utf-8")
         return
-    assert table == expected, "run pytest --update-golden to write the table anew"
+    assert inside == expected, "run pytest --update-golden to write it anew"
+
+
+def test_the_api_page_is_the_one_in_the_code(request: pytest.FixtureRequest) -> None:
+    api = runpy.run_path(str(ROOT / "docs" / "api.py"))
+    text = api["write_page"]()
+    assert {f"### {name}\n" for name in set(fuser.__all__) - api["ELSEWHERE"]} <= set(text.splitlines(keepends=True))
+    if request.config.getoption("--update-golden"):
+        api["PAGE"].write_text(text, encoding="utf-8")
+    assert api["PAGE"].read_text(encoding="utf-8") == text, "python docs/api.py writes it anew"
+
+
+def test_every_page_is_in_the_menu() -> None:
+    menu = re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(menu) == sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").glob("**/*.md"))
 
 
 def test_the_picture_of_the_rooms_is_the_one_in_the_code(request: pytest.FixtureRequest) -> None:
@@ -82,13 +102,19 @@ def test_every_room_has_a_row() -> None:
     assert set(rooms["read_imports"](rooms["PACKAGE"])) <= listed
 
 
+def to_table(rows: list[list[str]]) -> str:
+    """Return rows, the first of which are the heads, as a table in Markdown."""
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "| " + " | ".join("---" for _ in rows[0]) + " |", *lines[1:]])
+
+
 def settings_table() -> str:
-    """Return ``fuser.config``'s table in Markdown."""
-    rows = ["| setting | environment | default | changes code | meaning |", "| --- | --- | --- | --- | --- |"]
+    """Return ``fuser.config``'s table."""
+    rows = [["setting", "environment", "default", "changes code", "meaning"]]
     for item in SETTINGS:
         changes = "yes" if item.changes_code else ""
-        rows.append(f"| `{item.name}` | `{item.env}` | {default_text(item)} | {changes} | {item.meaning} |")
-    return "\n".join(["", *rows, "", ""])
+        rows.append([f"`{item.name}`", f"`{item.env}`", default_text(item), changes, item.meaning])
+    return to_table(rows)
 
 
 def default_text(item: Setting) -> str:
@@ -96,3 +122,75 @@ def default_text(item: Setting) -> str:
     if item.default in (None, frozenset()):
         return "unset"
     return f"`{int(item.default) if isinstance(item.default, bool) else item.default}`"
+
+
+def names_text() -> str:
+    """Return the names that functors may use, without forms for float of names that have another."""
+    offered = offered_names()
+    names = sorted(name for name in offered if not (name.endswith("f") and name[:-1] in offered))
+    functions = ", ".join(f"`{name}`" for name in names if not name.startswith("__"))
+    intrinsics = ", ".join(f"`{name}`" for name in names if name.startswith("__"))
+    return f"{functions}.\n\nOf CUDA's intrinsics these have a counterpart on the CPU: {intrinsics}."
+
+
+def read_results(name: str) -> dict[str, Any]:
+    """Return what a run of the benchmarks wrote."""
+    results: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / name).read_text(encoding="utf-8"))
+    return results
+
+
+def throughput_table() -> str:
+    """Return GB/s of fuser and its peers on an H200."""
+    rows = [["", *PEERS.values(), "copy"]]
+    records = read_results("h200_again.json")["throughput"]
+    speeds = {
+        (item["chain"], item["peer"]): f"{item['gb_per_s']:.0f}"
+        for item in records
+        if item["status"] == "ok" and math.prod(item["shape"]) == 1 << 26
+    }
+    for chain, title in CHAINS.items():
+        rows.append([title, *(speeds.get((chain, peer), "-") for peer in (*PEERS, "copy"))])
+    return to_table(rows)
+
+
+def calls_table() -> str:
+    """Return host and compile times of fuser and its peers on an H200."""
+    results = read_results("h200_calls.json")
+    host = {(item["chain"], item["peer"]): f"{item['time_us']['median']:.1f}" for item in results["host"]}
+    compiles = {item["peer"]: item for item in results["compile"]}
+    rows = [["", "torch.add", *PEERS.values()]]
+    for chain, title in (("add", "one call of x + y, us"), ("six", "one call of six functors, us")):
+        rows.append([title, *(host[chain, peer] for peer in ("eager_add", *PEERS))])
+    for key, title in (("first_ms", "first kernel"), ("second_ms", "second kernel")):
+        for prefix, where in (("", "empty caches"), ("cached_", "from disk")):
+            times = [f"{compiles[peer][prefix + key]:.1f}" if peer != "eager" else "-" for peer in PEERS]
+            rows.append([f"{title}, {where}, ms", "-", *times])
+    return to_table(rows)
+
+
+PEERS = {
+    "eager": "eager",
+    "fuser": "fuser",
+    "fuser_fast": "fuser, fast",
+    "jiterator": "jiterator",
+    "inductor": "Inductor",
+    "triton": "Triton",
+    "cupy_fuse": "cupy.fuse",
+}
+CHAINS = {
+    "six": "six functors, float32",
+    "six_bf16": "six functors, bfloat16",
+    "two_f8": "x * y + x, float8_e4m3fn",
+    "two_c64": "x * y + x, complex64",
+    "row": "x * row + row, float32",
+    "six_row": "six functors, two of three inputs a row",
+    "transpose": "x + y.t(), float32",
+    "channels": "channels_last + contiguous, float32",
+}
+# Mark -> page, and what stands between the mark and its end.
+GENERATED = {
+    "settings": ("configuration.md", settings_table),
+    "names": ("cxx.md", names_text),
+    "throughput": ("choosing.md", throughput_table),
+    "calls": ("choosing.md", calls_table),
+}

@@ -363,12 +363,13 @@ def test_many_shapes_neither_compile_nor_grow(kind: str) -> None:
     function(draw(3), y)
     compiled, before = fuser.n_compiled_kernels(), count_steps()
     with fuser.config.patch(max_plans=64):
-        for size in range(2, 1500):
+        # Records and the cache of plans keep them, both bounded: Python's records are few.
+        shapes, most = (1500, 1200) if kind == "c" else (300, 150)
+        for size in range(2, shapes):
             x = draw(size)
             assert torch.equal(function(x, y), axpy(x, y))
         assert fuser.n_compiled_kernels() == compiled
-        # Records and the cache of plans keep them, both bounded.
-        assert count_steps() - before < 1200
+        assert count_steps() - before < most
 
 
 def test_threads_share_a_function(kind: str) -> None:

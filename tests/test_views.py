@@ -18,6 +18,8 @@ from fuser.function import Function
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import view_function
 
+pytestmark = pytest.mark.cpu
+
 MINUS = Function(parse_functor("template <typename T> T minus(T x, T y) { return x - y; }"))
 
 

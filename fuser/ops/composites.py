@@ -178,7 +178,7 @@ def expand(group: FusionGroup, is_ordered: bool = False) -> Expansion:
         value for index in needed for item in [whole.applications[index]] for value in (*item.tensors, *item.scalars)
     }
     used = [value for value in range(len(whole.inputs)) if value in read]
-    builder, offsets = GroupBuilder(), whole.value_offsets()
+    builder, offsets = GroupBuilder(group.numerics), whole.value_offsets()
     inputs = [whole.inputs[value] for value in used]
     values = {
         value: builder.add_input(item.name, is_scalar=item.is_scalar) for value, item in zip(used, inputs, strict=True)

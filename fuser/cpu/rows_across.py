@@ -1,0 +1,138 @@
+"""A batch across rows on the CPU: neighbouring rows side by side, each in a lane.
+
+Four elements of each row are combined in registers at a time; their part waits on a stack for a partner of the same
+size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fuser.cpu.row_batch import QUARTER, RowBatch, indent
+from fuser.function import BATCH
+from fuser.kernel_spec import CPU_LANES
+from fuser.row_parts import RowPart, RowPass
+
+__all__ = ["AcrossBatch"]
+
+
+class AcrossBatch(RowBatch):
+    """Walks over elements, for neighbouring rows side by side."""
+
+    # Parts of a batch wait in as many places as there are sizes; behind them are elements.
+    waiting = (BATCH // QUARTER).bit_length() + 1
+
+    def capacity(self, step: RowPass) -> int:  # noqa: ARG002 - the same for all
+        """Return how many parts a block holds."""
+        return (self.waiting + QUARTER) * CPU_LANES
+
+    def helpers(self, level: int, step: RowPass) -> list[str]:  # noqa: ARG002 - there are none
+        """Write nothing."""
+        return []
+
+    def walk(self, level: int, step: RowPass, element: RowPart) -> list[str]:  # noqa: ARG002 - calls no helper
+        """Write the walk over one element of all rows after another."""
+        known = {name: f"state.{own}[c]" for name, own in self.row_reads(element)}
+        if not step.accumulators:
+            each = indent(self._one("first + i", element, known))
+            return [*self.kept(), "for (int64_t i = 0; i < total; ++i) {", *each, "}"]
+        leaf = {
+            f"m{item.name}": f"block.m{item.name}[{self._slot(f'{self.waiting} + i')}]" for item in step.accumulators
+        }
+        return [
+            *self.kept(),
+            "int depth = 0;",
+            f"for (int64_t done = 0; done < total; done += {QUARTER}) {{",
+            f"  const int64_t count = total - done < {QUARTER} ? total - done : {QUARTER};",
+            "  bool is_whole;",
+            "  {",
+            *indent(indent(self.place("first + done", element, "base.{0}"))),
+            f"    is_whole = count == {QUARTER} && length >= {QUARTER};",
+            "    if (is_whole) {",
+            *indent(indent(indent(self._four(step, element, known)))),
+            "    }",
+            "  }",
+            "  if (!is_whole) {",
+            "    for (int64_t i = 0; i < count; ++i) {",
+            *indent(indent(indent(self._one("first + done + i", element, known | leaf)))),
+            "    }",
+            *indent(indent(self._few(step))),
+            "  }",
+            f"  for (int64_t number = done / {QUARTER}; number & 1; number /= 2) {{",
+            "    --depth;",
+            *indent(indent(self._combine(step, "depth", "depth + 1", "depth"))),
+            "  }",
+            "  ++depth;",
+            "}",
+            "for (--depth; depth > 0; --depth) {",
+            *indent(self._combine(step, "depth - 1", "depth", "depth - 1")),
+            "}",
+        ]
+
+    def _slot(self, index: str) -> str:
+        return f"({index}) * {CPU_LANES} + c"
+
+    def _one(self, number: str, element: RowPart, known: dict[str, str]) -> list[str]:
+        # One element of each row.
+        return [
+            *self.place(number, element, "base.{0}"),
+            *self.fixed(element),
+            *self._each_row([self.call(element, "c", self._slot(number), known)]),
+        ]
+
+    def _four(self, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
+        # Four elements of each row, combined in registers.
+        lines, calls = [], []
+        for number in range(QUARTER):
+            name = f"{{0}}_{number}"
+            for operand in self.full(element):
+                move = f" + {number} * {self.stride(operand, 0)}" if number and self.stride(operand, 0) != "0" else ""
+                lines.append(f"const auto {name.format(operand.name)} = {operand.name}{move};")
+            lines += self.fixed(element, name)
+            calls += [f"{item.type} e{number}_{item.name};" for item in step.accumulators]
+            to = {f"m{item.name}": f"e{number}_{item.name}" for item in step.accumulators}
+            calls.append(self.call(element, "c", self._slot(f"first + done + {number}"), known | to, name))
+        for left, right, to_slot in (("e0_", "e1_", "e0_"), ("e2_", "e3_", "e2_"), ("e0_", "e2_", "")):
+            own: dict[str, str] = {}
+            for item in step.accumulators:
+                target = f"{to_slot}{item.name}" if to_slot else f"block.m{item.name}[{self._slot('depth')}]"
+                own |= {f"l{item.name}": f"{left}{item.name}", f"r{item.name}": f"{right}{item.name}"}
+                own[f"m{item.name}"] = target
+            assert step.combine is not None, "it has accumulators"
+            calls.append(step.combine.call(own))
+        return [*lines, *self._each_row(calls)]
+
+    def _few(self, step: RowPass) -> list[str]:
+        # What is missing of the smallest tree is the identity.
+        identities = [
+            f"block.m{item.name}[{self._slot(f'{self.waiting} + i')}] = {item.identity};" for item in step.accumulators
+        ]
+        moves = [
+            f"block.m{item.name}[{self._slot('depth')}] = block.m{item.name}[{self._slot(str(self.waiting))}];"
+            for item in step.accumulators
+        ]
+        return [
+            "int64_t size = 1;",
+            "while (size < count) size *= 2;",
+            "for (int64_t i = count; i < size; ++i) {",
+            *indent(self._each_row(identities)),
+            "}",
+            "for (int64_t half = size / 2; half > 0; half /= 2) {",
+            "  for (int64_t i = 0; i < half; ++i) {",
+            *indent(indent(self._combine(step, *(f"{self.waiting} + {own}" for own in ("2 * i", "2 * i + 1", "i"))))),
+            "  }",
+            "}",
+            *self._each_row(moves),
+        ]
+
+    def _combine(self, step: RowPass, left: str, right: str, to: str) -> list[str]:
+        assert step.combine is not None, "it has accumulators"
+        known = {
+            f"{side}{item.name}": f"block.m{item.name}[{self._slot(slot)}]"
+            for side, slot in zip("lrm", (left, right, to), strict=True)
+            for item in step.accumulators
+        }
+        return self._each_row([step.combine.call(known)])
+
+    def _each_row(self, lines: Sequence[str]) -> list[str]:
+        return ["#pragma GCC ivdep", "for (int64_t c = 0; c < width; ++c) {", *indent(lines), "}"]

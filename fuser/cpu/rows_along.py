@@ -1,0 +1,199 @@
+"""A batch along rows on the CPU: neighbours of a row side by side in vectors.
+
+Four vectors of elements become one of parts while they are in registers, by two levels of the tree; then the parts of
+all rows of the tile do, which are powers of two beside each other. What is no whole unit of four vectors goes through
+buffers.
+"""
+
+from __future__ import annotations
+
+from fuser.codegen import Operand
+from fuser.cpu.row_batch import QUARTER, UNIT, RowBatch, indent
+from fuser.row_parts import RowPart, RowPass
+
+__all__ = ["AlongBatch"]
+
+# Parts of a tile: of all its rows, or a quarter of a batch.
+PARTS = 2048
+# Bytes of a vector; accumulators fill one.
+VECTOR_BYTES = 64
+WIDE_TYPES = ("double", "int64_t", "uint64_t", "long long", "unsigned long long", "long", "unsigned long")
+
+
+class AlongBatch(RowBatch):
+    """Walks along the reduced dimensions, for a tile of some rows one after another."""
+
+    def capacity(self, step: RowPass) -> int:
+        """Return how many parts a block holds: those of a tile, and what is read beyond them."""
+        return PARTS + QUARTER * self._lanes(step)
+
+    def _lanes(self, step: RowPass) -> int:
+        return VECTOR_BYTES // (8 if any(item.type in WIDE_TYPES for item in step.accumulators) else 4)
+
+    def helpers(self, level: int, step: RowPass) -> list[str]:
+        """Write how parts are combined."""
+        lanes, names = self._lanes(step), [item.name for item in step.accumulators]
+        parameters = [f"const {item.type}* f{item.name}" for item in step.accumulators]
+        parameters += [f"{item.type}* m{item.name}" for item in step.accumulators]
+
+        def combine(side: str, begin: int, to: str, at: int) -> list[str]:
+            left, right = f"2 * c + {2 * begin}", f"2 * c + {2 * begin + 1}"
+            target = f"[c + {at}]" if at else "[c]"
+            text = self._combine(step, f"{side}{{0}}[{left}]", f"{side}{{0}}[{right}]", f"{to}{{0}}{target}")
+            return ["#pragma GCC ivdep", f"for (int c = 0; c < {lanes}; ++c) {text}"]
+
+        block = [f"block.m{name}" for name in names]
+        arguments = [*(f"{name} + i" for name in block), *(f"{name} + i / {QUARTER}" for name in block)]
+        return [
+            "",
+            f"// {QUARTER * lanes} parts become {lanes}: neighbours are combined, twice.",
+            "// Loops of one vector each stay in registers.",
+            f"FUSER_INLINE void fuser_quarter{level}(const fuser_args& a, {', '.join(parameters)}) {{",
+            *(f"  alignas(64) {item.type} h{item.name}[{2 * lanes}];" for item in step.accumulators),
+            *indent(combine("f", 0, "h", 0)),
+            *indent(combine("f", lanes, "h", lanes)),
+            *indent(combine("h", 0, "m", 0)),
+            "}",
+            "",
+            "// Each row's parts become one; they are a power of two. What lies behind them is combined in vain.",
+            "__attribute__((flatten, noinline)) static void",
+            f"fuser_fold{level}(const fuser_args a, fuser_block{level}& block, int64_t rows, int64_t parts) {{",
+            f"  for (; parts >= {QUARTER}; parts /= {QUARTER}) {{",
+            f"    for (int64_t i = 0; i < rows * parts; i += {QUARTER * lanes}) {{",
+            f"      fuser_quarter{level}(a, {', '.join(arguments)});",
+            "    }",
+            "  }",
+            "  if (parts == 1) return;",
+            "#pragma GCC ivdep",
+            "  for (int64_t i = 0; i < rows; ++i) {",
+            f"    {self._combine(step, 'block.m{0}[2 * i]', 'block.m{0}[2 * i + 1]', 'block.m{0}[i]')}",
+            "  }",
+            "}",
+        ]
+
+    def _combine(self, step: RowPass, left: str, right: str, to: str) -> str:
+        assert step.combine is not None, "it has accumulators"
+        known: dict[str, str] = {}
+        for item in step.accumulators:
+            for side, slot in zip("lrm", (left, right, to), strict=True):
+                known[f"{side}{item.name}"] = slot.format(item.name)
+        return step.combine.call(known)
+
+    def walk(self, level: int, step: RowPass, element: RowPart) -> list[str]:
+        """Write the walk over one row after another."""
+        known = {name: name for name, _ in self.row_reads(element)}
+        first = self.loop.rows.reduced
+        rows = [f"const auto {name} = state.{own}[row];" for name, own in self.row_reads(element)]
+        rows += [
+            f"const auto row_{item.name} = {self.address(f'base.{item.name}', item, [first], 'row')};"
+            for item in self.full(element)
+        ]
+        body = self._units(level, step, element, known) if step.accumulators else self._stretches(element, known)
+        size = [
+            "// Parts of a row; what is missing of its tree is the identity.",
+            "int64_t size = 1;",
+            "while (size < total) size *= 2;",
+            f"const int64_t parts = size < {QUARTER * self._lanes(step)} ? size : size / {QUARTER};",
+        ]
+        return [
+            *(size if step.accumulators else []),
+            "for (int64_t row = 0; row < width; ++row) {",
+            *indent(rows),
+            *indent(self.kept(f" + row * (({self.length()} + {UNIT - 1}) / {UNIT} * {UNIT})")),
+            *indent(body),
+            "}",
+            *([f"fuser_fold{level}(a, block, width, parts);"] if step.accumulators else []),
+        ]
+
+    def _stretches(self, element: RowPart, known: dict[str, str]) -> list[str]:
+        return [
+            "for (int64_t done = 0; done < total;) {",
+            *indent(self.place("first + done", element, "row_{0}")),
+            "  const int64_t count = length < total - done ? length : total - done;",
+            *indent(self.fixed(element)),
+            "#pragma GCC ivdep",
+            "  for (int64_t i = 0; i < count; ++i)",
+            f"    {self.call(element, 'i', 'first + done + i', known)}",
+            "  done += count;",
+            "}",
+        ]
+
+    def _units(self, level: int, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
+        unit = QUARTER * self._lanes(step)
+        slots = [f"block.m{item.name} + row * parts + done / {QUARTER}" for item in step.accumulators]
+        quarter = f"fuser_quarter{level}(a, {', '.join([*(f'own{item.name}' for item in step.accumulators), *slots])});"
+        few = " ".join(
+            f"block.m{item.name}[row * parts + i] = i < end ? own{item.name}[i] : {item.identity};"
+            for item in step.accumulators
+        )
+        missing = " ".join(f"own{item.name}[i] = {item.identity};" for item in step.accumulators)
+        return [
+            "int64_t done = 0;",
+            "while (done < total) {",
+            "  {",
+            *indent(indent(self.place("first + done", element, "row_{0}"))),
+            "    const int64_t count = length < total - done ? length : total - done;",
+            *indent(indent(self.fixed(element))),
+            f"    for (int64_t i = 0; i + {unit} <= count; i += {unit}, done += {unit}) {{",
+            *indent(indent(indent([*self._unit(step, element, known, "i + "), quarter]))),
+            "    }",
+            "  }",
+            "  if (done == total) break;",
+            *indent(self._end(step, element, known)),
+            f"  if (size < {unit}) {{",
+            f"    for (int64_t i = 0; i < size; ++i) {{ {few} }}",
+            "  } else {",
+            f"    for (int64_t i = end; i < {unit}; ++i) {{ {missing} }}",
+            f"    {quarter}",
+            "  }",
+            f"  done += {unit};",
+            "}",
+            f"for (int64_t i = size < {unit} ? parts : done / {QUARTER}; i < parts; ++i) {{",
+            *(f"  block.m{item.name}[row * parts + i] = {item.identity};" for item in step.accumulators),
+            "}",
+        ]
+
+    def _unit(self, step: RowPass, element: RowPart, known: dict[str, str], index: str, name: str = "{0}") -> list[str]:
+        # Four vectors of elements, in loops of one vector each.
+        lanes = self._lanes(step)
+        lines = [f"alignas(64) {item.type} own{item.name}[{QUARTER * lanes}];" for item in step.accumulators]
+        for begin in range(0, QUARTER * lanes, lanes):
+            slot = f"c + {begin}" if begin else "c"
+            to = {f"m{item.name}": f"own{item.name}[{slot}]" for item in step.accumulators}
+            kept = f"first + done + {slot}"
+            call = self.call(element, f"{index}{slot}", kept, known | to, name, is_dense=name != "{0}")
+            lines += ["#pragma GCC ivdep", f"for (int c = 0; c < {lanes}; ++c) {call}"]
+        return lines
+
+    def _end(self, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
+        # Elements that are no whole unit go through buffers, with the first of them in place of what is missing.
+        unit = QUARTER * self._lanes(step)
+        items = self.full(element)
+        inputs, outputs = ([item for item in items if item.is_output is wanted] for wanted in (False, True))
+
+        def copy(moves: list[str]) -> list[str]:
+            if not moves:
+                return []
+            return [
+                "for (int64_t at = 0; at < end;) {",
+                *indent(self.place("first + done + at", element, "row_{0}")),
+                "  const int64_t count = length < end - at ? length : end - at;",
+                f"  for (int64_t i = 0; i < count; ++i) {{ {' '.join(moves)} }}",
+                "  at += count;",
+                "}",
+            ]
+
+        def place(item: Operand) -> str:
+            stride = self.stride(item, 0)
+            return f"{item.name}[{'0' if stride == '0' else 'i' if stride == '1' else f'i * {stride}'}]"
+
+        first = " ".join(f"end_{item.name}[i] = end_{item.name}[0];" for item in inputs)
+        return [
+            "// The end of a row, or of a stretch of it.",
+            f"const int64_t end = total - done < {unit} ? total - done : {unit};",
+            *(f"alignas(64) {item.info.storage} end_{item.name}[{unit}];" for item in items),
+            *copy([f"end_{item.name}[at + i] = {place(item)};" for item in inputs]),
+            *([f"for (int64_t i = end; i < {unit}; ++i) {{ {first} }}"] if first else []),
+            *self._unit(step, element, known, "", "end_{0}"),
+            *copy([f"{place(item)} = end_{item.name}[at + i];" for item in outputs]),
+        ]
