@@ -63,9 +63,9 @@ def _find_copy(value: fx.Node, buffer: Any, node: fx.Node) -> fx.Node | None:
 def copy_together(graph_module: fx.GraphModule) -> None:
     """Copy values into buffers in one launch for all of a dtype, at the end of the graph."""
     batches: dict[Any, list[fx.Node]] = {}
-    places = {node: place for place, node in enumerate(graph_module.graph.nodes)}
-    for node in places:
-        if node.target is _ATEN.copy_.default and not node.users and _is_plain_copy(node, places):
+    slots = {node: slot for slot, node in enumerate(graph_module.graph.nodes)}
+    for node in slots:
+        if node.target is _ATEN.copy_.default and not node.users and _is_plain_copy(node, slots):
             value = node.args[0].meta["val"]
             batches.setdefault((value.device, value.dtype), []).append(node)
     output = graph_module.graph.output_node()
@@ -78,7 +78,7 @@ def copy_together(graph_module: fx.GraphModule) -> None:
                 graph_module.graph.erase_node(node)
 
 
-def _is_plain_copy(node: fx.Node, places: Mapping[fx.Node, int]) -> bool:
+def _is_plain_copy(node: fx.Node, slots: Mapping[fx.Node, int]) -> bool:
     # Nobody reads the buffer afterwards, and what is copied lies elsewhere and in the same way.
     target, value = node.args[:2]
     if not isinstance(target, fx.Node) or not isinstance(value, fx.Node) or target.op != "placeholder":
@@ -86,7 +86,7 @@ def _is_plain_copy(node: fx.Node, places: Mapping[fx.Node, int]) -> bool:
     own, other = target.meta.get("val"), value.meta.get("val")
     if own is None or other is None or (own.dtype, own.shape) != (other.dtype, other.shape):
         return False
-    return _is_fresh(value) and all(places[user] <= places[node] for user in target.users)
+    return _is_fresh(value) and all(slots[user] <= slots[node] for user in target.users)
 
 
 def _is_fresh(value: fx.Node) -> bool:

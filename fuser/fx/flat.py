@@ -24,7 +24,7 @@ _numbers = itertools.count()
 
 def flatten(graph_module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     """Return the graph as a function of one list of arguments, which it empties."""
-    writer = _Writer(graph_module)
+    writer = _FlatWriter(graph_module)
     source, name = writer.write(), f"<fuser graph {next(_numbers)}>"
     # For tracebacks and debuggers.
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
@@ -35,7 +35,7 @@ def flatten(graph_module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     return run
 
 
-class _Writer:
+class _FlatWriter:
     def __init__(self, graph_module: fx.GraphModule) -> None:
         self.module = graph_module
         # Global names of the function, and the name that each object has there.
