@@ -1,19 +1,23 @@
 """Reductions and groups built of them, against eager torch, Inductor, Triton and CuPy.
 
-    python -m benchmarks.reductions                       # on the GPU if there is one
-    python -m benchmarks.reductions --case softmax --peers eager fuser
-    python -m benchmarks.reductions --quick               # a smoke test
+    python -m benchmarks.reductions                         # on the GPU if there is one; about 100 s
+    python -m benchmarks.reductions --cases softmax argmax --peers eager fuser
+    python -m benchmarks.reductions --quick                 # a smoke test
 
-Writes benchmarks/results/reductions_DEVICE.json and a plot. All of a case's contestants are checked against float64 and
-take turns; figures are medians, as multiples of the speed of a device copy of the bytes that the pass must move.
+Writes benchmarks/results/reductions_DEVICE.json and a plot. Kernels are compiled first, by several processes, into the
+caches of each peer. Then all of a case's contestants are checked against float64 and take turns; figures are medians,
+as multiples of the speed of a device copy of the bytes that the pass must move.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent import futures
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -24,194 +28,46 @@ from torch import Tensor
 import fuser
 from benchmarks import timing
 from benchmarks.environment import describe_environment
-from benchmarks.report import BLUE, GREY, ORANGE, write_json
+from benchmarks.reduction_cases import Case, cases
+from benchmarks.report import BLUE, DARK, GREY, ORANGE, write_json
 from benchmarks.sweep import describe, hide_paths, make_copy, wait_for
-from fuser.cxx.functor import Functor, parse_functor
-from fuser.function import Function, Reduction
-from fuser.graph import FusionGroup, GroupBuilder
-from fuser.ops import OPS
-from fuser.ops.index import index_function
+from fuser.config import config
 
 RESULTS = Path(__file__).resolve().parent / "results"
-SCHEMA = 1
-PEERS = ("eager", "inductor", "triton", "cupy", "fuser")
+SCHEMA = 2
+# Peers, and their colours; "fuser fast" is fuser in fast numerics.
+COLOURS = {
+    "eager": GREY, "inductor": ORANGE, "triton": "#54a24b", "cupy": "#b279a2", "fuser": BLUE, "fuser fast": DARK,
+}  # fmt: skip
+PEERS = tuple(COLOURS)
 Run = Callable[[], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One computation on one shape."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    # The tensors it takes, the first of which has the shape.
-    inputs: Callable[[Tensor], list[Tensor]]
-    group: Callable[[], FusionGroup]
-    # In torch's operations.
-    eager: Callable[..., Any]
-    numbers: tuple[Any, ...] = ()
-
-    def __str__(self) -> str:
-        """Such as ``sum [4096, 4096] bfloat16``."""
-        return f"{self.name} {list(self.shape)} {str(self.dtype)[6:]}"
-
-
-# --- groups ----------------------------------------------------------------------------------------------------------
-def text(source: str, outputs: int = 1) -> Functor:
-    """Parse a functor over T."""
-    return parse_functor(f"template <typename T> {source}", (), outputs)
-
-
-ADD = text("T add(T a, T b) { return a + b; }")
-LARGER = text("T larger(T a, T b) { return a != a || a > b ? a : b; }")
-VALUE = text("T value(T x) { return x; }")
-PRODUCT = text("T product(T x, T y) { return x * y; }")
-SIZE = text("T size(T x) { return abs(x); }")
-ONE = text("void one(T x, T& m, T& s, T& n) { m = x; s = 0; n = 1; }", 3)
-MERGE = text(
-    "void merge(T m, T s, T n, T m2, T s2, T n2, T& a, T& b, T& c) {"
-    " c = n + n2; T d = m2 - m; T f = c > 0 ? n2 / c : T(0); a = m + d * f; b = s + s2 + d * d * n * f; }",
-    3,
-)
-DONE = text("void done(T m, T s, T n, T& mean, T& var) { mean = m; var = s / n; }", 2)
-NORMALIZE = text("T norm(T x, T m, T v, T w, T b) { return (x - m) * rsqrt(v + T(1e-5)) * w + b; }")
-FIRST = text("void first(T x, int64_t i, T& v, int64_t& at) { v = x; at = i; }", 2)
-PICK = text(
-    "void pick(T a, int64_t i, T b, int64_t j, T& r, int64_t& k) {"
-    " bool left = a > b || (a == b && i < j); r = left ? a : b; k = left ? i : j; }",
-    2,
-)
-PLACE = text("int64_t place(T v, int64_t at) { return at; }")
-# The largest magnitude becomes the largest number of float8_e4m3fn.
-SCALE = text("T scale(T m) { return T(448) / m; }")
-
-
-def reduction(
-    value: Functor, combine: Functor, identity: tuple[float, ...], dims: tuple[int, ...] | None, **more: Any
-) -> Function:
-    """Return a reduction."""
-    finish, keepdim = more.pop("finish", None), more.pop("keepdim", False)
-    return Function(value, reduction=Reduction(combine, identity, finish, dims, keepdim), **more)
-
-
-def total(dims: tuple[int, ...] | None, value: Functor = VALUE, count: int = 1) -> FusionGroup:
-    """Return a sum."""
-    builder = GroupBuilder()
-    return builder.build(
-        builder.apply(reduction(value, ADD, (0,), dims), [builder.add_input(f"x{i}") for i in range(count)])
-    )
-
-
-def softmax() -> FusionGroup:
-    """Return largest, difference, exp, sum, quotient."""
-    builder = GroupBuilder()
-    x, minus = builder.add_input("x"), builder.add_input("minus", is_scalar=True, default=-1)
-    (m,) = builder.apply(reduction(VALUE, LARGER, (-math.inf,), (-1,), keepdim=True), [x])
-    (d,) = builder.apply(OPS["sub"].function, [x, m], [minus])
-    (e,) = builder.apply(OPS["exp"].function, [d])
-    (s,) = builder.apply(reduction(VALUE, ADD, (0,), (-1,), keepdim=True), [e])
-    return builder.build(builder.apply(OPS["div"].function, [e, s]))
-
-
-def layer_norm() -> FusionGroup:
-    """Return Welford's moments, and the rows normalised."""
-    builder = GroupBuilder()
-    x, w, b = (builder.add_input(name) for name in "xwb")
-    mean, var = builder.apply(reduction(ONE, MERGE, (0, 0, 0), (-1,), keepdim=True, finish=DONE), [x])
-    return builder.build(builder.apply(Function(NORMALIZE), [x, mean, var, w, b]))
-
-
-def scaled() -> FusionGroup:
-    """Return rows scaled to float8's range, and what they were scaled by."""
-    builder = GroupBuilder()
-    x = builder.add_input("x")
-    (m,) = builder.apply(reduction(SIZE, LARGER, (0,), (-1,), keepdim=True), [x])
-    (scale,) = builder.apply(Function(SCALE), [m])
-    (y,) = builder.apply(Function(PRODUCT, out_dtypes=(torch.float8_e4m3fn,)), [x, scale])
-    return builder.build([y, m])
-
-
-def argmax() -> FusionGroup:
-    """Return the place of the largest element, as kernels count them."""
-    builder = GroupBuilder()
-    function = reduction(
-        FIRST, PICK, (-math.inf, 2**62), (-1,), finish=PLACE, unpromoted=("i",), out_dtypes=(torch.int64,)
-    )
-    x = builder.add_input("x")
-    return builder.build(builder.apply(function, [x, *builder.apply(index_function(1, (-1,)), [x])]))
-
-
-def alone(x: Tensor) -> list[Tensor]:
-    """Return what takes one tensor."""
-    return [x]
-
-
-def cases() -> Iterator[Case]:
-    """Yield every computation and shape."""
-    f32, bf16 = torch.float32, torch.bfloat16
-    rows = partial(total, (-1,))
-    for dtype in (f32, bf16):
-        for length in (1024, 4096, 32768, 131072):
-            shape = (2**27 // length if dtype is bf16 else 2**26 // length, length)
-            yield Case("sum", shape, dtype, alone, rows, lambda x: x.sum(-1))
-            yield Case("softmax", shape, dtype, alone, softmax, lambda x, _: x.softmax(-1), (-1,))
-            yield Case("layer_norm", shape, dtype, with_weights, layer_norm, layer_norm_eager)
-    yield Case("sum", (2**23, 8), f32, alone, rows, lambda x: x.sum(-1))
-    yield Case("sum", (16383, 4097), f32, alone, rows, lambda x: x.sum(-1))
-    yield Case("softmax", (16383, 4097), bf16, alone, softmax, lambda x, _: x.softmax(-1), (-1,))
-    yield Case("softmax", (2**20, 50), f32, alone, softmax, lambda x, _: x.softmax(-1), (-1,))
-    yield Case("softmax", (1, 2**24), f32, alone, softmax, lambda x, _: x.softmax(-1), (-1,))
-    yield Case("columns", (16384, 4096), bf16, alone, partial(total, (0,)), lambda x: x.sum(0))
-    yield Case("columns", (16384, 4096), f32, alone, partial(total, (0,)), lambda x: x.sum(0))
-    yield Case("columns", (2**20, 64), f32, alone, partial(total, (0,)), lambda x: x.sum(0))
-    yield Case("channels", (64, 64, 112, 112), f32, alone, partial(total, (0, 2, 3)), lambda x: x.sum((0, 2, 3)))
-    yield Case("dot", (2**27,), f32, lambda x: [x, x + 1], partial(total, None, PRODUCT, 2), lambda x, y: (x * y).sum())
-    yield Case("all", (2**27,), f32, alone, partial(total, None), lambda x: x.sum())
-    yield Case("scaled", (16384, 4096), bf16, alone, scaled, scaled_eager)
-    yield Case("argmax", (16384, 4096), f32, alone, argmax, lambda x: x.argmax(-1))
-
-
-def with_weights(x: Tensor) -> list[Tensor]:
-    """Return a tensor, and weights and biases along its rows."""
-    return [x, torch.rand_like(x[0]) + 0.5, torch.rand_like(x[0])]
-
-
-def layer_norm_eager(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """Return torch's own."""
-    return torch.nn.functional.layer_norm(x, x.shape[-1:], w, b)
-
-
-def scaled_eager(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what ``scaled`` does, in torch's operations."""
-    m = x.abs().amax(-1, keepdim=True)
-    # float64 has no conversion to float8 that every device knows.
-    y = x * (448 / m)
-    return (y if x.dtype is torch.float64 else y.to(torch.float8_e4m3fn)), m
+Record = dict[str, Any]
 
 
 # --- peers -----------------------------------------------------------------------------------------------------------
 def build(peer: str, case: Case, inputs: list[Any]) -> Run | None:
     """Return a peer's call; None if it has none for this case."""
     if peer == "eager":
-        return partial(case.eager, *inputs, *case.numbers)
+        return partial(case.function, *inputs)
     if peer == "inductor":
         torch.compiler.reset()
-        return partial(torch.compile(case.eager, dynamic=False), *inputs, *case.numbers)
-    if peer == "fuser":
-        return partial(fuser.run_fusion, fuser.register_fusion(case.group()), [*inputs, *case.numbers])
-    if peer == "triton":
-        return triton_call(case, inputs)
-    return cupy_call(case, inputs)
+        return partial(torch.compile(case.function, dynamic=False), *inputs)
+    if peer.startswith("fuser"):
+        config.numerics = "fast" if "fast" in peer else "strict"
+        if case.group is not None:
+            return partial(fuser.run_fusion, fuser.register_fusion(case.group()), [*inputs, *case.numbers])
+        return partial(fuser.fuse(lambda *tensors: case.function(*tensors)), *inputs)
+    return triton_call(case, inputs) if peer == "triton" else cupy_call(case, inputs)
 
 
 def triton_call(case: Case, inputs: list[Any]) -> Run | None:
     """Return a hand-written kernel's call: one row per program, all of it in registers."""
-    if case.name not in {"sum", "softmax"} or case.shape[-1] > 32768:
+    name = next((name for name in ("softmax", "sum") if case.name in {name, f"own {name}"}), None)
+    if name is None or case.shape[-1] > 32768:
         return None
     from benchmarks import reductions_triton
 
-    return partial(getattr(reductions_triton, case.name), inputs[0])
+    return partial(getattr(reductions_triton, name), inputs[0])
 
 
 @cache
@@ -224,7 +80,7 @@ def cupy_kernel() -> Any:
 
 def cupy_call(case: Case, inputs: list[Any]) -> Run | None:
     """Return a ReductionKernel's call, on torch's stream."""
-    axes = {"sum": -1, "columns": 0, "all": None}
+    axes = {"own sum": -1, "sum, rows of 8": -1, "own columns": 0, "own sum of all": None}
     if case.name not in axes or case.dtype is not torch.float32:
         return None
     import cupy
@@ -239,41 +95,104 @@ def cupy_call(case: Case, inputs: list[Any]) -> Run | None:
     return run
 
 
-# --- measuring -------------------------------------------------------------------------------------------------------
-def measure(case: Case, peers: tuple[str, ...], device: torch.device, budget_s: float, rounds: int) -> dict[str, Any]:
-    """Return a record of all peers on one case."""
+# --- compiling -------------------------------------------------------------------------------------------------------
+def chosen(names: Sequence[str] | None, *, is_quick: bool) -> list[Case]:
+    """Return the cases whose description has one of the names in it; small ones for a smoke test."""
+    found = [case for case in cases() if not names or any(name in str(case) for name in names)]
+    if not is_quick:
+        return found
+    return [
+        Case(case.name, tuple(min(size, 64) for size in case.shape), *(getattr(case, name) for name in _REST))
+        for case in found
+    ]
+
+
+_REST = ("dtype", "function", "inputs", "group", "numbers", "is_backward")
+
+
+def draw(case: Case, device: torch.device) -> list[Any]:
+    """Return a case's tensors."""
     torch.manual_seed(0)
-    inputs: list[Any] = case.inputs(torch.randn(case.shape, device=device, dtype=torch.float32).to(case.dtype))
-    wait = wait_for(device)
-    wanted = as_tuple(case.eager(*(x.double() if x.is_floating_point() else x for x in inputs), *case.numbers))
-    record: dict[str, Any] = {"case": str(case), "peers": {}}
+    return case.inputs(torch.randn(case.shape, device=device).to(case.dtype))
+
+
+def prepare(number: int, names: Sequence[str] | None, peers: Sequence[str], device: str) -> None:
+    """Run one case once, in a process of its own, which leaves its kernels in the caches."""
+    case = chosen(names, is_quick=False)[number]
+    inputs = draw(case, torch.device(device))
+    for peer in peers:
+        try:
+            if (run := build(peer, case, inputs)) is not None:
+                run()
+        except Exception:  # Shown where it is measured.
+            continue
+
+
+def prepare_all(count: int, names: Sequence[str] | None, peers: Sequence[str], device: str, limit_s: float) -> None:
+    """Compile for all cases side by side, for so many seconds at most."""
+    compiled = [peer for peer in peers if peer not in {"eager", "cupy"}]
+    context = multiprocessing.get_context("spawn")
+    pool = futures.ProcessPoolExecutor(min(count, 12, os.cpu_count() or 1), mp_context=context)
+    jobs = [pool.submit(prepare, number, names, compiled, device) for number in range(count)]
+    done, late = futures.wait(jobs, timeout=limit_s)
+    failed = [job.exception() for job in done if job.exception()]
+    print(f"prepared {len(done) - len(failed)} of {count} cases{f', first failure: {failed[0]!r}' if failed else ''}")
+    processes = list((pool._processes or {}).values())
+    pool.shutdown(wait=not late, cancel_futures=True)
+    for process in processes if late else ():
+        process.kill()
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+def measure(case: Case, peers: Sequence[str], device: torch.device, budget_s: float, rounds: int) -> Record:
+    """Return a record of all peers on one case."""
+    inputs, wait = draw(case, device), wait_for(device)
+    made = as_tuple(case.function(*inputs))
+    moved = sum(x.nbytes for x in (*inputs, *made))
+    record: Record = {"case": str(case), "is_backward": case.is_backward, "bytes_moved": moved, "peers": {}}
+    wanted: tuple[Tensor, ...] = ()
+    try:
+        wanted = as_tuple(case.function(*(x.double() if x.is_floating_point() else x for x in inputs)))
+    except RuntimeError as error:
+        record["unchecked"] = hide_paths(describe(error))
     samplers: dict[str, timing.Sampler] = {}
-    moved = 0
     for peer in peers:
         try:
             run = build(peer, case, inputs)
             if run is None:
                 continue
-            made = run()
+            made = as_tuple(run())
             wait(made)
-            if peer == "eager":
-                moved = sum(x.nbytes for x in (*inputs, *as_tuple(made)))
-            error = 0.0 if peer == "cupy" else error_of(as_tuple(made), wanted, case.dtype)
+            own: Record = {}
+            if wanted and peer != "cupy":
+                own["error_eps"] = round(error_of(made, wanted, case.dtype), 2)
             samplers[peer] = timing.make_sampler(run, wait, device, on_torch_stream=True, capturable=peer != "cupy")
-            record["peers"][peer] = {"error_eps": round(error, 2)}
+            record["peers"][peer] = own
         except Exception as error:  # A peer's failure is its own result.
             record["peers"][peer] = {"failed": hide_paths(describe(error))}
-    copy = timing.make_sampler(make_copy(moved, device), wait, device, on_torch_stream=True, capturable=True)
-    taken: dict[str, list[float]] = {name: [] for name in ("copy", *samplers)}
+    taken: dict[str, list[float]] = {name: [] for name in samplers}
     for _ in range(rounds):
-        for name, sampler in [("copy", copy), *samplers.items()]:
+        for name, sampler in samplers.items():
             taken[name] += sampler.sample(budget_s)
     medians = {name: timing.Timing("", tuple(samples)).median_us for name, samples in taken.items()}
-    record |= {"bytes_moved": moved, "copy_us": round(medians["copy"], 2)}
-    for name in samplers:
-        ratio = round(medians["copy"] / medians[name], 3)
-        record["peers"][name] |= {"time_us": round(medians[name], 2), "ratio_to_copy": ratio}
+    record["copy_us"] = round(copy_time(moved, device, budget_s), 2)
+    for name, median in medians.items():
+        record["peers"][name] |= {"time_us": round(median, 2), "ratio_to_copy": round(record["copy_us"] / median, 3)}
+        if "inductor" in medians and name != "inductor":
+            record["peers"][name]["ratio_to_inductor"] = round(medians["inductor"] / median, 3)
     return record
+
+
+def copy_time(moved: int, device: torch.device, budget_s: float) -> float:
+    """Return the time of a copy: of several, since some places in memory are half as fast as others."""
+    times, kept = [], []
+    for _ in range(3):
+        run = make_copy(moved, device)
+        sampler = timing.make_sampler(run, wait_for(device), device, on_torch_stream=True, capturable=True)
+        times.append(timing.Timing("", tuple(sampler.sample(budget_s))).median_us)
+        # The next one is made elsewhere.
+        kept.append(torch.empty(1 << 21, device=device))
+    return min(times)
 
 
 def as_tuple(made: Any) -> tuple[Tensor, ...]:
@@ -281,7 +200,7 @@ def as_tuple(made: Any) -> tuple[Tensor, ...]:
     return tuple(made) if isinstance(made, (tuple, list)) else (made,)
 
 
-def error_of(made: tuple[Tensor, ...], wanted: tuple[Tensor, ...], dtype: torch.dtype) -> float:
+def error_of(made: Iterable[Tensor], wanted: Iterable[Tensor], dtype: torch.dtype) -> float:
     """Return the largest distance from float64, in eps of the dtype and of the largest value."""
     worst = 0.0
     for one, other in zip(made, wanted, strict=True):
@@ -291,55 +210,75 @@ def error_of(made: tuple[Tensor, ...], wanted: tuple[Tensor, ...], dtype: torch.
     return worst
 
 
-def save_plot(records: list[dict[str, Any]], path: Path) -> None:
+def summarize(records: Iterable[Record]) -> Record:
+    """Return geometric means of times against Inductor's, forward and backward, over the cases that both can run."""
+    found: dict[str, list[float]] = {}
+    for record in records:
+        kind = "backward" if record["is_backward"] else "own" if record["case"].startswith("own") else "forward"
+        for peer, item in record["peers"].items():
+            if "ratio_to_inductor" in item:
+                found.setdefault(f"{peer}, {kind}", []).append(item["ratio_to_inductor"])
+    return {name: round(math.exp(sum(map(math.log, ratios)) / len(ratios)), 3) for name, ratios in found.items()}
+
+
+def save_plot(records: list[Record], path: Path) -> None:
     """Draw a bar per peer and case."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    colours = {"fuser": BLUE, "inductor": ORANGE, "eager": GREY, "triton": "#54a24b", "cupy": "#b279a2"}
     _, axes = plt.subplots(figsize=(9, 0.5 * len(records) + 1))
+    named: set[str] = set()
     for row, record in enumerate(records):
         shown = [(peer, item["ratio_to_copy"]) for peer, item in record["peers"].items() if "ratio_to_copy" in item]
         for place, (peer, ratio) in enumerate(shown):
-            axes.barh(row + place * 0.16, ratio, 0.15, color=colours[peer], label=peer if row == 0 else None)
+            label = None if peer in named else peer
+            axes.barh(row + place * 0.15, ratio, 0.14, color=COLOURS[peer], label=label)
+            named.add(peer)
     axes.set_yticks(range(len(records)), [record["case"] for record in records], fontsize=7)
     axes.axvline(1.0, color="black", linewidth=0.5)
     axes.invert_yaxis()
     axes.set_xlabel("times the speed of a copy of the bytes moved")
     axes.legend(fontsize=7)
     plt.tight_layout()
-    plt.savefig(path, dpi=120)
+    plt.savefig(path, dpi=100)
 
 
 def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reductions")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--case", nargs="+", metavar="NAME", help="such as softmax")
+    parser.add_argument("--cases", nargs="+", metavar="TEXT", help="parts of descriptions, such as 'softmax [1024'")
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--budget", type=float, default=0.03, metavar="SECONDS", help="of a contestant's turn")
+    parser.add_argument("--budget", type=float, default=0.01, metavar="SECONDS", help="of a contestant's turn")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="a smoke test: small shapes, few peers")
+    parser.add_argument("--limit", type=float, default=95, metavar="SECONDS", help="no case begins after that")
+    parser.add_argument("--quick", action="store_true", help="a smoke test: small shapes")
     parser.add_argument("--out", type=Path, metavar="JSON")
     options = parser.parse_args()
-    device = torch.device(options.device)
+    began, device = time.monotonic(), torch.device(options.device)
     path = options.out or RESULTS / f"reductions_{device.type}.json"
-    peers = tuple(options.peers)
-    records: list[dict[str, Any]] = []
+    records: list[Record] = []
     document = {"schema": SCHEMA, "environment": describe_environment(device), "records": records}
-    for case in cases():
-        if options.case and case.name not in options.case:
+    found = chosen(options.cases, is_quick=options.quick)
+    if device.type == "cuda" and not options.quick:
+        prepare_all(len(found), options.cases, options.peers, options.device, options.limit / 2)
+    for case in found:
+        if time.monotonic() - began > options.limit:
+            print(f"no time for {case}")
             continue
-        if options.quick:
-            small = tuple(min(size, 128) for size in case.shape)
-            case = Case(case.name, small, case.dtype, case.inputs, case.group, case.eager, case.numbers)
-        record = measure(case, peers, device, options.budget, options.rounds)
+        try:
+            record = measure(case, options.peers, device, options.budget, options.rounds)
+        except Exception as error:  # Such as a device without the memory.
+            record = {"case": str(case), "is_backward": case.is_backward, "peers": {}, "failed": describe(error)}
         records.append(record)
         shown = [f"{peer} {item.get('ratio_to_copy', 'failed')}" for peer, item in record["peers"].items()]
-        print(f"{record['case']:<42}{'  '.join(shown)}", flush=True)
+        print(f"{record['case']:<48}{record.get('failed', '')}{'  '.join(shown)}", flush=True)
+        document["times_of_inductor"] = summarize(records)
         write_json(document, path)
+    for name, ratio in summarize(records).items():
+        print(f"{name}: {ratio} x Inductor, geometric mean")
     try:
         save_plot(records, path.with_suffix(".png"))
     except ImportError as error:

@@ -60,6 +60,11 @@ class Tuning:
     is_held: bool = False
     # Elements of a row that a block takes, where several blocks share it; 0: whole rows.
     piece: int = 0
+    # Blocks of a cluster that share a row, each of which keeps its part.
+    cluster: int = 1
+    # What the number of a row's elements is a multiple of, as far as the text relies on it: a vector, or all that its
+    # threads take at a time. 0: it may be anything, and nothing.
+    multiple: int = 0
     # Of a kernel over lists of tensors: how many times each thread of a block takes ``unroll`` vectors.
     turns: int = 1
 

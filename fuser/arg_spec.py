@@ -27,8 +27,8 @@ from fuser.kernel_spec import (
 from fuser.layout import IterationSpace, Shape, Strides, broadcast_strides, build_iteration_space
 from fuser.ordered_access import plan_ordered_walk
 from fuser.orders import RowOrder
-from fuser.row_access import plan_row_walk
-from fuser.row_space import RowShape, build_row_space, find_row_shape
+from fuser.row_access import RowLimits, plan_row_walk
+from fuser.row_space import RowShape, build_row_space, find_row_shape, lies_across
 from fuser.tensor_desc import TensorDesc, value_layouts
 
 __all__ = ["MAX_NARROW_OFFSET", "DescribedValue", "build_arg_spec", "rounds_between"]
@@ -42,6 +42,8 @@ MAX_KEPT = 1 << 17
 # Shared memory of a block where the device is not here to be asked, and how much of it is not for rows.
 SHARED_BYTES = 232448
 SHARED_FOR_PARTS = 24 << 10
+# Blocks of a cluster that every GPU has room for that has clusters at all.
+MAX_CLUSTER = 8
 
 
 class DescribedValue(NamedTuple):
@@ -84,7 +86,9 @@ def build_arg_spec(
             strides = [broadcast_strides(item.shape, item.strides, outputs[0].shape) for item in walked]
         space = _loop_nest(outputs[0].shape, strides)
         inner = _inner_classes(space, device_type)
-        walk = _walk(space, operands, len(outputs), device_type, rounds=rounds_between(group, config.numerics))
+        walk = _walk(
+            space, operands, len(outputs), device_type, rounds=rounds_between(group, is_strict=group.is_strict)
+        )
     space = walk.space
     by_index = dict(zip(pointers, inner[len(outputs) : len(operands)], strict=True))
     numbers = _declared_kinds(group, inputs)
@@ -108,7 +112,7 @@ def build_arg_spec(
         vector=walk.vector,
         wide_index=max(_reach(space), space.numel) > MAX_NARROW_OFFSET,
         default_dtype=torch.get_default_dtype(),
-        settings=config.code_key(),
+        settings=config.code_key(**({} if group.numerics is None else {"numerics": group.numerics})),
         accesses=walk.accesses,
         tuning=walk.tuning,
         rows=rows,
@@ -116,9 +120,9 @@ def build_arg_spec(
     return args, space
 
 
-def rounds_between(group: FusionGroup, numerics: str) -> bool:
+def rounds_between(group: FusionGroup, *, is_strict: bool) -> bool:
     """Whether a kernel rounds values on their way from one functor to the next."""
-    return numerics == "strict" and len(group.applications) > 1
+    return is_strict and len(group.applications) > 1
 
 
 def _describe_counters(group: FusionGroup, inputs: Sequence[DescribedValue]) -> list[TensorDesc]:
@@ -168,32 +172,34 @@ def _walk_rows(
     space = build_row_space(rows, strides)
     in_memory = zip(space.strides[: len(operands)], values, strict=False)
     full = [own for own, value in in_memory if not rows.is_row[value]]
-    along, across = (sum(own[dim] == 1 for own in full) for dim in (0, space.reduced))
+    is_across = lies_across(space.sizes, range(space.reduced), full)
     if device_type == "cuda":
-        spec = RowSpec(space.reduced, rows.is_row, across > along if order is None else order.is_across, order=order)
+        spec = RowSpec(space.reduced, rows.is_row, is_across if order is None else order.is_across, order=order)
         sizes = [item.dtype.itemsize for item in operands if item.dtype is not None]
         is_row = [rows.is_row[value] for value in values]
         aligned = [item.is_aligned for item in operands]
         if order is None:
-            walk = plan_row_walk(group, space, spec, is_row, sizes, aligned, _shared_bytes(operands[0].device))
+            walk = plan_row_walk(group, space, spec, is_row, sizes, aligned, _row_limits(operands[0].device))
         else:
             walk = plan_ordered_walk(group, space, spec, values, sizes, aligned)
         return walk, replace(spec, keeps=walk.tuning.is_resident)
     # Rows of a few elements are better computed side by side, too.
     is_short = space.sizes[0] < CPU_SHORT_ROW <= space.sizes[space.reduced]
-    is_across = across > along or is_short
+    is_across = is_across or is_short
     kept = math.prod(space.sizes[: space.reduced]) * (CPU_LANES if is_across else 1)
     return Walk(space), RowSpec(space.reduced, rows.is_row, is_across, keeps=kept <= MAX_KEPT)
 
 
 @cache
-def _shared_bytes(device: torch.device | None) -> int:
-    # What a block of this device gets, if it asks, without what kernels need for combining.
-    whole = SHARED_BYTES
-    if device is not None and torch.cuda.is_available():
-        properties: Any = torch.cuda.get_device_properties(device)
-        whole = properties.shared_memory_per_block_optin
-    return whole - SHARED_FOR_PARTS
+def _row_limits(device: torch.device | None) -> RowLimits:
+    # A block gets so much shared memory if it asks; part of it kernels need for combining.
+    if device is None or not torch.cuda.is_available():
+        return RowLimits(SHARED_BYTES - SHARED_FOR_PARTS, MAX_CLUSTER)
+    properties: Any = torch.cuda.get_device_properties(device)
+    return RowLimits(
+        properties.shared_memory_per_block_optin - SHARED_FOR_PARTS,
+        MAX_CLUSTER if properties.major >= 9 else 1,
+    )
 
 
 def _inner_classes(space: IterationSpace, device_type: str) -> list[int]:

@@ -291,9 +291,14 @@ class Config:
             for name, value in before.items():
                 setattr(self, name, value)
 
-    def code_key(self) -> tuple[tuple[str, Any], ...]:
-        """Return the settings that change generated code or compiler options, as part of a kernel's key."""
-        return tuple((setting.name, getattr(self, setting.name)) for setting in SETTINGS if setting.changes_code)
+    def code_key(self, **others: Any) -> tuple[tuple[str, Any], ...]:
+        """Return the settings that change generated code or compiler options, as part of a kernel's key.
+
+        Args:
+            **others: values that stand in for those of some settings.
+        """
+        names = [setting.name for setting in SETTINGS if setting.changes_code]
+        return tuple((name, others.get(name, getattr(self, name))) for name in names)
 
     def __repr__(self) -> str:
         return f"Config({', '.join(f'{name}={getattr(self, name)!r}' for name in _TABLE)})"

@@ -70,7 +70,7 @@ def _row_blocks(source: KernelSource, sizes: Sequence[int]) -> int:
     if rows.is_across:
         tiles = -(-sizes[rows.reduced] // (tuning.team * source.vector)) * prod(sizes[rows.reduced + 1 :])
         return tiles * pieces
-    return -(-prod(sizes[rows.reduced :]) // (tuning.block // tuning.team)) * pieces
+    return -(-prod(sizes[rows.reduced :]) // (tuning.block // tuning.team)) * pieces * tuning.cluster
 
 
 def _pieces(source: KernelSource, sizes: Sequence[int]) -> int:

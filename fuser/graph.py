@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from fuser.config import config
 from fuser.errors import ArgumentError, FuserError, GroupError
 from fuser.function import Function, Reduction, number_from_json, number_to_json
 
@@ -62,6 +63,8 @@ class FusionGroup:
     applications: tuple[Application, ...]
     # Values returned, in order.
     outputs: tuple[int, ...]
+    # The numerics that it runs with, whatever the settings say; None: those of the settings.
+    numerics: str | None = None
     _key: list[int] = field(default_factory=list, compare=False, repr=False)
 
     @property
@@ -71,6 +74,11 @@ class FusionGroup:
             text = json.dumps(self.canonical().to_dict(), sort_keys=True) + repr(self.defaults())
             self._key.append(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1)
         return self._key[0]
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether it runs with strict numerics now."""
+        return (self.numerics or config.numerics) == "strict"
 
     def defaults(self) -> tuple[bool | int | float | complex | None, ...]:
         """Return the default of each input, None where there is none."""
@@ -128,6 +136,8 @@ class FusionGroup:
         """
         if not self.outputs:
             raise GroupError("a group needs an output")
+        if self.numerics not in (None, "strict", "fast"):
+            raise GroupError(f"numerics={self.numerics!r}: must be one of strict, fast")
         known = len(self.inputs)
         for index, application in enumerate(self.applications):
             where = f"application {index} ({application.function.name})"
@@ -144,7 +154,7 @@ class FusionGroup:
         gone, names are numbers, and constants are forgotten. Inputs and outputs keep their positions.
         """
         producers, offsets = self.producers(), self.value_offsets()
-        builder = GroupBuilder()
+        builder = GroupBuilder(self.numerics)
         renamed = {
             value: builder.add_input(f"in{value}", is_scalar=item.is_scalar) for value, item in enumerate(self.inputs)
         }
@@ -185,6 +195,7 @@ class FusionGroup:
                 for item in inside
             ),
             tuple(slot[value] for value in made),
+            self.numerics,
         )
         return Section(group, tuple(read), tuple(made), tuple(sorted(indices)))
 
@@ -246,7 +257,7 @@ class FusionGroup:
             ],
             "applications": applications,
             "outputs": list(self.outputs),
-        }
+        } | ({} if self.numerics is None else {"numerics": self.numerics})
 
     def to_json(self, indent: int | None = 1) -> str:
         """Return the group as a JSON text; None for ``indent`` makes it as short as it can be.
@@ -299,7 +310,7 @@ class FusionGroup:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without the key, which other processes may make of something else.
-        return FusionGroup, (self.inputs, self.applications, self.outputs)
+        return FusionGroup, (self.inputs, self.applications, self.outputs, self.numerics)
 
     def __str__(self) -> str:
         """One line per application: ``v3 = axpy(v0, v1, alpha=v2)``."""
@@ -410,6 +421,7 @@ def _group_from_json(data: dict[str, Any]) -> FusionGroup:
             for item in data["applications"]
         ),
         outputs=tuple(data["outputs"]),
+        numerics=data.get("numerics"),
     )
 
 
@@ -417,9 +429,13 @@ class GroupBuilder:
     """Builds a FusionGroup: add inputs and applications in any order, then ``build``.
 
     Handles it returns are opaque until ``build`` numbers the values.
+
+    Args:
+        numerics: what the group runs with, whatever the settings say: "strict" or "fast"; None: as the settings say.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, numerics: str | None = None) -> None:
+        self._numerics = numerics
         # Handle -> None for an input, (application, slot) for an application's output.
         self._handles: list[tuple[int, int] | None] = []
         self._inputs: list[Input] = []
@@ -470,5 +486,8 @@ class GroupBuilder:
             for item in self._applications
         )
         return FusionGroup(
-            tuple(own[handle] for handle in inputs), applications, tuple(values[handle] for handle in outputs)
+            tuple(own[handle] for handle in inputs),
+            applications,
+            tuple(values[handle] for handle in outputs),
+            self._numerics,
         )

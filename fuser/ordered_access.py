@@ -61,7 +61,7 @@ def plan_ordered_walk(
     if order.is_across:
         vector, tuning = _across(space, rows, max(own), order)
     else:
-        vector, tuning = _along(space, rows, sum(own), order)
+        vector, tuning = _along(space, rows, own, order)
     widths = {slot: dense_width(space.strides[slot], rows.inner, itemsizes[slot], aligned[slot]) for slot in moving}
     if order.has_edges:
         # Rows begin anywhere, vectors where those of the source are aligned.
@@ -96,13 +96,17 @@ def _read_first(group: FusionGroup) -> set[int]:
     return found
 
 
-def _along(space: IterationSpace, rows: RowSpec, bytes_per_element: int, order: RowOrder) -> tuple[int, Tuning]:
+def _along(space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order: RowOrder) -> tuple[int, Tuning]:
+    bytes_per_element = sum(itemsizes)
     schedule = order.schedule
     team, vector = schedule.x * schedule.y, schedule.vector
     steps = -(-prod(space.sizes[: rows.reduced]) // (vector * schedule.slots))
-    if schedule.accumulators == vector and team == WARP:
+    may_split = schedule.accumulators == vector and team == WARP
+    if may_split and steps * vector * bytes_per_element > SPLIT_BYTES:
         # Where a thread would keep too much, several share its vectors, and its accumulators.
-        while vector > 1 and team < MAX_SPLIT * WARP and steps * vector * bytes_per_element > SPLIT_BYTES:
+        # No access is narrower than a word.
+        least = max(4 // min(itemsizes), 1)
+        while vector > least and team < MAX_SPLIT * WARP and steps * vector * bytes_per_element > SPLIT_BYTES // 2:
             vector, team = vector // 2, team * 2
     block = max(team, BLOCK) if schedule.blocks == 1 else team
     most = min(KEPT_BYTES, BLOCK_BYTES // block) // (vector * bytes_per_element)

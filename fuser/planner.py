@@ -17,7 +17,6 @@ from torch.autograd import profiler
 
 from fuser.arg_spec import DescribedValue, build_arg_spec
 from fuser.compiler import compile_kernel, register
-from fuser.config import config
 from fuser.errors import (
     ArgumentError,
     CompileError,
@@ -316,7 +315,7 @@ def _expand(
         views = [(slot, None) for slot in range(len(inputs))]
         same = Expansion(spec.group, tuple(views), (None,) * len(outputs), tuple(range(len(spec.group.applications))))
         return _Expanded(spec, same, tuple(whole), outputs, tuple(whole))
-    expansion = expand(spec.group, config.numerics == "strict")
+    expansion = expand(spec.group, spec.group.is_strict)
     try:
         seen = [_view(inputs[slot], view) for slot, view in expansion.inputs]
     except UnsupportedError as error:

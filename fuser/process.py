@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import torch
 
@@ -72,14 +71,22 @@ def is_of_signal_handler(error: BaseException) -> bool:
     return False
 
 
-@contextmanager
-def ignoring(*kinds: type[Exception]) -> Iterator[None]:
-    """Ignore exceptions of these kinds inside, but those of signal handlers."""
-    try:
-        yield
-    except kinds as error:
-        if is_of_signal_handler(error):
-            raise
+class ignoring:  # noqa: N801 - as contextlib.suppress
+    """Ignore exceptions of these kinds inside a ``with`` block, but those of signal handlers.
+
+    No generator: its frame would be in the traceback, below one that holds the exception, and all that the callers
+    have in their variables would wait for the garbage collector.
+    """
+
+    def __init__(self, *kinds: type[Exception]) -> None:
+        self._kinds = kinds
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        """Say whether the exception ends here."""
+        return isinstance(error, self._kinds) and not is_of_signal_handler(error)
 
 
 def openmp_threads() -> int:

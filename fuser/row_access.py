@@ -6,6 +6,7 @@ Row lengths count as the power of two above them, so that a kernel serves a clas
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 from fuser.access import GATHER_VECTOR, VECTOR_BYTES, Access, Tuning, Walk, dense_width
@@ -15,7 +16,7 @@ from fuser.kernel_spec import RowSpec
 from fuser.layout import IterationSpace
 from fuser.row_space import count_accumulators, reduction_levels
 
-__all__ = ["plan_row_walk"]
+__all__ = ["RowLimits", "plan_row_walk"]
 
 WARP = 32
 MAX_BLOCK = 1024
@@ -23,13 +24,27 @@ MAX_BLOCK = 1024
 KEPT_BYTES = 128
 MAX_UNROLL = 8
 # Elements of a row that a thread computes with, pass by pass.
-KEPT_ELEMENTS = 32
+KEPT_ELEMENTS = 64
+# More of them than this are many.
+LONG_SHARE = 32
+# Rows of so many elements are short.
+SHORT_ROW = 256
 # Fewer blocks leave some of a large GPU's processors idle: they share rows then.
 ENOUGH_BLOCKS = 512
 # Elements of a row that a block takes at least.
 SHORTEST_PIECE = 512
 # Accumulators that wait in shared memory for the other threads of a block; a few bytes each.
 MAX_WAITING = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class RowLimits:
+    """What a device has for kernels with reductions."""
+
+    # Shared memory that a block may hold a row in.
+    shared_bytes: int
+    # How many blocks may share a row and write to each other's shared memory; 1 where none do.
+    clusters: int
 
 
 def plan_row_walk(
@@ -39,7 +54,7 @@ def plan_row_walk(
     is_row: Sequence[bool],
     itemsizes: Sequence[int],
     aligned: Sequence[bool],
-    shared_bytes: int,
+    limits: RowLimits,
 ) -> Walk:
     """Decide how the operands of one call with reductions are read and written.
 
@@ -50,7 +65,7 @@ def plan_row_walk(
         is_row: for each operand, and each counter after them, whether it has one element per row.
         itemsizes: bytes of an element of each operand.
         aligned: whether each operand starts at a multiple of VECTOR_BYTES.
-        shared_bytes: shared memory that a block may hold a row in.
+        limits: the device's.
     """
     inner = rows.inner
     moving = [
@@ -68,6 +83,10 @@ def plan_row_walk(
     if rows.is_across:
         vector, tuning = _across(space, rows, vector, accumulators, may_share=may_share)
     else:
+        # A short row of whole vectors is worth shorter ones.
+        length, half = prod(space.sizes[: rows.reduced]), vector // 2
+        if length <= SHORT_ROW and length % vector and half and length % half == 0 and half * max(wide) >= 8:
+            vector = half
         # A vector's elements lie beside each other.
         while rows.reduced > 1 and space.sizes[0] % vector:
             vector //= 2
@@ -75,7 +94,11 @@ def plan_row_walk(
         outer = [any(space.strides[slot][rows.reduced :]) or prod(space.sizes[rows.reduced :]) == 1 for slot in moving]
         own = [slot for slot, is_own in zip(moving, outer, strict=True) if slot >= len(group.outputs) and is_own]
         read_bytes = sum(itemsizes[slot] for slot in own)
-        tuning = _along(space, rows, vector, accumulators, read_bytes, shared_bytes, may_share=may_share)
+        # A kernel that holds its rows holds all that it reads again.
+        held_bytes = sum(itemsizes[slot] for slot in moving if slot >= len(group.outputs))
+        limits = replace(limits, shared_bytes=limits.shared_bytes * read_bytes // max(held_bytes, 1))
+        tuning = _along(space, rows, vector, accumulators, read_bytes, limits, may_share=may_share)
+        tuning = replace(tuning, multiple=_multiple(prod(space.sizes[: rows.reduced]), vector, tuning))
     accesses = tuple(Access(min(widths.get(slot, 1), vector)) for slot in range(len(space.strides)))
     return Walk(space, vector, accesses, tuning)
 
@@ -90,6 +113,12 @@ def _below(size: int) -> int:
     return 1 << max(size, 1).bit_length() - 1
 
 
+def _multiple(length: int, vector: int, tuning: Tuning) -> int:
+    # No bounds are checked where there are none to cross.
+    whole = tuning.team * tuning.unroll * vector * tuning.cluster
+    return next((size for size in (whole, vector) if length and length % size == 0), 0)
+
+
 def _is_one_pass(group: FusionGroup, rows: RowSpec) -> bool:
     # Whether nothing is computed per element after a reduction.
     levels = reduction_levels(group)
@@ -102,7 +131,7 @@ def _along(
     vector: int,
     accumulators: int,
     bytes_per_element: int,
-    shared_bytes: int,
+    limits: RowLimits,
     *,
     may_share: bool,
 ) -> Tuning:
@@ -120,23 +149,40 @@ def _along(
     most = min(most, 4 if is_light else max(KEPT_ELEMENTS // vector, 1), MAX_UNROLL)
     steps = -(-length // vector)
     if steps <= WARP * most:
-        team = min(_above(steps), WARP)
+        # What there is to do for a row is shared by few threads, if it is not one vector of each.
+        unroll = min(most, 4) if WARP // 4 < steps <= WARP else 1
+        team = min(_above(-(-steps // unroll)), WARP)
         return Tuning(block=256, unroll=_above(-(-steps // team)), team=team, is_resident=True)
-    # The fewer threads of a row wait for each other, the better. Warps of a row in four sizes to a power of two.
-    warps = -(-steps // (most * WARP))
-    step = max(_above(warps) // 8, 1)
-    team = -(-warps // step) * step * WARP
-    if team <= MAX_BLOCK // 2:
-        return Tuning(block=team * max(256 // team, 1), unroll=most, team=team, is_resident=True)
+    # The fewer threads of a row wait for each other, the better, and the fewer have nothing to do.
+    unroll = min((most, max(most // 2, 1)), key=lambda unroll: unroll * _team(steps, unroll))
+    team = _team(steps, unroll)
+    # Where a thread has much to do, other blocks have to fill its pauses: those of clusters are shorter.
+    is_long = unroll * vector > LONG_SHARE and limits.clusters > 1
+    if team <= (MAX_BLOCK // 2 if may_share else MAX_BLOCK // 4 if is_long else MAX_BLOCK):
+        return Tuning(block=team, unroll=unroll, team=team, is_resident=True)
+    if not may_share:
+        # Blocks of a cluster have whole batches each, the fewer the better, but several warps.
+        for batches in (1, 2):
+            team = batches * BATCH // (most * vector)
+            blocks = -(-length // (batches * BATCH))
+            if blocks <= limits.clusters and 8 * WARP <= team <= MAX_BLOCK:
+                return Tuning(block=team, unroll=most, team=team, is_resident=True, cluster=blocks)
     # Chunks are whole batches. A row that takes more than half of a processor's shared memory has all its threads.
     for team in (MAX_BLOCK // 2, MAX_BLOCK):
         unroll = max(BATCH // (team * vector), 4 * (MAX_BLOCK // 2) // team)
         chunk = team * vector * unroll
         held_bytes = -(-length // chunk) * chunk * bytes_per_element
-        if not may_share and vector >= GATHER_VECTOR and held_bytes <= shared_bytes * team // MAX_BLOCK:
+        if not may_share and vector >= GATHER_VECTOR and held_bytes <= limits.shared_bytes * team // MAX_BLOCK:
             return Tuning(block=team, unroll=unroll, team=team, is_held=True)
     team = MAX_BLOCK if vector < GATHER_VECTOR else MAX_BLOCK // 2
     return Tuning(block=team, unroll=max(BATCH // (team * vector), 4), team=team)
+
+
+def _team(steps: int, unroll: int) -> int:
+    # Threads that take so many vectors: warps in four sizes to a power of two.
+    warps = -(-steps // (unroll * WARP))
+    step = max(_above(warps) // 8, 1)
+    return -(-warps // step) * step * WARP
 
 
 def _across(

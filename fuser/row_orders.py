@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import torch
 
 from fuser.arg_spec import DescribedValue
-from fuser.config import config
 from fuser.cuda.aten_orders import GpuSize, Layout, coalesce, find_schedule
 from fuser.errors import UnsupportedError
 from fuser.function import Function
@@ -39,6 +38,7 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
     """
     orders: dict[int, RowOrder | None] = {}
     are_aligned = all(item.desc.is_aligned for item in values[: len(group.inputs)])
+    any_narrow = any(item.desc.dtype and item.desc.dtype.itemsize < 4 for item in values[: len(group.inputs)])
     for index, item in enumerate(group.applications):
         reduction, op = item.function.reduction, REDUCTIONS.get(item.function.op or "")
         if reduction is None:
@@ -54,13 +54,16 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
         elif op is not None and op.is_wide_on_cpu and device.type == "cpu" and desc.dtype is torch.float32:
             error = UnsupportedError(f"op {op.name!r} on {desc.dtype}, which torch adds up in double on the CPU")
             error.is_expected = True
-        elif config.numerics != "strict" or (op is None and not reduction.order):
+        elif not group.is_strict or (op is None and not reduction.order):
             orders[index] = None
         else:
             source = item.tensors[0] if item.tensors[0] < len(group.inputs) else -1
             order = torchs_order(item.function, desc, dims, device, source)
             if reduction.order not in {"sum", "welford"} and not are_aligned:
                 # ATen has other kernels then.
+                order = None
+            if "softmax" in reduction.order and any_narrow:
+                # What lanes read side by side is narrow, too: torch's kernels are faster.
                 order = None
             if order is None:
                 error = UnsupportedError(f"op {item.function.name!r} on {desc.dtype} in torch's own order")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from fuser.cxx.functor import MATH_FUNCTIONS, Functor
 from fuser.dtypes import dtype_info
 from fuser.element import ElementWriter, number_expression, output_type
+from fuser.function import Reduction
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import RowSpec
 from fuser.row_space import reduction_levels
@@ -60,6 +61,8 @@ class RowPass:
     # Combines two parts of a row, given as l3_0 and r3_0, to m3_0; None without reductions.
     combine: RowPart | None
     accumulators: tuple[Accumulator, ...]
+    # Whether two parts come to the same bits whichever is first.
+    commutes: bool = False
 
 
 class RowWriter:
@@ -108,7 +111,8 @@ class RowWriter:
         element = self._element_part(level, reductions)
         accumulators = tuple(item for index in reductions for item in self.accumulators[index])
         combine = self._combine_part(level, reductions) if reductions else None
-        return RowPass(row, element, combine, accumulators)
+        commutes = all(is_sum(self._reduction(index).combine) for index in reductions)
+        return RowPass(row, element, combine, accumulators, commutes)
 
     def _level_of(self, index: int) -> int:
         # In which pass an application is computed first.
@@ -148,9 +152,7 @@ class RowWriter:
         return self._function(f"fuser_row{level}", [*totals, *read], writes, chosen, lines)
 
     def _finish(self, index: int) -> list[str]:
-        application = self.group.applications[index]
-        reduction = application.function.reduction
-        assert reduction is not None, "it is one"
+        reduction = self._reduction(index)
         totals = [f"t{item.name}" for item in self.accumulators[index]]
         values = self.writer.values(index)
         lines = [self.writer.describe(index)]
@@ -237,7 +239,11 @@ class RowWriter:
         functor = application.function.functor
         accumulators = self.accumulators[index]
         names = [f"r{item.name}" for item in accumulators]
-        return [self.writer.describe(index), *self._assign(index, functor, self.writer.operands(index), names)]
+        reduction = self._reduction(index)
+        # A factor of 1 that the compiler sees is none, and then it may contract the product that is left.
+        hides = may_end_in_product(reduction.combine)
+        lines = self._assign(index, functor, self.writer.operands(index), names, hides=hides)
+        return [self.writer.describe(index), *lines]
 
     def _add(self, index: int) -> list[str]:
         # What a thread has of a row, with one element more.
@@ -255,22 +261,24 @@ class RowWriter:
             index, reduction.combine, [*before, *after], [f"r_{item.name}" for item in accumulators]
         )
 
-    def _assign(self, index: int, functor: Functor, operands: Sequence[str], names: Sequence[str]) -> list[str]:
+    def _assign(
+        self, index: int, functor: Functor, operands: Sequence[str], names: Sequence[str], *, hides: bool = False
+    ) -> list[str]:
         # What a functor makes of its operands becomes the accumulators of an application; ``names`` are variables.
         accumulators = self.accumulators[index]
         others = [item.type for item in accumulators]
         call, results, declarations = self.writer.call(index, functor, operands, names, others)
         lines = [*declarations, *([f"{call};"] if results else [])]
         for item, text in zip(accumulators, results or [call], strict=True):
-            lines.append(f"m{item.name} = {self._cross(f'fuser_cast<{item.type}>({text})', functor, item)};")
+            own = self._cross(f"fuser_cast<{item.type}>({text})", functor, item, hides=hides)
+            lines.append(f"m{item.name} = {own};")
         return lines
 
     # --- combining ---------------------------------------------------------------------------------------------------
     def _combine_part(self, level: int, reductions: Sequence[int]) -> RowPart:
         lines: list[str] = []
         for index in reductions:
-            reduction = self.group.applications[index].function.reduction
-            assert reduction is not None, "it is one"
+            reduction = self._reduction(index)
             combine, accumulators = reduction.combine, self.accumulators[index]
             parts = [f"{side}{item.name}" for side in "lr" for item in accumulators]
             names = [f"r_{item.name}" for item in accumulators]
@@ -280,8 +288,7 @@ class RowWriter:
         return self._function(f"fuser_combine{level}", reads, [f"m{name}" for name in names], reductions, lines)
 
     def _accumulators(self, index: int) -> tuple[Accumulator, ...]:
-        reduction = self.group.applications[index].function.reduction
-        assert reduction is not None, "it is one"
+        reduction = self._reduction(index)
         info = dtype_info(self.writer.typing.common[index])
         compute, identity = info.compute, reduction.initial(info.compute_dtype)
         first = self.writer.values(index)[0]
@@ -299,11 +306,18 @@ class RowWriter:
         casts = [f"fuser_cast<{kind}>({text})" if kind else text for kind, text in zip(kinds, totals, strict=True)]
         return [self.writer.isolate(text) for text in casts]
 
-    def _cross(self, text: str, functor: Functor, item: Accumulator) -> str:
+    def _cross(self, text: str, functor: Functor, item: Accumulator, *, hides: bool) -> str:
+        if item.type not in ("float", "double"):
+            return text
         # What ends in a product must not be contracted with what adds to it.
-        if item.type in ("float", "double") and may_end_in_product(functor):
+        if may_end_in_product(functor):
             return self.writer.isolate(self.writer.cross(text))
-        return text
+        return self.writer.isolate(text) if hides else text
+
+    def _reduction(self, index: int) -> Reduction:
+        reduction = self.group.applications[index].function.reduction
+        assert reduction is not None, "it is one"
+        return reduction
 
     # --- functions ---------------------------------------------------------------------------------------------------
     def _is_row(self, index: int) -> bool:
@@ -386,3 +400,10 @@ def is_costly(functor: Functor) -> bool:
 def may_end_in_product(functor: Functor) -> bool:
     """Whether a result may be a product, or come from a function that ends in one."""
     return "*" in functor.source or "(" in functor.source.partition("{")[2]
+
+
+def is_sum(functor: Functor) -> bool:
+    """Whether a functor plainly adds its two parameters."""
+    names = [item.name for item in functor.tensors]
+    words = functor.source.partition("{")[2].split()
+    return len(names) == 2 and words == ["return", names[0], "+", f"{names[1]};", "}"]

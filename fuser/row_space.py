@@ -6,14 +6,15 @@ others. All reductions of a kernel reduce the same dimensions of one shape.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from fuser.graph import Application, FusionGroup
 from fuser.kernel_spec import ValueLayout
 from fuser.layout import IterationSpace, Shape, Strides, broadcast_shapes, build_iteration_space
 
-__all__ = ["RowShape", "build_row_space", "count_accumulators", "find_row_shape", "reduction_levels"]
+__all__ = ["RowShape", "build_row_space", "count_accumulators", "find_row_shape", "lies_across", "reduction_levels"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,23 @@ class _Axes:
         while self.parents[item] != item:
             self.parents[item] = item = self.parents[self.parents[item]]
         return item
+
+
+def lies_across(sizes: Shape, reduced: Collection[int], operands: Iterable[Strides]) -> bool:
+    """Whether most of what a kernel reads and writes lies densely across rows, not along them.
+
+    Args:
+        sizes: of the dimensions that it walks over.
+        reduced: those that it reduces.
+        operands: strides along them.
+    """
+    along, across = 0, 0
+    for strides in operands:
+        elements = prod(size for size, stride in zip(sizes, strides, strict=True) if stride)
+        dense = [dim for dim, stride in enumerate(strides) if stride == 1 and sizes[dim] > 1]
+        along += elements * any(dim in reduced for dim in dense)
+        across += elements * any(dim not in reduced for dim in dense)
+    return across > along
 
 
 def reduction_levels(group: FusionGroup) -> list[int]:

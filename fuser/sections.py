@@ -20,7 +20,7 @@ from fuser.kernel_spec import (
 )
 from fuser.layout import Shape, broadcast_strides, build_iteration_space
 from fuser.orders import RowOrder
-from fuser.row_space import RowShape, find_row_shape, reduction_levels
+from fuser.row_space import RowShape, find_row_shape, lies_across, reduction_levels
 
 __all__ = ["cut_around", "cut_group", "group_outputs"]
 
@@ -125,16 +125,12 @@ def _is_one_pass(section: Section, layouts: Sequence[ValueLayout]) -> bool:
 
 def _has_few_rows(group: FusionGroup, rows: RowShape, layouts: Sequence[ValueLayout]) -> bool:
     # Whether a block for each row would leave most of a GPU idle.
-    kept = [dim for dim in range(len(rows.shape)) if dim not in rows.dims]
-    along, across = 0, 0
-    for value in group.used_inputs():
-        if not rows.is_row[value]:
-            dense = rows.strides(value, layouts[value].strides)
-            along += any(dense[dim] == 1 for dim in rows.dims)
-            across += any(dense[dim] == 1 for dim in kept)
-    count, length = prod(rows.shape[dim] for dim in kept), prod(rows.shape[dim] for dim in rows.dims)
-    blocks = count // ROWS_ACROSS if across > along else count
-    return blocks < FEW_ROWS and length * (ROWS_ACROSS if across > along else 1) > LONG_ROW
+    full = [value for value in group.used_inputs() if not rows.is_row[value]]
+    is_across = lies_across(rows.shape, rows.dims, [rows.strides(value, layouts[value].strides) for value in full])
+    length = prod(rows.shape[dim] for dim in rows.dims)
+    count = prod(rows.shape) // max(length, 1)
+    blocks = count // ROWS_ACROSS if is_across else count
+    return blocks < FEW_ROWS and length * (ROWS_ACROSS if is_across else 1) > LONG_ROW
 
 
 def _cut_passes(group: FusionGroup, rows: RowShape) -> Iterator[Section]:

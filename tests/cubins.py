@@ -145,7 +145,7 @@ def cuda_twin(group: Any, args: Any) -> Any:
     from fuser.arg_spec import rounds_between
     from fuser.kernel_spec import infer_typing
     from fuser.layout import IterationSpace
-    from fuser.row_access import plan_row_walk
+    from fuser.row_access import RowLimits, plan_row_walk
 
     if args.device_type == "cuda":
         return args
@@ -164,7 +164,7 @@ def cuda_twin(group: Any, args: Any) -> Any:
     space = IterationSpace((SIDE,) * args.rank, tuple(strides))
     rows = args.rows
     if rows is None:
-        rounds = rounds_between(group, args.numerics)
+        rounds = rounds_between(group, is_strict=args.numerics == "strict")
         walk = plan_walk(space, itemsizes, [True] * len(itemsizes), len(args.outputs), rounds=rounds)
     else:
         read = [index for index, item in enumerate(args.inputs) if item is not None and item.number is None]
@@ -172,7 +172,8 @@ def cuda_twin(group: Any, args: Any) -> Any:
         lengths = (1, SIDE, SIDE**2, SIDE**3)
         sizes = (lengths[choose(f"{args} {group!s}", len(lengths))], *space.sizes[1:])
         space = IterationSpace(sizes, space.strides, rows.reduced)
-        walk = plan_row_walk(group, space, rows, is_row, itemsizes, [True] * len(itemsizes), choose(str(args), 2) << 17)
+        limits = RowLimits(choose(str(args), 2) << 17, 1)
+        walk = plan_row_walk(group, space, rows, is_row, itemsizes, [True] * len(itemsizes), limits)
         rows = replace(rows, keeps=walk.tuning.is_resident)
     return replace(args, device_type="cuda", vector=walk.vector, accesses=walk.accesses, tuning=walk.tuning, rows=rows)
 

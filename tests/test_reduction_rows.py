@@ -175,8 +175,8 @@ def check_accuracy(name: str, form: Callable[..., Any], device: str) -> None:
             pairs = [(got, wanted, truth)] if isinstance(wanted, torch.Tensor) else zip(got, wanted, truth, strict=True)
             for one, other, true in pairs:
                 own, torchs = error_of(one, true, dtype), error_of(other, true, dtype)
-                # A sum in another order may round otherwise.
-                assert own <= max(1.1 * torchs, 1.0), (
+                # A sum in another order may round otherwise; batches of 8192 come in order, and round once each.
+                assert own <= max(1.1 * torchs, 1.0 if true.numel() > 1 and count <= 8192 else 2.0), (
                     f"{name} of {dtype} {tuple(x.shape)}: {own:.2f}, torch {torchs:.2f}"
                 )
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from cuda_emulation import run_emulated
 from functors import poison, unpoison
-from row_groups import GROUPS, OWN_GROUPS, draw, layouts_of, on_gpu, one
+from reduction_cases import MOMENTS, ONE
+from row_groups import GROUPS, OWN_GROUPS, draw, layouts_of, on_gpu, one, reduce, text
 
-from fuser import arg_spec
+from fuser import arg_spec, row_access
 from fuser.compiler import register
 from fuser.config import config
 from fuser.graph import FusionGroup
@@ -62,6 +64,20 @@ def check_loops(name: str, one_in: int) -> None:
                 continue
             inputs, group = inputs_of(x, dims), build(dims)
             same(run_emulated(group, inputs, descending=bool(number % 2)), run(register(group), inputs))
+
+
+@pytest.mark.parametrize("name", ["total", "shifted"])
+def test_rows_of_nothing(name: str) -> None:
+    build, inputs_of = GROUPS[name]
+    inputs, group = inputs_of(torch.empty(3, 0), (1,)), build((1,))
+    same(run_emulated(group, inputs), run(register(group), inputs))
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((2, 40000), torch.float32), ((3, 4097), torch.bfloat16)], ids=str)
+def test_rows_of_clusters_and_rows_that_begin_anywhere(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    build, inputs_of = GROUPS["shifted"]
+    inputs, group = inputs_of(draw(shape, dtype), (1,)), build((1,))
+    same(run_emulated(group, inputs, descending=True), run(register(group), inputs))
 
 
 # --- on a GPU --------------------------------------------------------------------------------------------------------
@@ -142,6 +158,32 @@ def test_wide_indices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for shape, dims in [*SHAPES, *LARGE_SHAPES[::4]]:
         inputs, group = inputs_of(draw(shape, torch.float32), dims), build(dims)
         same(run(register(group), on_gpu(inputs)), run(register(group), inputs))
+
+
+WEIGHTED = text(
+    "void merge(T m, T s, T n, T m2, T s2, T n2, T& a, T& b, T& c) "
+    "{ c = n + n2; T d = m2 - m; T f = c > 0 ? n2 / c : T(0); a = m + d * f; b = s + s2 + d * d * n * f; }",
+    outputs=3,
+)
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_bits_do_not_depend_on_what_is_known_of_the_length(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Compilers see through more where no bounds are checked.
+    weighted = one(reduce((-1,), value=ONE, combine=WEIGHTED, identity=(0, 0, 0), finish=MOMENTS))
+    groups = [(weighted, lambda x: [x]), *((build((-1,)), partial(of, dims=(-1,))) for build, of in GROUPS.values())]
+    for shape in ((300, 256), (40, 4096), (8, 5120), (3, 32768), (200, 65536)):
+        x = draw(shape, dtype)
+        for group, inputs_of in groups:
+            inputs = on_gpu(inputs_of(x))
+            wanted = run(register(group), inputs)
+            with monkeypatch.context() as patch:
+                patch.setattr(row_access, "_multiple", lambda length, vector, tuning: 0)
+                config.touch()
+                same([item.cpu() for item in run(register(group), inputs)], [item.cpu() for item in wanted])
+            config.touch()
 
 
 @pytest.mark.cuda

@@ -297,7 +297,7 @@ class _Writer:
     def __init__(self, group: FusionGroup, typing: Typing) -> None:
         self.group = group
         self.typing = typing
-        self.builder = GroupBuilder()
+        self.builder = GroupBuilder(group.numerics)
         self.sources: list[Source] = []
         # Handles of forward values.
         self.values: dict[int, int] = {}

@@ -103,7 +103,7 @@ def _without_finish(group: FusionGroup, inputs: Sequence[Any]) -> FusionGroup | 
     if any(dtype is not compute for dtype in dtypes):
         # The functor's T would be another one.
         return None
-    builder = GroupBuilder()
+    builder = GroupBuilder(group.numerics)
     handles = [builder.add_input(item.name, is_scalar=item.is_scalar) for item in group.inputs]
     application = group.applications[0]
     by_name = dict(zip((item.name for item in function.scalars), application.scalars, strict=True))

@@ -18,8 +18,6 @@ __all__ = ["GpuSize", "Layout", "coalesce", "find_schedule", "sum_schedule"]
 # Threads of a block of Reduce.cuh; elements that a thread has in flight where it reads one at a time.
 MAX_THREADS = 512
 IN_FLIGHT = 4
-# Threads of a block of SoftMax.cu.
-MAX_ROW_THREADS = 1024
 # Rows of so many elements are read in vectors.
 SHORT_ROW = 128
 # Elements of a thread from which warps, and blocks, share a row; and how few blocks leave to a thread.
@@ -88,21 +86,10 @@ def find_schedule(order: str, layout: Layout, itemsize: int, gpu: GpuSize, *, is
 
 
 def _softmax_schedule(order: str, length: int) -> Schedule | None:
-    # PersistentSoftmax.cuh: a warp for each row.
-    is_forward = order == "softmax"
-    if length <= (2048 if is_forward else 1024):
-        return Schedule(min(1 << max(length - 1, 0).bit_length(), 32), accumulators=1)
-    # SoftMax.cu: a block; forward, shorter rows stay in registers.
-    if is_forward and length <= 8192:
-        return Schedule(32, 32, accumulators=1)
-    if length % IN_FLIGHT:
+    # PersistentSoftmax.cuh: a warp for each row. The order of longer ones is not known.
+    if length > (2048 if order == "softmax" else 1024):
         return None
-    threads = MAX_ROW_THREADS
-    if not is_forward:
-        threads, most = 1, min(length // IN_FLIGHT, MAX_ROW_THREADS)
-        while threads < most // 2:
-            threads *= 2
-    return Schedule(32, threads // 32, accumulators=1, vector=IN_FLIGHT)
+    return Schedule(min(1 << max(length - 1, 0).bit_length(), 32), accumulators=1)
 
 
 def sum_schedule(

@@ -41,6 +41,7 @@ class RowText:
             // What pass 0 combines.
             struct fuser_pass0 {
               struct part { float m2_0; };
+              static constexpr bool commutes = true;
               const fuser_args& a;
               FUSER_INLINE part identity() const { return {fuser_cast<float>(0LL)}; }
               FUSER_INLINE part combine(const part& l, const part& r) const {
@@ -69,6 +70,7 @@ class RowText:
                 f"// What pass {level} combines.",
                 f"struct fuser_pass{level} {{",
                 f"  struct part {{ {' '.join(f'{item.type} m{item.name};' for item in step.accumulators)} }};",
+                f"  static constexpr bool commutes = {str(step.commutes).lower()};",
                 "  const fuser_args& a;",
                 f"  FUSER_INLINE part identity() const {{ return {{{identity}}}; }}",
                 "  FUSER_INLINE part combine(const part& l, const part& r) const {",

@@ -7,39 +7,23 @@ and those of a batch to one by way of shared memory, as the tree has it.
 
 from __future__ import annotations
 
-from fuser.access import Tuning
-from fuser.codegen import KERNEL_NAME, Operand
-from fuser.cuda.row_text import RowText, indent
+from fuser.codegen import KERNEL_NAME
+from fuser.cuda.along_elements import WARP, AlongElements
+from fuser.cuda.row_text import indent
 from fuser.function import BATCH
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["AlongText"]
 
-WARP = 32
-# Threads of a multiprocessor that a kernel leaves registers for, at least: where rows stay in registers, where several
-# accumulators do so besides, and elsewhere.
-RESIDENT_THREADS = 768
-HEAVY_THREADS = 512
+# Threads of a multiprocessor that a kernel leaves registers for: where rows stay in registers, by whether there are
+# several accumulators and whether a thread has many bytes of an operand; and elsewhere.
+RESIDENT_THREADS = {(False, False): 1024, (False, True): 768, (True, False): 768, (True, True): 512}
+FEW_BYTES = 64
 THREADS = 1024
 
 
-class AlongText(RowText):
+class AlongText(AlongElements):
     """Writes such a kernel."""
-
-    @property
-    def tuning(self) -> Tuning:
-        """How the work is divided."""
-        return self.loop.tuning
-
-    @property
-    def teams(self) -> int:
-        """Rows that a block has at a time."""
-        return self.tuning.block // self.tuning.team
-
-    @property
-    def chunk(self) -> int:
-        """Elements of a row that its team has at a time."""
-        return self.tuning.unroll * self.tuning.team * self.loop.vector
 
     def kernel(self) -> list[str]:
         """Write the kernel: the rows of a block, all passes of each."""
@@ -47,18 +31,15 @@ class AlongText(RowText):
         rows = self.product(self.kept)
         if tuning.piece:
             return self._shared_kernel()
+        if tuning.cluster > 1:
+            return self._cluster_kernel()
         body = [
             f"const fuser_index number = first + threadIdx.x / {tuning.team};",
             "const bool is_row = number < rows;",
             "// Threads without a row go along: others wait for them.",
             "const fuser_row row = fuser_find(a, is_row ? number : rows - 1);",
-            *self._row_variables(),
-            *self._kept_vectors(),
+            *self._all_passes("is_row && t == 0"),
         ]
-        for level, step in enumerate(self.loop.passes):
-            body += [f"// Pass {level}.", *self._row_part(step)]
-            if step.element is not None:
-                body += self._pass(level, step, step.element)
         if self._shares and (len(self.combining) % 2 or not self._is_one_batch):
             body.append("__syncthreads();")
         return [
@@ -74,12 +55,42 @@ class AlongText(RowText):
             "}",
         ]
 
+    def _all_passes(self, writes: str) -> list[str]:
+        # Of one row, whose parts one thread writes.
+        lines = [*self._row_variables(), *self._kept_vectors()]
+        for level, step in enumerate(self.loop.passes):
+            lines += [f"// Pass {level}.", *self._row_part(step, writes)]
+            if step.element is not None:
+                lines += self._pass(level, step, step.element)
+        return lines
+
+    def _cluster_kernel(self) -> list[str]:
+        # Neighbouring blocks, which read and write each other's shared memory, have a chunk of one row each.
+        return [
+            *self._head(),
+            f"  constexpr unsigned int C = {self.tuning.cluster};",
+            "  const int t = threadIdx.x;",
+            "  const unsigned int rank = blockIdx.x % C;",
+            "  constexpr bool is_row = true;",
+            f"  const fuser_index length = {self.length}, begin = rank * {self.chunk};",
+            *indent(self._shared()),
+            "  fuser_arrive();",
+            "  const fuser_row row = fuser_find(a, blockIdx.x / C);",
+            *indent(self._all_passes("rank == 0 && t == 0")),
+            "}",
+        ]
+
     def _head(self) -> list[str]:
         block = self.tuning.block
         is_heavy = any(len(step.accumulators) > 1 for step in self.loop.passes)
-        threads = (HEAVY_THREADS if is_heavy else RESIDENT_THREADS) if self.tuning.is_resident else THREADS
+        full = [item for step in self.loop.passes if step.element for item in self.full(step.element)]
+        widest = max((item.info.dtype.itemsize for item in full if not item.is_counter), default=1)
+        has_many = self.tuning.unroll * self.loop.vector * widest > FEW_BYTES
+        threads = RESIDENT_THREADS[is_heavy, has_many] if self.tuning.is_resident else THREADS
+        blocks = (2 * threads + block) // (2 * block)
+        cluster = f"__cluster_dims__({self.tuning.cluster}, 1, 1) " if self.tuning.cluster > 1 else ""
         return [
-            f'extern "C" __global__ void __launch_bounds__({block}, {max(threads // block, 1)})',
+            f'extern "C" __global__ void {cluster}__launch_bounds__({block}, {max(blocks, 1)})',
             f"{KERNEL_NAME}(const __grid_constant__ fuser_args a) {{",
             f"  constexpr int V = {self.loop.vector}, T = {self.tuning.team}, U = {self.tuning.unroll};",
         ]
@@ -143,7 +154,12 @@ class AlongText(RowText):
 
     @property
     def _is_one_batch(self) -> bool:
-        return self.tuning.is_resident and self.chunk <= BATCH
+        return self.tuning.is_resident and self.chunk <= BATCH and self.tuning.cluster == 1
+
+    @property
+    def _alternates(self) -> bool:
+        # Between passes, where nobody waits for those who read what the pass before came to.
+        return self._is_one_batch or self.tuning.cluster > 1
 
     def _shared(self) -> list[str]:
         # Parts of warps; where a row is one batch, those of the pass before may still be read.
@@ -151,14 +167,18 @@ class AlongText(RowText):
             return []
         lines = []
         least = self.tuning.unroll * self.tuning.team // WARP
-        buffers = 2 if self._is_one_batch else 1
+        buffers = 2 if self._alternates else 1
         sizes = [f"static_cast<int>(sizeof(fuser_pass{level}::part))" for level in self.combining]
         for level, size in zip(self.combining, sizes, strict=True):
             count = f"fuser_waiting({least}, {size})" if not self.tuning.is_resident else str(least)
             lines.append(f"constexpr int waiting{level} = {count};")
         # The batches come behind the parts.
         per_batch = BATCH // (WARP * self.loop.vector)
-        wholes = [f"(waiting{level} + (waiting{level} + {per_batch - 1}) / {per_batch})" for level in self.combining]
+        cluster = self.tuning.cluster
+        wholes = [
+            f"(waiting{level} + (waiting{level} + {per_batch - 1}) / {per_batch} * {cluster})"
+            for level in self.combining
+        ]
         bytes_ = [f"{whole} * {size}" for whole, size in zip(wholes, sizes, strict=True)]
         most = bytes_[0]
         for text in bytes_[1:]:
@@ -203,7 +223,8 @@ class AlongText(RowText):
         if step.accumulators:
             return self._combining_pass(level, own)
         if self.tuning.is_resident:
-            return ["{", "  constexpr fuser_index begin = 0;", *indent(own), "}"]
+            begin = ["  constexpr fuser_index begin = 0;"] * (self.tuning.cluster == 1)
+            return ["{", *begin, *indent(own), "}"]
         return [f"for (fuser_index begin = 0; begin < length; begin += {self.chunk}) {{", *indent(own), "}"]
 
     def _combining_pass(self, level: int, own: list[str]) -> list[str]:
@@ -217,7 +238,7 @@ class AlongText(RowText):
                 f"{combine}fuser_butterfly<1, U>(pass{level}, fuser_lanes<U, T>(pass{level}, parts)));",
             ]
             return [*lines, "{", *indent(own), "}"]
-        buffer = self.combining.index(level) % 2 if self._is_one_batch else 0
+        buffer = self.combining.index(level) % 2 if self._alternates else 0
         setup = [f"const auto waiting = reinterpret_cast<{kind}::part*>(shared[{buffer}][threadIdx.x / T]);"]
         store = [
             f"const auto own = fuser_lanes<U, {WARP}>(pass{level}, parts);",
@@ -228,6 +249,12 @@ class AlongText(RowText):
             count = self.chunk // (WARP * self.loop.vector)
             own = ["constexpr fuser_index begin = 0, round = 0;", *setup, *own, *store, "__syncthreads();"]
             own.append(f"{combine}fuser_warp_batch<V>(pass{level}, waiting, {count}));")
+            return [*lines, "{", *indent(own), "}"]
+        if self.tuning.cluster > 1:
+            own = ["const fuser_index round = begin;", *setup, *own, *store]
+            own += ["fuser_wait();"] * (level == self.combining[0])
+            parts = f"waiting, waiting + waiting{level}"
+            own.append(f"fuser_fold_blocks<V, T, U, C>(pass{level}, total{level}, {parts}, rank, length);")
             return [*lines, "{", *indent(own), "}"]
         span = f"{WARP * self.loop.vector}"
         fold = [
@@ -249,117 +276,3 @@ class AlongText(RowText):
             *indent(fold),
             "}",
         ]
-
-    def _kept_vectors(self) -> list[str]:
-        # What a thread reads once and several passes use.
-        if not self.tuning.is_resident:
-            return []
-        used = [item for step in self.loop.passes if step.element for item in self.full(step.element)]
-        found = dict.fromkeys(item for item in used if not (item.is_output or item.is_counter))
-        kept = [f"fuser_vector<{self.loop.kept_types[name]}, V> {name}[U];" for name in self.loop.kept]
-        return [*(f"{self._vector(item)} {item.name}[U];" for item in found), *kept]
-
-    def _load(self, level: int, element: RowPart) -> list[str]:
-        inputs = [item for item in self.full(element) if not (item.is_output or item.is_counter)]
-        if self.tuning.is_resident:
-            before = [step.element for step in self.loop.passes[:level] if step.element]
-            known = {item.name for part in before for item in self.full(part)}
-            inputs = [item for item in inputs if item.name not in known]
-        if not inputs:
-            return []
-        lines = [] if self.tuning.is_resident else [f"{self._vector(item)} {item.name}[U];" for item in inputs]
-        again = [item for item in inputs if item in self.loop.held and not self._reads_first(item, level)]
-        direct = [item for item in inputs if item not in again]
-        loads = [*self._place(direct, reads=True), *(f"{item.name}[u] = {self._read(item)};" for item in direct)]
-        own = "(begin + (u * T + t) * V) / V"
-        loads += [f"{item.name}[u] = held_{item.name}[{own}];" for item in again]
-        return [*lines, "#pragma unroll", "for (int u = 0; u < U; ++u) {", *indent(loads), "}"]
-
-    def _place(self, items: list[Operand], *, reads: bool = False) -> list[str]:
-        # Where the thread's u-th vector is, and how many elements there are from there on.
-        lines = [
-            "const fuser_index n = begin + (u * T + t) * V;",
-            f"const {self.signed} left = static_cast<{self.signed}>(length - n);",
-        ]
-        if reads:
-            # What is missing is read elsewhere: all vectors are computed side by side, without a branch for each.
-            lines = [
-                "const fuser_index own = begin + (u * T + t) * V, n = own < length ? own : 0;",
-                f"const {self.signed} left = static_cast<{self.signed}>(length - n);",
-            ]
-        if not items:
-            return lines
-        if len(self.reduced) > 1:
-            lines += ["fuser_index rest = n;", *self.split("rest", self.reduced)]
-        else:
-            lines.append("const fuser_index i0 = n;")
-        return lines
-
-    def _vector(self, item: Operand) -> str:
-        return f"fuser_vector<{item.info.storage}, {'V' if item.inner else '1'}>"
-
-    def _read(self, item: Operand) -> str:
-        place = self.address(f"row.{item.name}", item, self.reduced)
-        if item.inner == 2:
-            return f"fuser_gather<V>({place}, {self.stride(item, 0)}, left)"
-        return f"fuser_load<{'V' if item.inner else '1'}, {item.access.width if item.inner else 1}>({place}, left)"
-
-    def _compute(self, level: int, step: RowPass, element: RowPart) -> list[str]:
-        known = self.row_values(element)
-        outputs = [item for item in self.full(element) if item.is_output]
-        lines = self._place([item for item in self.full(element) if item.is_output or item.is_counter])
-        inside = []
-        for item in self.full(element):
-            if item.is_output:
-                inside.append(f"{item.info.storage} {item.name}[V];")
-                known[item.variable] = f"{item.name}[k]"
-            elif item.is_counter:
-                inside.append(f"const auto {item.name} = {self._read(item)};")
-                known[item.variable] = f"{item.name}[{'k' if item.inner else '0'}]"
-            else:
-                known[item.variable] = f"fuser_to_compute({item.name}[u][{'k' if item.inner else '0'}])"
-        known |= {f"m{item.name}": f"own[k].m{item.name}" for item in step.accumulators}
-        if step.accumulators:
-            inside.append(f"fuser_pass{level}::part own[V];")
-        kept = [name for name in element.writes if name[0] == "k"]
-        known |= {f"v{name[1:]}": f"fuser_to_compute({name}[u][k])" for name in self.loop.kept if name not in kept}
-        sets = [f"{name}[u].set(k, fuser_from_compute<{self.loop.kept_types[name]}>(kept_{name}));" for name in kept]
-        known |= {name: f"kept_{name}" for name in kept}
-        inside += ["#pragma unroll", "for (int k = 0; k < V; ++k) {"]
-        inside += [f"  {self.loop.types[name]} kept_{name};" for name in kept]
-        inside += [f"  {element.call(known)}", *(f"  {line}" for line in sets), "}"]
-        if step.accumulators:
-            inside += [
-                "if (left < V) {",
-                "#pragma unroll",
-                "  for (int k = 0; k < V; ++k)",
-                f"    if (k >= left) own[k] = pass{level}.identity();",
-                "}",
-                f"parts[u] = fuser_tree<V>(pass{level}, own);",
-            ]
-        inside += [self._write(item) for item in outputs]
-        first = [item for item in self.loop.held if self._reads_first(item, level)]
-        inside = [*(f"held_{item.name}[n / V] = {item.name}[u];" for item in first), *inside]
-        lines += inside
-        head = [f"fuser_pass{level}::part parts[U];"] if step.accumulators else []
-        each = ["#pragma unroll", "for (int u = 0; u < U; ++u) {", *indent(lines), "}"]
-        if not self.tuning.is_resident:
-            return [*head, *each]
-        # Rows of nothing have no element to stand for those that are missing.
-        rest = ["} else {", "#pragma unroll", f"  for (int u = 0; u < U; ++u) parts[u] = pass{level}.identity();"]
-        return [*head, "if (length > 0) {", *indent(each), *(rest if step.accumulators else []), "}"]
-
-    def _reads_first(self, item: Operand, level: int) -> bool:
-        readers = [
-            number
-            for number, step in enumerate(self.loop.passes)
-            if step.element and item.variable in step.element.reads
-        ]
-        return readers[0] == level
-
-    def _write(self, item: Operand) -> str:
-        place = self.address(f"row.{item.name}", item, self.reduced)
-        left = f"is_row ? left : {self.signed}(0)"
-        if item.inner == 2:
-            return f"fuser_scatter<V>({place}, {self.stride(item, 0)}, {item.name}, {left});"
-        return f"fuser_store<V, {item.access.width}>({place}, {item.name}, {left});"

@@ -17,7 +17,7 @@ from fuser.row_parts import RowPart, RowPass
 __all__ = ["OrderedAlongText"]
 
 # Of a processor, of a thread at most, and of one beside what it keeps of a row.
-PROCESSOR_REGISTERS, MAX_REGISTERS, REGISTERS = 65536, 255, 32
+PROCESSOR_REGISTERS, MAX_REGISTERS, REGISTERS = 65536, 255, 40
 # Vectors that are read together where only a later pass needs them.
 LATE_UNROLL = 4
 
@@ -111,12 +111,16 @@ class OrderedAlongText(AlongText):
 
     def _head(self) -> list[str]:
         # As many blocks of a processor as have registers for what their threads keep.
-        block, registers = self.tuning.block, REGISTERS
+        block, schedule = self.tuning.block, self.order.schedule
         if self.tuning.is_resident:
-            kept = sum(item.info.dtype.itemsize for item in self._resident())
-            registers += self.tuning.unroll * self.loop.vector * kept // 4
+            items = self._resident()
+        else:
+            items = [item for step in self.loop.passes if step.element for item in self._inputs(step.element)]
+        each = sum(item.info.dtype.itemsize for item in dict.fromkeys(items)) + 4 * len(self.loop.kept)
+        accumulators = schedule.accumulators * max(len(step.accumulators) for step in self.loop.passes)
+        registers = REGISTERS + accumulators + self.tuning.unroll * self.loop.vector * each // 4
         blocks = max(PROCESSOR_REGISTERS // (block * min(registers, MAX_REGISTERS)), 1)
-        head, schedule = super()._head(), self.order.schedule
+        head = super()._head()
         # Several threads may share a vector of torch's thread, and its accumulators.
         split = schedule.vector // self.loop.vector
         head += [

@@ -19,12 +19,35 @@ from fuser.fx.nodes import bind_group, is_random
 from fuser.fx.partition import Partition, partition
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.jiterator import JitFunction
-from fuser.launcher import Replayer
+from fuser.kernel_spec import KernelSpec
+from fuser.launcher import Replayer, called_in_c
 from fuser.library import split_inputs
-from fuser.ops import OpCall
-from fuser.route import call
+from fuser.ops import OpCall, bind_for
+from fuser.route import call_anew
 
 __all__ = ["FusionModule", "FusionPass", "fuse_graph"]
+
+
+@called_in_c
+class FusionCall(Replayer):
+    """A registered group as a function of its inputs; returns a tensor, or a tuple of tensors for several outputs."""
+
+    def __init__(self, spec: KernelSpec) -> None:
+        self.spec = spec
+        self.text = spec.text
+        super().__init__((), ())
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the group."""
+        if torch.compiler.is_dynamo_compiling():
+            results = torch.ops.fuser.run(self.text, *split_inputs(inputs))
+            return results[0] if len(results) == 1 else tuple(results)
+        replayed = self.launch(inputs, None, None)
+        return self.call_anew(*inputs) if replayed is None else replayed
+
+    def call_anew(self, *inputs: Any) -> Any:
+        """Serve a call that is not like an earlier one."""
+        return call_anew(self.spec, inputs, self, inputs)
 
 
 class FusionModule(torch.nn.Module):
@@ -39,16 +62,16 @@ class FusionModule(torch.nn.Module):
         super().__init__()
         self.group = group
         self.node_names = tuple(node_names)
-        self.spec = register(group)
-        self.text = self.spec.text
-        self._launcher = Replayer((), ())
+        self.run = FusionCall(register(group))
+
+    @property
+    def spec(self) -> KernelSpec:
+        """The group as it is registered."""
+        return self.run.spec
 
     def forward(self, *inputs: Any) -> Any:
         """Run the group; returns a tensor, or a sequence of tensors for several outputs."""
-        if not torch.compiler.is_dynamo_compiling():
-            return call(self.spec, self._launcher, inputs)
-        results = torch.ops.fuser.run(self.text, *split_inputs(inputs))
-        return results[0] if len(results) == 1 else tuple(results)
+        return self.run(*inputs)
 
     def extra_repr(self) -> str:
         """One line per application."""
@@ -69,17 +92,21 @@ class FusionPass(PassBase):
         reduces: whether torch's reductions join groups. Their derivatives are torch's own: for a graph that autograd
             differentiates it is better that they stay.
         device_type: where values are that the graph says nothing of, such as "cuda".
+        numerics: what the groups run with, whatever the settings say: "strict" or "fast"; None: as the settings say.
     """
 
-    def __init__(self, *, reduces: bool = True, device_type: str = "") -> None:
+    def __init__(self, *, reduces: bool = True, device_type: str = "", numerics: str | None = None) -> None:
         super().__init__()
         self.reduces = reduces
         self.device_type = device_type
+        self.numerics = numerics
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         """Run on one graph module."""
-        substitution = _Substitution(graph_module)
-        for found in partition(graph_module.graph, reduces=self.reduces, device_type=self.device_type):
+        substitution = _Substitution(graph_module, self.numerics)
+        with bind_for(self.numerics):
+            groups = partition(graph_module.graph, reduces=self.reduces, device_type=self.device_type)
+        for found in groups:
             if config.fuel is not None and not _burn():
                 break
             substitution.add(found)
@@ -132,8 +159,8 @@ def _is_real(item: Any) -> bool:
 class _GroupWriter:
     """Builds the FusionGroup of a partition, and the arguments its fusion node is called with."""
 
-    def __init__(self, found: Partition, replaced: Mapping[fx.Node, fx.Node]) -> None:
-        self.builder = GroupBuilder()
+    def __init__(self, found: Partition, replaced: Mapping[fx.Node, fx.Node], numerics: str | None) -> None:
+        self.builder = GroupBuilder(numerics)
         # What stands for the nodes of other groups now.
         self.replaced = replaced
         # Handles of the values each node of this one makes.
@@ -206,7 +233,8 @@ class _GroupWriter:
 class _Substitution:
     """Puts fusion nodes beside the groups they stand for, then takes the groups out of the graph."""
 
-    def __init__(self, graph_module: fx.GraphModule) -> None:
+    def __init__(self, graph_module: fx.GraphModule, numerics: str | None) -> None:
+        self.numerics = numerics
         self.module = graph_module
         self.graph = graph_module.graph
         self.fused: list[fx.Node] = []
@@ -215,7 +243,7 @@ class _Substitution:
 
     def add(self, found: Partition) -> None:
         """Add the fusion node of a group."""
-        writer = _GroupWriter(found, self.replaced)
+        writer = _GroupWriter(found, self.replaced, self.numerics)
         wanted = {node for node in found.nodes if _is_returned(node, writer.values)}
         views = {node for node, call in zip(found.nodes, found.calls, strict=True) if call is not None and call.is_view}
         for node in reversed(found.nodes):

@@ -6,7 +6,7 @@ its results have the same bits. The ways a program can name an op (``torch.add``
 """
 
 from fuser.ops import activations, elementary, statistics  # noqa: F401 - they fill the table
-from fuser.ops.binding import bind_function, bind_method, bind_module, find_dims, has_hooks
+from fuser.ops.binding import bind_for, bind_function, bind_method, bind_module, find_dims, has_hooks
 from fuser.ops.calls import DEVICE_TYPE, IS_NUMBER, OpCall
 from fuser.ops.composites import (
     COMPOSITES,
@@ -39,6 +39,7 @@ __all__ = [
     "Op",
     "OpCall",
     "ReductionOp",
+    "bind_for",
     "bind_function",
     "bind_inputs",
     "bind_method",

@@ -6,7 +6,9 @@ import functools
 import inspect
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from fuser.ops.softmax import softmax_functions, softmax_methods
 from fuser.ops.table import OPS, cast_function, convert_function
 from fuser.ops.views import bind_item, bind_reshape, bind_squeeze, bind_unsqueeze, view_function
 
-__all__ = ["IS_NUMBER", "OpCall", "bind_function", "bind_method", "bind_module", "find_dims", "has_hooks"]
+__all__ = ["IS_NUMBER", "OpCall", "bind_for", "bind_function", "bind_method", "bind_module", "find_dims", "has_hooks"]
 
 _ATEN = torch.ops.aten
 
@@ -87,6 +89,24 @@ def has_hooks(module: torch.nn.Module) -> bool:
     return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
 
 
+@contextmanager
+def bind_for(numerics: str | None) -> Iterator[None]:
+    """Bind ops for groups with some numerics, inside a ``with`` block and its thread; None: as ``config`` says."""
+    token = _numerics.set(numerics)
+    try:
+        yield
+    finally:
+        _numerics.reset(token)
+
+
+def find_numerics() -> str:
+    """Return the numerics of the groups that ops are bound for."""
+    return _numerics.get() or config.numerics
+
+
+_numerics: ContextVar[str | None] = ContextVar("numerics", default=None)
+
+
 def _bind(binder: Binder | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> OpCall | None:
     if binder is None:
         return None
@@ -95,7 +115,7 @@ def _bind(binder: Binder | None, args: tuple[Any, ...], kwargs: Mapping[str, Any
     except TypeError:  # an argument this table does not know (out=, dtype=, ...)
         return None
     call = binder(*bound.args, **bound.kwargs)
-    if call is not None and config.numerics == "strict" and not keeps_bits(call.function, device_type_of(call)):
+    if call is not None and find_numerics() == "strict" and not keeps_bits(call.function, device_type_of(call)):
         return None
     return call if call is not None and all(_is_operand(value) for value in call.tensors) else None
 
@@ -358,7 +378,7 @@ def _reduce(
 
 def _has_bits(name: str, input: Any) -> bool:  # noqa: A002
     # Whether numerics allow a kernel: where dtype or device are not known, the worst is assumed.
-    if config.numerics == "fast":
+    if find_numerics() == "fast":
         return True
     meta = getattr(input, "meta", {})
     value = meta.get("val")
@@ -385,7 +405,7 @@ def _bind_total(name: str) -> Binder:
         if dtype is not None:
             # What it adds up in and what it returns are the same, but for small integers.
             is_known = isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)
-            if not is_known or config.numerics != "fast":
+            if not is_known or find_numerics() != "fast":
                 return None
             input = OpCall(cast_function(dtype), (input,))  # noqa: A001
         return _reduce(name, input, dim, keepdim)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from fuser.function import Function
 
 __all__ = ["DEVICE_TYPE", "IS_NUMBER", "Binder", "OpCall", "device_type_of", "is_constant", "is_number"]
@@ -58,7 +60,7 @@ def device_type_of(call: OpCall) -> str:
     for item in call.tensors:
         meta = getattr(item, "meta", {})
         value = meta.get("val")
-        found = meta.get(DEVICE_TYPE, "") if value is None else value.device.type
+        found = value.device.type if isinstance(value, torch.Tensor) else meta.get(DEVICE_TYPE, "")
         if found:
             return str(found)
     return ""

@@ -165,7 +165,7 @@ class Expansion:
 
 @functools.lru_cache(1024)
 def expand(group: FusionGroup, is_ordered: bool = False) -> Expansion:
-    """Put the steps of its composites into a canonical group, without what no output needs.
+    """Put the steps of its composites into a canonical group, without what no output needs, inputs too.
 
     Raises:
         UnsupportedError: a step looks in another shape at what is made in the group; ``application`` says which.
@@ -174,17 +174,22 @@ def expand(group: FusionGroup, is_ordered: bool = False) -> Expansion:
     made = [writer.find(value) for value in group.outputs]
     whole = writer.builder.build([handle for handle, _ in made])
     needed = sorted(whole.applications_from_outputs())
-    builder = GroupBuilder()
-    handles = [builder.add_input(item.name, is_scalar=item.is_scalar) for item in whole.inputs]
-    offsets = whole.value_offsets()
-    values = dict(enumerate(handles))
+    read = {
+        value for index in needed for item in [whole.applications[index]] for value in (*item.tensors, *item.scalars)
+    }
+    used = [value for value in range(len(whole.inputs)) if value in read]
+    builder, offsets = GroupBuilder(group.numerics), whole.value_offsets()
+    inputs = [whole.inputs[value] for value in used]
+    values = {
+        value: builder.add_input(item.name, is_scalar=item.is_scalar) for value, item in zip(used, inputs, strict=True)
+    }
     for index in needed:
         item = whole.applications[index]
         tensors, scalars = ([values[value] for value in given] for given in (item.tensors, item.scalars))
         values |= enumerate(builder.apply(item.function, tensors, scalars, item.name), offsets[index])
     return Expansion(
         builder.build([values[value] for value in whole.outputs]),
-        tuple(writer.inputs),
+        tuple(writer.inputs[value] for value in used),
         tuple(view for _, view in made),
         tuple(writer.origins[index] for index in needed),
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fuser.function import Function, Promotion, Reduction, View
+from fuser.function import View
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.layout import Shape
 from fuser.ops.composites import COMPOSITES, Composite, Form, optional_input, step, view
@@ -36,24 +36,27 @@ def _forward_steps(form: Form, is_ordered: bool) -> FusionGroup:
     ignored = builder.add_input("ignore_index", is_scalar=True)
     (of_row,) = builder.apply(view(_ROWS), [target])
     (place,) = builder.apply(index_function(1, (1,)), [x])
+    # A sum of zeros and one element is the element.
     taken = "T x, int64_t t, int64_t i" + ", T w" * has_weight
-    own = "w" if has_weight else "T(1)"
-    pick = f"void pick({taken}, T& v, T& c, int64_t& n) {{ n = i == t; v = n ? x : T(0); c = n ? {own} : T(0); }}"
-    either = """void either(T va, T ca, int64_t na, T vb, T cb, int64_t nb, T& v, T& c, int64_t& n) {
-      v = na ? va : vb; c = na ? ca : cb; n = na + nb;
-    }"""
-    found = "void found(T v, T c, int64_t n, T& value, T& share) { value = n ? v : T(NAN); share = n ? c : T(NAN); }"
-    picks = Reduction(functor(either, num_outputs=3), (0, 0, 0), functor(found, num_outputs=2), (1,))
-    chosen = Function(
-        functor(pick, num_outputs=3), promotion=Promotion.DEFAULT_WIDE, unpromoted=("t", "i"), reduction=picks
-    )
-    value, share = builder.apply(chosen, [x, of_row, place, *weight])
-    text = """void row_loss(T value, T share, int64_t t, int64_t ignore_index, T& loss, T& total) {
-      loss = t == ignore_index ? T(0) : -(value * share);
-      total = t == ignore_index ? T(0) : share;
-    }"""
+    if has_weight:
+        pick = functor(f"void pick({taken}, T& v, T& c) {{ v = i == t ? x : T(0); c = i == t ? w : T(0); }}", (), 2)
+        text = """void found(T v, T c, int64_t count, T& value, T& classes, T& share) {
+          value = v; classes = T(count); share = c;
+        }"""
+    else:
+        pick = functor(f"T pick({taken}) {{ return i == t ? x : T(0); }}")
+        text = "void found(T v, int64_t count, T& value, T& classes) { value = v; classes = T(count); }"
+    found = functor(text, (), 2 + has_weight)
+    picks = reduce_step(pick, (1,), found, keepdim=False, unpromoted=("t", "i"))
+    values = builder.apply(picks, [x, of_row, place, *weight])
+    taken, own = "T value, T classes" + ", T share" * has_weight, "share" if has_weight else "T(1)"
+    text = f"""void row_loss({taken}, int64_t t, int64_t ignore_index, T& loss, T& total) {{
+      const bool is_ignored = t == ignore_index, is_class = t >= 0 && T(t) < classes;
+      loss = is_ignored ? T(0) : is_class ? -(value * {own}) : T(NAN);
+      total = is_ignored ? T(0) : {own};
+    }}"""
     of_rows = step(text, num_outputs=2, scalars=("ignore_index",), unpromoted=("t",))
-    loss, total = builder.apply(of_rows, [value, share, target], [ignored])
+    loss, total = builder.apply(of_rows, [*values, target], [ignored])
     both = functor("void both(T loss, T total, T& s1, T& s2) { s1 = loss; s2 = total; }", num_outputs=2)
     result = "a / b" if reduction == MEAN else "a"
     finish = functor(f"void finish(T a, T b, T& loss, T& total) {{ loss = {result}; total = b; }}", num_outputs=2)

@@ -24,9 +24,74 @@ template <typename C> FUSER_INLINE C fuser_pick(bool is_first, C first, C second
   return second;
 }
 
+// Rows that begin anywhere. A vector's bytes lie in two *granules* of as many bytes, which are aligned; a granule is read
+// or written at once, and its bytes are shifted to where they belong.
+template <int W> FUSER_INLINE void fuser_shift(unsigned int (&words)[2 * W], unsigned int bytes) {
+#pragma unroll
+  for (int step = W / 2; step > 0; step /= 2) {
+#pragma unroll
+    for (int i = 0; i < W + step; ++i) words[i] = bytes & 4 * step ? words[i + step] : words[i];
+  }
+#pragma unroll
+  for (int i = 0; i < W; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], bytes % 4 * 8);
+}
+
+// As fuser_load. Near a row's end, where a granule would reach beyond it, each element is read by itself.
+template <int N, typename S, typename I> FUSER_INLINE fuser_vector<S, N> fuser_load_anywhere(const S* from, I left) {
+  constexpr int bytes = N * sizeof(S), W = bytes / 4;
+  const unsigned int before = reinterpret_cast<size_t>(from) % bytes;
+  if (left < N + static_cast<I>(before / sizeof(S))) return fuser_load<N, 1>(from, left);
+  const auto granules = reinterpret_cast<const fuser_vector<unsigned int, W>*>(reinterpret_cast<size_t>(from) - before);
+  const auto first = granules[0], second = granules[before > 0];
+  unsigned int words[2 * W];
+#pragma unroll
+  for (int i = 0; i < W; ++i) words[i] = first.item[i], words[W + i] = second.item[i];
+  fuser_shift<W>(words, before);
+  fuser_vector<S, N> to;
+  memcpy(&to, words, bytes);
+  return to;
+}
+
+// As fuser_store, for the lanes of a warp that have neighbouring vectors: a lane writes the granule in which its vector
+// begins and the one before it ends. Where not all of it is theirs, each element is written by itself.
+template <int N, typename S, typename I> FUSER_INLINE void fuser_store_anywhere(S* to, const S (&items)[N], I left) {
+  constexpr int bytes = N * sizeof(S), W = bytes / 4;
+  const unsigned int before = reinterpret_cast<size_t>(to) % bytes, lane = threadIdx.x % 32;
+  if (before == 0) return fuser_store<N, N>(to, items, left);
+  fuser_vector<S, N> from;
+#pragma unroll
+  for (int k = 0; k < N; ++k) from.set(k, items[k]);
+  unsigned int words[2 * W];
+  memcpy(words + W, &from, bytes);
+#pragma unroll
+  for (int i = 0; i < W; ++i) words[i] = __shfl_up_sync(0xffffffffu, words[W + i], 1);
+  fuser_shift<W>(words, bytes - before);
+  const I head = N - static_cast<I>(before / sizeof(S));
+  const bool is_whole = lane > 0 && left >= head, is_next_whole = lane < 31 && left - N >= head;
+  if (is_whole) {
+    fuser_vector<unsigned int, W> granule;
+#pragma unroll
+    for (int i = 0; i < W; ++i) granule.item[i] = words[i];
+    *reinterpret_cast<fuser_vector<unsigned int, W>*>(reinterpret_cast<size_t>(to) - before) = granule;
+  }
+  if (!is_whole || !is_next_whole) {
+#pragma unroll
+    for (int k = 0; k < N; ++k)
+      if (k < left && !(k < head ? is_whole : is_next_whole)) to[k] = from[k];
+  }
+}
+
 template <int N, typename P> FUSER_INLINE typename P::part fuser_tree(const P& p, const typename P::part* items) {
   if constexpr (N == 1) return items[0];
   else return p.combine(fuser_tree<N / 2>(p, items), fuser_tree<N / 2>(p, items + N / 2));
+}
+
+// A lane's part and that of a lane with larger or smaller numbers, in order, where that makes a difference.
+template <typename P>
+FUSER_INLINE typename P::part fuser_join(
+    const P& p, bool is_upper, const typename P::part& own, const typename P::part& other) {
+  if constexpr (P::commutes) return p.combine(own, other);
+  else return p.combine(p.pick(is_upper, other, own), p.pick(is_upper, own, other));
 }
 
 // Combines the parts of lanes that differ by less than `end`, from `mask` on; every lane gets the result.
@@ -35,9 +100,7 @@ FUSER_INLINE typename P::part fuser_butterfly(const P& p, typename P::part own) 
   if constexpr (mask >= end) return own;
   else {
     const bool is_upper = threadIdx.x & mask;
-    const typename P::part other = p.exchange(own, mask);
-    own = p.combine(p.pick(is_upper, other, own), p.pick(is_upper, own, other));
-    return fuser_butterfly<mask * 2, end>(p, own);
+    return fuser_butterfly<mask * 2, end>(p, fuser_join(p, is_upper, own, p.exchange(own, mask)));
   }
 }
 
@@ -54,7 +117,7 @@ FUSER_INLINE typename P::part fuser_lanes(const P& p, const typename P::part* it
     for (int i = 0; i < U / 2; ++i) {
       const typename P::part own = p.pick(is_upper, items[2 * i + 1], items[2 * i]);
       const typename P::part other = p.exchange(p.pick(is_upper, items[2 * i], items[2 * i + 1]), mask);
-      kept[i] = p.combine(p.pick(is_upper, other, own), p.pick(is_upper, own, other));
+      kept[i] = fuser_join(p, is_upper, own, other);
     }
     return fuser_lanes<U / 2, T, mask * 2>(p, kept);
   }
@@ -86,6 +149,26 @@ FUSER_INLINE void fuser_fold(
   }
   __syncthreads();
   for (int i = 0; i * per_batch < count; ++i) total = p.combine(total, batches[i]);
+}
+
+// The same where C blocks share a row, each of which has the same number of batches: they tell each other theirs.
+template <int V, int T, int U, int C, typename P, typename I>
+FUSER_INLINE void fuser_fold_blocks(
+    const P& p, typename P::part& total, const typename P::part* parts, typename P::part* batches, unsigned int rank,
+    I length) {
+  constexpr int per_batch = fuser_batch / (32 * V), own_batches = T * U * V / fuser_batch;
+  __syncthreads();
+  for (int i = threadIdx.x / 32; i < own_batches; i += T / 32) {
+    const typename P::part own = fuser_warp_batch<V>(p, parts + i * per_batch, per_batch);
+    const unsigned int lane = threadIdx.x % 32;
+    if (lane < C) fuser_tell(batches + rank * own_batches + i, lane, own);
+  }
+  fuser_arrive();
+  fuser_wait();
+#pragma unroll
+  for (int i = 0; i < own_batches * C; ++i) {
+    if (static_cast<I>(i) * fuser_batch < length) total = p.combine(total, batches[i]);
+  }
 }
 
 // How many parts of some size wait in shared memory: at least those of one round over a team's threads.

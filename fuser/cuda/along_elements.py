@@ -1,0 +1,171 @@
+"""What each thread reads, computes and writes of a row whose neighbouring elements threads take side by side."""
+
+from __future__ import annotations
+
+from fuser.access import Tuning
+from fuser.codegen import Operand
+from fuser.cuda.row_text import RowText, indent
+from fuser.row_parts import RowPart, RowPass
+
+__all__ = ["WARP", "AlongElements"]
+
+WARP = 32
+
+
+class AlongElements(RowText):
+    """Writes the elements of such a kernel: U vectors of V elements of each of T threads."""
+
+    @property
+    def tuning(self) -> Tuning:
+        """How the work is divided."""
+        return self.loop.tuning
+
+    @property
+    def teams(self) -> int:
+        """Rows that a block has at a time."""
+        return self.tuning.block // self.tuning.team
+
+    @property
+    def chunk(self) -> int:
+        """Elements of a row that its team has at a time."""
+        return self.tuning.unroll * self.tuning.team * self.loop.vector
+
+    @property
+    def _has_whole_vectors(self) -> bool:
+        return bool(self.tuning.multiple)
+
+    @property
+    def _has_whole_chunks(self) -> bool:
+        return self.tuning.multiple == self.chunk * self.tuning.cluster
+
+    def _kept_vectors(self) -> list[str]:
+        # What a thread reads once and several passes use.
+        if not self.tuning.is_resident:
+            return []
+        used = [item for step in self.loop.passes if step.element for item in self.full(step.element)]
+        found = dict.fromkeys(item for item in used if not (item.is_output or item.is_counter))
+        kept = [f"fuser_vector<{self.loop.kept_types[name]}, V> {name}[U];" for name in self.loop.kept]
+        return [*(f"{self._vector(item)} {item.name}[U];" for item in found), *kept]
+
+    def _new_inputs(self, level: int, element: RowPart) -> list[Operand]:
+        # What a pass reads.
+        inputs = [item for item in self.full(element) if not (item.is_output or item.is_counter)]
+        if self.tuning.is_resident:
+            before = [step.element for step in self.loop.passes[:level] if step.element]
+            known = {item.name for part in before for item in self.full(part)}
+            inputs = [item for item in inputs if item.name not in known]
+        return inputs
+
+    def _load(self, level: int, element: RowPart) -> list[str]:
+        inputs = self._new_inputs(level, element)
+        if not inputs:
+            return []
+        lines = [] if self.tuning.is_resident else [f"{self._vector(item)} {item.name}[U];" for item in inputs]
+        again = [item for item in inputs if item in self.loop.held and not self._reads_first(item, level)]
+        direct = [item for item in inputs if item not in again]
+        loads = [*self._place(direct, reads=True), *(f"{item.name}[u] = {self._read(item)};" for item in direct)]
+        own = "(begin + (u * T + t) * V) / V"
+        loads += [f"{item.name}[u] = held_{item.name}[{own}];" for item in again]
+        return [*lines, "#pragma unroll", "for (int u = 0; u < U; ++u) {", *indent(loads), "}"]
+
+    def _place(self, items: list[Operand], *, reads: bool = False) -> list[str]:
+        # Where the thread's u-th vector is, and how many elements there are from there on.
+        own, left = "begin + (u * T + t) * V", f"const {self.signed} left = static_cast<{self.signed}>(length - n);"
+        if self._has_whole_chunks or (reads and self._has_whole_vectors):
+            left = "constexpr int left = V;"
+        elif self._has_whole_vectors:
+            left = "const int left = n < length ? V : 0;"
+        if reads and not self._has_whole_chunks:
+            # What is missing is read elsewhere: all vectors are computed side by side, without a branch for each.
+            lines = [f"const fuser_index own = {own}, n = own < length ? own : 0;", left]
+        else:
+            lines = [f"const fuser_index n = {own};", left]
+        if not items:
+            return lines
+        if len(self.reduced) > 1:
+            lines += ["fuser_index rest = n;", *self.split("rest", self.reduced)]
+        else:
+            lines.append("const fuser_index i0 = n;")
+        return lines
+
+    def _vector(self, item: Operand) -> str:
+        return f"fuser_vector<{item.info.storage}, {'V' if item.inner else '1'}>"
+
+    def _read(self, item: Operand) -> str:
+        place = self.address(f"row.{item.name}", item, self.reduced)
+        if item.inner == 2:
+            return f"fuser_gather<V>({place}, {self.stride(item, 0)}, left)"
+        if self._is_anywhere(item):
+            return f"fuser_load_anywhere<V>({place}, left)"
+        return f"fuser_load<{'V' if item.inner else '1'}, {item.access.width if item.inner else 1}>({place}, left)"
+
+    def _is_anywhere(self, item: Operand) -> bool:
+        # Whether a vector would take four accesses or more, and neighbours in a warp are neighbours in memory.
+        is_row = self.tuning.team >= WARP and len(self.reduced) == 1 and not item.is_counter
+        is_word = self.loop.vector * item.info.dtype.itemsize % 4 == 0
+        return item.inner == 1 and is_row and is_word and 4 * item.access.width <= self.loop.vector
+
+    def _compute(self, level: int, step: RowPass, element: RowPart) -> list[str]:
+        known = self.row_values(element)
+        outputs = [item for item in self.full(element) if item.is_output]
+        lines = self._place([item for item in self.full(element) if item.is_output or item.is_counter])
+        inside = []
+        for item in self.full(element):
+            if item.is_output:
+                inside.append(f"{item.info.storage} {item.name}[V];")
+                known[item.variable] = f"{item.name}[k]"
+            elif item.is_counter:
+                inside.append(f"const auto {item.name} = {self._read(item)};")
+                known[item.variable] = f"{item.name}[{'k' if item.inner else '0'}]"
+            else:
+                known[item.variable] = f"fuser_to_compute({item.name}[u][{'k' if item.inner else '0'}])"
+        known |= {f"m{item.name}": f"own[k].m{item.name}" for item in step.accumulators}
+        if step.accumulators:
+            inside.append(f"fuser_pass{level}::part own[V];")
+        kept = [name for name in element.writes if name[0] == "k"]
+        known |= {f"v{name[1:]}": f"fuser_to_compute({name}[u][k])" for name in self.loop.kept if name not in kept}
+        sets = [f"{name}[u].set(k, fuser_from_compute<{self.loop.kept_types[name]}>(kept_{name}));" for name in kept]
+        known |= {name: f"kept_{name}" for name in kept}
+        inside += ["#pragma unroll", "for (int k = 0; k < V; ++k) {"]
+        inside += [f"  {self.loop.types[name]} kept_{name};" for name in kept]
+        inside += [f"  {element.call(known)}", *(f"  {line}" for line in sets), "}"]
+        if step.accumulators:
+            if not self._has_whole_vectors:
+                inside += [
+                    "if (left < V) {",
+                    "#pragma unroll",
+                    "  for (int k = 0; k < V; ++k)",
+                    f"    if (k >= left) own[k] = pass{level}.identity();",
+                    "}",
+                ]
+            inside.append(f"parts[u] = fuser_tree<V>(pass{level}, own);")
+            if self._has_whole_vectors and not self._has_whole_chunks:
+                inside.append(f"if (left == 0) parts[u] = pass{level}.identity();")
+        inside += [self._write(item) for item in outputs]
+        first = [item for item in self.loop.held if self._reads_first(item, level)]
+        inside = [*(f"held_{item.name}[n / V] = {item.name}[u];" for item in first), *inside]
+        lines += inside
+        head = [f"fuser_pass{level}::part parts[U];"] if step.accumulators else []
+        each = ["#pragma unroll", "for (int u = 0; u < U; ++u) {", *indent(lines), "}"]
+        if not self.tuning.is_resident or self.tuning.multiple:
+            return [*head, *each]
+        # Rows of nothing have no element to stand for those that are missing.
+        rest = ["} else {", "#pragma unroll", f"  for (int u = 0; u < U; ++u) parts[u] = pass{level}.identity();"]
+        return [*head, "if (length > 0) {", *indent(each), *(rest if step.accumulators else []), "}"]
+
+    def _reads_first(self, item: Operand, level: int) -> bool:
+        readers = [
+            number
+            for number, step in enumerate(self.loop.passes)
+            if step.element and item.variable in step.element.reads
+        ]
+        return readers[0] == level
+
+    def _write(self, item: Operand) -> str:
+        place = self.address(f"row.{item.name}", item, self.reduced)
+        left = f"is_row ? left : {self.signed}(0)"
+        if item.inner == 2:
+            return f"fuser_scatter<V>({place}, {self.stride(item, 0)}, {item.name}, {left});"
+        if self._is_anywhere(item):
+            return f"fuser_store_anywhere<V>({place}, {item.name}, {left});"
+        return f"fuser_store<V, {item.access.width}>({place}, {item.name}, {left});"

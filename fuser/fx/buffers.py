@@ -1,0 +1,100 @@
+"""Buffers that a graph writes to: what AOTAutograd made values, to be copied in at the end, is written in place again.
+
+A batch norm in training gives its running statistics back as values, and each buffer that changes is copied into at the
+end of the graph. Both passes keep what the graph computes.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+__all__ = ["copy_together", "drop_unread_statistics", "write_statistics_in_place"]
+
+_ATEN = torch.ops.aten
+_FUNCTIONAL = _ATEN._native_batch_norm_legit_functional.default
+_IN_PLACE = _ATEN._native_batch_norm_legit.default
+_BACKWARD = _ATEN.native_batch_norm_backward.default
+# Slots of the running statistics among a batch norm's arguments, and of the new ones among its results.
+_STATISTICS, _RESULTS = (3, 4), (3, 4)
+
+
+def drop_unread_statistics(joint: fx.GraphModule) -> None:
+    """Take the running statistics from the derivatives of batch norms in training, which do not read them."""
+    for node in joint.graph.find_nodes(op="call_function", target=_BACKWARD):
+        if node.args[7] is True:
+            node.args = tuple(None if slot in _STATISTICS else item for slot, item in enumerate(node.args))
+
+
+def write_statistics_in_place(graph_module: fx.GraphModule) -> None:
+    """Let batch norms write their running statistics themselves where these would be copied into their own buffers."""
+    graph = graph_module.graph
+    for node in graph.find_nodes(op="call_function", target=_FUNCTIONAL):
+        items = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+        copies = [
+            _find_copy(items[made], node.args[slot], node) if made in items else None
+            for slot, made in zip(_STATISTICS, _RESULTS, strict=True)
+        ]
+        if None in copies or len(items) != len(node.users):
+            continue
+        for copy in copies:
+            if copy is not None:
+                graph.erase_node(copy)
+        for made in _RESULTS:
+            graph.erase_node(items[made])
+        node.target = _IN_PLACE
+        if "val" in node.meta:
+            node.meta["val"] = node.meta["val"][:3]
+
+
+def _find_copy(value: fx.Node, buffer: Any, node: fx.Node) -> fx.Node | None:
+    # The one user of a value, if it copies it into the buffer, which nobody else reads.
+    users = list(value.users)
+    if len(users) != 1 or users[0].target is not _ATEN.copy_.default or users[0].args[:2] != (buffer, value):
+        return None
+    is_own = isinstance(buffer, fx.Node) and buffer.op == "placeholder" and set(buffer.users) == {node, users[0]}
+    return users[0] if is_own and not users[0].users else None
+
+
+def copy_together(graph_module: fx.GraphModule) -> None:
+    """Copy values into buffers in one launch for all of a dtype, at the end of the graph."""
+    batches: dict[Any, list[fx.Node]] = {}
+    slots = {node: slot for slot, node in enumerate(graph_module.graph.nodes)}
+    for node in slots:
+        if node.target is _ATEN.copy_.default and not node.users and _is_plain_copy(node, slots):
+            value = node.args[0].meta["val"]
+            batches.setdefault((value.device, value.dtype), []).append(node)
+    output = graph_module.graph.output_node()
+    for nodes in batches.values():
+        if len(nodes) > 1:
+            with graph_module.graph.inserting_before(output):
+                targets, values = ([node.args[slot] for node in nodes] for slot in (0, 1))
+                graph_module.graph.call_function(_ATEN._foreach_copy_.default, (targets, values))
+            for node in nodes:
+                graph_module.graph.erase_node(node)
+
+
+def _is_plain_copy(node: fx.Node, slots: Mapping[fx.Node, int]) -> bool:
+    # Nobody reads the buffer afterwards, and what is copied lies elsewhere and in the same way.
+    target, value = node.args[:2]
+    if not isinstance(target, fx.Node) or not isinstance(value, fx.Node) or target.op != "placeholder":
+        return False
+    own, other = target.meta.get("val"), value.meta.get("val")
+    if own is None or other is None or (own.dtype, own.shape) != (other.dtype, other.shape):
+        return False
+    return _is_fresh(value) and all(slots[user] <= slots[node] for user in target.users)
+
+
+def _is_fresh(value: fx.Node) -> bool:
+    # Whether a value has memory of its own.
+    if value.target is operator.getitem and isinstance(value.args[0], fx.Node):
+        value = value.args[0]
+    if value.op == "call_module":
+        # A fusion node.
+        return True
+    schema = getattr(value.target, "_schema", None)
+    return schema is not None and all(item.alias_info is None for item in schema.returns)

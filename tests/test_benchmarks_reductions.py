@@ -1,0 +1,57 @@
+"""The benchmark of reductions: its cases agree with float64 on small shapes, and a peer that fails is only a record."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import reductions
+from fuser.config import config
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _numerics(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The peers set it.
+    monkeypatch.setattr(config, "numerics", config.numerics)
+
+
+def record_of(name: str, *peers: str) -> dict[str, Any]:
+    (case,) = reductions.chosen([name], is_quick=True)
+    return reductions.measure(case, peers, CPU, 0.0, 1)
+
+
+@pytest.mark.parametrize("name", ["column mean", "own amax + fp8", "own Welford [65536, 1024]"])
+def test_peers_agree_with_float64(name: str) -> None:
+    record = record_of(name, "eager", "fuser", "fuser fast")
+    assert set(record["peers"]) == {"eager", "fuser", "fuser fast"}
+    for item in record["peers"].values():
+        # A value of float8 beside a boundary may round to its neighbour.
+        assert item["error_eps"] <= (2 if "fp8" in name else 4)
+        assert item["time_us"] > 0
+
+
+def test_a_peer_that_fails_is_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no such /machine/path/file")
+
+    monkeypatch.setattr(reductions, "triton_call", broken)
+    record = record_of("own softmax [1, ", "eager", "triton", "cupy")
+    assert record["peers"]["triton"] == {"failed": "RuntimeError: no such file"}
+    assert "cupy" not in record["peers"], "it has none for this case"
+
+
+def test_geometric_means() -> None:
+    def record(case: str, ratio: float, *, is_backward: bool = False) -> dict[str, Any]:
+        peers = {"fuser": {"ratio_to_inductor": ratio}, "cupy": {"failed": "so"}}
+        return {"case": case, "is_backward": is_backward, "peers": peers}
+
+    records = [record("a", 1.0), record("b", 4.0), record("own c", 3.0), record("d", 0.5, is_backward=True)]
+    assert reductions.summarize(records) == {"fuser, forward": 2.0, "fuser, own": 3.0, "fuser, backward": 0.5}
