@@ -94,6 +94,9 @@ def plan_row_walk(
         outer = [any(space.strides[slot][rows.reduced :]) or prod(space.sizes[rows.reduced :]) == 1 for slot in moving]
         own = [slot for slot, is_own in zip(moving, outer, strict=True) if slot >= len(group.outputs) and is_own]
         read_bytes = sum(itemsizes[slot] for slot in own)
+        # A kernel that holds its rows holds all that it reads again.
+        held_bytes = sum(itemsizes[slot] for slot in moving if slot >= len(group.outputs))
+        limits = replace(limits, shared_bytes=limits.shared_bytes * read_bytes // max(held_bytes, 1))
         tuning = _along(space, rows, vector, accumulators, read_bytes, limits, may_share=may_share)
         tuning = replace(tuning, multiple=_multiple(prod(space.sizes[: rows.reduced]), vector, tuning))
     accesses = tuple(Access(min(widths.get(slot, 1), vector)) for slot in range(len(space.strides)))
