@@ -259,7 +259,7 @@ def test_cuda_graphs_train_as_eager_does() -> None:
     twin.load_state_dict(model.state_dict())
     compiled = torch.compile(model, backend="fuser", options={"cuda_graphs": True})
     plain = torch.compile(twin, backend="aot_eager")
-    optimizers = [torch.optim.SGD(item.parameters(), lr=0.1) for item in (model, twin)]
+    optimizers = [torch.optim.SGD(item.parameters(), lr=1e-3) for item in (model, twin)]
     for step in range(8):
         x = draw((8, 16), torch.float32, seed=step).cuda()
         torch.compiler.cudagraph_mark_step_begin()
