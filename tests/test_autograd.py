@@ -400,6 +400,34 @@ def test_vmap_of_a_traced_graph(name: str) -> None:
     torch.testing.assert_close(got, torch.func.vmap(lambda x, y: 2 * x + y, in_dims=dims)(*inputs))
 
 
+@pytest.mark.parametrize(
+    ("dims", "shapes"),
+    [
+        # The elements of one input have fewer dimensions; one input has no batch, though it is as long as one.
+        ((0, 0), ((4, 3, 5), (4, 5))),
+        ((0, 0), ((4, 3, 5), (4,))),
+        ((None, 0), ((4, 5), (4, 5))),
+        ((None, 0), ((4, 5), (4, 4, 5))),
+        ((0, None), ((4, 3, 5), (4, 5, 1, 1))),
+    ],
+)
+def test_vmap_of_results_that_are_made_of_other_inputs(dims: Any, shapes: Any) -> None:
+    def each(x: Any, y: Any) -> Any:
+        return y + 1, x * 2 + 1, (x * 2) * x
+
+    inputs = [torch.randn(shape) for shape in shapes]
+    fused = fuser.fuse(each)
+    fused(*inputs)
+    assert len(fused.groups) == 1
+    for got, wanted in zip(
+        torch.func.vmap(fused, in_dims=dims)(*inputs), torch.func.vmap(each, in_dims=dims)(*inputs), strict=True
+    ):
+        assert torch.equal(got, wanted)
+    first = torch.func.vmap(torch.func.jacrev(fused), in_dims=dims)(*inputs)
+    for got, wanted in zip(first, torch.func.vmap(torch.func.jacrev(each), in_dims=dims)(*inputs), strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
 def test_vmap_inside_torch_compile() -> None:
     torch._dynamo.reset()
     x, y = torch.randn(5, 4), torch.randn(4)

@@ -101,8 +101,7 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], case: Case, *inputs: Any) -> tuple[Any, Any]:
-        results = _run_batch(case, info.batch_size, in_dims[1:], inputs)
-        return tuple(results), (0,) * len(results)
+        return _run_batch(case, info.batch_size, in_dims[1:], inputs)
 
 
 def _save(
@@ -255,17 +254,31 @@ def _run_pass(step: Pass, derivatives: Sequence[Any], values: Mapping[int, Any])
 
 def _run_batch(
     case: Case, batch_size: int, in_dims: Sequence[int | None], inputs: Sequence[Any]
-) -> Sequence[torch.Tensor]:
+) -> tuple[tuple[torch.Tensor, ...], tuple[int | None, ...]]:
+    # The results, and where the batch is in each of them.
     group = case.spec.group
     if group.has_composite or (group.reshapes and len(group.names()) > 1):
         # What was reduced has fewer dimensions than what it meets: one after the other.
         def in_parts(*items: Any) -> tuple[torch.Tensor, ...]:
             return tuple(run_in_parts(case.spec, items))
 
-        found: Sequence[torch.Tensor] = torch.func.vmap(in_parts, in_dims=tuple(in_dims))(*inputs)
-        return found
+        found: tuple[torch.Tensor, ...] = torch.func.vmap(in_parts, in_dims=tuple(in_dims))(*inputs)
+        return found, (0,) * len(found)
     ranks = tuple(map(_rank, inputs, in_dims))
-    return run(_count_from_the_end(case.spec, ranks), _batch_inputs(case, batch_size, in_dims, inputs))
+    made = run(_count_from_the_end(case.spec, ranks), _batch_inputs(case, batch_size, in_dims, inputs))
+    if len(made) == 1:
+        return tuple(made), (0,)
+    layouts = infer_layouts(group, _layouts_of_ones(ranks))
+    # What is made of no input that has the batch does not have it either.
+    has_batch = [dim is not None for dim in in_dims] if any(dim is not None for dim in in_dims) else [True] * len(ranks)
+    for item in group.applications:
+        has_batch += [any(has_batch[value] for value in item.tensors)] * item.function.num_outputs
+    results = [
+        # Without the dimensions by which the widest input has more than those that it is made of.
+        item.flatten(0, item.dim() - 1 - len(layouts[value].shape)) if has_batch[value] else item
+        for value, item in zip(group.outputs, made, strict=True)
+    ]
+    return tuple(results), tuple(0 if has_batch[value] else None for value in group.outputs)
 
 
 def _batch_inputs(case: Case, batch_size: int, in_dims: Sequence[int | None], inputs: Sequence[Any]) -> list[Any]:
@@ -292,13 +305,17 @@ def _rank(item: Any, batch_dim: int | None) -> int:
     return item.dim() - (batch_dim is not None) if isinstance(item, torch.Tensor) else 0
 
 
+def _layouts_of_ones(ranks: Sequence[int]) -> list[ValueLayout]:
+    return [ValueLayout((1,) * rank, (1,) * rank) for rank in ranks]
+
+
 @lru_cache(1024)
 def _count_from_the_end(spec: KernelSpec, ranks: tuple[int, ...]) -> KernelSpec:
     # The group for inputs with a dimension more at the front: indices and reductions go along those that were there.
     group = spec.group
     if not group.reshapes and not any(item.function.is_index for item in group.applications):
         return spec
-    layouts = infer_layouts(group, [ValueLayout((1,) * rank, (1,) * rank) for rank in ranks])
+    layouts = infer_layouts(group, _layouts_of_ones(ranks))
 
     def anchor(item: Application) -> Application:
         function, rank = item.function, max(len(layouts[value].shape) for value in item.tensors)
