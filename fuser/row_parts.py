@@ -63,6 +63,8 @@ class RowPass:
     accumulators: tuple[Accumulator, ...]
     # Whether two parts come to the same bits whichever is first.
     commutes: bool = False
+    # Whether combining takes several decisions: a compiler vectorises one such call in a loop, not three.
+    decides: bool = False
 
 
 class RowWriter:
@@ -112,7 +114,8 @@ class RowWriter:
         accumulators = tuple(item for index in reductions for item in self.accumulators[index])
         combine = self._combine_part(level, reductions) if reductions else None
         commutes = all(is_sum(self._reduction(index).combine) for index in reductions)
-        return RowPass(row, element, combine, accumulators, commutes)
+        decides = any(takes_decisions(self._reduction(index).combine) for index in reductions)
+        return RowPass(row, element, combine, accumulators, commutes, decides)
 
     def _level_of(self, index: int) -> int:
         # In which pass an application is computed first.
@@ -395,6 +398,11 @@ def _literal(number: bool | int | float) -> str:
 def is_costly(functor: Functor) -> bool:
     """Whether to keep a result takes less time than to compute it again."""
     return not functor.words.isdisjoint(MATH_FUNCTIONS | {"for", "while"})
+
+
+def takes_decisions(functor: Functor) -> bool:
+    """Whether what a functor does depends on several conditions."""
+    return functor.source.count("?") > 1 or "||" in functor.source or "&&" in functor.source or "if" in functor.words
 
 
 def may_end_in_product(functor: Functor) -> bool:

@@ -44,14 +44,8 @@ class AcrossBatch(RowBatch):
             "int depth = 0;",
             f"for (int64_t done = 0; done < total; done += {QUARTER}) {{",
             f"  const int64_t count = total - done < {QUARTER} ? total - done : {QUARTER};",
-            "  bool is_whole;",
-            "  {",
-            *indent(indent(self.place("first + done", element, "base.{0}"))),
-            f"    is_whole = count == {QUARTER} && length >= {QUARTER};",
-            "    if (is_whole) {",
-            *indent(indent(indent(self._four(step, element, known)))),
-            "    }",
-            "  }",
+            "  bool is_whole = false;",
+            *([] if step.decides else indent(self._whole(step, element, known))),
             "  if (!is_whole) {",
             "    for (int64_t i = 0; i < count; ++i) {",
             *indent(indent(indent(self._one("first + done + i", element, known | leaf)))),
@@ -66,6 +60,17 @@ class AcrossBatch(RowBatch):
             "}",
             "for (--depth; depth > 0; --depth) {",
             *indent(self._combine(step, "depth - 1", "depth", "depth - 1")),
+            "}",
+        ]
+
+    def _whole(self, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
+        return [
+            "{",
+            *indent(self.place("first + done", element, "base.{0}")),
+            f"  is_whole = count == {QUARTER} && length >= {QUARTER};",
+            "  if (is_whole) {",
+            *indent(indent(self._four(step, element, known))),
+            "  }",
             "}",
         ]
 
