@@ -263,3 +263,37 @@ def test_dynamic_shapes_of_any_layout() -> None:
     x = draw((2, 3, 4, 5), torch.float32, seed=1)
     last = x.contiguous(memory_format=torch.channels_last)
     assert_same(pictures(last, x), product(last, x, alpha=2.0))
+
+
+def test_a_checkpoint_decides_for_costly_functors() -> None:
+    """Functors with loops and reductions are computed again where the user asks for that, and saved elsewhere."""
+    code = "template <typename T> T f(T x) { T s = x; for (int i = 0; i < 3; ++i) s = s * T(0.5) + x; return sin(s); }"
+    loop = fuser.create_jit_fn(code)
+    total = fuser.create_reduction_fn("template <typename T> T add(T a, T b) { return a + b; }", identity=0)
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return loop(loop(x) * total(loop(x + 1), dim=1, keepdim=True) / x.shape[1])
+
+    def checkpointed(x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False).sum()
+
+    values, saved, gradients = draw((6, 5), torch.float32), dict[str, int](), []
+    for name, run in {
+        "eager": block,
+        "plain": torch.compile(block, backend="fuser", fullgraph=True),
+        "checkpointed": torch.compile(checkpointed, backend="fuser", fullgraph=True),
+    }.items():
+        x, sizes = values.clone().requires_grad_(), list[int]()
+
+        def note(item: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
+            sizes.append(item.numel())
+            return item
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda item: item):
+            result = run(x).sum()
+        result.backward()
+        saved[name] = sum(sizes)
+        gradients.append(x.grad)
+    for gradient in gradients[1:]:
+        torch.testing.assert_close(gradient, gradients[0])
+    assert saved["checkpointed"] == values.numel() < saved["plain"]

@@ -115,13 +115,13 @@ def split_passes(joint: fx.GraphModule, inputs: Any, **settings: Any) -> tuple[f
     """Split a joint graph into forward and backward: what is cheap to compute again is not kept for the backward pass.
 
     torch's own partitioner (``min_cut_rematerialization_partition``), which learns here that functors are as cheap as
-    torch's pointwise ops, but for those with loops.
+    torch's pointwise ops, but for those with loops. In an activation checkpoint its policy decides.
     """
     drop_unread_statistics(joint)
     run = torch.ops.fuser.run.default
     for node in joint.graph.nodes:
         if node.target is run and _is_costly(registered(node.args[0]).group):
-            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+            node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
     known = partitioners.get_default_op_list()
     cheap = {run.overloadpacket}
     ops = replace(known, recomputable_ops=known.recomputable_ops | cheap, fusible_ops=known.fusible_ops | cheap)
