@@ -112,6 +112,9 @@ def _read_call(
         raise ArgumentError(
             f"foreach takes as out= a list of {count} tensors for each output, got {describe_type(out)}"
         )
+    if any(tensor is None for item in outs for tensor in item):
+        # To an ordinary call it would mean that there is no ``out=``.
+        raise ArgumentError("out= takes tensors, got None")
     if output_count and len(outs) != output_count:
         raise ArgumentError(f"out= has {len(outs)} lists for {output_count} outputs")
     return ListCall(fn, arguments, is_list, count, scalars, outs, out, output_count)

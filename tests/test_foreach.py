@@ -250,6 +250,7 @@ def test_wrong_calls_say_what_is_wrong() -> None:
         (lambda: fuser.foreach(axpy, xs, xs, beta=1), "no scalar 'beta'"),
         (lambda: fuser.foreach(axpy, xs, xs, alpha=torch.ones(3)), "0-dim tensors for all"),
         (lambda: fuser.foreach(axpy, xs, xs, out=xs[:1]), "a list of 2 tensors for each output"),
+        (lambda: fuser.foreach(axpy, xs, xs, out=[None, None]), "out= takes tensors, got None"),
         (lambda: fuser.foreach(both, xs, xs, out=xs), "1 lists for 2 outputs"),
     ):
         with pytest.raises(ArgumentError, match=message):
