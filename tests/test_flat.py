@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import linecache
 import operator
 import traceback
 import weakref
@@ -86,9 +88,15 @@ def test_values_are_let_go_after_their_last_use() -> None:
 def test_a_traceback_shows_the_line() -> None:
     graph = fx.Graph()
     graph.output(graph.call_function(operator.add, (graph.placeholder("x"), "text")))
+    before = len(linecache.cache)
+    run = flatten(fx.GraphModule(nn.Module(), graph))
+    assert len(linecache.cache) == before + 1
     with pytest.raises(TypeError) as caught:
-        flatten(fx.GraphModule(nn.Module(), graph))([1])
+        run([1])
     assert "(v0, 'text')" in "".join(traceback.format_exception(caught.value))
+    del run, caught
+    gc.collect()
+    assert len(linecache.cache) <= before
 
 
 class Norms(nn.Module):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import operator
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,7 @@ def flatten(graph_module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     exec(compile(source, name, "exec"), writer.names)
     run: Callable[[list[Any]], Any] = writer.names["run"]
+    weakref.finalize(run, linecache.cache.pop, name, None)
     # What AOTAutograd asks for: it is called with a list.
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
