@@ -30,7 +30,7 @@ def flatten(graph_module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     # For tracebacks and debuggers.
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     exec(compile(source, name, "exec"), writer.names)
-    run: Callable[[list[Any]], Any] = writer.names["run"]
+    run: Callable[[list[Any]], Any] = writer.names.pop("run")
     weakref.finalize(run, linecache.cache.pop, name, None)
     # What AOTAutograd asks for: it is called with a list.
     run._boxed_call = True  # type: ignore[attr-defined]
