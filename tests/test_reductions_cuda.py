@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -173,11 +172,14 @@ WEIGHTED = text(
 def test_bits_do_not_depend_on_what_is_known_of_the_length(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     # Compilers see through more where no bounds are checked.
     weighted = one(reduce((-1,), value=ONE, combine=WEIGHTED, identity=(0, 0, 0), finish=MOMENTS))
-    groups = [(weighted, lambda x: [x]), *((build((-1,)), partial(of, dims=(-1,))) for build, of in GROUPS.values())]
+    groups = [
+        (weighted, lambda x: [x]),
+        *((build((-1,)), lambda x, of=of: of(x, (-1,))) for build, of in GROUPS.values()),
+    ]
     for shape in ((300, 256), (40, 4096), (8, 5120), (3, 32768), (200, 65536)):
         x = draw(shape, dtype)
         for group, inputs_of in groups:
-            inputs = on_gpu(inputs_of(x))
+            inputs = on_gpu(inputs_of(x, (-1,)))
             wanted = run(register(group), inputs)
             with monkeypatch.context() as patch:
                 patch.setattr(row_access, "_multiple", lambda length, vector, tuning: 0)
