@@ -311,6 +311,7 @@ CHANGES: dict[str, Callable[[ArgSpec], Any]] = {
     "default_dtype": lambda args: torch.float64,
     "settings": lambda args: (("numerics", "fast"), *args.settings[1:]),
     "rows": lambda _: RowSpec(1, (False, False, True), is_across=False),
+    "positions": lambda _: 5,
 }
 
 
