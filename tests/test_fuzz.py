@@ -250,7 +250,7 @@ def _dtypes(function: Function) -> tuple[torch.dtype, ...]:
     return next(case.dtypes for case in CASES if case.name == function.name)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str)
 def test_value_depends_on_the_inputs_alone(dtype: torch.dtype, tier: int) -> None:
     inputs = [draw((LENGTH,), dtype, (-9.0, 9.0), seed) for seed in range(3)]
     order = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(5))

@@ -70,7 +70,7 @@ needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="the sanitize
 @needs_gcc
 @pytest.mark.cpu
 def test_odd_calls(tmp_path: Path) -> None:
-    compare(0, 1_000, tmp_path, is_sanitized=False)
+    compare(0, 500, tmp_path, is_sanitized=False)
 
 
 @needs_gcc

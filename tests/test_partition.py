@@ -302,6 +302,7 @@ def test_only_what_reads_a_number_is_bound_twice() -> None:
     assert count_work(module)["bind_node"] == count + 1
 
 
+@pytest.mark.slow
 def test_a_quick_run_of_the_benchmark_writes_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {name: (make, (max(sizes[0] // 4, 10),)) for name, (make, sizes) in GRAPHS.items()}
     monkeypatch.setattr(benchmark, "GRAPHS", small)

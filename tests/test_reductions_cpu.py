@@ -131,7 +131,7 @@ def test_welford_and_argmax_have_several_accumulators(dtype: torch.dtype) -> Non
     [
         ((33, 1000), (1,), torch.float32),
         ((2000, 70), (0,), torch.bfloat16),
-        ((4, 9, 5, 6), (0, 2, 3), torch.float32),
+        pytest.param((4, 9, 5, 6), (0, 2, 3), torch.float32, marks=SLOW),
         pytest.param((9, 8), (1,), torch.bfloat16, marks=SLOW),
         pytest.param((2000, 70), (0,), torch.float32, marks=SLOW),
         pytest.param((33, 1000), (1,), torch.bfloat16, marks=SLOW),

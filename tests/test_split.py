@@ -67,7 +67,10 @@ def sum_of(count: int) -> FusionGroup:
     return builder.build([total, *outputs, total])
 
 
-@pytest.mark.parametrize("count", [pytest.param(MAX_INPUTS - 1, marks=pytest.mark.slow), MAX_INPUTS, 200])
+@pytest.mark.parametrize(
+    "count",
+    [pytest.param(MAX_INPUTS - 1, marks=pytest.mark.slow), MAX_INPUTS, pytest.param(200, marks=pytest.mark.slow)],
+)
 def test_many_inputs(count: int) -> None:
     dtypes = (torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.float16)
     shapes = ((4, 1, 9), (5, 1), (9,), (4, 5, 9), (1,), ())
