@@ -21,7 +21,8 @@ from torch import Tensor
 import fuser
 from benchmarks import timing
 from benchmarks.environment import describe_environment
-from benchmarks.reductions import RESULTS, as_tuple, error_of, with_weights
+from benchmarks.reduction_cases import with_rows
+from benchmarks.reductions import RESULTS, as_tuple, error_of
 from benchmarks.report import write_json
 from benchmarks.sweep import describe, hide_paths, wait_for
 
@@ -111,8 +112,8 @@ def cases() -> Iterator[Case]:
     for dtype in (torch.float32, torch.bfloat16):
         for shape in SHAPES:
             yield Case("softmax", shape, dtype, lambda x: [x], lambda x: torch.softmax(x, -1), softmax)
-            yield Case("layer_norm", shape, dtype, with_weights, torch_norm, welford_norm)
-            yield Case("layer_norm (two passes)", shape, dtype, with_weights, torch_norm, two_pass_norm)
+            yield Case("layer_norm", shape, dtype, with_rows, torch_norm, welford_norm)
+            yield Case("layer_norm (two passes)", shape, dtype, with_rows, torch_norm, two_pass_norm)
             yield Case("sum of products", shape, dtype, pair, *[lambda x, y: (x * y).sum(-1)] * 2)
             if dtype is torch.float32:
                 yield Case("layer_norm dx", shape, dtype, with_moments, torch_dx, norm_dx)

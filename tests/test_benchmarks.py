@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -244,3 +245,12 @@ def test_the_plot_is_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     document["compile"] = [{"peer": "eager", "status": "ok", "first_ms": 3.0, "second_ms": 0.5}]
     report.save_plot(document, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", sorted(item.stem for item in Path(apart.__file__).parent.glob("[a-z]*.py")))
+def test_every_module_can_be_imported(name: str) -> None:
+    try:
+        importlib.import_module(f"benchmarks.{name}")
+    except ModuleNotFoundError as error:
+        # Peers are optional.
+        assert error.name in {"triton", "cupy", "jax", "transformers", "timm", "matplotlib"}, error
