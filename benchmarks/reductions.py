@@ -170,11 +170,7 @@ def measure(case: Case, peers: Sequence[str], device: torch.device, budget_s: fl
             record["peers"][peer] = own
         except Exception as error:  # A peer's failure is its own result.
             record["peers"][peer] = {"failed": hide_paths(describe(error))}
-    taken: dict[str, list[float]] = {name: [] for name in samplers}
-    for _ in range(rounds):
-        for name, sampler in samplers.items():
-            taken[name] += sampler.sample(budget_s)
-    medians = {name: timing.Timing("", tuple(samples)).median_us for name, samples in taken.items()}
+    medians = timing.take_turns(samplers, rounds, budget_s)
     record["copy_us"] = round(copy_time(moved, device, budget_s), 2)
     for name, median in medians.items():
         record["peers"][name] |= {"time_us": round(median, 2), "ratio_to_copy": round(record["copy_us"] / median, 3)}

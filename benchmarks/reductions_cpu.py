@@ -144,12 +144,8 @@ def measure(case: Case, peers: tuple[str, ...], budget_s: float, rounds: int) ->
             record["peers"][peer] = {"error_eps": round(error, 2)}
         except Exception as error:  # A peer's failure is its own result.
             record["peers"][peer] = {"failed": hide_paths(describe(error))}
-    taken: dict[str, list[float]] = {name: [] for name in samplers}
-    for _ in range(rounds):
-        for name, sampler in samplers.items():
-            taken[name] += sampler.sample(budget_s)
-    for name, samples in taken.items():
-        record["peers"][name]["time_us"] = round(timing.Timing("", tuple(samples)).median_us, 2)
+    for name, median in timing.take_turns(samplers, rounds, budget_s).items():
+        record["peers"][name]["time_us"] = round(median, 2)
     mine = record["peers"].get("fuser", {}).get("time_us")
     for name in samplers:
         if mine and name != "fuser":

@@ -255,13 +255,16 @@ class OrderedAlongText(AlongText):
         # Whether a vector may go on along another dimension.
         return len(self.reduced) > 1 and site.vector == "V" and self.loop.vector > 1
 
+    def _lookup(self, item: Operand) -> str:
+        # Where the elements of a scattered vector are.
+        strides = ", ".join(self.stride(item, dim) for dim in self.reduced)
+        sizes = ", ".join(self.size(dim) for dim in self.reduced)
+        return f"fuser_scattered<{len(self.reduced)}>{{{{{sizes}}}, {{{strides}}}}}"
+
     def _read_at(self, item: Operand, site: _Site) -> str:
         vector = site.vector if item.inner else "1"
         if self._is_scattered(site):
-            strides = ", ".join(self.stride(item, dim) for dim in self.reduced)
-            sizes = ", ".join(self.size(dim) for dim in self.reduced)
-            lookup = f"fuser_scattered<{len(self.reduced)}>{{{{{sizes}}}, {{{strides}}}}}"
-            return f"fuser_pick_up<{vector}>(row.{item.name}, {lookup}, n, left)"
+            return f"fuser_pick_up<{vector}>(row.{item.name}, {self._lookup(item)}, n, left)"
         place = self.address(f"row.{item.name}", item, self.reduced)
         if item.inner == 2:
             return f"fuser_gather<{vector}>({place}, {self.stride(item, 0)}, left)"
@@ -310,10 +313,7 @@ class OrderedAlongText(AlongText):
 
     def _write_at(self, item: Operand, site: _Site) -> str:
         if self._is_scattered(site):
-            strides = ", ".join(self.stride(item, dim) for dim in self.reduced)
-            sizes = ", ".join(self.size(dim) for dim in self.reduced)
-            lookup = f"fuser_scattered<{len(self.reduced)}>{{{{{sizes}}}, {{{strides}}}}}"
-            return f"fuser_put_down(row.{item.name}, {lookup}, n, {item.name}, is_row ? left : 0);"
+            return f"fuser_put_down(row.{item.name}, {self._lookup(item)}, n, {item.name}, is_row ? left : 0);"
         place = self.address(f"row.{item.name}", item, self.reduced)
         if item.inner == 2:
             return f"fuser_scatter<{site.vector}>({place}, {self.stride(item, 0)}, {item.name}, is_row ? left : 0);"

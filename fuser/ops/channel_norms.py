@@ -14,7 +14,7 @@ import torch
 from fuser.function import View
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.layout import Shape
-from fuser.ops.composites import COMPOSITES, Composite, Form, optional_input, step, view
+from fuser.ops.composites import COMPOSITES, Composite, Form, only_wanted, optional_input, step, view
 from fuser.ops.norm_steps import affine, functor, moments, normalised_dx, reduce_step, rstd_of, stored
 
 __all__: list[str] = []
@@ -247,7 +247,7 @@ def _eager_group_norm_backward(
     made = torch.ops.aten.native_group_norm_backward.default(
         grad_out, input, mean, rstd, weight, *_group_sizes(form, input), list(form[-1])
     )
-    return [item for item, is_wanted in zip(made, form[-1], strict=True) if is_wanted]
+    return only_wanted(made, form[-1])
 
 
 COMPOSITES["native_group_norm"] = Composite("native_group_norm", _group_norm_steps, _eager_group_norm, _check_groups)

@@ -131,6 +131,11 @@ def keeps_bits(function: Function, device_type: str) -> bool:
     return bool(orders) and orders <= KEPT_ORDERS.get(device_type, frozenset())
 
 
+def only_wanted(made: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
+    """Return what an ``output_mask`` asks for of a backward op's results."""
+    return [item for item, is_wanted in zip(made, mask, strict=True) if is_wanted]
+
+
 # --- writing steps ----------------------------------------------------------------------------------------------
 def optional_input(builder: GroupBuilder, name: str, is_there: bool, *, is_scalar: bool = False) -> list[int]:
     """Add an input that not every form has; return its handle, or nothing."""

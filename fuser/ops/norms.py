@@ -14,7 +14,7 @@ import torch
 
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.layout import Shape
-from fuser.ops.composites import COMPOSITES, Composite, Form, optional_input
+from fuser.ops.composites import COMPOSITES, Composite, Form, only_wanted, optional_input
 from fuser.ops.norm_steps import affine, functor, moments, normalised_dx, reduce_step, rstd_of, stored
 
 __all__: list[str] = []
@@ -117,7 +117,7 @@ def _eager_layer_norm_backward(
     made = torch.ops.aten.native_layer_norm_backward.default(
         grad_out, input, _sizes_of(form, input), mean, rstd, weight, bias, list(form[-1])
     )
-    return [item for item, is_wanted in zip(made, form[-1], strict=True) if is_wanted]
+    return only_wanted(made, form[-1])
 
 
 COMPOSITES["native_layer_norm_backward"] = Composite(
@@ -162,7 +162,7 @@ def _eager_rms_norm_backward(form: Form, grad_out: Any, input: Any, rstd: Any, w
     made = torch.ops.aten._fused_rms_norm_backward.default(
         grad_out, input, _sizes_of(form, input), rstd, weight, list(form[-1])
     )
-    return [item for item, is_wanted in zip(made, form[-1], strict=True) if is_wanted]
+    return only_wanted(made, form[-1])
 
 
 COMPOSITES["_fused_rms_norm"] = Composite("_fused_rms_norm", _rms_norm_steps, _eager_rms_norm, _check_normalised)
