@@ -58,6 +58,9 @@ class RowPass:
     # Computes an element; None where nothing is left to walk for. In torch's order it takes what a thread has of the
     # row, l3_0, and makes m3_0 of that and the element; in the canonical one m3_0 is what the element makes.
     element: RowPart | None
+    # The same in less time where it divides by what the row has, through a fuser_divisor, d5; clears is_exact where that
+    # fails. None where there is nothing to gain.
+    quick: RowPart | None
     # Combines two parts of a row, given as l3_0 and r3_0, to m3_0; None without reductions.
     combine: RowPart | None
     accumulators: tuple[Accumulator, ...]
@@ -111,11 +114,12 @@ class RowWriter:
         reductions = self._reductions_in(level)
         row = self._row_part(level)
         element = self._element_part(level, reductions)
+        quick = self._quick_part(level, reductions)
         accumulators = tuple(item for index in reductions for item in self.accumulators[index])
         combine = self._combine_part(level, reductions) if reductions else None
         commutes = all(is_sum(self._reduction(index).combine) for index in reductions)
         decides = any(takes_decisions(self._reduction(index).combine) for index in reductions)
-        return RowPass(row, element, combine, accumulators, commutes, decides)
+        return RowPass(row, element, quick, combine, accumulators, commutes, decides)
 
     def _level_of(self, index: int) -> int:
         # In which pass an application is computed first.
@@ -180,7 +184,22 @@ class RowWriter:
         return [" * ".join(sizes[: self.rows.reduced]), " * ".join(kept)]
 
     # --- per element -------------------------------------------------------------------------------------------------
-    def _element_part(self, level: int, reductions: Sequence[int]) -> RowPart | None:
+    def _quick_part(self, level: int, reductions: Sequence[int]) -> RowPart | None:
+        wanted = self._wanted(self._stored_in(level), reductions)
+        found = [index for index in self._element_closure(wanted, level) if self._divides_by_row(index)]
+        self.writer.quotients = {index: f"d{self.group.applications[index].tensors[1]}" for index in found}
+        part = self._element_part(level, reductions, "quick") if found else None
+        self.writer.quotients = {}
+        return part
+
+    def _divides_by_row(self, index: int) -> bool:
+        # In float, where that is worth it: the prelude knows no other inverse.
+        item = self.group.applications[index]
+        is_float = item.function.op == "div" and dtype_info(self.writer.typing.common[index]).compute == "float"
+        is_along = self.writer.args.device_type == "cuda" and self.rows.order is None and not self.rows.is_across
+        return is_float and is_along and self.rows.is_row[item.tensors[1]]
+
+    def _element_part(self, level: int, reductions: Sequence[int], name: str = "element") -> RowPart | None:
         stored = self._stored_in(level)
         if not stored and not reductions:
             return None
@@ -204,9 +223,12 @@ class RowWriter:
         read += [f"l{item.name}" for item in accumulators if self.rows.order]
         writes = [f"m{item.name}" for item in accumulators]
         writes += [f"k{value}" for value in kept]
-        return self._function(
-            f"fuser_element{level}", read, [*writes, *self._outputs(stored)], [*chosen, *reductions], lines
-        )
+        writes += self._outputs(stored)
+        if self.writer.quotients:
+            divisors = [*dict.fromkeys(self.writer.quotients.values())]
+            self.types |= dict.fromkeys(divisors, "fuser_divisor&") | {"is_exact": "bool"}
+            read, writes = [*read, *divisors], [*writes, "is_exact"]
+        return self._function(f"fuser_{name}{level}", read, writes, [*chosen, *reductions], lines)
 
     def _stored_in(self, level: int) -> list[int]:
         # Outputs per element.

@@ -55,6 +55,8 @@ static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by)
 }
 template <typename C> static inline C fuser_cross(C v, long long) { return v; }
 static inline void __threadfence() {}
+static inline float __frcp_rn(float v) { return 1.0f / v; }
+static inline float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 static inline unsigned atomicAdd(unsigned* to, unsigned by) { const unsigned was = *to; *to += by; return was; }
 static inline unsigned atomicExch(unsigned* to, unsigned by) { const unsigned was = *to; *to = by; return was; }
 static inline unsigned __ldcg(const unsigned* from) { return *from; }

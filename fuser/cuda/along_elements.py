@@ -5,6 +5,7 @@ from __future__ import annotations
 from fuser.access import Tuning
 from fuser.codegen import Operand
 from fuser.cuda.row_text import RowText, indent
+from fuser.row_access import LONG_SHARE
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["WARP", "AlongElements"]
@@ -44,8 +45,13 @@ class AlongElements(RowText):
             return []
         used = [item for step in self.loop.passes if step.element for item in self.full(step.element)]
         found = dict.fromkeys(item for item in used if not (item.is_output or item.is_counter))
-        kept = [f"fuser_vector<{self.loop.kept_types[name]}, V> {name}[U];" for name in self.loop.kept]
+        kept = [f"fuser_vector<{self._kept_type(name)}, V> {name}[U];" for name in self.loop.kept]
         return [*(f"{self._vector(item)} {item.name}[U];" for item in found), *kept]
+
+    def _kept_type(self, name: str) -> str:
+        # A thread that keeps few values keeps them as it computes with them.
+        has_few = self.tuning.unroll * self.loop.vector <= LONG_SHARE
+        return (self.loop.types if has_few else self.loop.kept_types)[name]
 
     def _new_inputs(self, level: int, element: RowPart) -> list[Operand]:
         # What a pass reads.
@@ -88,11 +94,17 @@ class AlongElements(RowText):
             lines.append("const fuser_index i0 = n;")
         return lines
 
+    def _address(self, item: Operand) -> str:
+        if self._has_whole_chunks and len(self.reduced) == 1 and item.inner == 1 and not item.is_counter:
+            # Numbers of 32 bits may wrap, pointers don't: what all vectors of a thread have in common is added once.
+            return f"row.{item.name} + (begin + t * V) + u * (T * V)"
+        return self.address(f"row.{item.name}", item, self.reduced)
+
     def _vector(self, item: Operand) -> str:
         return f"fuser_vector<{item.info.storage}, {'V' if item.inner else '1'}>"
 
     def _read(self, item: Operand) -> str:
-        place = self.address(f"row.{item.name}", item, self.reduced)
+        place = self._address(item)
         if item.inner == 2:
             return f"fuser_gather<V>({place}, {self.stride(item, 0)}, left)"
         if self._is_anywhere(item):
@@ -124,11 +136,16 @@ class AlongElements(RowText):
             inside.append(f"fuser_pass{level}::part own[V];")
         kept = [name for name in element.writes if name[0] == "k"]
         known |= {f"v{name[1:]}": f"fuser_to_compute({name}[u][k])" for name in self.loop.kept if name not in kept}
-        sets = [f"{name}[u].set(k, fuser_from_compute<{self.loop.kept_types[name]}>(kept_{name}));" for name in kept]
-        known |= {name: f"kept_{name}" for name in kept}
-        inside += ["#pragma unroll", "for (int k = 0; k < V; ++k) {"]
-        inside += [f"  {self.loop.types[name]} kept_{name};" for name in kept]
-        inside += [f"  {element.call(known)}", *(f"  {line}" for line in sets), "}"]
+        known |= {name: f"kept_{name}[k]" for name in kept}
+        inside += [f"{self.loop.types[name]} kept_{name}[V];" for name in kept]
+        if step.quick:
+            whole = ["if (!is_exact) {", *indent(_each_element(element.call(known))), "}"]
+            inside += ["bool is_exact = true;", *_each_element(step.quick.call(known)), *whole]
+        else:
+            inside += _each_element(element.call(known))
+        for name in kept:
+            value = f"fuser_exactly<{self._kept_type(name)}>(kept_{name}[k])"
+            inside += [*_each_element(f"{name}[u].set(k, {value});"), f"{name}[u].pack();"]
         if step.accumulators:
             if not self._has_whole_vectors:
                 inside += [
@@ -146,6 +163,9 @@ class AlongElements(RowText):
         inside = [*(f"held_{item.name}[n / V] = {item.name}[u];" for item in first), *inside]
         lines += inside
         head = [f"fuser_pass{level}::part parts[U];"] if step.accumulators else []
+        if step.quick:
+            divisors = [name for name in step.quick.reads if name[0] == "d"]
+            head += [f"const fuser_divisor {name}(fuser_cast<float>({known[f'v{name[1:]}']}));" for name in divisors]
         each = ["#pragma unroll", "for (int u = 0; u < U; ++u) {", *indent(lines), "}"]
         if not self.tuning.is_resident or self.tuning.multiple:
             return [*head, *each]
@@ -162,10 +182,14 @@ class AlongElements(RowText):
         return readers[0] == level
 
     def _write(self, item: Operand) -> str:
-        place = self.address(f"row.{item.name}", item, self.reduced)
+        place = self._address(item)
         left = f"is_row ? left : {self.signed}(0)"
         if item.inner == 2:
             return f"fuser_scatter<V>({place}, {self.stride(item, 0)}, {item.name}, {left});"
         if self._is_anywhere(item):
             return f"fuser_store_anywhere<V>({place}, {item.name}, {left});"
         return f"fuser_store<V, {item.access.width}>({place}, {item.name}, {left});"
+
+
+def _each_element(line: str) -> list[str]:
+    return ["#pragma unroll", f"for (int k = 0; k < V; ++k) {line}"]

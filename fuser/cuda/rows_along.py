@@ -254,7 +254,8 @@ class AlongText(AlongElements):
             own = ["const fuser_index round = begin;", *setup, *own, *store]
             own += ["fuser_wait();"] * (level == self.combining[0])
             parts = f"waiting, waiting + waiting{level}"
-            own.append(f"fuser_fold_blocks<V, T, U, C>(pass{level}, total{level}, {parts}, rank, length);")
+            length = "fuser_index(V * T * U * C)" if self._has_whole_chunks else "length"
+            own.append(f"fuser_fold_blocks<V, T, U, C>(pass{level}, total{level}, {parts}, rank, {length});")
             return [*lines, "{", *indent(own), "}"]
         span = f"{WARP * self.loop.vector}"
         fold = [

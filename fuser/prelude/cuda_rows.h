@@ -24,6 +24,25 @@ template <typename C> FUSER_INLINE C fuser_pick(bool is_first, C first, C second
   return second;
 }
 
+// Divides by one number again and again, with the bits of a division in three operations: the remainder of a first
+// quotient corrects it. That this rounds as a division does was tried for all divisors and those of their dividends whose
+// quotients come so close to the middle of two floats that it could not. Where numbers are so small or so large that a
+// step would lose bits, what comes out is no quotient, and is_exact is cleared.
+struct fuser_divisor {
+  float by, inverse, least;
+
+  FUSER_INLINE explicit fuser_divisor(float by) : by(by) {
+    inverse = fabsf(by) >= 0x1p-100f && fabsf(by) <= 0x1p100f ? __frcp_rn(by) : NAN;
+    const float small = fabsf(inverse) * 0x1p-99f;
+    least = small > 0x1p-125f ? small : 0x1p-125f;
+  }
+  FUSER_INLINE float quotient(float v, bool& is_exact) const {
+    const float first = v * inverse, made = __fmaf_rn(__fmaf_rn(-by, first, v), inverse, first);
+    is_exact &= fabsf(made) > least;
+    return made;
+  }
+};
+
 // Rows that begin anywhere. A vector's bytes lie in two *granules* of as many bytes, which are aligned; a granule is read
 // or written at once, and its bytes are shifted to where they belong.
 template <int W> FUSER_INLINE void fuser_shift(unsigned int (&words)[2 * W], unsigned int bytes) {
