@@ -33,6 +33,8 @@ SHORT_ROW = 256
 ENOUGH_BLOCKS = 512
 # Elements of a row that a block takes at least.
 SHORTEST_PIECE = 512
+# Bytes that a thread reads side by side where its rows are neighbours.
+IN_FLIGHT_BYTES = 128
 # Accumulators that wait in shared memory for the other threads of a block; a few bytes each.
 MAX_WAITING = 2048
 
@@ -81,7 +83,8 @@ def plan_row_walk(
     vector = min(vector, _above(space.sizes[inner]))
     may_share, accumulators = _is_one_pass(group, rows), count_accumulators(group)
     if rows.is_across:
-        vector, tuning = _across(space, rows, vector, accumulators, may_share=may_share)
+        read_bytes = sum(itemsizes[slot] for slot in moving if slot >= len(group.outputs) and not is_row[slot])
+        vector, tuning = _across(space, rows, vector, accumulators, read_bytes, may_share=may_share)
     else:
         # A short row of whole vectors is worth shorter ones.
         length, half = prod(space.sizes[: rows.reduced]), vector // 2
@@ -186,7 +189,7 @@ def _team(steps: int, unroll: int) -> int:
 
 
 def _across(
-    space: IterationSpace, rows: RowSpec, vector: int, accumulators: int, *, may_share: bool
+    space: IterationSpace, rows: RowSpec, vector: int, accumulators: int, bytes_per_element: int, *, may_share: bool
 ) -> tuple[int, Tuning]:
     # Each of a thread's rows has parts that wait for others.
     vector = min(vector, GATHER_VECTOR)
@@ -195,6 +198,7 @@ def _across(
     block = 256
     while block > WARP and block * vector * accumulators > MAX_WAITING:
         block //= 2
+    unroll = min(max(_below(IN_FLIGHT_BYTES // max(vector * bytes_per_element, 1)), 4), 16)
     length, width = prod(space.sizes[: rows.reduced]), space.sizes[rows.reduced]
     team = min(WARP, _above(-(-width // vector)))
     # As many threads of a batch as have several elements each.
@@ -205,4 +209,4 @@ def _across(
         piece = BATCH
         while piece > SHORTEST_PIECE and tiles * -(-length // piece) < ENOUGH_BLOCKS:
             piece //= 2
-    return vector, Tuning(block=block, unroll=8, team=team, piece=piece)
+    return vector, Tuning(block=block, unroll=unroll, team=team, piece=piece, multiple=0 if width % vector else vector)

@@ -197,35 +197,38 @@ constexpr int fuser_waiting(int least, int bytes) {
   return count;
 }
 
-// Merges parts that come one after another as a binary counter does; `number` counts them.
-template <int N, typename P>
-FUSER_INLINE void fuser_push(const P& p, typename P::part (&waiting)[N], int number, typename P::part own) {
-  bool is_moving = true;
+// Merges parts of V rows that come one after another as a binary counter does; `number` counts them, and is the same
+// for a warp's threads: they branch together.
+template <int i = 0, int N, int V, typename P>
+FUSER_INLINE void fuser_push(
+    const P& p, typename P::part (&waiting)[N][V], unsigned int number, typename P::part (&own)[V]) {
+  if constexpr (i < N) {
+    if (number & 1) {
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    if (is_moving) {
-      if (number >> i & 1) own = p.combine(waiting[i], own);
-      else {
-        waiting[i] = own;
-        is_moving = false;
-      }
+      for (int k = 0; k < V; ++k) own[k] = p.combine(waiting[i][k], own[k]);
+      fuser_push<i + 1>(p, waiting, number / 2, own);
+    } else {
+#pragma unroll
+      for (int k = 0; k < V; ++k) waiting[i][k] = own[k];
     }
   }
 }
 
 // What the first `number` of them come to.
-template <int N, typename P>
-FUSER_INLINE typename P::part fuser_settle(const P& p, const typename P::part (&waiting)[N], int number) {
-  typename P::part own = p.identity();
+template <int N, int V, typename P>
+FUSER_INLINE void fuser_settle(
+    const P& p, const typename P::part (&waiting)[N][V], unsigned int number, typename P::part (&own)[V]) {
   bool is_first = true;
+#pragma unroll
+  for (int k = 0; k < V; ++k) own[k] = p.identity();
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     if (number >> i & 1) {
-      own = is_first ? waiting[i] : p.combine(waiting[i], own);
+#pragma unroll
+      for (int k = 0; k < V; ++k) own[k] = is_first ? waiting[i][k] : p.combine(waiting[i][k], own[k]);
       is_first = false;
     }
   }
-  return own;
 }
 
 // The Y threads that share a batch of V rows each: the first one gets what all of theirs come to.
@@ -360,15 +363,17 @@ FUSER_INLINE void fuser_fold_pieces(
   constexpr int levels = B == 1 ? 1 : B == 2 ? 2 : B <= 4 ? 3 : B <= 8 ? 4 : B <= 16 ? 5 : B <= 32 ? 6 : 7;
   for (unsigned int at = begin; at < end; at += Y * B) {
     const unsigned int first = at + y * B;
-#pragma unroll
-    for (int k = 0; k < V; ++k) {
-      typename P::part waiting[levels];
-      int count = 0;
+    typename P::part waiting[levels][V], own[V];
+    unsigned int count = 0;
 #pragma unroll 4
-      for (; count < B && first + count < end; ++count)
-        fuser_push(p, waiting, count, pieces.get((static_cast<size_t>(first + count) * X + x) * V + k));
-      shared[threadIdx.x * V + k] = fuser_settle(p, waiting, count);
+    for (; count < B && first + count < end; ++count) {
+#pragma unroll
+      for (int k = 0; k < V; ++k) own[k] = pieces.get((static_cast<size_t>(first + count) * X + x) * V + k);
+      fuser_push(p, waiting, count, own);
     }
+    fuser_settle(p, waiting, count, own);
+#pragma unroll
+    for (int k = 0; k < V; ++k) shared[threadIdx.x * V + k] = own[k];
     __syncthreads();
     if (y == 0) {
       for (unsigned int i = 0; i < Y && at + i * B < end; ++i) {
