@@ -48,8 +48,8 @@ extern "C" fuser_dim threadIdx, blockIdx, gridDim;
 extern "C" void __syncthreads();
 extern "C" unsigned fuser_shuffle(unsigned value, int mask);
 static inline unsigned __shfl_xor_sync(unsigned, unsigned value, int mask) { return fuser_shuffle(value, mask); }
-extern "C" unsigned fuser_shuffle_up(unsigned value, int by);
-static inline unsigned __shfl_up_sync(unsigned, unsigned value, int by) { return fuser_shuffle_up(value, by); }
+extern "C" unsigned fuser_take(unsigned value, int lane);
+static inline unsigned __shfl_sync(unsigned, unsigned value, int lane) { return fuser_take(value, lane); }
 static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
   return ((unsigned long long)high << 32 | low) >> (by & 31);
 }
@@ -132,10 +132,7 @@ static unsigned exchange(unsigned value, int from) {
   return other;
 }
 unsigned fuser_shuffle(unsigned value, int mask) { return exchange(value, current % count ^ mask); }
-unsigned fuser_shuffle_up(unsigned value, int by) {
-  const int own = current % count;
-  return exchange(value, own % 32 < by ? own : own - by);
-}
+unsigned fuser_take(unsigned value, int lane) { return exchange(value, current % count / 32 * 32 + lane); }
 static void begin() {
   kernel(arguments);
   fibers[current].is_done = true;

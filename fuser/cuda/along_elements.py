@@ -32,6 +32,16 @@ class AlongElements(RowText):
         return self.tuning.unroll * self.tuning.team * self.loop.vector
 
     @property
+    def lanes(self) -> int:
+        """Threads that combine by shuffles."""
+        return min(self.tuning.team, WARP)
+
+    @property
+    def span(self) -> int:
+        """Elements that those have at a time."""
+        return self.lanes * self.tuning.unroll * self.loop.vector
+
+    @property
     def _has_whole_vectors(self) -> bool:
         return bool(self.tuning.multiple)
 
@@ -69,14 +79,19 @@ class AlongElements(RowText):
         lines = [] if self.tuning.is_resident else [f"{self._vector(item)} {item.name}[U];" for item in inputs]
         again = [item for item in inputs if item in self.loop.held and not self._reads_first(item, level)]
         direct = [item for item in inputs if item not in again]
+        anywhere = [item for item in direct if self._is_anywhere(item)]
+        direct = [item for item in direct if item not in anywhere]
+        lines += [
+            f"fuser_load_anywhere({item.name}, row.{item.name} + (begin + lead), {self._left()});" for item in anywhere
+        ]
         loads = [*self._place(direct, reads=True), *(f"{item.name}[u] = {self._read(item)};" for item in direct)]
-        own = "(begin + (u * T + t) * V) / V"
+        own = "(begin + lead) / V + u * W"
         loads += [f"{item.name}[u] = held_{item.name}[{own}];" for item in again]
         return [*lines, "#pragma unroll", "for (int u = 0; u < U; ++u) {", *indent(loads), "}"]
 
     def _place(self, items: list[Operand], *, reads: bool = False) -> list[str]:
         # Where the thread's u-th vector is, and how many elements there are from there on.
-        own, left = "begin + (u * T + t) * V", f"const {self.signed} left = static_cast<{self.signed}>(length - n);"
+        own, left = "begin + lead + u * (W * V)", f"const {self.signed} left = static_cast<{self.signed}>(length - n);"
         if self._has_whole_chunks or (reads and self._has_whole_vectors):
             left = "constexpr int left = V;"
         elif self._has_whole_vectors:
@@ -97,7 +112,7 @@ class AlongElements(RowText):
     def _address(self, item: Operand) -> str:
         if self._has_whole_chunks and len(self.reduced) == 1 and item.inner == 1 and not item.is_counter:
             # Numbers of 32 bits may wrap, pointers don't: what all vectors of a thread have in common is added once.
-            return f"row.{item.name} + (begin + t * V) + u * (T * V)"
+            return f"row.{item.name} + (begin + lead) + u * (W * V)"
         return self.address(f"row.{item.name}", item, self.reduced)
 
     def _vector(self, item: Operand) -> str:
@@ -107,12 +122,14 @@ class AlongElements(RowText):
         place = self._address(item)
         if item.inner == 2:
             return f"fuser_gather<V>({place}, {self.stride(item, 0)}, left)"
-        if self._is_anywhere(item):
-            return f"fuser_load_anywhere<V>({place}, left)"
         return f"fuser_load<{'V' if item.inner else '1'}, {item.access.width if item.inner else 1}>({place}, left)"
 
+    def _left(self) -> str:
+        # Elements from a thread's first one on.
+        return f"static_cast<{self.signed}>(length - (begin + lead))"
+
     def _is_anywhere(self, item: Operand) -> bool:
-        # Whether a vector would take four accesses or more, and neighbours in a warp are neighbours in memory.
+        # Whether a vector would take four accesses or more, and a warp's are neighbours in memory.
         is_row = self.tuning.team >= WARP and len(self.reduced) == 1 and not item.is_counter
         is_word = self.loop.vector * item.info.dtype.itemsize % 4 == 0
         return item.inner == 1 and is_row and is_word and 4 * item.access.width <= self.loop.vector
@@ -158,7 +175,10 @@ class AlongElements(RowText):
             inside.append(f"parts[u] = fuser_tree<V>(pass{level}, own);")
             if self._has_whole_vectors and not self._has_whole_chunks:
                 inside.append(f"if (left == 0) parts[u] = pass{level}.identity();")
-        inside += [self._write(item) for item in outputs]
+        anywhere = [item for item in outputs if self._is_anywhere(item)]
+        inside += [self._write(item) for item in outputs if item not in anywhere]
+        for item in anywhere:
+            inside += _each_element(f"made_{item.name}[u].set(k, {item.name}[k]);")
         first = [item for item in self.loop.held if self._reads_first(item, level)]
         inside = [*(f"held_{item.name}[n / V] = {item.name}[u];" for item in first), *inside]
         lines += inside
@@ -166,7 +186,12 @@ class AlongElements(RowText):
         if step.quick:
             divisors = [name for name in step.quick.reads if name[0] == "d"]
             head += [f"const fuser_divisor {name}(fuser_cast<float>({known[f'v{name[1:]}']}));" for name in divisors]
+        head += [f"{self._vector(item)} made_{item.name}[U];" for item in anywhere]
         each = ["#pragma unroll", "for (int u = 0; u < U; ++u) {", *indent(lines), "}"]
+        left = f"is_row ? {self._left()} : {self.signed}(0)"
+        each += [
+            f"fuser_store_anywhere(row.{item.name} + (begin + lead), made_{item.name}, {left});" for item in anywhere
+        ]
         if not self.tuning.is_resident or self.tuning.multiple:
             return [*head, *each]
         # Rows of nothing have no element to stand for those that are missing.
@@ -186,8 +211,6 @@ class AlongElements(RowText):
         left = f"is_row ? left : {self.signed}(0)"
         if item.inner == 2:
             return f"fuser_scatter<V>({place}, {self.stride(item, 0)}, {item.name}, {left});"
-        if self._is_anywhere(item):
-            return f"fuser_store_anywhere<V>({place}, {item.name}, {left});"
         return f"fuser_store<V, {item.access.width}>({place}, {item.name}, {left});"
 
 

@@ -44,59 +44,89 @@ struct fuser_divisor {
 };
 
 // Rows that begin anywhere. A vector's bytes lie in two *granules* of as many bytes, which are aligned; a granule is read
-// or written at once, and its bytes are shifted to where they belong.
-template <int W> FUSER_INLINE void fuser_shift(unsigned int (&words)[2 * W], unsigned int bytes) {
+// or written at once, and its bytes are shifted to where they belong: all threads of a row take the same way through this.
+template <int W, int U, int shift = 0>
+FUSER_INLINE void fuser_shift(unsigned int (&words)[U][2 * W], unsigned int bytes) {
+  if constexpr (shift <= W) {
+    if (bytes / 4 != shift) return fuser_shift<W, U, shift + 1>(words, bytes);
 #pragma unroll
-  for (int step = W / 2; step > 0; step /= 2) {
+    for (int u = 0; u < U; ++u) {
 #pragma unroll
-    for (int i = 0; i < W + step; ++i) words[i] = bytes & 4 * step ? words[i + step] : words[i];
+      for (int i = 0; i < W; ++i) {
+        const unsigned int next = i + shift + 1 < 2 * W ? words[u][i + shift + 1] : 0;
+        words[u][i] = __funnelshift_r(words[u][i + shift], next, bytes % 4 * 8);
+      }
+    }
   }
-#pragma unroll
-  for (int i = 0; i < W; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], bytes % 4 * 8);
 }
 
-// As fuser_load. Near a row's end, where a granule would reach beyond it, each element is read by itself.
-template <int N, typename S, typename I> FUSER_INLINE fuser_vector<S, N> fuser_load_anywhere(const S* from, I left) {
+// Reads U vectors of a lane, the first one at `from`; a warp's U * 32 follow each other, and `left` elements of the row.
+// No granule is read that has none of them.
+template <int N, int U, typename S, typename I>
+FUSER_INLINE void fuser_load_anywhere(fuser_vector<S, N> (&to)[U], const S* from, I left) {
+  if (left <= 0) return;
   constexpr int bytes = N * sizeof(S), W = bytes / 4;
   const unsigned int before = reinterpret_cast<size_t>(from) % bytes;
-  if (left < N + static_cast<I>(before / sizeof(S))) return fuser_load<N, 1>(from, left);
   const auto granules = reinterpret_cast<const fuser_vector<unsigned int, W>*>(reinterpret_cast<size_t>(from) - before);
-  const auto first = granules[0], second = granules[before > 0];
-  unsigned int words[2 * W];
+  const I last = (left - 1 + static_cast<I>(before / sizeof(S))) / N;
+  fuser_vector<unsigned int, W> read[U][2];
+  if (last > (U - 1) * 32) {
 #pragma unroll
-  for (int i = 0; i < W; ++i) words[i] = first.item[i], words[W + i] = second.item[i];
-  fuser_shift<W>(words, before);
-  fuser_vector<S, N> to;
-  memcpy(&to, words, bytes);
-  return to;
+    for (int u = 0; u < U; ++u) read[u][0] = granules[u * 32], read[u][1] = granules[u * 32 + 1];
+  } else {
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      read[u][0] = granules[u * 32 < last ? u * 32 : last];
+      read[u][1] = granules[u * 32 + 1 < last ? u * 32 + 1 : last];
+    }
+  }
+  unsigned int words[U][2 * W];
+#pragma unroll
+  for (int u = 0; u < U; ++u) {
+#pragma unroll
+    for (int i = 0; i < 2 * W; ++i) words[u][i] = read[u][i / W].item[i % W];
+  }
+  fuser_shift<W, U>(words, before);
+#pragma unroll
+  for (int u = 0; u < U; ++u) memcpy(&to[u], words[u], bytes);
 }
 
-// As fuser_store, for the lanes of a warp that have neighbouring vectors: a lane writes the granule in which its vector
-// begins and the one before it ends. Where not all of it is theirs, each element is written by itself.
-template <int N, typename S, typename I> FUSER_INLINE void fuser_store_anywhere(S* to, const S (&items)[N], I left) {
+// Writes them: a lane writes the granules in which its vectors begin and those before them end. Where not all of one is
+// the warp's, each element is written by itself.
+template <int N, int U, typename S, typename I>
+FUSER_INLINE void fuser_store_anywhere(S* to, const fuser_vector<S, N> (&from)[U], I left) {
   constexpr int bytes = N * sizeof(S), W = bytes / 4;
   const unsigned int before = reinterpret_cast<size_t>(to) % bytes, lane = threadIdx.x % 32;
-  if (before == 0) return fuser_store<N, N>(to, items, left);
-  fuser_vector<S, N> from;
+  unsigned int words[U][2 * W], last[W] = {};
 #pragma unroll
-  for (int k = 0; k < N; ++k) from.set(k, items[k]);
-  unsigned int words[2 * W];
-  memcpy(words + W, &from, bytes);
+  for (int u = 0; u < U; ++u) {
+    memcpy(words[u] + W, &from[u], bytes);
 #pragma unroll
-  for (int i = 0; i < W; ++i) words[i] = __shfl_up_sync(0xffffffffu, words[W + i], 1);
-  fuser_shift<W>(words, bytes - before);
-  const I head = N - static_cast<I>(before / sizeof(S));
-  const bool is_whole = lane > 0 && left >= head, is_next_whole = lane < 31 && left - N >= head;
-  if (is_whole) {
-    fuser_vector<unsigned int, W> granule;
-#pragma unroll
-    for (int i = 0; i < W; ++i) granule.item[i] = words[i];
-    *reinterpret_cast<fuser_vector<unsigned int, W>*>(reinterpret_cast<size_t>(to) - before) = granule;
+    for (int i = 0; i < W; ++i) {
+      // Of the lane before, which for the first one is the last one, a vector before.
+      const unsigned int word = __shfl_sync(0xffffffffu, words[u][W + i], (lane + 31) % 32);
+      words[u][i] = lane > 0 ? word : last[i];
+      last[i] = word;
+    }
   }
-  if (!is_whole || !is_next_whole) {
+  fuser_shift<W, U>(words, bytes - before);
+  const I head = N - static_cast<I>(before / sizeof(S));
 #pragma unroll
-    for (int k = 0; k < N; ++k)
-      if (k < left && !(k < head ? is_whole : is_next_whole)) to[k] = from[k];
+  for (int u = 0; u < U; ++u) {
+    const I rest = left - u * 32 * N;
+    const bool is_whole = (u > 0 || lane > 0 || before == 0) && rest >= head;
+    const bool is_next_whole = before == 0 || ((u < U - 1 || lane < 31) && rest - N >= head);
+    if (is_whole) {
+      fuser_vector<unsigned int, W> granule;
+#pragma unroll
+      for (int i = 0; i < W; ++i) granule.item[i] = words[u][i];
+      reinterpret_cast<fuser_vector<unsigned int, W>*>(reinterpret_cast<size_t>(to) - before)[u * 32] = granule;
+    }
+    if (!is_whole || !is_next_whole) {
+#pragma unroll
+      for (int k = 0; k < N; ++k)
+        if (k < rest && !(k < head ? is_whole : is_next_whole)) to[u * 32 * N + k] = from[u][k];
+    }
   }
 }
 
@@ -142,28 +172,28 @@ FUSER_INLINE typename P::part fuser_lanes(const P& p, const typename P::part* it
   }
 }
 
-// A warp combines a batch of which there are `count` parts in shared memory, one for every 32 * V elements; every lane
-// gets the result.
-template <int V, typename P>
+// A warp combines a batch of which there are `count` parts in shared memory, one for every S elements; every lane gets
+// the result.
+template <int S, typename P>
 FUSER_INLINE typename P::part fuser_warp_batch(const P& p, const typename P::part* parts, int count) {
-  constexpr int most = fuser_batch / (32 * V), each = most > 32 ? most / 32 : 1;
+  constexpr int most = fuser_batch / S, lanes = most < 32 ? most : 32, each = most / lanes;
   typename P::part own[each];
 #pragma unroll
   for (int i = 0; i < each; ++i) {
-    const int at = static_cast<int>(threadIdx.x % 32) * each + i;
-    own[i] = at < count && at < most ? parts[at] : p.identity();
+    const int at = static_cast<int>(threadIdx.x % lanes) * each + i;
+    own[i] = at < count ? parts[at] : p.identity();
   }
-  return fuser_butterfly<1, 32>(p, fuser_tree<each>(p, own));
+  return fuser_butterfly<1, lanes>(p, fuser_tree<each>(p, own));
 }
 
 // The warps of a team of T threads add to `total` the batches of which there are `count` parts in shared memory.
-template <int V, int T, typename P>
+template <int S, int T, typename P>
 FUSER_INLINE void fuser_fold(
     const P& p, typename P::part& total, const typename P::part* parts, typename P::part* batches, int count) {
-  constexpr int per_batch = fuser_batch / (32 * V);
+  constexpr int per_batch = fuser_batch / S;
   __syncthreads();
   for (int i = threadIdx.x % T / 32; i * per_batch < count; i += T / 32) {
-    const typename P::part own = fuser_warp_batch<V>(p, parts + i * per_batch, count - i * per_batch);
+    const typename P::part own = fuser_warp_batch<S>(p, parts + i * per_batch, count - i * per_batch);
     if (threadIdx.x % 32 == 0) batches[i] = own;
   }
   __syncthreads();
@@ -171,14 +201,14 @@ FUSER_INLINE void fuser_fold(
 }
 
 // The same where C blocks share a row, each of which has the same number of batches: they tell each other theirs.
-template <int V, int T, int U, int C, typename P, typename I>
+template <int S, int T, int own_batches, int C, typename P, typename I>
 FUSER_INLINE void fuser_fold_blocks(
     const P& p, typename P::part& total, const typename P::part* parts, typename P::part* batches, unsigned int rank,
     I length) {
-  constexpr int per_batch = fuser_batch / (32 * V), own_batches = T * U * V / fuser_batch;
+  constexpr int per_batch = fuser_batch / S;
   __syncthreads();
   for (int i = threadIdx.x / 32; i < own_batches; i += T / 32) {
-    const typename P::part own = fuser_warp_batch<V>(p, parts + i * per_batch, per_batch);
+    const typename P::part own = fuser_warp_batch<S>(p, parts + i * per_batch, per_batch);
     const unsigned int lane = threadIdx.x % 32;
     if (lane < C) fuser_tell(batches + rank * own_batches + i, lane, own);
   }
