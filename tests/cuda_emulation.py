@@ -66,10 +66,13 @@ extern "C" void fuser_arrive();
 extern "C" void fuser_wait();
 static size_t fuser_shared_bytes;
 static inline unsigned fuser_rank() { return blockIdx.x % fuser_cluster; }
-template <typename C> static inline void fuser_tell(C* to, unsigned rank, const C& value) {
+static inline void fuser_expect(unsigned long long* box, unsigned bytes) { *box = 0; }
+template <int N> static inline void fuser_tell(
+    unsigned* to, const unsigned long long*, unsigned rank, const unsigned (&words)[N]) {
   const long blocks = static_cast<long>(rank) - static_cast<long>(fuser_rank());
-  *reinterpret_cast<C*>(reinterpret_cast<char*>(to) + blocks * static_cast<long>(fuser_shared_bytes)) = value;
+  memcpy(reinterpret_cast<char*>(to) + blocks * static_cast<long>(fuser_shared_bytes), words, sizeof(words));
 }
+static inline void fuser_await(const unsigned long long*) { fuser_arrive(); fuser_wait(); }
 static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
 """
 # Dynamic shared memory: of the most that a block has.

@@ -66,6 +66,7 @@ class AlongText(AlongElements):
 
     def _cluster_kernel(self) -> list[str]:
         # Neighbouring blocks, which read and write each other's shared memory, have a chunk of one row each.
+        batches = self.chunk // BATCH
         return [
             *self._head(),
             f"  constexpr unsigned int C = {self.tuning.cluster};",
@@ -74,6 +75,13 @@ class AlongText(AlongElements):
             "  constexpr bool is_row = true;",
             f"  const fuser_index length = {self.length}, begin = rank * {self.chunk};",
             *indent(self._shared()),
+            f"  __shared__ unsigned long long boxes[{len(self.combining)}];",
+            "  if (t == 0) {",
+            *(
+                f"    fuser_expect(boxes + {number}, {batches} * C * {self._part_bytes(level)});"
+                for number, level in enumerate(self.combining)
+            ),
+            "  }",
             "  fuser_arrive();",
             "  const fuser_row row = fuser_find(a, blockIdx.x / C);",
             *indent(self._all_passes("rank == 0 && t == 0")),
@@ -176,7 +184,7 @@ class AlongText(AlongElements):
         lines = []
         least = self.tuning.team // WARP
         buffers = 2 if self._alternates else 1
-        sizes = [f"static_cast<int>(sizeof(fuser_pass{level}::part))" for level in self.combining]
+        sizes = [self._part_bytes(level) for level in self.combining]
         for level, size in zip(self.combining, sizes, strict=True):
             count = f"fuser_waiting({least}, {size})" if not self.tuning.is_resident else str(least)
             lines.append(f"constexpr int waiting{level} = {count};")
@@ -196,6 +204,11 @@ class AlongText(AlongElements):
             f"alignas(16) __shared__ unsigned char shared[{buffers}][{self.teams}][shared_bytes];",
         ]
         return lines
+
+    def _part_bytes(self, level: int) -> str:
+        # Blocks of a cluster tell each other words.
+        size = f"static_cast<int>(sizeof(fuser_pass{level}::part))"
+        return f"(({size} + 3) / 4 * 4)" if self.tuning.cluster > 1 else size
 
     def _held(self) -> list[str]:
         # One operand behind the other, each in vectors in order.
@@ -260,7 +273,8 @@ class AlongText(AlongElements):
         if self.tuning.cluster > 1:
             own = ["const fuser_index round = begin;", *setup, *own, *store]
             own += ["fuser_wait();"] * (level == self.combining[0])
-            parts = f"waiting, waiting + waiting{level}"
+            parts = f"waiting, reinterpret_cast<unsigned int*>(waiting + waiting{level})"
+            parts += f", boxes + {self.combining.index(level)}"
             length = "fuser_index(V * T * U * C)" if self._has_whole_chunks else "length"
             sizes = f"{self.span}, T, {self.chunk // BATCH}, C"
             own.append(f"fuser_fold_blocks<{sizes}>(pass{level}, total{level}, {parts}, rank, {length});")

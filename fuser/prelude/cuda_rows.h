@@ -200,26 +200,6 @@ FUSER_INLINE void fuser_fold(
   for (int i = 0; i * per_batch < count; ++i) total = p.combine(total, batches[i]);
 }
 
-// The same where C blocks share a row, each of which has the same number of batches: they tell each other theirs.
-template <int S, int T, int own_batches, int C, typename P, typename I>
-FUSER_INLINE void fuser_fold_blocks(
-    const P& p, typename P::part& total, const typename P::part* parts, typename P::part* batches, unsigned int rank,
-    I length) {
-  constexpr int per_batch = fuser_batch / S;
-  __syncthreads();
-  for (int i = threadIdx.x / 32; i < own_batches; i += T / 32) {
-    const typename P::part own = fuser_warp_batch<S>(p, parts + i * per_batch, per_batch);
-    const unsigned int lane = threadIdx.x % 32;
-    if (lane < C) fuser_tell(batches + rank * own_batches + i, lane, own);
-  }
-  fuser_arrive();
-  fuser_wait();
-#pragma unroll
-  for (int i = 0; i < own_batches * C; ++i) {
-    if (static_cast<I>(i) * fuser_batch < length) total = p.combine(total, batches[i]);
-  }
-}
-
 // How many parts of some size wait in shared memory: at least those of one round over a team's threads.
 constexpr int fuser_waiting(int least, int bytes) {
   int count = least;
@@ -412,5 +392,30 @@ FUSER_INLINE void fuser_fold_pieces(
       }
     }
     __syncthreads();
+  }
+}
+
+//@ always if cluster
+// fuser_fold where C blocks share a row, each of which has the same number of batches: they tell each other theirs, in
+// words.
+template <int S, int T, int own_batches, int C, typename P, typename I>
+FUSER_INLINE void fuser_fold_blocks(
+    const P& p, typename P::part& total, const typename P::part* parts, unsigned int* batches,
+    const unsigned long long* box, unsigned int rank, I length) {
+  constexpr int per_batch = fuser_batch / S, words = (sizeof(total) + 3) / 4;
+  __syncthreads();
+  for (int i = threadIdx.x / 32; i < own_batches; i += T / 32) {
+    const typename P::part own = fuser_warp_batch<S>(p, parts + i * per_batch, per_batch);
+    unsigned int word[words] = {};
+    memcpy(word, &own, sizeof(own));
+    const unsigned int lane = threadIdx.x % 32;
+    if (lane < C) fuser_tell(batches + (rank * own_batches + i) * words, box, lane, word);
+  }
+  fuser_await(box);
+#pragma unroll
+  for (int i = 0; i < own_batches * C; ++i) {
+    typename P::part own;
+    memcpy(&own, batches + i * words, sizeof(own));
+    if (static_cast<I>(i) * fuser_batch < length) total = p.combine(total, own);
   }
 }
