@@ -386,7 +386,18 @@ FUSER_INLINE void fuser_fold_pieces(
     for (int k = 0; k < V; ++k) shared[threadIdx.x * V + k] = own[k];
     __syncthreads();
     if (y == 0) {
-      for (unsigned int i = 0; i < Y && at + i * B < end; ++i) {
+      const unsigned int batches = (end - at + B - 1) / B, own = batches < Y ? batches : Y;
+      // Where nothing but this takes time: what comes next is there before it is needed.
+      constexpr unsigned int many = 32 / V;
+      unsigned int i = 0;
+      for (; i + many <= own; i += many) {
+        typename P::part next[many][V];
+#pragma unroll
+        for (int j = 0; j < many * V; ++j) next[j / V][j % V] = shared[((i + j / V) * X + x) * V + j % V];
+#pragma unroll
+        for (int j = 0; j < many * V; ++j) total[j % V] = p.combine(total[j % V], next[j / V][j % V]);
+      }
+      for (; i < own; ++i) {
 #pragma unroll
         for (int k = 0; k < V; ++k) total[k] = p.combine(total[k], shared[(i * X + x) * V + k]);
       }
