@@ -138,6 +138,12 @@ class AlongElements(RowText):
         known = self.row_values(element)
         outputs = [item for item in self.full(element) if item.is_output]
         lines = self._place([item for item in self.full(element) if item.is_output or item.is_counter])
+        if not self._has_whole_chunks and (self.tuning.team >= WARP or not self._has_whole_vectors):
+            # A warp that has nothing there goes on, and so do the threads of rows of nothing, which have no element to
+            # stand for those that are missing.
+            is_none = "n - t % W * V >= length" if self.tuning.team >= WARP else "length == 0"
+            none = f"parts[u] = pass{level}.identity();" if step.accumulators else ""
+            lines.append(f"if ({is_none}) {{ {none} continue; }}")
         inside = []
         for item in self.full(element):
             if item.is_output:
@@ -192,11 +198,7 @@ class AlongElements(RowText):
         each += [
             f"fuser_store_anywhere(row.{item.name} + (begin + lead), made_{item.name}, {left});" for item in anywhere
         ]
-        if not self.tuning.is_resident or self.tuning.multiple:
-            return [*head, *each]
-        # Rows of nothing have no element to stand for those that are missing.
-        rest = ["} else {", "#pragma unroll", f"  for (int u = 0; u < U; ++u) parts[u] = pass{level}.identity();"]
-        return [*head, "if (length > 0) {", *indent(each), *(rest if step.accumulators else []), "}"]
+        return [*head, *each]
 
     def _reads_first(self, item: Operand, level: int) -> bool:
         readers = [

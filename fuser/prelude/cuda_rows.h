@@ -67,7 +67,8 @@ FUSER_INLINE void fuser_load_anywhere(fuser_vector<S, N> (&to)[U], const S* from
   if (left <= 0) return;
   constexpr int bytes = N * sizeof(S), W = bytes / 4;
   const unsigned int before = reinterpret_cast<size_t>(from) % bytes;
-  const auto granules = reinterpret_cast<const fuser_vector<unsigned int, W>*>(reinterpret_cast<size_t>(from) - before);
+  const auto granules =
+      reinterpret_cast<const fuser_vector<unsigned int, W>*>(reinterpret_cast<const char*>(from) - before);
   const I last = (left - 1 + static_cast<I>(before / sizeof(S))) / N;
   fuser_vector<unsigned int, W> read[U][2];
   if (last > (U - 1) * 32) {
@@ -120,7 +121,7 @@ FUSER_INLINE void fuser_store_anywhere(S* to, const fuser_vector<S, N> (&from)[U
       fuser_vector<unsigned int, W> granule;
 #pragma unroll
       for (int i = 0; i < W; ++i) granule.item[i] = words[u][i];
-      reinterpret_cast<fuser_vector<unsigned int, W>*>(reinterpret_cast<size_t>(to) - before)[u * 32] = granule;
+      reinterpret_cast<fuser_vector<unsigned int, W>*>(reinterpret_cast<char*>(to) - before)[u * 32] = granule;
     }
     if (!is_whole || !is_next_whole) {
 #pragma unroll
