@@ -193,11 +193,12 @@ class RowWriter:
         return part
 
     def _divides_by_row(self, index: int) -> bool:
-        # In float, where that is worth it: the prelude knows no other inverse.
+        # In float: the prelude knows no other inverse.
         item = self.group.applications[index]
+        divisor = item.tensors[-1]
         is_float = item.function.op == "div" and dtype_info(self.writer.typing.common[index]).compute == "float"
         is_along = self.writer.args.device_type == "cuda" and self.rows.order is None and not self.rows.is_across
-        return is_float and is_along and self.rows.is_row[item.tensors[1]]
+        return is_float and is_along and self.rows.is_row[divisor] and divisor not in self._numbers()
 
     def _element_part(self, level: int, reductions: Sequence[int], name: str = "element") -> RowPart | None:
         stored = self._stored_in(level)

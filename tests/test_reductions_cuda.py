@@ -106,6 +106,30 @@ def test_what_a_row_is_divided_by_gives_the_bits_of_a_division(dtype: torch.dtyp
     same([y], [x / w])
 
 
+def close_to_halves(step: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Divisors of 24 bits, and dividends whose quotients lie next to the middle of two floats: ``step`` thins them out.
+
+    The middles are (2k + 1) / 2^p: a 2^p - (2k + 1) b is a small number. Nearer than to four of its steps a quotient's
+    first approximation and its remainder cannot move a rounded result (fuser_divisor in prelude/cuda_rows.h).
+    """
+    for shift in range(3):
+        odd = torch.arange(2 ** (23 - shift) + 1, 2 ** (24 - shift), 2 * step)
+        for power in (24 - shift, 25 - shift):
+            inverse = torch.ones_like(odd)
+            for _ in range(power):
+                inverse = torch.where(inverse % 2 == 0, inverse, inverse + odd) // 2
+            steps = torch.tensor([sign * number for number in range(1, (4 >> shift) + 1) for sign in (1, -1)])
+            first = steps * inverse[:, None] % odd[:, None]
+            found = torch.cat([first + odd[:, None] * turn for turn in range(2 ** (shift + 1))], 1)
+            found[(found < 2**23) | (found >= 2**24)] = 2**23
+            yield found.float(), (odd << shift).float()[:, None]
+
+
+def test_quotients_next_to_the_middle_of_two_floats() -> None:
+    for x, w in close_to_halves(9973):
+        same([run_emulated(divided(), [x, w])[0]], [x / w])
+
+
 # --- on a GPU --------------------------------------------------------------------------------------------------------
 LARGE_SHAPES: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = [
     ((100000, 8), (1,)), ((100000, 3), (1,)), ((1, 2**20), (1,)), ((3, 2**20 + 3), (1,)), ((5, 65536), (1,)),
@@ -122,6 +146,13 @@ def poisoned() -> Iterator[None]:
     yield
     unpoison()
     config.touch()
+
+
+@pytest.mark.cuda
+def test_all_quotients_next_to_the_middle_of_two_floats() -> None:
+    for x, w in close_to_halves(1):
+        inputs = on_gpu([x, w])
+        assert torch.equal(run(register(divided()), inputs)[0], inputs[0] / inputs[1])
 
 
 @pytest.mark.cuda
