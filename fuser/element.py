@@ -36,8 +36,8 @@ class ElementWriter:
         # Whether some statement uses the zero; known when they are written.
         self.has_zero = False
         self.barriers = 0
-        # Applications that divide by what their row has, and the variable that divides by it.
-        self.quotients: dict[int, str] = {}
+        # Applications that divide by what their row has: which tensor, and the variable that divides it.
+        self.quotients: dict[int, tuple[int, str]] = {}
         # C++ type of each value inside the element function.
         self.types: dict[int, str] = {}
         # The outputs that are written where they are computed.
@@ -91,7 +91,8 @@ class ElementWriter:
         others = [dtype_info(self.typing.values[value]).compute for value in values]
         call, results, declarations = self.call(index, function.functor, operands, names, others)
         if index in self.quotients:
-            call = f"{self.quotients[index]}.quotient({operands[0]}, is_exact)"
+            slot, divisor = self.quotients[index]
+            call = f"{divisor}.quotient({operands[slot]}, is_exact)"
         lines += declarations
         if results:
             lines.append(f"{call};")

@@ -185,20 +185,23 @@ class RowWriter:
 
     # --- per element -------------------------------------------------------------------------------------------------
     def _quick_part(self, level: int, reductions: Sequence[int]) -> RowPart | None:
-        wanted = self._wanted(self._stored_in(level), reductions)
-        found = [index for index in self._element_closure(wanted, level) if self._divides_by_row(index)]
-        self.writer.quotients = {index: f"d{self.group.applications[index].tensors[1]}" for index in found}
-        part = self._element_part(level, reductions, "quick") if found else None
+        if self.writer.args.device_type != "cuda" or self.rows.order is not None or self.rows.is_across:
+            return None
+        chosen = self._element_closure(self._wanted(self._stored_in(level), reductions), level)
+        self.writer.quotients = {index: found for index in chosen if (found := self._row_quotient(index))}
+        part = self._element_part(level, reductions, "quick") if self.writer.quotients else None
         self.writer.quotients = {}
         return part
 
-    def _divides_by_row(self, index: int) -> bool:
-        # In float: the prelude knows no other inverse.
+    def _row_quotient(self, index: int) -> tuple[int, str] | None:
+        # Which tensor an application divides by what its row has, and what divides. In float: the prelude has no other.
         item = self.group.applications[index]
-        divisor = item.tensors[-1]
-        is_float = item.function.op == "div" and dtype_info(self.writer.typing.common[index]).compute == "float"
-        is_along = self.writer.args.device_type == "cuda" and self.rows.order is None and not self.rows.is_across
-        return is_float and is_along and self.rows.is_row[divisor] and divisor not in self._numbers()
+        slots = find_quotient(item.function.functor)
+        if slots is None or dtype_info(self.writer.typing.common[index]).compute != "float":
+            return None
+        divisor = item.tensors[slots[1]]
+        is_known = self.rows.is_row[divisor] and divisor not in self._numbers()
+        return (slots[0], f"d{divisor}") if is_known else None
 
     def _element_part(self, level: int, reductions: Sequence[int], name: str = "element") -> RowPart | None:
         stored = self._stored_in(level)
@@ -226,7 +229,7 @@ class RowWriter:
         writes += [f"k{value}" for value in kept]
         writes += self._outputs(stored)
         if self.writer.quotients:
-            divisors = [*dict.fromkeys(self.writer.quotients.values())]
+            divisors = [*dict.fromkeys(name for _, name in self.writer.quotients.values())]
             self.types |= dict.fromkeys(divisors, "fuser_divisor&") | {"is_exact": "bool"}
             read, writes = [*read, *divisors], [*writes, "is_exact"]
         return self._function(f"fuser_{name}{level}", read, writes, [*chosen, *reductions], lines)
@@ -438,3 +441,13 @@ def is_sum(functor: Functor) -> bool:
     names = [item.name for item in functor.tensors]
     words = functor.source.partition("{")[2].split()
     return len(names) == 2 and words == ["return", names[0], "+", f"{names[1]};", "}"]
+
+
+def find_quotient(functor: Functor) -> tuple[int, int] | None:
+    """Return which of its tensors a functor plainly divides, and by which; None for any other functor."""
+    plain = {item.name: slot for slot, item in enumerate(functor.tensors) if item.type in functor.template_parameters[:1]}
+    words = functor.source.partition("{")[2].replace(";", " ;").split()
+    is_quotient = len(words) == 6 and words[::2] == ["return", "/", ";"] and words[5] == "}" and not functor.macros
+    if not is_quotient or functor.result not in functor.template_parameters[:1] or not {words[1], words[3]} <= {*plain}:
+        return None
+    return plain[words[1]], plain[words[3]]
