@@ -58,8 +58,8 @@ class RowPass:
     # Computes an element; None where nothing is left to walk for. In torch's order it takes what a thread has of the
     # row, l3_0, and makes m3_0 of that and the element; in the canonical one m3_0 is what the element makes.
     element: RowPart | None
-    # The same in less time where it divides by what the row has, through a fuser_divisor, d5; clears is_exact where that
-    # fails. None where there is nothing to gain.
+    # The same in less time where it divides by what the row has, through a fuser_divisor, d5; where that fails it clears
+    # is_exact. None where there is nothing to gain.
     quick: RowPart | None
     # Combines two parts of a row, given as l3_0 and r3_0, to m3_0; None without reductions.
     combine: RowPart | None
@@ -445,9 +445,9 @@ def is_sum(functor: Functor) -> bool:
 
 def find_quotient(functor: Functor) -> tuple[int, int] | None:
     """Return which of its tensors a functor plainly divides, and by which; None for any other functor."""
-    plain = {item.name: slot for slot, item in enumerate(functor.tensors) if item.type in functor.template_parameters[:1]}
+    compute = functor.template_parameters[:1]
+    plain = {item.name: slot for slot, item in enumerate(functor.tensors) if item.type in compute}
     words = functor.source.partition("{")[2].replace(";", " ;").split()
-    is_quotient = len(words) == 6 and words[::2] == ["return", "/", ";"] and words[5] == "}" and not functor.macros
-    if not is_quotient or functor.result not in functor.template_parameters[:1] or not {words[1], words[3]} <= {*plain}:
+    if len(words) != 6 or words[::2] != ["return", "/", ";"] or words[5] != "}" or not {words[1], words[3]} <= {*plain}:
         return None
-    return plain[words[1]], plain[words[3]]
+    return None if functor.macros or functor.result not in compute else (plain[words[1]], plain[words[3]])

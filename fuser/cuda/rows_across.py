@@ -173,10 +173,10 @@ class AcrossText(RowText):
             *([f"{kind} waiting[{most.bit_length()}][V], own[V];"] if step.accumulators else []),
             "int at = begin, number = 0;",
             "for (; at + U <= end; at += U, ++number) {",
-            *indent(self._elements(level, step, element, is_whole=True)),
+            *indent(self._group(level, step, element, is_whole=True)),
             "}",
             "for (; at < end; at += U, ++number) {",
-            *indent(self._elements(level, step, element, is_whole=False)),
+            *indent(self._group(level, step, element, is_whole=False)),
             "}",
         ]
         if step.accumulators:
@@ -186,7 +186,7 @@ class AcrossText(RowText):
             ]
         return lines
 
-    def _elements(self, level: int, step: RowPass, element: RowPart, *, is_whole: bool) -> list[str]:
+    def _group(self, level: int, step: RowPass, element: RowPart, *, is_whole: bool) -> list[str]:
         # U elements of each of a thread's rows; fewer if they are not whole.
         inputs = [item for item in self.full(element) if not (item.is_output or item.is_counter)]
         counters = [item for item in self.full(element) if item.is_counter]

@@ -1,8 +1,8 @@
 """Row loops in CUDA whose threads take neighbouring elements of a row side by side.
 
-A *team* of T threads takes a row, U vectors of V elements of each thread at a time. Those of a warp's W lanes lie side by
-side, number ``((w * U + u) * W + lane) * V + k`` of a *chunk* of U * T * V elements. So a vector comes to one part in its
-thread, those of a warp to one by shuffles, and those of a batch to one by way of shared memory, as the tree has it.
+A *team* of T threads takes a row, U vectors of V elements of each thread at a time. Those of a warp's W lanes lie side
+by side, number ``((w * U + u) * W + lane) * V + k`` of a *chunk* of U * T * V elements. So a vector comes to one part in
+its thread, those of a warp to one by shuffles, and those of a batch to one by way of shared memory, as the tree has it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ class AlongText(AlongElements):
         return [
             f'extern "C" __global__ void {cluster}__launch_bounds__({block}, {max(blocks, 1)})',
             f"{KERNEL_NAME}(const __grid_constant__ fuser_args a) {{",
-            f"  constexpr int V = {self.loop.vector}, T = {self.tuning.team}, U = {self.tuning.unroll}, W = {self.lanes};",
+            f"  constexpr int V = {self.loop.vector}, T = {self.tuning.team}, U = {self.tuning.unroll};",
+            f"  constexpr int W = {self.lanes};",
         ]
 
     def _row_variables(self) -> list[str]:
