@@ -58,8 +58,8 @@ class RowPass:
     # Computes an element; None where nothing is left to walk for. In torch's order it takes what a thread has of the
     # row, l3_0, and makes m3_0 of that and the element; in the canonical one m3_0 is what the element makes.
     element: RowPart | None
-    # The same in less time where it divides by what the row has, through a fuser_divisor, d5; where that fails it clears
-    # is_exact. None where there is nothing to gain.
+    # The same in less time where it divides by what the row has, through a fuser_divisor, d5; where that fails it
+    # clears is_exact. None where there is nothing to gain.
     quick: RowPart | None
     # Combines two parts of a row, given as l3_0 and r3_0, to m3_0; None without reductions.
     combine: RowPart | None

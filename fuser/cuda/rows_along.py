@@ -1,8 +1,9 @@
 """Row loops in CUDA whose threads take neighbouring elements of a row side by side.
 
 A *team* of T threads takes a row, U vectors of V elements of each thread at a time. Those of a warp's W lanes lie side
-by side, number ``((w * U + u) * W + lane) * V + k`` of a *chunk* of U * T * V elements. So a vector comes to one part in
-its thread, those of a warp to one by shuffles, and those of a batch to one by way of shared memory, as the tree has it.
+by side, number ``((w * U + u) * W + lane) * V + k`` of a *chunk* of U * T * V elements. So a vector comes to one part
+in its thread, those of a warp to one by shuffles, and those of a batch to one by way of shared memory, as the tree has
+it.
 """
 
 from __future__ import annotations
