@@ -12,13 +12,15 @@ from fuser.codegen import KERNEL_NAME
 from fuser.cuda.along_elements import WARP, AlongElements
 from fuser.cuda.row_text import indent
 from fuser.function import BATCH
+from fuser.row_access import LONG_SHARE
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["AlongText"]
 
 # Threads of a multiprocessor that a kernel leaves registers for: where rows stay in registers, by whether there are
-# several accumulators and whether a thread has many bytes of an operand; and elsewhere.
-RESIDENT_THREADS = {(False, False): 1024, (False, True): 768, (True, False): 768, (True, True): 512}
+# several accumulators and whether a thread has much (elements; bytes of an operand, or such as it has to put together);
+# and elsewhere.
+RESIDENT_THREADS = {(False, False): 1280, (False, True): 768, (True, False): 768, (True, True): 512}
 FEW_BYTES = 64
 THREADS = 1024
 
@@ -94,8 +96,9 @@ class AlongText(AlongElements):
         is_heavy = any(len(step.accumulators) > 1 for step in self.loop.passes)
         full = [item for step in self.loop.passes if step.element for item in self.full(step.element)]
         widest = max((item.info.dtype.itemsize for item in full if not item.is_counter), default=1)
-        has_many = self.tuning.unroll * self.loop.vector * widest > FEW_BYTES
-        threads = RESIDENT_THREADS[is_heavy, has_many] if self.tuning.is_resident else THREADS
+        share = self.tuning.unroll * self.loop.vector
+        has_much = share > LONG_SHARE if is_heavy else share * widest > FEW_BYTES or not self._has_whole_vectors
+        threads = RESIDENT_THREADS[is_heavy, has_much] if self.tuning.is_resident else THREADS
         blocks = (2 * threads + block) // (2 * block)
         cluster = f"__cluster_dims__({self.tuning.cluster}, 1, 1) " if self.tuning.cluster > 1 else ""
         return [
