@@ -246,7 +246,7 @@ def test_bits_do_not_depend_on_what_is_known_of_the_length(dtype: torch.dtype, m
     for shape in ((300, 256), (40, 4096), (8, 5120), (3, 32768), (200, 65536)):
         x = draw(shape, dtype)
         for group, inputs_of in groups:
-            inputs = on_gpu(inputs_of(x, (-1,)))
+            inputs = on_gpu(inputs_of(x))
             wanted = run(register(group), inputs)
             with monkeypatch.context() as patch:
                 patch.setattr(row_access, "_multiple", lambda length, vector, tuning: 0)
