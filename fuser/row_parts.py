@@ -12,6 +12,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from fuser.cxx.brief import BRIEF
 from fuser.cxx.functor import MATH_FUNCTIONS, Functor
 from fuser.dtypes import dtype_info
 from fuser.element import ElementWriter, number_expression, output_type
@@ -105,7 +106,8 @@ class RowWriter:
             stored, reductions = self._stored_in(level), self._reductions_in(level)
             closure = self._element_closure(self._wanted(stored, reductions), level)
             for index in closure:
-                if any(is_costly(item) for item in self.group.applications[index].function.functors):
+                own = self.group.applications[index].function.functors
+                if any(is_costly(item) for item in self.writer.functors if item in own):
                     earlier = first.setdefault(index, level)
                     if earlier < level:
                         self.kept |= dict.fromkeys(self.writer.values(index), earlier)
@@ -423,7 +425,7 @@ def _literal(number: bool | int | float) -> str:
 
 def is_costly(functor: Functor) -> bool:
     """Whether to keep a result takes less time than to compute it again."""
-    return not functor.words.isdisjoint(MATH_FUNCTIONS | {"for", "while"})
+    return BRIEF not in functor.words and not functor.words.isdisjoint(MATH_FUNCTIONS | {"for", "while"})
 
 
 def takes_decisions(functor: Functor) -> bool:
