@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import accumulate
 
 from fuser.cxx.functor import Functor
 
@@ -18,12 +19,7 @@ def shorten_exp(functor: Functor) -> Functor:
     """Return the functor with another function for ``exp`` where all that it does is return that of something."""
     text = functor.text
     match = _RETURNS_EXP.fullmatch(text, text.find("{"))
-    if match is None or BRIEF in functor.words:
+    # Its parenthesis closes at the end.
+    if match is None or not all(accumulate((char == "(") - (char == ")") for char in match[2][:-1])):
         return functor
-    depth, argument = 0, match[2]
-    for place, char in enumerate(argument):
-        depth += (char == "(") - (char == ")")
-        if depth == 0 and place < len(argument) - 1:
-            # More follows.
-            return functor
     return replace(functor, emitted=functor.emitted.replace(*match.span(1), BRIEF), words=functor.words | {BRIEF})
