@@ -41,6 +41,12 @@ struct fuser_divisor {
     is_exact &= fabsf(made) > least;
     return made;
   }
+  // Within 2^-23 of it.
+  FUSER_INLINE float rough_quotient(float v, bool& is_exact) const {
+    const float made = v * inverse;
+    is_exact &= fabsf(made) > least;
+    return made;
+  }
 };
 
 // Rows that begin anywhere. A vector's bytes lie in two *granules* of as many bytes, which are aligned; a granule is read
