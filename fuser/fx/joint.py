@@ -28,6 +28,7 @@ __all__ = ["DifferentiableFusion"]
 MAX_JOINTS = 32
 
 _ATEN = torch.ops.aten
+_NORM = _ATEN._native_batch_norm_legit_functional.default
 _lock = Lock()
 # A child that is forked meanwhile would find the tracing of torch's half done.
 await_before_fork(_lock)
@@ -92,6 +93,8 @@ class Joint:
     # Which inputs are tensors; which outputs have gradients, and of which shape, dtype and device these are.
     tensors: tuple[int, ...]
     continuous: tuple[int, ...]
+    # The tensors that gradients depend on: all but statistics that a norm only updates.
+    read: tuple[int, ...]
     like: tuple[tuple[torch.Size, torch.dtype, torch.device], ...]
 
 
@@ -138,7 +141,7 @@ _apply: Callable[..., tuple[torch.Tensor, ...]] = super(torch.autograd.Function,
 
 
 def _versions(joint: Joint, inputs: Sequence[Any]) -> list[int]:
-    return [inputs[slot]._version for slot in joint.tensors]
+    return [inputs[slot]._version for slot in joint.read]
 
 
 def _differentiate(
@@ -186,7 +189,10 @@ def _trace_joint(nodes: fx.GraphModule, inputs: Sequence[Any]) -> Joint | None:
         return None
     continuous = tuple(slot for slot, item in enumerate(made) if item.requires_grad)
     like = tuple((made[slot].shape, made[slot].dtype, made[slot].device) for slot in continuous)
-    return Joint(nodes, forward, backward, len(made), tensors, continuous, like)
+    updated = {node for norm in nodes.graph.find_nodes(op="call_function", target=_NORM) for node in norm.args[3:5]}
+    placeholders = nodes.graph.find_nodes(op="placeholder")
+    read = tuple(slot for slot in tensors if placeholders[slot] not in updated)
+    return Joint(nodes, forward, backward, len(made), tensors, continuous, read, like)
 
 
 def _prepare(graph: fx.GraphModule) -> None:

@@ -17,17 +17,25 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 from fuser.config import config
 from fuser.function import Function
 from fuser.ops.binding_whole import whole_functions
-from fuser.ops.calls import DEVICE_TYPE, IS_NUMBER, Binder, OpCall, device_type_of, is_constant, is_number
+from fuser.ops.calls import DEVICE_TYPE, Binder, OpCall, device_type_of, is_constant, is_number, known_of
 from fuser.ops.composites import keeps_bits
 from fuser.ops.elementary import UNARY_FLOAT, clamp_to_numbers, power_function
 from fuser.ops.index import index_function
 from fuser.ops.reduction_forms import FORMS, ReductionForm
 from fuser.ops.reductions import REDUCTIONS, may_have_bits, reduction_function
 from fuser.ops.softmax import softmax_functions, softmax_methods
-from fuser.ops.table import OPS, cast_function, convert_function
+from fuser.ops.table import OPS, cast_function, convert_function, dtype_kind
 from fuser.ops.views import bind_item, bind_reshape, bind_squeeze, bind_unsqueeze, view_function
 
-__all__ = ["IS_NUMBER", "OpCall", "bind_for", "bind_function", "bind_method", "bind_module", "find_dims", "has_hooks"]
+__all__ = [
+    "bind_for",
+    "bind_function",
+    "bind_method",
+    "bind_module",
+    "find_dims",
+    "find_numerics",
+    "has_hooks",
+]
 
 _ATEN = torch.ops.aten
 
@@ -115,9 +123,18 @@ def _bind(binder: Binder | None, args: tuple[Any, ...], kwargs: Mapping[str, Any
     except TypeError:  # an argument this table does not know (out=, dtype=, ...)
         return None
     call = binder(*bound.args, **bound.kwargs)
-    if call is not None and find_numerics() == "strict" and not keeps_bits(call.function, device_type_of(call)):
+    if call is not None and find_numerics() == "strict" and not _keeps_bits(call, device_type_of(call)):
         return None
     return call if call is not None and all(_is_operand(value) for value in call.tensors) else None
+
+
+def _keeps_bits(call: OpCall, device_type: str) -> bool:
+    parts = (item for item in call.tensors if isinstance(item, OpCall))
+    return keeps_bits(call.function, device_type) and all(_keeps_bits(item, device_type) for item in parts)
+
+
+# Parameters of ops that are no numbers a kernel could be given: they decide which kernel it is.
+_SETTLED = frozenset("dim keepdim normalized_shape num_groups ord p correction unbiased training".split())
 
 
 def find_dims(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -132,7 +149,7 @@ def find_dims(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
         binder = _methods().get(target) if isinstance(target, str) else _functions().get(target)
     except TypeError:  # unhashable
         return []
-    names = {"dim", "keepdim"} & {*_signature(binder).parameters} if binder else ()
+    names = _SETTLED & {*_signature(binder).parameters} if binder else ()
     if not names:
         return []
     try:
@@ -322,8 +339,12 @@ def _bind_lerp(input: Any, end: Any, weight: Any) -> OpCall | None:  # noqa: A00
 
 def _bind_masked_fill(input: Any, mask: Any, value: Any) -> OpCall | None:  # noqa: A002
     # torch refuses a number that the dtype cannot hold: these every dtype of the op can.
+    known = known_of(input)
     is_safe = (
-        is_constant(value) and not isinstance(value, complex) and (not math.isfinite(value) or abs(value) <= 65504)
+        is_constant(value)
+        and not isinstance(value, complex)
+        and (not math.isfinite(value) or abs(value) <= 65504)
+        and (known is None or dtype_kind(known.dtype) in OPS["masked_fill"].kinds)
     )
     return _call("masked_fill", input, mask, value=value) if is_safe else None
 

@@ -153,7 +153,7 @@ COMPOSITES["native_batch_norm_backward"] = Composite(
 
 # --- group_norm -------------------------------------------------------------------------------------------------
 # Forms: the rank of the input, how many groups, whether results lie row-major, whether there are a weight and a bias;
-# the dtype of the statistics where that is not the accumulate type, or which gradients are asked for.
+# the dtype of the statistics where that is not the accumulate type (None: they are not asked for), or which gradients are.
 class _Groups:
     """Adds tensors in the shape in which the channels are two dimensions, of groups and in a group."""
 
@@ -187,7 +187,7 @@ def _group_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
         "group_norm", "(x - mean) * rstd", "T x, T mean, T rstd", has_weight, has_bias, is_contiguous=is_contiguous
     )
     (out,) = builder.apply(normalise, [x, mean, rstd, *further])
-    statistics = stored(builder, [mean, rstd], dtype)
+    statistics = [] if dtype is None else stored(builder, [mean, rstd], dtype)
     return builder.build([shapes.back(out, shapes.full), *(shapes.back(value, shapes.rows) for value in statistics)])
 
 
@@ -233,7 +233,8 @@ def _group_sizes(form: Form, tensor: torch.Tensor) -> tuple[int, int, int, int]:
 
 
 def _eager_group_norm(form: Form, input: Any, weight: Any = None, bias: Any = None, *, eps: Any) -> Any:  # noqa: A002
-    return torch.ops.aten.native_group_norm.default(input, weight, bias, *_group_sizes(form, input), eps)
+    made = torch.ops.aten.native_group_norm.default(input, weight, bias, *_group_sizes(form, input), eps)
+    return made[0] if form[5] is None else made
 
 
 def _eager_group_norm_backward(
