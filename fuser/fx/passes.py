@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -247,9 +246,7 @@ class _GroupWriter:
 class _Substitution:
     """Puts fusion nodes beside the groups they stand for, then takes the groups out of the graph."""
 
-    def __init__(
-        self, graph_module: fx.GraphModule, numerics: str | None, differentiable: FusionNode | None
-    ) -> None:
+    def __init__(self, graph_module: fx.GraphModule, numerics: str | None, differentiable: FusionNode | None) -> None:
         self.numerics = numerics
         self.differentiable = differentiable
         self.module = graph_module
@@ -271,11 +268,11 @@ class _Substitution:
         handles = [handle for node in returned for handle in writer.values[node] if handle is not None]
         name = next(self._names)
         group, arguments, names = writer.builder.build(handles), writer.arguments(), [node.name for node in found.nodes]
-        nodes = None
-        if self.differentiable is not None and any(call is not None and call.reduces for call in found.calls):
+        make, nodes = self.differentiable, None
+        if make is not None and any(call is not None and call.reduces for call in found.calls):
             nodes = self._copy_nodes(found, returned, writer, arguments)
-        make = FusionModule if nodes is None else functools.partial(self.differentiable, nodes=nodes)
-        self.module.add_submodule(name, make(group, names))
+        made = FusionModule(group, names) if make is None or nodes is None else make(group, names, nodes)
+        self.module.add_submodule(name, made)
         with self.graph.inserting_after(found.nodes[-1]):
             fused = self.graph.call_module(name, arguments)
         values = [value for node in returned for value in _fake_values(node)]
@@ -308,7 +305,11 @@ class _Substitution:
             handles = writer.values[node]
             items = [slot for slot, handle in enumerate(handles) if handle is not None]
             is_one = len(handles) == 1 and not _is_tuple(node)
-            made += [copies[node]] if is_one else [graph.call_function(operator.getitem, (copies[node], slot)) for slot in items]
+            made += (
+                [copies[node]]
+                if is_one
+                else [graph.call_function(operator.getitem, (copies[node], slot)) for slot in items]
+            )
         graph.output(tuple(made))
         return fx.GraphModule(self.module, graph)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from fuser.graph import FusionGroup
 from fuser.launcher import Recorded, Replayer, Scalars, called_in_c
 from fuser.outputs import check_kinds, finish_out, finish_traced_out
 from fuser.process import Lock
-from fuser.route import call_anew, is_transformed
+from fuser.route import call_anew, is_transformed, requires_grad
 
 __all__ = ["FusedFunction"]
 
@@ -265,7 +266,10 @@ class FusedFunction(Replayer):
         names = [item.name for item in self._parameters]
         traced = trace(self.function, self._call_by_position, key, leaves, names)
         mode = _mode(leaves or ())
-        differentiable = DifferentiableFusion if mode.is_differentiated else None
+        # Parameters that it holds may require gradients where no argument does.
+        held = (operator.attrgetter(str(node.target)) for node in traced.graph_module.graph.find_nodes(op="get_attr"))
+        has_parameters = any(requires_grad(get(traced.graph_module)) for get in held)
+        differentiable = DifferentiableFusion if mode.is_differentiated or has_parameters else None
         FusionPass(reduces=mode.reduces, differentiable=differentiable, device_type=mode.device_type)(
             traced.graph_module
         )

@@ -33,7 +33,7 @@ from fuser.fx.nodes import is_size
 from fuser.fx.symbols import IN_PLACE, Symbol, is_symbol, is_tensor
 from fuser.fx.writes import sink_writes, split_batch_norm
 from fuser.jiterator import JitFunction
-from fuser.ops import IS_NUMBER, KNOWN, Known, asks_known, find_dims, has_hooks
+from fuser.ops import IS_NUMBER, KNOWN, Known, find_dims, has_hooks, needs_known
 from fuser.process import Lock, await_before_fork
 
 __all__ = ["Traced", "is_traced", "trace"]
@@ -202,7 +202,7 @@ class _Tracer(fx.Tracer):
         if asked and self._examples is not None:
             known = {key: self.settle_if_known(item) for key, item in asked.items()}
             args, kwargs = pytree.tree_map(lambda item: known.get(id(item), item), (args, kwargs))
-        if kind == "call_function" and asks_known(target):
+        if kind in {"call_function", "call_method"} and needs_known(target):
             self._note_known(target, [item for item in pytree.tree_leaves((args, kwargs)) if is_symbol(item)])
         made = split_batch_norm(self.create_proxy, args, kwargs) if target is F.batch_norm else None
         return super().create_proxy(kind, target, args, kwargs, *rest, **options) if made is None else made
@@ -212,10 +212,11 @@ class _Tracer(fx.Tracer):
         for symbol in symbols:
             value = self.find(symbol)
             if isinstance(value, torch.Tensor):
-                asked = symbol.dtype, symbol.device, symbol.ndim
-                if "group_norm" in target.__name__ and value.device.type == "cpu":
-                    asked += (self.settle_if_known(symbol.is_contiguous()),)
-                symbol.node.meta[KNOWN] = Known.of(value)
+                _ = symbol.dtype, symbol.device, symbol.ndim
+                if "group_norm" in getattr(target, "__name__", "") and value.device.type == "cpu":
+                    self.settle_if_known(symbol.is_contiguous())
+                with torch._C.DisableTorchFunction():
+                    symbol.node.meta[KNOWN] = Known.of(value)
 
     def create_arg(self, a: Any) -> Any:
         if is_symbol(a):

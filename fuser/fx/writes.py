@@ -40,7 +40,7 @@ def split_batch_norm(create: Callable[..., Any], args: Sequence[Any], kwargs: Ma
     if training is not True or find_numerics() != "fast" or None in buffers or known_of(x.node) is None:
         return None
     # What F.batch_norm looks at before it calls the operator.
-    create("call_function", F._verify_batch_size, (x.size(),), {})
+    create("call_function", vars(F)["_verify_batch_size"], (x.size(),), {})
     made = create("call_function", _FUNCTIONAL, (x, weight, bias, *buffers, True, momentum, eps), {})
     for slot, buffer in enumerate(buffers, start=3):
         create("call_method", "copy_", (buffer, made[slot].detach()), {})

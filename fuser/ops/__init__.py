@@ -14,8 +14,8 @@ from fuser.ops.binding import (
     find_dims,
     find_numerics,
     has_hooks,
+    needs_known,
 )
-from fuser.ops.binding_whole import asks_known
 from fuser.ops.calls import DEVICE_TYPE, IS_NUMBER, KNOWN, Known, OpCall, known_of
 from fuser.ops.composites import (
     COMPOSITES,
@@ -50,7 +50,6 @@ __all__ = [
     "Op",
     "OpCall",
     "ReductionOp",
-    "asks_known",
     "bind_for",
     "bind_function",
     "bind_inputs",
@@ -74,6 +73,7 @@ __all__ = [
     "index_function",
     "is_first_power",
     "known_of",
+    "needs_known",
     "reduction_function",
     "view_function",
 ]

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
 from fuser.ops import channel_norms, losses, norms  # noqa: F401 - they fill the table
-from fuser.ops.calls import Binder, Known, OpCall, is_number, known_of
+from fuser.ops.calls import Binder, Known, OpCall, asking, is_number, known_of
 from fuser.ops.composites import composite_function
 
-__all__ = ["asks_known", "whole_functions"]
+__all__ = ["whole_functions"]
 
 _ATEN = torch.ops.aten
 
@@ -72,6 +72,7 @@ def _bind_layer_norm(
     return _call("native_layer_norm", form, _there(input, weight, bias), {"eps": eps}) if sizes else None
 
 
+@asking
 def _bind_native_layer_norm(input: Any, normalized_shape: Any, weight: Any, bias: Any, eps: Any) -> OpCall | None:  # noqa: A002
     sizes, known = _sizes(normalized_shape), known_of(input)
     if sizes is None or known is None:
@@ -82,6 +83,7 @@ def _bind_native_layer_norm(input: Any, normalized_shape: Any, weight: Any, bias
     return _call("native_layer_norm", form, _there(input, weight, bias), {"eps": eps}, (True,) * 3)
 
 
+@asking
 def _bind_layer_norm_backward(
     grad_out: Any,
     input: Any,  # noqa: A002
@@ -116,6 +118,7 @@ def _bind_fused_rms_norm(input: Any, normalized_shape: Any, weight: Any, eps: An
     return _call("_fused_rms_norm", form, _there(input, weight), scalars, (True,) * 2) if sizes else None
 
 
+@asking
 def _bind_rms_norm_backward(
     grad_out: Any,
     input: Any,  # noqa: A002
@@ -141,6 +144,7 @@ def _of_channels(input: Any) -> Known | None:  # noqa: A002
     return known
 
 
+@asking
 def _bind_batch_norm_training(
     input: Any,  # noqa: A002
     weight: Any,
@@ -154,11 +158,12 @@ def _bind_batch_norm_training(
     known = _of_channels(input)
     if known is None or training is not True:
         return None
-    form = (known.rank, weight is not None, bias is not None, True)
+    form = (known.rank, weight is not None, bias is not None, True, 5)
     tensors = _there(input, weight, bias, running_mean, running_var)
     return _call("batch_norm", form, tensors, {"momentum": momentum, "eps": eps}, (True,) * 5)
 
 
+@asking
 def _bind_batch_norm_inference(
     input: Any,  # noqa: A002
     weight: Any,
@@ -171,13 +176,30 @@ def _bind_batch_norm_inference(
     known = _of_channels(input)
     if known is None:
         return None
-    form = (known.rank, weight is not None, bias is not None, False)
+    form = (known.rank, weight is not None, bias is not None, False, 1)
     tensors = _there(input, weight, bias, running_mean, running_var)
     # The statistics that it returns are of no elements.
     return _call("batch_norm", form, tensors, {"eps": eps}, (True, False, False))
 
 
-def _bind_batch_norm(
+@asking
+def _bind_batch_norm_alone(
+    input: Any,  # noqa: A002
+    weight: Any,
+    bias: Any,
+    training: Any,
+    momentum: Any,  # noqa: ARG001
+    eps: Any,
+) -> OpCall | None:
+    known = _of_channels(input)
+    if known is None or training is not True:
+        return None
+    form = (known.rank, weight is not None, bias is not None, True, 3)
+    return _call("batch_norm", form, _there(input, weight, bias), {"eps": eps}, (True,) * 3)
+
+
+@asking
+def _bind_functional_batch_norm(
     input: Any,  # noqa: A002
     running_mean: Any,
     running_var: Any,
@@ -187,14 +209,15 @@ def _bind_batch_norm(
     momentum: Any = 0.1,  # noqa: ARG001
     eps: Any = 1e-05,
 ) -> OpCall | None:
-    # In training it writes: a trace makes that of values.
-    known = _of_channels(input)
-    if known is None or training is not False or running_mean is None or running_var is None:
+    known, running = _of_channels(input), _there(running_mean, running_var)
+    # One that writes is made another by the trace.
+    if known is None or len(running) != (0 if training is True else 2) or not isinstance(training, bool):
         return None
-    form = (known.rank, weight is not None, bias is not None, False)
-    return _call("batch_norm", form, _there(input, weight, bias, running_mean, running_var), {"eps": eps})
+    form = (known.rank, weight is not None, bias is not None, training, 1)
+    return _call("batch_norm", form, _there(input, weight, bias, *running), {"eps": eps})
 
 
+@asking
 def _bind_batch_norm_backward(
     grad_out: Any,
     input: Any,  # noqa: A002
@@ -222,6 +245,7 @@ def _lies_row_major(known: Known) -> bool:
     return known.device_type != "cpu" or known.is_contiguous
 
 
+@asking
 def _bind_group_norm(
     input: Any,  # noqa: A002
     weight: Any,
@@ -240,6 +264,7 @@ def _bind_group_norm(
     return _call("native_group_norm", form, _there(input, weight, bias), {"eps": eps}, (True,) * 3)
 
 
+@asking
 def _bind_functional_group_norm(
     input: Any,  # noqa: A002
     num_groups: Any,
@@ -255,6 +280,7 @@ def _bind_functional_group_norm(
     return _call("native_group_norm", form, _there(input, weight, bias), {"eps": eps})
 
 
+@asking
 def _bind_group_norm_backward(
     grad_out: Any,
     input: Any,  # noqa: A002
@@ -290,6 +316,7 @@ def _is_of_classes(node: Any) -> bool:
     return "log_softmax" in str(getattr(node, "target", ""))
 
 
+@asking
 def _bind_nll_loss(self: Any, target: Any, weight: Any, reduction: Any, ignore_index: Any) -> OpCall | None:
     known = _has_classes(self, target)
     if known is None or not _is_of_classes(self) or reduction not in (losses.MEAN, losses.SUM):
@@ -298,6 +325,7 @@ def _bind_nll_loss(self: Any, target: Any, weight: Any, reduction: Any, ignore_i
     return _call("nll_loss_forward", form, _there(self, target, weight), {"ignore_index": ignore_index}, (True,) * 2)
 
 
+@asking
 def _bind_functional_nll_loss(
     input: Any,  # noqa: A002
     target: Any,
@@ -313,6 +341,7 @@ def _bind_functional_nll_loss(
     return _nll_loss(known, input, target, weight, (size_average, reduce, reduction), ignore_index)
 
 
+@asking
 def _bind_cross_entropy(
     input: Any,  # noqa: A002
     target: Any,
@@ -348,6 +377,7 @@ def _nll_loss(
     return _call("nll_loss_forward", form, _there(classes, target, weight), scalars)
 
 
+@asking
 def _bind_nll_loss_backward(
     grad_output: Any,
     self: Any,
@@ -363,11 +393,6 @@ def _bind_nll_loss_backward(
     return _call("nll_loss_backward", (weight is not None, reduction), tensors, {"ignore_index": ignore_index})
 
 
-def asks_known(function: Any) -> bool:
-    """Whether a binder of a function that users call asks what is known of its tensors."""
-    return function in (F.batch_norm, F.group_norm, torch.group_norm, F.nll_loss, F.cross_entropy)
-
-
 @functools.cache
 def whole_functions() -> dict[Any, Binder]:
     """Return the binder of each function and ATen overload."""
@@ -375,7 +400,7 @@ def whole_functions() -> dict[Any, Binder]:
         F.layer_norm: _bind_layer_norm,
         torch.layer_norm: _bind_layer_norm,
         torch.native_layer_norm: _bind_native_layer_norm,
-        F.batch_norm: _bind_batch_norm,
+        F.batch_norm: _bind_functional_batch_norm,
         F.group_norm: _bind_functional_group_norm,
         torch.group_norm: _bind_functional_group_norm,
         F.nll_loss: _bind_functional_nll_loss,
@@ -383,6 +408,7 @@ def whole_functions() -> dict[Any, Binder]:
         _ATEN.native_layer_norm.default: _bind_native_layer_norm,
         _ATEN.native_layer_norm_backward.default: _bind_layer_norm_backward,
         _ATEN._native_batch_norm_legit_functional.default: _bind_batch_norm_training,
+        _ATEN._native_batch_norm_legit.no_stats: _bind_batch_norm_alone,
         _ATEN._native_batch_norm_legit_no_training.default: _bind_batch_norm_inference,
         _ATEN.native_batch_norm_backward.default: _bind_batch_norm_backward,
         _ATEN.native_group_norm.default: _bind_group_norm,

@@ -12,12 +12,14 @@ import torch
 from fuser.function import Function
 
 __all__ = [
+    "ASKING",
     "DEVICE_TYPE",
     "IS_NUMBER",
     "KNOWN",
     "Binder",
     "Known",
     "OpCall",
+    "asking",
     "device_type_of",
     "is_constant",
     "is_number",
@@ -89,6 +91,16 @@ def known_of(item: Any) -> Known | None:
 
 
 Binder = Callable[..., "OpCall | None"]
+
+
+# Binders that ask what is known of their tensors: traces note it for them, and rely on it.
+ASKING: set[Binder] = set()
+
+
+def asking(binder: Binder) -> Binder:
+    """Say of a binder that it asks (a decorator)."""
+    ASKING.add(binder)
+    return binder
 
 
 def device_type_of(call: OpCall) -> str:
