@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fuser
 from fuser.config import config
@@ -65,8 +66,10 @@ def left_over(fused: Any, *args: Any) -> list[str]:
 def same(got: Any, wanted: Any) -> None:
     torch.testing.assert_close(got, wanted, equal_nan=True)
     for one, other in zip(torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(wanted), strict=True):
-        assert one.stride() == other.stride()
-        assert one.requires_grad == other.requires_grad
+        if other is not None:
+            # A gradient that torch only looks at may be one that is written.
+            assert one.stride() == other.stride() or 0 in other.stride()
+            assert one.requires_grad == other.requires_grad
 
 
 def gradients(function: Callable[..., Any], inputs: list[Any], module: Any = None) -> tuple[Any, Any]:
@@ -86,11 +89,11 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape))).to(dtype)
 
 
-def test_every_spelling_joins() -> None:
+def test_every_spelling_joins(tier: int) -> None:
     # Nothing is compiled.
-    x = draw(4, 3, 5)
-    found = {text: left_over(fuser.fuse(written(text)), x) for text in SPELLINGS}
-    assert found == {text: [] for text in SPELLINGS}
+    x, texts = draw(4, 3, 5), SPELLINGS if tier == 3 else SPELLINGS[::5]
+    found = {text: left_over(fuser.fuse(written(text)), x) for text in texts}
+    assert found == {text: [] for text in texts}
 
 
 @pytest.mark.cpu
@@ -105,8 +108,9 @@ def test_every_spelling_is_torchs(text: str) -> None:
     for got, wanted in zip(gradients(fused, [x]), gradients(function, [x]), strict=True):
         same(got, wanted)
     x = draw(2, 3, 4, dtype=torch.float64).requires_grad_()
-    assert torch.autograd.gradcheck(fused, x)
-    assert torch.autograd.gradgradcheck(fused, x)
+    if text not in ("x.var(())", "torch.linalg.vector_norm(x, ord=0, dim=(0, 1))"):  # torch's own is infinite, or none
+        assert torch.autograd.gradcheck(fused, x)
+        assert torch.autograd.gradgradcheck(fused, x)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +122,28 @@ def test_what_torch_refuses_stays_refused(text: str) -> None:
         function(x)
     with pytest.raises(type(wanted.value), match=str(wanted.value).splitlines()[0].split("(")[0]):
         fuser.fuse(function)(x)
+
+
+@pytest.mark.parametrize(
+    "text", ["x.softmax(5)", "x.var(4)", "x.logsumexp(3)", "x.sum((0, 0))", "x.amax()", "x.amin(0)"]
+)
+def test_errors_are_torchs_and_name_no_step(text: str) -> None:
+    x, function = torch.empty(0, 3), written(text)
+    with pytest.raises((IndexError, RuntimeError), match=r"\w") as wanted:
+        function(x)
+    kind = IndexError if isinstance(wanted.value, IndexError) else RuntimeError
+    with pytest.raises(kind, match=f"^{re.escape(str(wanted.value))}$"):
+        fuser.fuse(function)(x)
+
+
+def test_explain_says_that_strict_numerics_leave_a_sum_to_torch() -> None:
+    config.numerics = "strict"
+    step = fuser.fuse(lambda x: (x * 2).sum(-1).cumsum(0))
+    with FakeTensorMode() as mode:
+        x = mode.from_tensor(torch.empty(3, 4))
+    reasons = dict(fuser.explain(step.graph_for((x,))[0]).unfused)
+    assert "strict numerics leave it to torch" in reasons["sum_1"]
+    assert reasons["cumsum"] == "no op of fuser's table: cumsum"
 
 
 class Head(torch.nn.Module):
@@ -135,6 +161,7 @@ class Head(torch.nn.Module):
 
 
 @pytest.mark.cpu
+@pytest.mark.slow
 def test_modules_of_norms_and_losses() -> None:
     x, target = draw(4, 6, 3, 3), torch.tensor([5, 2, 0, 1])
     model, other = Head(torch.float32), Head(torch.float32)
@@ -181,7 +208,8 @@ def test_cross_entropy(smoothing: float, reduction: str, has_weight: bool) -> No
     weight = torch.arange(1.0, 10.0) if has_weight else None
 
     def loss(x: Any, target: Any) -> Any:
-        return F.cross_entropy(x * 2, target, weight, reduction=reduction, label_smoothing=smoothing)
+        own = None if weight is None else weight.to(x.dtype)
+        return F.cross_entropy(x * 2, target, own, reduction=reduction, label_smoothing=smoothing)
 
     inputs = [draw(5, 9), torch.tensor([0, 8, 3, -100, 2])]
     fused = fuser.fuse(loss)
@@ -245,6 +273,7 @@ def test_what_is_written_to_meanwhile_is_refused() -> None:
 
 
 @pytest.mark.cpu
+@pytest.mark.slow
 def test_too_many_sizes_are_torchs_reductions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fuser.fx.joint.MAX_JOINTS", 1)
     step = fuser.fuse(lambda x: (x * 2).amax(-1) + 1)
