@@ -146,6 +146,8 @@ def prepare(number: int, names: Sequence[str] | None, peers: Sequence[str], devi
 def prepare_all(count: int, names: Sequence[str] | None, peers: Sequence[str], device: str, limit_s: float) -> None:
     """Compile for all cases side by side, for so many seconds at most."""
     compiled = [peer for peer in peers if peer not in {"eager", "cupy"}]
+    # One case in each process: Inductor need not start more of them.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     context = multiprocessing.get_context("spawn")
     pool = futures.ProcessPoolExecutor(min(count, 12, os.cpu_count() or 1), mp_context=context)
     jobs = [pool.submit(prepare, number, names, compiled, device) for number in range(count)]

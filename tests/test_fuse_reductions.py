@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 import fuser
 from fuser.config import config
+from fuser.errors import GradientError
 
 # Each is torch's, and one group with the addition before it.
 SPELLINGS = """
@@ -257,6 +260,32 @@ def test_gradients_are_never_lost() -> None:
         if plain:
             wanted = found
     same([item.detach() for item in found], [item.detach() for item in wanted])
+
+
+@pytest.mark.cpu
+def test_what_a_graph_keeps_is_let_go_by_its_backward_pass() -> None:
+    step = fuser.fuse(lambda x: torch.softmax(x, -1) * x.amax(-1, keepdim=True))
+    leaf = draw(3, 7).requires_grad_()
+
+    def run(*, is_kept: bool) -> tuple[torch.Tensor, Any]:
+        x = leaf * 1
+        made = step(x)
+        torch.autograd.grad(made.sum(), leaf, retain_graph=is_kept)
+        return made, weakref.ref(x)
+
+    assert run(is_kept=False)[1]() is None
+    # In a checkpoint from the start; the results and gradients are those without.
+    same(
+        gradients(lambda x: checkpoint(step, x * 2, use_reentrant=False), [leaf]),
+        gradients(lambda x: step(x * 2), [leaf]),
+    )
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x):
+        x = leaf * 1
+        made, seen = step(x), weakref.ref(x)
+        del x
+    assert seen() is None
+    with pytest.raises(GradientError, match="is gone"):
+        torch.autograd.grad(made.sum(), leaf, create_graph=True)
 
 
 @pytest.mark.cpu

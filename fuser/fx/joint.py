@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils.weak import TensorWeakRef
 
 from fuser import counters
-from fuser.errors import UnsupportedError
+from fuser.errors import GradientError, UnsupportedError
 from fuser.fx.passes import FusionModule, FusionPass
 from fuser.graph import FusionGroup
 from fuser.process import Lock, await_before_fork
@@ -109,8 +110,10 @@ class _Differentiated(torch.autograd.Function):
         ctx.mark_non_differentiable(*[x for slot, x in enumerate(outputs) if slot not in joint.continuous])
         ctx.save_for_backward(*made[joint.count :])
         ctx.joint = joint
-        # For gradients of gradients; what was written to meanwhile has another version.
-        ctx.inputs = inputs
+        # For gradients of gradients; what was written to meanwhile has another version. Whoever packs what is saved
+        # (an activation checkpoint) wants nothing else to be kept.
+        is_packed = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+        ctx.inputs = _let_go(inputs) if is_packed else inputs
         ctx.versions = _versions(joint, inputs)
         return outputs
 
@@ -120,17 +123,25 @@ class _Differentiated(torch.autograd.Function):
         given = [grads[slot] for slot in joint.continuous]
         found: list[torch.Tensor | None] = [None] * len(ctx.inputs)
         if torch.is_grad_enabled():
-            if ctx.versions != _versions(joint, ctx.inputs):
+            inputs = [item() if isinstance(item, TensorWeakRef) else item for item in ctx.inputs]
+            if any(item is None for item in inputs):
+                raise GradientError(
+                    "an input of the fused function is gone, which the gradient of a gradient needs: keep it, or take "
+                    "that before gradients without create_graph"
+                )
+            if ctx.versions != _versions(joint, inputs):
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an inplace operation"
                 )
-            made = _differentiate(joint, ctx.inputs, given)
+            made = _differentiate(joint, inputs, given)
         else:
             tangents = [
                 grad if grad is not None else torch.zeros(shape, dtype=dtype, device=device)
                 for grad, (shape, dtype, device) in zip(given, joint.like, strict=True)
             ]
             made = joint.backward([*ctx.saved_tensors, *tangents])
+            # As what is saved: the graph may outlive it.
+            ctx.inputs = _let_go(ctx.inputs)
         for slot, gradient in zip(joint.tensors, made, strict=True):
             found[slot] = gradient
         return None, *found
@@ -138,6 +149,10 @@ class _Differentiated(torch.autograd.Function):
 
 # torch.autograd.Function.apply serves transforms, too, and takes its time for it.
 _apply: Callable[..., tuple[torch.Tensor, ...]] = super(torch.autograd.Function, _Differentiated).apply
+
+
+def _let_go(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(TensorWeakRef(item) if isinstance(item, torch.Tensor) else item for item in inputs)
 
 
 def _versions(joint: Joint, inputs: Sequence[Any]) -> list[int]:
