@@ -297,9 +297,9 @@ template <int X, int Y, int V, typename C> FUSER_INLINE void fuser_share(C (&own
 constexpr int fuser_most(int a, int b) { return a > b ? a : b; }
 
 // Rows that several blocks share, a *piece* each. What a piece comes to goes to memory; pieces are counted in *turns* of
-// 64, and whoever completes a turn folds it, in order, with those that are complete before and after it. While a block
+// 128, and whoever completes a turn folds it, in order, with those that are complete before and after it. While a block
 // does so, others leave theirs to it.
-constexpr unsigned int fuser_turn = 64;
+constexpr unsigned int fuser_turn = 128;
 
 // Parts in memory that other blocks write: past the first cache.
 template <typename C> struct fuser_slots {
