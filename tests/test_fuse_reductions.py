@@ -303,6 +303,25 @@ def test_what_is_written_to_meanwhile_is_refused() -> None:
 
 @pytest.mark.cpu
 @pytest.mark.slow
+def test_sizes_that_change_are_symbols() -> None:
+    step = fuser.fuse(lambda x, y: F.layer_norm(x * y, (6,)).amax(-1, keepdim=True) + x.mean(0))
+    counts = []
+    for size in (5, 5, 7, 9, 1, 3):
+        inputs = [draw(size, 6), draw(size, 1)]
+        for got, wanted in zip(gradients(step, inputs), gradients(step.function, inputs), strict=True):
+            same(got, wanted)
+        (fusion,) = [item for item in step.graph_module.children() if hasattr(item, "nodes")]
+        counts.append(len(fusion._joints))
+    # As numbers; as symbols; one, of which torch broadcasts.
+    assert counts == [1, 1, 2, 2, 3, 3]
+    # What only happened to be equal is looked at.
+    inputs = [draw(4, 6), draw(1, 1)]
+    for got, wanted in zip(gradients(step, inputs), gradients(step.function, inputs), strict=True):
+        same(got, wanted)
+
+
+@pytest.mark.cpu
+@pytest.mark.slow
 def test_too_many_sizes_are_torchs_reductions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fuser.fx.joint.MAX_JOINTS", 1)
     step = fuser.fuse(lambda x: (x * 2).amax(-1) + 1)
