@@ -244,18 +244,19 @@ def test_ties_share_a_gradient_as_in_torch_bit_for_bit() -> None:
 
 @pytest.mark.cpu
 def test_gradients_are_never_lost() -> None:
-    step = fuser.fuse(lambda x, scale: torch.relu((x * scale).amax(-1, keepdim=True) - x) * 2)
+    step = fuser.fuse(lambda x, y, scale: torch.relu((x * y * scale).amax(-1, keepdim=True) - x) * y)
     x = draw(3, 7)
     for plain in (True, False):
         # With a number, as a second order, twice, in parts, under a transform, of what no gradient comes to.
         leaf = x.clone().requires_grad_()
         function = step.function if plain else step
-        made = function(leaf, 2.0)
+        # One input is made of another.
+        made = function(leaf, leaf * leaf, 2.0)
         (first,) = torch.autograd.grad(made.square().sum(), leaf, create_graph=True)
         (second,) = torch.autograd.grad(first.square().sum(), leaf, retain_graph=True)
         again = torch.autograd.grad(made.sum(), leaf, retain_graph=True)[0]
-        of_transform = torch.func.grad(lambda x: function(x, 2.0).square().sum())(x)  # noqa: B023
-        mapped = torch.func.vmap(lambda x: function(x, 2.0))(leaf)  # noqa: B023
+        of_transform = torch.func.grad(lambda x: function(x, x, 2.0).square().sum())(x)  # noqa: B023
+        mapped = torch.func.vmap(lambda x: function(x, x, 2.0))(leaf)  # noqa: B023
         found = (made, first, second, again, of_transform, mapped, *torch.autograd.grad(mapped.sum(), leaf))
         if plain:
             wanted = found
@@ -273,7 +274,9 @@ def test_what_a_graph_keeps_is_let_go_by_its_backward_pass() -> None:
         torch.autograd.grad(made.sum(), leaf, retain_graph=is_kept)
         return made, weakref.ref(x)
 
-    assert run(is_kept=False)[1]() is None
+    made, seen = run(is_kept=False)
+    assert made.grad_fn is not None
+    assert seen() is None
     # In a checkpoint from the start; the results and gradients are those without.
     same(
         gradients(lambda x: checkpoint(step, x * 2, use_reentrant=False), [leaf]),
