@@ -33,7 +33,7 @@ from fuser.fx.nodes import is_size
 from fuser.fx.symbols import IN_PLACE, Symbol, is_symbol, is_tensor
 from fuser.fx.writes import sink_writes, split_batch_norm
 from fuser.jiterator import JitFunction
-from fuser.ops import IS_NUMBER, KNOWN, Known, find_dims, has_hooks, needs_known
+from fuser.ops import IS_NUMBER, KNOWN, Known, find_settled, has_hooks, needs_known
 from fuser.process import Lock, await_before_fork
 
 __all__ = ["Traced", "is_traced", "trace"]
@@ -197,7 +197,7 @@ class _Tracer(fx.Tracer):
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> Any:
         # Which dimensions a kernel reduces is no number that it could be given.
-        dims = find_dims(target, args, kwargs) if kind in {"call_function", "call_method"} else []
+        dims = find_settled(target, args, kwargs) if kind in {"call_function", "call_method"} else []
         asked = {id(item): item for item in pytree.tree_leaves(dims) if is_symbol(item)}
         if asked and self._examples is not None:
             known = {key: self.settle_if_known(item) for key, item in asked.items()}
