@@ -7,6 +7,7 @@ forward and a backward graph, which are fused like any other. A gradient of a gr
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -46,6 +47,8 @@ class DifferentiableFusion(FusionModule):
     def __init__(self, group: FusionGroup, node_names: Sequence[str], nodes: fx.GraphModule) -> None:
         super().__init__(group, node_names)
         self.nodes = nodes
+        # Constants come last.
+        self._varying = sum(item.default is None for item in group.inputs)
         # For calls that have no graphs of their own.
         self._apart: fx.GraphModule | None = None
         self._calls: Lru[tuple[Joint | None]] = Lru()
@@ -60,11 +63,12 @@ class DifferentiableFusion(FusionModule):
         return made[0] if len(made) == 1 else made
 
     def _find_joint(self, inputs: tuple[Any, ...]) -> Joint | None:
-        routed = find_route(inputs)
-        if routed.route is not Route.AUTOGRAD or any(a is not b for a, b in zip(routed.inputs, inputs, strict=True)):
+        given = inputs[: self._varying]
+        routed = find_route(given)
+        if routed.route is not Route.AUTOGRAD or not all(map(operator.is_, routed.inputs, given)):
             # Somebody traces, or maps.
             return None
-        key = (torch.get_default_dtype(), *map(_describe, inputs))
+        key = (torch.get_default_dtype(), *map(_describe, given))
         found = self._calls.get(key)
         if found is None:
             with _lock():
