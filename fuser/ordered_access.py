@@ -24,6 +24,9 @@ IN_FLIGHT_BYTES = 128
 MAX_UNROLL = 8
 # Bytes of a row that one of torch's threads keeps alone, and how many do it together otherwise.
 WARP, SPLIT_BYTES, MAX_SPLIT = 32, 256, 4
+# Of columns of which torch's threads take neighbouring elements: threads that read neighbours, blocks that a GPU wants,
+# and threads in all below which each has more in flight.
+SEGMENT, ENOUGH_BLOCKS, FEW_THREADS = 8, 256, 8192
 
 
 def plan_ordered_walk(
@@ -59,7 +62,9 @@ def plan_ordered_walk(
     slots = [slot for slot in moving if slot >= len(group.outputs) and values[slot] in first]
     own = [itemsizes[slot] for slot in slots] or [4]
     if order.is_across:
-        vector, tuning = _across(space, rows, max(own), order)
+        levels = reduction_levels(group)
+        is_one_pass = max(levels) == 1 and all(rows.is_row[value] for value in group.outputs if levels[value])
+        vector, tuning = _across(space, rows, max(own), order, is_one_pass=is_one_pass)
     else:
         vector, tuning = _along(space, rows, own, order)
     widths = {slot: dense_width(space.strides[slot], rows.inner, itemsizes[slot], aligned[slot]) for slot in moving}
@@ -122,11 +127,23 @@ def _along(space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order
     return vector, Tuning(block=block, unroll=unroll, team=team, piece=int(schedule.blocks > 1))
 
 
-def _across(space: IterationSpace, rows: RowSpec, itemsize: int, order: RowOrder) -> tuple[int, Tuning]:
+def _across(
+    space: IterationSpace, rows: RowSpec, itemsize: int, order: RowOrder, *, is_one_pass: bool
+) -> tuple[int, Tuning]:
     width, threads = space.sizes[rows.reduced], order.schedule.y
     vector = min(VECTOR_BYTES // itemsize, MAX_UNROLL, 1 << max(width - 1, 0).bit_length())
     if any(operand[rows.inner] > 1 for operand in space.strides):
         vector = min(vector, GATHER_VECTOR)
+    if order.schedule.vector > 1:
+        # Few threads: more elements of each are in flight, and they spread over many blocks.
+        unroll = order.schedule.vector
+        if vector > 1 and width // vector * threads < FEW_THREADS:
+            vector, unroll = vector // 2, 2 * unroll
+        team = min(SEGMENT, 1 << max(-(-width // vector) - 1, 0).bit_length()) if threads > 1 else WARP
+        blocks, piece = -(-width // (team * vector)), 1
+        while is_one_pass and blocks * piece < ENOUGH_BLOCKS and team * threads > WARP * piece and piece < threads:
+            piece *= 2
+        return vector, Tuning(block=team * threads // piece, unroll=unroll, team=team, piece=piece if piece > 1 else 0)
     team = min(max(BLOCK // threads, 32), 1 << max(-(-width // vector) - 1, 0).bit_length())
     unroll = MAX_UNROLL if vector <= GATHER_VECTOR else order.schedule.accumulators
     return vector, Tuning(block=team * threads, unroll=unroll, team=team, piece=int(order.schedule.blocks > 1))

@@ -72,17 +72,32 @@ def find_schedule(order: str, layout: Layout, itemsize: int, gpu: GpuSize, *, is
         return sum_schedule(layout, itemsize, gpu, is_aligned=is_aligned)
     if order == "welford":
         return sum_schedule(layout, itemsize, gpu, is_aligned=is_aligned, in_flight=2)
+    if order == "gamma_beta":
+        return _gamma_beta_schedule(layout, gpu)
     # These are of rows that lie one behind the other.
     length = layout.length
     is_stacked = not layout.reduced or layout.reduced == ((length, 1),)
     is_stacked = is_stacked and (not layout.kept or layout.kept == ((layout.rows, length),))
     if not is_stacked or not length or not layout.rows:
         return None
-    if order in {"layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx"}:
-        # layer_norm_kernel.cu: vectors of four whatever the dtype, added element by element.
-        is_vectorized = is_aligned and length % 4 == 0 and length <= 1 << 24
-        return Schedule(32, 4, accumulators=1, vector=4) if is_vectorized else None
-    return _softmax_schedule(order, length)
+    # layer_norm_kernel.cu: vectors of four whatever the dtype, added element by element.
+    if order in {"layer_norm_dx", "rms_norm_dx"}:
+        return Schedule(32, 4, accumulators=1, vector=4)
+    if order in {"layer_norm", "rms_norm"}:
+        if length % 4:
+            return Schedule(32, 16, accumulators=1)
+        return Schedule(32, 4, accumulators=1, vector=4) if is_aligned and itemsize < 8 and length <= 1 << 24 else None
+    return _softmax_schedule(order, length) if is_aligned else None
+
+
+def _gamma_beta_schedule(layout: Layout, gpu: GpuSize) -> Schedule | None:
+    # layer_norm_kernel.cu: of columns, eight rows of a thread at a time. ATen rounds what blocks come to where very many
+    # rows are shared by some.
+    length, width = layout.length, layout.rows
+    is_stacked = len(layout.kept) == 1 and layout.kept[0][1] == 1 and layout.reduced in ((), ((length, width),))
+    if not is_stacked or not length or (length > 1 << 16 and width // 32 < gpu.processors // 2):
+        return None
+    return Schedule(1, 1 if length < 64 else 8 if length < 128 else 16 if length < 256 else 32, 1, 1, 8)
 
 
 def _softmax_schedule(order: str, length: int) -> Schedule | None:

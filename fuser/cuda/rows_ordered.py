@@ -235,7 +235,8 @@ class OrderedAlongText(AlongText):
         return f"fuser_vector<{item.info.storage}, {vector}> {item.name}{site.suffix}[{count or site.unroll}];"
 
     def _find(self, site: _Site) -> list[str]:
-        return [f"const fuser_index n = {site.first};", f"const int left = {site.is_there} ? {site.vector} : 0;"]
+        left = "(length - n < V ? static_cast<int>(length - n) : V)" if self.order.is_ragged else site.vector
+        return [f"const fuser_index n = {site.first};", f"const int left = {site.is_there} ? {left} : 0;"]
 
     def _load_at(self, inputs: list[Operand], site: _Site, *, declares: bool = False) -> list[str]:
         if not inputs:
@@ -303,6 +304,7 @@ class OrderedAlongText(AlongText):
             *outside,
             "#pragma unroll",
             f"for (int k = 0; k < {site.vector}; ++k) {{",
+            *(["  if (k >= left) break;"] if self.order.is_ragged else []),
             *indent(inside),
             "}",
             *stores,

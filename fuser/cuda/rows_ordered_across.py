@@ -28,6 +28,31 @@ class OrderedAcrossText(AcrossText):
         tuning, kind = self.loop.tuning, "fuser_pass0::part"
         first, size = self.kept[0], tuning.team * self.loop.vector
         part = "space.piece(X * V)"
+        get = f"{part}.get((static_cast<size_t>(i) * X + x) * V + k)"
+        if self._splits:
+            # Of torch's one block: what they come to are the last halves.
+            join = [
+                "#pragma unroll",
+                "for (int k = 0; k < V && y == 0; ++k) {",
+                f"  {kind} items[B];",
+                "#pragma unroll",
+                f"  for (int i = 0; i < B; ++i) items[i] = {get};",
+                "#pragma unroll",
+                "  for (int half = B / 2; half > 0; half /= 2) {",
+                "#pragma unroll",
+                "    for (int i = 0; i < half; ++i) items[i] = pass0.combine(items[i], items[i + half]);",
+                "  }",
+                "  total0[k] = items[0];",
+                "}",
+            ]
+        else:
+            join = [
+                "for (int i = y; i < B; i += Y) {",
+                "#pragma unroll",
+                f"  for (int k = 0; k < V; ++k) total0[k] = pass0.combine(total0[k], {get});",
+                "}",
+                f"fuser_halve_stack<X, Y>(pass0, total0, reinterpret_cast<{kind}*>(shared));",
+            ]
         body = [
             "const int x = threadIdx.x % X, y = threadIdx.x / X, block = blockIdx.x % B;",
             f"const fuser_index length = {self.length}, width = {self.size(first)};",
@@ -47,12 +72,7 @@ class OrderedAcrossText(AcrossText):
             "  total0[k] = pass0.identity();",
             "}",
             "if (!fuser_is_last(space.head, B)) return;",
-            "for (int i = y; i < B; i += Y) {",
-            "#pragma unroll",
-            "  for (int k = 0; k < V; ++k)",
-            f"    total0[k] = pass0.combine(total0[k], {part}.get((static_cast<size_t>(i) * X + x) * V + k));",
-            "}",
-            f"fuser_halve_stack<X, Y>(pass0, total0, reinterpret_cast<{kind}*>(shared));",
+            *join,
             f"fuser_share<X, Y>(total0, reinterpret_cast<{kind}*>(shared));",
             *self._row_part(last),
         ]
@@ -60,13 +80,14 @@ class OrderedAcrossText(AcrossText):
             f'extern "C" __global__ void __launch_bounds__({tuning.block})',
             f"{KERNEL_NAME}(const __grid_constant__ fuser_args a) {{",
             f"  constexpr int V = {self.loop.vector}, X = {tuning.team}, Y = {tuning.block // tuning.team}, "
-            f"U = {tuning.unroll}, B = {self.schedule.blocks};",
+            f"U = {tuning.unroll}, B = {max(self.schedule.blocks, tuning.piece)};",
             *indent(body),
             "}",
         ]
 
     def _pass(self, level: int, step: RowPass, element: RowPart) -> list[str]:
-        first = "block * Y + y" if self.loop.tuning.piece else "y"
+        slot = "y * B + block" if self._splits else "block * Y + y" if self.loop.tuning.piece else "y"
+        first = slot if self.schedule.vector == 1 else f"({slot}) * {self.schedule.vector}"
         loop = [
             f"for (fuser_index begin = {first}; begin < length && left > 0; begin += {self._step} * U) {{",
             *indent(self._elements(level, step, element)),
@@ -102,7 +123,7 @@ class OrderedAcrossText(AcrossText):
             known[item.variable] = f"fuser_to_compute({text})" if item in inputs else text
         for name in [item.name for item in step.accumulators]:
             known |= {f"{side}{name}": f"parts[k][u % {count}].m{name}" for side in "lm"}
-        each = ["#pragma unroll", "for (int u = 0; u < U; ++u) {", f"  if (begin + u * {self._step} >= length) break;"]
+        each = ["#pragma unroll", "for (int u = 0; u < U; ++u) {", f"  if ({self._number} >= length) break;"]
         loads = [f"{item.name}[u] = {self._read(item, self._place_of(item))};" for item in inputs]
         compute = [
             *(f"const auto {item.name} = {self._read(item, self._place_of(item))};" for item in counters),
@@ -120,8 +141,19 @@ class OrderedAcrossText(AcrossText):
 
     def _place(self) -> list[str]:
         if len(self.reduced) > 1:
-            return [f"fuser_index rest = begin + u * {self._step};", *self.split("rest", self.reduced)]
-        return [f"const fuser_index i0 = begin + u * {self._step};"]
+            return [f"fuser_index rest = {self._number};", *self.split("rest", self.reduced)]
+        return [f"const fuser_index i0 = {self._number};"]
+
+    @property
+    def _number(self) -> str:
+        # Of a thread's u-th element from ``begin`` on: vectors are so many neighbours.
+        vector = self.schedule.vector
+        return f"begin + u * {self._step}" if vector == 1 else f"begin + (u / {vector} * {self._step} * {vector} + u % {vector})"
+
+    @property
+    def _splits(self) -> bool:
+        # Whether several blocks do what one of torch's does.
+        return self.loop.tuning.piece > 0 and self.schedule.blocks == 1
 
     @property
     def _step(self) -> str:

@@ -15,6 +15,7 @@ from fuser.cxx.functor import Functor, parse_functor
 from fuser.function import Function, Promotion, Reduction
 from fuser.graph import GroupBuilder
 from fuser.ops.composites import step
+from fuser.ops.reductions import REDUCTIONS
 from fuser.ops.table import cast_function
 
 __all__ = ["affine", "functor", "moments", "normalised_dx", "reduce_step", "rstd_of", "stored"]
@@ -51,15 +52,16 @@ def reduce_step(
 
 
 # --- moments -------------------------------------------------------------------------------------------------
-# ATen's cuWelfordCombine and cuWelfordOnlineSum.
+# ATen's cuWelfordCombine and cuWelfordOnlineSum, of its vectors. What comes second is what ATen names first: a compiler
+# contracts the first product of a sum.
 _MERGE = """void merge(T ma, T sa, T na, T mb, T sb, T nb, T& m, T& s, T& n) {
-  const T delta = mb - ma;
+  const T delta = ma - mb;
   n = na + nb;
   m = s = T(0);
   if (n > T(0)) {
-    const T coef = T(1) / n, share_a = na * coef, share_b = nb * coef;
-    m = share_a * ma + share_b * mb;
-    s = sa + sb + delta * delta * na * share_b;
+    const T coef = T(1) / n, share_b = nb * coef, share_a = na * coef;
+    m = share_b * mb + share_a * ma;
+    s = sb + sa + delta * delta * nb * share_a;
   }
 }"""
 _NEXT = """void next(T ma, T sa, T na, T x, T& m, T& s, T& n) {
@@ -71,7 +73,9 @@ _NEXT = """void next(T ma, T sa, T na, T x, T& m, T& s, T& n) {
 _ONE = "void one(T x, T& m, T& s, T& n) { m = x; s = T(0); n = T(1); }"
 
 
-def moments(builder: GroupBuilder, x: int, dims: Sequence[int], order: str) -> tuple[int, int, int]:
+def moments(
+    builder: GroupBuilder, x: int, dims: Sequence[int], order: str, *, is_vectorized: bool = False
+) -> tuple[int, int, int]:
     """Add the steps that make mean, biased variance and number of elements along some dimensions, which are kept.
 
     Args:
@@ -79,12 +83,15 @@ def moments(builder: GroupBuilder, x: int, dims: Sequence[int], order: str) -> t
         x: what they are of.
         dims: the dimensions.
         order: the name of torch's order; "" for the canonical one.
+        is_vectorized: whether ATen's kernel in that order is the one of layer_norm that reads vectors.
     """
     if order:
         text = "void moments(T m, T s, T n, T& mean, T& var, T& count) { mean = m; var = s / n; count = n; }"
-        finish, merge = functor(text, num_outputs=3), functor(_MERGE, num_outputs=3)
+        finish = functor(text, num_outputs=3)
         mapped = functor(_ONE, num_outputs=3)
-        add = functor(_NEXT, num_outputs=3)
+        welford = REDUCTIONS["var"]
+        merge = functor(_MERGE if is_vectorized else welford.combine, num_outputs=3)
+        add = functor(_NEXT if is_vectorized else welford.accumulate, num_outputs=3)
         both = reduce_step(mapped, dims, finish, order=order, accumulate=add, combine=merge)
         mean, var, count = builder.apply(both, [x])
         return mean, var, count
