@@ -68,12 +68,12 @@ class OrderCase:
         properties: Any = torch.cuda.get_device_properties(self.device)
         device = (properties.name, str((properties.major, properties.minor)), str(properties.multi_processor_count))
         form = replace(self.function, reduction=None) if self.function.reduction else self.function
-        # What has several steps may have another kernel from any length on.
-        length = math.prod(self._reduced_sizes())
-        length = length if self.function.is_composite else (length - 1).bit_length()
+        # What has several steps may have another kernel from any length on, and for any sizes that make it.
+        sizes = self._reduced_sizes()
+        length = str(sizes) if self.function.is_composite else str((math.prod(sizes) - 1).bit_length())
         kind = (repr(form), str([item.dtype for item in self.tensors]), str(tuple(map(_kind_of, self.orders))))
         version = (__version__, torch.__version__, str(torch.version.cuda))
-        return CacheKey.build(("order", *version, *device, *kind, str(length)), ())
+        return CacheKey.build(("order", *version, *device, *kind, length), ())
 
     def group(self) -> KernelSpec:
         """Return the op alone."""
@@ -105,6 +105,9 @@ class OrderCase:
         if self.function.reduction is not None:
             return self.function.reduction.normalize_dims(rank)
         steps = composite_steps(str(self.function.op), self.function.form or (), True)
+        if any(item.function.view for item in steps.applications):
+            # Of channels, which have tensors of their own.
+            return tuple(range(1, rank))
         reductions = [item.function.reduction for item in steps.applications if item.function.reduction]
         columns = {dim for item in reductions if item.order in COLUMN_ORDERS for dim in item.normalize_dims(rank)}
         along = {dim for item in reductions if item.order not in COLUMN_ORDERS for dim in item.normalize_dims(rank)}

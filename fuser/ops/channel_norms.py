@@ -181,12 +181,29 @@ def _group_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
     x = shapes.add("input", shapes.full)
     further = [shapes.add(name, shapes.channels) for name in ["weight"] * has_weight + ["bias"] * has_bias]
     eps = builder.add_input("eps", is_scalar=True)
-    mean, var, _ = moments(builder, x, shapes.inner, "group_norm" if is_ordered else "")
-    rstd = rstd_of(builder, var, eps)
-    normalise = affine(
-        "group_norm", "(x - mean) * rstd", "T x, T mean, T rstd", has_weight, has_bias, is_contiguous=is_contiguous
-    )
-    (out,) = builder.apply(normalise, [x, mean, rstd, *further])
+    mean, var, _ = moments(builder, x, shapes.inner, _order("group_norm", rank, is_ordered))
+    if is_ordered and dtype:
+        # ATen rounds eps to the dtype of the input, too.
+        (eps_of_row,) = builder.apply(step("T eps_of(T var, double eps) { return T(eps); }", scalars=("eps",)), [var], [eps])
+        rounded = stored(builder, [eps_of_row], dtype)
+        (rstd,) = builder.apply(step("T rstd_of(T var, T eps) { return rsqrt(var + eps); }"), [var, *rounded])
+    else:
+        rstd = rstd_of(builder, var, eps)
+    if is_ordered and further:
+        # In two steps, which are rounded: a factor of each channel, and what is added.
+        scale = rstd
+        if has_weight:
+            (scale,) = builder.apply(step("T scale(T rstd, T weight) { return rstd * weight; }"), [rstd, further[0]])
+        shift = f"T shift(T scale, T mean{', T bias' * has_bias}) {{ return -scale * mean + {'bias' if has_bias else 'T(0)'}; }}"
+        (shifted,) = builder.apply(step(shift), [scale, mean, *further[has_weight:]])
+        text = "T group_norm(T x, T scale, T shift) { return scale * x + shift; }"
+        normalise = step(text, unpromoted=("scale", "shift"), is_contiguous=is_contiguous)
+        (out,) = builder.apply(normalise, [x, scale, shifted])
+    else:
+        normalise = affine(
+            "group_norm", "(x - mean) * rstd", "T x, T mean, T rstd", has_weight, has_bias, is_contiguous=is_contiguous
+        )
+        (out,) = builder.apply(normalise, [x, mean, rstd, *further])
     statistics = stored(builder, [mean, rstd], dtype)
     return builder.build([shapes.back(out, shapes.full), *(shapes.back(value, shapes.rows) for value in statistics)])
 
@@ -198,7 +215,9 @@ def _group_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:
     grad, x = shapes.add("grad_out", shapes.full), shapes.add("input", shapes.full)
     mean, rstd = shapes.add("mean", shapes.rows), shapes.add("rstd", shapes.rows)
     weight = [shapes.add(name, shapes.channels) for name in ["weight"] * has_weight]
-    order = "group_norm_backward" if is_ordered else ""
+    if is_ordered:
+        return _ordered_group_norm_backward(form, shapes, [grad, x, mean, rstd, *weight])
+    order = ""
     made: list[int] = []
     if mask[0]:
         taken = [x, grad, mean, rstd, *weight]
@@ -215,6 +234,68 @@ def _group_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:
             sums = reduce_step(functor(text), dims, order=order, is_wide=False, unpromoted=unpromoted)
             made.append(shapes.back(builder.apply(sums, taken)[0], shapes.channels))
     return builder.build(made)
+
+
+def _ordered_group_norm_backward(form: Form, shapes: _Groups, values: Sequence[int]) -> FusionGroup:
+    # As ATen has it: sums of each channel, of which those of groups, and of the batch, are made.
+    rank, _, is_contiguous, has_weight, mask = form
+    builder, (grad, x, mean, rstd, *weight) = shapes.builder, values
+    order = _order("group_norm_sums", rank, True)
+    sums = reduce_step(
+        functor("void sums(T dy, T x, T& ds, T& db) { ds = dy * x; db = dy; }", num_outputs=2),
+        shapes.inner[1:],
+        functor(
+            "void totals(T a, T b, int64_t count, T& ds, T& db, T& n) { ds = a; db = b; n = T(count); }", num_outputs=3
+        ),
+        order=order,
+        accumulate=functor(
+            "void add_sums(T a, T b, T dy, T x, T& ds, T& db) { ds = a + dy * x; db = b + dy; }", num_outputs=2
+        ),
+    )
+    ds, db, count = builder.apply(sums, [grad, x])
+    made: list[int] = []
+    if mask[0]:
+        given, by = "T ds, T db, T n" + ", T weight" * has_weight, " * weight" * has_weight
+        of_group = reduce_step(
+            functor(f"void of({given}, T& s, T& b, T& c) {{ s = ds{by}; b = db{by}; c = n; }}", num_outputs=3),
+            (2,),
+            order=order,
+            combine=functor(
+                "void both(T s, T b, T c, T s2, T b2, T c2, T& x, T& y, T& z) { x = s + s2; y = b + b2; z = c + c2; }",
+                num_outputs=3,
+            ),
+            accumulate=functor(
+                f"void add_of(T s1, T s2, T s3, {given}, T& s, T& b, T& c) "
+                f"{{ s = s1 + ds{by}; b = s2 + db{by}; c = s3 + n; }}",
+                num_outputs=3,
+            ),
+        )
+        totals = builder.apply(of_group, [ds, db, count, *weight])
+        text = """void factors(T sum1, T sum2, T n, T mean, T rstd, T& c2, T& c3) {
+          const T s = T(1) / n;
+          const T x = (sum2 * mean - sum1) * rstd * rstd * rstd * s;
+          c2 = x;
+          c3 = -x * mean - sum2 * rstd * s;
+        }"""
+        factors = builder.apply(step(text, num_outputs=2), [*totals, mean, rstd])
+        taken = "T x, T dy, T c2, T c3, T rstd" + ", T weight" * has_weight
+        text = f"T norm_dx({taken}) {{ const T c1 = rstd{by}; return c1 * dy + c2 * x + c3; }}"
+        dx = step(text, unpromoted=("c2", "c3", "rstd", "weight")[: 3 + has_weight], is_contiguous=is_contiguous)
+        made.append(shapes.back(builder.apply(dx, [x, grad, *factors, rstd, *weight])[0], shapes.full))
+    for is_wanted, text, taken in (
+        (mask[1], "T dgamma(T ds, T db, T mean, T rstd) { return (ds - db * mean) * rstd; }", [ds, db, mean, rstd]),
+        (mask[2], "T dbeta(T db) { return db; }", [db]),
+    ):
+        if is_wanted:
+            (total,) = builder.apply(reduce_step(functor(text), (0,), order="group_norm_batch"), taken)
+            total = builder.apply(step("T rounded(T like, T total) { return total; }", unpromoted=("total",)), [*weight, total])[0]
+            made.append(shapes.back(total, shapes.channels))
+    return builder.build(made)
+
+
+def _order(name: str, rank: int, is_ordered: bool) -> str:
+    # That of an input without further dimensions is another one, which is not kept.
+    return name + "_1d" * (rank == 2) if is_ordered else ""
 
 
 def _check_groups(form: Form, shapes: Mapping[str, Shape]) -> str:
