@@ -42,6 +42,8 @@ LONG = 1 << 20
 ELEMENTS = 1 << 19
 # Rows from which the columns of a norm's gradients have one schedule.
 LONG_COLUMN = 256
+# What scalars are bound to.
+SCALARS = {"eps": 1e-5, "momentum": 0.1}
 
 _NARROW = (torch.float16, torch.bfloat16)
 
@@ -84,7 +86,7 @@ class OrderCase:
 
     def examples(self, generator: torch.Generator) -> Iterator[list[Any]]:
         """Give inputs of the op alone that have the same kinds of order."""
-        numbers = [1e-5 if item.name == "eps" else 1.0 for item in self.function.scalars]
+        numbers = [SCALARS.get(item.name, 1.0) for item in self.function.scalars]
         if self.function.reduction is not None:
             resized, offset = self._resized()
             for is_balanced in (False, True, False):

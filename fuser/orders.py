@@ -14,15 +14,15 @@ __all__ = ["COLUMN_ORDERS", "KEPT_ORDERS", "RowOrder", "Schedule"]
 KEPT_ORDERS: dict[str, frozenset[str]] = {
     "cuda": frozenset(
         (
-            "sum", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx", "gamma_beta",
-            "group_norm", "group_norm_sums", "group_norm_batch", "softmax_backward",
+            "sum", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx", "gamma_beta", "batch_norm",
+            "batch_norm_sums", "group_norm", "group_norm_sums", "group_norm_batch", "softmax_backward",
             "log_softmax_backward",
         )
     ),
     "cpu": frozenset(),
 }  # fmt: skip
 # Those of what is added up across the rows of an op.
-COLUMN_ORDERS = frozenset({"gamma_beta", "group_norm_batch"})
+COLUMN_ORDERS = frozenset({"gamma_beta", "group_norm_batch", "batch_norm", "batch_norm_sums"})
 
 
 @dataclass(frozen=True, slots=True)

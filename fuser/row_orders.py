@@ -61,6 +61,12 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
         else:
             source = item.tensors[0] if item.tensors[0] < len(group.inputs) else -1
             order = torchs_order(item.function, desc, dims, device, source, are_aligned=are_aligned)
+            given = [values[value].desc for value in item.tensors]
+            if reduction.order.startswith("batch_norm") and any(
+                own.strides != desc.strides for own in given if own.shape == desc.shape
+            ):
+                # ATen has another kernel for tensors of different layouts.
+                order = None
             if "softmax" in reduction.order and any_narrow:
                 # What lanes read side by side is narrow, too: torch's kernels are faster.
                 order = None

@@ -100,11 +100,22 @@ def _column_schedule(order: str, layout: Layout, gpu: GpuSize) -> Schedule | Non
         return None
     if order == "group_norm_batch":
         return Schedule(1, 1 if length <= 128 else 32, accumulators=1)
+    if order.startswith("batch_norm"):
+        return _channels_schedule(length, width)
     # layer_norm_kernel.cu: eight rows of a thread at a time. ATen rounds what blocks come to where very many rows are
     # shared by some.
     if length > 1 << 16 and width // 32 < gpu.processors // 2:
         return None
     return Schedule(1, 1 if length < 64 else 8 if length < 128 else 16 if length < 256 else 32, 1, 1, 8)
+
+
+def _channels_schedule(length: int, width: int) -> Schedule | None:
+    # Normalization.cuh, of channels that lie side by side.
+    if length * width > MAX_BYTES:
+        return None
+    height = min(_power_below(-(-length // 16)), MAX_THREADS // min(_power_below(width), 32))
+    blocks = min(-(-length // (16 * height)), 128)
+    return Schedule(1, height, blocks if blocks >= 8 else 1)
 
 
 def _softmax_schedule(order: str, length: int) -> Schedule | None:

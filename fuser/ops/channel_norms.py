@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fuser.function import View
+from fuser.function import Promotion, View
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.layout import Shape
 from fuser.ops.composites import COMPOSITES, Composite, Form, only_wanted, optional_input, step, view
@@ -33,6 +33,21 @@ def _add_channels(builder: GroupBuilder, rank: int, names: Sequence[str]) -> dic
     return {name: builder.apply(looked_at, [builder.add_input(name)])[0] for name in names}
 
 
+# ATen's moments of channels that lie side by side (welford_merge_element). What it multiplies by one is not contracted.
+_BATCH_MERGE = """void merge(T ma, T sa, T na, T mb, T sb, T nb, T& m, T& s, T& n) {
+  n = na + nb;
+  const T factor = T(1) / (n > T(1) ? n : T(1)), delta = ma - mb;
+  m = (mb * nb + ma * na) * factor;
+  s = sa + (sb + delta * delta * nb * na * factor);
+}"""
+_BATCH_NEXT = """void next(T ma, T sa, T na, T x, T& m, T& s, T& n) {
+  const T delta = x - ma;
+  n = na + T(1);
+  m = ma + delta * (T(1) / n);
+  s = sa + delta * (x - m) * (n > T(0) ? T(1) : T(0));
+}"""
+
+
 def _batch_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
     rank, has_weight, has_bias, is_training = form
     builder = GroupBuilder()
@@ -44,7 +59,8 @@ def _batch_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
     eps = builder.add_input("eps", is_scalar=True)
     further: list[int] = []
     if is_training:
-        mean, var, count = moments(builder, x, dims, "batch_norm" if is_ordered else "")
+        kernel = (_BATCH_MERGE, _BATCH_NEXT) if is_ordered else ()
+        mean, var, count = moments(builder, x, dims, "batch_norm" if is_ordered else "", kernel)
         rstd = rstd_of(builder, var, eps)
         blend = "T blend(T old, T now, double momentum) { return T(momentum) * now + (T(1) - T(momentum)) * old; }"
         (now,) = builder.apply(step("T unbiased(T var, T n) { return var * (n / (n - T(1))); }"), [var, count])
@@ -54,7 +70,10 @@ def _batch_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
     else:
         mean = given["running_mean"]
         rstd = rstd_of(builder, given["running_var"], eps)
-    normalise = affine("batch_norm", "(x - mean) * rstd", "T x, T mean, T rstd", has_weight, has_bias)
+    scaled = "weight * (x - mean) * rstd" if has_weight else "(x - mean) * rstd"
+    taken = "T x, T mean, T rstd" + ", T weight" * has_weight + ", T bias" * has_bias
+    unpromoted = tuple(word for word in ("mean", "rstd", "weight", "bias") if f"T {word}" in taken)
+    normalise = step(f"T batch_norm({taken}) {{ return {scaled}{' + bias' * has_bias}; }}", unpromoted=unpromoted)
     (out,) = builder.apply(normalise, [x, mean, rstd, *(given[name] for name in affine_names)])
     back = view(View(1, insert=dims).inverse)
     return builder.build([out, *(builder.apply(back, [value])[0] for value in further)])
@@ -73,16 +92,33 @@ def _batch_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:
     totals = """void totals(T s1, T s2, int64_t count, T& first, T& second, T& n) {
       first = s1; second = s2; n = T(count);
     }"""
-    order = "batch_norm_backward" if is_ordered else ""
-    both = reduce_step(functor(sums, num_outputs=2), dims, functor(totals, num_outputs=3), order=order)
+    order, add = "", None
+    if is_ordered:
+        text = "void add_sums(T a, T b, T dy, T x, T mean, T& s1, T& s2) { s1 = a + dy; s2 = b + dy * (x - mean); }"
+        order, add = "batch_norm_sums", functor(text, num_outputs=2)
+    both = reduce_step(
+        functor(sums, num_outputs=2), dims, functor(totals, num_outputs=3), order=order, accumulate=add
+    )
     first, second, count = builder.apply(both, [grad, x, mean])
     made: list[int] = []
-    if mask[0]:
-        taken = "T x, T dy, T mean, T rstd, T first, T second, T n" + ", T weight" * has_weight
-        centred = "dy - first / n - (x - mean) * (second / n * rstd * rstd)" if is_training else "dy"
-        text = f"T norm_dx({taken}) {{ return ({centred}) * (rstd{' * weight' * has_weight}); }}"
-        unpromoted = ("mean", "rstd", "first", "second", "n", "weight")[: 5 + has_weight]
-        made += builder.apply(step(text, unpromoted=unpromoted), [x, grad, mean, rstd, first, second, count, *weight])
+    if mask[0] and is_training:
+        taken = "T first, T second, T n, T rstd" + ", T weight" * has_weight
+        # Once per channel, as in ATen.
+        text = f"""void factors({taken}, T& shift, T& slope, T& scale) {{
+          const T share = T(1) / n;
+          shift = first * share; slope = rstd * rstd * second * share; scale = {"weight * " * has_weight}rstd;
+        }}"""
+        wide = step(text, num_outputs=3, promotion=Promotion.DEFAULT_WIDE)
+        factors = builder.apply(wide, [first, second, count, rstd, *weight])
+        text = """T norm_dx(T x, T dy, T mean, T shift, T slope, T scale) {
+          return (dy - shift - (x - mean) * slope) * scale;
+        }"""
+        dx = step(text, unpromoted=("mean", "shift", "slope", "scale"))
+        made += builder.apply(dx, [x, grad, mean, *factors])
+    elif mask[0]:
+        taken, scaled = "T dy, T rstd" + ", T weight" * has_weight, "dy * weight * rstd" if has_weight else "dy * rstd"
+        dx = step(f"T norm_dx({taken}) {{ return {scaled}; }}", unpromoted=("rstd", "weight")[: 1 + has_weight])
+        made += builder.apply(dx, [grad, rstd, *weight])
     # In the dtype of the weight.
     dgamma = step("T dgamma(T weight, T total, T rstd) { return total * rstd; }", unpromoted=("total", "rstd"))
     dbeta = step("T dbeta(T weight, T total) { return total; }", unpromoted=("total",))

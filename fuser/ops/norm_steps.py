@@ -52,29 +52,11 @@ def reduce_step(
 
 
 # --- moments -------------------------------------------------------------------------------------------------
-# ATen's cuWelfordCombine and cuWelfordOnlineSum, of its vectors. What comes second is what ATen names first: a compiler
-# contracts the first product of a sum.
-_MERGE = """void merge(T ma, T sa, T na, T mb, T sb, T nb, T& m, T& s, T& n) {
-  const T delta = ma - mb;
-  n = na + nb;
-  m = s = T(0);
-  if (n > T(0)) {
-    const T coef = T(1) / n, share_b = nb * coef, share_a = na * coef;
-    m = share_b * mb + share_a * ma;
-    s = sb + sa + delta * delta * nb * share_a;
-  }
-}"""
-_NEXT = """void next(T ma, T sa, T na, T x, T& m, T& s, T& n) {
-  const T delta = x - ma;
-  n = na + T(1);
-  m = ma + delta * (T(1) / n);
-  s = sa + delta * (x - m);
-}"""
 _ONE = "void one(T x, T& m, T& s, T& n) { m = x; s = T(0); n = T(1); }"
 
 
 def moments(
-    builder: GroupBuilder, x: int, dims: Sequence[int], order: str, *, is_vectorized: bool = False
+    builder: GroupBuilder, x: int, dims: Sequence[int], order: str, kernel: Sequence[str] = ()
 ) -> tuple[int, int, int]:
     """Add the steps that make mean, biased variance and number of elements along some dimensions, which are kept.
 
@@ -83,15 +65,14 @@ def moments(
         x: what they are of.
         dims: the dimensions.
         order: the name of torch's order; "" for the canonical one.
-        is_vectorized: whether ATen's kernel in that order is the one of layer_norm that reads vectors.
+        kernel: how ATen's kernel in that order merges moments, and adds an element: texts. None: as those of ``var``.
     """
     if order:
         text = "void moments(T m, T s, T n, T& mean, T& var, T& count) { mean = m; var = s / n; count = n; }"
         finish = functor(text, num_outputs=3)
         mapped = functor(_ONE, num_outputs=3)
-        welford = REDUCTIONS["var"]
-        merge = functor(_MERGE if is_vectorized else welford.combine, num_outputs=3)
-        add = functor(_NEXT if is_vectorized else welford.accumulate, num_outputs=3)
+        texts = kernel or (REDUCTIONS["var"].combine, REDUCTIONS["var"].accumulate)
+        merge, add = (functor(text, num_outputs=3) for text in texts)
         both = reduce_step(mapped, dims, finish, order=order, accumulate=add, combine=merge)
         mean, var, count = builder.apply(both, [x])
         return mean, var, count

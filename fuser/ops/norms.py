@@ -25,6 +25,26 @@ def _last_dims(sizes: Sequence[Any]) -> range:
     return range(-len(sizes), 0)
 
 
+# ATen's moments of rows that it reads in vectors (cuWelfordCombine, cuWelfordOnlineSum). It names first what comes
+# second: a compiler contracts the first product of a sum.
+_MERGE = """void merge(T ma, T sa, T na, T mb, T sb, T nb, T& m, T& s, T& n) {
+  const T delta = ma - mb;
+  n = na + nb;
+  m = s = T(0);
+  if (n > T(0)) {
+    const T coef = T(1) / n, share_b = nb * coef, share_a = na * coef;
+    m = share_b * mb + share_a * ma;
+    s = sb + sa + delta * delta * nb * share_a;
+  }
+}"""
+_NEXT = """void next(T ma, T sa, T na, T x, T& m, T& s, T& n) {
+  const T delta = x - ma;
+  n = na + T(1);
+  m = ma + delta * (T(1) / n);
+  s = sa + delta * (x - m);
+}"""
+
+
 def _is_vectorized(sizes: Sequence[Any]) -> bool:
     # Whether ATen reads rows in vectors, as far as their length says; of one that is not known it is assumed.
     return None in sizes or prod(sizes) % 4 == 0
@@ -55,7 +75,8 @@ def _layer_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
     further = [builder.add_input(name) for name in ["weight"] * has_weight + ["bias"] * has_bias]
     eps = builder.add_input("eps", is_scalar=True)
     order = "layer_norm" if is_ordered else ""
-    mean, var, _ = moments(builder, x, _last_dims(sizes), order, is_vectorized=_is_vectorized(sizes))
+    kernel = (_MERGE, _NEXT) if _is_vectorized(sizes) else ()
+    mean, var, _ = moments(builder, x, _last_dims(sizes), order, kernel)
     rstd = rstd_of(builder, var, eps)
     normalise = affine(
         "layer_norm", "rstd * (x - mean)", "T x, T mean, T rstd", has_weight, has_bias, is_contiguous=True
