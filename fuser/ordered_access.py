@@ -24,9 +24,9 @@ IN_FLIGHT_BYTES = 128
 MAX_UNROLL = 8
 # Bytes of a row that one of torch's threads keeps alone, and how many do it together otherwise.
 WARP, SPLIT_BYTES, MAX_SPLIT = 32, 256, 4
-# Of columns of which torch's threads take neighbouring elements: threads that read neighbours, blocks that a GPU wants,
-# and threads in all below which each has more in flight.
-SEGMENT, ENOUGH_BLOCKS, FEW_THREADS = 8, 256, 8192
+# Of columns of which torch's threads take neighbouring elements: bytes of a row that a block reads, blocks that a GPU
+# wants, and threads in all below which each has more in flight.
+SEGMENT, ENOUGH_BLOCKS, FEW_THREADS = 128, 256, 8192
 
 
 def plan_ordered_walk(
@@ -139,7 +139,8 @@ def _across(
         unroll = order.schedule.vector
         if vector > 1 and width // vector * threads < FEW_THREADS:
             vector, unroll = vector // 2, 2 * unroll
-        team = min(SEGMENT, 1 << max(-(-width // vector) - 1, 0).bit_length()) if threads > 1 else WARP
+        team = min(SEGMENT // (vector * itemsize), WARP) if threads > 1 else WARP
+        team = min(team, 1 << max(-(-width // vector) - 1, 0).bit_length())
         blocks, piece = -(-width // (team * vector)), 1
         while is_one_pass and blocks * piece < ENOUGH_BLOCKS and team * threads > WARP * piece and piece < threads:
             piece *= 2

@@ -291,6 +291,9 @@ class OrderedAlongText(AlongText):
                 known[item.variable] = f"fuser_to_compute({vector}[{'k' if item.inner else '0'}])"
         for name in [item.name for item in step.accumulators]:
             known |= {f"{side}{name}": f"own[{site.accumulator}].m{name}" for side in "lm"}
+        if self.tuning.is_resident and not self.order.has_edges:
+            # A constant, once the loops are unrolled: what is divided by it is not divided then.
+            known |= {f"l{item.name}": f"{item.type}((u * V + k) / A)" for item in step.accumulators if item.is_count}
         kept = [name for name in element.writes if name[0] == "k"]
         names = {f"v{name[1:]}": f"{name}{site.suffix}[u][k]" for name in self.loop.kept if name not in kept}
         known |= {name: f"fuser_to_compute({text})" for name, text in names.items()}

@@ -90,7 +90,11 @@ class OrderedAcrossText(AcrossText):
         first = slot if self.schedule.vector == 1 else f"({slot}) * {self.schedule.vector}"
         loop = [
             f"for (fuser_index begin = {first}; begin < length && left > 0; begin += {self._step} * U) {{",
-            *indent(self._elements(level, step, element)),
+            f"  if (left >= V && {self._number('(U - 1)')} < length) {{",
+            *indent(self._elements(level, step, element, is_whole=True), 2),
+            "  } else {",
+            *indent(self._elements(level, step, element), 2),
+            "  }",
             "}",
         ]
         if not step.accumulators:
@@ -112,7 +116,16 @@ class OrderedAcrossText(AcrossText):
         ]
         return [f"const fuser_pass{level} pass{level}{{a}};", f"{kind} total{level}[V];", "{", *indent(inside), "}"]
 
-    def _elements(self, level: int, step: RowPass, element: RowPart) -> list[str]:  # noqa: ARG002 - as the class it is of
+    def _elements(
+        self,
+        level: int,  # noqa: ARG002 - as the class it is of
+        step: RowPass,
+        element: RowPart,
+        *,
+        is_whole: bool = False,
+    ) -> list[str]:
+        # All that a thread has in flight, ``is_whole``: none of it is missing.
+        left = "V" if is_whole else "left"
         count = self.schedule.accumulators
         outputs = [item for item in self.full(element) if item.is_output]
         counters = [item for item in self.full(element) if item.is_counter]
@@ -123,14 +136,15 @@ class OrderedAcrossText(AcrossText):
             known[item.variable] = f"fuser_to_compute({text})" if item in inputs else text
         for name in [item.name for item in step.accumulators]:
             known |= {f"{side}{name}": f"parts[k][u % {count}].m{name}" for side in "lm"}
-        each = ["#pragma unroll", "for (int u = 0; u < U; ++u) {", f"  if ({self._number} >= length) break;"]
-        loads = [f"{item.name}[u] = {self._read(item, self._place_of(item))};" for item in inputs]
+        each = ["#pragma unroll", "for (int u = 0; u < U; ++u) {"]
+        each += [] if is_whole else [f"  if ({self._number('u')} >= length) break;"]
+        loads = [f"{item.name}[u] = {self._read(item, self._place_of(item), left)};" for item in inputs]
         compute = [
-            *(f"const auto {item.name} = {self._read(item, self._place_of(item))};" for item in counters),
+            *(f"const auto {item.name} = {self._read(item, self._place_of(item), left)};" for item in counters),
             *(f"{item.info.storage} {item.name}[V];" for item in outputs),
             "#pragma unroll",
             f"for (int k = 0; k < V; ++k) {element.call(known)}",
-            *(self._write(item, self._place_of(item)) for item in outputs),
+            *(self._write(item, self._place_of(item), left) for item in outputs),
         ]
         if counters or outputs:
             compute = [*self._place(), *compute]
@@ -141,14 +155,15 @@ class OrderedAcrossText(AcrossText):
 
     def _place(self) -> list[str]:
         if len(self.reduced) > 1:
-            return [f"fuser_index rest = {self._number};", *self.split("rest", self.reduced)]
-        return [f"const fuser_index i0 = {self._number};"]
+            return [f"fuser_index rest = {self._number('u')};", *self.split("rest", self.reduced)]
+        return [f"const fuser_index i0 = {self._number('u')};"]
 
-    @property
-    def _number(self) -> str:
+    def _number(self, u: str) -> str:
         # Of a thread's u-th element from ``begin`` on: vectors are so many neighbours.
         vector = self.schedule.vector
-        return f"begin + u * {self._step}" if vector == 1 else f"begin + (u / {vector} * {self._step} * {vector} + u % {vector})"
+        if vector == 1:
+            return f"begin + {u} * {self._step}"
+        return f"begin + ({u} / {vector} * {self._step} * {vector} + {u} % {vector})"
 
     @property
     def _splits(self) -> bool:

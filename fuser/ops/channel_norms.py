@@ -96,25 +96,22 @@ def _batch_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:
     if is_ordered:
         text = "void add_sums(T a, T b, T dy, T x, T mean, T& s1, T& s2) { s1 = a + dy; s2 = b + dy * (x - mean); }"
         order, add = "batch_norm_sums", functor(text, num_outputs=2)
-    both = reduce_step(
-        functor(sums, num_outputs=2), dims, functor(totals, num_outputs=3), order=order, accumulate=add
-    )
+    both = reduce_step(functor(sums, num_outputs=2), dims, functor(totals, num_outputs=3), order=order, accumulate=add)
     first, second, count = builder.apply(both, [grad, x, mean])
     made: list[int] = []
     if mask[0] and is_training:
-        taken = "T first, T second, T n, T rstd" + ", T weight" * has_weight
-        # Once per channel, as in ATen.
-        text = f"""void factors({taken}, T& shift, T& slope, T& scale) {{
-          const T share = T(1) / n;
-          shift = first * share; slope = rstd * rstd * second * share; scale = {"weight * " * has_weight}rstd;
+        taken = "T second, T n, T rstd" + ", T weight" * has_weight
+        # Once per channel, as in ATen, but for the product that its compiler contracts.
+        text = f"""void factors({taken}, T& share, T& slope, T& scale) {{
+          share = T(1) / n; slope = rstd * rstd * second * share; scale = {"weight * " * has_weight}rstd;
         }}"""
         wide = step(text, num_outputs=3, promotion=Promotion.DEFAULT_WIDE)
-        factors = builder.apply(wide, [first, second, count, rstd, *weight])
-        text = """T norm_dx(T x, T dy, T mean, T shift, T slope, T scale) {
-          return (dy - shift - (x - mean) * slope) * scale;
+        factors = builder.apply(wide, [second, count, rstd, *weight])
+        text = """T norm_dx(T x, T dy, T mean, T first, T share, T slope, T scale) {
+          return (dy - first * share - (x - mean) * slope) * scale;
         }"""
-        dx = step(text, unpromoted=("mean", "shift", "slope", "scale"))
-        made += builder.apply(dx, [x, grad, mean, *factors])
+        dx = step(text, unpromoted=("mean", "first", "share", "slope", "scale"))
+        made += builder.apply(dx, [x, grad, mean, first, *factors])
     elif mask[0]:
         taken, scaled = "T dy, T rstd" + ", T weight" * has_weight, "dy * weight * rstd" if has_weight else "dy * rstd"
         dx = step(f"T norm_dx({taken}) {{ return {scaled}; }}", unpromoted=("rstd", "weight")[: 1 + has_weight])
@@ -210,6 +207,11 @@ class _Groups:
         return self.builder.apply(view(of.inverse), [value])[0]
 
 
+def _wide(builder: GroupBuilder, text: str, values: Sequence[int]) -> tuple[int, ...]:
+    # Add a step in the accumulate type.
+    return builder.apply(step(text, promotion=Promotion.DEFAULT_WIDE), values)
+
+
 def _group_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
     rank, groups, is_contiguous, has_weight, has_bias, dtype = form
     shapes = _Groups(rank, groups)
@@ -220,27 +222,31 @@ def _group_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
     mean, var, _ = moments(builder, x, shapes.inner, _order("group_norm", rank, is_ordered))
     if is_ordered and dtype:
         # ATen rounds eps to the dtype of the input, too.
-        (eps_of_row,) = builder.apply(step("T eps_of(T var, double eps) { return T(eps); }", scalars=("eps",)), [var], [eps])
-        rounded = stored(builder, [eps_of_row], dtype)
+        eps_of = step("T eps_of(T var, double eps) { return T(eps); }", scalars=("eps",))
+        rounded = stored(builder, builder.apply(eps_of, [var], [eps]), dtype)
         (rstd,) = builder.apply(step("T rstd_of(T var, T eps) { return rsqrt(var + eps); }"), [var, *rounded])
     else:
         rstd = rstd_of(builder, var, eps)
+    statistics = stored(builder, [mean, rstd], dtype)
+    if is_ordered and torch.__version__ < (2, 13):
+        # As ATen went on with them.
+        mean, rstd = statistics
     if is_ordered and further:
-        # In two steps, which are rounded: a factor of each channel, and what is added.
+        # In steps, which are rounded: a factor of each channel, and what is added.
         scale = rstd
         if has_weight:
-            (scale,) = builder.apply(step("T scale(T rstd, T weight) { return rstd * weight; }"), [rstd, further[0]])
-        shift = f"T shift(T scale, T mean{', T bias' * has_bias}) {{ return -scale * mean + {'bias' if has_bias else 'T(0)'}; }}"
-        (shifted,) = builder.apply(step(shift), [scale, mean, *further[has_weight:]])
+            (scale,) = _wide(builder, "T scale(T rstd, T weight) { return rstd * weight; }", [rstd, further[0]])
+        moved = _wide(builder, "T moved(T scale, T mean) { return -scale * mean; }", [scale, mean])
+        if has_bias:
+            moved = _wide(builder, "T shift(T moved, T bias) { return moved + bias; }", [*moved, further[-1]])
         text = "T group_norm(T x, T scale, T shift) { return scale * x + shift; }"
         normalise = step(text, unpromoted=("scale", "shift"), is_contiguous=is_contiguous)
-        (out,) = builder.apply(normalise, [x, scale, shifted])
+        (out,) = builder.apply(normalise, [x, scale, *moved])
     else:
         normalise = affine(
             "group_norm", "(x - mean) * rstd", "T x, T mean, T rstd", has_weight, has_bias, is_contiguous=is_contiguous
         )
         (out,) = builder.apply(normalise, [x, mean, rstd, *further])
-    statistics = stored(builder, [mean, rstd], dtype)
     return builder.build([shapes.back(out, shapes.full), *(shapes.back(value, shapes.rows) for value in statistics)])
 
 
@@ -324,8 +330,8 @@ def _ordered_group_norm_backward(form: Form, shapes: _Groups, values: Sequence[i
     ):
         if is_wanted:
             (total,) = builder.apply(reduce_step(functor(text), (0,), order="group_norm_batch"), taken)
-            total = builder.apply(step("T rounded(T like, T total) { return total; }", unpromoted=("total",)), [*weight, total])[0]
-            made.append(shapes.back(total, shapes.channels))
+            rounded = step("T rounded(T weight, T total) { return total; }", unpromoted=("total",))
+            made.append(shapes.back(builder.apply(rounded, [*weight, total])[0], shapes.channels))
     return builder.build(made)
 
 

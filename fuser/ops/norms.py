@@ -37,9 +37,9 @@ _MERGE = """void merge(T ma, T sa, T na, T mb, T sb, T nb, T& m, T& s, T& n) {
     s = sb + sa + delta * delta * nb * share_a;
   }
 }"""
-_NEXT = """void next(T ma, T sa, T na, T x, T& m, T& s, T& n) {
+_NEXT = """void next(T ma, T sa, T count, T x, T& m, T& s, T& n) {
   const T delta = x - ma;
-  n = na + T(1);
+  n = count + T(1);
   m = ma + delta * (T(1) / n);
   s = sa + delta * (x - m);
 }"""
