@@ -186,9 +186,10 @@ int fuser_emulate(void (*entry)(const void*), const void* a, unsigned grid, int 
 }
 """
 
+# Kernels have functions of the same names: each calls its own.
 FLAGS = (
     "-O1 -std=c++17 -shared -fPIC -w -fno-strict-aliasing -ffp-contract=off -fno-math-errno -march=native "
-    "-U_FORTIFY_SOURCE -fsanitize=alignment -fsanitize-undefined-trap-on-error"
+    "-Wl,-Bsymbolic -fno-gnu-unique -U_FORTIFY_SOURCE -fsanitize=alignment -fsanitize-undefined-trap-on-error"
 ).split()
 
 

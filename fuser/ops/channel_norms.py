@@ -19,6 +19,8 @@ from fuser.ops.norm_steps import affine, functor, moments, normalised_dx, reduce
 
 __all__: list[str] = []
 
+_VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
+
 
 # --- batch_norm -------------------------------------------------------------------------------------------------
 # Forms: the rank of the input, whether there are a weight and a bias, whether its own statistics are used, and which
@@ -228,7 +230,7 @@ def _group_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
     else:
         rstd = rstd_of(builder, var, eps)
     statistics = stored(builder, [mean, rstd], dtype)
-    if is_ordered and torch.__version__ < (2, 13):
+    if is_ordered and _VERSION < (2, 13):
         # As ATen went on with them.
         mean, rstd = statistics
     if is_ordered and further:
