@@ -10,7 +10,7 @@ from fuser.graph import FusionGroup
 from fuser.kernel_spec import RowSpec
 from fuser.layout import IterationSpace
 from fuser.orders import RowOrder
-from fuser.row_space import reduction_levels
+from fuser.row_space import count_accumulators, reduction_levels
 
 __all__ = ["plan_ordered_walk"]
 
@@ -22,6 +22,8 @@ KEPT_BYTES = 512
 # Bytes that a thread has in flight where rows are too long for that.
 IN_FLIGHT_BYTES = 128
 MAX_UNROLL = 8
+# Of shared memory, for the accumulators of a block's threads.
+SHARED_BYTES, ACCUMULATOR_BYTES = 48 * 1024, 8
 # Bytes of a row that one of torch's threads keeps alone, and how many do it together otherwise.
 WARP, SPLIT_BYTES, MAX_SPLIT = 32, 256, 4
 # Of columns of which torch's threads take neighbouring elements: bytes of a row that a block reads, blocks that a GPU
@@ -64,7 +66,9 @@ def plan_ordered_walk(
     if order.is_across:
         levels = reduction_levels(group)
         is_one_pass = max(levels) == 1 and all(rows.is_row[value] for value in group.outputs if levels[value])
-        vector, tuning = _across(space, rows, max(own), order, is_one_pass=is_one_pass)
+        vector, tuning = _across(
+            space, rows, max(own), order, is_one_pass=is_one_pass, accumulators=count_accumulators(group)
+        )
     else:
         vector, tuning = _along(space, rows, own, order)
     widths = {slot: dense_width(space.strides[slot], rows.inner, itemsizes[slot], aligned[slot]) for slot in moving}
@@ -128,7 +132,7 @@ def _along(space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order
 
 
 def _across(
-    space: IterationSpace, rows: RowSpec, itemsize: int, order: RowOrder, *, is_one_pass: bool
+    space: IterationSpace, rows: RowSpec, itemsize: int, order: RowOrder, *, is_one_pass: bool, accumulators: int
 ) -> tuple[int, Tuning]:
     width, threads = space.sizes[rows.reduced], order.schedule.y
     vector = min(VECTOR_BYTES // itemsize, MAX_UNROLL, 1 << max(width - 1, 0).bit_length())
@@ -146,6 +150,8 @@ def _across(
             piece *= 2
         return vector, Tuning(block=team * threads // piece, unroll=unroll, team=team, piece=piece if piece > 1 else 0)
     team = min(max(BLOCK // threads, 32), 1 << max(-(-width // vector) - 1, 0).bit_length())
+    while team * threads * vector * accumulators * ACCUMULATOR_BYTES > SHARED_BYTES and team > 1:
+        team //= 2
     unroll = MAX_UNROLL if vector <= GATHER_VECTOR else order.schedule.accumulators
     return vector, Tuning(block=team * threads, unroll=unroll, team=team, piece=int(order.schedule.blocks > 1))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fuser.codegen import KERNEL_NAME, RowLoop
 from fuser.cuda.row_text import indent
 from fuser.cuda.rows_across import AcrossText
+from fuser.cuda.rows_ordered import MAX_REGISTERS, PROCESSOR_REGISTERS, REGISTERS
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["OrderedAcrossText"]
@@ -77,13 +78,25 @@ class OrderedAcrossText(AcrossText):
             *self._row_part(last),
         ]
         return [
-            f'extern "C" __global__ void __launch_bounds__({tuning.block})',
+            f'extern "C" __global__ void __launch_bounds__({self._bounds()})',
             f"{KERNEL_NAME}(const __grid_constant__ fuser_args a) {{",
             f"  constexpr int V = {self.loop.vector}, X = {tuning.team}, Y = {tuning.block // tuning.team}, "
             f"U = {tuning.unroll}, B = {max(self.schedule.blocks, tuning.piece)};",
             *indent(body),
             "}",
         ]
+
+    def _bounds(self) -> str:
+        # As many blocks of a processor as have registers for what their threads have in flight: a compiler that is not
+        # told would rather save registers, and wait for each element.
+        block, most = self.loop.tuning.block, 0
+        for step in self.loop.passes:
+            inputs = [item for item in self.full(step.element) if not item.is_output] if step.element else []
+            # An address has eight bytes.
+            each = sum(item.info.dtype.itemsize * (self.loop.vector if item.inner else 1) + 8 for item in inputs)
+            held = self.schedule.accumulators * len(step.accumulators) * self.loop.vector
+            most = max(most, held + self.loop.tuning.unroll * each // 4)
+        return f"{block}, {max(PROCESSOR_REGISTERS // (block * min(REGISTERS + most, MAX_REGISTERS)), 1)}"
 
     def _pass(self, level: int, step: RowPass, element: RowPart) -> list[str]:
         slot = "y * B + block" if self._splits else "block * Y + y" if self.loop.tuning.piece else "y"
