@@ -9,7 +9,7 @@ from fuser.access import GATHER_VECTOR, VECTOR_BYTES, Access, Tuning, Walk, dens
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import RowSpec
 from fuser.layout import IterationSpace
-from fuser.orders import RowOrder
+from fuser.orders import RowOrder, Schedule
 from fuser.row_space import count_accumulators, reduction_levels
 
 __all__ = ["plan_ordered_walk"]
@@ -109,7 +109,14 @@ def _along(space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order
     bytes_per_element = sum(itemsizes)
     schedule = order.schedule
     team, vector = schedule.x * schedule.y, schedule.vector
-    steps = -(-prod(space.sizes[: rows.reduced]) // (vector * schedule.slots))
+    length, multiple = prod(space.sizes[: rows.reduced]), 0
+    if schedule == Schedule(WARP, schedule.y, accumulators=1):
+        # Of threads that take one element each, one does what neighbours do.
+        vector = VECTOR_BYTES // max(itemsizes)
+        while vector > 1 and rows.reduced > 1 and space.sizes[0] % vector:
+            vector //= 2
+        team, multiple = team // vector, 0 if length % vector or vector == 1 else vector
+    steps = -(-length // (vector * team * schedule.blocks))
     may_split = schedule.accumulators == vector and team == WARP
     if may_split and steps * vector * bytes_per_element > SPLIT_BYTES:
         # Where a thread would keep too much, several share its vectors, and its accumulators.
@@ -122,13 +129,15 @@ def _along(space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order
     if steps <= most and schedule.blocks == 1:
         # In eight sizes to a power of two.
         step = max((1 << max(steps - 1, 0).bit_length()) // 8, 1)
-        return vector, Tuning(block=block, unroll=max(-(-steps // step) * step, 1), team=team, is_resident=True)
+        unroll = max(-(-steps // step) * step, 1)
+        return vector, Tuning(block=block, unroll=unroll, team=team, is_resident=True, multiple=multiple)
     unroll = 1
     while unroll < MAX_UNROLL and 2 * unroll * vector * bytes_per_element <= IN_FLIGHT_BYTES:
         unroll *= 2
     # Elements go to a thread's accumulators in turn.
     unroll = max(unroll, schedule.accumulators if schedule.vector == 1 else 1)
-    return vector, Tuning(block=block, unroll=unroll, team=team, piece=int(schedule.blocks > 1))
+    piece = int(schedule.blocks > 1)
+    return vector, Tuning(block=block, unroll=unroll, team=team, piece=piece, multiple=multiple)
 
 
 def _across(

@@ -165,7 +165,7 @@ def check_batch_norm(batch: int, channels: int, size: int) -> None:
     torch.manual_seed(batch)
     x, dy = (wide(batch, channels, size, size).contiguous(memory_format=torch.channels_last) for _ in range(2))
     given = dict(zip(("weight", "bias", "running_mean", "running_var"), wide(4, channels).abs(), strict=True))
-    out, mean, rstd, *_ = run("batch_norm", (4, True, True, True), input=x, **given)
+    out, mean, rstd, *_ = run("batch_norm", (4, True, True, True, 5), input=x, **given)
     rows = x.permute(1, 0, 2, 3).reshape(channels, -1)
     moments = as_threads_do("batch_norm", [rows], is_across=True, step=next_vector, merge=merge_channel)
     assert torch.equal(mean, moments[0])

@@ -50,7 +50,9 @@ class OrderedAlongText(AlongText):
         assert loop.rows.order is not None, "it is a kernel in torch's order"
         self.order: RowOrder = loop.rows.order
         begin, end = ("head + begin", "end") if self.order.has_edges else ("begin", "length")
-        vector = self.order.schedule.vector > 1
+        # Whether a thread has what neighbours among torch's threads have, one element of each at a time.
+        self.is_wide = self.order.schedule.vector < loop.vector
+        vector = self.order.schedule.vector > 1 or self.is_wide
         first = f"{begin} + (u * S * F + block * T + t) * V" if loop.tuning.piece else f"{begin} + (u * T + t) * V"
         self._main = _Site("", "V", "U", first, f"n < {end}", "k % A" if vector else "u % A")
         self._sites = (_HEAD, self._main, _TAIL) if self.order.has_edges else (self._main,)
@@ -117,15 +119,17 @@ class OrderedAlongText(AlongText):
         else:
             items = [item for step in self.loop.passes if step.element for item in self._inputs(step.element)]
         each = sum(item.info.dtype.itemsize for item in dict.fromkeys(items)) + 4 * len(self.loop.kept)
-        accumulators = schedule.accumulators * max(len(step.accumulators) for step in self.loop.passes)
+        own = self.loop.vector if self.is_wide else schedule.accumulators
+        accumulators = own * max(len(step.accumulators) for step in self.loop.passes)
         registers = REGISTERS + accumulators + self.tuning.unroll * self.loop.vector * each // 4
         blocks = max(PROCESSOR_REGISTERS // (block * min(registers, MAX_REGISTERS)), 1)
         head = super()._head()
         # Several threads may share a vector of torch's thread, and its accumulators.
-        split = schedule.vector // self.loop.vector
+        split = max(schedule.vector // self.loop.vector, 1)
+        slots = "T" if self.is_wide else "X * Y * B"
         head += [
-            f"  constexpr int X = {schedule.x}, Y = {schedule.y}, B = {schedule.blocks}, S = X * Y * B;",
-            f"  constexpr int F = {split}, A = {max(schedule.accumulators // split, 1)};",
+            f"  constexpr int X = {schedule.x}, Y = {schedule.y}, B = {schedule.blocks}, S = {slots};",
+            f"  constexpr int F = {split}, A = {max(own // split, 1)};",
         ]
         return [f'extern "C" __global__ void __launch_bounds__({block}, {blocks})', *head[1:]]
 
@@ -201,11 +205,12 @@ class OrderedAlongText(AlongText):
             shared = "nullptr"
             if self.tuning.team > 32:
                 shared = f"reinterpret_cast<{kind}::part*>(shared[threadIdx.x / T])"
-            lines += [
-                f"  own[0] = fuser_join<F>(pass{level}, own);",
-                f"  total{level} = fuser_halve_team<X, Y, F>(pass{level}, own[0], {shared});",
-                "}",
-            ]
+            if self.is_wide:
+                lines.append(f"  total{level} = fuser_halve_wide<X, Y, V>(pass{level}, own, {shared});")
+            else:
+                lines.append(f"  own[0] = fuser_join<F>(pass{level}, own);")
+                lines.append(f"  total{level} = fuser_halve_team<X, Y, F>(pass{level}, own[0], {shared});")
+            lines.append("}")
         return lines
 
     def _in_turns(self, step: RowPass, element: RowPart, late: list[Operand]) -> list[str]:
@@ -235,7 +240,7 @@ class OrderedAlongText(AlongText):
         return f"fuser_vector<{item.info.storage}, {vector}> {item.name}{site.suffix}[{count or site.unroll}];"
 
     def _find(self, site: _Site) -> list[str]:
-        left = "(length - n < V ? static_cast<int>(length - n) : V)" if self.order.is_ragged else site.vector
+        left = "(length - n < V ? static_cast<int>(length - n) : V)" if self._is_ragged else site.vector
         return [f"const fuser_index n = {site.first};", f"const int left = {site.is_there} ? {left} : 0;"]
 
     def _load_at(self, inputs: list[Operand], site: _Site, *, declares: bool = False) -> list[str]:
@@ -252,9 +257,13 @@ class OrderedAlongText(AlongText):
             return ["fuser_index rest = n;", *self.split("rest", self.reduced)]
         return ["const fuser_index i0 = n;"]
 
+    @property
+    def _is_ragged(self) -> bool:
+        return self.order.is_ragged or (self.is_wide and not self.tuning.multiple)
+
     def _is_scattered(self, site: _Site) -> bool:
         # Whether a vector may go on along another dimension.
-        return len(self.reduced) > 1 and site.vector == "V" and self.loop.vector > 1
+        return len(self.reduced) > 1 and site.vector == "V" and self.loop.vector > 1 and not self.tuning.multiple
 
     def _lookup(self, item: Operand) -> str:
         # Where the elements of a scattered vector are.
@@ -307,7 +316,7 @@ class OrderedAlongText(AlongText):
             *outside,
             "#pragma unroll",
             f"for (int k = 0; k < {site.vector}; ++k) {{",
-            *(["  if (k >= left) break;"] if self.order.is_ragged else []),
+            *(["  if (k >= left) break;"] if self._is_ragged else []),
             *indent(inside),
             "}",
             *stores,

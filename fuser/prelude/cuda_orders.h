@@ -79,6 +79,27 @@ FUSER_INLINE typename P::part fuser_halve_team(const P& p, typename P::part own,
   }
 }
 
+// The same where a thread has the elements of V neighbours among torch's threads, in accumulators of each.
+template <int X, int Y, int V, typename P>
+FUSER_INLINE typename P::part fuser_halve_wide(const P& p, typename P::part (&own)[V], typename P::part* shared) {
+  static_assert(X == 32 && Y <= 32, "a warp of torch's");
+#pragma unroll
+  for (int k = 0; k < V; ++k) own[k] = fuser_halve_lanes<X / V / 2, 1>(p, own[k]);
+#pragma unroll
+  for (int half = V / 2; half > 0; half /= 2) {
+#pragma unroll
+    for (int k = 0; k < half; ++k) own[k] = p.combine(own[k], own[k + half]);
+  }
+  if constexpr (Y == 1) return fuser_from_first<X / V, P>(own[0]);
+  else {
+    const int t = threadIdx.x % (X * Y / V);
+    __syncthreads();
+    if (t % (X / V) == 0) shared[t / (X / V)] = own[0];
+    __syncthreads();
+    return fuser_from_first<Y, P>(fuser_halve_lanes<Y / 2, 1>(p, shared[t % Y]));
+  }
+}
+
 // The Y threads that share V rows: the first one gets what theirs come to.
 template <int X, int Y, int V, typename P>
 FUSER_INLINE void fuser_halve_stack(const P& p, typename P::part (&own)[V], typename P::part* shared) {
