@@ -26,9 +26,9 @@ MAX_UNROLL = 8
 SHARED_BYTES, ACCUMULATOR_BYTES = 48 * 1024, 8
 # Bytes of a row that one of torch's threads keeps alone, and how many do it together otherwise.
 WARP, SPLIT_BYTES, MAX_SPLIT = 32, 256, 4
-# Of columns of which torch's threads take neighbouring elements: bytes of a row that a block reads, blocks that a GPU
-# wants, and threads in all below which each has more in flight.
-SEGMENT, ENOUGH_BLOCKS, FEW_THREADS = 128, 256, 8192
+# Of columns of which torch's threads take neighbouring elements: bytes of a row that a block reads, threads in all below
+# which each has more in flight, blocks that a GPU wants, and elements for which it is worth to clear what they share.
+SEGMENT, FEW_THREADS, ENOUGH_BLOCKS, MANY_ELEMENTS = 128, 8192, 256, 1 << 22
 
 
 def plan_ordered_walk(
@@ -155,7 +155,8 @@ def _across(
         team = min(SEGMENT // (vector * itemsize), WARP) if threads > 1 else WARP
         team = min(team, 1 << max(-(-width // vector) - 1, 0).bit_length())
         blocks, piece = -(-width // (team * vector)), 1
-        while is_one_pass and blocks * piece < ENOUGH_BLOCKS and team * threads > WARP * piece and piece < threads:
+        is_large = is_one_pass and prod(space.sizes[: rows.reduced]) * width >= MANY_ELEMENTS
+        while is_large and blocks * piece < ENOUGH_BLOCKS and team * threads > WARP * piece and piece < threads:
             piece *= 2
         return vector, Tuning(block=team * threads // piece, unroll=unroll, team=team, piece=piece if piece > 1 else 0)
     team = min(max(BLOCK // threads, 32), 1 << max(-(-width // vector) - 1, 0).bit_length())

@@ -195,6 +195,12 @@ CASES: list[tuple[Callable[..., None], tuple[int, ...]]] = [
 ]  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def small_columns_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    # By several blocks, as large ones are.
+    monkeypatch.setattr("fuser.ordered_access.MANY_ELEMENTS", 0)
+
+
 @pytest.mark.parametrize(("check", "sizes"), CASES[:3])
 def test_norms_do_what_threads_do(check: Callable[..., None], sizes: tuple[int, ...]) -> None:
     check(*sizes)
