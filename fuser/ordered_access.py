@@ -26,6 +26,8 @@ MAX_UNROLL = 8
 SHARED_BYTES, ACCUMULATOR_BYTES = 48 * 1024, 8
 # Bytes of a row that one of torch's threads keeps alone, and how many do it together otherwise.
 WARP, SPLIT_BYTES, MAX_SPLIT = 32, 256, 4
+# Threads that a GPU wants.
+ENOUGH_THREADS = 1 << 16
 # Of columns of which torch's threads take neighbouring elements: bytes of a row that a block reads, threads in all below
 # which each has more in flight, blocks that a GPU wants, and elements for which it is worth to clear what they share.
 SEGMENT, FEW_THREADS, ENOUGH_BLOCKS, MANY_ELEMENTS = 128, 8192, 256, 1 << 22
@@ -113,7 +115,8 @@ def _along(space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order
     if schedule == Schedule(WARP, schedule.y, accumulators=1):
         # Of threads that take one element each, one does what neighbours do.
         vector = VECTOR_BYTES // max(itemsizes)
-        while vector > 1 and rows.reduced > 1 and space.sizes[0] % vector:
+        count = prod(space.sizes[rows.reduced :])
+        while vector > 1 and (count * team < ENOUGH_THREADS * vector or (rows.reduced > 1 and space.sizes[0] % vector)):
             vector //= 2
         team, multiple = team // vector, 0 if length % vector or vector == 1 else vector
     steps = -(-length // (vector * team * schedule.blocks))
