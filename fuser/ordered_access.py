@@ -127,12 +127,18 @@ def _along(space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order
         least = max(4 // min(itemsizes), 1)
         while vector > least and team < MAX_SPLIT * WARP and steps * vector * bytes_per_element > SPLIT_BYTES // 2:
             vector, team = vector // 2, team * 2
+    threads = team // WARP
+    if schedule.vector > 1 == schedule.accumulators and threads * steps * vector * bytes_per_element <= SPLIT_BYTES:
+        # A warp does what several of torch's do, as far as its threads can keep what they read.
+        team = WARP
+    else:
+        threads = 1
     block = max(team, BLOCK) if schedule.blocks == 1 else team
     most = min(KEPT_BYTES, BLOCK_BYTES // block) // (vector * bytes_per_element)
     if steps <= most and schedule.blocks == 1:
         # In eight sizes to a power of two.
         step = max((1 << max(steps - 1, 0).bit_length()) // 8, 1)
-        unroll = max(-(-steps // step) * step, 1)
+        unroll = max(-(-steps // step) * step, 1) * threads
         return vector, Tuning(block=block, unroll=unroll, team=team, is_resident=True, multiple=multiple)
     unroll = 1
     while unroll < MAX_UNROLL and 2 * unroll * vector * bytes_per_element <= IN_FLIGHT_BYTES:

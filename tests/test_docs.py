@@ -53,7 +53,9 @@ def test_every_op_is_listed() -> None:
     forms = {"div_number", "pow_number", "gelu_tanh", "gelu_tanh_backward", "convert"}
     assert set(OPS) - listed == forms
     # Forms of max, min, sum, mean and norm, and a step of logsumexp.
-    forms = {"max_dim", "min_dim", "sum_wide", "mean_wide", "amax_or_end"} | {name for name in REDUCTIONS if name.startswith("norm_")}
+    forms = {"max_dim", "min_dim", "sum_wide", "mean_wide", "amax_or_end"} | {
+        name for name in REDUCTIONS if name.startswith("norm_")
+    }
     assert set(REDUCTIONS) - listed == forms
 
 

@@ -54,7 +54,13 @@ class OrderedAlongText(AlongText):
         self.is_wide = self.order.schedule.vector < loop.vector
         vector = self.order.schedule.vector > 1 or self.is_wide
         first = f"{begin} + (u * S * F + block * T + t) * V" if loop.tuning.piece else f"{begin} + (u * T + t) * V"
-        self._main = _Site("", "V", "U", first, f"n < {end}", "k % A" if vector else "u % A")
+        accumulator = "k % A" if vector else "u % A"
+        # Of how many of torch's threads, a part of a warp apart, a thread does the work.
+        self.threads = 1 if self.is_wide else max(self.order.schedule.x * self.order.schedule.y // loop.tuning.team, 1)
+        if self.threads > 1:
+            first = "(u / Q * S + t / (X / Q) * X + u % Q * (X / Q) + t % (X / Q)) * V"
+            accumulator = "u % Q"
+        self._main = _Site("", "V", "U", first, f"n < {end}", accumulator)
         self._sites = (_HEAD, self._main, _TAIL) if self.order.has_edges else (self._main,)
 
     def kernel(self) -> list[str]:
@@ -119,7 +125,7 @@ class OrderedAlongText(AlongText):
         else:
             items = [item for step in self.loop.passes if step.element for item in self._inputs(step.element)]
         each = sum(item.info.dtype.itemsize for item in dict.fromkeys(items)) + 4 * len(self.loop.kept)
-        own = self.loop.vector if self.is_wide else schedule.accumulators
+        own = self.loop.vector if self.is_wide else max(schedule.accumulators, self.threads)
         accumulators = own * max(len(step.accumulators) for step in self.loop.passes)
         registers = REGISTERS + accumulators + self.tuning.unroll * self.loop.vector * each // 4
         blocks = max(PROCESSOR_REGISTERS // (block * min(registers, MAX_REGISTERS)), 1)
@@ -129,7 +135,7 @@ class OrderedAlongText(AlongText):
         slots = "T" if self.is_wide else "X * Y * B"
         head += [
             f"  constexpr int X = {schedule.x}, Y = {schedule.y}, B = {schedule.blocks}, S = {slots};",
-            f"  constexpr int F = {split}, A = {max(own // split, 1)};",
+            f"  constexpr int F = {split}, A = {max(own // split, 1)}, Q = {self.threads};",
         ]
         return [f'extern "C" __global__ void __launch_bounds__({block}, {blocks})', *head[1:]]
 
@@ -208,8 +214,11 @@ class OrderedAlongText(AlongText):
             if self.is_wide:
                 lines.append(f"  total{level} = fuser_halve_wide<X, Y, V>(pass{level}, own, {shared});")
             else:
-                lines.append(f"  own[0] = fuser_join<F>(pass{level}, own);")
-                lines.append(f"  total{level} = fuser_halve_team<X, Y, F>(pass{level}, own[0], {shared});")
+                join = (
+                    f"fuser_halve_own<Q>(pass{level}, own)" if self.threads > 1 else f"fuser_join<F>(pass{level}, own)"
+                )
+                lines.append(f"  own[0] = {join};")
+                lines.append(f"  total{level} = fuser_halve_team<X / Q, Y, F>(pass{level}, own[0], {shared});")
             lines.append("}")
         return lines
 
@@ -302,7 +311,8 @@ class OrderedAlongText(AlongText):
             known |= {f"{side}{name}": f"own[{site.accumulator}].m{name}" for side in "lm"}
         if self.tuning.is_resident and not self.order.has_edges:
             # A constant, once the loops are unrolled: what is divided by it is not divided then.
-            known |= {f"l{item.name}": f"{item.type}((u * V + k) / A)" for item in step.accumulators if item.is_count}
+            number = "u / Q * V + k" if self.threads > 1 else "(u * V + k) / A"
+            known |= {f"l{item.name}": f"{item.type}({number})" for item in step.accumulators if item.is_count}
         kept = [name for name in element.writes if name[0] == "k"]
         names = {f"v{name[1:]}": f"{name}{site.suffix}[u][k]" for name in self.loop.kept if name not in kept}
         known |= {name: f"fuser_to_compute({text})" for name, text in names.items()}

@@ -79,17 +79,24 @@ FUSER_INLINE typename P::part fuser_halve_team(const P& p, typename P::part own,
   }
 }
 
-// The same where a thread has the elements of V neighbours among torch's threads, in accumulators of each.
+// What a thread has of N of torch's threads: by halves.
+template <int N, typename P>
+FUSER_INLINE typename P::part fuser_halve_own(const P& p, typename P::part* own) {
+#pragma unroll
+  for (int half = N / 2; half > 0; half /= 2) {
+#pragma unroll
+    for (int i = 0; i < half; ++i) own[i] = p.combine(own[i], own[i + half]);
+  }
+  return own[0];
+}
+
+// The threads of a row where each has the elements of V neighbours among torch's threads, in accumulators of each.
 template <int X, int Y, int V, typename P>
 FUSER_INLINE typename P::part fuser_halve_wide(const P& p, typename P::part (&own)[V], typename P::part* shared) {
   static_assert(X == 32 && Y <= 32, "a warp of torch's");
 #pragma unroll
   for (int k = 0; k < V; ++k) own[k] = fuser_halve_lanes<X / V / 2, 1>(p, own[k]);
-#pragma unroll
-  for (int half = V / 2; half > 0; half /= 2) {
-#pragma unroll
-    for (int k = 0; k < half; ++k) own[k] = p.combine(own[k], own[k + half]);
-  }
+  fuser_halve_own<V>(p, own);
   if constexpr (Y == 1) return fuser_from_first<X / V, P>(own[0]);
   else {
     const int t = threadIdx.x % (X * Y / V);
