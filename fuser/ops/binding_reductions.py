@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
-from fuser.ops.calls import DEVICE_TYPE, Binder, OpCall, asking, find_numerics, is_number
+from fuser.ops.calls import DEVICE_TYPE, Binder, OpCall, asking, find_numerics, is_number, known_of
 from fuser.ops.elementary import clamp_to_numbers
 from fuser.ops.index import index_function
 from fuser.ops.reduction_forms import FORMS, ReductionForm
@@ -71,6 +71,10 @@ def _bind_total(name: str) -> Binder:
         if dtype is not None:
             # What it adds up in and what it returns are the same, but for small integers.
             is_known = isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)
+            known = known_of(input)
+            is_narrow = known is not None and known.dtype in (torch.float16, torch.bfloat16)
+            if is_narrow and dtype is torch.float32 and f"{name}_wide" in REDUCTIONS:
+                return _reduce(f"{name}_wide", input, dim, keepdim)
             if not is_known or find_numerics() != "fast":
                 return None
             input = OpCall(cast_function(dtype), (input,))  # noqa: A001
