@@ -303,6 +303,14 @@ def test_what_a_graph_keeps_is_let_go_by_its_backward_pass() -> None:
 
 
 @pytest.mark.cpu
+def test_places_have_no_gradient() -> None:
+    step = fuser.fuse(lambda x: (x * 2).argmax(-1) + 1)
+    x, before = draw(3, 7).requires_grad_(), fuser.stats()["fallbacks"]
+    same(step(x), step.function(x))
+    assert fuser.stats()["fallbacks"] == before
+
+
+@pytest.mark.cpu
 def test_what_is_written_to_meanwhile_is_refused() -> None:
     step = fuser.fuse(lambda x: (x * x).amax(-1) * 2)
     leaf = draw(3, 7).requires_grad_()
