@@ -76,15 +76,15 @@ class RowBatch(ABC):
         own |= {name: name for name in part.reads if name[0] == "t"}
         return [(name, own[name]) for name in part.reads if name in own]
 
-    def place(self, number: str, part: RowPart, bases: str) -> list[str]:
-        """Write pointers to the element of a number, and how many elements follow without a jump."""
+    def place(self, number: str, items: Iterable[Operand], bases: str) -> list[str]:
+        """Write operands' pointers to the element of a number, and how many elements follow without a jump."""
         reduced = self.loop.rows.reduced
         lines = [f"int64_t rest = {number};"] if reduced > 1 else [f"const int64_t i0 = {number};"]
         for dim in range(reduced - 1):
             lines += [f"const int64_t i{dim} = rest % a.size[{dim}];", f"rest /= a.size[{dim}];"]
         if reduced > 1:
             lines.append(f"const int64_t i{reduced - 1} = rest;")
-        for item in self.full(part):
+        for item in items:
             place = self.address(bases.format(item.name), item, range(reduced), "i{0}")
             lines.append(f"const auto {item.name} = {place};")
         return [*lines, "const int64_t length = a.size[0] - i0;"]

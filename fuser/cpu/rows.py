@@ -16,10 +16,8 @@ from fuser.row_parts import RowPass
 
 __all__ = ["emit_rows"]
 
-# Elements of a tile along its rows, where rows are that short; fewer where several passes read and write: they stay in
-# the first cache.
+# Elements of a tile along its rows, where rows are that short: they stay in the second cache.
 TILE_ELEMENTS = 4096
-TILE_ELEMENTS_OF_PASSES = 1024
 # Tiles for each thread, at least.
 TILES = 4
 
@@ -271,10 +269,8 @@ class _RowLoopWriter:
         # Rows of a tile.
         if self.loop.rows.is_across:
             return [f"const int64_t rows = {CPU_LANES};"]
-        is_single = sum(step.element is not None for step in self.loop.passes) == 1
-        most = TILE_ELEMENTS if is_single else TILE_ELEMENTS_OF_PASSES
         return [
             f"int64_t rows = {CPU_LANES};",
-            f"while (rows > 1 && rows * {self.batch.length()} > {most}) rows /= 2;",
+            f"while (rows > 1 && rows * {self.batch.length()} > {TILE_ELEMENTS}) rows /= 2;",
             f"while (rows > 1 && a.size[{self.first}] < {TILES} * threads * rows) rows /= 2;",
         ]

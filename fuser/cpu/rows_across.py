@@ -66,7 +66,7 @@ class AcrossBatch(RowBatch):
     def _whole(self, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
         return [
             "{",
-            *indent(self.place("first + done", element, "base.{0}")),
+            *indent(self.place("first + done", self.full(element), "base.{0}")),
             f"  is_whole = count == {QUARTER} && length >= {QUARTER};",
             "  if (is_whole) {",
             *indent(indent(self._four(step, element, known))),
@@ -80,7 +80,7 @@ class AcrossBatch(RowBatch):
     def _one(self, number: str, element: RowPart, known: dict[str, str]) -> list[str]:
         # One element of each row.
         return [
-            *self.place(number, element, "base.{0}"),
+            *self.place(number, self.full(element), "base.{0}"),
             *self.fixed(element),
             *self._each_row([self.call(element, "c", self._slot(number), known)]),
         ]
