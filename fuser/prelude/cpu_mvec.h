@@ -82,10 +82,16 @@
 template <typename T, int bytes> struct fuser_vector { typedef T type __attribute__((vector_size(bytes))); };
 template <typename T> using fuser_widest = typename fuser_vector<T, FUSER_MVEC_BYTES>::type;
 
-// A scalar or a narrow vector, followed by ones (an argument that no function finds difficult).
+// A scalar or a narrow vector, repeated. In registers: what was stored in two pieces, a processor is slow to load in one.
 template <typename T, typename Narrow> FUSER_INLINE fuser_widest<T> fuser_widen(Narrow x) {
-  fuser_widest<T> wide = fuser_widest<T>{} + static_cast<T>(1);
-  __builtin_memcpy(&wide, &x, sizeof x);
+  fuser_widest<T> wide;
+  if constexpr (sizeof x == sizeof(T)) {
+    wide = x - fuser_widest<T>{};
+  } else if constexpr (sizeof wide == 64) {
+    __asm__("vshuff64x2 %2, %g1, %g1, %0" : "=v"(wide) : "v"(x), "i"(sizeof x == 32 ? 0x44 : 0));
+  } else {
+    __asm__("vinsertf128 $1, %1, %t1, %0" : "=x"(wide) : "x"(x));
+  }
   return wide;
 }
 template <typename Narrow, typename Wide> FUSER_INLINE Narrow fuser_narrow(Wide x) {
