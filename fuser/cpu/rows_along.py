@@ -151,15 +151,18 @@ class AlongBatch(RowBatch):
     def _unit(
         self, step: RowPass, element: RowPart, known: dict[str, str], index: str, name: str = "{0}", *, is_end: bool = False
     ) -> list[str]:
-        # Four vectors of elements, in loops of one vector each.
-        lanes = self._lanes(step)
-        lines = [f"alignas(64) {item.type} own{item.name}[{QUARTER * lanes}];" for item in step.accumulators]
-        for begin in range(0, QUARTER * lanes, lanes):
+        # Four vectors of parts, in loops of one vector of the narrowest type each: a compiler takes one size of vectors
+        # for a loop, and what it stores in small ones is slow to load in larger ones.
+        unit = QUARTER * self._lanes(step)
+        narrowest = min((item.info.dtype.itemsize for item in self.full(element)), default=VECTOR_BYTES)
+        count = min(max(self._lanes(step), VECTOR_BYTES // narrowest), unit)
+        lines = [f"alignas(64) {item.type} own{item.name}[{unit}];" for item in step.accumulators]
+        for begin in range(0, unit, count):
             slot = f"c + {begin}" if begin else "c"
             own = {item: f"own{item.name}[{slot}]" for item in step.accumulators}
             to = {f"m{item.name}": f"e{item.name}" if is_end else own[item] for item in step.accumulators}
             call = self.call(element, f"{index}{slot}", f"first + done + {slot}", known | to, name, is_dense=is_end)
-            loop = f"for (int c = 0; c < {lanes}; ++c)"
+            loop = f"for (int c = 0; c < {count}; ++c)"
             if not is_end:
                 lines += ["#pragma GCC ivdep", f"{loop} {call}"]
                 continue
