@@ -18,7 +18,7 @@ KEPT_ORDERS: dict[str, frozenset[str]] = {
             "log_softmax_backward",
         )
     ),
-    "cpu": frozenset(),
+    "cpu": frozenset(("sum",)),
 }  # fmt: skip
 
 
@@ -59,3 +59,6 @@ class RowOrder:
     has_edges: bool = False
     # Then the value whose address says where vectors begin; -1: rows lie one behind the other from an aligned place.
     source: int = -1
+    # Whether it is that of the CPU (fuser.cpu.rows_ordered): of vectors of ``schedule.x`` lanes, to each of which
+    # ``schedule.vector`` elements are added together.
+    is_cascade: bool = False

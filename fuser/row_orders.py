@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from fuser.arg_spec import DescribedValue
+from fuser.cpu.aten_orders import sum_order
 from fuser.cuda.aten_orders import GpuSize, Layout, coalesce, find_schedule
 from fuser.errors import UnsupportedError
 from fuser.function import Function
@@ -110,6 +111,9 @@ def torchs_order(
     assert desc.dtype is not None, "numbers are not reduced"
     if reduction.order not in KEPT_ORDERS.get(device.type, ()) or not desc.dtype.is_floating_point:
         return None
+    layout, size = coalesce(desc.shape, desc.strides, dims), desc.dtype.itemsize
+    if device.type == "cpu":
+        return sum_order(function.op or "", layout.reduced, layout.kept, size)
     reduced = [desc.strides[dim] for dim in dims if desc.shape[dim] != 1]
     if reduced != sorted(reduced, reverse=True):
         # ATen numbers elements by their strides.
@@ -117,7 +121,6 @@ def torchs_order(
     if desc.dtype.itemsize == 2 and (function.name.startswith("norm") or reduction.order == "welford"):
         # Its vectors are not known: what few roundings differ in, no comparison shows.
         return None
-    layout, size = coalesce(desc.shape, desc.strides, dims), desc.dtype.itemsize
     # Four elements of eight bytes may lie between vectors.
     is_aligned = source < 0 or (desc.is_aligned and 4 * size <= VECTOR_BYTES)
     schedule = find_schedule(reduction.order, layout, size, gpu_size(device), is_aligned=is_aligned)

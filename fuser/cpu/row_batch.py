@@ -20,6 +20,9 @@ UNIT = 64
 class RowBatch(ABC):
     """Writes the functions that walk over one batch of a tile, whose results come first in the tile's block."""
 
+    # Elements of a batch.
+    elements = BATCH
+
     def __init__(self, loop: RowLoop) -> None:
         self.loop = loop
         self.inner = loop.rows.inner
@@ -47,8 +50,8 @@ class RowBatch(ABC):
             "__attribute__((flatten, noinline)) static void",
             f"fuser_batch{level}(const fuser_args a, const fuser_base base, const fuser_state& state, int64_t batch"
             f"{more}) {{",
-            f"  const int64_t width = base.width, first = batch * {BATCH}, left = {self.length()} - first;",
-            f"  const int64_t total = left < {BATCH} ? left : {BATCH};",
+            f"  const int64_t width = base.width, first = batch * {self.elements}, left = {self.length()} - first;",
+            f"  const int64_t total = left < {self.elements} ? left : {self.elements};",
             *indent(self.walk(level, step, element)),
             "}",
         ]
@@ -56,6 +59,10 @@ class RowBatch(ABC):
     def length(self) -> str:
         """Return the number of elements of a row."""
         return " * ".join(f"a.size[{dim}]" for dim in range(self.loop.rows.reduced))
+
+    def count(self) -> str:
+        """Return the number of batches."""
+        return f"({self.length()} + {self.elements - 1}) / {self.elements}"
 
     # --- operands ----------------------------------------------------------------------------------------------------
     def address(self, pointer: str, item: Operand, dims: Iterable[int], index: str) -> str:

@@ -10,7 +10,7 @@ from fuser.codegen import KERNEL_NAME, Operand, RowLoop
 from fuser.cpu.row_batch import UNIT, RowBatch, indent
 from fuser.cpu.rows_across import AcrossBatch
 from fuser.cpu.rows_along import AlongBatch
-from fuser.function import BATCH
+from fuser.cpu.rows_ordered import OrderedBatch
 from fuser.kernel_spec import CPU_LANES
 from fuser.row_parts import RowPass
 
@@ -32,7 +32,8 @@ extern "C" void free(void*) noexcept;"""
 
 def emit_rows(loop: RowLoop) -> str:
     """Write the entry and what it calls: tiles, and in each pass batches of a tile's rows."""
-    batch: RowBatch = AcrossBatch(loop) if loop.rows.is_across else AlongBatch(loop)
+    along = AlongBatch if loop.rows.order is None else OrderedBatch
+    batch: RowBatch = AcrossBatch(loop) if loop.rows.is_across else along(loop)
     writer = _RowLoopWriter(loop, batch)
     lines = [*writer.state(), *writer.base()]
     for level, step in enumerate(loop.passes):
@@ -104,7 +105,7 @@ class _RowLoopWriter:
             "",
             "// Tiles begin to end.",
             "static void fuser_range(const fuser_args& a, int64_t rows, int64_t begin, int64_t end) {",
-            f"  const int64_t batches = ({self.batch.length()} + {BATCH - 1}) / {BATCH};",
+            f"  const int64_t batches = {self.batch.count()};",
             *blocks,
             *indent(self._each_tile("begin", "end", is_shared=False)),
             "}",
@@ -251,7 +252,7 @@ class _RowLoopWriter:
             f"  const int64_t tiles = {tiles};",
             "  if (threads == 1) return fuser_range(a, rows, 0, tiles);",
             "#ifdef _OPENMP",
-            f"  const int64_t batches = ({self.batch.length()} + {BATCH - 1}) / {BATCH};",
+            f"  const int64_t batches = {self.batch.count()};",
             "  if (tiles < 2 * threads && batches > 1 && fuser_share(a, rows, tiles, batches, threads)) return;",
             "#pragma omp parallel num_threads(threads)",
             "  {",

@@ -27,6 +27,10 @@ class AlongBatch(RowBatch):
         """Return how many parts a block holds: those of a tile, and what is read beyond them."""
         return PARTS + QUARTER * self._lanes(step)
 
+    def size(self, step: RowPass) -> int:
+        """Return how many elements are computed together."""
+        return QUARTER * self._lanes(step)
+
     def _lanes(self, step: RowPass) -> int:
         return VECTOR_BYTES // (8 if any(item.type in WIDE_TYPES for item in step.accumulators) else 4)
 
@@ -39,7 +43,7 @@ class AlongBatch(RowBatch):
         def combine(side: str, begin: int, to: str, at: int) -> list[str]:
             left, right = f"2 * c + {2 * begin}", f"2 * c + {2 * begin + 1}"
             target = f"[c + {at}]" if at else "[c]"
-            text = self._combine(step, f"{side}{{0}}[{left}]", f"{side}{{0}}[{right}]", f"{to}{{0}}{target}")
+            text = self.combine(step, f"{side}{{0}}[{left}]", f"{side}{{0}}[{right}]", f"{to}{{0}}{target}")
             return ["#pragma GCC ivdep", f"for (int c = 0; c < {lanes}; ++c) {text}"]
 
         block = [f"block.m{name}" for name in names]
@@ -66,12 +70,13 @@ class AlongBatch(RowBatch):
             "  if (parts == 1) return;",
             "#pragma GCC ivdep",
             "  for (int64_t i = 0; i < rows; ++i) {",
-            f"    {self._combine(step, 'block.m{0}[2 * i]', 'block.m{0}[2 * i + 1]', 'block.m{0}[i]')}",
+            f"    {self.combine(step, 'block.m{0}[2 * i]', 'block.m{0}[2 * i + 1]', 'block.m{0}[i]')}",
             "  }",
             "}",
         ]
 
-    def _combine(self, step: RowPass, left: str, right: str, to: str) -> str:
+    def combine(self, step: RowPass, left: str, right: str, to: str) -> str:
+        """Return the call that combines what there is in two places, for each accumulator."""
         assert step.combine is not None, "it has accumulators"
         known: dict[str, str] = {}
         for item in step.accumulators:
@@ -88,22 +93,30 @@ class AlongBatch(RowBatch):
             f"const auto row_{item.name} = {self.address(f'base.{item.name}', item, [first], 'row')};"
             for item in self.full(element)
         ]
-        body = self._units(level, step, element, known) if step.accumulators else self._stretches(element, known)
-        size = [
-            "// Parts of a row; what is missing of its tree is the identity.",
-            "int64_t size = 1;",
-            "while (size < total) size *= 2;",
-            f"const int64_t parts = size < {QUARTER * self._lanes(step)} ? size : size / {QUARTER};",
-        ]
+        body = self.units(level, step, element, known) if step.accumulators else self._stretches(element, known)
+        before = [*self.begin(step), *self._buffers(step, element)] if step.accumulators else []
         return [
-            *([*size, *self._buffers(step, element)] if step.accumulators else []),
+            *before,
             "for (int64_t row = 0; row < width; ++row) {",
             *indent(rows),
             *indent(self.kept(f" + row * (({self.length()} + {UNIT - 1}) / {UNIT} * {UNIT})")),
             *indent(body),
             "}",
-            *([f"fuser_fold{level}(a, block, width, parts);"] if step.accumulators else []),
+            *(self.finish(level) if step.accumulators else []),
         ]
+
+    def begin(self, step: RowPass) -> list[str]:
+        """Write what comes before the rows of a tile."""
+        return [
+            "// Parts of a row; what is missing of its tree is the identity.",
+            "int64_t size = 1;",
+            "while (size < total) size *= 2;",
+            f"const int64_t parts = size < {self.size(step)} ? size : size / {QUARTER};",
+        ]
+
+    def finish(self, level: int) -> list[str]:
+        """Write what comes after them."""
+        return [f"fuser_fold{level}(a, block, width, parts);"]
 
     def _stretches(self, element: RowPart, known: dict[str, str]) -> list[str]:
         return [
@@ -118,8 +131,9 @@ class AlongBatch(RowBatch):
             "}",
         ]
 
-    def _units(self, level: int, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
-        unit = QUARTER * self._lanes(step)
+    def units(self, level: int, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
+        """Write the walk over one row."""
+        unit = self.size(step)
         slots = [f"block.m{item.name} + row * parts + done / {QUARTER}" for item in step.accumulators]
         quarter = f"fuser_quarter{level}(a, {', '.join([*(f'own{item.name}' for item in step.accumulators), *slots])});"
         few = " ".join(f"block.m{item.name}[row * parts + i] = own{item.name}[i];" for item in step.accumulators)
@@ -131,11 +145,11 @@ class AlongBatch(RowBatch):
             "    const int64_t count = length < total - done ? length : total - done;",
             *indent(indent(self.fixed(element))),
             f"    for (int64_t i = 0; i + {unit} <= count; i += {unit}, done += {unit}) {{",
-            *indent(indent(indent([*self._unit(step, element, known, "i + "), quarter]))),
+            *indent(indent(indent([*self.unit(step, element, known, "i + "), quarter]))),
             "    }",
             "  }",
             "  if (done == total) break;",
-            *indent(self._end(step, element, known)),
+            *indent(self.end(step, element, known)),
             f"  if (size < {unit}) {{",
             f"    for (int i = 0; i < {unit}; ++i) {{ {few} }}",
             "  } else {",
@@ -148,12 +162,20 @@ class AlongBatch(RowBatch):
             "}",
         ]
 
-    def _unit(
-        self, step: RowPass, element: RowPart, known: dict[str, str], index: str, name: str = "{0}", *, is_end: bool = False
+    def unit(
+        self,
+        step: RowPass,
+        element: RowPart,
+        known: dict[str, str],
+        index: str,
+        name: str = "{0}",
+        *,
+        is_end: bool = False,
     ) -> list[str]:
-        # Four vectors of parts, in loops of one vector of the narrowest type each: a compiler takes one size of vectors
+        """Write what makes of a unit's elements what is combined, in ``own...``."""
+        # In loops of one vector of the narrowest type each: a compiler takes one size of vectors
         # for a loop, and what it stores in small ones is slow to load in larger ones.
-        unit = QUARTER * self._lanes(step)
+        unit = self.size(step)
         narrowest = min((item.info.dtype.itemsize for item in self.full(element)), default=VECTOR_BYTES)
         count = min(max(self._lanes(step), VECTOR_BYTES // narrowest), unit)
         lines = [f"alignas(64) {item.type} own{item.name}[{unit}];" for item in step.accumulators]
@@ -172,10 +194,11 @@ class AlongBatch(RowBatch):
             lines += [f"  {loop} {{ {' '.join(f'{to} = {item.identity};' for item, to in own.items())} }}", "}"]
         return lines
 
-    def _end(self, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
+    def end(self, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
+        """Write the end of a row: what is no whole unit."""
         # Elements that are no whole unit, with others in place of what is missing: what lies behind them in memory, or,
         # where there is nothing, the first of them, in a buffer. What is made of those is the identity.
-        unit = QUARTER * self._lanes(step)
+        unit = self.size(step)
         items = self.full(element)
         lines = [
             "// The end of a row, or of a stretch of it.",
@@ -183,8 +206,10 @@ class AlongBatch(RowBatch):
             *self.place("first + done", items, "row_{0}"),
         ]
         for item in items:
-            lines += [f"const auto end_{item.name} = buffer_{item.name};"] if item.is_output else self._read_end(item, unit)
-        lines += self._unit(step, element, known, "", "end_{0}", is_end=True)
+            lines += (
+                [f"const auto end_{item.name} = buffer_{item.name};"] if item.is_output else self._read_end(item, unit)
+            )
+        lines += self.unit(step, element, known, "", "end_{0}", is_end=True)
         for item in items:
             lines += self._copy_end(item, f"{self._place(item)} = end_{item.name}[at + i];") if item.is_output else []
         return lines

@@ -1,0 +1,41 @@
+"""In which order torch's own CPU kernels add the elements of a row, worked out from shapes as ATen works it out.
+
+Read in aten/src/ATen/native/cpu/SumKernel.cpp and TensorIteratorReduce.cpp, and measured. Pure: plain numbers in, a
+``RowOrder`` out; whether torch as it is installed has it is found by comparing bits (fuser.order_check).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fuser.orders import RowOrder, Schedule
+
+__all__ = ["sum_order"]
+
+# SumKernel.cpp is not compiled for longer vectors.
+VECTOR_BYTES = 32
+# Shorter rows torch's kernel adds as fast, or faster.
+SHORTEST = 256
+# From so many elements on, threads share what comes to one number.
+GRAIN = 32768
+
+
+def sum_order(
+    op: str, reduced: Sequence[tuple[int, int]], kept: Sequence[tuple[int, int]], itemsize: int
+) -> RowOrder | None:
+    """Return the order of a sum of floats along rows that lie densely; None where it is not known.
+
+    Args:
+        op: of fuser's table.
+        reduced: (size, stride) of the dimensions that are reduced, merged.
+        kept: the same of the others.
+        itemsize: bytes of one element in memory.
+    """
+    if op not in {"sum", "mean", "nansum"} or len(reduced) > 1 or any(stride <= 0 for _, stride in kept):
+        return None
+    length, stride = reduced[0] if reduced else (1, 1)
+    if stride != 1 or length < SHORTEST or (not kept and length >= GRAIN) or (op == "nansum" and itemsize == 2):
+        return None
+    # Of 16 bits, two vectors of floats are added first; a mean is that of floats.
+    halves = 2 if op == "sum" and itemsize == 2 else 1
+    return RowOrder(Schedule(VECTOR_BYTES // max(itemsize, 4), vector=halves), is_cascade=True)
