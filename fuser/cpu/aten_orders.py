@@ -7,6 +7,7 @@ Read in aten/src/ATen/native/cpu/SumKernel.cpp and TensorIteratorReduce.cpp, and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from fuser.orders import RowOrder, Schedule
 
@@ -14,8 +15,9 @@ __all__ = ["sum_order"]
 
 # SumKernel.cpp is not compiled for longer vectors.
 VECTOR_BYTES = 32
-# Shorter rows torch's kernel adds as fast, or faster.
-SHORTEST = 256
+# Of shorter rows, where there is more to do than to call it, torch's kernel is faster.
+SHORTEST = 64
+MANY = 1 << 15
 # From so many elements on, threads share what comes to one number.
 GRAIN = 32768
 
@@ -34,7 +36,8 @@ def sum_order(
     if op not in {"sum", "mean", "nansum"} or len(reduced) > 1 or any(stride <= 0 for _, stride in kept):
         return None
     length, stride = reduced[0] if reduced else (1, 1)
-    if stride != 1 or length < SHORTEST or (not kept and length >= GRAIN) or (op == "nansum" and itemsize == 2):
+    is_slower = length < SHORTEST and length * prod(size for size, _ in kept) > MANY
+    if stride != 1 or is_slower or (not kept and length >= GRAIN) or (op == "nansum" and itemsize == 2):
         return None
     # Of 16 bits, two vectors of floats are added first; a mean is that of floats.
     halves = 2 if op == "sum" and itemsize == 2 else 1

@@ -2,7 +2,8 @@
 
 Four vectors side by side are added to four others; what so many of them come to is added to the sums of a second level,
 as many of those to a third, and so on, so that numbers of like magnitude meet. Then levels, vectors and lanes are added
-in turn. What is no whole vector comes first of all, one after another.
+in turn. What is no whole vector comes first of all, one after another; rows of less than a vector have four sums of
+single elements.
 """
 
 from __future__ import annotations
@@ -66,14 +67,21 @@ class OrderedBatch(AlongBatch):
         is_dense = self.loop.rows.reduced == 1
         here = [*self.place("first + done", self.full(element), "row_{0}"), *self.fixed(element)]
         whole = [*here, *self.unit(step, element, known, "")] if is_dense else self.end(step, element, known)
-        next_level = self.combine(
-            step, f"sum{{0}}[level * {sums} + c]", f"sum{{0}}[(level - 1) * {sums} + c]", f"sum{{0}}[level * {sums} + c]"
-        )
-        cleared = [f"sum{item.name}[(level - 1) * {sums} + c] = {item.identity};" for item in step.accumulators]
+        upper = "upper{{0}}[{} * {} + c]".format
+        above, below = upper("level", sums), upper("(level - 1)", sums)
+        first = upper(0, sums)
+        names = [(item.name, item.identity) for item in step.accumulators]
+        tail = [
+            [f"if (end >= {begin + vector}) {{", *indent(self._vector(step, begin)), "}"]
+            for begin in range(0, unit - vector, vector)
+        ]
         return [
-            *(f"alignas(64) {item.type} sum{item.name}[{LEVELS * sums}];" for item in step.accumulators),
-            f"for (int level = 1; level <= {LEVELS} && (level == 1 || fours >= each); ++level) {{",
-            *indent(self._each(sums, cleared)),
+            "// Sums of single vectors, and of more and more of them; they are apart so that the first stay in registers.",
+            *(f"alignas(64) {item.type} sum{item.name}[{sums}], part{item.name}[{sums}];" for item in step.accumulators),
+            *(f"alignas(64) {item.type} upper{item.name}[{(LEVELS - 1) * sums}];" for item in step.accumulators),
+            *self._each(sums, [f"sum{name}[c] = {identity};" for name, identity in names]),
+            "if (fours >= each) {",
+            *indent(self._each((LEVELS - 1) * sums, [f"upper{name}[c] = {identity};" for name, identity in names])),
             "}",
             *(f"{item.type} last{item.name} = {item.identity};" for item in step.accumulators),
             "int64_t done = 0;",
@@ -84,35 +92,47 @@ class OrderedBatch(AlongBatch):
             *indent(indent([*whole, *self._halve(step), *self._each(sums, [self._add(step, "sum{0}[c]", "own{0}[c]")])])),
             "  }",
             "  if (!is_full) break;",
-            f"  for (int level = 1; level < {LEVELS}; ++level) {{",
-            *indent(indent(self._each(sums, [next_level, *cleared]))),
+            *indent(self._move(step, sums, first, "sum{0}[c]")),
+            f"  for (int level = 1; level < {LEVELS - 1}; ++level) {{",
             "    if (i & ((each - 1) << (level * power))) break;",
+            *indent(indent(self._move(step, sums, above, below))),
             "  }",
             "}",
-            f"for (int level = 1; level < {LEVELS} && fours >= each; ++level) {{",
-            *indent(self._each(sums, [self._add(step, "sum{0}[c]", f"sum{{0}}[level * {sums} + c]")])),
+            f"for (int level = 0; level < {LEVELS - 1} && fours >= each; ++level) {{",
+            *indent(self._each(sums, [self._add(step, "sum{0}[c]", above)])),
             "}",
+            *self._each(sums, [f"part{name}[c] = sum{name}[c];" for name, _ in names]),
             "if (done < total) {",
             *indent(self.end(step, element, known)),
-            "  int i = 0;",
-            f"  for (; i + {vector} <= end; i += {vector}) {{",
-            *(
-                text
-                for half in range(1, self.halves)
-                for text in indent(
-                    indent(self._each(self.lanes, [self._add(step, "own{0}[i + c]", f"own{{0}}[i + c + {half * self.lanes}]")]))
-                )
-            ),
-            *indent(indent(self._each(self.lanes, [self._add(step, "sum{0}[c]", "own{0}[i + c]")]))),
+            *(line for lines in tail for line in indent(lines)),
+            f"  int i = end / {vector} * {vector};",
+            f"  if (total < {vector}) {{",
+            f"    for (; i < end / {QUARTER} * {QUARTER}; ++i) {self._add(step, f'part{{0}}[i % {QUARTER}]', 'own{0}[i]')}",
+            f"    for (; i < end; ++i) {self._add(step, 'part{0}[0]', 'own{0}[i]')}",
             "  }",
             f"  for (; i < end; ++i) {self._add(step, 'last{0}', 'own{0}[i]')}",
             "}",
-            f"for (int i = {self.lanes}; i < {sums}; i += {self.lanes}) {{",
-            *indent(self._each(self.lanes, [self._add(step, "sum{0}[c]", "sum{0}[i + c]")])),
-            "}",
-            f"for (int c = 0; c < {self.lanes}; ++c) {self._add(step, 'last{0}', 'sum{0}[c]')}",
-            *(f"block.m{item.name}[row] = last{item.name};" for item in step.accumulators),
+            *(
+                line
+                for begin in range(self.lanes, sums, self.lanes)
+                for line in self._each(self.lanes, [self._add(step, "part{0}[c]", f"part{{0}}[c + {begin}]")])
+            ),
+            *(self._add(step, "last{0}", f"part{{0}}[{lane}]") for lane in range(self.lanes)),
+            *(f"block.m{name}[row] = last{name};" for name, _ in names),
         ]
+
+    def _vector(self, step: RowPass, begin: int) -> list[str]:
+        # One vector after the fours, whose halves are added first.
+        lines = []
+        for half in range(1, self.halves):
+            right = f"own{{0}}[c + {begin + half * self.lanes}]"
+            lines += self._each(self.lanes, [self._add(step, f"own{{0}}[c + {begin}]", right)])
+        return [*lines, *self._each(self.lanes, [self._add(step, "part{0}[c]", f"own{{0}}[c + {begin}]")])]
+
+    def _move(self, step: RowPass, count: int, to: str, what: str) -> list[str]:
+        # Sums of a level become part of those of the next one.
+        cleared = [f"{what.format(item.name)} = {item.identity};" for item in step.accumulators]
+        return self._each(count, [self._add(step, to, what), *cleared])
 
     def _halve(self, step: RowPass) -> list[str]:
         # What lies in two vectors is added before it meets the sums.
