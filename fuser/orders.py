@@ -14,7 +14,7 @@ __all__ = ["KEPT_ORDERS", "RowOrder", "Schedule"]
 KEPT_ORDERS: dict[str, frozenset[str]] = {
     "cuda": frozenset(
         (
-            "sum", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx", "softmax_backward",
+            "sum", "norm", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx", "softmax_backward",
             "log_softmax_backward",
         )
     ),

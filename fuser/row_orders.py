@@ -61,7 +61,7 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
         else:
             source = item.tensors[0] if item.tensors[0] < len(group.inputs) else -1
             order = torchs_order(item.function, desc, dims, device, source)
-            if reduction.order not in {"sum", "welford"} and not are_aligned:
+            if reduction.order not in {"sum", "norm", "welford"} and not are_aligned:
                 # ATen has other kernels then.
                 order = None
             if "softmax" in reduction.order and any_narrow:
@@ -113,12 +113,13 @@ def torchs_order(
         return None
     layout, size = coalesce(desc.shape, desc.strides, dims), desc.dtype.itemsize
     if device.type == "cpu":
-        return sum_order(function.op or "", layout.reduced, layout.kept, size)
+        is_plain = sum(desc.shape[dim] != 1 and dim not in dims for dim in range(len(desc.shape))) <= 1
+        return sum_order(function.op or "", layout.reduced, layout.kept, size, is_plain=is_plain)
     reduced = [desc.strides[dim] for dim in dims if desc.shape[dim] != 1]
     if reduced != sorted(reduced, reverse=True):
         # ATen numbers elements by their strides.
         return None
-    if desc.dtype.itemsize == 2 and (function.name.startswith("norm") or reduction.order == "welford"):
+    if desc.dtype.itemsize == 2 and reduction.order in {"norm", "welford"}:
         # Its vectors are not known: what few roundings differ in, no comparison shows.
         return None
     # Four elements of eight bytes may lie between vectors.

@@ -13,6 +13,8 @@ from fuser.orders import RowOrder, Schedule
 
 __all__ = ["sum_order"]
 
+# Vectors that are added side by side.
+QUARTER = 4
 # SumKernel.cpp is not compiled for longer vectors.
 VECTOR_BYTES = 32
 # Of shorter rows, where there is more to do than to call it, torch's kernel is faster.
@@ -23,22 +25,29 @@ GRAIN = 32768
 
 
 def sum_order(
-    op: str, reduced: Sequence[tuple[int, int]], kept: Sequence[tuple[int, int]], itemsize: int
+    op: str, reduced: Sequence[tuple[int, int]], kept: Sequence[tuple[int, int]], itemsize: int, *, is_plain: bool
 ) -> RowOrder | None:
-    """Return the order of a sum of floats along rows that lie densely; None where it is not known.
+    """Return the order of a sum of floats; None where it is not known.
 
     Args:
         op: of fuser's table.
         reduced: (size, stride) of the dimensions that are reduced, merged.
         kept: the same of the others.
         itemsize: bytes of one element in memory.
+        is_plain: whether one dimension is kept, at most.
     """
-    if op not in {"sum", "mean", "nansum"} or len(reduced) > 1 or any(stride <= 0 for _, stride in kept):
+    if op not in {"sum", "mean", "nansum"} or len(reduced) > 1 or any(stride <= 0 for _, stride in (*reduced, *kept)):
         return None
     length, stride = reduced[0] if reduced else (1, 1)
-    is_slower = length < SHORTEST and length * prod(size for size, _ in kept) > MANY
-    if stride != 1 or is_slower or (not kept and length >= GRAIN) or (op == "nansum" and itemsize == 2):
-        return None
-    # Of 16 bits, two vectors of floats are added first; a mean is that of floats.
-    halves = 2 if op == "sum" and itemsize == 2 else 1
-    return RowOrder(Schedule(VECTOR_BYTES // max(itemsize, 4), vector=halves), is_cascade=True)
+    lanes = VECTOR_BYTES // max(itemsize, 4)
+    if stride == 1:
+        is_slower = length < SHORTEST and length * prod(size for size, _ in kept) > MANY
+        if is_slower or (not kept and length >= GRAIN) or (op == "nansum" and itemsize == 2):
+            return None
+        # Of 16 bits, two vectors of floats are added first; a mean is that of floats.
+        halves = 2 if op == "sum" and itemsize == 2 else 1
+        return RowOrder(Schedule(lanes, vector=halves), is_cascade=True)
+    # Columns that are no four vectors have another order, and which those are may depend on the number of threads.
+    if is_plain and kept and kept[0][1] == 1 and kept[0][0] % (QUARTER * lanes) == 0:
+        return RowOrder(Schedule(lanes), is_across=True, is_cascade=True)
+    return None

@@ -10,7 +10,7 @@ from fuser.codegen import KERNEL_NAME, Operand, RowLoop
 from fuser.cpu.row_batch import UNIT, RowBatch, indent
 from fuser.cpu.rows_across import AcrossBatch
 from fuser.cpu.rows_along import AlongBatch
-from fuser.cpu.rows_ordered import OrderedBatch
+from fuser.cpu.rows_ordered import OrderedAcross, OrderedAlong
 from fuser.kernel_spec import CPU_LANES
 from fuser.row_parts import RowPass
 
@@ -32,8 +32,10 @@ extern "C" void free(void*) noexcept;"""
 
 def emit_rows(loop: RowLoop) -> str:
     """Write the entry and what it calls: tiles, and in each pass batches of a tile's rows."""
-    along = AlongBatch if loop.rows.order is None else OrderedBatch
-    batch: RowBatch = AcrossBatch(loop) if loop.rows.is_across else along(loop)
+    kinds: tuple[type[RowBatch], type[RowBatch]] = (AlongBatch, AcrossBatch)
+    if loop.rows.order is not None:
+        kinds = (OrderedAlong, OrderedAcross)
+    batch = kinds[loop.rows.is_across](loop)
     writer = _RowLoopWriter(loop, batch)
     lines = [*writer.state(), *writer.base()]
     for level, step in enumerate(loop.passes):

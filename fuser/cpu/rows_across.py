@@ -82,7 +82,7 @@ class AcrossBatch(RowBatch):
         return [
             *self.place(number, self.full(element), "base.{0}"),
             *self.fixed(element),
-            *self._each_row([self.call(element, "c", self._slot(number), known)]),
+            *self.each_row([self.call(element, "c", self._slot(number), known)]),
         ]
 
     def _four(self, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
@@ -105,7 +105,7 @@ class AcrossBatch(RowBatch):
                 own[f"m{item.name}"] = target
             assert step.combine is not None, "it has accumulators"
             calls.append(step.combine.call(own))
-        return [*lines, *self._each_row(calls)]
+        return [*lines, *self.each_row(calls)]
 
     def _few(self, step: RowPass) -> list[str]:
         # What is missing of the smallest tree is the identity.
@@ -120,14 +120,14 @@ class AcrossBatch(RowBatch):
             "int64_t size = 1;",
             "while (size < count) size *= 2;",
             "for (int64_t i = count; i < size; ++i) {",
-            *indent(self._each_row(identities)),
+            *indent(self.each_row(identities)),
             "}",
             "for (int64_t half = size / 2; half > 0; half /= 2) {",
             "  for (int64_t i = 0; i < half; ++i) {",
             *indent(indent(self._combine(step, *(f"{self.waiting} + {own}" for own in ("2 * i", "2 * i + 1", "i"))))),
             "  }",
             "}",
-            *self._each_row(moves),
+            *self.each_row(moves),
         ]
 
     def _combine(self, step: RowPass, left: str, right: str, to: str) -> list[str]:
@@ -137,7 +137,8 @@ class AcrossBatch(RowBatch):
             for side, slot in zip("lrm", (left, right, to), strict=True)
             for item in step.accumulators
         }
-        return self._each_row([step.combine.call(known)])
+        return self.each_row([step.combine.call(known)])
 
-    def _each_row(self, lines: Sequence[str]) -> list[str]:
+    def each_row(self, lines: Sequence[str]) -> list[str]:
+        """Write a loop over the rows of a tile."""
         return ["#pragma GCC ivdep", "for (int64_t c = 0; c < width; ++c) {", *indent(lines), "}"]

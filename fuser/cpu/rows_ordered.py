@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from fuser.codegen import RowLoop
 from fuser.cpu.row_batch import QUARTER, indent
+from fuser.cpu.rows_across import AcrossBatch
 from fuser.cpu.rows_along import AlongBatch
 from fuser.kernel_spec import CPU_LANES
 from fuser.row_parts import RowPart, RowPass
 
-__all__ = ["OrderedBatch"]
+__all__ = ["OrderedAcross", "OrderedAlong"]
 
 LEVELS = 4
 # As powers of two: how many sums of a level come together at least.
 LEAST_POWER = 4
 
 
-class OrderedBatch(AlongBatch):
+class OrderedAlong(AlongBatch):
     """Walks along rows, a whole one as a batch."""
 
     elements = 1 << 62
@@ -47,13 +48,7 @@ class OrderedBatch(AlongBatch):
 
     def begin(self, step: RowPass) -> list[str]:
         """Write how many sums of a level come together."""
-        return [
-            f"const int64_t fours = total / {self.size(step)};",
-            "int power = 0;",
-            "while ((int64_t(1) << power) < fours) ++power;",
-            f"power = power / {LEVELS} > {LEAST_POWER} ? power / {LEVELS} : {LEAST_POWER};",
-            "const int64_t each = int64_t(1) << power;",
-        ]
+        return [f"const int64_t fours = total / {self.size(step)};", *_write_power("fours")]
 
     def finish(self, level: int) -> list[str]:  # noqa: ARG002 - nothing is left to do
         """Write nothing."""
@@ -149,3 +144,74 @@ class OrderedBatch(AlongBatch):
     def _each(self, count: int, lines: list[str]) -> list[str]:
         # For each lane, in loops of one vector.
         return ["#pragma GCC ivdep", f"for (int c = 0; c < {count}; ++c) {{ {' '.join(lines)} }}"]
+
+
+class OrderedAcross(AcrossBatch):
+    """Walks over elements, for neighbouring columns side by side: each has sums of single elements."""
+
+    elements = 1 << 62
+
+    def capacity(self, step: RowPass) -> int:  # noqa: ARG002 - the same for all
+        """Return how many parts a block holds: the sums of all levels."""
+        return LEVELS * CPU_LANES
+
+    def walk(self, level: int, step: RowPass, element: RowPart) -> list[str]:
+        """Write the walk over one element of all columns after another."""
+        if not step.accumulators:
+            return super().walk(level, step, element)
+        known = {name: f"state.{own}[c]" for name, own in self.row_reads(element)}
+        here = [f"block.m{item.name}[c]" for item in step.accumulators]
+        made = [f"{item.type} e{item.name};" for item in step.accumulators]
+        to = {f"m{item.name}": f"e{item.name}" for item in step.accumulators}
+        call = self.call(element, "c", f"(i) * {CPU_LANES} + c", known | to)
+        sums = {f"{side}{item.name}": place for item, place in zip(step.accumulators, here, strict=True) for side in "lm"}
+        assert step.combine is not None, "it has accumulators"
+        add = step.combine.call(sums | {f"r{item.name}": f"e{item.name}" for item in step.accumulators})
+
+        def move(to_level: str, *, clears: bool) -> list[str]:
+            below = f"({to_level} - 1) * {CPU_LANES}" if clears else "0"
+            above = f"{to_level} * {CPU_LANES}"
+            target, source = (above, below) if clears else ("0", above)
+            names = {
+                f"{side}{item.name}": f"block.m{item.name}[{place} + c]"
+                for item in step.accumulators
+                for side, place in (("l", target), ("r", source), ("m", target))
+            }
+            assert step.combine is not None, "it has accumulators"
+            cleared = [f"block.m{item.name}[{below} + c] = {item.identity};" for item in step.accumulators if clears]
+            return self.each_row([step.combine.call(names), *cleared])
+
+        return [
+            *self.kept(),
+            *_write_power("total"),
+            f"for (int c = 0; c < {LEVELS * CPU_LANES}; ++c) {{",
+            *indent(f"block.m{item.name}[c] = {item.identity};" for item in step.accumulators),
+            "}",
+            "for (int64_t i = 0; i < total;) {",
+            "  const int64_t stop = i + each < total ? i + each : total;",
+            "  const bool is_full = i + each <= total;",
+            "  for (; i < stop; ++i) {",
+            *indent(indent(self.place("i", self.full(element), "base.{0}"))),
+            *indent(indent(self.fixed(element))),
+            *indent(indent(self.each_row([*made, call, add]))),
+            "  }",
+            "  if (!is_full) break;",
+            f"  for (int level = 1; level < {LEVELS}; ++level) {{",
+            *indent(indent(move("level", clears=True))),
+            "    if (i & ((each - 1) << (level * power))) break;",
+            "  }",
+            "}",
+            f"for (int level = 1; level < {LEVELS}; ++level) {{",
+            *indent(move("level", clears=False)),
+            "}",
+        ]
+
+
+def _write_power(count: str) -> list[str]:
+    # How many sums of a level come together: more of them where a row is so long that levels do not suffice.
+    return [
+        "int power = 0;",
+        f"while ((int64_t(1) << power) < {count}) ++power;",
+        f"power = power / {LEVELS} > {LEAST_POWER} ? power / {LEVELS} : {LEAST_POWER};",
+        "const int64_t each = int64_t(1) << power;",
+    ]

@@ -149,7 +149,7 @@ for _of, _text in (
         kinds=FLOAT,
         exact=frozenset(),
         finish="T norm_root(T total) { return sqrt(total); }" if _of == 2 else "",
-        order="sum",
+        order="norm",
         accumulate="T norm_add(T total, T x) { return total + x * x; }" if _of == 2 else "",
     )
 for _end, _sign, _least in ((math.inf, ">", 0.0), (-math.inf, "<", math.inf)):
