@@ -85,26 +85,33 @@ class AcrossBatch(RowBatch):
             *self.each_row([self.call(element, "c", self._slot(number), known)]),
         ]
 
-    def _four(self, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
-        # Four elements of each row, combined in registers.
+    def four(self, step: RowPass, element: RowPart, known: dict[str, str], number: str) -> tuple[list[str], list[str]]:
+        """Write what finds four elements of each row, and what makes of them ``e0_...`` to ``e3_...`` for one row."""
         lines, calls = [], []
-        for number in range(QUARTER):
-            name = f"{{0}}_{number}"
+        for own in range(QUARTER):
+            name = f"{{0}}_{own}"
             for operand in self.full(element):
-                move = f" + {number} * {self.stride(operand, 0)}" if number and self.stride(operand, 0) != "0" else ""
+                move = f" + {own} * {self.stride(operand, 0)}" if own and self.stride(operand, 0) != "0" else ""
                 lines.append(f"const auto {name.format(operand.name)} = {operand.name}{move};")
             lines += self.fixed(element, name)
-            calls += [f"{item.type} e{number}_{item.name};" for item in step.accumulators]
-            to = {f"m{item.name}": f"e{number}_{item.name}" for item in step.accumulators}
-            calls.append(self.call(element, "c", self._slot(f"first + done + {number}"), known | to, name))
-        for left, right, to_slot in (("e0_", "e1_", "e0_"), ("e2_", "e3_", "e2_"), ("e0_", "e2_", "")):
-            own: dict[str, str] = {}
-            for item in step.accumulators:
-                target = f"{to_slot}{item.name}" if to_slot else f"block.m{item.name}[{self._slot('depth')}]"
-                own |= {f"l{item.name}": f"{left}{item.name}", f"r{item.name}": f"{right}{item.name}"}
-                own[f"m{item.name}"] = target
-            assert step.combine is not None, "it has accumulators"
-            calls.append(step.combine.call(own))
+            calls += [f"{item.type} e{own}_{item.name};" for item in step.accumulators]
+            to = {f"m{item.name}": f"e{own}_{item.name}" for item in step.accumulators}
+            calls.append(self.call(element, "c", self._slot(f"{number} + {own}"), known | to, name))
+        return lines, calls
+
+    def combine(self, step: RowPass, left: str, right: str, to: str) -> str:
+        """Return the call that combines what there is in two places, for each accumulator."""
+        assert step.combine is not None, "it has accumulators"
+        sides = zip("lrm", (left, right, to), strict=True)
+        known = {f"{side}{item.name}": text.format(item.name) for side, text in sides for item in step.accumulators}
+        return step.combine.call(known)
+
+    def _four(self, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
+        # Four elements of each row, combined in registers.
+        lines, calls = self.four(step, element, known, "first + done")
+        to = f"block.m{{0}}[{self._slot('depth')}]"
+        for left, right, target in (("e0", "e1", "e0_{0}"), ("e2", "e3", "e2_{0}"), ("e0", "e2", to)):
+            calls.append(self.combine(step, f"{left}_{{0}}", f"{right}_{{0}}", target))
         return [*lines, *self.each_row(calls)]
 
     def _few(self, step: RowPass) -> list[str]:
@@ -131,13 +138,8 @@ class AcrossBatch(RowBatch):
         ]
 
     def _combine(self, step: RowPass, left: str, right: str, to: str) -> list[str]:
-        assert step.combine is not None, "it has accumulators"
-        known = {
-            f"{side}{item.name}": f"block.m{item.name}[{self._slot(slot)}]"
-            for side, slot in zip("lrm", (left, right, to), strict=True)
-            for item in step.accumulators
-        }
-        return self.each_row([step.combine.call(known)])
+        places = (f"block.m{{0}}[{self._slot(slot)}]" for slot in (left, right, to))
+        return self.each_row([self.combine(step, *places)])
 
     def each_row(self, lines: Sequence[str]) -> list[str]:
         """Write a loop over the rows of a tile."""

@@ -160,27 +160,15 @@ class OrderedAcross(AcrossBatch):
         if not step.accumulators:
             return super().walk(level, step, element)
         known = {name: f"state.{own}[c]" for name, own in self.row_reads(element)}
-        here = [f"block.m{item.name}[c]" for item in step.accumulators]
-        made = [f"{item.type} e{item.name};" for item in step.accumulators]
+        here, above, below = (
+            f"block.m{{0}}[{place}c]" for place in ("", f"level * {CPU_LANES} + ", f"(level - 1) * {CPU_LANES} + ")
+        )
+        find, four = self.four(step, element, known, "i")
+        one = [f"{item.type} e{item.name};" for item in step.accumulators]
         to = {f"m{item.name}": f"e{item.name}" for item in step.accumulators}
-        call = self.call(element, "c", f"(i) * {CPU_LANES} + c", known | to)
-        sums = {f"{side}{item.name}": place for item, place in zip(step.accumulators, here, strict=True) for side in "lm"}
-        assert step.combine is not None, "it has accumulators"
-        add = step.combine.call(sums | {f"r{item.name}": f"e{item.name}" for item in step.accumulators})
-
-        def move(to_level: str, *, clears: bool) -> list[str]:
-            below = f"({to_level} - 1) * {CPU_LANES}" if clears else "0"
-            above = f"{to_level} * {CPU_LANES}"
-            target, source = (above, below) if clears else ("0", above)
-            names = {
-                f"{side}{item.name}": f"block.m{item.name}[{place} + c]"
-                for item in step.accumulators
-                for side, place in (("l", target), ("r", source), ("m", target))
-            }
-            assert step.combine is not None, "it has accumulators"
-            cleared = [f"block.m{item.name}[{below} + c] = {item.identity};" for item in step.accumulators if clears]
-            return self.each_row([step.combine.call(names), *cleared])
-
+        one.append(self.call(element, "c", f"i * {CPU_LANES} + c", known | to))
+        place = self.place("i", self.full(element), "base.{0}")
+        cleared = [f"{below.format(item.name)} = {item.identity};" for item in step.accumulators]
         return [
             *self.kept(),
             *_write_power("total"),
@@ -190,21 +178,37 @@ class OrderedAcross(AcrossBatch):
             "for (int64_t i = 0; i < total;) {",
             "  const int64_t stop = i + each < total ? i + each : total;",
             "  const bool is_full = i + each <= total;",
-            "  for (; i < stop; ++i) {",
-            *indent(indent(self.place("i", self.full(element), "base.{0}"))),
-            *indent(indent(self.fixed(element))),
-            *indent(indent(self.each_row([*made, call, add]))),
+            "  while (i < stop) {",
+            *indent(indent(place)),
+            f"    if (stop - i >= {QUARTER} && length >= {QUARTER}) {{",
+            *indent(indent(indent(find))),
+            *indent(indent(indent(self.each_row([*four, *self._join(step, here)])))),
+            f"      i += {QUARTER};",
+            "    } else {",
+            *indent(indent(indent(self.fixed(element)))),
+            *indent(indent(indent(self.each_row([*one, self.combine(step, here, "e{0}", here)])))),
+            "      ++i;",
+            "    }",
             "  }",
             "  if (!is_full) break;",
             f"  for (int level = 1; level < {LEVELS}; ++level) {{",
-            *indent(indent(move("level", clears=True))),
+            *indent(indent(self.each_row([self.combine(step, above, below, above), *cleared]))),
             "    if (i & ((each - 1) << (level * power))) break;",
             "  }",
             "}",
             f"for (int level = 1; level < {LEVELS}; ++level) {{",
-            *indent(move("level", clears=False)),
+            *indent(self.each_row([self.combine(step, here, above, here)])),
             "}",
         ]
+
+    def _join(self, step: RowPass, to: str) -> list[str]:
+        # Four elements are added one after another, in registers.
+        before, calls = to, []
+        for own in range(QUARTER):
+            target = to if own == QUARTER - 1 else f"e{own}_{{0}}"
+            calls.append(self.combine(step, before, f"e{own}_{{0}}", target))
+            before = target
+        return calls
 
 
 def _write_power(count: str) -> list[str]:
