@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from fuser.codegen import Operand, RowLoop
 from fuser.function import BATCH
+from fuser.kernel_spec import CPU_LANES
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["QUARTER", "UNIT", "RowBatch", "indent"]
@@ -25,6 +26,8 @@ class RowBatch(ABC):
 
     def __init__(self, loop: RowLoop) -> None:
         self.loop = loop
+        # Rows of a tile, at most.
+        self.lanes = CPU_LANES
         self.inner = loop.rows.inner
 
     @abstractmethod

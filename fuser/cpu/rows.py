@@ -57,7 +57,7 @@ class _RowLoopWriter:
         names = [name for name in names if name in self.loop.types and name[0] == "v"]
         names += self.loop.row_values
         totals = [f"t{item.name}" for step in self.loop.passes for item in step.accumulators]
-        fields = [f"  {self.loop.types[name]} {name}[{CPU_LANES}];" for name in (*names, *totals)]
+        fields = [f"  {self.loop.types[name]} {name}[{self.batch.lanes}];" for name in (*names, *totals)]
         lines = ["", "// What there is once per row of a tile.", "struct fuser_state {", *fields, "};"]
         if self.loop.kept:
             pointers = [f"  {self.loop.types[name]}* {name};" for name in self.loop.kept]
@@ -119,7 +119,7 @@ class _RowLoopWriter:
         lines = ["", "#ifdef _OPENMP"]
         for level in levels:
             steps = self.loop.passes[level].accumulators
-            fields = " ".join(f"{item.type} m{item.name}[{CPU_LANES}];" for item in steps)
+            fields = " ".join(f"{item.type} m{item.name}[{self.batch.lanes}];" for item in steps)
             lines.append(f"struct fuser_total{level} {{ {fields} }};")
         lines.append(
             "static bool fuser_share(const fuser_args& a, int64_t rows, int64_t tiles, int64_t batches, int threads) {"
@@ -269,11 +269,15 @@ class _RowLoopWriter:
         ]
 
     def _choose_rows(self) -> list[str]:
-        # Rows of a tile.
+        # Rows of a tile; few enough for all threads to have some.
+        length, count = self.batch.length(), f"a.size[{self.first}]"
         if self.loop.rows.is_across:
-            return [f"const int64_t rows = {CPU_LANES};"]
+            return [
+                f"int64_t rows = {self.batch.lanes};",
+                f"while (rows > {CPU_LANES} && {count} < 2 * threads * rows) rows /= 2;",
+            ]
         return [
-            f"int64_t rows = {CPU_LANES};",
-            f"while (rows > 1 && rows * {self.batch.length()} > {TILE_ELEMENTS}) rows /= 2;",
-            f"while (rows > 1 && a.size[{self.first}] < {TILES} * threads * rows) rows /= 2;",
+            f"int64_t rows = {self.batch.lanes};",
+            f"while (rows > 1 && rows * {length} > {TILE_ELEMENTS}) rows /= 2;",
+            f"while (rows > 1 && {count} < {TILES} * threads * rows) rows /= 2;",
         ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fuser.codegen import RowLoop
 from fuser.cpu.row_batch import QUARTER, RowBatch, indent
 from fuser.function import BATCH
 from fuser.kernel_spec import CPU_LANES
@@ -22,9 +23,16 @@ class AcrossBatch(RowBatch):
     # Parts of a batch wait in as many places as there are sizes; behind them are elements.
     waiting = (BATCH // QUARTER).bit_length() + 1
 
+    def __init__(self, loop: RowLoop) -> None:
+        super().__init__(loop)
+        # Of what is read once, more: each page of memory that is visited costs time. What is read again stays in the
+        # second cache.
+        if sum(step.element is not None for step in loop.passes) == 1:
+            self.lanes = 4 * CPU_LANES
+
     def capacity(self, step: RowPass) -> int:  # noqa: ARG002 - the same for all
         """Return how many parts a block holds."""
-        return (self.waiting + QUARTER) * CPU_LANES
+        return (self.waiting + QUARTER) * self.lanes
 
     def helpers(self, level: int, step: RowPass) -> list[str]:  # noqa: ARG002 - there are none
         """Write nothing."""
@@ -75,7 +83,7 @@ class AcrossBatch(RowBatch):
         ]
 
     def _slot(self, index: str) -> str:
-        return f"({index}) * {CPU_LANES} + c"
+        return f"({index}) * {self.lanes} + c"
 
     def _one(self, number: str, element: RowPart, known: dict[str, str]) -> list[str]:
         # One element of each row.

@@ -12,7 +12,6 @@ from fuser.codegen import RowLoop
 from fuser.cpu.row_batch import QUARTER, indent
 from fuser.cpu.rows_across import AcrossBatch
 from fuser.cpu.rows_along import AlongBatch
-from fuser.kernel_spec import CPU_LANES
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["OrderedAcross", "OrderedAlong"]
@@ -32,15 +31,15 @@ class OrderedAlong(AlongBatch):
         assert loop.rows.order is not None, "it has one"
         schedule = loop.rows.order.schedule
         # Lanes of one of ATen's vectors of accumulators, and the elements that are added before they meet those.
-        self.lanes, self.halves = schedule.x, schedule.vector
+        self.width, self.halves = schedule.x, schedule.vector
 
     def capacity(self, step: RowPass) -> int:  # noqa: ARG002 - the same for all
         """Return how many parts a block holds: one of each row."""
-        return CPU_LANES
+        return self.lanes
 
     def size(self, step: RowPass) -> int:  # noqa: ARG002 - the same for all
         """Return how many elements are computed together: those of four vectors."""
-        return QUARTER * self.lanes * self.halves
+        return QUARTER * self.width * self.halves
 
     def helpers(self, level: int, step: RowPass) -> list[str]:  # noqa: ARG002 - there are none
         """Write nothing."""
@@ -56,8 +55,8 @@ class OrderedAlong(AlongBatch):
 
     def units(self, level: int, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:  # noqa: ARG002
         """Write the walk over one row."""
-        unit, sums = self.size(step), QUARTER * self.lanes
-        vector = self.lanes * self.halves
+        unit, sums = self.size(step), QUARTER * self.width
+        vector = self.width * self.halves
         # Where stretches end in the middle of a unit, each goes through buffers.
         is_dense = self.loop.rows.reduced == 1
         here = [*self.place("first + done", self.full(element), "row_{0}"), *self.fixed(element)]
@@ -109,10 +108,10 @@ class OrderedAlong(AlongBatch):
             "}",
             *(
                 line
-                for begin in range(self.lanes, sums, self.lanes)
-                for line in self._each(self.lanes, [self._add(step, "part{0}[c]", f"part{{0}}[c + {begin}]")])
+                for begin in range(self.width, sums, self.width)
+                for line in self._each(self.width, [self._add(step, "part{0}[c]", f"part{{0}}[c + {begin}]")])
             ),
-            *(self._add(step, "last{0}", f"part{{0}}[{lane}]") for lane in range(self.lanes)),
+            *(self._add(step, "last{0}", f"part{{0}}[{lane}]") for lane in range(self.width)),
             *(f"block.m{name}[row] = last{name};" for name, _ in names),
         ]
 
@@ -120,9 +119,9 @@ class OrderedAlong(AlongBatch):
         # One vector after the fours, whose halves are added first.
         lines = []
         for half in range(1, self.halves):
-            right = f"own{{0}}[c + {begin + half * self.lanes}]"
-            lines += self._each(self.lanes, [self._add(step, f"own{{0}}[c + {begin}]", right)])
-        return [*lines, *self._each(self.lanes, [self._add(step, "part{0}[c]", f"own{{0}}[c + {begin}]")])]
+            right = f"own{{0}}[c + {begin + half * self.width}]"
+            lines += self._each(self.width, [self._add(step, f"own{{0}}[c + {begin}]", right)])
+        return [*lines, *self._each(self.width, [self._add(step, "part{0}[c]", f"own{{0}}[c + {begin}]")])]
 
     def _move(self, step: RowPass, count: int, to: str, what: str) -> list[str]:
         # Sums of a level become part of those of the next one.
@@ -133,9 +132,9 @@ class OrderedAlong(AlongBatch):
         # What lies in two vectors is added before it meets the sums.
         lines = []
         for four in range(QUARTER if self.halves > 1 else 0):
-            begin = four * self.lanes * self.halves
-            left, right = f"own{{0}}[c + {begin}]", f"own{{0}}[c + {begin + self.lanes}]"
-            lines += self._each(self.lanes, [self.combine(step, left, right, f"own{{0}}[c + {four * self.lanes}]")])
+            begin = four * self.width * self.halves
+            left, right = f"own{{0}}[c + {begin}]", f"own{{0}}[c + {begin + self.width}]"
+            lines += self._each(self.width, [self.combine(step, left, right, f"own{{0}}[c + {four * self.width}]")])
         return lines
 
     def _add(self, step: RowPass, to: str, what: str) -> str:
@@ -153,7 +152,7 @@ class OrderedAcross(AcrossBatch):
 
     def capacity(self, step: RowPass) -> int:  # noqa: ARG002 - the same for all
         """Return how many parts a block holds: the sums of all levels."""
-        return LEVELS * CPU_LANES
+        return LEVELS * self.lanes
 
     def walk(self, level: int, step: RowPass, element: RowPart) -> list[str]:
         """Write the walk over one element of all columns after another."""
@@ -161,18 +160,18 @@ class OrderedAcross(AcrossBatch):
             return super().walk(level, step, element)
         known = {name: f"state.{own}[c]" for name, own in self.row_reads(element)}
         here, above, below = (
-            f"block.m{{0}}[{place}c]" for place in ("", f"level * {CPU_LANES} + ", f"(level - 1) * {CPU_LANES} + ")
+            f"block.m{{0}}[{place}c]" for place in ("", f"level * {self.lanes} + ", f"(level - 1) * {self.lanes} + ")
         )
         find, four = self.four(step, element, known, "i")
         one = [f"{item.type} e{item.name};" for item in step.accumulators]
         to = {f"m{item.name}": f"e{item.name}" for item in step.accumulators}
-        one.append(self.call(element, "c", f"i * {CPU_LANES} + c", known | to))
+        one.append(self.call(element, "c", f"i * {self.lanes} + c", known | to))
         place = self.place("i", self.full(element), "base.{0}")
         cleared = [f"{below.format(item.name)} = {item.identity};" for item in step.accumulators]
         return [
             *self.kept(),
             *_write_power("total"),
-            f"for (int c = 0; c < {LEVELS * CPU_LANES}; ++c) {{",
+            f"for (int c = 0; c < {LEVELS * self.lanes}; ++c) {{",
             *indent(f"block.m{item.name}[c] = {item.identity};" for item in step.accumulators),
             "}",
             "for (int64_t i = 0; i < total;) {",
