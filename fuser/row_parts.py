@@ -55,8 +55,8 @@ class RowPass:
 
     # Computes what there is once per row; None if that is nothing.
     row: RowPart | None
-    # Computes an element; None where nothing is left to walk for. In torch's order on CUDA it takes what a thread has of the
-    # row, l3_0, and makes m3_0 of that and the element; in the canonical one m3_0 is what the element makes.
+    # Computes an element; None where nothing is left to walk for. In torch's orders on CUDA it takes what a thread has
+    # of the row, l3_0, and makes m3_0 of that and the element; elsewhere m3_0 is what the element makes.
     element: RowPart | None
     # Combines two parts of a row, given as l3_0 and r3_0, to m3_0; None without reductions.
     combine: RowPart | None

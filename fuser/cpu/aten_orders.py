@@ -47,8 +47,8 @@ def sum_order(
         # Of 16 bits, two vectors of floats are added first; a mean is that of floats.
         halves = 2 if op == "sum" and itemsize == 2 else 1
         return RowOrder(Schedule(lanes, vector=halves), is_cascade=True)
-    # Columns that are no four vectors have another order, and which those are may depend on the number of threads. Of 16
-    # bits, torch's kernel is the faster one where it does not convert all of them first.
+    # Columns that are no four vectors have another order, and which those are may depend on the number of threads. Of
+    # 16 bits, torch's kernel is the faster one where it does not convert all of them first.
     if (itemsize > 2 or op == "mean") and is_plain and kept and kept[0][1] == 1 and kept[0][0] % (QUARTER * lanes) == 0:
         return RowOrder(Schedule(lanes), is_across=True, is_cascade=True)
     return None

@@ -65,13 +65,17 @@ class OrderedAlong(AlongBatch):
         above, below = upper("level", sums), upper("(level - 1)", sums)
         first = upper(0, sums)
         names = [(item.name, item.identity) for item in step.accumulators]
+        single = self._add(step, f"part{{0}}[i % {QUARTER}]", "own{0}[i]")
         tail = [
             [f"if (end >= {begin + vector}) {{", *indent(self._vector(step, begin)), "}"]
             for begin in range(0, unit - vector, vector)
         ]
         return [
-            "// Sums of single vectors, and of more and more of them; they are apart so that the first stay in registers.",
-            *(f"alignas(64) {item.type} sum{item.name}[{sums}], part{item.name}[{sums}];" for item in step.accumulators),
+            "// Sums of single vectors, which stay in registers, and apart from them of more and more vectors.",
+            *(
+                f"alignas(64) {item.type} sum{item.name}[{sums}], part{item.name}[{sums}];"
+                for item in step.accumulators
+            ),
             *(f"alignas(64) {item.type} upper{item.name}[{(LEVELS - 1) * sums}];" for item in step.accumulators),
             *self._each(sums, [f"sum{name}[c] = {identity};" for name, identity in names]),
             "if (fours >= each) {",
@@ -83,7 +87,8 @@ class OrderedAlong(AlongBatch):
             "  const int64_t stop = i + each < fours ? i + each : fours;",
             "  const bool is_full = i + each <= fours;",
             f"  for (; i < stop; ++i, done += {unit}) {{",
-            *indent(indent([*whole, *self._halve(step), *self._each(sums, [self._add(step, "sum{0}[c]", "own{0}[c]")])])),
+            *indent(indent([*whole, *self._halve(step)])),
+            *indent(indent(self._each(sums, [self._add(step, "sum{0}[c]", "own{0}[c]")]))),
             "  }",
             "  if (!is_full) break;",
             *indent(self._move(step, sums, first, "sum{0}[c]")),
@@ -101,7 +106,7 @@ class OrderedAlong(AlongBatch):
             *(line for lines in tail for line in indent(lines)),
             f"  int i = end / {vector} * {vector};",
             f"  if (total < {vector}) {{",
-            f"    for (; i < end / {QUARTER} * {QUARTER}; ++i) {self._add(step, f'part{{0}}[i % {QUARTER}]', 'own{0}[i]')}",
+            f"    for (; i < end / {QUARTER} * {QUARTER}; ++i) {single}",
             f"    for (; i < end; ++i) {self._add(step, 'part{0}[0]', 'own{0}[i]')}",
             "  }",
             f"  for (; i < end; ++i) {self._add(step, 'last{0}', 'own{0}[i]')}",
