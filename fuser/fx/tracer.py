@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 from torch import fx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -30,8 +31,9 @@ from fuser.fx.examples import Examples, Facts, Unknown, find_facts, is_kind_ques
 from fuser.fx.guards import Guards, find_guards
 from fuser.fx.nodes import is_size
 from fuser.fx.symbols import IN_PLACE, Symbol, is_symbol, is_tensor
+from fuser.fx.writes import sink_writes, split_batch_norm
 from fuser.jiterator import JitFunction
-from fuser.ops import IS_NUMBER, find_dims, has_hooks
+from fuser.ops import IS_NUMBER, KNOWN, Known, find_settled, has_hooks, needs_known
 from fuser.process import Lock, await_before_fork
 
 __all__ = ["Traced", "is_traced", "trace"]
@@ -130,6 +132,8 @@ class _Tracer(fx.Tracer):
         self._names = names
         self._modes = _find_modes()
         self._examples: Examples | None = None
+        # Whether what is known of the arguments of the module that is called is all that it may ask.
+        self._knows_arguments = False
         # Nodes whose values Python asked for.
         self._asked: dict[fx.Node, None] = {}
         # Tensors and modules of the graph by their names there, and the names of all that a module may use.
@@ -166,6 +170,7 @@ class _Tracer(fx.Tracer):
         if self._examples is not None and self._leaves is not None:
             facts = find_facts(graph, list(self._asked), self._examples, self.targets, self._leaves)
         _erase_unused(graph, self._asked)
+        sink_writes(graph)
         _bind_scalars(graph, _settle_numbers(graph))
         # Whoever loads the module reads its code with a tracer of torch's: this one is for one call.
         graph._tracer_cls = None
@@ -194,12 +199,26 @@ class _Tracer(fx.Tracer):
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> Any:
         # Which dimensions a kernel reduces is no number that it could be given.
-        dims = find_dims(target, args, kwargs) if kind in {"call_function", "call_method"} else []
+        dims = find_settled(target, args, kwargs) if kind in {"call_function", "call_method"} else []
         asked = {id(item): item for item in pytree.tree_leaves(dims) if is_symbol(item)}
         if asked and self._examples is not None:
             known = {key: self.settle_if_known(item) for key, item in asked.items()}
             args, kwargs = pytree.tree_map(lambda item: known.get(id(item), item), (args, kwargs))
-        return super().create_proxy(kind, target, args, kwargs, *rest, **options)
+        if kind in {"call_function", "call_method"} and needs_known(target):
+            self._note_known(target, [item for item in pytree.tree_leaves((args, kwargs)) if is_symbol(item)])
+        made = split_batch_norm(self.create_proxy, args, kwargs) if target is F.batch_norm else None
+        return super().create_proxy(kind, target, args, kwargs, *rest, **options) if made is None else made
+
+    def _note_known(self, target: Any, symbols: Sequence[Symbol]) -> None:
+        # Which form of an op a call is depends on it; sizes do not count, nor does the layout but for one.
+        for symbol in symbols:
+            value = self.find(symbol)
+            if isinstance(value, torch.Tensor):
+                _ = symbol.dtype, symbol.device, symbol.ndim
+                if "group_norm" in getattr(target, "__name__", "") and value.device.type == "cpu":
+                    self.settle_if_known(symbol.is_contiguous())
+                with torch._C.DisableTorchFunction():
+                    symbol.node.meta[KNOWN] = Known.of(value)
 
     def create_arg(self, a: Any) -> Any:
         if is_symbol(a):
@@ -212,9 +231,16 @@ class _Tracer(fx.Tracer):
         return self.hold(attr_val) if is_tensor(attr_val) else attr_val
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
-        # What calls one function with its own tensors is that function.
-        is_open = type(m) in (torch.nn.LayerNorm, torch.nn.RMSNorm) and not has_hooks(m)
+        # What calls one function with its own tensors is that function; without a momentum a batch norm's depends on
+        # how many batches there were.
+        is_open = type(m) in _OPEN or (type(m) in _OPEN_IF_KNOWN and self._knows_arguments)
+        is_open = is_open and not has_hooks(m) and getattr(m, "momentum", 0.1) is not None
         return not is_open and super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: torch.nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        symbols = [item for item in (*args, *kwargs.values()) if is_symbol(item)]
+        self._knows_arguments = all(isinstance(self.find(item), torch.Tensor) for item in symbols)
+        return super().call_module(m, forward, args, kwargs)
 
     def path_of_module(self, mod: torch.nn.Module) -> str:
         self._note_buffers(mod)
@@ -296,6 +322,14 @@ class _Tracer(fx.Tracer):
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:  # noqa: ARG002
         raise TracingError("fuse cannot iterate over a tensor: use x.unbind(), or an op on the whole tensor")
+
+
+_OPEN = (torch.nn.LayerNorm, torch.nn.RMSNorm)
+# These look at what they are given.
+_OPEN_IF_KNOWN = (
+    torch.nn.GroupNorm, torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.CrossEntropyLoss,
+    torch.nn.NLLLoss,
+)  # fmt: skip
 
 
 @contextmanager

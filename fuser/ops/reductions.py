@@ -125,6 +125,11 @@ def _of_dims(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _of_dims_or_all(function: Callable[..., Any]) -> Callable[..., Any]:
+    # Those for which no dimensions are all: what they say of nothing depends on whether a dimension is named.
+    return lambda x, dims, keepdim: function(x, dim=dims or (), keepdim=keepdim)
+
+
 def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
     # torch's functions of one dimension.
     def run(x: torch.Tensor, dims: Dims, keepdim: bool) -> Any:
@@ -170,13 +175,22 @@ define(
     }""",
     counts=True,
 )
+# Of half and bfloat16, with results of float32: ``dtype=torch.float32``.
+for _name in ("sum", "mean"):
+    REDUCTIONS[f"{_name}_wide"] = replace(
+        REDUCTIONS[_name],
+        name=f"{_name}_wide",
+        eager=_of_dims(functools.partial(getattr(torch, _name), dtype=torch.float32)),
+        kinds=FLOAT,
+        out_dtypes=(torch.float32,),
+    )
 # A NaN on either side is what they come to.
 for _name, _sign, _end in (("amax", ">", float("-inf")), ("amin", "<", float("inf"))):
     define(
         _name,
         f"return a != a || a {_sign} b ? a : b;",
         _end,
-        _of_dims(getattr(torch, _name)),
+        _of_dims_or_all(getattr(torch, _name)),
         exact=ANY_REAL,
         needs_elements=True,
     )

@@ -1,0 +1,305 @@
+"""Gradients of fusion nodes with torch's reductions: torch's own formulas, traced by AOTAutograd, and fused in turn.
+
+A functor has a derivative of its own. What torch's reductions come to backwards is torch's business, bits included: the
+nodes that a fusion node stands for are traced with their backward pass for the sizes of a call, and split into a
+forward and a backward graph, which are fused like any other. A gradient of a gradient is eager torch's.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch.utils.weak import TensorWeakRef
+
+from fuser import counters
+from fuser.errors import GradientError, UnsupportedError
+from fuser.fx.passes import FusionModule, FusionPass
+from fuser.graph import FusionGroup
+from fuser.kernel_cache import Lru
+from fuser.process import Lock, await_before_fork
+from fuser.route import Route, find_route, requires_grad
+
+__all__ = ["DifferentiableFusion"]
+
+# How many kinds of call (sizes, strides, values of numbers) of a fusion node are known, and how many graphs of its own
+# it has: tracing takes some 0.1 s, and for what comes later torch's reductions stay torch's.
+MAX_CALLS, MAX_JOINTS = 1024, 16
+
+_ATEN = torch.ops.aten
+_NORM = _ATEN._native_batch_norm_legit_functional.default
+_lock = Lock()
+# A child that is forked meanwhile would find the tracing of torch's half done.
+await_before_fork(_lock)
+
+
+class DifferentiableFusion(FusionModule):
+    """A fusion node with torch's reductions, which autograd differentiates as torch does.
+
+    Attributes:
+        nodes: what it stands for, as a graph of the inputs of its group.
+    """
+
+    def __init__(self, group: FusionGroup, node_names: Sequence[str], nodes: fx.GraphModule) -> None:
+        super().__init__(group, node_names)
+        self.nodes = nodes
+        # Constants come last.
+        self._varying = sum(item.default is None for item in group.inputs)
+        # For calls that have no graphs of their own.
+        self._apart: fx.GraphModule | None = None
+        self._calls: Lru[tuple[Joint | None]] = Lru()
+        self._joints: list[Joint] = []
+
+    def forward(self, *inputs: Any) -> Any:
+        """Run the group; returns a tensor, or a tuple of them for several outputs."""
+        if not torch.is_grad_enabled() or not any(map(requires_grad, inputs)):
+            return self.run(*inputs)
+        joint = self._find_joint(inputs)
+        made = self._run_apart(inputs) if joint is None else _apply(joint, *inputs)
+        return made[0] if len(made) == 1 else made
+
+    def _find_joint(self, inputs: tuple[Any, ...]) -> Joint | None:
+        given = inputs[: self._varying]
+        routed = find_route(given)
+        if routed.route is not Route.AUTOGRAD or not all(map(operator.is_, routed.inputs, given)):
+            # Somebody traces, or maps.
+            return None
+        key = (torch.get_default_dtype(), *map(_describe, given))
+        found = self._calls.get(key)
+        if found is None:
+            with _lock():
+                found = (self._joint_for(key, inputs),)
+                self._calls.put(key, found, MAX_CALLS)
+        return found[0]
+
+    def _joint_for(self, key: tuple[Any, ...], inputs: tuple[Any, ...]) -> Joint | None:
+        alike = [joint for joint in self._joints if joint.is_like(key)]
+        joint = next((joint for joint in alike if joint.fits(inputs)), None)
+        if joint is None and len(self._joints) < MAX_JOINTS:
+            # Sizes that were others before are symbols from now on.
+            joint = _trace_joint(self.nodes, key, inputs, [item.key for item in alike])
+            self._joints += [] if joint is None else [joint]
+        return joint
+
+    def _run_apart(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        if self._apart is None:
+            apart = fx.GraphModule(self.nodes, fx.Graph())
+            apart.graph.output(apart.graph.graph_copy(self.nodes.graph, {}))
+            FusionPass(reduces=False)(apart)
+            self._apart = apart
+        made: tuple[Any, ...] = self._apart(*inputs)
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DifferentiableFusion, (self.group, self.node_names, self.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """Both passes of a graph for one kind of call."""
+
+    nodes: fx.GraphModule
+    # Functions of a list, which they empty: of the tensors, and of what the first one saves and the gradients.
+    forward: Callable[[list[Any]], Sequence[Any]]
+    backward: Callable[[list[Any]], Sequence[Any]]
+    count: int
+    # Which inputs are tensors, and which outputs have gradients.
+    tensors: tuple[int, ...]
+    continuous: tuple[int, ...]
+    # The tensors that gradients depend on: all but statistics that a norm only updates.
+    read: tuple[int, ...]
+    # The call it was traced for, and what sizes and strides it relies on.
+    key: tuple[Any, ...]
+    relies_on: Callable[[Sequence[torch.Tensor]], bool]
+
+    def is_like(self, key: tuple[Any, ...]) -> bool:
+        """Whether a call differs from the one it was traced for in sizes and strides alone."""
+        return len(key) == len(self.key) and all(map(_is_like, key, self.key))
+
+    def fits(self, inputs: Sequence[Any]) -> bool:
+        """Whether a call that is like the one it was traced for may go by it."""
+        return self.relies_on([inputs[slot] for slot in self.tensors])
+
+
+class _Differentiated(torch.autograd.Function):
+    """``apply(joint, *inputs)``."""
+
+    @staticmethod
+    def forward(ctx: Any, joint: Joint, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        made = joint.forward([inputs[slot] for slot in joint.tensors])
+        outputs = tuple(made[: joint.count])
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*[x for slot, x in enumerate(outputs) if slot not in joint.continuous])
+        saved = made[joint.count :]
+        ctx.save_for_backward(*(item for item in saved if isinstance(item, torch.Tensor)))
+        ctx.sizes = [item for item in saved if not isinstance(item, torch.Tensor)]
+        ctx.like = [(x.shape, x.dtype, x.device) for x in map(outputs.__getitem__, joint.continuous)]
+        ctx.joint = joint
+        # For gradients of gradients; what was written to meanwhile has another version. Whoever packs what is saved
+        # (an activation checkpoint) wants nothing else to be kept.
+        is_packed = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+        ctx.inputs = _let_go(inputs) if is_packed else inputs
+        ctx.versions = _versions(joint, inputs)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        joint: Joint = ctx.joint
+        given = [grads[slot] for slot in joint.continuous]
+        found: list[torch.Tensor | None] = [None] * len(ctx.inputs)
+        if torch.is_grad_enabled():
+            inputs = [item() if isinstance(item, TensorWeakRef) else item for item in ctx.inputs]
+            if any(item is None for item in inputs):
+                raise GradientError(
+                    "an input of the fused function is gone, which the gradient of a gradient needs: keep it, or take "
+                    "that before gradients without create_graph"
+                )
+            if ctx.versions != _versions(joint, inputs):
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace operation"
+                )
+            made = _differentiate(joint, inputs, given)
+        else:
+            tangents = [
+                grad if grad is not None else torch.zeros(shape, dtype=dtype, device=device)
+                for grad, (shape, dtype, device) in zip(given, ctx.like, strict=True)
+            ]
+            made = joint.backward([*ctx.sizes, *ctx.saved_tensors, *tangents])
+            # As what is saved: the graph may outlive it.
+            ctx.inputs = _let_go(ctx.inputs)
+        for slot, gradient in zip(joint.tensors, made, strict=True):
+            found[slot] = gradient
+        return None, *found
+
+
+# torch.autograd.Function.apply serves transforms, too, and takes its time for it.
+_apply: Callable[..., tuple[torch.Tensor, ...]] = super(torch.autograd.Function, _Differentiated).apply
+
+
+def _let_go(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(TensorWeakRef(item) if isinstance(item, torch.Tensor) else item for item in inputs)
+
+
+def _versions(joint: Joint, inputs: Sequence[Any]) -> list[int]:
+    return [inputs[slot]._version for slot in joint.read]
+
+
+def _differentiate(
+    joint: Joint, inputs: Sequence[Any], grads: Sequence[torch.Tensor | None]
+) -> Sequence[torch.Tensor | None]:
+    # In eager torch, which differentiates that in turn. Each input is looked at anew: one may be made of another.
+    seen = [item.view_as(item) if isinstance(item, torch.Tensor) else item for item in inputs]
+    outputs = joint.nodes(*seen)
+    pairs = [(outputs[slot], grad) for slot, grad in zip(joint.continuous, grads, strict=True) if grad is not None]
+    wanted = [slot for slot in joint.tensors if inputs[slot].requires_grad]
+    made = torch.autograd.grad(
+        [output for output, _ in pairs],
+        [seen[slot] for slot in wanted],
+        [grad for _, grad in pairs],
+        create_graph=True,
+        allow_unused=True,
+    )
+    found = dict(zip(wanted, made, strict=True))
+    return [found.get(slot) for slot in joint.tensors]
+
+
+def _trace_joint(
+    nodes: fx.GraphModule, key: tuple[Any, ...], inputs: Sequence[Any], before: Sequence[tuple[Any, ...]]
+) -> Joint | None:
+    # None where torch cannot trace it, or its graphs would rely on how gradients lie in memory.
+    from torch._functorch.aot_autograd import aot_export_joint_simple  # noqa: PLC0415 - takes a second
+
+    from fuser.fx.backend import compile_graph, split_passes  # noqa: PLC0415 - as above
+
+    tensors = tuple(slot for slot, item in enumerate(inputs) if isinstance(item, torch.Tensor))
+    made: list[torch.Tensor] = []
+
+    def run(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        items = list(inputs)
+        for slot, item in zip(tensors, given, strict=True):
+            items[slot] = item
+        made[:] = nodes(*items)
+        return tuple(made)
+
+    try:
+        fakes, relies_on = _make_fakes(
+            [inputs[slot] for slot in tensors], [[k[1 + s].sizes for k in before] for s in tensors]
+        )
+        graph: Any = aot_export_joint_simple(run, tuple(fakes), trace_joint=True)
+        _prepare(graph)
+        passes = split_passes(graph, (), num_fwd_outputs=len(made))
+        forward, backward = (compile_graph(item, ()) for item in passes)
+        guard = relies_on()
+    except Exception as error:  # Whatever the reason, torch's ops one by one are right, and say what is wrong.
+        counters.count_fallback(f"{type(error).__name__} in torch's tracing of a backward pass")
+        return None
+    continuous = tuple(slot for slot, item in enumerate(made) if item.requires_grad)
+    updated = {node for norm in nodes.graph.find_nodes(op="call_function", target=_NORM) for node in norm.args[3:5]}
+    placeholders = nodes.graph.find_nodes(op="placeholder")
+    read = tuple(slot for slot in tensors if placeholders[slot] not in updated)
+    return Joint(nodes, forward, backward, len(made), tensors, continuous, read, key, guard)
+
+
+def _make_fakes(
+    tensors: Sequence[torch.Tensor], before: Sequence[Sequence[torch.Size]]
+) -> tuple[list[torch.Tensor], Callable[[], Callable[[Sequence[torch.Tensor]], bool]]]:
+    # What is traced, and what makes, afterwards, the question whether the sizes of others are such that it holds.
+    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415 - as in _trace_joint
+    from torch.fx.experimental.symbolic_shapes import (  # noqa: PLC0415
+        DimDynamic,
+        ShapeEnv,
+        StatelessSymbolicContext,
+    )
+
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env)
+    fakes: list[torch.Tensor] = []
+    for tensor, known in zip(tensors, before, strict=True):
+        dims = [
+            DimDynamic.DYNAMIC if any(sizes[dim] != size for sizes in known) else DimDynamic.STATIC
+            for dim, size in enumerate(tensor.shape)
+        ]
+        context: Any = StatelessSymbolicContext(dynamic_sizes=dims)
+        fakes.append(mode.from_tensor(tensor, symbolic_context=context))
+
+    def find_guard() -> Callable[[Sequence[torch.Tensor]], bool]:
+        placeholders: Any = fakes
+        text = env.produce_guards_expression(placeholders, ignore_static=False) or "True"
+        return lambda given: bool(env.evaluate_guards_expression(text, given))
+
+    return fakes, find_guard
+
+
+def _prepare(graph: fx.GraphModule) -> None:
+    """Take out what only says that nobody differentiates, and let gradients lie in memory as they do."""
+    for node in graph.graph.find_nodes(op="call_function", target=_ATEN.detach.default):
+        node.replace_all_uses_with(node.args[0])
+        graph.graph.erase_node(node)
+    for node in graph.graph.find_nodes(op="call_function", target=_ATEN.view.default):
+        node.target = _ATEN.reshape.default
+    if graph.graph.find_nodes(op="call_function", target=_ATEN.as_strided.default):
+        raise UnsupportedError("as_strided")
+
+
+class _Tensor(NamedTuple):
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+    sizes: torch.Size
+    strides: tuple[int, ...]
+
+
+def _describe(item: Any) -> Any:
+    if isinstance(item, torch.Tensor):
+        return _Tensor(item.dtype, item.device, item.requires_grad, item.shape, item.stride())
+    return type(item), repr(item)
+
+
+def _is_like(one: Any, other: Any) -> bool:
+    if type(one) is not _Tensor or type(other) is not _Tensor:
+        return bool(one == other)
+    return one[:3] == other[:3] and len(one.sizes) == len(other.sizes)
