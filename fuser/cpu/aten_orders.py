@@ -36,7 +36,11 @@ def sum_order(
         itemsize: bytes of one element in memory.
         is_plain: whether one dimension is kept, at most.
     """
-    if op not in {"sum", "mean", "nansum"} or len(reduced) > 1 or any(stride <= 0 for _, stride in (*reduced, *kept)):
+    if (
+        op not in {"sum", "sum_wide", "mean", "nansum"}
+        or len(reduced) > 1
+        or any(stride <= 0 for _, stride in (*reduced, *kept))
+    ):
         return None
     length, stride = reduced[0] if reduced else (1, 1)
     lanes = VECTOR_BYTES // max(itemsize, 4)
@@ -49,6 +53,12 @@ def sum_order(
         return RowOrder(Schedule(lanes, vector=halves), is_cascade=True)
     # Columns that are no four vectors have another order, and which those are may depend on the number of threads. Of
     # 16 bits, torch's kernel is the faster one where it does not convert all of them first.
-    if (itemsize > 2 or op == "mean") and is_plain and kept and kept[0][1] == 1 and kept[0][0] % (QUARTER * lanes) == 0:
+    if (
+        (itemsize > 2 or op in {"mean", "sum_wide"})
+        and is_plain
+        and kept
+        and kept[0][1] == 1
+        and kept[0][0] % (QUARTER * lanes) == 0
+    ):
         return RowOrder(Schedule(lanes), is_across=True, is_cascade=True)
     return None
