@@ -251,7 +251,7 @@ def test_balanced_rows_show_in_sixteen_bits() -> None:
 # --- where they are asked for ----------------------------------------------------------------------------------------
 def test_strict_groups_take_sums_where_an_order_is_known() -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
-        return torch.sigmoid(torch.relu(x).sum(-1))
+        return torch.sigmoid(torch.relu(x).var(-1))
 
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
         inputs = {device: torch.empty(8, 300, device=device) for device in ("cuda", "cpu")}
@@ -259,13 +259,13 @@ def test_strict_groups_take_sums_where_an_order_is_known() -> None:
         graph = make_fx(step, tracing_mode="real")(x)
         fuser.fx.FusionPass()(graph)
         names = [str(node.target) for node in graph.graph.nodes if node.op in {"call_function", "call_module"}]
-        assert any("sum" in name for name in names) == (device == "cpu"), (device, names)
+        assert any("var" in name for name in names) == (device == "cpu"), (device, names)
 
 
 @pytest.mark.cpu
 def test_on_a_cpu_torchs_kernel_stays_quietly() -> None:
     spec = fuser.register_fusion(centred("sum", (1,)))
-    x = torch.randn(5, 300)
+    x = torch.randn(2000, 30)
     fuser.reset_stats()
     total, product = fuser.run_fusion(spec, [x])
     assert torch.equal(total, x.abs().sum(1, keepdim=True))
