@@ -28,8 +28,8 @@ SHARED_BYTES, ACCUMULATOR_BYTES = 48 * 1024, 8
 WARP, SPLIT_BYTES, MAX_SPLIT = 32, 256, 4
 # Threads that a GPU wants, elements that one keeps where each takes its time, and bytes that no access should be below.
 ENOUGH_THREADS, MOST_ELEMENTS, WORD = 1 << 16, 64, 4
-# Of columns of which torch's threads take neighbouring elements: bytes of a row that a block reads, threads in all up to
-# which each has more in flight, blocks that a GPU wants, and elements for which it is worth to clear what they share.
+# Of columns whose elements torch's threads take in runs: bytes of a row that a block reads, threads in all up to which
+# each has more in flight, blocks that a GPU wants, and elements for which it is worth to clear what they share.
 SEGMENT, FEW_THREADS, ENOUGH_BLOCKS, MANY_ELEMENTS = 128, 1 << 14, 256, 1 << 22
 
 
