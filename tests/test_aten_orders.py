@@ -19,7 +19,7 @@ from fuser.cxx.functor import parse_functor
 from fuser.errors import GroupError
 from fuser.function import Function, Reduction
 from fuser.graph import FusionGroup, GroupBuilder
-from fuser.ops import OPS, reduction_function
+from fuser.ops import OPS, composite_function, reduction_function
 from fuser.orders import RowOrder, Schedule
 from fuser.row_orders import torchs_order
 from fuser.tensor_desc import TensorDesc
@@ -238,6 +238,22 @@ def test_what_is_compared_has_fewer_rows_and_the_same_order(shape: tuple[int, ..
         assert found is not None
         assert order_check._kind_of(found) == order_check._kind_of(order)
     assert offset == 0
+
+
+@pytest.mark.parametrize("mask", [(True, True, True), (False, True, True), (True, False, False)])
+def test_norms_are_compared_with_as_many_rows_as_columns_take(mask: tuple[bool, ...]) -> None:
+    function = composite_function("native_layer_norm_backward", ((40,), 3, True, True, True, mask))
+
+    def desc(*shape: int) -> TensorDesc:
+        strides = torch.empty(shape, device="meta").stride()
+        return TensorDesc(torch.Tensor, torch.bfloat16, shape, tuple(strides), torch.device("cpu"))
+
+    whole = (desc(200, 3001, 40), desc(200, 3001, 40), desc(200, 3001, 1), desc(200, 3001, 1), desc(40), desc(40))
+    case = order_check.OrderCase(function, (), whole, torch.device("cpu"))
+    fewer = [item.shape for item in case._fewer_rows()]
+    rows = fewer[0][0] * fewer[0][1]
+    assert order_check.LONG_COLUMN <= rows < 20000
+    assert fewer == [(*fewer[0][:2], size) for size in (40, 40, 1, 1)] + [(40,), (40,)]
 
 
 def test_balanced_rows_show_in_sixteen_bits() -> None:
