@@ -26,11 +26,13 @@ MAX_UNROLL = 8
 SHARED_BYTES, ACCUMULATOR_BYTES = 48 * 1024, 8
 # Bytes of a row that one of torch's threads keeps alone, and how many do it together otherwise.
 WARP, SPLIT_BYTES, MAX_SPLIT = 32, 256, 4
+# Bytes that a thread reads which does the work of several of torch's.
+WARP_BYTES = 64
 # Threads that a GPU wants, elements that one keeps where each takes its time, and bytes that no access should be below.
-ENOUGH_THREADS, MOST_ELEMENTS, WORD = 1 << 16, 64, 4
+ENOUGH_THREADS, MOST_ELEMENTS, WORD = 1 << 16, 32, 4
 # Of columns whose elements torch's threads take in runs: bytes of a row that a block reads, threads in all up to which
 # each has more in flight, blocks that a GPU wants, and elements for which it is worth to clear what they share.
-SEGMENT, FEW_THREADS, ENOUGH_BLOCKS, MANY_ELEMENTS = 128, 1 << 14, 256, 1 << 22
+SEGMENT, FEW_THREADS, ENOUGH_BLOCKS, MANY_ELEMENTS = 128, 1 << 14, 256, 1 << 21
 
 
 def plan_ordered_walk(
@@ -125,7 +127,7 @@ def _along(space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order
         while vector > least and team < MAX_SPLIT * WARP and steps * vector * bytes_per_element > SPLIT_BYTES // 2:
             vector, team = vector // 2, team * 2
     threads = team // WARP
-    if schedule.vector > 1 == schedule.accumulators and threads * steps * vector * bytes_per_element <= SPLIT_BYTES:
+    if schedule.vector > 1 == schedule.accumulators and threads * steps * vector * bytes_per_element <= WARP_BYTES:
         # A warp does what several of torch's do, as far as its threads can keep what they read.
         team = WARP
     else:
@@ -170,6 +172,9 @@ def _across(
     if order.schedule.vector > 1:
         # Few threads: more elements of each are in flight, and they spread over many blocks.
         unroll = order.schedule.vector
+        while width % vector:
+            # Neighbouring threads read neighbours, where one cannot.
+            vector //= 2
         if vector > 1 and width // vector * threads <= FEW_THREADS:
             vector, unroll = vector // 2, 2 * unroll
         team = min(SEGMENT // (vector * itemsize), WARP) if threads > 1 else WARP

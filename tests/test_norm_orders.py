@@ -190,8 +190,8 @@ CASES: list[tuple[Callable[..., None], tuple[int, ...]]] = [
     (check_layer_norm, (300, 36)), (check_group_norm, (2, 8, 2, 8)), (check_batch_norm, (2, 5, 7)),
     (check_layer_norm, (5, 768)), (check_layer_norm, (70, 1001)), (check_layer_norm, (130, 1000)),
     (check_layer_norm, (3, 7)), (check_layer_norm, (1001, 1200)), (check_group_norm, (3, 64, 4, 16)),
-    (check_group_norm, (2, 8, 2, 7)), (check_group_norm, (140, 4, 2, 5)), (check_group_norm, (1, 6, 3, 30)), (check_batch_norm, (4, 8, 9)),
-    (check_batch_norm, (3, 40, 40)), (check_batch_norm, (2, 3, 70)),
+    (check_group_norm, (2, 8, 2, 7)), (check_group_norm, (140, 4, 2, 5)), (check_group_norm, (1, 6, 3, 30)),
+    (check_batch_norm, (4, 8, 9)), (check_batch_norm, (3, 40, 40)), (check_batch_norm, (2, 3, 70)),
 ]  # fmt: skip
 
 
