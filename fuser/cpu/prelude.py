@@ -29,7 +29,7 @@ def emit_prelude(names: frozenset[str], features: frozenset[str]) -> str:
         features: which storage types are used, out of "half", "bfloat16", "float8" and "complex"; "precise" for math
             functions that are right to one unit in the last place; "tiles" for loops that are not linear.
 
-    Sample, for `names` with "exp": `FUSER_MVEC_1(exp)` after that macro's definition, and `using ::exp;` in
+    Sample, for `names` with "exp": `FUSER_MVEC_EXP_1(exp)` after that macro's definition, and `using ::exp;` in
     `namespace std`.
     """
     choose = _precise if "precise" in features else _on_this_machine
