@@ -1,4 +1,4 @@
-"""``python -m fuser``: what this machine can do, and a functor file checked or shown as a kernel."""
+"""``python -m fuser``: what this machine can do, a functor file checked or shown as a kernel, a wrong group found."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 import fuser
+from fuser.bisect import bisect
 from fuser.cpu.backend import find_compiler
 from fuser.errors import FuserError
 
@@ -25,9 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_argument("--scalar", action="append", default=[], help="name of a scalar parameter; repeatable")
         command.add_argument("--outputs", type=int, default=1, help="number of outputs")
         command.add_argument("--device", choices=("cpu", "cuda"), default=None)
+    command = commands.add_parser("bisect", help="find the fusion group that makes a script fail")
+    command.add_argument("--folder", type=Path, default=Path("fuser_bisect"), help="where to write what was found")
+    command.add_argument("script", nargs=argparse.REMAINDER, help="a script that fails when it is wrong; its arguments")
     options = parser.parse_args(arguments)
     if options.command == "info":
         return show_info()
+    if options.command == "bisect":
+        return find_culprit(options.script, options.folder)
     try:
         function = fuser.jit_fn(options.file.read_text(), num_outputs=options.outputs, scalars=options.scalar)
         if options.command == "check":
@@ -38,6 +44,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (FuserError, OSError, UnicodeDecodeError) as error:
         print(error, file=sys.stderr)
         return 1
+    return 0
+
+
+def find_culprit(command: Sequence[str], folder: Path) -> int:
+    """Print the group that makes a script fail; return 1 if there is none."""
+    try:
+        found = bisect(command, folder)
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    if found is None:
+        print("the script does not fail")
+        return 1
+    print(f"it passes with {found.number - 1} groups, and fails with this one, number {found.number}:")
+    print(found.group)
+    print(f"python {found.script} runs it alone")
     return 0
 
 

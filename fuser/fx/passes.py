@@ -12,7 +12,7 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from fuser.compiler import register
+from fuser.compiler import register, registered
 from fuser.config import config
 from fuser.executor import warm_up
 from fuser.fx.nodes import bind_group, is_random
@@ -25,7 +25,7 @@ from fuser.library import split_inputs
 from fuser.ops import OpCall, bind_for
 from fuser.route import call_anew
 
-__all__ = ["FusionModule", "FusionPass", "fuse_graph"]
+__all__ = ["Fuel", "FusionModule", "FusionPass", "fuse_graph"]
 
 
 @called_in_c
@@ -48,6 +48,14 @@ class FusionCall(Replayer):
     def call_anew(self, *inputs: Any) -> Any:
         """Serve a call that is not like an earlier one."""
         return call_anew(self.spec, inputs, self, inputs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A spec holds locks and kernels; the text says everything.
+        return _load_call, (self.text,)
+
+
+def _load_call(text: str) -> FusionCall:
+    return FusionCall(registered(text))
 
 
 class FusionModule(torch.nn.Module):
@@ -82,6 +90,33 @@ class FusionModule(torch.nn.Module):
         return FusionModule, (self.group, self.node_names)
 
 
+class Fuel:
+    """How many groups may still be made: to bisect a wrong result.
+
+    Attributes:
+        limit: how many in all; None: as many as ``config.fuel`` says.
+        burnt: how many were asked for.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit
+        self.burnt = 0
+
+    def burn(self) -> bool:
+        """Count one more; return whether it may be made."""
+        limit = config.fuel if self.limit is None else self.limit
+        if limit is not None:
+            self.burnt += 1
+        return limit is None or self.burnt <= limit
+
+    def see(self, module: FusionModule) -> None:
+        """Look at a group that was made."""
+
+
+# Of the whole process.
+process_fuel = Fuel()
+
+
 class FusionPass(PassBase):
     """Replace maximal convex groups of functor calls and table ops by fusion nodes, in place.
 
@@ -93,23 +128,28 @@ class FusionPass(PassBase):
             differentiates it is better that they stay.
         device_type: where values are that the graph says nothing of, such as "cuda".
         numerics: what the groups run with, whatever the settings say: "strict" or "fast"; None: as the settings say.
+        fuel: how many groups it may make; None: as many as the settings say for the whole process.
     """
 
-    def __init__(self, *, reduces: bool = True, device_type: str = "", numerics: str | None = None) -> None:
+    def __init__(
+        self, *, reduces: bool = True, device_type: str = "", numerics: str | None = None, fuel: Fuel | None = None
+    ) -> None:
         super().__init__()
         self.reduces = reduces
         self.device_type = device_type
         self.numerics = numerics
+        self.fuel = fuel
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         """Run on one graph module."""
         substitution = _Substitution(graph_module, self.numerics)
         with bind_for(self.numerics):
             groups = partition(graph_module.graph, reduces=self.reduces, device_type=self.device_type)
+        fuel = self.fuel or process_fuel
         for found in groups:
-            if config.fuel is not None and not _burn():
+            if not fuel.burn():
                 break
-            substitution.add(found)
+            fuel.see(substitution.add(found))
         if substitution.fused:
             substitution.finish()
             _sort(graph_module.graph)
@@ -241,7 +281,7 @@ class _Substitution:
         self.replaced: dict[fx.Node, fx.Node] = {}
         self._names = (name for number in itertools.count() if not hasattr(graph_module, name := f"fusion_{number}"))
 
-    def add(self, found: Partition) -> None:
+    def add(self, found: Partition) -> FusionModule:
         """Add the fusion node of a group."""
         writer = _GroupWriter(found, self.replaced, self.numerics)
         wanted = {node for node in found.nodes if _is_returned(node, writer.values)}
@@ -254,7 +294,8 @@ class _Substitution:
         handles = [handle for node in returned for handle in writer.values[node] if handle is not None]
         name = next(self._names)
         group = writer.builder.build(handles)
-        self.module.add_submodule(name, FusionModule(group, [node.name for node in found.nodes]))
+        module = FusionModule(group, [node.name for node in found.nodes])
+        self.module.add_submodule(name, module)
         with self.graph.inserting_after(found.nodes[-1]):
             fused = self.graph.call_module(name, writer.arguments())
         values = [value for node in returned for value in _fake_values(node)]
@@ -267,6 +308,7 @@ class _Substitution:
                     last = self.graph.node_copy(node, lambda source: self.replaced.get(source, source))
                 self.replaced[node] = last
         self.fused += found.nodes
+        return module
 
     def _add_results(self, fused: fx.Node, returned: list[fx.Node], writer: _GroupWriter, count: int) -> fx.Node:
         graph, slot, last = self.graph, 0, fused
@@ -353,14 +395,3 @@ def _sort(graph: fx.Graph) -> None:
         if last is not None:
             last.append(node)
         last = node
-
-
-_burnt = 0
-
-
-def _burn() -> bool:
-    # FUSER_FUEL counts groups over the whole process.
-    global _burnt  # noqa: PLW0603
-    assert config.fuel is not None, "the caller checked"
-    _burnt += 1
-    return _burnt <= config.fuel
