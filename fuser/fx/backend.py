@@ -17,6 +17,7 @@ from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.compiler import config as compiler_config
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fuser import library
@@ -83,7 +84,7 @@ def fuser_backend(
                 return compile_flat(graph)
             return graphs.wrap(graph, inputs, compile_flat, kind)
 
-        return compile_pass if not is_kept else SerializableAOTDispatchCompiler(FlatGraph, compile_pass)
+        return compile_pass if not is_kept else SerializableAOTDispatchCompiler(FlatGraph, compile_pass)  # type: ignore[arg-type]
 
     # What is recorded, or depends on what was compiled before, is nothing that another process could use.
     is_kept = all(chosen[name] == OPTIONS[name][0] for name in OPTIONS if name != "numerics") and config.fuel is None
@@ -98,7 +99,7 @@ def fuser_backend(
     # Both passes are one entry of the cache.
     with (
         functorch_config.patch(bundled_autograd_cache=is_kept, force_non_lazy_backward_lowering=True),
-        torch.compiler.config.patch(cache_key_tag=_cache_tag(chosen["numerics"])),
+        compiler_config.patch(cache_key_tag=_cache_tag(chosen["numerics"])),  # type: ignore[attr-defined]
     ):
         compiled: Callable[..., Any] = backend(graph_module, example_inputs)
     return compiled
@@ -123,7 +124,7 @@ def _first_under(run: Callable[[list[Any]], Any], **settings: Any) -> Callable[[
 def _cache_tag(numerics: str | None) -> str:
     """Return what a compiled graph depends on beside what AOTAutograd looks at: settings, and fuser itself."""
     key = config.code_key(numerics=numerics or config.numerics)
-    return f"{torch.compiler.config.cache_key_tag} fuser {_fingerprint()} {key}"
+    return f"{compiler_config.cache_key_tag} fuser {_fingerprint()} {key}"
 
 
 @functools.cache
