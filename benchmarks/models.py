@@ -24,7 +24,8 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,44 +143,51 @@ def make_model(name: str, dtype: torch.dtype, device: torch.device, *, is_small:
     return model, inputs
 
 
-def measure_model(name: str, dtype: torch.dtype, contestants: Sequence[str], options: argparse.Namespace) -> Record:
-    """Compile a model under each contestant, then time one after the other; what fails is a result."""
+def measure_model(name: str, dtype: torch.dtype, records: Record, options: argparse.Namespace) -> Iterator[None]:
+    """Compile a model under each contestant, then time one after the other; yields when there is a new record.
+
+    What fails is a record, too. Inductor comes last: it compiles for the longest time.
+    """
     device = find_device()
     model, inputs = make_model(name, dtype, device, is_small=options.size == "small")
-    runners: dict[str, Runner] = {}
-    measured: Record = {}
+    missing = [item for item in options.contestant if not {"wall_ms", "error"} & {*records.get(item, ())}]
+    for is_inductor in (False, True):
+        runners: dict[str, Runner] = {}
+        with turn(options.turns, fcntl.LOCK_SH):
+            for contestant in missing:
+                if contestant.startswith("inductor") == is_inductor:
+                    torch._dynamo.reset()
+                    runners[contestant] = runner = Runner(model, inputs, contestant)
+                    records[contestant] = attempt(runner.compile)
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+        with turn(options.turns, fcntl.LOCK_EX):
+            for contestant, runner in runners.items():
+                if "error" not in records[contestant]:
+                    records[contestant] |= attempt(partial(runner.measure, options.steps))
+                print(f"{name:12} {options.size:5} {contestant:16} {records[contestant]}", flush=True)
+                yield
 
-    def attempt(contestant: str, work: Any) -> None:
-        try:
-            measured.setdefault(contestant, {}).update(work())
-        except Exception as error:  # whatever a peer raises
-            measured[contestant] = {"error": hide_paths(f"{type(error).__name__}: {error}")[:300]}
-            runners.pop(contestant, None)
 
-    with turn(options.turns, fcntl.LOCK_SH):
-        for contestant in contestants:
-            torch._dynamo.reset()
-            runners[contestant] = runner = Runner(model, inputs, contestant)
-            attempt(contestant, runner.compile)
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-    with turn(options.turns, fcntl.LOCK_EX):
-        for contestant, runner in list(runners.items()):
-            attempt(contestant, lambda runner=runner: runner.measure(options.steps))
-            print(f"{name:12} {options.size:5} {contestant:16} {measured[contestant]}", flush=True)
-    torch._dynamo.reset()
-    return measured
+def attempt(work: Callable[[], Record]) -> Record:
+    """Return what work returns, or what it raised."""
+    try:
+        return work()
+    except Exception as error:  # whatever a peer raises
+        return {"error": hide_paths(f"{type(error).__name__}: {error}")[:600]}
 
 
 @contextlib.contextmanager
 def turn(path: Path | None, kind: int) -> Iterator[None]:
-    """Hold a lock, shared while compiling, alone while timing."""
+    """Hold a lock, shared while compiling, alone while timing; who waits to be alone comes before who compiles next."""
     if path is None:
         yield
         return
     with path.open("a") as file:
-        fcntl.flock(file, kind)
+        with path.with_suffix(".gate").open("a") as gate:
+            fcntl.flock(gate, fcntl.LOCK_EX)
+            fcntl.flock(file, kind)
         yield
 
 
@@ -194,14 +202,13 @@ def compare_bits(name: str, dtype: torch.dtype) -> Record:
     wanted = found["aot_eager"]
     again = run_once(model, inputs, "aot_eager")
     differ = count_differing(found["fuser"], wanted)
-    record = {
+    record: Record = {
         "tensors": len(wanted),
         "differ": len(differ),
         "unsteady": len(count_differing(again, wanted)),
         "from_eager": len(count_differing(found["eager"], wanted)),
     }
-    print(f"{name:12} {str(dtype)[6:]:8} {'EQUAL' if not differ else 'DIFFERENT'} {record} {differ[:4]}", flush=True)
-    return record
+    return record | ({"names": differ[:4]} if differ else {})
 
 
 def run_once(model: nn.Module, inputs: Mapping[str, torch.Tensor], contestant: str) -> dict[str, torch.Tensor]:
@@ -289,25 +296,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for model in options.model:
             for dtype in options.dtype:
                 if time.perf_counter() - began < options.seconds:
-                    add_records(document, model, dtype, options)
-                    write_json(document, path)
+                    for _ in add_records(document, model, dtype, options):
+                        write_json(document, path)
 
 
-def add_records(document: Record, model: str, dtype: str, options: argparse.Namespace) -> None:
-    """Measure what the document does not hold yet of a model."""
+def add_records(document: Record, model: str, dtype: str, options: argparse.Namespace) -> Iterator[None]:
+    """Measure what the document does not hold yet of a model; yields when there is more."""
     key = f"{model} {dtype}" + (" small" if options.size == "small" else "")
     records = document["records"].setdefault(key, {})
-    if options.bits:
-        try:
-            records.setdefault("bits", None)
-            records["bits"] = records["bits"] or compare_bits(model, getattr(torch, dtype))
-        except Exception as error:  # the other models go on
-            records["bits"] = {"error": hide_paths(f"{type(error).__name__}: {error}")[:600]}
-            print(f"{model:12} {dtype:8} {records['bits']}", flush=True)
-        return
-    missing = [name for name in options.contestant if name not in records]
-    if missing:
-        records |= measure_model(model, getattr(torch, dtype), missing, options)
+    if not options.bits:
+        yield from measure_model(model, getattr(torch, dtype), records, options)
+    elif "tensors" not in records.get("bits", ()):
+        records["bits"] = attempt(lambda: compare_bits(model, getattr(torch, dtype)))
+        print(f"{model:12} {dtype:8} {records['bits']}", flush=True)
+        yield
 
 
 def read_document(path: Path) -> Record:
