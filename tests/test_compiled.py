@@ -71,7 +71,7 @@ def test_fuel_of_a_compiled_model() -> None:
     for options in ({}, {"fuel": 1}, {"fuel": 0}):
         torch._dynamo.reset()
         fuser.reset_stats()
-        assert torch.allclose(torch.compile(model, backend="fuser", options=options)(x), model(x), rtol=1e-5)
+        torch.testing.assert_close(torch.compile(model, backend="fuser", options=options)(x), model(x))
         launches.append(fuser.stats()["launches"])
     assert launches == [2, 1, 0]
 

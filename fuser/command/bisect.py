@@ -108,7 +108,7 @@ def _fails(command: Sequence[str], folder: Path, fuel: int | None) -> bool:
     environment = {name: value for name, value in os.environ.items() if name != "FUSER_FUEL"}
     if fuel is not None:
         environment["FUSER_FUEL"] = str(fuel)
-    program = "import sys, pathlib, fuser.bisect as b; b.run_watched(pathlib.Path(sys.argv[1]), sys.argv[2:])"
+    program = "import sys, pathlib, fuser.command.bisect as b; b.run_watched(pathlib.Path(sys.argv[1]), sys.argv[2:])"
     done = subprocess.run(
         [sys.executable, "-c", program, str(folder), *command], env=environment, capture_output=True, check=False
     )
