@@ -1,4 +1,4 @@
-"""``python -m fuser``: what this machine can do, what a functor's text becomes, what is on disk, which group is wrong."""
+"""``python -m fuser``: the machine, what a functor's text becomes, what is kept on disk, which group is wrong."""
 
 from __future__ import annotations
 
