@@ -149,7 +149,8 @@ def measure_model(name: str, dtype: torch.dtype, records: Record, options: argpa
     What fails is a record, too. Inductor comes last: it compiles for the longest time.
     """
     device = find_device()
-    model, inputs = make_model(name, dtype, device, is_small=options.size == "small")
+    with turn(options.turns, fcntl.LOCK_SH):
+        model, inputs = make_model(name, dtype, device, is_small=options.size == "small")
     missing = [item for item in options.contestant if not {"wall_ms", "error"} & {*records.get(item, ())}]
     for is_inductor in (False, True):
         runners: dict[str, Runner] = {}

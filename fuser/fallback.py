@@ -78,7 +78,12 @@ class Fallback:
             values += (
                 [result] if application.function.num_outputs == 1 and isinstance(result, torch.Tensor) else list(result)
             )
-        return [values[value] for value in self.group.outputs]
+        outputs = self.group.outputs
+        # Equal applications were merged; what each of them returns is a tensor of its own.
+        return [
+            values[value] if value not in outputs[:slot] else values[value].clone()
+            for slot, value in enumerate(outputs)
+        ]
 
 
 def find_obstacle(functor: Functor) -> UntranslatableError | None:

@@ -47,8 +47,8 @@ class Writer:
         self.device = device
         self.graph = fx.Graph()
         # What a function does that only its order and its argument show.
-        self.log: list[float] = []
-        self.note = lambda x: self.log.append(float(x.detach().double().nan_to_num().sum())) or x
+        self.log: list[str] = []
+        self.note = lambda x: self.log.append(str(x.detach().double().nan_to_num().sum())) or x
         self.has_metadata = self.draw.random() < 0.5
         # Tensors that nodes stand for.
         self.values: dict[fx.Node, torch.Tensor] = {}
@@ -178,8 +178,10 @@ class Writer:
                 ]
             ),
             "effect": lambda: (self.note, (x,), {}),
+            # Indices that are numbers would end a GPU's process where they are out of range.
             "data": lambda: draw.choice(
-                [(torch.nonzero, (x,), {}), (torch.masked_select, (x, y), {}), (operator.getitem, (x, y), {})]
+                [(torch.nonzero, (x,), {}), (torch.masked_select, (x, y), {})]
+                + [(operator.getitem, (x, y), {})] * (self.values[y].dtype is torch.bool)
             ),
             "made": lambda: draw.choice(
                 [(torch.zeros_like, (x,), {}), (torch.full_like, (x, 2), {}), ("new_ones", (x, (3, 4)), {})]
@@ -197,7 +199,7 @@ class Writer:
         return name, (x,) if name in {"relu_", "neg_", "zero_"} else (x, self.draw.choice([y, self.number()])), {}
 
 
-def run(call: Callable[..., Any], given: list[torch.Tensor], log: list[float], seed: int) -> dict[str, Any]:
+def run(call: Callable[..., Any], given: list[torch.Tensor], log: list[str], seed: int) -> dict[str, Any]:
     """Return all that a call shows."""
     inputs = copy.deepcopy(given)
     log.clear()
