@@ -18,7 +18,7 @@ from fuser import counters, planner
 from fuser.compiler import check_cuda_text, dump, register
 from fuser.config import config
 from fuser.errors import ArgumentError, DeviceError
-from fuser.fallback import Fallback
+from fuser.fallback import Fallback, each_its_own
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Launcher, Replayer, record_call, record_through
@@ -138,7 +138,7 @@ def run_around(
     values = dict(enumerate(inputs))
     for part, read, made in _cut_around(spec, obstacle):
         values |= zip(made, run(part, [values[value] for value in read]), strict=True)
-    return [values[value] for value in spec.group.outputs]
+    return each_its_own([values[value] for value in spec.group.outputs])
 
 
 def _cut_around(spec: KernelSpec, obstacle: int) -> _Parts:
