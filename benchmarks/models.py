@@ -151,6 +151,10 @@ def measure_model(name: str, dtype: torch.dtype, records: Record, options: argpa
     device = find_device()
     with turn(options.turns, fcntl.LOCK_SH):
         model, inputs = make_model(name, dtype, device, is_small=options.size == "small")
+        if device.type == "cuda":
+            # The first time takes seconds.
+            with profile(activities=[ProfilerActivity.CUDA]):
+                torch.cuda.synchronize()
     missing = [item for item in options.contestant if not {"wall_ms", "error"} & {*records.get(item, ())}]
     for is_inductor in (False, True):
         runners: dict[str, Runner] = {}

@@ -304,6 +304,7 @@ def test_a_text_too_deep_for_python_runs_and_says_why_it_has_no_eager_version() 
         functor(x.requires_grad_())
 
 
+@pytest.mark.cpu
 def test_equal_results_are_tensors_of_their_own() -> None:
     """Equal applications are merged, also where the group runs in eager torch or is cut around a strict sum."""
     traced = torch.fx.symbolic_trace(lambda x: (torch.sigmoid(x), x.abs().sum(-1), torch.sigmoid(x)))

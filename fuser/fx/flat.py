@@ -26,6 +26,20 @@ __all__ = ["FlatGraph", "flatten"]
 
 _numbers = itertools.count()
 
+# Views as methods of a tensor: half of what the operator costs, of which a graph has hundreds.
+_ATEN = torch.ops.aten
+_METHODS: dict[Any, str] = {
+    _ATEN.view.default: "view",
+    _ATEN.t.default: "t",
+    _ATEN.permute.default: "permute",
+    _ATEN.transpose.int: "transpose",
+    _ATEN.detach.default: "detach",
+    _ATEN.expand.default: "expand",
+    _ATEN.unsqueeze.default: "unsqueeze",
+    _ATEN.squeeze.dim: "squeeze",
+    _ATEN.select.int: "select",
+}
+
 
 class FlatGraph(OutputCode):
     """A graph as a function of one list of arguments, which it empties; what AOTAutograd's cache can keep."""
@@ -148,6 +162,8 @@ class _FlatWriter:
         if node.op == "call_method":
             return f"{arguments[0]}.{node.target}({', '.join(arguments[1:])})"
         target: Any = node.target
+        if target in _METHODS and not node.kwargs:
+            return f"{arguments[0]}.{_METHODS[target]}({', '.join(arguments[1:])})"
         if target is operator.getitem and len(arguments) == 2:
             return f"{arguments[0]}[{arguments[1]}]"
         if node.op == "call_module":
