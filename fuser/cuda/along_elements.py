@@ -144,11 +144,25 @@ class AlongElements(RowText):
             divisors = [name for name in step.quick.reads if name[0] == "d"]
             head += [f"const fuser_divisor {name}(fuser_cast<float>({known[f'v{name[1:]}']}));" for name in divisors]
         each = self._vectors(level, step, element, is_whole=self._has_whole_chunks)
-        if not self._has_whole_chunks and self.tuning.team >= WARP:
+        none = ["#pragma unroll", f"for (int u = 0; u < U; ++u) parts[u] = pass{level}.identity();"]
+        none = indent(none * bool(step.accumulators))
+        if not self._has_whole_chunks and self.tuning.team > WARP:
             # Most warps have all of their vectors, and ask no question for each.
             whole = self._vectors(level, step, element, is_whole=True)
-            is_full = "begin + (lead - t % W * V) + U * W * V <= length"
-            each = [f"if ({is_full}) {{", *indent(whole), "} else {", *indent(each), "}"]
+            is_some = "begin + (lead - t % W * V) < length"
+            each = [
+                "if (is_full) {",
+                *indent(whole),
+                f"}} else if ({is_some}) {{",
+                *indent(each),
+                "} else {",
+                *none,
+                "}",
+            ]
+            head.append("const bool is_full = begin + (lead - t % W * V) + U * W * V <= length;")
+        elif not self._has_whole_vectors:
+            # Rows of nothing have no element to stand for those that are missing.
+            each = ["if (length > 0) {", *indent(each), "} else {", *none, "}"]
         left = f"is_row ? {self._left()} : {self.signed}(0)"
         stores = [
             f"fuser_store_anywhere(row.{item.name} + (begin + lead), made_{item.name}, {left});" for item in outputs
@@ -161,12 +175,10 @@ class AlongElements(RowText):
         placed = [item for item in self.full(element) if item.is_output or item.is_counter]
         outputs = [item for item in placed if item.is_output]
         lines = self._place(placed, is_whole=is_whole)
-        if not is_whole and (self.tuning.team >= WARP or not self._has_whole_vectors):
-            # A warp that has nothing there goes on, and so do the threads of rows of nothing, which have no element to
-            # stand for those that are missing.
-            is_none = "n - t % W * V >= length" if self.tuning.team >= WARP else "length == 0"
+        if not is_whole and self.tuning.team > WARP and not self._has_whole_vectors:
+            # A warp that has nothing there goes on: it takes long to ask for each element.
             none = f"parts[u] = pass{level}.identity();" if step.accumulators else ""
-            lines.append(f"if ({is_none}) {{ {none} continue; }}")
+            lines.append(f"if (n - t % W * V >= length) {{ {none} continue; }}")
         first = [item for item in self.loop.held if self._reads_first(item, level)]
         lines += [f"held_{item.name}[n / V] = {item.name}[u];" for item in first]
         for item in self.full(element):
@@ -195,8 +207,7 @@ class AlongElements(RowText):
             lines += [*_each_element(f"{name}[u].set(k, {value});"), f"{name}[u].pack();"]
         if step.accumulators:
             if not is_whole and not self._has_whole_vectors:
-                missing = _each_element(f"if (k >= left) own[k] = pass{level}.identity();")
-                lines += ["if (left < V) {", *indent(missing), "}"]
+                lines += _each_element(f"if (k >= left) own[k] = pass{level}.identity();")
             lines.append(f"parts[u] = fuser_tree<V>(pass{level}, own);")
             if not is_whole and self._has_whole_vectors:
                 lines.append(f"if (left == 0) parts[u] = pass{level}.identity();")

@@ -18,8 +18,8 @@ from fuser.row_parts import RowPart, RowPass
 __all__ = ["AlongText"]
 
 # Threads of a multiprocessor that a kernel leaves registers for: where rows stay in registers, by whether there are
-# several accumulators and whether a thread has much (elements; bytes of an operand, or such as it has to put together);
-# and elsewhere, or in clusters. Twice as many where blocks share a row.
+# several accumulators and whether a thread has much (many elements, or bytes of an operand, take registers); and
+# elsewhere, or in clusters. Twice as many where blocks share a row.
 RESIDENT_THREADS = {(False, False): 1280, (False, True): 768, (True, False): 768, (True, True): 512}
 FEW_BYTES = 64
 THREADS = 1024
@@ -97,8 +97,10 @@ class AlongText(AlongElements):
         full = [item for step in self.loop.passes if step.element for item in self.full(step.element)]
         widest = max((item.info.dtype.itemsize for item in full if not item.is_counter), default=1)
         share = self.tuning.unroll * self.loop.vector
-        has_much = share > LONG_SHARE if is_heavy else share * widest > FEW_BYTES or not self._has_whole_vectors
-        threads = RESIDENT_THREADS[is_heavy, has_much]
+        has_much = share > LONG_SHARE if is_heavy else share * widest > FEW_BYTES
+        # So do vectors that are put together, and warps that have not all of theirs.
+        is_apart, has_gaps = not self._has_whole_vectors, not self._has_whole_chunks and self.tuning.team > WARP
+        threads = RESIDENT_THREADS[is_heavy or (has_much and is_apart), has_much or is_apart or has_gaps]
         if not is_heavy and self.tuning.cluster > 1 and self._has_whole_chunks:
             threads = THREADS
         elif not self.tuning.is_resident:
