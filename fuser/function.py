@@ -94,6 +94,9 @@ class Reduction:
     # Takes accumulators, then what the map takes, and makes the accumulators with one element more: how torch's order
     # adds an element where that has other bits than to combine it. None: it is mapped and combined.
     accumulate: Functor | None = None
+    # How many pieces the elements are cut into, each of which is combined by itself: the results are its accumulators,
+    # along a dimension before all others. Such are parts of a plan (fuser.columns); 0 elsewhere: all is one.
+    pieces: int = 0
 
     @property
     def result(self) -> Functor:
@@ -141,13 +144,15 @@ class Reduction:
     def reduce_shape(self, shape: Shape) -> Shape:
         """Return the shape of the results, from that of what is reduced; raises as ``normalize_dims``."""
         dims = self.normalize_dims(len(shape))
+        first = (self.pieces,) if self.pieces else ()
         if self.keepdim:
-            return tuple(1 if dim in dims else size for dim, size in enumerate(shape))
-        return tuple(size for dim, size in enumerate(shape) if dim not in dims)
+            return (*first, *(1 if dim in dims else size for dim, size in enumerate(shape)))
+        return (*first, *(size for dim, size in enumerate(shape) if dim not in dims))
 
     def remaining_dims(self, rank: int) -> int:
         """Return how many dimensions the results have, for tensors of a rank."""
-        return rank if self.keepdim else 0 if self.dims is None else max(rank - len(self.dims), 0)
+        kept = rank if self.keepdim else 0 if self.dims is None else max(rank - len(self.dims), 0)
+        return kept + bool(self.pieces)
 
     def to_json(self) -> dict[str, Any]:
         """Return what from_json needs."""
@@ -160,7 +165,7 @@ class Reduction:
             "counts": self.counts,
             "order": self.order,
             "accumulate": self.accumulate and _functor_to_json(self.accumulate),
-        }
+        } | ({"pieces": self.pieces} if self.pieces else {})
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Reduction:
@@ -174,6 +179,7 @@ class Reduction:
             data["counts"],
             data.get("order", ""),
             data.get("accumulate") and _functor_from_json(data["accumulate"]),
+            data.get("pieces", 0),
         )
 
 

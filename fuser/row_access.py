@@ -16,7 +16,7 @@ from fuser.kernel_spec import RowSpec
 from fuser.layout import IterationSpace
 from fuser.row_space import count_accumulators, reduction_levels
 
-__all__ = ["RowLimits", "plan_row_walk"]
+__all__ = ["RowLimits", "column_pieces", "plan_row_walk"]
 
 WARP = 32
 MAX_BLOCK = 1024
@@ -68,10 +68,13 @@ def plan_row_walk(
         limits: the device's.
     """
     inner = rows.inner
+    producers = group.producers()
+    makers = [group.applications[producers[value]].function.reduction for value in group.outputs]
+    pieces = {slot for slot, reduction in enumerate(makers) if reduction and reduction.pieces}
     moving = [
         slot
         for slot, strides in enumerate(space.strides[: len(itemsizes)])
-        if strides[inner] and (rows.is_across or not is_row[slot])
+        if strides[inner] and (rows.is_across or not is_row[slot]) and slot not in pieces
     ]
     widths = {slot: dense_width(space.strides[slot], inner, itemsizes[slot], aligned[slot]) for slot in moving}
     wide = [itemsizes[slot] for slot in moving if not is_row[slot]] or [itemsizes[slot] for slot in moving]
@@ -97,7 +100,13 @@ def plan_row_walk(
         # A kernel that holds its rows holds all that it reads again.
         held_bytes = sum(itemsizes[slot] for slot in moving if slot >= len(group.outputs))
         limits = replace(limits, shared_bytes=limits.shared_bytes * read_bytes // max(held_bytes, 1))
-        tuning = _along(space, rows, vector, accumulators, read_bytes, limits, may_share=may_share)
+        if pieces:
+            tuning = _persistent(space, rows, vector)
+            length = prod(space.sizes[: rows.reduced])
+            for slot in pieces:
+                widths[slot] = dense_width((*space.strides[slot], length), inner, itemsizes[slot], aligned[slot])
+        else:
+            tuning = _along(space, rows, vector, accumulators, read_bytes, limits, may_share=may_share)
         tuning = replace(tuning, multiple=_multiple(prod(space.sizes[: rows.reduced]), vector, tuning))
     accesses = tuple(Access(min(widths.get(slot, 1), vector)) for slot in range(len(space.strides)))
     return Walk(space, vector, accesses, tuning)
@@ -176,6 +185,34 @@ def _along(
             return Tuning(block=team, unroll=unroll, team=team, is_held=True)
     team = MAX_BLOCK if vector < GATHER_VECTOR else MAX_BLOCK // 2
     return Tuning(block=team, unroll=max(BATCH // (team * vector), 4), team=team)
+
+
+def _persistent(space: IterationSpace, rows: RowSpec, vector: int) -> Tuning:
+    # A thread keeps what its columns come to, from row to row.
+    steps = -(-prod(space.sizes[: rows.reduced]) // vector)
+    if steps <= WARP * 2:
+        unroll = 1 if steps <= WARP else 2
+        team = min(_above(-(-steps // unroll)), WARP)
+        return Tuning(block=256, unroll=unroll, team=team, is_resident=True)
+    unroll = next((unroll for unroll in (1, 2, 4) if _team(steps, unroll) <= MAX_BLOCK // 2), 2)
+    team = _team(steps, unroll)
+    return Tuning(block=team, unroll=unroll, team=team, is_resident=True)
+
+
+def column_pieces(length: int, rows: int, itemsizes: Sequence[int], columns: int, processors: int) -> int:
+    """Return into how many pieces columns are cut by a kernel that makes them beside its rows; 0: it does not.
+
+    Args:
+        length: elements of a row.
+        rows: how many there are.
+        itemsizes: of the tensors of such elements.
+        columns: how many results each column has.
+        processors: of the GPU.
+    """
+    if length * columns > 2 * 16384 or length < WARP:
+        return 0
+    pieces = processors * 2
+    return pieces if rows >= 4 * pieces else 0
 
 
 def _team(steps: int, unroll: int) -> int:

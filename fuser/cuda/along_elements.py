@@ -120,6 +120,7 @@ class AlongElements(RowText):
             else:
                 known[item.variable] = f"fuser_to_compute({item.name}[u][{'k' if item.inner else '0'}])"
         known |= {f"m{item.name}": f"own[k].m{item.name}" for item in step.accumulators}
+        known |= {f"m{item.name}": f"added.m{item.name}" for item in step.columns}
         if step.accumulators:
             inside.append(f"fuser_pass{level}::part own[V];")
         kept = [name for name in element.writes if name[0] == "k"]
@@ -128,7 +129,11 @@ class AlongElements(RowText):
         known |= {name: f"kept_{name}" for name in kept}
         inside += ["#pragma unroll", "for (int k = 0; k < V; ++k) {"]
         inside += [f"  {self.loop.types[name]} kept_{name};" for name in kept]
-        inside += [f"  {element.call(known)}", *(f"  {line}" for line in sets), "}"]
+        inside += [f"  fuser_columns{level}::part added;"] * bool(step.columns)
+        inside += [f"  {element.call(known)}", *(f"  {line}" for line in sets)]
+        add = f"column{level}[u][k] = columns{level}.combine(column{level}[u][k], added);"
+        inside += [f"  if (is_row) {add}" if self.teams > 1 else f"  {add}"] * bool(step.columns)
+        inside.append("}")
         if step.accumulators:
             if not self._has_whole_vectors:
                 inside += [

@@ -85,12 +85,11 @@ def _gradient_steps(form: Form, is_ordered: bool) -> FusionGroup:
     own = [grad, x, *mean, rstd]
     statistics = ("mean", "rstd")[1 - has_mean :]
     centred = "(x - mean)" if has_mean else "x"
-    orders = ("layer_norm_dx", "gamma_beta") if has_mean else ("rms_norm_dx", "rms_gamma")
-    orders = orders if is_ordered else ("", "")
+    order = ("layer_norm_dx" if has_mean else "rms_norm_dx") if is_ordered else ""
     made: list[int] = []
     if mask[0]:
         made.append(
-            normalised_dx(builder, [x, grad, *mean, rstd, *weight], _last_dims(sizes), orders[0], has_mean=has_mean)
+            normalised_dx(builder, [x, grad, *mean, rstd, *weight], _last_dims(sizes), order, has_mean=has_mean)
         )
     outer = range(rank - len(sizes))
     for is_wanted, name, value, inputs in (
@@ -100,7 +99,8 @@ def _gradient_steps(form: Form, is_ordered: bool) -> FusionGroup:
         if is_wanted:
             mapped = functor(f"T {name}({taken if len(inputs) > 1 else 'T dy'}) {{ return {value}; }}")
             rest = statistics if len(inputs) > 1 else ()
-            column = reduce_step(mapped, outer, order=orders[1], keepdim=False, is_wide=False, unpromoted=tuple(rest))
+            order = "gamma_beta" if has_mean else "rms_gamma"
+            column = reduce_step(mapped, outer, order=order, keepdim=False, is_wide=False, unpromoted=tuple(rest))
             made += builder.apply(column, inputs)
     return builder.build(made)
 
