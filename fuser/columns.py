@@ -40,29 +40,30 @@ def find_columns(
         fixed: the reductions whose order is fixed.
         processors: multiprocessors of the GPU.
     """
-    reduced: dict[int, tuple[Shape, tuple[int, ...]]] = {}
-    for index, item in enumerate(group.applications):
-        if item.function.reduction is not None:
-            shape = broadcast_shapes([values[value].desc.shape for value in item.tensors])
-            reduced[index] = shape, item.function.reduction.normalize_dims(len(shape))
+    shapes = [item.desc.shape for item in values]
     found: dict[tuple[Shape, tuple[int, ...]], list[int]] = {}
-    for index, (shape, dims) in reduced.items():
-        reduction = group.applications[index].function.reduction
-        assert reduction is not None, "it is one"
-        rest = tuple(dim for dim in range(len(shape)) if dim not in dims)
-        if (shape, rest) in reduced.values() and index not in fixed and is_sum(reduction.combine):
-            if not reduction.counts:
+    rows: dict[tuple[Shape, tuple[int, ...]], list[int]] = {}
+    for index, item in enumerate(group.applications):
+        reduction = item.function.reduction
+        if reduction is not None:
+            shape = broadcast_shapes([shapes[value] for value in item.tensors])
+            dims = reduction.normalize_dims(len(shape))
+            rows.setdefault((shape, dims), []).append(index)
+            if index not in fixed and is_sum(reduction.combine) and not reduction.counts:
+                rest = tuple(dim for dim in range(len(shape)) if dim not in dims)
                 found.setdefault((shape, rest), []).append(index)
     chosen: dict[int, int] = {}
-    for (shape, rows), columns in found.items():
+    producers = group.producers()
+    for (shape, dims), columns in found.items():
+        beside = {*rows.get((shape, dims), ()), *(producers[v] for v in group.outputs if shapes[v] == shape)}
         full = [item.desc for item in values[: len(group.inputs)] if item.desc.shape == shape]
-        if full and not lies_across(shape, rows, [item.strides for item in full]):
+        is_along = full and not lies_across(shape, dims, [item.strides for item in full])
+        if is_along and beside - group.needing(columns) and not chosen.keys() & beside:
             sizes = [item.dtype.itemsize for item in full if item.dtype is not None]
-            length = prod(shape[dim] for dim in rows)
-            chosen |= dict.fromkeys(
-                columns, column_pieces(length, prod(shape) // max(length, 1), sizes, len(columns), processors)
-            )
-    return {index: pieces for index, pieces in chosen.items() if pieces}
+            length = prod(shape[dim] for dim in dims)
+            pieces = column_pieces(length, prod(shape) // max(length, 1), sizes, len(columns), processors)
+            chosen |= dict.fromkeys(columns, pieces) if pieces else {}
+    return chosen
 
 
 def cut_columns(

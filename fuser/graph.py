@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -208,6 +208,14 @@ class FusionGroup:
             for item in self.applications
         ]
         return replace(self, applications=tuple(applications), _key=[])
+
+    def needing(self, chosen: Iterable[int]) -> set[int]:
+        """Return some applications, and those that need what they make."""
+        needing, producers = {*chosen}, self.producers()
+        for index, application in enumerate(self.applications):
+            if any(producers[value] in needing for value in application.tensors):
+                needing.add(index)
+        return needing
 
     def live_applications(self) -> tuple[int, ...]:
         """Return the applications whose elements the outputs depend on, in order: an index needs shapes alone."""

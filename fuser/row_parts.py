@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from fuser.cxx.functor import MATH_FUNCTIONS, Functor
+from fuser.cxx.functor import MATH_FUNCTIONS, Functor, Role
 from fuser.dtypes import dtype_info
 from fuser.element import ElementWriter, number_expression, output_type
 from fuser.function import Reduction
@@ -425,7 +425,9 @@ def may_end_in_product(functor: Functor) -> bool:
 
 
 def is_sum(functor: Functor) -> bool:
-    """Whether a functor plainly adds its two parameters."""
+    """Whether a functor plainly adds the accumulators of two parts."""
     names = [item.name for item in functor.tensors]
-    words = functor.source.partition("{")[2].split()
-    return len(names) == 2 and words == ["return", names[0], "+", f"{names[1]};", "}"]
+    half = len(names) // 2
+    results = [f"{item.name} =" for item in functor.parameters if item.role is Role.OUTPUT] or ["return"]
+    sums = zip(results, names[:half], names[half:], strict=False)
+    return functor.source.partition("{")[2].split() == " ".join(f"{to} {a} + {b};" for to, a, b in sums).split() + ["}"]
