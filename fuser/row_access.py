@@ -16,7 +16,7 @@ from fuser.kernel_spec import RowSpec
 from fuser.layout import IterationSpace
 from fuser.row_space import count_accumulators, reduction_levels
 
-__all__ = ["RowLimits", "column_pieces", "plan_row_walk"]
+__all__ = ["RowLimits", "column_pieces", "persistent_threads", "plan_row_walk"]
 
 WARP = 32
 MAX_BLOCK = 1024
@@ -33,6 +33,11 @@ SHORT_ROW = 256
 ENOUGH_BLOCKS = 512
 # Elements of a row that a block takes at least.
 SHORTEST_PIECE = 512
+# Threads of a block that goes from row to row, and elements of a row of which its threads keep what columns come to.
+PERSISTENT_BLOCK = 256
+MOST_COLUMNS = 1 << 13
+# Elements of rows that lie side by side for which a block is enough.
+FEW_TO_ADD = 2048
 # Accumulators that wait in shared memory for the other threads of a block; a few bytes each.
 MAX_WAITING = 2048
 
@@ -101,14 +106,17 @@ def plan_row_walk(
         held_bytes = sum(itemsizes[slot] for slot in moving if slot >= len(group.outputs))
         limits = replace(limits, shared_bytes=limits.shared_bytes * read_bytes // max(held_bytes, 1))
         if pieces:
-            tuning = _persistent(space, rows, vector)
+            tuning = _persistent(space, rows, vector, max(wide, default=1))
             length = prod(space.sizes[: rows.reduced])
             for slot in pieces:
                 widths[slot] = dense_width((*space.strides[slot], length), inner, itemsizes[slot], aligned[slot])
         else:
             tuning = _along(space, rows, vector, accumulators, read_bytes, limits, may_share=may_share)
         tuning = replace(tuning, multiple=_multiple(prod(space.sizes[: rows.reduced]), vector, tuning))
-    accesses = tuple(Access(min(widths.get(slot, 1), vector)) for slot in range(len(space.strides)))
+    shared = {slot for slot in moving if pieces and not any(space.strides[slot][rows.reduced :])}
+    accesses = tuple(
+        Access(min(widths.get(slot, 1), vector), is_shared=slot in shared) for slot in range(len(space.strides))
+    )
     return Walk(space, vector, accesses, tuning)
 
 
@@ -187,16 +195,23 @@ def _along(
     return Tuning(block=team, unroll=max(BATCH // (team * vector), 4), team=team)
 
 
-def _persistent(space: IterationSpace, rows: RowSpec, vector: int) -> Tuning:
-    # A thread keeps what its columns come to, from row to row.
+def _persistent(space: IterationSpace, rows: RowSpec, vector: int, itemsize: int) -> Tuning:
+    # A thread keeps what its columns come to, from row to row: two vectors' or one's, by what leaves fewer idle.
     steps = -(-prod(space.sizes[: rows.reduced]) // vector)
-    if steps <= WARP * 2:
-        unroll = 1 if steps <= WARP else 2
-        team = min(_above(-(-steps // unroll)), WARP)
-        return Tuning(block=256, unroll=unroll, team=team, is_resident=True)
-    unroll = next((unroll for unroll in (1, 2, 4) if _team(steps, unroll) <= MAX_BLOCK // 2), 2)
-    team = _team(steps, unroll)
-    return Tuning(block=team, unroll=unroll, team=team, is_resident=True)
+    unroll = min((2, 1), key=lambda unroll: (unroll * _lanes(steps, unroll), -unroll))
+    team = _lanes(steps, unroll)
+    return Tuning(block=team * max(PERSISTENT_BLOCK // team, 1), unroll=unroll, team=team, is_resident=True)
+
+
+def _lanes(steps: int, unroll: int) -> int:
+    # Threads that take so many vectors: less than a warp, or whole ones.
+    team = -(-steps // unroll)
+    return _above(team) if team <= WARP else _team(steps, unroll)
+
+
+def persistent_threads(elements: int) -> int:
+    """Return how many threads of a multiprocessor have registers for so many elements of each of their rows."""
+    return 1024 if elements <= 8 else 768 if elements <= 16 else 512
 
 
 def column_pieces(length: int, rows: int, itemsizes: Sequence[int], columns: int, processors: int) -> int:
@@ -209,10 +224,12 @@ def column_pieces(length: int, rows: int, itemsizes: Sequence[int], columns: int
         columns: how many results each column has.
         processors: of the GPU.
     """
-    if length * columns > 2 * 16384 or length < WARP:
+    vector = VECTOR_BYTES // max(itemsizes)
+    if length < WARP or length > MOST_COLUMNS:
         return 0
-    pieces = processors * 2
-    return pieces if rows >= 4 * pieces else 0
+    tuning = _persistent(IterationSpace((length,), ()), RowSpec(1, (), False), vector, max(itemsizes))
+    pieces = processors * max(persistent_threads(tuning.unroll * vector) // tuning.block, 1)
+    return pieces if rows >= 4 * pieces * tuning.block // tuning.team else 0
 
 
 def _team(steps: int, unroll: int) -> int:
@@ -236,7 +253,13 @@ def _across(
     team = min(WARP, _above(-(-width // vector)))
     # As many threads of a batch as have several elements each.
     block = min(block, team * max(_above(min(length, BATCH)) // 8, 1))
-    tiles = -(-width // (team * vector)) * prod(space.sizes[rows.reduced + 1 :])
+    outer = prod(space.sizes[rows.reduced + 1 :])
+    # Narrower vectors, and more threads for each row, where there is little for each.
+    while length <= FEW_TO_ADD and vector > 1 and -(-width // (team * vector)) * outer < ENOUGH_BLOCKS // 4:
+        vector //= 2
+        block = min(2 * block, MAX_BLOCK // 2)
+    tiles = -(-width // (team * vector)) * outer
+    may_share = may_share and length > FEW_TO_ADD
     piece = 0
     if may_share and tiles < ENOUGH_BLOCKS and length > SHORTEST_PIECE:
         piece = BATCH

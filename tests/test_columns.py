@@ -168,3 +168,25 @@ def test_strict_numerics_keep_what_has_one_order() -> None:
         assert [rows.pieces for rows in plan_rows(both, [x])] == [3, 0]
         for found, wanted in zip(run_emulated(both, [x]), (x.sum(0), x.sum(1)), strict=True):
             assert torch.equal(found, wanted)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [F32, BF16, torch.float16])
+@pytest.mark.parametrize("shape", [(30000, 64), (7, 3001, 776), (20000, 1024), (5003, 4096), (30001, 50), (9000, 2051), (3000, 8192), (2111, 16384)])
+def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    monkeypatch.undo()
+    for has_mean in (True, False):
+        with fuser.config.patch(numerics="fast"):
+            inputs = [item.cuda() for item in norm_inputs(shape, dtype, has_mean=has_mean)]
+            group = norm_group(len(shape), shape[-1], has_mean=has_mean)
+            pieces = [rows.pieces for rows in plan_rows(group, inputs)]
+            assert (pieces[0] > 0) == (shape[-1] <= 8192), pieces
+            found = fuser.run_fusion(fuser.register_fusion(group), inputs)
+            again = fuser.run_fusion(fuser.register_fusion(group), inputs)
+        composite = group.applications[0].function
+        eager = fuser.ops.composites.call_composite(composite, inputs, {})
+        for one, other, torchs, true in zip(found, again, eager, norm_gradients(inputs), strict=True):
+            assert torch.equal(one, other), "two runs differ"
+            own, theirs = ((item.double() - true).square().mean().sqrt() for item in (one, torchs))
+            size = true.square().mean().sqrt() * torch.finfo(dtype).eps
+            assert own <= max(1.1 * theirs, size / 4), f"{own / size:.3f} roundings, torch {theirs / size:.3f}"

@@ -43,7 +43,9 @@ class AlongElements(RowText):
         if not self.tuning.is_resident:
             return []
         used = [item for step in self.loop.passes if step.element for item in self.full(step.element)]
-        found = dict.fromkeys(item for item in used if not (item.is_output or item.is_counter))
+        found = dict.fromkeys(
+            item for item in used if not (item.is_output or item.is_counter or self._is_again(item))
+        )
         kept = [f"fuser_vector<{self.loop.kept_types[name]}, V> {name}[U];" for name in self.loop.kept]
         return [*(f"{self._vector(item)} {item.name}[U];" for item in found), *kept]
 
@@ -52,15 +54,25 @@ class AlongElements(RowText):
         inputs = [item for item in self.full(element) if not (item.is_output or item.is_counter)]
         if self.tuning.is_resident:
             before = [step.element for step in self.loop.passes[:level] if step.element]
-            known = {item.name for part in before for item in self.full(part)}
+            known = {item.name for part in before for item in self.full(part) if not self._is_again(item)}
             inputs = [item for item in inputs if item.name not in known]
         return inputs
+
+    def _is_again(self, item: Operand) -> bool:
+        # Whether each pass reads it anew: it is near, and registers are few.
+        return bool(self.loop.rows.pieces) and item.access.is_shared
+
+    def _read_before(self, level: int, element: RowPart) -> list[Operand]:
+        # What a thread has of the passes before, where it has many other things to keep.
+        new = self._new_inputs(level, element) if self.loop.rows.pieces else self.full(element)
+        return [item for item in self.full(element) if not (item.is_output or item.is_counter or item in new)]
 
     def _load(self, level: int, element: RowPart) -> list[str]:
         inputs = self._new_inputs(level, element)
         if not inputs:
             return []
-        lines = [] if self.tuning.is_resident else [f"{self._vector(item)} {item.name}[U];" for item in inputs]
+        new = [item for item in inputs if not self.tuning.is_resident or self._is_again(item)]
+        lines = [f"{self._vector(item)} {item.name}[U];" for item in new]
         again = [item for item in inputs if item in self.loop.held and not self._reads_first(item, level)]
         direct = [item for item in inputs if item not in again]
         loads = [*self._place(direct, reads=True), *(f"{item.name}[u] = {self._read(item)};" for item in direct)]
@@ -91,8 +103,8 @@ class AlongElements(RowText):
     def _vector(self, item: Operand) -> str:
         return f"fuser_vector<{item.info.storage}, {'V' if item.inner else '1'}>"
 
-    def _read(self, item: Operand) -> str:
-        place = self.address(f"row.{item.name}", item, self.reduced)
+    def _read(self, item: Operand, row: str = "row") -> str:
+        place = self.address(f"{row}.{item.name}", item, self.reduced)
         if item.inner == 2:
             return f"fuser_gather<V>({place}, {self.stride(item, 0)}, left)"
         if self._is_anywhere(item):
@@ -109,6 +121,7 @@ class AlongElements(RowText):
         known = self.row_values(element)
         outputs = [item for item in self.full(element) if item.is_output]
         lines = self._place([item for item in self.full(element) if item.is_output or item.is_counter])
+        lines += [f"fuser_forget({item.name}[u]);" for item in self._read_before(level, element)]
         inside = []
         for item in self.full(element):
             if item.is_output:

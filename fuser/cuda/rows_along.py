@@ -11,6 +11,7 @@ from fuser.codegen import KERNEL_NAME
 from fuser.cuda.along_elements import WARP, AlongElements
 from fuser.cuda.row_text import indent
 from fuser.function import BATCH
+from fuser.row_access import persistent_threads
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["AlongText"]
@@ -48,56 +49,12 @@ class AlongText(AlongElements):
             f"  const fuser_index length = {self.length}, rows = {rows};",
             *indent(self._shared()),
             *indent(self._held()),
-            *indent(self._columns()),
             f"  for (fuser_index first = static_cast<fuser_index>(blockIdx.x) * {self.teams}; first < rows;",
             f"       first += static_cast<fuser_index>(gridDim.x) * {self.teams}) {{",
             *indent(body, 2),
             "  }",
-            *indent(self._pieces()),
             "}",
         ]
-
-    # --- columns -----------------------------------------------------------------------------------------------------
-    def _columns(self) -> list[str]:
-        # What the columns of a thread come to.
-        lines = []
-        for level, step in enumerate(self.loop.passes):
-            if step.columns:
-                lines += [
-                    f"const fuser_columns{level} columns{level}{{a}};",
-                    f"fuser_columns{level}::part column{level}[U][V];",
-                    "#pragma unroll",
-                    "for (int i = 0; i < U * V; ++i) column{0}[i / V][i % V] = columns{0}.identity();".format(level),
-                ]
-        return lines
-
-    def _pieces(self) -> list[str]:
-        # The block's piece of each column: what its teams have, combined.
-        lines, outputs = [], {item.variable: item for item in self.loop.operands}
-        for level, step in enumerate(self.loop.passes):
-            if not step.columns:
-                continue
-            items = [outputs[item.output] for item in step.columns]
-            shared = f"columns_shared{level}"
-            inside = self._place(items)
-            if self.teams > 1:
-                kind = f"fuser_columns{level}::part"
-                lines.append(f"alignas(16) __shared__ unsigned char {shared}[T * {self.teams} * V * sizeof({kind})];")
-                fold = f"reinterpret_cast<{kind}*>({shared})"
-                inside.append(f"fuser_stack<T, {self.teams}>(columns{level}, column{level}[u], {fold});")
-            for accumulator, item in zip(step.columns, items, strict=True):
-                start = f"a.{item.name} + static_cast<fuser_index>(blockIdx.x) * length"
-                place = self.address(start, item, self.reduced)
-                left = f"threadIdx.x < T ? left : {self.signed}(0)" if self.teams > 1 else "left"
-                inside += [
-                    f"{item.info.storage} {item.name}[V];",
-                    "#pragma unroll",
-                    f"for (int k = 0; k < V; ++k) {item.name}[k] = column{level}[u][k].m{accumulator.name};",
-                    f"fuser_store<V, {item.access.width}>({place}, {item.name}, {left});",
-                ]
-            lines += ["{", "  constexpr fuser_index begin = 0;", "#pragma unroll", "  for (int u = 0; u < U; ++u) {"]
-            lines += [*indent(inside, 2), "  }", "}"]
-        return lines
 
     def _all_passes(self, writes: str) -> list[str]:
         # Of one row, whose parts one thread writes.
@@ -131,6 +88,8 @@ class AlongText(AlongElements):
         widest = max((item.info.dtype.itemsize for item in full if not item.is_counter), default=1)
         has_many = self.tuning.unroll * self.loop.vector * widest > FEW_BYTES
         threads = RESIDENT_THREADS[is_heavy, has_many] if self.tuning.is_resident else THREADS
+        if self.loop.rows.pieces:
+            threads = persistent_threads(self.tuning.unroll * self.loop.vector)
         blocks = (2 * threads + block) // (2 * block)
         cluster = f"__cluster_dims__({self.tuning.cluster}, 1, 1) " if self.tuning.cluster > 1 else ""
         return [
@@ -283,6 +242,8 @@ class AlongText(AlongElements):
             ]
             return [*lines, "{", *indent(own), "}"]
         buffer = self.combining.index(level) % 2 if self._alternates else 0
+        import os
+        if os.environ.get("NB_TURN") and self.loop.rows.pieces and len(self.combining) % 2: buffer = f"turn ^ {buffer}"
         setup = [f"const auto waiting = reinterpret_cast<{kind}::part*>(shared[{buffer}][threadIdx.x / T]);"]
         store = [
             f"const auto own = fuser_lanes<U, {WARP}>(pass{level}, parts);",

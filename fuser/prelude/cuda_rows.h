@@ -24,6 +24,17 @@ template <typename C> FUSER_INLINE C fuser_pick(bool is_first, C first, C second
   return second;
 }
 
+// Elements as the compiler has not seen them: it would keep what an earlier pass made of them in registers, not them.
+template <typename S, int N> FUSER_INLINE void fuser_forget(fuser_vector<S, N>& from) {
+  if constexpr (sizeof(from) % 4 == 0) {
+    unsigned int word[sizeof(from) / 4];
+    memcpy(word, &from, sizeof(from));
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(from) / 4); ++i) asm volatile("" : "+r"(word[i]));
+    memcpy(&from, word, sizeof(from));
+  }
+}
+
 // Rows that begin anywhere. A vector's bytes lie in two *granules* of as many bytes, which are aligned; a granule is read
 // or written at once, and its bytes are shifted to where they belong.
 template <int W> FUSER_INLINE void fuser_shift(unsigned int (&words)[2 * W], unsigned int bytes) {
