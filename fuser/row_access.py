@@ -36,6 +36,8 @@ SHORTEST_PIECE = 512
 # Threads of a block that goes from row to row, and elements of a row of which its threads keep what columns come to.
 PERSISTENT_BLOCK = 256
 MOST_COLUMNS = 1 << 13
+# Rows that are worth a piece.
+ROWS_OF_TEAM = 4
 # Elements of rows that lie side by side for which a block is enough.
 FEW_TO_ADD = 2048
 # Accumulators that wait in shared memory for the other threads of a block; a few bytes each.
@@ -106,8 +108,8 @@ def plan_row_walk(
         held_bytes = sum(itemsizes[slot] for slot in moving if slot >= len(group.outputs))
         limits = replace(limits, shared_bytes=limits.shared_bytes * read_bytes // max(held_bytes, 1))
         if pieces:
-            tuning = _persistent(space, rows, vector, max(wide, default=1))
             length = prod(space.sizes[: rows.reduced])
+            tuning = _persistent(length, vector)
             for slot in pieces:
                 widths[slot] = dense_width((*space.strides[slot], length), inner, itemsizes[slot], aligned[slot])
         else:
@@ -195,9 +197,9 @@ def _along(
     return Tuning(block=team, unroll=max(BATCH // (team * vector), 4), team=team)
 
 
-def _persistent(space: IterationSpace, rows: RowSpec, vector: int, itemsize: int) -> Tuning:
+def _persistent(length: int, vector: int) -> Tuning:
     # A thread keeps what its columns come to, from row to row: two vectors' or one's, by what leaves fewer idle.
-    steps = -(-prod(space.sizes[: rows.reduced]) // vector)
+    steps = -(-length // vector)
     unroll = min((2, 1), key=lambda unroll: (unroll * _lanes(steps, unroll), -unroll))
     team = _lanes(steps, unroll)
     return Tuning(block=team * max(PERSISTENT_BLOCK // team, 1), unroll=unroll, team=team, is_resident=True)
@@ -227,9 +229,9 @@ def column_pieces(length: int, rows: int, itemsizes: Sequence[int], columns: int
     vector = VECTOR_BYTES // max(itemsizes)
     if length < WARP or length > MOST_COLUMNS:
         return 0
-    tuning = _persistent(IterationSpace((length,), ()), RowSpec(1, (), False), vector, max(itemsizes))
-    pieces = processors * max(persistent_threads(tuning.unroll * vector) // tuning.block, 1)
-    return pieces if rows >= 4 * pieces * tuning.block // tuning.team else 0
+    tuning = _persistent(length, vector)
+    most = rows // (ROWS_OF_TEAM * (tuning.block // tuning.team))
+    return processors * min(max(persistent_threads(tuning.unroll * vector) // tuning.block, 1), most // processors)
 
 
 def _team(steps: int, unroll: int) -> int:

@@ -88,9 +88,9 @@ class AlongText(AlongElements):
         widest = max((item.info.dtype.itemsize for item in full if not item.is_counter), default=1)
         has_many = self.tuning.unroll * self.loop.vector * widest > FEW_BYTES
         threads = RESIDENT_THREADS[is_heavy, has_many] if self.tuning.is_resident else THREADS
-        if self.loop.rows.pieces:
-            threads = persistent_threads(self.tuning.unroll * self.loop.vector)
         blocks = (2 * threads + block) // (2 * block)
+        if self.loop.rows.pieces:
+            blocks = persistent_threads(self.tuning.unroll * self.loop.vector) // block
         cluster = f"__cluster_dims__({self.tuning.cluster}, 1, 1) " if self.tuning.cluster > 1 else ""
         return [
             f'extern "C" __global__ void {cluster}__launch_bounds__({block}, {max(blocks, 1)})',
