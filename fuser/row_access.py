@@ -115,7 +115,7 @@ def plan_row_walk(
         else:
             tuning = _along(space, rows, vector, accumulators, read_bytes, limits, may_share=may_share)
         tuning = replace(tuning, multiple=_multiple(prod(space.sizes[: rows.reduced]), vector, tuning))
-    shared = {slot for slot in moving if pieces and not any(space.strides[slot][rows.reduced :])}
+    shared = {slot for slot in moving if not any(space.strides[slot][rows.reduced :])}
     accesses = tuple(
         Access(min(widths.get(slot, 1), vector), is_shared=slot in shared) for slot in range(len(space.strides))
     )
