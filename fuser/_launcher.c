@@ -156,8 +156,8 @@ typedef struct {
   PyObject *names, *defaults;
   int *order;
   int order_count;
-  // Records that launch for any size of a linear kernel, those that launch for one, and those that call something for
-  // any: a call may fit one of each, by its tensors' requires_grad.
+  // Records that launch for any size of a linear kernel, those that launch for one, and those that call something,
+  // of either kind: a call may fit one of each, by its tensors' requires_grad.
   Table flat, launching, calling;
 } Launcher;
 
@@ -740,9 +740,9 @@ static PyObject *launch_described(Launcher *self, Call *call, PyObject *tensors,
   const uint64_t *sized = NULL;
   int64_t numel = 1;
   const struct { Table *table; Key key; } ways[] = {
-      {&self->flat, heads}, {&self->launching, whole}, {&self->calling, heads}};
+      {&self->flat, heads}, {&self->launching, whole}, {&self->calling, heads}, {&self->calling, whole}};
   PyObject *result = Py_NewRef(Py_None);
-  for (int i = 0; i < 3 && result == Py_None; ++i) {
+  for (int i = 0; i < 4 && result == Py_None; ++i) {
     if (!ways[i].table->last || (!i && (out != Py_None || !is_flat(call, &sized, &numel)))) continue;
     Py_DECREF(result);
     result = launch_from(self, ways[i].table, ways[i].key, call, tensors, out, sized, i ? 1 : numel);
@@ -935,11 +935,11 @@ static int read_record(Record *record, const Call *call, PyObject *out, PyObject
     const uint64_t *sized;
     int64_t numel;
     if (!PyArg_ParseTuple(flat, "LLL", &into->chunk, &into->parallel_from, &into->most)) return 0;
-    if (through != Py_None || out_count || step_count != 1 || into->chunk < 1)
-      return PyErr_SetString(PyExc_ValueError, "a record for any size makes new tensors by one launch"), 0;
-    record->is_flat = is_flat(call, &sized, &numel);
+    if (out_count || step_count != (through == Py_None) || into->chunk < 1)
+      return PyErr_SetString(PyExc_ValueError, "a record for any size calls, or makes new tensors by one launch"), 0;
+    record->is_flat = through == Py_None && is_flat(call, &sized, &numel);
+    if (record->is_flat || through != Py_None) key = describe_heads(call, words);
   }
-  if (record->is_flat || through != Py_None) key = describe_heads(call, words);
   record->generation = planned;
   record->hash = hash_words(key);
   record->check = Py_NewRef(check);

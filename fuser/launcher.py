@@ -144,8 +144,9 @@ class Recorded(NamedTuple):
     through: Callable[..., Any] | None = None
     # Values elsewhere that the call relies on: a dict or another object, a name, and what has to be found there.
     reads: tuple[tuple[Any, str, Any], ...] = ()
-    # In C the record serves calls of other sizes, too, if all their tensors with dimensions have the same sizes, at
-    # least two elements, and the same strides, and lie densely. Empty for records that hold for one size.
+    # In C the record serves calls of other sizes, too: any if it calls ``through``, else those whose tensors with
+    # dimensions have the same sizes, at least two elements, and the same strides, and lie densely. Empty for records
+    # that hold for one size.
     flat: Flat | tuple[()] = ()
 
 
@@ -214,7 +215,7 @@ def record_through(
     """
     check = make_check(inputs)
     if check is not None and len(inputs) <= MAX_ITEMS:
-        launcher.add(tensors, scalars, None, Recorded(check, config.generation, through=through))
+        launcher.add(tensors, scalars, None, Recorded(check, config.generation, through=through, flat=Flat()))
 
 
 def make_check(items: Sequence[Any], *, compares_sizes: bool = False) -> Callable[..., bool] | None:
