@@ -16,7 +16,7 @@ from fuser.kernel_spec import RowSpec
 from fuser.layout import IterationSpace
 from fuser.row_space import count_accumulators, reduction_levels
 
-__all__ = ["RowLimits", "column_pieces", "persistent_threads", "plan_row_walk"]
+__all__ = ["RowLimits", "column_pieces", "persistent_blocks", "plan_row_walk"]
 
 WARP = 32
 MAX_BLOCK = 1024
@@ -35,6 +35,7 @@ ENOUGH_BLOCKS = 512
 SHORTEST_PIECE = 512
 # Threads of a block that goes from row to row, and elements of a row of which its threads keep what columns come to.
 PERSISTENT_BLOCK = 256
+PERSISTENT_THREADS = 1024
 MOST_COLUMNS = 1 << 13
 # Rows that are worth a piece.
 ROWS_OF_TEAM = 4
@@ -202,7 +203,7 @@ def _persistent(length: int, vector: int) -> Tuning:
     steps = -(-length // vector)
     unroll = min((2, 1), key=lambda unroll: (unroll * _lanes(steps, unroll), -unroll))
     team = _lanes(steps, unroll)
-    return Tuning(block=team * max(PERSISTENT_BLOCK // team, 1), unroll=unroll, team=team, is_resident=True)
+    return Tuning(block=team * _below(PERSISTENT_BLOCK // team), unroll=unroll, team=team, is_resident=True)
 
 
 def _lanes(steps: int, unroll: int) -> int:
@@ -211,9 +212,10 @@ def _lanes(steps: int, unroll: int) -> int:
     return _above(team) if team <= WARP else _team(steps, unroll)
 
 
-def persistent_threads(elements: int) -> int:
-    """Return how many threads of a multiprocessor have registers for so many elements of each of their rows."""
-    return 1024 if elements <= 8 else 768 if elements <= 16 else 512
+def persistent_blocks(tuning: Tuning) -> int:
+    """Return how many blocks a multiprocessor has registers for, where threads keep what their columns come to."""
+    threads = PERSISTENT_THREADS // tuning.unroll
+    return max((2 * threads + tuning.block) // (2 * tuning.block), 1)
 
 
 def column_pieces(length: int, rows: int, itemsizes: Sequence[int], columns: int, processors: int) -> int:
@@ -231,7 +233,7 @@ def column_pieces(length: int, rows: int, itemsizes: Sequence[int], columns: int
         return 0
     tuning = _persistent(length, vector)
     most = rows // (ROWS_OF_TEAM * (tuning.block // tuning.team))
-    return processors * min(max(persistent_threads(tuning.unroll * vector) // tuning.block, 1), most // processors)
+    return processors * min(persistent_blocks(tuning), most // processors)
 
 
 def _team(steps: int, unroll: int) -> int:

@@ -10,6 +10,8 @@ from fuser.row_parts import RowPart, RowPass
 __all__ = ["WARP", "AlongElements"]
 
 WARP = 32
+import os
+EARLY = os.environ.get("NB_EARLY", "1") == "1"
 
 
 class AlongElements(RowText):
@@ -38,34 +40,31 @@ class AlongElements(RowText):
     def _has_whole_chunks(self) -> bool:
         return self.tuning.multiple == self.chunk * self.tuning.cluster
 
+    def _inputs(self, part: RowPart | None) -> list[Operand]:
+        return [item for item in self.full(part) if not (item.is_output or item.is_counter)] if part else []
+
     def _kept_vectors(self) -> list[str]:
         # What a thread reads once and several passes use.
         if not self.tuning.is_resident:
             return []
-        used = [item for step in self.loop.passes if step.element for item in self.full(step.element)]
-        found = dict.fromkeys(
-            item for item in used if not (item.is_output or item.is_counter or self._is_again(item))
-        )
+        found = dict.fromkeys(item for step in self.loop.passes for item in self._inputs(step.element))
         kept = [f"fuser_vector<{self.loop.kept_types[name]}, V> {name}[U];" for name in self.loop.kept]
-        return [*(f"{self._vector(item)} {item.name}[U];" for item in found), *kept]
+        return [*(f"{self._vector(item)} {item.name}[U];" for item in found if not self._is_again(item)), *kept]
 
     def _new_inputs(self, level: int, element: RowPart) -> list[Operand]:
-        # What a pass reads.
-        inputs = [item for item in self.full(element) if not (item.is_output or item.is_counter)]
-        if self.tuning.is_resident:
-            before = [step.element for step in self.loop.passes[:level] if step.element]
-            import os
-            if os.environ.get("NB_EARLY") and level == 0:
-                # What later passes read of a row is on its way meanwhile.
-                later = [item for step in self.loop.passes[1:] if step.element for item in self.full(step.element)]
-                later = [i for i in later if not (i.is_output or i.is_counter or i.access.is_shared or i.inner == 0)]
-                inputs = list(dict.fromkeys([*inputs, *later]))
-                return inputs
-            if os.environ.get("NB_EARLY"):
-                inputs = [item for item in inputs if item.access.is_shared or item.inner == 0]
-            known = {item.name for part in before for item in self.full(part) if not self._is_again(item)}
-            inputs = [item for item in inputs if item.name not in known]
-        return inputs
+        # What a pass reads. Where rows stay in registers, what is a row's own is on its way from the first one on.
+        inputs = self._inputs(element)
+        if not self.tuning.is_resident:
+            return inputs
+        before, after = (
+            [item for step in steps for item in self._inputs(step.element)]
+            for steps in (self.loop.passes[:level], self.loop.passes[level + 1 :])
+        )
+        if not EARLY and not self.loop.rows.pieces:
+            return [item for item in inputs if item not in before]
+        if level == 0:
+            return list(dict.fromkeys([*inputs, *(item for item in after if not item.access.is_shared)]))
+        return [item for item in inputs if item.access.is_shared and (self._is_again(item) or item not in before)]
 
     def _is_again(self, item: Operand) -> bool:
         # Whether each pass reads it anew: it is near, and registers are few.
@@ -73,8 +72,9 @@ class AlongElements(RowText):
 
     def _read_before(self, level: int, element: RowPart) -> list[Operand]:
         # What a thread has of the passes before, where it has many other things to keep.
-        new = self._new_inputs(level, element) if self.loop.rows.pieces else self.full(element)
-        return [item for item in self.full(element) if not (item.is_output or item.is_counter or item in new)]
+        if not self.loop.rows.pieces or level == 0:
+            return []
+        return [item for item in self._inputs(element) if not self._is_again(item)]
 
     def _load(self, level: int, element: RowPart) -> list[str]:
         inputs = self._new_inputs(level, element)

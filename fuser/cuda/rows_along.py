@@ -11,7 +11,7 @@ from fuser.codegen import KERNEL_NAME
 from fuser.cuda.along_elements import WARP, AlongElements
 from fuser.cuda.row_text import indent
 from fuser.function import BATCH
-from fuser.row_access import persistent_threads
+from fuser.row_access import persistent_blocks
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["AlongText"]
@@ -90,7 +90,7 @@ class AlongText(AlongElements):
         threads = RESIDENT_THREADS[is_heavy, has_many] if self.tuning.is_resident else THREADS
         blocks = (2 * threads + block) // (2 * block)
         if self.loop.rows.pieces:
-            blocks = persistent_threads(self.tuning.unroll * self.loop.vector) // block
+            blocks = persistent_blocks(self.tuning)
         cluster = f"__cluster_dims__({self.tuning.cluster}, 1, 1) " if self.tuning.cluster > 1 else ""
         return [
             f'extern "C" __global__ void {cluster}__launch_bounds__({block}, {max(blocks, 1)})',
@@ -163,6 +163,10 @@ class AlongText(AlongElements):
     def _alternates(self) -> bool:
         # Between passes, where nobody waits for those who read what the pass before came to.
         return self._is_one_batch or self.tuning.cluster > 1
+
+    def _buffer(self, level: int) -> str:
+        # Which of them a pass uses.
+        return str(self.combining.index(level) % 2 if self._alternates else 0)
 
     def _shared(self) -> list[str]:
         # Parts of warps; where a row is one batch, those of the pass before may still be read.
@@ -241,10 +245,7 @@ class AlongText(AlongElements):
                 f"{combine}fuser_butterfly<1, U>(pass{level}, fuser_lanes<U, T>(pass{level}, parts)));",
             ]
             return [*lines, "{", *indent(own), "}"]
-        buffer = self.combining.index(level) % 2 if self._alternates else 0
-        import os
-        if os.environ.get("NB_TURN") and self.loop.rows.pieces and len(self.combining) % 2: buffer = f"turn ^ {buffer}"
-        setup = [f"const auto waiting = reinterpret_cast<{kind}::part*>(shared[{buffer}][threadIdx.x / T]);"]
+        setup = [f"const auto waiting = reinterpret_cast<{kind}::part*>(shared[{self._buffer(level)}][threadIdx.x / T]);"]
         store = [
             f"const auto own = fuser_lanes<U, {WARP}>(pass{level}, parts);",
             "const int lane = threadIdx.x % 32;",
