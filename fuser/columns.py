@@ -1,8 +1,8 @@
 """Reductions along all dimensions but those of a kernel's rows, from the same walk over the elements.
 
-The gradients of a norm are sums along rows and sums along columns of the same elements. A kernel whose blocks go from row
-to row reads these once for both: each thread has the same columns of all its rows, and what they come to in registers.
-So a block has a *piece* of each column, and another launch combines the pieces: one reduction becomes two.
+The gradients of a norm are sums along rows and sums along columns of the same elements. A kernel whose blocks go from
+row to row reads these once for both: each thread has the same columns of all its rows, and what they come to in
+registers. So a block has a *piece* of each column, and another launch combines the pieces: one reduction becomes two.
 """
 
 from __future__ import annotations
@@ -66,9 +66,7 @@ def find_columns(
     return chosen
 
 
-def cut_columns(
-    group: FusionGroup, typing: Typing, pieces: Mapping[int, int]
-) -> tuple[FusionGroup, tuple[int, ...]]:
+def cut_columns(group: FusionGroup, typing: Typing, pieces: Mapping[int, int]) -> tuple[FusionGroup, tuple[int, ...]]:
     """Put a reduction to pieces, and one of the pieces, in the place of each of some reductions.
 
     Args:

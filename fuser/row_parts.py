@@ -429,5 +429,5 @@ def is_sum(functor: Functor) -> bool:
     names = [item.name for item in functor.tensors]
     half = len(names) // 2
     results = [f"{item.name} =" for item in functor.parameters if item.role is Role.OUTPUT] or ["return"]
-    sums = zip(results, names[:half], names[half:], strict=False)
-    return functor.source.partition("{")[2].split() == " ".join(f"{to} {a} + {b};" for to, a, b in sums).split() + ["}"]
+    sums = [f"{to} {a} + {b};" for to, a, b in zip(results, names[:half], names[half:], strict=False)]
+    return functor.source.partition("{")[2].split() == " ".join([*sums, "}"]).split()

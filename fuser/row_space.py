@@ -15,7 +15,15 @@ from fuser.graph import Application, FusionGroup
 from fuser.kernel_spec import ValueLayout
 from fuser.layout import IterationSpace, Shape, Strides, broadcast_shapes, build_iteration_space
 
-__all__ = ["RowShape", "build_row_space", "count_accumulators", "find_row_shape", "lies_across", "reduction_levels", "row_dims"]
+__all__ = [
+    "RowShape",
+    "build_row_space",
+    "count_accumulators",
+    "find_row_shape",
+    "lies_across",
+    "reduction_levels",
+    "row_dims",
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ __all__ = ["WARP", "AlongElements"]
 
 WARP = 32
 import os
+
 EARLY = os.environ.get("NB_EARLY", "1") == "1"
 
 
@@ -40,24 +41,24 @@ class AlongElements(RowText):
     def _has_whole_chunks(self) -> bool:
         return self.tuning.multiple == self.chunk * self.tuning.cluster
 
-    def _inputs(self, part: RowPart | None) -> list[Operand]:
+    def _read_by(self, part: RowPart | None) -> list[Operand]:
         return [item for item in self.full(part) if not (item.is_output or item.is_counter)] if part else []
 
     def _kept_vectors(self) -> list[str]:
         # What a thread reads once and several passes use.
         if not self.tuning.is_resident:
             return []
-        found = dict.fromkeys(item for step in self.loop.passes for item in self._inputs(step.element))
+        found = dict.fromkeys(item for step in self.loop.passes for item in self._read_by(step.element))
         kept = [f"fuser_vector<{self.loop.kept_types[name]}, V> {name}[U];" for name in self.loop.kept]
         return [*(f"{self._vector(item)} {item.name}[U];" for item in found if not self._is_again(item)), *kept]
 
     def _new_inputs(self, level: int, element: RowPart) -> list[Operand]:
         # What a pass reads. Where rows stay in registers, what is a row's own is on its way from the first one on.
-        inputs = self._inputs(element)
+        inputs = self._read_by(element)
         if not self.tuning.is_resident:
             return inputs
         before, after = (
-            [item for step in steps for item in self._inputs(step.element)]
+            [item for step in steps for item in self._read_by(step.element)]
             for steps in (self.loop.passes[:level], self.loop.passes[level + 1 :])
         )
         if not EARLY and not self.loop.rows.pieces:
@@ -74,7 +75,7 @@ class AlongElements(RowText):
         # What a thread has of the passes before, where it has many other things to keep.
         if not self.loop.rows.pieces or level == 0:
             return []
-        return [item for item in self._inputs(element) if not self._is_again(item)]
+        return [item for item in self._read_by(element) if not self._is_again(item)]
 
     def _load(self, level: int, element: RowPart) -> list[str]:
         inputs = self._new_inputs(level, element)

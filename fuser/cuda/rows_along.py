@@ -245,7 +245,9 @@ class AlongText(AlongElements):
                 f"{combine}fuser_butterfly<1, U>(pass{level}, fuser_lanes<U, T>(pass{level}, parts)));",
             ]
             return [*lines, "{", *indent(own), "}"]
-        setup = [f"const auto waiting = reinterpret_cast<{kind}::part*>(shared[{self._buffer(level)}][threadIdx.x / T]);"]
+        setup = [
+            f"const auto waiting = reinterpret_cast<{kind}::part*>(shared[{self._buffer(level)}][threadIdx.x / T]);"
+        ]
         store = [
             f"const auto own = fuser_lanes<U, {WARP}>(pass{level}, parts);",
             "const int lane = threadIdx.x % 32;",

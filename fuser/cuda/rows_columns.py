@@ -1,13 +1,13 @@
 """Row loops in CUDA whose threads keep what the columns of their rows come to.
 
 Blocks go from row to row, with teams as in fuser.cuda.rows_along. A thread has the same elements of each of its rows:
-what these add to columns stays in its registers, and at the end a block writes what all its rows came to, its piece. What
-is read of the next row is on its way while one is computed.
+what these add to columns stays in its registers, and at the end a block writes what all its rows came to, its piece.
+What is read of the next row is on its way while one is computed.
 """
 
 from __future__ import annotations
 
-from fuser.codegen import KERNEL_NAME, Operand
+from fuser.codegen import Operand
 from fuser.cuda.row_text import indent
 from fuser.cuda.rows_along import AlongText
 from fuser.row_parts import RowPart
