@@ -60,6 +60,9 @@ class RowPass:
     # Computes an element; None where nothing is left to walk for. In torch's order it takes what a thread has of the
     # row, l3_0, and makes m3_0 of that and the element; in the canonical one m3_0 is what the element makes.
     element: RowPart | None
+    # The same in less time where it divides by what the row has, through a fuser_divisor, d5; where that fails it
+    # clears is_exact. None where there is nothing to gain.
+    quick: RowPart | None
     # Combines two parts of a row, given as l3_0 and r3_0, to m3_0; None without reductions.
     combine: RowPart | None
     accumulators: tuple[Accumulator, ...]
@@ -116,6 +119,7 @@ class RowWriter:
         every = self._reductions_in(level)
         row = self._row_part(level)
         element = self._element_part(level, every)
+        quick = self._quick_part(level, every)
         columns = [index for index in every if self._reduction(index).pieces]
         reductions = [index for index in every if index not in columns]
         accumulators, others = (
@@ -125,7 +129,7 @@ class RowWriter:
         merge = self._combine_part(f"fuser_merge{level}", columns) if columns else None
         commutes = all(is_sum(self._reduction(index).combine) for index in reductions)
         decides = any(takes_decisions(self._reduction(index).combine) for index in reductions)
-        return RowPass(row, element, combine, accumulators, commutes, decides, others, merge)
+        return RowPass(row, element, quick, combine, accumulators, commutes, decides, others, merge)
 
     def _level_of(self, index: int) -> int:
         # In which pass an application is computed first.
@@ -190,7 +194,26 @@ class RowWriter:
         return [" * ".join(sizes[: self.rows.reduced]), " * ".join(kept)]
 
     # --- per element -------------------------------------------------------------------------------------------------
-    def _element_part(self, level: int, reductions: Sequence[int]) -> RowPart | None:
+    def _quick_part(self, level: int, reductions: Sequence[int]) -> RowPart | None:
+        if self.writer.args.device_type != "cuda" or self.rows.order is not None or self.rows.is_across:
+            return None
+        chosen = self._element_closure(self._wanted(self._stored_in(level), reductions), level)
+        self.writer.quotients = {index: found for index in chosen if (found := self._row_quotient(index))}
+        part = self._element_part(level, reductions, "quick") if self.writer.quotients else None
+        self.writer.quotients = {}
+        return part
+
+    def _row_quotient(self, index: int) -> tuple[int, str] | None:
+        # Which tensor an application divides by what its row has, and what divides. In float: the prelude has no other.
+        item = self.group.applications[index]
+        slots = find_quotient(item.function.functor)
+        if slots is None or dtype_info(self.writer.typing.common[index]).compute != "float":
+            return None
+        divisor = item.tensors[slots[1]]
+        is_known = self.rows.is_row[divisor] and divisor not in self._numbers()
+        return (slots[0], f"d{divisor}") if is_known else None
+
+    def _element_part(self, level: int, reductions: Sequence[int], name: str = "element") -> RowPart | None:
         stored = self._stored_in(level)
         if not stored and not reductions:
             return None
@@ -214,9 +237,12 @@ class RowWriter:
         read += [f"l{item.name}" for item in accumulators if self.rows.order]
         writes = [f"m{item.name}" for item in accumulators]
         writes += [f"k{value}" for value in kept]
-        return self._function(
-            f"fuser_element{level}", read, [*writes, *self._outputs(stored)], [*chosen, *reductions], lines
-        )
+        writes += self._outputs(stored)
+        if self.writer.quotients:
+            divisors = [*dict.fromkeys(name for _, name in self.writer.quotients.values())]
+            self.types |= dict.fromkeys(divisors, "fuser_divisor&") | {"is_exact": "bool"}
+            read, writes = [*read, *divisors], [*writes, "is_exact"]
+        return self._function(f"fuser_{name}{level}", read, writes, [*chosen, *reductions], lines)
 
     def _stored_in(self, level: int) -> list[int]:
         # Outputs per element.
@@ -431,3 +457,13 @@ def is_sum(functor: Functor) -> bool:
     results = [f"{item.name} =" for item in functor.parameters if item.role is Role.OUTPUT] or ["return"]
     sums = [f"{to} {a} + {b};" for to, a, b in zip(results, names[:half], names[half:], strict=False)]
     return functor.source.partition("{")[2].split() == " ".join([*sums, "}"]).split()
+
+
+def find_quotient(functor: Functor) -> tuple[int, int] | None:
+    """Return which of its tensors a functor plainly divides, and by which; None for any other functor."""
+    compute = functor.template_parameters[:1]
+    plain = {item.name: slot for slot, item in enumerate(functor.tensors) if item.type in compute}
+    words = functor.source.partition("{")[2].replace(";", " ;").split()
+    if len(words) != 6 or words[::2] != ["return", "/", ";"] or words[5] != "}" or not {words[1], words[3]} <= {*plain}:
+        return None
+    return None if functor.macros or functor.result not in compute else (plain[words[1]], plain[words[3]])

@@ -23,7 +23,7 @@ class ColumnsText(AlongText):
         return [
             *self._head(),
             f"  constexpr int TEAMS = {self.teams};",
-            "  const int t = threadIdx.x % T;",
+            *self._own_vectors("threadIdx.x % T"),
             f"  const fuser_index length = {self.length}, rows = {self.product(self.kept)};",
             "  const fuser_index step = static_cast<fuser_index>(gridDim.x) * TEAMS;",
             "  fuser_index first = static_cast<fuser_index>(blockIdx.x) * TEAMS, number = first + threadIdx.x / T;",
@@ -59,11 +59,9 @@ class ColumnsText(AlongText):
     def _read_ahead(self) -> list[str]:
         return [
             *(f"next_{item.name} = next.{item.name}[0];" for item in self.row_inputs()),
-            "#pragma unroll",
-            "for (int u = 0; u < U; ++u) {",
+            "{",
             "  constexpr fuser_index begin = 0;",
-            *indent(self._place(self._ahead, reads=True)),
-            *(f"  next_{item.name}[u] = {self._read(item, 'next')};" for item in self._ahead),
+            *indent(self._reads(self._ahead, "next", "next_")),
             "}",
         ]
 

@@ -69,7 +69,7 @@ class OrderedAcrossText(AcrossText):
         first = "block * Y + y" if self.loop.tuning.piece else "y"
         loop = [
             f"for (fuser_index begin = {first}; begin < length && left > 0; begin += {self._step} * U) {{",
-            *indent(self._elements(level, step, element)),
+            *indent(self._elements(step, element)),
             "}",
         ]
         if not step.accumulators:
@@ -91,7 +91,7 @@ class OrderedAcrossText(AcrossText):
         ]
         return [f"const fuser_pass{level} pass{level}{{a}};", f"{kind} total{level}[V];", "{", *indent(inside), "}"]
 
-    def _elements(self, level: int, step: RowPass, element: RowPart) -> list[str]:  # noqa: ARG002 - as the class it is of
+    def _elements(self, step: RowPass, element: RowPart) -> list[str]:
         count = self.schedule.accumulators
         outputs = [item for item in self.full(element) if item.is_output]
         counters = [item for item in self.full(element) if item.is_counter]
