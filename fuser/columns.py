@@ -49,7 +49,8 @@ def find_columns(
             shape = broadcast_shapes([shapes[value] for value in item.tensors])
             dims = reduction.normalize_dims(len(shape))
             rows.setdefault((shape, dims), []).append(index)
-            if index not in fixed and is_sum(reduction.combine) and not reduction.counts:
+            is_free = index not in fixed and is_sum(reduction.combine) and not reduction.counts
+            if is_free and len(reduction.identity) == 1:
                 rest = tuple(dim for dim in range(len(shape)) if dim not in dims)
                 found.setdefault((shape, rest), []).append(index)
     chosen: dict[int, int] = {}

@@ -406,7 +406,7 @@ def describe_application(application: Application) -> str:
     reduction = application.function.reduction
     if reduction is not None:
         arguments += [f"dim={'all' if reduction.dims is None else list(reduction.dims)}"]
-        arguments += ["keepdim"] * reduction.keepdim
+        arguments += ["keepdim"] * reduction.keepdim + [f"pieces={reduction.pieces}"] * bool(reduction.pieces)
     if application.function.dims is not None:
         arguments += [f"dim={list(application.function.dims)}"]
     return f"{application.function.name}({', '.join(arguments)})"

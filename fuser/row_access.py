@@ -37,10 +37,13 @@ ENOUGH_TILES = 256
 SHORTEST_PIECE = 512
 # Bytes that a thread reads side by side where its rows are neighbours.
 IN_FLIGHT_BYTES = 128
-# Threads of a block that goes from row to row, and elements of a row of which its threads keep what columns come to.
+# Results of columns that the threads of a block keep, which goes from row to row, and threads of a block at least.
+MOST_COLUMNS = 1 << 14
 PERSISTENT_BLOCK = 256
-PERSISTENT_THREADS = 1024
-MOST_COLUMNS = 1 << 13
+# Vectors that a thread has at most.
+MOST_PERSISTENT = 4
+# Threads of a multiprocessor that have registers for one vector of each operand, or for several.
+PERSISTENT_THREADS = (1152, 512)
 # Rows that are worth a piece.
 ROWS_OF_TEAM = 4
 # Elements of rows that lie side by side for which a block is enough.
@@ -208,23 +211,21 @@ def _along(
 
 
 def _persistent(length: int, vector: int) -> Tuning:
-    # A thread keeps what its columns come to, from row to row: two vectors' or one's, by what leaves fewer idle.
-    steps = -(-length // vector)
-    unroll = min((2, 1), key=lambda unroll: (unroll * _lanes(steps, unroll), -unroll))
-    team = _lanes(steps, unroll)
-    return Tuning(block=team * _below(PERSISTENT_BLOCK // team), unroll=unroll, team=team, is_resident=True)
-
-
-def _lanes(steps: int, unroll: int) -> int:
-    # Threads that take so many vectors: less than a warp, or whole ones.
-    team = -(-steps // unroll)
-    return _above(team) if team <= WARP else _team(steps, unroll)
+    # A thread keeps what its columns come to, from row to row: few vectors', so that much of other rows is on its way.
+    steps, found = -(-length // vector), []
+    for unroll in (2, 1, 4, 8, 16, 32):
+        # Threads that take so many vectors: less than a warp, or whole ones.
+        team = -(-steps // unroll)
+        team = _above(team) if team <= WARP else _team(steps, unroll)
+        block = team * _below(PERSISTENT_BLOCK // team)
+        found.append(Tuning(block=block, unroll=unroll, team=team, is_resident=True))
+    best = max(found[:2], key=lambda tuning: persistent_blocks(tuning) * (tuning.block // tuning.team))
+    return next(tuning for tuning in (best, *found[2:]) if persistent_blocks(tuning))
 
 
 def persistent_blocks(tuning: Tuning) -> int:
     """Return how many blocks a multiprocessor has registers for, where threads keep what their columns come to."""
-    threads = PERSISTENT_THREADS // tuning.unroll
-    return max((2 * threads + tuning.block) // (2 * tuning.block), 1)
+    return PERSISTENT_THREADS[tuning.unroll > 1] // tuning.block
 
 
 def column_pieces(length: int, rows: int, itemsizes: Sequence[int], columns: int, processors: int) -> int:
@@ -238,9 +239,11 @@ def column_pieces(length: int, rows: int, itemsizes: Sequence[int], columns: int
         processors: of the GPU.
     """
     vector = VECTOR_BYTES // max(itemsizes)
-    if length < WARP or length > MOST_COLUMNS:
+    if length < WARP or length * columns > MOST_COLUMNS:
         return 0
     tuning = _persistent(length, vector)
+    if tuning.unroll > MOST_PERSISTENT:
+        return 0
     most = rows // (ROWS_OF_TEAM * (tuning.block // tuning.team))
     return processors * min(persistent_blocks(tuning), most // processors)
 

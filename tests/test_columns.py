@@ -31,9 +31,9 @@ def _few_pieces(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def norm_group(rank: int, length: int, *, has_mean: bool, mask: tuple[bool, ...] = (True, True, True)) -> FusionGroup:
     builder = GroupBuilder()
-    names = ["grad_out", "input", *["mean"] * has_mean, "rstd", "weight"]
+    names = ["grad_out", "input", *["mean"] * has_mean, "rstd", "weight", *["bias"] * has_mean]
     name = "native_layer_norm_backward" if has_mean else "_fused_rms_norm_backward"
-    function = composite_function(name, ((length,), rank, True, False, has_mean, mask[: 2 + has_mean]))
+    function = composite_function(name, ((length,), rank, True, has_mean, has_mean, mask[: 2 + has_mean]))
     return builder.build(builder.apply(function, [builder.add_input(item) for item in names]))
 
 
@@ -41,13 +41,15 @@ def norm_inputs(shape: Sequence[int], dtype: torch.dtype, *, has_mean: bool) -> 
     generator = torch.Generator().manual_seed(len(shape))
     x, grad = (torch.randn(*shape, generator=generator).to(dtype) for _ in range(2))
     mean, rstd = x.float().mean(-1, keepdim=True), 1 / (x.float().std(-1, keepdim=True) + 1)
-    return [grad, x, *[mean] * has_mean, rstd, torch.rand(shape[-1], generator=generator).to(dtype)]
+    weight, bias = torch.rand(2, shape[-1], generator=generator).to(dtype)
+    return [grad, x, *[mean] * has_mean, rstd, weight, *[bias] * has_mean]
 
 
 def norm_gradients(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    grad, x, *mean, rstd, weight = (item.double() for item in inputs)
-    outer, has_mean = tuple(range(x.dim() - 1)), bool(mean)
-    xhat, loss = (x - mean[0] if mean else x) * rstd, grad * weight
+    has_mean = len(inputs) == 6
+    grad, x, *mean, rstd, weight = (item.double() for item in inputs[: 4 + has_mean])
+    outer = tuple(range(x.dim() - 1))
+    xhat, loss = (x - mean[0] if has_mean else x) * rstd, grad * weight
     dx = loss - xhat * (loss * xhat).mean(-1, keepdim=True) - has_mean * loss.mean(-1, keepdim=True)
     return [dx * rstd, (grad * xhat).sum(outer), *[grad.sum(outer)] * has_mean]
 
@@ -189,7 +191,7 @@ def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], dtype
             inputs = [item.cuda() for item in norm_inputs(shape, dtype, has_mean=has_mean)]
             group = norm_group(len(shape), shape[-1], has_mean=has_mean)
             pieces = [rows.pieces for rows in plan_rows(group, inputs)]
-            assert (pieces[0] > 0) == (shape[-1] <= 8192), pieces
+            assert (pieces[0] > 0) == (shape[-1] * (1 + has_mean) <= 1 << 14), pieces
             found = fuser.run_fusion(fuser.register_fusion(group), inputs)
             again = fuser.run_fusion(fuser.register_fusion(group), inputs)
         composite = group.applications[0].function

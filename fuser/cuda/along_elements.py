@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fuser.access import Tuning
 from fuser.codegen import Operand
@@ -13,9 +13,6 @@ from fuser.row_parts import RowPart, RowPass
 __all__ = ["WARP", "AlongElements"]
 
 WARP = 32
-import os
-
-EARLY = os.environ.get("NB_EARLY", "1") == "1"
 
 
 class AlongElements(RowText):
@@ -54,53 +51,36 @@ class AlongElements(RowText):
     def _has_whole_chunks(self) -> bool:
         return self.tuning.multiple == self.chunk * self.tuning.cluster
 
-    def _read_by(self, part: RowPart | None) -> list[Operand]:
-        return [item for item in self.full(part) if not (item.is_output or item.is_counter)] if part else []
+    def _keeps(self, item: Operand) -> bool:  # noqa: ARG002
+        # Whether what a thread has read of an operand stays in registers for later passes.
+        return self.tuning.is_resident
+
+    def _read_by(self, steps: Iterable[RowPass]) -> list[Operand]:
+        # What some passes read of the elements.
+        read = [item for step in steps if step.element for item in self.full(step.element)]
+        return list(dict.fromkeys(item for item in read if not (item.is_output or item.is_counter)))
 
     def _kept_vectors(self) -> list[str]:
         # What a thread reads once and several passes use.
-        if not self.tuning.is_resident:
-            return []
-        found = dict.fromkeys(item for step in self.loop.passes for item in self._read_by(step.element))
+        found = [item for item in self._read_by(self.loop.passes) if self._keeps(item)]
         kept = [f"fuser_vector<{self._kept_type(name)}, V> {name}[U];" for name in self.loop.kept]
-        return [*(f"{self._vector(item)} {item.name}[U];" for item in found if not self._is_again(item)), *kept]
+        return [*(f"{self._vector(item)} {item.name}[U];" for item in found), *kept]
 
     def _kept_type(self, name: str) -> str:
         # A thread that keeps few values keeps them as it computes with them.
         has_few = self.tuning.unroll * self.loop.vector <= LONG_SHARE
         return (self.loop.types if has_few else self.loop.kept_types)[name]
 
-    def _new_inputs(self, level: int, element: RowPart) -> list[Operand]:
-        # What a pass reads. Where rows stay in registers, what is a row's own is on its way from the first one on.
-        inputs = self._read_by(element)
-        if not self.tuning.is_resident:
-            return inputs
-        before, after = (
-            [item for step in steps for item in self._read_by(step.element)]
-            for steps in (self.loop.passes[:level], self.loop.passes[level + 1 :])
-        )
-        if not EARLY and not self.loop.rows.pieces:
-            return [item for item in inputs if item not in before]
-        if level == 0:
-            return list(dict.fromkeys([*inputs, *(item for item in after if not item.access.is_shared)]))
-        return [item for item in inputs if item.access.is_shared and (self._is_again(item) or item not in before)]
+    def _new_inputs(self, level: int) -> list[Operand]:
+        # What a pass reads.
+        known = {item for item in self._read_by(self.loop.passes[:level]) if self._keeps(item)}
+        return [item for item in self._read_by(self.loop.passes[level : level + 1]) if item not in known]
 
-    def _is_again(self, item: Operand) -> bool:
-        # Whether each pass reads it anew: it is near, and registers are few.
-        return bool(self.loop.rows.pieces) and item.access.is_shared
-
-    def _read_before(self, level: int, element: RowPart) -> list[Operand]:
-        # What a thread has of the passes before, where it has many other things to keep.
-        if not self.loop.rows.pieces or level == 0:
-            return []
-        return [item for item in self._read_by(element) if not self._is_again(item)]
-
-    def _load(self, level: int, element: RowPart) -> list[str]:
-        inputs = self._new_inputs(level, element)
+    def _load(self, level: int) -> list[str]:
+        inputs = self._new_inputs(level)
         if not inputs:
             return []
-        new = [item for item in inputs if not self.tuning.is_resident or self._is_again(item)]
-        lines = [f"{self._vector(item)} {item.name}[U];" for item in new]
+        lines = [f"{self._vector(item)} {item.name}[U];" for item in inputs if not self._keeps(item)]
         again = [item for item in inputs if item in self.loop.held and not self._reads_first(item, level)]
         own = "(begin + lead) / V + u * W"
         held = [f"{item.name}[u] = held_{item.name}[{own}];" for item in again]
@@ -173,7 +153,6 @@ class AlongElements(RowText):
             is_none = "n - t % W * V >= length" if self.tuning.team >= WARP else "length == 0"
             none = f"parts[u] = pass{level}.identity();" if step.accumulators else ""
             lines.append(f"if ({is_none}) {{ {none} continue; }}")
-        lines += [f"fuser_forget({item.name}[u]);" for item in self._read_before(level, element)]
         inside = []
         for item in self.full(element):
             if item.is_output:

@@ -139,7 +139,7 @@ class AlongText(AlongElements):
             f"  const fuser_workspace<{kind}, {batches}> space(a.workspace, blockIdx.x / pieces, pieces, 1);",
             f"  const fuser_index round = static_cast<fuser_index>(piece) * {piece};",
             f"  for (fuser_index begin = round; begin < length && begin - round < {piece}; begin += {BATCH}) {{",
-            *indent([*self._load(0, step.element), *self._compute(0, step, step.element)], 2),
+            *indent([*self._load(0), *self._compute(0, step, step.element)], 2),
             f"    const auto own = {self._whole_warp(0)};",
             f"    if (t % 32 == 0) waiting[(begin - round) / {span} + t / 32] = own;",
             "  }",
@@ -251,7 +251,7 @@ class AlongText(AlongElements):
 
     # --- a pass ------------------------------------------------------------------------------------------------------
     def _pass(self, level: int, step: RowPass, element: RowPart) -> list[str]:
-        own = [*self._load(level, element), *self._compute(level, step, element)]
+        own = [*self._load(level), *self._compute(level, step, element)]
         if step.accumulators:
             return self._combining_pass(level, own)
         if self.tuning.is_resident:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from fuser.codegen import Operand
 from fuser.cuda.row_text import indent
 from fuser.cuda.rows_along import AlongText
-from fuser.row_parts import RowPart
 
 __all__ = ["ColumnsText"]
 
@@ -49,12 +48,20 @@ class ColumnsText(AlongText):
     @property
     def _ahead(self) -> list[Operand]:
         # What is read while the row before is computed.
-        first = self.loop.passes[0].element
-        assert first is not None, "it adds to columns, or to what these need"
-        return [item for item in super()._new_inputs(0, first) if not self._is_again(item)]
+        return [item for item in self._read_by(self.loop.passes) if self._keeps(item)]
 
-    def _new_inputs(self, level: int, element: RowPart) -> list[Operand]:
-        return [item for item in super()._new_inputs(level, element) if self._is_again(item)]
+    def _keeps(self, item: Operand) -> bool:
+        # What all rows have in common is near: each pass reads it anew, where registers are few.
+        return not item.access.is_shared
+
+    def _load(self, level: int) -> list[str]:
+        # A compiler would keep what an earlier pass made of the elements, too.
+        again = [item for item in self._ahead if level and item in self._read_by(self.loop.passes[level : level + 1])]
+        forget = [f"for (int u = 0; u < U; ++u) fuser_forget({item.name}[u]);" for item in again]
+        return [*super()._load(level), *(line for text in forget for line in ("#pragma unroll", text))]
+
+    def _new_inputs(self, level: int) -> list[Operand]:
+        return [item for item in super()._new_inputs(level) if not self._keeps(item)]
 
     def _read_ahead(self) -> list[str]:
         return [
