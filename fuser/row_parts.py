@@ -35,6 +35,8 @@ class Accumulator:
     identity: str
     # Of a column: the output that its pieces are.
     output: str = ""
+    # Whether it is how many elements were added: in torch's order, of what a thread has.
+    is_count: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +296,11 @@ class RowWriter:
         accumulators = self.accumulators[index]
         before, names = [f"l{item.name}" for item in accumulators], [f"r{item.name}" for item in accumulators]
         if reduction.accumulate is not None:
-            taken = [*map(self.writer.isolate, before), *self.writer.operands(index)]
+            held = [
+                text if item.is_count else self.writer.isolate(text)
+                for item, text in zip(accumulators, before, strict=True)
+            ]
+            taken = [*held, *self.writer.operands(index)]
             return [self.writer.describe(index), *self._assign(index, reduction.accumulate, taken, names)]
         lines = self._map(index)
         lines += [f"const {item.type} e{item.name} = m{item.name};" for item in accumulators]
@@ -338,7 +344,10 @@ class RowWriter:
         for slot, (number, parameter) in enumerate(zip(identity, reduction.combine.tensors, strict=False)):
             kind = output_type(reduction.combine, parameter.type, compute, compute)
             output = f"out{self.group.outputs.index(first + slot)}" if reduction.pieces else ""
-            item = Accumulator(f"{first}_{slot}", kind, identity_expression(number, kind), output)
+            taken = reduction.accumulate.tensors[slot].name if reduction.accumulate else ""
+            item = Accumulator(
+                f"{first}_{slot}", kind, identity_expression(number, kind), output, is_count=taken == "count"
+            )
             found.append(item)
             self.types |= {f"{side}{item.name}": kind for side in "mtlr"}
         return tuple(found)

@@ -48,8 +48,10 @@ extern "C" fuser_dim threadIdx, blockIdx, gridDim;
 extern "C" void __syncthreads();
 extern "C" unsigned fuser_shuffle(unsigned value, int mask);
 static inline unsigned __shfl_xor_sync(unsigned, unsigned value, int mask) { return fuser_shuffle(value, mask); }
-extern "C" unsigned fuser_take(unsigned value, int lane);
-static inline unsigned __shfl_sync(unsigned, unsigned value, int lane) { return fuser_take(value, lane); }
+extern "C" unsigned fuser_shuffle_from(unsigned value, int lane, int width);
+static inline unsigned __shfl_sync(unsigned, unsigned value, int lane, int width = 32) {
+  return fuser_shuffle_from(value, lane, width);
+}
 static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
   return ((unsigned long long)high << 32 | low) >> (by & 31);
 }
@@ -135,7 +137,10 @@ static unsigned exchange(unsigned value, int from) {
   return other;
 }
 unsigned fuser_shuffle(unsigned value, int mask) { return exchange(value, current % count ^ mask); }
-unsigned fuser_take(unsigned value, int lane) { return exchange(value, current % count / 32 * 32 + lane); }
+unsigned fuser_shuffle_from(unsigned value, int lane, int width) {
+  const int own = current % count;
+  return exchange(value, own - own % 32 % width + lane);
+}
 static void begin() {
   kernel(arguments);
   fibers[current].is_done = true;
@@ -180,9 +185,10 @@ int fuser_emulate(void (*entry)(const void*), const void* a, unsigned grid, int 
 }
 """
 
+# Kernels have functions of the same names: each calls its own.
 FLAGS = (
     "-O1 -std=c++17 -shared -fPIC -w -fno-strict-aliasing -ffp-contract=off -fno-math-errno -march=native "
-    "-U_FORTIFY_SOURCE -fsanitize=alignment -fsanitize-undefined-trap-on-error"
+    "-Wl,-Bsymbolic -fno-gnu-unique -U_FORTIFY_SOURCE -fsanitize=alignment -fsanitize-undefined-trap-on-error"
 ).split()
 
 

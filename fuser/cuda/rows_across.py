@@ -48,7 +48,7 @@ class AcrossText(RowText):
                     body += self._pass(level, step, step.element)
         name = "at" if tuning.piece else "tile"
         return [
-            f'extern "C" __global__ void __launch_bounds__({tuning.block})',
+            f'extern "C" __global__ void __launch_bounds__({self._bounds()})',
             f"{KERNEL_NAME}(const __grid_constant__ fuser_args a) {{",
             f"  constexpr int V = {self.loop.vector}, X = {tuning.team}, Y = {tuning.block // tuning.team}, "
             f"U = {tuning.unroll};",
@@ -63,6 +63,10 @@ class AcrossText(RowText):
             "}",
         ]
 
+    def _bounds(self) -> str:
+        # Threads of a block, and blocks of a processor.
+        return str(self.loop.tuning.block)
+
     def _shared(self) -> list[str]:
         if not self.combining:
             return []
@@ -71,9 +75,9 @@ class AcrossText(RowText):
             most = f"fuser_most({most}, sizeof(fuser_pass{level}::part))"
         return [f"alignas(16) __shared__ unsigned char shared[X * Y * V * {most}];"]
 
-    def _read(self, item: Operand, pointer: str) -> str:
+    def _read(self, item: Operand, pointer: str, left: str = "") -> str:
         # Who has no row reads another one's.
-        left = "V" if self.loop.tuning.multiple else "left"
+        left = left or ("V" if self.loop.tuning.multiple else "left")
         if item.inner == 2:
             return f"fuser_gather<V>({pointer}, {self.stride(item, self.kept[0])}, {left})"
         return f"fuser_load<{'V' if item.inner else '1'}, {item.access.width if item.inner else 1}>({pointer}, {left})"
