@@ -42,8 +42,9 @@ MOST_COLUMNS = 1 << 14
 PERSISTENT_BLOCK = 256
 # Vectors that a thread has at most.
 MOST_PERSISTENT = 4
-# Threads of a multiprocessor that have registers for one vector of each operand, or for several.
-PERSISTENT_THREADS = (1152, 512)
+# Threads of a multiprocessor that have registers for one vector of each operand, or for several: where a block has one
+# long row, and elsewhere. Measured on an H200.
+PERSISTENT_THREADS = ((1152, 640), (1024, 512))
 # Rows that are worth a piece.
 ROWS_OF_TEAM = 4
 # Elements of rows that lie side by side for which a block is enough.
@@ -225,7 +226,8 @@ def _persistent(length: int, vector: int) -> Tuning:
 
 def persistent_blocks(tuning: Tuning) -> int:
     """Return how many blocks a multiprocessor has registers for, where threads keep what their columns come to."""
-    return PERSISTENT_THREADS[tuning.unroll > 1] // tuning.block
+    light, heavy = PERSISTENT_THREADS[tuning.block > tuning.team or tuning.block <= PERSISTENT_BLOCK]
+    return (light if tuning.unroll == 1 else heavy) // tuning.block
 
 
 def column_pieces(length: int, rows: int, itemsizes: Sequence[int], columns: int, processors: int) -> int:

@@ -191,7 +191,7 @@ def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], dtype
             inputs = [item.cuda() for item in norm_inputs(shape, dtype, has_mean=has_mean)]
             group = norm_group(len(shape), shape[-1], has_mean=has_mean)
             pieces = [rows.pieces for rows in plan_rows(group, inputs)]
-            assert (pieces[0] > 0) == (shape[-1] * (1 + has_mean) <= 1 << 14), pieces
+            assert (pieces[0] > 0) == (shape[-1] <= 8192 or (dtype is not F32 and not has_mean)), pieces
             found = fuser.run_fusion(fuser.register_fusion(group), inputs)
             again = fuser.run_fusion(fuser.register_fusion(group), inputs)
         composite = group.applications[0].function
@@ -200,4 +200,5 @@ def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], dtype
             assert torch.equal(one, other), "two runs differ"
             own, theirs = ((item.double() - true).square().mean().sqrt() for item in (one, torchs))
             size = true.square().mean().sqrt() * torch.finfo(dtype).eps
-            assert own <= max(1.1 * theirs, size / 4), f"{own / size:.3f} roundings, torch {theirs / size:.3f}"
+            # Both round each element once; another order of adding them may round otherwise.
+            assert own <= max(1.1 * theirs, size), f"{own / size:.3f} roundings, torch {theirs / size:.3f}"
