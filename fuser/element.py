@@ -36,7 +36,7 @@ class ElementWriter:
         # Whether some statement uses the zero; known when they are written.
         self.has_zero = False
         self.barriers = 0
-        # Applications that divide by what their row has: which tensor, and the variable that divides it.
+        # Applications that divide by what their row has: which tensor, and what divides it.
         self.quotients: dict[int, tuple[int, str]] = {}
         # C++ type of each value inside the element function.
         self.types: dict[int, str] = {}
@@ -92,7 +92,7 @@ class ElementWriter:
         call, results, declarations = self.call(index, function.functor, operands, names, others)
         if index in self.quotients:
             slot, divisor = self.quotients[index]
-            call = f"{divisor}.quotient({operands[slot]}, is_exact)"
+            call = f"{divisor}({operands[slot]}, is_exact)"
         lines += declarations
         if results:
             lines.append(f"{call};")

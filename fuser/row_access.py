@@ -166,11 +166,12 @@ def _along(
 ) -> Tuning:
     length = prod(space.sizes[: rows.reduced])
     if may_share and length > 2 * BATCH and prod(space.sizes[rows.reduced :]) < ENOUGH_BLOCKS:
-        unroll = min(max(VECTOR_BYTES // vector, 4), 8)
-        team = BATCH // (vector * unroll)
-        if team * accumulators <= MAX_WAITING:
+        # What batches come to is added by one thread, and the more of them wait for it the better.
+        team = min(MAX_BLOCK, BATCH // (2 * vector), _below(MAX_WAITING // accumulators))
+        unroll = BATCH // (vector * team)
+        if unroll <= MAX_UNROLL and team >= WARP:
             batches = -(-length // BATCH) * prod(space.sizes[rows.reduced :])
-            several = min(_below(batches // (4 * ENOUGH_BLOCKS)), 8)
+            several = min(_below(batches // (8 * ENOUGH_BLOCKS)), 8)
             return Tuning(block=team, unroll=unroll, team=team, piece=several * BATCH)
     most = _below(KEPT_BYTES // max(vector * bytes_per_element, 1))
     # What there is per element between passes takes registers, too; a single pass wants many threads.
@@ -195,7 +196,7 @@ def _along(
         for batches in (1, 2):
             share = batches * BATCH // (most * vector)
             blocks = -(-length // (batches * BATCH))
-            is_full = is_long or team > MAX_BLOCK or 8 * length >= 7 * blocks * batches * BATCH
+            is_full = is_long or team > MAX_BLOCK or 4 * length >= 3 * blocks * batches * BATCH
             if is_full and blocks <= limits.clusters and 8 * WARP <= share <= MAX_BLOCK:
                 return Tuning(block=share, unroll=most, team=share, is_resident=True, cluster=blocks)
         if team <= MAX_BLOCK and not is_long:

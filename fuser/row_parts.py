@@ -12,6 +12,9 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
+
+from fuser.cxx.brief import BRIEF
 from fuser.cxx.functor import MATH_FUNCTIONS, Functor, Role
 from fuser.dtypes import dtype_info
 from fuser.element import ElementWriter, number_expression, output_type
@@ -112,7 +115,8 @@ class RowWriter:
             stored, reductions = self._stored_in(level), self._reductions_in(level)
             closure = self._element_closure(self._wanted(stored, reductions), level)
             for index in closure:
-                if any(is_costly(item) for item in self.group.applications[index].function.functors):
+                own = self.group.applications[index].function.functors
+                if any(is_costly(item) for item in self.writer.functors if item in own):
                     earlier = first.setdefault(index, level)
                     if earlier < level:
                         self.kept |= dict.fromkeys(self.writer.values(index), earlier)
@@ -212,8 +216,12 @@ class RowWriter:
         if slots is None or dtype_info(self.writer.typing.common[index]).compute != "float":
             return None
         divisor = item.tensors[slots[1]]
-        is_known = self.rows.is_row[divisor] and divisor not in self._numbers()
-        return (slots[0], f"d{divisor}") if is_known else None
+        if not self.rows.is_row[divisor] or divisor in self._numbers():
+            return None
+        # Quotients of bfloat16 lie so far from the middle of two of them that their last bits do not matter.
+        dtypes = {self.writer.typing.values[value] for value in (*item.tensors, *self.writer.values(index))}
+        is_rough = not self.writer.is_strict or dtypes == {torch.bfloat16}
+        return slots[0], f"d{divisor}.{'rough_quotient' if is_rough else 'quotient'}"
 
     def _element_part(self, level: int, reductions: Sequence[int], name: str = "element") -> RowPart | None:
         stored = self._stored_in(level)
@@ -241,7 +249,7 @@ class RowWriter:
         writes += [f"k{value}" for value in kept]
         writes += self._outputs(stored)
         if self.writer.quotients:
-            divisors = [*dict.fromkeys(name for _, name in self.writer.quotients.values())]
+            divisors = [*dict.fromkeys(name.partition(".")[0] for _, name in self.writer.quotients.values())]
             self.types |= dict.fromkeys(divisors, "fuser_divisor&") | {"is_exact": "bool"}
             read, writes = [*read, *divisors], [*writes, "is_exact"]
         return self._function(f"fuser_{name}{level}", read, writes, [*chosen, *reductions], lines)
@@ -446,7 +454,7 @@ def _literal(number: bool | int | float) -> str:
 
 def is_costly(functor: Functor) -> bool:
     """Whether to keep a result takes less time than to compute it again."""
-    return not functor.words.isdisjoint(MATH_FUNCTIONS | {"for", "while"})
+    return BRIEF not in functor.words and not functor.words.isdisjoint(MATH_FUNCTIONS | {"for", "while"})
 
 
 def takes_decisions(functor: Functor) -> bool:

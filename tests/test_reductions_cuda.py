@@ -130,6 +130,12 @@ def test_quotients_next_to_the_middle_of_two_floats() -> None:
         same([run_emulated(divided(), [x, w])[0]], [x / w])
 
 
+def test_quotients_of_bfloat16() -> None:
+    numbers = (torch.arange(128, 256) / 128).bfloat16()
+    x, w = numbers.expand(128, 128).contiguous(), numbers[:, None].contiguous()
+    same([run_emulated(divided(), [x, w])[0]], [x / w])
+
+
 # --- on a GPU --------------------------------------------------------------------------------------------------------
 LARGE_SHAPES: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = [
     ((100000, 8), (1,)), ((100000, 3), (1,)), ((1, 2**20), (1,)), ((3, 2**20 + 3), (1,)), ((5, 65536), (1,)),
@@ -153,6 +159,17 @@ def test_all_quotients_next_to_the_middle_of_two_floats() -> None:
     for x, w in close_to_halves(1):
         inputs = on_gpu([x, w])
         assert torch.equal(run(register(divided()), inputs)[0], inputs[0] / inputs[1])
+
+
+@pytest.mark.cuda
+def test_all_quotients_of_bfloat16() -> None:
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16).cuda()
+    for divisors in every.split(4096):
+        inputs = [every.expand(len(divisors), -1).contiguous(), divisors[:, None].contiguous()]
+        made, wanted = run(register(divided()), inputs)[0], inputs[0] / inputs[1]
+        is_number = ~made.isnan()
+        assert torch.equal(made.view(torch.int16)[is_number], wanted.view(torch.int16)[is_number])
+        assert torch.equal(made.isnan(), wanted.isnan())
 
 
 @pytest.mark.cuda

@@ -75,9 +75,9 @@ class AcrossText(RowText):
             most = f"fuser_most({most}, sizeof(fuser_pass{level}::part))"
         return [f"alignas(16) __shared__ unsigned char shared[X * Y * V * {most}];"]
 
-    def _read(self, item: Operand, pointer: str, left: str = "") -> str:
+    def _read(self, item: Operand, pointer: str, left: str = "left") -> str:
         # Who has no row reads another one's.
-        left = left or ("V" if self.loop.tuning.multiple else "left")
+        left = "V" if self.loop.tuning.multiple else left
         if item.inner == 2:
             return f"fuser_gather<V>({pointer}, {self.stride(item, self.kept[0])}, {left})"
         return f"fuser_load<{'V' if item.inner else '1'}, {item.access.width if item.inner else 1}>({pointer}, {left})"

@@ -19,7 +19,7 @@ __all__ = ["AlongText"]
 
 # Threads of a multiprocessor that a kernel leaves registers for: where rows stay in registers, by whether there are
 # several accumulators and whether a thread has much (elements; bytes of an operand, or such as it has to put together);
-# and elsewhere.
+# and elsewhere, or in clusters. Twice as many where blocks share a row.
 RESIDENT_THREADS = {(False, False): 1280, (False, True): 768, (True, False): 768, (True, True): 512}
 FEW_BYTES = 64
 THREADS = 1024
@@ -98,7 +98,11 @@ class AlongText(AlongElements):
         widest = max((item.info.dtype.itemsize for item in full if not item.is_counter), default=1)
         share = self.tuning.unroll * self.loop.vector
         has_much = share > LONG_SHARE if is_heavy else share * widest > FEW_BYTES or not self._has_whole_vectors
-        threads = RESIDENT_THREADS[is_heavy, has_much] if self.tuning.is_resident else THREADS
+        threads = RESIDENT_THREADS[is_heavy, has_much]
+        if not is_heavy and self.tuning.cluster > 1 and self._has_whole_chunks:
+            threads = THREADS
+        elif not self.tuning.is_resident:
+            threads = THREADS if is_heavy or not self.tuning.piece else 2 * THREADS
         blocks = (2 * threads + block) // (2 * block)
         if self.loop.rows.pieces:
             blocks = persistent_blocks(self.tuning)

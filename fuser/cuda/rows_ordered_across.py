@@ -106,7 +106,7 @@ class OrderedAcrossText(AcrossText):
             f"  if (left >= V && {self._number('(U - 1)')} < length) {{",
             *indent(self._elements(step, element, is_whole=True), 2),
             "  } else {",
-            *indent(self._elements(step, element), 2),
+            *indent(self._elements(step, element, is_whole=False), 2),
             "  }",
             "}",
         ]
@@ -129,7 +129,7 @@ class OrderedAcrossText(AcrossText):
         ]
         return [f"const fuser_pass{level} pass{level}{{a}};", f"{kind} total{level}[V];", "{", *indent(inside), "}"]
 
-    def _elements(self, step: RowPass, element: RowPart, *, is_whole: bool = False) -> list[str]:
+    def _elements(self, step: RowPass, element: RowPart, *, is_whole: bool) -> list[str]:
         # All that a thread has in flight, ``is_whole``: none of it is missing.
         left = "V" if is_whole else "left"
         count = self.schedule.accumulators

@@ -52,6 +52,12 @@ struct fuser_divisor {
     is_exact &= fabsf(made) > least;
     return made;
   }
+  // Within 2^-23 of it.
+  FUSER_INLINE float rough_quotient(float v, bool& is_exact) const {
+    const float made = v * inverse;
+    is_exact &= fabsf(made) > least;
+    return made;
+  }
 };
 
 // Rows that begin anywhere. A vector's bytes lie in two *granules* of as many bytes, which are aligned; a granule is read
@@ -104,7 +110,7 @@ FUSER_INLINE void fuser_load_anywhere(fuser_vector<S, N> (&to)[U], const S* from
 }
 
 // Writes them: a lane writes the granules in which its vectors begin and those before them end. Where not all of one is
-// the warp's, each element is written by itself.
+// the warp's, each element is written by itself: before the first lane's, and behind the last one's, and at a row's end.
 template <int N, int U, typename S, typename I>
 FUSER_INLINE void fuser_store_anywhere(S* to, const fuser_vector<S, N> (&from)[U], I left) {
   constexpr int bytes = N * sizeof(S), W = bytes / 4;
@@ -123,17 +129,30 @@ FUSER_INLINE void fuser_store_anywhere(S* to, const fuser_vector<S, N> (&from)[U
   }
   fuser_shift<W, U>(words, bytes - before);
   const I head = N - static_cast<I>(before / sizeof(S));
+  fuser_vector<unsigned int, W> made[U];
+#pragma unroll
+  for (int u = 0; u < U; ++u) memcpy(&made[u], words[u], bytes);
+  const auto granules = reinterpret_cast<fuser_vector<unsigned int, W>*>(reinterpret_cast<char*>(to) - before);
+  if (left + static_cast<I>(lane) * N >= U * 32 * N) {
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if (u > 0 || lane > 0 || before == 0) granules[u * 32] = made[u];
+    }
+    if (before > 0 && (lane == 0 || lane == 31)) {
+      const auto edge = fuser_pick(lane == 0, from[0], from[U - 1]);
+      S* const at = lane == 0 ? to : to + (U - 1) * 32 * N;
+#pragma unroll
+      for (int k = 0; k < N; ++k)
+        if (k < head == (lane == 0)) at[k] = edge[k];
+    }
+    return;
+  }
 #pragma unroll
   for (int u = 0; u < U; ++u) {
     const I rest = left - u * 32 * N;
     const bool is_whole = (u > 0 || lane > 0 || before == 0) && rest >= head;
     const bool is_next_whole = before == 0 || ((u < U - 1 || lane < 31) && rest - N >= head);
-    if (is_whole) {
-      fuser_vector<unsigned int, W> granule;
-#pragma unroll
-      for (int i = 0; i < W; ++i) granule.item[i] = words[u][i];
-      reinterpret_cast<fuser_vector<unsigned int, W>*>(reinterpret_cast<char*>(to) - before)[u * 32] = granule;
-    }
+    if (is_whole) granules[u * 32] = made[u];
     if (!is_whole || !is_next_whole) {
 #pragma unroll
       for (int k = 0; k < N; ++k)
@@ -289,9 +308,9 @@ template <int X, int Y, int V, typename C> FUSER_INLINE void fuser_share(C (&own
 constexpr int fuser_most(int a, int b) { return a > b ? a : b; }
 
 // Rows that several blocks share, a *piece* each. What a piece comes to goes to memory; pieces are counted in *turns* of
-// 64, and whoever completes a turn folds it, in order, with those that are complete before and after it. While a block
+// 128, and whoever completes a turn folds it, in order, with those that are complete before and after it. While a block
 // does so, others leave theirs to it.
-constexpr unsigned int fuser_turn = 64;
+constexpr unsigned int fuser_turn = 128;
 
 // Parts in memory that other blocks write: past the first cache.
 template <typename C> struct fuser_slots {
