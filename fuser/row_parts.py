@@ -62,8 +62,8 @@ class RowPass:
 
     # Computes what there is once per row; None if that is nothing.
     row: RowPart | None
-    # Computes an element; None where nothing is left to walk for. In torch's order it takes what a thread has of the
-    # row, l3_0, and makes m3_0 of that and the element; in the canonical one m3_0 is what the element makes.
+    # Computes an element; None where nothing is left to walk for. In torch's orders on CUDA it takes what a thread has
+    # of the row, l3_0, and makes m3_0 of that and the element; elsewhere m3_0 is what the element makes.
     element: RowPart | None
     # The same in less time where it divides by what the row has, through a fuser_divisor, d5; where that fails it
     # clears is_exact. None where there is nothing to gain.
@@ -196,7 +196,7 @@ class RowWriter:
     def _counts(self) -> list[str]:
         # Elements of a row; rows, for who rounds by them as torch does.
         sizes = [f"a.size[{dim}]" for dim in range(self.writer.args.rank)]
-        kept = ["int64_t(1)", *sizes[self.rows.reduced :]] if self.rows.order else ["int64_t(0)"]
+        kept = ["int64_t(1)", *sizes[self.rows.reduced :]] if self.rows.adds else ["int64_t(0)"]
         return [" * ".join(sizes[: self.rows.reduced]), " * ".join(kept)]
 
     # --- per element -------------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class RowWriter:
         for index in chosen:
             lines += self.writer.application(index)
         for index in reductions:
-            lines += self._map(index) if self.rows.order is None else self._add(index)
+            lines += self._add(index) if self.rows.adds else self._map(index)
         made = self._made(chosen)
         read = [f"v{value}" for value in self._read([*chosen, *reductions]) if value not in made]
         kept = [value for value, earlier in self.kept.items() if earlier == level and value in made]
@@ -244,7 +244,7 @@ class RowWriter:
             is_rounded = self.writer.is_strict and info.is_narrow
             self.kept_types[f"k{value}"] = info.storage if is_rounded else self.writer.types[value]
         accumulators = [item for index in reductions for item in self.accumulators[index]]
-        read += [f"l{item.name}" for item in accumulators if self.rows.order]
+        read += [f"l{item.name}" for item in accumulators if self.rows.adds]
         writes = [f"m{item.name}" for item in accumulators]
         writes += [f"k{value}" for value in kept]
         writes += self._outputs(stored)
