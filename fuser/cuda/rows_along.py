@@ -12,7 +12,7 @@ from fuser.codegen import KERNEL_NAME
 from fuser.cuda.along_elements import WARP, AlongElements
 from fuser.cuda.row_text import indent
 from fuser.function import BATCH
-from fuser.row_access import LONG_SHARE
+from fuser.row_access import LONG_SHARE, persistent_blocks
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["AlongText"]
@@ -106,6 +106,8 @@ class AlongText(AlongElements):
         elif not self.tuning.is_resident:
             threads = THREADS if is_heavy or not self.tuning.piece else 2 * THREADS
         blocks = (2 * threads + block) // (2 * block)
+        if self.loop.rows.pieces:
+            blocks = persistent_blocks(self.tuning)
         cluster = f"__cluster_dims__({self.tuning.cluster}, 1, 1) " if self.tuning.cluster > 1 else ""
         return [
             f'extern "C" __global__ void {cluster}__launch_bounds__({block}, {max(blocks, 1)})',
@@ -143,7 +145,7 @@ class AlongText(AlongElements):
             f"  const fuser_workspace<{kind}, {batches}> space(a.workspace, blockIdx.x / pieces, pieces, 1);",
             f"  const fuser_index round = static_cast<fuser_index>(piece) * {piece};",
             f"  for (fuser_index begin = round; begin < length && begin - round < {piece}; begin += {BATCH}) {{",
-            *indent([*self._load(0, step.element), *self._compute(0, step, step.element)], 2),
+            *indent([*self._load(0), *self._compute(0, step, step.element)], 2),
             f"    const auto own = {self._whole_warp(0)};",
             f"    if (t % 32 == 0) waiting[(begin - round) / {span} + t / 32] = own;",
             "  }",
@@ -187,6 +189,10 @@ class AlongText(AlongElements):
     def _alternates(self) -> bool:
         # Between passes, where nobody waits for those who read what the pass before came to.
         return self._is_one_batch or self.tuning.cluster > 1
+
+    def _buffer(self, level: int) -> str:
+        # Which of them a pass uses.
+        return str(self.combining.index(level) % 2 if self._alternates else 0)
 
     def _shared(self) -> list[str]:
         # Parts of warps; where a row is one batch, those of the pass before may still be read.
@@ -251,7 +257,7 @@ class AlongText(AlongElements):
 
     # --- a pass ------------------------------------------------------------------------------------------------------
     def _pass(self, level: int, step: RowPass, element: RowPart) -> list[str]:
-        own = [*self._load(level, element), *self._compute(level, step, element)]
+        own = [*self._load(level), *self._compute(level, step, element)]
         if step.accumulators:
             return self._combining_pass(level, own)
         if self.tuning.is_resident:
@@ -270,8 +276,9 @@ class AlongText(AlongElements):
                 f"{combine}{self._whole_warp(level)});",
             ]
             return [*lines, "{", *indent(own), "}"]
-        buffer = self.combining.index(level) % 2 if self._alternates else 0
-        setup = [f"const auto waiting = reinterpret_cast<{kind}::part*>(shared[{buffer}][threadIdx.x / T]);"]
+        setup = [
+            f"const auto waiting = reinterpret_cast<{kind}::part*>(shared[{self._buffer(level)}][threadIdx.x / T]);"
+        ]
         store = [
             f"const auto own = {self._whole_warp(level)};",
             f"if (t % 32 == 0) waiting[(begin - round) / {self.span} + t / 32] = own;",
