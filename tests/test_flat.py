@@ -115,10 +115,8 @@ class Norms(nn.Module):
 
 
 @pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
     """What the graphs call that the backend compiles, in order."""
-    # Else a graph may come from an earlier run.
-    monkeypatch.setattr(functorch_config, "enable_autograd_cache", False)
     found: list[list[str]] = []
 
     def look(graph: fx.GraphModule) -> Callable[..., Any]:
@@ -126,7 +124,9 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         return flatten(graph)
 
     monkeypatch.setattr(backend, "flatten", look)
-    return found
+    # Else a graph may come from an earlier run.
+    with functorch_config.patch(enable_autograd_cache=False):
+        yield found
 
 
 def test_batch_norms_write_their_buffers_in_place(graphs: list[list[str]]) -> None:
