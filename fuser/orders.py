@@ -14,12 +14,12 @@ __all__ = ["COLUMN_ORDERS", "KEPT_ORDERS", "RowOrder", "Schedule"]
 KEPT_ORDERS: dict[str, frozenset[str]] = {
     "cuda": frozenset(
         (
-            "sum", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx", "gamma_beta", "batch_norm",
-            "batch_norm_sums", "group_norm", "group_norm_sums", "group_norm_batch", "softmax_backward",
+            "sum", "norm", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx", "gamma_beta",
+            "batch_norm", "batch_norm_sums", "group_norm", "group_norm_sums", "group_norm_batch", "softmax_backward",
             "log_softmax_backward",
         )
     ),
-    "cpu": frozenset(),
+    "cpu": frozenset(("sum",)),
 }  # fmt: skip
 # Those of what is added up across the rows of an op.
 COLUMN_ORDERS = frozenset({"gamma_beta", "group_norm_batch", "batch_norm", "batch_norm_sums"})
@@ -65,3 +65,6 @@ class RowOrder:
     is_ragged: bool = False
     # Then the value whose address says where vectors begin; -1: rows lie one behind the other from an aligned place.
     source: int = -1
+    # Whether it is that of the CPU (fuser.cpu.rows_ordered): of vectors of ``schedule.x`` lanes, to each of which
+    # ``schedule.vector`` elements are added together.
+    is_cascade: bool = False
