@@ -7,7 +7,7 @@
     python -m benchmarks.models --merge part1.json part2.json --out benchmarks/results/models_h200.json
 
 A step is forward, loss and backward; the optimizer is not part of it. What a file holds already is not measured again,
-so that a run that was cut short goes on, and parts from several runs become one file and one plot (``--merge``).
+so that a run that was cut short goes on, and parts from several runs become one file (``--merge``).
 Processes that share a GPU take turns (``--turns FILE``): all compile side by side, then one at a time is timed.
 """
 
@@ -277,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no model after so long")
     parser.add_argument("--turns", type=Path, help="a file by which processes take turns")
     parser.add_argument("--caches", type=Path, help="where compilers keep what they made; not given: nowhere")
-    parser.add_argument("--merge", nargs="+", type=Path, help="make one file of several, and its plot")
+    parser.add_argument("--merge", nargs="+", type=Path, help="make one file of several")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     environment = describe_environment(find_device())
@@ -288,7 +288,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for part in options.merge:
             merge_into(document, read_document(part))
         write_json(document, path)
-        draw(document, path.with_suffix(".png"))
         print(summarize(document["records"]))
         return
     # cuBLAS has the same bits in each run with this.
@@ -350,38 +349,6 @@ def summarize(records: Mapping[str, Record]) -> str:
                             f"{figure + size:18} {contestant:16} / {peer:16} {mean:.3f} ({len(ratios)} models)"
                         )
     return "\n".join(lines)
-
-
-def draw(document: Record, path: Path) -> None:
-    """Draw the device's time of a step relative to eager torch, a group of bars for each model."""
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    import matplotlib.pyplot as plt
-
-    figures = [("gpu_ms", "device time"), ("wall_ms", "wall time"), ("peak_gib", "peak memory")]
-    records = {key: found for key, found in document["records"].items() if "eager" in found}
-    figure, axes = plt.subplots(len(figures), 1, figsize=(12, 9), squeeze=False)
-    shown = [name for name in CONTESTANTS if name != "eager" and any(name in found for found in records.values())]
-    colours = plt.get_cmap("tab10").colors
-    for axis, (key, title) in zip(axes[:, 0], figures, strict=True):
-        for number, contestant in enumerate(shown):
-            heights = [
-                found.get(contestant, {}).get(key, 0) / (found["eager"].get(key) or math.inf)
-                for found in records.values()
-            ]
-            places = [place + 0.8 * number / len(shown) for place in range(len(records))]
-            axis.bar(places, heights, width=0.8 / len(shown), label=contestant, color=colours[number], align="edge")
-        axis.axhline(1, color="black", linewidth=1)
-        axis.set_xticks(
-            [place + 0.4 for place in range(len(records))], [name.split()[0] for name in records], fontsize=8
-        )
-        axis.set_title(f"{title} of a training step, eager = 1; shorter is better", loc="left", fontsize=10)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0, 0].legend(fontsize=8, frameon=False, ncols=len(shown))
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 if __name__ == "__main__":

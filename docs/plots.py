@@ -197,6 +197,21 @@ def plot_reductions(is_backward: bool) -> Callable[[], Plot]:
     return plot
 
 
+def plot_models() -> Plot:
+    """Return the device's time of training steps of whole models."""
+    document = read("models_h200")
+    rows = []
+    for model, records in document["records"].items():
+        found = {
+            REDUCTION_PEERS[peer]: records[peer]["gpu_ms"]
+            for peer in records
+            if "gpu_ms" in records[peer] and peer in REDUCTION_PEERS
+        }
+        if len(found) > 1:
+            rows.append((model.removesuffix(" bfloat16"), found))
+    return Plot(f"Milliseconds of the GPU for one training step, bfloat16: {_where(document)}", tuple(rows), "{:.1f}")
+
+
 def plot_optimizers() -> Plot:
     """Return optimizer steps over all parameters of a model."""
     document = read("foreach_h200")
@@ -216,6 +231,7 @@ PLOTS: Mapping[str, Callable[[], Plot]] = {
     "reductions": plot_reductions(False),
     "reductions_backward": plot_reductions(True),
     "optimizers": plot_optimizers,
+    "models": plot_models,
 }
 
 
