@@ -24,6 +24,8 @@ IN_FLIGHT_BYTES = 128
 MAX_UNROLL = 8
 # Bytes of a row that one of torch's threads keeps alone, and how many do it together otherwise.
 WARP, SPLIT_BYTES, MAX_SPLIT = 32, 256, 4
+# Bytes that one thread keeps for several of torch's, and that a block keeps of a row that others could share.
+GATHERED_BYTES, CLUSTER_BYTES = 128, 1 << 15
 
 
 def plan_ordered_walk(
@@ -33,6 +35,7 @@ def plan_ordered_walk(
     values: Sequence[int],
     itemsizes: Sequence[int],
     aligned: Sequence[bool],
+    clusters: int,
 ) -> Walk:
     """Decide how the operands of one call are read and written.
 
@@ -43,6 +46,7 @@ def plan_ordered_walk(
         values: of the group, which each operand is, and each counter after them.
         itemsizes: bytes of an element of each operand.
         aligned: whether each operand starts at a multiple of VECTOR_BYTES.
+        clusters: how many blocks may share a row and write to each other's shared memory.
     """
     order = rows.order
     assert order is not None, "it has one"
@@ -61,7 +65,7 @@ def plan_ordered_walk(
     if order.is_across:
         vector, tuning = _across(space, rows, max(own), order)
     else:
-        vector, tuning = _along(space, rows, own, order)
+        vector, tuning = _along(space, rows, own, order, clusters)
     widths = {slot: dense_width(space.strides[slot], rows.inner, itemsizes[slot], aligned[slot]) for slot in moving}
     if order.has_edges:
         # Rows begin anywhere, vectors where those of the source are aligned.
@@ -96,30 +100,45 @@ def _read_first(group: FusionGroup) -> set[int]:
     return found
 
 
-def _along(space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order: RowOrder) -> tuple[int, Tuning]:
+def _along(
+    space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order: RowOrder, clusters: int
+) -> tuple[int, Tuning]:
     bytes_per_element = sum(itemsizes)
-    schedule = order.schedule
-    team, vector = schedule.x * schedule.y, schedule.vector
-    steps = -(-prod(space.sizes[: rows.reduced]) // (vector * schedule.slots))
-    may_split = schedule.accumulators == vector and team == WARP
-    if may_split and steps * vector * bytes_per_element > SPLIT_BYTES:
-        # Where a thread would keep too much, several share its vectors, and its accumulators.
-        # No access is narrower than a word.
-        least = max(4 // min(itemsizes), 1)
-        while vector > least and team < MAX_SPLIT * WARP and steps * vector * bytes_per_element > SPLIT_BYTES // 2:
-            vector, team = vector // 2, team * 2
-    block = max(team, BLOCK) if schedule.blocks == 1 else team
+    schedule, length = order.schedule, prod(space.sizes[: rows.reduced])
+    team, vector, cluster = schedule.x * schedule.y, schedule.vector, 1
+    # Vectors of one of torch's threads; of even ones the last is whole, too.
+    steps = length // (vector * schedule.slots) if schedule.is_even else -(-length // (vector * schedule.slots))
+    if schedule.accumulators == vector and team == WARP and vector > 1:
+        if steps * vector * bytes_per_element > SPLIT_BYTES:
+            # Where a thread would keep too much, several share its vectors, and its accumulators.
+            # No access is narrower than a word.
+            least = max(4 // min(itemsizes), 1)
+            while (
+                vector > least and team < MAX_SPLIT * WARP and steps * vector * bytes_per_element > SPLIT_BYTES // 2
+            ):
+                vector, team = vector // 2, team * 2
+    elif schedule.accumulators == 1 and vector == 1:
+        # A thread stands for neighbours where their elements come with one access.
+        most = max(GATHERED_BYTES // (max(steps, 1) * bytes_per_element), 4 // min(itemsizes))
+        while 2 * vector <= min(most, VECTOR_BYTES // max(itemsizes), schedule.x) and length % (2 * vector) == 0:
+            vector, team = vector * 2, team // 2
+    elif schedule.accumulators == 1:
+        # Blocks share a row that fills a processor's registers, if warps of theirs have slots of their own.
+        while cluster < clusters and steps * vector * bytes_per_element * team > CLUSTER_BYTES and team > 2 * WARP:
+            cluster, team = cluster * 2, team // 2
+    block = max(team, BLOCK) if schedule.blocks == cluster == 1 else team
     most = min(KEPT_BYTES, BLOCK_BYTES // block) // (vector * bytes_per_element)
     if steps <= most and schedule.blocks == 1:
         # In eight sizes to a power of two.
         step = max((1 << max(steps - 1, 0).bit_length()) // 8, 1)
-        return vector, Tuning(block=block, unroll=max(-(-steps // step) * step, 1), team=team, is_resident=True)
+        unroll = max(-(-steps // step) * step, 1)
+        return vector, Tuning(block=block, unroll=unroll, team=team, is_resident=True, cluster=cluster)
     unroll = 1
     while unroll < MAX_UNROLL and 2 * unroll * vector * bytes_per_element <= IN_FLIGHT_BYTES:
         unroll *= 2
     # Elements go to a thread's accumulators in turn.
     unroll = max(unroll, schedule.accumulators if schedule.vector == 1 else 1)
-    return vector, Tuning(block=block, unroll=unroll, team=team, piece=int(schedule.blocks > 1))
+    return vector, Tuning(block=block, unroll=unroll, team=team, piece=int(schedule.blocks > 1), cluster=cluster)
 
 
 def _across(space: IterationSpace, rows: RowSpec, itemsize: int, order: RowOrder) -> tuple[int, Tuning]:

@@ -14,8 +14,8 @@ __all__ = ["KEPT_ORDERS", "RowOrder", "Schedule"]
 KEPT_ORDERS: dict[str, frozenset[str]] = {
     "cuda": frozenset(
         (
-            "sum", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx", "softmax_backward",
-            "log_softmax_backward",
+            "sum", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx", "softmax",
+            "softmax_backward", "log_softmax_backward",
         )
     ),
     "cpu": frozenset(),
@@ -41,6 +41,9 @@ class Schedule:
     blocks: int = 1
     accumulators: int = 4
     vector: int = 1
+    is_even: bool = False
+    # Whether what threads have is combined in their order instead: along x first, then along y.
+    is_serial: bool = False
 
     @property
     def slots(self) -> int:

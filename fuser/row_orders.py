@@ -38,7 +38,6 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
     """
     orders: dict[int, RowOrder | None] = {}
     are_aligned = all(item.desc.is_aligned for item in values[: len(group.inputs)])
-    any_narrow = any(item.desc.dtype and item.desc.dtype.itemsize < 4 for item in values[: len(group.inputs)])
     for index, item in enumerate(group.applications):
         reduction, op = item.function.reduction, REDUCTIONS.get(item.function.op or "")
         if reduction is None:
@@ -60,11 +59,8 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
         else:
             source = item.tensors[0] if item.tensors[0] < len(group.inputs) else -1
             order = torchs_order(item.function, desc, dims, device, source)
-            if reduction.order not in {"sum", "welford"} and not are_aligned:
+            if reduction.order not in {"sum", "welford", "softmax"} and not are_aligned:
                 # ATen has other kernels then.
-                order = None
-            if "softmax" in reduction.order and any_narrow:
-                # What lanes read side by side is narrow, too: torch's kernels are faster.
                 order = None
             if order is None:
                 error = UnsupportedError(f"op {item.function.name!r} on {desc.dtype} in torch's own order")
@@ -118,16 +114,17 @@ def torchs_order(
         # Its vectors are not known: what few roundings differ in, no comparison shows.
         return None
     layout, size = coalesce(desc.shape, desc.strides, dims), desc.dtype.itemsize
-    # Four elements of eight bytes may lie between vectors.
-    is_aligned = source < 0 or (desc.is_aligned and 4 * size <= VECTOR_BYTES)
+    # Four elements of eight bytes may lie between vectors; softmax has fewer then.
+    is_aligned = source < 0 or (desc.is_aligned and (4 * size <= VECTOR_BYTES or "softmax" in reduction.order))
     schedule = find_schedule(reduction.order, layout, size, gpu_size(device), is_aligned=is_aligned)
     if schedule is None:
         return None
     if schedule.vector == 1:
         return RowOrder(schedule, is_across=not layout.is_along)
     is_aligned = source < 0 or (desc.is_aligned and schedule.vector * size <= VECTOR_BYTES)
-    sizes = (layout.length, *(stride for _, stride in layout.kept))
-    if is_aligned and not any(number % schedule.vector for number in sizes):
+    whole = schedule.vector * (schedule.slots if schedule.is_even else 1)
+    is_whole = layout.length % whole == 0 and not any(stride % schedule.vector for _, stride in layout.kept)
+    if is_aligned and is_whole:
         return RowOrder(schedule)
     if source < 0 and not _is_stacked(layout):
         return None

@@ -1,6 +1,6 @@
 """In which order torch's own CUDA kernels add the elements of a row, worked out from shapes as ATen works it out.
 
-Read in aten/src/ATen/native/cuda/Reduce.cuh and measured on a GPU. Pure: plain numbers in, a ``Schedule`` out. Whether
+Read in aten/src/ATen/native/cuda (Reduce.cuh, layer_norm_kernel.cu, SoftMax.cu, Loss.cu) and measured on a GPU. Pure: plain numbers in, a ``Schedule`` out. Whether
 torch as it is installed has this order is found by comparing bits (fuser.cuda.order_check), never assumed.
 """
 
@@ -22,6 +22,11 @@ IN_FLIGHT = 4
 SHORT_ROW = 128
 # Elements of a thread from which warps, and blocks, share a row; and how few blocks leave to a thread.
 MANY_PER_WARP, MANY, FEW = 16, 256, 16
+# Of softmax: elements and bytes of rows that a warp has (twice as many forward), threads of a longer one, elements of each
+# in registers, shared memory of a block, bytes of a vector.
+SHORT_SOFTMAX, SHORT_SOFTMAX_BYTES, SOFTMAX_THREADS = 1024, 4096, 1024
+MAX_REGISTERS, SHARED_BYTES, VECTOR_BYTES = 9, 48 * 1024, 16
+WARP = 32
 # ATen splits what is larger, and numbers the elements of the halves anew.
 MAX_BYTES = 2**31 - 1
 
@@ -82,14 +87,26 @@ def find_schedule(order: str, layout: Layout, itemsize: int, gpu: GpuSize, *, is
         # layer_norm_kernel.cu: vectors of four whatever the dtype, added element by element.
         is_vectorized = is_aligned and length % 4 == 0 and length <= 1 << 24
         return Schedule(32, 4, accumulators=1, vector=4) if is_vectorized else None
-    return _softmax_schedule(order, length)
+    return _softmax_schedule(length, itemsize, is_forward=order == "softmax", is_aligned=is_aligned)
 
 
-def _softmax_schedule(order: str, length: int) -> Schedule | None:
-    # PersistentSoftmax.cuh: a warp for each row. The order of longer ones is not known.
-    if length > (2048 if order == "softmax" else 1024):
-        return None
-    return Schedule(min(1 << max(length - 1, 0).bit_length(), 32), accumulators=1)
+def _softmax_schedule(length: int, itemsize: int, *, is_forward: bool, is_aligned: bool) -> Schedule:
+    # PersistentSoftmax.cuh: a warp for each row.
+    if length <= SHORT_SOFTMAX * (1 + is_forward) and length * itemsize <= SHORT_SOFTMAX_BYTES * (1 + is_forward):
+        return Schedule(_power_above(min(length, WARP)), accumulators=1)
+    # SoftMax.cu: a block.
+    vector = VECTOR_BYTES // itemsize
+    threads = SOFTMAX_THREADS
+    if not is_forward:
+        threads = max(_power_above(min(length // vector, threads) // 2), WARP)
+    elif -(-length // threads) <= MAX_REGISTERS:
+        return Schedule(WARP, threads // WARP, accumulators=1)
+    room = (SHARED_BYTES - threads // WARP * max(itemsize, 4)) // itemsize
+    is_held = is_aligned and length % vector == 0 and length < room
+    is_serial = not (is_held or is_forward)
+    return Schedule(
+        WARP, threads // WARP, accumulators=1, vector=vector, is_even=not is_held, is_serial=is_serial
+    )
 
 
 def sum_schedule(
@@ -174,6 +191,11 @@ def _merge(dims: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
         else:
             merged.append((size, stride))
     return tuple(merged)
+
+
+def _power_above(number: int) -> int:
+    # The smallest power of two that is no less.
+    return 1 << max(number - 1, 0).bit_length()
 
 
 def _power_below(number: int) -> int:

@@ -38,8 +38,8 @@ class _Site:
     accumulator: str
 
 
-_HEAD = _Site("_head", "1", "1", "slot - shift", "shift > 0 && t % F == 0 && slot >= shift && slot < V * F", "0")
-_TAIL = _Site("_tail", "1", "1", "end + slot", "t % F == 0 && n < length", "0")
+_HEAD = _Site("_head", "1", "1", "slot - shift", "shift > 0 && t % F == 0 && slot >= shift && slot < H", "0")
+_TAIL = _Site("_tail", "1", "(R - 1) / S + 1", "end + u * S + slot", "t % F == 0 && n < length", "0")
 
 
 class OrderedAlongText(AlongText):
@@ -50,29 +50,31 @@ class OrderedAlongText(AlongText):
         assert loop.rows.order is not None, "it is a kernel in torch's order"
         self.order: RowOrder = loop.rows.order
         begin, end = ("head + begin", "end") if self.order.has_edges else ("begin", "length")
-        vector = self.order.schedule.vector > 1
-        first = f"{begin} + (u * S * F + block * T + t) * V" if loop.tuning.piece else f"{begin} + (u * T + t) * V"
-        self._main = _Site("", "V", "U", first, f"n < {end}", "k % A" if vector else "u % A")
+        tuning, vector = loop.tuning, loop.vector > 1
+        # All but the last vectors of a thread are there.
+        is_there = f"u < U - {_last_vectors(tuning.unroll) + self.order.has_edges} || " if tuning.is_resident else ""
+        first = f"{begin} + (u * T + t) * V"
+        if tuning.piece:
+            first = f"{begin} + (u * S * F + block * T + t) * V"
+        elif tuning.cluster > 1:
+            first = f"{begin} + ((u * C + rank) * T + t) * V"
+        self._main = _Site("", "V", "U", first, f"{is_there}n < {end}", "k % A" if vector else "u % A")
         self._sites = (_HEAD, self._main, _TAIL) if self.order.has_edges else (self._main,)
 
     def kernel(self) -> list[str]:
         """Write the kernel: the rows of a block, all passes of each."""
         if self.order.schedule.blocks > 1:
             return self._shared_kernel()
+        if self.tuning.cluster > 1:
+            return self._cluster_kernel()
         body = [
             f"const fuser_index number = first + threadIdx.x / {self.tuning.team};",
             "const bool is_row = number < rows;",
             "// Threads without a row go along: others wait for them.",
             "const fuser_index at = is_row ? number : rows - 1;",
             "const fuser_row row = fuser_find(a, at);",
-            *self._row_variables(),
-            *self._edges(),
-            *self._kept_in_registers(),
+            *self._all_passes("is_row && t == 0"),
         ]
-        for level, step in enumerate(self.loop.passes):
-            body += [f"// Pass {level}.", *self._row_part(step)]
-            if step.element is not None:
-                body += self._pass(level, step, step.element)
         return [
             *self._head(),
             "  const int t = threadIdx.x % T, slot = t / F;",
@@ -82,6 +84,29 @@ class OrderedAlongText(AlongText):
             f"       first += static_cast<fuser_index>(gridDim.x) * {self.teams}) {{",
             *indent(body, 2),
             "  }",
+            "}",
+        ]
+
+    def _all_passes(self, writes: str) -> list[str]:
+        lines = [*self._row_variables(), *self._edges(), *self._kept_in_registers()]
+        for level, step in enumerate(self.loop.passes):
+            lines += [f"// Pass {level}.", *self._row_part(step, writes)]
+            if step.element is not None:
+                lines += self._pass(level, step, step.element)
+        return lines
+
+    def _cluster_kernel(self) -> list[str]:
+        # Neighbouring blocks, which read and write each other's shared memory, have the slots of a row.
+        return [
+            *self._head(),
+            "  const unsigned int rank = blockIdx.x % C;",
+            "  const int t = threadIdx.x, slot = rank * T + t;",
+            f"  const fuser_index length = {self.length}, at = blockIdx.x / C;",
+            "  constexpr bool is_row = true;",
+            *indent(self._waiting()),
+            "  fuser_arrive();",
+            "  const fuser_row row = fuser_find(a, at);",
+            *indent(self._all_passes("rank == 0 && t == 0")),
             "}",
         ]
 
@@ -121,22 +146,38 @@ class OrderedAlongText(AlongText):
         registers = REGISTERS + accumulators + self.tuning.unroll * self.loop.vector * each // 4
         blocks = max(PROCESSOR_REGISTERS // (block * min(registers, MAX_REGISTERS)), 1)
         head = super()._head()
-        # Several threads may share a vector of torch's thread, and its accumulators.
-        split = schedule.vector // self.loop.vector
+        # Several threads may share a vector of torch's thread, and its accumulators; or one stands for neighbours.
+        split = max(schedule.vector // self.loop.vector, 1)
+        own = self._gathered if self._gathered > 1 else max(schedule.accumulators // split, 1)
         head += [
             f"  constexpr int X = {schedule.x}, Y = {schedule.y}, B = {schedule.blocks}, S = X * Y * B;",
-            f"  constexpr int F = {split}, A = {max(schedule.accumulators // split, 1)};",
+            f"  constexpr int F = {split}, A = {own};",
         ]
-        return [f'extern "C" __global__ void __launch_bounds__({block}, {blocks})', *head[1:]]
+        cluster = ""
+        if self.tuning.cluster > 1:
+            head.append(f"  constexpr unsigned int C = {self.tuning.cluster};")
+            cluster = f"__cluster_dims__({self.tuning.cluster}, 1, 1) "
+        if self.order.has_edges:
+            # Elements before the first vector, and the first one's shift, come to H; R of them are a round of vectors.
+            head.append(f"  constexpr int H = {'S' if schedule.is_even else 'V * F'}, R = {'S * ' * schedule.is_even}V * F;")
+        return [f'extern "C" __global__ void {cluster}__launch_bounds__({block}, {blocks})', *head[1:]]
+
+    @property
+    def _gathered(self) -> int:
+        # Of torch's threads, how many neighbours a thread stands for.
+        return self.loop.vector if self.order.schedule.vector == 1 else 1
 
     def _waiting(self) -> list[str]:
         # A place in shared memory for each thread, where those of a row are of several warps.
         if (self.tuning.team <= 32 and not self.tuning.piece) or not self.combining:
             return []
+        # In turn, where other blocks may be slower to read what the pass before came to.
+        is_shared = self.tuning.cluster > 1
+        buffers, places = "[2]" * is_shared, "T + Y" if is_shared or self.order.schedule.is_serial else "T"
         most = f"sizeof(fuser_pass{self.combining[0]}::part)"
         for level in self.combining[1:]:
             most = f"fuser_most({most}, sizeof(fuser_pass{level}::part))"
-        return [f"alignas(16) __shared__ unsigned char shared[{self.teams}][T * {most}];"]
+        return [f"alignas(16) __shared__ unsigned char shared{buffers}[{self.teams}][({places}) * {most}];"]
 
     def _edges(self) -> list[str]:
         if not self.order.has_edges:
@@ -148,7 +189,7 @@ class OrderedAlongText(AlongText):
         return [
             "// Vectors begin where memory is aligned.",
             f"const int shift = static_cast<int>({shift});",
-            "const fuser_index head = shift > 0 ? V * F - shift : 0, end = head + (length - head) / (V * F) * (V * F);",
+            "const fuser_index head = shift > 0 ? H - shift : 0, end = head + (length - head) / R * R;",
         ]
 
     def _kept_in_registers(self) -> list[str]:
@@ -192,20 +233,31 @@ class OrderedAlongText(AlongText):
                 own = ["{", *indent(own), "}"]
             elif not self.tuning.is_resident:
                 stop = "end - head" if self.order.has_edges else "length"
-                own = [f"for (fuser_index begin = 0; begin < {stop}; begin += S * F * U * V) {{", *indent(own), "}"]
+                step = "S * F * U * V" if self._gathered == 1 else "S * U"
+                own = [f"for (fuser_index begin = 0; begin < {stop}; begin += {step}) {{", *indent(own), "}"]
             elif late:
                 own = self._in_turns(step, element, late)
             inside += own
         lines += ["  {", *indent(inside, 2), "  }"]
         if step.accumulators:
-            shared = "nullptr"
+            shared, schedule = "nullptr", self.order.schedule
             if self.tuning.team > 32:
-                shared = f"reinterpret_cast<{kind}::part*>(shared[threadIdx.x / T])"
-            lines += [
-                f"  own[0] = fuser_join<F>(pass{level}, own);",
-                f"  total{level} = fuser_halve_team<X, Y, F>(pass{level}, own[0], {shared});",
-                "}",
-            ]
+                buffer = f"[{self.combining.index(level) % 2}]" if self.tuning.cluster > 1 else ""
+                shared = f"reinterpret_cast<{kind}::part*>(shared{buffer}[threadIdx.x / T])"
+            if self._gathered > 1 or self.tuning.cluster > 1 or schedule.is_serial:
+                is_serial, cluster = str(schedule.is_serial).lower(), "C, rank" if self.tuning.cluster > 1 else "1, 0"
+                blocks, rank = cluster.split(", ")
+                # Until the other blocks have begun.
+                lines += ["  fuser_wait();"] * (self.tuning.cluster > 1 and level == self.combining[0])
+                lines.append(
+                    f"  total{level} = fuser_unite<X, Y, {blocks}, {is_serial}>(pass{level}, own, {shared}, {rank});"
+                )
+            else:
+                lines += [
+                    f"  own[0] = fuser_join<F>(pass{level}, own);",
+                    f"  total{level} = fuser_halve_team<X, Y, F>(pass{level}, own[0], {shared});",
+                ]
+            lines.append("}")
         return lines
 
     def _in_turns(self, step: RowPass, element: RowPart, late: list[Operand]) -> list[str]:
@@ -323,3 +375,8 @@ class OrderedAlongText(AlongText):
 
 def _unrolled(lines: list[str], site: _Site) -> list[str]:
     return ["#pragma unroll", f"for (int u = 0; u < {site.unroll}; ++u) {{", *indent(lines), "}"]
+
+
+def _last_vectors(unroll: int) -> int:
+    # Vectors of a thread's that may not be there: counts go in eight sizes to a power of two.
+    return max((1 << max(unroll - 1, 0).bit_length()) // 8, 1)

@@ -24,9 +24,13 @@ _ATEN = torch.ops.aten
 
 
 # --- steps: a form is the dimension and, of the backward ops, the dtype of the result ----------------------------
-def _total(dim: int, order: str) -> Function:
+_VALUE = "T value(T x) { return x; }"
+_POWER = "T power(T x, T top) { return exp(x - top); }"
+
+
+def _total(dim: int, order: str, mapped: str = _VALUE) -> Function:
     reduction = Reduction(step("T add(T a, T b) { return a + b; }").functor, (0,), None, (dim,), True, order=order)
-    return step("T value(T x) { return x; }", promotion=Promotion.DEFAULT_WIDE, reduction=reduction)
+    return step(mapped, promotion=Promotion.DEFAULT_WIDE, reduction=reduction)
 
 
 def _forward_steps(op: str, form: Form, is_ordered: bool) -> FusionGroup:
@@ -34,9 +38,15 @@ def _forward_steps(op: str, form: Form, is_ordered: bool) -> FusionGroup:
     builder = GroupBuilder()
     x = builder.add_input("input")
     (top,) = builder.apply(reduction_function("amax_or_end", (dim,), True), [x])
-    power = step("T power(T x, T top) { return exp(x - top); }", promotion=Promotion.DEFAULT_WIDE)
-    (powers,) = builder.apply(power, [x, top])
-    (total,) = builder.apply(_total(dim, "softmax" if is_ordered else ""), [powers])
+    if is_ordered:
+        # The order depends on the dtype of the tensor.
+        (total,) = builder.apply(_total(dim, "softmax", _POWER), [x, top])
+    else:
+        (powers,) = builder.apply(step(_POWER, promotion=Promotion.DEFAULT_WIDE), [x, top])
+        (total,) = builder.apply(_total(dim, ""), [powers])
+    if op == "_softmax" and is_ordered:
+        last = step("T softmax(T x, T top, T total) { return exp(x - top) / total; }", unpromoted=("total",), is_contiguous=True)
+        return builder.build(builder.apply(last, [x, top, total]))
     if op == "_softmax":
         # The tensor gives the result its dtype.
         text = "T softmax(T x, T power, T total) { return power / total; }"

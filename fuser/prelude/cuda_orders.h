@@ -69,6 +69,49 @@ FUSER_INLINE typename P::part fuser_halve_team(const P& p, typename P::part own,
   }
 }
 
+// The same where each thread has what G neighbouring slots have, and C blocks share a row; or one after the other. X is a
+// warp at most. Every thread gets the result.
+template <int X, int Y, int C, bool is_serial, int G, typename P>
+FUSER_INLINE typename P::part fuser_unite(
+    const P& p, typename P::part (&own)[G], typename P::part* shared, unsigned int rank) {
+  const int t = threadIdx.x % (X * Y / G / C);
+  typename P::part all;
+  if constexpr (is_serial) {
+    static_assert(G == 1, "threads are slots");
+    typename P::part* const mine = shared + Y;
+    __syncthreads();
+    mine[t] = own[0];
+    __syncthreads();
+    all = p.identity();
+#pragma unroll
+    for (int i = 0; i < X; ++i) all = p.combine(all, mine[t / X * X + i]);
+  } else {
+#pragma unroll
+    for (int k = 0; k < G; ++k) own[k] = fuser_halve_lanes<X / G / 2, 1>(p, own[k]);
+#pragma unroll
+    for (int half = G / 2; half > 0; half /= 2) {
+#pragma unroll
+      for (int k = 0; k < half; ++k) own[k] = p.combine(own[k], own[k + half]);
+    }
+    all = own[0];
+    if constexpr (Y > 1 && C == 1) __syncthreads();
+  }
+  if constexpr (Y > 1) {
+    if constexpr (C == 1) {
+      if (t % (X / G) == 0) shared[t / (X / G)] = all;
+      __syncthreads();
+    } else {
+      fuser_tell_blocks(p, shared + rank * (Y / C) + t / X, t % X, C, all);
+    }
+    if constexpr (is_serial) {
+      all = p.identity();
+#pragma unroll
+      for (int y = 0; y < Y; ++y) all = p.combine(all, shared[y]);
+    } else all = fuser_halve_lanes<Y / 2, 1>(p, shared[t % Y]);
+  }
+  return all;
+}
+
 // The Y threads that share V rows: the first one gets what theirs come to.
 template <int X, int Y, int V, typename P>
 FUSER_INLINE void fuser_halve_stack(const P& p, typename P::part (&own)[V], typename P::part* shared) {
@@ -153,4 +196,14 @@ FUSER_INLINE fuser_vector<int64_t, N> fuser_pick_up(fuser_counter from, const fu
 #pragma unroll
   for (int k = 0; k < N; ++k) to.set(k, from[place.find(n + k)]);
   return to;
+}
+
+//@ always if orders cluster
+// Writes what a warp has to the same place of each block, one lane to each, and waits until all have.
+template <typename P>
+FUSER_INLINE void fuser_tell_blocks(
+    const P&, typename P::part* to, unsigned int lane, unsigned int blocks, const typename P::part& own) {
+  if (lane < blocks) fuser_tell(to, lane, own);
+  fuser_arrive();
+  fuser_wait();
 }
