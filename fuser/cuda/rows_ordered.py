@@ -233,8 +233,8 @@ class OrderedAlongText(AlongText):
                 own = ["{", *indent(own), "}"]
             elif not self.tuning.is_resident:
                 stop = "end - head" if self.order.has_edges else "length"
-                step = "S * F * U * V" if self._gathered == 1 else "S * U"
-                own = [f"for (fuser_index begin = 0; begin < {stop}; begin += {step}) {{", *indent(own), "}"]
+                chunk = "S * F * U * V" if self._gathered == 1 else "S * U"
+                own = [f"for (fuser_index begin = 0; begin < {stop}; begin += {chunk}) {{", *indent(own), "}"]
             elif late:
                 own = self._in_turns(step, element, late)
             inside += own
