@@ -18,32 +18,35 @@ from fuser.ops.composites import COMPOSITES, Composite, Form, composite_function
 from fuser.ops.reductions import reduction_function
 from fuser.ops.table import OPS, cast_function
 
-__all__ = ["softmax_functions", "softmax_methods"]
+__all__ = ["softmax_functions", "softmax_methods", "total_function"]
 
 _ATEN = torch.ops.aten
 
 
-# --- steps: a form is the dimension and, of the backward ops, the dtype of the result ----------------------------
+# --- steps: a form is the dimension and a dtype: that of the result; forward, if there is one, what the input is cast to
 _VALUE = "T value(T x) { return x; }"
 _POWER = "T power(T x, T top) { return exp(x - top); }"
 
 
-def _total(dim: int, order: str, mapped: str = _VALUE) -> Function:
+def total_function(dim: int, order: str, mapped: str = _VALUE) -> Function:
+    """Return the step that adds up along a dimension, which is kept: its elements, or what a text makes of them."""
     reduction = Reduction(step("T add(T a, T b) { return a + b; }").functor, (0,), None, (dim,), True, order=order)
     return step(mapped, promotion=Promotion.DEFAULT_WIDE, reduction=reduction)
 
 
 def _forward_steps(op: str, form: Form, is_ordered: bool) -> FusionGroup:
-    (dim,) = form
+    dim, *dtype = form
     builder = GroupBuilder()
     x = builder.add_input("input")
+    if dtype:
+        (x,) = builder.apply(cast_function(getattr(torch, dtype[0])), [x])
     (top,) = builder.apply(reduction_function("amax_or_end", (dim,), True), [x])
     if is_ordered:
         # The order depends on the dtype of the tensor.
-        (total,) = builder.apply(_total(dim, "softmax", _POWER), [x, top])
+        (total,) = builder.apply(total_function(dim, "softmax", _POWER), [x, top])
     else:
         (powers,) = builder.apply(step(_POWER, promotion=Promotion.DEFAULT_WIDE), [x, top])
-        (total,) = builder.apply(_total(dim, ""), [powers])
+        (total,) = builder.apply(total_function(dim, ""), [powers])
     if op == "_softmax" and is_ordered:
         last = step("T softmax(T x, T top, T total) { return exp(x - top) / total; }", unpromoted=("total",), is_contiguous=True)
         return builder.build(builder.apply(last, [x, top, total]))
@@ -69,9 +72,14 @@ def _backward_steps(op: str, form: Form, is_ordered: bool) -> FusionGroup:
     else:
         text = "T log_softmax_dx(T grad, T y, T total) { return grad - exp(y) * total; }"
     order = op.removeprefix("_").removesuffix("_data")
-    (total,) = builder.apply(_total(dim, order if is_ordered else ""), [grad])
+    (total,) = builder.apply(total_function(dim, order if is_ordered else ""), [grad])
     last = step(text, unpromoted=("total",), out_dtypes=(getattr(torch, dtype),), is_contiguous=True)
     return builder.build(builder.apply(last, [grad, y, total]))
+
+
+def _eager_forward(name: str, form: Form, input: Any) -> Any:  # noqa: A002
+    # float16 to float32 is a kernel of its own on CUDA.
+    return getattr(torch, name)(input, form[0], dtype=getattr(torch, form[1]) if form[1:] else None)
 
 
 def _define(op: str) -> None:
@@ -86,7 +94,7 @@ def _define(op: str) -> None:
         COMPOSITES[op] = Composite(
             op,
             functools.partial(_forward_steps, op),
-            lambda form, input: overload(input, form[0], False),  # noqa: A006
+            functools.partial(_eager_forward, op.removeprefix("_")),
         )
 
 
@@ -99,8 +107,8 @@ def _bind(op: str) -> Binder:
     def bind(input: Any, dim: Any, dtype: Any = None) -> OpCall | None:  # noqa: A002 - torch's own parameter name
         if is_number(input) or type(dim) is not int or not isinstance(dtype, torch.dtype | None):
             return None
-        given = input if dtype is None else OpCall(cast_function(dtype), (input,))
-        return OpCall(composite_function(op, (dim,)), (given,))
+        form = (dim,) if dtype is None else (dim, str(dtype).removeprefix("torch."))
+        return OpCall(composite_function(op, form), (input,))
 
     return bind
 
