@@ -9,7 +9,7 @@ from fuser.access import GATHER_VECTOR, VECTOR_BYTES, Access, Tuning, Walk, dens
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import RowSpec
 from fuser.layout import IterationSpace
-from fuser.orders import RowOrder
+from fuser.orders import RowOrder, Schedule
 from fuser.row_space import reduction_levels
 
 __all__ = ["plan_ordered_walk"]
@@ -24,8 +24,12 @@ IN_FLIGHT_BYTES = 128
 MAX_UNROLL = 8
 # Bytes of a row that one of torch's threads keeps alone, and how many do it together otherwise.
 WARP, SPLIT_BYTES, MAX_SPLIT = 32, 256, 4
-# Bytes that one thread keeps for several of torch's, and that a block keeps of a row that others could share.
-GATHERED_BYTES, CLUSTER_BYTES = 128, 1 << 15
+# Where torch's threads have one accumulator each: bytes, and elements, of all that a thread stands for; elements where a
+# warp has a row; threads of a block at least, and bytes that it keeps of a row that others could share.
+MOST_BYTES, ENOUGH_ELEMENTS, FEW_ELEMENTS, LEAST_TEAM, CLUSTER_BYTES = 256, 64, 8, 64, 1 << 16
+MOST_TEAM = 256
+# Bytes of a row that a thread reads at once where a later pass needs part of them.
+EARLY_BYTES = 256
 
 
 def plan_ordered_walk(
@@ -62,10 +66,17 @@ def plan_ordered_walk(
     first = _read_first(group)
     slots = [slot for slot in moving if slot >= len(group.outputs) and values[slot] in first]
     own = [itemsizes[slot] for slot in slots] or [4]
+    early: list[int] = []
     if order.is_across:
         vector, tuning = _across(space, rows, max(own), order)
     else:
         vector, tuning = _along(space, rows, own, order, clusters)
+        # What later passes read of every row does not wait for the first one, if there is room.
+        late = [slot for slot in moving if slot >= len(group.outputs) and slot not in slots and _is_own(space, rows, slot)]
+        wider, other = _along(space, rows, [*own, *(itemsizes[slot] for slot in late)], order, clusters)
+        each = other.unroll * wider * sum(itemsizes[slot] for slot in (*slots, *late))
+        if late and other.is_resident and each <= EARLY_BYTES:
+            early, vector, tuning = late, wider, other
     widths = {slot: dense_width(space.strides[slot], rows.inner, itemsizes[slot], aligned[slot]) for slot in moving}
     if order.has_edges:
         # Rows begin anywhere, vectors where those of the source are aligned.
@@ -77,9 +88,15 @@ def plan_ordered_walk(
             span = order.schedule.vector
             is_like = is_like and not any((a - b) % span for a, b in zip(strides, known, strict=True))
             widths[slot] = VECTOR_BYTES // itemsizes[slot] if is_like or slot == source else 1
-    return Walk(
-        space, vector, tuple(Access(min(widths.get(slot, 1), vector)) for slot in range(len(space.strides))), tuning
-    )
+    accesses = [
+        Access(min(widths.get(slot, 1), vector), is_early=slot in early) for slot in range(len(space.strides))
+    ]
+    return Walk(space, vector, tuple(accesses), tuning)
+
+
+def _is_own(space: IterationSpace, rows: RowSpec, slot: int) -> bool:
+    # Whether each row has elements of its own.
+    return all(space.strides[slot][rows.reduced :]) or prod(space.sizes[rows.reduced :]) == 1
 
 
 def _read_first(group: FusionGroup) -> set[int]:
@@ -117,15 +134,10 @@ def _along(
                 vector > least and team < MAX_SPLIT * WARP and steps * vector * bytes_per_element > SPLIT_BYTES // 2
             ):
                 vector, team = vector // 2, team * 2
-    elif schedule.accumulators == 1 and vector == 1:
-        # A thread stands for neighbours where their elements come with one access.
-        most = max(GATHERED_BYTES // (max(steps, 1) * bytes_per_element), 4 // min(itemsizes))
-        while 2 * vector <= min(most, VECTOR_BYTES // max(itemsizes), schedule.x) and length % (2 * vector) == 0:
-            vector, team = vector * 2, team // 2
     elif schedule.accumulators == 1:
-        # Blocks share a row that fills a processor's registers, if warps of theirs have slots of their own.
-        while cluster < clusters and steps * vector * bytes_per_element * team > CLUSTER_BYTES and team > 2 * WARP:
-            cluster, team = cluster * 2, team // 2
+        vector, team, cluster = _own_slots(schedule, length, steps, itemsizes, clusters)
+        slots = schedule.slots // (team * cluster)
+        steps = steps * slots if schedule.is_even else -(-length // (team * cluster * vector))
     block = max(team, BLOCK) if schedule.blocks == cluster == 1 else team
     most = min(KEPT_BYTES, BLOCK_BYTES // block) // (vector * bytes_per_element)
     if steps <= most and schedule.blocks == 1:
@@ -133,12 +145,40 @@ def _along(
         step = max((1 << max(steps - 1, 0).bit_length()) // 8, 1)
         unroll = max(-(-steps // step) * step, 1)
         return vector, Tuning(block=block, unroll=unroll, team=team, is_resident=True, cluster=cluster)
+    if cluster > 1:
+        # What is read again comes from as many threads as there are.
+        block = team = schedule.slots
     unroll = 1
     while unroll < MAX_UNROLL and 2 * unroll * vector * bytes_per_element <= IN_FLIGHT_BYTES:
         unroll *= 2
     # Elements go to a thread's accumulators in turn.
     unroll = max(unroll, schedule.accumulators if schedule.vector == 1 else 1)
-    return vector, Tuning(block=block, unroll=unroll, team=team, piece=int(schedule.blocks > 1), cluster=cluster)
+    return vector, Tuning(block=block, unroll=unroll, team=team, piece=int(schedule.blocks > 1))
+
+
+def _own_slots(
+    schedule: Schedule, length: int, steps: int, itemsizes: Sequence[int], clusters: int
+) -> tuple[int, int, int]:
+    # Where each of torch's threads is one accumulator: elements of a vector, threads of a block, and blocks of a row.
+    vector, team, cluster = schedule.vector, schedule.slots, 1
+    each, bytes_per_element = max(steps, 1) * vector, sum(itemsizes)
+    most = min(MOST_BYTES // bytes_per_element, ENOUGH_ELEMENTS)
+    if vector == 1:
+        # Neighbours, whose elements come with one access: a word at least, and not too many.
+        widest = min(VECTOR_BYTES // max(itemsizes), schedule.x, max(most // each, 4 // min(itemsizes)))
+        while 2 * vector <= widest and length % (2 * vector) == 0:
+            vector, team = 2 * vector, team // 2
+    if vector == schedule.vector:
+        # Others, as far apart as there are threads. Warps stay whole, but for rows of a single one.
+        least = 1 if schedule.y == 1 else LEAST_TEAM
+        while team > least and 2 * each <= (most if schedule.y > 1 else FEW_ELEMENTS):
+            team, each = team // 2, 2 * each
+    # Blocks share a row that fills a processor's registers, if warps of theirs have slots of their own.
+    is_large = schedule.y > 1 and each * team * bytes_per_element > CLUSTER_BYTES
+    while is_large and cluster < clusters and team > LEAST_TEAM:
+        cluster, team = cluster * 2, team // 2
+        is_large = each * team * bytes_per_element > CLUSTER_BYTES or team > MOST_TEAM
+    return vector, team, cluster
 
 
 def _across(space: IterationSpace, rows: RowSpec, itemsize: int, order: RowOrder) -> tuple[int, Tuning]:

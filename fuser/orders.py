@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 __all__ = ["KEPT_ORDERS", "RowOrder", "Schedule"]
 
-# By type of device, the orders (Reduction.order) that kernels keep, for some shapes at least.
+# By type of device, the orders (Reduction.order) that kernels keep, for some shapes at least; "any": whatever it is.
 KEPT_ORDERS: dict[str, frozenset[str]] = {
     "cuda": frozenset(
         (
-            "sum", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx", "softmax",
+            "any", "sum", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx", "softmax",
             "softmax_backward", "log_softmax_backward",
         )
     ),

@@ -48,7 +48,7 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
         error = None
         if op is not None and op.needs_elements and any(desc.shape[dim] == 0 for dim in dims):
             error = UnsupportedError(f"op {op.name!r} on nothing")
-        elif 0 in desc.shape or (op is not None and dtype_kind(desc.dtype) in op.exact):
+        elif 0 in desc.shape or reduction.order == "any" or (op is not None and dtype_kind(desc.dtype) in op.exact):
             # Nothing is added, or any order serves.
             continue
         elif op is not None and op.is_wide_on_cpu and device.type == "cpu" and desc.dtype is torch.float32:

@@ -38,8 +38,11 @@ class _Site:
     accumulator: str
 
 
-_HEAD = _Site("_head", "1", "1", "slot - shift", "shift > 0 && t % F == 0 && slot >= shift && slot < H", "0")
-_TAIL = _Site("_tail", "1", "(R - 1) / S + 1", "end + u * S + slot", "t % F == 0 && n < length", "0")
+_HEAD = _Site(
+    "_head", "1", "E", "u * N + slot - shift",
+    "shift > 0 && t % F == 0 && u * N + slot >= shift && u * N + slot < H", "u % E",
+)  # fmt: skip
+_TAIL = _Site("_tail", "1", "((R - 1) / S + 1) * E", "end + u * N + slot", "t % F == 0 && n < length", "u % E")
 
 
 class OrderedAlongText(AlongText):
@@ -50,15 +53,13 @@ class OrderedAlongText(AlongText):
         assert loop.rows.order is not None, "it is a kernel in torch's order"
         self.order: RowOrder = loop.rows.order
         begin, end = ("head + begin", "end") if self.order.has_edges else ("begin", "length")
-        tuning, vector = loop.tuning, loop.vector > 1
         # All but the last vectors of a thread are there.
-        is_there = f"u < U - {_last_vectors(tuning.unroll) + self.order.has_edges} || " if tuning.is_resident else ""
-        first = f"{begin} + (u * T + t) * V"
-        if tuning.piece:
-            first = f"{begin} + (u * S * F + block * T + t) * V"
-        elif tuning.cluster > 1:
-            first = f"{begin} + ((u * C + rank) * T + t) * V"
-        self._main = _Site("", "V", "U", first, f"{is_there}n < {end}", "k % A" if vector else "u % A")
+        whole = _last_vectors(loop.tuning.unroll) + self.order.has_edges
+        is_there = f"u < U - {whole} || " if loop.tuning.is_resident else ""
+        place = "u * N + slot" if self._has_own_slots else "u * N + t"
+        first = f"{begin} + ({'u * S * F + block * T + t' if loop.tuning.piece else place}) * V"
+        is_turn = loop.vector == 1 or (self._has_own_slots and not self._are_neighbours)
+        self._main = _Site("", "V", "U", first, f"{is_there}n < {end}", "u % A" if is_turn else "k % A")
         self._sites = (_HEAD, self._main, _TAIL) if self.order.has_edges else (self._main,)
 
     def kernel(self) -> list[str]:
@@ -75,6 +76,8 @@ class OrderedAlongText(AlongText):
             "const fuser_row row = fuser_find(a, at);",
             *self._all_passes("is_row && t == 0"),
         ]
+        if self._has_own_slots and self._shares and len(self.combining) % 2:
+            body.append("__syncthreads();")
         return [
             *self._head(),
             "  const int t = threadIdx.x % T, slot = t / F;",
@@ -99,9 +102,9 @@ class OrderedAlongText(AlongText):
         # Neighbouring blocks, which read and write each other's shared memory, have the slots of a row.
         return [
             *self._head(),
-            "  const unsigned int rank = blockIdx.x % C;",
+            f"  const unsigned int rank = blockIdx.x % {self.tuning.cluster};",
             "  const int t = threadIdx.x, slot = rank * T + t;",
-            f"  const fuser_index length = {self.length}, at = blockIdx.x / C;",
+            f"  const fuser_index length = {self.length}, at = blockIdx.x / {self.tuning.cluster};",
             "  constexpr bool is_row = true;",
             *indent(self._waiting()),
             "  fuser_arrive();",
@@ -146,34 +149,43 @@ class OrderedAlongText(AlongText):
         registers = REGISTERS + accumulators + self.tuning.unroll * self.loop.vector * each // 4
         blocks = max(PROCESSOR_REGISTERS // (block * min(registers, MAX_REGISTERS)), 1)
         head = super()._head()
-        # Several threads may share a vector of torch's thread, and its accumulators; or one stands for neighbours.
-        split = max(schedule.vector // self.loop.vector, 1)
-        own = self._gathered if self._gathered > 1 else max(schedule.accumulators // split, 1)
+        # Several threads may share a vector of torch's thread, and its accumulators; or one stands for several.
+        split, count, cluster = max(schedule.vector // self.loop.vector, 1), self.tuning.cluster, ""
+        slots = schedule.slots // (self.tuning.team * count) if self._has_own_slots else 1
+        own = slots if self._has_own_slots else max(schedule.accumulators // split, 1)
         head += [
             f"  constexpr int X = {schedule.x}, Y = {schedule.y}, B = {schedule.blocks}, S = X * Y * B;",
-            f"  constexpr int F = {split}, A = {own};",
+            f"  constexpr int F = {split}, A = {own}, E = {slots}, N = T * {count};",
         ]
-        cluster = ""
-        if self.tuning.cluster > 1:
-            head.append(f"  constexpr unsigned int C = {self.tuning.cluster};")
-            cluster = f"__cluster_dims__({self.tuning.cluster}, 1, 1) "
+        if count > 1:
+            cluster = f"__cluster_dims__({count}, 1, 1) "
         if self.order.has_edges:
             # Elements before the first vector, and the first one's shift, come to H; R of them are a round of vectors.
             head.append(f"  constexpr int H = {'S' if schedule.is_even else 'V * F'}, R = {'S * ' * schedule.is_even}V * F;")
         return [f'extern "C" __global__ void {cluster}__launch_bounds__({block}, {blocks})', *head[1:]]
 
     @property
-    def _gathered(self) -> int:
-        # Of torch's threads, how many neighbours a thread stands for.
-        return self.loop.vector if self.order.schedule.vector == 1 else 1
+    def _shares(self) -> bool:
+        # Whether what threads have comes to one by way of shared memory.
+        return self.tuning.team > 32 or self.tuning.piece > 0 or (self._has_own_slots and self.order.schedule.y > 1)
+
+    @property
+    def _has_own_slots(self) -> bool:
+        # Whether each of torch's threads is one accumulator, of which a thread may have several.
+        return self.order.schedule.accumulators == 1
+
+    @property
+    def _are_neighbours(self) -> bool:
+        # Whether those lie beside each other.
+        return self.order.schedule.vector < self.loop.vector
 
     def _waiting(self) -> list[str]:
         # A place in shared memory for each thread, where those of a row are of several warps.
-        if (self.tuning.team <= 32 and not self.tuning.piece) or not self.combining:
+        if not self._shares or not self.combining:
             return []
-        # In turn, where other blocks may be slower to read what the pass before came to.
-        is_shared = self.tuning.cluster > 1
-        buffers, places = "[2]" * is_shared, "T + Y" if is_shared or self.order.schedule.is_serial else "T"
+        buffers, places = ("[2]", "Y") if self._has_own_slots else ("", "T")
+        if self.order.schedule.is_serial:
+            places = "A * T + Y"
         most = f"sizeof(fuser_pass{self.combining[0]}::part)"
         for level in self.combining[1:]:
             most = f"fuser_most({most}, sizeof(fuser_pass{level}::part))"
@@ -206,9 +218,13 @@ class OrderedAlongText(AlongText):
         return lines
 
     def _resident(self) -> list[Operand]:
-        # The inputs that the first pass reads.
-        element = self.loop.passes[0].element
-        return self._inputs(element) if element and self.tuning.is_resident else []
+        # The inputs that are read before all passes.
+        if not self.tuning.is_resident:
+            return []
+        elements = [step.element for step in self.loop.passes]
+        first = self._inputs(elements[0]) if elements[0] else []
+        rest = [item for element in elements[1:] if element for item in self._inputs(element)]
+        return list(dict.fromkeys([*first, *(item for item in rest if item.access.is_early)]))
 
     # --- a pass ------------------------------------------------------------------------------------------------------
     def _pass(self, level: int, step: RowPass, element: RowPart) -> list[str]:
@@ -233,25 +249,28 @@ class OrderedAlongText(AlongText):
                 own = ["{", *indent(own), "}"]
             elif not self.tuning.is_resident:
                 stop = "end - head" if self.order.has_edges else "length"
-                chunk = "S * F * U * V" if self._gathered == 1 else "S * U"
-                own = [f"for (fuser_index begin = 0; begin < {stop}; begin += {chunk}) {{", *indent(own), "}"]
+                chunk = "S * F" if self.tuning.piece else "N"
+                own = [f"for (fuser_index begin = 0; begin < {stop}; begin += {chunk} * U * V) {{", *indent(own), "}"]
             elif late:
                 own = self._in_turns(step, element, late)
             inside += own
         lines += ["  {", *indent(inside, 2), "  }"]
         if step.accumulators:
-            shared, schedule = "nullptr", self.order.schedule
-            if self.tuning.team > 32:
-                buffer = f"[{self.combining.index(level) % 2}]" if self.tuning.cluster > 1 else ""
+            shared = "nullptr"
+            if self._shares:
+                buffer = f"[{self.combining.index(level) % 2}]" if self._has_own_slots else ""
                 shared = f"reinterpret_cast<{kind}::part*>(shared{buffer}[threadIdx.x / T])"
-            if self._gathered > 1 or self.tuning.cluster > 1 or schedule.is_serial:
-                is_serial, cluster = str(schedule.is_serial).lower(), "C, rank" if self.tuning.cluster > 1 else "1, 0"
-                blocks, rank = cluster.split(", ")
+            if self._has_own_slots:
                 # Until the other blocks have begun.
                 lines += ["  fuser_wait();"] * (self.tuning.cluster > 1 and level == self.combining[0])
-                lines.append(
-                    f"  total{level} = fuser_unite<X, Y, {blocks}, {is_serial}>(pass{level}, own, {shared}, {rank});"
+                is_serial, are_neighbours = (
+                    str(item).lower() for item in (self.order.schedule.is_serial, self._are_neighbours)
                 )
+                rank = "rank" if self.tuning.cluster > 1 else "0"
+                lines += [
+                    f"  total{level} = fuser_unite<X, Y, {self.tuning.cluster}, {is_serial}, {are_neighbours}>(",
+                    f"      pass{level}, own, {shared}, {rank});",
+                ]
             else:
                 lines += [
                     f"  own[0] = fuser_join<F>(pass{level}, own);",

@@ -6,11 +6,14 @@ SoftMax.cu and PersistentSoftmax.cuh. Sums, and what is exponentiated, are of th
 from __future__ import annotations
 
 import functools
+import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
+from fuser.cxx.functor import Functor, parse_functor
 from fuser.function import Function, Promotion, Reduction
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops.calls import Binder, OpCall, is_number
@@ -26,11 +29,28 @@ _ATEN = torch.ops.aten
 # --- steps: a form is the dimension and a dtype: that of the result; forward, if there is one, what the input is cast to
 _VALUE = "T value(T x) { return x; }"
 _POWER = "T power(T x, T top) { return exp(x - top); }"
+# A NaN may be lost here: it comes back from the sum. In any order maxima are the same.
+_LARGER = parse_functor("template <typename T> T larger(T a, T b) { return a > b ? a : b; }")
+_TOP = Reduction(_LARGER, (-math.inf,), order="any")
+# In one text, so that a compiler contracts what it contracts in ATen's.
+_ADD_POWER = parse_functor("template <typename T> T add_power(T sum, T x, T top) { return sum + exp(x - top); }")
+# What is divided by one number for a whole row takes two corrections by what is left over, where nothing underflows.
+_SOFTMAX = parse_functor("""template <typename T> T divide(T a, T b, T inverse) {
+  T quotient = a * inverse;
+  quotient = fma(fma(-b, quotient, a), inverse, quotient);
+  return fma(fma(-b, quotient, a), inverse, quotient);
+}
+template <typename T> T softmax(T x, T top, T total, T inverse) {
+  const T power = exp(x - top);
+  return power > T(1e-28) || power == T(0) ? divide(power, total, inverse) : power / total;
+}""")
 
 
-def total_function(dim: int, order: str, mapped: str = _VALUE) -> Function:
+def total_function(dim: int, order: str, mapped: str = _VALUE, finish: Functor | None = None) -> Function:
     """Return the step that adds up along a dimension, which is kept: its elements, or what a text makes of them."""
-    reduction = Reduction(step("T add(T a, T b) { return a + b; }").functor, (0,), None, (dim,), True, order=order)
+    add = step("T add(T a, T b) { return a + b; }").functor
+    accumulate = _ADD_POWER if order and mapped is _POWER else None
+    reduction = Reduction(add, (0,), finish, (dim,), True, order=order, accumulate=accumulate)
     return step(mapped, promotion=Promotion.DEFAULT_WIDE, reduction=reduction)
 
 
@@ -40,21 +60,32 @@ def _forward_steps(op: str, form: Form, is_ordered: bool) -> FusionGroup:
     x = builder.add_input("input")
     if dtype:
         (x,) = builder.apply(cast_function(getattr(torch, dtype[0])), [x])
-    (top,) = builder.apply(reduction_function("amax_or_end", (dim,), True), [x])
     if is_ordered:
-        # The order depends on the dtype of the tensor.
-        (total,) = builder.apply(total_function(dim, "softmax", _POWER), [x, top])
-    else:
-        (powers,) = builder.apply(step(_POWER, promotion=Promotion.DEFAULT_WIDE), [x, top])
-        (total,) = builder.apply(total_function(dim, ""), [powers])
-    if op == "_softmax" and is_ordered:
-        last = step("T softmax(T x, T top, T total) { return exp(x - top) / total; }", unpromoted=("total",), is_contiguous=True)
-        return builder.build(builder.apply(last, [x, top, total]))
+        return _ordered_steps(builder, op, dim, x)
+    (top,) = builder.apply(reduction_function("amax_or_end", (dim,), True), [x])
+    (powers,) = builder.apply(step(_POWER, promotion=Promotion.DEFAULT_WIDE), [x, top])
+    (total,) = builder.apply(total_function(dim, ""), [powers])
     if op == "_softmax":
         # The tensor gives the result its dtype.
         text = "T softmax(T x, T power, T total) { return power / total; }"
         last = step(text, unpromoted=("power", "total"), is_contiguous=True)
         return builder.build(builder.apply(last, [x, powers, total]))
+    return _finish_log(builder, x, top, total)
+
+
+def _ordered_steps(builder: GroupBuilder, op: str, dim: int, x: int) -> FusionGroup:
+    # What is added is made of the tensor, whose dtype the order depends on.
+    (top,) = builder.apply(step(_VALUE, reduction=replace(_TOP, dims=(dim,), keepdim=True)), [x])
+    if op != "_softmax":
+        (total,) = builder.apply(total_function(dim, "softmax", _POWER), [x, top])
+        return _finish_log(builder, x, top, total)
+    text = "template <typename T> void finish(T sum, T& total, T& inverse) { total = sum; inverse = T(1) / sum; }"
+    sums = builder.apply(total_function(dim, "softmax", _POWER, parse_functor(text, (), 2)), [x, top])
+    last = Function(_SOFTMAX, unpromoted=("total", "inverse"), is_contiguous=True)
+    return builder.build(builder.apply(last, [x, top, *sums]))
+
+
+def _finish_log(builder: GroupBuilder, x: int, top: int, total: int) -> FusionGroup:
     (log,) = builder.apply(step("T log_of(T total) { return log(total); }"), [total])
     text = "T log_softmax(T x, T top, T log) { return x - top - log; }"
     last = step(text, unpromoted=("top", "log"), is_contiguous=True)

@@ -69,47 +69,67 @@ FUSER_INLINE typename P::part fuser_halve_team(const P& p, typename P::part own,
   }
 }
 
-// The same where each thread has what G neighbouring slots have, and C blocks share a row; or one after the other. X is a
-// warp at most. Every thread gets the result.
-template <int X, int Y, int C, bool is_serial, int G, typename P>
-FUSER_INLINE typename P::part fuser_unite(
-    const P& p, typename P::part (&own)[G], typename P::part* shared, unsigned int rank) {
-  const int t = threadIdx.x % (X * Y / G / C);
-  typename P::part all;
-  if constexpr (is_serial) {
-    static_assert(G == 1, "threads are slots");
-    typename P::part* const mine = shared + Y;
-    __syncthreads();
-    mine[t] = own[0];
-    __syncthreads();
-    all = p.identity();
+// What a thread has, by halves.
+template <int A, typename P> FUSER_INLINE void fuser_halve_own(const P& p, typename P::part (&own)[A]) {
 #pragma unroll
-    for (int i = 0; i < X; ++i) all = p.combine(all, mine[t / X * X + i]);
-  } else {
+  for (int half = A / 2; half > 0; half /= 2) {
 #pragma unroll
-    for (int k = 0; k < G; ++k) own[k] = fuser_halve_lanes<X / G / 2, 1>(p, own[k]);
-#pragma unroll
-    for (int half = G / 2; half > 0; half /= 2) {
-#pragma unroll
-      for (int k = 0; k < half; ++k) own[k] = p.combine(own[k], own[k + half]);
-    }
-    all = own[0];
-    if constexpr (Y > 1 && C == 1) __syncthreads();
+    for (int i = 0; i < half; ++i) own[i] = p.combine(own[i], own[i + half]);
   }
-  if constexpr (Y > 1) {
-    if constexpr (C == 1) {
-      if (t % (X / G) == 0) shared[t / (X / G)] = all;
-      __syncthreads();
-    } else {
-      fuser_tell_blocks(p, shared + rank * (Y / C) + t / X, t % X, C, all);
+}
+
+// Known where there are clusters.
+template <int N, int apart, int A, typename P>
+FUSER_INLINE void fuser_tell_blocks(
+    const P&, typename P::part* to, unsigned int lane, unsigned int blocks, const typename P::part (&own)[A]);
+
+// What slots have that keep one accumulator each, in A slots of each thread of C blocks: neighbours, or as many apart as
+// there are threads. X is a warp at most. Every thread gets the result; passes have `shared` of their own in turn.
+template <int X, int Y, int C, bool is_serial, bool are_neighbours, int A, typename P>
+FUSER_INLINE typename P::part fuser_unite(
+    const P& p, typename P::part (&own)[A], typename P::part* shared, unsigned int rank) {
+  constexpr int T = X * Y / A / C, lanes = are_neighbours ? X / A : T * C < X ? T : X;
+  const int t = threadIdx.x % T;
+  if constexpr (is_serial) {
+    static_assert(lanes == X, "warps are torch's");
+    typename P::part* const mine = shared + Y;
+#pragma unroll
+    for (int i = 0; i < A; ++i) mine[i * T + t] = own[i];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < A; ++i) {
+      own[i] = p.identity();
+#pragma unroll
+      for (int lane = 0; lane < X; ++lane) own[i] = p.combine(own[i], mine[i * T + t / X * X + lane]);
     }
-    if constexpr (is_serial) {
-      all = p.identity();
+  } else if constexpr (are_neighbours) {
+#pragma unroll
+    for (int i = 0; i < A; ++i) own[i] = fuser_halve_lanes<lanes / 2, 1>(p, own[i]);
+    fuser_halve_own(p, own);
+  } else {
+    if constexpr (lanes < X) fuser_halve_own(p, own);
+#pragma unroll
+    for (int i = 0; i < (lanes < X ? 1 : A); ++i) own[i] = fuser_halve_lanes<lanes / 2, 1>(p, own[i]);
+  }
+  if constexpr (Y == 1) return own[0];
+  else {
+    constexpr int count = are_neighbours ? 1 : A;
+    typename P::part* const place = shared + rank * (T / lanes) + t / lanes;
+    if constexpr (C > 1) fuser_tell_blocks<count, C * (T / lanes)>(p, place, t % lanes, C, own);
+    else {
+#pragma unroll
+      for (int i = 0; i < count; ++i)
+        if (t % lanes == 0) place[i * (T / lanes)] = own[i];
+      __syncthreads();
+    }
+    if constexpr (!is_serial) return fuser_halve_lanes<Y / 2, 1>(p, shared[t % Y]);
+    else {
+      typename P::part all = p.identity();
 #pragma unroll
       for (int y = 0; y < Y; ++y) all = p.combine(all, shared[y]);
-    } else all = fuser_halve_lanes<Y / 2, 1>(p, shared[t % Y]);
+      return all;
+    }
   }
-  return all;
 }
 
 // The Y threads that share V rows: the first one gets what theirs come to.
@@ -199,11 +219,13 @@ FUSER_INLINE fuser_vector<int64_t, N> fuser_pick_up(fuser_counter from, const fu
 }
 
 //@ always if orders cluster
-// Writes what a warp has to the same place of each block, one lane to each, and waits until all have.
-template <typename P>
+// Writes what a warp has to the same places of each block, one lane to each, and waits until all have.
+template <int N, int apart, int A, typename P>
 FUSER_INLINE void fuser_tell_blocks(
-    const P&, typename P::part* to, unsigned int lane, unsigned int blocks, const typename P::part& own) {
-  if (lane < blocks) fuser_tell(to, lane, own);
+    const P&, typename P::part* to, unsigned int lane, unsigned int blocks, const typename P::part (&own)[A]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i)
+    if (lane < blocks) fuser_tell(to + i * apart, lane, own[i]);
   fuser_arrive();
   fuser_wait();
 }
