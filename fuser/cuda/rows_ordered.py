@@ -53,8 +53,8 @@ class OrderedAlongText(AlongText):
         assert loop.rows.order is not None, "it is a kernel in torch's order"
         self.order: RowOrder = loop.rows.order
         begin, end = ("head + begin", "end") if self.order.has_edges else ("begin", "length")
-        # All but the last vectors of a thread are there.
-        whole = _last_vectors(loop.tuning.unroll) + self.order.has_edges
+        # All but the last vectors of a thread are there; of each slot, one less where rows have edges.
+        whole = _last_vectors(loop.tuning.unroll) + self.order.has_edges * self._own_slots
         is_there = f"u < U - {whole} || " if loop.tuning.is_resident else ""
         place = "u * N + slot" if self._has_own_slots else "u * N + t"
         first = f"{begin} + ({'u * S * F + block * T + t' if loop.tuning.piece else place}) * V"
@@ -151,11 +151,10 @@ class OrderedAlongText(AlongText):
         head = super()._head()
         # Several threads may share a vector of torch's thread, and its accumulators; or one stands for several.
         split, count, cluster = max(schedule.vector // self.loop.vector, 1), self.tuning.cluster, ""
-        slots = schedule.slots // (self.tuning.team * count) if self._has_own_slots else 1
-        own = slots if self._has_own_slots else max(schedule.accumulators // split, 1)
+        own = self._own_slots if self._has_own_slots else max(schedule.accumulators // split, 1)
         head += [
             f"  constexpr int X = {schedule.x}, Y = {schedule.y}, B = {schedule.blocks}, S = X * Y * B;",
-            f"  constexpr int F = {split}, A = {own}, E = {slots}, N = T * {count};",
+            f"  constexpr int F = {split}, A = {own}, E = {self._own_slots}, N = T * {count};",
         ]
         if count > 1:
             cluster = f"__cluster_dims__({count}, 1, 1) "
@@ -173,6 +172,12 @@ class OrderedAlongText(AlongText):
     def _has_own_slots(self) -> bool:
         # Whether each of torch's threads is one accumulator, of which a thread may have several.
         return self.order.schedule.accumulators == 1
+
+    @property
+    def _own_slots(self) -> int:
+        # How many of them a thread has.
+        threads = self.tuning.team * self.tuning.cluster
+        return self.order.schedule.slots // threads if self._has_own_slots else 1
 
     @property
     def _are_neighbours(self) -> bool:
