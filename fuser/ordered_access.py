@@ -72,7 +72,9 @@ def plan_ordered_walk(
     else:
         vector, tuning = _along(space, rows, own, order, clusters)
         # What later passes read of every row does not wait for the first one, if there is room.
-        late = [slot for slot in moving if slot >= len(group.outputs) and slot not in slots and _is_own(space, rows, slot)]
+        late = [
+            slot for slot in moving if slot >= len(group.outputs) and slot not in slots and _is_own(space, rows, slot)
+        ]
         wider, other = _along(space, rows, [*own, *(itemsizes[slot] for slot in late)], order, clusters)
         each = other.unroll * wider * sum(itemsizes[slot] for slot in (*slots, *late))
         if late and other.is_resident and each <= EARLY_BYTES:
@@ -88,9 +90,7 @@ def plan_ordered_walk(
             span = order.schedule.vector
             is_like = is_like and not any((a - b) % span for a, b in zip(strides, known, strict=True))
             widths[slot] = VECTOR_BYTES // itemsizes[slot] if is_like or slot == source else 1
-    accesses = [
-        Access(min(widths.get(slot, 1), vector), is_early=slot in early) for slot in range(len(space.strides))
-    ]
+    accesses = [Access(min(widths.get(slot, 1), vector), is_early=slot in early) for slot in range(len(space.strides))]
     return Walk(space, vector, tuple(accesses), tuning)
 
 
@@ -130,9 +130,7 @@ def _along(
             # Where a thread would keep too much, several share its vectors, and its accumulators.
             # No access is narrower than a word.
             least = max(4 // min(itemsizes), 1)
-            while (
-                vector > least and team < MAX_SPLIT * WARP and steps * vector * bytes_per_element > SPLIT_BYTES // 2
-            ):
+            while vector > least and team < MAX_SPLIT * WARP and steps * vector * bytes_per_element > SPLIT_BYTES // 2:
                 vector, team = vector // 2, team * 2
     elif schedule.accumulators == 1:
         vector, team, cluster = _own_slots(schedule, length, steps, itemsizes, clusters)

@@ -192,6 +192,54 @@ def test_gradients_have_torchs_bits(name: str, dtype: torch.dtype) -> None:
     assert not different
 
 
+LENGTHS = (
+    1, 2, 3, 33, 127, 1000, 1024, 1025, 1028, 2048, 2049, 4096, 4100, 4104, 9216, 10000, 12248, 12288, 16384, 20001, 24512,
+    32000, 50257, 100003, 128256, 131072,
+)  # fmt: skip
+SOFTMAX: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "softmax": lambda x: torch.softmax(x, -1),
+    "log_softmax": lambda x: torch.log_softmax(x, -1),
+    "softmax of what is computed": lambda x: torch.softmax(x * 0.125, -1) + 1,
+    "log_softmax of what is computed": lambda x: torch.relu(torch.log_softmax(x + 1, -1) + 5),
+    "softmax of what is cast": lambda x: torch.softmax(x, -1, dtype=torch.float32),
+    "softmax_backward": lambda x: torch.ops.aten._softmax_backward_data(x, torch.sigmoid(x), -1, x.dtype),
+    "log_softmax_backward": lambda x: torch.ops.aten._log_softmax_backward_data(x, -x.abs(), -1, x.dtype) * 2,
+}
+
+
+def rows_anywhere(length: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    rows = min(max((1 << 18) // length, 2), 3001)
+    flat = wide(rows * length + 1, dtype=dtype).clamp(-60, 60)
+    dense = flat[:-1].view(rows, length)
+    special = dense[:2].clone()
+    special[0, ::3] = -math.inf
+    special[1] = math.nan if length % 2 else math.inf
+    return [dense, flat[1:].view(rows, length), special, dense[:1], dense[:, : -(length // 3) or None]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SOFTMAX)
+def test_softmax_of_every_length_has_torchs_bits(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    different, kept = [], []
+    for length in LENGTHS:
+        for number, x in enumerate(rows_anywhere(length, dtype)):
+            want = SOFTMAX[name](x)
+            fused: Callable[[torch.Tensor], torch.Tensor] = fuser.fuse(SOFTMAX[name])
+            if "backward" in name:
+                graph = make_fx(SOFTMAX[name], tracing_mode="fake")(x)
+                fuser.fx.fuse_graph(graph)
+                fused = graph
+            fuser.reset_stats()
+            if not same(fused(x), want):
+                different.append((length, number))
+            if number == 0 and fuser.stats()["kept"]:
+                kept.append(length)
+    assert not different
+    # From float16 to float32 torch has other kernels for more than 1024 elements.
+    assert not kept or ("cast" in name and dtype is torch.float16)
+
+
 def test_an_order_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order_check, "_verdicts", {})
     monkeypatch.setattr(order_check.disk_cache, "read", lambda key: None)

@@ -104,9 +104,7 @@ def _softmax_schedule(length: int, itemsize: int, *, is_forward: bool, is_aligne
     room = (SHARED_BYTES - threads // WARP * max(itemsize, 4)) // itemsize
     is_held = is_aligned and length % vector == 0 and length < room
     is_serial = not (is_held or is_forward)
-    return Schedule(
-        WARP, threads // WARP, accumulators=1, vector=vector, is_even=not is_held, is_serial=is_serial
-    )
+    return Schedule(WARP, threads // WARP, accumulators=1, vector=vector, is_even=not is_held, is_serial=is_serial)
 
 
 def sum_schedule(

@@ -160,7 +160,9 @@ class OrderedAlongText(AlongText):
             cluster = f"__cluster_dims__({count}, 1, 1) "
         if self.order.has_edges:
             # Elements before the first vector, and the first one's shift, come to H; R of them are a round of vectors.
-            head.append(f"  constexpr int H = {'S' if schedule.is_even else 'V * F'}, R = {'S * ' * schedule.is_even}V * F;")
+            head.append(
+                f"  constexpr int H = {'S' if schedule.is_even else 'V * F'}, R = {'S * ' * schedule.is_even}V * F;"
+            )
         return [f'extern "C" __global__ void {cluster}__launch_bounds__({block}, {blocks})', *head[1:]]
 
     @property
