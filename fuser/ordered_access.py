@@ -24,10 +24,10 @@ IN_FLIGHT_BYTES = 128
 MAX_UNROLL = 8
 # Bytes of a row that one of torch's threads keeps alone, and how many do it together otherwise.
 WARP, SPLIT_BYTES, MAX_SPLIT = 32, 256, 4
-# Where torch's threads have one accumulator each: bytes, and elements, of all that a thread stands for; elements where a
-# warp has a row; threads of a block at least, and bytes that it keeps of a row that others could share.
-MOST_BYTES, ENOUGH_ELEMENTS, FEW_ELEMENTS, LEAST_TEAM, CLUSTER_BYTES = 256, 64, 8, 64, 1 << 16
-MOST_TEAM = 256
+# Where torch's threads have one accumulator each: bytes, and elements, of all that a thread stands for; elements where
+# a warp has a row; of a block that could share its row, threads at least and at most, and bytes of the row.
+MOST_BYTES, ENOUGH_ELEMENTS, FEW_ELEMENTS = 256, 64, 8
+LEAST_TEAM, MOST_TEAM, CLUSTER_BYTES = 64, 256, 1 << 16
 # Bytes of a row that a thread reads at once where a later pass needs part of them.
 EARLY_BYTES = 256
 

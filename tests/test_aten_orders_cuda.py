@@ -193,9 +193,11 @@ def test_gradients_have_torchs_bits(name: str, dtype: torch.dtype) -> None:
 
 
 LENGTHS = (
-    1, 2, 3, 33, 127, 1000, 1024, 1025, 1028, 2048, 2049, 4096, 4100, 4104, 9216, 10000, 12248, 12288, 16384, 20001, 24512,
-    32000, 50257, 100003, 128256, 131072,
+    1, 2, 3, 33, 127, 1000, 1024, 1025, 1028, 2048, 2049, 4096, 4100, 9216, 10000, 12248, 12288, 16384, 20001, 24512, 32000,
+    50257, 128256, 131072,
 )  # fmt: skip
+# Of these, rows that begin anywhere, too, and some that are not finite.
+ANYWHERE = (3, 1000, 2049, 4100, 10000, 12288, 50257)
 SOFTMAX: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "softmax": lambda x: torch.softmax(x, -1),
     "log_softmax": lambda x: torch.log_softmax(x, -1),
@@ -211,6 +213,8 @@ def rows_anywhere(length: int, dtype: torch.dtype) -> list[torch.Tensor]:
     rows = min(max((1 << 18) // length, 2), 3001)
     flat = wide(rows * length + 1, dtype=dtype).clamp(-60, 60)
     dense = flat[:-1].view(rows, length)
+    if length not in ANYWHERE:
+        return [dense]
     special = dense[:2].clone()
     special[0, ::3] = -math.inf
     special[1] = math.nan if length % 2 else math.inf

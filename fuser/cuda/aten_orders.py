@@ -1,7 +1,7 @@
 """In which order torch's own CUDA kernels add the elements of a row, worked out from shapes as ATen works it out.
 
-Read in aten/src/ATen/native/cuda (Reduce.cuh, layer_norm_kernel.cu, SoftMax.cu, Loss.cu) and measured on a GPU. Pure: plain numbers in, a ``Schedule`` out. Whether
-torch as it is installed has this order is found by comparing bits (fuser.cuda.order_check), never assumed.
+Read in aten/src/ATen/native/cuda (Reduce.cuh, layer_norm_kernel.cu, SoftMax.cu) and measured on a GPU. Pure: plain numbers
+in, a ``Schedule`` out. Whether torch as it is installed has this order is found by comparing bits (fuser.cuda.order_check), never assumed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ IN_FLIGHT = 4
 SHORT_ROW = 128
 # Elements of a thread from which warps, and blocks, share a row; and how few blocks leave to a thread.
 MANY_PER_WARP, MANY, FEW = 16, 256, 16
-# Of softmax: elements and bytes of rows that a warp has (twice as many forward), threads of a longer one, elements of each
-# in registers, shared memory of a block, bytes of a vector.
+# Of softmax: elements and bytes of rows that a warp has (twice as many forward), threads of a longer one, elements of
+# each in registers; shared memory of a block, bytes of a vector.
 SHORT_SOFTMAX, SHORT_SOFTMAX_BYTES, SOFTMAX_THREADS = 1024, 4096, 1024
 MAX_REGISTERS, SHARED_BYTES, VECTOR_BYTES = 9, 48 * 1024, 16
 WARP = 32

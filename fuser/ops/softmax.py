@@ -26,7 +26,7 @@ __all__ = ["softmax_functions", "softmax_methods", "total_function"]
 _ATEN = torch.ops.aten
 
 
-# --- steps: a form is the dimension and a dtype: that of the result; forward, if there is one, what the input is cast to
+# --- steps: a form is the dimension and a dtype: of the result; forward, of what the input is cast to, if it is -------
 _VALUE = "T value(T x) { return x; }"
 _POWER = "T power(T x, T top) { return exp(x - top); }"
 # A NaN may be lost here: it comes back from the sum. In any order maxima are the same.
