@@ -26,7 +26,7 @@ from fuser.graph import GroupBuilder
 from fuser.kernel_spec import KernelSpec
 from fuser.layout import Shape
 from fuser.ops import composite_steps
-from fuser.orders import RowOrder
+from fuser.orders import ANY_ORDER, RowOrder
 from fuser.process import Lock
 from fuser.row_orders import torchs_order
 from fuser.tensor_desc import TensorDesc
@@ -103,7 +103,8 @@ class OrderCase:
         if self.function.reduction is not None:
             return self.function.reduction.normalize_dims(rank)
         steps = composite_steps(str(self.function.op), self.function.form or (), True)
-        reductions = [item.function.reduction for item in steps.applications if item.function.reduction]
+        found = [item.function.reduction for item in steps.applications if item.function.reduction]
+        reductions = [item for item in found if item.order not in ANY_ORDER]
         return tuple({dim for item in reductions for dim in item.normalize_dims(rank)})
 
     def _reduced_sizes(self) -> Shape:
@@ -210,7 +211,9 @@ def _with_sizes(desc: TensorDesc, sizes: Mapping[int, int]) -> TensorDesc:
 
 
 def _draw(desc: TensorDesc, device: torch.device, generator: torch.Generator, offset: int = 0) -> torch.Tensor:
-    # Of many magnitudes, so that every change of the order shows.
+    # Of many magnitudes, so that every change of the order shows. Integers are indices: 0 is one of them.
+    if not desc.dtype.is_floating_point:
+        return torch.zeros(desc.shape, dtype=desc.dtype, device=device)
     wide = torch.float64 if desc.dtype is torch.float64 else torch.float32
     reach = sum((size - 1) * stride for size, stride in zip(desc.shape, desc.strides, strict=True))
     first, second = (

@@ -132,7 +132,7 @@ def _along(
             least = max(4 // min(itemsizes), 1)
             while vector > least and team < MAX_SPLIT * WARP and steps * vector * bytes_per_element > SPLIT_BYTES // 2:
                 vector, team = vector // 2, team * 2
-    elif schedule.accumulators == 1:
+    elif schedule.accumulators == 1 and schedule.x <= WARP:
         vector, team, cluster = _own_slots(schedule, length, steps, itemsizes, clusters)
         slots = schedule.slots // (team * cluster)
         steps = steps * slots if schedule.is_even else -(-length // (team * cluster * vector))

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["KEPT_ORDERS", "RowOrder", "Schedule"]
+__all__ = ["ANY_ORDER", "KEPT_ORDERS", "RowOrder", "Schedule"]
 
-# By type of device, the orders (Reduction.order) that kernels keep, for some shapes at least; "any": whatever it is.
+# Names (Reduction.order) of where the order does not count: of "pick", which takes one element of a row, nor of "any".
+ANY_ORDER = frozenset(("any", "pick"))
+# By type of device, the orders that kernels keep, for some shapes at least.
 KEPT_ORDERS: dict[str, frozenset[str]] = {
     "cuda": frozenset(
         (
-            "any", "sum", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx", "softmax",
-            "softmax_backward", "log_softmax_backward",
+            *ANY_ORDER, "sum", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx", "softmax",
+            "softmax_backward", "log_softmax_backward", "nll_loss",
         )
     ),
     "cpu": frozenset(),

@@ -18,7 +18,7 @@ from fuser.errors import UnsupportedError
 from fuser.function import Function
 from fuser.graph import FusionGroup, Section
 from fuser.ops import REDUCTIONS, dtype_kind
-from fuser.orders import KEPT_ORDERS, RowOrder
+from fuser.orders import ANY_ORDER, KEPT_ORDERS, RowOrder
 from fuser.tensor_desc import TensorDesc
 
 __all__ = ["Orders", "find_orders", "gpu_size", "order_of_section", "torchs_order"]
@@ -48,7 +48,7 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
         error = None
         if op is not None and op.needs_elements and any(desc.shape[dim] == 0 for dim in dims):
             error = UnsupportedError(f"op {op.name!r} on nothing")
-        elif 0 in desc.shape or reduction.order == "any" or (op is not None and dtype_kind(desc.dtype) in op.exact):
+        elif 0 in desc.shape or reduction.order in ANY_ORDER or (op is not None and dtype_kind(desc.dtype) in op.exact):
             # Nothing is added, or any order serves.
             continue
         elif op is not None and op.is_wide_on_cpu and device.type == "cpu" and desc.dtype is torch.float32:
@@ -59,7 +59,7 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
         else:
             source = item.tensors[0] if item.tensors[0] < len(group.inputs) else -1
             order = torchs_order(item.function, desc, dims, device, source)
-            if reduction.order not in {"sum", "welford", "softmax"} and not are_aligned:
+            if reduction.order not in {"sum", "welford", "softmax", "nll_loss"} and not are_aligned:
                 # ATen has other kernels then.
                 order = None
             if order is None:

@@ -1,13 +1,14 @@
 """In which order torch's own CUDA kernels add the elements of a row, worked out from shapes as ATen works it out.
 
-Read in aten/src/ATen/native/cuda (Reduce.cuh, layer_norm_kernel.cu, SoftMax.cu) and measured on a GPU. Pure: plain numbers
-in, a ``Schedule`` out. Whether torch as it is installed has this order is found by comparing bits (fuser.cuda.order_check), never assumed.
+Read in aten/src/ATen/native/cuda (Reduce.cuh, layer_norm_kernel.cu, SoftMax.cu, Loss.cu) and measured on a GPU. Pure:
+plain numbers in, a ``Schedule`` out. Whether torch as it is installed has this order is found by comparing bits
+(fuser.cuda.order_check), never assumed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import prod
+from math import log2, prod
 from typing import NamedTuple
 
 from fuser.layout import Shape, Strides
@@ -87,6 +88,10 @@ def find_schedule(order: str, layout: Layout, itemsize: int, gpu: GpuSize, *, is
         # layer_norm_kernel.cu: vectors of four whatever the dtype, added element by element.
         is_vectorized = is_aligned and length % 4 == 0 and length <= 1 << 24
         return Schedule(32, 4, accumulators=1, vector=4) if is_vectorized else None
+    if order == "nll_loss":
+        # Loss.cu: a block for all rows, of a sixteenth of them rounded to a power of two.
+        rounded = 1 << round(log2(max(length // 16, 1)))
+        return Schedule(min(max(rounded, WARP), 1024), accumulators=1)
     return _softmax_schedule(length, itemsize, is_forward=order == "softmax", is_aligned=is_aligned)
 
 

@@ -173,7 +173,7 @@ class OrderedAlongText(AlongText):
     @property
     def _has_own_slots(self) -> bool:
         # Whether each of torch's threads is one accumulator, of which a thread may have several.
-        return self.order.schedule.accumulators == 1
+        return self.order.schedule.accumulators == 1 and self.order.schedule.x <= 32
 
     @property
     def _own_slots(self) -> int:

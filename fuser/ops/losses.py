@@ -47,7 +47,8 @@ def _forward_steps(form: Form, is_ordered: bool) -> FusionGroup:
         pick = functor(f"T pick({taken}) {{ return i == t ? x : T(0); }}")
         text = "void found(T v, int64_t count, T& value, T& classes) { value = v; classes = T(count); }"
     found = functor(text, (), 2 + has_weight)
-    picks = reduce_step(pick, (1,), found, keepdim=False, unpromoted=("t", "i"))
+    order = "pick" if is_ordered else ""
+    picks = reduce_step(pick, (1,), found, order=order, keepdim=False, unpromoted=("t", "i"))
     values = builder.apply(picks, [x, of_row, place, *weight])
     taken, own = "T value, T classes" + ", T share" * has_weight, "share" if has_weight else "T(1)"
     text = f"""void row_loss({taken}, int64_t t, int64_t ignore_index, T& loss, T& total) {{
@@ -60,7 +61,9 @@ def _forward_steps(form: Form, is_ordered: bool) -> FusionGroup:
     both = functor("void both(T loss, T total, T& s1, T& s2) { s1 = loss; s2 = total; }", num_outputs=2)
     result = "a / b" if reduction == MEAN else "a"
     finish = functor(f"void finish(T a, T b, T& loss, T& total) {{ loss = {result}; total = b; }}", num_outputs=2)
-    sums = reduce_step(both, (0,), finish, order="nll_loss" if is_ordered else "", keepdim=False)
+    # With weights ATen adds products, in another way for each dtype.
+    order = ("weighted_" if has_weight else "") + "nll_loss" if is_ordered else ""
+    sums = reduce_step(both, (0,), finish, order=order, keepdim=False)
     return builder.build(stored(builder, builder.apply(sums, [loss, total]), dtype))
 
 
