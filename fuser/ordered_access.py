@@ -185,7 +185,7 @@ def _across(space: IterationSpace, rows: RowSpec, itemsize: int, order: RowOrder
     if any(operand[rows.inner] > 1 for operand in space.strides):
         vector = min(vector, GATHER_VECTOR)
     team = min(max(BLOCK // threads, 32), 1 << max(-(-width // vector) - 1, 0).bit_length())
-    unroll = MAX_UNROLL if vector <= GATHER_VECTOR else order.schedule.accumulators
+    unroll = MAX_UNROLL if vector <= GATHER_VECTOR else max(order.schedule.accumulators, GATHER_VECTOR)
     return vector, Tuning(block=team * threads, unroll=unroll, team=team, piece=int(order.schedule.blocks > 1))
 
 

@@ -17,6 +17,7 @@ from fuser.cuda.aten_orders import GpuSize, Layout, coalesce, find_schedule
 from fuser.errors import UnsupportedError
 from fuser.function import Function
 from fuser.graph import FusionGroup, Section
+from fuser.layout import is_contiguous
 from fuser.ops import REDUCTIONS, dtype_kind
 from fuser.orders import ANY_ORDER, KEPT_ORDERS, RowOrder
 from fuser.tensor_desc import TensorDesc
@@ -109,6 +110,9 @@ def torchs_order(
     reduced = [desc.strides[dim] for dim in dims if desc.shape[dim] != 1]
     if reduced != sorted(reduced, reverse=True):
         # ATen numbers elements by their strides.
+        return None
+    if "softmax" in reduction.order and not is_contiguous(desc.shape, desc.strides):
+        # ATen copies it first.
         return None
     if desc.dtype.itemsize == 2 and (function.name.startswith("norm") or reduction.order == "welford"):
         # Its vectors are not known: what few roundings differ in, no comparison shows.

@@ -165,6 +165,23 @@ def halve(values: list[float], schedule: Schedule, add: Callable[[float, float],
     return grid[0][0]
 
 
+@pytest.mark.parametrize(
+    ("shape", "threads"),
+    [
+        ((16, 64, 28, 28), 1),
+        ((8, 100, 30), 32),
+        ((8, 1000, 64), 16),
+        ((2, 63, 5), 1),
+        ((1, 64, 3), 64),
+        ((3, 5000, 65), 1),
+    ],
+)
+def test_schedules_of_softmax_across(shape: tuple[int, ...], threads: int) -> None:
+    layout = coalesce(shape, torch.empty(shape, device="meta").stride(), (1,))
+    found = find_schedule("softmax", layout, 4, GpuSize(), is_aligned=True)
+    assert found == Schedule(1, threads, accumulators=1)
+
+
 def add_as_softmax_does(row: list[float], shift: int, schedule: Schedule) -> float:
     """SoftMax.cu for one row of float32, thread by thread: ilpReduce, and the sums over a block."""
     f = torch.tensor
@@ -283,38 +300,47 @@ def whole(order: str) -> FusionGroup:
     return builder.build([s, *builder.apply(OPS["mul"].function, [v, s])])
 
 
-def check_softmax(order: str, length: int, dtype: torch.dtype, *, descending: bool = False) -> None:
+def check_softmax(order: str, shape: tuple[int, ...], dtype: torch.dtype, *, descending: bool = False) -> None:
     torch.manual_seed(0)
-    x = (torch.randn(3, length) * torch.exp(2 * torch.randn(3, length))).to(dtype)
+    x = (torch.randn(shape) * torch.exp(2 * torch.randn(shape))).to(dtype)
     total, product = run_emulated(whole(order), [x], descending=descending)
-    schedule = find_schedule(order, rows_of(3, length), x.element_size(), GpuSize(), is_aligned=True)
+    layout = coalesce(shape, x.stride(), (1,))
+    schedule = find_schedule(order, layout, x.element_size(), GpuSize(), is_aligned=True)
     assert schedule is not None
-    want = sum_rows(x.abs().float(), schedule, torch.arange(3) * length % schedule.vector)[:, None]
+    rows = x.abs().float().movedim(1, -1).reshape(-1, shape[1])
+    want = sum_rows(rows, schedule, torch.arange(len(rows)) * shape[1] % schedule.vector).view(total.shape)
     assert torch.equal(total, want)
     assert torch.equal(product, (x.abs() * want).to(product.dtype))
 
 
-# Neighbours of one thread, rows that begin anywhere, and rows of several blocks.
+# Neighbours of one thread, rows that begin anywhere, rows of several blocks, and columns.
 @pytest.mark.cpu
 @pytest.mark.parametrize(
-    ("order", "length", "dtype"),
+    ("order", "shape", "dtype"),
     [
-        ("softmax", 1000, torch.float32),
-        ("softmax", 10001, torch.bfloat16),
-        ("log_softmax_backward", 12800, torch.float32),
+        ("softmax", (3, 1000), torch.float32),
+        ("softmax", (3, 10001), torch.bfloat16),
+        ("log_softmax_backward", (3, 32768), torch.float32),
+        ("softmax", (2, 100, 30), torch.bfloat16),
     ],
 )
-def test_kernels_keep_the_order_of_softmax(order: str, length: int, dtype: torch.dtype) -> None:
-    check_softmax(order, length, dtype)
+def test_kernels_keep_the_order_of_softmax(order: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    check_softmax(order, shape, dtype)
 
 
 @pytest.mark.cpu
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("length", [1, 3, 33, 1024, 1028, 2049, 4096, 9216, 10000, 12288, 20001, 32768, 66000])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *((3, length) for length in (1, 3, 33, 1024, 1028, 2049, 4096, 9216, 10000, 12288, 12801, 20001, 66000)),
+        (2, 9, 300), (1, 300, 3), (4, 64, 65),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("order", ["softmax", "softmax_backward"])
-def test_kernels_keep_every_order_of_softmax(order: str, length: int, dtype: torch.dtype) -> None:
-    check_softmax(order, length, dtype, descending=length % 2 == 0)
+def test_kernels_keep_every_order_of_softmax(order: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    check_softmax(order, shape, dtype, descending=shape[1] % 2 == 0)
 
 
 # --- what is compared ------------------------------------------------------------------------------------------------

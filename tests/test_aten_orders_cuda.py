@@ -244,6 +244,30 @@ def test_softmax_of_every_length_has_torchs_bits(name: str, dtype: torch.dtype) 
     assert not kept or ("cast" in name and dtype is torch.float16)
 
 
+ACROSS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "softmax": lambda x: torch.softmax(x * 2, 1),
+    "log_softmax": lambda x: torch.log_softmax(x, 1) + 1,
+    "softmax_backward": lambda x: torch.ops.aten._softmax_backward_data(x, torch.sigmoid(x), 1, x.dtype),
+    "log_softmax_backward": lambda x: torch.ops.aten._log_softmax_backward_data(x, -x.abs(), 1, x.dtype),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ACROSS)
+def test_softmax_of_columns_has_torchs_bits(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    different = []
+    for shape in ((3, 100, 30), (2, 1000, 64), (8, 19, 64, 64), (4, 65, 7), (2, 3, 1025), (5, 2000, 2), (1, 7, 3)):
+        x = wide(*shape, dtype=dtype).clamp(-60, 60)
+        for layout in (x, x.transpose(1, -1).contiguous().transpose(1, -1)):
+            want, graph = ACROSS[name](layout), make_fx(ACROSS[name], tracing_mode="fake")(layout)
+            fuser.fx.fuse_graph(graph)
+            fuser.reset_stats()
+            if not same(graph(layout), want) or (layout is x and fuser.stats()["kept"]):
+                different.append((shape, fuser.stats()["kept"]))
+    assert not different
+
+
 def cross_entropy(x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, ...]:
     aten = torch.ops.aten
     made = aten._log_softmax(x, 1, False)

@@ -27,6 +27,7 @@ MANY_PER_WARP, MANY, FEW = 16, 256, 16
 # each in registers; shared memory of a block, bytes of a vector.
 SHORT_SOFTMAX, SHORT_SOFTMAX_BYTES, SOFTMAX_THREADS = 1024, 4096, 1024
 MAX_REGISTERS, SHARED_BYTES, VECTOR_BYTES = 9, 48 * 1024, 16
+FEW_COLUMNS = 64
 WARP = 32
 # ATen splits what is larger, and numbers the elements of the halves anew.
 MAX_BYTES = 2**31 - 1
@@ -78,8 +79,10 @@ def find_schedule(order: str, layout: Layout, itemsize: int, gpu: GpuSize, *, is
         return sum_schedule(layout, itemsize, gpu, is_aligned=is_aligned)
     if order == "welford":
         return sum_schedule(layout, itemsize, gpu, is_aligned=is_aligned, in_flight=2)
-    # These are of rows that lie one behind the other.
     length = layout.length
+    if "softmax" in order and not layout.is_along:
+        return _across_softmax_schedule(layout)
+    # These are of rows that lie one behind the other.
     is_stacked = not layout.reduced or layout.reduced == ((length, 1),)
     is_stacked = is_stacked and (not layout.kept or layout.kept == ((layout.rows, length),))
     if not is_stacked or not length or not layout.rows:
@@ -93,6 +96,14 @@ def find_schedule(order: str, layout: Layout, itemsize: int, gpu: GpuSize, *, is
         rounded = 1 << round(log2(max(length // 16, 1)))
         return Schedule(min(max(rounded, WARP), 1024), accumulators=1)
     return _softmax_schedule(length, itemsize, is_forward=order == "softmax", is_aligned=is_aligned)
+
+
+def _across_softmax_schedule(layout: Layout) -> Schedule:
+    # SoftMax.cu, spatial: threads share a column where there are few beside each other.
+    length, width, threads = layout.length, min(layout.kept[0][0], SOFTMAX_THREADS), 1
+    if width <= FEW_COLUMNS <= length:
+        threads = _power_below(min(SOFTMAX_THREADS // width, length))
+    return Schedule(1, threads, accumulators=1)
 
 
 def _softmax_schedule(length: int, itemsize: int, *, is_forward: bool, is_aligned: bool) -> Schedule:
