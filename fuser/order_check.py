@@ -212,7 +212,7 @@ def _with_sizes(desc: TensorDesc, sizes: Mapping[int, int]) -> TensorDesc:
 
 def _draw(desc: TensorDesc, device: torch.device, generator: torch.Generator, offset: int = 0) -> torch.Tensor:
     # Of many magnitudes, so that every change of the order shows. Integers are indices: 0 is one of them.
-    if not desc.dtype.is_floating_point:
+    if desc.dtype is not None and not desc.dtype.is_floating_point:
         return torch.zeros(desc.shape, dtype=desc.dtype, device=device)
     wide = torch.float64 if desc.dtype is torch.float64 else torch.float32
     reach = sum((size - 1) * stride for size, stride in zip(desc.shape, desc.strides, strict=True))
