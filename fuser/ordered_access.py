@@ -26,7 +26,7 @@ MAX_UNROLL = 8
 WARP, SPLIT_BYTES, MAX_SPLIT = 32, 256, 4
 # Where torch's threads have one accumulator each: bytes, and elements, of all that a thread stands for; elements where
 # a warp has a row; of a block that could share its row, threads at least and at most, and bytes of the row.
-MOST_BYTES, ENOUGH_ELEMENTS, FEW_ELEMENTS = 256, 64, 8
+MOST_BYTES, ENOUGH_ELEMENTS, FEW_ELEMENTS = 256, 32, 8
 LEAST_TEAM, MOST_TEAM, CLUSTER_BYTES = 64, 256, 1 << 16
 # Bytes of a row that a thread reads at once where a later pass needs part of them.
 EARLY_BYTES = 256
@@ -146,8 +146,8 @@ def _along(
     if cluster > 1:
         # What is read again comes from as many threads as there are.
         block = team = schedule.slots
-    unroll = 1
-    while unroll < MAX_UNROLL and 2 * unroll * vector * bytes_per_element <= IN_FLIGHT_BYTES:
+    unroll, in_flight = 1, IN_FLIGHT_BYTES // 2 if schedule.accumulators == 1 else IN_FLIGHT_BYTES
+    while unroll < MAX_UNROLL and 2 * unroll * vector * bytes_per_element <= in_flight:
         unroll *= 2
     # Elements go to a thread's accumulators in turn.
     unroll = max(unroll, schedule.accumulators if schedule.vector == 1 else 1)
@@ -163,7 +163,8 @@ def _own_slots(
     most = min(MOST_BYTES // bytes_per_element, ENOUGH_ELEMENTS)
     if vector == 1:
         # Neighbours, whose elements come with one access: a word at least, and not too many.
-        widest = min(VECTOR_BYTES // max(itemsizes), schedule.x, max(most // each, 4 // min(itemsizes)))
+        least = 4 // min(itemsizes) if each <= ENOUGH_ELEMENTS else 1
+        widest = min(VECTOR_BYTES // max(itemsizes), schedule.x, max(most // each, least))
         while 2 * vector <= widest and length % (2 * vector) == 0:
             vector, team = 2 * vector, team // 2
     if vector == schedule.vector:

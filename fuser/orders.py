@@ -17,7 +17,7 @@ KEPT_ORDERS: dict[str, frozenset[str]] = {
     "cuda": frozenset(
         (
             *ANY_ORDER, "sum", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx", "softmax",
-            "softmax_backward", "log_softmax_backward", "nll_loss",
+            "log_softmax",            "softmax_backward", "log_softmax_backward", "nll_loss",
         )
     ),
     "cpu": frozenset(),

@@ -38,6 +38,7 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
             ``application`` says which one.
     """
     orders: dict[int, RowOrder | None] = {}
+    producers = group.producers()
     are_aligned = all(item.desc.is_aligned for item in values[: len(group.inputs)])
     for index, item in enumerate(group.applications):
         reduction, op = item.function.reduction, REDUCTIONS.get(item.function.op or "")
@@ -58,9 +59,14 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
         elif not group.is_strict or (op is None and not reduction.order):
             orders[index] = None
         else:
-            source = item.tensors[0] if item.tensors[0] < len(group.inputs) else -1
+            value = item.tensors[0]
+            if reduction.order == "softmax":
+                # Of what is added the order depends on what it is made of.
+                value = group.applications[producers[value]].tensors[0]
+                desc = values[value].desc
+            source = value if value < len(group.inputs) else -1
             order = torchs_order(item.function, desc, dims, device, source)
-            if reduction.order not in {"sum", "welford", "softmax", "nll_loss"} and not are_aligned:
+            if reduction.order not in {"sum", "welford", "softmax", "log_softmax", "nll_loss"} and not are_aligned:
                 # ATen has other kernels then.
                 order = None
             if order is None:

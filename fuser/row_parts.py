@@ -18,6 +18,7 @@ from fuser.element import ElementWriter, number_expression, output_type
 from fuser.function import Reduction
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import RowSpec
+from fuser.orders import ANY_ORDER
 from fuser.row_space import reduction_levels
 
 __all__ = ["Accumulator", "RowPart", "RowPass", "RowWriter"]
@@ -63,6 +64,8 @@ class RowPass:
     accumulators: tuple[Accumulator, ...]
     # Whether two parts come to the same bits whichever is first.
     commutes: bool = False
+    # Whether what it comes to is the same in any order.
+    is_free: bool = False
     # Whether combining takes several decisions: a compiler vectorises one such call in a loop, not three.
     decides: bool = False
 
@@ -113,9 +116,10 @@ class RowWriter:
         element = self._element_part(level, reductions)
         accumulators = tuple(item for index in reductions for item in self.accumulators[index])
         combine = self._combine_part(level, reductions) if reductions else None
-        commutes = all(is_sum(self._reduction(index).combine) for index in reductions)
+        is_free = all(self._reduction(index).order in ANY_ORDER for index in reductions)
+        commutes = is_free or all(is_sum(self._reduction(index).combine) for index in reductions)
         decides = any(takes_decisions(self._reduction(index).combine) for index in reductions)
-        return RowPass(row, element, combine, accumulators, commutes, decides)
+        return RowPass(row, element, combine, accumulators, commutes, is_free, decides)
 
     def _level_of(self, index: int) -> int:
         # In which pass an application is computed first.
@@ -273,7 +277,9 @@ class RowWriter:
         call, results, declarations = self.writer.call(index, functor, operands, names, others)
         lines = [*declarations, *([f"{call};"] if results else [])]
         for item, text in zip(accumulators, results or [call], strict=True):
-            own = self._cross(f"fuser_cast<{item.type}>({text})", functor, item, hides=hides)
+            own = f"fuser_cast<{item.type}>({text})"
+            if self._reduction(index).order not in ANY_ORDER:
+                own = self._cross(own, functor, item, hides=hides)
             lines.append(f"m{item.name} = {own};")
         return lines
 
@@ -407,7 +413,9 @@ def takes_decisions(functor: Functor) -> bool:
 
 def may_end_in_product(functor: Functor) -> bool:
     """Whether a result may be a product, or come from a function that ends in one."""
-    return "*" in functor.source or "(" in functor.source.partition("{")[2]
+    body = functor.source.partition("{")[2]
+    is_more = functor.num_outputs == 1 and body.startswith(f" return {functor.tensors[0].name} + ") and "?" not in body
+    return not is_more and ("*" in functor.source or "(" in body)
 
 
 def is_sum(functor: Functor) -> bool:

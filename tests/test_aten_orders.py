@@ -245,7 +245,7 @@ def expected(x: torch.Tensor, op: str, dims: tuple[int, ...]) -> torch.Tensor:
     layout = coalesce(x.shape, x.stride(), dims)
     schedule = sum_schedule(layout, x.element_size(), GpuSize())
     assert schedule is not None
-    rows = x.permute([*(d for d in range(x.dim()) if d not in dims), *dims]).reshape(-1, layout.length).float()
+    rows = x.permute([*(d for d in range(x.dim()) if d not in dims), *dims]).reshape(layout.rows, layout.length).float()
     shifts = torch.arange(len(rows)) * layout.length % schedule.vector
     total = sum_rows(rows, schedule, shifts)
     if op == "mean":

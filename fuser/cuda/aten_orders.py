@@ -95,7 +95,7 @@ def find_schedule(order: str, layout: Layout, itemsize: int, gpu: GpuSize, *, is
         # Loss.cu: a block for all rows, of a sixteenth of them rounded to a power of two.
         rounded = 1 << round(log2(max(length // 16, 1)))
         return Schedule(min(max(rounded, WARP), 1024), accumulators=1)
-    return _softmax_schedule(length, itemsize, is_forward=order == "softmax", is_aligned=is_aligned)
+    return _softmax_schedule(length, itemsize, is_forward=order in {"softmax", "log_softmax"}, is_aligned=is_aligned)
 
 
 def _across_softmax_schedule(layout: Layout) -> Schedule:

@@ -18,6 +18,8 @@ __all__ = ["OrderedAlongText"]
 
 # Of a processor, of a thread at most, and of one beside what it keeps of a row.
 PROCESSOR_REGISTERS, MAX_REGISTERS, REGISTERS = 65536, 255, 40
+# Threads of a processor that read rows again.
+THREADS = 1024
 # Vectors that are read together where only a later pass needs them.
 LATE_UNROLL = 4
 
@@ -140,14 +142,20 @@ class OrderedAlongText(AlongText):
     def _head(self) -> list[str]:
         # As many blocks of a processor as have registers for what their threads keep.
         block, schedule = self.tuning.block, self.order.schedule
-        if self.tuning.is_resident:
-            items = self._resident()
-        else:
-            items = [item for step in self.loop.passes if step.element for item in self._inputs(step.element)]
-        each = sum(item.info.dtype.itemsize for item in dict.fromkeys(items)) + 4 * len(self.loop.kept)
+        elements = [step.element for step in self.loop.passes if step.element]
+        read = [self._inputs(element) for element in elements]
+        resident = self._resident()
+        # What is kept takes the place of what no later pass reads.
+        kept = [*(item for item in resident if item in read[-1]), *self.loop.kept]
+        sizes = [[item.info.dtype.itemsize for item in items] for items in (read if not resident else [resident])]
+        each = max(*map(sum, sizes), sum(4 if isinstance(item, str) else item.info.dtype.itemsize for item in kept))
         accumulators = schedule.accumulators * max(len(step.accumulators) for step in self.loop.passes)
         registers = REGISTERS + accumulators + self.tuning.unroll * self.loop.vector * each // 4
-        blocks = max(PROCESSOR_REGISTERS // (block * min(registers, MAX_REGISTERS)), 1)
+        threads = block * min(registers, MAX_REGISTERS)
+        blocks = max((2 * PROCESSOR_REGISTERS + threads) // (2 * threads), 1)
+        if self._has_own_slots and not resident:
+            # What is read again is worth more threads.
+            blocks = max(blocks, THREADS // block)
         head = super()._head()
         # Several threads may share a vector of torch's thread, and its accumulators; or one stands for several.
         split, count, cluster = max(schedule.vector // self.loop.vector, 1), self.tuning.cluster, ""
@@ -273,11 +281,13 @@ class OrderedAlongText(AlongText):
                 is_serial, are_neighbours = (
                     str(item).lower() for item in (self.order.schedule.is_serial, self._are_neighbours)
                 )
-                rank = "rank" if self.tuning.cluster > 1 else "0"
-                lines += [
-                    f"  total{level} = fuser_unite<X, Y, {self.tuning.cluster}, {is_serial}, {are_neighbours}>(",
-                    f"      pass{level}, own, {shared}, {rank});",
-                ]
+                rank, name = "rank" if self.tuning.cluster > 1 else "0", "own"
+                how = f"X, Y, {self.tuning.cluster}, {is_serial}, {are_neighbours}"
+                if step.is_free:
+                    lines.append(f"  {kind}::part all[1] = {{fuser_join<1>(pass{level}, own)}};")
+                    side = min(self.tuning.team, 32)
+                    how, name = f"{side}, N / {side}, {self.tuning.cluster}, false, false", "all"
+                lines.append(f"  total{level} = fuser_unite<{how}>(pass{level}, {name}, {shared}, {rank});")
             else:
                 lines += [
                     f"  own[0] = fuser_join<F>(pass{level}, own);",

@@ -29,8 +29,8 @@ _ATEN = torch.ops.aten
 # --- steps: a form is the dimension and a dtype: of the result; forward, of what the input is cast to, if it is -------
 _VALUE = "T value(T x) { return x; }"
 _POWER = "T power(T x, T top) { return exp(x - top); }"
-# A NaN may be lost here: it comes back from the sum. In any order maxima are the same.
-_LARGER = parse_functor("template <typename T> T larger(T a, T b) { return a > b ? a : b; }")
+# A NaN is lost here: it comes back from the sum.
+_LARGER = parse_functor("template <typename T> T larger(T a, T b) { return fmax(a, b); }")
 _TOP = Reduction(_LARGER, (-math.inf,), order="any")
 # In one text, so that a compiler contracts what it contracts in ATen's.
 _ADD_POWER = parse_functor("template <typename T> T add_power(T sum, T x, T top) { return sum + exp(x - top); }")
@@ -40,9 +40,9 @@ _SOFTMAX = parse_functor("""template <typename T> T divide(T a, T b, T inverse) 
   quotient = fma(fma(-b, quotient, a), inverse, quotient);
   return fma(fma(-b, quotient, a), inverse, quotient);
 }
-template <typename T> T softmax(T x, T top, T total, T inverse) {
-  const T power = exp(x - top);
-  return power > T(1e-28) || power == T(0) ? divide(power, total, inverse) : power / total;
+template <typename T> T softmax(T top, T power, T total, T inverse) {
+  if (!(power > T(1e-28) || power == T(0))) return power / total;
+  return divide(power, total, inverse);
 }""")
 
 
@@ -74,15 +74,16 @@ def _forward_steps(op: str, form: Form, is_ordered: bool) -> FusionGroup:
 
 
 def _ordered_steps(builder: GroupBuilder, op: str, dim: int, x: int) -> FusionGroup:
-    # What is added is made of the tensor, whose dtype the order depends on.
     (top,) = builder.apply(step(_VALUE, reduction=replace(_TOP, dims=(dim,), keepdim=True)), [x])
     if op != "_softmax":
-        (total,) = builder.apply(total_function(dim, "softmax", _POWER), [x, top])
+        (total,) = builder.apply(total_function(dim, "log_softmax", _POWER), [x, top])
         return _finish_log(builder, x, top, total)
+    (powers,) = builder.apply(step(_POWER, promotion=Promotion.DEFAULT_WIDE), [x, top])
     text = "template <typename T> void finish(T sum, T& total, T& inverse) { total = sum; inverse = T(1) / sum; }"
-    sums = builder.apply(total_function(dim, "softmax", _POWER, parse_functor(text, (), 2)), [x, top])
-    last = Function(_SOFTMAX, unpromoted=("total", "inverse"), is_contiguous=True)
-    return builder.build(builder.apply(last, [x, top, *sums]))
+    sums = builder.apply(total_function(dim, "softmax", _VALUE, parse_functor(text, (), 2)), [powers])
+    # The maximum gives the result its dtype.
+    last = Function(_SOFTMAX, unpromoted=("power", "total", "inverse"), is_contiguous=True)
+    return builder.build(builder.apply(last, [top, powers, *sums]))
 
 
 def _finish_log(builder: GroupBuilder, x: int, top: int, total: int) -> FusionGroup:

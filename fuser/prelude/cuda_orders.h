@@ -8,7 +8,8 @@ FUSER_INLINE typename P::part fuser_halve_lanes(const P& p, typename P::part own
   else {
     const bool is_upper = threadIdx.x & mask;
     const typename P::part other = p.exchange(own, mask);
-    own = p.combine(p.pick(is_upper, other, own), p.pick(is_upper, own, other));
+    if constexpr (P::commutes) own = p.combine(own, other);
+    else own = p.combine(p.pick(is_upper, other, own), p.pick(is_upper, own, other));
     return fuser_halve_lanes<mask / 2, end>(p, own);
   }
 }
