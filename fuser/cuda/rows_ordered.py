@@ -146,9 +146,10 @@ class OrderedAlongText(AlongText):
         read = [self._inputs(element) for element in elements]
         resident = self._resident()
         # What is kept takes the place of what no later pass reads.
-        kept = [*(item for item in resident if item in read[-1]), *self.loop.kept]
-        sizes = [[item.info.dtype.itemsize for item in items] for items in (read if not resident else [resident])]
-        each = max(*map(sum, sizes), sum(4 if isinstance(item, str) else item.info.dtype.itemsize for item in kept))
+        late = [item for item in resident if item in read[-1]]
+        held = [sum(item.info.dtype.itemsize for item in items) for items in ([resident, late] if resident else read)]
+        held[-1] += 4 * len(self.loop.kept)
+        each = max(held)
         accumulators = schedule.accumulators * max(len(step.accumulators) for step in self.loop.passes)
         registers = REGISTERS + accumulators + self.tuning.unroll * self.loop.vector * each // 4
         threads = block * min(registers, MAX_REGISTERS)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
-from fuser.cxx.functor import Functor, parse_functor
+from fuser.cxx.functor import Functor
 from fuser.function import Function, Promotion, Reduction
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops.calls import Binder, OpCall, asking, is_number, known_of
@@ -30,12 +29,11 @@ _ATEN = torch.ops.aten
 _VALUE = "T value(T x) { return x; }"
 _POWER = "T power(T x, T top) { return exp(x - top); }"
 # A NaN is lost here: it comes back from the sum.
-_LARGER = parse_functor("template <typename T> T larger(T a, T b) { return fmax(a, b); }")
-_TOP = Reduction(_LARGER, (-math.inf,), order="any")
+_LARGER = "T larger(T a, T b) { return fmax(a, b); }"
 # In one text, so that a compiler contracts what it contracts in ATen's.
-_ADD_POWER = parse_functor("template <typename T> T add_power(T sum, T x, T top) { return sum + exp(x - top); }")
+_ADD_POWER = "T add_power(T sum, T x, T top) { return sum + exp(x - top); }"
 # What is divided by one number for a whole row takes two corrections by what is left over, where nothing underflows.
-_SOFTMAX = parse_functor("""template <typename T> T divide(T a, T b, T inverse) {
+_SOFTMAX = """T divide(T a, T b, T inverse) {
   T quotient = a * inverse;
   quotient = fma(fma(-b, quotient, a), inverse, quotient);
   return fma(fma(-b, quotient, a), inverse, quotient);
@@ -43,13 +41,14 @@ _SOFTMAX = parse_functor("""template <typename T> T divide(T a, T b, T inverse) 
 template <typename T> T softmax(T top, T power, T total, T inverse) {
   if (!(power > T(1e-28) || power == T(0))) return power / total;
   return divide(power, total, inverse);
-}""")
+}"""
+_INVERSE = "void inverse_of(T sum, T& total, T& inverse) { total = sum; inverse = T(1) / sum; }"
 
 
 def total_function(dim: int, order: str, mapped: str = _VALUE, finish: Functor | None = None) -> Function:
     """Return the step that adds up along a dimension, which is kept: its elements, or what a text makes of them."""
     add = step("T add(T a, T b) { return a + b; }").functor
-    accumulate = _ADD_POWER if order and mapped is _POWER else None
+    accumulate = step(_ADD_POWER).functor if order and mapped is _POWER else None
     reduction = Reduction(add, (0,), finish, (dim,), True, order=order, accumulate=accumulate)
     return step(mapped, promotion=Promotion.DEFAULT_WIDE, reduction=reduction)
 
@@ -74,15 +73,15 @@ def _forward_steps(op: str, form: Form, is_ordered: bool) -> FusionGroup:
 
 
 def _ordered_steps(builder: GroupBuilder, op: str, dim: int, x: int) -> FusionGroup:
-    (top,) = builder.apply(step(_VALUE, reduction=replace(_TOP, dims=(dim,), keepdim=True)), [x])
+    highest = Reduction(step(_LARGER).functor, (-math.inf,), None, (dim,), True, order="any")
+    (top,) = builder.apply(step(_VALUE, reduction=highest), [x])
     if op != "_softmax":
         (total,) = builder.apply(total_function(dim, "log_softmax", _POWER), [x, top])
         return _finish_log(builder, x, top, total)
     (powers,) = builder.apply(step(_POWER, promotion=Promotion.DEFAULT_WIDE), [x, top])
-    text = "template <typename T> void finish(T sum, T& total, T& inverse) { total = sum; inverse = T(1) / sum; }"
-    sums = builder.apply(total_function(dim, "softmax", _VALUE, parse_functor(text, (), 2)), [powers])
+    sums = builder.apply(total_function(dim, "softmax", finish=step(_INVERSE, num_outputs=2).functor), [powers])
     # The maximum gives the result its dtype.
-    last = Function(_SOFTMAX, unpromoted=("power", "total", "inverse"), is_contiguous=True)
+    last = step(_SOFTMAX, unpromoted=("power", "total", "inverse"), is_contiguous=True)
     return builder.build(builder.apply(last, [top, powers, *sums]))
 
 
