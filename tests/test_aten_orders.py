@@ -182,6 +182,12 @@ def test_schedules_of_softmax_across(shape: tuple[int, ...], threads: int) -> No
     assert found == Schedule(1, threads, accumulators=1)
 
 
+@pytest.mark.parametrize(("rows", "threads"), [(3, 32), (720, 32), (736, 64), (8192, 512), (100000, 1024)])
+def test_schedules_of_losses(rows: int, threads: int) -> None:
+    found = find_schedule("nll_loss", rows_of(rows), 4, GpuSize(), is_aligned=True)
+    assert found == Schedule(threads, accumulators=1)
+
+
 def add_as_softmax_does(row: list[float], shift: int, schedule: Schedule) -> float:
     """SoftMax.cu for one row of float32, thread by thread: ilpReduce, and the sums over a block."""
     f = torch.tensor
