@@ -21,7 +21,7 @@ from fuser.cuda.aten_orders import coalesce
 from fuser.disk_cache import CacheKey
 from fuser.errors import CaptureError, NoCompileError
 from fuser.fallback import Fallback
-from fuser.function import Function
+from fuser.function import Function, Reduction
 from fuser.graph import GroupBuilder
 from fuser.kernel_spec import KernelSpec
 from fuser.layout import Shape
@@ -41,6 +41,8 @@ LONG = 1 << 20
 # in few of those that are rounded to 16 bits.
 ELEMENTS = 1 << 19
 
+# Orders (Reduction.order) of sums of exponentials.
+_OF_POWERS = ("softmax", "log_softmax")
 _NARROW = (torch.float16, torch.bfloat16)
 
 _lock = Lock()
@@ -91,8 +93,13 @@ class OrderCase:
                     _balance(x, self._dims(x.dim()), generator)
                 yield [x, *numbers]
             return
-        # In float32, too: of the same orders, and what is rounded to 16 bits hides small differences.
         tensors = self._fewer_rows()
+        if self._reductions()[0].order in _OF_POWERS:
+            # Of many powers, or what is added is one of them; and of one large one, whose logarithm is small.
+            for rise in (0.0, math.log(max(math.prod(self._reduced_sizes()), 1)) + 11):
+                yield [_draw_exponents(tensors[0], self._dims(len(tensors[0].shape))[0], rise, generator), *numbers]
+            return
+        # In float32, too: of the same orders, and what is rounded to 16 bits hides small differences.
         wide = [item._replace(dtype=torch.float32) if item.dtype in _NARROW else item for item in tensors]
         says_dtype = any(isinstance(item, str) and hasattr(torch, item) for item in self.function.form or ())
         for chosen in (tensors, tensors if says_dtype else wide):
@@ -102,10 +109,13 @@ class OrderCase:
         # What the op reduces, for a tensor of so many dimensions.
         if self.function.reduction is not None:
             return self.function.reduction.normalize_dims(rank)
+        return tuple({dim for item in self._reductions() for dim in item.normalize_dims(rank)})
+
+    def _reductions(self) -> list[Reduction]:
+        # Those of its steps whose order counts.
         steps = composite_steps(str(self.function.op), self.function.form or (), True)
         found = [item.function.reduction for item in steps.applications if item.function.reduction]
-        reductions = [item for item in found if item.order not in ANY_ORDER]
-        return tuple({dim for item in reductions for dim in item.normalize_dims(rank)})
+        return [item for item in found if item.order not in ANY_ORDER]
 
     def _reduced_sizes(self) -> Shape:
         shape = self.tensors[0].shape
@@ -210,7 +220,9 @@ def _with_sizes(desc: TensorDesc, sizes: Mapping[int, int]) -> TensorDesc:
     return desc._replace(shape=shape, strides=tuple(strides))
 
 
-def _draw(desc: TensorDesc, device: torch.device, generator: torch.Generator, offset: int = 0) -> torch.Tensor:
+def _draw(
+    desc: TensorDesc, device: torch.device, generator: torch.Generator, offset: int = 0, *, is_wide: bool = True
+) -> torch.Tensor:
     # Of many magnitudes, so that every change of the order shows. Integers are indices: 0 is one of them.
     if desc.dtype is not None and not desc.dtype.is_floating_point:
         return torch.zeros(desc.shape, dtype=desc.dtype, device=device)
@@ -219,8 +231,15 @@ def _draw(desc: TensorDesc, device: torch.device, generator: torch.Generator, of
     first, second = (
         torch.randn(max(reach + 1, 0) + offset, dtype=wide, device=device, generator=generator) for _ in range(2)
     )
-    flat = (first * torch.exp(2 * second)).to(desc.dtype)
+    flat = (first * torch.exp(2 * second) if is_wide else first).to(desc.dtype)
     return flat.as_strided(desc.shape, desc.strides, offset)
+
+
+def _draw_exponents(desc: TensorDesc, dim: int, rise: float, generator: torch.Generator) -> torch.Tensor:
+    # One element of each row is so much larger.
+    x = _draw(desc, generator.device, generator, is_wide=False)
+    place = torch.randint(x.shape[dim], x.narrow(dim, 0, 1).shape, device=x.device, generator=generator)
+    return x.scatter_add_(dim, place, torch.full_like(x.narrow(dim, 0, 1), rise))
 
 
 def _balance(x: torch.Tensor, dims: tuple[int, ...], generator: torch.Generator) -> None:
