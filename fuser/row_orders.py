@@ -7,6 +7,7 @@ reductions and fast numerics have the canonical order.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -65,9 +66,12 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
                 value = group.applications[producers[value]].tensors[0]
                 desc = values[value].desc
             source = value if value < len(group.inputs) else -1
-            order = torchs_order(item.function, desc, dims, device, source)
-            if reduction.order not in {"sum", "welford", "softmax", "log_softmax", "nll_loss"} and not are_aligned:
-                # ATen has other kernels then.
+            order = torchs_order(item.function, desc, dims, device, source, are_aligned=are_aligned)
+            given = [values[value].desc for value in item.tensors]
+            if reduction.order.startswith("batch_norm") and any(
+                own.strides != desc.strides for own in given if own.shape == desc.shape
+            ):
+                # ATen has another kernel for tensors of different layouts.
                 order = None
             if order is None:
                 error = UnsupportedError(f"op {item.function.name!r} on {desc.dtype} in torch's own order")
@@ -84,7 +88,7 @@ def order_of_section(section: Section, orders: Orders) -> RowOrder | None:
     found = next((orders[index] for index in section.applications if orders.get(index)), None)
     if found is None or found.source < 0:
         return found
-    return RowOrder(found.schedule, found.is_across, found.has_edges, section.inputs.index(found.source))
+    return replace(found, source=section.inputs.index(found.source))
 
 
 @cache
@@ -97,7 +101,13 @@ def gpu_size(device: torch.device) -> GpuSize:
 
 
 def torchs_order(
-    function: Function, desc: TensorDesc, dims: tuple[int, ...], device: torch.device, source: int
+    function: Function,
+    desc: TensorDesc,
+    dims: tuple[int, ...],
+    device: torch.device,
+    source: int,
+    *,
+    are_aligned: bool = True,
 ) -> RowOrder | None:
     """Return the order of one of torch's reductions on a device; None where it is not known.
 
@@ -107,6 +117,7 @@ def torchs_order(
         dims: along what, ascending.
         device: where.
         source: the group's input that is reduced; -1 for what would be a tensor of its own.
+        are_aligned: whether all of the group's inputs are, on which the kernels of ATen's larger ops depend.
     """
     reduction = function.reduction
     assert reduction is not None, "it is one"
@@ -124,21 +135,27 @@ def torchs_order(
         # Its vectors are not known: what few roundings differ in, no comparison shows.
         return None
     layout, size = coalesce(desc.shape, desc.strides, dims), desc.dtype.itemsize
-    # Four elements of eight bytes may lie between vectors; softmax has fewer then.
-    is_aligned = source < 0 or (desc.is_aligned and (4 * size <= VECTOR_BYTES or "softmax" in reduction.order))
-    schedule = find_schedule(reduction.order, layout, size, gpu_size(device), is_aligned=is_aligned)
+    finds_vectors, is_softmax = reduction.order in {"sum", "welford"}, "softmax" in reduction.order
+    if finds_vectors or reduction.order in {"softmax", "log_softmax"}:
+        # Four elements of eight bytes may lie between vectors; softmax has fewer then.
+        are_aligned = source < 0 or (desc.is_aligned and (4 * size <= VECTOR_BYTES or is_softmax))
+    elif is_softmax and not are_aligned:
+        return None
+    schedule = find_schedule(reduction.order, layout, size, gpu_size(device), is_aligned=are_aligned)
     if schedule is None:
         return None
+    if not (finds_vectors or is_softmax):
+        return RowOrder(schedule, not layout.is_along, is_ragged=layout.length % schedule.vector > 0)
     if schedule.vector == 1:
-        return RowOrder(schedule, is_across=not layout.is_along)
+        return RowOrder(schedule, is_across=not layout.is_along, spreads=is_softmax)
     is_aligned = source < 0 or (desc.is_aligned and schedule.vector * size <= VECTOR_BYTES)
     whole = schedule.vector * (schedule.slots if schedule.is_even else 1)
     is_whole = layout.length % whole == 0 and not any(stride % schedule.vector for _, stride in layout.kept)
     if is_aligned and is_whole:
-        return RowOrder(schedule)
+        return RowOrder(schedule, spreads=is_softmax)
     if source < 0 and not _is_stacked(layout):
         return None
-    return RowOrder(schedule, has_edges=True, source=source)
+    return RowOrder(schedule, has_edges=True, source=source, spreads=is_softmax)
 
 
 def _is_stacked(layout: Layout) -> bool:

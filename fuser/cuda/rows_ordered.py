@@ -14,7 +14,7 @@ from fuser.cuda.rows_along import AlongText
 from fuser.orders import RowOrder
 from fuser.row_parts import RowPart, RowPass
 
-__all__ = ["OrderedAlongText"]
+__all__ = ["MAX_REGISTERS", "PROCESSOR_REGISTERS", "REGISTERS", "OrderedAlongText"]
 
 # Of a processor, of a thread at most, and of one beside what it keeps of a row.
 PROCESSOR_REGISTERS, MAX_REGISTERS, REGISTERS = 65536, 255, 40
@@ -55,13 +55,22 @@ class OrderedAlongText(AlongText):
         assert loop.rows.order is not None, "it is a kernel in torch's order"
         self.order: RowOrder = loop.rows.order
         begin, end = ("head + begin", "end") if self.order.has_edges else ("begin", "length")
-        # All but the last vectors of a thread are there; of each slot, one less where rows have edges.
-        whole = _last_vectors(loop.tuning.unroll) + self.order.has_edges * self._own_slots
-        is_there = f"u < U - {whole} || " if loop.tuning.is_resident else ""
-        place = "u * N + slot" if self._has_own_slots else "u * N + t"
-        first = f"{begin} + ({'u * S * F + block * T + t' if loop.tuning.piece else place}) * V"
-        is_turn = loop.vector == 1 or (self._has_own_slots and not self._are_neighbours)
-        self._main = _Site("", "V", "U", first, f"{is_there}n < {end}", "u % A" if is_turn else "k % A")
+        # Whether a thread has what neighbours among torch's threads have, one element of each at a time.
+        self.is_wide = self.order.schedule.vector < loop.vector
+        # Of how many of torch's threads, a part of a warp apart, a thread does the work.
+        self.threads = 1 if self.is_wide else max(self.order.schedule.x * self.order.schedule.y // loop.tuning.team, 1)
+        first = f"{begin} + (u * S * F + block * T + t) * V" if loop.tuning.piece else f"{begin} + (u * T + t) * V"
+        accumulator, is_there = "k % A" if self.order.schedule.vector > 1 or self.is_wide else "u % A", ""
+        if self._spreads:
+            # All but the last vectors of a thread are there; of each slot, one less where rows have edges.
+            whole = _last_vectors(loop.tuning.unroll) + self.order.has_edges * self._own_slots
+            is_there = f"u < U - {whole} || " if loop.tuning.is_resident else ""
+            first, self.threads = f"{begin} + (u * N + slot) * V", 1
+            accumulator = "k % A" if self.is_wide else "u % A"
+        elif self.threads > 1:
+            first = "(u / Q * S + t / (X / Q) * X + u % Q * (X / Q) + t % (X / Q)) * V"
+            accumulator = "u % Q"
+        self._main = _Site("", "V", "U", first, f"{is_there}n < {end}", accumulator)
         self._sites = (_HEAD, self._main, _TAIL) if self.order.has_edges else (self._main,)
 
     def kernel(self) -> list[str]:
@@ -78,7 +87,7 @@ class OrderedAlongText(AlongText):
             "const fuser_row row = fuser_find(a, at);",
             *self._all_passes("is_row && t == 0"),
         ]
-        if self._has_own_slots and self._shares and len(self.combining) % 2:
+        if self._spreads and self._shares and len(self.combining) % 2:
             body.append("__syncthreads();")
         return [
             *self._head(),
@@ -150,20 +159,22 @@ class OrderedAlongText(AlongText):
         held = [sum(item.info.dtype.itemsize for item in items) for items in ([resident, late] if resident else read)]
         held[-1] += 4 * len(self.loop.kept)
         each = max(held)
-        accumulators = schedule.accumulators * max(len(step.accumulators) for step in self.loop.passes)
+        own = self.loop.vector if self.is_wide else max(schedule.accumulators, self.threads)
+        accumulators = own * max(len(step.accumulators) for step in self.loop.passes)
         registers = REGISTERS + accumulators + self.tuning.unroll * self.loop.vector * each // 4
         threads = block * min(registers, MAX_REGISTERS)
         blocks = max((2 * PROCESSOR_REGISTERS + threads) // (2 * threads), 1)
-        if self._has_own_slots and not resident:
+        if self._spreads and not resident:
             # What is read again is worth more threads.
             blocks = max(blocks, THREADS // block)
         head = super()._head()
         # Several threads may share a vector of torch's thread, and its accumulators; or one stands for several.
         split, count, cluster = max(schedule.vector // self.loop.vector, 1), self.tuning.cluster, ""
-        own = self._own_slots if self._has_own_slots else max(schedule.accumulators // split, 1)
+        own = self._own_slots if self._spreads else max(own // split, 1)
+        slots = "T" if self.is_wide and not self._spreads else "X * Y * B"
         head += [
-            f"  constexpr int X = {schedule.x}, Y = {schedule.y}, B = {schedule.blocks}, S = X * Y * B;",
-            f"  constexpr int F = {split}, A = {own}, E = {self._own_slots}, N = T * {count};",
+            f"  constexpr int X = {schedule.x}, Y = {schedule.y}, B = {schedule.blocks}, S = {slots};",
+            f"  constexpr int F = {split}, A = {own}, Q = {self.threads}, E = {self._own_slots}, N = T * {count};",
         ]
         if count > 1:
             cluster = f"__cluster_dims__({count}, 1, 1) "
@@ -177,29 +188,24 @@ class OrderedAlongText(AlongText):
     @property
     def _shares(self) -> bool:
         # Whether what threads have comes to one by way of shared memory.
-        return self.tuning.team > 32 or self.tuning.piece > 0 or (self._has_own_slots and self.order.schedule.y > 1)
+        return self.tuning.team > 32 or self.tuning.piece > 0 or (self._spreads and self.order.schedule.y > 1)
 
     @property
-    def _has_own_slots(self) -> bool:
+    def _spreads(self) -> bool:
         # Whether each of torch's threads is one accumulator, of which a thread may have several.
-        return self.order.schedule.accumulators == 1 and self.order.schedule.x <= 32
+        return self.order.spreads
 
     @property
     def _own_slots(self) -> int:
         # How many of them a thread has.
         threads = self.tuning.team * self.tuning.cluster
-        return self.order.schedule.slots // threads if self._has_own_slots else 1
-
-    @property
-    def _are_neighbours(self) -> bool:
-        # Whether those lie beside each other.
-        return self.order.schedule.vector < self.loop.vector
+        return self.order.schedule.slots // threads if self._spreads else 1
 
     def _waiting(self) -> list[str]:
         # A place in shared memory for each thread, where those of a row are of several warps.
         if not self._shares or not self.combining:
             return []
-        buffers, places = ("[2]", "Y") if self._has_own_slots else ("", "T")
+        buffers, places = ("[2]", "Y") if self._spreads else ("", "T")
         if self.order.schedule.is_serial:
             places = "A * T + Y"
         most = f"sizeof(fuser_pass{self.combining[0]}::part)"
@@ -274,28 +280,35 @@ class OrderedAlongText(AlongText):
         if step.accumulators:
             shared = "nullptr"
             if self._shares:
-                buffer = f"[{self.combining.index(level) % 2}]" if self._has_own_slots else ""
+                buffer = f"[{self.combining.index(level) % 2}]" if self._spreads else ""
                 shared = f"reinterpret_cast<{kind}::part*>(shared{buffer}[threadIdx.x / T])"
-            if self._has_own_slots:
-                # Until the other blocks have begun.
-                lines += ["  fuser_wait();"] * (self.tuning.cluster > 1 and level == self.combining[0])
-                is_serial, are_neighbours = (
-                    str(item).lower() for item in (self.order.schedule.is_serial, self._are_neighbours)
-                )
-                rank, name = "rank" if self.tuning.cluster > 1 else "0", "own"
-                how = f"X, Y, {self.tuning.cluster}, {is_serial}, {are_neighbours}"
-                if step.is_free:
-                    lines.append(f"  {kind}::part all[1] = {{fuser_join<1>(pass{level}, own)}};")
-                    side = min(self.tuning.team, 32)
-                    how, name = f"{side}, N / {side}, {self.tuning.cluster}, false, false", "all"
-                lines.append(f"  total{level} = fuser_unite<{how}>(pass{level}, {name}, {shared}, {rank});")
+            if self._spreads:
+                lines += self._unite(level, step, shared)
+            elif self.is_wide:
+                lines.append(f"  total{level} = fuser_halve_wide<X, Y, V>(pass{level}, own, {shared});")
             else:
-                lines += [
-                    f"  own[0] = fuser_join<F>(pass{level}, own);",
-                    f"  total{level} = fuser_halve_team<X, Y, F>(pass{level}, own[0], {shared});",
-                ]
+                join = (
+                    f"fuser_halve_own<Q>(pass{level}, own)" if self.threads > 1 else f"fuser_join<F>(pass{level}, own)"
+                )
+                lines.append(f"  own[0] = {join};")
+                lines.append(f"  total{level} = fuser_halve_team<X / Q, Y, F>(pass{level}, own[0], {shared});")
             lines.append("}")
         return lines
+
+    def _unite(self, level: int, step: RowPass, shared: str) -> list[str]:
+        # What threads have of their slots becomes one, in all blocks that share a row.
+        count, part = self.tuning.cluster, f"fuser_pass{level}::part"
+        is_serial, is_wide = (str(item).lower() for item in (self.order.schedule.is_serial, self.is_wide))
+        how, own, lines = f"X, Y, {count}, {is_serial}, {is_wide}", "own", list[str]()
+        if count > 1 and level == self.combining[0]:
+            # Until the other blocks have begun.
+            lines.append("  fuser_wait();")
+        if step.is_free:
+            side = min(self.tuning.team, 32)
+            how, own = f"{side}, N / {side}, {count}, false, false", "all"
+            lines.append(f"  {part} all[1] = {{fuser_join<1>(pass{level}, own)}};")
+        rank = "rank" if count > 1 else "0"
+        return [*lines, f"  total{level} = fuser_unite<{how}>(pass{level}, {own}, {shared}, {rank});"]
 
     def _in_turns(self, step: RowPass, element: RowPart, late: list[Operand]) -> list[str]:
         # What stays in registers beside what does not: a few vectors at a time.
@@ -324,7 +337,8 @@ class OrderedAlongText(AlongText):
         return f"fuser_vector<{item.info.storage}, {vector}> {item.name}{site.suffix}[{count or site.unroll}];"
 
     def _find(self, site: _Site) -> list[str]:
-        return [f"const fuser_index n = {site.first};", f"const int left = {site.is_there} ? {site.vector} : 0;"]
+        left = "(length - n < V ? static_cast<int>(length - n) : V)" if self._is_ragged else site.vector
+        return [f"const fuser_index n = {site.first};", f"const int left = {site.is_there} ? {left} : 0;"]
 
     def _load_at(self, inputs: list[Operand], site: _Site, *, declares: bool = False) -> list[str]:
         if not inputs:
@@ -340,9 +354,13 @@ class OrderedAlongText(AlongText):
             return ["fuser_index rest = n;", *self.split("rest", self.reduced)]
         return ["const fuser_index i0 = n;"]
 
+    @property
+    def _is_ragged(self) -> bool:
+        return self.order.is_ragged or (self.is_wide and not self.tuning.multiple)
+
     def _is_scattered(self, site: _Site) -> bool:
         # Whether a vector may go on along another dimension.
-        return len(self.reduced) > 1 and site.vector == "V" and self.loop.vector > 1
+        return len(self.reduced) > 1 and site.vector == "V" and self.loop.vector > 1 and not self.tuning.multiple
 
     def _lookup(self, item: Operand) -> str:
         # Where the elements of a scattered vector are.
@@ -379,6 +397,10 @@ class OrderedAlongText(AlongText):
                 known[item.variable] = f"fuser_to_compute({vector}[{'k' if item.inner else '0'}])"
         for name in [item.name for item in step.accumulators]:
             known |= {f"{side}{name}": f"own[{site.accumulator}].m{name}" for side in "lm"}
+        if self.tuning.is_resident and not self.order.has_edges:
+            # A constant, once the loops are unrolled: what is divided by it is not divided then.
+            number = "u / Q * V + k" if self.threads > 1 else "(u * V + k) / A"
+            known |= {f"l{item.name}": f"{item.type}({number})" for item in step.accumulators if item.is_count}
         kept = [name for name in element.writes if name[0] == "k"]
         names = {f"v{name[1:]}": f"{name}{site.suffix}[u][k]" for name in self.loop.kept if name not in kept}
         known |= {name: f"fuser_to_compute({text})" for name, text in names.items()}
@@ -392,6 +414,7 @@ class OrderedAlongText(AlongText):
             *outside,
             "#pragma unroll",
             f"for (int k = 0; k < {site.vector}; ++k) {{",
+            *(["  if (k >= left) break;"] if self._is_ragged else []),
             *indent(inside),
             "}",
             *stores,
