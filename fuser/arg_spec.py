@@ -36,7 +36,6 @@ __all__ = ["DescribedValue", "build_arg_spec", "rounds_between"]
 
 # Rows of fewer elements than this are not worth a loop of their own on the CPU, reduced or not.
 CPU_SHORT_ROW = 32
-KEPT_ELEMENTS = 128
 # Elements of a row, or of as many as are computed side by side, of which values may be kept from pass to pass.
 MAX_KEPT = 1 << 17
 # Shared memory of a block where the device is not here to be asked, and how much of it is not for rows.
@@ -183,9 +182,7 @@ def _walk_rows(
         else:
             limits = _row_limits(operands[0].device)
             walk = plan_ordered_walk(group, space, spec, values, sizes, aligned, limits.clusters)
-        return walk, replace(
-            spec, keeps=walk.tuning.is_resident and (order is None or walk.vector * walk.tuning.unroll <= KEPT_ELEMENTS)
-        )
+        return walk, replace(spec, keeps=walk.tuning.is_resident)
     # Rows of a few elements are better computed side by side, too.
     is_short = space.sizes[0] < CPU_SHORT_ROW <= space.sizes[space.reduced]
     is_across = is_across or is_short

@@ -249,7 +249,7 @@ def _draw(
 
 def _draw_exponents(desc: TensorDesc, dim: int, rise: float, generator: torch.Generator) -> torch.Tensor:
     # One element of each row is so much larger.
-    x = _draw(desc, generator.device, generator, is_wide=False)
+    x = _draw(desc, generator.device, generator, int(not desc.is_aligned), is_wide=False)
     place = torch.randint(x.shape[dim], x.narrow(dim, 0, 1).shape, device=x.device, generator=generator)
     return x.scatter_add_(dim, place, torch.full_like(x.narrow(dim, 0, 1), rise))
 

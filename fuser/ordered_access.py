@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from math import prod
 
@@ -26,12 +27,12 @@ MAX_UNROLL = 8
 SHARED_BYTES, ACCUMULATOR_BYTES = 48 * 1024, 8
 # Bytes of a row that one of torch's threads keeps alone, and how many do it together otherwise.
 WARP, SPLIT_BYTES, MAX_SPLIT = 32, 256, 4
-# Where torch's threads have one accumulator each: bytes, and elements, of all that a thread stands for; elements where
-# a warp has a row; of a block that could share its row, threads at least and at most, and bytes of the row.
-MOST_BYTES, ENOUGH_ELEMENTS, FEW_ELEMENTS = 256, 32, 8
+# Where a thread may have several of torch's: bytes of all that it stands for, and elements at least and at most;
+# elements where a warp has a row; of a block that could share its row, threads at least and at most, and bytes of it.
+SPREAD_BYTES, LEAST_ELEMENTS, MOST_ELEMENTS, FEW_ELEMENTS = 128, 32, 64, 8
 LEAST_TEAM, MOST_TEAM, CLUSTER_BYTES = 64, 256, 1 << 16
 # Bytes of a row that a thread reads at once where a later pass needs part of them.
-EARLY_BYTES = 256
+EARLY_BYTES = 512
 # Threads that a GPU wants.
 ENOUGH_THREADS = 1 << 16
 # Of columns of which torch's threads take neighbouring elements: bytes of a row that a block reads, threads in all
@@ -81,16 +82,18 @@ def plan_ordered_walk(
         vector, tuning = _across(
             space, rows, max(own), order, is_one_pass=is_one_pass, accumulators=count_accumulators(group)
         )
-    else:
-        vector, tuning = _along(space, rows, own, order, clusters)
+    elif order.spreads:
+        kept_bytes = 4 if _keeps(group, rows) else 0
+        vector, tuning = _spread(space, rows, own, order, kept_bytes, clusters)
         # What later passes read of every row does not wait for the first one, if there is room.
-        late = [
-            slot for slot in moving if slot >= len(group.outputs) and slot not in slots and _is_own(space, rows, slot)
-        ]
-        wider, other = _along(space, rows, [*own, *(itemsizes[slot] for slot in late)], order, clusters)
-        each = other.unroll * wider * sum(itemsizes[slot] for slot in (*slots, *late))
-        if late and other.is_resident and each <= EARLY_BYTES:
+        late = [slot for slot in moving if slot >= len(group.outputs) and slot not in slots]
+        late = [slot for slot in late if _is_own(space, rows, slot)]
+        wide = [*own, *(itemsizes[slot] for slot in late)]
+        wider, other = _spread(space, rows, wide, order, kept_bytes, clusters)
+        if late and other.is_resident and other.unroll * wider * sum(wide) <= EARLY_BYTES:
             early, vector, tuning = late, wider, other
+    else:
+        vector, tuning = _along(space, rows, own, order)
     widths = {slot: dense_width(space.strides[slot], rows.inner, itemsizes[slot], aligned[slot]) for slot in moving}
     if order.has_edges:
         # Rows begin anywhere, vectors where those of the source are aligned.
@@ -129,12 +132,8 @@ def _read_first(group: FusionGroup) -> set[int]:
     return found
 
 
-def _along(
-    space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order: RowOrder, clusters: int
-) -> tuple[int, Tuning]:
+def _along(space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order: RowOrder) -> tuple[int, Tuning]:
     bytes_per_element = sum(itemsizes)
-    if order.spreads:
-        return _spread(space, rows, itemsizes, order, clusters)
     schedule = order.schedule
     team, vector = schedule.x * schedule.y, schedule.vector
     length, multiple = prod(space.sizes[: rows.reduced]), 0
@@ -175,14 +174,46 @@ def _along(
     return vector, Tuning(block=block, unroll=unroll, team=team, piece=piece, multiple=multiple)
 
 
+def _keeps(group: FusionGroup, rows: RowSpec) -> bool:
+    # Whether what a reduction adds up is made of what another one came to, and needed again.
+    levels = reduction_levels(group)
+    uses = Counter(value for item in group.applications for value in item.tensors)
+    added = {value for item in group.applications if item.function.reduction for value in item.tensors}
+    return any(levels[value] and not rows.is_row[value] and uses[value] > 1 for value in added)
+
+
 def _spread(
-    space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order: RowOrder, clusters: int
+    space: IterationSpace,
+    rows: RowSpec,
+    itemsizes: Sequence[int],
+    order: RowOrder,
+    kept_bytes: int,
+    clusters: int,
 ) -> tuple[int, Tuning]:
+    # ``kept_bytes``: of what takes the place of an element between passes.
     schedule, length, bytes_per_element = order.schedule, prod(space.sizes[: rows.reduced]), sum(itemsizes)
+    vector, team, cluster = schedule.vector, schedule.slots, 1
     # Vectors of one of torch's threads; of even ones the last is whole, too.
-    whole = schedule.vector * schedule.slots
+    whole = vector * schedule.slots
     steps = length // whole if schedule.is_even else -(-length // whole)
-    vector, team, cluster = _own_slots(schedule, length, steps, itemsizes, clusters)
+    each = max(steps, 1) * vector
+    most = min(max(SPREAD_BYTES // max(bytes_per_element, kept_bytes), LEAST_ELEMENTS), MOST_ELEMENTS)
+    if vector == 1:
+        # Neighbours, whose elements come with one access: a word at least, and not too many.
+        least = 4 // min(itemsizes) if each <= LEAST_ELEMENTS else 1
+        widest = min(VECTOR_BYTES // max(itemsizes), schedule.x, max(most // each, least))
+        while 2 * vector <= widest and length % (2 * vector) == 0:
+            vector, team, each = 2 * vector, team // 2, 2 * each
+    if vector == schedule.vector:
+        # Others, as far apart as there are threads. Warps stay whole, but for rows of a single one.
+        least = 1 if schedule.y == 1 else LEAST_TEAM
+        while team > least and 2 * each <= (most if schedule.y > 1 else FEW_ELEMENTS):
+            team, each = team // 2, 2 * each
+    # Blocks share a row that fills a processor's registers, if warps of theirs have slots of their own.
+    is_large = schedule.y > 1 and each * team * bytes_per_element > CLUSTER_BYTES
+    while is_large and cluster < clusters and team > LEAST_TEAM:
+        cluster, team = cluster * 2, team // 2
+        is_large = each * team * bytes_per_element > CLUSTER_BYTES or team > MOST_TEAM
     threads = team * cluster
     steps = steps * (schedule.slots // threads) if schedule.is_even else -(-length // (threads * vector))
     block = max(team, BLOCK) if cluster == 1 else team
@@ -194,32 +225,6 @@ def _spread(
     # What is read again comes from as many threads as there are.
     unroll = min(max(IN_FLIGHT_BYTES // (2 * vector * bytes_per_element), 1), MAX_UNROLL)
     return vector, Tuning(block=max(threads, BLOCK), unroll=1 << unroll.bit_length() - 1, team=threads)
-
-
-def _own_slots(
-    schedule: Schedule, length: int, steps: int, itemsizes: Sequence[int], clusters: int
-) -> tuple[int, int, int]:
-    # Where each of torch's threads is one accumulator: elements of a vector, threads of a block, and blocks of a row.
-    vector, team, cluster = schedule.vector, schedule.slots, 1
-    each, bytes_per_element = max(steps, 1) * vector, sum(itemsizes)
-    most = min(MOST_BYTES // bytes_per_element, ENOUGH_ELEMENTS)
-    if vector == 1:
-        # Neighbours, whose elements come with one access: a word at least, and not too many.
-        least = 4 // min(itemsizes) if each <= ENOUGH_ELEMENTS else 1
-        widest = min(VECTOR_BYTES // max(itemsizes), schedule.x, max(most // each, least))
-        while 2 * vector <= widest and length % (2 * vector) == 0:
-            vector, team = 2 * vector, team // 2
-    if vector == schedule.vector:
-        # Others, as far apart as there are threads. Warps stay whole, but for rows of a single one.
-        least = 1 if schedule.y == 1 else LEAST_TEAM
-        while team > least and 2 * each <= (most if schedule.y > 1 else FEW_ELEMENTS):
-            team, each = team // 2, 2 * each
-    # Blocks share a row that fills a processor's registers, if warps of theirs have slots of their own.
-    is_large = schedule.y > 1 and each * team * bytes_per_element > CLUSTER_BYTES
-    while is_large and cluster < clusters and team > LEAST_TEAM:
-        cluster, team = cluster * 2, team // 2
-        is_large = each * team * bytes_per_element > CLUSTER_BYTES or team > MOST_TEAM
-    return vector, team, cluster
 
 
 def _across(

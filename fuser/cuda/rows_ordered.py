@@ -38,13 +38,22 @@ class _Site:
     is_there: str
     # Which accumulator the k-th element of it goes to.
     accumulator: str
+    # Whether there is any.
+    is_any: str = ""
+
+    def guarded(self, lines: list[str]) -> list[str]:
+        """Return lines that run where there is any."""
+        return [f"if ({self.is_any}) {{", *indent(lines), "}"] if self.is_any else lines
 
 
 _HEAD = _Site(
-    "_head", "1", "E", "u * N + slot - shift",
-    "shift > 0 && t % F == 0 && u * N + slot >= shift && u * N + slot < H", "u % E",
+    "_head", "1", "E", "u * N + slot - shift", "t % F == 0 && u * N + slot >= shift && u * N + slot < H", "u % E",
+    "shift > 0",
 )  # fmt: skip
-_TAIL = _Site("_tail", "1", "((R - 1) / S + 1) * E", "end + u * N + slot", "t % F == 0 && n < length", "u % E")
+_TAIL = _Site(
+    "_tail", "1", "((R - 1) / S + 1) * E", "end + u * N + slot", "t % F == 0 && n < length", "u % E",
+    "end + slot < length",
+)  # fmt: skip
 
 
 class OrderedAlongText(AlongText):
@@ -264,11 +273,12 @@ class OrderedAlongText(AlongText):
         late = [item for item in self._inputs(element) if item not in self._resident()]
         inside = ["constexpr fuser_index begin = 0;"] if self.tuning.is_resident else []
         if level == 0 and self.tuning.is_resident:
-            inside += [line for site in self._sites for line in self._load_at(self._resident(), site)]
+            for site in self._sites:
+                inside += site.guarded(self._load_at(self._resident(), site))
         for site in self._sites:
             own = [*self._load_at(late, site, declares=True), *self._compute_at(step, element, site)]
             if site is not self._main:
-                own = ["{", *indent(own), "}"]
+                own = site.guarded(own)
             elif not self.tuning.is_resident:
                 stop = "end - head" if self.order.has_edges else "length"
                 chunk = "S * F" if self.tuning.piece else "N"
