@@ -36,6 +36,8 @@ __all__ = ["DescribedValue", "build_arg_spec", "rounds_between"]
 
 # Rows of fewer elements than this are not worth a loop of their own on the CPU, reduced or not.
 CPU_SHORT_ROW = 32
+# Half a vector.
+CPU_FEW_COLUMNS_BYTES = 32
 # Elements of a row, or of as many as are computed side by side, of which values may be kept from pass to pass.
 MAX_KEPT = 1 << 17
 # Shared memory of a block where the device is not here to be asked, and how much of it is not for rows.
@@ -185,9 +187,12 @@ def _walk_rows(
         return walk, replace(spec, keeps=walk.tuning.is_resident)
     # Rows of a few elements are better computed side by side, too.
     is_short = space.sizes[0] < CPU_SHORT_ROW <= space.sizes[space.reduced]
-    is_across = is_across or is_short
+    # And columns are better walked down one after another where they are too few for vectors across them.
+    narrowest = min(item.dtype.itemsize for item in operands if item.dtype is not None)
+    is_few = space.sizes[space.reduced] * narrowest < CPU_FEW_COLUMNS_BYTES
+    is_across = ((is_across and not is_few) or is_short) if order is None else order.is_across
     kept = math.prod(space.sizes[: space.reduced]) * (CPU_LANES if is_across else 1)
-    return Walk(space), RowSpec(space.reduced, rows.is_row, is_across, keeps=kept <= MAX_KEPT)
+    return Walk(space), RowSpec(space.reduced, rows.is_row, is_across, kept <= MAX_KEPT, order)
 
 
 @cache

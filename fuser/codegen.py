@@ -14,6 +14,7 @@ from functools import cached_property
 import torch
 
 from fuser.access import DEFAULT_TUNING, SINGLE, Access, Tuning
+from fuser.cxx.brief import shorten_exp
 from fuser.cxx.division import guard_divisions
 from fuser.cxx.functor import Functor
 from fuser.dtypes import DTypeInfo, dtype_info
@@ -177,6 +178,8 @@ class Dialect:
     # Whether the compiler contracts multiply-adds behind the back of fuser_isolate, so that values which cross from one
     # functor to the next are combined with a zero that it cannot see (fuser_cross).
     crosses_with_zero: bool = False
+    # Whether its prelude has an exponential whose last bits are wrong.
+    has_brief_exp: bool = False
     # Whether an integer divided by zero ends the process.
     traps_on_division: bool = False
 
@@ -250,6 +253,8 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
         # None of torch's ops divides integers.
         own = {functor for item in group.applications if item.function.op is None for functor in item.function.functors}
         functors = tuple(guard_divisions(functor) if functor in own else functor for functor in functors)
+    if dialect.has_brief_exp and args.numerics == "fast" and all(_is_narrow(typing, value) for value in group.outputs):
+        functors = tuple(map(shorten_exp, functors))
     numbers = tuple((index, item.number) for index, item in enumerate(args.inputs) if item and item.number)
     operands = _list_operands(group, args, typing)
     writer = ElementWriter(group, args, typing, functors, crosses_with_zero=dialect.crosses_with_zero)
@@ -300,6 +305,10 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
         positions=args.positions,
         chunk=body.chunk if isinstance(body, Loop) else 0,
     )
+
+
+def _is_narrow(typing: Typing, value: int) -> bool:
+    return dtype_info(typing.values[value]).is_narrow
 
 
 def _build_loop(

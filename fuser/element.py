@@ -36,6 +36,8 @@ class ElementWriter:
         # Whether some statement uses the zero; known when they are written.
         self.has_zero = False
         self.barriers = 0
+        # Applications that divide by what their row has: which tensor, and what divides it.
+        self.quotients: dict[int, tuple[int, str]] = {}
         # C++ type of each value inside the element function.
         self.types: dict[int, str] = {}
         # The outputs that are written where they are computed.
@@ -88,6 +90,9 @@ class ElementWriter:
         names = [f"r{value}" for value in values]
         others = [dtype_info(self.typing.values[value]).compute for value in values]
         call, results, declarations = self.call(index, function.functor, operands, names, others)
+        if index in self.quotients:
+            slot, divisor = self.quotients[index]
+            call = f"{divisor}({operands[slot]}, is_exact)"
         lines += declarations
         if results:
             lines.append(f"{call};")

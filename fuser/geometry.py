@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 # Pieces of a row that are folded at a time, at least: as the prelude's fuser_turn.
-TURN = 64
+TURN = 128
 # What a grid has at most; blocks with more to do go round.
 MAX_GRID = 2**31 - 1
 # Offsets up to here fit an int with room for one block's worth of threads.

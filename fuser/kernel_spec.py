@@ -106,6 +106,11 @@ class RowSpec:
         """The dimension along which neighbours are computed side by side."""
         return self.reduced if self.is_across else 0
 
+    @property
+    def adds(self) -> bool:
+        """Whether what computes an element adds it to what a thread has of its row."""
+        return self.order is not None and not self.order.is_cascade
+
 
 @dataclass(frozen=True, slots=True)
 class ArgSpec:

@@ -69,8 +69,10 @@ class OrderCase:
 
     def cache_key(self) -> CacheKey:
         """Under which the verdict is kept: of sizes, only the length of rows is part of it."""
-        properties: Any = torch.cuda.get_device_properties(self.device)
-        device = (properties.name, str((properties.major, properties.minor)), str(properties.multi_processor_count))
+        device: tuple[str, ...] = ("cpu", torch.backends.cpu.get_cpu_capability(), str(torch.get_num_threads()))
+        if self.device.type == "cuda":
+            properties: Any = torch.cuda.get_device_properties(self.device)
+            device = (properties.name, str((properties.major, properties.minor)), str(properties.multi_processor_count))
         form = replace(self.function, reduction=None) if self.function.reduction else self.function
         # What has several steps may have another kernel from any length on, and for any sizes that make it.
         sizes = self._reduced_sizes()
@@ -188,7 +190,7 @@ def is_kept(case: OrderCase, run: Run) -> bool:
         payload = disk_cache.read(key)
         verdict = payload == b"1" if payload in (b"0", b"1") else None
     if verdict is None:
-        if torch.cuda.is_current_stream_capturing():
+        if case.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             name = case.function.name
             raise CaptureError(f"{name!r} was not compared with torch's kernel before this CUDA graph: call it once")
         try:
@@ -207,8 +209,8 @@ def _compare(case: OrderCase, run: Run) -> bool:
     with (
         _disable_current_modes(),
         torch.no_grad(),
-        torch.autocast("cuda", enabled=False),
-        torch.cuda.device(case.device),
+        torch.autocast(case.device.type, enabled=False),
+        torch.cuda.device(case.device if case.device.type == "cuda" else -1),
     ):
         generator = torch.Generator(case.device).manual_seed(0)
         return all(

@@ -29,16 +29,17 @@ SHARED_BYTES, ACCUMULATOR_BYTES = 48 * 1024, 8
 WARP, SPLIT_BYTES, MAX_SPLIT = 32, 256, 4
 # Where a thread may have several of torch's: bytes of all that it stands for, and elements at least and at most;
 # elements where a warp has a row; of a block that could share its row, threads at least and at most, and bytes of it.
-SPREAD_BYTES, LEAST_ELEMENTS, MOST_ELEMENTS, FEW_ELEMENTS = 128, 32, 64, 8
+SPREAD_BYTES, LEAST_SPREAD, MOST_SPREAD, FEW_ELEMENTS = 128, 32, 64, 8
 LEAST_TEAM, MOST_TEAM, CLUSTER_BYTES = 64, 256, 1 << 16
 # Bytes of a row that a thread reads at once where a later pass needs part of them.
 EARLY_BYTES = 512
-# Threads that a GPU wants.
-ENOUGH_THREADS = 1 << 16
-# Of columns of which torch's threads take neighbouring elements: bytes of a row that a block reads, threads in all
-# below which each has more in flight, blocks that a GPU wants, and elements for which it is worth to clear what they
-# share.
-SEGMENT, FEW_THREADS, ENOUGH_BLOCKS, MANY_ELEMENTS = 128, 8192, 256, 1 << 22
+# Bytes that a thread reads which does the work of several of torch's.
+WARP_BYTES = 64
+# Threads that a GPU wants, elements that one keeps where each takes its time, and bytes that no access should be below.
+ENOUGH_THREADS, MOST_ELEMENTS, WORD = 1 << 16, 32, 4
+# Of columns whose elements torch's threads take in runs: bytes of a row that a block reads, threads in all up to which
+# each has more in flight, blocks that a GPU wants, and elements for which it is worth to clear what they share.
+SEGMENT, FEW_THREADS, ENOUGH_BLOCKS, MANY_ELEMENTS = 128, 1 << 14, 256, 1 << 21
 
 
 def plan_ordered_walk(
@@ -136,13 +137,10 @@ def _along(space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order
     bytes_per_element = sum(itemsizes)
     schedule = order.schedule
     team, vector = schedule.x * schedule.y, schedule.vector
-    length, multiple = prod(space.sizes[: rows.reduced]), 0
+    length, multiple, most = prod(space.sizes[: rows.reduced]), 0, KEPT_BYTES // bytes_per_element
     if schedule == Schedule(WARP, schedule.y, accumulators=1):
         # Of threads that take one element each, one does what neighbours do.
-        vector = VECTOR_BYTES // max(itemsizes)
-        count = prod(space.sizes[rows.reduced :])
-        while vector > 1 and (count * team < ENOUGH_THREADS * vector or (rows.reduced > 1 and space.sizes[0] % vector)):
-            vector //= 2
+        vector, most = _neighbours(space, rows, max(itemsizes), team), min(most, MOST_ELEMENTS)
         team, multiple = team // vector, 0 if length % vector or vector == 1 else vector
     steps = -(-length // (vector * team * schedule.blocks))
     may_split = schedule.accumulators == vector and team == WARP
@@ -153,13 +151,13 @@ def _along(space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order
         while vector > least and team < MAX_SPLIT * WARP and steps * vector * bytes_per_element > SPLIT_BYTES // 2:
             vector, team = vector // 2, team * 2
     threads = team // WARP
-    if schedule.vector > 1 == schedule.accumulators and threads * steps * vector * bytes_per_element <= SPLIT_BYTES:
+    if schedule.vector > 1 == schedule.accumulators and threads * steps * vector * bytes_per_element <= WARP_BYTES:
         # A warp does what several of torch's do, as far as its threads can keep what they read.
         team = WARP
     else:
         threads = 1
     block = max(team, BLOCK) if schedule.blocks == 1 else team
-    most = min(KEPT_BYTES, BLOCK_BYTES // block) // (vector * bytes_per_element)
+    most = min(most, BLOCK_BYTES // block // bytes_per_element) // vector
     if steps <= most and schedule.blocks == 1:
         # In eight sizes to a power of two.
         step = max((1 << max(steps - 1, 0).bit_length()) // 8, 1)
@@ -197,10 +195,10 @@ def _spread(
     whole = vector * schedule.slots
     steps = length // whole if schedule.is_even else -(-length // whole)
     each = max(steps, 1) * vector
-    most = min(max(SPREAD_BYTES // max(bytes_per_element, kept_bytes), LEAST_ELEMENTS), MOST_ELEMENTS)
+    most = min(max(SPREAD_BYTES // max(bytes_per_element, kept_bytes), LEAST_SPREAD), MOST_SPREAD)
     if vector == 1:
         # Neighbours, whose elements come with one access: a word at least, and not too many.
-        least = 4 // min(itemsizes) if each <= LEAST_ELEMENTS else 1
+        least = 4 // min(itemsizes) if each <= LEAST_SPREAD else 1
         widest = min(VECTOR_BYTES // max(itemsizes), schedule.x, max(most // each, least))
         while 2 * vector <= widest and length % (2 * vector) == 0:
             vector, team, each = 2 * vector, team // 2, 2 * each
@@ -227,6 +225,20 @@ def _spread(
     return vector, Tuning(block=max(threads, BLOCK), unroll=1 << unroll.bit_length() - 1, team=threads)
 
 
+def _neighbours(space: IterationSpace, rows: RowSpec, itemsize: int, team: int) -> int:
+    # How many of torch's ``team`` threads, which take one element each, are one of ours.
+    length, count = prod(space.sizes[: rows.reduced]), prod(space.sizes[rows.reduced :])
+    vector = widest = VECTOR_BYTES // itemsize
+    while vector * itemsize > WORD and length * vector > MOST_ELEMENTS * team:
+        vector //= 2
+    if length * vector > MOST_ELEMENTS * team:
+        # Too long to be kept.
+        vector = widest
+    while vector > 1 and (count * team < ENOUGH_THREADS * vector or (rows.reduced > 1 and space.sizes[0] % vector)):
+        vector //= 2
+    return vector
+
+
 def _across(
     space: IterationSpace, rows: RowSpec, itemsize: int, order: RowOrder, *, is_one_pass: bool, accumulators: int
 ) -> tuple[int, Tuning]:
@@ -237,7 +249,10 @@ def _across(
     if order.schedule.vector > 1:
         # Few threads: more elements of each are in flight, and they spread over many blocks.
         unroll = order.schedule.vector
-        if vector > 1 and width // vector * threads < FEW_THREADS:
+        while width % vector:
+            # Neighbouring threads read neighbours, where one cannot.
+            vector //= 2
+        if vector > 1 and width // vector * threads <= FEW_THREADS:
             vector, unroll = vector // 2, 2 * unroll
         team = min(SEGMENT // (vector * itemsize), WARP) if threads > 1 else WARP
         team = min(team, 1 << max(-(-width // vector) - 1, 0).bit_length())

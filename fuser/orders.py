@@ -16,12 +16,12 @@ ANY_ORDER = frozenset(("any", "pick"))
 KEPT_ORDERS: dict[str, frozenset[str]] = {
     "cuda": frozenset(
         (
-            *ANY_ORDER, "sum", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx", "gamma_beta",
-            "batch_norm", "batch_norm_sums", "group_norm", "group_norm_sums", "group_norm_batch", "softmax",
-            "log_softmax", "softmax_backward", "log_softmax_backward", "nll_loss",
+            *ANY_ORDER, "sum", "norm", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx",
+            "gamma_beta", "batch_norm", "batch_norm_sums", "group_norm", "group_norm_sums", "group_norm_batch",
+            "softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "nll_loss",
         )
     ),
-    "cpu": frozenset(),
+    "cpu": frozenset(("sum",)),
 }  # fmt: skip
 # Those of what is added up across the rows of an op.
 COLUMN_ORDERS = frozenset({"gamma_beta", "group_norm_batch", "batch_norm", "batch_norm_sums"})
@@ -72,3 +72,6 @@ class RowOrder:
     source: int = -1
     # Whether a thread may have any slots, in any of several blocks: they come to plain sums, one of each.
     spreads: bool = False
+    # Whether it is that of the CPU (fuser.cpu.rows_ordered): of vectors of ``schedule.x`` lanes, to each of which
+    # ``schedule.vector`` elements are added together.
+    is_cascade: bool = False

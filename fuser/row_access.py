@@ -29,10 +29,14 @@ KEPT_ELEMENTS = 64
 LONG_SHARE = 32
 # Rows of so many elements are short.
 SHORT_ROW = 256
-# Fewer blocks leave some of a large GPU's processors idle: they share rows then.
+# Fewer blocks leave some of a large GPU's processors idle: they share rows then. Of those that have rows side by side
+# this many run at a time.
 ENOUGH_BLOCKS = 512
+ENOUGH_TILES = 256
 # Elements of a row that a block takes at least.
 SHORTEST_PIECE = 512
+# Bytes that a thread reads side by side where its rows are neighbours.
+IN_FLIGHT_BYTES = 128
 # Accumulators that wait in shared memory for the other threads of a block; a few bytes each.
 MAX_WAITING = 2048
 
@@ -81,7 +85,8 @@ def plan_row_walk(
     vector = min(vector, _above(space.sizes[inner]))
     may_share, accumulators = _is_one_pass(group, rows), count_accumulators(group)
     if rows.is_across:
-        vector, tuning = _across(space, rows, vector, accumulators, may_share=may_share)
+        read_bytes = sum(itemsizes[slot] for slot in moving if slot >= len(group.outputs) and not is_row[slot])
+        vector, tuning = _across(space, rows, vector, accumulators, read_bytes, may_share=may_share)
     else:
         # A short row of whole vectors is worth shorter ones.
         length, half = prod(space.sizes[: rows.reduced]), vector // 2
@@ -137,11 +142,12 @@ def _along(
 ) -> Tuning:
     length = prod(space.sizes[: rows.reduced])
     if may_share and length > 2 * BATCH and prod(space.sizes[rows.reduced :]) < ENOUGH_BLOCKS:
-        unroll = min(max(VECTOR_BYTES // vector, 4), 8)
-        team = BATCH // (vector * unroll)
-        if team * accumulators <= MAX_WAITING:
+        # What batches come to is added by one thread, and the more of them wait for it the better.
+        team = min(MAX_BLOCK, BATCH // (2 * vector), _below(MAX_WAITING // accumulators))
+        unroll = BATCH // (vector * team)
+        if unroll <= MAX_UNROLL and team >= WARP:
             batches = -(-length // BATCH) * prod(space.sizes[rows.reduced :])
-            several = min(_below(batches // (4 * ENOUGH_BLOCKS)), 8)
+            several = min(_below(batches // (8 * ENOUGH_BLOCKS)), 8)
             return Tuning(block=team, unroll=unroll, team=team, piece=several * BATCH)
     most = _below(KEPT_BYTES // max(vector * bytes_per_element, 1))
     # What there is per element between passes takes registers, too; a single pass wants many threads.
@@ -156,17 +162,21 @@ def _along(
     # The fewer threads of a row wait for each other, the better, and the fewer have nothing to do.
     unroll = min((most, max(most // 2, 1)), key=lambda unroll: unroll * _team(steps, unroll))
     team = _team(steps, unroll)
-    # Where a thread has much to do, other blocks have to fill its pauses: those of clusters are shorter.
-    is_long = unroll * vector > LONG_SHARE and limits.clusters > 1
-    if team <= (MAX_BLOCK // 2 if may_share else MAX_BLOCK // 4 if is_long else MAX_BLOCK):
-        return Tuning(block=team, unroll=unroll, team=team, is_resident=True)
+    alone = Tuning(block=team, unroll=unroll, team=team, is_resident=True)
+    if team <= (MAX_BLOCK // 2 if may_share else MAX_BLOCK // 4):
+        return alone
     if not may_share:
-        # Blocks of a cluster have whole batches each, the fewer the better, but several warps.
+        # Other blocks have to fill a block's pauses: those of clusters are shorter. They have whole batches each, the
+        # fewer the better, but several warps; few threads of a light block have nothing to do.
+        is_long = unroll * vector > LONG_SHARE and limits.clusters > 1
         for batches in (1, 2):
-            team = batches * BATCH // (most * vector)
+            share = batches * BATCH // (most * vector)
             blocks = -(-length // (batches * BATCH))
-            if blocks <= limits.clusters and 8 * WARP <= team <= MAX_BLOCK:
-                return Tuning(block=team, unroll=most, team=team, is_resident=True, cluster=blocks)
+            is_full = is_long or team > MAX_BLOCK or 4 * length >= 3 * blocks * batches * BATCH
+            if is_full and blocks <= limits.clusters and 8 * WARP <= share <= MAX_BLOCK:
+                return Tuning(block=share, unroll=most, team=share, is_resident=True, cluster=blocks)
+        if team <= MAX_BLOCK and not is_long:
+            return alone
     # Chunks are whole batches. A row that takes more than half of a processor's shared memory has all its threads.
     for team in (MAX_BLOCK // 2, MAX_BLOCK):
         unroll = max(BATCH // (team * vector), 4 * (MAX_BLOCK // 2) // team)
@@ -179,14 +189,14 @@ def _along(
 
 
 def _team(steps: int, unroll: int) -> int:
-    # Threads that take so many vectors: warps in four sizes to a power of two.
+    # Threads that take so many vectors: warps in eight sizes to a power of two.
     warps = -(-steps // (unroll * WARP))
-    step = max(_above(warps) // 8, 1)
+    step = max(_above(warps) // 16, 1)
     return -(-warps // step) * step * WARP
 
 
 def _across(
-    space: IterationSpace, rows: RowSpec, vector: int, accumulators: int, *, may_share: bool
+    space: IterationSpace, rows: RowSpec, vector: int, accumulators: int, bytes_per_element: int, *, may_share: bool
 ) -> tuple[int, Tuning]:
     # Each of a thread's rows has parts that wait for others.
     vector = min(vector, GATHER_VECTOR)
@@ -195,14 +205,15 @@ def _across(
     block = 256
     while block > WARP and block * vector * accumulators > MAX_WAITING:
         block //= 2
+    unroll = min(max(_below(IN_FLIGHT_BYTES // max(vector * bytes_per_element, 1)), 4), 16)
     length, width = prod(space.sizes[: rows.reduced]), space.sizes[rows.reduced]
     team = min(WARP, _above(-(-width // vector)))
     # As many threads of a batch as have several elements each.
     block = min(block, team * max(_above(min(length, BATCH)) // 8, 1))
     tiles = -(-width // (team * vector)) * prod(space.sizes[rows.reduced + 1 :])
     piece = 0
-    if may_share and tiles < ENOUGH_BLOCKS and length > SHORTEST_PIECE:
+    if may_share and tiles < ENOUGH_TILES and length > SHORTEST_PIECE:
         piece = BATCH
-        while piece > SHORTEST_PIECE and tiles * -(-length // piece) < ENOUGH_BLOCKS:
+        while piece > SHORTEST_PIECE and tiles * -(-length // piece) < ENOUGH_TILES:
             piece //= 2
-    return vector, Tuning(block=block, unroll=8, team=team, piece=piece)
+    return vector, Tuning(block=block, unroll=unroll, team=team, piece=piece, multiple=0 if width % vector else vector)

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from fuser.arg_spec import DescribedValue
+from fuser.cpu.aten_orders import sum_order
 from fuser.cuda.aten_orders import GpuSize, Layout, coalesce, find_schedule
 from fuser.errors import UnsupportedError
 from fuser.function import Function
@@ -124,6 +125,10 @@ def torchs_order(
     assert desc.dtype is not None, "numbers are not reduced"
     if reduction.order not in KEPT_ORDERS.get(device.type, ()) or not desc.dtype.is_floating_point:
         return None
+    layout, size = coalesce(desc.shape, desc.strides, dims), desc.dtype.itemsize
+    if device.type == "cpu":
+        is_plain = sum(desc.shape[dim] != 1 and dim not in dims for dim in range(len(desc.shape))) <= 1
+        return sum_order(function.op or "", layout.reduced, layout.kept, size, is_plain=is_plain)
     reduced = [desc.strides[dim] for dim in dims if desc.shape[dim] != 1]
     if reduced != sorted(reduced, reverse=True):
         # ATen numbers elements by their strides.
@@ -131,11 +136,10 @@ def torchs_order(
     if "softmax" in reduction.order and not is_contiguous(desc.shape, desc.strides):
         # ATen copies it first.
         return None
-    if desc.dtype.itemsize == 2 and (function.name.startswith("norm") or reduction.order == "welford"):
+    if desc.dtype.itemsize == 2 and reduction.order in {"norm", "welford"}:
         # Its vectors are not known: what few roundings differ in, no comparison shows.
         return None
-    layout, size = coalesce(desc.shape, desc.strides, dims), desc.dtype.itemsize
-    finds_vectors, is_softmax = reduction.order in {"sum", "welford"}, "softmax" in reduction.order
+    finds_vectors, is_softmax = reduction.order in {"sum", "norm", "welford"}, "softmax" in reduction.order
     if finds_vectors or reduction.order in {"softmax", "log_softmax"}:
         # Four elements of eight bytes may lie between vectors; softmax has fewer then.
         are_aligned = source < 0 or (desc.is_aligned and (4 * size <= VECTOR_BYTES or is_softmax))

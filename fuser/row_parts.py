@@ -12,6 +12,9 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
+
+from fuser.cxx.brief import BRIEF
 from fuser.cxx.functor import MATH_FUNCTIONS, Functor
 from fuser.dtypes import dtype_info
 from fuser.element import ElementWriter, number_expression, output_type
@@ -58,9 +61,12 @@ class RowPass:
 
     # Computes what there is once per row; None if that is nothing.
     row: RowPart | None
-    # Computes an element; None where nothing is left to walk for. In torch's order it takes what a thread has of the
-    # row, l3_0, and makes m3_0 of that and the element; in the canonical one m3_0 is what the element makes.
+    # Computes an element; None where nothing is left to walk for. In torch's orders on CUDA it takes what a thread has
+    # of the row, l3_0, and makes m3_0 of that and the element; elsewhere m3_0 is what the element makes.
     element: RowPart | None
+    # The same in less time where it divides by what the row has, through a fuser_divisor, d5; where that fails it
+    # clears is_exact. None where there is nothing to gain.
+    quick: RowPart | None
     # Combines two parts of a row, given as l3_0 and r3_0, to m3_0; None without reductions.
     combine: RowPart | None
     accumulators: tuple[Accumulator, ...]
@@ -107,7 +113,8 @@ class RowWriter:
             stored, reductions = self._stored_in(level), self._reductions_in(level)
             closure = self._element_closure(self._wanted(stored, reductions), level)
             for index in closure:
-                if any(is_costly(item) for item in self.group.applications[index].function.functors):
+                own = self.group.applications[index].function.functors
+                if any(is_costly(item) for item in self.writer.functors if item in own):
                     earlier = first.setdefault(index, level)
                     if earlier < level:
                         self.kept |= dict.fromkeys(self.writer.values(index), earlier)
@@ -116,12 +123,13 @@ class RowWriter:
         reductions = self._reductions_in(level)
         row = self._row_part(level)
         element = self._element_part(level, reductions)
+        quick = self._quick_part(level, reductions)
         accumulators = tuple(item for index in reductions for item in self.accumulators[index])
         combine = self._combine_part(level, reductions) if reductions else None
         is_free = all(self._reduction(index).order in ANY_ORDER for index in reductions)
         commutes = is_free or all(is_sum(self._reduction(index).combine) for index in reductions)
         decides = any(takes_decisions(self._reduction(index).combine) for index in reductions)
-        return RowPass(row, element, combine, accumulators, commutes, is_free, decides)
+        return RowPass(row, element, quick, combine, accumulators, commutes, is_free, decides)
 
     def _level_of(self, index: int) -> int:
         # In which pass an application is computed first.
@@ -182,11 +190,34 @@ class RowWriter:
     def _counts(self) -> list[str]:
         # Elements of a row; rows, for who rounds by them as torch does.
         sizes = [f"a.size[{dim}]" for dim in range(self.writer.args.rank)]
-        kept = ["int64_t(1)", *sizes[self.rows.reduced :]] if self.rows.order else ["int64_t(0)"]
+        kept = ["int64_t(1)", *sizes[self.rows.reduced :]] if self.rows.adds else ["int64_t(0)"]
         return [" * ".join(sizes[: self.rows.reduced]), " * ".join(kept)]
 
     # --- per element -------------------------------------------------------------------------------------------------
-    def _element_part(self, level: int, reductions: Sequence[int]) -> RowPart | None:
+    def _quick_part(self, level: int, reductions: Sequence[int]) -> RowPart | None:
+        if self.writer.args.device_type != "cuda" or self.rows.order is not None or self.rows.is_across:
+            return None
+        chosen = self._element_closure(self._wanted(self._stored_in(level), reductions), level)
+        self.writer.quotients = {index: found for index in chosen if (found := self._row_quotient(index))}
+        part = self._element_part(level, reductions, "quick") if self.writer.quotients else None
+        self.writer.quotients = {}
+        return part
+
+    def _row_quotient(self, index: int) -> tuple[int, str] | None:
+        # Which tensor an application divides by what its row has, and what divides. In float: the prelude has no other.
+        item = self.group.applications[index]
+        slots = find_quotient(item.function.functor)
+        if slots is None or dtype_info(self.writer.typing.common[index]).compute != "float":
+            return None
+        divisor = item.tensors[slots[1]]
+        if not self.rows.is_row[divisor] or divisor in self._numbers():
+            return None
+        # Quotients of bfloat16 lie so far from the middle of two of them that their last bits do not matter.
+        dtypes = {self.writer.typing.values[value] for value in (*item.tensors, *self.writer.values(index))}
+        is_rough = not self.writer.is_strict or dtypes == {torch.bfloat16}
+        return slots[0], f"d{divisor}.{'rough_quotient' if is_rough else 'quotient'}"
+
+    def _element_part(self, level: int, reductions: Sequence[int], name: str = "element") -> RowPart | None:
         stored = self._stored_in(level)
         if not stored and not reductions:
             return None
@@ -196,7 +227,7 @@ class RowWriter:
         for index in chosen:
             lines += self.writer.application(index)
         for index in reductions:
-            lines += self._map(index) if self.rows.order is None else self._add(index)
+            lines += self._add(index) if self.rows.adds else self._map(index)
         made = self._made(chosen)
         read = [f"v{value}" for value in self._read([*chosen, *reductions]) if value not in made]
         kept = [value for value, earlier in self.kept.items() if earlier == level and value in made]
@@ -207,12 +238,15 @@ class RowWriter:
             is_rounded = self.writer.is_strict and info.is_narrow
             self.kept_types[f"k{value}"] = info.storage if is_rounded else self.writer.types[value]
         accumulators = [item for index in reductions for item in self.accumulators[index]]
-        read += [f"l{item.name}" for item in accumulators if self.rows.order]
+        read += [f"l{item.name}" for item in accumulators if self.rows.adds]
         writes = [f"m{item.name}" for item in accumulators]
         writes += [f"k{value}" for value in kept]
-        return self._function(
-            f"fuser_element{level}", read, [*writes, *self._outputs(stored)], [*chosen, *reductions], lines
-        )
+        writes += self._outputs(stored)
+        if self.writer.quotients:
+            divisors = [*dict.fromkeys(name.partition(".")[0] for _, name in self.writer.quotients.values())]
+            self.types |= dict.fromkeys(divisors, "fuser_divisor&") | {"is_exact": "bool"}
+            read, writes = [*read, *divisors], [*writes, "is_exact"]
+        return self._function(f"fuser_{name}{level}", read, writes, [*chosen, *reductions], lines)
 
     def _stored_in(self, level: int) -> list[int]:
         # Outputs per element.
@@ -410,7 +444,7 @@ def _literal(number: bool | int | float) -> str:
 
 def is_costly(functor: Functor) -> bool:
     """Whether to keep a result takes less time than to compute it again."""
-    return not functor.words.isdisjoint(MATH_FUNCTIONS | {"for", "while"})
+    return BRIEF not in functor.words and not functor.words.isdisjoint(MATH_FUNCTIONS | {"for", "while"})
 
 
 def takes_decisions(functor: Functor) -> bool:
@@ -430,3 +464,13 @@ def is_sum(functor: Functor) -> bool:
     names = [item.name for item in functor.tensors]
     words = functor.source.partition("{")[2].split()
     return len(names) == 2 and words == ["return", names[0], "+", f"{names[1]};", "}"]
+
+
+def find_quotient(functor: Functor) -> tuple[int, int] | None:
+    """Return which of its tensors a functor plainly divides, and by which; None for any other functor."""
+    compute = functor.template_parameters[:1]
+    plain = {item.name: slot for slot, item in enumerate(functor.tensors) if item.type in compute}
+    words = functor.source.partition("{")[2].replace(";", " ;").split()
+    if len(words) != 6 or words[::2] != ["return", "/", ";"] or words[5] != "}" or not {words[1], words[3]} <= {*plain}:
+        return None
+    return None if functor.macros or functor.result not in compute else (plain[words[1]], plain[words[3]])

@@ -49,16 +49,16 @@ extern "C" void __syncthreads();
 extern "C" unsigned fuser_shuffle(unsigned value, int mask);
 static inline unsigned __shfl_xor_sync(unsigned, unsigned value, int mask) { return fuser_shuffle(value, mask); }
 extern "C" unsigned fuser_shuffle_from(unsigned value, int lane, int width);
-static inline unsigned __shfl_sync(unsigned, unsigned value, int lane, int width) {
+static inline unsigned __shfl_sync(unsigned, unsigned value, int lane, int width = 32) {
   return fuser_shuffle_from(value, lane, width);
 }
-extern "C" unsigned fuser_shuffle_up(unsigned value, int by);
-static inline unsigned __shfl_up_sync(unsigned, unsigned value, int by) { return fuser_shuffle_up(value, by); }
 static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
   return ((unsigned long long)high << 32 | low) >> (by & 31);
 }
 template <typename C> static inline C fuser_cross(C v, long long) { return v; }
 static inline void __threadfence() {}
+static inline float __frcp_rn(float v) { return 1.0f / v; }
+static inline float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 static inline unsigned atomicAdd(unsigned* to, unsigned by) { const unsigned was = *to; *to += by; return was; }
 static inline unsigned atomicExch(unsigned* to, unsigned by) { const unsigned was = *to; *to = by; return was; }
 static inline unsigned __ldcg(const unsigned* from) { return *from; }
@@ -68,10 +68,13 @@ extern "C" void fuser_arrive();
 extern "C" void fuser_wait();
 static size_t fuser_shared_bytes;
 static inline unsigned fuser_rank() { return blockIdx.x % fuser_cluster; }
-template <typename C> static inline void fuser_tell(C* to, unsigned rank, const C& value) {
+static inline void fuser_expect(unsigned long long* box, unsigned bytes) { *box = 0; }
+template <int N> static inline void fuser_tell(
+    unsigned* to, const unsigned long long*, unsigned rank, const unsigned (&words)[N]) {
   const long blocks = static_cast<long>(rank) - static_cast<long>(fuser_rank());
-  *reinterpret_cast<C*>(reinterpret_cast<char*>(to) + blocks * static_cast<long>(fuser_shared_bytes)) = value;
+  memcpy(reinterpret_cast<char*>(to) + blocks * static_cast<long>(fuser_shared_bytes), words, sizeof(words));
 }
+static inline void fuser_await(const unsigned long long*) { fuser_arrive(); fuser_wait(); }
 static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
 """
 # Dynamic shared memory: of the most that a block has.
@@ -137,10 +140,6 @@ unsigned fuser_shuffle(unsigned value, int mask) { return exchange(value, curren
 unsigned fuser_shuffle_from(unsigned value, int lane, int width) {
   const int own = current % count;
   return exchange(value, own - own % 32 % width + lane);
-}
-unsigned fuser_shuffle_up(unsigned value, int by) {
-  const int own = current % count;
-  return exchange(value, own % 32 < by ? own : own - by);
 }
 static void begin() {
   kernel(arguments);

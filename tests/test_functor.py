@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fuser
+from fuser.cxx.brief import shorten_exp
 from fuser.cxx.functor import Role, parse_functor
 from fuser.eager.translation import translate
 from fuser.errors import FunctorError, UntranslatableError
@@ -621,3 +622,21 @@ def test_integer_division_and_double_literals_are_those_of_cxx() -> None:
     fn = fuser.create_jit_fn("template <typename T> T f(T x) { return 1 / 2 + x * 0.1; }")
     x = torch.tensor([math.pi, 1e10])
     assert torch.equal(fn(x), (x.double() * 0.1).float())
+
+
+@pytest.mark.parametrize(
+    ("body", "shortened"),
+    [
+        ("return exp(x);", "return fuser_brief_exp(x);"),
+        ("return exp((x - y) * T(2)) ;", "return fuser_brief_exp((x - y) * T(2)) ;"),
+        ("return exp(x) * (y);", ""),
+        ("return exp(x) - exp(y);", ""),
+        ("T z = x; return exp(z);", ""),
+        ("return expm1(x);", ""),
+    ],
+)
+def test_what_returns_an_exponential_alone_may_have_a_shorter_one(body: str, shortened: str) -> None:
+    functor = parse_functor(f"template <typename T> T f(T x, T y) {{ {body} }}", ())
+    text = shorten_exp(functor).text
+    assert text == functor.text.replace(body, shortened or body)
+    assert shorten_exp(shorten_exp(functor)).text == text

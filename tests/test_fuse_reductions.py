@@ -139,13 +139,13 @@ def test_errors_are_torchs_and_name_no_step(text: str) -> None:
         fuser.fuse(function)(x)
 
 
-def test_explain_says_that_strict_numerics_leave_a_sum_to_torch() -> None:
+def test_explain_says_that_strict_numerics_leave_a_product_to_torch() -> None:
     config.numerics = "strict"
-    step = fuser.fuse(lambda x: (x * 2).sum(-1).cumsum(0))
+    step = fuser.fuse(lambda x: (x * 2).prod(-1).cumsum(0))
     with FakeTensorMode() as mode:
         x = mode.from_tensor(torch.empty(3, 4))
     reasons = dict(fuser.explain(step.graph_for((x,))[0]).unfused)
-    assert "strict numerics leave it to torch" in reasons["sum_1"]
+    assert "strict numerics leave it to torch" in reasons["prod"]
     assert reasons["cumsum"] == "no op of fuser's table: cumsum"
 
 
@@ -300,6 +300,14 @@ def test_what_a_graph_keeps_is_let_go_by_its_backward_pass() -> None:
     assert seen() is None
     with pytest.raises(GradientError, match="is gone"):
         torch.autograd.grad(made.sum(), leaf, create_graph=True)
+
+
+@pytest.mark.cpu
+def test_places_have_no_gradient() -> None:
+    step = fuser.fuse(lambda x: (x * 2).argmax(-1) + 1)
+    x, before = draw(3, 7).requires_grad_(), fuser.stats()["fallbacks"]
+    same(step(x), step.function(x))
+    assert fuser.stats()["fallbacks"] == before
 
 
 @pytest.mark.cpu

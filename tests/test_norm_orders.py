@@ -187,18 +187,18 @@ def check_batch_norm(batch: int, channels: int, size: int) -> None:
 
 
 CASES: list[tuple[Callable[..., None], tuple[int, ...]]] = [
-    (check_layer_norm, (300, 36)), (check_group_norm, (2, 8, 2, 7)), (check_batch_norm, (2, 5, 7)),
+    (check_layer_norm, (300, 36)), (check_group_norm, (2, 8, 2, 8)), (check_batch_norm, (2, 5, 7)),
     (check_layer_norm, (5, 768)), (check_layer_norm, (70, 1001)), (check_layer_norm, (130, 1000)),
     (check_layer_norm, (3, 7)), (check_layer_norm, (1001, 1200)), (check_group_norm, (3, 64, 4, 16)),
-    (check_group_norm, (140, 4, 2, 5)), (check_group_norm, (1, 6, 3, 30)), (check_batch_norm, (4, 8, 9)),
-    (check_batch_norm, (3, 40, 40)), (check_batch_norm, (2, 3, 70)),
+    (check_group_norm, (2, 8, 2, 7)), (check_group_norm, (140, 4, 2, 5)), (check_group_norm, (1, 6, 3, 30)),
+    (check_batch_norm, (4, 8, 9)), (check_batch_norm, (3, 40, 40)), (check_batch_norm, (2, 3, 70)),
 ]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
-def small_columns_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    # By several blocks, as large ones are.
+def small_tensors_are_divided_as_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fuser.ordered_access.MANY_ELEMENTS", 0)
+    monkeypatch.setattr("fuser.ordered_access.ENOUGH_THREADS", 0)
 
 
 @pytest.mark.parametrize(("check", "sizes"), CASES[:3])

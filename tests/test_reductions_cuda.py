@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,8 @@ from row_groups import GROUPS, OWN_GROUPS, draw, layouts_of, on_gpu, one, reduce
 from fuser import arg_spec, row_access
 from fuser.compiler import register
 from fuser.config import config
-from fuser.graph import FusionGroup
+from fuser.graph import FusionGroup, GroupBuilder
+from fuser.ops import OPS
 from fuser.route import run
 
 SHAPES: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = [
@@ -79,6 +81,61 @@ def test_rows_of_clusters_and_rows_that_begin_anywhere(shape: tuple[int, ...], d
     same(run_emulated(group, inputs, descending=True), run(register(group), inputs))
 
 
+def divided() -> FusionGroup:
+    """Rows divided by a number of each, and what they come to."""
+    builder = GroupBuilder()
+    x, w = builder.add_input("x"), builder.add_input("w")
+    (y,) = builder.apply(OPS["div"].function, [x, w])
+    return builder.build([y, *builder.apply(reduce((1,)), [y])])
+
+
+def any_floats(rows: int, length: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of every magnitude, zeros, infinities and NaNs; most numbers of some of them are ordinary."""
+    bits = torch.randint(-(2**31), 2**31 - 1, (rows, length + 1), dtype=torch.int32).view(torch.float32)
+    specials = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -3.0, 1e-38, 1e-45, 3e38])
+    bits[:, length // 2 : length // 2 + len(specials)] = specials
+    bits[rows // 2 :, : length // 4] = torch.randn(rows - rows // 2, length // 4)
+    bits[: len(specials), -1], bits[len(specials) : rows // 2, -1] = specials, 1 + torch.rand(rows // 2 - len(specials))
+    return bits[:, :-1].to(dtype).contiguous(), bits[:, -1:].to(dtype).contiguous()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_a_row_is_divided_by_gives_the_bits_of_a_division(dtype: torch.dtype) -> None:
+    x, w = any_floats(48, 512, dtype)
+    y, _ = run_emulated(divided(), [x, w])
+    same([y], [x / w])
+
+
+def close_to_halves(step: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Divisors of 24 bits, and dividends whose quotients lie next to the middle of two floats: ``step`` thins them out.
+
+    The middles are (2k + 1) / 2^p: a 2^p - (2k + 1) b is a small number. Nearer than to four of its steps a quotient's
+    first approximation and its remainder cannot move a rounded result (fuser_divisor in prelude/cuda_rows.h).
+    """
+    for shift in range(3):
+        odd = torch.arange(2 ** (23 - shift) + 1, 2 ** (24 - shift), 2 * step)
+        for power in (24 - shift, 25 - shift):
+            inverse = torch.ones_like(odd)
+            for _ in range(power):
+                inverse = torch.where(inverse % 2 == 0, inverse, inverse + odd) // 2
+            steps = torch.tensor([sign * number for number in range(1, (4 >> shift) + 1) for sign in (1, -1)])
+            first = steps * inverse[:, None] % odd[:, None]
+            found = torch.cat([first + odd[:, None] * turn for turn in range(2 ** (shift + 1))], 1)
+            found[(found < 2**23) | (found >= 2**24)] = 2**23
+            yield found.float(), (odd << shift).float()[:, None]
+
+
+def test_quotients_next_to_the_middle_of_two_floats() -> None:
+    for x, w in close_to_halves(9973):
+        same([run_emulated(divided(), [x, w])[0]], [x / w])
+
+
+def test_quotients_of_bfloat16() -> None:
+    numbers = (torch.arange(128, 256) / 128).bfloat16()
+    x, w = numbers.expand(128, 128).contiguous(), numbers[:, None].contiguous()
+    same([run_emulated(divided(), [x, w])[0]], [x / w])
+
+
 # --- on a GPU --------------------------------------------------------------------------------------------------------
 LARGE_SHAPES: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = [
     ((100000, 8), (1,)), ((100000, 3), (1,)), ((1, 2**20), (1,)), ((3, 2**20 + 3), (1,)), ((5, 65536), (1,)),
@@ -95,6 +152,33 @@ def poisoned() -> Iterator[None]:
     yield
     unpoison()
     config.touch()
+
+
+@pytest.mark.cuda
+def test_all_quotients_next_to_the_middle_of_two_floats() -> None:
+    for x, w in close_to_halves(1):
+        inputs = on_gpu([x, w])
+        assert torch.equal(run(register(divided()), inputs)[0], inputs[0] / inputs[1])
+
+
+@pytest.mark.cuda
+def test_all_quotients_of_bfloat16() -> None:
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16).cuda()
+    for divisors in every.split(4096):
+        inputs = [every.expand(len(divisors), -1).contiguous(), divisors[:, None].contiguous()]
+        made, wanted = run(register(divided()), inputs)[0], inputs[0] / inputs[1]
+        is_number = ~made.isnan()
+        assert torch.equal(made.view(torch.int16)[is_number], wanted.view(torch.int16)[is_number])
+        assert torch.equal(made.isnan(), wanted.isnan())
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_bits_of_divisions(dtype: torch.dtype) -> None:
+    for length in (50, 1024, 4096, 40000):
+        inputs = on_gpu(list(any_floats(2000, length, dtype)))
+        y, _ = run(register(divided()), inputs)
+        assert torch.equal(y.nan_to_num(nan=1.5), (inputs[0] / inputs[1]).nan_to_num(nan=1.5))
 
 
 @pytest.mark.cuda
@@ -179,7 +263,7 @@ def test_bits_do_not_depend_on_what_is_known_of_the_length(dtype: torch.dtype, m
     for shape in ((300, 256), (40, 4096), (8, 5120), (3, 32768), (200, 65536)):
         x = draw(shape, dtype)
         for group, inputs_of in groups:
-            inputs = on_gpu(inputs_of(x, (-1,)))
+            inputs = on_gpu(inputs_of(x))
             wanted = run(register(group), inputs)
             with monkeypatch.context() as patch:
                 patch.setattr(row_access, "_multiple", lambda length, vector, tuning: 0)

@@ -11,7 +11,7 @@ from fuser.process import is_of_signal_handler
 __all__ = ["emit_prelude", "has_vector_form"]
 
 _FILES = ("cpu.h", "core.h", "cpu_mvec.h", "cpu_precise.h", "cpu_math.h", "storage.h", "complex.h", "cpu_loop.h")
-_VECTOR_CALL = re.compile(r"FUSER_MVEC_(?:APART_|POW_)?([12])\((\w+)\)")
+_VECTOR_CALL = re.compile(r"FUSER_MVEC_(?:APART_|EXP_|POW_)?([12])\((\w+)\)")
 _LIBM_CALL = re.compile(r"FUSER_LIBM_([12])\((\w+)\)")
 # Functions whose double version in libm is more than one unit in the last place off (measured, glibc 2.36).
 _COARSE_IN_LIBM = frozenset(
@@ -29,7 +29,7 @@ def emit_prelude(names: frozenset[str], features: frozenset[str]) -> str:
         features: which storage types are used, out of "half", "bfloat16", "float8" and "complex"; "precise" for math
             functions that are right to one unit in the last place; "tiles" for loops that are not linear.
 
-    Sample, for `names` with "exp": `FUSER_MVEC_1(exp)` after that macro's definition, and `using ::exp;` in
+    Sample, for `names` with "exp": `FUSER_MVEC_EXP_1(exp)` after that macro's definition, and `using ::exp;` in
     `namespace std`.
     """
     choose = _precise if "precise" in features else _on_this_machine

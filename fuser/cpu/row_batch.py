@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from fuser.codegen import Operand, RowLoop
 from fuser.function import BATCH
+from fuser.kernel_spec import CPU_LANES
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["QUARTER", "UNIT", "RowBatch", "indent"]
@@ -20,8 +21,13 @@ UNIT = 64
 class RowBatch(ABC):
     """Writes the functions that walk over one batch of a tile, whose results come first in the tile's block."""
 
+    # Elements of a batch.
+    elements = BATCH
+
     def __init__(self, loop: RowLoop) -> None:
         self.loop = loop
+        # Rows of a tile, at most.
+        self.lanes = CPU_LANES
         self.inner = loop.rows.inner
 
     @abstractmethod
@@ -47,8 +53,8 @@ class RowBatch(ABC):
             "__attribute__((flatten, noinline)) static void",
             f"fuser_batch{level}(const fuser_args a, const fuser_base base, const fuser_state& state, int64_t batch"
             f"{more}) {{",
-            f"  const int64_t width = base.width, first = batch * {BATCH}, left = {self.length()} - first;",
-            f"  const int64_t total = left < {BATCH} ? left : {BATCH};",
+            f"  const int64_t width = base.width, first = batch * {self.elements}, left = {self.length()} - first;",
+            f"  const int64_t total = left < {self.elements} ? left : {self.elements};",
             *indent(self.walk(level, step, element)),
             "}",
         ]
@@ -56,6 +62,10 @@ class RowBatch(ABC):
     def length(self) -> str:
         """Return the number of elements of a row."""
         return " * ".join(f"a.size[{dim}]" for dim in range(self.loop.rows.reduced))
+
+    def count(self) -> str:
+        """Return the number of batches."""
+        return f"({self.length()} + {self.elements - 1}) / {self.elements}"
 
     # --- operands ----------------------------------------------------------------------------------------------------
     def address(self, pointer: str, item: Operand, dims: Iterable[int], index: str) -> str:
@@ -76,15 +86,15 @@ class RowBatch(ABC):
         own |= {name: name for name in part.reads if name[0] == "t"}
         return [(name, own[name]) for name in part.reads if name in own]
 
-    def place(self, number: str, part: RowPart, bases: str) -> list[str]:
-        """Write pointers to the element of a number, and how many elements follow without a jump."""
+    def place(self, number: str, items: Iterable[Operand], bases: str) -> list[str]:
+        """Write operands' pointers to the element of a number, and how many elements follow without a jump."""
         reduced = self.loop.rows.reduced
         lines = [f"int64_t rest = {number};"] if reduced > 1 else [f"const int64_t i0 = {number};"]
         for dim in range(reduced - 1):
             lines += [f"const int64_t i{dim} = rest % a.size[{dim}];", f"rest /= a.size[{dim}];"]
         if reduced > 1:
             lines.append(f"const int64_t i{reduced - 1} = rest;")
-        for item in self.full(part):
+        for item in items:
             place = self.address(bases.format(item.name), item, range(reduced), "i{0}")
             lines.append(f"const auto {item.name} = {place};")
         return [*lines, "const int64_t length = a.size[0] - i0;"]

@@ -10,16 +10,14 @@ from fuser.codegen import KERNEL_NAME, Operand, RowLoop
 from fuser.cpu.row_batch import UNIT, RowBatch, indent
 from fuser.cpu.rows_across import AcrossBatch
 from fuser.cpu.rows_along import AlongBatch
-from fuser.function import BATCH
+from fuser.cpu.rows_ordered import OrderedAcross, OrderedAlong
 from fuser.kernel_spec import CPU_LANES
 from fuser.row_parts import RowPass
 
 __all__ = ["emit_rows"]
 
-# Elements of a tile along its rows, where rows are that short; fewer where several passes read and write: they stay in
-# the first cache.
+# Elements of a tile along its rows, where rows are that short: they stay in the second cache.
 TILE_ELEMENTS = 4096
-TILE_ELEMENTS_OF_PASSES = 1024
 # Tiles for each thread, at least.
 TILES = 4
 
@@ -34,7 +32,10 @@ extern "C" void free(void*) noexcept;"""
 
 def emit_rows(loop: RowLoop) -> str:
     """Write the entry and what it calls: tiles, and in each pass batches of a tile's rows."""
-    batch: RowBatch = AcrossBatch(loop) if loop.rows.is_across else AlongBatch(loop)
+    kinds: tuple[type[RowBatch], type[RowBatch]] = (AlongBatch, AcrossBatch)
+    if loop.rows.order is not None:
+        kinds = (OrderedAlong, OrderedAcross)
+    batch = kinds[loop.rows.is_across](loop)
     writer = _RowLoopWriter(loop, batch)
     lines = [*writer.state(), *writer.base()]
     for level, step in enumerate(loop.passes):
@@ -56,7 +57,7 @@ class _RowLoopWriter:
         names = [name for name in names if name in self.loop.types and name[0] == "v"]
         names += self.loop.row_values
         totals = [f"t{item.name}" for step in self.loop.passes for item in step.accumulators]
-        fields = [f"  {self.loop.types[name]} {name}[{CPU_LANES}];" for name in (*names, *totals)]
+        fields = [f"  {self.loop.types[name]} {name}[{self.batch.lanes}];" for name in (*names, *totals)]
         lines = ["", "// What there is once per row of a tile.", "struct fuser_state {", *fields, "};"]
         if self.loop.kept:
             pointers = [f"  {self.loop.types[name]}* {name};" for name in self.loop.kept]
@@ -106,7 +107,7 @@ class _RowLoopWriter:
             "",
             "// Tiles begin to end.",
             "static void fuser_range(const fuser_args& a, int64_t rows, int64_t begin, int64_t end) {",
-            f"  const int64_t batches = ({self.batch.length()} + {BATCH - 1}) / {BATCH};",
+            f"  const int64_t batches = {self.batch.count()};",
             *blocks,
             *indent(self._each_tile("begin", "end", is_shared=False)),
             "}",
@@ -118,7 +119,7 @@ class _RowLoopWriter:
         lines = ["", "#ifdef _OPENMP"]
         for level in levels:
             steps = self.loop.passes[level].accumulators
-            fields = " ".join(f"{item.type} m{item.name}[{CPU_LANES}];" for item in steps)
+            fields = " ".join(f"{item.type} m{item.name}[{self.batch.lanes}];" for item in steps)
             lines.append(f"struct fuser_total{level} {{ {fields} }};")
         lines.append(
             "static bool fuser_share(const fuser_args& a, int64_t rows, int64_t tiles, int64_t batches, int threads) {"
@@ -253,7 +254,7 @@ class _RowLoopWriter:
             f"  const int64_t tiles = {tiles};",
             "  if (threads == 1) return fuser_range(a, rows, 0, tiles);",
             "#ifdef _OPENMP",
-            f"  const int64_t batches = ({self.batch.length()} + {BATCH - 1}) / {BATCH};",
+            f"  const int64_t batches = {self.batch.count()};",
             "  if (tiles < 2 * threads && batches > 1 && fuser_share(a, rows, tiles, batches, threads)) return;",
             "#pragma omp parallel num_threads(threads)",
             "  {",
@@ -268,13 +269,15 @@ class _RowLoopWriter:
         ]
 
     def _choose_rows(self) -> list[str]:
-        # Rows of a tile.
+        # Rows of a tile; few enough for all threads to have some.
+        length, count = self.batch.length(), f"a.size[{self.first}]"
         if self.loop.rows.is_across:
-            return [f"const int64_t rows = {CPU_LANES};"]
-        is_single = sum(step.element is not None for step in self.loop.passes) == 1
-        most = TILE_ELEMENTS if is_single else TILE_ELEMENTS_OF_PASSES
+            return [
+                f"int64_t rows = {self.batch.lanes};",
+                f"while (rows > {CPU_LANES} && {count} < 2 * threads * rows) rows /= 2;",
+            ]
         return [
-            f"int64_t rows = {CPU_LANES};",
-            f"while (rows > 1 && rows * {self.batch.length()} > {most}) rows /= 2;",
-            f"while (rows > 1 && a.size[{self.first}] < {TILES} * threads * rows) rows /= 2;",
+            f"int64_t rows = {self.batch.lanes};",
+            f"while (rows > 1 && rows * {length} > {TILE_ELEMENTS}) rows /= 2;",
+            f"while (rows > 1 && {count} < {TILES} * threads * rows) rows /= 2;",
         ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fuser.codegen import RowLoop
 from fuser.cpu.row_batch import QUARTER, RowBatch, indent
 from fuser.function import BATCH
 from fuser.kernel_spec import CPU_LANES
@@ -22,9 +23,16 @@ class AcrossBatch(RowBatch):
     # Parts of a batch wait in as many places as there are sizes; behind them are elements.
     waiting = (BATCH // QUARTER).bit_length() + 1
 
+    def __init__(self, loop: RowLoop) -> None:
+        super().__init__(loop)
+        # Of what is read once, more: each page of memory that is visited costs time. What is read again stays in the
+        # second cache.
+        if sum(step.element is not None for step in loop.passes) == 1:
+            self.lanes = 4 * CPU_LANES
+
     def capacity(self, step: RowPass) -> int:  # noqa: ARG002 - the same for all
         """Return how many parts a block holds."""
-        return (self.waiting + QUARTER) * CPU_LANES
+        return (self.waiting + QUARTER) * self.lanes
 
     def helpers(self, level: int, step: RowPass) -> list[str]:  # noqa: ARG002 - there are none
         """Write nothing."""
@@ -66,7 +74,7 @@ class AcrossBatch(RowBatch):
     def _whole(self, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
         return [
             "{",
-            *indent(self.place("first + done", element, "base.{0}")),
+            *indent(self.place("first + done", self.full(element), "base.{0}")),
             f"  is_whole = count == {QUARTER} && length >= {QUARTER};",
             "  if (is_whole) {",
             *indent(indent(self._four(step, element, known))),
@@ -75,37 +83,44 @@ class AcrossBatch(RowBatch):
         ]
 
     def _slot(self, index: str) -> str:
-        return f"({index}) * {CPU_LANES} + c"
+        return f"({index}) * {self.lanes} + c"
 
     def _one(self, number: str, element: RowPart, known: dict[str, str]) -> list[str]:
         # One element of each row.
         return [
-            *self.place(number, element, "base.{0}"),
+            *self.place(number, self.full(element), "base.{0}"),
             *self.fixed(element),
-            *self._each_row([self.call(element, "c", self._slot(number), known)]),
+            *self.each_row([self.call(element, "c", self._slot(number), known)]),
         ]
+
+    def four(self, step: RowPass, element: RowPart, known: dict[str, str], number: str) -> tuple[list[str], list[str]]:
+        """Write what finds four elements of each row, and what makes of them ``e0_...`` to ``e3_...`` for one row."""
+        lines, calls = [], []
+        for own in range(QUARTER):
+            name = f"{{0}}_{own}"
+            for operand in self.full(element):
+                move = f" + {own} * {self.stride(operand, 0)}" if own and self.stride(operand, 0) != "0" else ""
+                lines.append(f"const auto {name.format(operand.name)} = {operand.name}{move};")
+            lines += self.fixed(element, name)
+            calls += [f"{item.type} e{own}_{item.name};" for item in step.accumulators]
+            to = {f"m{item.name}": f"e{own}_{item.name}" for item in step.accumulators}
+            calls.append(self.call(element, "c", self._slot(f"{number} + {own}"), known | to, name))
+        return lines, calls
+
+    def combine(self, step: RowPass, left: str, right: str, to: str) -> str:
+        """Return the call that combines what there is in two places, for each accumulator."""
+        assert step.combine is not None, "it has accumulators"
+        sides = zip("lrm", (left, right, to), strict=True)
+        known = {f"{side}{item.name}": text.format(item.name) for side, text in sides for item in step.accumulators}
+        return step.combine.call(known)
 
     def _four(self, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
         # Four elements of each row, combined in registers.
-        lines, calls = [], []
-        for number in range(QUARTER):
-            name = f"{{0}}_{number}"
-            for operand in self.full(element):
-                move = f" + {number} * {self.stride(operand, 0)}" if number and self.stride(operand, 0) != "0" else ""
-                lines.append(f"const auto {name.format(operand.name)} = {operand.name}{move};")
-            lines += self.fixed(element, name)
-            calls += [f"{item.type} e{number}_{item.name};" for item in step.accumulators]
-            to = {f"m{item.name}": f"e{number}_{item.name}" for item in step.accumulators}
-            calls.append(self.call(element, "c", self._slot(f"first + done + {number}"), known | to, name))
-        for left, right, to_slot in (("e0_", "e1_", "e0_"), ("e2_", "e3_", "e2_"), ("e0_", "e2_", "")):
-            own: dict[str, str] = {}
-            for item in step.accumulators:
-                target = f"{to_slot}{item.name}" if to_slot else f"block.m{item.name}[{self._slot('depth')}]"
-                own |= {f"l{item.name}": f"{left}{item.name}", f"r{item.name}": f"{right}{item.name}"}
-                own[f"m{item.name}"] = target
-            assert step.combine is not None, "it has accumulators"
-            calls.append(step.combine.call(own))
-        return [*lines, *self._each_row(calls)]
+        lines, calls = self.four(step, element, known, "first + done")
+        to = f"block.m{{0}}[{self._slot('depth')}]"
+        for left, right, target in (("e0", "e1", "e0_{0}"), ("e2", "e3", "e2_{0}"), ("e0", "e2", to)):
+            calls.append(self.combine(step, f"{left}_{{0}}", f"{right}_{{0}}", target))
+        return [*lines, *self.each_row(calls)]
 
     def _few(self, step: RowPass) -> list[str]:
         # What is missing of the smallest tree is the identity.
@@ -120,24 +135,20 @@ class AcrossBatch(RowBatch):
             "int64_t size = 1;",
             "while (size < count) size *= 2;",
             "for (int64_t i = count; i < size; ++i) {",
-            *indent(self._each_row(identities)),
+            *indent(self.each_row(identities)),
             "}",
             "for (int64_t half = size / 2; half > 0; half /= 2) {",
             "  for (int64_t i = 0; i < half; ++i) {",
             *indent(indent(self._combine(step, *(f"{self.waiting} + {own}" for own in ("2 * i", "2 * i + 1", "i"))))),
             "  }",
             "}",
-            *self._each_row(moves),
+            *self.each_row(moves),
         ]
 
     def _combine(self, step: RowPass, left: str, right: str, to: str) -> list[str]:
-        assert step.combine is not None, "it has accumulators"
-        known = {
-            f"{side}{item.name}": f"block.m{item.name}[{self._slot(slot)}]"
-            for side, slot in zip("lrm", (left, right, to), strict=True)
-            for item in step.accumulators
-        }
-        return self._each_row([step.combine.call(known)])
+        places = (f"block.m{{0}}[{self._slot(slot)}]" for slot in (left, right, to))
+        return self.each_row([self.combine(step, *places)])
 
-    def _each_row(self, lines: Sequence[str]) -> list[str]:
+    def each_row(self, lines: Sequence[str]) -> list[str]:
+        """Write a loop over the rows of a tile."""
         return ["#pragma GCC ivdep", "for (int64_t c = 0; c < width; ++c) {", *indent(lines), "}"]

@@ -27,6 +27,10 @@ class AlongBatch(RowBatch):
         """Return how many parts a block holds: those of a tile, and what is read beyond them."""
         return PARTS + QUARTER * self._lanes(step)
 
+    def size(self, step: RowPass) -> int:
+        """Return how many elements are computed together."""
+        return QUARTER * self._lanes(step)
+
     def _lanes(self, step: RowPass) -> int:
         return VECTOR_BYTES // (8 if any(item.type in WIDE_TYPES for item in step.accumulators) else 4)
 
@@ -39,7 +43,7 @@ class AlongBatch(RowBatch):
         def combine(side: str, begin: int, to: str, at: int) -> list[str]:
             left, right = f"2 * c + {2 * begin}", f"2 * c + {2 * begin + 1}"
             target = f"[c + {at}]" if at else "[c]"
-            text = self._combine(step, f"{side}{{0}}[{left}]", f"{side}{{0}}[{right}]", f"{to}{{0}}{target}")
+            text = self.combine(step, f"{side}{{0}}[{left}]", f"{side}{{0}}[{right}]", f"{to}{{0}}{target}")
             return ["#pragma GCC ivdep", f"for (int c = 0; c < {lanes}; ++c) {text}"]
 
         block = [f"block.m{name}" for name in names]
@@ -66,12 +70,13 @@ class AlongBatch(RowBatch):
             "  if (parts == 1) return;",
             "#pragma GCC ivdep",
             "  for (int64_t i = 0; i < rows; ++i) {",
-            f"    {self._combine(step, 'block.m{0}[2 * i]', 'block.m{0}[2 * i + 1]', 'block.m{0}[i]')}",
+            f"    {self.combine(step, 'block.m{0}[2 * i]', 'block.m{0}[2 * i + 1]', 'block.m{0}[i]')}",
             "  }",
             "}",
         ]
 
-    def _combine(self, step: RowPass, left: str, right: str, to: str) -> str:
+    def combine(self, step: RowPass, left: str, right: str, to: str) -> str:
+        """Return the call that combines what there is in two places, for each accumulator."""
         assert step.combine is not None, "it has accumulators"
         known: dict[str, str] = {}
         for item in step.accumulators:
@@ -88,27 +93,35 @@ class AlongBatch(RowBatch):
             f"const auto row_{item.name} = {self.address(f'base.{item.name}', item, [first], 'row')};"
             for item in self.full(element)
         ]
-        body = self._units(level, step, element, known) if step.accumulators else self._stretches(element, known)
-        size = [
-            "// Parts of a row; what is missing of its tree is the identity.",
-            "int64_t size = 1;",
-            "while (size < total) size *= 2;",
-            f"const int64_t parts = size < {QUARTER * self._lanes(step)} ? size : size / {QUARTER};",
-        ]
+        body = self.units(level, step, element, known) if step.accumulators else self._stretches(element, known)
+        before = [*self.begin(step), *self._buffers(step, element)] if step.accumulators else []
         return [
-            *(size if step.accumulators else []),
+            *before,
             "for (int64_t row = 0; row < width; ++row) {",
             *indent(rows),
             *indent(self.kept(f" + row * (({self.length()} + {UNIT - 1}) / {UNIT} * {UNIT})")),
             *indent(body),
             "}",
-            *([f"fuser_fold{level}(a, block, width, parts);"] if step.accumulators else []),
+            *(self.finish(level) if step.accumulators else []),
         ]
+
+    def begin(self, step: RowPass) -> list[str]:
+        """Write what comes before the rows of a tile."""
+        return [
+            "// Parts of a row; what is missing of its tree is the identity.",
+            "int64_t size = 1;",
+            "while (size < total) size *= 2;",
+            f"const int64_t parts = size < {self.size(step)} ? size : size / {QUARTER};",
+        ]
+
+    def finish(self, level: int) -> list[str]:
+        """Write what comes after them."""
+        return [f"fuser_fold{level}(a, block, width, parts);"]
 
     def _stretches(self, element: RowPart, known: dict[str, str]) -> list[str]:
         return [
             "for (int64_t done = 0; done < total;) {",
-            *indent(self.place("first + done", element, "row_{0}")),
+            *indent(self.place("first + done", self.full(element), "row_{0}")),
             "  const int64_t count = length < total - done ? length : total - done;",
             *indent(self.fixed(element)),
             "#pragma GCC ivdep",
@@ -118,32 +131,28 @@ class AlongBatch(RowBatch):
             "}",
         ]
 
-    def _units(self, level: int, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
-        unit = QUARTER * self._lanes(step)
+    def units(self, level: int, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
+        """Write the walk over one row."""
+        unit = self.size(step)
         slots = [f"block.m{item.name} + row * parts + done / {QUARTER}" for item in step.accumulators]
         quarter = f"fuser_quarter{level}(a, {', '.join([*(f'own{item.name}' for item in step.accumulators), *slots])});"
-        few = " ".join(
-            f"block.m{item.name}[row * parts + i] = i < end ? own{item.name}[i] : {item.identity};"
-            for item in step.accumulators
-        )
-        missing = " ".join(f"own{item.name}[i] = {item.identity};" for item in step.accumulators)
+        few = " ".join(f"block.m{item.name}[row * parts + i] = own{item.name}[i];" for item in step.accumulators)
         return [
             "int64_t done = 0;",
             "while (done < total) {",
             "  {",
-            *indent(indent(self.place("first + done", element, "row_{0}"))),
+            *indent(indent(self.place("first + done", self.full(element), "row_{0}"))),
             "    const int64_t count = length < total - done ? length : total - done;",
             *indent(indent(self.fixed(element))),
             f"    for (int64_t i = 0; i + {unit} <= count; i += {unit}, done += {unit}) {{",
-            *indent(indent(indent([*self._unit(step, element, known, "i + "), quarter]))),
+            *indent(indent(indent([*self.unit(step, element, known, "i + "), quarter]))),
             "    }",
             "  }",
             "  if (done == total) break;",
-            *indent(self._end(step, element, known)),
+            *indent(self.end(step, element, known)),
             f"  if (size < {unit}) {{",
-            f"    for (int64_t i = 0; i < size; ++i) {{ {few} }}",
+            f"    for (int i = 0; i < {unit}; ++i) {{ {few} }}",
             "  } else {",
-            f"    for (int64_t i = end; i < {unit}; ++i) {{ {missing} }}",
             f"    {quarter}",
             "  }",
             f"  done += {unit};",
@@ -153,47 +162,99 @@ class AlongBatch(RowBatch):
             "}",
         ]
 
-    def _unit(self, step: RowPass, element: RowPart, known: dict[str, str], index: str, name: str = "{0}") -> list[str]:
-        # Four vectors of elements, in loops of one vector each.
-        lanes = self._lanes(step)
-        lines = [f"alignas(64) {item.type} own{item.name}[{QUARTER * lanes}];" for item in step.accumulators]
-        for begin in range(0, QUARTER * lanes, lanes):
+    def unit(
+        self,
+        step: RowPass,
+        element: RowPart,
+        known: dict[str, str],
+        index: str,
+        name: str = "{0}",
+        *,
+        is_end: bool = False,
+    ) -> list[str]:
+        """Write what makes of a unit's elements what is combined, in ``own...``."""
+        # In loops of one vector of the narrowest type each: a compiler takes one size of vectors
+        # for a loop, and what it stores in small ones is slow to load in larger ones.
+        unit = self.size(step)
+        narrowest = min((item.info.dtype.itemsize for item in self.full(element)), default=VECTOR_BYTES)
+        count = min(max(self._lanes(step), VECTOR_BYTES // narrowest), unit)
+        lines = [f"alignas(64) {item.type} own{item.name}[{unit}];" for item in step.accumulators]
+        for begin in range(0, unit, count):
             slot = f"c + {begin}" if begin else "c"
-            to = {f"m{item.name}": f"own{item.name}[{slot}]" for item in step.accumulators}
-            kept = f"first + done + {slot}"
-            call = self.call(element, f"{index}{slot}", kept, known | to, name, is_dense=name != "{0}")
-            lines += ["#pragma GCC ivdep", f"for (int c = 0; c < {lanes}; ++c) {call}"]
+            own = {item: f"own{item.name}[{slot}]" for item in step.accumulators}
+            to = {f"m{item.name}": f"e{item.name}" if is_end else own[item] for item in step.accumulators}
+            call = self.call(element, f"{index}{slot}", f"first + done + {slot}", known | to, name, is_dense=is_end)
+            loop = f"for (int c = 0; c < {count}; ++c)"
+            if not is_end:
+                lines += ["#pragma GCC ivdep", f"{loop} {call}"]
+                continue
+            made = " ".join(f"{item.type} e{item.name};" for item in own)
+            kept = " ".join(f"{to} = {slot} < end ? e{item.name} : {item.identity};" for item, to in own.items())
+            lines += [f"if (end > {begin}) {{", "#pragma GCC ivdep", f"  {loop} {{ {made} {call} {kept} }}", "} else {"]
+            lines += [f"  {loop} {{ {' '.join(f'{to} = {item.identity};' for item, to in own.items())} }}", "}"]
         return lines
 
-    def _end(self, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
-        # Elements that are no whole unit go through buffers, with the first of them in place of what is missing.
-        unit = QUARTER * self._lanes(step)
+    def end(self, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
+        """Write the end of a row: what is no whole unit."""
+        # Elements that are no whole unit, with others in place of what is missing: what lies behind them in memory, or,
+        # where there is nothing, the first of them, in a buffer. What is made of those is the identity.
+        unit = self.size(step)
         items = self.full(element)
-        inputs, outputs = ([item for item in items if item.is_output is wanted] for wanted in (False, True))
-
-        def copy(moves: list[str]) -> list[str]:
-            if not moves:
-                return []
-            return [
-                "for (int64_t at = 0; at < end;) {",
-                *indent(self.place("first + done + at", element, "row_{0}")),
-                "  const int64_t count = length < end - at ? length : end - at;",
-                f"  for (int64_t i = 0; i < count; ++i) {{ {' '.join(moves)} }}",
-                "  at += count;",
-                "}",
-            ]
-
-        def place(item: Operand) -> str:
-            stride = self.stride(item, 0)
-            return f"{item.name}[{'0' if stride == '0' else 'i' if stride == '1' else f'i * {stride}'}]"
-
-        first = " ".join(f"end_{item.name}[i] = end_{item.name}[0];" for item in inputs)
-        return [
+        lines = [
             "// The end of a row, or of a stretch of it.",
-            f"const int64_t end = total - done < {unit} ? total - done : {unit};",
-            *(f"alignas(64) {item.info.storage} end_{item.name}[{unit}];" for item in items),
-            *copy([f"end_{item.name}[at + i] = {place(item)};" for item in inputs]),
-            *([f"for (int64_t i = end; i < {unit}; ++i) {{ {first} }}"] if first else []),
-            *self._unit(step, element, known, "", "end_{0}"),
-            *copy([f"{place(item)} = end_{item.name}[at + i];" for item in outputs]),
+            f"const int end = total - done < {unit} ? static_cast<int>(total - done) : {unit};",
+            *self.place("first + done", items, "row_{0}"),
         ]
+        for item in items:
+            lines += (
+                [f"const auto end_{item.name} = buffer_{item.name};"] if item.is_output else self._read_end(item, unit)
+            )
+        lines += self.unit(step, element, known, "", "end_{0}", is_end=True)
+        for item in items:
+            lines += self._copy_end(item, f"{self._place(item)} = end_{item.name}[at + i];") if item.is_output else []
+        return lines
+
+    def _read_end(self, item: Operand, unit: int) -> list[str]:
+        name, is_one_stretch = item.name, self.loop.rows.reduced == 1
+        if item.is_counter and item.inner == 1 and is_one_stretch:
+            return [f"const auto end_{name} = {name};"]
+        copy = [
+            *self._copy_end(item, f"buffer_{name}[at + i] = {self._place(item)};"),
+            f"for (int i = end; i < {unit}; ++i) buffer_{name}[i] = buffer_{name}[0];",
+        ]
+        if item.inner != 1 or item.is_counter:
+            return [*copy, f"const auto end_{name} = buffer_{name};"]
+        goes_on = [f"{name} + {unit - 1} <= last_{name}", *([] if is_one_stretch else ["length >= end"])]
+        # All rows may have the same end.
+        is_new = f" && (row == 0 || {self.stride(item, self.loop.rows.reduced)} != 0)" if is_one_stretch else ""
+        return [
+            f"const bool goes_on_{name} = {' && '.join(goes_on)};",
+            f"if (!goes_on_{name}{is_new}) {{",
+            *indent(copy),
+            "}",
+            f"const auto end_{name} = goes_on_{name} ? {name} : buffer_{name};",
+        ]
+
+    def _buffers(self, step: RowPass, element: RowPart) -> list[str]:
+        # What the ends of rows need: room, and the last element in memory.
+        unit, lines = QUARTER * self._lanes(step), []
+        for item in self.full(element):
+            lines.append(f"alignas(64) {item.info.storage} buffer_{item.name}[{unit}];")
+            if not item.is_output and not item.is_counter:
+                ends = (f"(a.size[{dim}] - 1) * {self.stride(item, dim)}" for dim in range(self.loop.rank))
+                lines.append(f"const auto last_{item.name} = {' + '.join([item.address, *ends])};")
+        return lines
+
+    def _copy_end(self, item: Operand, move: str) -> list[str]:
+        return [
+            "for (int64_t at = 0; at < end;) {",
+            *indent(self.place("first + done + at", [item], "row_{0}")),
+            "  const int64_t count = length < end - at ? length : end - at;",
+            f"  for (int64_t i = 0; i < count; ++i) {move}",
+            "  at += count;",
+            "}",
+        ]
+
+    def _place(self, item: Operand) -> str:
+        stride = self.stride(item, 0)
+        return f"{item.name}[{'0' if stride == '0' else 'i' if stride == '1' else f'i * {stride}'}]"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fuser.access import Tuning
 from fuser.codegen import Operand
 from fuser.cuda.row_text import RowText, indent
+from fuser.row_access import LONG_SHARE
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["WARP", "AlongElements"]
@@ -31,6 +32,16 @@ class AlongElements(RowText):
         return self.tuning.unroll * self.tuning.team * self.loop.vector
 
     @property
+    def lanes(self) -> int:
+        """Threads that combine by shuffles."""
+        return min(self.tuning.team, WARP)
+
+    @property
+    def span(self) -> int:
+        """Elements that those have at a time."""
+        return self.lanes * self.tuning.unroll * self.loop.vector
+
+    @property
     def _has_whole_vectors(self) -> bool:
         return bool(self.tuning.multiple)
 
@@ -44,8 +55,13 @@ class AlongElements(RowText):
             return []
         used = [item for step in self.loop.passes if step.element for item in self.full(step.element)]
         found = dict.fromkeys(item for item in used if not (item.is_output or item.is_counter))
-        kept = [f"fuser_vector<{self.loop.kept_types[name]}, V> {name}[U];" for name in self.loop.kept]
+        kept = [f"fuser_vector<{self._kept_type(name)}, V> {name}[U];" for name in self.loop.kept]
         return [*(f"{self._vector(item)} {item.name}[U];" for item in found), *kept]
+
+    def _kept_type(self, name: str) -> str:
+        # A thread that keeps few values keeps them as it computes with them.
+        has_few = self.tuning.unroll * self.loop.vector <= LONG_SHARE
+        return (self.loop.types if has_few else self.loop.kept_types)[name]
 
     def _new_inputs(self, level: int, element: RowPart) -> list[Operand]:
         # What a pass reads.
@@ -63,19 +79,25 @@ class AlongElements(RowText):
         lines = [] if self.tuning.is_resident else [f"{self._vector(item)} {item.name}[U];" for item in inputs]
         again = [item for item in inputs if item in self.loop.held and not self._reads_first(item, level)]
         direct = [item for item in inputs if item not in again]
+        anywhere = [item for item in direct if self._is_anywhere(item)]
+        direct = [item for item in direct if item not in anywhere]
+        lines += [
+            f"fuser_load_anywhere({item.name}, row.{item.name} + (begin + lead), {self._left()});" for item in anywhere
+        ]
         loads = [*self._place(direct, reads=True), *(f"{item.name}[u] = {self._read(item)};" for item in direct)]
-        own = "(begin + (u * T + t) * V) / V"
+        own = "(begin + lead) / V + u * W"
         loads += [f"{item.name}[u] = held_{item.name}[{own}];" for item in again]
         return [*lines, "#pragma unroll", "for (int u = 0; u < U; ++u) {", *indent(loads), "}"]
 
-    def _place(self, items: list[Operand], *, reads: bool = False) -> list[str]:
-        # Where the thread's u-th vector is, and how many elements there are from there on.
-        own, left = "begin + (u * T + t) * V", f"const {self.signed} left = static_cast<{self.signed}>(length - n);"
-        if self._has_whole_chunks or (reads and self._has_whole_vectors):
+    def _place(self, items: list[Operand], *, reads: bool = False, is_whole: bool = False) -> list[str]:
+        # Where the thread's u-th vector is, and how many elements there are from there on: V if all are whole.
+        own, left = "begin + lead + u * (W * V)", f"const {self.signed} left = static_cast<{self.signed}>(length - n);"
+        is_whole = is_whole or self._has_whole_chunks
+        if is_whole or (reads and self._has_whole_vectors):
             left = "constexpr int left = V;"
         elif self._has_whole_vectors:
             left = "const int left = n < length ? V : 0;"
-        if reads and not self._has_whole_chunks:
+        if reads and not is_whole:
             # What is missing is read elsewhere: all vectors are computed side by side, without a branch for each.
             lines = [f"const fuser_index own = {own}, n = own < length ? own : 0;", left]
         else:
@@ -88,70 +110,102 @@ class AlongElements(RowText):
             lines.append("const fuser_index i0 = n;")
         return lines
 
+    def _address(self, item: Operand, *, is_whole: bool = False) -> str:
+        if (is_whole or self._has_whole_chunks) and len(self.reduced) == 1 and item.inner == 1 and not item.is_counter:
+            # Numbers of 32 bits may wrap, pointers don't: what all vectors of a thread have in common is added once.
+            return f"row.{item.name} + (begin + lead) + u * (W * V)"
+        return self.address(f"row.{item.name}", item, self.reduced)
+
     def _vector(self, item: Operand) -> str:
         return f"fuser_vector<{item.info.storage}, {'V' if item.inner else '1'}>"
 
     def _read(self, item: Operand) -> str:
-        place = self.address(f"row.{item.name}", item, self.reduced)
+        place = self._address(item)
         if item.inner == 2:
             return f"fuser_gather<V>({place}, {self.stride(item, 0)}, left)"
-        if self._is_anywhere(item):
-            return f"fuser_load_anywhere<V>({place}, left)"
         return f"fuser_load<{'V' if item.inner else '1'}, {item.access.width if item.inner else 1}>({place}, left)"
 
+    def _left(self) -> str:
+        # Elements from a thread's first one on.
+        return f"static_cast<{self.signed}>(length - (begin + lead))"
+
     def _is_anywhere(self, item: Operand) -> bool:
-        # Whether a vector would take four accesses or more, and neighbours in a warp are neighbours in memory.
+        # Whether a vector would take four accesses or more, and a warp's are neighbours in memory.
         is_row = self.tuning.team >= WARP and len(self.reduced) == 1 and not item.is_counter
         is_word = self.loop.vector * item.info.dtype.itemsize % 4 == 0
         return item.inner == 1 and is_row and is_word and 4 * item.access.width <= self.loop.vector
 
     def _compute(self, level: int, step: RowPass, element: RowPart) -> list[str]:
         known = self.row_values(element)
-        outputs = [item for item in self.full(element) if item.is_output]
-        lines = self._place([item for item in self.full(element) if item.is_output or item.is_counter])
-        inside = []
+        outputs = [item for item in self.full(element) if item.is_output and self._is_anywhere(item)]
+        head = [f"fuser_pass{level}::part parts[U];"] if step.accumulators else []
+        head += [f"{self._vector(item)} made_{item.name}[U];" for item in outputs]
+        if step.quick:
+            divisors = [name for name in step.quick.reads if name[0] == "d"]
+            head += [f"const fuser_divisor {name}(fuser_cast<float>({known[f'v{name[1:]}']}));" for name in divisors]
+        each = self._vectors(level, step, element, is_whole=self._has_whole_chunks)
+        if not self._has_whole_chunks and self.tuning.team >= WARP:
+            # Most warps have all of their vectors, and ask no question for each.
+            whole = self._vectors(level, step, element, is_whole=True)
+            is_full = "begin + (lead - t % W * V) + U * W * V <= length"
+            each = [f"if ({is_full}) {{", *indent(whole), "} else {", *indent(each), "}"]
+        left = f"is_row ? {self._left()} : {self.signed}(0)"
+        stores = [
+            f"fuser_store_anywhere(row.{item.name} + (begin + lead), made_{item.name}, {left});" for item in outputs
+        ]
+        return [*head, *each, *stores]
+
+    def _vectors(self, level: int, step: RowPass, element: RowPart, *, is_whole: bool) -> list[str]:
+        # The loop over a thread's vectors; whether all elements of its warp's are there.
+        known = self.row_values(element)
+        placed = [item for item in self.full(element) if item.is_output or item.is_counter]
+        outputs = [item for item in placed if item.is_output]
+        lines = self._place(placed, is_whole=is_whole)
+        if not is_whole and (self.tuning.team >= WARP or not self._has_whole_vectors):
+            # A warp that has nothing there goes on, and so do the threads of rows of nothing, which have no element to
+            # stand for those that are missing.
+            is_none = "n - t % W * V >= length" if self.tuning.team >= WARP else "length == 0"
+            none = f"parts[u] = pass{level}.identity();" if step.accumulators else ""
+            lines.append(f"if ({is_none}) {{ {none} continue; }}")
+        first = [item for item in self.loop.held if self._reads_first(item, level)]
+        lines += [f"held_{item.name}[n / V] = {item.name}[u];" for item in first]
         for item in self.full(element):
             if item.is_output:
-                inside.append(f"{item.info.storage} {item.name}[V];")
+                lines.append(f"{item.info.storage} {item.name}[V];")
                 known[item.variable] = f"{item.name}[k]"
             elif item.is_counter:
-                inside.append(f"const auto {item.name} = {self._read(item)};")
+                lines.append(f"const auto {item.name} = {self._read(item)};")
                 known[item.variable] = f"{item.name}[{'k' if item.inner else '0'}]"
             else:
                 known[item.variable] = f"fuser_to_compute({item.name}[u][{'k' if item.inner else '0'}])"
         known |= {f"m{item.name}": f"own[k].m{item.name}" for item in step.accumulators}
         if step.accumulators:
-            inside.append(f"fuser_pass{level}::part own[V];")
+            lines.append(f"fuser_pass{level}::part own[V];")
         kept = [name for name in element.writes if name[0] == "k"]
         known |= {f"v{name[1:]}": f"fuser_to_compute({name}[u][k])" for name in self.loop.kept if name not in kept}
-        sets = [f"{name}[u].set(k, fuser_from_compute<{self.loop.kept_types[name]}>(kept_{name}));" for name in kept]
-        known |= {name: f"kept_{name}" for name in kept}
-        inside += ["#pragma unroll", "for (int k = 0; k < V; ++k) {"]
-        inside += [f"  {self.loop.types[name]} kept_{name};" for name in kept]
-        inside += [f"  {element.call(known)}", *(f"  {line}" for line in sets), "}"]
+        known |= {name: f"kept_{name}[k]" for name in kept}
+        lines += [f"{self.loop.types[name]} kept_{name}[V];" for name in kept]
+        if step.quick:
+            again = ["if (!is_exact) {", *indent(_each_element(element.call(known))), "}"]
+            lines += ["bool is_exact = true;", *_each_element(step.quick.call(known)), *again]
+        else:
+            lines += _each_element(element.call(known))
+        for name in kept:
+            value = f"fuser_exactly<{self._kept_type(name)}>(kept_{name}[k])"
+            lines += [*_each_element(f"{name}[u].set(k, {value});"), f"{name}[u].pack();"]
         if step.accumulators:
-            if not self._has_whole_vectors:
-                inside += [
-                    "if (left < V) {",
-                    "#pragma unroll",
-                    "  for (int k = 0; k < V; ++k)",
-                    f"    if (k >= left) own[k] = pass{level}.identity();",
-                    "}",
-                ]
-            inside.append(f"parts[u] = fuser_tree<V>(pass{level}, own);")
-            if self._has_whole_vectors and not self._has_whole_chunks:
-                inside.append(f"if (left == 0) parts[u] = pass{level}.identity();")
-        inside += [self._write(item) for item in outputs]
-        first = [item for item in self.loop.held if self._reads_first(item, level)]
-        inside = [*(f"held_{item.name}[n / V] = {item.name}[u];" for item in first), *inside]
-        lines += inside
-        head = [f"fuser_pass{level}::part parts[U];"] if step.accumulators else []
-        each = ["#pragma unroll", "for (int u = 0; u < U; ++u) {", *indent(lines), "}"]
-        if not self.tuning.is_resident or self.tuning.multiple:
-            return [*head, *each]
-        # Rows of nothing have no element to stand for those that are missing.
-        rest = ["} else {", "#pragma unroll", f"  for (int u = 0; u < U; ++u) parts[u] = pass{level}.identity();"]
-        return [*head, "if (length > 0) {", *indent(each), *(rest if step.accumulators else []), "}"]
+            if not is_whole and not self._has_whole_vectors:
+                missing = _each_element(f"if (k >= left) own[k] = pass{level}.identity();")
+                lines += ["if (left < V) {", *indent(missing), "}"]
+            lines.append(f"parts[u] = fuser_tree<V>(pass{level}, own);")
+            if not is_whole and self._has_whole_vectors:
+                lines.append(f"if (left == 0) parts[u] = pass{level}.identity();")
+        for item in outputs:
+            if self._is_anywhere(item):
+                lines += _each_element(f"made_{item.name}[u].set(k, {item.name}[k]);")
+            else:
+                lines.append(self._write(item, is_whole=is_whole))
+        return ["#pragma unroll", "for (int u = 0; u < U; ++u) {", *indent(lines), "}"]
 
     def _reads_first(self, item: Operand, level: int) -> bool:
         readers = [
@@ -161,11 +215,13 @@ class AlongElements(RowText):
         ]
         return readers[0] == level
 
-    def _write(self, item: Operand) -> str:
-        place = self.address(f"row.{item.name}", item, self.reduced)
+    def _write(self, item: Operand, *, is_whole: bool) -> str:
+        place = self._address(item, is_whole=is_whole)
         left = f"is_row ? left : {self.signed}(0)"
         if item.inner == 2:
             return f"fuser_scatter<V>({place}, {self.stride(item, 0)}, {item.name}, {left});"
-        if self._is_anywhere(item):
-            return f"fuser_store_anywhere<V>({place}, {item.name}, {left});"
         return f"fuser_store<V, {item.access.width}>({place}, {item.name}, {left});"
+
+
+def _each_element(line: str) -> list[str]:
+    return ["#pragma unroll", f"for (int k = 0; k < V; ++k) {line}"]

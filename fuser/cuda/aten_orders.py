@@ -75,7 +75,7 @@ def coalesce(shape: Shape, strides: Strides, dims: tuple[int, ...]) -> Layout:
 
 def find_schedule(order: str, layout: Layout, itemsize: int, gpu: GpuSize, *, is_aligned: bool) -> Schedule | None:
     """Return the schedule of one of ATen's orders, by its name; arguments and result as of ``sum_schedule``."""
-    if order == "sum":
+    if order in {"sum", "norm"}:
         return sum_schedule(layout, itemsize, gpu, is_aligned=is_aligned)
     if order == "welford":
         return sum_schedule(layout, itemsize, gpu, is_aligned=is_aligned, in_flight=2)

@@ -344,4 +344,6 @@ _OWN_MACROS = "\n".join(
         "#define __align__(n) __attribute__((aligned(n)))",
     ]
 )
-DIALECT = Dialect("cuda", emit_prelude, emit_loop, emit_rows, GEOMETRY, _OWN_MACROS, crosses_with_zero=True)
+DIALECT = Dialect(
+    "cuda", emit_prelude, emit_loop, emit_rows, GEOMETRY, _OWN_MACROS, crosses_with_zero=True, has_brief_exp=True
+)

@@ -22,10 +22,11 @@ class AcrossText(RowText):
         tuning = self.loop.tuning
         first, outer = self.kept[0], self.kept[1:]
         size = tuning.team * self.loop.vector
+        left = "column < width ? V : 0" if tuning.multiple else f"static_cast<{self.signed}>(width - column)"
         vectors = [f"const auto {item.name} = {self._read(item, f'row.{item.name}')};" for item in self.row_inputs()]
         body = [
             f"const fuser_index column = tile % groups * {size} + x * V;",
-            f"const {self.signed} left = static_cast<{self.signed}>(width - column);",
+            f"const {self.signed} left = {left};",
             "// Threads without a row go along: others wait for them.",
             "const fuser_row row = fuser_find(a, (left > 0 ? column : 0) + tile / groups * width);",
             *vectors,
@@ -75,6 +76,8 @@ class AcrossText(RowText):
         return [f"alignas(16) __shared__ unsigned char shared[X * Y * V * {most}];"]
 
     def _read(self, item: Operand, pointer: str, left: str = "left") -> str:
+        # Who has no row reads another one's.
+        left = "V" if self.loop.tuning.multiple else left
         if item.inner == 2:
             return f"fuser_gather<V>({pointer}, {self.stride(item, self.kept[0])}, {left})"
         return f"fuser_load<{'V' if item.inner else '1'}, {item.access.width if item.inner else 1}>({pointer}, {left})"
@@ -171,21 +174,24 @@ class AcrossText(RowText):
             "int share = 1;",
             "while (share * Y < count) share *= 2;",
             "const int begin = y * share, end = begin + share < count ? begin + share : count;",
-            *([f"{kind} waiting[V][{most.bit_length()}];"] if step.accumulators else []),
-            "int number = 0;",
-            "for (int at = begin; at < end && left > 0; at += U, ++number) {",
-            *indent(self._elements(level, step, element)),
+            *([f"{kind} waiting[{most.bit_length()}][V], own[V];"] if step.accumulators else []),
+            "int at = begin, number = 0;",
+            "for (; at + U <= end; at += U, ++number) {",
+            *indent(self._group(level, step, element, is_whole=True)),
+            "}",
+            "for (; at < end; at += U, ++number) {",
+            *indent(self._group(level, step, element, is_whole=False)),
             "}",
         ]
         if step.accumulators:
             lines += [
-                f"{kind} own[V];",
-                f"for (int k = 0; k < V; ++k) own[k] = fuser_settle(pass{level}, waiting[k], number);",
+                f"fuser_settle(pass{level}, waiting, number, own);",
                 f"fuser_stack<X, Y>(pass{level}, own, reinterpret_cast<{kind}*>(shared));",
             ]
         return lines
 
-    def _elements(self, level: int, step: RowPass, element: RowPart) -> list[str]:
+    def _group(self, level: int, step: RowPass, element: RowPart, *, is_whole: bool) -> list[str]:
+        # U elements of each of a thread's rows; fewer if they are not whole.
         inputs = [item for item in self.full(element) if not (item.is_output or item.is_counter)]
         counters = [item for item in self.full(element) if item.is_counter]
         outputs = [item for item in self.full(element) if item.is_output]
@@ -196,7 +202,7 @@ class AcrossText(RowText):
             *([f"fuser_pass{level}::part parts[V][U];"] if step.accumulators else []),
         ]
         if loads:
-            lines += ["for (int u = 0; u < U; ++u) {", "  if (at + u >= end) break;"]
+            lines += ["for (int u = 0; u < U; ++u) {", *(["  if (at + u >= end) break;"] if not is_whole else [])]
             lines += [*indent([*self._place(), *loads]), "}"]
         for item in inputs:
             known[item.variable] = f"fuser_to_compute({item.name}[u][{'k' if item.inner else '0'}])"
@@ -211,12 +217,13 @@ class AcrossText(RowText):
             *(self._write(item, self._place_of(item)) for item in outputs),
         ]
         missing = f"for (int k = 0; k < V; ++k) parts[k][u] = pass{level}.identity();"
-        lines += ["for (int u = 0; u < U; ++u) {", "  if (at + u < end) {", *indent(compute, 2)]
-        lines += ["  } else {", f"    {missing}"] if step.accumulators else []
-        lines += ["  }", "}"]
+        if not is_whole:
+            rest = ["} else {", f"  {missing}"] if step.accumulators else []
+            compute = ["if (at + u < end) {", *indent(compute), *rest, "}"]
+        lines += ["for (int u = 0; u < U; ++u) {", *indent(compute), "}"]
         if step.accumulators:
-            push = f"fuser_push(pass{level}, waiting[k], number, fuser_tree<U>(pass{level}, parts[k]));"
-            lines.append(f"for (int k = 0; k < V; ++k) {push}")
+            lines.append(f"for (int k = 0; k < V; ++k) own[k] = fuser_tree<U>(pass{level}, parts[k]);")
+            lines.append(f"fuser_push(pass{level}, waiting, number, own);")
         return lines
 
     def _place(self) -> list[str]:

@@ -1,8 +1,9 @@
 """Row loops in CUDA whose threads take neighbouring elements of a row side by side.
 
-A *team* of T threads takes a row, U vectors of V elements of each thread at a time: number ``(u * T + t) * V + k`` of a
-*chunk* of U * T * V elements. So a vector comes to one part in its thread, those of a warp's lanes to one by shuffles,
-and those of a batch to one by way of shared memory, as the tree has it.
+A *team* of T threads takes a row, U vectors of V elements of each thread at a time. Those of a warp's W lanes lie side
+by side, number ``((w * U + u) * W + lane) * V + k`` of a *chunk* of U * T * V elements. So a vector comes to one part
+in its thread, those of a warp to one by shuffles, and those of a batch to one by way of shared memory, as the tree has
+it.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from fuser.codegen import KERNEL_NAME
 from fuser.cuda.along_elements import WARP, AlongElements
 from fuser.cuda.row_text import indent
 from fuser.function import BATCH
+from fuser.row_access import LONG_SHARE
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["AlongText"]
 
 # Threads of a multiprocessor that a kernel leaves registers for: where rows stay in registers, by whether there are
-# several accumulators and whether a thread has many bytes of an operand; and elsewhere.
-RESIDENT_THREADS = {(False, False): 1024, (False, True): 768, (True, False): 768, (True, True): 512}
+# several accumulators and whether a thread has much (elements; bytes of an operand, or such as it has to put together);
+# and elsewhere, or in clusters. Twice as many where blocks share a row.
+RESIDENT_THREADS = {(False, False): 1280, (False, True): 768, (True, False): 768, (True, True): 512}
 FEW_BYTES = 64
 THREADS = 1024
 
@@ -44,7 +47,7 @@ class AlongText(AlongElements):
             body.append("__syncthreads();")
         return [
             *self._head(),
-            "  const int t = threadIdx.x % T;",
+            *self._own_vectors("threadIdx.x % T"),
             f"  const fuser_index length = {self.length}, rows = {rows};",
             *indent(self._shared()),
             *indent(self._held()),
@@ -66,14 +69,22 @@ class AlongText(AlongElements):
 
     def _cluster_kernel(self) -> list[str]:
         # Neighbouring blocks, which read and write each other's shared memory, have a chunk of one row each.
+        batches = self.chunk // BATCH
         return [
             *self._head(),
             f"  constexpr unsigned int C = {self.tuning.cluster};",
-            "  const int t = threadIdx.x;",
+            *self._own_vectors("threadIdx.x"),
             "  const unsigned int rank = blockIdx.x % C;",
             "  constexpr bool is_row = true;",
             f"  const fuser_index length = {self.length}, begin = rank * {self.chunk};",
             *indent(self._shared()),
+            f"  __shared__ unsigned long long boxes[{len(self.combining)}];",
+            "  if (t == 0) {",
+            *(
+                f"    fuser_expect(boxes + {number}, {batches} * C * {self._part_bytes(level)});"
+                for number, level in enumerate(self.combining)
+            ),
+            "  }",
             "  fuser_arrive();",
             "  const fuser_row row = fuser_find(a, blockIdx.x / C);",
             *indent(self._all_passes("rank == 0 && t == 0")),
@@ -85,14 +96,20 @@ class AlongText(AlongElements):
         is_heavy = any(len(step.accumulators) > 1 for step in self.loop.passes)
         full = [item for step in self.loop.passes if step.element for item in self.full(step.element)]
         widest = max((item.info.dtype.itemsize for item in full if not item.is_counter), default=1)
-        has_many = self.tuning.unroll * self.loop.vector * widest > FEW_BYTES
-        threads = RESIDENT_THREADS[is_heavy, has_many] if self.tuning.is_resident else THREADS
+        share = self.tuning.unroll * self.loop.vector
+        has_much = share > LONG_SHARE if is_heavy else share * widest > FEW_BYTES or not self._has_whole_vectors
+        threads = RESIDENT_THREADS[is_heavy, has_much]
+        if not is_heavy and self.tuning.cluster > 1 and self._has_whole_chunks:
+            threads = THREADS
+        elif not self.tuning.is_resident:
+            threads = THREADS if is_heavy or not self.tuning.piece else 2 * THREADS
         blocks = (2 * threads + block) // (2 * block)
         cluster = f"__cluster_dims__({self.tuning.cluster}, 1, 1) " if self.tuning.cluster > 1 else ""
         return [
             f'extern "C" __global__ void {cluster}__launch_bounds__({block}, {max(blocks, 1)})',
             f"{KERNEL_NAME}(const __grid_constant__ fuser_args a) {{",
             f"  constexpr int V = {self.loop.vector}, T = {self.tuning.team}, U = {self.tuning.unroll};",
+            f"  constexpr int W = {self.lanes};",
         ]
 
     def _row_variables(self) -> list[str]:
@@ -105,11 +122,11 @@ class AlongText(AlongElements):
         # Blocks share a row: each has some batches of the only pass.
         step, last = self.loop.passes
         assert step.element is not None, "it reduces something"
-        kind, span, piece = "fuser_pass0::part", WARP * self.loop.vector, self.tuning.piece
+        kind, span, piece = "fuser_pass0::part", self.span, self.tuning.piece
         per_batch, batches = BATCH // span, piece // BATCH
         return [
             *self._head(),
-            "  const int t = threadIdx.x;",
+            *self._own_vectors("threadIdx.x"),
             "  const bool is_row = true;",
             f"  const fuser_index length = {self.length};",
             f"  const unsigned int pieces = (length + {piece - 1}) / {piece}, piece = blockIdx.x % pieces;",
@@ -125,12 +142,12 @@ class AlongText(AlongElements):
             f"  const fuser_index round = static_cast<fuser_index>(piece) * {piece};",
             f"  for (fuser_index begin = round; begin < length && begin - round < {piece}; begin += {BATCH}) {{",
             *indent([*self._load(0, step.element), *self._compute(0, step, step.element)], 2),
-            f"    const auto own = fuser_lanes<U, {WARP}>(pass0, parts);",
-            f"    if (t % 32 < U) waiting[(begin - round) / {span} + t % 32 * (T / 32) + t / 32] = own;",
+            f"    const auto own = {self._whole_warp(0)};",
+            f"    if (t % 32 == 0) waiting[(begin - round) / {span} + t / 32] = own;",
             "  }",
             "  __syncthreads();",
             f"  for (unsigned int i = t / 32; i < {batches} && piece * {batches} + i < batches; i += T / 32) {{",
-            f"    const auto whole = fuser_warp_batch<V>(pass0, waiting + i * {per_batch}, {per_batch});",
+            f"    const auto whole = fuser_warp_batch<{span}>(pass0, waiting + i * {per_batch}, {per_batch});",
             f"    if (t % 32 == 0) space.piece(1).put(piece * {batches} + i, whole);",
             "  }",
             "  space.finish(piece, [&](unsigned int begin, unsigned int end, bool is_last) {",
@@ -145,6 +162,14 @@ class AlongText(AlongElements):
             "  });",
             "}",
         ]
+
+    def _own_vectors(self, number: str) -> list[str]:
+        # Which thread of its row it is, and where its vectors begin.
+        return [f"  const int t = {number}, lead = (t / W * U * W + t % W) * V;"]
+
+    def _whole_warp(self, level: int) -> str:
+        # What a warp's parts come to.
+        return f"fuser_butterfly<1, U>(pass{level}, fuser_lanes<U, W>(pass{level}, parts))"
 
     # --- shared memory -----------------------------------------------------------------------------------------------
     @property
@@ -166,14 +191,14 @@ class AlongText(AlongElements):
         if not self._shares:
             return []
         lines = []
-        least = self.tuning.unroll * self.tuning.team // WARP
+        least = self.tuning.team // WARP
         buffers = 2 if self._alternates else 1
-        sizes = [f"static_cast<int>(sizeof(fuser_pass{level}::part))" for level in self.combining]
+        sizes = [self._part_bytes(level) for level in self.combining]
         for level, size in zip(self.combining, sizes, strict=True):
             count = f"fuser_waiting({least}, {size})" if not self.tuning.is_resident else str(least)
             lines.append(f"constexpr int waiting{level} = {count};")
         # The batches come behind the parts.
-        per_batch = BATCH // (WARP * self.loop.vector)
+        per_batch = BATCH // self.span
         cluster = self.tuning.cluster
         wholes = [
             f"(waiting{level} + (waiting{level} + {per_batch - 1}) / {per_batch} * {cluster})"
@@ -188,6 +213,11 @@ class AlongText(AlongElements):
             f"alignas(16) __shared__ unsigned char shared[{buffers}][{self.teams}][shared_bytes];",
         ]
         return lines
+
+    def _part_bytes(self, level: int) -> str:
+        # Blocks of a cluster tell each other words.
+        size = f"static_cast<int>(sizeof(fuser_pass{level}::part))"
+        return f"(({size} + 3) / 4 * 4)" if self.tuning.cluster > 1 else size
 
     def _held(self) -> list[str]:
         # One operand behind the other, each in vectors in order.
@@ -235,32 +265,34 @@ class AlongText(AlongElements):
             own = [
                 "constexpr fuser_index begin = 0;",
                 *own,
-                f"{combine}fuser_butterfly<1, U>(pass{level}, fuser_lanes<U, T>(pass{level}, parts)));",
+                f"{combine}{self._whole_warp(level)});",
             ]
             return [*lines, "{", *indent(own), "}"]
         buffer = self.combining.index(level) % 2 if self._alternates else 0
         setup = [f"const auto waiting = reinterpret_cast<{kind}::part*>(shared[{buffer}][threadIdx.x / T]);"]
         store = [
-            f"const auto own = fuser_lanes<U, {WARP}>(pass{level}, parts);",
-            "const int lane = threadIdx.x % 32;",
-            f"if (lane < U) waiting[(begin - round) / {WARP * self.loop.vector} + lane * (T / 32) + t / 32] = own;",
+            f"const auto own = {self._whole_warp(level)};",
+            f"if (t % 32 == 0) waiting[(begin - round) / {self.span} + t / 32] = own;",
         ]
         if self._is_one_batch:
-            count = self.chunk // (WARP * self.loop.vector)
+            count = self.chunk // self.span
             own = ["constexpr fuser_index begin = 0, round = 0;", *setup, *own, *store, "__syncthreads();"]
-            own.append(f"{combine}fuser_warp_batch<V>(pass{level}, waiting, {count}));")
+            own.append(f"{combine}fuser_warp_batch<{self.span}>(pass{level}, waiting, {count}));")
             return [*lines, "{", *indent(own), "}"]
         if self.tuning.cluster > 1:
             own = ["const fuser_index round = begin;", *setup, *own, *store]
             own += ["fuser_wait();"] * (level == self.combining[0])
-            parts = f"waiting, waiting + waiting{level}"
-            own.append(f"fuser_fold_blocks<V, T, U, C>(pass{level}, total{level}, {parts}, rank, length);")
+            parts = f"waiting, reinterpret_cast<unsigned int*>(waiting + waiting{level})"
+            parts += f", boxes + {self.combining.index(level)}"
+            length = "fuser_index(V * T * U * C)" if self._has_whole_chunks else "length"
+            sizes = f"{self.span}, T, {self.chunk // BATCH}, C"
+            own.append(f"fuser_fold_blocks<{sizes}>(pass{level}, total{level}, {parts}, rank, {length});")
             return [*lines, "{", *indent(own), "}"]
-        span = f"{WARP * self.loop.vector}"
+        span = self.span
         fold = [
             f"const fuser_index left = length - round, most = waiting{level} * {span};",
-            f"fuser_fold<V, T>(pass{level}, total{level}, waiting, waiting + waiting{level}, "
-            f"static_cast<int>(((left < most ? left : most) + {int(span) - 1}) / {span}));",
+            f"fuser_fold<{span}, T>(pass{level}, total{level}, waiting, waiting + waiting{level}, "
+            f"static_cast<int>(((left < most ? left : most) + {span - 1}) / {span}));",
         ]
         if self.tuning.is_resident:
             own = ["constexpr fuser_index begin = 0, round = 0;", *setup, *own, *store, *fold]

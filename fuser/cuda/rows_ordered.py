@@ -127,6 +127,14 @@ class OrderedAlongText(AlongText):
             f"  const fuser_index length = {self.length}, at = blockIdx.x / {self.tuning.cluster};",
             "  constexpr bool is_row = true;",
             *indent(self._waiting()),
+            f"  __shared__ unsigned long long boxes[{len(self.combining)}];",
+            "  if (t == 0) {",
+            *(
+                f"    fuser_expect(boxes + {number}, {parts} * {self._part_bytes(level)});"
+                for number, level in enumerate(self.combining)
+                for parts in [f"(N / {self._side})" if self.loop.passes[level].is_free else "Y"]
+            ),
+            "  }",
             "  fuser_arrive();",
             "  const fuser_row row = fuser_find(a, at);",
             *indent(self._all_passes("rank == 0 && t == 0")),
@@ -314,11 +322,15 @@ class OrderedAlongText(AlongText):
             # Until the other blocks have begun.
             lines.append("  fuser_wait();")
         if step.is_free:
-            side = min(self.tuning.team, 32)
-            how, own = f"{side}, N / {side}, {count}, false, false", "all"
+            how, own = f"{self._side}, N / {self._side}, {count}, false, false", "all"
             lines.append(f"  {part} all[1] = {{fuser_join<1>(pass{level}, own)}};")
-        rank = "rank" if count > 1 else "0"
-        return [*lines, f"  total{level} = fuser_unite<{how}>(pass{level}, {own}, {shared}, {rank});"]
+        told = f"boxes + {self.combining.index(level)}, rank" if count > 1 else "nullptr, 0"
+        return [*lines, f"  total{level} = fuser_unite<{how}>(pass{level}, {own}, {shared}, {told});"]
+
+    @property
+    def _side(self) -> int:
+        # Threads whose parts come to one by lanes.
+        return min(self.tuning.team, 32)
 
     def _in_turns(self, step: RowPass, element: RowPart, late: list[Operand]) -> list[str]:
         # What stays in registers beside what does not: a few vectors at a time.

@@ -104,9 +104,9 @@ class OrderedAcrossText(AcrossText):
         loop = [
             f"for (fuser_index begin = {first}; begin < length && left > 0; begin += {self._step} * U) {{",
             f"  if (left >= V && {self._number('(U - 1)')} < length) {{",
-            *indent(self._elements(level, step, element, is_whole=True), 2),
+            *indent(self._elements(step, element, is_whole=True), 2),
             "  } else {",
-            *indent(self._elements(level, step, element), 2),
+            *indent(self._elements(step, element, is_whole=False), 2),
             "  }",
             "}",
         ]
@@ -129,14 +129,7 @@ class OrderedAcrossText(AcrossText):
         ]
         return [f"const fuser_pass{level} pass{level}{{a}};", f"{kind} total{level}[V];", "{", *indent(inside), "}"]
 
-    def _elements(
-        self,
-        level: int,  # noqa: ARG002 - as the class it is of
-        step: RowPass,
-        element: RowPart,
-        *,
-        is_whole: bool = False,
-    ) -> list[str]:
+    def _elements(self, step: RowPass, element: RowPart, *, is_whole: bool) -> list[str]:
         # All that a thread has in flight, ``is_whole``: none of it is missing.
         left = "V" if is_whole else "left"
         count = self.schedule.accumulators

@@ -59,6 +59,9 @@ class DifferentiableFusion(FusionModule):
         if not torch.is_grad_enabled() or not any(map(requires_grad, inputs)):
             return self.run(*inputs)
         joint = self._find_joint(inputs)
+        if joint is not None and joint.forward is None:
+            with torch.no_grad():
+                return self.run(*inputs)
         made = self._run_apart(inputs) if joint is None else _apply(joint, *inputs)
         return made[0] if len(made) == 1 else made
 
@@ -87,8 +90,9 @@ class DifferentiableFusion(FusionModule):
 
     def _run_apart(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         if self._apart is None:
-            apart = fx.GraphModule(self.nodes, fx.Graph())
-            apart.graph.output(apart.graph.graph_copy(self.nodes.graph, {}))
+            graph = fx.Graph()
+            graph.output(graph.graph_copy(self.nodes.graph, {}))
+            apart = fx.GraphModule(self.nodes, graph)
             FusionPass(reduces=False)(apart)
             self._apart = apart
         made: tuple[Any, ...] = self._apart(*inputs)
@@ -104,8 +108,9 @@ class Joint:
 
     nodes: fx.GraphModule
     # Functions of a list, which they empty: of the tensors, and of what the first one saves and the gradients.
-    forward: Callable[[list[Any]], Sequence[Any]]
-    backward: Callable[[list[Any]], Sequence[Any]]
+    # None where no output has a gradient.
+    forward: Callable[[list[Any]], Any] | None
+    backward: Callable[[list[Any]], Any] | None
     count: int
     # Which inputs are tensors, and which outputs have gradients.
     tensors: tuple[int, ...]
@@ -130,6 +135,7 @@ class _Differentiated(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, joint: Joint, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        assert joint.forward is not None, "it has gradients"
         made = joint.forward([inputs[slot] for slot in joint.tensors])
         outputs = tuple(made[: joint.count])
         ctx.set_materialize_grads(False)
@@ -168,6 +174,7 @@ class _Differentiated(torch.autograd.Function):
                 grad if grad is not None else torch.zeros(shape, dtype=dtype, device=device)
                 for grad, (shape, dtype, device) in zip(given, ctx.like, strict=True)
             ]
+            assert joint.backward is not None, "it has gradients"
             made = joint.backward([*ctx.sizes, *ctx.saved_tensors, *tangents])
             # As what is saved: the graph may outlive it.
             ctx.inputs = _let_go(ctx.inputs)
@@ -211,43 +218,63 @@ def _trace_joint(
     nodes: fx.GraphModule, key: tuple[Any, ...], inputs: Sequence[Any], before: Sequence[tuple[Any, ...]]
 ) -> Joint | None:
     # None where torch cannot trace it, or its graphs would rely on how gradients lie in memory.
-    from torch._functorch.aot_autograd import aot_export_joint_simple  # noqa: PLC0415 - takes a second
+    from torch._functorch.aot_autograd import aot_module_simplified  # noqa: PLC0415 - takes a second
 
     from fuser.fx.backend import compile_graph, split_passes  # noqa: PLC0415 - as above
 
     tensors = tuple(slot for slot, item in enumerate(inputs) if isinstance(item, torch.Tensor))
-    made: list[torch.Tensor] = []
 
-    def run(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        items = list(inputs)
-        for slot, item in zip(tensors, given, strict=True):
-            items[slot] = item
-        made[:] = nodes(*items)
-        return tuple(made)
+    def split(graph: fx.GraphModule, given: Any, **settings: Any) -> Any:
+        if settings["num_fwd_outputs"] != len(made):
+            raise UnsupportedError("results that share memory")
+        _prepare(graph)
+        raise _Split(split_passes(graph, given, **settings))
 
     try:
-        fakes, relies_on = _make_fakes(
-            [inputs[slot] for slot in tensors], [[k[1 + s].sizes for k in before] for s in tensors]
-        )
-        graph: Any = aot_export_joint_simple(run, tuple(fakes), trace_joint=True)
-        _prepare(graph)
-        passes = split_passes(graph, (), num_fwd_outputs=len(made))
-        forward, backward = (compile_graph(item, ()) for item in passes)
-        guard = relies_on()
+        module = _bind_numbers(nodes, inputs)
+        known = [[sizes[1 + slot].sizes for sizes in before] for slot in tensors]
+        mode, fakes, find_guard = _make_fakes([inputs[slot] for slot in tensors], known)
+        with mode:
+            made = module(*fakes)
+        continuous = tuple(slot for slot, item in enumerate(made) if item.requires_grad)
+        forward = backward = None
+        try:
+            aot_module_simplified(module, fakes, compile_graph, partition_fn=split)  # type: ignore[arg-type]
+        except _Split as both:
+            # All that is wanted of AOTAutograd.
+            forward, backward = (compile_graph(item, (), None) for item in both.passes)
+        assert continuous == () or forward is not None, "AOTAutograd splits what it differentiates"
+        guard = find_guard()
     except Exception as error:  # Whatever the reason, torch's ops one by one are right, and say what is wrong.
         counters.count_fallback(f"{type(error).__name__} in torch's tracing of a backward pass")
         return None
-    continuous = tuple(slot for slot, item in enumerate(made) if item.requires_grad)
     updated = {node for norm in nodes.graph.find_nodes(op="call_function", target=_NORM) for node in norm.args[3:5]}
     placeholders = nodes.graph.find_nodes(op="placeholder")
     read = tuple(slot for slot in tensors if placeholders[slot] not in updated)
     return Joint(nodes, forward, backward, len(made), tensors, continuous, read, key, guard)
 
 
+class _Split(BaseException):
+    """Ends AOTAutograd once it has both passes of a graph."""
+
+    def __init__(self, passes: Sequence[fx.GraphModule]) -> None:
+        self.passes = passes
+
+
+def _bind_numbers(nodes: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
+    # The graph of the tensors among the inputs alone.
+    graph, copies = fx.Graph(), {}
+    for placeholder, item in zip(nodes.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        is_tensor = isinstance(item, torch.Tensor)
+        copies[placeholder] = graph.node_copy(placeholder) if is_tensor else item
+    graph.output(graph.graph_copy(nodes.graph, copies))
+    return fx.GraphModule(nodes, graph)
+
+
 def _make_fakes(
     tensors: Sequence[torch.Tensor], before: Sequence[Sequence[torch.Size]]
-) -> tuple[list[torch.Tensor], Callable[[], Callable[[Sequence[torch.Tensor]], bool]]]:
-    # What is traced, and what makes, afterwards, the question whether the sizes of others are such that it holds.
+) -> tuple[Any, list[torch.Tensor], Callable[[], Callable[[Sequence[torch.Tensor]], bool]]]:
+    # What is traced, its mode, and what makes, afterwards, the question whether it holds for tensors of other sizes.
     from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415 - as in _trace_joint
     from torch.fx.experimental.symbolic_shapes import (  # noqa: PLC0415
         DimDynamic,
@@ -271,7 +298,7 @@ def _make_fakes(
         text = env.produce_guards_expression(placeholders, ignore_static=False) or "True"
         return lambda given: bool(env.evaluate_guards_expression(text, given))
 
-    return fakes, find_guard
+    return mode, fakes, find_guard
 
 
 def _prepare(graph: fx.GraphModule) -> None:

@@ -14,13 +14,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
 from fuser.function import Function
+from fuser.ops.binding_reductions import reduction_functions, reduction_methods
 from fuser.ops.binding_whole import whole_functions
 from fuser.ops.calls import (
     ASKING,
-    DEVICE_TYPE,
     Binder,
     OpCall,
-    asking,
     device_type_of,
     find_numerics,
     is_constant,
@@ -29,12 +28,11 @@ from fuser.ops.calls import (
 )
 from fuser.ops.composites import keeps_bits
 from fuser.ops.elementary import UNARY_FLOAT, clamp_to_numbers, power_function
-from fuser.ops.index import index_function
-from fuser.ops.reduction_forms import FORMS, ReductionForm
-from fuser.ops.reductions import REDUCTIONS, may_have_bits, reduction_function
 from fuser.ops.softmax import softmax_functions, softmax_methods
 from fuser.ops.table import OPS, cast_function, convert_function, dtype_kind
-from fuser.ops.views import bind_item, bind_reshape, bind_squeeze, bind_unsqueeze, view_function
+from fuser.ops.table import op_call as _call
+from fuser.ops.table import overloads as _overloads
+from fuser.ops.views import bind_item, bind_reshape, bind_squeeze, bind_unsqueeze
 
 __all__ = [
     "bind_function",
@@ -178,10 +176,6 @@ _signature = functools.cache(inspect.signature)
 
 def _is_operand(value: Any) -> bool:
     return value is not None and not isinstance(value, str | list | tuple | dict | torch.dtype)
-
-
-def _call(name: str, *tensors: Any, **scalars: Any) -> OpCall:
-    return OpCall(OPS[name].function, tensors, scalars)
 
 
 def _unary(name: str) -> Binder:
@@ -390,120 +384,6 @@ def _convert_to(dtype: torch.dtype) -> Binder:
     return bind
 
 
-# --- reductions -------------------------------------------------------------------------------------------------
-def _reduce(
-    name: str,
-    input: Any,  # noqa: A002
-    dim: Any = None,
-    keepdim: Any = False,
-    scalars: Mapping[str, Any] = {},
-) -> OpCall | None:
-    dims = (dim,) if type(dim) is int else dim
-    is_known = dims is None or (isinstance(dims, list | tuple) and all(type(item) is int for item in dims))
-    if is_number(input) or not is_known or not isinstance(keepdim, bool) or not _has_bits(name, input):
-        return None
-    # No dimensions mean all.
-    over = tuple(dims) if dims else None
-    op = REDUCTIONS[name]
-    index = (OpCall(index_function(1, over), (input,)),) if op.has_index else ()
-    items = tuple(range(op.num_outputs)) if op.num_outputs > 1 else None
-    return OpCall(reduction_function(name, over, keepdim), (input, *index), scalars, items, op.fields)
-
-
-def _has_bits(name: str, input: Any) -> bool:  # noqa: A002
-    # Whether numerics allow a kernel: where dtype or device are not known, the worst is assumed.
-    if find_numerics() == "fast":
-        return True
-    meta = getattr(input, "meta", {})
-    value = meta.get("val")
-    if value is None:
-        return may_have_bits(name, None, meta.get(DEVICE_TYPE))
-    return may_have_bits(name, value.dtype, value.device.type)
-
-
-def _bind_reduction(name: str) -> Binder:
-    def bind(input: Any, dim: Any = None, keepdim: Any = False) -> OpCall | None:  # noqa: A002
-        # Of no dimensions, ``any`` and ``all`` are those of each element.
-        is_empty = isinstance(dim, list | tuple) and not dim
-        return None if is_empty and name in {"any", "all"} else _reduce(name, input, dim, keepdim)
-
-    return bind
-
-
-def _bind_count_nonzero(input: Any, *dims: Any, dim: Any = None) -> OpCall | None:  # noqa: A002
-    return _reduce("count_nonzero", input, dims[0] if len(dims) == 1 else dims or dim)
-
-
-def _bind_total(name: str) -> Binder:
-    def bind(input: Any, dim: Any = None, keepdim: Any = False, *, dtype: Any = None) -> OpCall | None:  # noqa: A002
-        if dtype is not None:
-            # What it adds up in and what it returns are the same, but for small integers.
-            is_known = isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)
-            value = getattr(input, "meta", {}).get("val")
-            is_wide = f"{name}_wide" in REDUCTIONS and dtype is torch.float32 and value is not None
-            if is_wide and value.dtype in (torch.float16, torch.bfloat16):
-                return _reduce(f"{name}_wide", input, dim, keepdim)
-            if not is_known or find_numerics() != "fast":
-                return None
-            input = OpCall(cast_function(dtype), (input,))  # noqa: A001
-        return _reduce(name, input, dim, keepdim)
-
-    return bind
-
-
-def _bind_prod(input: Any, dim: Any = None, keepdim: Any = False, *, dtype: Any = None) -> OpCall | None:  # noqa: A002
-    return _bind_total("prod")(input, dim, keepdim, dtype=dtype) if dim is None or type(dim) is int else None
-
-
-def _bind_form(bind: Callable[..., ReductionForm | None]) -> Binder:
-    @functools.wraps(bind)
-    def bind_call(input: Any, *args: Any, **kwargs: Any) -> OpCall | None:  # noqa: A002
-        form = bind(input, *args, **kwargs)
-        if form is None:
-            return None
-        if form.dtype is not None:
-            input = OpCall(cast_function(form.dtype), (input,))  # noqa: A001
-        return _reduce(form.name, input, form.dim, form.keepdim, form.scalars)
-
-    return asking(bind_call) if "norm" in bind.__name__ else bind_call
-
-
-def _bind_normalize(input: Any, p: Any = 2.0, dim: Any = 1, eps: Any = 1e-12) -> OpCall | None:  # noqa: A002
-    norm = _bind_form(FORMS["norm"])(input, p, dim, True)
-    return norm and _call("div", input, _bind_clamp_min(norm, eps))
-
-
-def _bind_logsumexp(input: Any, dim: Any, keepdim: Any = False) -> OpCall | None:  # noqa: A002
-    # As ATen has it: integers become floats, and an infinite maximum is not subtracted.
-    number = _bind_div(input, 1)
-    top = _reduce("amax_or_end", number, dim, True)
-    dims = top and top.function.reduction and top.function.reduction.dims
-    if top is None or not dims:
-        return None
-    is_infinite = _call("eq", _call("abs", top), math.inf)
-    top = _call("masked_fill", top, is_infinite, value=0.0)
-    total = _reduce("sum", _call("exp", _call("sub", number, top, minus_alpha=-1)), dim, keepdim)
-    if total is None:
-        return None
-    if not keepdim:
-        top = OpCall(view_function("squeeze", dims), (top,))
-    return _call("add", _call("log", total), top, alpha=1)
-
-
-def _bind_extremum(name: str) -> Binder:
-    # torch.max(x), and of one dimension values and places; of two tensors it is torch's maximum.
-    def bind(input: Any, dim: Any = None, keepdim: Any = False) -> OpCall | None:  # noqa: A002
-        if dim is None:
-            return _reduce(name, input) if keepdim is False else None
-        return _reduce(f"{name}_dim", input, dim, keepdim) if type(dim) is int else None
-
-    return bind
-
-
-def _bind_aminmax(input: Any, *, dim: Any = None, keepdim: Any = False) -> OpCall | None:  # noqa: A002
-    return _reduce("aminmax", input, dim, keepdim) if dim is None or type(dim) is int else None
-
-
 # --- views ------------------------------------------------------------------------------------------------------
 def _bind_view(bind: Callable[..., Function | tuple[Function, ...] | None]) -> Binder:
     @functools.wraps(bind)
@@ -515,14 +395,6 @@ def _bind_view(bind: Callable[..., Function | tuple[Function, ...] | None]) -> B
         return None if call is input else call
 
     return bind_call
-
-
-def _overloads(*names: str) -> list[Any]:
-    found = []
-    for name in names:
-        packet, _, overload = name.partition(".")
-        found.append(getattr(getattr(_ATEN, packet), overload or "default"))
-    return found
 
 
 _UNARY = (
@@ -571,11 +443,7 @@ def _methods() -> dict[str, Binder]:
         "pow": _bind_pow, "__pow__": _bind_pow,
         "clamp": _bind_clamp, "clip": _bind_clamp, "clamp_min": _bind_clamp_min, "clamp_max": _bind_clamp_max,
         "where": _bind_where_method, "relu": _unary("relu"), "masked_fill": _bind_masked_fill,
-        **{name: _bind_reduction(name) for name in ("amax", "amin", "any", "all")},
-        "count_nonzero": _bind_count_nonzero, "prod": _bind_prod, "logsumexp": _bind_logsumexp,
-        **{name: _bind_total(name) for name in ("sum", "mean", "nansum")},
-        **{name: _bind_form(bind) for name, bind in FORMS.items() if "linalg" not in name},
-        "max": _bind_extremum("max"), "min": _bind_extremum("min"), "aminmax": _bind_aminmax,
+        **reduction_methods(),
         **softmax_methods(),
         **{name: _bind_view(bind) for name, bind in _VIEWS.items()},
         "addcmul": _bind_addcmul, "addcdiv": _bind_addcdiv, "lerp": _bind_lerp, "to": _bind_to,
@@ -589,6 +457,7 @@ def _functions() -> dict[Any, Binder]:
     return {
         **whole_functions(),
         **softmax_functions(),
+        **reduction_functions(),
         **{
             getattr(torch, name): bind if name == "pow" else _tensor_first(bind)
             for name, bind in _methods().items()
@@ -662,35 +531,6 @@ def _functions() -> dict[Any, Binder]:
         _ATEN.threshold_backward.default: _bind_threshold_backward,
         **{overload: _binary(name) for name in ("sigmoid_backward", "tanh_backward", "silu_backward")
            for overload in _overloads(name)},
-        **{
-            overload: _bind_reduction(name)
-            for name, forms in (("amax", ""), ("amin", ""), ("any", "default dim dims"), ("all", "default dim dims"))
-            for overload in _overloads(*(f"{name}.{form}" for form in (forms or "default").split()))
-        },
-        **dict.fromkeys(_overloads("sum", "sum.dim_IntList"), _bind_total("sum")),
-        **dict.fromkeys(_overloads("mean", "mean.dim"), _bind_total("mean")),
-        **dict.fromkeys(_overloads("prod", "prod.dim_int"), _bind_prod),
-        _ATEN.nansum.default: _bind_total("nansum"),
-        **{
-            overload: _bind_form(FORMS[name])
-            for name, forms in (
-                ("argmax", "default"), ("argmin", "default"), ("var", "default dim correction"),
-                ("std", "default dim correction"), ("linalg_vector_norm", "default"),
-                ("var_mean", "default dim correction"), ("std_mean", "default dim correction"),
-                ("norm", "Scalar ScalarOpt_dim ScalarOpt_dtype ScalarOpt_dim_dtype"),
-            )
-            for overload in _overloads(*(f"{name}.{form}" for form in forms.split()))
-        },
-        torch.linalg.vector_norm: _bind_form(FORMS["linalg_vector_norm"]),
-        torch.linalg.norm: _bind_form(FORMS["linalg_norm"]),
-        F.normalize: _bind_normalize,
-        torch.special.logsumexp: _tensor_first(_bind_logsumexp),
-        _ATEN.logsumexp.default: _bind_logsumexp,
-        **{
-            overload: _bind_extremum(name)
-            for name in ("max", "min") for overload in _overloads(f"{name}.default", f"{name}.dim")
-        },
-        _ATEN.aminmax.default: _bind_aminmax,
         _ATEN.unsqueeze.default: _bind_view(bind_unsqueeze),
         **dict.fromkeys(_overloads("squeeze.dim", "squeeze.dims"), _bind_view(bind_squeeze)),
         **dict.fromkeys(_overloads("view", "reshape", "_unsafe_view"), _bind_view(bind_reshape)),

@@ -55,7 +55,8 @@ for _name, _sign, _end in (("argmax", ">", float("-inf")), ("argmin", "<", float
         _name,
         f"void {_name}_map(T x, int64_t i, T& v, int64_t& at) {{ v = x; at = i; }}",
         f"""void {_name}(T va, int64_t ia, T vb, int64_t ib, T& v, int64_t& at) {{
-          const bool is_first = va != va ? vb == vb || ia < ib : va == vb ? ia < ib : va {_sign} vb;
+          const bool is_tie = (va == vb) | ((va != va) & (vb != vb));
+          const bool is_first = (va {_sign} vb) | ((va != va) & (vb == vb)) | (is_tie & (ia < ib));
           v = is_first ? va : vb;
           at = is_first ? ia : ib;
         }}""",
@@ -148,7 +149,7 @@ for _of, _text in (
         kinds=FLOAT,
         exact=frozenset(),
         finish="T norm_root(T total) { return sqrt(total); }" if _of == 2 else "",
-        order="sum",
+        order="norm",
         accumulate="T norm_add(T total, T x) { return total + x * x; }" if _of == 2 else "",
     )
 for _end, _sign, _least in ((math.inf, ">", 0.0), (-math.inf, "<", math.inf)):

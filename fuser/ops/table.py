@@ -12,6 +12,7 @@ import torch
 from fuser.cxx.functor import Functor, parse_functor
 from fuser.dtypes import DTYPES
 from fuser.function import Function, Promotion
+from fuser.ops.calls import OpCall
 
 __all__ = [
     "ANY_REAL",
@@ -27,6 +28,8 @@ __all__ = [
     "define_test",
     "define_unary_float",
     "dtype_kind",
+    "op_call",
+    "overloads",
     "parse_entry",
 ]
 
@@ -157,3 +160,17 @@ def _eager_convert(x: torch.Tensor, dtype: torch.dtype = torch.float32) -> Any:
 _EVERY_KIND = ANY_REAL | {"complex", "limited"}
 OPS["to"] = Op("to", functools.partial(cast_function, torch.float32), _eager_cast, _EVERY_KIND)
 OPS["convert"] = Op("convert", functools.partial(convert_function, torch.float32), _eager_convert, _EVERY_KIND)
+
+
+def op_call(name: str, *tensors: Any, **scalars: Any) -> OpCall:
+    """Return the call of an op of the table."""
+    return OpCall(OPS[name].function, tensors, scalars)
+
+
+def overloads(*names: str) -> list[Any]:
+    """Return ATen overloads by their names, such as ``add.Tensor``; without a dot, the default one."""
+    found = []
+    for name in names:
+        packet, _, overload = name.partition(".")
+        found.append(getattr(getattr(torch.ops.aten, packet), overload or "default"))
+    return found

@@ -129,6 +129,12 @@ template <typename S, typename C> FUSER_INLINE C fuser_keep(C v, S& stored) {
   return fuser_keeper<S>::keep(v, stored);
 }
 
+// Of a value that the type holds exactly.
+template <typename S> struct fuser_exact {
+  template <typename C> static FUSER_INLINE S from(C v) { return fuser_from_compute<S>(v); }
+};
+template <typename S, typename C> FUSER_INLINE S fuser_exactly(C v) { return fuser_exact<S>::from(v); }
+
 //@ always if counter
 // Stands where a pointer stands: its element at an offset is the offset, so that strides make of it the number of each
 // element of a loop.

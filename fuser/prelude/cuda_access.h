@@ -10,6 +10,7 @@ struct alignas(sizeof(S) * N) fuser_vector {
 
   FUSER_INLINE S operator[](int k) const { return item[k]; }
   FUSER_INLINE void set(int k, const S& from) { item[k] = from; }
+  FUSER_INLINE void pack() {}
   // Sets the W elements from the k-th on, or writes them, with one access.
   template <int W> FUSER_INLINE void load(int k, const S* from) {
     const auto part = *reinterpret_cast<const fuser_vector<S, W, false>*>(from);
@@ -35,6 +36,11 @@ template <typename S, int N> struct alignas(sizeof(S) * N) fuser_vector<S, N, tr
   // The element was not set before.
   FUSER_INLINE void set(int k, const S& from) {
     word[k / per_word] |= static_cast<unsigned int>(reinterpret_cast<const raw&>(from)) << (k % per_word * bits);
+  }
+  // Opaque from here on: the compiler would otherwise convert, or keep, one element after the other.
+  FUSER_INLINE void pack() {
+#pragma unroll
+    for (int i = 0; i < N / per_word; ++i) asm("" : "+r"(word[i]));
   }
   template <int W> FUSER_INLINE void load(int k, const S* from) {
     if constexpr (W < per_word) {
@@ -80,11 +86,7 @@ FUSER_INLINE void fuser_store(S* to, const S (&items)[N], I left, bool is_wide =
   fuser_vector<S, N> from;
 #pragma unroll
   for (int k = 0; k < N; ++k) from.set(k, items[k]);
-  if constexpr (sizeof(from) > sizeof(S) && sizeof(S) < 4 && sizeof(from) % 4 == 0) {
-    // Opaque, or the compiler would convert pairs of small floats one by one, for the tail's sake.
-#pragma unroll
-    for (int i = 0; i < static_cast<int>(sizeof(from) / 4); ++i) asm("" : "+r"(from.word[i]));
-  }
+  from.pack();
   if (left >= N && is_wide) {
 #pragma unroll
     for (int k = 0; k < N; k += W) from.template store<W>(k, to + k);

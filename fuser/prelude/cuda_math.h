@@ -13,6 +13,14 @@
 //@ each FUSER_PROMOTE_2: atan2 copysign fdim fmax fmin fmod hypot nextafter remainder
 //@ each FUSER_PROMOTE_3: fma
 
+//@ fuser_brief_exp
+// Within 2^-16 of the value, and 0 where a float would be denormal.
+template <typename C> FUSER_INLINE C fuser_brief_exp(C v) { return exp(v); }
+FUSER_INLINE float fuser_brief_exp(float v) {
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(v * 1.44269504f));
+  return v;
+}
+
 //@ signbit
 FUSER_PROMOTE_1(signbit)
 

@@ -110,13 +110,14 @@ FUSER_INLINE typename P::part fuser_halve_wide(const P& p, typename P::part (&ow
 // Known where there are clusters.
 template <int N, int apart, int A, typename P>
 FUSER_INLINE void fuser_tell_blocks(
-    const P&, typename P::part* to, unsigned int lane, unsigned int blocks, const typename P::part (&own)[A]);
+    const P&, typename P::part* to, const unsigned long long* box, unsigned int lane, unsigned int blocks,
+    const typename P::part (&own)[A]);
 
 // What slots have that keep one accumulator each, in A slots of each thread of C blocks: neighbours, or as many apart as
 // there are threads. X is a warp at most. Every thread gets the result; passes have `shared` of their own in turn.
 template <int X, int Y, int C, bool is_serial, bool are_neighbours, int A, typename P>
 FUSER_INLINE typename P::part fuser_unite(
-    const P& p, typename P::part (&own)[A], typename P::part* shared, unsigned int rank) {
+    const P& p, typename P::part (&own)[A], typename P::part* shared, const unsigned long long* box, unsigned int rank) {
   static_assert(P::commutes, "lanes have the same");
   constexpr int T = X * Y / A / C, lanes = are_neighbours ? X / A : T * C < X ? T : X;
   const int t = threadIdx.x % T;
@@ -145,7 +146,7 @@ FUSER_INLINE typename P::part fuser_unite(
   else {
     constexpr int count = are_neighbours ? 1 : A;
     typename P::part* const place = shared + rank * (T / lanes) + t / lanes;
-    if constexpr (C > 1) fuser_tell_blocks<count, C * (T / lanes)>(p, place, t % lanes, C, own);
+    if constexpr (C > 1) fuser_tell_blocks<count, C * (T / lanes)>(p, place, box, t % lanes, C, own);
     else {
 #pragma unroll
       for (int i = 0; i < count; ++i)
@@ -252,10 +253,14 @@ FUSER_INLINE fuser_vector<int64_t, N> fuser_pick_up(fuser_counter from, const fu
 // Writes what a warp has to the same places of each block, one lane to each, and waits until all have.
 template <int N, int apart, int A, typename P>
 FUSER_INLINE void fuser_tell_blocks(
-    const P&, typename P::part* to, unsigned int lane, unsigned int blocks, const typename P::part (&own)[A]) {
+    const P&, typename P::part* to, const unsigned long long* box, unsigned int lane, unsigned int blocks,
+    const typename P::part (&own)[A]) {
+  constexpr int words = (sizeof(typename P::part) + 3) / 4;
 #pragma unroll
-  for (int i = 0; i < N; ++i)
-    if (lane < blocks) fuser_tell(to + i * apart, lane, own[i]);
-  fuser_arrive();
-  fuser_wait();
+  for (int i = 0; i < N; ++i) {
+    unsigned int word[words] = {};
+    memcpy(word, own + i, sizeof(typename P::part));
+    if (lane < blocks) fuser_tell(reinterpret_cast<unsigned int*>(to + i * apart), box, lane, word);
+  }
+  fuser_await(box);
 }

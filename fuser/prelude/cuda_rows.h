@@ -24,60 +24,129 @@ template <typename C> FUSER_INLINE C fuser_pick(bool is_first, C first, C second
   return second;
 }
 
-// Rows that begin anywhere. A vector's bytes lie in two *granules* of as many bytes, which are aligned; a granule is read
-// or written at once, and its bytes are shifted to where they belong.
-template <int W> FUSER_INLINE void fuser_shift(unsigned int (&words)[2 * W], unsigned int bytes) {
-#pragma unroll
-  for (int step = W / 2; step > 0; step /= 2) {
-#pragma unroll
-    for (int i = 0; i < W + step; ++i) words[i] = bytes & 4 * step ? words[i + step] : words[i];
+// Divides by one number again and again, with the bits of a division in three operations: the remainder of a first
+// quotient corrects it. That this rounds as a division does was tried for all divisors and those of their dividends whose
+// quotients come so close to the middle of two floats that it could not. Where numbers are so small or so large that a
+// step would lose bits, what comes out is no quotient, and is_exact is cleared.
+struct fuser_divisor {
+  float by, inverse, least;
+
+  FUSER_INLINE explicit fuser_divisor(float by) : by(by) {
+    inverse = fabsf(by) >= 0x1p-100f && fabsf(by) <= 0x1p100f ? __frcp_rn(by) : NAN;
+    const float small = fabsf(inverse) * 0x1p-99f;
+    least = small > 0x1p-125f ? small : 0x1p-125f;
   }
+  FUSER_INLINE float quotient(float v, bool& is_exact) const {
+    const float first = v * inverse, made = __fmaf_rn(__fmaf_rn(-by, first, v), inverse, first);
+    is_exact &= fabsf(made) > least;
+    return made;
+  }
+  // Within 2^-23 of it.
+  FUSER_INLINE float rough_quotient(float v, bool& is_exact) const {
+    const float made = v * inverse;
+    is_exact &= fabsf(made) > least;
+    return made;
+  }
+};
+
+// Rows that begin anywhere. A vector's bytes lie in two *granules* of as many bytes, which are aligned; a granule is read
+// or written at once, and its bytes are shifted to where they belong: all threads of a row take the same way through this.
+template <int W, int U, int shift = 0>
+FUSER_INLINE void fuser_shift(unsigned int (&words)[U][2 * W], unsigned int bytes) {
+  if constexpr (shift <= W) {
+    if (bytes / 4 != shift) return fuser_shift<W, U, shift + 1>(words, bytes);
 #pragma unroll
-  for (int i = 0; i < W; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], bytes % 4 * 8);
+    for (int u = 0; u < U; ++u) {
+#pragma unroll
+      for (int i = 0; i < W; ++i) {
+        const unsigned int next = i + shift + 1 < 2 * W ? words[u][i + shift + 1] : 0;
+        words[u][i] = __funnelshift_r(words[u][i + shift], next, bytes % 4 * 8);
+      }
+    }
+  }
 }
 
-// As fuser_load. Near a row's end, where a granule would reach beyond it, each element is read by itself.
-template <int N, typename S, typename I> FUSER_INLINE fuser_vector<S, N> fuser_load_anywhere(const S* from, I left) {
+// Reads U vectors of a lane, the first one at `from`; a warp's U * 32 follow each other, and `left` elements of the row.
+// No granule is read that has none of them.
+template <int N, int U, typename S, typename I>
+FUSER_INLINE void fuser_load_anywhere(fuser_vector<S, N> (&to)[U], const S* from, I left) {
+  if (left <= 0) return;
   constexpr int bytes = N * sizeof(S), W = bytes / 4;
   const unsigned int before = reinterpret_cast<size_t>(from) % bytes;
-  if (left < N + static_cast<I>(before / sizeof(S))) return fuser_load<N, 1>(from, left);
-  const auto granules = reinterpret_cast<const fuser_vector<unsigned int, W>*>(reinterpret_cast<size_t>(from) - before);
-  const auto first = granules[0], second = granules[before > 0];
-  unsigned int words[2 * W];
+  const auto granules =
+      reinterpret_cast<const fuser_vector<unsigned int, W>*>(reinterpret_cast<const char*>(from) - before);
+  const I last = (left - 1 + static_cast<I>(before / sizeof(S))) / N;
+  fuser_vector<unsigned int, W> read[U][2];
+  if (last > (U - 1) * 32) {
 #pragma unroll
-  for (int i = 0; i < W; ++i) words[i] = first.item[i], words[W + i] = second.item[i];
-  fuser_shift<W>(words, before);
-  fuser_vector<S, N> to;
-  memcpy(&to, words, bytes);
-  return to;
+    for (int u = 0; u < U; ++u) read[u][0] = granules[u * 32], read[u][1] = granules[u * 32 + 1];
+  } else {
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      read[u][0] = granules[u * 32 < last ? u * 32 : last];
+      read[u][1] = granules[u * 32 + 1 < last ? u * 32 + 1 : last];
+    }
+  }
+  unsigned int words[U][2 * W];
+#pragma unroll
+  for (int u = 0; u < U; ++u) {
+#pragma unroll
+    for (int i = 0; i < 2 * W; ++i) words[u][i] = read[u][i / W].item[i % W];
+  }
+  fuser_shift<W, U>(words, before);
+#pragma unroll
+  for (int u = 0; u < U; ++u) memcpy(&to[u], words[u], bytes);
 }
 
-// As fuser_store, for the lanes of a warp that have neighbouring vectors: a lane writes the granule in which its vector
-// begins and the one before it ends. Where not all of it is theirs, each element is written by itself.
-template <int N, typename S, typename I> FUSER_INLINE void fuser_store_anywhere(S* to, const S (&items)[N], I left) {
+// Writes them: a lane writes the granules in which its vectors begin and those before them end. Where not all of one is
+// the warp's, each element is written by itself: before the first lane's, and behind the last one's, and at a row's end.
+template <int N, int U, typename S, typename I>
+FUSER_INLINE void fuser_store_anywhere(S* to, const fuser_vector<S, N> (&from)[U], I left) {
   constexpr int bytes = N * sizeof(S), W = bytes / 4;
   const unsigned int before = reinterpret_cast<size_t>(to) % bytes, lane = threadIdx.x % 32;
-  if (before == 0) return fuser_store<N, N>(to, items, left);
-  fuser_vector<S, N> from;
+  unsigned int words[U][2 * W], last[W] = {};
 #pragma unroll
-  for (int k = 0; k < N; ++k) from.set(k, items[k]);
-  unsigned int words[2 * W];
-  memcpy(words + W, &from, bytes);
+  for (int u = 0; u < U; ++u) {
+    memcpy(words[u] + W, &from[u], bytes);
 #pragma unroll
-  for (int i = 0; i < W; ++i) words[i] = __shfl_up_sync(0xffffffffu, words[W + i], 1);
-  fuser_shift<W>(words, bytes - before);
-  const I head = N - static_cast<I>(before / sizeof(S));
-  const bool is_whole = lane > 0 && left >= head, is_next_whole = lane < 31 && left - N >= head;
-  if (is_whole) {
-    fuser_vector<unsigned int, W> granule;
-#pragma unroll
-    for (int i = 0; i < W; ++i) granule.item[i] = words[i];
-    *reinterpret_cast<fuser_vector<unsigned int, W>*>(reinterpret_cast<size_t>(to) - before) = granule;
+    for (int i = 0; i < W; ++i) {
+      // Of the lane before, which for the first one is the last one, a vector before.
+      const unsigned int word = __shfl_sync(0xffffffffu, words[u][W + i], (lane + 31) % 32);
+      words[u][i] = lane > 0 ? word : last[i];
+      last[i] = word;
+    }
   }
-  if (!is_whole || !is_next_whole) {
+  fuser_shift<W, U>(words, bytes - before);
+  const I head = N - static_cast<I>(before / sizeof(S));
+  fuser_vector<unsigned int, W> made[U];
 #pragma unroll
-    for (int k = 0; k < N; ++k)
-      if (k < left && !(k < head ? is_whole : is_next_whole)) to[k] = from[k];
+  for (int u = 0; u < U; ++u) memcpy(&made[u], words[u], bytes);
+  const auto granules = reinterpret_cast<fuser_vector<unsigned int, W>*>(reinterpret_cast<char*>(to) - before);
+  if (left + static_cast<I>(lane) * N >= U * 32 * N) {
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if (u > 0 || lane > 0 || before == 0) granules[u * 32] = made[u];
+    }
+    if (before > 0 && (lane == 0 || lane == 31)) {
+      const auto edge = fuser_pick(lane == 0, from[0], from[U - 1]);
+      S* const at = lane == 0 ? to : to + (U - 1) * 32 * N;
+#pragma unroll
+      for (int k = 0; k < N; ++k)
+        if (k < head == (lane == 0)) at[k] = edge[k];
+    }
+    return;
+  }
+#pragma unroll
+  for (int u = 0; u < U; ++u) {
+    const I rest = left - u * 32 * N;
+    const bool is_whole = (u > 0 || lane > 0 || before == 0) && rest >= head;
+    const bool is_next_whole = before == 0 || ((u < U - 1 || lane < 31) && rest - N >= head);
+    if (is_whole) granules[u * 32] = made[u];
+    if (!is_whole || !is_next_whole) {
+#pragma unroll
+      for (int k = 0; k < N; ++k)
+        if (k < rest && !(k < head ? is_whole : is_next_whole)) to[u * 32 * N + k] = from[u][k];
+    }
   }
 }
 
@@ -123,52 +192,32 @@ FUSER_INLINE typename P::part fuser_lanes(const P& p, const typename P::part* it
   }
 }
 
-// A warp combines a batch of which there are `count` parts in shared memory, one for every 32 * V elements; every lane
-// gets the result.
-template <int V, typename P>
+// A warp combines a batch of which there are `count` parts in shared memory, one for every S elements; every lane gets
+// the result.
+template <int S, typename P>
 FUSER_INLINE typename P::part fuser_warp_batch(const P& p, const typename P::part* parts, int count) {
-  constexpr int most = fuser_batch / (32 * V), each = most > 32 ? most / 32 : 1;
+  constexpr int most = fuser_batch / S, lanes = most < 32 ? most : 32, each = most / lanes;
   typename P::part own[each];
 #pragma unroll
   for (int i = 0; i < each; ++i) {
-    const int at = static_cast<int>(threadIdx.x % 32) * each + i;
-    own[i] = at < count && at < most ? parts[at] : p.identity();
+    const int at = static_cast<int>(threadIdx.x % lanes) * each + i;
+    own[i] = at < count ? parts[at] : p.identity();
   }
-  return fuser_butterfly<1, 32>(p, fuser_tree<each>(p, own));
+  return fuser_butterfly<1, lanes>(p, fuser_tree<each>(p, own));
 }
 
 // The warps of a team of T threads add to `total` the batches of which there are `count` parts in shared memory.
-template <int V, int T, typename P>
+template <int S, int T, typename P>
 FUSER_INLINE void fuser_fold(
     const P& p, typename P::part& total, const typename P::part* parts, typename P::part* batches, int count) {
-  constexpr int per_batch = fuser_batch / (32 * V);
+  constexpr int per_batch = fuser_batch / S;
   __syncthreads();
   for (int i = threadIdx.x % T / 32; i * per_batch < count; i += T / 32) {
-    const typename P::part own = fuser_warp_batch<V>(p, parts + i * per_batch, count - i * per_batch);
+    const typename P::part own = fuser_warp_batch<S>(p, parts + i * per_batch, count - i * per_batch);
     if (threadIdx.x % 32 == 0) batches[i] = own;
   }
   __syncthreads();
   for (int i = 0; i * per_batch < count; ++i) total = p.combine(total, batches[i]);
-}
-
-// The same where C blocks share a row, each of which has the same number of batches: they tell each other theirs.
-template <int V, int T, int U, int C, typename P, typename I>
-FUSER_INLINE void fuser_fold_blocks(
-    const P& p, typename P::part& total, const typename P::part* parts, typename P::part* batches, unsigned int rank,
-    I length) {
-  constexpr int per_batch = fuser_batch / (32 * V), own_batches = T * U * V / fuser_batch;
-  __syncthreads();
-  for (int i = threadIdx.x / 32; i < own_batches; i += T / 32) {
-    const typename P::part own = fuser_warp_batch<V>(p, parts + i * per_batch, per_batch);
-    const unsigned int lane = threadIdx.x % 32;
-    if (lane < C) fuser_tell(batches + rank * own_batches + i, lane, own);
-  }
-  fuser_arrive();
-  fuser_wait();
-#pragma unroll
-  for (int i = 0; i < own_batches * C; ++i) {
-    if (static_cast<I>(i) * fuser_batch < length) total = p.combine(total, batches[i]);
-  }
 }
 
 // How many parts of some size wait in shared memory: at least those of one round over a team's threads.
@@ -178,35 +227,38 @@ constexpr int fuser_waiting(int least, int bytes) {
   return count;
 }
 
-// Merges parts that come one after another as a binary counter does; `number` counts them.
-template <int N, typename P>
-FUSER_INLINE void fuser_push(const P& p, typename P::part (&waiting)[N], int number, typename P::part own) {
-  bool is_moving = true;
+// Merges parts of V rows that come one after another as a binary counter does; `number` counts them, and is the same
+// for a warp's threads: they branch together.
+template <int i = 0, int N, int V, typename P>
+FUSER_INLINE void fuser_push(
+    const P& p, typename P::part (&waiting)[N][V], unsigned int number, typename P::part (&own)[V]) {
+  if constexpr (i < N) {
+    if (number & 1) {
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    if (is_moving) {
-      if (number >> i & 1) own = p.combine(waiting[i], own);
-      else {
-        waiting[i] = own;
-        is_moving = false;
-      }
+      for (int k = 0; k < V; ++k) own[k] = p.combine(waiting[i][k], own[k]);
+      fuser_push<i + 1>(p, waiting, number / 2, own);
+    } else {
+#pragma unroll
+      for (int k = 0; k < V; ++k) waiting[i][k] = own[k];
     }
   }
 }
 
 // What the first `number` of them come to.
-template <int N, typename P>
-FUSER_INLINE typename P::part fuser_settle(const P& p, const typename P::part (&waiting)[N], int number) {
-  typename P::part own = p.identity();
+template <int N, int V, typename P>
+FUSER_INLINE void fuser_settle(
+    const P& p, const typename P::part (&waiting)[N][V], unsigned int number, typename P::part (&own)[V]) {
   bool is_first = true;
+#pragma unroll
+  for (int k = 0; k < V; ++k) own[k] = p.identity();
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     if (number >> i & 1) {
-      own = is_first ? waiting[i] : p.combine(waiting[i], own);
+#pragma unroll
+      for (int k = 0; k < V; ++k) own[k] = is_first ? waiting[i][k] : p.combine(waiting[i][k], own[k]);
       is_first = false;
     }
   }
-  return own;
 }
 
 // The Y threads that share a batch of V rows each: the first one gets what all of theirs come to.
@@ -245,9 +297,9 @@ template <int X, int Y, int V, typename C> FUSER_INLINE void fuser_share(C (&own
 constexpr int fuser_most(int a, int b) { return a > b ? a : b; }
 
 // Rows that several blocks share, a *piece* each. What a piece comes to goes to memory; pieces are counted in *turns* of
-// 64, and whoever completes a turn folds it, in order, with those that are complete before and after it. While a block
+// 128, and whoever completes a turn folds it, in order, with those that are complete before and after it. While a block
 // does so, others leave theirs to it.
-constexpr unsigned int fuser_turn = 64;
+constexpr unsigned int fuser_turn = 128;
 
 // Parts in memory that other blocks write: past the first cache.
 template <typename C> struct fuser_slots {
@@ -341,22 +393,60 @@ FUSER_INLINE void fuser_fold_pieces(
   constexpr int levels = B == 1 ? 1 : B == 2 ? 2 : B <= 4 ? 3 : B <= 8 ? 4 : B <= 16 ? 5 : B <= 32 ? 6 : 7;
   for (unsigned int at = begin; at < end; at += Y * B) {
     const unsigned int first = at + y * B;
-#pragma unroll
-    for (int k = 0; k < V; ++k) {
-      typename P::part waiting[levels];
-      int count = 0;
+    typename P::part waiting[levels][V], own[V];
+    unsigned int count = 0;
 #pragma unroll 4
-      for (; count < B && first + count < end; ++count)
-        fuser_push(p, waiting, count, pieces.get((static_cast<size_t>(first + count) * X + x) * V + k));
-      shared[threadIdx.x * V + k] = fuser_settle(p, waiting, count);
+    for (; count < B && first + count < end; ++count) {
+#pragma unroll
+      for (int k = 0; k < V; ++k) own[k] = pieces.get((static_cast<size_t>(first + count) * X + x) * V + k);
+      fuser_push(p, waiting, count, own);
     }
+    fuser_settle(p, waiting, count, own);
+#pragma unroll
+    for (int k = 0; k < V; ++k) shared[threadIdx.x * V + k] = own[k];
     __syncthreads();
     if (y == 0) {
-      for (unsigned int i = 0; i < Y && at + i * B < end; ++i) {
+      const unsigned int batches = (end - at + B - 1) / B, own = batches < Y ? batches : Y;
+      // Where nothing but this takes time: what comes next is there before it is needed.
+      constexpr unsigned int many = 32 / V;
+      unsigned int i = 0;
+      for (; i + many <= own; i += many) {
+        typename P::part next[many][V];
+#pragma unroll
+        for (int j = 0; j < many * V; ++j) next[j / V][j % V] = shared[((i + j / V) * X + x) * V + j % V];
+#pragma unroll
+        for (int j = 0; j < many * V; ++j) total[j % V] = p.combine(total[j % V], next[j / V][j % V]);
+      }
+      for (; i < own; ++i) {
 #pragma unroll
         for (int k = 0; k < V; ++k) total[k] = p.combine(total[k], shared[(i * X + x) * V + k]);
       }
     }
     __syncthreads();
+  }
+}
+
+//@ always if cluster
+// fuser_fold where C blocks share a row, each of which has the same number of batches: they tell each other theirs, in
+// words.
+template <int S, int T, int own_batches, int C, typename P, typename I>
+FUSER_INLINE void fuser_fold_blocks(
+    const P& p, typename P::part& total, const typename P::part* parts, unsigned int* batches,
+    const unsigned long long* box, unsigned int rank, I length) {
+  constexpr int per_batch = fuser_batch / S, words = (sizeof(total) + 3) / 4;
+  __syncthreads();
+  for (int i = threadIdx.x / 32; i < own_batches; i += T / 32) {
+    const typename P::part own = fuser_warp_batch<S>(p, parts + i * per_batch, per_batch);
+    unsigned int word[words] = {};
+    memcpy(word, &own, sizeof(own));
+    const unsigned int lane = threadIdx.x % 32;
+    if (lane < C) fuser_tell(batches + (rank * own_batches + i) * words, box, lane, word);
+  }
+  fuser_await(box);
+#pragma unroll
+  for (int i = 0; i < own_batches * C; ++i) {
+    typename P::part own;
+    memcpy(&own, batches + i * words, sizeof(own));
+    if (static_cast<I>(i) * fuser_batch < length) total = p.combine(total, own);
   }
 }

@@ -18,6 +18,10 @@ template <> struct fuser_keeper<fuser_bfloat16> {
     return rounded;
   }
 };
+// As above, of what is rounded already.
+template <> struct fuser_exact<fuser_bfloat16> {
+  static FUSER_INLINE fuser_bfloat16 from(float v) { return {static_cast<uint16_t>(__float_as_uint(v) >> 16)}; }
+};
 #endif
 
 //@ always if float8

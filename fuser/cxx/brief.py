@@ -1,0 +1,25 @@
+"""A functor's exponential in fewer instructions, for kernels whose results hold few of its bits."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import accumulate
+
+from fuser.cxx.functor import Functor
+
+__all__ = ["BRIEF", "shorten_exp"]
+
+# Of the prelude.
+BRIEF = "fuser_brief_exp"
+_RETURNS_EXP = re.compile(r"\{\s*return\s+(exp)\s*(\(.*\))\s*;\s*\}\s*")
+
+
+def shorten_exp(functor: Functor) -> Functor:
+    """Return the functor with another function for ``exp`` where all that it does is return that of something."""
+    text = functor.text
+    match = _RETURNS_EXP.fullmatch(text, text.find("{"))
+    # Its parenthesis closes at the end.
+    if match is None or not all(accumulate((char == "(") - (char == ")") for char in match[2][:-1])):
+        return functor
+    return replace(functor, emitted=functor.emitted.replace(*match.span(1), BRIEF), words=functor.words | {BRIEF})
