@@ -184,7 +184,8 @@ def _walk_rows(
         if order is None:
             walk = plan_row_walk(group, space, spec, is_row, sizes, aligned, _row_limits(operands[0].device))
         else:
-            walk = plan_ordered_walk(group, space, spec, values, sizes, aligned)
+            limits = _row_limits(operands[0].device)
+            walk = plan_ordered_walk(group, space, spec, values, sizes, aligned, limits.clusters)
         return walk, replace(spec, keeps=walk.tuning.is_resident)
     # Rows of a few elements are better computed side by side, too.
     is_short = space.sizes[0] < CPU_SHORT_ROW <= space.sizes[space.reduced]

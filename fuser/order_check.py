@@ -21,12 +21,12 @@ from fuser.cuda.aten_orders import coalesce
 from fuser.disk_cache import CacheKey
 from fuser.errors import CaptureError, NoCompileError
 from fuser.fallback import Fallback
-from fuser.function import Function
+from fuser.function import Function, Reduction
 from fuser.graph import GroupBuilder
 from fuser.kernel_spec import KernelSpec
 from fuser.layout import Shape
 from fuser.ops import composite_steps
-from fuser.orders import COLUMN_ORDERS, RowOrder
+from fuser.orders import ANY_ORDER, COLUMN_ORDERS, RowOrder
 from fuser.process import Lock
 from fuser.row_orders import torchs_order
 from fuser.tensor_desc import TensorDesc
@@ -45,6 +45,8 @@ LONG_COLUMN = 256
 # What scalars are bound to.
 SCALARS = {"eps": 1e-5, "momentum": 0.1}
 
+# Orders (Reduction.order) of sums of exponentials.
+_OF_POWERS = ("softmax", "log_softmax")
 _NARROW = (torch.float16, torch.bfloat16)
 
 _lock = Lock()
@@ -97,8 +99,13 @@ class OrderCase:
                     _balance(x, self._dims(x.dim()), generator)
                 yield [x, *numbers]
             return
-        # In float32, too: of the same orders, and what is rounded to 16 bits hides small differences.
         tensors = self._fewer_rows()
+        if self._reductions()[0].order in _OF_POWERS:
+            # Of many powers, or what is added is one of them; and of one large one, whose logarithm is small.
+            for rise in (0.0, math.log(max(math.prod(self._reduced_sizes()), 1)) + 11):
+                yield [_draw_exponents(tensors[0], self._dims(len(tensors[0].shape))[0], rise, generator), *numbers]
+            return
+        # In float32, too: of the same orders, and what is rounded to 16 bits hides small differences.
         wide = [item._replace(dtype=torch.float32) if item.dtype in _NARROW else item for item in tensors]
         says_dtype = any(isinstance(item, str) and hasattr(torch, item) for item in self.function.form or ())
         for chosen in (tensors, tensors if says_dtype else wide):
@@ -108,14 +115,20 @@ class OrderCase:
         # What the op reduces, for a tensor of so many dimensions; of one that adds up columns the others.
         if self.function.reduction is not None:
             return self.function.reduction.normalize_dims(rank)
+        reductions = self._reductions()
         steps = composite_steps(str(self.function.op), self.function.form or (), True)
-        if any(item.function.view for item in steps.applications):
+        if any(item.function.view for item in steps.applications) and reductions[0].order != "nll_loss":
             # Of channels, which have tensors of their own.
             return tuple(range(1, rank))
-        reductions = [item.function.reduction for item in steps.applications if item.function.reduction]
         columns = {dim for item in reductions if item.order in COLUMN_ORDERS for dim in item.normalize_dims(rank)}
         along = {dim for item in reductions if item.order not in COLUMN_ORDERS for dim in item.normalize_dims(rank)}
         return tuple(sorted(along or {*range(rank)} - columns))
+
+    def _reductions(self) -> list[Reduction]:
+        # Those of its steps whose order counts.
+        steps = composite_steps(str(self.function.op), self.function.form or (), True)
+        found = [item.function.reduction for item in steps.applications if item.function.reduction]
+        return [item for item in found if item.order not in ANY_ORDER]
 
     def _reduced_sizes(self) -> Shape:
         shape = self.tensors[0].shape
@@ -221,15 +234,26 @@ def _with_sizes(desc: TensorDesc, sizes: Mapping[int, int]) -> TensorDesc:
     return desc._replace(shape=shape, strides=tuple(strides))
 
 
-def _draw(desc: TensorDesc, device: torch.device, generator: torch.Generator, offset: int = 0) -> torch.Tensor:
-    # Of many magnitudes, so that every change of the order shows.
+def _draw(
+    desc: TensorDesc, device: torch.device, generator: torch.Generator, offset: int = 0, *, is_wide: bool = True
+) -> torch.Tensor:
+    # Of many magnitudes, so that every change of the order shows. Integers are indices: 0 is one of them.
+    if desc.dtype is not None and not desc.dtype.is_floating_point:
+        return torch.zeros(desc.shape, dtype=desc.dtype, device=device)
     wide = torch.float64 if desc.dtype is torch.float64 else torch.float32
     reach = sum((size - 1) * stride for size, stride in zip(desc.shape, desc.strides, strict=True))
     first, second = (
         torch.randn(max(reach + 1, 0) + offset, dtype=wide, device=device, generator=generator) for _ in range(2)
     )
-    flat = (first * torch.exp(2 * second)).to(desc.dtype)
+    flat = (first * torch.exp(2 * second) if is_wide else first).to(desc.dtype)
     return flat.as_strided(desc.shape, desc.strides, offset)
+
+
+def _draw_exponents(desc: TensorDesc, dim: int, rise: float, generator: torch.Generator) -> torch.Tensor:
+    # One element of each row is so much larger.
+    x = _draw(desc, generator.device, generator, int(not desc.is_aligned), is_wide=False)
+    place = torch.randint(x.shape[dim], x.narrow(dim, 0, 1).shape, device=x.device, generator=generator)
+    return x.scatter_add_(dim, place, torch.full_like(x.narrow(dim, 0, 1), rise))
 
 
 def _balance(x: torch.Tensor, dims: tuple[int, ...], generator: torch.Generator) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from math import prod
 
@@ -26,6 +27,12 @@ MAX_UNROLL = 8
 SHARED_BYTES, ACCUMULATOR_BYTES = 48 * 1024, 8
 # Bytes of a row that one of torch's threads keeps alone, and how many do it together otherwise.
 WARP, SPLIT_BYTES, MAX_SPLIT = 32, 256, 4
+# Where a thread may have several of torch's: bytes of all that it stands for, and elements at least and at most;
+# elements where a warp has a row; of a block that could share its row, threads at least and at most, and bytes of it.
+SPREAD_BYTES, LEAST_SPREAD, MOST_SPREAD, FEW_ELEMENTS = 128, 32, 64, 8
+LEAST_TEAM, MOST_TEAM, CLUSTER_BYTES = 64, 256, 1 << 16
+# Bytes of a row that a thread reads at once where a later pass needs part of them.
+EARLY_BYTES = 512
 # Bytes that a thread reads which does the work of several of torch's.
 WARP_BYTES = 64
 # Threads that a GPU wants, elements that one keeps where each takes its time, and bytes that no access should be below.
@@ -42,6 +49,7 @@ def plan_ordered_walk(
     values: Sequence[int],
     itemsizes: Sequence[int],
     aligned: Sequence[bool],
+    clusters: int,
 ) -> Walk:
     """Decide how the operands of one call are read and written.
 
@@ -52,6 +60,7 @@ def plan_ordered_walk(
         values: of the group, which each operand is, and each counter after them.
         itemsizes: bytes of an element of each operand.
         aligned: whether each operand starts at a multiple of VECTOR_BYTES.
+        clusters: how many blocks may share a row and write to each other's shared memory.
     """
     order = rows.order
     assert order is not None, "it has one"
@@ -67,12 +76,23 @@ def plan_ordered_walk(
     first = _read_first(group)
     slots = [slot for slot in moving if slot >= len(group.outputs) and values[slot] in first]
     own = [itemsizes[slot] for slot in slots] or [4]
+    early: list[int] = []
     if order.is_across:
         levels = reduction_levels(group)
         is_one_pass = max(levels) == 1 and all(rows.is_row[value] for value in group.outputs if levels[value])
         vector, tuning = _across(
             space, rows, max(own), order, is_one_pass=is_one_pass, accumulators=count_accumulators(group)
         )
+    elif order.spreads:
+        kept_bytes = 4 if _keeps(group, rows) else 0
+        vector, tuning = _spread(space, rows, own, order, kept_bytes, clusters)
+        # What later passes read of every row does not wait for the first one, if there is room.
+        late = [slot for slot in moving if slot >= len(group.outputs) and slot not in slots]
+        late = [slot for slot in late if _is_own(space, rows, slot)]
+        wide = [*own, *(itemsizes[slot] for slot in late)]
+        wider, other = _spread(space, rows, wide, order, kept_bytes, clusters)
+        if late and other.is_resident and other.unroll * wider * sum(wide) <= EARLY_BYTES:
+            early, vector, tuning = late, wider, other
     else:
         vector, tuning = _along(space, rows, own, order)
     widths = {slot: dense_width(space.strides[slot], rows.inner, itemsizes[slot], aligned[slot]) for slot in moving}
@@ -86,9 +106,13 @@ def plan_ordered_walk(
             span = order.schedule.vector
             is_like = is_like and not any((a - b) % span for a, b in zip(strides, known, strict=True))
             widths[slot] = VECTOR_BYTES // itemsizes[slot] if is_like or slot == source else 1
-    return Walk(
-        space, vector, tuple(Access(min(widths.get(slot, 1), vector)) for slot in range(len(space.strides))), tuning
-    )
+    accesses = [Access(min(widths.get(slot, 1), vector), is_early=slot in early) for slot in range(len(space.strides))]
+    return Walk(space, vector, tuple(accesses), tuning)
+
+
+def _is_own(space: IterationSpace, rows: RowSpec, slot: int) -> bool:
+    # Whether each row has elements of its own.
+    return all(space.strides[slot][rows.reduced :]) or prod(space.sizes[rows.reduced :]) == 1
 
 
 def _read_first(group: FusionGroup) -> set[int]:
@@ -148,6 +172,59 @@ def _along(space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order
     return vector, Tuning(block=block, unroll=unroll, team=team, piece=piece, multiple=multiple)
 
 
+def _keeps(group: FusionGroup, rows: RowSpec) -> bool:
+    # Whether what a reduction adds up is made of what another one came to, and needed again.
+    levels = reduction_levels(group)
+    uses = Counter(value for item in group.applications for value in item.tensors)
+    added = {value for item in group.applications if item.function.reduction for value in item.tensors}
+    return any(levels[value] and not rows.is_row[value] and uses[value] > 1 for value in added)
+
+
+def _spread(
+    space: IterationSpace,
+    rows: RowSpec,
+    itemsizes: Sequence[int],
+    order: RowOrder,
+    kept_bytes: int,
+    clusters: int,
+) -> tuple[int, Tuning]:
+    # ``kept_bytes``: of what takes the place of an element between passes.
+    schedule, length, bytes_per_element = order.schedule, prod(space.sizes[: rows.reduced]), sum(itemsizes)
+    vector, team, cluster = schedule.vector, schedule.slots, 1
+    # Vectors of one of torch's threads; of even ones the last is whole, too.
+    whole = vector * schedule.slots
+    steps = length // whole if schedule.is_even else -(-length // whole)
+    each = max(steps, 1) * vector
+    most = min(max(SPREAD_BYTES // max(bytes_per_element, kept_bytes), LEAST_SPREAD), MOST_SPREAD)
+    if vector == 1:
+        # Neighbours, whose elements come with one access: a word at least, and not too many.
+        least = 4 // min(itemsizes) if each <= LEAST_SPREAD else 1
+        widest = min(VECTOR_BYTES // max(itemsizes), schedule.x, max(most // each, least))
+        while 2 * vector <= widest and length % (2 * vector) == 0:
+            vector, team, each = 2 * vector, team // 2, 2 * each
+    if vector == schedule.vector:
+        # Others, as far apart as there are threads. Warps stay whole, but for rows of a single one.
+        least = 1 if schedule.y == 1 else LEAST_TEAM
+        while team > least and 2 * each <= (most if schedule.y > 1 else FEW_ELEMENTS):
+            team, each = team // 2, 2 * each
+    # Blocks share a row that fills a processor's registers, if warps of theirs have slots of their own.
+    is_large = schedule.y > 1 and each * team * bytes_per_element > CLUSTER_BYTES
+    while is_large and cluster < clusters and team > LEAST_TEAM:
+        cluster, team = cluster * 2, team // 2
+        is_large = each * team * bytes_per_element > CLUSTER_BYTES or team > MOST_TEAM
+    threads = team * cluster
+    steps = steps * (schedule.slots // threads) if schedule.is_even else -(-length // (threads * vector))
+    block = max(team, BLOCK) if cluster == 1 else team
+    if steps <= min(KEPT_BYTES, BLOCK_BYTES // block) // (vector * bytes_per_element):
+        # In eight sizes to a power of two.
+        step = max((1 << max(steps - 1, 0).bit_length()) // 8, 1)
+        unroll = max(-(-steps // step) * step, 1)
+        return vector, Tuning(block=block, unroll=unroll, team=team, is_resident=True, cluster=cluster)
+    # What is read again comes from as many threads as there are.
+    unroll = min(max(IN_FLIGHT_BYTES // (2 * vector * bytes_per_element), 1), MAX_UNROLL)
+    return vector, Tuning(block=max(threads, BLOCK), unroll=1 << unroll.bit_length() - 1, team=threads)
+
+
 def _neighbours(space: IterationSpace, rows: RowSpec, itemsize: int, team: int) -> int:
     # How many of torch's ``team`` threads, which take one element each, are one of ours.
     length, count = prod(space.sizes[: rows.reduced]), prod(space.sizes[rows.reduced :])
@@ -187,7 +264,7 @@ def _across(
     team = min(max(BLOCK // threads, 32), 1 << max(-(-width // vector) - 1, 0).bit_length())
     while team * threads * vector * accumulators * ACCUMULATOR_BYTES > SHARED_BYTES and team > 1:
         team //= 2
-    unroll = MAX_UNROLL if vector <= GATHER_VECTOR else order.schedule.accumulators
+    unroll = MAX_UNROLL if vector <= GATHER_VECTOR else max(order.schedule.accumulators, GATHER_VECTOR)
     return vector, Tuning(block=team * threads, unroll=unroll, team=team, piece=int(order.schedule.blocks > 1))
 
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["COLUMN_ORDERS", "KEPT_ORDERS", "RowOrder", "Schedule"]
+__all__ = ["ANY_ORDER", "COLUMN_ORDERS", "KEPT_ORDERS", "RowOrder", "Schedule"]
 
-# By type of device, the orders (Reduction.order) that kernels keep, for some shapes at least.
+# Names (Reduction.order) of where the order does not count: of "pick", which takes one element of a row, nor of "any".
+ANY_ORDER = frozenset(("any", "pick"))
+# By type of device, the orders that kernels keep, for some shapes at least.
 KEPT_ORDERS: dict[str, frozenset[str]] = {
     "cuda": frozenset(
         (
-            "sum", "norm", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx", "gamma_beta",
-            "batch_norm", "batch_norm_sums", "group_norm", "group_norm_sums", "group_norm_batch", "softmax_backward",
-            "log_softmax_backward",
+            *ANY_ORDER, "sum", "norm", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx",
+            "gamma_beta", "batch_norm", "batch_norm_sums", "group_norm", "group_norm_sums", "group_norm_batch",
+            "softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "nll_loss",
         )
     ),
     "cpu": frozenset(("sum",)),
@@ -45,6 +47,9 @@ class Schedule:
     blocks: int = 1
     accumulators: int = 4
     vector: int = 1
+    is_even: bool = False
+    # Whether what threads have is combined in their order instead: along x first, then along y.
+    is_serial: bool = False
 
     @property
     def slots(self) -> int:
@@ -65,6 +70,8 @@ class RowOrder:
     is_ragged: bool = False
     # Then the value whose address says where vectors begin; -1: rows lie one behind the other from an aligned place.
     source: int = -1
+    # Whether a thread may have any slots, in any of several blocks: they come to plain sums, one of each.
+    spreads: bool = False
     # Whether it is that of the CPU (fuser.cpu.rows_ordered): of vectors of ``schedule.x`` lanes, to each of which
     # ``schedule.vector`` elements are added together.
     is_cascade: bool = False

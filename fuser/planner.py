@@ -398,7 +398,14 @@ def _find_orders(expanded: _Expanded, device: torch.device) -> tuple[_Expanded, 
 
 
 def _check_orders(spec: KernelSpec, expanded: _Expanded, device: torch.device, orders: Orders) -> None:
-    # torch's orders are what torch has, or its kernels serve.
+    # torch's orders are what torch has, or its kernels serve; and those take one element of a row without the others.
+    group = expanded.group
+    for index, item in enumerate(group.applications):
+        reduction = item.function.reduction
+        if reduction and reduction.order == "pick" and item.tensors[0] < len(group.inputs):
+            error = UnsupportedError(f"op {item.function.name!r} of rows in memory")
+            error.application, error.is_expected = expanded.expansion.origins[index], True
+            raise error
     kept: dict[int, list[RowOrder]] = {}
     for index, order in orders.items():
         if order is not None:

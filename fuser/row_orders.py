@@ -19,8 +19,9 @@ from fuser.cuda.aten_orders import GpuSize, Layout, coalesce, find_schedule
 from fuser.errors import UnsupportedError
 from fuser.function import Function
 from fuser.graph import FusionGroup, Section
+from fuser.layout import is_contiguous
 from fuser.ops import REDUCTIONS, dtype_kind
-from fuser.orders import KEPT_ORDERS, RowOrder
+from fuser.orders import ANY_ORDER, KEPT_ORDERS, RowOrder
 from fuser.tensor_desc import TensorDesc
 
 __all__ = ["Orders", "find_orders", "gpu_size", "order_of_section", "torchs_order"]
@@ -39,8 +40,8 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
             ``application`` says which one.
     """
     orders: dict[int, RowOrder | None] = {}
+    producers = group.producers()
     are_aligned = all(item.desc.is_aligned for item in values[: len(group.inputs)])
-    any_narrow = any(item.desc.dtype and item.desc.dtype.itemsize < 4 for item in values[: len(group.inputs)])
     for index, item in enumerate(group.applications):
         reduction, op = item.function.reduction, REDUCTIONS.get(item.function.op or "")
         if reduction is None:
@@ -51,7 +52,7 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
         error = None
         if op is not None and op.needs_elements and any(desc.shape[dim] == 0 for dim in dims):
             error = UnsupportedError(f"op {op.name!r} on nothing")
-        elif 0 in desc.shape or (op is not None and dtype_kind(desc.dtype) in op.exact):
+        elif 0 in desc.shape or reduction.order in ANY_ORDER or (op is not None and dtype_kind(desc.dtype) in op.exact):
             # Nothing is added, or any order serves.
             continue
         elif op is not None and op.is_wide_on_cpu and device.type == "cpu" and desc.dtype is torch.float32:
@@ -60,16 +61,18 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
         elif op is None and not reduction.order:
             orders[index] = None
         elif group.is_strict:
-            source = item.tensors[0] if item.tensors[0] < len(group.inputs) else -1
+            value = item.tensors[0]
+            if reduction.order == "softmax":
+                # Of what is added the order depends on what it is made of.
+                value = group.applications[producers[value]].tensors[0]
+                desc = values[value].desc
+            source = value if value < len(group.inputs) else -1
             order = torchs_order(item.function, desc, dims, device, source, are_aligned=are_aligned)
             given = [values[value].desc for value in item.tensors]
             if reduction.order.startswith("batch_norm") and any(
                 own.strides != desc.strides for own in given if own.shape == desc.shape
             ):
                 # ATen has another kernel for tensors of different layouts.
-                order = None
-            if "softmax" in reduction.order and any_narrow:
-                # What lanes read side by side is narrow, too: torch's kernels are faster.
                 order = None
             if order is None:
                 error = UnsupportedError(f"op {item.function.name!r} on {desc.dtype} in torch's own order")
@@ -130,27 +133,33 @@ def torchs_order(
     if reduced != sorted(reduced, reverse=True):
         # ATen numbers elements by their strides.
         return None
+    if "softmax" in reduction.order and not is_contiguous(desc.shape, desc.strides):
+        # ATen copies it first.
+        return None
     if desc.dtype.itemsize == 2 and reduction.order in {"norm", "welford"}:
         # Its vectors are not known: what few roundings differ in, no comparison shows.
         return None
-    finds_vectors = reduction.order in {"sum", "norm", "welford"}
-    if finds_vectors:
-        # Four elements of eight bytes may lie between vectors.
-        are_aligned = source < 0 or (desc.is_aligned and 4 * size <= VECTOR_BYTES)
+    finds_vectors, is_softmax = reduction.order in {"sum", "norm", "welford"}, "softmax" in reduction.order
+    if finds_vectors or reduction.order in {"softmax", "log_softmax"}:
+        # Four elements of eight bytes may lie between vectors; softmax has fewer then.
+        are_aligned = source < 0 or (desc.is_aligned and (4 * size <= VECTOR_BYTES or is_softmax))
+    elif is_softmax and not are_aligned:
+        return None
     schedule = find_schedule(reduction.order, layout, size, gpu_size(device), is_aligned=are_aligned)
     if schedule is None:
         return None
-    if not finds_vectors:
+    if not (finds_vectors or is_softmax):
         return RowOrder(schedule, not layout.is_along, is_ragged=layout.length % schedule.vector > 0)
     if schedule.vector == 1:
-        return RowOrder(schedule, is_across=not layout.is_along)
+        return RowOrder(schedule, is_across=not layout.is_along, spreads=is_softmax)
     is_aligned = source < 0 or (desc.is_aligned and schedule.vector * size <= VECTOR_BYTES)
-    sizes = (layout.length, *(stride for _, stride in layout.kept))
-    if is_aligned and not any(number % schedule.vector for number in sizes):
-        return RowOrder(schedule)
+    whole = schedule.vector * (schedule.slots if schedule.is_even else 1)
+    is_whole = layout.length % whole == 0 and not any(stride % schedule.vector for _, stride in layout.kept)
+    if is_aligned and is_whole:
+        return RowOrder(schedule, spreads=is_softmax)
     if source < 0 and not _is_stacked(layout):
         return None
-    return RowOrder(schedule, has_edges=True, source=source)
+    return RowOrder(schedule, has_edges=True, source=source, spreads=is_softmax)
 
 
 def _is_stacked(layout: Layout) -> bool:

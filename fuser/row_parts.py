@@ -21,6 +21,7 @@ from fuser.element import ElementWriter, number_expression, output_type
 from fuser.function import Reduction
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import RowSpec
+from fuser.orders import ANY_ORDER
 from fuser.row_space import reduction_levels
 
 __all__ = ["Accumulator", "RowPart", "RowPass", "RowWriter"]
@@ -73,6 +74,8 @@ class RowPass:
     accumulators: tuple[Accumulator, ...]
     # Whether two parts come to the same bits whichever is first.
     commutes: bool = False
+    # Whether what it comes to is the same in any order.
+    is_free: bool = False
     # Whether combining takes several decisions: a compiler vectorises one such call in a loop, not three.
     decides: bool = False
     # The same of columns, to whose parts each element adds: accumulators, and what combines two parts.
@@ -133,9 +136,10 @@ class RowWriter:
         )
         combine = self._combine_part(f"fuser_combine{level}", reductions) if reductions else None
         merge = self._combine_part(f"fuser_merge{level}", columns) if columns else None
-        commutes = all(is_sum(self._reduction(index).combine) for index in reductions)
+        is_free = all(self._reduction(index).order in ANY_ORDER for index in reductions)
+        commutes = is_free or all(is_sum(self._reduction(index).combine) for index in reductions)
         decides = any(takes_decisions(self._reduction(index).combine) for index in reductions)
-        return RowPass(row, element, quick, combine, accumulators, commutes, decides, others, merge)
+        return RowPass(row, element, quick, combine, accumulators, commutes, is_free, decides, others, merge)
 
     def _level_of(self, index: int) -> int:
         # In which pass an application is computed first.
@@ -326,7 +330,9 @@ class RowWriter:
         call, results, declarations = self.writer.call(index, functor, operands, names, others)
         lines = [*declarations, *([f"{call};"] if results else [])]
         for item, text in zip(accumulators, results or [call], strict=True):
-            own = self._cross(f"fuser_cast<{item.type}>({text})", functor, item, hides=hides)
+            own = f"fuser_cast<{item.type}>({text})"
+            if self._reduction(index).order not in ANY_ORDER:
+                own = self._cross(own, functor, item, hides=hides)
             lines.append(f"m{item.name} = {own};")
         return lines
 
@@ -464,7 +470,9 @@ def takes_decisions(functor: Functor) -> bool:
 
 def may_end_in_product(functor: Functor) -> bool:
     """Whether a result may be a product, or come from a function that ends in one."""
-    return "*" in functor.source or "(" in functor.source.partition("{")[2]
+    body = functor.source.partition("{")[2]
+    is_more = functor.num_outputs == 1 and body.startswith(f" return {functor.tensors[0].name} + ") and "?" not in body
+    return not is_more and ("*" in functor.source or "(" in body)
 
 
 def is_sum(functor: Functor) -> bool:

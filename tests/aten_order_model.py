@@ -20,15 +20,19 @@ def sum_rows(rows: torch.Tensor, schedule: Schedule, shifts: torch.Tensor | None
     number = torch.arange(length, device=rows.device).expand(count, length)
     if vector > 1:
         shift = torch.zeros(count, 1, dtype=torch.int64, device=rows.device) if shifts is None else shifts[:, None]
-        head = (vector - shift) % vector
+        granule, whole = (slots, vector * slots) if schedule.is_even else (vector, vector)
+        head = torch.where(shift > 0, granule - shift, 0)
         at = number - head
         end = length - head
-        tail = end - end % vector
-        slot = torch.where(at < 0, shift + number, torch.where(at >= tail, at - tail, at // vector % slots))
-        accumulator = torch.where((at < 0) | (at >= tail), 0, at % vector)
-        # The head's turn is the first one.
-        last = length // (slots * vector) + 2
-        turn = torch.where(at < 0, 0, torch.where(at >= tail, last, at // (vector * slots) + 1))
+        tail = end - end % whole
+        slot = torch.where(at < 0, shift + number, torch.where(at >= tail, (at - tail) % slots, at // vector % slots))
+        accumulator = torch.where((at < 0) | (at >= tail), 0, at % vector % own)
+        # The head's turn is the first one. Where one accumulator takes a vector, its elements have turns of their own.
+        each = 1 if own == vector else vector
+        last = each * (length // (slots * vector) + 2)
+        inside = at // (vector * slots) * each + (at % vector if each > 1 else 0) + 1
+        turn = torch.where(at < 0, 0, torch.where(at >= tail, last + (at - tail) // slots, inside))
+        last += vector
     else:
         slot, accumulator, turn = number % slots, number // slots % own, number // (slots * own)
         last = max(length - 1, 0) // (slots * own)
@@ -43,6 +47,8 @@ def sum_rows(rows: torch.Tensor, schedule: Schedule, shifts: torch.Tensor | None
     for index in range(1, own):
         total = total + lanes[..., index]
     total = total.view(count, schedule.blocks, schedule.y, schedule.x)
+    if schedule.is_serial:
+        return _in_order(_in_order(total)).reshape(count)
     total = _halves(_halves(total, 3), 2).reshape(count, schedule.blocks)
     if schedule.blocks == 1:
         return total[:, 0]
@@ -59,3 +65,10 @@ def _halves(values: torch.Tensor, dim: int) -> torch.Tensor:
         half = values.shape[dim] // 2
         values = values.narrow(dim, 0, half) + values.narrow(dim, half, half)
     return values
+
+
+def _in_order(values: torch.Tensor) -> torch.Tensor:
+    total = values[..., 0]
+    for index in range(1, values.shape[-1]):
+        total = total + values[..., index]
+    return total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from fuser.errors import GroupError
 from fuser.function import Function, Reduction
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import OPS, composite_function, reduction_function
+from fuser.ops.softmax import total_function
 from fuser.orders import RowOrder, Schedule
 from fuser.row_orders import torchs_order
 from fuser.tensor_desc import TensorDesc
@@ -63,13 +65,12 @@ def test_schedules_that_are_not_known() -> None:
     assert sum_schedule(Layout(((5, 0),), ((3, 5),)), 4, GpuSize()) is None
     assert sum_schedule(rows_of(1 << 30), 4, GpuSize()) is None
     assert sum_schedule(Layout(((300, 64),), ((64, 1),)), 4, GpuSize(), is_aligned=False) is None
-    norm = {"layer_norm": 768, "rms_norm": 770, "layer_norm_dx": 0, "softmax_backward": 1025}
+    norm = {"layer_norm": 768, "rms_norm": 770, "layer_norm_dx": 0}
     found = {
         order: find_schedule(order, rows_of(8, width), 4, GpuSize(), is_aligned=True) for order, width in norm.items()
     }
     assert found == {
-        "layer_norm": Schedule(32, 4, 1, 1, 4), "rms_norm": Schedule(32, 16, 1, 1), "layer_norm_dx": None,
-        "softmax_backward": None,
+        "layer_norm": Schedule(32, 4, 1, 1, 4), "rms_norm": Schedule(32, 16, 1, 1), "layer_norm_dx": None
     }  # fmt: skip
     assert find_schedule("layer_norm", rows_of(8, 768), 8, GpuSize(), is_aligned=True) is None
     # ATen rounds between blocks where there are very many rows of few columns.
@@ -78,6 +79,35 @@ def test_schedules_that_are_not_known() -> None:
         for rows in (63, 64, 255, 1 << 16, (1 << 16) + 1)
     }
     assert [item and item.y for item in columns.values()] == [1, 8, 16, 32, None]
+
+
+def even(x: int, y: int, vector: int, *, is_serial: bool = False) -> Schedule:
+    return Schedule(x, y, 1, 1, vector, is_even=True, is_serial=is_serial)
+
+
+@pytest.mark.parametrize(
+    ("order", "length", "itemsize", "is_aligned", "schedule"),
+    [
+        ("softmax", 3, 4, True, Schedule(4, accumulators=1)),
+        ("softmax", 2048, 4, True, Schedule(32, accumulators=1)),
+        ("softmax", 1025, 8, True, Schedule(32, 32, accumulators=1)),
+        ("softmax", 2049, 2, False, Schedule(32, 32, accumulators=1)),
+        ("softmax", 9216, 4, True, Schedule(32, 32, accumulators=1)),
+        ("softmax", 9220, 4, True, Schedule(32, 32, 1, 1, 4)),
+        ("softmax", 9220, 4, False, even(32, 32, 4)),
+        ("softmax", 12252, 4, True, Schedule(32, 32, 1, 1, 4)),
+        ("softmax", 12256, 4, True, even(32, 32, 4)),
+        ("softmax", 24504, 2, True, Schedule(32, 32, 1, 1, 8)),
+        ("softmax", 50257, 2, True, even(32, 32, 8)),
+        ("softmax_backward", 1024, 4, True, Schedule(32, accumulators=1)),
+        ("softmax_backward", 1025, 4, True, even(32, 4, 4, is_serial=True)),
+        ("softmax_backward", 1536, 4, True, Schedule(32, 8, 1, 1, 4)),
+        ("log_softmax_backward", 4096, 2, True, Schedule(32, 8, 1, 1, 8)),
+        ("log_softmax_backward", 12272, 4, True, even(32, 16, 4, is_serial=True)),
+    ],
+)
+def test_schedules_of_softmax(order: str, length: int, itemsize: int, is_aligned: bool, schedule: Schedule) -> None:
+    assert find_schedule(order, rows_of(8, length), itemsize, GpuSize(), is_aligned=is_aligned) == schedule
 
 
 def test_dimensions_come_as_they_lie_in_memory() -> None:
@@ -145,6 +175,65 @@ def halve(values: list[float], schedule: Schedule, add: Callable[[float, float],
 
 
 @pytest.mark.parametrize(
+    ("shape", "threads"),
+    [
+        ((16, 64, 28, 28), 1),
+        ((8, 100, 30), 32),
+        ((8, 1000, 64), 16),
+        ((2, 63, 5), 1),
+        ((1, 64, 3), 64),
+        ((3, 5000, 65), 1),
+    ],
+)
+def test_schedules_of_softmax_across(shape: tuple[int, ...], threads: int) -> None:
+    layout = coalesce(shape, torch.empty(shape, device="meta").stride(), (1,))
+    found = find_schedule("softmax", layout, 4, GpuSize(), is_aligned=True)
+    assert found == Schedule(1, threads, accumulators=1)
+
+
+@pytest.mark.parametrize(("rows", "threads"), [(3, 32), (720, 32), (736, 64), (8192, 512), (100000, 1024)])
+def test_schedules_of_losses(rows: int, threads: int) -> None:
+    found = find_schedule("nll_loss", rows_of(rows), 4, GpuSize(), is_aligned=True)
+    assert found == Schedule(threads, accumulators=1)
+
+
+def add_as_softmax_does(row: list[float], shift: int, schedule: Schedule) -> float:
+    """SoftMax.cu for one row of float32, thread by thread: ilpReduce, and the sums over a block."""
+    f = torch.tensor
+    single = lambda a, b: (f(a, dtype=torch.float32) + f(b, dtype=torch.float32)).item()  # noqa: E731
+    count, threads = schedule.x * schedule.y, []
+    for thread in range(count):
+        own, data, size = 0.0, 0, len(row)
+        if shift:
+            data, size = -shift, size + shift
+            if thread >= shift:
+                own = single(own, row[data + thread])
+            data, size = data + count, size - count
+        last = size % (schedule.vector * count)
+        for at in range(thread * schedule.vector, size - last, count * schedule.vector):
+            for k in range(schedule.vector):
+                own = single(own, row[data + at + k])
+        for at in range(size - last + thread, size, count):
+            own = single(own, row[data + at])
+        threads.append(own)
+    if not schedule.is_serial:
+        return halve(threads, schedule, single, x_first=True)
+    warps = [reduce(single, threads[at : at + schedule.x], 0.0) for at in range(0, count, schedule.x)]
+    return reduce(single, warps, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("length", "shift", "schedule"),
+    [(77, 0, even(4, 2, 4)), (301, 3, even(4, 4, 4)), (200, 1, even(8, 2, 8, is_serial=True)), (64, 0, even(8, 2, 4))],
+)
+def test_the_model_adds_as_softmax_does(length: int, shift: int, schedule: Schedule) -> None:
+    torch.manual_seed(length)
+    rows = torch.randn(2, length) * torch.exp(3 * torch.randn(2, length))
+    made = sum_rows(rows, schedule, torch.tensor([shift, shift]))
+    assert made.tolist() == [add_as_softmax_does(row, shift, schedule) for row in rows.tolist()]
+
+
+@pytest.mark.parametrize(
     ("length", "shift", "schedule"),
     [
         (77, 0, Schedule(8)), (77, 0, Schedule(1, 4, 3)), (301, 0, Schedule(8, 2, 1, 4, 4)),
@@ -171,7 +260,7 @@ def expected(x: torch.Tensor, op: str, dims: tuple[int, ...]) -> torch.Tensor:
     layout = coalesce(x.shape, x.stride(), dims)
     schedule = sum_schedule(layout, x.element_size(), GpuSize())
     assert schedule is not None
-    rows = x.permute([*(d for d in range(x.dim()) if d not in dims), *dims]).reshape(-1, layout.length).float()
+    rows = x.permute([*(d for d in range(x.dim()) if d not in dims), *dims]).reshape(layout.rows, layout.length).float()
     shifts = torch.arange(len(rows)) * layout.length % schedule.vector
     total = sum_rows(rows, schedule, shifts)
     if op == "mean":
@@ -216,6 +305,57 @@ def test_another_order_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fuser.row_orders.find_schedule", lambda *args, **kwargs: Schedule(32, 1, 1, 2, 2))
     x = torch.randn(4, 1024) * 1000
     assert not torch.equal(run_emulated(centred("sum", (1,)), [x])[0], expected(x.abs(), "sum", (1,)))
+
+
+def whole(order: str) -> FusionGroup:
+    """abs(x), the sums of its rows in an order of softmax, and the product of both."""
+    builder = GroupBuilder("strict")
+    (v,) = builder.apply(OPS["abs"].function, [builder.add_input("x")])
+    (s,) = builder.apply(total_function(1, order), [v])
+    return builder.build([s, *builder.apply(OPS["mul"].function, [v, s])])
+
+
+def check_softmax(order: str, shape: tuple[int, ...], dtype: torch.dtype, *, descending: bool = False) -> None:
+    torch.manual_seed(0)
+    x = (torch.randn(shape) * torch.exp(2 * torch.randn(shape))).to(dtype)
+    total, product = run_emulated(whole(order), [x], descending=descending)
+    layout = coalesce(shape, x.stride(), (1,))
+    schedule = find_schedule(order, layout, x.element_size(), GpuSize(), is_aligned=True)
+    assert schedule is not None
+    rows = x.abs().float().movedim(1, -1).reshape(-1, shape[1])
+    want = sum_rows(rows, schedule, torch.arange(len(rows)) * shape[1] % schedule.vector).view(total.shape)
+    assert torch.equal(total, want)
+    assert torch.equal(product, (x.abs() * want).to(product.dtype))
+
+
+# Neighbours of one thread, rows that begin anywhere, rows of several blocks, and columns.
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    ("order", "shape", "dtype"),
+    [
+        ("softmax", (3, 1000), torch.float32),
+        ("softmax", (3, 10001), torch.bfloat16),
+        ("log_softmax_backward", (3, 32768), torch.float32),
+        ("softmax", (2, 100, 30), torch.bfloat16),
+    ],
+)
+def test_kernels_keep_the_order_of_softmax(order: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    check_softmax(order, shape, dtype)
+
+
+@pytest.mark.cpu
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *((3, length) for length in (1, 3, 33, 1024, 1028, 2049, 4096, 9216, 10000, 12288, 12801, 20001, 66000)),
+        (2, 9, 300), (1, 300, 3), (4, 64, 65),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("order", ["softmax", "softmax_backward"])
+def test_kernels_keep_every_order_of_softmax(order: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    check_softmax(order, shape, dtype, descending=shape[1] % 2 == 0)
 
 
 # --- what is compared ------------------------------------------------------------------------------------------------

@@ -201,6 +201,108 @@ def test_gradients_have_torchs_bits(name: str, dtype: torch.dtype) -> None:
     assert not different
 
 
+LENGTHS = (
+    1, 2, 3, 33, 127, 1000, 1024, 1025, 1028, 2048, 2049, 4096, 4100, 9216, 10000, 12248, 12288, 16384, 20001, 24512,
+    32000, 50257, 128256, 131072,
+)  # fmt: skip
+# Of these, rows that begin anywhere, too, and some that are not finite.
+ANYWHERE = (3, 1000, 2049, 4100, 10000, 12288, 50257)
+SOFTMAX: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "softmax": lambda x: torch.softmax(x, -1),
+    "log_softmax": lambda x: torch.log_softmax(x, -1),
+    "softmax of what is computed": lambda x: torch.softmax(x * 0.125, -1) + 1,
+    "log_softmax of what is computed": lambda x: torch.relu(torch.log_softmax(x + 1, -1) + 5),
+    "softmax of what is cast": lambda x: torch.softmax(x, -1, dtype=torch.float32),
+    "softmax_backward": lambda x: torch.ops.aten._softmax_backward_data(x, torch.sigmoid(x), -1, x.dtype),
+    "log_softmax_backward": lambda x: torch.ops.aten._log_softmax_backward_data(x, -x.abs(), -1, x.dtype) * 2,
+}
+
+
+def rows_anywhere(length: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    rows = min(max((1 << 18) // length, 2), 3001)
+    flat = wide(rows * length + 1, dtype=dtype).clamp(-60, 60)
+    dense = flat[:-1].view(rows, length)
+    if length not in ANYWHERE:
+        return [dense]
+    special = dense[:2].clone()
+    special[0, ::3] = -math.inf
+    special[1] = math.nan if length % 2 else math.inf
+    return [dense, flat[1:].view(rows, length), special, dense[:1], dense[:, : -(length // 3) or None]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SOFTMAX)
+def test_softmax_of_every_length_has_torchs_bits(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    different, kept = [], []
+    for length in LENGTHS:
+        for number, x in enumerate(rows_anywhere(length, dtype)):
+            want = SOFTMAX[name](x)
+            fused: Callable[[torch.Tensor], torch.Tensor] = fuser.fuse(SOFTMAX[name])
+            if "backward" in name:
+                graph = make_fx(SOFTMAX[name], tracing_mode="fake")(x)
+                fuser.fx.fuse_graph(graph)
+                fused = graph
+            fuser.reset_stats()
+            if not same(fused(x), want):
+                different.append((length, number))
+            if number == 0 and fuser.stats()["kept"]:
+                kept.append(length)
+    assert not different
+    # From float16 to float32 torch has other kernels for more than 1024 elements.
+    assert not kept or ("cast" in name and dtype is torch.float16)
+
+
+ACROSS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "softmax": lambda x: torch.softmax(x * 2, 1),
+    "log_softmax": lambda x: torch.log_softmax(x, 1) + 1,
+    "softmax_backward": lambda x: torch.ops.aten._softmax_backward_data(x, torch.sigmoid(x), 1, x.dtype),
+    "log_softmax_backward": lambda x: torch.ops.aten._log_softmax_backward_data(x, -x.abs(), 1, x.dtype),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ACROSS)
+def test_softmax_of_columns_has_torchs_bits(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    different = []
+    for shape in ((3, 100, 30), (2, 1000, 64), (8, 19, 64, 64), (4, 65, 7), (2, 3, 1025), (5, 2000, 2), (1, 7, 3)):
+        x = wide(*shape, dtype=dtype).clamp(-60, 60)
+        for layout in (x, x.transpose(1, -1).contiguous().transpose(1, -1)):
+            want, graph = ACROSS[name](layout), make_fx(ACROSS[name], tracing_mode="fake")(layout)
+            fuser.fx.fuse_graph(graph)
+            fuser.reset_stats()
+            if not same(graph(layout), want) or (layout is x and fuser.stats()["kept"]):
+                different.append((shape, fuser.stats()["kept"]))
+    assert not different
+
+
+def cross_entropy(x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    aten = torch.ops.aten
+    made = aten._log_softmax(x, 1, False)
+    loss, count = aten.nll_loss_forward(made, target, None, 1, -100)
+    grad = aten.nll_loss_backward(loss * 3, made, target, None, 1, -100, count)
+    return loss, aten._log_softmax_backward_data(grad, made, 1, x.dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cross_entropy_has_torchs_bits(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    different = []
+    for shape in ((1, 10), (31, 5), (700, 33), (4096, 1000), (33, 4096), (257, 32000), (100, 50257), (40, 128256)):
+        x = wide(*shape, dtype=dtype).clamp(-60, 60)
+        target = torch.randint(0, shape[1], shape[:1], device="cuda")
+        target[1::7] = -100
+        for step in (cross_entropy, lambda x, target: cross_entropy(x * 2, target)[:1]):
+            want, graph = step(x, target), make_fx(step, tracing_mode="fake")(x, target)
+            fuser.fx.fuse_graph(graph)
+            fuser.reset_stats()
+            if not same(graph(x, target), want) or fuser.stats()["kept"]:
+                different.append((shape, fuser.stats()["kept"]))
+            assert not any("nll" in str(node.target) for node in graph.graph.nodes)
+    assert not different
+
+
 def fused_as_traced(step: Callable[..., object], inputs: list[torch.Tensor]) -> object:
     graph = make_fx(step, tracing_mode="fake")(*inputs)
     graph.graph.eliminate_dead_code()

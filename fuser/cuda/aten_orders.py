@@ -1,13 +1,14 @@
 """In which order torch's own CUDA kernels add the elements of a row, worked out from shapes as ATen works it out.
 
-Read in aten/src/ATen/native/cuda/Reduce.cuh and measured on a GPU. Pure: plain numbers in, a ``Schedule`` out. Whether
-torch as it is installed has this order is found by comparing bits (fuser.cuda.order_check), never assumed.
+Read in aten/src/ATen/native/cuda (Reduce.cuh, layer_norm_kernel.cu, SoftMax.cu, Loss.cu) and measured on a GPU. Pure:
+plain numbers in, a ``Schedule`` out. Whether torch as it is installed has this order is found by comparing bits
+(fuser.cuda.order_check), never assumed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import prod
+from math import log2, prod
 from typing import NamedTuple
 
 from fuser.layout import Shape, Strides
@@ -22,6 +23,12 @@ IN_FLIGHT = 4
 SHORT_ROW = 128
 # Elements of a thread from which warps, and blocks, share a row; and how few blocks leave to a thread.
 MANY_PER_WARP, MANY, FEW = 16, 256, 16
+# Of softmax: elements and bytes of rows that a warp has (twice as many forward), threads of a longer one, elements of
+# each in registers; shared memory of a block, bytes of a vector.
+SHORT_SOFTMAX, SHORT_SOFTMAX_BYTES, SOFTMAX_THREADS = 1024, 4096, 1024
+MAX_REGISTERS, SHARED_BYTES, VECTOR_BYTES = 9, 48 * 1024, 16
+FEW_COLUMNS = 64
+WARP = 32
 # ATen splits what is larger, and numbers the elements of the halves anew.
 MAX_BYTES = 2**31 - 1
 
@@ -74,8 +81,10 @@ def find_schedule(order: str, layout: Layout, itemsize: int, gpu: GpuSize, *, is
         return sum_schedule(layout, itemsize, gpu, is_aligned=is_aligned, in_flight=2)
     if order in COLUMN_ORDERS:
         return _column_schedule(order, layout, gpu)
-    # These are of rows that lie one behind the other.
     length = layout.length
+    if "softmax" in order and not layout.is_along:
+        return _across_softmax_schedule(layout)
+    # These are of rows that lie one behind the other.
     is_stacked = not layout.reduced or layout.reduced == ((length, 1),)
     is_stacked = is_stacked and (not layout.kept or layout.kept == ((layout.rows, length),))
     if not is_stacked or not length or not layout.rows:
@@ -90,7 +99,11 @@ def find_schedule(order: str, layout: Layout, itemsize: int, gpu: GpuSize, *, is
     if order.startswith("group_norm"):
         # group_norm_kernel.cu: a warp or 16 of them, one element at a time.
         return Schedule(32, 1 if length < MAX_THREADS else 16, accumulators=1)
-    return _softmax_schedule(order, length) if is_aligned else None
+    if order == "nll_loss":
+        # Loss.cu: a block for all rows, of a sixteenth of them rounded to a power of two.
+        rounded = 1 << round(log2(max(length // 16, 1)))
+        return Schedule(min(max(rounded, WARP), 1024), accumulators=1)
+    return _softmax_schedule(length, itemsize, is_forward=order in {"softmax", "log_softmax"}, is_aligned=is_aligned)
 
 
 def _column_schedule(order: str, layout: Layout, gpu: GpuSize) -> Schedule | None:
@@ -118,11 +131,29 @@ def _channels_schedule(length: int, width: int) -> Schedule | None:
     return Schedule(1, height, blocks if blocks >= 8 else 1)
 
 
-def _softmax_schedule(order: str, length: int) -> Schedule | None:
-    # PersistentSoftmax.cuh: a warp for each row. The order of longer ones is not known.
-    if length > (2048 if order == "softmax" else 1024):
-        return None
-    return Schedule(min(1 << max(length - 1, 0).bit_length(), 32), accumulators=1)
+def _across_softmax_schedule(layout: Layout) -> Schedule:
+    # SoftMax.cu, spatial: threads share a column where there are few beside each other.
+    length, width, threads = layout.length, min(layout.kept[0][0], SOFTMAX_THREADS), 1
+    if width <= FEW_COLUMNS <= length:
+        threads = _power_below(min(SOFTMAX_THREADS // width, length))
+    return Schedule(1, threads, accumulators=1)
+
+
+def _softmax_schedule(length: int, itemsize: int, *, is_forward: bool, is_aligned: bool) -> Schedule:
+    # PersistentSoftmax.cuh: a warp for each row.
+    if length <= SHORT_SOFTMAX * (1 + is_forward) and length * itemsize <= SHORT_SOFTMAX_BYTES * (1 + is_forward):
+        return Schedule(_power_above(min(length, WARP)), accumulators=1)
+    # SoftMax.cu: a block.
+    vector = VECTOR_BYTES // itemsize
+    threads = SOFTMAX_THREADS
+    if not is_forward:
+        threads = max(_power_above(min(length // vector, threads) // 2), WARP)
+    elif -(-length // threads) <= MAX_REGISTERS:
+        return Schedule(WARP, threads // WARP, accumulators=1)
+    room = (SHARED_BYTES - threads // WARP * max(itemsize, 4)) // itemsize
+    is_held = is_aligned and length % vector == 0 and length < room
+    is_serial = not (is_held or is_forward)
+    return Schedule(WARP, threads // WARP, accumulators=1, vector=vector, is_even=not is_held, is_serial=is_serial)
 
 
 def sum_schedule(
@@ -207,6 +238,11 @@ def _merge(dims: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
         else:
             merged.append((size, stride))
     return tuple(merged)
+
+
+def _power_above(number: int) -> int:
+    # The smallest power of two that is no less.
+    return 1 << max(number - 1, 0).bit_length()
 
 
 def _power_below(number: int) -> int:

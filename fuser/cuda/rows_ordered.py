@@ -18,6 +18,8 @@ __all__ = ["MAX_REGISTERS", "PROCESSOR_REGISTERS", "REGISTERS", "OrderedAlongTex
 
 # Of a processor, of a thread at most, and of one beside what it keeps of a row.
 PROCESSOR_REGISTERS, MAX_REGISTERS, REGISTERS = 65536, 255, 40
+# Threads of a processor that read rows again.
+THREADS = 1024
 # Vectors that are read together where only a later pass needs them.
 LATE_UNROLL = 4
 
@@ -36,10 +38,22 @@ class _Site:
     is_there: str
     # Which accumulator the k-th element of it goes to.
     accumulator: str
+    # Whether there is any.
+    is_any: str = ""
+
+    def guarded(self, lines: list[str]) -> list[str]:
+        """Return lines that run where there is any."""
+        return [f"if ({self.is_any}) {{", *indent(lines), "}"] if self.is_any else lines
 
 
-_HEAD = _Site("_head", "1", "1", "slot - shift", "shift > 0 && t % F == 0 && slot >= shift && slot < V * F", "0")
-_TAIL = _Site("_tail", "1", "1", "end + slot", "t % F == 0 && n < length", "0")
+_HEAD = _Site(
+    "_head", "1", "E", "u * N + slot - shift", "t % F == 0 && u * N + slot >= shift && u * N + slot < H", "u % E",
+    "shift > 0",
+)  # fmt: skip
+_TAIL = _Site(
+    "_tail", "1", "((R - 1) / S + 1) * E", "end + u * N + slot", "t % F == 0 && n < length", "u % E",
+    "end + slot < length",
+)  # fmt: skip
 
 
 class OrderedAlongText(AlongText):
@@ -52,35 +66,38 @@ class OrderedAlongText(AlongText):
         begin, end = ("head + begin", "end") if self.order.has_edges else ("begin", "length")
         # Whether a thread has what neighbours among torch's threads have, one element of each at a time.
         self.is_wide = self.order.schedule.vector < loop.vector
-        vector = self.order.schedule.vector > 1 or self.is_wide
-        first = f"{begin} + (u * S * F + block * T + t) * V" if loop.tuning.piece else f"{begin} + (u * T + t) * V"
-        accumulator = "k % A" if vector else "u % A"
         # Of how many of torch's threads, a part of a warp apart, a thread does the work.
         self.threads = 1 if self.is_wide else max(self.order.schedule.x * self.order.schedule.y // loop.tuning.team, 1)
-        if self.threads > 1:
+        first = f"{begin} + (u * S * F + block * T + t) * V" if loop.tuning.piece else f"{begin} + (u * T + t) * V"
+        accumulator, is_there = "k % A" if self.order.schedule.vector > 1 or self.is_wide else "u % A", ""
+        if self._spreads:
+            # All but the last vectors of a thread are there; of each slot, one less where rows have edges.
+            whole = _last_vectors(loop.tuning.unroll) + self.order.has_edges * self._own_slots
+            is_there = f"u < U - {whole} || " if loop.tuning.is_resident else ""
+            first, self.threads = f"{begin} + (u * N + slot) * V", 1
+            accumulator = "k % A" if self.is_wide else "u % A"
+        elif self.threads > 1:
             first = "(u / Q * S + t / (X / Q) * X + u % Q * (X / Q) + t % (X / Q)) * V"
             accumulator = "u % Q"
-        self._main = _Site("", "V", "U", first, f"n < {end}", accumulator)
+        self._main = _Site("", "V", "U", first, f"{is_there}n < {end}", accumulator)
         self._sites = (_HEAD, self._main, _TAIL) if self.order.has_edges else (self._main,)
 
     def kernel(self) -> list[str]:
         """Write the kernel: the rows of a block, all passes of each."""
         if self.order.schedule.blocks > 1:
             return self._shared_kernel()
+        if self.tuning.cluster > 1:
+            return self._cluster_kernel()
         body = [
             f"const fuser_index number = first + threadIdx.x / {self.tuning.team};",
             "const bool is_row = number < rows;",
             "// Threads without a row go along: others wait for them.",
             "const fuser_index at = is_row ? number : rows - 1;",
             "const fuser_row row = fuser_find(a, at);",
-            *self._row_variables(),
-            *self._edges(),
-            *self._kept_in_registers(),
+            *self._all_passes("is_row && t == 0"),
         ]
-        for level, step in enumerate(self.loop.passes):
-            body += [f"// Pass {level}.", *self._row_part(step)]
-            if step.element is not None:
-                body += self._pass(level, step, step.element)
+        if self._spreads and self._shares and len(self.combining) % 2:
+            body.append("__syncthreads();")
         return [
             *self._head(),
             "  const int t = threadIdx.x % T, slot = t / F;",
@@ -90,6 +107,37 @@ class OrderedAlongText(AlongText):
             f"       first += static_cast<fuser_index>(gridDim.x) * {self.teams}) {{",
             *indent(body, 2),
             "  }",
+            "}",
+        ]
+
+    def _all_passes(self, writes: str) -> list[str]:
+        lines = [*self._row_variables(), *self._edges(), *self._kept_in_registers()]
+        for level, step in enumerate(self.loop.passes):
+            lines += [f"// Pass {level}.", *self._row_part(step, writes)]
+            if step.element is not None:
+                lines += self._pass(level, step, step.element)
+        return lines
+
+    def _cluster_kernel(self) -> list[str]:
+        # Neighbouring blocks, which read and write each other's shared memory, have the slots of a row.
+        return [
+            *self._head(),
+            f"  const unsigned int rank = blockIdx.x % {self.tuning.cluster};",
+            "  const int t = threadIdx.x, slot = rank * T + t;",
+            f"  const fuser_index length = {self.length}, at = blockIdx.x / {self.tuning.cluster};",
+            "  constexpr bool is_row = true;",
+            *indent(self._waiting()),
+            f"  __shared__ unsigned long long boxes[{len(self.combining)}];",
+            "  if (t == 0) {",
+            *(
+                f"    fuser_expect(boxes + {number}, {parts} * {self._part_bytes(level)});"
+                for number, level in enumerate(self.combining)
+                for parts in [f"(N / {self._side})" if self.loop.passes[level].is_free else "Y"]
+            ),
+            "  }",
+            "  fuser_arrive();",
+            "  const fuser_row row = fuser_find(a, at);",
+            *indent(self._all_passes("rank == 0 && t == 0")),
             "}",
         ]
 
@@ -120,33 +168,67 @@ class OrderedAlongText(AlongText):
     def _head(self) -> list[str]:
         # As many blocks of a processor as have registers for what their threads keep.
         block, schedule = self.tuning.block, self.order.schedule
-        if self.tuning.is_resident:
-            items = self._resident()
-        else:
-            items = [item for step in self.loop.passes if step.element for item in self._inputs(step.element)]
-        each = sum(item.info.dtype.itemsize for item in dict.fromkeys(items)) + 4 * len(self.loop.kept)
+        elements = [step.element for step in self.loop.passes if step.element]
+        read = [self._inputs(element) for element in elements]
+        resident = self._resident()
+        # What is kept takes the place of what no later pass reads.
+        late = [item for item in resident if item in read[-1]]
+        held = [sum(item.info.dtype.itemsize for item in items) for items in ([resident, late] if resident else read)]
+        held[-1] += 4 * len(self.loop.kept)
+        each = max(held)
         own = self.loop.vector if self.is_wide else max(schedule.accumulators, self.threads)
         accumulators = own * max(len(step.accumulators) for step in self.loop.passes)
         registers = REGISTERS + accumulators + self.tuning.unroll * self.loop.vector * each // 4
-        blocks = max(PROCESSOR_REGISTERS // (block * min(registers, MAX_REGISTERS)), 1)
+        threads = block * min(registers, MAX_REGISTERS)
+        blocks = max((2 * PROCESSOR_REGISTERS + threads) // (2 * threads), 1)
+        if self._spreads and not resident:
+            # What is read again is worth more threads.
+            blocks = max(blocks, THREADS // block)
         head = super()._head()
-        # Several threads may share a vector of torch's thread, and its accumulators.
-        split = max(schedule.vector // self.loop.vector, 1)
-        slots = "T" if self.is_wide else "X * Y * B"
+        # Several threads may share a vector of torch's thread, and its accumulators; or one stands for several.
+        split, count, cluster = max(schedule.vector // self.loop.vector, 1), self.tuning.cluster, ""
+        own = self._own_slots if self._spreads else max(own // split, 1)
+        slots = "T" if self.is_wide and not self._spreads else "X * Y * B"
         head += [
             f"  constexpr int X = {schedule.x}, Y = {schedule.y}, B = {schedule.blocks}, S = {slots};",
-            f"  constexpr int F = {split}, A = {max(own // split, 1)}, Q = {self.threads};",
+            f"  constexpr int F = {split}, A = {own}, Q = {self.threads}, E = {self._own_slots}, N = T * {count};",
         ]
-        return [f'extern "C" __global__ void __launch_bounds__({block}, {blocks})', *head[1:]]
+        if count > 1:
+            cluster = f"__cluster_dims__({count}, 1, 1) "
+        if self.order.has_edges:
+            # Elements before the first vector, and the first one's shift, come to H; R of them are a round of vectors.
+            head.append(
+                f"  constexpr int H = {'S' if schedule.is_even else 'V * F'}, R = {'S * ' * schedule.is_even}V * F;"
+            )
+        return [f'extern "C" __global__ void {cluster}__launch_bounds__({block}, {blocks})', *head[1:]]
+
+    @property
+    def _shares(self) -> bool:
+        # Whether what threads have comes to one by way of shared memory.
+        return self.tuning.team > 32 or self.tuning.piece > 0 or (self._spreads and self.order.schedule.y > 1)
+
+    @property
+    def _spreads(self) -> bool:
+        # Whether each of torch's threads is one accumulator, of which a thread may have several.
+        return self.order.spreads
+
+    @property
+    def _own_slots(self) -> int:
+        # How many of them a thread has.
+        threads = self.tuning.team * self.tuning.cluster
+        return self.order.schedule.slots // threads if self._spreads else 1
 
     def _waiting(self) -> list[str]:
         # A place in shared memory for each thread, where those of a row are of several warps.
-        if (self.tuning.team <= 32 and not self.tuning.piece) or not self.combining:
+        if not self._shares or not self.combining:
             return []
+        buffers, places = ("[2]", "Y") if self._spreads else ("", "T")
+        if self.order.schedule.is_serial:
+            places = "A * T + Y"
         most = f"sizeof(fuser_pass{self.combining[0]}::part)"
         for level in self.combining[1:]:
             most = f"fuser_most({most}, sizeof(fuser_pass{level}::part))"
-        return [f"alignas(16) __shared__ unsigned char shared[{self.teams}][T * {most}];"]
+        return [f"alignas(16) __shared__ unsigned char shared{buffers}[{self.teams}][({places}) * {most}];"]
 
     def _edges(self) -> list[str]:
         if not self.order.has_edges:
@@ -158,7 +240,7 @@ class OrderedAlongText(AlongText):
         return [
             "// Vectors begin where memory is aligned.",
             f"const int shift = static_cast<int>({shift});",
-            "const fuser_index head = shift > 0 ? V * F - shift : 0, end = head + (length - head) / (V * F) * (V * F);",
+            "const fuser_index head = shift > 0 ? H - shift : 0, end = head + (length - head) / R * R;",
         ]
 
     def _kept_in_registers(self) -> list[str]:
@@ -175,9 +257,13 @@ class OrderedAlongText(AlongText):
         return lines
 
     def _resident(self) -> list[Operand]:
-        # The inputs that the first pass reads.
-        element = self.loop.passes[0].element
-        return self._inputs(element) if element and self.tuning.is_resident else []
+        # The inputs that are read before all passes.
+        if not self.tuning.is_resident:
+            return []
+        elements = [step.element for step in self.loop.passes]
+        first = self._inputs(elements[0]) if elements[0] else []
+        rest = [item for element in elements[1:] if element for item in self._inputs(element)]
+        return list(dict.fromkeys([*first, *(item for item in rest if item.access.is_early)]))
 
     # --- a pass ------------------------------------------------------------------------------------------------------
     def _pass(self, level: int, step: RowPass, element: RowPart) -> list[str]:
@@ -195,23 +281,28 @@ class OrderedAlongText(AlongText):
         late = [item for item in self._inputs(element) if item not in self._resident()]
         inside = ["constexpr fuser_index begin = 0;"] if self.tuning.is_resident else []
         if level == 0 and self.tuning.is_resident:
-            inside += [line for site in self._sites for line in self._load_at(self._resident(), site)]
+            for site in self._sites:
+                inside += site.guarded(self._load_at(self._resident(), site))
         for site in self._sites:
             own = [*self._load_at(late, site, declares=True), *self._compute_at(step, element, site)]
             if site is not self._main:
-                own = ["{", *indent(own), "}"]
+                own = site.guarded(own)
             elif not self.tuning.is_resident:
                 stop = "end - head" if self.order.has_edges else "length"
-                own = [f"for (fuser_index begin = 0; begin < {stop}; begin += S * F * U * V) {{", *indent(own), "}"]
+                chunk = "S * F" if self.tuning.piece else "N"
+                own = [f"for (fuser_index begin = 0; begin < {stop}; begin += {chunk} * U * V) {{", *indent(own), "}"]
             elif late:
                 own = self._in_turns(step, element, late)
             inside += own
         lines += ["  {", *indent(inside, 2), "  }"]
         if step.accumulators:
             shared = "nullptr"
-            if self.tuning.team > 32:
-                shared = f"reinterpret_cast<{kind}::part*>(shared[threadIdx.x / T])"
-            if self.is_wide:
+            if self._shares:
+                buffer = f"[{self.combining.index(level) % 2}]" if self._spreads else ""
+                shared = f"reinterpret_cast<{kind}::part*>(shared{buffer}[threadIdx.x / T])"
+            if self._spreads:
+                lines += self._unite(level, step, shared)
+            elif self.is_wide:
                 lines.append(f"  total{level} = fuser_halve_wide<X, Y, V>(pass{level}, own, {shared});")
             else:
                 join = (
@@ -221,6 +312,25 @@ class OrderedAlongText(AlongText):
                 lines.append(f"  total{level} = fuser_halve_team<X / Q, Y, F>(pass{level}, own[0], {shared});")
             lines.append("}")
         return lines
+
+    def _unite(self, level: int, step: RowPass, shared: str) -> list[str]:
+        # What threads have of their slots becomes one, in all blocks that share a row.
+        count, part = self.tuning.cluster, f"fuser_pass{level}::part"
+        is_serial, is_wide = (str(item).lower() for item in (self.order.schedule.is_serial, self.is_wide))
+        how, own, lines = f"X, Y, {count}, {is_serial}, {is_wide}", "own", list[str]()
+        if count > 1 and level == self.combining[0]:
+            # Until the other blocks have begun.
+            lines.append("  fuser_wait();")
+        if step.is_free:
+            how, own = f"{self._side}, N / {self._side}, {count}, false, false", "all"
+            lines.append(f"  {part} all[1] = {{fuser_join<1>(pass{level}, own)}};")
+        told = f"boxes + {self.combining.index(level)}, rank" if count > 1 else "nullptr, 0"
+        return [*lines, f"  total{level} = fuser_unite<{how}>(pass{level}, {own}, {shared}, {told});"]
+
+    @property
+    def _side(self) -> int:
+        # Threads whose parts come to one by lanes.
+        return min(self.tuning.team, 32)
 
     def _in_turns(self, step: RowPass, element: RowPart, late: list[Operand]) -> list[str]:
         # What stays in registers beside what does not: a few vectors at a time.
@@ -347,3 +457,8 @@ class OrderedAlongText(AlongText):
 
 def _unrolled(lines: list[str], site: _Site) -> list[str]:
     return ["#pragma unroll", f"for (int u = 0; u < {site.unroll}; ++u) {{", *indent(lines), "}"]
+
+
+def _last_vectors(unroll: int) -> int:
+    # Vectors of a thread's that may not be there: counts go in eight sizes to a power of two.
+    return max((1 << max(unroll - 1, 0).bit_length()) // 8, 1)

@@ -55,7 +55,8 @@ def _forward_steps(form: Form, is_ordered: bool) -> FusionGroup:
     }}"""
     combine = functor(_ADD_THREE, (), 3) if len(names) == 3 else None
     finish = functor(text, (), len(found))
-    picks = reduce_step(pick, (1,), finish, combine=combine, keepdim=False, unpromoted=("t", "i"))
+    order = "pick" if is_ordered and not is_smooth else ""
+    picks = reduce_step(pick, (1,), finish, order=order, combine=combine, keepdim=False, unpromoted=("t", "i"))
     values = builder.apply(picks, [x, of_row, place, *weight])
     own, scalars = "share" if has_weight else "T(1)", ["ignore_index"] + ["label_smoothing"] * is_smooth
     loss = f"-(value * {own})"
@@ -73,7 +74,9 @@ def _forward_steps(form: Form, is_ordered: bool) -> FusionGroup:
         both = functor("void both(T loss, T total, T& s1, T& s2) { s1 = loss; s2 = total; }", num_outputs=2)
         result = "a / b" if reduction == MEAN else "a"
         finish = functor(f"void finish(T a, T b, T& loss, T& total) {{ loss = {result}; total = b; }}", num_outputs=2)
-        sums = reduce_step(both, (0,), finish, order="nll_loss" if is_ordered else "", keepdim=False)
+        # With weights ATen adds products, in another way for each dtype.
+        order = "nll_loss" if is_ordered and not has_weight else ""
+        sums = reduce_step(both, (0,), finish, order=order, keepdim=False)
         made = builder.apply(sums, made)
     return builder.build(stored(builder, made[:1] if is_alone else made, dtype))
 

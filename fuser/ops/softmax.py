@@ -6,11 +6,13 @@ SoftMax.cu and PersistentSoftmax.cuh. Sums, and what is exponentiated, are of th
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
+from fuser.cxx.functor import Functor
 from fuser.function import Function, Promotion, Reduction
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops.calls import Binder, OpCall, asking, is_number, known_of
@@ -18,30 +20,72 @@ from fuser.ops.composites import COMPOSITES, Composite, Form, composite_function
 from fuser.ops.reductions import reduction_function
 from fuser.ops.table import OPS, cast_function
 
-__all__ = ["softmax_functions", "softmax_methods"]
+__all__ = ["softmax_functions", "softmax_methods", "total_function"]
 
 _ATEN = torch.ops.aten
 
 
-# --- steps: a form is the dimension and, of the backward ops, the dtype of the result ----------------------------
-def _total(dim: int, order: str) -> Function:
-    reduction = Reduction(step("T add(T a, T b) { return a + b; }").functor, (0,), None, (dim,), True, order=order)
-    return step("T value(T x) { return x; }", promotion=Promotion.DEFAULT_WIDE, reduction=reduction)
+# --- steps: a form is the dimension and a dtype: of the result; forward, of what the input is cast to, if it is -------
+_VALUE = "T value(T x) { return x; }"
+_POWER = "T power(T x, T top) { return exp(x - top); }"
+# A NaN is lost here: it comes back from the sum.
+_LARGER = "T larger(T a, T b) { return fmax(a, b); }"
+# In one text, so that a compiler contracts what it contracts in ATen's.
+_ADD_POWER = "T add_power(T sum, T x, T top) { return sum + exp(x - top); }"
+# What is divided by one number for a whole row takes two corrections by what is left over, where nothing underflows.
+_SOFTMAX = """T divide(T a, T b, T inverse) {
+  T quotient = a * inverse;
+  quotient = fma(fma(-b, quotient, a), inverse, quotient);
+  return fma(fma(-b, quotient, a), inverse, quotient);
+}
+template <typename T> T softmax(T top, T power, T total, T inverse) {
+  if (!(power > T(1e-28) || power == T(0))) return power / total;
+  return divide(power, total, inverse);
+}"""
+_INVERSE = "void inverse_of(T sum, T& total, T& inverse) { total = sum; inverse = T(1) / sum; }"
+
+
+def total_function(dim: int, order: str, mapped: str = _VALUE, finish: Functor | None = None) -> Function:
+    """Return the step that adds up along a dimension, which is kept: its elements, or what a text makes of them."""
+    add = step("T add(T a, T b) { return a + b; }").functor
+    accumulate = step(_ADD_POWER).functor if order and mapped is _POWER else None
+    reduction = Reduction(add, (0,), finish, (dim,), True, order=order, accumulate=accumulate)
+    return step(mapped, promotion=Promotion.DEFAULT_WIDE, reduction=reduction)
 
 
 def _forward_steps(op: str, form: Form, is_ordered: bool) -> FusionGroup:
-    (dim,) = form
+    dim, *dtype = form
     builder = GroupBuilder()
     x = builder.add_input("input")
+    if dtype:
+        (x,) = builder.apply(cast_function(getattr(torch, dtype[0])), [x])
+    if is_ordered:
+        return _ordered_steps(builder, op, dim, x)
     (top,) = builder.apply(reduction_function("amax_or_end", (dim,), True), [x])
-    power = step("T power(T x, T top) { return exp(x - top); }", promotion=Promotion.DEFAULT_WIDE)
-    (powers,) = builder.apply(power, [x, top])
-    (total,) = builder.apply(_total(dim, "softmax" if is_ordered else ""), [powers])
+    (powers,) = builder.apply(step(_POWER, promotion=Promotion.DEFAULT_WIDE), [x, top])
+    (total,) = builder.apply(total_function(dim, ""), [powers])
     if op == "_softmax":
         # The tensor gives the result its dtype.
         text = "T softmax(T x, T power, T total) { return power / total; }"
         last = step(text, unpromoted=("power", "total"), is_contiguous=True)
         return builder.build(builder.apply(last, [x, powers, total]))
+    return _finish_log(builder, x, top, total)
+
+
+def _ordered_steps(builder: GroupBuilder, op: str, dim: int, x: int) -> FusionGroup:
+    highest = Reduction(step(_LARGER).functor, (-math.inf,), None, (dim,), True, order="any")
+    (top,) = builder.apply(step(_VALUE, reduction=highest), [x])
+    if op != "_softmax":
+        (total,) = builder.apply(total_function(dim, "log_softmax", _POWER), [x, top])
+        return _finish_log(builder, x, top, total)
+    (powers,) = builder.apply(step(_POWER, promotion=Promotion.DEFAULT_WIDE), [x, top])
+    sums = builder.apply(total_function(dim, "softmax", finish=step(_INVERSE, num_outputs=2).functor), [powers])
+    # The maximum gives the result its dtype.
+    last = step(_SOFTMAX, unpromoted=("power", "total", "inverse"), is_contiguous=True)
+    return builder.build(builder.apply(last, [top, powers, *sums]))
+
+
+def _finish_log(builder: GroupBuilder, x: int, top: int, total: int) -> FusionGroup:
     (log,) = builder.apply(step("T log_of(T total) { return log(total); }"), [total])
     text = "T log_softmax(T x, T top, T log) { return x - top - log; }"
     last = step(text, unpromoted=("top", "log"), is_contiguous=True)
@@ -59,9 +103,14 @@ def _backward_steps(op: str, form: Form, is_ordered: bool) -> FusionGroup:
     else:
         text = "T log_softmax_dx(T grad, T y, T total) { return grad - exp(y) * total; }"
     order = op.removeprefix("_").removesuffix("_data")
-    (total,) = builder.apply(_total(dim, order if is_ordered else ""), [grad])
+    (total,) = builder.apply(total_function(dim, order if is_ordered else ""), [grad])
     last = step(text, unpromoted=("total",), out_dtypes=(getattr(torch, dtype),), is_contiguous=True)
     return builder.build(builder.apply(last, [grad, y, total]))
+
+
+def _eager_forward(name: str, form: Form, input: Any) -> Any:  # noqa: A002
+    # float16 to float32 is a kernel of its own on CUDA.
+    return getattr(torch, name)(input, form[0], dtype=getattr(torch, form[1]) if form[1:] else None)
 
 
 def _define(op: str) -> None:
@@ -76,7 +125,7 @@ def _define(op: str) -> None:
         COMPOSITES[op] = Composite(
             op,
             functools.partial(_forward_steps, op),
-            lambda form, input: overload(input, form[0], False),  # noqa: A006
+            functools.partial(_eager_forward, op.removeprefix("_")),
         )
 
 
@@ -89,8 +138,8 @@ def _bind(op: str) -> Binder:
     def bind(input: Any, dim: Any, dtype: Any = None) -> OpCall | None:  # noqa: A002 - torch's own parameter name
         if is_number(input) or type(dim) is not int or not isinstance(dtype, torch.dtype | None):
             return None
-        given = input if dtype is None else OpCall(cast_function(dtype), (input,))
-        return OpCall(composite_function(op, (dim,)), (given,))
+        form = (dim,) if dtype is None else (dim, str(dtype).removeprefix("torch."))
+        return OpCall(composite_function(op, form), (input,))
 
     return bind
 

@@ -107,6 +107,62 @@ FUSER_INLINE typename P::part fuser_halve_wide(const P& p, typename P::part (&ow
   }
 }
 
+// Known where there are clusters.
+template <int N, int apart, int A, typename P>
+FUSER_INLINE void fuser_tell_blocks(
+    const P&, typename P::part* to, const unsigned long long* box, unsigned int lane, unsigned int blocks,
+    const typename P::part (&own)[A]);
+
+// What slots have that keep one accumulator each, in A slots of each thread of C blocks: neighbours, or as many apart as
+// there are threads. X is a warp at most. Every thread gets the result; passes have `shared` of their own in turn.
+template <int X, int Y, int C, bool is_serial, bool are_neighbours, int A, typename P>
+FUSER_INLINE typename P::part fuser_unite(
+    const P& p, typename P::part (&own)[A], typename P::part* shared, const unsigned long long* box, unsigned int rank) {
+  static_assert(P::commutes, "lanes have the same");
+  constexpr int T = X * Y / A / C, lanes = are_neighbours ? X / A : T * C < X ? T : X;
+  const int t = threadIdx.x % T;
+  if constexpr (is_serial) {
+    static_assert(lanes == X, "warps are torch's");
+    typename P::part* const mine = shared + Y;
+#pragma unroll
+    for (int i = 0; i < A; ++i) mine[i * T + t] = own[i];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < A; ++i) {
+      own[i] = p.identity();
+#pragma unroll
+      for (int lane = 0; lane < X; ++lane) own[i] = p.combine(own[i], mine[i * T + t / X * X + lane]);
+    }
+  } else if constexpr (are_neighbours) {
+#pragma unroll
+    for (int i = 0; i < A; ++i) own[i] = fuser_halve_lanes<lanes / 2, 1>(p, own[i]);
+    fuser_halve_own<A>(p, own);
+  } else {
+    if constexpr (lanes < X) fuser_halve_own<A>(p, own);
+#pragma unroll
+    for (int i = 0; i < (lanes < X ? 1 : A); ++i) own[i] = fuser_halve_lanes<lanes / 2, 1>(p, own[i]);
+  }
+  if constexpr (Y == 1) return own[0];
+  else {
+    constexpr int count = are_neighbours ? 1 : A;
+    typename P::part* const place = shared + rank * (T / lanes) + t / lanes;
+    if constexpr (C > 1) fuser_tell_blocks<count, C * (T / lanes)>(p, place, box, t % lanes, C, own);
+    else {
+#pragma unroll
+      for (int i = 0; i < count; ++i)
+        if (t % lanes == 0) place[i * (T / lanes)] = own[i];
+      __syncthreads();
+    }
+    if constexpr (!is_serial) return fuser_halve_lanes<Y / 2, 1>(p, shared[t % Y]);
+    else {
+      typename P::part all = p.identity();
+#pragma unroll
+      for (int y = 0; y < Y; ++y) all = p.combine(all, shared[y]);
+      return all;
+    }
+  }
+}
+
 // The Y threads that share V rows: the first one gets what theirs come to.
 template <int X, int Y, int V, typename P>
 FUSER_INLINE void fuser_halve_stack(const P& p, typename P::part (&own)[V], typename P::part* shared) {
@@ -191,4 +247,20 @@ FUSER_INLINE fuser_vector<int64_t, N> fuser_pick_up(fuser_counter from, const fu
 #pragma unroll
   for (int k = 0; k < N; ++k) to.set(k, from[place.find(n + k)]);
   return to;
+}
+
+//@ always if orders cluster
+// Writes what a warp has to the same places of each block, one lane to each, and waits until all have.
+template <int N, int apart, int A, typename P>
+FUSER_INLINE void fuser_tell_blocks(
+    const P&, typename P::part* to, const unsigned long long* box, unsigned int lane, unsigned int blocks,
+    const typename P::part (&own)[A]) {
+  constexpr int words = (sizeof(typename P::part) + 3) / 4;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    unsigned int word[words] = {};
+    memcpy(word, own + i, sizeof(typename P::part));
+    if (lane < blocks) fuser_tell(reinterpret_cast<unsigned int*>(to + i * apart), box, lane, word);
+  }
+  fuser_await(box);
 }
