@@ -90,6 +90,9 @@ def build_arg_spec(
             space, operands, len(outputs), device_type, rounds=rounds_between(group, is_strict=group.is_strict)
         )
     space = walk.space
+    has_offsets = any(item.offset for item in operands)
+    if has_offsets:
+        space = replace(space, offsets=tuple(item.offset for item in operands))
     by_index = dict(zip(pointers, inner[len(outputs) : len(operands)], strict=True))
     numbers = _declared_kinds(group, inputs)
     filled: list[InputSpec | None] = [None] * len(inputs)
@@ -116,6 +119,7 @@ def build_arg_spec(
         accesses=walk.accesses,
         tuning=walk.tuning,
         rows=rows,
+        has_offsets=has_offsets,
     )
     return args, space
 

@@ -47,11 +47,15 @@ class Operand:
     # How a CUDA kernel reads or writes it.
     access: Access = SINGLE
     is_counter: bool = False
+    # Whether it begins elsewhere than at the address.
+    has_offset: bool = False
 
     @property
     def address(self) -> str:
-        """The expression for its address."""
-        return "fuser_counter{}" if self.is_counter else f"a.{self.name}"
+        """The expression for where it begins."""
+        if self.is_counter:
+            return "fuser_counter{}"
+        return f"(a.{self.name} + a.offset_{self.name})" if self.has_offset else f"a.{self.name}"
 
     @property
     def pointer(self) -> str:
@@ -264,7 +268,7 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
     text = _TextWithLines()
     features = _features(typing, args)
     kind = {"cluster"} if args.tuning.cluster > 1 else set[str]()
-    kind |= {"tiles"} if args.rows is None and body.geometry else {"rows"} if args.rows else set()
+    kind |= {"tiles"} if isinstance(body, Loop) and not body.is_linear else {"rows"} if args.rows else set()
     kind |= {"lists"} if args.positions else set()
     kind |= {"orders"} if args.rows and args.rows.order else set()
     prelude = dialect.emit_prelude(words, features | kind)
@@ -323,7 +327,8 @@ def _build_loop(
         positions=args.positions,
     )
     element = emit_element(writer)
-    return replace(loop, geometry=() if loop.is_linear else dialect.geometry, has_zero=writer.has_zero), element
+    geometry = ("offset",) * args.has_offsets + (() if loop.is_linear else dialect.geometry)
+    return replace(loop, geometry=geometry, has_zero=writer.has_zero), element
 
 
 def _build_rows(
@@ -386,7 +391,9 @@ def emit_arguments(loop: Loop | RowLoop, numbers: tuple[tuple[int, type], ...]) 
     for index, kind in numbers:
         lines.append(f"{_field_type(kind)} number{index}{'[2]' if kind is complex else ''};")
     for field in loop.geometry:
-        if field == "stride":
+        if field == "offset":
+            lines += [f"int64_t offset_{operand.name};" for operand in in_memory]
+        elif field == "stride":
             lines += [f"int64_t stride_{operand.name}[{loop.rank}];" for operand in loop.operands]
         elif field == "divide":
             lines += [f"fuser_divider divide[{loop.rank - 1}];"] * (loop.rank > 1)
@@ -443,6 +450,8 @@ def _list_operands(group: FusionGroup, args: ArgSpec, typing: Typing) -> tuple[O
     for value, inner in zip(group.index_values(), args.counters, strict=True):
         info = dtype_info(torch.int64)
         operands.append(Operand(f"index{value}", f"v{value}", info, inner, value, is_output=False, is_counter=True))
+    if args.has_offsets:
+        operands = [replace(operand, has_offset=not operand.is_counter) for operand in operands]
     if args.accesses:
         pairs = zip(operands, args.accesses, strict=True)
         operands = [replace(operand, access=access) for operand, access in pairs]

@@ -113,6 +113,7 @@ def pack_geometry(source: KernelSource, space: IterationSpace) -> tuple[int, ...
         "count": counts,
         # Nothing is divided where a reduced dimension has no element.
         "divide": tuple(divider(count or 1) for count in counts[:-1]),
+        "offset": space.offsets,
         "stride": tuple(stride for operand in space.strides for stride in operand),
     }
     return tuple(value for field in source.geometry for value in fields[field])

@@ -36,6 +36,8 @@ class IterationSpace:
     strides: tuple[Strides, ...]
     # How many of the dimensions, the first ones, are reduced.
     reduced: int = 0
+    # The element of each operand's memory at which it begins; none where all begin at the first.
+    offsets: tuple[int, ...] = ()
 
     @property
     def numel(self) -> int:

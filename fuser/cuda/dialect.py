@@ -265,7 +265,7 @@ def _fill_tiles(loop: Loop, tiled: list[Operand]) -> list[str]:
     lines.append("const fuser_place tile = fuser_find_tile(a);")
     for item in tiled:
         width, passes, x, y = _column(loop, item)
-        address = f"a.{item.name} + tile.{item.name} + x * {_stride(item, 0)} + y"
+        address = f"{item.address} + tile.{item.name} + x * {_stride(item, 0)} + y"
         lines += [
             f"fuser_vector<{item.info.storage}, {width}> column_{item.name}[{passes}];",
             "#pragma unroll",

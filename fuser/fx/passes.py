@@ -15,14 +15,14 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from fuser.compiler import register
 from fuser.config import config
 from fuser.executor import warm_up
-from fuser.fx.nodes import bind_group, is_random
-from fuser.fx.partition import Partition, partition
+from fuser.fx.nodes import bind_group, bind_node, is_random
+from fuser.fx.partition import Partition, is_whole, partition
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.jiterator import JitFunction
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Replayer, called_in_c
 from fuser.library import split_inputs
-from fuser.ops import OpCall, bind_for
+from fuser.ops import OpCall, bind_for, is_creation
 from fuser.route import call_anew
 
 __all__ = ["FusionModule", "FusionPass", "fuse_graph"]
@@ -169,6 +169,12 @@ class _GroupWriter:
         self.scalars: dict[fx.Node, int] = {}
         self._arguments: list[tuple[bool, Any]] = []
         self._calls = dict(zip(found.nodes, found.calls, strict=True))
+        # What others make of a number alone is made again here, where something else says which device it is on.
+        read = dict.fromkeys(source for node in found.nodes for source in node.all_input_nodes)
+        made = {node: call for node in read if node not in self._calls and is_creation(call := bind_node(node))}
+        is_alone = all(node in made or node in self._calls for node in read)
+        in_parts = not any(itertools.starmap(is_whole, self._calls.items()))
+        self.creations: dict[fx.Node, OpCall | None] = made if in_parts and not is_alone else {}
         for node, applied in zip(found.nodes, found.calls, strict=True):
             self.values[node] = self._add(node, applied)
 
@@ -205,6 +211,10 @@ class _GroupWriter:
                 handle = self.values[value][0]
                 assert handle is not None, "nodes read what is made"
                 return handle
+            creation = self.creations.get(value)
+            if creation is not None:
+                (made,) = self.values[value] = self._apply(creation, value.name)
+                return made
             value = self.replaced.get(value, value)
             if value not in self.tensors:
                 self.tensors[value] = self._input(value, value.name, is_scalar=False)
@@ -239,11 +249,14 @@ class _Substitution:
         self.graph = graph_module.graph
         self.fused: list[fx.Node] = []
         self.replaced: dict[fx.Node, fx.Node] = {}
+        # What groups make themselves, and maybe nobody else needs now.
+        self.creations: set[fx.Node] = set()
         self._names = (name for number in itertools.count() if not hasattr(graph_module, name := f"fusion_{number}"))
 
     def add(self, found: Partition) -> None:
         """Add the fusion node of a group."""
         writer = _GroupWriter(found, self.replaced, self.numerics)
+        self.creations.update(writer.creations)
         wanted = {node for node in found.nodes if _is_returned(node, writer.values)}
         views = {node for node, call in zip(found.nodes, found.calls, strict=True) if call is not None and call.is_view}
         for node in reversed(found.nodes):
@@ -305,7 +318,7 @@ class _Substitution:
             if old:
                 node.args, node.kwargs = map_arg((node.args, node.kwargs), lambda item: self.replaced.get(item, item))
         for node in reversed(self.graph.nodes):
-            if node in inside:
+            if node in inside or (node in self.creations and not node.users):
                 self.graph.erase_node(node)
 
 

@@ -6,7 +6,9 @@ its results have the same bits. The ways a program can name an op (``torch.add``
 """
 
 from fuser.ops import activations, elementary, statistics  # noqa: F401 - they fill the table
+from fuser.ops.arrangements import arrange, eager_arrangement, lay_out, seen_through
 from fuser.ops.binding import bind_for, bind_function, bind_method, bind_module, find_dims, has_hooks
+from fuser.ops.binding_arrangements import is_creation
 from fuser.ops.calls import DEVICE_TYPE, IS_NUMBER, OpCall
 from fuser.ops.composites import (
     COMPOSITES,
@@ -39,6 +41,7 @@ __all__ = [
     "Op",
     "OpCall",
     "ReductionOp",
+    "arrange",
     "bind_for",
     "bind_function",
     "bind_inputs",
@@ -53,13 +56,17 @@ __all__ = [
     "composite_steps",
     "convert_function",
     "dtype_kind",
+    "eager_arrangement",
     "eager_index",
     "eager_view",
     "expand",
     "find_dims",
     "has_hooks",
     "index_function",
+    "is_creation",
     "is_first_power",
+    "lay_out",
     "reduction_function",
+    "seen_through",
     "view_function",
 ]

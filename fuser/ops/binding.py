@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
 from fuser.config import config
 from fuser.function import Function
+from fuser.ops.binding_arrangements import arrangement_functions
 from fuser.ops.binding_whole import whole_functions
 from fuser.ops.calls import DEVICE_TYPE, IS_NUMBER, Binder, OpCall, device_type_of, is_constant, is_number
 from fuser.ops.composites import keeps_bits
@@ -474,6 +475,14 @@ def _bind_view(bind: Callable[..., Function | tuple[Function, ...] | None]) -> B
     return bind_call
 
 
+def _either(first: Binder, second: Binder) -> Binder:
+    @functools.wraps(first)
+    def bind(*args: Any, **kwargs: Any) -> OpCall | None:
+        return first(*args, **kwargs) or second(*args, **kwargs)
+
+    return bind
+
+
 def _overloads(*names: str) -> list[Any]:
     found = []
     for name in names:
@@ -543,7 +552,9 @@ def _methods() -> dict[str, Binder]:
 @functools.cache
 def _functions() -> dict[Any, Binder]:
     # Built on first use: looking the ATen overloads up takes longer than importing the rest of fuser.
+    arranged = arrangement_functions()
     return {
+        **arranged,
         **whole_functions(),
         **softmax_functions(),
         **{
@@ -648,7 +659,10 @@ def _functions() -> dict[Any, Binder]:
         _ATEN.aminmax.default: _bind_aminmax,
         _ATEN.unsqueeze.default: _bind_view(bind_unsqueeze),
         **dict.fromkeys(_overloads("squeeze.dim", "squeeze.dims"), _bind_view(bind_squeeze)),
-        **dict.fromkeys(_overloads("view", "reshape", "_unsafe_view"), _bind_view(bind_reshape)),
+        **dict.fromkeys(
+            _overloads("view", "reshape", "_unsafe_view"),
+            _either(_bind_view(bind_reshape), arranged[_ATEN.view.default]),
+        ),
         operator.getitem: _bind_view(bind_item),
         _ATEN._to_copy.default: _bind_to_copy,
         torch.ops.prims.convert_element_type.default: _bind_convert_element_type,

@@ -43,7 +43,12 @@ class OpCall:
     @property
     def is_view(self) -> bool:
         """Whether it is torch's view of its tensor."""
-        return self.function.is_view
+        return self.function.is_view or self.function.op == "view"
+
+    @property
+    def arranges(self) -> bool:
+        """Whether it is, or reads, what only says where elements lie."""
+        return self.function.arranges or any(isinstance(item, OpCall) and item.arranges for item in self.tensors)
 
     @property
     def reduces(self) -> bool:

@@ -157,3 +157,14 @@ def _eager_convert(x: torch.Tensor, dtype: torch.dtype = torch.float32) -> Any:
 _EVERY_KIND = ANY_REAL | {"complex", "limited"}
 OPS["to"] = Op("to", functools.partial(cast_function, torch.float32), _eager_cast, _EVERY_KIND)
 OPS["convert"] = Op("convert", functools.partial(convert_function, torch.float32), _eager_convert, _EVERY_KIND)
+
+# --- copies ----------------------------------------------------------------------------------------------------------
+define("clone", "T x", "return x;", torch.clone, kinds=_EVERY_KIND)
+define(
+    "contiguous",
+    "T x",
+    "return x;",
+    lambda x: torch.clone(x, memory_format=torch.contiguous_format),
+    kinds=_EVERY_KIND,
+    is_contiguous=True,
+)

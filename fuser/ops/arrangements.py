@@ -1,0 +1,101 @@
+"""torch's ops that compute nothing and say where elements lie: views, tensors put together, one number for all.
+
+What an arrangement's result looks like is asked of torch itself, on tensors without memory: shapes, strides and errors
+are torch's. How a kernel reads and writes through them is in ``fuser.boxes``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fuser.cxx.functor import parse_functor
+from fuser.function import Function
+from fuser.layout import Shape, Strides
+
+__all__ = ["arrange", "cat_function", "eager_arrangement", "full_function", "lay_out", "pad_function", "seen_through"]
+
+# A step of a view: an overload of torch's (``slice.Tensor``) and what follows the tensor.
+ViewStep = tuple[str, tuple[Any, ...]]
+
+
+@functools.lru_cache(1024)
+def seen_through(overload: str, arguments: tuple[Any, ...], rank: int) -> Function:
+    """Return the function of one tensor that is torch's view of it.
+
+    Args:
+        overload: as ``slice.Tensor``.
+        arguments: what follows the tensor: numbers, None, or tuples of numbers.
+        rank: how many dimensions the result has.
+    """
+    return Function(_functor("view", 1), op="view", form=(overload, arguments, rank))
+
+
+@functools.lru_cache(1024)
+def cat_function(count: int, dim: int) -> Function:
+    """Return ``torch.cat`` of ``count`` tensors along a dimension, which is not negative."""
+    return Function(_functor("cat", count), op="cat", form=(dim, None))
+
+
+@functools.lru_cache(1024)
+def pad_function(dim: int, before: int, after: int, *, is_contiguous: bool) -> Function:
+    """Return the function of a tensor and a number that puts the number before and after the tensor.
+
+    Args:
+        dim: along which dimension, which is not negative.
+        before: elements that are the number.
+        after: likewise.
+        is_contiguous: whether the result lies row-major, else as ``constant_pad_nd`` lays it out.
+    """
+    form = (dim, before, after, is_contiguous, None)
+    return Function(_functor("pad", 2), op="pad", unpromoted=("x1",), form=form)
+
+
+@functools.lru_cache(1024)
+def full_function(shape: Shape, strides: Strides, dtype: torch.dtype, device: str) -> Function:
+    """Return the function of a number that is a tensor of it."""
+    return Function(_functor("full", 1), op="full", out_dtypes=(dtype,), form=(shape, strides, device, len(shape)))
+
+
+@functools.cache
+def _functor(name: str, count: int) -> Any:
+    parameters = ", ".join(f"T x{slot}" for slot in range(count))
+    return parse_functor(f"template <typename T> T aten_{name}({parameters}) {{ return x0; }}")
+
+
+def arrange(step: ViewStep, x: torch.Tensor) -> torch.Tensor:
+    """Return torch's view of a tensor; raises as torch does."""
+    packet, _, overload = step[0].partition(".")
+    made: torch.Tensor = getattr(getattr(torch.ops.aten, packet), overload)(x, *step[1])
+    return made
+
+
+def eager_arrangement(function: Function, tensors: Sequence[Any]) -> torch.Tensor:
+    """Return the result in eager torch."""
+    form: tuple[Any, ...] = function.form or ()
+    if function.op == "view":
+        return arrange(form[:2], tensors[0])
+    if function.op == "cat":
+        return torch.cat(list(tensors), form[0])
+    if function.op == "full":
+        made = torch.empty_strided(form[0], form[1], dtype=function.out_dtypes[0], device=form[2])
+        return made.fill_(tensors[0])
+    x, number = tensors
+    dim, before, after, is_contiguous = form[:4]
+    made = torch.constant_pad_nd(x, [0, 0] * (x.dim() - 1 - dim) + [before, after], number)
+    return made.contiguous() if is_contiguous else made
+
+
+def lay_out(function: Function, tensors: Sequence[tuple[Shape, Strides]]) -> tuple[Shape, Strides]:
+    """Return shape and strides of an arrangement's result, from those of its tensors; raises as torch does."""
+    if function.op == "full":
+        shape, strides = (function.form or ())[:2]
+        return shape, strides
+    given: list[Any] = [torch.empty_strided(*item, device="meta") for item in tensors]
+    if function.op == "pad":
+        given[1] = 0
+    made = eager_arrangement(function, given)
+    return tuple(made.shape), tuple(made.stride())

@@ -1,0 +1,256 @@
+"""Which calls of ATen's are arrangements: where sizes are known, and it pays to read and write in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fuser.ops.arrangements import arrange, cat_function, full_function, pad_function, seen_through
+from fuser.ops.calls import OpCall, is_constant
+from fuser.ops.table import OPS
+
+__all__ = ["arrangement_functions", "is_creation"]
+
+_ATEN = torch.ops.aten
+# What is put together of more parts than this, or of parts of more sizes, takes as many launches.
+MAX_PARTS = 16
+MAX_SIZES = 2
+
+
+def arrangement_functions() -> dict[Any, Callable[..., OpCall | None]]:
+    """Return the binder of each overload."""
+    views = {
+        getattr(getattr(_ATEN, packet), overload): _bind_view(f"{packet}.{overload}")
+        for packet, _, overload in (name.partition(".") for name in _VIEWS)
+    }
+    return {
+        **views,
+        _ATEN.cat.default: _bind_cat,
+        _ATEN.stack.default: _bind_stack,
+        _ATEN.slice_backward.default: _bind_slice_backward,
+        _ATEN.select_backward.default: _bind_select_backward,
+        _ATEN.slice_scatter.default: _bind_slice_scatter,
+        _ATEN.select_scatter.default: _bind_select_scatter,
+        _ATEN.constant_pad_nd.default: _bind_pad,
+        _ATEN.clone.default: _bind_clone,
+        _ATEN.full.default: _bind_full,
+        **{getattr(_ATEN, name).default: _bind_filled(value) for name, value in (("zeros", 0), ("ones", 1))},
+        **{
+            getattr(_ATEN, f"{name}_like").default: _bind_like(value)
+            for name, value in (("full", None), ("zeros", 0), ("ones", 1))
+        },
+        _ATEN.scalar_tensor.default: _bind_scalar_tensor,
+    }
+
+
+_VIEWS = (
+    "slice.Tensor", "select.int", "permute.default", "transpose.int", "t.default", "expand.default", "alias.default",
+    "unsqueeze.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "view.default", "unfold.default",
+)  # fmt: skip
+
+
+def is_creation(call: OpCall | None) -> bool:
+    """Whether a call makes a tensor of nothing but a number."""
+    return call is not None and call.function.op == "full"
+
+
+def _bind_view(name: str) -> Callable[..., OpCall | None]:
+    def bind(input: Any, *arguments: Any) -> OpCall | None:  # noqa: A002 - torch's own parameter name
+        return _view(input, name, *arguments)
+
+    return bind
+
+
+def _view(x: Any, name: str, *arguments: Any) -> OpCall | None:
+    # A tensor without dimensions, or one that becomes so, has another weight in promotion afterwards.
+    value = _static(x)
+    frozen = tuple(tuple(item) if isinstance(item, list | tuple) else item for item in arguments)
+    flat = [one for item in frozen for one in (item if isinstance(item, tuple) else (item,))]
+    if value is None or not value.dim() or not all(one is None or type(one) is int for one in flat):
+        return None
+    looked = torch.empty_strided(value.shape, value.stride(), dtype=torch.int8, device="meta")
+    try:
+        made = arrange((name, frozen), looked)
+    except (RuntimeError, IndexError):
+        return None
+    return OpCall(seen_through(name, frozen, made.dim()), (x,)) if made.dim() else None
+
+
+def _static(x: Any) -> torch.Tensor | None:
+    # What is known of a tensor whose sizes are numbers.
+    value = getattr(x, "meta", {}).get("val")
+    is_known = isinstance(value, torch.Tensor) and all(type(size) is int for size in (*value.shape, *value.stride()))
+    return value if is_known else None
+
+
+def _bind_cat(tensors: Any, dim: Any = 0) -> OpCall | None:
+    values = list(map(_static, tensors))
+    first = values[0] if values else None
+    if first is None or type(dim) is not int or not 1 < len(values) <= MAX_PARTS:
+        return None
+    dim %= max(first.dim(), 1)
+    known = [value for value in values if value is not None and value.dim() == first.dim() > 0]
+    is_one_dtype = len({value.dtype for value in known}) == 1
+    if len(known) < len(values) or not is_one_dtype or len({value.shape[dim] for value in known}) > MAX_SIZES:
+        return None
+    return OpCall(cat_function(len(values), dim), tuple(tensors))
+
+
+def _bind_stack(tensors: Any, dim: Any = 0) -> OpCall | None:
+    first = _static(tensors[0]) if tensors else None
+    if first is None or type(dim) is not int or not 1 < len(tensors) <= MAX_PARTS:
+        return None
+    dim %= first.dim() + 1
+    parts = [_view(item, "unsqueeze.default", dim) for item in tensors]
+    return OpCall(cat_function(len(parts), dim), tuple(parts)) if None not in parts else None
+
+
+def _pad(x: Any, dim: int, before: int, after: int, number: Any, *, is_contiguous: bool) -> OpCall | None:
+    if before < 0 or after < 0:
+        return None
+    return OpCall(pad_function(dim, before, after, is_contiguous=is_contiguous), (x, number))
+
+
+def _bind_slice_backward(
+    grad_output: Any, input_sizes: Any, dim: Any, start: Any, end: Any, step: Any
+) -> OpCall | None:
+    value = _static(grad_output)
+    if value is None or not value.dim() or not _are_ints(dim, start, end, step, *input_sizes) or step != 1:
+        return None
+    dim %= value.dim()
+    size = input_sizes[dim]
+    start = min(max(start + size if start < 0 else start, 0), size)
+    return _pad(grad_output, dim, start, size - start - value.shape[dim], 0, is_contiguous=True)
+
+
+def _bind_select_backward(grad_output: Any, input_sizes: Any, dim: Any, index: Any) -> OpCall | None:
+    if not _are_ints(dim, index, *input_sizes):
+        return None
+    dim %= len(input_sizes)
+    size = input_sizes[dim]
+    part = _view(grad_output, "unsqueeze.default", dim)
+    return part and _pad(part, dim, index % size, size - 1 - index % size, 0, is_contiguous=True)
+
+
+def _bind_pad(input: Any, pad: Any, value: Any = 0) -> OpCall | None:  # noqa: A002
+    known = _static(input)
+    if known is None or not _are_ints(*pad) or not is_constant(value) or not _holds(known.dtype, value):
+        return None
+    # Corners are no parts of their own.
+    sides = [(slot, pad[2 * slot], pad[2 * slot + 1]) for slot in range(len(pad) // 2) if any(pad[2 * slot :][:2])]
+    if len(sides) != 1:
+        return None
+    slot, before, after = sides[0]
+    return _pad(input, known.dim() - 1 - slot, before, after, value, is_contiguous=False)
+
+
+def _bind_slice_scatter(
+    input: Any,  # noqa: A002
+    src: Any,
+    dim: Any = 0,
+    start: Any = None,
+    end: Any = None,
+    step: Any = 1,
+) -> OpCall | None:
+    value = _static(input)
+    if value is None or not value.dim() or step != 1 or not _are_ints(dim):
+        return None
+    dim %= value.dim()
+    size = value.shape[dim]
+    start, stop, _ = slice(start, end).indices(size)
+    return _put(input, src, dim, start, stop)
+
+
+def _bind_select_scatter(input: Any, src: Any, dim: Any, index: Any) -> OpCall | None:  # noqa: A002
+    value = _static(input)
+    if value is None or not value.dim() or not _are_ints(dim, index):
+        return None
+    dim %= value.dim()
+    index %= value.shape[dim]
+    part = _view(src, "unsqueeze.default", dim)
+    return part and _put(input, part, dim, index, index + 1)
+
+
+def _put(x: Any, part: Any, dim: int, start: int, stop: int) -> OpCall | None:
+    # The tensor with a part in place of its own; ATen writes into a copy, which keeps its strides.
+    value = _static(x)
+    if value is None or not value.is_contiguous() or stop <= start:
+        return None
+    own = part.tensors[0] if isinstance(part, OpCall) else part
+    known = _static(own)
+    if known is None or known.dtype != value.dtype:
+        return None
+    size = value.shape[dim]
+    parts = [_view(x, "slice.Tensor", dim, *ends) for ends in ((0, start), (stop, size)) if ends[0] < ends[1]]
+    if None in parts:
+        return None
+    where = 1 if start else 0
+    tensors = (*parts[:where], part, *parts[where:])
+    return OpCall(cat_function(len(tensors), dim), tensors) if len(tensors) > 1 else None
+
+
+def _bind_clone(input: Any, *, memory_format: Any = None) -> OpCall | None:  # noqa: A002
+    kinds = {None: "clone", torch.preserve_format: "clone", torch.contiguous_format: "contiguous"}
+    name = kinds.get(memory_format)
+    return OpCall(OPS[name].function, (input,)) if name else None
+
+
+# --- one number for all -----------------------------------------------------------------------------------------
+def _full(shape: Sequence[Any], strides: Sequence[int], number: Any, dtype: Any, device: Any) -> OpCall | None:
+    dtype = dtype or {bool: torch.bool, int: torch.int64}.get(type(number), torch.get_default_dtype())
+    if not is_constant(number) or not _holds(dtype, number):
+        return None
+    where = str(torch.device(device or "cpu"))
+    return OpCall(full_function(tuple(shape), tuple(strides), dtype, where), (number,))
+
+
+def _bind_full(
+    size: Any,
+    fill_value: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> OpCall | None:
+    if not _are_ints(*size) or layout not in (None, torch.strided) or pin_memory:
+        return None
+    made = torch.empty(tuple(size), device="meta")
+    return _full(made.shape, made.stride(), fill_value, dtype, device)
+
+
+def _bind_filled(number: int) -> Callable[..., OpCall | None]:
+    def bind(size: Any, *, dtype: Any = None, **rest: Any) -> OpCall | None:
+        return _bind_full(size, number, dtype=dtype or torch.get_default_dtype(), **rest)
+
+    return bind
+
+
+def _bind_scalar_tensor(s: Any, *, dtype: Any = None, **rest: Any) -> OpCall | None:
+    return _bind_full((), s, dtype=dtype or torch.get_default_dtype(), **rest)
+
+
+def _bind_like(number: int | None) -> Callable[..., OpCall | None]:
+    def bind(input: Any, fill_value: Any = number, *, dtype: Any = None, device: Any = None, **rest: Any) -> Any:  # noqa: A002
+        value = _static(input)
+        known = rest.pop("memory_format", None)
+        if value is None or rest.get("layout") not in (None, torch.strided) or rest.get("pin_memory"):
+            return None
+        looked = torch.empty_strided(value.shape, value.stride(), device="meta")
+        made = torch.empty_like(looked, memory_format=known or torch.preserve_format)
+        return _full(made.shape, made.stride(), fill_value, dtype or value.dtype, device or value.device)
+
+    return bind
+
+
+def _are_ints(*items: Any) -> bool:
+    return all(type(item) is int for item in items)
+
+
+def _holds(dtype: torch.dtype, number: Any) -> bool:
+    # Whether torch makes the dtype of a number without an error, and a kernel the same one.
+    if isinstance(number, complex):
+        return False
+    return dtype.is_floating_point or (type(number) is bool) == (dtype is torch.bool) or type(number) is int
