@@ -17,6 +17,7 @@ from fuser.config import config
 from fuser.executor import warm_up
 from fuser.fx.nodes import bind_group, bind_node, is_random
 from fuser.fx.partition import Partition, is_whole, partition
+from fuser.fx.splits import open_splits
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.jiterator import JitFunction
 from fuser.kernel_spec import KernelSpec
@@ -105,6 +106,7 @@ class FusionPass(PassBase):
         """Run on one graph module."""
         substitution = _Substitution(graph_module, self.numerics)
         with bind_for(self.numerics):
+            open_splits(graph_module.graph)
             groups = partition(graph_module.graph, reduces=self.reduces, device_type=self.device_type)
         for found in groups:
             if config.fuel is not None and not _burn():
