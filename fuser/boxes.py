@@ -143,9 +143,7 @@ class _Cutter:
             if function.op == "cat":
                 start += self.shapes[value][form[0]]
                 found[form[0]].add(start)
-        return tuple(
-            frozenset(cut for cut in cuts if 0 < cut < size) for cuts, size in zip(found, shape, strict=True)
-        )
+        return tuple(frozenset(cut for cut in cuts if 0 < cut < size) for cuts, size in zip(found, shape, strict=True))
 
     def _see_cuts(self, index: int, found: list[set[int]], dim: int, cuts: frozenset[int], steps: Steps) -> None:
         # Where the cuts along one dimension are in a view, from how its elements count that dimension.
@@ -290,7 +288,7 @@ def _follow(shape: Shape, strides: Strides, steps: Steps) -> tuple[Shape, Stride
         raise UnsupportedError(str(error).splitlines()[0]) from error
     if looked.untyped_storage()._cdata != _MEMORY.untyped_storage()._cdata:
         raise UnsupportedError("a view that needs a copy")
-    return tuple(looked.shape), tuple(looked.stride()), looked.storage_offset() - _ORIGIN
+    return tuple(looked.shape), tuple(looked.stride()), int(looked.storage_offset()) - _ORIGIN
 
 
 _MEMORY = torch.empty(1 << 62, dtype=torch.int8, device="meta")

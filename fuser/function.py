@@ -18,8 +18,8 @@ from fuser.errors import ArgumentError, DimError, GroupError, ShapeError, Unsupp
 from fuser.layout import Shape, Strides
 
 __all__ = [
-    "BATCH",
     "ARRANGEMENTS",
+    "BATCH",
     "VIEWS",
     "Function",
     "HandWritten",

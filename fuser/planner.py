@@ -506,7 +506,7 @@ class _Homes(NamedTuple):
 
 def _find_homes(expanded: _Expanded, parts: Sequence[_Part], input_count: int) -> tuple[_Homes, tuple[Buffer, ...]]:
     count = len(expanded.outputs)
-    homes = {value: target for value, target in reversed([*zip(expanded.group.outputs, expanded.targets, strict=True)])}
+    homes = dict(reversed([*zip(expanded.group.outputs, expanded.targets, strict=True)]))
     temporaries = [
         value for value in dict.fromkeys(value for part in parts for value in part.outputs) if value not in homes
     ]

@@ -312,6 +312,7 @@ CHANGES: dict[str, Callable[[ArgSpec], Any]] = {
     "settings": lambda args: (("numerics", "fast"), *args.settings[1:]),
     "rows": lambda _: RowSpec(1, (False, False, True), is_across=False),
     "positions": lambda _: 5,
+    "has_offsets": lambda _: True,
 }
 
 

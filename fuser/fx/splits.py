@@ -1,9 +1,10 @@
-"""Tensors that a graph takes apart inside what becomes a group: each part as a view of its own, which groups take in."""
+"""Tensors that a graph takes apart in the middle of a group: each part becomes a view of its own, which joins."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import fx
@@ -49,16 +50,17 @@ def _dim(node: fx.Node, slot: int) -> int:
     return dim
 
 
-def _slices(node: fx.Node, parts: list[fx.Node]) -> Iterator[tuple[object, tuple[object, ...]]]:
+def _slices(node: fx.Node, parts: list[fx.Node]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
     dim = _dim(node, 2)
     ends = [0]
     for value in node.meta["val"]:
         ends.append(ends[-1] + value.shape[dim])
     for part in parts:
-        yield _ATEN.slice.Tensor, (dim, *ends[part.args[1] :][:2])  # type: ignore[operator, misc]
+        slot: Any = part.args[1]
+        yield _ATEN.slice.Tensor, (dim, ends[slot], ends[slot + 1])
 
 
-def _selections(node: fx.Node, parts: list[fx.Node]) -> Iterator[tuple[object, tuple[object, ...]]]:
+def _selections(node: fx.Node, parts: list[fx.Node]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
     for part in parts:
         yield _ATEN.select.int, (_dim(node, 1), part.args[1])
 

@@ -21,6 +21,7 @@ from fuser.ops.binding_whole import whole_functions
 from fuser.ops.calls import DEVICE_TYPE, IS_NUMBER, Binder, OpCall, device_type_of, is_constant, is_number
 from fuser.ops.composites import keeps_bits
 from fuser.ops.elementary import UNARY_FLOAT, clamp_to_numbers, power_function
+from fuser.ops.further import further_functions
 from fuser.ops.index import index_function
 from fuser.ops.reduction_forms import FORMS, ReductionForm
 from fuser.ops.reductions import REDUCTIONS, may_have_bits, reduction_function
@@ -555,6 +556,7 @@ def _functions() -> dict[Any, Binder]:
     arranged = arrangement_functions()
     return {
         **arranged,
+        **further_functions(),
         **whole_functions(),
         **softmax_functions(),
         **{
@@ -605,9 +607,9 @@ def _functions() -> dict[Any, Binder]:
         **dict.fromkeys(_overloads("add.Tensor", "add.Scalar"), _bind_add),
         **dict.fromkeys(_overloads("sub.Tensor", "sub.Scalar"), _bind_sub),
         **dict.fromkeys(_overloads("rsub.Tensor", "rsub.Scalar"), _bind_rsub),
-        **dict.fromkeys(_overloads("div.Tensor", "div.Scalar"), _bind_div),
+        **dict.fromkeys(_overloads("div.Tensor", "div.Scalar", "true_divide.Tensor"), _bind_div),
         **dict.fromkeys(_overloads("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar"), _bind_pow),
-        **dict.fromkeys(_overloads("clamp", "clamp.Tensor"), _bind_clamp),
+        **dict.fromkeys(_overloads("clamp", "clamp.Tensor", "clip", "clip.Tensor"), _bind_clamp),
         **dict.fromkeys(_overloads("clamp_min", "clamp_min.Tensor"), _bind_clamp_min),
         **dict.fromkeys(_overloads("clamp_max", "clamp_max.Tensor"), _bind_clamp_max),
         **dict.fromkeys(

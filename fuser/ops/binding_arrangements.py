@@ -41,7 +41,6 @@ def arrangement_functions() -> dict[Any, Callable[..., OpCall | None]]:
             getattr(_ATEN, f"{name}_like").default: _bind_like(value)
             for name, value in (("full", None), ("zeros", 0), ("ones", 1))
         },
-        _ATEN.scalar_tensor.default: _bind_scalar_tensor,
     }
 
 
@@ -86,7 +85,7 @@ def _static(x: Any) -> torch.Tensor | None:
 
 
 def _bind_cat(tensors: Any, dim: Any = 0) -> OpCall | None:
-    values = list(map(_static, tensors))
+    values = list(map(_static, tensors)) if isinstance(tensors, list | tuple) else []
     first = values[0] if values else None
     if first is None or type(dim) is not int or not 1 < len(values) <= MAX_PARTS:
         return None
@@ -99,7 +98,7 @@ def _bind_cat(tensors: Any, dim: Any = 0) -> OpCall | None:
 
 
 def _bind_stack(tensors: Any, dim: Any = 0) -> OpCall | None:
-    first = _static(tensors[0]) if tensors else None
+    first = _static(tensors[0]) if isinstance(tensors, list | tuple) and tensors else None
     if first is None or type(dim) is not int or not 1 < len(tensors) <= MAX_PARTS:
         return None
     dim %= first.dim() + 1
@@ -117,7 +116,7 @@ def _bind_slice_backward(
     grad_output: Any, input_sizes: Any, dim: Any, start: Any, end: Any, step: Any
 ) -> OpCall | None:
     value = _static(grad_output)
-    if value is None or not value.dim() or not _are_ints(dim, start, end, step, *input_sizes) or step != 1:
+    if value is None or not value.dim() or not _are_ints(dim, start, end, step, input_sizes) or step != 1:
         return None
     dim %= value.dim()
     size = input_sizes[dim]
@@ -126,7 +125,7 @@ def _bind_slice_backward(
 
 
 def _bind_select_backward(grad_output: Any, input_sizes: Any, dim: Any, index: Any) -> OpCall | None:
-    if not _are_ints(dim, index, *input_sizes):
+    if not _are_ints(dim, index, input_sizes):
         return None
     dim %= len(input_sizes)
     size = input_sizes[dim]
@@ -136,7 +135,7 @@ def _bind_select_backward(grad_output: Any, input_sizes: Any, dim: Any, index: A
 
 def _bind_pad(input: Any, pad: Any, value: Any = 0) -> OpCall | None:  # noqa: A002
     known = _static(input)
-    if known is None or not _are_ints(*pad) or not is_constant(value) or not _holds(known.dtype, value):
+    if known is None or not _are_ints(pad) or not is_constant(value) or not _holds(known.dtype, value):
         return None
     # Corners are no parts of their own.
     sides = [(slot, pad[2 * slot], pad[2 * slot + 1]) for slot in range(len(pad) // 2) if any(pad[2 * slot :][:2])]
@@ -159,6 +158,8 @@ def _bind_slice_scatter(
         return None
     dim %= value.dim()
     size = value.shape[dim]
+    if not all(one is None or type(one) is int for one in (start, end)):
+        return None
     start, stop, _ = slice(start, end).indices(size)
     return _put(input, src, dim, start, stop)
 
@@ -215,42 +216,53 @@ def _bind_full(
     device: Any = None,
     pin_memory: Any = None,
 ) -> OpCall | None:
-    if not _are_ints(*size) or layout not in (None, torch.strided) or pin_memory:
+    if not isinstance(size, list | tuple) or not _are_ints(size) or layout not in (None, torch.strided) or pin_memory:
         return None
     made = torch.empty(tuple(size), device="meta")
     return _full(made.shape, made.stride(), fill_value, dtype, device)
 
 
 def _bind_filled(number: int) -> Callable[..., OpCall | None]:
-    def bind(size: Any, *, dtype: Any = None, **rest: Any) -> OpCall | None:
-        return _bind_full(size, number, dtype=dtype or torch.get_default_dtype(), **rest)
+    def bind(
+        size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+    ) -> OpCall | None:
+        dtype = dtype or torch.get_default_dtype()
+        return _bind_full(size, number, dtype=dtype, layout=layout, device=device, pin_memory=pin_memory)
 
     return bind
 
 
-def _bind_scalar_tensor(s: Any, *, dtype: Any = None, **rest: Any) -> OpCall | None:
-    return _bind_full((), s, dtype=dtype or torch.get_default_dtype(), **rest)
-
-
 def _bind_like(number: int | None) -> Callable[..., OpCall | None]:
-    def bind(input: Any, fill_value: Any = number, *, dtype: Any = None, device: Any = None, **rest: Any) -> Any:  # noqa: A002
+    def bind(
+        input: Any,  # noqa: A002
+        fill_value: Any = number,
+        *,
+        dtype: Any = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: Any = None,
+        memory_format: Any = None,
+    ) -> OpCall | None:
         value = _static(input)
-        known = rest.pop("memory_format", None)
-        if value is None or rest.get("layout") not in (None, torch.strided) or rest.get("pin_memory"):
+        if value is None or layout not in (None, torch.strided) or pin_memory:
             return None
         looked = torch.empty_strided(value.shape, value.stride(), device="meta")
-        made = torch.empty_like(looked, memory_format=known or torch.preserve_format)
+        made = torch.empty_like(looked, memory_format=memory_format or torch.preserve_format)
         return _full(made.shape, made.stride(), fill_value, dtype or value.dtype, device or value.device)
 
     return bind
 
 
 def _are_ints(*items: Any) -> bool:
-    return all(type(item) is int for item in items)
+    # Of lists, each item.
+    return all(_are_ints(*item) if isinstance(item, list | tuple) else type(item) is int for item in items)
 
 
 def _holds(dtype: torch.dtype, number: Any) -> bool:
     # Whether torch makes the dtype of a number without an error, and a kernel the same one.
-    if isinstance(number, complex):
-        return False
-    return dtype.is_floating_point or (type(number) is bool) == (dtype is torch.bool) or type(number) is int
+    if dtype.is_floating_point and dtype.itemsize > 1:
+        return isinstance(number, int | float)
+    if dtype is torch.bool or type(number) is bool:
+        return dtype is torch.bool and type(number) is bool
+    is_integer = type(number) is int and not dtype.is_floating_point and not dtype.is_complex
+    return is_integer and torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max
