@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -171,14 +172,24 @@ class _GroupWriter:
         self.scalars: dict[fx.Node, int] = {}
         self._arguments: list[tuple[bool, Any]] = []
         self._calls = dict(zip(found.nodes, found.calls, strict=True))
-        # What others make of a number alone is made again here, where something else says which device it is on.
-        read = dict.fromkeys(source for node in found.nodes for source in node.all_input_nodes)
-        made = {node: call for node in read if node not in self._calls and is_creation(call := bind_node(node))}
-        is_alone = all(node in made or node in self._calls for node in read)
-        in_parts = not any(itertools.starmap(is_whole, self._calls.items()))
-        self.creations: dict[fx.Node, OpCall | None] = made if in_parts and not is_alone else {}
+        # What others make of a number alone is made again here, where some tensor says which device it is on.
+        self.creations: dict[fx.Node, OpCall] = {}
+        if not any(itertools.starmap(is_whole, self._calls.items())):
+            self._find_creations()
         for node, applied in zip(found.nodes, found.calls, strict=True):
             self.values[node] = self._add(node, applied)
+
+    def _find_creations(self) -> None:
+        read = dict.fromkeys(source for node in self._calls for source in node.all_input_nodes)
+        made = {node: bind_node(node) for node in read if node not in self._calls}
+        for node, call in made.items():
+            if call is not None and is_creation(call):
+                own = _device(node)
+                like = next(
+                    (item for item, other in made.items() if _device(item) == own and not is_creation(other)), None
+                )
+                if like is not None:
+                    self.creations[node] = replace(call, tensors=(*call.tensors, like))
 
     def _add(self, node: fx.Node, call: OpCall | None) -> tuple[int | None, ...]:
         if call is not None:
@@ -327,6 +338,11 @@ class _Substitution:
 def _is_returned(node: fx.Node, inside: Mapping[fx.Node, Any]) -> bool:
     # A functor with several outputs is returned through its getitems unless somebody takes the tuple itself.
     return any(user not in inside for user in node.users) or not node.users
+
+
+def _device(node: fx.Node) -> torch.device | None:
+    value = node.meta.get("val")
+    return value.device if isinstance(value, torch.Tensor) else None
 
 
 def _fake_values(node: fx.Node) -> list[Any]:

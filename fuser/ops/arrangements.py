@@ -55,9 +55,10 @@ def pad_function(dim: int, before: int, after: int, *, is_contiguous: bool) -> F
 
 
 @functools.lru_cache(1024)
-def full_function(shape: Shape, strides: Strides, dtype: torch.dtype, device: str) -> Function:
-    """Return the function of a number that is a tensor of it."""
-    return Function(_functor("full", 1), op="full", out_dtypes=(dtype,), form=(shape, strides, device, len(shape)))
+def full_function(shape: Shape, strides: Strides, dtype: torch.dtype) -> Function:
+    """Return the function of a number that is a tensor of it, on the device of another tensor, which comes second."""
+    functor = _functor("full", 2)
+    return Function(functor, op="full", unpromoted=("x1",), out_dtypes=(dtype,), form=(shape, strides, len(shape)))
 
 
 @functools.cache
@@ -81,8 +82,8 @@ def eager_arrangement(function: Function, tensors: Sequence[Any]) -> torch.Tenso
     if function.op == "cat":
         return torch.cat(list(tensors), form[0])
     if function.op == "full":
-        made = torch.empty_strided(form[0], form[1], dtype=function.out_dtypes[0], device=form[2])
-        return made.fill_(tensors[0])
+        number, like = tensors
+        return torch.empty_strided(form[0], form[1], dtype=function.out_dtypes[0], device=like.device).fill_(number)
     x, number = tensors
     dim, before, after, is_contiguous = form[:4]
     made = torch.constant_pad_nd(x, [0, 0] * (x.dim() - 1 - dim) + [before, after], number)

@@ -199,12 +199,12 @@ def _bind_clone(input: Any, *, memory_format: Any = None) -> OpCall | None:  # n
 
 
 # --- one number for all -----------------------------------------------------------------------------------------
-def _full(shape: Sequence[Any], strides: Sequence[int], number: Any, dtype: Any, device: Any) -> OpCall | None:
+def _full(shape: Sequence[Any], strides: Sequence[int], number: Any, dtype: Any) -> OpCall | None:
+    # Which device it is on is for whoever takes it into a group to say: a tensor of that device comes second.
     dtype = dtype or {bool: torch.bool, int: torch.int64}.get(type(number), torch.get_default_dtype())
     if not is_constant(number) or not _holds(dtype, number):
         return None
-    where = str(torch.device(device or "cpu"))
-    return OpCall(full_function(tuple(shape), tuple(strides), dtype, where), (number,))
+    return OpCall(full_function(tuple(shape), tuple(strides), dtype), (number,))
 
 
 def _bind_full(
@@ -213,13 +213,13 @@ def _bind_full(
     *,
     dtype: Any = None,
     layout: Any = None,
-    device: Any = None,
+    device: Any = None,  # noqa: ARG001
     pin_memory: Any = None,
 ) -> OpCall | None:
     if not isinstance(size, list | tuple) or not _are_ints(size) or layout not in (None, torch.strided) or pin_memory:
         return None
     made = torch.empty(tuple(size), device="meta")
-    return _full(made.shape, made.stride(), fill_value, dtype, device)
+    return _full(made.shape, made.stride(), fill_value, dtype)
 
 
 def _bind_filled(number: int) -> Callable[..., OpCall | None]:
@@ -239,7 +239,7 @@ def _bind_like(number: int | None) -> Callable[..., OpCall | None]:
         *,
         dtype: Any = None,
         layout: Any = None,
-        device: Any = None,
+        device: Any = None,  # noqa: ARG001
         pin_memory: Any = None,
         memory_format: Any = None,
     ) -> OpCall | None:
@@ -248,7 +248,7 @@ def _bind_like(number: int | None) -> Callable[..., OpCall | None]:
             return None
         looked = torch.empty_strided(value.shape, value.stride(), device="meta")
         made = torch.empty_like(looked, memory_format=memory_format or torch.preserve_format)
-        return _full(made.shape, made.stride(), fill_value, dtype or value.dtype, device or value.device)
+        return _full(made.shape, made.stride(), fill_value, dtype or value.dtype)
 
     return bind
 
