@@ -97,6 +97,8 @@ class _Cutter:
         self.inputs: list[tuple[int, TensorDesc, InputSpec]] = []
         self.slots: dict[Any, int] = {}
         self.handles: dict[tuple[int, Steps], int] = {}
+        # Shapes in which values are cut that have dimensions merged from those of what is put together.
+        self.finer: dict[int, Shape] = {}
         # Along each dimension of each value, where another formula begins.
         self.cuts: list[tuple[frozenset[int], ...]] = [(frozenset(),) * len(shape) for shape in self.shapes]
 
@@ -106,7 +108,9 @@ class _Cutter:
             if item.function.reduces or item.function.is_index:
                 raise _refuse(self._first(), f"what is put together beside op {item.function.name!r}")
             for value in range(self.offsets[index], self.offsets[index] + item.function.num_outputs):
-                self.cuts[value] = self._find_cuts(index, item, self.shapes[value])
+                self.cuts[value] = self._find_finer(index, item, value) or self._find_cuts(
+                    index, item, self.shapes[value]
+                )
         outputs, handles = [], []
         for slot, value in enumerate(self.group.outputs):
             for steps in self._boxes(value):
@@ -120,6 +124,30 @@ class _Cutter:
         return next(i for i, item in enumerate(self.group.applications) if item.function.arranges)
 
     # --- where to cut -----------------------------------------------------------------------------------------------
+    def _find_finer(self, index: int, item: Application, made: int) -> tuple[frozenset[int], ...]:
+        # The cuts of a value in a finer shape; none where its own will do.
+        shape, form = self.shapes[made], item.function.form or ()
+        finer = {self.finer[value] for value in item.tensors if value in self.finer}
+        if not finer:
+            value = item.tensors[0]
+            if item.function.op != "view" or form[0] != "view.default" or not any(self.cuts[value]):
+                return ()
+            try:
+                self._find_cuts(index, item, shape)
+            except UnsupportedError:
+                self.finer[made] = self.shapes[value]
+                return self.cuts[value]
+            return ()
+        cut = [value for value in item.tensors if any(self.cuts[value])]
+        if len(finer) == 1 and all(value in self.finer for value in cut):
+            if item.function.op == "view" and form[0] == "view.default" and shape in finer:
+                return self.cuts[cut[0]]
+            is_elementwise = not (item.function.arranges or item.function.is_view)
+            if is_elementwise and all(self.cuts[value] == self.cuts[cut[0]] for value in cut):
+                self.finer[made] = finer.pop()
+                return self.cuts[cut[0]]
+        raise _refuse(index, "more than arithmetic with merged dimensions of what is put together")
+
     def _find_cuts(self, index: int, item: Application, shape: Shape) -> tuple[frozenset[int], ...]:
         function, form = item.function, item.function.form or ()
         found: list[set[int]] = [set() for _ in shape]
@@ -169,11 +197,12 @@ class _Cutter:
             raise
 
     def _boxes(self, value: int) -> Iterator[Steps]:
-        shape = self.shapes[value]
+        shape = self.finer.get(value, self.shapes[value])
+        finer: Steps = (("view.default", (shape,)),) if value in self.finer else ()
         ends = [sorted({0, size, *cuts}) for size, cuts in zip(shape, self.cuts[value], strict=True)]
         spans = [list(itertools.pairwise(own)) or [(0, 0)] for own in ends]
         for box in itertools.product(*spans):
-            yield tuple(
+            yield finer + tuple(
                 ("slice.Tensor", (dim, start, stop, 1))
                 for dim, (start, stop) in enumerate(box)
                 if (start, stop) != (0, shape[dim])
@@ -246,7 +275,10 @@ class _Cutter:
             else:
                 handle = self._fill(made, item.tensors[1], steps)
         else:
-            handle = self._find(value, (*self._steps(item, self.shapes[value]), *steps))
+            own = self._steps(item, self.shapes[value])
+            # Dimensions that are merged and split again are as they were.
+            is_undone = own[0][0] == "view.default" and steps[:1] == (("view.default", (self.shapes[value],)),)
+            handle = self._find(value, steps[1:] if is_undone else (*own, *steps))
         if function.op != "full" and self.typing.values[value] != self.typing.values[made]:
             handle = self._cast(handle, self.typing.values[made])
         self.handles[made, steps] = handle

@@ -116,11 +116,18 @@ def _bind_slice_backward(
     grad_output: Any, input_sizes: Any, dim: Any, start: Any, end: Any, step: Any
 ) -> OpCall | None:
     value = _static(grad_output)
-    if value is None or not value.dim() or not _are_ints(dim, start, end, step, input_sizes) or step != 1:
+    if value is None or not value.dim() or not _are_ints(dim, start, end, step, input_sizes):
         return None
     dim %= value.dim()
     size = input_sizes[dim]
     start = min(max(start + size if start < 0 else start, 0), size)
+    if step > 1:
+        # Every step-th element, where they come out even: one of a further dimension.
+        if start >= step or value.shape[dim] * step != size:
+            return None
+        part = _view(grad_output, "unsqueeze.default", dim + 1)
+        whole = part and _pad(part, dim + 1, start, step - 1 - start, 0, is_contiguous=True)
+        return whole and OpCall(seen_through("view.default", (tuple(input_sizes),), value.dim()), (whole,))
     return _pad(grad_output, dim, start, size - start - value.shape[dim], 0, is_contiguous=True)
 
 

@@ -43,7 +43,9 @@ class OpCall:
     @property
     def is_view(self) -> bool:
         """Whether it is torch's view of its tensor."""
-        return self.function.is_view or self.function.op == "view"
+        source = self.tensors[0] if self.tensors else None
+        is_of_made = isinstance(source, OpCall) and not source.is_view
+        return (self.function.is_view or self.function.op == "view") and not is_of_made
 
     @property
     def arranges(self) -> bool:
