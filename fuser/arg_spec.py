@@ -70,9 +70,10 @@ def build_arg_spec(
         order: torch's, that its reductions keep; None: the canonical one.
     """
     used = group.used_inputs()
-    pointers = [index for index in used if inputs[index].spec.number is None]
+    pointers = [index for index in used if inputs[index].spec.number is None and not inputs[index].spec.is_counter]
     operands = [*outputs, *(inputs[index].desc for index in pointers)]
     counters = _describe_counters(group, inputs)
+    counters += [inputs[index].desc for index in used if inputs[index].spec.is_counter]
     rows = None
     values = [*group.outputs, *pointers, *group.index_values()]
     if group.has_reduction:
@@ -90,9 +91,10 @@ def build_arg_spec(
             space, operands, len(outputs), device_type, rounds=rounds_between(group, is_strict=group.is_strict)
         )
     space = walk.space
-    has_offsets = any(item.offset for item in operands)
+    offsets = tuple(item.offset for item in (*operands, *counters))
+    has_offsets = any(offsets)
     if has_offsets:
-        space = replace(space, offsets=tuple(item.offset for item in operands))
+        space = replace(space, offsets=offsets)
     by_index = dict(zip(pointers, inner[len(outputs) : len(operands)], strict=True))
     numbers = _declared_kinds(group, inputs)
     filled: list[InputSpec | None] = [None] * len(inputs)
@@ -105,7 +107,8 @@ def build_arg_spec(
             filled[index] = _pass_number(inputs[index], numbers[index])
         else:
             ndim = spec.ndim if group.reshapes else 0
-            filled[index] = InputSpec(spec.dtype, spec.rank, spec.number, by_index.get(index, 0), ndim)
+            own = by_index.get(index, 0)
+            filled[index] = InputSpec(spec.dtype, spec.rank, spec.number, own, ndim, spec.is_counter)
     args = ArgSpec(
         device_type=device_type,
         inputs=tuple(filled),

@@ -22,7 +22,7 @@ import torch
 from fuser.access import VECTOR_BYTES
 from fuser.errors import UnsupportedError
 from fuser.graph import Application, FusionGroup, GroupBuilder
-from fuser.kernel_spec import InputSpec, Typing, ValueLayout
+from fuser.kernel_spec import InputSpec, Typing, ValueLayout, index_strides
 from fuser.layout import Shape, Strides
 from fuser.ops import arrange, cast_function
 from fuser.tensor_desc import TensorDesc
@@ -105,7 +105,7 @@ class _Cutter:
     def cut(self) -> Boxes:
         """Find the boxes of every output, and write them."""
         for index, item in enumerate(self.group.applications):
-            if item.function.reduces or item.function.is_index:
+            if item.function.reduces:
                 raise _refuse(self._first(), f"what is put together beside op {item.function.name!r}")
             for value in range(self.offsets[index], self.offsets[index] + item.function.num_outputs):
                 self.cuts[value] = self._find_finer(index, item, value) or self._find_cuts(
@@ -151,6 +151,8 @@ class _Cutter:
     def _find_cuts(self, index: int, item: Application, shape: Shape) -> tuple[frozenset[int], ...]:
         function, form = item.function, item.function.form or ()
         found: list[set[int]] = [set() for _ in shape]
+        if function.is_index or function.op == "arange":
+            return (frozenset(),) * len(shape)
         if function.op == "view" or function.is_view:
             (value,) = item.tensors
             for dim, cuts in enumerate(self.cuts[value]):
@@ -226,6 +228,9 @@ class _Cutter:
                 self.handles[key] = self._read(value, steps)
             else:
                 item = self.group.applications[index]
+                if item.function.is_index or item.function.op == "arange":
+                    self.handles[key] = self._number(item, value, steps)
+                    return self.handles[key]
                 write = self._arranged if item.function.arranges or item.function.is_view else self._computed
                 write(index, item, steps)
         return self.handles[key]
@@ -240,10 +245,24 @@ class _Cutter:
     def _input(self, value: int, desc: TensorDesc, spec: InputSpec) -> int:
         key = (value, desc, spec)
         if key not in self.slots:
-            item = self.group.inputs[value]
-            self.slots[key] = self.builder.add_input(item.name, is_scalar=item.is_scalar)
+            is_scalar = self.group.inputs[value].is_scalar and not spec.is_counter
+            self.slots[key] = self.builder.add_input(self.group.inputs[value].name, is_scalar=is_scalar)
             self.inputs.append(key)
         return self.slots[key]
+
+    def _number(self, item: Application, made: int, steps: Steps) -> int:
+        # Numbers that grow by steps of their own along each dimension: those of the elements, or of a range.
+        if item.function.op == "arange":
+            size, first, step = (item.function.form or ())[:3]
+            shape, strides, offset = _follow((size,), (step,), steps)
+        else:
+            shape, strides, offset = _follow(self.shapes[made], index_strides(item.function, self.shapes[made]), steps)
+            first = 0
+        desc = TensorDesc(torch.Tensor, torch.int64, shape, strides, offset=first + offset)
+        spec = InputSpec(torch.int64, self.typing.ranks[made], is_counter=True)
+        handle = self._input(0, desc, spec)
+        dtype = self.typing.values[made]
+        return handle if dtype is torch.int64 else self._cast(handle, dtype)
 
     def _computed(self, index: int, item: Application, steps: Steps) -> None:
         shape = self.shapes[self.offsets[index]]

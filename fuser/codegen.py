@@ -53,9 +53,8 @@ class Operand:
     @property
     def address(self) -> str:
         """The expression for where it begins."""
-        if self.is_counter:
-            return "fuser_counter{}"
-        return f"(a.{self.name} + a.offset_{self.name})" if self.has_offset else f"a.{self.name}"
+        begin = "fuser_counter{}" if self.is_counter else f"a.{self.name}"
+        return f"({begin} + a.offset_{self.name})" if self.has_offset else begin
 
     @property
     def pointer(self) -> str:
@@ -392,7 +391,7 @@ def emit_arguments(loop: Loop | RowLoop, numbers: tuple[tuple[int, type], ...]) 
         lines.append(f"{_field_type(kind)} number{index}{'[2]' if kind is complex else ''};")
     for field in loop.geometry:
         if field == "offset":
-            lines += [f"int64_t offset_{operand.name};" for operand in in_memory]
+            lines += [f"int64_t offset_{operand.name};" for operand in loop.operands]
         elif field == "stride":
             lines += [f"int64_t stride_{operand.name}[{loop.rank}];" for operand in loop.operands]
         elif field == "divide":
@@ -445,13 +444,14 @@ def _list_operands(group: FusionGroup, args: ArgSpec, typing: Typing) -> tuple[O
     ]
     for index in group.used_inputs():
         item = args.inputs[index]
-        if item is not None and item.number is None:
+        if item is not None and item.number is None and not item.is_counter:
             operands.append(Operand(f"in{index}", f"v{index}", dtype_info(item.dtype), item.inner, index, False))
-    for value, inner in zip(group.index_values(), args.counters, strict=True):
+    given = [index for index in group.used_inputs() if (item := args.inputs[index]) and item.is_counter]
+    for value, inner in zip([*group.index_values(), *given], args.counters, strict=True):
         info = dtype_info(torch.int64)
         operands.append(Operand(f"index{value}", f"v{value}", info, inner, value, is_output=False, is_counter=True))
     if args.has_offsets:
-        operands = [replace(operand, has_offset=not operand.is_counter) for operand in operands]
+        operands = [replace(operand, has_offset=True) for operand in operands]
     if args.accesses:
         pairs = zip(operands, args.accesses, strict=True)
         operands = [replace(operand, access=access) for operand, access in pairs]

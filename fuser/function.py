@@ -37,7 +37,7 @@ BATCH = 8192
 # The ops that change dimensions of size 1 alone.
 VIEWS = frozenset({"unsqueeze", "squeeze"})
 # The ops that compute nothing and say where elements lie (``fuser.ops.arrangements``).
-ARRANGEMENTS = frozenset({"view", "cat", "pad", "full"})
+ARRANGEMENTS = frozenset({"view", "cat", "pad", "full", "arange"})
 
 
 class Promotion(Enum):

@@ -85,6 +85,8 @@ class InputSpec:
     inner: int = 0
     # Dimensions, where a group reduces some: what has none left is weak in promotion.
     ndim: int = 0
+    # Whether it has no memory: its element at an offset is the offset.
+    is_counter: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class ArgSpec:
     default_dtype: torch.dtype
     # Settings that change the text.
     settings: tuple[tuple[str, Any], ...]
-    # Innermost stride class of each index of elements, in the order of ``FusionGroup.index_values``.
+    # Innermost stride class of each counter: indices in the order of ``FusionGroup.index_values``, then inputs.
     counters: tuple[int, ...] = ()
     # How each operand is read or written, outputs first, counters last (CUDA; empty on the CPU).
     accesses: tuple[Access, ...] = ()

@@ -68,6 +68,18 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]] = {
     "slices": (lambda x, y: (x * 2)[1:3, 2:].relu() + (x * 2)[:2, :5] * y, (draw(4, 7), draw(2, 5)), 0),
     "every second": (lambda x, y: (x * 2)[:, 1::2] + y, (draw(4, 7), draw(4, 3)), 1),
     "written into": (put, (draw(4, 7), draw(4, 2)), 0),
+    "below the diagonal": (lambda x: (x * 2).tril(1) + x.triu(), (draw(5, 7),), 1),
+    "a mask of numbers": (
+        lambda x: torch.where(torch.arange(7)[None] <= torch.arange(3, 13, 2)[:, None], x, -1.0) * torch.arange(7),
+        (draw(5, 7),),
+        1,
+    ),
+    "numbers in parts": (
+        lambda x: torch.cat([x * 2, x.t()], 1) + torch.arange(14).view(2, 7).flatten(),
+        (draw(7, 7),),
+        1,
+    ),
+    "one of many": (lambda x: F.one_hot(x.detach().abs().long(), 9) * x[..., None], (draw(5, 7),), 0),
     "expand": (lambda x, y: (x * 2).expand(4, 7)[1:] * y, (draw(1, 7), draw(3, 7)), 1),
     "two dtypes": (lambda x, y: torch.cat([x.half() * 2, y.half()], 1).float() * 3, (draw(4, 7), draw(4, 9)), 2),
     "a view of a part": (lambda x, y: (x * 2).view(4, 6, 2).permute(2, 0, 1)[0] + y, (draw(4, 12), draw(4, 6)), 1),

@@ -286,7 +286,7 @@ def test_every_op_has_a_name() -> None:
 
 
 # What takes tensors that depend on each other: test_arrangements.py has them.
-BY_THEMSELVES = {"contiguous", "glu", "log_sigmoid_backward", "nan_to_num", "native_dropout_backward"}
+BY_THEMSELVES = {"contiguous", "tril", "triu", "glu", "log_sigmoid_backward", "nan_to_num", "native_dropout_backward"}
 # A conversion or a copy whose result is all that a graph returns stays torch's.
 NAMES = [name for name in OPS if name not in {"convert", "clone", *BY_THEMSELVES}]
 

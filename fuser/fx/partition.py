@@ -144,13 +144,11 @@ _COPIES = frozenset({"convert", "clone", "contiguous"})
 
 
 def is_whole(node: fx.Node, call: OpCall | None) -> bool:
-    """Whether a node has to see its tensors as they are, not in parts: it reduces them or numbers their elements."""
+    """Whether a node has to see its tensors whole, not in parts: it reduces them."""
     if call is not None:
-        return call.function.reduces or any(
-            isinstance(item, OpCall) and (item.function.is_index or is_whole(node, item)) for item in call.tensors
-        )
+        return call.function.reduces or any(isinstance(item, OpCall) and is_whole(node, item) for item in call.tensors)
     group = bind_group(node)
-    return group is not None and (group[0].has_reduction or bool(group[0].index_values()))
+    return group is not None and group[0].has_reduction
 
 
 @dataclass(slots=True, eq=False)

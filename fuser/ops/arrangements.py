@@ -16,7 +16,16 @@ from fuser.cxx.functor import parse_functor
 from fuser.function import Function
 from fuser.layout import Shape, Strides
 
-__all__ = ["arrange", "cat_function", "eager_arrangement", "full_function", "lay_out", "pad_function", "seen_through"]
+__all__ = [
+    "arange_function",
+    "arrange",
+    "cat_function",
+    "eager_arrangement",
+    "full_function",
+    "lay_out",
+    "pad_function",
+    "seen_through",
+]
 
 # A step of a view: an overload of torch's (``slice.Tensor``) and what follows the tensor.
 ViewStep = tuple[str, tuple[Any, ...]]
@@ -61,6 +70,12 @@ def full_function(shape: Shape, strides: Strides, dtype: torch.dtype) -> Functio
     return Function(functor, op="full", unpromoted=("x1",), out_dtypes=(dtype,), form=(shape, strides, len(shape)))
 
 
+@functools.lru_cache(1024)
+def arange_function(size: int, start: int, step: int, dtype: torch.dtype) -> Function:
+    """Return the function that is ``torch.arange`` of so many integers, on the device of its tensor."""
+    return Function(_functor("arange", 1), op="arange", out_dtypes=(dtype,), form=(size, start, step, 1))
+
+
 @functools.cache
 def _functor(name: str, count: int) -> Any:
     parameters = ", ".join(f"T x{slot}" for slot in range(count))
@@ -81,6 +96,9 @@ def eager_arrangement(function: Function, tensors: Sequence[Any]) -> torch.Tenso
         return arrange(form[:2], tensors[0])
     if function.op == "cat":
         return torch.cat(list(tensors), form[0])
+    if function.op == "arange":
+        size, start, step = form[:3]
+        return torch.arange(start, start + size * step, step, dtype=function.out_dtypes[0], device=tensors[0].device)
     if function.op == "full":
         number, like = tensors
         return torch.empty_strided(form[0], form[1], dtype=function.out_dtypes[0], device=like.device).fill_(number)
@@ -95,6 +113,8 @@ def lay_out(function: Function, tensors: Sequence[tuple[Shape, Strides]]) -> tup
     if function.op == "full":
         shape, strides = (function.form or ())[:2]
         return shape, strides
+    if function.op == "arange":
+        return (function.form or ())[:1], (1,)
     given: list[Any] = [torch.empty_strided(*item, device="meta") for item in tensors]
     if function.op == "pad":
         given[1] = 0

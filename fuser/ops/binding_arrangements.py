@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from fuser.ops.arrangements import arrange, cat_function, full_function, pad_function, seen_through
+from fuser.ops.arrangements import arange_function, arrange, cat_function, full_function, pad_function, seen_through
 from fuser.ops.calls import OpCall, is_constant
+from fuser.ops.index import index_function
 from fuser.ops.table import OPS
 
 __all__ = ["arrangement_functions", "is_creation"]
@@ -37,6 +38,9 @@ def arrangement_functions() -> dict[Any, Callable[..., OpCall | None]]:
         _ATEN.clone.default: _bind_clone,
         _ATEN.full.default: _bind_full,
         **{getattr(_ATEN, name).default: _bind_filled(value) for name, value in (("zeros", 0), ("ones", 1))},
+        **{getattr(_ATEN.arange, name): _bind_arange for name in ("default", "start", "start_step")},
+        torch.ops.prims.iota.default: _bind_iota,
+        **{getattr(_ATEN, name).default: _bind_triangle(name) for name in ("tril", "triu")},
         **{
             getattr(_ATEN, f"{name}_like").default: _bind_like(value)
             for name, value in (("full", None), ("zeros", 0), ("ones", 1))
@@ -51,8 +55,8 @@ _VIEWS = (
 
 
 def is_creation(call: OpCall | None) -> bool:
-    """Whether a call makes a tensor of nothing but a number."""
-    return call is not None and call.function.op == "full"
+    """Whether a call makes a tensor of nothing but numbers."""
+    return call is not None and call.function.op in {"full", "arange"}
 
 
 def _bind_view(name: str) -> Callable[..., OpCall | None]:
@@ -256,6 +260,47 @@ def _bind_like(number: int | None) -> Callable[..., OpCall | None]:
         looked = torch.empty_strided(value.shape, value.stride(), device="meta")
         made = torch.empty_like(looked, memory_format=memory_format or torch.preserve_format)
         return _full(made.shape, made.stride(), fill_value, dtype or value.dtype)
+
+    return bind
+
+
+def _bind_arange(
+    start: Any,
+    end: Any = None,
+    step: Any = 1,
+    *,
+    dtype: Any = None,
+    layout: Any = None,  # noqa: ARG001
+    device: Any = None,  # noqa: ARG001
+    pin_memory: Any = None,
+) -> OpCall | None:
+    start, end = (0, start) if end is None else (start, end)
+    is_known = _are_ints(start, end, step) and start >= 0 and step > 0 and end >= start and not pin_memory
+    if not is_known or dtype not in (None, torch.int64, torch.int32):
+        return None
+    return OpCall(arange_function(len(range(start, end, step)), start, step, dtype or torch.int64), ())
+
+
+def _bind_iota(
+    length: Any,
+    *,
+    start: Any,
+    step: Any,
+    dtype: Any,
+    device: Any,  # noqa: ARG001
+    requires_grad: Any,  # noqa: ARG001
+) -> OpCall | None:
+    if not _are_ints(length, start, step):
+        return None
+    return _bind_arange(start, start + length * step, step, dtype=dtype)
+
+
+def _bind_triangle(name: str) -> Callable[..., OpCall | None]:
+    def bind(input: Any, diagonal: Any = 0) -> OpCall | None:  # noqa: A002
+        if not _are_ints(diagonal):
+            return None
+        row, column = (OpCall(index_function(1, (dim,)), (input,)) for dim in (-2, -1))
+        return OpCall(OPS[name].function, (input, row, column), {"diagonal": diagonal})
 
     return bind
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fuser.ops.calls import OpCall, is_constant, is_number
-from fuser.ops.table import FLOAT, OPS, REAL, define, define_test
+from fuser.ops.table import ANY_REAL, FLOAT, OPS, REAL, define, define_test
 
 __all__ = ["further_functions"]
 
@@ -44,6 +44,18 @@ define("fmax", "T a, T b", "return fmax(a, b);", torch.fmax)
 define("fmin", "T a, T b", "return fmin(a, b);", torch.fmin)
 define("heaviside", "T a, T b", "return a == T(0) ? b : T(a > T(0));", torch.heaviside, kinds=REAL, same_dtypes=True)
 define("angle", "T x", f"return x != x ? x : x < T(0) ? T({math.pi!r}) : T(0);", torch.angle)
+for _name, _symbol in (("tril", "<="), ("triu", ">=")):
+    define(
+        _name,
+        "T x, int64_t row, int64_t column, int64_t diagonal",
+        f"return column - row {_symbol} diagonal ? x : T(0);",
+        # Its places are torch's own.
+        lambda x, row, column, diagonal, _name=_name: getattr(torch, _name)(x, diagonal),  # noqa: ARG005
+        kinds=ANY_REAL | {"complex"},
+        scalars=("diagonal",),
+        unpromoted=("row", "column"),
+        is_contiguous=True,
+    )
 define_test("signbit", "T x", "return signbit(x);", torch.signbit, FLOAT)
 define_test("isposinf", "T x", "return x == T(INFINITY);", torch.isposinf, FLOAT)
 define_test("isneginf", "T x", "return x == -T(INFINITY);", torch.isneginf, FLOAT)
