@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -105,10 +105,10 @@ class FusionPass(PassBase):
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         """Run on one graph module."""
-        substitution = _Substitution(graph_module, self.numerics)
         with bind_for(self.numerics):
             open_splits(graph_module.graph)
             groups = partition(graph_module.graph, reduces=self.reduces, device_type=self.device_type)
+        substitution = _Substitution(graph_module, self.numerics, groups)
         for found in groups:
             if config.fuel is not None and not _burn():
                 break
@@ -162,7 +162,14 @@ def _is_real(item: Any) -> bool:
 class _GroupWriter:
     """Builds the FusionGroup of a partition, and the arguments its fusion node is called with."""
 
-    def __init__(self, found: Partition, replaced: Mapping[fx.Node, fx.Node], numerics: str | None) -> None:
+    def __init__(
+        self,
+        found: Partition,
+        replaced: Mapping[fx.Node, fx.Node],
+        numerics: str | None,
+        remade: Mapping[fx.Node, OpCall],
+        in_parts: set[fx.Node],
+    ) -> None:
         self.builder = GroupBuilder(numerics)
         # What stands for the nodes of other groups now.
         self.replaced = replaced
@@ -172,24 +179,33 @@ class _GroupWriter:
         self.scalars: dict[fx.Node, int] = {}
         self._arguments: list[tuple[bool, Any]] = []
         self._calls = dict(zip(found.nodes, found.calls, strict=True))
-        # What others make of a number alone is made again here, where some tensor says which device it is on.
-        self.creations: dict[fx.Node, OpCall] = {}
-        if not any(itertools.starmap(is_whole, self._calls.items())):
-            self._find_creations()
+        # Nodes outside that are made again here.
+        self.remade = remade if in_parts.issuperset(found.nodes) else {}
+        self.like: dict[torch.device | None, fx.Node] = {}
+        read = (source for member in found.nodes for source in member.all_input_nodes)
+        for node in dict.fromkeys(read):
+            if node not in self._calls and not self._is_number(node):
+                self.like.setdefault(_device(node), node)
         for node, applied in zip(found.nodes, found.calls, strict=True):
             self.values[node] = self._add(node, applied)
 
-    def _find_creations(self) -> None:
-        read = dict.fromkeys(source for node in self._calls for source in node.all_input_nodes)
-        made = {node: bind_node(node) for node in read if node not in self._calls}
-        for node, call in made.items():
-            if call is not None and is_creation(call):
-                own = _device(node)
-                like = next(
-                    (item for item, other in made.items() if _device(item) == own and not is_creation(other)), None
-                )
-                if like is not None:
-                    self.creations[node] = replace(call, tensors=(*call.tensors, like))
+    def _is_number(self, node: fx.Node) -> bool:
+        # Whether nothing but numbers makes it.
+        call = self.remade.get(node)
+        return call is not None and (is_creation(call) or (call.is_view and self._is_number(call.tensors[0])))
+
+    def _remake(self, node: fx.Node) -> int | None:
+        call = self.remade.get(node)
+        if call is None:
+            return None
+        if is_creation(call):
+            # Some tensor says which device it is on.
+            like = self.like.get(_device(node))
+            if like is None:
+                return None
+            call = replace(call, tensors=(*call.tensors, like))
+        (made,) = self.values[node] = self._apply(call, node.name)
+        return made
 
     def _add(self, node: fx.Node, call: OpCall | None) -> tuple[int | None, ...]:
         if call is not None:
@@ -224,9 +240,8 @@ class _GroupWriter:
                 handle = self.values[value][0]
                 assert handle is not None, "nodes read what is made"
                 return handle
-            creation = self.creations.get(value)
-            if creation is not None:
-                (made,) = self.values[value] = self._apply(creation, value.name)
+            made = self._remake(value)
+            if made is not None:
                 return made
             value = self.replaced.get(value, value)
             if value not in self.tensors:
@@ -256,20 +271,22 @@ class _GroupWriter:
 class _Substitution:
     """Puts fusion nodes beside the groups they stand for, then takes the groups out of the graph."""
 
-    def __init__(self, graph_module: fx.GraphModule, numerics: str | None) -> None:
+    def __init__(self, graph_module: fx.GraphModule, numerics: str | None, groups: Sequence[Partition]) -> None:
         self.numerics = numerics
         self.module = graph_module
         self.graph = graph_module.graph
         self.fused: list[fx.Node] = []
         self.replaced: dict[fx.Node, fx.Node] = {}
-        # What groups make themselves, and maybe nobody else needs now.
-        self.creations: set[fx.Node] = set()
+        # The nodes of groups that read in parts, and what those make themselves of what they read.
+        self.in_parts = {
+            node for found in groups if not any(map(is_whole, found.nodes, found.calls)) for node in found.nodes
+        }
+        self.remade = _find_remade(self.graph, self.in_parts)
         self._names = (name for number in itertools.count() if not hasattr(graph_module, name := f"fusion_{number}"))
 
     def add(self, found: Partition) -> None:
         """Add the fusion node of a group."""
-        writer = _GroupWriter(found, self.replaced, self.numerics)
-        self.creations.update(writer.creations)
+        writer = _GroupWriter(found, self.replaced, self.numerics, self.remade, self.in_parts)
         wanted = {node for node in found.nodes if _is_returned(node, writer.values)}
         views = {node for node, call in zip(found.nodes, found.calls, strict=True) if call is not None and call.is_view}
         for node in reversed(found.nodes):
@@ -331,13 +348,24 @@ class _Substitution:
             if old:
                 node.args, node.kwargs = map_arg((node.args, node.kwargs), lambda item: self.replaced.get(item, item))
         for node in reversed(self.graph.nodes):
-            if node in inside or (node in self.creations and not node.users):
+            if node in inside or (node in self.remade and not node.users):
                 self.graph.erase_node(node)
 
 
 def _is_returned(node: fx.Node, inside: Mapping[fx.Node, Any]) -> bool:
     # A functor with several outputs is returned through its getitems unless somebody takes the tuple itself.
     return any(user not in inside for user in node.users) or not node.users
+
+
+def _find_remade(graph: fx.Graph, in_parts: Collection[fx.Node]) -> dict[fx.Node, OpCall]:
+    # Tensors of numbers alone, and views that groups alone read: they cost nothing there.
+    calls = {node: bind_node(node) for node in graph.nodes if node not in in_parts and node.op == "call_function"}
+    inner: set[fx.Node] = set()
+    for node, call in reversed(calls.items()):
+        is_read = all(user in in_parts or user in inner for user in node.users)
+        if call is not None and call.is_view and isinstance(call.tensors[0], fx.Node) and is_read:
+            inner.add(node)
+    return {node: call for node, call in calls.items() if call is not None and (node in inner or is_creation(call))}
 
 
 def _device(node: fx.Node) -> torch.device | None:

@@ -38,6 +38,7 @@ def arrangement_functions() -> dict[Any, Callable[..., OpCall | None]]:
         _ATEN.clone.default: _bind_clone,
         _ATEN.full.default: _bind_full,
         **{getattr(_ATEN, name).default: _bind_filled(value) for name, value in (("zeros", 0), ("ones", 1))},
+        _ATEN.scalar_tensor.default: _bind_scalar_tensor,
         **{getattr(_ATEN.arange, name): _bind_arange for name in ("default", "start", "start_step")},
         torch.ops.prims.iota.default: _bind_iota,
         **{getattr(_ATEN, name).default: _bind_triangle(name) for name in ("tril", "triu")},
@@ -241,6 +242,14 @@ def _bind_filled(number: int) -> Callable[..., OpCall | None]:
         return _bind_full(size, number, dtype=dtype, layout=layout, device=device, pin_memory=pin_memory)
 
     return bind
+
+
+def _bind_scalar_tensor(
+    s: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+) -> OpCall | None:
+    return _bind_full(
+        (), s, dtype=dtype or torch.get_default_dtype(), layout=layout, pin_memory=pin_memory, device=device
+    )
 
 
 def _bind_like(number: int | None) -> Callable[..., OpCall | None]:
