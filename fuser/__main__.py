@@ -1,8 +1,9 @@
-"""``python -m fuser``: what this machine can do, and a functor file checked or shown as a kernel."""
+"""``python -m fuser``: what this machine can do, what a functor's text becomes, and what is kept on disk."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import torch
 
 import fuser
+from fuser.command import cache, doctor, show
 from fuser.cpu.backend import find_compiler
 from fuser.errors import FuserError
 
@@ -19,22 +21,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fuser", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="show versions, compilers and settings")
-    for name, text in (("check", "parse and compile a functor file"), ("emit", "print the kernel of a functor file")):
+    commands.add_parser("doctor", help="try compilers, devices and the cache for real, and say how to mend them")
+    kept = commands.add_parser("cache", help="show or remove what is kept between processes")
+    kept.add_argument("action", choices=cache.ACTIONS)
+    for name, text in (
+        ("check", "parse and compile a functor file"),
+        ("emit", "print the kernel of a functor file"),
+        ("show", "print its kernel and derivative, the registers they take, and their machine code"),
+    ):
         command = commands.add_parser(name, help=text)
         command.add_argument("file", type=Path, help="a file with one functor text")
         command.add_argument("--scalar", action="append", default=[], help="name of a scalar parameter; repeatable")
         command.add_argument("--outputs", type=int, default=1, help="number of outputs")
         command.add_argument("--device", choices=("cpu", "cuda"), default=None)
+        if name == "show":
+            command.add_argument("--dtype", type=_read_dtype, default=torch.float32, help="of its tensors")
+            command.add_argument("--target", default="sm_90", help="architecture of CUDA kernels (sm_90)")
+            command.add_argument("--assembly", action="store_true", help="show machine code, too")
     options = parser.parse_args(arguments)
     if options.command == "info":
         return show_info()
+    if options.command == "doctor":
+        return show_findings()
     try:
+        if options.command == "cache":
+            for line in cache.run(options.action):
+                print(line)
+            return 0
         function = fuser.jit_fn(options.file.read_text(), num_outputs=options.outputs, scalars=options.scalar)
         if options.command == "check":
             function.check(device=options.device)
             print(f"{function.function.functor.signature()} compiles")
-        else:
+        elif options.command == "emit":
             print(emit(function, options.device))
+        else:
+            device = options.device or _default_device()
+            for section in show.show(function, device, options.dtype, options.target, assembly=options.assembly):
+                print(section, flush=True)
     except (FuserError, OSError, UnicodeDecodeError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -45,8 +68,30 @@ def emit(function: fuser.JitFunction, device: str | None) -> str:
     """Return the kernel text of a functor for contiguous float32 tensors."""
     functor = function.function.functor
     inputs = [*(torch.empty(2, 2, device="meta") for _ in functor.tensors), *(1.0 for _ in functor.scalars)]
-    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return fuser.debug_get_fused_kernel_code(function.spec(len(functor.tensors)).group, inputs, device=where)
+    group = function.spec(len(functor.tensors)).group
+    return fuser.debug_get_fused_kernel_code(group, inputs, device=device or _default_device())
+
+
+def _default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _read_dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise argparse.ArgumentTypeError(f"torch has no dtype {name!r}")
+    return dtype
+
+
+def show_findings() -> int:
+    """Try everything, print what comes of it as it comes, and return 1 if something that is there does not work."""
+    colours = {True: "\033[32m", False: "\033[31m", None: "\033[33m"}
+    is_plain = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR"))
+    is_broken = False
+    for finding in doctor.examine():
+        print(finding if is_plain else f"{colours[finding.works]}{finding}\033[0m", flush=True)
+        is_broken = is_broken or finding.works is False
+    return int(is_broken)
 
 
 def show_info() -> int:

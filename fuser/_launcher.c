@@ -13,7 +13,9 @@
 #include <string.h>
 #include <time.h>
 
-enum { MAX_ITEMS = 96, MAX_WORDS = 1024, MAX_ARGUMENT_WORDS = 512, MAX_TABLE = 1024, MAX_RANK = 255 };
+enum { MAX_ITEMS = 96, MAX_WORDS = 1024, MAX_ARGUMENT_WORDS = 512, MAX_RANK = 255 };
+// Places in a table of records, at most, and those in which one record may be.
+enum { MAX_TABLE = 2048, WINDOW = 16 };
 enum { DEVICE_CUDA = 2, VECTOR_BYTES = 16 };
 // A kernel on the host runs without the GIL, unless its first replays took no longer than this, which data cannot change.
 enum { LONG_NS = 20000, TIMED_REPLAYS = 3 };
@@ -75,6 +77,12 @@ typedef struct {
   int collects;
 } Call;
 
+// What a record is found by.
+typedef struct {
+  const uint64_t *words;
+  int count;
+} Key;
+
 typedef struct {
   PyObject *allocate, *arguments;
 } Allocation;
@@ -98,10 +106,21 @@ typedef struct {
   int is_parallel, is_steady;
   // What a profiler calls it.
   PyObject *name;
-  // How many replays were timed, the shortest of them, and whether that was short enough to keep the GIL.
-  int timed, is_quick;
-  int64_t shortest_ns;
+  // How many replays over how many elements were timed, the shortest of them, and up to how many elements it is short
+  // enough to keep the GIL.
+  int timed;
+  int64_t timed_numel, quick_numel, shortest_ns;
 } Step;
+
+// How a record serves calls of any size: see fuser.launcher.Flat.
+typedef struct {
+  // Elements of a block; elements from which threads share the work, and which a kernel can count at most.
+  int64_t chunk, parallel_from, most;
+  // Sizes and strides of the last call, and the tuples of them that it allocated with.
+  int word_count;
+  uint64_t *words;
+  PyObject *shape, *strides;
+} Flat;
 
 typedef struct {
   int references;
@@ -120,6 +139,8 @@ typedef struct {
   Step *steps;
   // Keeps the kernels loaded.
   PyObject *kernels;
+  int is_flat;
+  Flat flat;
 } Record;
 
 typedef struct {
@@ -135,8 +156,9 @@ typedef struct {
   PyObject *names, *defaults;
   int *order;
   int order_count;
-  // Records that launch, and records that call something: a call may fit one of each, by its tensors' requires_grad.
-  Table launching, calling;
+  // Records that launch for any size of a linear kernel, those that launch for one, and those that call something,
+  // of either kind: a call may fit one of each, by its tensors' requires_grad.
+  Table flat, launching, calling;
 } Launcher;
 
 static void release(Record *record) {
@@ -158,6 +180,9 @@ static void release(Record *record) {
   Py_XDECREF(record->reads);
   Py_XDECREF(record->through);
   Py_XDECREF(record->kernels);
+  PyMem_Free(record->flat.words);
+  Py_XDECREF(record->flat.shape);
+  Py_XDECREF(record->flat.strides);
   PyMem_Free(record);
 }
 
@@ -279,18 +304,68 @@ static int describe_call(Call *call, const Launcher *self, PyObject *tensors, Py
   return 1;
 }
 
-static uint64_t hash_words(const Call *call) {
-  uint64_t hash = 0x9e3779b97f4a7c15u + call->input_count;
-  for (int i = 0; i < call->word_count; ++i) {
-    hash = (hash ^ call->words[i]) * 0xff51afd7ed558ccdu;
+// How many words an item has; a number's one is the address of its type.
+static int ndim_of(const uint64_t *words) { return words[0] >> 56 ? (int)(words[0] >> 40 & 0xff) : 0; }
+static int word_count_of(const uint64_t *words) { return 1 + 2 * ndim_of(words); }
+
+// Whether elements lie densely, so that torch gives what is computed from such tensors alone the same strides.
+static int is_dense(const uint64_t *sizes, const uint64_t *strides, int ndim) {
+  uint64_t expected = 1;
+  int dim = ndim;
+  while (dim && strides[dim - 1] == expected) expected *= sizes[--dim];
+  if (!dim) return 1;
+  // Nested in another order: a dimension of one element would have no place in it.
+  expected = 1;
+  for (int placed = 0; placed < ndim; ++placed) {
+    for (dim = 0; dim < ndim && (strides[dim] != expected || sizes[dim] < 2); ++dim) {}
+    if (dim == ndim) return 0;
+    expected *= sizes[dim];
+  }
+  return 1;
+}
+
+// The key of a call without sizes and strides; ``words`` has room for MAX_ITEMS and one more.
+static Key describe_heads(const Call *call, uint64_t *words) {
+  const uint64_t *next = call->words + 1;
+  words[0] = call->words[0];
+  for (int i = 0; i < call->item_count; ++i, next += word_count_of(next)) words[1 + i] = next[0];
+  return (Key){words, 1 + call->item_count};
+}
+
+// Whether one index serves all tensors of a call: those with dimensions are dense, all in one order. Tells where in the
+// call's words the first such tensor is, and how many elements it has.
+static int is_flat(const Call *call, const uint64_t **sized, int64_t *numel) {
+  const uint64_t *next = call->words + 1;
+  *sized = NULL;
+  for (int i = 0; i < call->item_count; ++i, next += word_count_of(next)) {
+    const int ndim = ndim_of(next);
+    if (!ndim) continue;
+    if (!*sized)
+      *sized = next;
+    else if (ndim != ndim_of(*sized) || memcmp(*sized + 1, next + 1, 2 * ndim * sizeof(uint64_t)))
+      return 0;
+  }
+  if (!*sized) return 0;
+  const int ndim = ndim_of(*sized);
+  // A size is at least 2 in all, so that a tensor without dimensions is one that is read again and again.
+  *numel = 1;
+  for (int i = 1; i <= ndim; ++i)
+    if (__builtin_mul_overflow(*numel, (int64_t)(*sized)[i], numel)) return 0;
+  return *numel > 1 && is_dense(*sized + 1, *sized + 1 + ndim, ndim);
+}
+
+static uint64_t hash_words(Key key) {
+  uint64_t hash = 0x9e3779b97f4a7c15u + key.count;
+  for (int i = 0; i < key.count; ++i) {
+    hash = (hash ^ key.words[i]) * 0xff51afd7ed558ccdu;
     hash ^= hash >> 32;
   }
   return hash;
 }
 
-static int is_like(const Record *record, const Call *call) {
-  return record && record->generation == generation && record->word_count == call->word_count &&
-         !memcmp(record->words, call->words, sizeof(uint64_t) * call->word_count);
+static int is_like(const Record *record, Key key) {
+  return record && record->generation == generation && record->word_count == key.count &&
+         !memcmp(record->words, key.words, sizeof(uint64_t) * key.count);
 }
 
 static void set_last(Table *table, Record *record) {
@@ -300,13 +375,24 @@ static void set_last(Table *table, Record *record) {
   release(before);
 }
 
+// The place of a record in a table, by its hash and how many places before it are taken: those after two, in turn.
+static Record **place_of(const Table *table, uint64_t hash, int taken) {
+  return &table->records[((taken & 1 ? hash >> 32 : hash) + taken / 2) & (table->size - 1)];
+}
+
 // The record of a call's signature, for the caller to release; or NULL.
-static Record *find(Table *table, const Call *call) {
+static Record *find(Table *table, Key key) {
   Record *found = table->last;
-  const int is_last = is_like(found, call);
+  const int is_last = is_like(found, key);
   if (!is_last) {
-    found = table->size ? table->records[hash_words(call) & (table->size - 1)] : NULL;
-    if (!is_like(found, call)) return NULL;
+    const uint64_t hash = table->size ? hash_words(key) : 0;
+    found = NULL;
+    for (int i = 0; i < WINDOW && i < table->size && !found; ++i) {
+      Record *record = *place_of(table, hash, i);
+      if (!record) return NULL;
+      if (is_like(record, key)) found = record;
+    }
+    if (!found) return NULL;
   }
   // What releasing another record calls may replace this one.
   ++found->references;
@@ -375,11 +461,6 @@ static uint64_t reach_bytes(const uint64_t *words) {
     last += (words[1 + i] - 1) * words[1 + ndim + i];
   }
   return (last + 1) * (uint64_t)((bits + 7) / 8);
-}
-
-// How many words an item has; a number's one is the address of its type.
-static int word_count_of(const uint64_t *words) {
-  return words[0] >> 56 ? 1 + 2 * (int)(words[0] >> 40 & 0xff) : 1;
 }
 
 // Whether each out= tensor is apart from every other tensor, or is an input, element for element.
@@ -454,12 +535,12 @@ static int pack(const Step *step, const Call *call, const uint64_t *values, uint
   return 1;
 }
 
-static int launch_cuda(const Step *step, uint64_t *arguments, void *stream) {
+static int launch_cuda(const Step *step, unsigned grid, uint64_t *arguments, void *stream) {
   void *parameters[] = {arguments};
   int status;
   Py_BEGIN_ALLOW_THREADS
-  status = driver_launch((void *)(uintptr_t)step->function, step->grid, 1, 1, step->block, 1, 1, step->shared_bytes,
-                         stream, parameters, NULL);
+  status = driver_launch((void *)(uintptr_t)step->function, grid, 1, 1, step->block, 1, 1, step->shared_bytes, stream,
+                         parameters, NULL);
   Py_END_ALLOW_THREADS
   if (status) PyErr_Format(PyExc_RuntimeError, "CUDA refused to launch a fused kernel: error %d", status);
   return !status;
@@ -471,11 +552,11 @@ static int64_t now_ns(void) {
   return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-static int launch_cpu(Step *step, const uint64_t *arguments) {
+static int launch_cpu(Step *step, int64_t numel, int is_parallel, const uint64_t *arguments) {
   HostKernel *function = (HostKernel *)(uintptr_t)step->function;
-  if (step->is_quick) return function(arguments, 1), 1;
+  if (numel <= step->quick_numel) return function(arguments, 1), 1;
   int threads = 1;
-  if (step->is_parallel) {
+  if (is_parallel) {
     PyObject *count = PyObject_CallNoArgs(thread_count);
     if (!count) return 0;
     threads = (int)PyLong_AsLong(count);
@@ -489,9 +570,10 @@ static int launch_cpu(Step *step, const uint64_t *arguments) {
   function(arguments, threads);
   taken = now_ns() - begin;
   Py_END_ALLOW_THREADS
-  if (step->is_parallel || !step->is_steady || step->timed == TIMED_REPLAYS) return 1;
+  if (numel > step->timed_numel) step->timed = 0, step->timed_numel = numel;
+  if (is_parallel || !step->is_steady || step->timed == TIMED_REPLAYS || numel < step->timed_numel) return 1;
   if (!step->timed || taken < step->shortest_ns) step->shortest_ns = taken;
-  step->is_quick = ++step->timed == TIMED_REPLAYS && step->shortest_ns <= LONG_NS;
+  if (++step->timed == TIMED_REPLAYS && step->shortest_ns <= LONG_NS) step->quick_numel = numel;
   return 1;
 }
 
@@ -500,17 +582,27 @@ static int is_profiled(void) {
   return flag ? flag == Py_True : (PyErr_Clear(), 0);
 }
 
-static int launch_step(const Record *record, Step *step, uint64_t *arguments, void *stream) {
-  return record->is_cuda ? launch_cuda(step, arguments, stream) : launch_cpu(step, arguments);
+// The elements of a call by a record for any size; 1 for all others.
+static int launch_step(const Record *record, Step *step, int64_t numel, uint64_t *arguments, void *stream) {
+  const Flat *flat = &record->flat;
+  unsigned grid = step->grid;
+  int is_parallel = step->is_parallel;
+  if (record->is_flat) {
+    // An argument struct begins with the number of elements.
+    arguments[0] = numel;
+    grid = record->is_cuda ? (unsigned)((numel - 1) / flat->chunk + 1) : 0;
+    is_parallel = numel >= flat->parallel_from;
+  }
+  return record->is_cuda ? launch_cuda(step, grid, arguments, stream) : launch_cpu(step, numel, is_parallel, arguments);
 }
 
 // Launch inside an event that torch's profiler and NVTX see; without one if that cannot be made.
-static int launch_profiled(const Record *record, Step *step, uint64_t *arguments, void *stream) {
+static int launch_profiled(const Record *record, Step *step, int64_t numel, uint64_t *arguments, void *stream) {
   PyObject *event = PyObject_CallFunctionObjArgs(make_event, step->name, NULL);
   PyObject *entered = event ? PyObject_CallMethod(event, "__enter__", NULL) : NULL;
   if (!entered) PyErr_Clear();
   Py_XDECREF(entered);
-  const int is_launched = launch_step(record, step, arguments, stream);
+  const int is_launched = launch_step(record, step, numel, arguments, stream);
   // It ends with its object.
   Py_XDECREF(event);
   return is_launched;
@@ -527,8 +619,45 @@ static int tell_autograd(PyObject *out) {
   return done != NULL;
 }
 
+static PyObject *new_tuple(const uint64_t *values, int count) {
+  PyObject *tuple = PyTuple_New(count);
+  for (int i = 0; tuple && i < count; ++i) {
+    PyObject *value = PyLong_FromLongLong((long long)values[i]);
+    if (!value) return Py_DECREF(tuple), NULL;
+    PyTuple_SetItem(tuple, i, value);
+  }
+  return tuple;
+}
+
+// Let a record for any size allocate with these sizes and strides.
+static int set_sizes(Flat *flat, const uint64_t *sized) {
+  const int ndim = ndim_of(sized);
+  if (flat->shape && !memcmp(flat->words, sized + 1, 2 * ndim * sizeof(uint64_t))) return 1;
+  // A record is of one number of dimensions.
+  if (!flat->words && !(flat->words = PyMem_Malloc(2 * ndim * sizeof(uint64_t)))) return PyErr_NoMemory(), 0;
+  PyObject *shape = new_tuple(sized + 1, ndim), *strides = shape ? new_tuple(sized + 1 + ndim, ndim) : NULL;
+  if (!strides) return Py_XDECREF(shape), 0;
+  PyObject *before[] = {flat->shape, flat->strides};
+  memcpy(flat->words, sized + 1, 2 * ndim * sizeof(uint64_t));
+  flat->shape = shape;
+  flat->strides = strides;
+  Py_XDECREF(before[0]);
+  Py_XDECREF(before[1]);
+  return 1;
+}
+
+static PyObject *allocate(const Record *record, const Allocation *item) {
+  if (!record->is_flat) return PyObject_Call(item->allocate, item->arguments, NULL);
+  // Held: allocating may collect garbage, and what that calls may come back here.
+  PyObject *arguments = PyTuple_Pack(3, record->flat.shape, record->flat.strides, PyTuple_GetItem(item->arguments, 2));
+  PyObject *tensor = arguments ? PyObject_Call(item->allocate, arguments, NULL) : NULL;
+  Py_XDECREF(arguments);
+  return tensor;
+}
+
 // Allocate and launch. The result is NULL with an error set, None (nothing was done), or the call's value.
-static PyObject *replay(const Record *record, Call *call, PyObject *out) {
+// For a record for any size ``sized`` are the words of a tensor of the call's sizes and strides, ``numel`` its elements.
+static PyObject *replay(Record *record, Call *call, PyObject *out, const uint64_t *sized, int64_t numel) {
   void *stream = NULL;
   if (record->is_cuda) {
     int device = -1;
@@ -541,8 +670,9 @@ static PyObject *replay(const Record *record, Call *call, PyObject *out) {
   int made_count = 0, value_count = call->item_count;
   memcpy(values, call->addresses, sizeof(uint64_t) * call->item_count);
   for (; made_count < record->allocation_count; ++made_count) {
-    const Allocation *item = &record->allocations[made_count];
-    PyObject *tensor = PyObject_Call(item->allocate, item->arguments, NULL);
+    // Each time: the allocation before may have called somebody who called with other sizes.
+    if (record->is_flat && !set_sizes(&record->flat, sized)) goto done;
+    PyObject *tensor = allocate(record, &record->allocations[made_count]);
     DLTensor described;
     if (!(made[made_count] = tensor)) goto done;
     if (!is_tensor(tensor) || !read_tensor(tensor, &described)) {
@@ -561,7 +691,7 @@ static PyObject *replay(const Record *record, Call *call, PyObject *out) {
       goto done;
     }
     collect_again(call);
-    if (!(is_profiled() ? launch_profiled : launch_step)(record, step, arguments, stream)) goto done;
+    if (!(is_profiled() ? launch_profiled : launch_step)(record, step, numel, arguments, stream)) goto done;
     ++launches;
   }
   if (out != Py_None) {
@@ -588,30 +718,45 @@ static PyObject *call_through(const Record *record, Call *call) {
   return result;
 }
 
-// Replay a call if one of two kinds of records is like it; None if not.
-static PyObject *launch_from(Launcher *self, Table *table, Call *call, PyObject *tensors, PyObject *out) {
-  Record *record = find(table, call);
+// Replay a call if there is a record of its key; None if not. The rest is as in ``replay``.
+static PyObject *launch_from(Launcher *self, Table *table, Key key, Call *call, PyObject *tensors, PyObject *out,
+                             const uint64_t *sized, int64_t numel) {
+  Record *record = find(table, key);
   if (!record) Py_RETURN_NONE;
   PyObject *result = NULL;
-  if (!passes_check(self, record, call, tensors) || (out != Py_None && !outputs_are_apart(call)))
+  if ((record->is_flat && numel > record->flat.most) || !passes_check(self, record, call, tensors) ||
+      (out != Py_None && !outputs_are_apart(call)))
     result = Py_NewRef(Py_None);
   else
-    result = record->through ? call_through(record, call) : replay(record, call, out);
+    result = record->through ? call_through(record, call) : replay(record, call, out, sized, numel);
   release(record);
+  return result;
+}
+
+// Replay a described call by a record of one of three kinds; None if there is none.
+static PyObject *launch_described(Launcher *self, Call *call, PyObject *tensors, PyObject *out) {
+  uint64_t words[1 + MAX_ITEMS];
+  const Key heads = describe_heads(call, words), whole = {call->words, call->word_count};
+  const uint64_t *sized = NULL;
+  int64_t numel = 1;
+  const struct { Table *table; Key key; } ways[] = {
+      {&self->flat, heads}, {&self->launching, whole}, {&self->calling, heads}, {&self->calling, whole}};
+  PyObject *result = Py_NewRef(Py_None);
+  for (int i = 0; i < 4 && result == Py_None; ++i) {
+    if (!ways[i].table->last || (!i && (out != Py_None || !is_flat(call, &sized, &numel)))) continue;
+    Py_DECREF(result);
+    result = launch_from(self, ways[i].table, ways[i].key, call, tensors, out, sized, i ? 1 : numel);
+  }
   return result;
 }
 
 // Replay a call if there is a record like it; None if not. ``scalars`` has ``given`` values, and maybe ``out`` as well.
 static PyObject *launch(Launcher *self, PyObject *tensors, PyObject *scalars, Py_ssize_t given, PyObject *out) {
-  if (!self->launching.last && !self->calling.last) Py_RETURN_NONE;
+  if (!self->flat.last && !self->launching.last && !self->calling.last) Py_RETURN_NONE;
   Call call;
   begin(&call);
   const int is_described = describe_call(&call, self, tensors, scalars, given, out);
-  PyObject *result = is_described ? launch_from(self, &self->launching, &call, tensors, out) : Py_NewRef(Py_None);
-  if (is_described && result == Py_None && self->calling.last) {
-    Py_DECREF(result);
-    result = launch_from(self, &self->calling, &call, tensors, out);
-  }
+  PyObject *result = is_described ? launch_described(self, &call, tensors, out) : Py_NewRef(Py_None);
   end(&call);
   return result;
 }
@@ -711,36 +856,46 @@ static int read_step(Step *step, PyObject *tuple, const Call *call, int allocati
   return PyErr_SetString(PyExc_ValueError, "a step's fields do not fit its arguments, or the call"), 0;
 }
 
+// Where a record may be put: a place that is free, stale, or of its like; NULL if all of them are taken.
+static Record **find_place(const Table *table, const Record *record) {
+  for (int i = 0; i < WINDOW && i < table->size; ++i) {
+    Record **place = place_of(table, record->hash, i);
+    if (!*place || (*place)->generation != generation || (*place)->hash == record->hash) return place;
+  }
+  return NULL;
+}
+
 static int grow(Table *table, int size) {
+  const Table before = *table;
   Record **records = PyMem_Calloc(size, sizeof(Record *));
   if (!records) return PyErr_NoMemory(), 0;
-  for (int i = 0; i < table->size; ++i) {
-    Record *record = table->records[i];
-    if (record) records[record->hash & (size - 1)] = record;
-  }
-  PyMem_Free(table->records);
   table->records = records;
   table->size = size;
+  for (int i = 0; i < before.size; ++i) {
+    Record **place = before.records[i] ? find_place(table, before.records[i]) : NULL;
+    if (!place || *place) continue;
+    *place = before.records[i];
+    before.records[i] = NULL;
+  }
+  // Those for which there is no place.
+  for (int i = 0; i < before.size; ++i) release(before.records[i]);
+  PyMem_Free(before.records);
   return 1;
 }
 
-// Keep a record in its place in the table; a table that is too small for two records grows up to its bound.
+// Keep a record in its place in the table; a table that is too full for it grows up to its bound.
 static int keep(Table *table, Record *record) {
-  if (!table->size && !grow(table, 1)) return 0;
-  for (;;) {
-    Record **place = &table->records[record->hash & (table->size - 1)];
-    const int is_taken = *place && (*place)->generation == generation && (*place)->hash != record->hash;
-    if (is_taken && table->size < MAX_TABLE) {
-      if (!grow(table, table->size * 2)) return 0;
-      continue;
-    }
-    // What releasing calls may come back here: it finds the new record.
-    Record *before = *place;
-    *place = record;
-    ++record->references;
-    release(before);
-    break;
+  Record **place = find_place(table, record);
+  while (!place && table->size < MAX_TABLE) {
+    if (!grow(table, table->size ? table->size * 2 : 1)) return 0;
+    place = find_place(table, record);
   }
+  if (!place) place = place_of(table, record->hash, (int)(record->hash >> 60));
+  // What releasing calls may come back here: it finds the new record.
+  Record *before = *place;
+  *place = record;
+  ++record->references;
+  release(before);
   set_last(table, record);
   return 1;
 }
@@ -755,11 +910,11 @@ static void clear(Table *table) {
 
 // Fill a new record from what is kept of a call; 0 with an error set.
 static int read_record(Record *record, const Call *call, PyObject *out, PyObject *recorded) {
-  PyObject *check, *allocations, *steps, *kernels, *through, *reads;
+  PyObject *check, *allocations, *steps, *kernels, *through, *reads, *flat;
   unsigned long long planned;
-  if (!PyArg_ParseTuple(recorded, "OKpO!iO!ipOOO!", &check, &planned, &record->needs_no_grad, &PyTuple_Type,
+  if (!PyArg_ParseTuple(recorded, "OKpO!iO!ipOOO!O!", &check, &planned, &record->needs_no_grad, &PyTuple_Type,
                         &allocations, &record->result_count, &PyTuple_Type, &steps, &record->device, &record->is_cuda,
-                        &kernels, &through, &PyTuple_Type, &reads) ||
+                        &kernels, &through, &PyTuple_Type, &reads, &PyTuple_Type, &flat) ||
       !is_callable(check) || (through != Py_None && !is_callable(through)))
     return 0;
   for (Py_ssize_t i = 0; i < PyTuple_Size(reads); ++i) {
@@ -773,22 +928,36 @@ static int read_record(Record *record, const Call *call, PyObject *out, PyObject
       (through == Py_None &&
        (out == Py_None ? record->result_count > allocation_count : record->result_count != out_count)))
     return PyErr_SetString(PyExc_ValueError, "a record's results are not among its allocations or out="), 0;
+  uint64_t words[1 + MAX_ITEMS];
+  Key key = {call->words, call->word_count};
+  if (PyTuple_Size(flat)) {
+    Flat *into = &record->flat;
+    const uint64_t *sized;
+    int64_t numel;
+    if (!PyArg_ParseTuple(flat, "LLL", &into->chunk, &into->parallel_from, &into->most)) return 0;
+    if (out_count || step_count != (through == Py_None) || into->chunk < 1)
+      return PyErr_SetString(PyExc_ValueError, "a record for any size calls, or makes new tensors by one launch"), 0;
+    record->is_flat = through == Py_None && is_flat(call, &sized, &numel);
+    if (record->is_flat || through != Py_None) key = describe_heads(call, words);
+  }
   record->generation = planned;
-  record->hash = hash_words(call);
+  record->hash = hash_words(key);
   record->check = Py_NewRef(check);
   record->reads = Py_NewRef(reads);
   record->kernels = Py_NewRef(kernels);
   record->through = through == Py_None ? NULL : Py_NewRef(through);
-  record->word_count = call->word_count;
-  record->words = PyMem_Malloc(sizeof(uint64_t) * call->word_count);
+  record->word_count = key.count;
+  record->words = PyMem_Malloc(sizeof(uint64_t) * key.count);
   record->allocations = PyMem_Calloc(allocation_count + 1, sizeof(Allocation));
   record->steps = PyMem_Calloc(step_count + 1, sizeof(Step));
   if (!record->words || !record->allocations || !record->steps) return PyErr_NoMemory(), 0;
-  memcpy(record->words, call->words, sizeof(uint64_t) * call->word_count);
+  memcpy(record->words, key.words, sizeof(uint64_t) * key.count);
   for (int i = 0; i < allocation_count; ++i) {
     PyObject *item = PyTuple_GetItem(allocations, i), *allocate, *of;
     if (!is_tuple(item) || !PyArg_ParseTuple(item, "OO!", &allocate, &PyTuple_Type, &of) || !is_callable(allocate))
       return 0;
+    if (record->is_flat && PyTuple_Size(of) != 3)
+      return PyErr_SetString(PyExc_ValueError, "a record for any size allocates by shape, strides and dtype"), 0;
     record->allocations[i] = (Allocation){Py_NewRef(allocate), Py_NewRef(of)};
     record->allocation_count = i + 1;
   }
@@ -796,7 +965,14 @@ static int read_record(Record *record, const Call *call, PyObject *out, PyObject
     record->step_count = i + 1;
     if (!read_step(&record->steps[i], PyTuple_GetItem(steps, i), call, allocation_count, record->is_cuda)) return 0;
   }
+  // The number of elements goes there.
+  if (record->is_flat && !record->steps[0].first)
+    return PyErr_SetString(PyExc_ValueError, "a record for any size has arguments that begin with a size"), 0;
   return 1;
+}
+
+static Table *table_of(Launcher *self, const Record *record) {
+  return record->is_flat ? &self->flat : record->through ? &self->calling : &self->launching;
 }
 
 static PyObject *launcher_add(PyObject *object, PyObject *arguments) {
@@ -816,7 +992,7 @@ static PyObject *launcher_add(PyObject *object, PyObject *arguments) {
   else if (!(record = PyMem_Calloc(1, sizeof(Record))))
     PyErr_NoMemory();
   else if (++record->references, read_record(record, &call, out, recorded) &&
-                                     keep(record->through ? &self->calling : &self->launching, record))
+                                     keep(table_of(self, record), record))
     result = Py_NewRef(Py_True);
   release(record);
   end(&call);
@@ -857,6 +1033,7 @@ static int launcher_init(PyObject *object, PyObject *arguments, PyObject *keywor
   self->defaults = Py_NewRef(defaults);
   self->order = places;
   self->order_count = count;
+  clear(&self->flat);
   clear(&self->launching);
   clear(&self->calling);
   Py_XDECREF(before[0]);
@@ -867,6 +1044,7 @@ static int launcher_init(PyObject *object, PyObject *arguments, PyObject *keywor
 static void launcher_dealloc(PyObject *object) {
   Launcher *self = (Launcher *)object;
   PyTypeObject *type = Py_TYPE(object);
+  clear(&self->flat);
   clear(&self->launching);
   clear(&self->calling);
   PyMem_Free(self->order);

@@ -14,6 +14,7 @@ from fuser.access import Walk, plan_walk
 from fuser.config import config
 from fuser.cxx.functor import EntryParameter
 from fuser.dtypes import dtype_info, number_dtype, number_kind
+from fuser.geometry import MAX_NARROW_OFFSET
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import (
     CPU_LANES,
@@ -31,10 +32,8 @@ from fuser.row_access import RowLimits, plan_row_walk
 from fuser.row_space import RowShape, build_row_space, find_row_shape, lies_across
 from fuser.tensor_desc import TensorDesc, value_layouts
 
-__all__ = ["MAX_NARROW_OFFSET", "DescribedValue", "build_arg_spec", "rounds_between"]
+__all__ = ["DescribedValue", "build_arg_spec", "rounds_between"]
 
-# Offsets up to here fit an int with room for one block's worth of threads.
-MAX_NARROW_OFFSET = 2**31 - 2**16
 # Rows of fewer elements than this are not worth a loop of their own on the CPU, reduced or not.
 CPU_SHORT_ROW = 32
 # Elements of a row, or of as many as are computed side by side, of which values may be kept from pass to pass.

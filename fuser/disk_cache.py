@@ -28,7 +28,18 @@ from fuser.config import config
 from fuser.errors import CacheError, CacheWarning
 from fuser.process import ignoring, is_of_signal_handler
 
-__all__ = ["CacheKey", "load_cache", "load_or_make", "read", "save_cache", "scratch_folder", "write"]
+__all__ = [
+    "CacheKey",
+    "cache_folder",
+    "clear_cache",
+    "list_entries",
+    "load_cache",
+    "load_or_make",
+    "read",
+    "save_cache",
+    "scratch_folder",
+    "write",
+]
 
 K = TypeVar("K")
 
@@ -104,7 +115,7 @@ def read(key: CacheKey) -> bytes | None:
     if shipped is not None:
         _used[key.wanted] = shipped
         return shipped
-    folder = _folder()
+    folder = cache_folder()
     for entry in () if folder is None else _entries_for(folder, key):
         try:
             with ignoring(FileNotFoundError, NotADirectoryError):
@@ -119,7 +130,7 @@ def read(key: CacheKey) -> bytes | None:
 def write(key: CacheKey, payload: bytes) -> None:
     """Keep an entry in place of what is there under its name. A cache that cannot be written is skipped."""
     _used[key.wanted] = payload
-    folder = _folder()
+    folder = cache_folder()
     if folder is None or key.maker is None:
         return
     entry = folder / f"{key.wanted}-{key.maker}"
@@ -255,7 +266,7 @@ def _find(key: CacheKey, load: Callable[[bytes], K]) -> K | None:
 # ---- files ----
 
 
-def _folder() -> Path | None:
+def cache_folder() -> Path | None:
     """Return the folder of entries, which need not exist; None to do without."""
     import platformdirs  # noqa: PLC0415 - only needed here
 
@@ -267,6 +278,22 @@ def _folder() -> Path | None:
         # No home folder, or a path that is relative to a folder that is gone.
         _warn("kernels are not kept on disk", error, "set FUSER_CACHE_DIR to a folder")
         return None
+
+
+def list_entries() -> list[tuple[Path, os.stat_result]]:
+    """Return the files of all entries, and what the file system says of them; their time is that of the last use."""
+    folder = cache_folder()
+    if folder is None or not folder.is_dir():
+        return []
+    return [(path, status) for path, status in _list(folder) if ENTRY.fullmatch(path.name)]
+
+
+def clear_cache() -> int:
+    """Remove all entries; return how many there were. Kernels that are loaded stay."""
+    entries = list_entries()
+    for path, _ in entries:
+        _remove(path)
+    return len(entries)
 
 
 def _entries_for(folder: Path, key: CacheKey) -> Iterator[Path]:
@@ -394,7 +421,7 @@ def _turn(key: CacheKey) -> Iterator[None]:
 
     The lock saves work and guards nothing: without it, two processes may make the same entry.
     """
-    me, folder = (threading.get_ident(), key.wanted), _folder()
+    me, folder = (threading.get_ident(), key.wanted), cache_folder()
     if folder is None or me in _making:
         yield
         return

@@ -14,7 +14,7 @@ from fuser.config import config
 from fuser.cxx.functor import Functor
 from fuser.dtypes import MAX_EXACT_INTEGER
 from fuser.errors import CompileError, Diagnostic, FunctorWarning, NoCompileError, point_at, suggest
-from fuser.geometry import Launch, launch_lists, pack_geometry
+from fuser.geometry import Flat, Launch, launch_lists, pack_geometry
 from fuser.layout import IterationSpace
 from fuser.prelude import offered_names
 
@@ -50,6 +50,9 @@ class FusedKernel(Protocol):
 
     def prepare(self, space: IterationSpace) -> Launch:
         """Return how to launch over a space that is not empty."""
+
+    def prepare_any(self) -> Flat:
+        """Return how the launch of this kernel depends on the number of elements; it is linear."""
 
     def bind(self, launch: Launch, device_index: int) -> Callable[[bytes], None]:
         """Return a function that launches with packed arguments: on CUDA on torch's current stream of the device.

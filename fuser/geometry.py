@@ -9,17 +9,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
+from typing import NamedTuple
 
 from fuser.codegen import KernelSource
 from fuser.function import BATCH
 from fuser.layout import IterationSpace
 
-__all__ = ["Launch", "divider", "launch_lists", "launch_shape", "pack_geometry", "step_counts", "workspace_bytes"]
+__all__ = [
+    "MAX_NARROW_OFFSET",
+    "Flat",
+    "Launch",
+    "divider",
+    "launch_lists",
+    "launch_shape",
+    "pack_geometry",
+    "step_counts",
+    "workspace_bytes",
+]
 
 # Pieces of a row that are folded at a time, at least: as the prelude's fuser_turn.
 TURN = 64
 # What a grid has at most; blocks with more to do go round.
 MAX_GRID = 2**31 - 1
+# Offsets up to here fit an int with room for one block's worth of threads.
+MAX_NARROW_OFFSET = 2**31 - 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +45,17 @@ class Launch:
     shared_bytes: int = 0
     # CPU: whether there is enough work for torch's threads.
     is_parallel: bool = False
+
+
+class Flat(NamedTuple):
+    """How the launch of a linear kernel depends on the number of elements."""
+
+    # CUDA: how many of them a block takes.
+    chunk: int = 1
+    # CPU: from how many on torch's threads share the work.
+    parallel_from: int = 0
+    # How many there may be.
+    most: int = MAX_NARROW_OFFSET
 
 
 def launch_shape(source: KernelSource, space: IterationSpace) -> Launch:

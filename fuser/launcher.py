@@ -28,6 +28,7 @@ from fuser import counters
 from fuser.access import VECTOR_BYTES
 from fuser.config import config
 from fuser.cxx.functor import Functor
+from fuser.geometry import Flat
 from fuser.kernel_spec import MAX_ARGUMENT_BYTES
 from fuser.planner import Plan, Step
 from fuser.process import openmp_threads
@@ -143,6 +144,10 @@ class Recorded(NamedTuple):
     through: Callable[..., Any] | None = None
     # Values elsewhere that the call relies on: a dict or another object, a name, and what has to be found there.
     reads: tuple[tuple[Any, str, Any], ...] = ()
+    # In C the record serves calls of other sizes, too: any if it calls ``through``, else those whose tensors with
+    # dimensions have the same sizes, at least two elements, and the same strides, and lie densely. Empty for records
+    # that hold for one size.
+    flat: Flat | tuple[()] = ()
 
 
 def record_call(
@@ -187,6 +192,7 @@ def record_call(
         device_index=plan.device.index or 0,
         is_cuda=plan.device.type == "cuda",
         steps=plan.steps,
+        flat=plan.flat if plan.flat and not outs and _gives_its_layout(inputs, plan) else (),
     )
     launcher.add(tensors, scalars, out, recorded)
 
@@ -209,7 +215,7 @@ def record_through(
     """
     check = make_check(inputs)
     if check is not None and len(inputs) <= MAX_ITEMS:
-        launcher.add(tensors, scalars, None, Recorded(check, config.generation, through=through))
+        launcher.add(tensors, scalars, None, Recorded(check, config.generation, through=through, flat=Flat()))
 
 
 def make_check(items: Sequence[Any], *, compares_sizes: bool = False) -> Callable[..., bool] | None:
@@ -226,6 +232,14 @@ def make_check(items: Sequence[Any], *, compares_sizes: bool = False) -> Callabl
         *distinct, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
     ).check
     return check
+
+
+def _gives_its_layout(inputs: Sequence[Any], plan: Plan) -> bool:
+    # Whether the outputs lie as the first input that has dimensions.
+    layout = next(
+        ((item.shape, item.stride()) for item in inputs if isinstance(item, torch.Tensor) and item.dim()), None
+    )
+    return all((item.shape, item.strides) == layout for item in plan.outputs)
 
 
 TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)

@@ -29,7 +29,7 @@ from fuser.errors import (
 from fuser.fallback import Fallback
 from fuser.function import View
 from fuser.fused_kernel import ArgumentPacker, FusedKernel
-from fuser.geometry import Launch, workspace_bytes
+from fuser.geometry import Flat, Launch, workspace_bytes
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import ArgSpec, InputSpec, KernelSpec, ValueLayout, infer_layouts, infer_typing
 from fuser.layout import IterationSpace, Shape, Strides
@@ -133,6 +133,8 @@ class Plan:
     follows_default_dtype: bool = False
     # Of the settings it was made under.
     generation: int = 0
+    # How its one launch depends on the number of elements, where nothing else does.
+    flat: Flat | None = None
 
 
 class FlatCall(NamedTuple):
@@ -228,6 +230,7 @@ def _plan_kernels(
         temporaries=temporaries,
         workspaces=tuple(workspaces),
         follows_default_dtype=follows_default_dtype(spec.group, input_specs(inputs, device)),
+        flat=steps[0].kernel.prepare_any() if steps and _holds_for_any_size(spec, parts) else None,
     )
 
 
@@ -248,10 +251,22 @@ def plan_flat(spec: KernelSpec, inputs: Sequence[TensorDesc], out: Sequence[Tens
     if len(parts) != 1 or parts[0].spec is not spec:
         return None
     args, space = parts[0].args, parts[0].space
-    used = (item.inner for item in args.inputs if item is not None)
-    if args.rank != 1 or 2 in (*used, *args.outputs, *args.counters):
+    if not _is_flat(args):
         return None
     return FlatCall(args, space.numel, device, tuple(map(_buffer, expanded.outputs)))
+
+
+def _is_flat(args: ArgSpec) -> bool:
+    # Whether one index serves all operands.
+    used = (item.inner for item in args.inputs if item is not None)
+    return args.rank == 1 and args.rows is None and 2 not in (*used, *args.outputs, *args.counters)
+
+
+def _holds_for_any_size(spec: KernelSpec, parts: Sequence[_Part]) -> bool:
+    # Whether the plan is to launch one kernel that counts elements and knows nothing else of sizes, nor of their order.
+    args = parts[0].args
+    is_whole = len(parts) == 1 and parts[0].spec is spec and not spec.group.reshapes
+    return is_whole and _is_flat(args) and not args.counters and not args.wide_index
 
 
 def _plan_fallback(spec: KernelSpec, device: torch.device, error: UnsupportedError | CompileError) -> Plan:

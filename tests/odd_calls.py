@@ -382,7 +382,8 @@ class Module:
         through = some(None if integer(5) else lambda *items: items)
         head = (self.check(launcher), some(self.calls.fuser.config.generation), integer(9) == 0, some(made))
         reads = some(tuple(self.read() for _ in range(integer(3))))
-        rest = (results, some(steps), some(0), integer(9) == 0, some(()), through, reads)
+        flat = some(() if integer(3) else tuple(integer(-1, most) for most in (9, 9, 99)[: 3 - (integer(20) == 0)]))
+        rest = (results, some(steps), some(0), integer(9) == 0, some(()), through, reads, flat)
         return launcher.add(tensors, scalars, out, some((*head, *rest)))
 
     def arguments(self) -> tuple[Any, Any, Any]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import fuser
 from fuser.__main__ import main
+from fuser.command import doctor
+from fuser.disk_cache import list_entries
 
 AXPY = "template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }"
 
@@ -43,6 +47,82 @@ def test_check(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr()
     assert "alpha * x + z" in shown.err
     assert not shown.out
+
+
+@pytest.mark.parametrize(
+    ("device", "takes"), [("cuda", r"\d+ registers, 0 bytes of spill stores"), ("cpu", "this machine\n[0-9]+ bytes")]
+)
+@pytest.mark.cpu
+def test_show(device: str, takes: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(file), "--scalar", "alpha", "--device", device, "--dtype", "bfloat16"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"axpy(x, y, *, alpha) on torch.bfloat16, {device}\n-- kernel\nnamespace fuser_f0")
+    forward, backward = shown.split("-- derivative\n")
+    assert AXPY in forward
+    assert "grad_x = alpha * grad_out" in backward or "grad_x = grad_out * alpha" in backward
+    assert re.search(takes, forward)
+    assert re.search(takes, backward)
+
+
+@pytest.mark.cpu
+def test_show_what_has_no_gradient_and_what_does_not_compile(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(file), "--scalar", "alpha", "--device", "cpu", "--dtype", "int32", "--assembly"]) == 0
+    shown = capsys.readouterr().out
+    assert "-- derivative\nnone: " in shown
+    assert "ret" in shown.split("-- kernel: machine code\n")[1]
+    file.write_text(AXPY.replace("+ y", "+ z"))
+    assert main(["show", str(file), "--scalar", "alpha", "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert "-- kernel: not compiled" in shown
+    assert "'z' was not declared" in shown
+
+
+@pytest.mark.cpu
+def test_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with fuser.config.patch(cache_dir=str(tmp_path)):
+        assert main(["doctor"]) == 0
+        # What it tried is not left behind.
+        assert all(path.read_bytes().startswith(b"\x7fELF") for path, _ in list_entries())
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.startswith(("ok    ", "none  ", "      ")) for line in lines)
+    names = [line[6:].split(":")[0] for line in lines if not line.startswith(" ")]
+    gpus = [f"GPU {index}" for index in range(torch.cuda.device_count())] or ["GPU"]
+    assert names == ["versions", "launcher", "CPU kernels", "CUDA compiler", *gpus, "kernel cache", "torch.compile"]
+
+
+def test_doctor_says_what_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def crash() -> str:
+        raise OSError("no room")
+
+    monkeypatch.setattr(doctor, "_run_compiled", crash)
+    with fuser.config.patch(cxx="/nowhere/g++", disk_cache=False):
+        assert main(["doctor"]) == 1
+    shown = capsys.readouterr().out
+    assert "none  CPU kernels: CPU kernels need a C++ compiler" in shown
+    assert "      install g++ or clang++" in shown
+    assert "none  kernel cache: switched off" in shown
+    assert "FAILS torch.compile: no room" in shown
+    # A cache that loses what is written to it.
+    with fuser.config.patch(cache_dir=str(tmp_path)):
+        monkeypatch.setattr(doctor, "read", lambda key: None)
+        assert doctor._try("kernel cache", doctor._keep_and_find, "").works is False
+
+
+@pytest.mark.cpu
+def test_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with fuser.config.patch(cache_dir=str(tmp_path), disk_cache=True):
+        fuser.jit_fn("template <typename T> T for_the_cache(T x) { return x + 42; }").check(device="cpu")
+        for action, words in {"path": "kernels", "list": " CPU ", "stats": "1 entries, ", "clear": "1 entries"}.items():
+            assert main(["cache", action]) == 0
+            shown = capsys.readouterr().out
+            assert words in shown
+            assert len(shown.splitlines()) == (3 if action == "stats" else 1)
+        assert main(["cache", "list"]) == 0
+        assert not capsys.readouterr().out
+    with fuser.config.patch(disk_cache=False):
+        assert main(["cache", "path"]) == 1
 
 
 @pytest.mark.parametrize("content", [None, b"\xd0\xff"])

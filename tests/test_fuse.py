@@ -307,3 +307,15 @@ def test_out_in_a_tuple_gives_the_same_kind_of_result_again() -> None:
     for _ in range(3):
         assert fused(x, None, out=(out,)) is out
         assert fused(x, None, out=[out]) is out
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_is_decided_by_a_size_is_decided_for_each(grad: bool) -> None:
+    @fuser.fuse
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * 2.0 if x.shape[0] > 3 else x * 3.0
+
+    for size in (5, 5, 2, 7, 3, 2, 5):
+        x = torch.rand(size, requires_grad=grad)
+        assert torch.equal(function(x), x * (2.0 if size > 3 else 3.0))

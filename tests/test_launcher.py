@@ -352,6 +352,72 @@ def test_two_outs_must_be_two(kind: str) -> None:
                 function(x, y, out=(first, again))
 
 
+# By what one index serves: tensors of the rank, and of each size a layout that is dense.
+FLAT: dict[str, tuple[list[tuple[int, ...]], Callable[[tuple[int, ...]], torch.Tensor]]] = {
+    "one dimension": ([(2,), (3,), (16383,), (16384,), (40000,), (1,), (0,)], lambda size: draw(*size)),
+    "dimensions of one element": ([(4, 1, 3), (1, 4, 3), (4, 3, 1), (1, 1, 5), (1, 1, 1)], lambda size: draw(*size)),
+    "transposed": ([(4, 6), (6, 4), (300, 200), (1, 4), (4, 1)], lambda size: draw(*size).t()),
+    "channels_last": (
+        [(2, 3, 4, 5), (3, 2, 5, 4), (1, 3, 4, 5), (2, 1, 4, 5), (2, 3, 1, 1), (2, 1, 4, 1)],
+        lambda size: draw(*size).contiguous(memory_format=torch.channels_last),
+    ),
+    "each in its own order": (
+        [(2, 3, 4), (4, 3, 2), (5, 2, 3), (2, 2, 2)],
+        lambda size: draw(*size).permute(*torch.randperm(3).tolist()),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_a_record_serves_other_sizes(kind: str, name: str) -> None:
+    sizes, make_tensor = FLAT[name]
+    function, numbers = make(kind, BOTH, 2), make(kind, alpha=2.0)
+    zero_dim = torch.tensor(0.25)
+    for turn in range(3):
+        for size in sizes:
+            x = make_tensor(size)
+            y = torch.empty_like(x).copy_(torch.rand(x.shape))
+            is_dense = x.numel() > 1 and name != "channels_last"
+            if kind == "c" and is_dense and (turn or name == "one dimension") and size != sizes[0]:
+                # Also of a size that was never seen.
+                assert replays(function, (x, y))
+            for got, wanted in zip(function(x, y), (x + y, x * y), strict=True):
+                assert torch.equal(got, wanted)
+                assert got.stride() == wanted.stride()
+            for left, right in ((x, y), (x, zero_dim), (zero_dim, y), (x, y[:1]), (x, x)):
+                got, wanted = numbers(left, right), axpy(left, right)
+                assert torch.equal(got, wanted)
+                assert (got.shape, got.stride()) == (wanted.shape, wanted.stride())
+
+
+def test_a_record_that_calls_serves_other_sizes() -> None:
+    if launcher._c is None:
+        pytest.skip("fuser was installed without a C compiler")
+    function = make("c", alpha=2.0)
+    for size in ((5,), (7,), (1,)):
+        x, y = draw(*size).requires_grad_(), draw(*size)
+        if size != (5,):
+            assert replays(function, (x, y))
+        got = function(x, y)
+        assert torch.equal(got, axpy(x, y))
+        assert torch.equal(torch.autograd.grad(got.sum(), x)[0], torch.full(size, 2.0))
+    with pytest.raises(FuserError, match="must match the size"):
+        function(draw(5).requires_grad_(), draw(4))
+
+
+@pytest.mark.parametrize("value", [lambda size: draw(size), lambda size: draw(size, 1)])
+def test_all_of_many_shapes_are_remembered(value: Callable[[int], torch.Tensor]) -> None:
+    if launcher._c is None:
+        pytest.skip("fuser was installed without a C compiler")
+    function = make("c", alpha=2.0)
+    row = draw(3)
+    items = [value(size) for size in range(5, 605)]
+    calls = [(x, x) if x.dim() == 1 else (x, row) for x in items]
+    for call in calls:
+        function(*call)
+    assert sum(replays(function, call) for call in calls) == len(calls)
+
+
 def count_steps() -> int:
     gc.collect()
     return sum(type(item) is fuser.planner.Step for item in gc.get_objects())
@@ -364,7 +430,7 @@ def test_many_shapes_neither_compile_nor_grow(kind: str) -> None:
     compiled, before = fuser.n_compiled_kernels(), count_steps()
     with fuser.config.patch(max_plans=64):
         # Records and the cache of plans keep them, both bounded: Python's records are few.
-        shapes, most = (1500, 1200) if kind == "c" else (300, 150)
+        shapes, most = (2300, 2200) if kind == "c" else (300, 150)
         for size in range(2, shapes):
             x = draw(size)
             assert torch.equal(function(x, y), axpy(x, y))
@@ -754,6 +820,15 @@ MALFORMED: dict[str, tuple[Any, type[Exception]]] = {
     "number that is allocated": (lambda: record(packed=(step(pointers=(), numbers=(2,), letters="f"),)), ValueError),
     "letter too many": (lambda: record(packed=(step(letters="f"),)), ValueError),
     "name that is none": (lambda: record(packed=(step(name=5),)), TypeError),
+    "any size by two launches": (lambda: record(flat=(1, 0, 9), packed=(step(), step())), ValueError),
+    "any size by no launch": (lambda: record(flat=(1, 0, 9)), ValueError),
+    "any size in no block": (lambda: record(flat=(0, 0, 9), packed=(step(),)), ValueError),
+    "any size in no word": (lambda: record(flat=(1, 0, 9), packed=(step(first=0),)), ValueError),
+    "any size of too few fields": (lambda: record(flat=(1, 0), packed=(step(),)), TypeError),
+    "any size without sizes": (
+        lambda: record(flat=(1, 0, 9), packed=(step(),), allocations=((launcher._ALLOCATE["cpu"], ()),)),
+        ValueError,
+    ),
     "unknown letter": (lambda: record(packed=(step(pointers=(), numbers=(1,), letters="x"),)), ValueError),
 }
 

@@ -28,7 +28,7 @@ from fuser.errors import CompilerFailedError, CompilerNotFoundError, CompilerTim
 from fuser.fused_kernel import build_compile_error, check_may_compile, warn_of_texts
 from fuser.process import ignoring, is_of_signal_handler
 
-__all__ = ["Compiler", "CpuBackend", "find_compiler"]
+__all__ = ["Compiler", "CpuBackend", "build_image", "find_compiler"]
 
 CANDIDATES = ("g++", "c++", "clang++")
 # Characters, and conditional expressions, of functors from which g++ -O2 takes minutes: second derivatives of long
@@ -89,7 +89,7 @@ class CpuBackend:
             compiler = find_compiler(config.cxx)
             maker = (*compiler.command, compiler.version, *compiler.files, *kernel_flags(compiler, source))
         key = CacheKey.build(("cpu", __version__, target, source.numerics, source.text), maker)
-        return load_or_make(key, lambda: _build(source), lambda image: _load(source, image))
+        return load_or_make(key, lambda: build_image(source), lambda image: _load(source, image))
 
 
 def find_compiler(command: str | None) -> Compiler:
@@ -218,7 +218,7 @@ def _load(source: KernelSource, image: bytes) -> CpuKernel:
         raise CompilerFailedError(f"the shared object cannot be loaded: {said}") from error
 
 
-def _build(source: KernelSource) -> bytes:
+def build_image(source: KernelSource) -> bytes:
     """Return the shared object of a kernel.
 
     Raises:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from fuser import counters
 from fuser.codegen import KERNEL_NAME, KernelSource
 from fuser.disk_cache import scratch_folder
-from fuser.geometry import Launch
+from fuser.geometry import Flat, Launch
 from fuser.layout import IterationSpace
 from fuser.process import ignoring, openmp_threads
 
@@ -37,6 +37,10 @@ class CpuKernel:
     def prepare(self, space: IterationSpace) -> Launch:
         """Decide whether torch's threads share the work."""
         return Launch(is_parallel=space.numel >= PARALLEL_ELEMENTS)
+
+    def prepare_any(self) -> Flat:
+        """Return how the launch depends on the number of elements."""
+        return Flat(parallel_from=PARALLEL_ELEMENTS)
 
     def bind(self, launch: Launch, device_index: int) -> Callable[[bytes], None]:  # noqa: ARG002 - one host
         """Return a function that runs the kernel; it returns when the results are there."""

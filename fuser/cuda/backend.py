@@ -65,8 +65,13 @@ class CudaBackend:
         return load_or_make(_cache_key(source, target), lambda: compile_cubin(source, target), load)
 
 
-def compile_cubin(source: KernelSource, target: str) -> bytes:
+def compile_cubin(source: KernelSource, target: str, resources: io.StringIO | None = None) -> bytes:
     """Compile to machine code of an architecture such as ``sm_90``; works on a machine without a GPU.
+
+    Args:
+        source: the kernel.
+        target: the architecture.
+        resources: where ptxas writes what the kernel takes (registers, spills), if anybody wants to know.
 
     Raises:
         CompileError: the text does not compile.
@@ -79,10 +84,10 @@ def compile_cubin(source: KernelSource, target: str) -> bytes:
         from cuda.core import Program  # noqa: PLC0415 - importing fuser must not import CUDA
     except ImportError as error:
         raise CompilerNotFoundError(f"CUDA kernels need cuda-python: {error}") from error
-    options = _options(target, source.numerics)
+    options = _options(target, source.numerics, None if resources is None else "-v")
     counters.count("compiles")
     try:
-        said = io.StringIO()
+        said = resources or io.StringIO()
         cubin = Program(source.text, "c++", options).compile("cubin", logs=said).code
     except (ImportError, OSError) as error:
         if is_of_signal_handler(error):
@@ -129,7 +134,7 @@ def parse_nvrtc_log(log: str, source: KernelSource) -> list[Diagnostic]:
     return found
 
 
-def _options(target: str, numerics: str) -> ProgramOptions:
+def _options(target: str, numerics: str, ptxas_options: str | None = None) -> ProgramOptions:
     from cuda.core import ProgramOptions  # noqa: PLC0415
 
     # The options of torch.cuda.jiterator, so that a functor has the bits it has there. Inside a functor both NVVM and
@@ -139,6 +144,7 @@ def _options(target: str, numerics: str) -> ProgramOptions:
         arch=target,
         std="c++17",
         device_as_default_execution_space=True,
+        ptxas_options=ptxas_options,
         # Fast: float32 division and square root within 2 ULP, in a third of the instructions, as others that fuse
         # kernels have them.
         prec_div=None if numerics == "strict" else False,

@@ -13,7 +13,7 @@ import torch
 
 from fuser import counters
 from fuser.codegen import KERNEL_NAME, KernelSource
-from fuser.geometry import Launch, launch_shape
+from fuser.geometry import Flat, Launch, launch_shape
 from fuser.kernel_spec import MAX_LONE_ARGUMENT_BYTES
 from fuser.layout import IterationSpace
 from fuser.process import is_of_signal_handler
@@ -47,6 +47,10 @@ class CudaKernel:
     def prepare(self, space: IterationSpace) -> Launch:
         """Return the grid over a space that is not empty."""
         return launch_shape(self.source, space)
+
+    def prepare_any(self) -> Flat:
+        """Return how the grid depends on the number of elements."""
+        return Flat(chunk=self.source.vector * self.source.tuning.block * self.source.tuning.unroll)
 
     def bind(self, launch: Launch, device_index: int) -> Callable[[bytes], None]:
         """Return a function that launches with packed arguments and returns before the kernel has run.
