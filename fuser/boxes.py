@@ -111,6 +111,8 @@ class _Cutter:
                 self.cuts[value] = self._find_finer(index, item, value) or self._find_cuts(
                     index, item, self.shapes[value]
                 )
+        if len(self.group.applications) == 1:
+            raise _refuse(0, "an arrangement alone")
         outputs, handles = [], []
         for slot, value in enumerate(self.group.outputs):
             for steps in self._boxes(value):
@@ -195,8 +197,7 @@ class _Cutter:
         try:
             return _follow(shape, tuple(int(own == dim) for own in range(len(shape))), steps)
         except UnsupportedError as error:
-            error.application = index
-            raise
+            raise _refuse(index, str(error)) from error
 
     def _boxes(self, value: int) -> Iterator[Steps]:
         shape = self.finer.get(value, self.shapes[value])
@@ -346,6 +347,7 @@ _MEMORY = torch.empty(1 << 62, dtype=torch.int8, device="meta")
 
 
 def _refuse(index: int, reason: str) -> UnsupportedError:
+    # The rest of the group has kernels, and torch does this one as well.
     error = UnsupportedError(reason)
-    error.application = index
+    error.application, error.is_expected = index, True
     return error
