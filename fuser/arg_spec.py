@@ -85,9 +85,13 @@ def build_arg_spec(
         else:
             strides = [broadcast_strides(item.shape, item.strides, outputs[0].shape) for item in walked]
         space = _loop_nest(outputs[0].shape, strides)
-        inner = _inner_classes(space, device_type)
+        repeated: frozenset[int] = frozenset()
+        if device_type == "cuda":
+            space, repeated = _lengthen_rows(space, operands, len(outputs))
+        inner = [3 if slot in repeated else own for slot, own in enumerate(_inner_classes(space, device_type))]
+        walked_as = [item._replace(is_aligned=False) if slot in repeated else item for slot, item in enumerate(operands)]
         walk = _walk(
-            space, operands, len(outputs), device_type, rounds=rounds_between(group, is_strict=group.is_strict)
+            space, walked_as, len(outputs), device_type, rounds=rounds_between(group, is_strict=group.is_strict)
         )
     space = walk.space
     offsets = tuple(item.offset for item in (*operands, *counters))
@@ -153,6 +157,37 @@ def _loop_nest(shape: Shape, strides: Sequence[Strides]) -> IterationSpace:
     space = build_iteration_space(shape, strides)
     # One element of everything: the dense kernel serves.
     return IterationSpace((1,), ((1,),) * len(strides)) if space.numel == 1 else space
+
+
+def _lengthen_rows(
+    space: IterationSpace, operands: Sequence[TensorDesc], count: int
+) -> tuple[IterationSpace, frozenset[int]]:
+    """Make one dimension of the two innermost ones where rows would leave vectors half empty.
+
+    Args:
+        space: the loop nest of a CUDA kernel.
+        operands: what it reads and writes; counters, which are not among them, come last in the nest.
+        count: how many of them are outputs.
+
+    Returns:
+        The loop nest, and the operands that have one row, which then repeats.
+    """
+    import os
+    if len(space.sizes) < 2 or not 1 < space.sizes[0] or os.environ.get("FUSER_REP","1")=="0":
+        return space, frozenset()
+    row = space.sizes[0]
+    kinds = [(strides[0], strides[1]) for strides in space.strides]
+    repeated = frozenset(slot for slot, kind in enumerate(kinds) if kind == (1, 0))
+    dense = {slot for slot, kind in enumerate(kinds) if kind == (1, row)}
+    widest = max((operands[slot].dtype.itemsize for slot in dense if slot < len(operands)), default=1)  # type: ignore[union-attr]
+    is_short = row < int(os.environ.get("FUSER_ROW","64")) or (row * widest % 16 != 0 and os.environ.get("FUSER_ODD")=="1")
+    others = {slot for slot, kind in enumerate(kinds) if kind == (0, 0)}
+    if not is_short or not repeated or not dense.issuperset(range(count)) or len(repeated | dense | others) < len(kinds):
+        return space, frozenset()
+    if any(slot >= len(operands) for slot in repeated):
+        return space, frozenset()
+    sizes = (row * space.sizes[1], *space.sizes[2:])
+    return IterationSpace(sizes, tuple((own[0], *own[2:]) for own in space.strides), period=row), repeated
 
 
 def _find_rows(

@@ -107,7 +107,12 @@ class Loop:
     @property
     def is_linear(self) -> bool:
         """Whether one index serves every operand: one dimension, each operand dense or one element for all."""
-        return self.rank == 1 and all(operand.inner != 2 for operand in self.operands)
+        return self.rank == 1 and all(operand.inner < 2 for operand in self.operands)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether some operand begins anew after every ``a.period`` elements."""
+        return any(operand.inner == 3 for operand in self.operands)
 
 
 @dataclass(frozen=True)
@@ -326,7 +331,7 @@ def _build_loop(
         positions=args.positions,
     )
     element = emit_element(writer)
-    geometry = ("offset",) * args.has_offsets + (() if loop.is_linear else dialect.geometry)
+    geometry = ("offset",) * args.has_offsets + ("period",) * loop.repeats + (() if loop.is_linear else dialect.geometry)
     return replace(loop, geometry=geometry, has_zero=writer.has_zero), element
 
 
@@ -394,6 +399,8 @@ def emit_arguments(loop: Loop | RowLoop, numbers: tuple[tuple[int, type], ...]) 
             lines += [f"int64_t offset_{operand.name};" for operand in loop.operands]
         elif field == "stride":
             lines += [f"int64_t stride_{operand.name}[{loop.rank}];" for operand in loop.operands]
+        elif field == "period":
+            lines += ["int64_t period;", "fuser_divider period_divider;"]
         elif field == "divide":
             lines += [f"fuser_divider divide[{loop.rank - 1}];"] * (loop.rank > 1)
         else:

@@ -94,7 +94,6 @@ PATTERNS: tuple[tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]], ...] = (
     ((X, Y, -1.0, 1.5), ()),
     ((X, Y, 0.5, False), ()),
     ((X, 1.5, 2.0, 0.5, False, Y), ()),
-    ((X, 1.5, 2.0, 0.5, True, Y), ()),
     ((X, C, 2.5), ()),
     ((X, Y), (("rounding_mode", "trunc"),)),
     ((X, Y), (("rounding_mode", "floor"),)),

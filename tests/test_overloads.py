@@ -20,6 +20,7 @@ REASONS = {
     r"nextafter\.default": "steps of the dtype, not of the type that kernels compute in",
     r"round\.decimals": "likewise, for the powers of ten",
     r"frexp\.Tensor": "two results of different dtypes",
+    r"angle\.default": "CUDA has none for half and bfloat16",
     r"equal\.default": "returns no tensor",
     r"_conj_physical\.default": "complex numbers alone",
 }

@@ -123,14 +123,6 @@ define(
     scalars=("alpha", "scale", "input_scale"),
 )
 define(
-    "elu_backward_of_result",
-    "T g, T y, T alpha, T scale, T input_scale",
-    _where_nan_differs("bool is_low = y <= T(0);", "bool is_low = !(y > T(0));")
-    + "return is_low ? g * input_scale * (y + alpha * scale) : g * scale;",
-    lambda g, y, alpha, scale, input_scale: _ATEN.elu_backward(g, alpha, scale, input_scale, True, y),
-    scalars=("alpha", "scale", "input_scale"),
-)
-define(
     "hardtanh_backward",
     "T g, T x, T min_val, T max_val",
     _where_nan_differs(
@@ -206,7 +198,7 @@ define(
 define(
     "threshold",
     "T x, T threshold, T value",
-    "return x <= threshold ? value : x;",
+    "return x <= fuser_round<S>(threshold) ? fuser_round<S>(value) : x;",
     _ATEN.threshold,
     kinds=REAL,
     scalars=("threshold", "value"),

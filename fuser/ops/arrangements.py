@@ -104,8 +104,12 @@ def eager_arrangement(function: Function, tensors: Sequence[Any]) -> torch.Tenso
         return torch.empty_strided(form[0], form[1], dtype=function.out_dtypes[0], device=like.device).fill_(number)
     x, number = tensors
     dim, before, after, is_contiguous = form[:4]
-    made = torch.constant_pad_nd(x, [0, 0] * (x.dim() - 1 - dim) + [before, after], number)
-    return made.contiguous() if is_contiguous else made
+    if not is_contiguous:
+        return torch.constant_pad_nd(x, [0, 0] * (x.dim() - 1 - dim) + [before, after], number)
+    sizes = [size + (before + after) * (own == dim) for own, size in enumerate(x.shape)]
+    made = x.new_full(sizes, number)
+    made.narrow(dim, before, x.shape[dim]).copy_(x)
+    return made
 
 
 def lay_out(function: Function, tensors: Sequence[tuple[Shape, Strides]]) -> tuple[Shape, Strides]:

@@ -31,19 +31,19 @@ define(
     torch.bitwise_right_shift,
     kinds=_INT,
 )
-define("div_trunc", "T a, T b", "return trunc(a / b);", lambda a, b: torch.div(a, b, rounding_mode="trunc"))
+define("div_trunc", "T a, T b", "return trunc(fuser_step<S>(a / b));", lambda a, b: torch.div(a, b, rounding_mode="trunc"))
 define(
     "div_floor",
     "T a, T b",
-    "if (b == T(0)) return a / b; T rest = fmod(a, b); T q = (a - rest) / b;"
-    " if (rest != T(0) && (b < T(0)) != (rest < T(0))) q -= T(1); if (q == T(0)) return copysign(T(0), a / b);"
+    "if (b == T(0)) return a / b; T rest = fmod(a, b); T q = fuser_step<S>(fuser_step<S>(a - rest) / b);"
+    " if (rest != T(0) && (b < T(0)) != (rest < T(0))) q = fuser_step<S>(q - T(1));"
+    " if (q == T(0)) return copysign(T(0), a / b);"
     " T low = floor(q); return q - low > T(0.5) ? low + T(1) : low;",
     lambda a, b: torch.div(a, b, rounding_mode="floor"),
 )
 define("fmax", "T a, T b", "return fmax(a, b);", torch.fmax)
 define("fmin", "T a, T b", "return fmin(a, b);", torch.fmin)
 define("heaviside", "T a, T b", "return a == T(0) ? b : T(a > T(0));", torch.heaviside, kinds=REAL, same_dtypes=True)
-define("angle", "T x", f"return x != x ? x : x < T(0) ? T({math.pi!r}) : T(0);", torch.angle)
 for _name, _symbol in (("tril", "<="), ("triu", ">=")):
     define(
         _name,
@@ -88,7 +88,7 @@ def further_functions() -> dict[Any, Callable[..., OpCall | None]]:
         "prelu": "_prelu_kernel.default", "mish_backward": "mish_backward.default",
         "hardsigmoid_backward": "hardsigmoid_backward.default", "hardswish_backward": "hardswish_backward.default",
     }  # fmt: skip
-    one = {"angle": "angle", "signbit": "signbit", "isposinf": "isposinf", "isneginf": "isneginf", "sign": "sgn"}
+    one = {"signbit": "signbit", "isposinf": "isposinf", "isneginf": "isneginf", "sign": "sgn"}
     return {
         **{_overload(name): _bind(op) for op, names in both.items() for name in names.split()},
         **{_overload(f"{name}.default"): _bind_one(op) for op, name in one.items()},
@@ -185,8 +185,9 @@ def _bind_threshold(input: Any, threshold: Any, value: Any) -> OpCall | None:  #
 def _bind_elu_backward(
     grad_output: Any, alpha: Any, scale: Any, input_scale: Any, is_result: Any, self_or_result: Any
 ) -> OpCall | None:
-    name = "elu_backward_of_result" if is_result is True else "elu_backward"
-    return _call(name, grad_output, self_or_result, alpha=alpha, scale=scale, input_scale=input_scale)
+    call = _call("elu_backward", grad_output, self_or_result, alpha=alpha, scale=scale, input_scale=input_scale)
+    # Of a result, the GPU's compiler contracts another sum than ATen's.
+    return call if is_result is False else None
 
 
 def _bind_hardtanh_backward(grad_output: Any, self: Any, min_val: Any, max_val: Any) -> OpCall | None:
