@@ -36,6 +36,8 @@ __all__ = ["DescribedValue", "build_arg_spec", "rounds_between"]
 
 # Rows of fewer elements than this are not worth a loop of their own on the CPU, reduced or not.
 CPU_SHORT_ROW = 32
+# Rows of fewer elements than this leave a GPU's vectors half empty.
+GPU_SHORT_ROW = 32
 # Elements of a row, or of as many as are computed side by side, of which values may be kept from pass to pass.
 MAX_KEPT = 1 << 17
 # Shared memory of a block where the device is not here to be asked, and how much of it is not for rows.
@@ -89,10 +91,11 @@ def build_arg_spec(
         if device_type == "cuda":
             space, repeated = _lengthen_rows(space, operands, len(outputs))
         inner = [3 if slot in repeated else own for slot, own in enumerate(_inner_classes(space, device_type))]
-        walked_as = [item._replace(is_aligned=False) if slot in repeated else item for slot, item in enumerate(operands)]
-        walk = _walk(
-            space, walked_as, len(outputs), device_type, rounds=rounds_between(group, is_strict=group.is_strict)
-        )
+        # What repeats is read element by element.
+        read = [
+            item._replace(is_aligned=item.is_aligned and slot not in repeated) for slot, item in enumerate(operands)
+        ]
+        walk = _walk(space, read, len(outputs), device_type, rounds=rounds_between(group, is_strict=group.is_strict))
     space = walk.space
     offsets = tuple(item.offset for item in (*operands, *counters))
     has_offsets = any(offsets)
@@ -162,7 +165,7 @@ def _loop_nest(shape: Shape, strides: Sequence[Strides]) -> IterationSpace:
 def _lengthen_rows(
     space: IterationSpace, operands: Sequence[TensorDesc], count: int
 ) -> tuple[IterationSpace, frozenset[int]]:
-    """Make one dimension of the two innermost ones where rows would leave vectors half empty.
+    """Make one dimension of the two innermost ones where rows are short.
 
     Args:
         space: the loop nest of a CUDA kernel.
@@ -172,19 +175,14 @@ def _lengthen_rows(
     Returns:
         The loop nest, and the operands that have one row, which then repeats.
     """
-    import os
-    if len(space.sizes) < 2 or not 1 < space.sizes[0] or os.environ.get("FUSER_REP","1")=="0":
+    if len(space.sizes) < 2 or not 1 < space.sizes[0] < GPU_SHORT_ROW:
         return space, frozenset()
     row = space.sizes[0]
-    kinds = [(strides[0], strides[1]) for strides in space.strides]
-    repeated = frozenset(slot for slot, kind in enumerate(kinds) if kind == (1, 0))
+    kinds = [strides[:2] for strides in space.strides]
+    repeated = frozenset(slot for slot, kind in enumerate(kinds[: len(operands)]) if kind == (1, 0))
     dense = {slot for slot, kind in enumerate(kinds) if kind == (1, row)}
-    widest = max((operands[slot].dtype.itemsize for slot in dense if slot < len(operands)), default=1)  # type: ignore[union-attr]
-    is_short = row < int(os.environ.get("FUSER_ROW","64")) or (row * widest % 16 != 0 and os.environ.get("FUSER_ODD")=="1")
-    others = {slot for slot, kind in enumerate(kinds) if kind == (0, 0)}
-    if not is_short or not repeated or not dense.issuperset(range(count)) or len(repeated | dense | others) < len(kinds):
-        return space, frozenset()
-    if any(slot >= len(operands) for slot in repeated):
+    single = {slot for slot, kind in enumerate(kinds) if kind == (0, 0)}
+    if not repeated or not dense.issuperset(range(count)) or len(repeated | dense | single) < len(kinds):
         return space, frozenset()
     sizes = (row * space.sizes[1], *space.sizes[2:])
     return IterationSpace(sizes, tuple((own[0], *own[2:]) for own in space.strides), period=row), repeated

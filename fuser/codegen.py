@@ -331,7 +331,9 @@ def _build_loop(
         positions=args.positions,
     )
     element = emit_element(writer)
-    geometry = ("offset",) * args.has_offsets + ("period",) * loop.repeats + (() if loop.is_linear else dialect.geometry)
+    geometry = (
+        ("offset",) * args.has_offsets + ("period",) * loop.repeats + (() if loop.is_linear else dialect.geometry)
+    )
     return replace(loop, geometry=geometry, has_zero=writer.has_zero), element
 
 

@@ -81,8 +81,8 @@ class InputSpec:
     rank: Rank
     # Python type of a value that is passed by value (a number, a 0-dim CPU tensor beside CUDA ones); None: a pointer.
     number: type | None = None
-    # Innermost stride: 0 (one element for all), 1 (dense), 2 (any, given at run time) or 3 (dense, and begins anew after
-    # ``IterationSpace.period`` elements). 0 for numbers.
+    # Innermost stride: 0 (one element for all), 1 (dense), 2 (any, given at run time) or 3 (dense, and begins anew
+    # after ``IterationSpace.period`` elements). 0 for numbers.
     inner: int = 0
     # Dimensions, where a group reduces some: what has none left is weak in promotion.
     ndim: int = 0

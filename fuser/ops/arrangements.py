@@ -107,7 +107,7 @@ def eager_arrangement(function: Function, tensors: Sequence[Any]) -> torch.Tenso
     if not is_contiguous:
         return torch.constant_pad_nd(x, [0, 0] * (x.dim() - 1 - dim) + [before, after], number)
     sizes = [size + (before + after) * (own == dim) for own, size in enumerate(x.shape)]
-    made = x.new_full(sizes, number)
+    made: torch.Tensor = x.new_full(sizes, number)
     made.narrow(dim, before, x.shape[dim]).copy_(x)
     return made
 

@@ -31,7 +31,9 @@ define(
     torch.bitwise_right_shift,
     kinds=_INT,
 )
-define("div_trunc", "T a, T b", "return trunc(fuser_step<S>(a / b));", lambda a, b: torch.div(a, b, rounding_mode="trunc"))
+define(
+    "div_trunc", "T a, T b", "return trunc(fuser_step<S>(a / b));", lambda a, b: torch.div(a, b, rounding_mode="trunc")
+)
 define(
     "div_floor",
     "T a, T b",
