@@ -31,6 +31,8 @@ __all__ = ["Boxes", "cut_boxes", "seen"]
 
 # Of all outputs of a group; each box that has another shape is a launch.
 MAX_BOXES = 32
+# Of values in all boxes: kernels that are longer take long to compile.
+MAX_VALUES = 512
 # Steps of a view, from a value to what is read of it: torch's, and "move", by which a part becomes the whole.
 Steps = tuple[tuple[str, tuple[Any, ...]], ...]
 # A tensor without memory that is large enough for anything, and where others begin in it.
@@ -118,8 +120,8 @@ class _Cutter:
             for steps in self._boxes(value):
                 outputs.append((slot, steps))
                 handles.append(self._made(value, steps))
-                if len(outputs) > MAX_BOXES:
-                    raise _refuse(self._first(), f"more than {MAX_BOXES} parts of outputs")
+                if len(outputs) > MAX_BOXES or len(self.handles) > MAX_VALUES:
+                    raise _refuse(self._first(), "more parts of outputs than are worth a kernel")
         return Boxes(self.builder.build(handles).canonical(), tuple(self.inputs), tuple(outputs))
 
     def _first(self) -> int:

@@ -285,7 +285,17 @@ def test_every_op_has_a_name() -> None:
 
 
 # What takes tensors that depend on each other: test_arrangements.py has them.
-BY_THEMSELVES = {"contiguous", "tril", "triu", "glu", "log_sigmoid_backward", "nan_to_num", "native_dropout_backward"}
+BY_THEMSELVES = {
+    "contiguous",
+    "glu_backward_first",
+    "glu_backward_second",
+    "tril",
+    "triu",
+    "glu",
+    "log_sigmoid_backward",
+    "nan_to_num",
+    "native_dropout_backward",
+}
 # A conversion or a copy whose result is all that a graph returns stays torch's.
 NAMES = [name for name in OPS if name not in {"convert", "clone", *BY_THEMSELVES}]
 

@@ -198,7 +198,7 @@ class _GroupWriter:
         call = self.remade.get(node)
         if call is None:
             return None
-        if is_creation(call):
+        if is_creation(call) and len(call.tensors) < len(call.function.functor.tensors):
             # Some tensor says which device it is on.
             like = self.like.get(_device(node))
             if like is None:

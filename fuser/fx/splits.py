@@ -21,7 +21,9 @@ def open_splits(graph: fx.Graph) -> None:
     for target, arguments in _PARTS.items():
         for node in graph.find_nodes(op="call_function", target=target):
             parts = list(node.users)
-            if not (_is_computed(node.args[0]) and all(map(_is_read_by_computation, parts))):
+            sizes = node.args[1] if len(node.args) > 1 else 0
+            is_known = all(type(size) is int for size in (sizes if isinstance(sizes, list | tuple) else [sizes]))
+            if not (is_known and _is_computed(node.args[0]) and all(map(_is_read_by_computation, parts))):
                 continue
             for part, (view, rest) in zip(parts, arguments(node, parts), strict=True):
                 with graph.inserting_before(part):
@@ -51,13 +53,12 @@ def _dim(node: fx.Node, slot: int) -> int:
 
 
 def _slices(node: fx.Node, parts: list[fx.Node]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    dim = _dim(node, 2)
-    ends = [0]
-    for value in node.meta["val"]:
-        ends.append(ends[-1] + value.shape[dim])
+    sizes: Any = node.args[1]
     for part in parts:
         slot: Any = part.args[1]
-        yield _ATEN.slice.Tensor, (dim, ends[slot], ends[slot + 1])
+        start = sum(sizes[:slot]) if isinstance(sizes, list | tuple) else slot * sizes
+        size = sizes[slot] if isinstance(sizes, list | tuple) else sizes
+        yield _ATEN.slice.Tensor, (_dim(node, 2), start, start + size)
 
 
 def _selections(node: fx.Node, parts: list[fx.Node]) -> Iterator[tuple[Any, tuple[Any, ...]]]:

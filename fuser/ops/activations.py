@@ -206,6 +206,18 @@ define(
 define("prelu", "T x, T weight", "return x > T(0) ? x : weight * x;", _ATEN._prelu_kernel)
 define("glu", "T a, T b", "return a * (T(1) / (T(1) + exp(-b)));", lambda a, b: F.glu(torch.cat([a, b], -1)))
 define(
+    "glu_backward_first",
+    "T g, T b",
+    "return T(1) / (T(1) + exp(-b)) * g;",
+    lambda g, b: g * torch.sigmoid(b),
+)
+define(
+    "glu_backward_second",
+    "T g, T a, T b",
+    "T s = T(1) / (T(1) + exp(-b)); return (T(1) - s) * s * g * a;",
+    lambda g, a, b: (1 - torch.sigmoid(b)) * torch.sigmoid(b) * g * a,
+)
+define(
     "native_dropout_backward",
     "T g, bool mask, T scale",
     "return T(mask) * g * scale;",

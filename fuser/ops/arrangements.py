@@ -22,6 +22,7 @@ __all__ = [
     "cat_function",
     "eager_arrangement",
     "full_function",
+    "full_like_function",
     "lay_out",
     "pad_function",
     "seen_through",
@@ -71,6 +72,13 @@ def full_function(shape: Shape, strides: Strides, dtype: torch.dtype) -> Functio
 
 
 @functools.lru_cache(1024)
+def full_like_function(dtype: torch.dtype, memory_format: str, rank: int) -> Function:
+    """Return the function of a number and a tensor that is ``torch.full_like``, in a format that torch calls so."""
+    form = (memory_format, None, rank)
+    return Function(_functor("full", 2), op="full", unpromoted=("x1",), out_dtypes=(dtype,), form=form)
+
+
+@functools.lru_cache(1024)
 def arange_function(size: int, start: int, step: int, dtype: torch.dtype) -> Function:
     """Return the function that is ``torch.arange`` of so many integers, on the device of its tensor."""
     return Function(_functor("arange", 1), op="arange", out_dtypes=(dtype,), form=(size, start, step, 1))
@@ -101,6 +109,9 @@ def eager_arrangement(function: Function, tensors: Sequence[Any]) -> torch.Tenso
         return torch.arange(start, start + size * step, step, dtype=function.out_dtypes[0], device=tensors[0].device)
     if function.op == "full":
         number, like = tensors
+        if form[1] is None:
+            kind = getattr(torch, form[0])
+            return torch.full_like(like, number, dtype=function.out_dtypes[0], memory_format=kind)
         return torch.empty_strided(form[0], form[1], dtype=function.out_dtypes[0], device=like.device).fill_(number)
     x, number = tensors
     dim, before, after, is_contiguous = form[:4]
@@ -114,13 +125,13 @@ def eager_arrangement(function: Function, tensors: Sequence[Any]) -> torch.Tenso
 
 def lay_out(function: Function, tensors: Sequence[tuple[Shape, Strides]]) -> tuple[Shape, Strides]:
     """Return shape and strides of an arrangement's result, from those of its tensors; raises as torch does."""
-    if function.op == "full":
+    if function.op == "full" and (function.form or ())[1] is not None:
         shape, strides = (function.form or ())[:2]
         return shape, strides
     if function.op == "arange":
         return (function.form or ())[:1], (1,)
     given: list[Any] = [torch.empty_strided(*item, device="meta") for item in tensors]
-    if function.op == "pad":
-        given[1] = 0
+    if function.op in {"pad", "full"}:
+        given[function.op == "pad"] = 0
     made = eager_arrangement(function, given)
     return tuple(made.shape), tuple(made.stride())

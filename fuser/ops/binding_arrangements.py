@@ -7,7 +7,15 @@ from typing import Any
 
 import torch
 
-from fuser.ops.arrangements import arange_function, arrange, cat_function, full_function, pad_function, seen_through
+from fuser.ops.arrangements import (
+    arange_function,
+    arrange,
+    cat_function,
+    full_function,
+    full_like_function,
+    pad_function,
+    seen_through,
+)
 from fuser.ops.calls import OpCall, is_constant
 from fuser.ops.index import index_function
 from fuser.ops.table import OPS
@@ -18,6 +26,8 @@ _ATEN = torch.ops.aten
 # What is put together of more parts than this, or of parts of more sizes, takes as many launches.
 MAX_PARTS = 16
 MAX_SIZES = 2
+# As graphs write a slice that has no end.
+_END = (1 << 63) - 1
 
 
 def arrangement_functions() -> dict[Any, Callable[..., OpCall | None]]:
@@ -30,6 +40,8 @@ def arrangement_functions() -> dict[Any, Callable[..., OpCall | None]]:
         **views,
         _ATEN.cat.default: _bind_cat,
         _ATEN.stack.default: _bind_stack,
+        _ATEN.glu.default: _bind_glu,
+        _ATEN.glu_backward.default: _bind_glu_backward,
         _ATEN.slice_backward.default: _bind_slice_backward,
         _ATEN.select_backward.default: _bind_select_backward,
         _ATEN.slice_scatter.default: _bind_slice_scatter,
@@ -168,20 +180,17 @@ def _bind_slice_scatter(
     value = _static(input)
     if value is None or not value.dim() or step != 1 or not _are_ints(dim):
         return None
-    dim %= value.dim()
-    size = value.shape[dim]
-    if not all(one is None or type(one) is int for one in (start, end)):
+    start, end = 0 if start is None else start, _END if end is None else end
+    if not _are_ints(start, end) or start < 0 or end <= start:
         return None
-    start, stop, _ = slice(start, end).indices(size)
-    return _put(input, src, dim, start, stop)
+    return _put(input, src, dim % value.dim(), start, end)
 
 
 def _bind_select_scatter(input: Any, src: Any, dim: Any, index: Any) -> OpCall | None:  # noqa: A002
     value = _static(input)
-    if value is None or not value.dim() or not _are_ints(dim, index):
+    if value is None or not value.dim() or not _are_ints(dim, index) or index < 0:
         return None
     dim %= value.dim()
-    index %= value.shape[dim]
     part = _view(src, "unsqueeze.default", dim)
     return part and _put(input, part, dim, index, index + 1)
 
@@ -189,19 +198,42 @@ def _bind_select_scatter(input: Any, src: Any, dim: Any, index: Any) -> OpCall |
 def _put(x: Any, part: Any, dim: int, start: int, stop: int) -> OpCall | None:
     # The tensor with a part in place of its own; ATen writes into a copy, which keeps its strides.
     value = _static(x)
-    if value is None or not value.is_contiguous() or stop <= start:
+    if value is None or not value.is_contiguous():
         return None
-    own = part.tensors[0] if isinstance(part, OpCall) else part
-    known = _static(own)
+    known = _static(part.tensors[0] if isinstance(part, OpCall) else part)
     if known is None or known.dtype != value.dtype:
         return None
-    size = value.shape[dim]
-    parts = [_view(x, "slice.Tensor", dim, *ends) for ends in ((0, start), (stop, size)) if ends[0] < ends[1]]
+    ends = [(0, start)] * (start > 0) + [(stop, _END)] * (stop < value.shape[dim])
+    parts = [_view(x, "slice.Tensor", dim, *own) for own in ends]
     if None in parts:
         return None
     where = 1 if start else 0
     tensors = (*parts[:where], part, *parts[where:])
     return OpCall(cat_function(len(tensors), dim), tensors) if len(tensors) > 1 else None
+
+
+def _bind_glu(input: Any, dim: Any = -1) -> OpCall | None:  # noqa: A002
+    parts = _halves(input, dim)
+    return parts and OpCall(OPS["glu"].function, parts)
+
+
+def _bind_glu_backward(grad_output: Any, self: Any, dim: Any) -> OpCall | None:
+    parts = _halves(self, dim)
+    value = _static(self)
+    if parts is None or value is None:
+        return None
+    first = OpCall(OPS["glu_backward_first"].function, (grad_output, parts[1]))
+    second = OpCall(OPS["glu_backward_second"].function, (grad_output, *parts))
+    return OpCall(cat_function(2, dim % value.dim()), (first, second))
+
+
+def _halves(x: Any, dim: Any) -> tuple[OpCall, OpCall] | None:
+    value = _static(x)
+    if value is None or not value.dim() or not _are_ints(dim) or value.shape[dim] % 2:
+        return None
+    half = value.shape[dim] // 2
+    first, second = (_view(x, "slice.Tensor", dim, *ends) for ends in ((0, half), (half, _END)))
+    return (first, second) if first is not None and second is not None else None
 
 
 def _bind_clone(input: Any, *, memory_format: Any = None) -> OpCall | None:  # noqa: A002
@@ -259,16 +291,18 @@ def _bind_like(number: int | None) -> Callable[..., OpCall | None]:
         *,
         dtype: Any = None,
         layout: Any = None,
-        device: Any = None,  # noqa: ARG001
+        device: Any = None,
         pin_memory: Any = None,
         memory_format: Any = None,
     ) -> OpCall | None:
         value = _static(input)
-        if value is None or layout not in (None, torch.strided) or pin_memory:
+        if value is None or layout not in (None, torch.strided) or pin_memory or device not in (None, value.device):
             return None
-        looked = torch.empty_strided(value.shape, value.stride(), device="meta")
-        made = torch.empty_like(looked, memory_format=memory_format or torch.preserve_format)
-        return _full(made.shape, made.stride(), fill_value, dtype or value.dtype)
+        dtype = dtype or value.dtype
+        if not is_constant(fill_value) or not _holds(dtype, fill_value):
+            return None
+        kind = str(memory_format or torch.preserve_format).removeprefix("torch.")
+        return OpCall(full_like_function(dtype, kind, value.dim()), (fill_value, input))
 
     return bind
 
