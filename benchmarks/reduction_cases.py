@@ -20,10 +20,14 @@ from fuser.ops.index import index_function
 
 __all__ = ["Case", "cases"]
 
-aten = torch.ops.aten
 F32, BF16, F8 = torch.float32, torch.bfloat16, torch.float8_e4m3fn
 # Bytes of the tensor that the others go with.
 SIZE = 2**28
+
+
+def alone(x: Tensor) -> list[Tensor]:
+    """Return a tensor as the only one."""
+    return [x]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +40,11 @@ class Case:
     # In torch's operations; the first tensor that it takes has the shape.
     function: Callable[..., Any]
     # Makes its tensors of the first one.
-    inputs: Callable[[Tensor], list[Tensor]] = lambda x: [x]
+    inputs: Callable[[Tensor], list[Tensor]] = alone
     # A reduction of one's own, which fuser runs instead of the function, and its numbers.
     group: Callable[[], FusionGroup] | None = None
     numbers: tuple[Any, ...] = ()
+    # Whether the gradients of its tensors are what is measured, once its results are there.
     is_backward: bool = False
 
     def __str__(self) -> str:
@@ -60,7 +65,8 @@ def forward_cases() -> Iterator[Case]:
     for dtype in (F32, BF16):
         for length in (1024, 4096, 32768, 131072):
             yield Case("softmax", rows_of(length, dtype), dtype, partial(torch.softmax, dim=-1))
-    yield Case("log_softmax", rows_of(4096, BF16), BF16, partial(torch.log_softmax, dim=-1))
+    for length, dtype in ((1024, F32), (4096, BF16), (32768, F32), (131072, BF16)):
+        yield Case("log_softmax", rows_of(length, dtype), dtype, partial(torch.log_softmax, dim=-1))
     yield Case("logsumexp", rows_of(4096, BF16), BF16, partial(torch.logsumexp, dim=-1))
     yield Case("var", rows_of(4096, F32), F32, partial(torch.var, dim=-1))
     yield Case("rms_norm (spelled out)", rows_of(4096, BF16), BF16, spelled_rms_norm, with_row)
@@ -172,70 +178,32 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
 
 # --- their derivatives -----------------------------------------------------------------------------------------------
 def backward_cases() -> Iterator[Case]:
-    """Yield what autograd calls."""
-    for length, dtype in ((1024, F32), (4096, BF16), (131072, BF16)):
-        shape = rows_of(length, dtype)
-        yield Case("softmax, backward", shape, dtype, softmax_backward, with_softmax, is_backward=True)
-    shape = rows_of(4096, BF16)
-    yield Case("layer_norm, backward", shape, BF16, layer_norm_backward, with_moments, is_backward=True)
-    yield Case(
-        "rms_norm (spelled out), backward", shape, BF16, rms_norm_backward, lambda x: [x, x + 1, row_of(x)],
-        is_backward=True,
-    )  # fmt: skip
-    yield Case("gelu and bias, backward", shape, BF16, gelu_bias_backward, lambda x: [x, x + 1], is_backward=True)
-    yield Case(
-        "cross_entropy, backward", rows_of(32000, BF16), BF16, cross_entropy_backward, with_log_softmax,
-        is_backward=True,
-    )  # fmt: skip
+    """Yield what is differentiated."""
+    softmax, log_softmax = (partial(function, dim=-1) for function in (torch.softmax, torch.log_softmax))
+    shape, images, classes = rows_of(4096, BF16), (32, 256, 128, 128), functional.cross_entropy
+    for name, sizes, dtype, function, inputs in (
+        ("softmax", rows_of(1024, F32), F32, softmax, alone),
+        ("softmax", shape, BF16, softmax, alone),
+        ("softmax", rows_of(131072, BF16), BF16, softmax, alone),
+        ("log_softmax", shape, BF16, log_softmax, alone),
+        ("rms_norm (spelled out)", shape, BF16, spelled_rms_norm, with_row),
+        ("add + rms_norm (spelled out)", shape, BF16, add_rms_norm, lambda x: [x, x + 1, row_of(x)]),
+        ("rms_norm", shape, BF16, rms_norm, with_row),
+        ("layer_norm", shape, BF16, layer_norm, with_rows),
+        ("gelu + layer_norm", shape, BF16, gelu_layer_norm, with_rows),
+        ("bias + gelu", shape, BF16, bias_gelu, with_row),
+        ("cross_entropy", rows_of(32000, BF16), BF16, classes, with_classes),
+        ("cross_entropy", rows_of(128256, BF16), BF16, classes, with_classes),
+        ("batch_norm + relu, channels_last", images, BF16, batch_norm_relu, channels_last),
+        ("batch_norm + relu", images, BF16, batch_norm_relu, with_channels),
+        ("group_norm + silu", images, BF16, group_norm_silu, with_channels),
+    ):
+        yield Case(f"{name}, backward", sizes, dtype, function, inputs, is_backward=True)
 
 
-def with_softmax(x: Tensor) -> list[Tensor]:
-    """Return a gradient, and what a softmax made."""
-    return [x, torch.softmax(x + 1, -1)]
-
-
-def softmax_backward(g: Tensor, y: Tensor) -> Tensor:
-    """Return what autograd calls."""
-    return aten._softmax_backward_data(g, y, -1, y.dtype)
-
-
-def with_moments(x: Tensor) -> list[Tensor]:
-    """Return a gradient, rows, what is known of them, and weights."""
-    z = x.float() + 1
-    mean, rstd = z.mean(-1, keepdim=True), torch.rsqrt(z.var(-1, keepdim=True, correction=0) + 1e-5)
-    return [x, x + 1, mean, rstd, row_of(x), row_of(x)]
-
-
-def layer_norm_backward(g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, w: Tensor, b: Tensor) -> Any:
-    """Return what autograd calls."""
-    return aten.native_layer_norm_backward(g, x, x.shape[-1:], mean, rstd, w, b, [True, True, True])
-
-
-def rms_norm_backward(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both gradients, spelled out."""
-    z, h = widen(x), widen(g * w)
-    r = torch.rsqrt(z.pow(2).mean(-1, keepdim=True) + 1e-6)
-    dx = r * h - z * r.pow(3) * (h * z).mean(-1, keepdim=True)
-    return dx.to(x.dtype), (widen(g) * z * r).sum(0).to(w.dtype)
-
-
-def gelu_bias_backward(g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of what a linear layer made, and of its bias."""
-    d = aten.gelu_backward(g, x)
-    return d, d.sum(0)
-
-
-def with_log_softmax(x: Tensor) -> list[Tensor]:
-    """Return what a log_softmax made, and a class of each row."""
-    made, classes = torch.log_softmax(x, -1), with_classes(x)[1]
-    return [made, classes]
-
-
-def cross_entropy_backward(y: Tensor, target: Tensor) -> Tensor:
-    """Return what autograd calls, of a mean."""
-    one, count = y.new_ones(()), y.new_full((), y.shape[0])
-    g = aten.nll_loss_backward(one, y, target, None, 1, -100, count)
-    return aten._log_softmax_backward_data(g, y, -1, y.dtype)
+def bias_gelu(x: Tensor, b: Tensor) -> Tensor:
+    """Return what follows a linear layer."""
+    return functional.gelu(x + b)
 
 
 # --- one's own -------------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@
 
 Writes benchmarks/results/reductions_DEVICE.json and a plot. Kernels are compiled first, by several processes, into the
 caches of each peer. Then all of a case's contestants are checked against float64 and take turns; figures are medians,
-as multiples of the speed of a device copy of the bytes that the pass must move.
+as multiples of the speed of a device copy of the bytes that the pass must move. torch's functions go through
+``fuser.fuse``; gradients are those of ``torch.autograd.grad``, once the forward pass has run.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._functorch.config
 from torch import Tensor
 
 import fuser
@@ -47,23 +49,36 @@ Record = dict[str, Any]
 # --- peers -----------------------------------------------------------------------------------------------------------
 def build(peer: str, case: Case, inputs: list[Any]) -> Run | None:
     """Return a peer's call; None if it has none for this case."""
-    if peer == "eager":
-        return partial(case.function, *inputs)
+    if peer in {"triton", "cupy"}:
+        return triton_call(case, inputs) if peer == "triton" else cupy_call(case, inputs)
+    function = case.function
     if peer == "inductor":
         torch.compiler.reset()
-        return partial(torch.compile(case.function, dynamic=False), *inputs)
+        # Its backward pass runs more than once.
+        torch._functorch.config.donated_buffer = False
+        function = torch.compile(case.function, dynamic=False)
     if peer.startswith("fuser"):
         config.numerics = "fast" if "fast" in peer else "strict"
         if case.group is not None:
             return partial(fuser.run_fusion, fuser.register_fusion(case.group()), [*inputs, *case.numbers])
-        return partial(fuser.fuse(lambda *tensors: case.function(*tensors)), *inputs)
-    return triton_call(case, inputs) if peer == "triton" else cupy_call(case, inputs)
+        function = fuser.fuse(lambda *tensors: case.function(*tensors))
+    return differentiate(function, inputs) if case.is_backward else partial(function, *inputs)
+
+
+def differentiate(function: Callable[..., Any], inputs: Sequence[Any]) -> Run:
+    """Return the call that makes the gradients of tensors, from gradients of what a function made of them."""
+    leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
+    made = as_tuple(function(*leaves))
+    torch.manual_seed(1)
+    grads = [torch.randn_like(x) for x in made]
+    wanted = [x for x in leaves if x.requires_grad]
+    return lambda: torch.autograd.grad(made, wanted, grads, retain_graph=True)
 
 
 def triton_call(case: Case, inputs: list[Any]) -> Run | None:
     """Return a hand-written kernel's call: one row per program, all of it in registers."""
     name = next((name for name in ("softmax", "sum") if case.name in {name, f"own {name}"}), None)
-    if name is None or case.shape[-1] > 32768:
+    if name is None or case.shape[-1] > 32768 or case.is_backward:
         return None
     from benchmarks import reductions_triton
 
@@ -131,6 +146,8 @@ def prepare(number: int, names: Sequence[str] | None, peers: Sequence[str], devi
 def prepare_all(count: int, names: Sequence[str] | None, peers: Sequence[str], device: str, limit_s: float) -> None:
     """Compile for all cases side by side, for so many seconds at most."""
     compiled = [peer for peer in peers if peer not in {"eager", "cupy"}]
+    # One case in each process: Inductor need not start more of them.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     context = multiprocessing.get_context("spawn")
     pool = futures.ProcessPoolExecutor(min(count, 12, os.cpu_count() or 1), mp_context=context)
     jobs = [pool.submit(prepare, number, names, compiled, device) for number in range(count)]
@@ -148,11 +165,14 @@ def measure(case: Case, peers: Sequence[str], device: torch.device, budget_s: fl
     """Return a record of all peers on one case."""
     inputs, wait = draw(case, device), wait_for(device)
     made = as_tuple(case.function(*inputs))
-    moved = sum(x.nbytes for x in (*inputs, *made))
+    # A backward pass reads what the forward one read, and gradients, and writes others.
+    gradients = [x for x in inputs if x.is_floating_point()] if case.is_backward else []
+    moved = sum(x.nbytes for x in (*inputs, *made, *gradients))
     record: Record = {"case": str(case), "is_backward": case.is_backward, "bytes_moved": moved, "peers": {}}
     wanted: tuple[Tensor, ...] = ()
     try:
-        wanted = as_tuple(case.function(*(x.double() if x.is_floating_point() else x for x in inputs)))
+        wide = [x.double() if x.is_floating_point() else x for x in inputs]
+        wanted = as_tuple(exact(case, wide))
     except RuntimeError as error:
         record["unchecked"] = hide_paths(describe(error))
     samplers: dict[str, timing.Sampler] = {}
@@ -166,7 +186,9 @@ def measure(case: Case, peers: Sequence[str], device: torch.device, budget_s: fl
             own: Record = {}
             if wanted and peer != "cupy":
                 own["error_eps"] = round(error_of(made, wanted, case.dtype), 2)
-            samplers[peer] = timing.make_sampler(run, wait, device, on_torch_stream=True, capturable=peer != "cupy")
+            # What autograd runs is on the stream of the forward pass.
+            is_captured = peer != "cupy" and not case.is_backward
+            samplers[peer] = timing.make_sampler(run, wait, device, on_torch_stream=True, capturable=is_captured)
             record["peers"][peer] = own
         except Exception as error:  # A peer's failure is its own result.
             record["peers"][peer] = {"failed": hide_paths(describe(error))}
@@ -177,6 +199,17 @@ def measure(case: Case, peers: Sequence[str], device: torch.device, budget_s: fl
         if "inductor" in medians and name != "inductor":
             record["peers"][name]["ratio_to_inductor"] = round(medians["inductor"] / median, 3)
     return record
+
+
+def exact(case: Case, inputs: Sequence[Tensor]) -> Any:
+    """Return what a case makes of tensors of float64, with gradients rounded as all peers have them."""
+    if not case.is_backward:
+        return case.function(*inputs)
+    leaves = [x.requires_grad_(x.is_floating_point()) for x in inputs]
+    made = as_tuple(case.function(*leaves))
+    torch.manual_seed(1)
+    grads = [torch.randn_like(x, dtype=case.dtype if x.dtype is torch.float64 else x.dtype).to(x.dtype) for x in made]
+    return torch.autograd.grad(made, [x for x in leaves if x.requires_grad], grads)
 
 
 def copy_time(moved: int, device: torch.device, budget_s: float) -> float:

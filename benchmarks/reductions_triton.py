@@ -1,4 +1,7 @@
-"""Hand-written Triton kernels of reductions over rows: a program takes a row, all of it at once."""
+"""Hand-written Triton kernels of reductions over rows: a program takes a row, all of it at once.
+
+Triton reads annotations of a kernel as it reads its code, where no name of Python's is known: arguments have none.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from triton import language as tl
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _softmax(y: Any, x: Any, length: Any, block: tl.constexpr) -> None:
+def _softmax(y, x, length, block: tl.constexpr):  # noqa: ANN001, ANN202
     at = tl.program_id(0).to(tl.int64) * length
     lanes = tl.arange(0, block)
     row = tl.load(x + at + lanes, mask=lanes < length, other=float("-inf")).to(tl.float32)
@@ -20,7 +23,7 @@ def _softmax(y: Any, x: Any, length: Any, block: tl.constexpr) -> None:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _sum(y: Any, x: Any, length: Any, block: tl.constexpr) -> None:
+def _sum(y, x, length, block: tl.constexpr):  # noqa: ANN001, ANN202
     number = tl.program_id(0)
     lanes = tl.arange(0, block)
     row = tl.load(x + number.to(tl.int64) * length + lanes, mask=lanes < length, other=0.0).to(tl.float32)

@@ -17,6 +17,7 @@ from fuser.kernel_spec import ArgSpec, KernelSpec
 __all__ = [
     "backend_for",
     "build_kernel_source",
+    "check_cuda_text",
     "clear_failures",
     "compile_kernel",
     "dump",
@@ -86,6 +87,17 @@ def compile_kernel(spec: KernelSpec, args: ArgSpec, device_index: int | None) ->
         return kernel
 
     return _store(spec).get_or_compile((args, target), make)
+
+
+def check_cuda_text(spec: KernelSpec, args: ArgSpec) -> None:
+    """Compile a CUDA kernel where there is no device to load it on, for an architecture that every NVRTC knows.
+
+    Raises:
+        As ``compile_kernel``.
+    """
+    from fuser.cuda.backend import compile_cubin  # noqa: PLC0415 - as in backend_for
+
+    compile_cubin(build_kernel_source(spec, args), "sm_90")
 
 
 def clear_failures() -> None:

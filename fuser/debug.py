@@ -20,6 +20,7 @@ from fuser.fx.trace import FusedFunction
 from fuser.graph import FusionGroup
 from fuser.jiterator import JitFunction
 from fuser.kernel_spec import KernelSpec
+from fuser.ops import REDUCTIONS, bind_for
 from fuser.planner import plan_texts
 from fuser.reduction import ReductionFunction
 from fuser.route import run
@@ -137,19 +138,26 @@ def _report(group: FusionGroup, nodes: tuple[str, ...], inputs: Sequence[Any]) -
 
 def _unfused(module: fx.GraphModule) -> list[tuple[str, str]]:
     found = []
-    reading = read_nodes(list(module.graph.nodes))
+    nodes = list(module.graph.nodes)
+    reading = read_nodes(nodes)
+    with bind_for("fast"):
+        in_fast = read_nodes(nodes)
     for node in module.graph.nodes:
         if node.op in {"placeholder", "output", "get_attr"} or _is_plumbing(node):
             continue
         if node.op == "call_module" and isinstance(module.get_submodule(str(node.target)), FusionModule):
             continue
         call = reading.calls[node]
-        if call is None:
+        if call is None and in_fast.calls[node] is not None:
+            reason = "strict numerics leave it to torch: in which order that adds up is not known here"
+        elif call is None:
             reason = f"no op of fuser's table: {_target_name(node)}"
         elif node in reading.numbers:
             reason = "arithmetic on numbers is Python's"
         elif not reading.is_fusible(node):
             reason = "its arguments are no strided tensors"
+        elif call.function.op in REDUCTIONS:
+            reason = "alone: torch reduces as well as a kernel would"
         elif call.function.op == "convert":
             reason = "torch returns the tensor itself where it has the dtype, and others would see a copy"
         else:

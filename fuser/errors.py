@@ -26,6 +26,7 @@ __all__ = [
     "CompilerTimeoutError",
     "DataDependentError",
     "DeviceError",
+    "DimError",
     "EagerDerivativeError",
     "FallbackError",
     "FallbackWarning",

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from fuser import counters, planner
-from fuser.compiler import dump, register
+from fuser.compiler import check_cuda_text, dump, register
 from fuser.config import config
 from fuser.errors import ArgumentError, DeviceError
 from fuser.fallback import Fallback
@@ -184,7 +184,12 @@ def warm_up(
     """
     where = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if where.type == "cuda" and torch.cuda.device_count() == 0:
-        raise DeviceError("no CUDA device is available")
+        if allow_fallback:
+            raise DeviceError("no CUDA device is available")
+        # Whoever asks whether a text compiles needs no device.
+        for part, args in planner.plan_texts(spec, inputs, where):
+            check_cuda_text(part, args)
+        return
     if where == torch.device("cuda"):
         where = torch.device("cuda", torch.cuda.current_device())
     described = [describe(item, where) for item in inputs]

@@ -133,17 +133,17 @@ class Reduction:
                 raise ArgumentError(f"{self.combine.entry}: the identity {number!r} {which}is no number of type {name}")
         return tuple(map(number_of_dtype, self.identity, dtypes))
 
-    def normalize_dims(self, rank: int) -> tuple[int, ...]:
+    def normalize_dims(self, rank: int, name: str | None = None) -> tuple[int, ...]:
         """Return the dimensions, ascending, for tensors of a rank.
 
         Raises:
-            DimError: a dimension is out of range. ShapeError: it is there twice.
+            DimError: a dimension is out of range. ShapeError: it is there twice. Says ``name``, or who combines.
         """
-        return _normalize_dims(self.dims, rank, self.combine.entry)
+        return _normalize_dims(self.dims, rank, self.combine.entry if name is None else name)
 
-    def reduce_shape(self, shape: Shape) -> Shape:
+    def reduce_shape(self, shape: Shape, name: str | None = None) -> Shape:
         """Return the shape of the results, from that of what is reduced; raises as ``normalize_dims``."""
-        dims = self.normalize_dims(len(shape))
+        dims = self.normalize_dims(len(shape), name)
         if self.keepdim:
             return tuple(1 if dim in dims else size for dim, size in enumerate(shape))
         return tuple(size for dim, size in enumerate(shape) if dim not in dims)
@@ -547,15 +547,15 @@ class HandWritten:
 def _normalize_dims(dims: tuple[int, ...] | None, rank: int, name: str) -> tuple[int, ...]:
     if dims is None:
         return tuple(range(rank))
-    last = max(rank, 1)
+    last, prefix = max(rank, 1), f"{name}: " if name else ""
     for dim in dims:
         if not -last <= dim < last:
             expected = f"expected to be in range of [{-last}, {last - 1}]"
-            raise DimError(f"{name}: Dimension out of range ({expected}, but got {dim})")
+            raise DimError(f"{prefix}Dimension out of range ({expected}, but got {dim})")
     found = sorted(dim % last for dim in dims)
     for dim, after in itertools.pairwise(found):
         if dim == after:
-            raise ShapeError(f"{name}: dim {dim} appears multiple times in the list of dims")
+            raise ShapeError(f"{prefix}dim {dim} appears multiple times in the list of dims")
     return tuple(found) if rank else ()
 
 

@@ -270,7 +270,7 @@ class JitFunction(Replayer):
         fails where that is not possible.
 
         Args:
-            device: "cuda" or "cpu"; the default is the GPU where there is one.
+            device: "cuda" (NVRTC suffices, there need be no GPU) or "cpu"; the default is the GPU where there is one.
             dtype: of the tensors.
 
         Raises:

@@ -255,11 +255,19 @@ def _type_steps(
         raise
 
 
-def infer_layouts(group: FusionGroup, inputs: Sequence[ValueLayout]) -> tuple[ValueLayout, ...]:
+def infer_layouts(
+    group: FusionGroup, inputs: Sequence[ValueLayout], *, is_of_torch: bool = False
+) -> tuple[ValueLayout, ...]:
     """Infer shape and strides of every value, as torch would give them op by op.
+
+    Args:
+        group: whose values they are.
+        inputs: what is known of its inputs.
+        is_of_torch: whether it is the steps of an op of torch's, which errors do not name.
 
     Raises:
         ShapeError: the tensors of an application do not broadcast; names the functor.
+        DimError, ShapeError: a reduction's dimensions are none of the shape's; names the functor, if it is a user's.
     """
     values = list(inputs)
     for application in group.applications:
@@ -268,9 +276,8 @@ def infer_layouts(group: FusionGroup, inputs: Sequence[ValueLayout]) -> tuple[Va
         if function.is_composite:
             check_shapes(function, [operand.shape for operand in operands])
             steps = composite_steps(str(function.op), function.form or ())
-            inner = infer_layouts(
-                steps, bind_inputs(function, operands, [values[item] for item in application.scalars])
-            )
+            given = bind_inputs(function, operands, [values[item] for item in application.scalars])
+            inner = infer_layouts(steps, given, is_of_torch=True)
             values += [inner[value] for value in steps.outputs]
             continue
         if function.view is not None:
@@ -289,7 +296,7 @@ def infer_layouts(group: FusionGroup, inputs: Sequence[ValueLayout]) -> tuple[Va
         if function.is_index:
             function.index_dims(len(shape))
         if function.reduction is not None:
-            shape = function.reduction.reduce_shape(shape)
+            shape = function.reduction.reduce_shape(shape, "" if is_of_torch or function.op else None)
             strides = contiguous_strides(shape)
         elif function.is_view:
             shape, strides = _view(function, operands[0])

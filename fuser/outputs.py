@@ -18,7 +18,7 @@ def check_kinds(out: Sequence[Any]) -> None:
     """Check that ``out=`` is made of tensors that have memory to write to.
 
     Raises:
-        ArgumentError: no tensor. ShapeError: a sparse, quantized, nested or zero one.
+        ArgumentError: no tensor. ShapeError: a sparse, quantized, nested or zero one, or one of inference mode outside.
     """
     for item in out:
         if not isinstance(item, torch.Tensor):
@@ -26,6 +26,11 @@ def check_kinds(out: Sequence[Any]) -> None:
         kind = unusual_kind(item)
         if kind:
             raise ShapeError(f"out= takes strided tensors, got a {kind} tensor")
+        if item.is_inference() and not torch.is_inference_mode_enabled():
+            raise ShapeError(
+                "Inplace update to inference tensor outside InferenceMode is not allowed. You can make a clone to get "
+                "a normal tensor before doing inplace update."
+            )
         if item._is_zerotensor():
             raise ShapeError(
                 "ZeroTensors are immutable. Please use the materialized zero tensor obtained using .clone() if you "

@@ -186,7 +186,7 @@ class ReductionFunction:
         """Try the identity and the order on some numbers, then compile it, as ``JitFunction.check`` does.
 
         Args:
-            device: "cuda" or "cpu"; the default is the GPU where there is one.
+            device: "cuda" (NVRTC suffices, there need be no GPU) or "cpu"; the default is the GPU where there is one.
             dtype: of the tensors; None: float32, or what the texts take.
 
         Raises:

@@ -545,3 +545,12 @@ def test_a_scalar_between_tensors_that_are_left_out() -> None:
 def test_an_unknown_scalar_that_is_a_tensor(axpy: fuser.JitFunction) -> None:
     with pytest.raises(ArgumentError, match="has no scalar 'beta'"):
         axpy(ones(3), ones(3), beta=torch.tensor(1.0))
+
+
+@pytest.mark.nvrtc
+def test_a_check_for_cuda_needs_no_device() -> None:
+    bad = fuser.create_jit_fn("template <typename T> T f(T x) {\n  return undeclared(x);\n}")
+    with pytest.raises(CompileError, match="undeclared") as caught:
+        bad.check(device="cuda")
+    assert caught.value.diagnostics[0].line == 2
+    fuser.create_jit_fn(AXPY, alpha=1.0).check(device="cuda", dtype=torch.bfloat16)

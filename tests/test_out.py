@@ -251,3 +251,24 @@ def test_out_of_another_kind_in_a_compiled_call(result: torch.dtype, out: torch.
     # Dynamo then makes the call without tracing it, which says what is wrong.
     with pytest.raises(ShapeError, match="in a compiled graph"):
         finish_traced_out(torch.zeros(3, dtype=out), [torch.ones(3, dtype=result)])
+
+
+def test_a_tensor_of_inference_mode_is_refused_outside() -> None:
+    x, fused = ramp(3), fuser.fuse(lambda x: ADD(x, 1.0))
+    with torch.inference_mode():
+        out = torch.empty(3)
+    for call in (
+        lambda **rest: torch.add(x, 1.0, **rest),
+        lambda **rest: ADD(x, 1.0, **rest),
+        lambda **rest: fused(x, **rest),
+    ):
+        # Also where a call like it was recorded.
+        call(out=torch.empty(3))
+        call(out=torch.empty(3))
+        with pytest.raises(
+            RuntimeError, match="Inplace update to inference tensor outside InferenceMode is not allowed"
+        ):
+            call(out=out)
+        with torch.inference_mode():
+            call(out=out)
+        assert torch.equal(out, x + 1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -84,6 +84,9 @@ class FusionModule(torch.nn.Module):
         return FusionModule, (self.group, self.node_names)
 
 
+FusionNode: TypeAlias = Callable[[FusionGroup, Sequence[str], fx.GraphModule], FusionModule]
+
+
 class FusionPass(PassBase):
     """Replace maximal convex groups of functor calls and table ops by fusion nodes, in place.
 
@@ -91,15 +94,25 @@ class FusionPass(PassBase):
     grouped by device and shape; without it, what does not fit together at run time is launched apart.
 
     Args:
-        reduces: whether torch's reductions join groups. Their derivatives are torch's own: for a graph that autograd
-            differentiates it is better that they stay.
+        reduces: whether torch's reductions join groups.
+        differentiable: makes the fusion node of a group with torch's reductions, where autograd differentiates the
+            graph: takes the group, the names of its nodes, and those as a graph of the group's inputs. None: a node is
+            a FusionModule.
         device_type: where values are that the graph says nothing of, such as "cuda".
         numerics: what the groups run with, whatever the settings say: "strict" or "fast"; None: as the settings say.
     """
 
-    def __init__(self, *, reduces: bool = True, device_type: str = "", numerics: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        reduces: bool = True,
+        differentiable: FusionNode | None = None,
+        device_type: str = "",
+        numerics: str | None = None,
+    ) -> None:
         super().__init__()
         self.reduces = reduces
+        self.differentiable = differentiable
         self.device_type = device_type
         self.numerics = numerics
 
@@ -108,7 +121,7 @@ class FusionPass(PassBase):
         with bind_for(self.numerics):
             open_splits(graph_module.graph)
             groups = partition(graph_module.graph, reduces=self.reduces, device_type=self.device_type)
-        substitution = _Substitution(graph_module, self.numerics, groups)
+        substitution = _Substitution(graph_module, self.numerics, self.differentiable, groups)
         for found in groups:
             if config.fuel is not None and not _burn():
                 break
@@ -271,8 +284,15 @@ class _GroupWriter:
 class _Substitution:
     """Puts fusion nodes beside the groups they stand for, then takes the groups out of the graph."""
 
-    def __init__(self, graph_module: fx.GraphModule, numerics: str | None, groups: Sequence[Partition]) -> None:
+    def __init__(
+        self,
+        graph_module: fx.GraphModule,
+        numerics: str | None,
+        differentiable: FusionNode | None,
+        groups: Sequence[Partition],
+    ) -> None:
         self.numerics = numerics
+        self.differentiable = differentiable
         self.module = graph_module
         self.graph = graph_module.graph
         self.fused: list[fx.Node] = []
@@ -296,10 +316,14 @@ class _Substitution:
         returned = [node for node in found.nodes if node in wanted - views]
         handles = [handle for node in returned for handle in writer.values[node] if handle is not None]
         name = next(self._names)
-        group = writer.builder.build(handles)
-        self.module.add_submodule(name, FusionModule(group, [node.name for node in found.nodes]))
+        group, arguments, names = writer.builder.build(handles), writer.arguments(), [node.name for node in found.nodes]
+        make, nodes = self.differentiable, None
+        if make is not None and any(call is not None and call.reduces for call in found.calls):
+            nodes = self._copy_nodes(found, returned, writer, arguments)
+        made = FusionModule(group, names) if make is None or nodes is None else make(group, names, nodes)
+        self.module.add_submodule(name, made)
         with self.graph.inserting_after(found.nodes[-1]):
-            fused = self.graph.call_module(name, writer.arguments())
+            fused = self.graph.call_module(name, arguments)
         values = [value for node in returned for value in _fake_values(node)]
         if len(values) == len(handles):
             fused.meta["val"] = values[0] if len(values) == 1 else values
@@ -310,6 +334,33 @@ class _Substitution:
                     last = self.graph.node_copy(node, lambda source: self.replaced.get(source, source))
                 self.replaced[node] = last
         self.fused += found.nodes
+
+    def _copy_nodes(
+        self, found: Partition, returned: Sequence[fx.Node], writer: _GroupWriter, arguments: Sequence[Any]
+    ) -> fx.GraphModule | None:
+        # What a group stands for, as a graph of its inputs; None where nodes read more than those.
+        graph = fx.Graph()
+        inputs = {value: graph.placeholder(f"input_{slot}") for slot, value in enumerate(arguments)}
+        copies: dict[fx.Node, fx.Node] = {}
+        read = {source for node in found.nodes for source in node.all_input_nodes} - {*found.nodes}
+        for source in read:
+            if self.replaced.get(source, source) not in inputs:
+                return None
+            copies[source] = inputs[self.replaced.get(source, source)]
+        for node in found.nodes:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        made: list[fx.Node] = []
+        for node in returned:
+            handles = writer.values[node]
+            items = [slot for slot, handle in enumerate(handles) if handle is not None]
+            is_one = len(handles) == 1 and not _is_tuple(node)
+            made += (
+                [copies[node]]
+                if is_one
+                else [graph.call_function(operator.getitem, (copies[node], slot)) for slot in items]
+            )
+        graph.output(tuple(made))
+        return fx.GraphModule(self.module, graph)
 
     def _add_results(self, fused: fx.Node, returned: list[fx.Node], writer: _GroupWriter, count: int) -> fx.Node:
         graph, slot, last = self.graph, 0, fused

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import sys
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -16,6 +17,7 @@ from torch import fx
 from fuser.config import config
 from fuser.errors import ArgumentError, GradientError, UnsupportedError, shows_users_frames
 from fuser.fx.arguments import NUMBER, TENSOR, Key, sort_arguments
+from fuser.fx.joint import DifferentiableFusion
 from fuser.fx.passes import FusionModule, FusionPass, warm_up_graph
 from fuser.fx.tracer import Traced, is_traced, trace
 from fuser.fx.whole import WholeFusion, find_whole_fusion
@@ -23,13 +25,24 @@ from fuser.graph import FusionGroup
 from fuser.launcher import Recorded, Replayer, Scalars, called_in_c
 from fuser.outputs import check_kinds, finish_out, finish_traced_out
 from fuser.process import Lock
-from fuser.route import call_anew
+from fuser.route import call_anew, is_transformed, requires_grad
 
 __all__ = ["FusedFunction"]
 
 # How many kinds of call are remembered, graphs for one kind (which differ in what control flow asked), and among them
 # such that hold no more: a module goes back and forth between train() and eval().
 MAX_KEYS, MAX_GRAPHS, MAX_STALE = 64, 32, 1
+
+
+class Mode(NamedTuple):
+    """What of a call decides, beside its arguments' kinds, which nodes of its trace are fused and how."""
+
+    numerics: str
+    # Whether torch's reductions join groups, and whether autograd differentiates those.
+    reduces: bool
+    is_differentiated: bool
+    # A meta tensor stands for one on the GPU, if there is one.
+    device_type: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +55,7 @@ class Entry:
     # Replays calls of it; the fused function itself where it can look at all that the trace relies on.
     launcher: Replayer | None
     # What its groups may hold depends on it.
-    mode: tuple[str, bool, str]
+    mode: Mode
 
 
 @called_in_c
@@ -256,7 +269,13 @@ class FusedFunction(Replayer):
         names = [item.name for item in self._parameters]
         traced = trace(self.function, self._call_by_position, key, leaves, names)
         mode = _mode(leaves or ())
-        FusionPass(reduces=not mode[1], device_type=mode[2])(traced.graph_module)
+        # Parameters that it holds may require gradients where no argument does.
+        held = (operator.attrgetter(str(node.target)) for node in traced.graph_module.graph.find_nodes(op="get_attr"))
+        has_parameters = any(requires_grad(get(traced.graph_module)) for get in held)
+        differentiable = DifferentiableFusion if mode.is_differentiated or has_parameters else None
+        FusionPass(reduces=mode.reduces, differentiable=differentiable, device_type=mode.device_type)(
+            traced.graph_module
+        )
         whole = find_whole_fusion(traced.graph_module)
         entry = Entry(traced, whole, None if whole is None else self._launcher_of(traced, whole, key), mode)
         if self._own is None and entry.launcher is self:
@@ -302,14 +321,13 @@ class FusedFunction(Replayer):
         return f"<fuser.fuse {self.__name__}>"
 
 
-def _mode(leaves: tuple[Any, ...]) -> tuple[str, bool, str]:
-    # Numerics, whether torch's reductions stay torch's (autograd differentiates the call, or autocast is on), and the
-    # type of device: a meta tensor stands for one on the GPU, if there is one.
+def _mode(leaves: tuple[Any, ...]) -> Mode:
     tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
     needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    stays = needs_grad or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+    # torch.func's transforms differentiate, and autocast converts, what torch's reductions are made of.
+    stays = torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu") or (needs_grad and is_transformed())
     is_cuda = any(x.is_cuda or (x.is_meta and torch.cuda.is_available()) for x in tensors)
-    return config.numerics, stays, "cuda" if is_cuda else "cpu"
+    return Mode(config.numerics, not stays, needs_grad and not stays, "cuda" if is_cuda else "cpu")
 
 
 def _has_own_functions(item: Any) -> bool:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 from torch import fx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -30,8 +31,9 @@ from fuser.fx.examples import Examples, Facts, Unknown, find_facts, is_kind_ques
 from fuser.fx.guards import Guards, find_guards
 from fuser.fx.nodes import is_size
 from fuser.fx.symbols import IN_PLACE, Symbol, is_symbol, is_tensor
+from fuser.fx.writes import sink_writes, split_batch_norm
 from fuser.jiterator import JitFunction
-from fuser.ops import IS_NUMBER, find_dims, has_hooks
+from fuser.ops import IS_NUMBER, KNOWN, Known, find_dims, has_hooks, needs_known
 from fuser.process import Lock, await_before_fork
 
 __all__ = ["Traced", "is_traced", "trace"]
@@ -166,6 +168,7 @@ class _Tracer(fx.Tracer):
         if self._examples is not None and self._leaves is not None:
             facts = find_facts(graph, list(self._asked), self._examples, self.targets, self._leaves)
         _erase_unused(graph, self._asked)
+        sink_writes(graph)
         _bind_scalars(graph, _settle_numbers(graph))
         # Whoever loads the module reads its code with a tracer of torch's: this one is for one call.
         graph._tracer_cls = None
@@ -199,7 +202,21 @@ class _Tracer(fx.Tracer):
         if asked and self._examples is not None:
             known = {key: self.settle_if_known(item) for key, item in asked.items()}
             args, kwargs = pytree.tree_map(lambda item: known.get(id(item), item), (args, kwargs))
-        return super().create_proxy(kind, target, args, kwargs, *rest, **options)
+        if kind in {"call_function", "call_method"} and needs_known(target):
+            self._note_known(target, [item for item in pytree.tree_leaves((args, kwargs)) if is_symbol(item)])
+        made = split_batch_norm(self.create_proxy, args, kwargs) if target is F.batch_norm else None
+        return super().create_proxy(kind, target, args, kwargs, *rest, **options) if made is None else made
+
+    def _note_known(self, target: Any, symbols: Sequence[Symbol]) -> None:
+        # Which form of an op a call is depends on it; sizes do not count, nor does the layout but for one.
+        for symbol in symbols:
+            value = self.find(symbol)
+            if isinstance(value, torch.Tensor):
+                _ = symbol.dtype, symbol.device, symbol.ndim
+                if "group_norm" in getattr(target, "__name__", "") and value.device.type == "cpu":
+                    self.settle_if_known(symbol.is_contiguous())
+                with torch._C.DisableTorchFunction():
+                    symbol.node.meta[KNOWN] = Known.of(value)
 
     def create_arg(self, a: Any) -> Any:
         if is_symbol(a):
@@ -212,8 +229,9 @@ class _Tracer(fx.Tracer):
         return self.hold(attr_val) if is_tensor(attr_val) else attr_val
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
-        # What calls one function with its own tensors is that function.
-        is_open = type(m) in (torch.nn.LayerNorm, torch.nn.RMSNorm) and not has_hooks(m)
+        # What calls one function with its own tensors is that function; without a momentum a batch norm's depends on
+        # how many batches there were.
+        is_open = type(m) in _OPEN and not has_hooks(m) and getattr(m, "momentum", 0.1) is not None
         return not is_open and super().is_leaf_module(m, module_qualified_name)
 
     def path_of_module(self, mod: torch.nn.Module) -> str:
@@ -296,6 +314,12 @@ class _Tracer(fx.Tracer):
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:  # noqa: ARG002
         raise TracingError("fuse cannot iterate over a tensor: use x.unbind(), or an op on the whole tensor")
+
+
+_OPEN = (
+    torch.nn.LayerNorm, torch.nn.RMSNorm, torch.nn.GroupNorm, torch.nn.BatchNorm1d, torch.nn.BatchNorm2d,
+    torch.nn.BatchNorm3d, torch.nn.CrossEntropyLoss, torch.nn.NLLLoss,
+)  # fmt: skip
 
 
 @contextmanager

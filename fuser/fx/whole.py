@@ -40,7 +40,7 @@ def find_whole_fusion(module: fx.GraphModule) -> WholeFusion | None:
         return None
     fused, result = rest[0], rest[-1].args[0]
     target = module.get_submodule(str(fused.target))
-    if not isinstance(target, FusionModule):
+    if type(target) is not FusionModule:
         return None
     count = len(target.group.outputs)
     items = rest[1 : 1 + count] if count > 1 else []

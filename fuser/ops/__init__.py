@@ -7,9 +7,18 @@ its results have the same bits. The ways a program can name an op (``torch.add``
 
 from fuser.ops import activations, elementary, statistics  # noqa: F401 - they fill the table
 from fuser.ops.arrangements import arrange, eager_arrangement, lay_out, seen_through
-from fuser.ops.binding import bind_for, bind_function, bind_method, bind_module, find_dims, has_hooks
+from fuser.ops.binding import (
+    bind_for,
+    bind_function,
+    bind_method,
+    bind_module,
+    find_dims,
+    find_numerics,
+    has_hooks,
+    needs_known,
+)
 from fuser.ops.binding_arrangements import is_creation
-from fuser.ops.calls import DEVICE_TYPE, IS_NUMBER, OpCall
+from fuser.ops.calls import DEVICE_TYPE, IS_NUMBER, KNOWN, Known, OpCall, known_of
 from fuser.ops.composites import (
     COMPOSITES,
     Composite,
@@ -33,11 +42,13 @@ __all__ = [
     "COMPOSITES",
     "DEVICE_TYPE",
     "IS_NUMBER",
+    "KNOWN",
     "OPS",
     "REDUCTIONS",
     "WIDE_UNDER_AUTOCAST",
     "Composite",
     "Expansion",
+    "Known",
     "Op",
     "OpCall",
     "ReductionOp",
@@ -61,11 +72,14 @@ __all__ = [
     "eager_view",
     "expand",
     "find_dims",
+    "find_numerics",
     "has_hooks",
     "index_function",
     "is_creation",
     "is_first_power",
+    "known_of",
     "lay_out",
+    "needs_known",
     "reduction_function",
     "seen_through",
     "view_function",

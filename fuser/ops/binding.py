@@ -6,6 +6,7 @@ import functools
 import inspect
 import math
 import operator
+import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,7 +19,17 @@ from fuser.config import config
 from fuser.function import Function
 from fuser.ops.binding_arrangements import arrangement_functions
 from fuser.ops.binding_whole import whole_functions
-from fuser.ops.calls import DEVICE_TYPE, IS_NUMBER, Binder, OpCall, device_type_of, is_constant, is_number
+from fuser.ops.calls import (
+    ASKING,
+    DEVICE_TYPE,
+    Binder,
+    OpCall,
+    asking,
+    device_type_of,
+    is_constant,
+    is_number,
+    known_of,
+)
 from fuser.ops.composites import keeps_bits
 from fuser.ops.elementary import UNARY_FLOAT, clamp_to_numbers, power_function
 from fuser.ops.further import further_functions
@@ -26,10 +37,19 @@ from fuser.ops.index import index_function
 from fuser.ops.reduction_forms import FORMS, ReductionForm
 from fuser.ops.reductions import REDUCTIONS, may_have_bits, reduction_function
 from fuser.ops.softmax import softmax_functions, softmax_methods
-from fuser.ops.table import OPS, cast_function, convert_function
+from fuser.ops.table import OPS, cast_function, convert_function, dtype_kind
 from fuser.ops.views import bind_item, bind_reshape, bind_squeeze, bind_unsqueeze, view_function
 
-__all__ = ["IS_NUMBER", "OpCall", "bind_for", "bind_function", "bind_method", "bind_module", "find_dims", "has_hooks"]
+__all__ = [
+    "bind_for",
+    "bind_function",
+    "bind_method",
+    "bind_module",
+    "find_dims",
+    "find_numerics",
+    "has_hooks",
+    "needs_known",
+]
 
 _ATEN = torch.ops.aten
 
@@ -40,16 +60,12 @@ def bind_function(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     ``target`` is a torch function, a Python operator or an ATen overload; arguments are Python numbers or opaque
     stand-ins for tensors (FX nodes).
     """
-    try:
-        binder = _functions().get(target)
-    except TypeError:  # unhashable
-        return None
-    return _bind(binder, args, kwargs)
+    return _bind(_find_binder(target), args, _torchs_names(target, kwargs))
 
 
 def bind_method(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> OpCall | None:
     """Return the table's call for ``args[0].name(*args[1:], **kwargs)``, or None when the table has none."""
-    return _bind(_methods().get(name), args, kwargs)
+    return _bind(_find_binder(name), args, _torchs_names(getattr(torch.Tensor, name, None), kwargs))
 
 
 def bind_module(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> OpCall | None:
@@ -117,9 +133,47 @@ def _bind(binder: Binder | None, args: tuple[Any, ...], kwargs: Mapping[str, Any
     except TypeError:  # an argument this table does not know (out=, dtype=, ...)
         return None
     call = binder(*bound.args, **bound.kwargs)
-    if call is not None and find_numerics() == "strict" and not keeps_bits(call.function, device_type_of(call)):
+    if call is not None and find_numerics() == "strict" and not _keeps_bits(call, device_type_of(call)):
         return None
     return call if call is not None and all(_is_operand(value) for value in call.tensors) else None
+
+
+def _keeps_bits(call: OpCall, device_type: str) -> bool:
+    parts = (item for item in call.tensors if isinstance(item, OpCall))
+    return keeps_bits(call.function, device_type) and all(_keeps_bits(item, device_type) for item in parts)
+
+
+# Parameters of ops that are no numbers a kernel could be given: they decide which kernel it is.
+_SETTLED = frozenset("dim keepdim normalized_shape num_groups ord p correction unbiased training".split())
+
+
+def _torchs_names(target: Any, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    # Functions of torch's that are not Python's take numpy's names, too; ``out=None`` says nothing.
+    if not kwargs or not isinstance(
+        target, types.BuiltinFunctionType | types.MethodDescriptorType | types.FunctionType
+    ):
+        return kwargs
+    aliases = {} if isinstance(target, types.FunctionType) else {"axis": "dim", "keepdims": "keepdim"}
+    return {aliases.get(name, name): item for name, item in kwargs.items() if name != "out" or item is not None}
+
+
+def _find_binder(target: Any) -> Binder | None:
+    # Of a function, or of a method by its name.
+    if isinstance(target, str):
+        return _methods().get(target)
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        # Those of its overloads that the table has are one op.
+        overloads = (getattr(target, name) for name in target.overloads())  # type: ignore[no-untyped-call]
+        return next((found for item in overloads if (found := _functions().get(item))), None)
+    try:
+        return _functions().get(target)
+    except TypeError:  # unhashable
+        return None
+
+
+def needs_known(target: Any) -> bool:
+    """Whether which op a call of a function is depends on its tensors' dtypes, dimensions and devices."""
+    return _find_binder(target) in ASKING
 
 
 def find_dims(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -130,11 +184,9 @@ def find_dims(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
         args: by position, the method's tensor first.
         kwargs: by name.
     """
-    try:
-        binder = _methods().get(target) if isinstance(target, str) else _functions().get(target)
-    except TypeError:  # unhashable
-        return []
-    names = {"dim", "keepdim"} & {*_signature(binder).parameters} if binder else ()
+    binder = _find_binder(target)
+    kwargs = _torchs_names(getattr(torch.Tensor, target, None) if isinstance(target, str) else target, kwargs)
+    names = _SETTLED & {*_signature(binder).parameters} if binder else ()
     if not names:
         return []
     try:
@@ -324,8 +376,12 @@ def _bind_lerp(input: Any, end: Any, weight: Any) -> OpCall | None:  # noqa: A00
 
 def _bind_masked_fill(input: Any, mask: Any, value: Any) -> OpCall | None:  # noqa: A002
     # torch refuses a number that the dtype cannot hold: these every dtype of the op can.
+    known = known_of(input)
     is_safe = (
-        is_constant(value) and not isinstance(value, complex) and (not math.isfinite(value) or abs(value) <= 65504)
+        is_constant(value)
+        and not isinstance(value, complex)
+        and (not math.isfinite(value) or abs(value) <= 65504)
+        and (known is None or dtype_kind(known.dtype) in OPS["masked_fill"].kinds)
     )
     return _call("masked_fill", input, mask, value=value) if is_safe else None
 
@@ -398,8 +454,8 @@ def _bind_reduction(name: str) -> Binder:
     return bind
 
 
-def _bind_count_nonzero(input: Any, dim: Any = None) -> OpCall | None:  # noqa: A002
-    return _reduce("count_nonzero", input, dim)
+def _bind_count_nonzero(input: Any, *dims: Any, dim: Any = None) -> OpCall | None:  # noqa: A002
+    return _reduce("count_nonzero", input, dims[0] if len(dims) == 1 else dims or dim)
 
 
 def _bind_total(name: str) -> Binder:
@@ -429,7 +485,12 @@ def _bind_form(bind: Callable[..., ReductionForm | None]) -> Binder:
             input = OpCall(cast_function(form.dtype), (input,))  # noqa: A001
         return _reduce(form.name, input, form.dim, form.keepdim, form.scalars)
 
-    return bind_call
+    return asking(bind_call) if "norm" in bind.__name__ else bind_call
+
+
+def _bind_normalize(input: Any, p: Any = 2.0, dim: Any = 1, eps: Any = 1e-12) -> OpCall | None:  # noqa: A002
+    norm = _bind_form(FORMS["norm"])(input, p, dim, True)
+    return norm and _call("div", input, _bind_clamp_min(norm, eps))
 
 
 def _bind_logsumexp(input: Any, dim: Any, keepdim: Any = False) -> OpCall | None:  # noqa: A002
@@ -540,8 +601,8 @@ def _methods() -> dict[str, Binder]:
         "where": _bind_where_method, "relu": _unary("relu"), "masked_fill": _bind_masked_fill,
         **{name: _bind_reduction(name) for name in ("amax", "amin", "any", "all")},
         "count_nonzero": _bind_count_nonzero, "prod": _bind_prod, "logsumexp": _bind_logsumexp,
-        **{name: _bind_total(name) for name in ("sum", "mean")}, "nansum": _bind_reduction("nansum"),
-        **{name: _bind_form(bind) for name, bind in FORMS.items() if name != "linalg_vector_norm"},
+        **{name: _bind_total(name) for name in ("sum", "mean", "nansum")},
+        **{name: _bind_form(bind) for name, bind in FORMS.items() if "linalg" not in name},
         "max": _bind_extremum("max"), "min": _bind_extremum("min"), "aminmax": _bind_aminmax,
         **softmax_methods(),
         **{name: _bind_view(bind) for name, bind in _VIEWS.items()},
@@ -640,7 +701,7 @@ def _functions() -> dict[Any, Binder]:
         **dict.fromkeys(_overloads("sum", "sum.dim_IntList"), _bind_total("sum")),
         **dict.fromkeys(_overloads("mean", "mean.dim"), _bind_total("mean")),
         **dict.fromkeys(_overloads("prod", "prod.dim_int"), _bind_prod),
-        _ATEN.nansum.default: _bind_reduction("nansum"),
+        _ATEN.nansum.default: _bind_total("nansum"),
         **{
             overload: _bind_form(FORMS[name])
             for name, forms in (
@@ -652,6 +713,8 @@ def _functions() -> dict[Any, Binder]:
             for overload in _overloads(*(f"{name}.{form}" for form in forms.split()))
         },
         torch.linalg.vector_norm: _bind_form(FORMS["linalg_vector_norm"]),
+        torch.linalg.norm: _bind_form(FORMS["linalg_norm"]),
+        F.normalize: _bind_normalize,
         torch.special.logsumexp: _tensor_first(_bind_logsumexp),
         _ATEN.logsumexp.default: _bind_logsumexp,
         **{

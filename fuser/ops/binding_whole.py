@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
 from fuser.ops import channel_norms, losses, norms  # noqa: F401 - they fill the table
-from fuser.ops.calls import Binder, OpCall, is_number
+from fuser.ops.calls import Binder, Known, OpCall, asking, is_number, known_of
 from fuser.ops.composites import composite_function
 
 __all__ = ["whole_functions"]
@@ -46,13 +46,7 @@ def _there(*tensors: Any) -> list[Any]:
     return [item for item in tensors if item is not None]
 
 
-def _known(node: Any) -> torch.Tensor | None:
-    # The tensor that a stand-in stands for, where dtype and shape are known.
-    value = getattr(node, "meta", {}).get("val")
-    return value if isinstance(value, torch.Tensor) else None
-
-
-def _narrow_name(known: torch.Tensor) -> str:
+def _narrow_name(known: Known) -> str:
     # Of half and bfloat16; "" of others.
     return str(known.dtype).removeprefix("torch.") if known.dtype in (torch.float16, torch.bfloat16) else ""
 
@@ -78,16 +72,18 @@ def _bind_layer_norm(
     return _call("native_layer_norm", form, _there(input, weight, bias), {"eps": eps}) if sizes else None
 
 
+@asking
 def _bind_native_layer_norm(input: Any, normalized_shape: Any, weight: Any, bias: Any, eps: Any) -> OpCall | None:  # noqa: A002
-    sizes, known = _sizes(normalized_shape), _known(input)
+    sizes, known = _sizes(normalized_shape), known_of(input)
     if sizes is None or known is None:
         return None
     # On the CPU torch keeps the statistics in the input's dtype.
-    dtype = _narrow_name(known) if known.device.type == "cpu" else ""
+    dtype = _narrow_name(known) if known.device_type == "cpu" else ""
     form = (sizes, weight is not None, bias is not None, dtype, False)
     return _call("native_layer_norm", form, _there(input, weight, bias), {"eps": eps}, (True,) * 3)
 
 
+@asking
 def _bind_layer_norm_backward(
     grad_out: Any,
     input: Any,  # noqa: A002
@@ -98,12 +94,12 @@ def _bind_layer_norm_backward(
     bias: Any,
     output_mask: Any,
 ) -> OpCall | None:
-    sizes, known = _sizes(normalized_shape), _known(input)
+    sizes, known = _sizes(normalized_shape), known_of(input)
     mask = tuple(map(bool, output_mask))
     is_odd = not any(mask) or (mask[1] and weight is None) or (mask[2] and bias is None)
     if sizes is None or known is None or is_odd:
         return None
-    form = (sizes, known.dim(), weight is not None, bias is not None, True, mask)
+    form = (sizes, known.rank, weight is not None, bias is not None, True, mask)
     tensors = _there(grad_out, input, mean, rstd, weight, bias)
     return _call("native_layer_norm_backward", form, tensors, mask=mask)
 
@@ -122,6 +118,7 @@ def _bind_fused_rms_norm(input: Any, normalized_shape: Any, weight: Any, eps: An
     return _call("_fused_rms_norm", form, _there(input, weight), scalars, (True,) * 2) if sizes else None
 
 
+@asking
 def _bind_rms_norm_backward(
     grad_out: Any,
     input: Any,  # noqa: A002
@@ -130,23 +127,24 @@ def _bind_rms_norm_backward(
     weight: Any,
     output_mask: Any,
 ) -> OpCall | None:
-    sizes, known = _sizes(normalized_shape), _known(input)
+    sizes, known = _sizes(normalized_shape), known_of(input)
     mask = tuple(map(bool, output_mask))
     if sizes is None or known is None or not any(mask) or (mask[1] and weight is None):
         return None
-    form = (sizes, known.dim(), weight is not None, False, False, mask)
+    form = (sizes, known.rank, weight is not None, False, False, mask)
     return _call("_fused_rms_norm_backward", form, _there(grad_out, input, rstd, weight), mask=mask)
 
 
 # --- batch_norm and group_norm ----------------------------------------------------------------------------------
-def _of_channels(input: Any) -> torch.Tensor | None:  # noqa: A002
+def _of_channels(input: Any) -> Known | None:  # noqa: A002
     # On the CPU torch keeps statistics of half and bfloat16 in other dtypes.
-    known = _known(input)
-    if known is None or known.dim() < 2 or (known.device.type == "cpu" and _narrow_name(known)):
+    known = known_of(input)
+    if known is None or known.rank < 2 or (known.device_type == "cpu" and _narrow_name(known)):
         return None
     return known
 
 
+@asking
 def _bind_batch_norm_training(
     input: Any,  # noqa: A002
     weight: Any,
@@ -160,11 +158,12 @@ def _bind_batch_norm_training(
     known = _of_channels(input)
     if known is None or training is not True:
         return None
-    form = (known.dim(), weight is not None, bias is not None, True)
+    form = (known.rank, weight is not None, bias is not None, True, 5)
     tensors = _there(input, weight, bias, running_mean, running_var)
     return _call("batch_norm", form, tensors, {"momentum": momentum, "eps": eps}, (True,) * 5)
 
 
+@asking
 def _bind_batch_norm_inference(
     input: Any,  # noqa: A002
     weight: Any,
@@ -177,12 +176,48 @@ def _bind_batch_norm_inference(
     known = _of_channels(input)
     if known is None:
         return None
-    form = (known.dim(), weight is not None, bias is not None, False)
+    form = (known.rank, weight is not None, bias is not None, False, 1)
     tensors = _there(input, weight, bias, running_mean, running_var)
     # The statistics that it returns are of no elements.
     return _call("batch_norm", form, tensors, {"eps": eps}, (True, False, False))
 
 
+@asking
+def _bind_batch_norm_alone(
+    input: Any,  # noqa: A002
+    weight: Any,
+    bias: Any,
+    training: Any,
+    momentum: Any,  # noqa: ARG001
+    eps: Any,
+) -> OpCall | None:
+    known = _of_channels(input)
+    if known is None or training is not True:
+        return None
+    form = (known.rank, weight is not None, bias is not None, True, 3)
+    return _call("batch_norm", form, _there(input, weight, bias), {"eps": eps}, (True,) * 3)
+
+
+@asking
+def _bind_functional_batch_norm(
+    input: Any,  # noqa: A002
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: Any = False,
+    momentum: Any = 0.1,  # noqa: ARG001
+    eps: Any = 1e-05,
+) -> OpCall | None:
+    known, running = _of_channels(input), _there(running_mean, running_var)
+    # One that writes is made another by the trace.
+    if known is None or len(running) != (0 if training is True else 2) or not isinstance(training, bool):
+        return None
+    form = (known.rank, weight is not None, bias is not None, training, 1)
+    return _call("batch_norm", form, _there(input, weight, bias, *running), {"eps": eps})
+
+
+@asking
 def _bind_batch_norm_backward(
     grad_out: Any,
     input: Any,  # noqa: A002
@@ -200,16 +235,17 @@ def _bind_batch_norm_backward(
     is_odd = not any(mask) or None in saved or (weight is None and any(mask[1:]))
     if known is None or not isinstance(train, bool) or is_odd:
         return None
-    form = (known.dim(), weight is not None, train, mask)
+    form = (known.rank, weight is not None, train, mask)
     scalars = {} if train else {"eps": eps}
     return _call("native_batch_norm_backward", form, _there(grad_out, input, weight, *saved), scalars, mask)
 
 
-def _lies_row_major(known: torch.Tensor) -> bool:
+def _lies_row_major(known: Known) -> bool:
     # Of the results of group_norm: on a GPU always.
-    return known.device.type != "cpu" or known.is_contiguous()
+    return known.device_type != "cpu" or known.is_contiguous
 
 
+@asking
 def _bind_group_norm(
     input: Any,  # noqa: A002
     weight: Any,
@@ -220,14 +256,31 @@ def _bind_group_norm(
     group: Any,
     eps: Any,
 ) -> OpCall | None:
-    known = _known(input)
-    if known is None or known.dim() < 2 or type(group) is not int:
+    known = known_of(input)
+    if known is None or known.rank < 2 or type(group) is not int:
         return None
     narrow = _narrow_name(known)
-    form = (known.dim(), group, _lies_row_major(known), weight is not None, bias is not None, narrow)
+    form = (known.rank, group, _lies_row_major(known), weight is not None, bias is not None, narrow)
     return _call("native_group_norm", form, _there(input, weight, bias), {"eps": eps}, (True,) * 3)
 
 
+@asking
+def _bind_functional_group_norm(
+    input: Any,  # noqa: A002
+    num_groups: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: Any = 1e-05,
+    cudnn_enabled: Any = True,  # noqa: ARG001
+) -> OpCall | None:
+    known = known_of(input)
+    if known is None or known.rank < 2 or type(num_groups) is not int or num_groups < 1:
+        return None
+    form = (known.rank, num_groups, _lies_row_major(known), weight is not None, bias is not None, None)
+    return _call("native_group_norm", form, _there(input, weight, bias), {"eps": eps})
+
+
+@asking
 def _bind_group_norm_backward(
     grad_out: Any,
     input: Any,  # noqa: A002
@@ -240,31 +293,91 @@ def _bind_group_norm_backward(
     group: Any,
     output_mask: Any,
 ) -> OpCall | None:
-    known, mask = _known(input), tuple(map(bool, output_mask))
+    known, mask = known_of(input), tuple(map(bool, output_mask))
     is_odd = not any(mask) or (weight is None and any(mask[1:]))
-    if known is None or known.dim() < 2 or type(group) is not int or is_odd:
+    if known is None or known.rank < 2 or type(group) is not int or is_odd:
         return None
-    form = (known.dim(), group, _lies_row_major(known), weight is not None, mask)
+    form = (known.rank, group, _lies_row_major(known), weight is not None, mask)
     return _call("native_group_norm_backward", form, _there(grad_out, input, mean, rstd, weight), mask=mask)
 
 
 # --- nll_loss ---------------------------------------------------------------------------------------------------
-def _has_classes(input: Any, target: Any) -> torch.Tensor | None:  # noqa: A002
-    known, of_rows = _known(input), _known(target)
-    is_one = known is not None and known.dim() == 2 and of_rows is not None and of_rows.dim() == 1
+_REDUCTIONS = {"none": losses.NONE, "mean": losses.MEAN, "sum": losses.SUM}
+
+
+def _has_classes(input: Any, target: Any) -> Known | None:  # noqa: A002
+    known, of_rows = known_of(input), known_of(target)
+    is_one = known is not None and known.rank == 2 and of_rows is not None and of_rows.rank == 1
     return known if is_one else None
 
 
+def _is_of_classes(node: Any) -> bool:
+    # To look through all classes for the target's is worth it only where they are at hand.
+    return "log_softmax" in str(getattr(node, "target", ""))
+
+
+@asking
 def _bind_nll_loss(self: Any, target: Any, weight: Any, reduction: Any, ignore_index: Any) -> OpCall | None:
     known = _has_classes(self, target)
-    # To look through all classes for the target's is worth it only where they are at hand.
-    is_made = "log_softmax" in str(getattr(self, "target", ""))
-    if known is None or not is_made or reduction not in (losses.MEAN, losses.SUM):
+    if known is None or not _is_of_classes(self) or reduction not in (losses.MEAN, losses.SUM):
         return None
-    form = (weight is not None, reduction, _narrow_name(known))
+    form = (weight is not None, reduction, _narrow_name(known), False, False)
     return _call("nll_loss_forward", form, _there(self, target, weight), {"ignore_index": ignore_index}, (True,) * 2)
 
 
+@asking
+def _bind_functional_nll_loss(
+    input: Any,  # noqa: A002
+    target: Any,
+    weight: Any = None,
+    size_average: Any = None,
+    ignore_index: Any = -100,
+    reduce: Any = None,
+    reduction: Any = "mean",
+) -> OpCall | None:
+    known = _has_classes(input, target)
+    if known is None or not _is_of_classes(input):
+        return None
+    return _nll_loss(known, input, target, weight, (size_average, reduce, reduction), ignore_index)
+
+
+@asking
+def _bind_cross_entropy(
+    input: Any,  # noqa: A002
+    target: Any,
+    weight: Any = None,
+    size_average: Any = None,
+    ignore_index: Any = -100,
+    reduce: Any = None,
+    reduction: Any = "mean",
+    label_smoothing: Any = 0.0,
+) -> OpCall | None:
+    known = _has_classes(input, target)
+    if known is None:
+        return None
+    classes = OpCall(composite_function("_log_softmax", (1,)), (input,))
+    return _nll_loss(known, classes, target, weight, (size_average, reduce, reduction), ignore_index, label_smoothing)
+
+
+def _nll_loss(
+    known: Known,
+    classes: Any,
+    target: Any,
+    weight: Any,
+    reduces: tuple[Any, Any, Any],
+    ignored: Any,
+    smoothing: Any = 0.0,
+) -> OpCall | None:
+    is_smooth, reduction, of_rows = smoothing != 0.0, _REDUCTIONS.get(reduces[2]), known_of(target)
+    is_odd = reduces[:2] != (None, None) or (is_smooth and not (type(smoothing) is float and 0 < smoothing <= 1))
+    if of_rows is None or of_rows.dtype is not torch.int64 or is_odd or reduction is None:
+        return None
+    scalars = {"ignore_index": ignored, **({"label_smoothing": smoothing} if is_smooth else {})}
+    form = (weight is not None, reduction, _narrow_name(known), True, is_smooth)
+    return _call("nll_loss_forward", form, _there(classes, target, weight), scalars)
+
+
+@asking
 def _bind_nll_loss_backward(
     grad_output: Any,
     self: Any,
@@ -287,9 +400,15 @@ def whole_functions() -> dict[Any, Binder]:
         F.layer_norm: _bind_layer_norm,
         torch.layer_norm: _bind_layer_norm,
         torch.native_layer_norm: _bind_native_layer_norm,
+        F.batch_norm: _bind_functional_batch_norm,
+        F.group_norm: _bind_functional_group_norm,
+        torch.group_norm: _bind_functional_group_norm,
+        F.nll_loss: _bind_functional_nll_loss,
+        F.cross_entropy: _bind_cross_entropy,
         _ATEN.native_layer_norm.default: _bind_native_layer_norm,
         _ATEN.native_layer_norm_backward.default: _bind_layer_norm_backward,
         _ATEN._native_batch_norm_legit_functional.default: _bind_batch_norm_training,
+        _ATEN._native_batch_norm_legit.no_stats: _bind_batch_norm_alone,
         _ATEN._native_batch_norm_legit_no_training.default: _bind_batch_norm_inference,
         _ATEN.native_batch_norm_backward.default: _bind_batch_norm_backward,
         _ATEN.native_group_norm.default: _bind_group_norm,

@@ -11,12 +11,27 @@ import torch
 
 from fuser.function import Function
 
-__all__ = ["DEVICE_TYPE", "IS_NUMBER", "Binder", "OpCall", "device_type_of", "is_constant", "is_number"]
+__all__ = [
+    "ASKING",
+    "DEVICE_TYPE",
+    "IS_NUMBER",
+    "KNOWN",
+    "Binder",
+    "Known",
+    "OpCall",
+    "asking",
+    "device_type_of",
+    "is_constant",
+    "is_number",
+    "known_of",
+]
 
 # Key in the ``meta`` of a stand-in that is a Python number.
 IS_NUMBER = "fuser_is_number"
 # Key there of the type of device that a stand-in without a known value is on, where that is known.
 DEVICE_TYPE = "fuser_device_type"
+# Key there of what a trace relies on of a tensor: see Known.
+KNOWN = "fuser_known"
 _NUMBER_TYPES = (bool, int, float, complex)
 
 
@@ -59,7 +74,40 @@ class OpCall:
         return is_one or any(isinstance(item, OpCall) and item.reduces for item in self.tensors)
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What binders ask of a tensor, beside sizes."""
+
+    dtype: torch.dtype
+    device_type: str
+    rank: int
+    is_contiguous: bool
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Known:
+        """Return what there is to know of a real or fake tensor."""
+        return Known(tensor.dtype, tensor.device.type, tensor.dim(), tensor.is_contiguous())
+
+
+def known_of(item: Any) -> Known | None:
+    """Return what is known of the tensor that an operand stands for, from its value or its trace; None if nothing."""
+    meta = getattr(item, "meta", {})
+    value = meta.get("val")
+    found: Known | None = Known.of(value) if isinstance(value, torch.Tensor) else meta.get(KNOWN)
+    return found
+
+
 Binder = Callable[..., "OpCall | None"]
+
+
+# Binders that ask what is known of their tensors: traces note it for them, and rely on it.
+ASKING: set[Binder] = set()
+
+
+def asking(binder: Binder) -> Binder:
+    """Say of a binder that it asks (a decorator)."""
+    ASKING.add(binder)
+    return binder
 
 
 def device_type_of(call: OpCall) -> str:

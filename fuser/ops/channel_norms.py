@@ -21,8 +21,8 @@ __all__: list[str] = []
 
 
 # --- batch_norm -------------------------------------------------------------------------------------------------
-# Forms: the rank of the input, whether there are a weight and a bias, whether its own statistics are used, and which
-# results are asked for.
+# Forms: the rank of the input, whether there are a weight and a bias, whether its own statistics are used, and how many
+# results are asked for (with those of the running statistics 5, without them 3; the first alone), or which.
 def _all_but_channels(rank: int) -> tuple[int, ...]:
     return (0, *range(2, rank))
 
@@ -34,23 +34,27 @@ def _add_channels(builder: GroupBuilder, rank: int, names: Sequence[str]) -> dic
 
 
 def _batch_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
-    rank, has_weight, has_bias, is_training = form
+    rank, has_weight, has_bias, is_training, count = form
+    is_updated = is_training and count == 5
     builder = GroupBuilder()
     dims = _all_but_channels(rank)
     x = builder.add_input("input")
     affine_names = ["weight"] * has_weight + ["bias"] * has_bias
-    given = _add_channels(builder, rank, [*affine_names, "running_mean", "running_var"])
-    momentum = optional_input(builder, "momentum", is_training, is_scalar=True)
+    running = ["running_mean", "running_var"] if is_updated or not is_training else []
+    given = _add_channels(builder, rank, [*affine_names, *running])
+    momentum = optional_input(builder, "momentum", is_updated, is_scalar=True)
     eps = builder.add_input("eps", is_scalar=True)
     further: list[int] = []
     if is_training:
-        mean, var, count = moments(builder, x, dims, "batch_norm" if is_ordered else "")
+        mean, var, elements = moments(builder, x, dims, "batch_norm" if is_ordered else "")
         rstd = rstd_of(builder, var, eps)
-        blend = "T blend(T old, T now, double momentum) { return T(momentum) * now + (T(1) - T(momentum)) * old; }"
-        (now,) = builder.apply(step("T unbiased(T var, T n) { return var * (n / (n - T(1))); }"), [var, count])
-        further = [mean, rstd]
-        for old, value in ((given["running_mean"], mean), (given["running_var"], now)):
-            further += builder.apply(step(blend, scalars=("momentum",), unpromoted=("now",)), [old, value], momentum)
+        further = [mean, rstd] if count > 1 else []
+        if is_updated:
+            blend = "T blend(T old, T now, double momentum) { return T(momentum) * now + (T(1) - T(momentum)) * old; }"
+            (now,) = builder.apply(step("T unbiased(T var, T n) { return var * (n / (n - T(1))); }"), [var, elements])
+            for old, value in zip(running, (mean, now), strict=True):
+                blended = step(blend, scalars=("momentum",), unpromoted=("now",))
+                further += builder.apply(blended, [given[old], value], momentum)
     else:
         mean = given["running_mean"]
         rstd = rstd_of(builder, given["running_var"], eps)
@@ -103,7 +107,7 @@ def _check_channels(form: Form, shapes: Mapping[str, Shape]) -> str:
             return f"grad_out of shape {list(shape)} for input of shape {list(own)}"
         if name not in ("input", "grad_out") and shape != own[1:2]:
             return f"{name} should contain {own[1]} elements, but has the shape {list(shape)}"
-    if len(form) == 4 and form[3] is True and prod(own) == own[1]:
+    if len(form) == 5 and form[3] and prod(own) == own[1]:
         return f"Expected more than 1 value per channel when training, got input size {list(own)}"
     return ""
 
@@ -111,16 +115,20 @@ def _check_channels(form: Form, shapes: Mapping[str, Shape]) -> str:
 def _eager_batch_norm(
     form: Form,
     input: Any,  # noqa: A002
-    running_mean: Any,
-    running_var: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
     weight: Any = None,
     bias: Any = None,
     *,
     eps: Any,
     momentum: Any = 0.0,
 ) -> Any:
+    *_, is_training, count = form
     given = (input, weight, bias, running_mean, running_var)
-    if form[3]:
+    if is_training and count < 5:
+        made = torch.ops.aten._native_batch_norm_legit.no_stats(*given[:3], True, momentum, eps)
+        return made if count == 3 else made[0]
+    if is_training:
         return torch.ops.aten._native_batch_norm_legit_functional.default(*given, True, momentum, eps)
     return torch.ops.aten._native_batch_norm_legit_no_training.default(*given, momentum, eps)[0]
 
@@ -153,7 +161,8 @@ COMPOSITES["native_batch_norm_backward"] = Composite(
 
 # --- group_norm -------------------------------------------------------------------------------------------------
 # Forms: the rank of the input, how many groups, whether results lie row-major, whether there are a weight and a bias;
-# the dtype of the statistics where that is not the accumulate type, or which gradients are asked for.
+# the dtype of the statistics where that is not the accumulate type (None: they are not asked for), or which gradients
+# are asked for.
 class _Groups:
     """Adds tensors in the shape in which the channels are two dimensions, of groups and in a group."""
 
@@ -187,7 +196,7 @@ def _group_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
         "group_norm", "(x - mean) * rstd", "T x, T mean, T rstd", has_weight, has_bias, is_contiguous=is_contiguous
     )
     (out,) = builder.apply(normalise, [x, mean, rstd, *further])
-    statistics = stored(builder, [mean, rstd], dtype)
+    statistics = [] if dtype is None else stored(builder, [mean, rstd], dtype)
     return builder.build([shapes.back(out, shapes.full), *(shapes.back(value, shapes.rows) for value in statistics)])
 
 
@@ -233,7 +242,8 @@ def _group_sizes(form: Form, tensor: torch.Tensor) -> tuple[int, int, int, int]:
 
 
 def _eager_group_norm(form: Form, input: Any, weight: Any = None, bias: Any = None, *, eps: Any) -> Any:  # noqa: A002
-    return torch.ops.aten.native_group_norm.default(input, weight, bias, *_group_sizes(form, input), eps)
+    made = torch.ops.aten.native_group_norm.default(input, weight, bias, *_group_sizes(form, input), eps)
+    return made[0] if form[5] is None else made
 
 
 def _eager_group_norm_backward(

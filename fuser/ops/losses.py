@@ -6,7 +6,7 @@ finite or not. A target that is no class makes the loss NaN (torch stops the dev
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,42 +26,60 @@ NONE, MEAN, SUM = 0, 1, 2
 _ROWS = View(1, insert=(1,))
 
 
+_ADD_THREE = """void add_three(T a1, T a2, T a3, T b1, T b2, T b3, T& s1, T& s2, T& s3) {
+  s1 = a1 + b1; s2 = a2 + b2; s3 = a3 + b3;
+}"""
+
+
 def _forward_steps(form: Form, is_ordered: bool) -> FusionGroup:
-    # Whether there is a weight, how the loss is reduced, and the dtype of the results where that is not the accumulate
-    # type.
-    has_weight, reduction, dtype = form
+    # Whether there is a weight, how the loss is reduced, the dtype of the results where that is not the accumulate
+    # type, whether the loss alone is asked for, and whether labels are smoothed: all classes have a share in it then.
+    has_weight, reduction, dtype, is_alone, is_smooth = form
     builder = GroupBuilder()
     x, target = builder.add_input("input"), builder.add_input("target")
     weight = optional_input(builder, "weight", has_weight)
-    ignored = builder.add_input("ignore_index", is_scalar=True)
+    numbers = [builder.add_input("ignore_index", is_scalar=True)]
+    numbers += optional_input(builder, "label_smoothing", is_smooth, is_scalar=True)
     (of_row,) = builder.apply(view(_ROWS), [target])
     (place,) = builder.apply(index_function(1, (1,)), [x])
-    # A sum of zeros and one element is the element.
+    # A sum of zeros and one element is the element. What a row comes to: its target's value and weight, all values.
     taken = "T x, int64_t t, int64_t i" + ", T w" * has_weight
-    if has_weight:
-        pick = functor(f"void pick({taken}, T& v, T& c) {{ v = i == t ? x : T(0); c = i == t ? w : T(0); }}", (), 2)
-        text = """void found(T v, T c, int64_t count, T& value, T& classes, T& share) {
-          value = v; classes = T(count); share = c;
-        }"""
-    else:
-        pick = functor(f"T pick({taken}) {{ return i == t ? x : T(0); }}")
-        text = "void found(T v, int64_t count, T& value, T& classes) { value = v; classes = T(count); }"
-    found = functor(text, (), 2 + has_weight)
-    picks = reduce_step(pick, (1,), found, keepdim=False, unpromoted=("t", "i"))
+    picked = ["v = i == t ? x : T(0);", *["c = i == t ? w : T(0);"] * has_weight]
+    picked += [f"s = {'w * ' * has_weight}x;"] * is_smooth
+    names = [text[0] for text in picked]
+    found = ["value", "classes", *["share"] * has_weight, *["every"] * is_smooth]
+    pick = functor(f"void pick({taken}, {_list('T& ', names)}) {{ {' '.join(picked)} }}", (), len(names))
+    results = ["v", "T(count)", *names[1:]]
+    text = f"""void found({_list("T ", names)}, int64_t count, {_list("T& ", found)}) {{
+      {" ".join(f"{name} = {value};" for name, value in zip(found, results, strict=True))}
+    }}"""
+    combine = functor(_ADD_THREE, (), 3) if len(names) == 3 else None
+    finish = functor(text, (), len(found))
+    picks = reduce_step(pick, (1,), finish, combine=combine, keepdim=False, unpromoted=("t", "i"))
     values = builder.apply(picks, [x, of_row, place, *weight])
-    taken, own = "T value, T classes" + ", T share" * has_weight, "share" if has_weight else "T(1)"
-    text = f"""void row_loss({taken}, int64_t t, int64_t ignore_index, T& loss, T& total) {{
+    own, scalars = "share" if has_weight else "T(1)", ["ignore_index"] + ["label_smoothing"] * is_smooth
+    loss = f"-(value * {own})"
+    if is_smooth:
+        loss = f"(T(1) - T(label_smoothing)) * {loss} - every * (T(label_smoothing) / classes)"
+    taken = f"{_list('T ', found)}, int64_t t, int64_t ignore_index" + ", double label_smoothing" * is_smooth
+    text = f"""void row_loss({taken}, T& loss, T& total) {{
       const bool is_ignored = t == ignore_index, is_class = t >= 0 && T(t) < classes;
-      loss = is_ignored ? T(0) : is_class ? -(value * {own}) : T(NAN);
+      loss = is_ignored ? T(0) : is_class ? {loss} : T(NAN);
       total = is_ignored ? T(0) : {own};
     }}"""
-    of_rows = step(text, num_outputs=2, scalars=("ignore_index",), unpromoted=("t",))
-    loss, total = builder.apply(of_rows, [*values, target], [ignored])
-    both = functor("void both(T loss, T total, T& s1, T& s2) { s1 = loss; s2 = total; }", num_outputs=2)
-    result = "a / b" if reduction == MEAN else "a"
-    finish = functor(f"void finish(T a, T b, T& loss, T& total) {{ loss = {result}; total = b; }}", num_outputs=2)
-    sums = reduce_step(both, (0,), finish, order="nll_loss" if is_ordered else "", keepdim=False)
-    return builder.build(stored(builder, builder.apply(sums, [loss, total]), dtype))
+    of_rows = step(text, num_outputs=2, scalars=tuple(scalars), unpromoted=("t",))
+    made = builder.apply(of_rows, [*values, target], numbers)
+    if reduction != NONE:
+        both = functor("void both(T loss, T total, T& s1, T& s2) { s1 = loss; s2 = total; }", num_outputs=2)
+        result = "a / b" if reduction == MEAN else "a"
+        finish = functor(f"void finish(T a, T b, T& loss, T& total) {{ loss = {result}; total = b; }}", num_outputs=2)
+        sums = reduce_step(both, (0,), finish, order="nll_loss" if is_ordered else "", keepdim=False)
+        made = builder.apply(sums, made)
+    return builder.build(stored(builder, made[:1] if is_alone else made, dtype))
+
+
+def _list(kind: str, names: Sequence[str]) -> str:
+    return ", ".join(f"{kind}{name}" for name in names)
 
 
 def _backward_steps(form: Form, is_ordered: bool) -> FusionGroup:  # noqa: ARG001
@@ -99,8 +117,23 @@ def _check(form: Form, shapes: Mapping[str, Shape]) -> str:
     return ""
 
 
-def _eager_forward(form: Form, input: Any, target: Any, weight: Any = None, *, ignore_index: Any) -> Any:  # noqa: A002
-    return torch.ops.aten.nll_loss_forward.default(input, target, weight, form[1], int(ignore_index))
+def _eager_forward(
+    form: Form,
+    input: Any,  # noqa: A002
+    target: Any,
+    weight: Any = None,
+    *,
+    ignore_index: Any,
+    label_smoothing: Any = 0.0,
+) -> Any:
+    _, reduction, _, is_alone, is_smooth = form
+    if is_smooth:
+        # The logarithm of a softmax is its own.
+        return torch.ops.aten.cross_entropy_loss.default(
+            input, target, weight, reduction, int(ignore_index), label_smoothing
+        )
+    made = torch.ops.aten.nll_loss_forward.default(input, target, weight, reduction, int(ignore_index))
+    return made[0] if is_alone else made
 
 
 def _eager_backward(

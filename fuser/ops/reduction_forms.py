@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from fuser.ops.calls import known_of
+
 __all__ = ["FORMS", "ReductionForm"]
 
 
@@ -61,7 +63,7 @@ def _bind_vector_norm(
     *,
     dtype: Any = None,
 ) -> ReductionForm | None:
-    value = getattr(input, "meta", {}).get("val")
+    value = known_of(input)
     if type(ord) not in (int, float) or ord not in _NORMS:
         return None
     if dtype is not None and (value is None or not _widens(value.dtype, dtype)):
@@ -82,6 +84,20 @@ def _bind_norm(
     return _bind_vector_norm(input, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
 
 
+def _bind_linalg_norm(
+    input: Any,  # noqa: A002
+    ord: Any = None,  # noqa: A002
+    dim: Any = None,
+    keepdim: Any = False,
+    *,
+    dtype: Any = None,
+) -> ReductionForm | None:
+    # One of vectors: those of matrices are others.
+    if (ord is None and isinstance(dim, list | tuple) and len(dim) > 2) or (ord is not None and type(dim) is not int):
+        return None
+    return _bind_vector_norm(input, 2 if ord is None else ord, dim, keepdim, dtype=dtype)
+
+
 _NORMS: dict[float, float] = {0: 0, 1: 1, 2: 2, math.inf: math.inf, -math.inf: -math.inf}
 
 
@@ -96,4 +112,5 @@ FORMS: dict[str, Any] = {
     **{name: _moment(name) for name in ("var", "std", "var_mean", "std_mean")},
     "norm": _bind_norm,
     "linalg_vector_norm": _bind_vector_norm,
+    "linalg_norm": _bind_linalg_norm,
 }

@@ -125,6 +125,11 @@ def _of_dims(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _of_dims_or_all(function: Callable[..., Any]) -> Callable[..., Any]:
+    # Those for which no dimensions are all: what they say of nothing depends on whether a dimension is named.
+    return lambda x, dims, keepdim: function(x, dim=dims or (), keepdim=keepdim)
+
+
 def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
     # torch's functions of one dimension.
     def run(x: torch.Tensor, dims: Dims, keepdim: bool) -> Any:
@@ -176,7 +181,7 @@ for _name, _sign, _end in (("amax", ">", float("-inf")), ("amin", "<", float("in
         _name,
         f"return a != a || a {_sign} b ? a : b;",
         _end,
-        _of_dims(getattr(torch, _name)),
+        _of_dims_or_all(getattr(torch, _name)),
         exact=ANY_REAL,
         needs_elements=True,
     )

@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
 from fuser.function import Function, Promotion, Reduction
 from fuser.graph import FusionGroup, GroupBuilder
-from fuser.ops.calls import Binder, OpCall, is_number
+from fuser.ops.calls import Binder, OpCall, asking, is_number, known_of
 from fuser.ops.composites import COMPOSITES, Composite, Form, composite_function, step
 from fuser.ops.reductions import reduction_function
 from fuser.ops.table import OPS, cast_function
@@ -117,9 +117,10 @@ def _bind_aten(op: str) -> Binder:
 
 
 def _bind_backward(op: str) -> Binder:
+    @asking
     def bind(grad_output: Any, output: Any, dim: Any, input_dtype: Any) -> OpCall | None:
-        known = getattr(grad_output, "meta", {}).get("val")
-        if known is None or (known.dtype is not input_dtype and known.device.type != "cuda"):
+        known = known_of(grad_output)
+        if known is None or (known.dtype is not input_dtype and known.device_type != "cuda"):
             return None
         dtype = str(input_dtype).removeprefix("torch.")
         return OpCall(composite_function(op, (dim, dtype)), (grad_output, output))
