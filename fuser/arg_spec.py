@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fuser.access import Walk, plan_walk
+from fuser.access import VECTOR_BYTES, Walk, plan_walk
 from fuser.config import config
 from fuser.cxx.functor import EntryParameter
 from fuser.dtypes import dtype_info, number_dtype, number_kind
@@ -36,7 +36,7 @@ __all__ = ["DescribedValue", "build_arg_spec", "rounds_between"]
 
 # Rows of fewer elements than this are not worth a loop of their own on the CPU, reduced or not.
 CPU_SHORT_ROW = 32
-# Rows of fewer elements than this leave a GPU's vectors half empty.
+# Rows of fewer elements than this leave a GPU's vectors half empty; longer ones are read whole where they are aligned.
 GPU_SHORT_ROW = 32
 # Elements of a row, or of as many as are computed side by side, of which values may be kept from pass to pass.
 MAX_KEPT = 1 << 17
@@ -165,7 +165,7 @@ def _loop_nest(shape: Shape, strides: Sequence[Strides]) -> IterationSpace:
 def _lengthen_rows(
     space: IterationSpace, operands: Sequence[TensorDesc], count: int
 ) -> tuple[IterationSpace, frozenset[int]]:
-    """Make one dimension of the two innermost ones where rows are short.
+    """Make one dimension of the two innermost ones where rows are short, or begin anywhere.
 
     Args:
         space: the loop nest of a CUDA kernel.
@@ -175,17 +175,20 @@ def _lengthen_rows(
     Returns:
         The loop nest, and the operands that have one row, which then repeats.
     """
-    if len(space.sizes) < 2 or not 1 < space.sizes[0] < GPU_SHORT_ROW:
-        return space, frozenset()
     row = space.sizes[0]
+    if len(space.sizes) < 2 or row == 1:
+        return space, frozenset()
     kinds = [strides[:2] for strides in space.strides]
     repeated = frozenset(slot for slot, kind in enumerate(kinds[: len(operands)]) if kind == (1, 0))
     dense = {slot for slot, kind in enumerate(kinds) if kind == (1, row)}
     single = {slot for slot, kind in enumerate(kinds) if kind == (0, 0)}
     if not repeated or not dense.issuperset(range(count)) or len(repeated | dense | single) < len(kinds):
         return space, frozenset()
-    sizes = (row * space.sizes[1], *space.sizes[2:])
-    return IterationSpace(sizes, tuple((own[0], *own[2:]) for own in space.strides), period=row), repeated
+    sizes = [item.dtype.itemsize for slot, item in enumerate(operands) if slot in dense and item.dtype is not None]
+    if row >= GPU_SHORT_ROW and row * min(sizes) % VECTOR_BYTES == 0:
+        return space, frozenset()
+    merged = (row * space.sizes[1], *space.sizes[2:])
+    return IterationSpace(merged, tuple((own[0], *own[2:]) for own in space.strides), period=row), repeated
 
 
 def _find_rows(

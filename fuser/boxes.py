@@ -234,8 +234,14 @@ class _Cutter:
                 if item.function.is_index or item.function.op == "arange":
                     self.handles[key] = self._number(item, value, steps)
                     return self.handles[key]
-                write = self._arranged if item.function.arranges or item.function.is_view else self._computed
-                write(index, item, steps)
+                if not (item.function.arranges or item.function.is_view):
+                    self._computed(index, item, steps)
+                else:
+                    try:
+                        self._arranged(index, item, steps)
+                    except UnsupportedError as error:
+                        # What cannot be seen through a view of this is read after it.
+                        raise error if error.application >= 0 else _refuse(index, str(error)) from error
         return self.handles[key]
 
     def _read(self, value: int, steps: Steps) -> int:

@@ -87,7 +87,7 @@ def _subjects() -> Iterator[Subject]:
     derived = {"div", "div_number", "pow_number", "gelu_tanh", "to", "convert", "masked_fill"}
     # Bound in graphs of ATen alone, as test_ops and test_arrangements have them.
     derived |= {"clone", "contiguous", "glu", "glu_backward_first", "glu_backward_second", "left_shift", "right_shift"}
-    derived |= {"div_trunc", "div_floor", "hardshrink", "softshrink", "threshold", "prelu", "heaviside", "signbit"}
+    derived |= {"div_trunc", "hardshrink", "softshrink", "threshold", "prelu", "heaviside", "signbit"}
     derived |= {"isposinf", "isneginf", "nan_to_num", "fmax", "fmin", "tril", "triu"}
     for name, own in names.items():
         if name not in derived and not name.endswith("_backward"):

@@ -101,7 +101,9 @@ def _without_other_views(nodes: Sequence[fx.Node], calls: dict[fx.Node, OpCall |
     for node in nodes:
         if node in views:
             call, source = calls[node], node.all_input_nodes[0]
-            joins = {node, source} <= inside and (source not in views or source in kept)
+            # Graphs copy what they could not see in another shape.
+            is_copied = node.target is torch.ops.aten.view.default and _is_copy(calls.get(source))
+            joins = {node, source} <= inside and (source not in views or source in kept) and not is_copied
             if joins or (node in reduced and call is not None and call.function.is_view):
                 kept.add(node)
     return {node: call for node, call in calls.items() if node not in views or node in kept}
@@ -137,7 +139,11 @@ def _gains_nothing(group: Sequence[fx.Node], reading: GraphReading) -> bool:
     calls = [call for call in every if call is None or not (call.is_view or call.function.arranges)]
     if len(calls) == 1 and calls[0] is not None and calls[0].function.op in REDUCTIONS:
         return not calls[0].scalars and all(isinstance(item, fx.Node) for item in calls[0].tensors)
-    return all(call is not None and (call.function.op in _COPIES or is_first_power(call.function)) for call in calls)
+    return all(_is_copy(call) or (call is not None and is_first_power(call.function)) for call in calls)
+
+
+def _is_copy(call: OpCall | None) -> bool:
+    return call is not None and call.function.op in _COPIES
 
 
 _COPIES = frozenset({"convert", "clone", "contiguous"})

@@ -198,7 +198,7 @@ def _bind_select_scatter(input: Any, src: Any, dim: Any, index: Any) -> OpCall |
 def _put(x: Any, part: Any, dim: int, start: int, stop: int) -> OpCall | None:
     # The tensor with a part in place of its own; ATen writes into a copy, which keeps its strides.
     value = _static(x)
-    if value is None or not value.is_contiguous():
+    if value is None or value.stride() != torch.empty(value.shape, device="meta").stride():
         return None
     known = _static(part.tensors[0] if isinstance(part, OpCall) else part)
     if known is None or known.dtype != value.dtype:

@@ -34,15 +34,6 @@ define(
 define(
     "div_trunc", "T a, T b", "return trunc(fuser_step<S>(a / b));", lambda a, b: torch.div(a, b, rounding_mode="trunc")
 )
-define(
-    "div_floor",
-    "T a, T b",
-    "if (b == T(0)) return a / b; T rest = fmod(a, b); T q = fuser_step<S>(fuser_step<S>(a - rest) / b);"
-    " if (rest != T(0) && (b < T(0)) != (rest < T(0))) q = fuser_step<S>(q - T(1));"
-    " if (q == T(0)) return copysign(T(0), a / b);"
-    " T low = floor(q); return q - low > T(0.5) ? low + T(1) : low;",
-    lambda a, b: torch.div(a, b, rounding_mode="floor"),
-)
 define("fmax", "T a, T b", "return fmax(a, b);", torch.fmax)
 define("fmin", "T a, T b", "return fmin(a, b);", torch.fmin)
 define("heaviside", "T a, T b", "return a == T(0) ? b : T(a > T(0));", torch.heaviside, kinds=REAL, same_dtypes=True)
@@ -149,10 +140,9 @@ def _bind_ldexp(input: Any, other: Any) -> OpCall | None:  # noqa: A002
 
 
 def _bind_div_mode(input: Any, other: Any, *, rounding_mode: Any = None) -> OpCall | None:  # noqa: A002
-    # By a number ATen's CUDA kernels multiply.
-    kinds = {"trunc": "div_trunc", "floor": "div_floor"}
-    is_served = rounding_mode in kinds and not is_number(other) and not is_number(input)
-    return _call(kinds[rounding_mode], input, other) if is_served else None
+    # By a number ATen's CUDA kernels multiply, and floors have steps of their own.
+    is_served = rounding_mode == "trunc" and not is_number(other) and not is_number(input)
+    return _call("div_trunc", input, other) if is_served else None
 
 
 def _bind_nan_to_num(input: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) -> OpCall | None:  # noqa: A002
