@@ -269,17 +269,12 @@ def cpu_name() -> str:
 
 
 def print_kernel(source: str, device: torch.device) -> None:
-    """Print the kernel from the first functor on, and save its whole text."""
+    """Save the kernel's text, and print what it does for each element: one line for each functor."""
     lines = source.rstrip().splitlines()
     path = OUTPUT / ("photo_kernel.cu" if device.type == "cuda" else "photo_kernel.cpp")
     path.write_text(source, encoding="utf-8")
-    first = next((i for i, line in enumerate(lines) if "srgb_to_linear" in line), 0)
-    rule = "-" * 96
-    print(f"\nThe generated kernel ({len(lines)} lines, all of them in {relative(path)}):\n{rule}")
-    if first:
-        print(f"// ... {first} lines of prelude")
-    print("\n".join(lines[first:]))
-    print(rule)
+    print(f"\nThe generated kernel has {len(lines)} lines, in {relative(path)}. For each element it does:")
+    print("\n".join(line for line in lines if line.startswith("  // v")))
 
 
 def relative(path: Path) -> Path:
@@ -344,7 +339,7 @@ def load_pyplot() -> Any:
 # --- the demo -----------------------------------------------------------------------------------
 
 
-def run_demo(device: torch.device, megapixels: float, plots: bool) -> bool:
+def run_demo(device: torch.device, megapixels: float, *, plots: bool, is_size_given: bool) -> bool:
     """Run, print and save everything; return whether chaining kept every bit."""
     OUTPUT.mkdir(parents=True, exist_ok=True)
     photo = load_photo(megapixels, device)
@@ -361,7 +356,8 @@ def run_demo(device: torch.device, megapixels: float, plots: bool) -> bool:
 
     height, width = photo.image.shape[1:]
     size = f"{height * width / 1e6:.1f} megapixels"
-    print(f"photo    skimage.data.coffee at {width} x {height}, {size}, float32")
+    why = "as --size says" if is_size_given else f"by default on a {'GPU' if device.type == 'cuda' else 'CPU'}; --size"
+    print(f"photo    skimage.data.coffee enlarged to {width} x {height}: {size} ({why}), float32")
     print(f"device   {describe_device(device)}")
     print(f"chain    {' > '.join(STEPS)}")
 
@@ -382,7 +378,9 @@ def run_demo(device: torch.device, megapixels: float, plots: bool) -> bool:
     develop(**{**arguments, "stops": 0.5})
     recompiled = int(fuser.stats()["compiles"])
 
-    times_ms = median_times_ms({"eager torch": eager, "one functor at a time": one_by_one, "chained": chained}, device)
+    compiled = compile_eager(arguments)
+    runs = {"eager torch": eager, "torch.compile": compiled, "one functor at a time": one_by_one, "chained": chained}
+    times_ms = median_times_ms({name: run for name, run in runs.items() if run is not None}, device)
     chained_ms = times_ms["chained"]
 
     print(f"\nlaunches           {launches['before']} one functor at a time, {launches['after']} chained")
@@ -399,6 +397,17 @@ def run_demo(device: torch.device, megapixels: float, plots: bool) -> bool:
         pictures = save_pictures(photo.image, torch.stack(after)), save_times(times_ms, title)
         print(f"saved              {', '.join(str(relative(path)) for path in pictures)}")
     return equal
+
+
+def compile_eager(arguments: Mapping[str, Any]) -> Callable[[], Any] | None:
+    """Return the plain operations under torch.compile; None, said why, where it cannot compile."""
+    compiled = torch.compile(develop_eager)
+    try:
+        compiled(**arguments)
+    except Exception as error:  # whatever it lacks here
+        print(f"torch.compile does not work here: {str(error).splitlines()[0]}", file=sys.stderr)
+        return None
+    return lambda: compiled(**arguments)
 
 
 def synchronize(device: torch.device) -> None:
@@ -422,7 +431,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     device = torch.device("cuda" if gpu and options.device != "cpu" else "cpu")
     megapixels = options.size or (48.0 if device.type == "cuda" else 8.0)
     try:
-        equal = run_demo(device, megapixels, plots=not options.no_plots)
+        equal = run_demo(device, megapixels, plots=not options.no_plots, is_size_given=bool(options.size))
     except fuser.errors.CompilerNotFoundError as error:
         print(f"photo.py: no compiler for {device.type} kernels: {error}", file=sys.stderr)
         return 1

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { MAX_ITEMS = 96, MAX_WORDS = 1024, MAX_ARGUMENT_WORDS = 512, MAX_RANK = 255 };
+enum { MAX_ITEMS = 96, MAX_WORDS = 1024, MAX_ARGUMENT_WORDS = 512, MAX_RANK = 255, MAX_ORDERED = 15 };
 // Places in a table of records, at most, and those in which one record may be.
 enum { MAX_TABLE = 2048, WINDOW = 16 };
 enum { DEVICE_CUDA = 2, VECTOR_BYTES = 16 };
@@ -308,33 +308,37 @@ static int describe_call(Call *call, const Launcher *self, PyObject *tensors, Py
 static int ndim_of(const uint64_t *words) { return words[0] >> 56 ? (int)(words[0] >> 40 & 0xff) : 0; }
 static int word_count_of(const uint64_t *words) { return 1 + 2 * ndim_of(words); }
 
-// Whether elements lie densely, so that torch gives what is computed from such tensors alone the same strides.
-static int is_dense(const uint64_t *sizes, const uint64_t *strides, int ndim) {
-  uint64_t expected = 1;
+// The order in which the dimensions of a dense tensor are nested, as a number: tensors of one order are given results
+// of one order. 0 for one that is not dense.
+static uint64_t order_of(const uint64_t *sizes, const uint64_t *strides, int ndim) {
+  uint64_t expected = 1, order = 1;
   int dim = ndim;
   while (dim && strides[dim - 1] == expected) expected *= sizes[--dim];
-  if (!dim) return 1;
-  // Nested in another order: a dimension of one element would have no place in it.
+  if (!dim) return order;
+  // Another order than the usual one: a dimension of one element would have no place in it.
   expected = 1;
   for (int placed = 0; placed < ndim; ++placed) {
     for (dim = 0; dim < ndim && (strides[dim] != expected || sizes[dim] < 2); ++dim) {}
-    if (dim == ndim) return 0;
+    if (dim == ndim || ndim > MAX_ORDERED) return 0;
     expected *= sizes[dim];
+    order = order << 4 | (uint64_t)dim;
   }
-  return 1;
+  return order;
 }
 
-// The key of a call without sizes and strides; ``words`` has room for MAX_ITEMS and one more.
-static Key describe_heads(const Call *call, uint64_t *words) {
+// The key of a call without sizes and strides, with another word at its end; ``words`` has room for MAX_ITEMS and two.
+static Key describe_heads(const Call *call, uint64_t *words, uint64_t last) {
   const uint64_t *next = call->words + 1;
   words[0] = call->words[0];
   for (int i = 0; i < call->item_count; ++i, next += word_count_of(next)) words[1 + i] = next[0];
-  return (Key){words, 1 + call->item_count};
+  words[1 + call->item_count] = last;
+  return (Key){words, 2 + call->item_count};
 }
 
-// Whether one index serves all tensors of a call: those with dimensions are dense, all in one order. Tells where in the
-// call's words the first such tensor is, and how many elements it has.
-static int is_flat(const Call *call, const uint64_t **sized, int64_t *numel) {
+// The order of the dimensions of all tensors of a call that have any, if it is one, they are dense and have the same
+// sizes: one index serves them all. Else 0. Tells where in the call's words the first such tensor is, and how many
+// elements it has.
+static uint64_t find_order(const Call *call, const uint64_t **sized, int64_t *numel) {
   const uint64_t *next = call->words + 1;
   *sized = NULL;
   for (int i = 0; i < call->item_count; ++i, next += word_count_of(next)) {
@@ -351,7 +355,7 @@ static int is_flat(const Call *call, const uint64_t **sized, int64_t *numel) {
   *numel = 1;
   for (int i = 1; i <= ndim; ++i)
     if (__builtin_mul_overflow(*numel, (int64_t)(*sized)[i], numel)) return 0;
-  return *numel > 1 && is_dense(*sized + 1, *sized + 1 + ndim, ndim);
+  return *numel > 1 ? order_of(*sized + 1, *sized + 1 + ndim, ndim) : 0;
 }
 
 static uint64_t hash_words(Key key) {
@@ -735,17 +739,18 @@ static PyObject *launch_from(Launcher *self, Table *table, Key key, Call *call, 
 
 // Replay a described call by a record of one of three kinds; None if there is none.
 static PyObject *launch_described(Launcher *self, Call *call, PyObject *tensors, PyObject *out) {
-  uint64_t words[1 + MAX_ITEMS];
-  const Key heads = describe_heads(call, words), whole = {call->words, call->word_count};
+  uint64_t words[2 + MAX_ITEMS];
+  const Key whole = {call->words, call->word_count};
   const uint64_t *sized = NULL;
   int64_t numel = 1;
-  const struct { Table *table; Key key; } ways[] = {
-      {&self->flat, heads}, {&self->launching, whole}, {&self->calling, heads}, {&self->calling, whole}};
+  const uint64_t order = self->flat.last && out == Py_None ? find_order(call, &sized, &numel) : 0;
   PyObject *result = Py_NewRef(Py_None);
-  for (int i = 0; i < 4 && result == Py_None; ++i) {
-    if (!ways[i].table->last || (!i && (out != Py_None || !is_flat(call, &sized, &numel)))) continue;
+  for (int way = order ? 0 : 1; way < 4 && result == Py_None; ++way) {
+    Table *table = way == 0 ? &self->flat : way == 1 ? &self->launching : &self->calling;
+    if (!table->last) continue;
+    const Key key = way % 2 ? whole : describe_heads(call, words, way ? 0 : order);
     Py_DECREF(result);
-    result = launch_from(self, ways[i].table, ways[i].key, call, tensors, out, sized, i ? 1 : numel);
+    result = launch_from(self, table, key, call, tensors, out, sized, way ? 1 : numel);
   }
   return result;
 }
@@ -928,7 +933,7 @@ static int read_record(Record *record, const Call *call, PyObject *out, PyObject
       (through == Py_None &&
        (out == Py_None ? record->result_count > allocation_count : record->result_count != out_count)))
     return PyErr_SetString(PyExc_ValueError, "a record's results are not among its allocations or out="), 0;
-  uint64_t words[1 + MAX_ITEMS];
+  uint64_t words[2 + MAX_ITEMS];
   Key key = {call->words, call->word_count};
   if (PyTuple_Size(flat)) {
     Flat *into = &record->flat;
@@ -937,8 +942,9 @@ static int read_record(Record *record, const Call *call, PyObject *out, PyObject
     if (!PyArg_ParseTuple(flat, "LLL", &into->chunk, &into->parallel_from, &into->most)) return 0;
     if (out_count || step_count != (through == Py_None) || into->chunk < 1)
       return PyErr_SetString(PyExc_ValueError, "a record for any size calls, or makes new tensors by one launch"), 0;
-    record->is_flat = through == Py_None && is_flat(call, &sized, &numel);
-    if (record->is_flat || through != Py_None) key = describe_heads(call, words);
+    const uint64_t order = through == Py_None ? find_order(call, &sized, &numel) : 0;
+    record->is_flat = order != 0;
+    if (record->is_flat || through != Py_None) key = describe_heads(call, words, order);
   }
   record->generation = planned;
   record->hash = hash_words(key);

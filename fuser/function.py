@@ -95,7 +95,8 @@ class Reduction:
     # What torch calls the order of its own op, as in fuser.orders; empty: the canonical one.
     order: str = ""
     # Takes accumulators, then what the map takes, and makes the accumulators with one element more: how torch's order
-    # adds an element where that has other bits than to combine it. None: it is mapped and combined.
+    # adds an element where that has other bits than to combine it. None: it is mapped and combined. An accumulator that
+    # it calls ``count`` is how many elements there are.
     accumulate: Functor | None = None
 
     @property

@@ -102,7 +102,7 @@ def _pieces(source: KernelSource, sizes: Sequence[int]) -> int:
     tuning, rows = source.tuning, source.rows
     assert rows is not None, "it has reductions"
     if rows.order is not None:
-        return rows.order.schedule.blocks
+        return max(rows.order.schedule.blocks, tuning.piece)
     return -(-prod(sizes[: rows.reduced]) // tuning.piece) if tuning.piece else 1
 
 

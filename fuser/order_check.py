@@ -26,7 +26,7 @@ from fuser.graph import GroupBuilder
 from fuser.kernel_spec import KernelSpec
 from fuser.layout import Shape
 from fuser.ops import composite_steps
-from fuser.orders import RowOrder
+from fuser.orders import COLUMN_ORDERS, RowOrder
 from fuser.process import Lock
 from fuser.row_orders import torchs_order
 from fuser.tensor_desc import TensorDesc
@@ -40,6 +40,10 @@ LONG = 1 << 20
 # Elements that are compared of what is computed per element, at least: small differences of what there is per row show
 # in few of those that are rounded to 16 bits.
 ELEMENTS = 1 << 19
+# Rows from which the columns of a norm's gradients have one schedule.
+LONG_COLUMN = 256
+# What scalars are bound to.
+SCALARS = {"eps": 1e-5, "momentum": 0.1}
 
 _NARROW = (torch.float16, torch.bfloat16)
 
@@ -66,12 +70,12 @@ class OrderCase:
         properties: Any = torch.cuda.get_device_properties(self.device)
         device = (properties.name, str((properties.major, properties.minor)), str(properties.multi_processor_count))
         form = replace(self.function, reduction=None) if self.function.reduction else self.function
-        # What has several steps may have another kernel from any length on.
-        length = math.prod(self._reduced_sizes())
-        length = length if self.function.is_composite else (length - 1).bit_length()
+        # What has several steps may have another kernel from any length on, and for any sizes that make it.
+        sizes = self._reduced_sizes()
+        length = str(sizes) if self.function.is_composite else str((math.prod(sizes) - 1).bit_length())
         kind = (repr(form), str([item.dtype for item in self.tensors]), str(tuple(map(_kind_of, self.orders))))
         version = (__version__, torch.__version__, str(torch.version.cuda))
-        return CacheKey.build(("order", *version, *device, *kind, str(length)), ())
+        return CacheKey.build(("order", *version, *device, *kind, length), ())
 
     def group(self) -> KernelSpec:
         """Return the op alone."""
@@ -82,7 +86,7 @@ class OrderCase:
 
     def examples(self, generator: torch.Generator) -> Iterator[list[Any]]:
         """Give inputs of the op alone that have the same kinds of order."""
-        numbers = [1e-5 if item.name == "eps" else 1.0 for item in self.function.scalars]
+        numbers = [SCALARS.get(item.name, 1.0) for item in self.function.scalars]
         if self.function.reduction is not None:
             resized, offset = self._resized()
             for is_balanced in (False, True, False):
@@ -99,12 +103,17 @@ class OrderCase:
             yield [*(_draw(item, self.device, generator) for item in chosen), *numbers]
 
     def _dims(self, rank: int) -> tuple[int, ...]:
-        # What the op reduces, for a tensor of so many dimensions.
+        # What the op reduces, for a tensor of so many dimensions; of one that adds up columns the others.
         if self.function.reduction is not None:
             return self.function.reduction.normalize_dims(rank)
         steps = composite_steps(str(self.function.op), self.function.form or (), True)
+        if any(item.function.view for item in steps.applications):
+            # Of channels, which have tensors of their own.
+            return tuple(range(1, rank))
         reductions = [item.function.reduction for item in steps.applications if item.function.reduction]
-        return tuple({dim for item in reductions for dim in item.normalize_dims(rank)})
+        columns = {dim for item in reductions if item.order in COLUMN_ORDERS for dim in item.normalize_dims(rank)}
+        along = {dim for item in reductions if item.order not in COLUMN_ORDERS for dim in item.normalize_dims(rank)}
+        return tuple(sorted(along or {*range(rank)} - columns))
 
     def _reduced_sizes(self) -> Shape:
         shape = self.tensors[0].shape
@@ -135,11 +144,12 @@ class OrderCase:
         # The tensors of several steps, with fewer rows: of those that have all dimensions.
         shape = self.tensors[0].shape
         dims, length = self._dims(len(shape)), max(math.prod(self._reduced_sizes()), 1)
-        rows, sizes = max(-(-ELEMENTS // length), 4), dict[int, int]()
+        # As many as it takes for columns to have the same schedule.
+        rows, sizes = max(-(-ELEMENTS // length), LONG_COLUMN) + math.prod(shape) // length % 8, dict[int, int]()
         for dim, size in enumerate(shape):
             if dim not in dims:
                 sizes[dim] = min(size, rows)
-                rows = max(rows // max(size, 1), 1)
+                rows = -(-rows // max(size, 1))
         return [
             _with_sizes(item, {dim: size for dim, size in sizes.items() if item.shape[dim] == shape[dim]})
             if len(item.shape) == len(shape)

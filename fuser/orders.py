@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["KEPT_ORDERS", "RowOrder", "Schedule"]
+__all__ = ["COLUMN_ORDERS", "KEPT_ORDERS", "RowOrder", "Schedule"]
 
 # By type of device, the orders (Reduction.order) that kernels keep, for some shapes at least.
 KEPT_ORDERS: dict[str, frozenset[str]] = {
     "cuda": frozenset(
         (
-            "sum", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx", "softmax_backward",
+            "sum", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx", "gamma_beta", "batch_norm",
+            "batch_norm_sums", "group_norm", "group_norm_sums", "group_norm_batch", "softmax_backward",
             "log_softmax_backward",
         )
     ),
     "cpu": frozenset(),
 }  # fmt: skip
+# Those of what is added up across the rows of an op.
+COLUMN_ORDERS = frozenset({"gamma_beta", "group_norm_batch", "batch_norm", "batch_norm_sums"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +32,9 @@ class Schedule:
     A row belongs to ``slots`` threads: x side by side, y times that in a block, in several blocks. Each has some
     accumulators, which start at the identity. With vectors of V elements, vector j goes to slot ``j % slots``, its
     elements in turn to each of the accumulators; what lies before the first vector that is aligned in memory goes
-    to accumulator 0 of the first slots before all else, what lies after the last one after all else. Without,
-    element n goes to slot ``n % slots``, in turn to each of its accumulators. Then a thread combines its
+    to accumulator 0 of the first slots before all else, what lies after the last one after all else; in an order whose
+    rows have no such edges the last vector may be a part of one. Without vectors, element n goes to slot
+    ``n % slots``, in turn to each of its accumulators. Then a thread combines its
     accumulators in order; what threads have is combined by halves (slot i with slot i + half), along x first, then
     along y; and of blocks, by the threads of one: thread i takes those of blocks i, i + x * y, ..., and halves come
     again, along y first.
@@ -57,5 +61,7 @@ class RowOrder:
     is_across: bool = False
     # Whether rows begin, or end, between vectors.
     has_edges: bool = False
+    # Whether the last vector of a row is a part of one.
+    is_ragged: bool = False
     # Then the value whose address says where vectors begin; -1: rows lie one behind the other from an aligned place.
     source: int = -1

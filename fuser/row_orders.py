@@ -7,6 +7,7 @@ reductions and fast numerics have the canonical order.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -59,9 +60,12 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
             orders[index] = None
         else:
             source = item.tensors[0] if item.tensors[0] < len(group.inputs) else -1
-            order = torchs_order(item.function, desc, dims, device, source)
-            if reduction.order not in {"sum", "welford"} and not are_aligned:
-                # ATen has other kernels then.
+            order = torchs_order(item.function, desc, dims, device, source, are_aligned=are_aligned)
+            given = [values[value].desc for value in item.tensors]
+            if reduction.order.startswith("batch_norm") and any(
+                own.strides != desc.strides for own in given if own.shape == desc.shape
+            ):
+                # ATen has another kernel for tensors of different layouts.
                 order = None
             if "softmax" in reduction.order and any_narrow:
                 # What lanes read side by side is narrow, too: torch's kernels are faster.
@@ -81,7 +85,7 @@ def order_of_section(section: Section, orders: Orders) -> RowOrder | None:
     found = next((orders[index] for index in section.applications if orders.get(index)), None)
     if found is None or found.source < 0:
         return found
-    return RowOrder(found.schedule, found.is_across, found.has_edges, section.inputs.index(found.source))
+    return replace(found, source=section.inputs.index(found.source))
 
 
 @cache
@@ -94,7 +98,13 @@ def gpu_size(device: torch.device) -> GpuSize:
 
 
 def torchs_order(
-    function: Function, desc: TensorDesc, dims: tuple[int, ...], device: torch.device, source: int
+    function: Function,
+    desc: TensorDesc,
+    dims: tuple[int, ...],
+    device: torch.device,
+    source: int,
+    *,
+    are_aligned: bool = True,
 ) -> RowOrder | None:
     """Return the order of one of torch's reductions on a device; None where it is not known.
 
@@ -104,6 +114,7 @@ def torchs_order(
         dims: along what, ascending.
         device: where.
         source: the group's input that is reduced; -1 for what would be a tensor of its own.
+        are_aligned: whether all of the group's inputs are, on which the kernels of ATen's larger ops depend.
     """
     reduction = function.reduction
     assert reduction is not None, "it is one"
@@ -118,11 +129,15 @@ def torchs_order(
         # Its vectors are not known: what few roundings differ in, no comparison shows.
         return None
     layout, size = coalesce(desc.shape, desc.strides, dims), desc.dtype.itemsize
-    # Four elements of eight bytes may lie between vectors.
-    is_aligned = source < 0 or (desc.is_aligned and 4 * size <= VECTOR_BYTES)
-    schedule = find_schedule(reduction.order, layout, size, gpu_size(device), is_aligned=is_aligned)
+    finds_vectors = reduction.order in {"sum", "welford"}
+    if finds_vectors:
+        # Four elements of eight bytes may lie between vectors.
+        are_aligned = source < 0 or (desc.is_aligned and 4 * size <= VECTOR_BYTES)
+    schedule = find_schedule(reduction.order, layout, size, gpu_size(device), is_aligned=are_aligned)
     if schedule is None:
         return None
+    if not finds_vectors:
+        return RowOrder(schedule, not layout.is_along, is_ragged=layout.length % schedule.vector > 0)
     if schedule.vector == 1:
         return RowOrder(schedule, is_across=not layout.is_along)
     is_aligned = source < 0 or (desc.is_aligned and schedule.vector * size <= VECTOR_BYTES)

@@ -33,6 +33,8 @@ class Accumulator:
     type: str
     # An expression.
     identity: str
+    # Whether it is how many elements were added: in torch's order, of what a thread has.
+    is_count: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +257,11 @@ class RowWriter:
         accumulators = self.accumulators[index]
         before, names = [f"l{item.name}" for item in accumulators], [f"r{item.name}" for item in accumulators]
         if reduction.accumulate is not None:
-            taken = [*map(self.writer.isolate, before), *self.writer.operands(index)]
+            held = [
+                text if item.is_count else self.writer.isolate(text)
+                for item, text in zip(accumulators, before, strict=True)
+            ]
+            taken = [*held, *self.writer.operands(index)]
             return [self.writer.describe(index), *self._assign(index, reduction.accumulate, taken, names)]
         lines = self._map(index)
         lines += [f"const {item.type} e{item.name} = m{item.name};" for item in accumulators]
@@ -298,7 +304,8 @@ class RowWriter:
         found = []
         for slot, (number, parameter) in enumerate(zip(identity, reduction.combine.tensors, strict=False)):
             kind = output_type(reduction.combine, parameter.type, compute, compute)
-            item = Accumulator(f"{first}_{slot}", kind, identity_expression(number, kind))
+            taken = reduction.accumulate.tensors[slot].name if reduction.accumulate else ""
+            item = Accumulator(f"{first}_{slot}", kind, identity_expression(number, kind), taken == "count")
             found.append(item)
             self.types |= {f"{side}{item.name}": kind for side in "mtlr"}
         return tuple(found)

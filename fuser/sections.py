@@ -55,9 +55,9 @@ def cut_group(
     whole = Section(group, tuple(range(len(group.inputs))), group.outputs, tuple(range(len(group.applications))))
     if _fits(whole, layouts, by_value, orders, is_whole=True):
         rows = find_row_shape(group, layouts) if shares_rows and group.has_reduction else None
-        if rows is not None and (
-            _has_few_rows(group, rows, layouts) if not any(orders.values()) else _is_shared(whole, orders)
-        ):
+        # In torch's order a block does not share a row, but for those of its own schedule.
+        long = LONG_ROW // 8 if any(orders.values()) else LONG_ROW
+        if rows is not None and (_is_shared(whole, orders) or _has_few_rows(group, rows, layouts, long)):
             yield from _cut_passes(group, rows)
         else:
             yield whole
@@ -123,14 +123,14 @@ def _is_one_pass(section: Section, layouts: Sequence[ValueLayout]) -> bool:
     return rows is not None and max(levels) == 1 and all(rows.is_row[v] for v in section.group.outputs if levels[v])
 
 
-def _has_few_rows(group: FusionGroup, rows: RowShape, layouts: Sequence[ValueLayout]) -> bool:
+def _has_few_rows(group: FusionGroup, rows: RowShape, layouts: Sequence[ValueLayout], long: int) -> bool:
     # Whether a block for each row would leave most of a GPU idle.
     full = [value for value in group.used_inputs() if not rows.is_row[value]]
     is_across = lies_across(rows.shape, rows.dims, [rows.strides(value, layouts[value].strides) for value in full])
     length = prod(rows.shape[dim] for dim in rows.dims)
     count = prod(rows.shape) // max(length, 1)
     blocks = count // ROWS_ACROSS if is_across else count
-    return blocks < FEW_ROWS and length * (ROWS_ACROSS if is_across else 1) > LONG_ROW
+    return blocks < FEW_ROWS and (length * ROWS_ACROSS > LONG_ROW if is_across else length > long)
 
 
 def _cut_passes(group: FusionGroup, rows: RowShape) -> Iterator[Section]:

@@ -48,6 +48,10 @@ extern "C" fuser_dim threadIdx, blockIdx, gridDim;
 extern "C" void __syncthreads();
 extern "C" unsigned fuser_shuffle(unsigned value, int mask);
 static inline unsigned __shfl_xor_sync(unsigned, unsigned value, int mask) { return fuser_shuffle(value, mask); }
+extern "C" unsigned fuser_shuffle_from(unsigned value, int lane, int width);
+static inline unsigned __shfl_sync(unsigned, unsigned value, int lane, int width) {
+  return fuser_shuffle_from(value, lane, width);
+}
 extern "C" unsigned fuser_shuffle_up(unsigned value, int by);
 static inline unsigned __shfl_up_sync(unsigned, unsigned value, int by) { return fuser_shuffle_up(value, by); }
 static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
@@ -130,6 +134,10 @@ static unsigned exchange(unsigned value, int from) {
   return other;
 }
 unsigned fuser_shuffle(unsigned value, int mask) { return exchange(value, current % count ^ mask); }
+unsigned fuser_shuffle_from(unsigned value, int lane, int width) {
+  const int own = current % count;
+  return exchange(value, own - own % 32 % width + lane);
+}
 unsigned fuser_shuffle_up(unsigned value, int by) {
   const int own = current % count;
   return exchange(value, own % 32 < by ? own : own - by);
@@ -178,9 +186,10 @@ int fuser_emulate(void (*entry)(const void*), const void* a, unsigned grid, int 
 }
 """
 
+# Kernels have functions of the same names: each calls its own.
 FLAGS = (
     "-O1 -std=c++17 -shared -fPIC -w -fno-strict-aliasing -ffp-contract=off -fno-math-errno -march=native "
-    "-U_FORTIFY_SOURCE -fsanitize=alignment -fsanitize-undefined-trap-on-error"
+    "-Wl,-Bsymbolic -fno-gnu-unique -U_FORTIFY_SOURCE -fsanitize=alignment -fsanitize-undefined-trap-on-error"
 ).split()
 
 

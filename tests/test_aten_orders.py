@@ -59,7 +59,7 @@ def test_schedules_of_sums(shape: tuple[int, ...], dims: tuple[int, ...], itemsi
 
 
 def test_schedules_that_are_not_known() -> None:
-    # Expanded, rows longer than ATen's indices, columns of an unknown address, and norms whose rows are no vectors.
+    # Expanded, rows longer than ATen's indices, columns of an unknown address, and norms of nothing or in another type.
     assert sum_schedule(Layout(((5, 0),), ((3, 5),)), 4, GpuSize()) is None
     assert sum_schedule(rows_of(1 << 30), 4, GpuSize()) is None
     assert sum_schedule(Layout(((300, 64),), ((64, 1),)), 4, GpuSize(), is_aligned=False) is None
@@ -68,8 +68,16 @@ def test_schedules_that_are_not_known() -> None:
         order: find_schedule(order, rows_of(8, width), 4, GpuSize(), is_aligned=True) for order, width in norm.items()
     }
     assert found == {
-        "layer_norm": Schedule(32, 4, 1, 1, 4), "rms_norm": None, "layer_norm_dx": None, "softmax_backward": None,
+        "layer_norm": Schedule(32, 4, 1, 1, 4), "rms_norm": Schedule(32, 16, 1, 1), "layer_norm_dx": None,
+        "softmax_backward": None,
     }  # fmt: skip
+    assert find_schedule("layer_norm", rows_of(8, 768), 8, GpuSize(), is_aligned=True) is None
+    # ATen rounds between blocks where there are very many rows of few columns.
+    columns = {
+        rows: find_schedule("gamma_beta", Layout(((rows, 1024),), ((1024, 1),)), 4, GpuSize(), is_aligned=False)
+        for rows in (63, 64, 255, 1 << 16, (1 << 16) + 1)
+    }
+    assert [item and item.y for item in columns.values()] == [1, 8, 16, 32, None]
 
 
 def test_dimensions_come_as_they_lie_in_memory() -> None:

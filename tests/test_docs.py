@@ -8,6 +8,7 @@ import re
 import runpy
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -52,8 +53,10 @@ def test_every_op_is_listed() -> None:
     # Forms of div, pow, gelu and x.to(dtype).
     forms = {"div_number", "pow_number", "gelu_tanh", "gelu_tanh_backward", "convert"}
     assert set(OPS) - listed == forms
-    # Forms of max, min and norm, and a step of logsumexp.
-    forms = {"max_dim", "min_dim", "amax_or_end"} | {name for name in REDUCTIONS if name.startswith("norm_")}
+    # Forms of max, min, sum, mean and norm, and a step of logsumexp.
+    forms = {"max_dim", "min_dim", "sum_wide", "mean_wide", "amax_or_end"} | {
+        name for name in REDUCTIONS if name.startswith("norm_")
+    }
     assert set(REDUCTIONS) - listed == forms
 
 
@@ -92,6 +95,19 @@ def test_the_picture_of_the_rooms_is_the_one_in_the_code(request: pytest.Fixture
     if request.config.getoption("--update-golden"):
         rooms["PICTURE"].write_text(drawn, encoding="utf-8")
     assert rooms["PICTURE"].read_text(encoding="utf-8") == drawn, "python docs/rooms.py draws it anew"
+
+
+def test_the_plots_show_what_result_files_hold(request: pytest.FixtureRequest) -> None:
+    plots = runpy.run_path(str(ROOT / "docs" / "plots.py"))
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    for name, make in plots["PLOTS"].items():
+        drawn, picture = make().draw(), plots["FOLDER"] / f"{name}.svg"
+        if request.config.getoption("--update-golden"):
+            picture.write_text(drawn, encoding="utf-8")
+        assert picture.read_text(encoding="utf-8") == drawn, "python docs/plots.py draws it anew"
+        assert f"(plots/{name}.svg)" in page
+        root = ElementTree.fromstring(drawn)
+        assert len(root.findall(".//{*}rect/{*}title")) > 1
 
 
 def test_every_room_has_a_row() -> None:

@@ -192,6 +192,16 @@ def test_a_buffer_that_is_read_again_is_written_in_its_place() -> None:
     assert torch.equal(fused(x)[1], (module(x + 1), module.running_mean * 2)[1])
 
 
+def test_a_module_that_stays_one_counts_its_batches_once() -> None:
+    # Without a momentum: what follows it asks for its shape.
+    module = torch.nn.Sequential(torch.nn.BatchNorm1d(6, momentum=None), torch.nn.BatchNorm1d(6))
+    other, fused = copy.deepcopy(module), fuser.fuse(module)
+    assert "_0" in left_over(fused, draw(4, 6))
+    for _ in range(2):
+        same(fused(draw(4, 6)), other(draw(4, 6)))
+    same(module.state_dict(), other.state_dict())
+
+
 def test_batch_norm_of_one_value_raises_what_eager_raises() -> None:
     x, mean = torch.randn(1, 6), torch.zeros(6)
     for function in (torch.nn.BatchNorm1d(6), lambda x: F.batch_norm(x, mean, mean.clone(), training=True)):
@@ -244,19 +254,21 @@ def test_ties_share_a_gradient_as_in_torch_bit_for_bit() -> None:
 
 @pytest.mark.cpu
 def test_gradients_are_never_lost() -> None:
-    step = fuser.fuse(lambda x, scale: torch.relu((x * scale).amax(-1, keepdim=True) - x) * 2)
+    step = fuser.fuse(lambda x, y, scale: torch.relu((x * y * scale).amax(-1, keepdim=True) - x) * y)
     x = draw(3, 7)
     for plain in (True, False):
         # With a number, as a second order, twice, in parts, under a transform, of what no gradient comes to.
         leaf = x.clone().requires_grad_()
         function = step.function if plain else step
-        made = function(leaf, 2.0)
+        # One input is made of another.
+        made = function(leaf, leaf * leaf, 2.0)
         (first,) = torch.autograd.grad(made.square().sum(), leaf, create_graph=True)
         (second,) = torch.autograd.grad(first.square().sum(), leaf, retain_graph=True)
         again = torch.autograd.grad(made.sum(), leaf, retain_graph=True)[0]
-        of_transform = torch.func.grad(lambda x: function(x, 2.0).square().sum())(x)  # noqa: B023
-        mapped = torch.func.vmap(lambda x: function(x, 2.0))(leaf)  # noqa: B023
-        found = (made, first, second, again, of_transform, mapped, *torch.autograd.grad(mapped.sum(), leaf))
+        of_transform = torch.func.grad(lambda x: function(x, x, 2.0).square().sum())(x)  # noqa: B023
+        mapped = torch.func.vmap(lambda x: function(x, x, 2.0))(leaf)  # noqa: B023
+        batch = torch.autograd.grad(made, leaf, torch.stack([made, made * 2]), retain_graph=True, is_grads_batched=True)
+        found = (made, first, second, again, of_transform, mapped, *batch, *torch.autograd.grad(mapped.sum(), leaf))
         if plain:
             wanted = found
     same([item.detach() for item in found], [item.detach() for item in wanted])
@@ -273,7 +285,9 @@ def test_what_a_graph_keeps_is_let_go_by_its_backward_pass() -> None:
         torch.autograd.grad(made.sum(), leaf, retain_graph=is_kept)
         return made, weakref.ref(x)
 
-    assert run(is_kept=False)[1]() is None
+    made, seen = run(is_kept=False)
+    assert made.grad_fn is not None
+    assert seen() is None
     # In a checkpoint from the start; the results and gradients are those without.
     same(
         gradients(lambda x: checkpoint(step, x * 2, use_reentrant=False), [leaf]),
@@ -299,6 +313,25 @@ def test_what_is_written_to_meanwhile_is_refused() -> None:
     for create_graph in (False, True):
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             torch.autograd.grad(made.sum(), leaf, create_graph=create_graph, retain_graph=True)
+
+
+@pytest.mark.cpu
+@pytest.mark.slow
+def test_sizes_that_change_are_symbols() -> None:
+    step = fuser.fuse(lambda x, y: F.layer_norm(x * y, (6,)).amax(-1, keepdim=True) + x.mean(0))
+    counts = []
+    for size in (5, 5, 7, 9, 1, 3):
+        inputs = [draw(size, 6), draw(size, 1)]
+        for got, wanted in zip(gradients(step, inputs), gradients(step.function, inputs), strict=True):
+            same(got, wanted)
+        (fusion,) = [item for item in step.graph_module.children() if hasattr(item, "nodes")]
+        counts.append(len(fusion._joints))
+    # As numbers; as symbols; one, of which torch broadcasts.
+    assert counts == [1, 1, 2, 2, 3, 3]
+    # What only happened to be equal is looked at.
+    inputs = [draw(4, 6), draw(1, 1)]
+    for got, wanted in zip(gradients(step, inputs), gradients(step.function, inputs), strict=True):
+        same(got, wanted)
 
 
 @pytest.mark.cpu

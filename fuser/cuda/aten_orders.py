@@ -11,7 +11,7 @@ from math import prod
 from typing import NamedTuple
 
 from fuser.layout import Shape, Strides
-from fuser.orders import Schedule
+from fuser.orders import COLUMN_ORDERS, Schedule
 
 __all__ = ["GpuSize", "Layout", "coalesce", "find_schedule", "sum_schedule"]
 
@@ -72,17 +72,50 @@ def find_schedule(order: str, layout: Layout, itemsize: int, gpu: GpuSize, *, is
         return sum_schedule(layout, itemsize, gpu, is_aligned=is_aligned)
     if order == "welford":
         return sum_schedule(layout, itemsize, gpu, is_aligned=is_aligned, in_flight=2)
+    if order in COLUMN_ORDERS:
+        return _column_schedule(order, layout, gpu)
     # These are of rows that lie one behind the other.
     length = layout.length
     is_stacked = not layout.reduced or layout.reduced == ((length, 1),)
     is_stacked = is_stacked and (not layout.kept or layout.kept == ((layout.rows, length),))
     if not is_stacked or not length or not layout.rows:
         return None
-    if order in {"layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx"}:
-        # layer_norm_kernel.cu: vectors of four whatever the dtype, added element by element.
-        is_vectorized = is_aligned and length % 4 == 0 and length <= 1 << 24
-        return Schedule(32, 4, accumulators=1, vector=4) if is_vectorized else None
-    return _softmax_schedule(order, length)
+    # layer_norm_kernel.cu: vectors of four whatever the dtype, added element by element.
+    if order in {"layer_norm_dx", "rms_norm_dx"}:
+        return Schedule(32, 4, accumulators=1, vector=4)
+    if order in {"layer_norm", "rms_norm"}:
+        if length % 4:
+            return Schedule(32, 16, accumulators=1)
+        return Schedule(32, 4, accumulators=1, vector=4) if is_aligned and itemsize < 8 and length <= 1 << 24 else None
+    if order.startswith("group_norm"):
+        # group_norm_kernel.cu: a warp or 16 of them, one element at a time.
+        return Schedule(32, 1 if length < MAX_THREADS else 16, accumulators=1)
+    return _softmax_schedule(order, length) if is_aligned else None
+
+
+def _column_schedule(order: str, layout: Layout, gpu: GpuSize) -> Schedule | None:
+    length, width = layout.length, layout.rows
+    is_stacked = len(layout.kept) == 1 and layout.kept[0][1] == 1 and layout.reduced in ((), ((length, width),))
+    if not is_stacked or not length:
+        return None
+    if order == "group_norm_batch":
+        return Schedule(1, 1 if length <= 128 else 32, accumulators=1)
+    if order.startswith("batch_norm"):
+        return _channels_schedule(length, width)
+    # layer_norm_kernel.cu: eight rows of a thread at a time. ATen rounds what blocks come to where very many rows are
+    # shared by some.
+    if length > 1 << 16 and width // 32 < gpu.processors // 2:
+        return None
+    return Schedule(1, 1 if length < 64 else 8 if length < 128 else 16 if length < 256 else 32, 1, 1, 8)
+
+
+def _channels_schedule(length: int, width: int) -> Schedule | None:
+    # Normalization.cuh, of channels that lie side by side.
+    if length * width > MAX_BYTES:
+        return None
+    height = min(_power_below(-(-length // 16)), MAX_THREADS // min(_power_below(width), 32))
+    blocks = min(-(-length // (16 * height)), 128)
+    return Schedule(1, height, blocks if blocks >= 8 else 1)
 
 
 def _softmax_schedule(order: str, length: int) -> Schedule | None:

@@ -47,7 +47,7 @@ class AcrossText(RowText):
                     body += self._pass(level, step, step.element)
         name = "at" if tuning.piece else "tile"
         return [
-            f'extern "C" __global__ void __launch_bounds__({tuning.block})',
+            f'extern "C" __global__ void __launch_bounds__({self._bounds()})',
             f"{KERNEL_NAME}(const __grid_constant__ fuser_args a) {{",
             f"  constexpr int V = {self.loop.vector}, X = {tuning.team}, Y = {tuning.block // tuning.team}, "
             f"U = {tuning.unroll};",
@@ -61,6 +61,10 @@ class AcrossText(RowText):
             "  }",
             "}",
         ]
+
+    def _bounds(self) -> str:
+        # Threads of a block, and blocks of a processor.
+        return str(self.loop.tuning.block)
 
     def _shared(self) -> list[str]:
         if not self.combining:

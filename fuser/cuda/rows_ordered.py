@@ -14,7 +14,7 @@ from fuser.cuda.rows_along import AlongText
 from fuser.orders import RowOrder
 from fuser.row_parts import RowPart, RowPass
 
-__all__ = ["OrderedAlongText"]
+__all__ = ["MAX_REGISTERS", "PROCESSOR_REGISTERS", "REGISTERS", "OrderedAlongText"]
 
 # Of a processor, of a thread at most, and of one beside what it keeps of a row.
 PROCESSOR_REGISTERS, MAX_REGISTERS, REGISTERS = 65536, 255, 40
@@ -50,9 +50,17 @@ class OrderedAlongText(AlongText):
         assert loop.rows.order is not None, "it is a kernel in torch's order"
         self.order: RowOrder = loop.rows.order
         begin, end = ("head + begin", "end") if self.order.has_edges else ("begin", "length")
-        vector = self.order.schedule.vector > 1
+        # Whether a thread has what neighbours among torch's threads have, one element of each at a time.
+        self.is_wide = self.order.schedule.vector < loop.vector
+        vector = self.order.schedule.vector > 1 or self.is_wide
         first = f"{begin} + (u * S * F + block * T + t) * V" if loop.tuning.piece else f"{begin} + (u * T + t) * V"
-        self._main = _Site("", "V", "U", first, f"n < {end}", "k % A" if vector else "u % A")
+        accumulator = "k % A" if vector else "u % A"
+        # Of how many of torch's threads, a part of a warp apart, a thread does the work.
+        self.threads = 1 if self.is_wide else max(self.order.schedule.x * self.order.schedule.y // loop.tuning.team, 1)
+        if self.threads > 1:
+            first = "(u / Q * S + t / (X / Q) * X + u % Q * (X / Q) + t % (X / Q)) * V"
+            accumulator = "u % Q"
+        self._main = _Site("", "V", "U", first, f"n < {end}", accumulator)
         self._sites = (_HEAD, self._main, _TAIL) if self.order.has_edges else (self._main,)
 
     def kernel(self) -> list[str]:
@@ -117,15 +125,17 @@ class OrderedAlongText(AlongText):
         else:
             items = [item for step in self.loop.passes if step.element for item in self._inputs(step.element)]
         each = sum(item.info.dtype.itemsize for item in dict.fromkeys(items)) + 4 * len(self.loop.kept)
-        accumulators = schedule.accumulators * max(len(step.accumulators) for step in self.loop.passes)
+        own = self.loop.vector if self.is_wide else max(schedule.accumulators, self.threads)
+        accumulators = own * max(len(step.accumulators) for step in self.loop.passes)
         registers = REGISTERS + accumulators + self.tuning.unroll * self.loop.vector * each // 4
         blocks = max(PROCESSOR_REGISTERS // (block * min(registers, MAX_REGISTERS)), 1)
         head = super()._head()
         # Several threads may share a vector of torch's thread, and its accumulators.
-        split = schedule.vector // self.loop.vector
+        split = max(schedule.vector // self.loop.vector, 1)
+        slots = "T" if self.is_wide else "X * Y * B"
         head += [
-            f"  constexpr int X = {schedule.x}, Y = {schedule.y}, B = {schedule.blocks}, S = X * Y * B;",
-            f"  constexpr int F = {split}, A = {max(schedule.accumulators // split, 1)};",
+            f"  constexpr int X = {schedule.x}, Y = {schedule.y}, B = {schedule.blocks}, S = {slots};",
+            f"  constexpr int F = {split}, A = {max(own // split, 1)}, Q = {self.threads};",
         ]
         return [f'extern "C" __global__ void __launch_bounds__({block}, {blocks})', *head[1:]]
 
@@ -201,11 +211,15 @@ class OrderedAlongText(AlongText):
             shared = "nullptr"
             if self.tuning.team > 32:
                 shared = f"reinterpret_cast<{kind}::part*>(shared[threadIdx.x / T])"
-            lines += [
-                f"  own[0] = fuser_join<F>(pass{level}, own);",
-                f"  total{level} = fuser_halve_team<X, Y, F>(pass{level}, own[0], {shared});",
-                "}",
-            ]
+            if self.is_wide:
+                lines.append(f"  total{level} = fuser_halve_wide<X, Y, V>(pass{level}, own, {shared});")
+            else:
+                join = (
+                    f"fuser_halve_own<Q>(pass{level}, own)" if self.threads > 1 else f"fuser_join<F>(pass{level}, own)"
+                )
+                lines.append(f"  own[0] = {join};")
+                lines.append(f"  total{level} = fuser_halve_team<X / Q, Y, F>(pass{level}, own[0], {shared});")
+            lines.append("}")
         return lines
 
     def _in_turns(self, step: RowPass, element: RowPart, late: list[Operand]) -> list[str]:
@@ -235,7 +249,8 @@ class OrderedAlongText(AlongText):
         return f"fuser_vector<{item.info.storage}, {vector}> {item.name}{site.suffix}[{count or site.unroll}];"
 
     def _find(self, site: _Site) -> list[str]:
-        return [f"const fuser_index n = {site.first};", f"const int left = {site.is_there} ? {site.vector} : 0;"]
+        left = "(length - n < V ? static_cast<int>(length - n) : V)" if self._is_ragged else site.vector
+        return [f"const fuser_index n = {site.first};", f"const int left = {site.is_there} ? {left} : 0;"]
 
     def _load_at(self, inputs: list[Operand], site: _Site, *, declares: bool = False) -> list[str]:
         if not inputs:
@@ -251,9 +266,13 @@ class OrderedAlongText(AlongText):
             return ["fuser_index rest = n;", *self.split("rest", self.reduced)]
         return ["const fuser_index i0 = n;"]
 
+    @property
+    def _is_ragged(self) -> bool:
+        return self.order.is_ragged or (self.is_wide and not self.tuning.multiple)
+
     def _is_scattered(self, site: _Site) -> bool:
         # Whether a vector may go on along another dimension.
-        return len(self.reduced) > 1 and site.vector == "V" and self.loop.vector > 1
+        return len(self.reduced) > 1 and site.vector == "V" and self.loop.vector > 1 and not self.tuning.multiple
 
     def _lookup(self, item: Operand) -> str:
         # Where the elements of a scattered vector are.
@@ -290,6 +309,10 @@ class OrderedAlongText(AlongText):
                 known[item.variable] = f"fuser_to_compute({vector}[{'k' if item.inner else '0'}])"
         for name in [item.name for item in step.accumulators]:
             known |= {f"{side}{name}": f"own[{site.accumulator}].m{name}" for side in "lm"}
+        if self.tuning.is_resident and not self.order.has_edges:
+            # A constant, once the loops are unrolled: what is divided by it is not divided then.
+            number = "u / Q * V + k" if self.threads > 1 else "(u * V + k) / A"
+            known |= {f"l{item.name}": f"{item.type}({number})" for item in step.accumulators if item.is_count}
         kept = [name for name in element.writes if name[0] == "k"]
         names = {f"v{name[1:]}": f"{name}{site.suffix}[u][k]" for name in self.loop.kept if name not in kept}
         known |= {name: f"fuser_to_compute({text})" for name, text in names.items()}
@@ -303,6 +326,7 @@ class OrderedAlongText(AlongText):
             *outside,
             "#pragma unroll",
             f"for (int k = 0; k < {site.vector}; ++k) {{",
+            *(["  if (k >= left) break;"] if self._is_ragged else []),
             *indent(inside),
             "}",
             *stores,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fuser.codegen import KERNEL_NAME, RowLoop
 from fuser.cuda.row_text import indent
 from fuser.cuda.rows_across import AcrossText
+from fuser.cuda.rows_ordered import MAX_REGISTERS, PROCESSOR_REGISTERS, REGISTERS
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["OrderedAcrossText"]
@@ -28,6 +29,31 @@ class OrderedAcrossText(AcrossText):
         tuning, kind = self.loop.tuning, "fuser_pass0::part"
         first, size = self.kept[0], tuning.team * self.loop.vector
         part = "space.piece(X * V)"
+        get = f"{part}.get((static_cast<size_t>(i) * X + x) * V + k)"
+        if self._splits:
+            # Of torch's one block: what they come to are the last halves.
+            join = [
+                "#pragma unroll",
+                "for (int k = 0; k < V && y == 0; ++k) {",
+                f"  {kind} items[B];",
+                "#pragma unroll",
+                f"  for (int i = 0; i < B; ++i) items[i] = {get};",
+                "#pragma unroll",
+                "  for (int half = B / 2; half > 0; half /= 2) {",
+                "#pragma unroll",
+                "    for (int i = 0; i < half; ++i) items[i] = pass0.combine(items[i], items[i + half]);",
+                "  }",
+                "  total0[k] = items[0];",
+                "}",
+            ]
+        else:
+            join = [
+                "for (int i = y; i < B; i += Y) {",
+                "#pragma unroll",
+                f"  for (int k = 0; k < V; ++k) total0[k] = pass0.combine(total0[k], {get});",
+                "}",
+                f"fuser_halve_stack<X, Y>(pass0, total0, reinterpret_cast<{kind}*>(shared));",
+            ]
         body = [
             "const int x = threadIdx.x % X, y = threadIdx.x / X, block = blockIdx.x % B;",
             f"const fuser_index length = {self.length}, width = {self.size(first)};",
@@ -47,29 +73,41 @@ class OrderedAcrossText(AcrossText):
             "  total0[k] = pass0.identity();",
             "}",
             "if (!fuser_is_last(space.head, B)) return;",
-            "for (int i = y; i < B; i += Y) {",
-            "#pragma unroll",
-            "  for (int k = 0; k < V; ++k)",
-            f"    total0[k] = pass0.combine(total0[k], {part}.get((static_cast<size_t>(i) * X + x) * V + k));",
-            "}",
-            f"fuser_halve_stack<X, Y>(pass0, total0, reinterpret_cast<{kind}*>(shared));",
+            *join,
             f"fuser_share<X, Y>(total0, reinterpret_cast<{kind}*>(shared));",
             *self._row_part(last),
         ]
         return [
-            f'extern "C" __global__ void __launch_bounds__({tuning.block})',
+            f'extern "C" __global__ void __launch_bounds__({self._bounds()})',
             f"{KERNEL_NAME}(const __grid_constant__ fuser_args a) {{",
             f"  constexpr int V = {self.loop.vector}, X = {tuning.team}, Y = {tuning.block // tuning.team}, "
-            f"U = {tuning.unroll}, B = {self.schedule.blocks};",
+            f"U = {tuning.unroll}, B = {max(self.schedule.blocks, tuning.piece)};",
             *indent(body),
             "}",
         ]
 
+    def _bounds(self) -> str:
+        # As many blocks of a processor as have registers for what their threads have in flight: a compiler that is not
+        # told would rather save registers, and wait for each element.
+        block, most = self.loop.tuning.block, 0
+        for step in self.loop.passes:
+            inputs = [item for item in self.full(step.element) if not item.is_output] if step.element else []
+            # An address has eight bytes.
+            each = sum(item.info.dtype.itemsize * (self.loop.vector if item.inner else 1) + 8 for item in inputs)
+            held = self.schedule.accumulators * len(step.accumulators) * self.loop.vector
+            most = max(most, held + self.loop.tuning.unroll * each // 4)
+        return f"{block}, {max(PROCESSOR_REGISTERS // (block * min(REGISTERS + most, MAX_REGISTERS)), 1)}"
+
     def _pass(self, level: int, step: RowPass, element: RowPart) -> list[str]:
-        first = "block * Y + y" if self.loop.tuning.piece else "y"
+        slot = "y * B + block" if self._splits else "block * Y + y" if self.loop.tuning.piece else "y"
+        first = slot if self.schedule.vector == 1 else f"({slot}) * {self.schedule.vector}"
         loop = [
             f"for (fuser_index begin = {first}; begin < length && left > 0; begin += {self._step} * U) {{",
-            *indent(self._elements(level, step, element)),
+            f"  if (left >= V && {self._number('(U - 1)')} < length) {{",
+            *indent(self._elements(level, step, element, is_whole=True), 2),
+            "  } else {",
+            *indent(self._elements(level, step, element), 2),
+            "  }",
             "}",
         ]
         if not step.accumulators:
@@ -91,7 +129,16 @@ class OrderedAcrossText(AcrossText):
         ]
         return [f"const fuser_pass{level} pass{level}{{a}};", f"{kind} total{level}[V];", "{", *indent(inside), "}"]
 
-    def _elements(self, level: int, step: RowPass, element: RowPart) -> list[str]:  # noqa: ARG002 - as the class it is of
+    def _elements(
+        self,
+        level: int,  # noqa: ARG002 - as the class it is of
+        step: RowPass,
+        element: RowPart,
+        *,
+        is_whole: bool = False,
+    ) -> list[str]:
+        # All that a thread has in flight, ``is_whole``: none of it is missing.
+        left = "V" if is_whole else "left"
         count = self.schedule.accumulators
         outputs = [item for item in self.full(element) if item.is_output]
         counters = [item for item in self.full(element) if item.is_counter]
@@ -102,14 +149,15 @@ class OrderedAcrossText(AcrossText):
             known[item.variable] = f"fuser_to_compute({text})" if item in inputs else text
         for name in [item.name for item in step.accumulators]:
             known |= {f"{side}{name}": f"parts[k][u % {count}].m{name}" for side in "lm"}
-        each = ["#pragma unroll", "for (int u = 0; u < U; ++u) {", f"  if (begin + u * {self._step} >= length) break;"]
-        loads = [f"{item.name}[u] = {self._read(item, self._place_of(item))};" for item in inputs]
+        each = ["#pragma unroll", "for (int u = 0; u < U; ++u) {"]
+        each += [] if is_whole else [f"  if ({self._number('u')} >= length) break;"]
+        loads = [f"{item.name}[u] = {self._read(item, self._place_of(item), left)};" for item in inputs]
         compute = [
-            *(f"const auto {item.name} = {self._read(item, self._place_of(item))};" for item in counters),
+            *(f"const auto {item.name} = {self._read(item, self._place_of(item), left)};" for item in counters),
             *(f"{item.info.storage} {item.name}[V];" for item in outputs),
             "#pragma unroll",
             f"for (int k = 0; k < V; ++k) {element.call(known)}",
-            *(self._write(item, self._place_of(item)) for item in outputs),
+            *(self._write(item, self._place_of(item), left) for item in outputs),
         ]
         if counters or outputs:
             compute = [*self._place(), *compute]
@@ -120,8 +168,20 @@ class OrderedAcrossText(AcrossText):
 
     def _place(self) -> list[str]:
         if len(self.reduced) > 1:
-            return [f"fuser_index rest = begin + u * {self._step};", *self.split("rest", self.reduced)]
-        return [f"const fuser_index i0 = begin + u * {self._step};"]
+            return [f"fuser_index rest = {self._number('u')};", *self.split("rest", self.reduced)]
+        return [f"const fuser_index i0 = {self._number('u')};"]
+
+    def _number(self, u: str) -> str:
+        # Of a thread's u-th element from ``begin`` on: vectors are so many neighbours.
+        vector = self.schedule.vector
+        if vector == 1:
+            return f"begin + {u} * {self._step}"
+        return f"begin + ({u} / {vector} * {self._step} * {vector} + {u} % {vector})"
+
+    @property
+    def _splits(self) -> bool:
+        # Whether several blocks do what one of torch's does.
+        return self.loop.tuning.piece > 0 and self.schedule.blocks == 1
 
     @property
     def _step(self) -> str:

@@ -7,9 +7,10 @@ forward and a backward graph, which are fused like any other. A gradient of a gr
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -19,14 +20,15 @@ from fuser import counters
 from fuser.errors import GradientError, UnsupportedError
 from fuser.fx.passes import FusionModule, FusionPass
 from fuser.graph import FusionGroup
+from fuser.kernel_cache import Lru
 from fuser.process import Lock, await_before_fork
 from fuser.route import Route, find_route, requires_grad
 
 __all__ = ["DifferentiableFusion"]
 
-# How many kinds of call (sizes, strides, values of numbers) of a fusion node have graphs of their own. Tracing one
-# takes some 0.1 s: for those that come later torch's reductions stay torch's.
-MAX_JOINTS = 32
+# How many kinds of call (sizes, strides, values of numbers) of a fusion node are known, and how many graphs of its own
+# it has: tracing takes some 0.1 s, and for what comes later torch's reductions stay torch's.
+MAX_CALLS, MAX_JOINTS = 1024, 16
 
 _ATEN = torch.ops.aten
 _NORM = _ATEN._native_batch_norm_legit_functional.default
@@ -45,9 +47,12 @@ class DifferentiableFusion(FusionModule):
     def __init__(self, group: FusionGroup, node_names: Sequence[str], nodes: fx.GraphModule) -> None:
         super().__init__(group, node_names)
         self.nodes = nodes
+        # Constants come last.
+        self._varying = sum(item.default is None for item in group.inputs)
         # For calls that have no graphs of their own.
         self._apart: fx.GraphModule | None = None
-        self._joints: dict[Any, Joint | None] = {}
+        self._calls: Lru[tuple[Joint | None]] = Lru()
+        self._joints: list[Joint] = []
 
     def forward(self, *inputs: Any) -> Any:
         """Run the group; returns a tensor, or a tuple of them for several outputs."""
@@ -58,16 +63,27 @@ class DifferentiableFusion(FusionModule):
         return made[0] if len(made) == 1 else made
 
     def _find_joint(self, inputs: tuple[Any, ...]) -> Joint | None:
-        routed = find_route(inputs)
-        if routed.route is not Route.AUTOGRAD or any(a is not b for a, b in zip(routed.inputs, inputs, strict=True)):
+        given = inputs[: self._varying]
+        routed = find_route(given)
+        if routed.route is not Route.AUTOGRAD or not all(map(operator.is_, routed.inputs, given)):
             # Somebody traces, or maps.
             return None
-        key = (torch.get_default_dtype(), *map(_describe, inputs))
-        if key not in self._joints:
+        key = (torch.get_default_dtype(), *map(_describe, given))
+        found = self._calls.get(key)
+        if found is None:
             with _lock():
-                if key not in self._joints and len(self._joints) < MAX_JOINTS:
-                    self._joints[key] = _trace_joint(self.nodes, inputs)
-        return self._joints.get(key)
+                found = (self._joint_for(key, inputs),)
+                self._calls.put(key, found, MAX_CALLS)
+        return found[0]
+
+    def _joint_for(self, key: tuple[Any, ...], inputs: tuple[Any, ...]) -> Joint | None:
+        alike = [joint for joint in self._joints if joint.is_like(key)]
+        joint = next((joint for joint in alike if joint.fits(inputs)), None)
+        if joint is None and len(self._joints) < MAX_JOINTS:
+            # Sizes that were others before are symbols from now on.
+            joint = _trace_joint(self.nodes, key, inputs, [item.key for item in alike])
+            self._joints += [] if joint is None else [joint]
+        return joint
 
     def _run_apart(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         if self._apart is None:
@@ -91,12 +107,22 @@ class Joint:
     forward: Callable[[list[Any]], Sequence[Any]]
     backward: Callable[[list[Any]], Sequence[Any]]
     count: int
-    # Which inputs are tensors; which outputs have gradients, and of which shape, dtype and device these are.
+    # Which inputs are tensors, and which outputs have gradients.
     tensors: tuple[int, ...]
     continuous: tuple[int, ...]
     # The tensors that gradients depend on: all but statistics that a norm only updates.
     read: tuple[int, ...]
-    like: tuple[tuple[torch.Size, torch.dtype, torch.device], ...]
+    # The call it was traced for, and what sizes and strides it relies on.
+    key: tuple[Any, ...]
+    relies_on: Callable[[Sequence[torch.Tensor]], bool]
+
+    def is_like(self, key: tuple[Any, ...]) -> bool:
+        """Whether a call differs from the one it was traced for in sizes and strides alone."""
+        return len(key) == len(self.key) and all(map(_is_like, key, self.key))
+
+    def fits(self, inputs: Sequence[Any]) -> bool:
+        """Whether a call that is like the one it was traced for may go by it."""
+        return self.relies_on([inputs[slot] for slot in self.tensors])
 
 
 class _Differentiated(torch.autograd.Function):
@@ -108,7 +134,10 @@ class _Differentiated(torch.autograd.Function):
         outputs = tuple(made[: joint.count])
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*[x for slot, x in enumerate(outputs) if slot not in joint.continuous])
-        ctx.save_for_backward(*made[joint.count :])
+        saved = made[joint.count :]
+        ctx.save_for_backward(*(item for item in saved if isinstance(item, torch.Tensor)))
+        ctx.sizes = [item for item in saved if not isinstance(item, torch.Tensor)]
+        ctx.like = [(x.shape, x.dtype, x.device) for x in map(outputs.__getitem__, joint.continuous)]
         ctx.joint = joint
         # For gradients of gradients; what was written to meanwhile has another version. Whoever packs what is saved
         # (an activation checkpoint) wants nothing else to be kept.
@@ -137,9 +166,9 @@ class _Differentiated(torch.autograd.Function):
         else:
             tangents = [
                 grad if grad is not None else torch.zeros(shape, dtype=dtype, device=device)
-                for grad, (shape, dtype, device) in zip(given, joint.like, strict=True)
+                for grad, (shape, dtype, device) in zip(given, ctx.like, strict=True)
             ]
-            made = joint.backward([*ctx.saved_tensors, *tangents])
+            made = joint.backward([*ctx.sizes, *ctx.saved_tensors, *tangents])
             # As what is saved: the graph may outlive it.
             ctx.inputs = _let_go(ctx.inputs)
         for slot, gradient in zip(joint.tensors, made, strict=True):
@@ -178,7 +207,9 @@ def _differentiate(
     return [found.get(slot) for slot in joint.tensors]
 
 
-def _trace_joint(nodes: fx.GraphModule, inputs: Sequence[Any]) -> Joint | None:
+def _trace_joint(
+    nodes: fx.GraphModule, key: tuple[Any, ...], inputs: Sequence[Any], before: Sequence[tuple[Any, ...]]
+) -> Joint | None:
     # None where torch cannot trace it, or its graphs would rely on how gradients lie in memory.
     from torch._functorch.aot_autograd import aot_export_joint_simple  # noqa: PLC0415 - takes a second
 
@@ -195,19 +226,52 @@ def _trace_joint(nodes: fx.GraphModule, inputs: Sequence[Any]) -> Joint | None:
         return tuple(made)
 
     try:
-        graph: Any = aot_export_joint_simple(run, tuple(inputs[slot] for slot in tensors), trace_joint=True)
+        fakes, relies_on = _make_fakes(
+            [inputs[slot] for slot in tensors], [[k[1 + s].sizes for k in before] for s in tensors]
+        )
+        graph: Any = aot_export_joint_simple(run, tuple(fakes), trace_joint=True)
         _prepare(graph)
         passes = split_passes(graph, (), num_fwd_outputs=len(made))
         forward, backward = (compile_graph(item, ()) for item in passes)
+        guard = relies_on()
     except Exception as error:  # Whatever the reason, torch's ops one by one are right, and say what is wrong.
         counters.count_fallback(f"{type(error).__name__} in torch's tracing of a backward pass")
         return None
     continuous = tuple(slot for slot, item in enumerate(made) if item.requires_grad)
-    like = tuple((made[slot].shape, made[slot].dtype, made[slot].device) for slot in continuous)
     updated = {node for norm in nodes.graph.find_nodes(op="call_function", target=_NORM) for node in norm.args[3:5]}
     placeholders = nodes.graph.find_nodes(op="placeholder")
     read = tuple(slot for slot in tensors if placeholders[slot] not in updated)
-    return Joint(nodes, forward, backward, len(made), tensors, continuous, read, like)
+    return Joint(nodes, forward, backward, len(made), tensors, continuous, read, key, guard)
+
+
+def _make_fakes(
+    tensors: Sequence[torch.Tensor], before: Sequence[Sequence[torch.Size]]
+) -> tuple[list[torch.Tensor], Callable[[], Callable[[Sequence[torch.Tensor]], bool]]]:
+    # What is traced, and what makes, afterwards, the question whether the sizes of others are such that it holds.
+    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415 - as in _trace_joint
+    from torch.fx.experimental.symbolic_shapes import (  # noqa: PLC0415
+        DimDynamic,
+        ShapeEnv,
+        StatelessSymbolicContext,
+    )
+
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env)
+    fakes: list[torch.Tensor] = []
+    for tensor, known in zip(tensors, before, strict=True):
+        dims = [
+            DimDynamic.DYNAMIC if any(sizes[dim] != size for sizes in known) else DimDynamic.STATIC
+            for dim, size in enumerate(tensor.shape)
+        ]
+        context: Any = StatelessSymbolicContext(dynamic_sizes=dims)
+        fakes.append(mode.from_tensor(tensor, symbolic_context=context))
+
+    def find_guard() -> Callable[[Sequence[torch.Tensor]], bool]:
+        placeholders: Any = fakes
+        text = env.produce_guards_expression(placeholders, ignore_static=False) or "True"
+        return lambda given: bool(env.evaluate_guards_expression(text, given))
+
+    return fakes, find_guard
 
 
 def _prepare(graph: fx.GraphModule) -> None:
@@ -221,7 +285,21 @@ def _prepare(graph: fx.GraphModule) -> None:
         raise UnsupportedError("as_strided")
 
 
+class _Tensor(NamedTuple):
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+    sizes: torch.Size
+    strides: tuple[int, ...]
+
+
 def _describe(item: Any) -> Any:
     if isinstance(item, torch.Tensor):
-        return item.dtype, item.device, item.shape, item.stride(), item.requires_grad
+        return _Tensor(item.dtype, item.device, item.requires_grad, item.shape, item.stride())
     return type(item), repr(item)
+
+
+def _is_like(one: Any, other: Any) -> bool:
+    if type(one) is not _Tensor or type(other) is not _Tensor:
+        return bool(one == other)
+    return one[:3] == other[:3] and len(one.sizes) == len(other.sizes)

@@ -33,7 +33,7 @@ from fuser.fx.nodes import is_size
 from fuser.fx.symbols import IN_PLACE, Symbol, is_symbol, is_tensor
 from fuser.fx.writes import sink_writes, split_batch_norm
 from fuser.jiterator import JitFunction
-from fuser.ops import IS_NUMBER, KNOWN, Known, find_dims, has_hooks, needs_known
+from fuser.ops import IS_NUMBER, KNOWN, Known, find_settled, has_hooks, needs_known
 from fuser.process import Lock, await_before_fork
 
 __all__ = ["Traced", "is_traced", "trace"]
@@ -132,6 +132,8 @@ class _Tracer(fx.Tracer):
         self._names = names
         self._modes = _find_modes()
         self._examples: Examples | None = None
+        # Whether what is known of the arguments of the module that is called is all that it may ask.
+        self._knows_arguments = False
         # Nodes whose values Python asked for.
         self._asked: dict[fx.Node, None] = {}
         # Tensors and modules of the graph by their names there, and the names of all that a module may use.
@@ -197,7 +199,7 @@ class _Tracer(fx.Tracer):
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> Any:
         # Which dimensions a kernel reduces is no number that it could be given.
-        dims = find_dims(target, args, kwargs) if kind in {"call_function", "call_method"} else []
+        dims = find_settled(target, args, kwargs) if kind in {"call_function", "call_method"} else []
         asked = {id(item): item for item in pytree.tree_leaves(dims) if is_symbol(item)}
         if asked and self._examples is not None:
             known = {key: self.settle_if_known(item) for key, item in asked.items()}
@@ -231,8 +233,14 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
         # What calls one function with its own tensors is that function; without a momentum a batch norm's depends on
         # how many batches there were.
-        is_open = type(m) in _OPEN and not has_hooks(m) and getattr(m, "momentum", 0.1) is not None
+        is_open = type(m) in _OPEN or (type(m) in _OPEN_IF_KNOWN and self._knows_arguments)
+        is_open = is_open and not has_hooks(m) and getattr(m, "momentum", 0.1) is not None
         return not is_open and super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: torch.nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        symbols = [item for item in (*args, *kwargs.values()) if is_symbol(item)]
+        self._knows_arguments = all(isinstance(self.find(item), torch.Tensor) for item in symbols)
+        return super().call_module(m, forward, args, kwargs)
 
     def path_of_module(self, mod: torch.nn.Module) -> str:
         self._note_buffers(mod)
@@ -316,9 +324,11 @@ class _Tracer(fx.Tracer):
         raise TracingError("fuse cannot iterate over a tensor: use x.unbind(), or an op on the whole tensor")
 
 
-_OPEN = (
-    torch.nn.LayerNorm, torch.nn.RMSNorm, torch.nn.GroupNorm, torch.nn.BatchNorm1d, torch.nn.BatchNorm2d,
-    torch.nn.BatchNorm3d, torch.nn.CrossEntropyLoss, torch.nn.NLLLoss,
+_OPEN = (torch.nn.LayerNorm, torch.nn.RMSNorm)
+# These look at what they are given.
+_OPEN_IF_KNOWN = (
+    torch.nn.GroupNorm, torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.CrossEntropyLoss,
+    torch.nn.NLLLoss,
 )  # fmt: skip
 
 

@@ -7,18 +7,9 @@ its results have the same bits. The ways a program can name an op (``torch.add``
 
 from fuser.ops import activations, elementary, statistics  # noqa: F401 - they fill the table
 from fuser.ops.arrangements import arrange, eager_arrangement, lay_out, seen_through
-from fuser.ops.binding import (
-    bind_for,
-    bind_function,
-    bind_method,
-    bind_module,
-    find_dims,
-    find_numerics,
-    has_hooks,
-    needs_known,
-)
+from fuser.ops.binding import bind_function, bind_method, bind_module, find_settled, has_hooks, needs_known
 from fuser.ops.binding_arrangements import is_creation
-from fuser.ops.calls import DEVICE_TYPE, IS_NUMBER, KNOWN, Known, OpCall, known_of
+from fuser.ops.calls import DEVICE_TYPE, IS_NUMBER, KNOWN, Known, OpCall, bind_for, find_numerics, known_of
 from fuser.ops.composites import (
     COMPOSITES,
     Composite,
@@ -71,8 +62,8 @@ __all__ = [
     "eager_index",
     "eager_view",
     "expand",
-    "find_dims",
     "find_numerics",
+    "find_settled",
     "has_hooks",
     "index_function",
     "is_creation",

@@ -7,15 +7,12 @@ import inspect
 import math
 import operator
 import types
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
-from fuser.config import config
 from fuser.function import Function
 from fuser.ops.binding_arrangements import arrangement_functions
 from fuser.ops.binding_whole import whole_functions
@@ -26,6 +23,7 @@ from fuser.ops.calls import (
     OpCall,
     asking,
     device_type_of,
+    find_numerics,
     is_constant,
     is_number,
     known_of,
@@ -41,12 +39,10 @@ from fuser.ops.table import OPS, cast_function, convert_function, dtype_kind
 from fuser.ops.views import bind_item, bind_reshape, bind_squeeze, bind_unsqueeze, view_function
 
 __all__ = [
-    "bind_for",
     "bind_function",
     "bind_method",
     "bind_module",
-    "find_dims",
-    "find_numerics",
+    "find_settled",
     "has_hooks",
     "needs_known",
 ]
@@ -107,24 +103,6 @@ def has_hooks(module: torch.nn.Module) -> bool:
     return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
 
 
-@contextmanager
-def bind_for(numerics: str | None) -> Iterator[None]:
-    """Bind ops for groups with some numerics, inside a ``with`` block and its thread; None: as ``config`` says."""
-    token = _numerics.set(numerics)
-    try:
-        yield
-    finally:
-        _numerics.reset(token)
-
-
-def find_numerics() -> str:
-    """Return the numerics of the groups that ops are bound for."""
-    return _numerics.get() or config.numerics
-
-
-_numerics: ContextVar[str | None] = ContextVar("numerics", default=None)
-
-
 def _bind(binder: Binder | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> OpCall | None:
     if binder is None:
         return None
@@ -176,8 +154,8 @@ def needs_known(target: Any) -> bool:
     return _find_binder(target) in ASKING
 
 
-def find_dims(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Return the arguments that say which dimensions an op of the table goes along; none for other functions.
+def find_settled(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return the arguments that decide which op of the table a call is: dimensions, say; none for other functions.
 
     Args:
         target: a function, or the name of a method.
@@ -463,6 +441,10 @@ def _bind_total(name: str) -> Binder:
         if dtype is not None:
             # What it adds up in and what it returns are the same, but for small integers.
             is_known = isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)
+            value = getattr(input, "meta", {}).get("val")
+            is_wide = f"{name}_wide" in REDUCTIONS and dtype is torch.float32 and value is not None
+            if is_wide and value.dtype in (torch.float16, torch.bfloat16):
+                return _reduce(f"{name}_wide", input, dim, keepdim)
             if not is_known or find_numerics() != "fast":
                 return None
             input = OpCall(cast_function(dtype), (input,))  # noqa: A001

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
 from fuser.ops import channel_norms, losses, norms  # noqa: F401 - they fill the table
-from fuser.ops.calls import Binder, Known, OpCall, asking, is_number, known_of
+from fuser.ops.calls import Binder, Known, OpCall, asking, find_numerics, is_number, known_of
 from fuser.ops.composites import composite_function
 
 __all__ = ["whole_functions"]
@@ -369,7 +369,9 @@ def _nll_loss(
     smoothing: Any = 0.0,
 ) -> OpCall | None:
     is_smooth, reduction, of_rows = smoothing != 0.0, _REDUCTIONS.get(reduces[2]), known_of(target)
-    is_odd = reduces[:2] != (None, None) or (is_smooth and not (type(smoothing) is float and 0 < smoothing <= 1))
+    # What all classes have a share in is added up in an order of its own.
+    is_known = type(smoothing) is float and 0 < smoothing <= 1 and find_numerics() == "fast"
+    is_odd = reduces[:2] != (None, None) or (is_smooth and not is_known)
     if of_rows is None or of_rows.dtype is not torch.int64 or is_odd or reduction is None:
         return None
     scalars = {"ignore_index": ignored, **({"label_smoothing": smoothing} if is_smooth else {})}

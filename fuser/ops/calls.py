@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from fuser.config import config
 from fuser.function import Function
 
 __all__ = [
@@ -20,7 +23,9 @@ __all__ = [
     "Known",
     "OpCall",
     "asking",
+    "bind_for",
     "device_type_of",
+    "find_numerics",
     "is_constant",
     "is_number",
     "known_of",
@@ -129,3 +134,21 @@ def is_constant(value: Any) -> bool:
 def is_number(value: Any) -> bool:
     """Whether an operand is a Python number, or stands for one."""
     return is_constant(value) or bool(getattr(value, "meta", {}).get(IS_NUMBER))
+
+
+@contextmanager
+def bind_for(numerics: str | None) -> Iterator[None]:
+    """Bind ops for groups with some numerics, inside a ``with`` block and its thread; None: as ``config`` says."""
+    token = _numerics.set(numerics)
+    try:
+        yield
+    finally:
+        _numerics.reset(token)
+
+
+def find_numerics() -> str:
+    """Return the numerics of the groups that ops are bound for."""
+    return _numerics.get() or config.numerics
+
+
+_numerics: ContextVar[str | None] = ContextVar("numerics", default=None)

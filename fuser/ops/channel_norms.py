@@ -11,13 +11,15 @@ from typing import Any
 
 import torch
 
-from fuser.function import View
+from fuser.function import Promotion, View
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.layout import Shape
 from fuser.ops.composites import COMPOSITES, Composite, Form, only_wanted, optional_input, step, view
 from fuser.ops.norm_steps import affine, functor, moments, normalised_dx, reduce_step, rstd_of, stored
 
 __all__: list[str] = []
+
+_VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
 
 
 # --- batch_norm -------------------------------------------------------------------------------------------------
@@ -33,6 +35,21 @@ def _add_channels(builder: GroupBuilder, rank: int, names: Sequence[str]) -> dic
     return {name: builder.apply(looked_at, [builder.add_input(name)])[0] for name in names}
 
 
+# ATen's moments of channels that lie side by side (welford_merge_element). What it multiplies by one is not contracted.
+_BATCH_MERGE = """void merge(T ma, T sa, T na, T mb, T sb, T nb, T& m, T& s, T& n) {
+  n = na + nb;
+  const T factor = T(1) / (n > T(1) ? n : T(1)), delta = ma - mb;
+  m = (mb * nb + ma * na) * factor;
+  s = sa + (sb + delta * delta * nb * na * factor);
+}"""
+_BATCH_NEXT = """void next(T ma, T sa, T na, T x, T& m, T& s, T& n) {
+  const T delta = x - ma;
+  n = na + T(1);
+  m = ma + delta * (T(1) / n);
+  s = sa + delta * (x - m) * (n > T(0) ? T(1) : T(0));
+}"""
+
+
 def _batch_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
     rank, has_weight, has_bias, is_training, count = form
     is_updated = is_training and count == 5
@@ -46,7 +63,8 @@ def _batch_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
     eps = builder.add_input("eps", is_scalar=True)
     further: list[int] = []
     if is_training:
-        mean, var, elements = moments(builder, x, dims, "batch_norm" if is_ordered else "")
+        kernel = (_BATCH_MERGE, _BATCH_NEXT) if is_ordered else ()
+        mean, var, elements = moments(builder, x, dims, "batch_norm" if is_ordered else "", kernel)
         rstd = rstd_of(builder, var, eps)
         further = [mean, rstd] if count > 1 else []
         if is_updated:
@@ -58,7 +76,10 @@ def _batch_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
     else:
         mean = given["running_mean"]
         rstd = rstd_of(builder, given["running_var"], eps)
-    normalise = affine("batch_norm", "(x - mean) * rstd", "T x, T mean, T rstd", has_weight, has_bias)
+    scaled = "weight * (x - mean) * rstd" if has_weight else "(x - mean) * rstd"
+    taken = "T x, T mean, T rstd" + ", T weight" * has_weight + ", T bias" * has_bias
+    unpromoted = tuple(word for word in ("mean", "rstd", "weight", "bias") if f"T {word}" in taken)
+    normalise = step(f"T batch_norm({taken}) {{ return {scaled}{' + bias' * has_bias}; }}", unpromoted=unpromoted)
     (out,) = builder.apply(normalise, [x, mean, rstd, *(given[name] for name in affine_names)])
     back = view(View(1, insert=dims).inverse)
     return builder.build([out, *(builder.apply(back, [value])[0] for value in further)])
@@ -77,16 +98,30 @@ def _batch_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:
     totals = """void totals(T s1, T s2, int64_t count, T& first, T& second, T& n) {
       first = s1; second = s2; n = T(count);
     }"""
-    order = "batch_norm_backward" if is_ordered else ""
-    both = reduce_step(functor(sums, num_outputs=2), dims, functor(totals, num_outputs=3), order=order)
+    order, add = "", None
+    if is_ordered:
+        text = "void add_sums(T a, T b, T dy, T x, T mean, T& s1, T& s2) { s1 = a + dy; s2 = b + dy * (x - mean); }"
+        order, add = "batch_norm_sums", functor(text, num_outputs=2)
+    both = reduce_step(functor(sums, num_outputs=2), dims, functor(totals, num_outputs=3), order=order, accumulate=add)
     first, second, count = builder.apply(both, [grad, x, mean])
     made: list[int] = []
-    if mask[0]:
-        taken = "T x, T dy, T mean, T rstd, T first, T second, T n" + ", T weight" * has_weight
-        centred = "dy - first / n - (x - mean) * (second / n * rstd * rstd)" if is_training else "dy"
-        text = f"T norm_dx({taken}) {{ return ({centred}) * (rstd{' * weight' * has_weight}); }}"
-        unpromoted = ("mean", "rstd", "first", "second", "n", "weight")[: 5 + has_weight]
-        made += builder.apply(step(text, unpromoted=unpromoted), [x, grad, mean, rstd, first, second, count, *weight])
+    if mask[0] and is_training:
+        taken = "T second, T n, T rstd" + ", T weight" * has_weight
+        # Once per channel, as in ATen, but for the product that its compiler contracts.
+        text = f"""void factors({taken}, T& share, T& slope, T& scale) {{
+          share = T(1) / n; slope = rstd * rstd * second * share; scale = {"weight * " * has_weight}rstd;
+        }}"""
+        wide = step(text, num_outputs=3, promotion=Promotion.DEFAULT_WIDE)
+        factors = builder.apply(wide, [second, count, rstd, *weight])
+        text = """T norm_dx(T x, T dy, T mean, T first, T share, T slope, T scale) {
+          return (dy - first * share - (x - mean) * slope) * scale;
+        }"""
+        dx = step(text, unpromoted=("mean", "first", "share", "slope", "scale"))
+        made += builder.apply(dx, [x, grad, mean, first, *factors])
+    elif mask[0]:
+        taken, scaled = "T dy, T rstd" + ", T weight" * has_weight, "dy * weight * rstd" if has_weight else "dy * rstd"
+        dx = step(f"T norm_dx({taken}) {{ return {scaled}; }}", unpromoted=("rstd", "weight")[: 1 + has_weight])
+        made += builder.apply(dx, [grad, rstd, *weight])
     # In the dtype of the weight.
     dgamma = step("T dgamma(T weight, T total, T rstd) { return total * rstd; }", unpromoted=("total", "rstd"))
     dbeta = step("T dbeta(T weight, T total) { return total; }", unpromoted=("total",))
@@ -183,6 +218,11 @@ class _Groups:
         return self.builder.apply(view(of.inverse), [value])[0]
 
 
+def _wide(builder: GroupBuilder, text: str, values: Sequence[int]) -> tuple[int, ...]:
+    # Add a step in the accumulate type.
+    return builder.apply(step(text, promotion=Promotion.DEFAULT_WIDE), values)
+
+
 def _group_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
     rank, groups, is_contiguous, has_weight, has_bias, dtype = form
     shapes = _Groups(rank, groups)
@@ -190,13 +230,34 @@ def _group_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
     x = shapes.add("input", shapes.full)
     further = [shapes.add(name, shapes.channels) for name in ["weight"] * has_weight + ["bias"] * has_bias]
     eps = builder.add_input("eps", is_scalar=True)
-    mean, var, _ = moments(builder, x, shapes.inner, "group_norm" if is_ordered else "")
-    rstd = rstd_of(builder, var, eps)
-    normalise = affine(
-        "group_norm", "(x - mean) * rstd", "T x, T mean, T rstd", has_weight, has_bias, is_contiguous=is_contiguous
-    )
-    (out,) = builder.apply(normalise, [x, mean, rstd, *further])
+    mean, var, _ = moments(builder, x, shapes.inner, _order("group_norm", rank, is_ordered))
+    if is_ordered and dtype:
+        # ATen rounds eps to the dtype of the input, too.
+        eps_of = step("T eps_of(T var, double eps) { return T(eps); }", scalars=("eps",))
+        rounded = stored(builder, builder.apply(eps_of, [var], [eps]), dtype)
+        (rstd,) = builder.apply(step("T rstd_of(T var, T eps) { return rsqrt(var + eps); }"), [var, *rounded])
+    else:
+        rstd = rstd_of(builder, var, eps)
     statistics = [] if dtype is None else stored(builder, [mean, rstd], dtype)
+    if is_ordered and dtype and _VERSION < (2, 13):
+        # As ATen went on with them.
+        mean, rstd = statistics
+    if is_ordered and further:
+        # In steps, which are rounded: a factor of each channel, and what is added.
+        scale = rstd
+        if has_weight:
+            (scale,) = _wide(builder, "T scale(T rstd, T weight) { return rstd * weight; }", [rstd, further[0]])
+        moved = _wide(builder, "T moved(T scale, T mean) { return -scale * mean; }", [scale, mean])
+        if has_bias:
+            moved = _wide(builder, "T shift(T moved, T bias) { return moved + bias; }", [*moved, further[-1]])
+        text = "T group_norm(T x, T scale, T shift) { return scale * x + shift; }"
+        normalise = step(text, unpromoted=("scale", "shift"), is_contiguous=is_contiguous)
+        (out,) = builder.apply(normalise, [x, scale, *moved])
+    else:
+        normalise = affine(
+            "group_norm", "(x - mean) * rstd", "T x, T mean, T rstd", has_weight, has_bias, is_contiguous=is_contiguous
+        )
+        (out,) = builder.apply(normalise, [x, mean, rstd, *further])
     return builder.build([shapes.back(out, shapes.full), *(shapes.back(value, shapes.rows) for value in statistics)])
 
 
@@ -207,7 +268,9 @@ def _group_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:
     grad, x = shapes.add("grad_out", shapes.full), shapes.add("input", shapes.full)
     mean, rstd = shapes.add("mean", shapes.rows), shapes.add("rstd", shapes.rows)
     weight = [shapes.add(name, shapes.channels) for name in ["weight"] * has_weight]
-    order = "group_norm_backward" if is_ordered else ""
+    if is_ordered:
+        return _ordered_group_norm_backward(form, shapes, [grad, x, mean, rstd, *weight])
+    order = ""
     made: list[int] = []
     if mask[0]:
         taken = [x, grad, mean, rstd, *weight]
@@ -224,6 +287,68 @@ def _group_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:
             sums = reduce_step(functor(text), dims, order=order, is_wide=False, unpromoted=unpromoted)
             made.append(shapes.back(builder.apply(sums, taken)[0], shapes.channels))
     return builder.build(made)
+
+
+def _ordered_group_norm_backward(form: Form, shapes: _Groups, values: Sequence[int]) -> FusionGroup:
+    # As ATen has it: sums of each channel, of which those of groups, and of the batch, are made.
+    rank, _, is_contiguous, has_weight, mask = form
+    builder, (grad, x, mean, rstd, *weight) = shapes.builder, values
+    order = _order("group_norm_sums", rank, True)
+    sums = reduce_step(
+        functor("void sums(T dy, T x, T& ds, T& db) { ds = dy * x; db = dy; }", num_outputs=2),
+        shapes.inner[1:],
+        functor(
+            "void totals(T a, T b, int64_t count, T& ds, T& db, T& n) { ds = a; db = b; n = T(count); }", num_outputs=3
+        ),
+        order=order,
+        accumulate=functor(
+            "void add_sums(T a, T b, T dy, T x, T& ds, T& db) { ds = a + dy * x; db = b + dy; }", num_outputs=2
+        ),
+    )
+    ds, db, count = builder.apply(sums, [grad, x])
+    made: list[int] = []
+    if mask[0]:
+        given, by = "T ds, T db, T n" + ", T weight" * has_weight, " * weight" * has_weight
+        of_group = reduce_step(
+            functor(f"void of({given}, T& s, T& b, T& c) {{ s = ds{by}; b = db{by}; c = n; }}", num_outputs=3),
+            (2,),
+            order=order,
+            combine=functor(
+                "void both(T s, T b, T c, T s2, T b2, T c2, T& x, T& y, T& z) { x = s + s2; y = b + b2; z = c + c2; }",
+                num_outputs=3,
+            ),
+            accumulate=functor(
+                f"void add_of(T s1, T s2, T s3, {given}, T& s, T& b, T& c) "
+                f"{{ s = s1 + ds{by}; b = s2 + db{by}; c = s3 + n; }}",
+                num_outputs=3,
+            ),
+        )
+        totals = builder.apply(of_group, [ds, db, count, *weight])
+        text = """void factors(T sum1, T sum2, T n, T mean, T rstd, T& c2, T& c3) {
+          const T s = T(1) / n;
+          const T x = (sum2 * mean - sum1) * rstd * rstd * rstd * s;
+          c2 = x;
+          c3 = -x * mean - sum2 * rstd * s;
+        }"""
+        factors = builder.apply(step(text, num_outputs=2), [*totals, mean, rstd])
+        taken = "T x, T dy, T c2, T c3, T rstd" + ", T weight" * has_weight
+        text = f"T norm_dx({taken}) {{ const T c1 = rstd{by}; return c1 * dy + c2 * x + c3; }}"
+        dx = step(text, unpromoted=("c2", "c3", "rstd", "weight")[: 3 + has_weight], is_contiguous=is_contiguous)
+        made.append(shapes.back(builder.apply(dx, [x, grad, *factors, rstd, *weight])[0], shapes.full))
+    for is_wanted, text, taken in (
+        (mask[1], "T dgamma(T ds, T db, T mean, T rstd) { return (ds - db * mean) * rstd; }", [ds, db, mean, rstd]),
+        (mask[2], "T dbeta(T db) { return db; }", [db]),
+    ):
+        if is_wanted:
+            (total,) = builder.apply(reduce_step(functor(text), (0,), order="group_norm_batch"), taken)
+            rounded = step("T rounded(T weight, T total) { return total; }", unpromoted=("total",))
+            made.append(shapes.back(builder.apply(rounded, [*weight, total])[0], shapes.channels))
+    return builder.build(made)
+
+
+def _order(name: str, rank: int, is_ordered: bool) -> str:
+    # That of an input without further dimensions is another one, which is not kept.
+    return name + "_1d" * (rank == 2) if is_ordered else ""
 
 
 def _check_groups(form: Form, shapes: Mapping[str, Shape]) -> str:

@@ -15,6 +15,7 @@ from fuser.cxx.functor import Functor, parse_functor
 from fuser.function import Function, Promotion, Reduction
 from fuser.graph import GroupBuilder
 from fuser.ops.composites import step
+from fuser.ops.reductions import REDUCTIONS
 from fuser.ops.table import cast_function
 
 __all__ = ["affine", "functor", "moments", "normalised_dx", "reduce_step", "rstd_of", "stored"]
@@ -51,27 +52,12 @@ def reduce_step(
 
 
 # --- moments -------------------------------------------------------------------------------------------------
-# ATen's cuWelfordCombine and cuWelfordOnlineSum.
-_MERGE = """void merge(T ma, T sa, T na, T mb, T sb, T nb, T& m, T& s, T& n) {
-  const T delta = mb - ma;
-  n = na + nb;
-  m = s = T(0);
-  if (n > T(0)) {
-    const T coef = T(1) / n, share_a = na * coef, share_b = nb * coef;
-    m = share_a * ma + share_b * mb;
-    s = sa + sb + delta * delta * na * share_b;
-  }
-}"""
-_NEXT = """void next(T ma, T sa, T na, T x, T& m, T& s, T& n) {
-  const T delta = x - ma;
-  n = na + T(1);
-  m = ma + delta * (T(1) / n);
-  s = sa + delta * (x - m);
-}"""
 _ONE = "void one(T x, T& m, T& s, T& n) { m = x; s = T(0); n = T(1); }"
 
 
-def moments(builder: GroupBuilder, x: int, dims: Sequence[int], order: str) -> tuple[int, int, int]:
+def moments(
+    builder: GroupBuilder, x: int, dims: Sequence[int], order: str, kernel: Sequence[str] = ()
+) -> tuple[int, int, int]:
     """Add the steps that make mean, biased variance and number of elements along some dimensions, which are kept.
 
     Args:
@@ -79,12 +65,14 @@ def moments(builder: GroupBuilder, x: int, dims: Sequence[int], order: str) -> t
         x: what they are of.
         dims: the dimensions.
         order: the name of torch's order; "" for the canonical one.
+        kernel: how ATen's kernel in that order merges moments, and adds an element: texts. None: as those of ``var``.
     """
     if order:
         text = "void moments(T m, T s, T n, T& mean, T& var, T& count) { mean = m; var = s / n; count = n; }"
-        finish, merge = functor(text, num_outputs=3), functor(_MERGE, num_outputs=3)
+        finish = functor(text, num_outputs=3)
         mapped = functor(_ONE, num_outputs=3)
-        add = functor(_NEXT, num_outputs=3)
+        texts = kernel or (REDUCTIONS["var"].combine, REDUCTIONS["var"].accumulate)
+        merge, add = (functor(text, num_outputs=3) for text in texts)
         both = reduce_step(mapped, dims, finish, order=order, accumulate=add, combine=merge)
         mean, var, count = builder.apply(both, [x])
         return mean, var, count

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from fuser.function import Promotion
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.layout import Shape
-from fuser.ops.composites import COMPOSITES, Composite, Form, only_wanted, optional_input
+from fuser.ops.composites import COMPOSITES, Composite, Form, only_wanted, optional_input, step
 from fuser.ops.norm_steps import affine, functor, moments, normalised_dx, reduce_step, rstd_of, stored
 
 __all__: list[str] = []
@@ -22,6 +23,31 @@ __all__: list[str] = []
 
 def _last_dims(sizes: Sequence[Any]) -> range:
     return range(-len(sizes), 0)
+
+
+# ATen's moments of rows that it reads in vectors (cuWelfordCombine, cuWelfordOnlineSum). It names first what comes
+# second: a compiler contracts the first product of a sum.
+_MERGE = """void merge(T ma, T sa, T na, T mb, T sb, T nb, T& m, T& s, T& n) {
+  const T delta = ma - mb;
+  n = na + nb;
+  m = s = T(0);
+  if (n > T(0)) {
+    const T coef = T(1) / n, share_b = nb * coef, share_a = na * coef;
+    m = share_b * mb + share_a * ma;
+    s = sb + sa + delta * delta * nb * share_a;
+  }
+}"""
+_NEXT = """void next(T ma, T sa, T count, T x, T& m, T& s, T& n) {
+  const T delta = x - ma;
+  n = count + T(1);
+  m = ma + delta * (T(1) / n);
+  s = sa + delta * (x - m);
+}"""
+
+
+def _is_vectorized(sizes: Sequence[Any]) -> bool:
+    # Whether ATen reads rows in vectors, as far as their length says; of one that is not known it is assumed.
+    return None in sizes or prod(sizes) % 4 == 0
 
 
 def _check_normalised(form: Form, shapes: Mapping[str, Shape]) -> str:
@@ -48,7 +74,9 @@ def _layer_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
     x = builder.add_input("input")
     further = [builder.add_input(name) for name in ["weight"] * has_weight + ["bias"] * has_bias]
     eps = builder.add_input("eps", is_scalar=True)
-    mean, var, _ = moments(builder, x, _last_dims(sizes), "layer_norm" if is_ordered else "")
+    order = "layer_norm" if is_ordered else ""
+    kernel = (_MERGE, _NEXT) if _is_vectorized(sizes) else ()
+    mean, var, _ = moments(builder, x, _last_dims(sizes), order, kernel)
     rstd = rstd_of(builder, var, eps)
     normalise = affine(
         "layer_norm", "rstd * (x - mean)", "T x, T mean, T rstd", has_weight, has_bias, is_contiguous=True
@@ -85,8 +113,7 @@ def _gradient_steps(form: Form, is_ordered: bool) -> FusionGroup:
     own = [grad, x, *mean, rstd]
     statistics = ("mean", "rstd")[1 - has_mean :]
     centred = "(x - mean)" if has_mean else "x"
-    orders = ("layer_norm_dx", "gamma_beta") if has_mean else ("rms_norm_dx", "rms_gamma")
-    orders = orders if is_ordered else ("", "")
+    orders = ("layer_norm_dx" if has_mean else "rms_norm_dx", "gamma_beta") if is_ordered else ("", "")
     made: list[int] = []
     if mask[0]:
         made.append(
@@ -98,9 +125,13 @@ def _gradient_steps(form: Form, is_ordered: bool) -> FusionGroup:
         (len(mask) > 2 and mask[2], "dbeta", "dy", own[:1]),
     ):
         if is_wanted:
-            mapped = functor(f"T {name}({taken if len(inputs) > 1 else 'T dy'}) {{ return {value}; }}")
-            rest = statistics if len(inputs) > 1 else ()
-            column = reduce_step(mapped, outer, order=orders[1], keepdim=False, is_wide=False, unpromoted=tuple(rest))
+            given = taken if len(inputs) > 1 else "T dy"
+            mapped = functor(f"T {name}({given}) {{ return {value}; }}")
+            add = functor(f"T add_{name}(T total, {given}) {{ return total + {value}; }}") if is_ordered else None
+            rest = tuple(statistics if len(inputs) > 1 else ())
+            column = reduce_step(
+                mapped, outer, order=orders[1], accumulate=add, keepdim=False, is_wide=False, unpromoted=rest
+            )
             made += builder.apply(column, inputs)
     return builder.build(made)
 
@@ -137,17 +168,25 @@ def _rms_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
     eps = optional_input(builder, "eps", has_eps, is_scalar=True)
     # Without one, that of the accumulate type.
     own = "T(eps)" if has_eps else "(sizeof(T) == 8 ? T(2.220446049250313e-16) : T(1.1920928955078125e-07))"
-    finish = (
-        f"T rms_rstd(T total, int64_t count{', double eps' * has_eps}) {{ return rsqrt(total / T(count) + {own}); }}"
-    )
-    squares = reduce_step(
-        functor("T square_of(T x) { return x * x; }"),
-        _last_dims(sizes),
-        functor(finish, ("eps",) * has_eps),
-        order="rms_norm" if is_ordered else "",
-        accumulate=functor("T add_square(T total, T x) { return total + x * x; }") if is_ordered else None,
-    )
-    (rstd,) = builder.apply(squares, [x], eps)
+    taken = ", double eps" * has_eps
+    if is_ordered and not _is_vectorized(sizes):
+        # From the moments, as ATen has it.
+        mean, var, _ = moments(builder, x, _last_dims(sizes), "rms_norm")
+        text = f"T rms_rstd(T var, T mean{taken}) {{ return rsqrt(var + mean * mean + {own}); }}"
+        finish = step(text, scalars=("eps",) * has_eps, promotion=Promotion.DEFAULT_WIDE)
+        (rstd,) = builder.apply(finish, [var, mean], eps)
+    else:
+        squares = reduce_step(
+            functor("T square_of(T x) { return x * x; }"),
+            _last_dims(sizes),
+            functor(
+                f"T rms_rstd(T total, int64_t count{taken}) {{ return rsqrt(total / T(count) + {own}); }}",
+                ("eps",) * has_eps,
+            ),
+            order="rms_norm" if is_ordered else "",
+            accumulate=functor("T add_square(T total, T x) { return total + x * x; }") if is_ordered else None,
+        )
+        (rstd,) = builder.apply(squares, [x], eps)
     normalise = affine("rms_norm", "rstd * x", "T x, T rstd", has_weight, False, is_contiguous=True)
     (out,) = builder.apply(normalise, [x, rstd, *weight])
     return builder.build([out] if is_alone else [out, rstd])

@@ -175,6 +175,15 @@ define(
     }""",
     counts=True,
 )
+# Of half and bfloat16, with results of float32: ``dtype=torch.float32``.
+for _name in ("sum", "mean"):
+    REDUCTIONS[f"{_name}_wide"] = replace(
+        REDUCTIONS[_name],
+        name=f"{_name}_wide",
+        eager=_of_dims(functools.partial(getattr(torch, _name), dtype=torch.float32)),
+        kinds=FLOAT,
+        out_dtypes=(torch.float32,),
+    )
 # A NaN on either side is what they come to.
 for _name, _sign, _end in (("amax", ">", float("-inf")), ("amin", "<", float("inf"))):
     define(

@@ -1,15 +1,24 @@
 // How threads combine what they have of a row in torch's order: by halves. P and parts are those of cuda_rows.h.
 
 //@ always if orders
-// Combines what lanes have: each with the lane `mask` above it, from `mask` down to `end`. Every lane gets the result.
+// Combines what lanes have: each with the lane `mask` above it, from `mask` down to `end`. The first lanes get the result.
 template <int mask, int end, typename P>
 FUSER_INLINE typename P::part fuser_halve_lanes(const P& p, typename P::part own) {
   if constexpr (mask < end || mask == 0) return own;
+  else return fuser_halve_lanes<mask / 2, end>(p, p.combine(own, p.exchange(own, mask)));
+}
+
+// What the first of W lanes has, to all of them; they all have it where the order of two parts makes no difference.
+template <int W, typename P> FUSER_INLINE typename P::part fuser_from_first(typename P::part own) {
+  if constexpr (P::commutes || W == 1) return own;
   else {
-    const bool is_upper = threadIdx.x & mask;
-    const typename P::part other = p.exchange(own, mask);
-    own = p.combine(p.pick(is_upper, other, own), p.pick(is_upper, own, other));
-    return fuser_halve_lanes<mask / 2, end>(p, own);
+    constexpr int words = (sizeof(own) + 3) / 4;
+    unsigned int word[words] = {};
+    memcpy(word, &own, sizeof(own));
+#pragma unroll
+    for (int i = 0; i < words; ++i) word[i] = __shfl_sync(0xffffffffu, word[i], 0, W);
+    memcpy(&own, word, sizeof(own));
+    return own;
   }
 }
 
@@ -28,7 +37,8 @@ FUSER_INLINE typename P::part fuser_join(const P& p, const typename P::part (&ow
   return all;
 }
 
-// The threads of a row, X side by side and Y times that: along x first. `shared` has a place for each of them.
+// The threads of a row, X side by side and Y times that: along x first. `shared` has a place for each of them, and each
+// gets the result.
 template <int X, int Y, int F = 1, typename P>
 FUSER_INLINE typename P::part fuser_halve_team(const P& p, typename P::part own, typename P::part* shared) {
   if constexpr (F > 1) {
@@ -40,7 +50,7 @@ FUSER_INLINE typename P::part fuser_halve_team(const P& p, typename P::part own,
     static_assert(X * Y <= 32, "they fit in a warp");
     return fuser_halve_team<X, Y>(p, shared[t % (X * Y)], shared);
   } else if constexpr (X * Y <= 32) {
-    return fuser_halve_lanes<X * Y / 2, X>(p, fuser_halve_lanes<X / 2, 1>(p, own));
+    return fuser_from_first<X * Y, P>(fuser_halve_lanes<X * Y / 2, X>(p, fuser_halve_lanes<X / 2, 1>(p, own)));
   } else {
     static_assert(Y <= 32 && (Y == 1 || X >= 32), "what is along y fits in a warp");
     const int t = threadIdx.x % (X * Y);
@@ -65,7 +75,35 @@ FUSER_INLINE typename P::part fuser_halve_team(const P& p, typename P::part own,
       __syncthreads();
       own = fuser_halve_lanes<Y / 2, 1>(p, shared[t % Y]);
     }
-    return own;
+    return fuser_from_first<(Y > 1 ? Y : 32), P>(own);
+  }
+}
+
+// What a thread has of N of torch's threads: by halves.
+template <int N, typename P>
+FUSER_INLINE typename P::part fuser_halve_own(const P& p, typename P::part* own) {
+#pragma unroll
+  for (int half = N / 2; half > 0; half /= 2) {
+#pragma unroll
+    for (int i = 0; i < half; ++i) own[i] = p.combine(own[i], own[i + half]);
+  }
+  return own[0];
+}
+
+// The threads of a row where each has the elements of V neighbours among torch's threads, in accumulators of each.
+template <int X, int Y, int V, typename P>
+FUSER_INLINE typename P::part fuser_halve_wide(const P& p, typename P::part (&own)[V], typename P::part* shared) {
+  static_assert(X == 32 && Y <= 32, "a warp of torch's");
+#pragma unroll
+  for (int k = 0; k < V; ++k) own[k] = fuser_halve_lanes<X / V / 2, 1>(p, own[k]);
+  fuser_halve_own<V>(p, own);
+  if constexpr (Y == 1) return fuser_from_first<X / V, P>(own[0]);
+  else {
+    const int t = threadIdx.x % (X * Y / V);
+    __syncthreads();
+    if (t % (X / V) == 0) shared[t / (X / V)] = own[0];
+    __syncthreads();
+    return fuser_from_first<Y, P>(fuser_halve_lanes<Y / 2, 1>(p, shared[t % Y]));
   }
 }
 

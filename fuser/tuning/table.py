@@ -105,8 +105,10 @@ def candidates(args: ArgSpec) -> tuple[Tuning, ...]:
     """Return the tunings to try for a kernel, its default first."""
     found = [args.tuning]
     if args.rows is not None:
-        # The other numbers follow from the length of the rows. What blocks have of a row is a block's.
+        # The other numbers follow from the length of the rows. What blocks have of a row is a block's, and so are the
+        # threads that torch's order gives columns.
         is_free = not args.tuning.piece and not args.tuning.is_held
+        is_free = is_free and not (args.rows.order and args.rows.is_across)
         most = args.tuning.block if args.rows.is_across else BLOCKS[-1]
         blocks = [block for block in BLOCKS if is_free and block <= most and block % args.tuning.team == 0]
         found += [replace(args.tuning, block=block) for block in blocks]

@@ -1,0 +1,212 @@
+"""Norms in ATen's order, without a GPU: kernels emulated on the CPU against what ATen's threads do, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from cuda_emulation import run_emulated
+
+from fuser.cuda.aten_orders import GpuSize, Layout, find_schedule
+from fuser.graph import GroupBuilder
+from fuser.ops import composite_function
+
+pytestmark = pytest.mark.cpu
+
+Item = tuple[torch.Tensor, ...]
+Merge = Callable[[Item, Item], Item]
+
+
+def add(a: Item, b: Item) -> Item:
+    return tuple(x + y for x, y in zip(a, b, strict=True))
+
+
+def next_vector(a: Item, b: Item) -> Item:
+    count, delta = a[2] + 1, b[0] - a[0]
+    mean = a[0] + delta * (1 / count)
+    return mean, a[1] + delta * (b[0] - mean), count
+
+
+def merge_vector(own: Item, other: Item) -> Item:
+    count, delta = own[2] + other[2], own[0] - other[0]
+    by = torch.where(count > 0, 1 / count, 0)
+    mean = other[2] * by * other[0] + own[2] * by * own[0]
+    return mean, other[1] + own[1] + delta * delta * other[2] * (own[2] * by), count
+
+
+def next_element(a: Item, b: Item) -> Item:
+    count, delta = a[2] + 1, b[0] - a[0]
+    mean = a[0] + delta / count
+    return mean, a[1] + delta * (b[0] - mean), count
+
+
+def merge_element(a: Item, b: Item) -> Item:
+    count, delta = a[2] + b[2], b[0] - a[0]
+    share = b[2] / count
+    made = a[0] + delta * share, a[1] + b[1] + delta * delta * a[2] * share, count
+    return tuple(torch.where(a[2] == 0, y, torch.where(b[2] == 0, x, z)) for x, y, z in zip(a, b, made, strict=True))
+
+
+def merge_channel(a: Item, b: Item) -> Item:
+    count, delta = a[2] + b[2], a[0] - b[0]
+    factor = 1 / count.clamp(min=1)
+    squares = a[1] + (b[1] + delta * delta * b[2] * a[2] * factor)
+    return (b[0] * b[2] + a[0] * a[2]) * factor, squares, count
+
+
+def as_threads_do(order: str, rows: Sequence[torch.Tensor], *, is_across: bool, step: Merge, merge: Merge) -> Item:
+    """What each row comes to: tensors [rows, length], one for each thing that is added up."""
+    count, length = rows[0].shape
+    layout = Layout(((length, count),), ((count, 1),)) if is_across else Layout(((length, 1),), ((count, length),))
+    schedule = find_schedule(order, layout, 4, GpuSize(), is_aligned=True)
+    assert schedule is not None
+    zero: Item = tuple(torch.zeros(count) for _ in range(3 if merge is not add else len(rows)))
+    own = [[zero] * schedule.accumulators for _ in range(schedule.slots)]
+    for n in range(length):
+        slot, turn = n // schedule.vector % schedule.slots, n // (schedule.vector * schedule.slots)
+        turn = n % schedule.vector if schedule.vector > 1 else turn
+        held = own[slot]
+        held[turn % len(held)] = step(held[turn % len(held)], tuple(row[:, n] for row in rows))
+    threads = []
+    for first, *others in own:
+        for other in others:
+            first = merge(first, other)
+        threads.append(first)
+
+    def halve(items: list[Item]) -> Item:
+        while len(items) > 1:
+            half = len(items) // 2
+            items = [merge(a, b) for a, b in zip(items[:half], items[half:], strict=True)]
+        return items[0]
+
+    def of_block(items: list[Item]) -> Item:
+        return halve([halve(items[at : at + schedule.x]) for at in range(0, len(items), schedule.x)])
+
+    size = schedule.x * schedule.y
+    blocks = [of_block(threads[at : at + size]) for at in range(0, len(threads), size)]
+    if len(blocks) == 1:
+        return blocks[0]
+    last = [zero] * size
+    for at, part in enumerate(blocks):
+        last[at % size] = merge(last[at % size], part)
+    return halve(last)
+
+
+def run(op: str, form: tuple[Any, ...], **given: Any) -> list[torch.Tensor]:
+    function = composite_function(op, form)
+    builder = GroupBuilder()
+    names = [item.name for item in function.functor.tensors]
+    tensors = [builder.add_input(name) for name in names]
+    scalars = [builder.add_input(item.name, is_scalar=True) for item in function.scalars]
+    group = builder.build(builder.apply(function, tensors, scalars))
+    numbers = {"eps": 1e-5, "momentum": 0.1}
+    return run_emulated(group, [*(given[name] for name in names), *(numbers[item.name] for item in function.scalars)])
+
+
+def wide(*shape: int) -> torch.Tensor:
+    return torch.randn(shape) * torch.exp(torch.randn(shape))
+
+
+def check_layer_norm(rows: int, width: int) -> None:
+    torch.manual_seed(rows)
+    x, dy, weight, bias = wide(rows, width), wide(rows, width), wide(width), wide(width)
+    _, mean, rstd = run("native_layer_norm", ((width,), True, True, "", False), input=x, weight=weight, bias=bias)
+    steps = (next_vector, merge_vector) if width % 4 == 0 else (next_element, merge_element)
+    moments = as_threads_do("layer_norm", [x], is_across=False, step=steps[0], merge=steps[1])
+    assert torch.equal(mean.flatten(), moments[0])
+    torch.testing.assert_close(rstd.flatten(), (moments[1] / moments[2] + 1e-5).rsqrt(), rtol=2e-7, atol=0)
+    dx, dweight, dbias = run(
+        "native_layer_norm_backward", ((width,), 2, True, True, True, (True, True, True)),
+        grad_out=dy, input=x, mean=mean, rstd=rstd, weight=weight, bias=bias,
+    )  # fmt: skip
+    terms = [dy * weight, dy * weight * (x - mean) * rstd]
+    first, second = as_threads_do("layer_norm_dx", terms, is_across=False, step=add, merge=add)
+    want = width * weight * dy - (x - mean) * rstd * second[:, None] - first[:, None]
+    assert torch.equal(dx, want * (1 / torch.tensor(float(width)) * rstd))
+    columns = [(dy * (x - mean) * rstd).t(), dy.t()]
+    totals = as_threads_do("gamma_beta", columns, is_across=True, step=add, merge=add)
+    assert torch.equal(dweight, totals[0])
+    assert torch.equal(dbias, totals[1])
+
+
+def check_group_norm(batch: int, channels: int, groups: int, size: int) -> None:
+    torch.manual_seed(batch)
+    x, dy = wide(batch, channels, size, size), wide(batch, channels, size, size)
+    weight, bias = wide(channels), wide(channels)
+    form = (4, groups, True, True)
+    _, mean, rstd = run("native_group_norm", (*form, True, ""), input=x, weight=weight, bias=bias)
+    rows = x.reshape(batch * groups, -1)
+    moments = as_threads_do("group_norm", [rows], is_across=False, step=next_element, merge=merge_element)
+    assert torch.equal(mean.flatten(), moments[0])
+    made = run(
+        "native_group_norm_backward", (*form, (True, True, True)), grad_out=dy, input=x, mean=mean, rstd=rstd,
+        weight=weight,
+    )  # fmt: skip
+    terms = [item.reshape(batch * channels, -1) for item in (dy * x, dy)]
+    sums = as_threads_do("group_norm_sums", terms, is_across=False, step=add, merge=add)
+    ds, db = (item.view(batch, groups, -1) for item in sums)
+    columns = [((ds - db * mean[..., None]) * rstd[..., None]).flatten(1).t(), db.flatten(1).t()]
+    totals = as_threads_do("group_norm_batch", columns, is_across=True, step=add, merge=add)
+    assert torch.equal(made[1], totals[0])
+    assert torch.equal(made[2], totals[1])
+    own = [(item * weight.view(groups, -1)).flatten(0, 1) for item in (ds, db)]
+    s1, s2 = as_threads_do("group_norm_sums", own, is_across=False, step=add, merge=add)
+    m, r, share = mean.flatten(), rstd.flatten(), 1 / torch.tensor(float(rows.shape[1]))
+    c2 = (s2 * m - s1) * r * r * r * share
+    c3 = -c2 * m - s2 * r * share
+    c1 = (rstd[..., None] * weight.view(groups, -1)).view(batch, channels, 1, 1)
+    c2, c3 = (c.view(batch, groups, 1).expand(ds.shape).reshape(c1.shape) for c in (c2, c3))
+    assert torch.equal(made[0], c1 * dy + c2 * x + c3)
+
+
+def check_batch_norm(batch: int, channels: int, size: int) -> None:
+    torch.manual_seed(batch)
+    x, dy = (wide(batch, channels, size, size).contiguous(memory_format=torch.channels_last) for _ in range(2))
+    given = dict(zip(("weight", "bias", "running_mean", "running_var"), wide(4, channels).abs(), strict=True))
+    out, mean, rstd, *_ = run("batch_norm", (4, True, True, True, 5), input=x, **given)
+    rows = x.permute(1, 0, 2, 3).reshape(channels, -1)
+    moments = as_threads_do("batch_norm", [rows], is_across=True, step=next_vector, merge=merge_channel)
+    assert torch.equal(mean, moments[0])
+    torch.testing.assert_close(rstd, (moments[1] / moments[2] + 1e-5).rsqrt(), rtol=2e-7, atol=0)
+    shape = (1, channels, 1, 1)
+    m, r, w = mean.view(shape), rstd.view(shape), given["weight"].view(shape)
+    assert torch.equal(out, w * (x - m) * r + given["bias"].view(shape))
+    dx, dweight, dbias = run(
+        "native_batch_norm_backward", (4, True, True, (True, True, True)), grad_out=dy, input=x, mean=mean, rstd=rstd,
+        weight=given["weight"],
+    )  # fmt: skip
+    terms = [item.permute(1, 0, 2, 3).reshape(channels, -1) for item in (dy, dy * (x - m))]
+    first, second = as_threads_do("batch_norm_sums", terms, is_across=True, step=add, merge=add)
+    assert torch.equal(dbias, first)
+    assert torch.equal(dweight, second * rstd)
+    share = 1 / torch.tensor(float(rows.shape[1]))
+    shift, slope = (item.view(shape) for item in (first * share, rstd * rstd * second * share))
+    assert torch.equal(dx, (dy - shift - (x - m) * slope) * (w * r))
+
+
+CASES: list[tuple[Callable[..., None], tuple[int, ...]]] = [
+    (check_layer_norm, (300, 36)), (check_group_norm, (2, 8, 2, 7)), (check_batch_norm, (2, 5, 7)),
+    (check_layer_norm, (5, 768)), (check_layer_norm, (70, 1001)), (check_layer_norm, (130, 1000)),
+    (check_layer_norm, (3, 7)), (check_layer_norm, (1001, 1200)), (check_group_norm, (3, 64, 4, 16)),
+    (check_group_norm, (140, 4, 2, 5)), (check_group_norm, (1, 6, 3, 30)), (check_batch_norm, (4, 8, 9)),
+    (check_batch_norm, (3, 40, 40)), (check_batch_norm, (2, 3, 70)),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def small_columns_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    # By several blocks, as large ones are.
+    monkeypatch.setattr("fuser.ordered_access.MANY_ELEMENTS", 0)
+
+
+@pytest.mark.parametrize(("check", "sizes"), CASES[:3])
+def test_norms_do_what_threads_do(check: Callable[..., None], sizes: tuple[int, ...]) -> None:
+    check(*sizes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("check", "sizes"), CASES[3:])
+def test_norms_of_other_sizes_do_what_threads_do(check: Callable[..., None], sizes: tuple[int, ...]) -> None:
+    check(*sizes)
