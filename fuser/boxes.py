@@ -277,7 +277,7 @@ class _Cutter:
         shape = self.shapes[self.offsets[index]]
         tensors = []
         for value in item.tensors:
-            widen: Steps = () if self.shapes[value] == shape else (("expand", (shape,)),)
+            widen: Steps = () if self.shapes[value] == shape else (("expand.default", (shape,)),)
             tensors.append(self._find(value, (*widen, *steps)))
         made = self.builder.apply(item.function, tensors, [self._find(value, ()) for value in item.scalars], item.name)
         self.handles |= {(self.offsets[index] + slot, steps): handle for slot, handle in enumerate(made)}
@@ -318,7 +318,7 @@ class _Cutter:
         if function.op == "squeeze":
             return (("squeeze.dims", (function.dims,)),)
         dims = [slot for slot, dim in enumerate(function.view_dims(len(shape))) if dim is None]
-        return tuple(("unsqueeze", (dim,)) for dim in dims)
+        return tuple(("unsqueeze.default", (dim,)) for dim in dims)
 
     def _fill(self, made: int, value: int, steps: Steps) -> int:
         # A number that has the dtype and the shape of a tensor.
