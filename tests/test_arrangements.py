@@ -106,7 +106,31 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]] = {
 
 @pytest.mark.parametrize("name", one_in(6, CASES, "every arrangement"))
 def test_equals_eager(name: str) -> None:
-    function, inputs, launches = CASES[name]
+    compare(*CASES[name])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CASES)
+def test_equals_eager_on_cuda(name: str, dtype: torch.dtype) -> None:
+    function, inputs, _ = CASES[name]
+    with torch.device("cuda"):
+        compare(function, tuple(item.to("cuda", dtype) for item in inputs), 0)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("row", [2, 3, 10, 33, 1001])
+def test_rows_repeat(row: int) -> None:
+    """Rows that are short, or begin anywhere, are one dimension with what they meet; values are eager's."""
+    fused = fuser.fuse(lambda x, m, s: (x - m) * s)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        for rows in (1, 7, 4097):
+            x, m, s = (torch.randn(shape, device="cuda").to(dtype) for shape in ((3, rows, row), (row,), (3, 1, row)))
+            assert torch.equal(fused(x, m, s), (x - m) * s)
+
+
+def compare(function: Callable[..., Any], inputs: tuple[torch.Tensor, ...], launches: int) -> None:
+    """Compare results and gradients with aot_eager's; and the launches of the forward pass, unless 0 is given."""
     outcomes = []
     for backend in ("fuser", "aot_eager"):
         torch._dynamo.reset()
