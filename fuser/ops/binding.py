@@ -442,8 +442,8 @@ def _bind_total(name: str) -> Binder:
             # What it adds up in and what it returns are the same, but for small integers.
             is_known = isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)
             value = getattr(input, "meta", {}).get("val")
-            is_wide = f"{name}_wide" in REDUCTIONS and dtype is torch.float32 and value is not None
-            if is_wide and value.dtype in (torch.float16, torch.bfloat16):
+            is_wide = f"{name}_wide" in REDUCTIONS and dtype is torch.float32
+            if value is not None and is_wide and value.dtype in (torch.float16, torch.bfloat16):
                 return _reduce(f"{name}_wide", input, dim, keepdim)
             if not is_known or find_numerics() != "fast":
                 return None
