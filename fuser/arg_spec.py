@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fuser.access import Walk, plan_walk
+from fuser.access import VECTOR_BYTES, Walk, plan_walk
 from fuser.config import config
 from fuser.cxx.functor import EntryParameter
 from fuser.dtypes import dtype_info, number_dtype, number_kind
@@ -38,6 +38,8 @@ __all__ = ["DescribedValue", "build_arg_spec", "rounds_between"]
 CPU_SHORT_ROW = 32
 # Half a vector.
 CPU_FEW_COLUMNS_BYTES = 32
+# Rows of fewer elements than this leave a GPU's vectors half empty; longer ones are read whole where they are aligned.
+GPU_SHORT_ROW = 32
 # Elements of a row, or of as many as are computed side by side, of which values may be kept from pass to pass.
 MAX_KEPT = 1 << 17
 # Shared memory of a block where the device is not here to be asked, and how much of it is not for rows.
@@ -71,9 +73,10 @@ def build_arg_spec(
         order: torch's, that its reductions keep; None: the canonical one.
     """
     used = group.used_inputs()
-    pointers = [index for index in used if inputs[index].spec.number is None]
+    pointers = [index for index in used if inputs[index].spec.number is None and not inputs[index].spec.is_counter]
     operands = [*outputs, *(inputs[index].desc for index in pointers)]
     counters = _describe_counters(group, inputs)
+    counters += [inputs[index].desc for index in used if inputs[index].spec.is_counter]
     rows = None
     values = [*group.outputs, *pointers, *group.index_values()]
     if group.has_reduction:
@@ -86,11 +89,20 @@ def build_arg_spec(
         else:
             strides = [broadcast_strides(item.shape, item.strides, outputs[0].shape) for item in walked]
         space = _loop_nest(outputs[0].shape, strides)
-        inner = _inner_classes(space, device_type)
-        walk = _walk(
-            space, operands, len(outputs), device_type, rounds=rounds_between(group, is_strict=group.is_strict)
-        )
+        repeated: frozenset[int] = frozenset()
+        if device_type == "cuda":
+            space, repeated = _lengthen_rows(space, operands, len(outputs))
+        inner = [3 if slot in repeated else own for slot, own in enumerate(_inner_classes(space, device_type))]
+        # What repeats is read element by element.
+        read = [
+            item._replace(is_aligned=item.is_aligned and slot not in repeated) for slot, item in enumerate(operands)
+        ]
+        walk = _walk(space, read, len(outputs), device_type, rounds=rounds_between(group, is_strict=group.is_strict))
     space = walk.space
+    offsets = tuple(item.offset for item in (*operands, *counters))
+    has_offsets = any(offsets)
+    if has_offsets:
+        space = replace(space, offsets=offsets)
     by_index = dict(zip(pointers, inner[len(outputs) : len(operands)], strict=True))
     numbers = _declared_kinds(group, inputs)
     filled: list[InputSpec | None] = [None] * len(inputs)
@@ -103,7 +115,8 @@ def build_arg_spec(
             filled[index] = _pass_number(inputs[index], numbers[index])
         else:
             ndim = spec.ndim if group.reshapes else 0
-            filled[index] = InputSpec(spec.dtype, spec.rank, spec.number, by_index.get(index, 0), ndim)
+            own = by_index.get(index, 0)
+            filled[index] = InputSpec(spec.dtype, spec.rank, spec.number, own, ndim, spec.is_counter)
     args = ArgSpec(
         device_type=device_type,
         inputs=tuple(filled),
@@ -117,6 +130,7 @@ def build_arg_spec(
         accesses=walk.accesses,
         tuning=walk.tuning,
         rows=rows,
+        has_offsets=has_offsets,
     )
     return args, space
 
@@ -148,6 +162,35 @@ def _loop_nest(shape: Shape, strides: Sequence[Strides]) -> IterationSpace:
     space = build_iteration_space(shape, strides)
     # One element of everything: the dense kernel serves.
     return IterationSpace((1,), ((1,),) * len(strides)) if space.numel == 1 else space
+
+
+def _lengthen_rows(
+    space: IterationSpace, operands: Sequence[TensorDesc], count: int
+) -> tuple[IterationSpace, frozenset[int]]:
+    """Make one dimension of the two innermost ones where rows are short, or begin anywhere.
+
+    Args:
+        space: the loop nest of a CUDA kernel.
+        operands: what it reads and writes; counters, which are not among them, come last in the nest.
+        count: how many of them are outputs.
+
+    Returns:
+        The loop nest, and the operands that have one row, which then repeats.
+    """
+    row = space.sizes[0]
+    if len(space.sizes) < 2 or row == 1:
+        return space, frozenset()
+    kinds = [strides[:2] for strides in space.strides]
+    repeated = frozenset(slot for slot, kind in enumerate(kinds[: len(operands)]) if kind == (1, 0))
+    dense = {slot for slot, kind in enumerate(kinds) if kind == (1, row)}
+    single = {slot for slot, kind in enumerate(kinds) if kind == (0, 0)}
+    if not repeated or not dense.issuperset(range(count)) or len(repeated | dense | single) < len(kinds):
+        return space, frozenset()
+    sizes = [item.dtype.itemsize for slot, item in enumerate(operands) if slot in dense and item.dtype is not None]
+    if row >= GPU_SHORT_ROW and row * min(sizes) % VECTOR_BYTES == 0:
+        return space, frozenset()
+    merged = (row * space.sizes[1], *space.sizes[2:])
+    return IterationSpace(merged, tuple((own[0], *own[2:]) for own in space.strides), period=row), repeated
 
 
 def _find_rows(

@@ -48,11 +48,14 @@ class Operand:
     # How a CUDA kernel reads or writes it.
     access: Access = SINGLE
     is_counter: bool = False
+    # Whether it begins elsewhere than at the address.
+    has_offset: bool = False
 
     @property
     def address(self) -> str:
-        """The expression for its address."""
-        return "fuser_counter{}" if self.is_counter else f"a.{self.name}"
+        """The expression for where it begins."""
+        begin = "fuser_counter{}" if self.is_counter else f"a.{self.name}"
+        return f"({begin} + a.offset_{self.name})" if self.has_offset else begin
 
     @property
     def pointer(self) -> str:
@@ -105,7 +108,12 @@ class Loop:
     @property
     def is_linear(self) -> bool:
         """Whether one index serves every operand: one dimension, each operand dense or one element for all."""
-        return self.rank == 1 and all(operand.inner != 2 for operand in self.operands)
+        return self.rank == 1 and all(operand.inner < 2 for operand in self.operands)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether some operand begins anew after every ``a.period`` elements."""
+        return any(operand.inner == 3 for operand in self.operands)
 
 
 @dataclass(frozen=True)
@@ -269,7 +277,7 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
     text = _TextWithLines()
     features = _features(typing, args)
     kind = {"cluster"} if args.tuning.cluster > 1 else set[str]()
-    kind |= {"tiles"} if args.rows is None and body.geometry else {"rows"} if args.rows else set()
+    kind |= {"tiles"} if isinstance(body, Loop) and not body.is_linear else {"rows"} if args.rows else set()
     kind |= {"lists"} if args.positions else set()
     kind |= {"orders"} if args.rows and args.rows.order else set()
     prelude = dialect.emit_prelude(words, features | kind)
@@ -332,7 +340,10 @@ def _build_loop(
         positions=args.positions,
     )
     element = emit_element(writer)
-    return replace(loop, geometry=() if loop.is_linear else dialect.geometry, has_zero=writer.has_zero), element
+    geometry = (
+        ("offset",) * args.has_offsets + ("period",) * loop.repeats + (() if loop.is_linear else dialect.geometry)
+    )
+    return replace(loop, geometry=geometry, has_zero=writer.has_zero), element
 
 
 def _build_rows(
@@ -395,8 +406,12 @@ def emit_arguments(loop: Loop | RowLoop, numbers: tuple[tuple[int, type], ...]) 
     for index, kind in numbers:
         lines.append(f"{_field_type(kind)} number{index}{'[2]' if kind is complex else ''};")
     for field in loop.geometry:
-        if field == "stride":
+        if field == "offset":
+            lines += [f"int64_t offset_{operand.name};" for operand in loop.operands]
+        elif field == "stride":
             lines += [f"int64_t stride_{operand.name}[{loop.rank}];" for operand in loop.operands]
+        elif field == "period":
+            lines += ["int64_t period;", "fuser_divider period_divider;"]
         elif field == "divide":
             lines += [f"fuser_divider divide[{loop.rank - 1}];"] * (loop.rank > 1)
         else:
@@ -447,11 +462,14 @@ def _list_operands(group: FusionGroup, args: ArgSpec, typing: Typing) -> tuple[O
     ]
     for index in group.used_inputs():
         item = args.inputs[index]
-        if item is not None and item.number is None:
+        if item is not None and item.number is None and not item.is_counter:
             operands.append(Operand(f"in{index}", f"v{index}", dtype_info(item.dtype), item.inner, index, False))
-    for value, inner in zip(group.index_values(), args.counters, strict=True):
+    given = [index for index in group.used_inputs() if (item := args.inputs[index]) and item.is_counter]
+    for value, inner in zip([*group.index_values(), *given], args.counters, strict=True):
         info = dtype_info(torch.int64)
         operands.append(Operand(f"index{value}", f"v{value}", info, inner, value, is_output=False, is_counter=True))
+    if args.has_offsets:
+        operands = [replace(operand, has_offset=True) for operand in operands]
     if args.accesses:
         pairs = zip(operands, args.accesses, strict=True)
         operands = [replace(operand, access=access) for operand, access in pairs]

@@ -82,7 +82,7 @@ def run_planned(
     if out is not None:
         is_resized, is_direct = check_out(plan.outputs, out, inputs)
         # Neither a step nor a pass over a row may write what a later one reads.
-        is_apart = not spec.group.has_reduction or not any(
+        is_apart = not (spec.group.has_reduction or spec.group.arranges) or not any(
             torch._C._overlaps(item, given) for item in out for given in inputs if isinstance(given, torch.Tensor)
         )
         if not is_direct or not is_apart or len(plan.steps) > 1:
@@ -100,7 +100,7 @@ def run_planned(
     if out is not None:
         # Autograd must see that what it may have saved was written to.
         torch.autograd.graph.increment_version(outputs)
-        if spec.group.has_reduction:
+        if spec.group.has_reduction or spec.group.arranges:
             # A record would take an ``out`` that is an input.
             return outputs, None
     return outputs, plan

@@ -15,7 +15,7 @@ from fuser.errors import FallbackError, UnsupportedError, UntranslatableError
 from fuser.function import Function
 from fuser.graph import FusionGroup
 from fuser.layout import Shape, broadcast_shapes, infer_output_strides
-from fuser.ops import OPS, REDUCTIONS, call_composite, eager_index, eager_view
+from fuser.ops import OPS, REDUCTIONS, call_composite, eager_arrangement, eager_index, eager_view
 
 __all__ = ["Fallback", "call_derived", "each_its_own", "find_obstacle"]
 
@@ -180,6 +180,8 @@ def _call_eager(function: Function, tensors: list[Any], scalars: dict[str, Any])
         return _lay_out(eager_index(function, given), given)
     if function.is_view:
         return eager_view(function, tensors[0])
+    if function.arranges:
+        return eager_arrangement(function, tensors)
     if function.is_composite:
         return call_composite(function, tensors, scalars)
     if function.op is not None and function.reduction is not None:

@@ -18,6 +18,7 @@ from fuser.errors import ArgumentError, DimError, GroupError, ShapeError, Unsupp
 from fuser.layout import Shape, Strides
 
 __all__ = [
+    "ARRANGEMENTS",
     "BATCH",
     "VIEWS",
     "Function",
@@ -35,6 +36,8 @@ __all__ = [
 BATCH = 8192
 # The ops that change dimensions of size 1 alone.
 VIEWS = frozenset({"unsqueeze", "squeeze"})
+# The ops that compute nothing and say where elements lie (``fuser.ops.arrangements``).
+ARRANGEMENTS = frozenset({"view", "cat", "pad", "full", "arange"})
 
 
 class Promotion(Enum):
@@ -263,7 +266,7 @@ class Function:
     # the dimensions of the result that are new; of "squeeze": those of the tensor that go.
     dims: tuple[int, ...] | None = None
     # Of an op that is several steps (``fuser.ops.composites``): what its steps depend on beside dtypes and shapes. The
-    # functor says no more than what it takes and makes.
+    # functor says no more than what it takes and makes. Of an arrangement: where elements lie.
     form: tuple[Any, ...] | None = None
     # Among those steps only: its result is another shape of the same elements.
     view: View | None = None
@@ -315,7 +318,12 @@ class Function:
     @property
     def is_composite(self) -> bool:
         """Whether it is an op of torch's that becomes several steps when a call is planned."""
-        return self.form is not None
+        return self.form is not None and not self.arranges
+
+    @property
+    def arranges(self) -> bool:
+        """Whether it computes nothing and says where elements lie: a view, tensors put together, one number for all."""
+        return self.op in ARRANGEMENTS
 
     @property
     def reduces(self) -> bool:
@@ -339,12 +347,14 @@ class Function:
     @property
     def reshapes(self) -> bool:
         """Whether its results have other dimensions than its tensors."""
-        return self.reduces or self.is_view
+        return self.reduces or self.is_view or self.arranges
 
     def result_rank(self, rank: int) -> int:
         """Return how many dimensions its results have, where its tensors' shapes broadcast to one of ``rank``."""
         if self.reduction is not None:
             return self.reduction.remaining_dims(rank)
+        if self.arranges and self.form is not None:
+            return rank if self.form[-1] is None else int(self.form[-1])
         return rank + len(self.dims or ()) * (1 if self.op == "unsqueeze" else -1) if self.is_view else rank
 
     def view_dims(self, rank: int) -> tuple[int | None, ...]:

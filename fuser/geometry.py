@@ -139,6 +139,8 @@ def pack_geometry(source: KernelSource, space: IterationSpace) -> tuple[int, ...
         "count": counts,
         # Nothing is divided where a reduced dimension has no element.
         "divide": tuple(divider(count or 1) for count in counts[:-1]),
+        "offset": space.offsets,
+        "period": (space.period, divider(space.period)) if space.period else (),
         "stride": tuple(stride for operand in space.strides for stride in operand),
     }
     return tuple(value for field in source.geometry for value in fields[field])

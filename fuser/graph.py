@@ -108,6 +108,11 @@ class FusionGroup:
         return any(item.function.is_composite for item in self.applications)
 
     @property
+    def arranges(self) -> bool:
+        """Whether an application says where elements lie, and computes nothing."""
+        return any(item.function.arranges for item in self.applications)
+
+    @property
     def reshapes(self) -> bool:
         """Whether some values have other dimensions than what they are made of."""
         return any(item.function.reshapes for item in self.applications)

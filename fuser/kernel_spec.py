@@ -15,7 +15,7 @@ from fuser.access import DEFAULT_TUNING, Access, Tuning
 from fuser.cxx.paths import check_functor
 from fuser.dtypes import Rank, dtype_info
 from fuser.errors import GroupError, ShapeError, UnsupportedError
-from fuser.function import VIEWS, Function
+from fuser.function import ARRANGEMENTS, VIEWS, Function
 from fuser.graph import Application, FusionGroup
 from fuser.layout import Shape, Strides, broadcast_shapes, contiguous_strides, infer_output_strides, is_dense
 from fuser.ops import (
@@ -27,6 +27,7 @@ from fuser.ops import (
     check_shapes,
     composite_steps,
     dtype_kind,
+    lay_out,
 )
 from fuser.orders import RowOrder
 
@@ -80,10 +81,13 @@ class InputSpec:
     rank: Rank
     # Python type of a value that is passed by value (a number, a 0-dim CPU tensor beside CUDA ones); None: a pointer.
     number: type | None = None
-    # Innermost stride: 0 (one element for all), 1 (dense) or 2 (any, given at run time). 0 for numbers.
+    # Innermost stride: 0 (one element for all), 1 (dense), 2 (any, given at run time) or 3 (dense, and begins anew
+    # after ``IterationSpace.period`` elements). 0 for numbers.
     inner: int = 0
     # Dimensions, where a group reduces some: what has none left is weak in promotion.
     ndim: int = 0
+    # Whether it has no memory: its element at an offset is the offset.
+    is_counter: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +138,7 @@ class ArgSpec:
     default_dtype: torch.dtype
     # Settings that change the text.
     settings: tuple[tuple[str, Any], ...]
-    # Innermost stride class of each index of elements, in the order of ``FusionGroup.index_values``.
+    # Innermost stride class of each counter: indices in the order of ``FusionGroup.index_values``, then inputs.
     counters: tuple[int, ...] = ()
     # How each operand is read or written, outputs first, counters last (CUDA; empty on the CPU).
     accesses: tuple[Access, ...] = ()
@@ -144,6 +148,8 @@ class ArgSpec:
     rows: RowSpec | None = None
     # Of a kernel over lists of tensors: how many positions of them a launch takes at most; 0 for others.
     positions: int = 0
+    # Whether operands begin elsewhere than at their tensors' addresses.
+    has_offsets: bool = False
 
     @property
     def numerics(self) -> str:
@@ -189,7 +195,7 @@ def build_kernel_spec(group: FusionGroup) -> KernelSpec:
             check_functor(functor)
         if application.function.is_composite:
             check_function(application.function)
-        elif application.function.op not in (None, "index", *VIEWS, *OPS, *REDUCTIONS):
+        elif application.function.op not in (None, "index", *VIEWS, *ARRANGEMENTS, *OPS, *REDUCTIONS):
             raise GroupError(f"there is no op {application.function.op!r} in fuser's table")
     return KernelSpec(group.canonical())
 
@@ -284,6 +290,9 @@ def infer_layouts(
         if function.view is not None:
             values.append(ValueLayout(*function.view.apply(operands[0].shape, operands[0].strides)))
             continue
+        if function.arranges:
+            values.append(ValueLayout(*lay_out(function, [(operand.shape, operand.strides) for operand in operands])))
+            continue
         try:
             shape = broadcast_shapes([operand.shape for operand in operands])
         except ShapeError as error:
@@ -349,7 +358,7 @@ def _keeps_strides(function: Function, operand: ValueLayout) -> bool:
     # What ATen makes like its operand keeps them where that is dense, also those of dimensions that nobody walks.
     if function.op == "convert" and operand.dtype is function.out_dtypes[0]:
         return True
-    return (function.is_conversion or function.op == "hardtanh") and is_dense(operand.shape, operand.strides)
+    return (function.is_conversion or function.op in {"hardtanh", "clone"}) and is_dense(operand.shape, operand.strides)
 
 
 def _common_dtype(
@@ -381,7 +390,7 @@ def _check_kind(
 ) -> None:
     function = application.function
     dtype_info(common)
-    if function.op is None or function.is_view:
+    if function.op is None or function.is_view or function.arranges:
         return
     if function.reduction is not None:
         reduces = REDUCTIONS[function.op]

@@ -36,6 +36,10 @@ class IterationSpace:
     strides: tuple[Strides, ...]
     # How many of the dimensions, the first ones, are reduced.
     reduced: int = 0
+    # The element of each operand's memory at which it begins; none where all begin at the first.
+    offsets: tuple[int, ...] = ()
+    # After how many elements of the innermost dimension operands that repeat begin anew; 0 where none does.
+    period: int = 0
 
     @property
     def numel(self) -> int:

@@ -16,6 +16,7 @@ import torch
 from torch.autograd import profiler
 
 from fuser.arg_spec import DescribedValue, build_arg_spec
+from fuser.boxes import Steps, cut_boxes, seen
 from fuser.columns import cut_columns, find_columns
 from fuser.compiler import compile_kernel, register
 from fuser.errors import (
@@ -243,7 +244,7 @@ def plan_flat(spec: KernelSpec, inputs: Sequence[TensorDesc], out: Sequence[Tens
         ArgumentError, ShapeError, DeviceError: the inputs do not fit. UnsupportedError: there is no kernel for them.
     """
     device = common_device(spec.group, inputs)
-    if spec.group.has_reduction or not can_fuse(device.type):
+    if spec.group.has_reduction or spec.group.arranges or not can_fuse(device.type):
         return None
     expanded = _expand(spec, inputs, device, infer_layouts(spec.group, value_layouts(inputs)))
     outputs = expanded.lay_out(_laid_out_as(out, expanded.outputs))
@@ -259,7 +260,7 @@ def plan_flat(spec: KernelSpec, inputs: Sequence[TensorDesc], out: Sequence[Tens
 def _is_flat(args: ArgSpec) -> bool:
     # Whether one index serves all operands.
     used = (item.inner for item in args.inputs if item is not None)
-    return args.rank == 1 and args.rows is None and 2 not in (*used, *args.outputs, *args.counters)
+    return args.rank == 1 and args.rows is None and max(*used, *args.outputs, *args.counters) < 2
 
 
 def _holds_for_any_size(spec: KernelSpec, parts: Sequence[_Part]) -> bool:
@@ -309,13 +310,22 @@ class _Expanded:
     outputs: tuple[TensorDesc, ...]
     # Of the group without the steps.
     whole: tuple[DescribedValue, ...]
+    # Where outputs are cut into boxes: which of them each output of the group is part of, and which part.
+    boxes: tuple[tuple[int, Steps], ...] = ()
 
     @property
     def group(self) -> FusionGroup:
         return self.expansion.group
 
+    @property
+    def targets(self) -> Sequence[int]:
+        """For each output of the group which one of the call's it is, or is part of."""
+        return [target for target, _ in self.boxes] or range(len(self.outputs))
+
     def lay_out(self, outputs: Sequence[TensorDesc]) -> list[TensorDesc]:
         """Return tensors of the call's outputs as the group has them."""
+        if self.boxes:
+            return [seen(outputs[target], steps) for target, steps in self.boxes]
         return [
             _view(item, None if view is None else view.inverse)
             for item, view in zip(outputs, self.expansion.outputs, strict=True)
@@ -327,6 +337,8 @@ def _expand(
 ) -> _Expanded:
     whole = _describe_values(spec.group, inputs, device, layouts)
     outputs = tuple(whole[value].desc for value in spec.group.outputs)
+    if spec.group.arranges:
+        return _expand_boxes(spec, inputs, device, layouts, whole)
     if not spec.group.has_composite:
         views = [(slot, None) for slot in range(len(inputs))]
         same = Expansion(spec.group, tuple(views), (None,) * len(outputs), tuple(range(len(spec.group.applications))))
@@ -344,6 +356,30 @@ def _expand(
     return _Expanded(None, expansion, tuple(values), outputs, tuple(whole))
 
 
+def _expand_boxes(
+    spec: KernelSpec,
+    inputs: Sequence[TensorDesc],
+    device: torch.device,
+    layouts: Sequence[ValueLayout],
+    whole: Sequence[DescribedValue],
+) -> _Expanded:
+    group, count = spec.group, len(inputs)
+    typing = infer_typing(group, [item.spec for item in whole[:count]], torch.get_default_dtype())
+    cut = cut_boxes(group, whole[:count], typing, layouts)
+    given, own = [item for _, item, _ in cut.inputs], cut.group
+    values = _describe_values(
+        own, given, device, infer_layouts(own, value_layouts(given)), specs=[item for _, _, item in cut.inputs]
+    )
+    outputs = tuple(whole[value].desc for value in group.outputs)
+    for (target, steps), value in reversed([*zip(cut.outputs, own.outputs, strict=True)]):
+        # Others read it where it is written.
+        values[value] = values[value]._replace(desc=seen(outputs[target], steps))
+    views = tuple((slot, None) for slot, _, _ in cut.inputs)
+    origin = next(index for index, item in enumerate(group.applications) if item.function.arranges)
+    same = Expansion(own, views, (None,) * len(own.outputs), (origin,) * len(own.applications))
+    return _Expanded(None, same, tuple(values), outputs, tuple(whole), cut.outputs)
+
+
 def _view(desc: TensorDesc, view: View | None) -> TensorDesc:
     if view is None or desc.dtype is None:
         return desc
@@ -357,9 +393,10 @@ def _describe_values(
     device: torch.device,
     layouts: Sequence[ValueLayout],
     origins: Sequence[int] = (),
+    specs: Sequence[InputSpec] = (),
 ) -> list[DescribedValue]:
     # The inputs, then what the applications make, as it would lie in memory.
-    specs = input_specs(inputs, device)
+    specs = specs or input_specs(inputs, device)
     try:
         typing = infer_typing(group, specs, torch.get_default_dtype())
     except UnsupportedError as error:
@@ -476,8 +513,8 @@ def _cut(expanded: _Expanded, outputs: Sequence[TensorDesc], device: torch.devic
     for section in cut_group(group, layouts, by_value, orders, shares_rows=device.type == "cuda"):
         order = order_of_section(section, orders)
         own = spec if spec is not None and section.group is group else register(section.group)
-        targets = [target for target, value in enumerate(group.outputs) if value in section.outputs]
-        written = [outputs[target] for target in targets]
+        slots = [slot for slot, value in enumerate(group.outputs) if value in section.outputs]
+        written, targets = [outputs[slot] for slot in slots], [expanded.targets[slot] for slot in slots]
         written += [values[value].desc for value in section.outputs[len(targets) :]]
         targets += [-1] * (len(written) - len(targets))
         inputs = [values[value] for value in section.inputs]
@@ -505,12 +542,12 @@ class _Homes(NamedTuple):
 
 
 def _find_homes(expanded: _Expanded, parts: Sequence[_Part], input_count: int) -> tuple[_Homes, tuple[Buffer, ...]]:
-    outputs = expanded.group.outputs
-    homes = {value: index for index, value in reversed(list(enumerate(outputs)))}
+    count = len(expanded.outputs)
+    homes = dict(reversed([*zip(expanded.group.outputs, expanded.targets, strict=True)]))
     temporaries = [
         value for value in dict.fromkeys(value for part in parts for value in part.outputs) if value not in homes
     ]
-    homes |= {value: len(outputs) + index for index, value in enumerate(temporaries)}
+    homes |= {value: count + index for index, value in enumerate(temporaries)}
     read = {value: slot for value, (slot, _) in enumerate(expanded.expansion.inputs)}
     read |= {value: input_count + index for value, index in homes.items()}
     return _Homes(homes, read), tuple(_buffer(expanded.values[value].desc) for value in temporaries)

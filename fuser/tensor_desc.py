@@ -54,6 +54,8 @@ class TensorDesc(NamedTuple):
     is_aligned: bool = True
     # Whether a double holds the number: not so of some large integers.
     fits_double: bool = True
+    # Of what is seen of a larger tensor, the element of that at which it begins.
+    offset: int = 0
 
 
 def describe(item: Any, meta_device: torch.device | None = None, *, reads_address: bool = False) -> TensorDesc:

@@ -297,7 +297,14 @@ def test_networkx_view() -> None:
     assert view.nodes["input", 2]["is_scalar"] is True
 
 
-INPUT_CHANGES: dict[str, Any] = {"dtype": torch.float64, "rank": Rank.ZERO_DIM, "number": float, "inner": 0, "ndim": 2}
+INPUT_CHANGES: dict[str, Any] = {
+    "dtype": torch.float64,
+    "rank": Rank.ZERO_DIM,
+    "number": float,
+    "inner": 0,
+    "ndim": 2,
+    "is_counter": True,
+}
 CHANGES: dict[str, Callable[[ArgSpec], Any]] = {
     "device_type": lambda args: "cuda",
     "inputs": lambda args: (args.inputs[1], None),
@@ -312,6 +319,7 @@ CHANGES: dict[str, Callable[[ArgSpec], Any]] = {
     "settings": lambda args: (("numerics", "fast"), *args.settings[1:]),
     "rows": lambda _: RowSpec(1, (False, False, True), is_across=False),
     "positions": lambda _: 5,
+    "has_offsets": lambda _: True,
 }
 
 

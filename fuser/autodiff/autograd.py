@@ -257,8 +257,8 @@ def _run_batch(
 ) -> tuple[tuple[torch.Tensor, ...], tuple[int | None, ...]]:
     # The results, and where the batch is in each of them.
     group = case.spec.group
-    if group.has_composite or (group.reshapes and len(group.names()) > 1):
-        # What was reduced has fewer dimensions than what it meets: one after the other.
+    if group.has_composite or group.arranges or (group.reshapes and len(group.names()) > 1):
+        # What was reduced has fewer dimensions than what it meets, and arrangements number them: one after the other.
         def in_parts(*items: Any) -> tuple[torch.Tensor, ...]:
             return tuple(run_in_parts(case.spec, items))
 

@@ -88,6 +88,7 @@ def emit_place(loop: Loop) -> str:
         f"  {_signed(loop)} left;",
         *([f"  {_signed(loop)} left_rows;"] if loop.tuning.tile else []),
         f"  fuser_index {', '.join(names)};",
+        *(["  // How far what repeats has come.", "  fuser_index phase;"] if loop.repeats else []),
         "};",
     ]
     return _join(lines)
@@ -169,6 +170,9 @@ def _advance(loop: Loop, dim: int, name: str, length: int = 1) -> list[str]:
             f"const fuser_index {name} = {here if length == 1 else f'({here}) * {length}'};",
             f"rest = next{dim};",
         ]
+    if dim == 0 and loop.repeats:
+        begun = f"{name} / a.period" if loop.wide_index else f"fuser_divide({name}, a.period_divider)"
+        lines.append(f"at.phase = {name} - {begun} * static_cast<fuser_index>(a.period);")
     for item in loop.operands:
         move = _times(name, _stride(item, dim))
         lines += [f"at.{item.name} += {move};"] * bool(move)
@@ -177,8 +181,9 @@ def _advance(loop: Loop, dim: int, name: str, length: int = 1) -> list[str]:
 
 def _stride(item: Operand, dim: int) -> str:
     # Known where the layout class says so.
-    if dim == 0 and item.inner < 2:
-        return str(item.inner)
+    if dim == 0 and item.inner != 2:
+        # What repeats has its place from the phase.
+        return str(item.inner % 3)
     if dim == 1 and item.access.is_transposed:
         return "1"
     return f"static_cast<fuser_index>(a.stride_{item.name}[{dim}])"
@@ -228,6 +233,8 @@ def _load(loop: Loop, item: Operand) -> str:
     if item.inner == 2:
         stride = _stride(item, 0)
         return f"fuser_gather<{loop.vector}>({_address(loop, item)}, {stride}, at[u].left)"
+    if item.inner == 3:
+        return f"fuser_repeat<{loop.vector}>({_address(loop, item)}, at[u].phase, a.period, at[u].left)"
     width, left = item.access.width, _left(loop, item)
     return f"fuser_load<{_length(loop, item)}, {width}>({_address(loop, item)}, {left})"
 
@@ -265,7 +272,7 @@ def _fill_tiles(loop: Loop, tiled: list[Operand]) -> list[str]:
     lines.append("const fuser_place tile = fuser_find_tile(a);")
     for item in tiled:
         width, passes, x, y = _column(loop, item)
-        address = f"a.{item.name} + tile.{item.name} + x * {_stride(item, 0)} + y"
+        address = f"{item.address} + tile.{item.name} + x * {_stride(item, 0)} + y"
         lines += [
             f"fuser_vector<{item.info.storage}, {width}> column_{item.name}[{passes}];",
             "#pragma unroll",

@@ -26,7 +26,7 @@ from fuser.jiterator import JitFunction
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
 from fuser.ops import REDUCTIONS, OpCall, is_first_power
 
-__all__ = ["Partition", "partition"]
+__all__ = ["Partition", "is_whole", "partition"]
 
 # Longer chains only make longer kernels; a bound keeps compile time bounded.
 MAX_APPLICATIONS = 128
@@ -73,7 +73,7 @@ def partition(graph: fx.Graph, *, reduces: bool = True, device_type: str = "") -
     groups = [
         group
         for stretch in _cut_stretches(nodes, barriers)
-        for group in _Stretch(stretch, fusible, several).find_groups()
+        for group in _Stretch(stretch, fusible, several, calls).find_groups()
     ]
     return [
         Partition(tuple(group), tuple(reading.calls[node] for node in group))
@@ -83,7 +83,8 @@ def partition(graph: fx.Graph, *, reduces: bool = True, device_type: str = "") -
 
 
 def _without_other_views(nodes: Sequence[fx.Node], calls: dict[fx.Node, OpCall | None]) -> dict[fx.Node, OpCall | None]:
-    # Views of what was reduced join it to what it was reduced from: others stay torch's.
+    # Views of what was reduced join it to what it was reduced from, and views of what is computed join it to what reads
+    # it, if nobody else does: others stay torch's.
     reduced: set[fx.Node] = set()
     for node in nodes:
         call = calls.get(node)
@@ -91,7 +92,21 @@ def _without_other_views(nodes: Sequence[fx.Node], calls: dict[fx.Node, OpCall |
         is_part = node in calls or node.target in {operator.getitem, getattr}
         if is_one or (is_part and any(source in reduced for source in node.all_input_nodes)):
             reduced.add(node)
-    return {node: call for node, call in calls.items() if call is None or not call.is_view or node in reduced}
+    views = {node for node, call in calls.items() if call is not None and call.is_view}
+    inside: set[fx.Node] = set()
+    for node in reversed(nodes):
+        if node in calls and all(user in calls and (user not in views or user in inside) for user in node.users):
+            inside.add(node)
+    kept: set[fx.Node] = set()
+    for node in nodes:
+        if node in views:
+            call, source = calls[node], node.all_input_nodes[0]
+            # Graphs copy what they could not see in another shape.
+            is_copied = node.target is torch.ops.aten.view.default and _is_copy(calls.get(source))
+            joins = {node, source} <= inside and (source not in views or source in kept) and not is_copied
+            if joins or (node in reduced and call is not None and call.function.is_view):
+                kept.add(node)
+    return {node: call for node, call in calls.items() if node not in views or node in kept}
 
 
 def _reduces(call: OpCall) -> bool:
@@ -121,10 +136,25 @@ def _cut_stretches(nodes: Sequence[fx.Node], barriers: set[fx.Node]) -> Iterator
 def _gains_nothing(group: Sequence[fx.Node], reading: GraphReading) -> bool:
     # torch reduces as well as fuser, copies nothing where no conversion is needed, and x ** 1 as it lies in memory.
     every = [reading.calls[node] for node in group]
-    calls = [call for call in every if call is None or not call.is_view]
+    calls = [call for call in every if call is None or not (call.is_view or call.function.arranges)]
     if len(calls) == 1 and calls[0] is not None and calls[0].function.op in REDUCTIONS:
         return not calls[0].scalars and all(isinstance(item, fx.Node) for item in calls[0].tensors)
-    return all(call is not None and (call.function.op == "convert" or is_first_power(call.function)) for call in calls)
+    return all(_is_copy(call) or (call is not None and is_first_power(call.function)) for call in calls)
+
+
+def _is_copy(call: OpCall | None) -> bool:
+    return call is not None and call.function.op in _COPIES
+
+
+_COPIES = frozenset({"convert", "clone", "contiguous"})
+
+
+def is_whole(node: fx.Node, call: OpCall | None) -> bool:
+    """Whether a node has to see its tensors whole, not in parts: it reduces them."""
+    if call is not None:
+        return call.function.reduces or any(isinstance(item, OpCall) and is_whole(node, item) for item in call.tensors)
+    group = bind_group(node)
+    return group is not None and group[0].has_reduction
 
 
 @dataclass(slots=True, eq=False)
@@ -143,13 +173,20 @@ class _Unit:
     devices: set[torch.device]
     # Of the outputs, where known.
     shapes: set[str]
+    # Whether a node says where elements lie; whether one needs them all.
+    arranges: bool = False
+    is_whole: bool = False
 
 
 class _Stretch:
     """Nodes without a barrier between them, merged greedily."""
 
     def __init__(
-        self, nodes: Sequence[fx.Node], fusible: set[fx.Node], several: Mapping[fx.Node, OpCall | None]
+        self,
+        nodes: Sequence[fx.Node],
+        fusible: set[fx.Node],
+        several: Mapping[fx.Node, OpCall | None],
+        calls: Mapping[fx.Node, OpCall | None],
     ) -> None:
         self.nodes = nodes
         self.slot = {node: slot for slot, node in enumerate(nodes)}
@@ -177,6 +214,9 @@ class _Stretch:
             inputs, outputs = set(node.all_input_nodes), [node] if node.users else []
             paths, shapes = (above[slot], below[slot]), self._known_shapes(outputs)
             unit = _Unit([node], 1 << slot, *paths, int(is_fusible), inputs, outputs, devices, shapes)
+            if is_fusible:
+                call = calls[node]
+                unit.arranges, unit.is_whole = call is not None and call.arranges, is_whole(node, call)
             self.units.append(unit)
             self._enter(unit)
 
@@ -292,6 +332,8 @@ class _Stretch:
         """Merge two units if size, device and shape speak for it and no path leads from one to the other outside."""
         if first.applications + second.applications > MAX_APPLICATIONS or len(first.devices | second.devices) > 1:
             return False
+        if (first.arranges or second.arranges) and (first.is_whole or second.is_whole):
+            return False
         inputs, outputs = self._find_ends(first, second)
         if len(inputs) > MAX_INPUTS or len(outputs) > MAX_OUTPUTS:
             return False
@@ -341,6 +383,7 @@ class _Stretch:
         unit.applications += other.applications
         unit.inputs, unit.outputs = inputs, outputs
         unit.devices |= other.devices
+        unit.arranges, unit.is_whole = unit.arranges or other.arranges, unit.is_whole or other.is_whole
         unit.shapes = self._known_shapes(outputs)
         self.grouped |= unit.mask
         self._enter(unit)

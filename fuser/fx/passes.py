@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -15,14 +16,15 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from fuser.compiler import register, registered
 from fuser.config import config
 from fuser.executor import warm_up
-from fuser.fx.nodes import bind_group, is_random
-from fuser.fx.partition import Partition, partition
+from fuser.fx.nodes import bind_group, bind_node, is_random
+from fuser.fx.partition import Partition, is_whole, partition
+from fuser.fx.splits import open_splits
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.jiterator import JitFunction
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Replayer, called_in_c
 from fuser.library import split_inputs
-from fuser.ops import OpCall, bind_for
+from fuser.ops import OpCall, bind_for, is_creation
 from fuser.route import call_anew
 
 __all__ = ["Fuel", "FusionModule", "FusionPass", "fuse_graph"]
@@ -153,10 +155,11 @@ class FusionPass(PassBase):
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         """Run on one graph module."""
-        substitution = _Substitution(graph_module, self.numerics, self.differentiable)
         with bind_for(self.numerics):
+            open_splits(graph_module.graph)
             groups = partition(graph_module.graph, reduces=self.reduces, device_type=self.device_type)
         fuel = self.fuel or process_fuel
+        substitution = _Substitution(graph_module, self.numerics, self.differentiable, groups)
         for found in groups:
             if not fuel.burn():
                 break
@@ -210,7 +213,14 @@ def _is_real(item: Any) -> bool:
 class _GroupWriter:
     """Builds the FusionGroup of a partition, and the arguments its fusion node is called with."""
 
-    def __init__(self, found: Partition, replaced: Mapping[fx.Node, fx.Node], numerics: str | None) -> None:
+    def __init__(
+        self,
+        found: Partition,
+        replaced: Mapping[fx.Node, fx.Node],
+        numerics: str | None,
+        remade: Mapping[fx.Node, OpCall],
+        in_parts: set[fx.Node],
+    ) -> None:
         self.builder = GroupBuilder(numerics)
         # What stands for the nodes of other groups now.
         self.replaced = replaced
@@ -220,8 +230,33 @@ class _GroupWriter:
         self.scalars: dict[fx.Node, int] = {}
         self._arguments: list[tuple[bool, Any]] = []
         self._calls = dict(zip(found.nodes, found.calls, strict=True))
+        # Nodes outside that are made again here.
+        self.remade = remade if in_parts.issuperset(found.nodes) else {}
+        self.like: dict[torch.device | None, fx.Node] = {}
+        read = (source for member in found.nodes for source in member.all_input_nodes)
+        for node in dict.fromkeys(read):
+            if node not in self._calls and not self._is_number(node):
+                self.like.setdefault(_device(node), node)
         for node, applied in zip(found.nodes, found.calls, strict=True):
             self.values[node] = self._add(node, applied)
+
+    def _is_number(self, node: fx.Node) -> bool:
+        # Whether nothing but numbers makes it.
+        call = self.remade.get(node)
+        return call is not None and (is_creation(call) or (call.is_view and self._is_number(call.tensors[0])))
+
+    def _remake(self, node: fx.Node) -> int | None:
+        call = self.remade.get(node)
+        if call is None:
+            return None
+        if is_creation(call) and len(call.tensors) < len(call.function.functor.tensors):
+            # Some tensor says which device it is on.
+            like = self.like.get(_device(node))
+            if like is None:
+                return None
+            call = replace(call, tensors=(*call.tensors, like))
+        (made,) = self.values[node] = self._apply(call, node.name)
+        return made
 
     def _add(self, node: fx.Node, call: OpCall | None) -> tuple[int | None, ...]:
         if call is not None:
@@ -256,6 +291,9 @@ class _GroupWriter:
                 handle = self.values[value][0]
                 assert handle is not None, "nodes read what is made"
                 return handle
+            made = self._remake(value)
+            if made is not None:
+                return made
             value = self.replaced.get(value, value)
             if value not in self.tensors:
                 self.tensors[value] = self._input(value, value.name, is_scalar=False)
@@ -284,18 +322,29 @@ class _GroupWriter:
 class _Substitution:
     """Puts fusion nodes beside the groups they stand for, then takes the groups out of the graph."""
 
-    def __init__(self, graph_module: fx.GraphModule, numerics: str | None, differentiable: FusionNode | None) -> None:
+    def __init__(
+        self,
+        graph_module: fx.GraphModule,
+        numerics: str | None,
+        differentiable: FusionNode | None,
+        groups: Sequence[Partition],
+    ) -> None:
         self.numerics = numerics
         self.differentiable = differentiable
         self.module = graph_module
         self.graph = graph_module.graph
         self.fused: list[fx.Node] = []
         self.replaced: dict[fx.Node, fx.Node] = {}
+        # The nodes of groups that read in parts, and what those make themselves of what they read.
+        self.in_parts = {
+            node for found in groups if not any(map(is_whole, found.nodes, found.calls)) for node in found.nodes
+        }
+        self.remade = _find_remade(self.graph, self.in_parts)
         self._names = (name for number in itertools.count() if not hasattr(graph_module, name := f"fusion_{number}"))
 
     def add(self, found: Partition) -> FusionModule:
         """Add the fusion node of a group."""
-        writer = _GroupWriter(found, self.replaced, self.numerics)
+        writer = _GroupWriter(found, self.replaced, self.numerics, self.remade, self.in_parts)
         wanted = {node for node in found.nodes if _is_returned(node, writer.values)}
         views = {node for node, call in zip(found.nodes, found.calls, strict=True) if call is not None and call.is_view}
         for node in reversed(found.nodes):
@@ -389,13 +438,29 @@ class _Substitution:
             if old:
                 node.args, node.kwargs = map_arg((node.args, node.kwargs), lambda item: self.replaced.get(item, item))
         for node in reversed(self.graph.nodes):
-            if node in inside:
+            if node in inside or (node in self.remade and not node.users):
                 self.graph.erase_node(node)
 
 
 def _is_returned(node: fx.Node, inside: Mapping[fx.Node, Any]) -> bool:
     # A functor with several outputs is returned through its getitems unless somebody takes the tuple itself.
     return any(user not in inside for user in node.users) or not node.users
+
+
+def _find_remade(graph: fx.Graph, in_parts: Collection[fx.Node]) -> dict[fx.Node, OpCall]:
+    # Tensors of numbers alone, and views that groups alone read: they cost nothing there.
+    calls = {node: bind_node(node) for node in graph.nodes if node not in in_parts and node.op == "call_function"}
+    inner: set[fx.Node] = set()
+    for node, call in reversed(calls.items()):
+        is_read = all(user in in_parts or user in inner for user in node.users)
+        if call is not None and call.is_view and isinstance(call.tensors[0], fx.Node) and is_read:
+            inner.add(node)
+    return {node: call for node, call in calls.items() if call is not None and (node in inner or is_creation(call))}
+
+
+def _device(node: fx.Node) -> torch.device | None:
+    value = node.meta.get("val")
+    return value.device if isinstance(value, torch.Tensor) else None
 
 
 def _fake_values(node: fx.Node) -> list[Any]:

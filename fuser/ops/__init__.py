@@ -6,7 +6,9 @@ its results have the same bits. The ways a program can name an op (``torch.add``
 """
 
 from fuser.ops import activations, elementary, statistics  # noqa: F401 - they fill the table
+from fuser.ops.arrangements import arrange, eager_arrangement, lay_out, seen_through
 from fuser.ops.binding import bind_function, bind_method, bind_module, find_settled, has_hooks, needs_known
+from fuser.ops.binding_arrangements import is_creation
 from fuser.ops.calls import DEVICE_TYPE, IS_NUMBER, KNOWN, Known, OpCall, bind_for, find_numerics, known_of
 from fuser.ops.composites import (
     COMPOSITES,
@@ -41,6 +43,7 @@ __all__ = [
     "Op",
     "OpCall",
     "ReductionOp",
+    "arrange",
     "bind_for",
     "bind_function",
     "bind_inputs",
@@ -55,6 +58,7 @@ __all__ = [
     "composite_steps",
     "convert_function",
     "dtype_kind",
+    "eager_arrangement",
     "eager_index",
     "eager_view",
     "expand",
@@ -62,9 +66,12 @@ __all__ = [
     "find_settled",
     "has_hooks",
     "index_function",
+    "is_creation",
     "is_first_power",
     "known_of",
+    "lay_out",
     "needs_known",
     "reduction_function",
+    "seen_through",
     "view_function",
 ]

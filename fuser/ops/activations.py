@@ -105,3 +105,123 @@ define(
     " return g * (T(0.5) * right + left * (T(1) - t * t) * slope);",
     lambda g, x: _ATEN.gelu_backward(g, x, approximate="tanh"),
 )
+
+
+# --- derivatives that only graphs call ------------------------------------------------------------------------------
+def _where_nan_differs(cuda: str, cpu: str) -> str:
+    # ATen's CPU kernels choose among vectors, and NaN goes another way there.
+    return f"\n#ifdef __CUDACC__\n{cuda}\n#else\n{cpu}\n#endif\n"
+
+
+define(
+    "elu_backward",
+    "T g, T x, T alpha, T scale, T input_scale",
+    "T negative = alpha * scale;"
+    + _where_nan_differs("bool is_low = x <= T(0);", "bool is_low = !(x > T(0));")
+    + "return is_low ? g * input_scale * negative * exp(x * input_scale) : g * scale;",
+    lambda g, x, alpha, scale, input_scale: _ATEN.elu_backward(g, alpha, scale, input_scale, False, x),
+    scalars=("alpha", "scale", "input_scale"),
+)
+define(
+    "hardtanh_backward",
+    "T g, T x, T min_val, T max_val",
+    _where_nan_differs(
+        "return x <= min_val || x >= max_val ? T(0) : g;", "return x > min_val && x < max_val ? g : T(0);"
+    ),
+    _ATEN.hardtanh_backward,
+    scalars=("min_val", "max_val"),
+)
+define(
+    "hardsigmoid_backward",
+    "T g, T x",
+    "return x > T(-3) && x < T(3) ? g * T(1.0f / 6.0f) : T(0);",
+    _ATEN.hardsigmoid_backward,
+)
+define(
+    "hardswish_backward",
+    "T g, T x",
+    _where_nan_differs("bool is_high = !(x < T(3));", "bool is_high = x >= T(3);")
+    + "return x <= T(-3) ? T(0) : is_high ? g : g * (x / T(3) + T(0.5));",
+    _ATEN.hardswish_backward,
+)
+define(
+    "leaky_relu_backward",
+    "T x, T g, T negative_slope",
+    "return x > T(0) ? g : g * negative_slope;",
+    lambda x, g, negative_slope: _ATEN.leaky_relu_backward(g, x, negative_slope, False),
+    scalars=("negative_slope",),
+)
+define(
+    "softplus_backward",
+    "T g, T x, T beta, T threshold",
+    "T z = exp(x * beta); return x * beta > threshold ? g : g * z / (z + T(1));",
+    _ATEN.softplus_backward,
+    scalars=("beta", "threshold"),
+)
+define(
+    "mish_backward",
+    "T g, T x",
+    "T s = T(1) / (T(1) + exp(-x)); T t = tanh(log1p(exp(x))); return g * (t + x * s * (T(1) - t * t));",
+    _ATEN.mish_backward,
+    same_dtypes=True,
+)
+define(
+    "log_sigmoid_backward",
+    "T x, T g",
+    "bool is_low = x < T(0); T most = is_low ? T(1) : T(0); T sign = is_low ? T(1) : -T(1); T z = exp(-fabs(x));"
+    " return g * (most - sign * (z / (T(1) + z)));",
+    lambda x, g: _ATEN.log_sigmoid_backward(g, x, torch.exp(-x.abs())),
+)
+# Bounds are numbers of the dtype.
+define(
+    "hardshrink",
+    "T x, T lambd",
+    "T bound = fuser_round<S>(lambd); return x >= -bound && x <= bound ? T(0) : x;",
+    _ATEN.hardshrink,
+    scalars=("lambd",),
+)
+define(
+    "softshrink",
+    "T x, T lambd",
+    "T bound = fuser_round<S>(lambd); return x != x ? x : x > bound ? x - bound : x < -bound ? x + bound : T(0);",
+    _ATEN.softshrink,
+    scalars=("lambd",),
+)
+define(
+    "shrink_backward",
+    "T g, T x, T lambd",
+    "T bound = fuser_round<S>(lambd);"
+    + _where_nan_differs("return x >= -bound && x <= bound ? T(0) : g;", "return x > bound || x < -bound ? g : T(0);"),
+    _ATEN.hardshrink_backward,
+    scalars=("lambd",),
+)
+define(
+    "threshold",
+    "T x, T threshold, T value",
+    "return x <= fuser_round<S>(threshold) ? fuser_round<S>(value) : x;",
+    _ATEN.threshold,
+    kinds=REAL,
+    scalars=("threshold", "value"),
+)
+define("prelu", "T x, T weight", "return x > T(0) ? x : weight * x;", _ATEN._prelu_kernel)
+define("glu", "T a, T b", "return a * (T(1) / (T(1) + exp(-b)));", lambda a, b: F.glu(torch.cat([a, b], -1)))
+define(
+    "glu_backward_first",
+    "T g, T b",
+    "return T(1) / (T(1) + exp(-b)) * g;",
+    lambda g, b: g * torch.sigmoid(b),
+)
+define(
+    "glu_backward_second",
+    "T g, T a, T b",
+    "T s = T(1) / (T(1) + exp(-b)); return (T(1) - s) * s * g * a;",
+    lambda g, a, b: (1 - torch.sigmoid(b)) * torch.sigmoid(b) * g * a,
+)
+define(
+    "native_dropout_backward",
+    "T g, bool mask, T scale",
+    "return T(mask) * g * scale;",
+    _ATEN.native_dropout_backward,
+    scalars=("scale",),
+    unpromoted=("mask",),
+)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
 from fuser.function import Function
+from fuser.ops.binding_arrangements import arrangement_functions
 from fuser.ops.binding_reductions import reduction_functions, reduction_methods
 from fuser.ops.binding_whole import whole_functions
 from fuser.ops.calls import (
@@ -28,6 +29,7 @@ from fuser.ops.calls import (
 )
 from fuser.ops.composites import keeps_bits
 from fuser.ops.elementary import UNARY_FLOAT, clamp_to_numbers, power_function
+from fuser.ops.further import further_functions
 from fuser.ops.softmax import softmax_functions, softmax_methods
 from fuser.ops.table import OPS, cast_function, convert_function, dtype_kind
 from fuser.ops.table import op_call as _call
@@ -397,6 +399,14 @@ def _bind_view(bind: Callable[..., Function | tuple[Function, ...] | None]) -> B
     return bind_call
 
 
+def _either(first: Binder, second: Binder) -> Binder:
+    @functools.wraps(first)
+    def bind(*args: Any, **kwargs: Any) -> OpCall | None:
+        return first(*args, **kwargs) or second(*args, **kwargs)
+
+    return bind
+
+
 _UNARY = (
     *UNARY_FLOAT, "neg", "abs", "reciprocal", "square", "sigmoid", "floor", "ceil", "trunc", "round", "frac", "sign",
     "isnan", "isinf", "isfinite", "logical_not", "bitwise_not",
@@ -454,7 +464,10 @@ def _methods() -> dict[str, Binder]:
 @functools.cache
 def _functions() -> dict[Any, Binder]:
     # Built on first use: looking the ATen overloads up takes longer than importing the rest of fuser.
+    arranged = arrangement_functions()
     return {
+        **arranged,
+        **further_functions(),
         **whole_functions(),
         **softmax_functions(),
         **reduction_functions(),
@@ -501,14 +514,14 @@ def _functions() -> dict[Any, Binder]:
         **{
             overload: _binary(name)
             for name in _BINARY
-            for overload in _overloads(f"{name}.Tensor", f"{name}.Scalar")
+            for overload in overloads(f"{name}.Tensor", f"{name}.Scalar")
         },
         **dict.fromkeys(_overloads("add.Tensor", "add.Scalar"), _bind_add),
         **dict.fromkeys(_overloads("sub.Tensor", "sub.Scalar"), _bind_sub),
         **dict.fromkeys(_overloads("rsub.Tensor", "rsub.Scalar"), _bind_rsub),
-        **dict.fromkeys(_overloads("div.Tensor", "div.Scalar"), _bind_div),
+        **dict.fromkeys(_overloads("div.Tensor", "div.Scalar", "true_divide.Tensor"), _bind_div),
         **dict.fromkeys(_overloads("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar"), _bind_pow),
-        **dict.fromkeys(_overloads("clamp", "clamp.Tensor"), _bind_clamp),
+        **dict.fromkeys(_overloads("clamp", "clamp.Tensor", "clip", "clip.Tensor"), _bind_clamp),
         **dict.fromkeys(_overloads("clamp_min", "clamp_min.Tensor"), _bind_clamp_min),
         **dict.fromkeys(_overloads("clamp_max", "clamp_max.Tensor"), _bind_clamp_max),
         **dict.fromkeys(
@@ -533,7 +546,10 @@ def _functions() -> dict[Any, Binder]:
            for overload in _overloads(name)},
         _ATEN.unsqueeze.default: _bind_view(bind_unsqueeze),
         **dict.fromkeys(_overloads("squeeze.dim", "squeeze.dims"), _bind_view(bind_squeeze)),
-        **dict.fromkeys(_overloads("view", "reshape", "_unsafe_view"), _bind_view(bind_reshape)),
+        **dict.fromkeys(
+            _overloads("view", "reshape", "_unsafe_view"),
+            _either(_bind_view(bind_reshape), arranged[_ATEN.view.default]),
+        ),
         operator.getitem: _bind_view(bind_item),
         _ATEN._to_copy.default: _bind_to_copy,
         torch.ops.prims.convert_element_type.default: _bind_convert_element_type,

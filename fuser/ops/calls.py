@@ -63,7 +63,14 @@ class OpCall:
     @property
     def is_view(self) -> bool:
         """Whether it is torch's view of its tensor."""
-        return self.function.is_view
+        source = self.tensors[0] if self.tensors else None
+        is_of_made = isinstance(source, OpCall) and not source.is_view
+        return (self.function.is_view or self.function.op == "view") and not is_of_made
+
+    @property
+    def arranges(self) -> bool:
+        """Whether it is, or reads, what only says where elements lie."""
+        return self.function.arranges or any(isinstance(item, OpCall) and item.arranges for item in self.tensors)
 
     @property
     def reduces(self) -> bool:

@@ -174,3 +174,15 @@ def overloads(*names: str) -> list[Any]:
         packet, _, overload = name.partition(".")
         found.append(getattr(getattr(torch.ops.aten, packet), overload or "default"))
     return found
+
+
+# --- copies ----------------------------------------------------------------------------------------------------------
+define("clone", "T x", "return x;", torch.clone, kinds=_EVERY_KIND)
+define(
+    "contiguous",
+    "T x",
+    "return x;",
+    lambda x: torch.clone(x, memory_format=torch.contiguous_format),
+    kinds=_EVERY_KIND,
+    is_contiguous=True,
+)

@@ -108,6 +108,20 @@ FUSER_INLINE fuser_vector<S, N> fuser_gather(const S* from, I stride, J left) {
   return to;
 }
 
+// The same for elements that begin anew after every period of them.
+template <int N, typename S, typename I, typename J>
+FUSER_INLINE fuser_vector<S, N> fuser_repeat(const S* from, I phase, int64_t period, J left) {
+  fuser_vector<S, N> to;
+  if (left > 0) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      to.set(k, from[phase]);
+      phase = phase + 1 == static_cast<I>(period) ? 0 : phase + 1;
+    }
+  }
+  return to;
+}
+
 template <int N, typename S, typename I, typename J>
 FUSER_INLINE void fuser_scatter(S* to, I stride, const S (&items)[N], J left) {
 #pragma unroll

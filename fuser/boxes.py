@@ -1,0 +1,361 @@
+"""Reading through views and writing parts of a tensor: a group with arrangements, as one that only computes.
+
+What a group computes elementwise it computes of any part of its tensors as well. So a view of what is computed becomes
+views of the inputs that it is computed from, and what is put together of parts becomes parts of the outputs: each
+output is cut into *boxes*, in each of which every element is made by one formula, and which is written where it lies in
+the output. Nothing is copied to be put together, and boxes of one shape share a launch.
+
+::
+
+    cat([neg(x[:, n:]), x[:, :n]], 1) * s   # v = neg(x[:, n:]) * s[:, :n] and w = x[:, :n] * s[:, n:], each half of it
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fuser.access import VECTOR_BYTES
+from fuser.errors import UnsupportedError
+from fuser.graph import Application, FusionGroup, GroupBuilder
+from fuser.kernel_spec import InputSpec, Typing, ValueLayout, index_strides
+from fuser.layout import Shape, Strides
+from fuser.ops import arrange, cast_function
+from fuser.tensor_desc import TensorDesc
+
+__all__ = ["Boxes", "cut_boxes", "seen"]
+
+# Of all outputs of a group; each box that has another shape is a launch.
+MAX_BOXES = 32
+# Of values in all boxes: kernels that are longer take long to compile.
+MAX_VALUES = 512
+# Steps of a view, from a value to what is read of it: torch's, and "move", by which a part becomes the whole.
+Steps = tuple[tuple[str, tuple[Any, ...]], ...]
+# A tensor without memory that is large enough for anything, and where others begin in it.
+_ORIGIN = 1 << 58
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """A group that only computes, and what it reads and writes."""
+
+    group: FusionGroup
+    # For each of its inputs which one of the group it is, what of it is read, and what it counts as in typing.
+    inputs: tuple[tuple[int, TensorDesc, InputSpec], ...]
+    # For each of its outputs which one of the group it is part of, and which part.
+    outputs: tuple[tuple[int, Steps], ...]
+
+
+def seen(desc: TensorDesc, steps: Steps) -> TensorDesc:
+    """Return what is seen of a tensor through views of it.
+
+    Raises:
+        UnsupportedError: there is no such view.
+    """
+    if not steps:
+        return desc
+    shape, strides, offset = _follow(desc.shape, desc.strides, steps)
+    assert desc.dtype is not None, "it is a tensor"
+    is_aligned = desc.is_aligned and offset * desc.dtype.itemsize % VECTOR_BYTES == 0
+    return desc._replace(shape=shape, strides=strides, offset=desc.offset + offset, is_aligned=is_aligned)
+
+
+def cut_boxes(
+    group: FusionGroup,
+    inputs: Sequence[tuple[TensorDesc, InputSpec]],
+    typing: Typing,
+    layouts: Sequence[ValueLayout],
+) -> Boxes:
+    """Cut the outputs of a group into boxes, and write what makes each of them.
+
+    Args:
+        group: a canonical group without reductions.
+        inputs: each as the call has it.
+        typing: of its values.
+        layouts: likewise.
+
+    Raises:
+        UnsupportedError: an arrangement cannot be part of a kernel; ``application`` says which.
+    """
+    return _Cutter(group, inputs, typing, layouts).cut()
+
+
+class _Cutter:
+    def __init__(
+        self,
+        group: FusionGroup,
+        inputs: Sequence[tuple[TensorDesc, InputSpec]],
+        typing: Typing,
+        layouts: Sequence[ValueLayout],
+    ) -> None:
+        self.group, self.given, self.typing = group, inputs, typing
+        self.shapes = [item.shape for item in layouts]
+        self.producers, self.offsets = group.producers(), group.value_offsets()
+        self.builder = GroupBuilder(group.numerics)
+        self.inputs: list[tuple[int, TensorDesc, InputSpec]] = []
+        self.slots: dict[Any, int] = {}
+        self.handles: dict[tuple[int, Steps], int] = {}
+        # Shapes in which values are cut that have dimensions merged from those of what is put together.
+        self.finer: dict[int, Shape] = {}
+        # Along each dimension of each value, where another formula begins.
+        self.cuts: list[tuple[frozenset[int], ...]] = [(frozenset(),) * len(shape) for shape in self.shapes]
+
+    def cut(self) -> Boxes:
+        """Find the boxes of every output, and write them."""
+        for index, item in enumerate(self.group.applications):
+            if item.function.reduces:
+                raise _refuse(self._first(), f"what is put together beside op {item.function.name!r}")
+            for value in range(self.offsets[index], self.offsets[index] + item.function.num_outputs):
+                self.cuts[value] = self._find_finer(index, item, value) or self._find_cuts(
+                    index, item, self.shapes[value]
+                )
+        if len(self.group.applications) == 1:
+            raise _refuse(0, "an arrangement alone")
+        outputs, handles = [], []
+        for slot, value in enumerate(self.group.outputs):
+            for steps in self._boxes(value):
+                outputs.append((slot, steps))
+                handles.append(self._made(value, steps))
+                if len(outputs) > MAX_BOXES or len(self.handles) > MAX_VALUES:
+                    raise _refuse(self._first(), "more parts of outputs than are worth a kernel")
+        return Boxes(self.builder.build(handles).canonical(), tuple(self.inputs), tuple(outputs))
+
+    def _first(self) -> int:
+        return next(i for i, item in enumerate(self.group.applications) if item.function.arranges)
+
+    # --- where to cut -----------------------------------------------------------------------------------------------
+    def _find_finer(self, index: int, item: Application, made: int) -> tuple[frozenset[int], ...]:
+        # The cuts of a value in a finer shape; none where its own will do.
+        shape, form = self.shapes[made], item.function.form or ()
+        finer = {self.finer[value] for value in item.tensors if value in self.finer}
+        if not finer:
+            value = item.tensors[0]
+            if item.function.op != "view" or form[0] != "view.default" or not any(self.cuts[value]):
+                return ()
+            try:
+                self._find_cuts(index, item, shape)
+            except UnsupportedError:
+                self.finer[made] = self.shapes[value]
+                return self.cuts[value]
+            return ()
+        cut = [value for value in item.tensors if any(self.cuts[value])]
+        if len(finer) == 1 and all(value in self.finer for value in cut):
+            if item.function.op == "view" and form[0] == "view.default" and shape in finer:
+                return self.cuts[cut[0]]
+            is_elementwise = not (item.function.arranges or item.function.is_view)
+            if is_elementwise and all(self.cuts[value] == self.cuts[cut[0]] for value in cut):
+                self.finer[made] = finer.pop()
+                return self.cuts[cut[0]]
+        raise _refuse(index, "more than arithmetic with merged dimensions of what is put together")
+
+    def _find_cuts(self, index: int, item: Application, shape: Shape) -> tuple[frozenset[int], ...]:
+        function, form = item.function, item.function.form or ()
+        found: list[set[int]] = [set() for _ in shape]
+        if function.is_index or function.op in {"arange", "full"}:
+            return (frozenset(),) * len(shape)
+        if function.op == "view" or function.is_view:
+            (value,) = item.tensors
+            for dim, cuts in enumerate(self.cuts[value]):
+                if cuts:
+                    self._see_cuts(index, found, dim, cuts, self._steps(item, self.shapes[value]))
+            return tuple(map(frozenset, found))
+        if function.op == "pad":
+            before = form[1]
+            found[form[0]].update((before, shape[form[0]] - form[2]))
+        start = 0
+        for value in item.tensors:
+            lead = len(shape) - len(self.shapes[value])
+            for dim, cuts in enumerate(self.cuts[value]):
+                move = start if function.op == "cat" and dim == form[0] else 0
+                move += form[1] if function.op == "pad" and dim == form[0] else 0
+                if self.shapes[value][dim] == shape[lead + dim] or function.arranges:
+                    found[lead + dim].update(cut + move for cut in cuts)
+            if function.op == "cat":
+                start += self.shapes[value][form[0]]
+                found[form[0]].add(start)
+        return tuple(frozenset(cut for cut in cuts if 0 < cut < size) for cuts, size in zip(found, shape, strict=True))
+
+    def _see_cuts(self, index: int, found: list[set[int]], dim: int, cuts: frozenset[int], steps: Steps) -> None:
+        # Where the cuts along one dimension are in a view, from how its elements count that dimension.
+        value = self.group.applications[index].tensors[0]
+        shape, strides, offset = self._count(index, value, dim, steps)
+        moving = [own for own, stride in enumerate(strides) if stride and shape[own] > 1]
+        last = offset + sum((shape[own] - 1) * strides[own] for own in moving)
+        # Where the dimension was split, the outermost part counts.
+        outer = max(moving, key=strides.__getitem__, default=0)
+        for cut in cuts:
+            if offset < cut <= last:
+                if len(moving) > 1 and (cut - offset) % strides[outer]:
+                    raise _refuse(index, "a view of what is put together")
+                found[outer].add(-(-(cut - offset) // strides[outer]))
+
+    def _count(self, index: int, value: int, dim: int, steps: Steps) -> tuple[Shape, Strides, int]:
+        # The place along one dimension of each element that is seen of a value.
+        shape = self.shapes[value]
+        try:
+            return _follow(shape, tuple(int(own == dim) for own in range(len(shape))), steps)
+        except UnsupportedError as error:
+            raise _refuse(index, str(error)) from error
+
+    def _boxes(self, value: int) -> Iterator[Steps]:
+        shape = self.finer.get(value, self.shapes[value])
+        finer: Steps = (("view.default", (shape,)),) if value in self.finer else ()
+        ends = [sorted({0, size, *cuts}) for size, cuts in zip(shape, self.cuts[value], strict=True)]
+        spans = [list(itertools.pairwise(own)) or [(0, 0)] for own in ends]
+        for box in itertools.product(*spans):
+            yield finer + tuple(
+                ("slice.Tensor", (dim, start, stop, 1))
+                for dim, (start, stop) in enumerate(box)
+                if (start, stop) != (0, shape[dim])
+            )
+
+    # --- what makes a box -------------------------------------------------------------------------------------------
+    def _made(self, value: int, steps: Steps) -> int:
+        # What writes a box has to be computed, if only a copy.
+        handle = self._find(value, steps)
+        is_input = handle in self.slots.values()
+        return self._cast(handle, self.typing.values[value]) if is_input else handle
+
+    def _cast(self, handle: int, dtype: torch.dtype) -> int:
+        return self.builder.apply(cast_function(dtype), [handle])[0]
+
+    def _find(self, value: int, steps: Steps) -> int:
+        key = (value, steps)
+        if key not in self.handles:
+            index = self.producers[value]
+            if index < 0:
+                self.handles[key] = self._read(value, steps)
+            else:
+                item = self.group.applications[index]
+                if item.function.is_index or item.function.op == "arange":
+                    self.handles[key] = self._number(item, value, steps)
+                    return self.handles[key]
+                if not (item.function.arranges or item.function.is_view):
+                    self._computed(index, item, steps)
+                else:
+                    try:
+                        self._arranged(index, item, steps)
+                    except UnsupportedError as error:
+                        # What cannot be seen through a view of this is read after it.
+                        raise error if error.application >= 0 else _refuse(index, str(error)) from error
+        return self.handles[key]
+
+    def _read(self, value: int, steps: Steps) -> int:
+        desc, spec = self.given[value]
+        if desc.dtype is None or spec.number is not None:
+            # A number is the same everywhere.
+            steps = ()
+        return self._input(value, seen(desc, steps), spec)
+
+    def _input(self, value: int, desc: TensorDesc, spec: InputSpec) -> int:
+        key = (value, desc, spec)
+        if key not in self.slots:
+            is_scalar = self.group.inputs[value].is_scalar and not spec.is_counter
+            self.slots[key] = self.builder.add_input(self.group.inputs[value].name, is_scalar=is_scalar)
+            self.inputs.append(key)
+        return self.slots[key]
+
+    def _number(self, item: Application, made: int, steps: Steps) -> int:
+        # Numbers that grow by steps of their own along each dimension: those of the elements, or of a range.
+        if item.function.op == "arange":
+            size, first, step = (item.function.form or ())[:3]
+            shape, strides, offset = _follow((size,), (step,), steps)
+        else:
+            shape, strides, offset = _follow(self.shapes[made], index_strides(item.function, self.shapes[made]), steps)
+            first = 0
+        desc = TensorDesc(torch.Tensor, torch.int64, shape, strides, offset=first + offset)
+        spec = InputSpec(torch.int64, self.typing.ranks[made], is_counter=True)
+        handle = self._input(0, desc, spec)
+        dtype = self.typing.values[made]
+        return handle if dtype is torch.int64 else self._cast(handle, dtype)
+
+    def _computed(self, index: int, item: Application, steps: Steps) -> None:
+        shape = self.shapes[self.offsets[index]]
+        tensors = []
+        for value in item.tensors:
+            widen: Steps = () if self.shapes[value] == shape else (("expand.default", (shape,)),)
+            tensors.append(self._find(value, (*widen, *steps)))
+        made = self.builder.apply(item.function, tensors, [self._find(value, ()) for value in item.scalars], item.name)
+        self.handles |= {(self.offsets[index] + slot, steps): handle for slot, handle in enumerate(made)}
+
+    def _arranged(self, index: int, item: Application, steps: Steps) -> None:
+        function, form, made = item.function, item.function.form or (), self.offsets[index]
+        value = item.tensors[0]
+        if function.op == "full":
+            handle = self._fill(made, item.tensors[0], steps)
+        elif function.op in {"cat", "pad"}:
+            shape, strides, first = self._count(index, made, form[0], steps)
+            last = first + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+            start = form[1] if function.op == "pad" else 0
+            parts = item.tensors[:1] if function.op == "pad" else item.tensors
+            for value in parts:
+                size = self.shapes[value][form[0]]
+                if start <= first and last < start + size:
+                    handle = self._find(value, (("move", (form[0], start, self.shapes[made][form[0]])), *steps))
+                    break
+                if first < start + size and last >= start:
+                    raise _refuse(index, "a view across what is put together")
+                start += size
+            else:
+                handle = self._fill(made, item.tensors[1], steps)
+        else:
+            own = self._steps(item, self.shapes[value])
+            # Dimensions that are merged and split again are as they were.
+            is_undone = own[0][0] == "view.default" and steps[:1] == (("view.default", (self.shapes[value],)),)
+            handle = self._find(value, steps[1:] if is_undone else (*own, *steps))
+        if function.op != "full" and self.typing.values[value] != self.typing.values[made]:
+            handle = self._cast(handle, self.typing.values[made])
+        self.handles[made, steps] = handle
+
+    def _steps(self, item: Application, shape: Shape) -> Steps:
+        function = item.function
+        if function.op == "view":
+            return ((function.form or ())[:2],)
+        if function.op == "squeeze":
+            return (("squeeze.dims", (function.dims,)),)
+        dims = [slot for slot, dim in enumerate(function.view_dims(len(shape))) if dim is None]
+        return tuple(("unsqueeze.default", (dim,)) for dim in dims)
+
+    def _fill(self, made: int, value: int, steps: Steps) -> int:
+        # A number that has the dtype and the shape of a tensor.
+        shape = _follow(self.shapes[made], (0,) * len(self.shapes[made]), steps)[0]
+        kind, dtype = self.given[value][0].kind, self.typing.values[made]
+        desc = TensorDesc(kind, None, shape, (0,) * len(shape))
+        return self._cast(self._input(value, desc, InputSpec(_EXACT[kind], self.typing.ranks[made], kind)), dtype)
+
+
+# What holds a Python number as it is.
+_EXACT = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
+def _follow(shape: Shape, strides: Strides, steps: Steps) -> tuple[Shape, Strides, int]:
+    """Return shape, strides and first element of what is seen of a tensor that begins at element 0."""
+    looked = _MEMORY.as_strided(shape, strides, _ORIGIN)
+    try:
+        for step in steps:
+            if step[0] == "move":
+                dim, start, size = step[1]
+                sizes = [size if own == dim else other for own, other in enumerate(looked.shape)]
+                begin = looked.storage_offset() - start * looked.stride(dim)
+                looked = _MEMORY.as_strided(sizes, looked.stride(), begin)
+            else:
+                looked = arrange(step, looked)
+    except RuntimeError as error:
+        raise UnsupportedError(str(error).splitlines()[0]) from error
+    if looked.untyped_storage()._cdata != _MEMORY.untyped_storage()._cdata:
+        raise UnsupportedError("a view that needs a copy")
+    return tuple(looked.shape), tuple(looked.stride()), int(looked.storage_offset()) - _ORIGIN
+
+
+_MEMORY = torch.empty(1 << 62, dtype=torch.int8, device="meta")
+
+
+def _refuse(index: int, reason: str) -> UnsupportedError:
+    # The rest of the group has kernels, and torch does this one as well.
+    error = UnsupportedError(reason)
+    error.application, error.is_expected = index, True
+    return error

@@ -1,0 +1,137 @@
+"""torch's ops that compute nothing and say where elements lie: views, tensors put together, one number for all.
+
+What an arrangement's result looks like is asked of torch itself, on tensors without memory: shapes, strides and errors
+are torch's. How a kernel reads and writes through them is in ``fuser.boxes``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fuser.cxx.functor import parse_functor
+from fuser.function import Function
+from fuser.layout import Shape, Strides
+
+__all__ = [
+    "arange_function",
+    "arrange",
+    "cat_function",
+    "eager_arrangement",
+    "full_function",
+    "full_like_function",
+    "lay_out",
+    "pad_function",
+    "seen_through",
+]
+
+# A step of a view: an overload of torch's (``slice.Tensor``) and what follows the tensor.
+ViewStep = tuple[str, tuple[Any, ...]]
+
+
+@functools.lru_cache(1024)
+def seen_through(overload: str, arguments: tuple[Any, ...], rank: int) -> Function:
+    """Return the function of one tensor that is torch's view of it.
+
+    Args:
+        overload: as ``slice.Tensor``.
+        arguments: what follows the tensor: numbers, None, or tuples of numbers.
+        rank: how many dimensions the result has.
+    """
+    return Function(_functor("view", 1), op="view", form=(overload, arguments, rank))
+
+
+@functools.lru_cache(1024)
+def cat_function(count: int, dim: int) -> Function:
+    """Return ``torch.cat`` of ``count`` tensors along a dimension, which is not negative."""
+    return Function(_functor("cat", count), op="cat", form=(dim, None))
+
+
+@functools.lru_cache(1024)
+def pad_function(dim: int, before: int, after: int, *, is_contiguous: bool) -> Function:
+    """Return the function of a tensor and a number that puts the number before and after the tensor.
+
+    Args:
+        dim: along which dimension, which is not negative.
+        before: elements that are the number.
+        after: likewise.
+        is_contiguous: whether the result lies row-major, else as ``constant_pad_nd`` lays it out.
+    """
+    form = (dim, before, after, is_contiguous, None)
+    return Function(_functor("pad", 2), op="pad", unpromoted=("x1",), form=form)
+
+
+@functools.lru_cache(1024)
+def full_function(shape: Shape, strides: Strides, dtype: torch.dtype) -> Function:
+    """Return the function of a number that is a tensor of it, on the device of another tensor, which comes second."""
+    functor = _functor("full", 2)
+    return Function(functor, op="full", unpromoted=("x1",), out_dtypes=(dtype,), form=(shape, strides, len(shape)))
+
+
+@functools.lru_cache(1024)
+def full_like_function(dtype: torch.dtype, memory_format: str, rank: int) -> Function:
+    """Return the function of a number and a tensor that is ``torch.full_like``, in a format that torch calls so."""
+    form = (memory_format, None, rank)
+    return Function(_functor("full", 2), op="full", unpromoted=("x1",), out_dtypes=(dtype,), form=form)
+
+
+@functools.lru_cache(1024)
+def arange_function(size: int, start: int, step: int, dtype: torch.dtype) -> Function:
+    """Return the function that is ``torch.arange`` of so many integers, on the device of its tensor."""
+    return Function(_functor("arange", 1), op="arange", out_dtypes=(dtype,), form=(size, start, step, 1))
+
+
+@functools.cache
+def _functor(name: str, count: int) -> Any:
+    parameters = ", ".join(f"T x{slot}" for slot in range(count))
+    return parse_functor(f"template <typename T> T aten_{name}({parameters}) {{ return x0; }}")
+
+
+def arrange(step: ViewStep, x: torch.Tensor) -> torch.Tensor:
+    """Return torch's view of a tensor; raises as torch does."""
+    packet, _, overload = step[0].partition(".")
+    made: torch.Tensor = getattr(getattr(torch.ops.aten, packet), overload)(x, *step[1])
+    return made
+
+
+def eager_arrangement(function: Function, tensors: Sequence[Any]) -> torch.Tensor:
+    """Return the result in eager torch."""
+    form: tuple[Any, ...] = function.form or ()
+    if function.op == "view":
+        return arrange(form[:2], tensors[0])
+    if function.op == "cat":
+        return torch.cat(list(tensors), form[0])
+    if function.op == "arange":
+        size, start, step = form[:3]
+        return torch.arange(start, start + size * step, step, dtype=function.out_dtypes[0], device=tensors[0].device)
+    if function.op == "full":
+        number, like = tensors
+        if form[1] is None:
+            kind = getattr(torch, form[0])
+            return torch.full_like(like, number, dtype=function.out_dtypes[0], memory_format=kind)
+        return torch.empty_strided(form[0], form[1], dtype=function.out_dtypes[0], device=like.device).fill_(number)
+    x, number = tensors
+    dim, before, after, is_contiguous = form[:4]
+    if not is_contiguous:
+        return torch.constant_pad_nd(x, [0, 0] * (x.dim() - 1 - dim) + [before, after], number)
+    sizes = [size + (before + after) * (own == dim) for own, size in enumerate(x.shape)]
+    made: torch.Tensor = x.new_full(sizes, number)
+    made.narrow(dim, before, x.shape[dim]).copy_(x)
+    return made
+
+
+def lay_out(function: Function, tensors: Sequence[tuple[Shape, Strides]]) -> tuple[Shape, Strides]:
+    """Return shape and strides of an arrangement's result, from those of its tensors; raises as torch does."""
+    if function.op == "full" and (function.form or ())[1] is not None:
+        shape, strides = (function.form or ())[:2]
+        return shape, strides
+    if function.op == "arange":
+        return (function.form or ())[:1], (1,)
+    given: list[Any] = [torch.empty_strided(*item, device="meta") for item in tensors]
+    if function.op in {"pad", "full"}:
+        given[function.op == "pad"] = 0
+    made = eager_arrangement(function, given)
+    return tuple(made.shape), tuple(made.stride())

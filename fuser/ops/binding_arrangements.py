@@ -1,0 +1,363 @@
+"""Which calls of ATen's are arrangements: where sizes are known, and it pays to read and write in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fuser.ops.arrangements import (
+    arange_function,
+    arrange,
+    cat_function,
+    full_function,
+    full_like_function,
+    pad_function,
+    seen_through,
+)
+from fuser.ops.calls import OpCall, is_constant
+from fuser.ops.index import index_function
+from fuser.ops.table import OPS
+
+__all__ = ["arrangement_functions", "is_creation"]
+
+_ATEN = torch.ops.aten
+# What is put together of more parts than this, or of parts of more sizes, takes as many launches.
+MAX_PARTS = 16
+MAX_SIZES = 2
+# As graphs write a slice that has no end.
+_END = (1 << 63) - 1
+
+
+def arrangement_functions() -> dict[Any, Callable[..., OpCall | None]]:
+    """Return the binder of each overload."""
+    views = {
+        getattr(getattr(_ATEN, packet), overload): _bind_view(f"{packet}.{overload}")
+        for packet, _, overload in (name.partition(".") for name in _VIEWS)
+    }
+    return {
+        **views,
+        _ATEN.cat.default: _bind_cat,
+        _ATEN.stack.default: _bind_stack,
+        _ATEN.glu.default: _bind_glu,
+        _ATEN.glu_backward.default: _bind_glu_backward,
+        _ATEN.slice_backward.default: _bind_slice_backward,
+        _ATEN.select_backward.default: _bind_select_backward,
+        _ATEN.slice_scatter.default: _bind_slice_scatter,
+        _ATEN.select_scatter.default: _bind_select_scatter,
+        _ATEN.constant_pad_nd.default: _bind_pad,
+        _ATEN.clone.default: _bind_clone,
+        _ATEN.full.default: _bind_full,
+        **{getattr(_ATEN, name).default: _bind_filled(value) for name, value in (("zeros", 0), ("ones", 1))},
+        _ATEN.scalar_tensor.default: _bind_scalar_tensor,
+        **{getattr(_ATEN.arange, name): _bind_arange for name in ("default", "start", "start_step")},
+        torch.ops.prims.iota.default: _bind_iota,
+        **{getattr(_ATEN, name).default: _bind_triangle(name) for name in ("tril", "triu")},
+        **{
+            getattr(_ATEN, f"{name}_like").default: _bind_like(value)
+            for name, value in (("full", None), ("zeros", 0), ("ones", 1))
+        },
+    }
+
+
+_VIEWS = (
+    "slice.Tensor", "select.int", "permute.default", "transpose.int", "t.default", "expand.default", "alias.default",
+    "unsqueeze.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "view.default", "unfold.default",
+)  # fmt: skip
+
+
+def is_creation(call: OpCall | None) -> bool:
+    """Whether a call makes a tensor of nothing but numbers."""
+    return call is not None and call.function.op in {"full", "arange"}
+
+
+def _bind_view(name: str) -> Callable[..., OpCall | None]:
+    def bind(input: Any, *arguments: Any) -> OpCall | None:  # noqa: A002 - torch's own parameter name
+        return _view(input, name, *arguments)
+
+    return bind
+
+
+def _view(x: Any, name: str, *arguments: Any) -> OpCall | None:
+    # A tensor without dimensions, or one that becomes so, has another weight in promotion afterwards.
+    value = _static(x)
+    frozen = tuple(tuple(item) if isinstance(item, list | tuple) else item for item in arguments)
+    flat = [one for item in frozen for one in (item if isinstance(item, tuple) else (item,))]
+    if value is None or not value.dim() or not all(one is None or type(one) is int for one in flat):
+        return None
+    looked = torch.empty_strided(value.shape, value.stride(), dtype=torch.int8, device="meta")
+    try:
+        made = arrange((name, frozen), looked)
+    except (RuntimeError, IndexError):
+        return None
+    return OpCall(seen_through(name, frozen, made.dim()), (x,)) if made.dim() else None
+
+
+def _static(x: Any) -> torch.Tensor | None:
+    # What is known of a tensor whose sizes are numbers.
+    value = getattr(x, "meta", {}).get("val")
+    is_known = isinstance(value, torch.Tensor) and all(type(size) is int for size in (*value.shape, *value.stride()))
+    return value if is_known else None
+
+
+def _bind_cat(tensors: Any, dim: Any = 0) -> OpCall | None:
+    values = list(map(_static, tensors)) if isinstance(tensors, list | tuple) else []
+    first = values[0] if values else None
+    if first is None or type(dim) is not int or not 1 < len(values) <= MAX_PARTS:
+        return None
+    dim %= max(first.dim(), 1)
+    known = [value for value in values if value is not None and value.dim() == first.dim() > 0]
+    is_one_dtype = len({value.dtype for value in known}) == 1
+    if len(known) < len(values) or not is_one_dtype or len({value.shape[dim] for value in known}) > MAX_SIZES:
+        return None
+    return OpCall(cat_function(len(values), dim), tuple(tensors))
+
+
+def _bind_stack(tensors: Any, dim: Any = 0) -> OpCall | None:
+    first = _static(tensors[0]) if isinstance(tensors, list | tuple) and tensors else None
+    if first is None or type(dim) is not int or not 1 < len(tensors) <= MAX_PARTS:
+        return None
+    dim %= first.dim() + 1
+    parts = [_view(item, "unsqueeze.default", dim) for item in tensors]
+    return OpCall(cat_function(len(parts), dim), tuple(parts)) if None not in parts else None
+
+
+def _pad(x: Any, dim: int, before: int, after: int, number: Any, *, is_contiguous: bool) -> OpCall | None:
+    if before < 0 or after < 0:
+        return None
+    return OpCall(pad_function(dim, before, after, is_contiguous=is_contiguous), (x, number))
+
+
+def _bind_slice_backward(
+    grad_output: Any, input_sizes: Any, dim: Any, start: Any, end: Any, step: Any
+) -> OpCall | None:
+    value = _static(grad_output)
+    if value is None or not value.dim() or not _are_ints(dim, start, end, step, input_sizes):
+        return None
+    dim %= value.dim()
+    size = input_sizes[dim]
+    start = min(max(start + size if start < 0 else start, 0), size)
+    if step > 1:
+        # Every step-th element, where they come out even: one of a further dimension.
+        if start >= step or value.shape[dim] * step != size:
+            return None
+        part = _view(grad_output, "unsqueeze.default", dim + 1)
+        whole = part and _pad(part, dim + 1, start, step - 1 - start, 0, is_contiguous=True)
+        return whole and OpCall(seen_through("view.default", (tuple(input_sizes),), value.dim()), (whole,))
+    return _pad(grad_output, dim, start, size - start - value.shape[dim], 0, is_contiguous=True)
+
+
+def _bind_select_backward(grad_output: Any, input_sizes: Any, dim: Any, index: Any) -> OpCall | None:
+    if not _are_ints(dim, index, input_sizes):
+        return None
+    dim %= len(input_sizes)
+    size = input_sizes[dim]
+    part = _view(grad_output, "unsqueeze.default", dim)
+    return part and _pad(part, dim, index % size, size - 1 - index % size, 0, is_contiguous=True)
+
+
+def _bind_pad(input: Any, pad: Any, value: Any = 0) -> OpCall | None:  # noqa: A002
+    known = _static(input)
+    if known is None or not _are_ints(pad) or not is_constant(value) or not _holds(known.dtype, value):
+        return None
+    # Corners are no parts of their own.
+    sides = [(slot, pad[2 * slot], pad[2 * slot + 1]) for slot in range(len(pad) // 2) if any(pad[2 * slot :][:2])]
+    if len(sides) != 1:
+        return None
+    slot, before, after = sides[0]
+    return _pad(input, known.dim() - 1 - slot, before, after, value, is_contiguous=False)
+
+
+def _bind_slice_scatter(
+    input: Any,  # noqa: A002
+    src: Any,
+    dim: Any = 0,
+    start: Any = None,
+    end: Any = None,
+    step: Any = 1,
+) -> OpCall | None:
+    value = _static(input)
+    if value is None or not value.dim() or step != 1 or not _are_ints(dim):
+        return None
+    start, end = 0 if start is None else start, _END if end is None else end
+    if not _are_ints(start, end) or start < 0 or end <= start:
+        return None
+    return _put(input, src, dim % value.dim(), start, end)
+
+
+def _bind_select_scatter(input: Any, src: Any, dim: Any, index: Any) -> OpCall | None:  # noqa: A002
+    value = _static(input)
+    if value is None or not value.dim() or not _are_ints(dim, index) or index < 0:
+        return None
+    dim %= value.dim()
+    part = _view(src, "unsqueeze.default", dim)
+    return part and _put(input, part, dim, index, index + 1)
+
+
+def _put(x: Any, part: Any, dim: int, start: int, stop: int) -> OpCall | None:
+    # The tensor with a part in place of its own; ATen writes into a copy, which keeps its strides.
+    value = _static(x)
+    if value is None or value.stride() != torch.empty(value.shape, device="meta").stride():
+        return None
+    known = _static(part.tensors[0] if isinstance(part, OpCall) else part)
+    if known is None or known.dtype != value.dtype:
+        return None
+    ends = [(0, start)] * (start > 0) + [(stop, _END)] * (stop < value.shape[dim])
+    parts = [_view(x, "slice.Tensor", dim, *own) for own in ends]
+    if None in parts:
+        return None
+    where = 1 if start else 0
+    tensors = (*parts[:where], part, *parts[where:])
+    return OpCall(cat_function(len(tensors), dim), tensors) if len(tensors) > 1 else None
+
+
+def _bind_glu(input: Any, dim: Any = -1) -> OpCall | None:  # noqa: A002
+    parts = _halves(input, dim)
+    return parts and OpCall(OPS["glu"].function, parts)
+
+
+def _bind_glu_backward(grad_output: Any, self: Any, dim: Any) -> OpCall | None:
+    parts = _halves(self, dim)
+    value = _static(self)
+    if parts is None or value is None:
+        return None
+    first = OpCall(OPS["glu_backward_first"].function, (grad_output, parts[1]))
+    second = OpCall(OPS["glu_backward_second"].function, (grad_output, *parts))
+    return OpCall(cat_function(2, dim % value.dim()), (first, second))
+
+
+def _halves(x: Any, dim: Any) -> tuple[OpCall, OpCall] | None:
+    value = _static(x)
+    if value is None or not value.dim() or not _are_ints(dim) or value.shape[dim] % 2:
+        return None
+    half = value.shape[dim] // 2
+    first, second = (_view(x, "slice.Tensor", dim, *ends) for ends in ((0, half), (half, _END)))
+    return (first, second) if first is not None and second is not None else None
+
+
+def _bind_clone(input: Any, *, memory_format: Any = None) -> OpCall | None:  # noqa: A002
+    kinds = {None: "clone", torch.preserve_format: "clone", torch.contiguous_format: "contiguous"}
+    name = kinds.get(memory_format)
+    return OpCall(OPS[name].function, (input,)) if name else None
+
+
+# --- one number for all -----------------------------------------------------------------------------------------
+def _full(shape: Sequence[Any], strides: Sequence[int], number: Any, dtype: Any) -> OpCall | None:
+    # Which device it is on is for whoever takes it into a group to say: a tensor of that device comes second.
+    dtype = dtype or {bool: torch.bool, int: torch.int64}.get(type(number), torch.get_default_dtype())
+    if not is_constant(number) or not _holds(dtype, number):
+        return None
+    return OpCall(full_function(tuple(shape), tuple(strides), dtype), (number,))
+
+
+def _bind_full(
+    size: Any,
+    fill_value: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,  # noqa: ARG001
+    pin_memory: Any = None,
+) -> OpCall | None:
+    if not isinstance(size, list | tuple) or not _are_ints(size) or layout not in (None, torch.strided) or pin_memory:
+        return None
+    made = torch.empty(tuple(size), device="meta")
+    return _full(made.shape, made.stride(), fill_value, dtype)
+
+
+def _bind_filled(number: int) -> Callable[..., OpCall | None]:
+    def bind(
+        size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+    ) -> OpCall | None:
+        dtype = dtype or torch.get_default_dtype()
+        return _bind_full(size, number, dtype=dtype, layout=layout, device=device, pin_memory=pin_memory)
+
+    return bind
+
+
+def _bind_scalar_tensor(
+    s: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+) -> OpCall | None:
+    return _bind_full(
+        (), s, dtype=dtype or torch.get_default_dtype(), layout=layout, pin_memory=pin_memory, device=device
+    )
+
+
+def _bind_like(number: int | None) -> Callable[..., OpCall | None]:
+    def bind(
+        input: Any,  # noqa: A002
+        fill_value: Any = number,
+        *,
+        dtype: Any = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: Any = None,
+        memory_format: Any = None,
+    ) -> OpCall | None:
+        value = _static(input)
+        if value is None or layout not in (None, torch.strided) or pin_memory or device not in (None, value.device):
+            return None
+        dtype = dtype or value.dtype
+        if not is_constant(fill_value) or not _holds(dtype, fill_value):
+            return None
+        kind = str(memory_format or torch.preserve_format).removeprefix("torch.")
+        return OpCall(full_like_function(dtype, kind, value.dim()), (fill_value, input))
+
+    return bind
+
+
+def _bind_arange(
+    start: Any,
+    end: Any = None,
+    step: Any = 1,
+    *,
+    dtype: Any = None,
+    layout: Any = None,  # noqa: ARG001
+    device: Any = None,  # noqa: ARG001
+    pin_memory: Any = None,
+) -> OpCall | None:
+    start, end = (0, start) if end is None else (start, end)
+    is_known = _are_ints(start, end, step) and start >= 0 and step > 0 and end >= start and not pin_memory
+    if not is_known or dtype not in (None, torch.int64, torch.int32):
+        return None
+    return OpCall(arange_function(len(range(start, end, step)), start, step, dtype or torch.int64), ())
+
+
+def _bind_iota(
+    length: Any,
+    *,
+    start: Any,
+    step: Any,
+    dtype: Any,
+    device: Any,  # noqa: ARG001
+    requires_grad: Any,  # noqa: ARG001
+) -> OpCall | None:
+    if not _are_ints(length, start, step):
+        return None
+    return _bind_arange(start, start + length * step, step, dtype=dtype)
+
+
+def _bind_triangle(name: str) -> Callable[..., OpCall | None]:
+    def bind(input: Any, diagonal: Any = 0) -> OpCall | None:  # noqa: A002
+        if not _are_ints(diagonal):
+            return None
+        row, column = (OpCall(index_function(1, (dim,)), (input,)) for dim in (-2, -1))
+        return OpCall(OPS[name].function, (input, row, column), {"diagonal": diagonal})
+
+    return bind
+
+
+def _are_ints(*items: Any) -> bool:
+    # Of lists, each item.
+    return all(_are_ints(*item) if isinstance(item, list | tuple) else type(item) is int for item in items)
+
+
+def _holds(dtype: torch.dtype, number: Any) -> bool:
+    # Whether torch makes the dtype of a number without an error, and a kernel the same one.
+    if dtype.is_floating_point and dtype.itemsize > 1:
+        return isinstance(number, int | float)
+    if dtype is torch.bool or type(number) is bool:
+        return dtype is torch.bool and type(number) is bool
+    is_integer = type(number) is int and not dtype.is_floating_point and not dtype.is_complex
+    return is_integer and torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max

@@ -1,0 +1,208 @@
+"""Pointwise ops that programs rarely name: shifts, rounded quotients, signs and steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fuser.ops.calls import OpCall, is_constant, is_number
+from fuser.ops.table import ANY_REAL, FLOAT, OPS, REAL, define, define_test
+
+__all__ = ["further_functions"]
+
+_ATEN = torch.ops.aten
+_INT = frozenset({"int"})
+
+define(
+    "left_shift",
+    "T a, T b",
+    "int bits = 8 * sizeof(T); return b < T(0) || b >= bits ? T(0) : T(a << b);",
+    torch.bitwise_left_shift,
+    kinds=_INT,
+)
+define(
+    "right_shift",
+    "T a, T b",
+    "int bits = 8 * sizeof(T); int last = T(-1) < T(0) ? bits - 1 : bits;"
+    " return b < T(0) || b >= last ? T(a >> (bits - 1)) : T(a >> b);",
+    torch.bitwise_right_shift,
+    kinds=_INT,
+)
+define(
+    "div_trunc", "T a, T b", "return trunc(fuser_step<S>(a / b));", lambda a, b: torch.div(a, b, rounding_mode="trunc")
+)
+define("fmax", "T a, T b", "return fmax(a, b);", torch.fmax)
+define("fmin", "T a, T b", "return fmin(a, b);", torch.fmin)
+define("heaviside", "T a, T b", "return a == T(0) ? b : T(a > T(0));", torch.heaviside, kinds=REAL, same_dtypes=True)
+for _name, _symbol in (("tril", "<="), ("triu", ">=")):
+    define(
+        _name,
+        "T x, int64_t row, int64_t column, int64_t diagonal",
+        f"return column - row {_symbol} diagonal ? x : T(0);",
+        # Its places are torch's own.
+        lambda x, row, column, diagonal, _name=_name: getattr(torch, _name)(x, diagonal),  # noqa: ARG005
+        kinds=ANY_REAL | {"complex"},
+        scalars=("diagonal",),
+        unpromoted=("row", "column"),
+        is_contiguous=True,
+    )
+define_test("signbit", "T x", "return signbit(x);", torch.signbit, FLOAT)
+define_test("isposinf", "T x", "return x == T(INFINITY);", torch.isposinf, FLOAT)
+define_test("isneginf", "T x", "return x == -T(INFINITY);", torch.isneginf, FLOAT)
+define(
+    "nan_to_num",
+    "T x, T nan, T posinf, T neginf",
+    "return x != x ? nan : x == T(INFINITY) ? posinf : x == -T(INFINITY) ? neginf : x;",
+    torch.nan_to_num,
+    scalars=("nan", "posinf", "neginf"),
+)
+define(
+    "logit_backward",
+    "T g, T x",
+    "return x < T(0) || x > T(1) ? T(NAN) : g / (x * (T(1) - x));",
+    _ATEN.logit_backward,
+)
+
+
+def further_functions() -> dict[Any, Callable[..., OpCall | None]]:
+    """Return the binder of each overload."""
+    both = {
+        "left_shift": "bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar bitwise_left_shift.Scalar_Tensor"
+        " __lshift__.Tensor __lshift__.Scalar",
+        "right_shift": "bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar bitwise_right_shift.Scalar_Tensor"
+        " __rshift__.Tensor __rshift__.Scalar",
+        "fmax": "fmax.default", "fmin": "fmin.default", "heaviside": "heaviside.default",
+        "maximum": "max.other", "minimum": "min.other", "remainder": "remainder.Scalar_Tensor",
+        "bitwise_and": "bitwise_and.Scalar_Tensor", "bitwise_or": "bitwise_or.Scalar_Tensor",
+        "bitwise_xor": "bitwise_xor.Scalar_Tensor __xor__.Tensor __xor__.Scalar",
+        "prelu": "_prelu_kernel.default", "mish_backward": "mish_backward.default",
+        "hardsigmoid_backward": "hardsigmoid_backward.default", "hardswish_backward": "hardswish_backward.default",
+    }  # fmt: skip
+    one = {"signbit": "signbit", "isposinf": "isposinf", "isneginf": "isneginf", "sign": "sgn"}
+    return {
+        **{_overload(name): _bind(op) for op, names in both.items() for name in names.split()},
+        **{_overload(f"{name}.default"): _bind_one(op) for op, name in one.items()},
+        **{_overload(f"div.{kind}_mode"): _bind_div_mode for kind in ("Tensor", "Scalar")},
+        _ATEN.deg2rad.default: _bind_scaled(math.pi / 180),
+        _ATEN.rad2deg.default: _bind_scaled(180 / math.pi),
+        _ATEN.ldexp.Tensor: _bind_ldexp,
+        _ATEN.nan_to_num.default: _bind_nan_to_num,
+        _ATEN.hardshrink.default: _bind_shrink("hardshrink"),
+        _ATEN.softshrink.default: _bind_shrink("softshrink"),
+        _ATEN.hardshrink_backward.default: _bind_shrink_backward,
+        _ATEN.softshrink_backward.default: _bind_shrink_backward,
+        _ATEN.threshold.default: _bind_threshold,
+        _ATEN.elu_backward.default: _bind_elu_backward,
+        _ATEN.hardtanh_backward.default: _bind_hardtanh_backward,
+        _ATEN.leaky_relu_backward.default: _bind_leaky_relu_backward,
+        _ATEN.softplus_backward.default: _bind_softplus_backward,
+        _ATEN.log_sigmoid_backward.default: _bind_log_sigmoid_backward,
+        _ATEN.logit_backward.default: _bind_logit_backward,
+        _ATEN.native_dropout_backward.default: _bind_dropout_backward,
+    }
+
+
+def _overload(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(_ATEN, packet), overload)
+
+
+def _call(name: str, *tensors: Any, **scalars: Any) -> OpCall | None:
+    return OpCall(OPS[name].function, tensors, scalars) if all(map(is_constant, scalars.values())) else None
+
+
+def _bind(name: str) -> Callable[..., OpCall | None]:
+    def bind(input: Any, other: Any) -> OpCall | None:  # noqa: A002 - torch's own parameter name
+        return _call(name, input, other)
+
+    return bind
+
+
+def _bind_one(name: str) -> Callable[..., OpCall | None]:
+    def bind(input: Any) -> OpCall | None:  # noqa: A002
+        return _call(name, input)
+
+    return bind
+
+
+def _bind_scaled(factor: float) -> Callable[..., OpCall | None]:
+    def bind(input: Any) -> OpCall | None:  # noqa: A002
+        return _call("mul", input, factor)
+
+    return bind
+
+
+def _bind_ldexp(input: Any, other: Any) -> OpCall | None:  # noqa: A002
+    return None if is_number(input) else _call("mul", input, _call("pow", 2.0, other))
+
+
+def _bind_div_mode(input: Any, other: Any, *, rounding_mode: Any = None) -> OpCall | None:  # noqa: A002
+    # By a number ATen's CUDA kernels multiply, and floors have steps of their own.
+    is_served = rounding_mode == "trunc" and not is_number(other) and not is_number(input)
+    return _call("div_trunc", input, other) if is_served else None
+
+
+def _bind_nan_to_num(input: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) -> OpCall | None:  # noqa: A002
+    value = getattr(input, "meta", {}).get("val")
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return None
+    known = torch.finfo(value.dtype)
+    return _call(
+        "nan_to_num",
+        input,
+        nan=0.0 if nan is None else nan,
+        posinf=known.max if posinf is None else posinf,
+        neginf=known.min if neginf is None else neginf,
+    )
+
+
+def _bind_shrink(name: str) -> Callable[..., OpCall | None]:
+    def bind(input: Any, lambd: Any = 0.5) -> OpCall | None:  # noqa: A002
+        return _call(name, input, lambd=lambd)
+
+    return bind
+
+
+def _bind_shrink_backward(grad_output: Any, input: Any, lambd: Any) -> OpCall | None:  # noqa: A002
+    return _call("shrink_backward", grad_output, input, lambd=lambd)
+
+
+def _bind_threshold(input: Any, threshold: Any, value: Any) -> OpCall | None:  # noqa: A002
+    return _call("threshold", input, threshold=threshold, value=value)
+
+
+def _bind_elu_backward(
+    grad_output: Any, alpha: Any, scale: Any, input_scale: Any, is_result: Any, self_or_result: Any
+) -> OpCall | None:
+    call = _call("elu_backward", grad_output, self_or_result, alpha=alpha, scale=scale, input_scale=input_scale)
+    # Of a result, the GPU's compiler contracts another sum than ATen's.
+    return call if is_result is False else None
+
+
+def _bind_hardtanh_backward(grad_output: Any, self: Any, min_val: Any, max_val: Any) -> OpCall | None:
+    return _call("hardtanh_backward", grad_output, self, min_val=min_val, max_val=max_val)
+
+
+def _bind_leaky_relu_backward(grad_output: Any, self: Any, negative_slope: Any, self_is_result: Any) -> OpCall | None:
+    # torch has its own error for a result.
+    call = _call("leaky_relu_backward", self, grad_output, negative_slope=negative_slope)
+    return call if self_is_result is False else None
+
+
+def _bind_softplus_backward(grad_output: Any, self: Any, beta: Any, threshold: Any) -> OpCall | None:
+    return _call("softplus_backward", grad_output, self, beta=beta, threshold=threshold)
+
+
+def _bind_log_sigmoid_backward(grad_output: Any, self: Any, buffer: Any) -> OpCall | None:  # noqa: ARG001
+    return _call("log_sigmoid_backward", self, grad_output)
+
+
+def _bind_logit_backward(grad_output: Any, self: Any, eps: Any = None) -> OpCall | None:
+    return _call("logit_backward", grad_output, self) if eps is None else None
+
+
+def _bind_dropout_backward(grad_output: Any, mask: Any, scale: Any) -> OpCall | None:
+    return _call("native_dropout_backward", grad_output, mask, scale=scale)

@@ -1,0 +1,147 @@
+"""Views of what is computed, tensors put together, parts written back: bits and strides of eager, fewer launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from tiers import one_in
+
+import fuser
+
+pytestmark = pytest.mark.cpu
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(shape)
+
+
+def channels_last(*shape: int) -> torch.Tensor:
+    return draw(*shape).to(memory_format=torch.channels_last)
+
+
+def rope(q: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = q.shape[-1] // 2
+    return q * cos + torch.cat((-q[..., half:], q[..., :half]), -1) * sin
+
+
+def rope_in_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def turn_every_two(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    return x * cos + torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2) * sin
+
+
+def gate(x: torch.Tensor) -> torch.Tensor:
+    a, b = (x * 2).chunk(2, -1)
+    return a.relu() * b
+
+
+def put(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    z = x * 2
+    z[:, 1:3] = y
+    z[0] = 1
+    return z + 1
+
+
+# What is compiled, its inputs, and how many launches its forward pass takes.
+CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]] = {
+    "rope": (rope, (draw(2, 4, 16, 8), draw(16, 8), draw(16, 8)), 1),
+    "rope of a transposed tensor": (rope, (draw(2, 16, 4, 8).transpose(1, 2), draw(16, 8), draw(16, 8)), 1),
+    "rope in pairs": (rope_in_pairs, (draw(4, 12), draw(4, 6), draw(4, 6)), 1),
+    "every second turned": (turn_every_two, (draw(2, 3, 8), draw(3, 8), draw(3, 8)), 0),
+    "a gate": (gate, (draw(4, 10),), 2),
+    "stack": (lambda x, y: torch.stack([x * 2, y + 1], 1) * 3, (draw(4, 10), draw(4, 10)), 1),
+    "pad": (lambda x, y: F.pad(x * 2, (1, 2)) + y, (draw(4, 7), draw(4, 10)), 3),
+    "pad on one side": (lambda x, y: F.pad(x * 2, (0, 0, 4, 0), value=0.5) * y, (draw(4, 7), draw(8, 7)), 1),
+    "a transposed copy": (lambda x, y: (x * 2).t()[1:4].contiguous() + y, (draw(4, 7), draw(3, 4)), 1),
+    "unequal parts": (lambda x, y: torch.cat([x.abs(), y], 0) * 2, (draw(4, 7), draw(3, 7)), 2),
+    "one number": (lambda x: torch.where(x > 0, x, torch.full_like(x, 0.1)) + torch.zeros(7), (draw(4, 7),), 1),
+    "select": (lambda x, y: (x * 2)[:, 1] * y.neg(), (draw(4, 7), draw(4)), 2),
+    "another shape": (lambda x, y: (x * 2).view(2, 2, 7)[1] * y.neg(), (draw(4, 7), draw(2, 7)), 2),
+    "unbind and cat": (lambda x: torch.cat(torch.unbind(x * 3, 1), 0) + 1, (draw(4, 3, 7),), 1),
+    "slices": (lambda x, y: (x * 2)[1:3, 2:].relu() + (x * 2)[:2, :5] * y, (draw(4, 7), draw(2, 5)), 0),
+    "every second": (lambda x, y: (x * 2)[:, 1::2] + y, (draw(4, 7), draw(4, 3)), 1),
+    "written into": (put, (draw(4, 7), draw(4, 2)), 0),
+    "below the diagonal": (lambda x: (x * 2).tril(1) + x.triu(), (draw(5, 7),), 1),
+    "a mask of numbers": (
+        lambda x: torch.where(torch.arange(7)[None] <= torch.arange(3, 13, 2)[:, None], x, -1.0) * torch.arange(7),
+        (draw(5, 7),),
+        1,
+    ),
+    "numbers in parts": (
+        lambda x: torch.cat([x * 2, x.t()], 1) + torch.arange(14).view(2, 7).flatten(),
+        (draw(7, 7),),
+        1,
+    ),
+    "one of many": (lambda x: F.one_hot(x.detach().abs().long(), 9) * x[..., None], (draw(5, 7),), 0),
+    "expand": (lambda x, y: (x * 2).expand(4, 7)[1:] * y, (draw(1, 7), draw(3, 7)), 1),
+    "two dtypes": (lambda x, y: torch.cat([x.half() * 2, y.half()], 1).float() * 3, (draw(4, 7), draw(4, 9)), 2),
+    "a view of a part": (lambda x, y: (x * 2).view(4, 6, 2).permute(2, 0, 1)[0] + y, (draw(4, 12), draw(4, 6)), 1),
+    "a view across parts": (lambda x, y: torch.stack([x * 2, y], -1).flatten(-2) + 1, (draw(4, 6), draw(4, 6)), 1),
+    "channels last": (
+        lambda x, y: torch.cat([x * 2, y], 1) * 2,
+        (channels_last(2, 4, 3, 3), channels_last(2, 4, 3, 3)),
+        1,
+    ),
+    "channels last and not": (
+        lambda x, y: torch.cat([x * 2, y], 1).to(memory_format=torch.channels_last) * 2,
+        (draw(2, 4, 3, 3), channels_last(2, 4, 3, 3)),
+        0,
+    ),
+    "a part that is empty": (lambda x, y: torch.cat([x * 2, y], 1) + 1, (draw(4, 7), draw(4, 0)), 0),
+    "a sum of what is put together": (lambda x, y: torch.cat([x * 2, y], 0).sum(0), (draw(4, 7), draw(2, 7)), 0),
+    "a copy of it elsewhere": (
+        lambda x, y: (lambda v: (v * 2, v[:2] + 1, v @ v.t()))(torch.cat([x * 2, y], 0)),
+        (draw(4, 7), draw(2, 7)),
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", one_in(6, CASES, "every arrangement"))
+def test_equals_eager(name: str) -> None:
+    compare(*CASES[name])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CASES)
+def test_equals_eager_on_cuda(name: str, dtype: torch.dtype) -> None:
+    function, inputs, _ = CASES[name]
+    with torch.device("cuda"):
+        compare(function, tuple(item.to("cuda", dtype) for item in inputs), 0)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("row", [2, 3, 10, 33, 1001])
+def test_rows_repeat(row: int) -> None:
+    """Rows that are short, or begin anywhere, are one dimension with what they meet; values are eager's."""
+    fused = fuser.fuse(lambda x, m, s: (x - m) * s)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        for rows in (1, 7, 4097):
+            x, m, s = (torch.randn(shape, device="cuda").to(dtype) for shape in ((3, rows, row), (row,), (3, 1, row)))
+            assert torch.equal(fused(x, m, s), (x - m) * s)
+
+
+def compare(function: Callable[..., Any], inputs: tuple[torch.Tensor, ...], launches: int) -> None:
+    """Compare results and gradients with aot_eager's; and the launches of the forward pass, unless 0 is given."""
+    outcomes = []
+    for backend in ("fuser", "aot_eager"):
+        torch._dynamo.reset()
+        given = [item.detach().requires_grad_() for item in inputs]
+        before = fuser.stats()["launches"]
+        made = torch.compile(function, backend=backend, dynamic=False)(*given)
+        results = made if isinstance(made, tuple) else (made,)
+        if backend == "fuser" and launches:
+            assert fuser.stats()["launches"] - before == launches
+        torch.autograd.backward(results, [torch.ones_like(item).cumsum(-1) for item in results])
+        outcomes.append([*results, *(item.grad for item in given)])
+    for got, wanted in zip(*outcomes, strict=True):
+        assert torch.equal(got, wanted)
+        assert got.stride() == wanted.stride()
