@@ -514,7 +514,7 @@ def _functions() -> dict[Any, Binder]:
         **{
             overload: _binary(name)
             for name in _BINARY
-            for overload in overloads(f"{name}.Tensor", f"{name}.Scalar")
+            for overload in _overloads(f"{name}.Tensor", f"{name}.Scalar")
         },
         **dict.fromkeys(_overloads("add.Tensor", "add.Scalar"), _bind_add),
         **dict.fromkeys(_overloads("sub.Tensor", "sub.Scalar"), _bind_sub),
