@@ -1,22 +1,31 @@
-"""Training steps of whole models under torch.compile: time, memory, launches and bits, beside other backends.
+"""Training steps of whole models: time, memory, compile time, launches and bits, under several backends.
 
-    python -m benchmarks.models                              # on the GPU if there is one
-    python -m benchmarks.models --model llama resnet50 --contestant eager fuser
-    python -m benchmarks.models --quick                      # small sizes, a smoke test
+    python -m benchmarks.models                              # all models in bfloat16, on the GPU if there is one
+    python -m benchmarks.models --model llama resnet50 --contestant eager fuser --seconds 60
+    python -m benchmarks.models --size small                 # small sizes: the host's time
+    python -m benchmarks.models --bits --dtype float32 bfloat16   # small sizes, every bit against aot_eager's
+    python -m benchmarks.models --merge part1.json part2.json --out benchmarks/results/models_h200.json
 
-Configurations of transformers and timm, with random weights; bfloat16 unless told. A step is forward, loss and
-backward; the optimizer is not part of it. Writes benchmarks/results/models_DEVICE.json.
+A step is forward, loss and backward; the optimizer is not part of it. What a file holds already is not measured again,
+so that a run that was cut short goes on, and parts from several runs become one file and one plot (``--merge``).
+Processes that share a GPU take turns (``--turns FILE``): all compile side by side, then one at a time is timed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
+import fcntl
 import gc
+import json
+import math
+import os
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,221 +35,353 @@ from torch.profiler import ProfilerActivity, profile
 
 import fuser
 from benchmarks.environment import describe_environment
+from benchmarks.model_cases import CASES
 from benchmarks.report import write_json
 from benchmarks.sweep import hide_paths
 
 RESULTS = Path(__file__).resolve().parent / "results"
-SCHEMA = 1
+SCHEMA = 2
 GIB = 1 << 30
-_library = torch.library.Library("torchvision", "FRAGMENT")
 
-# How each contestant compiles a model; None: not at all.
+Record = dict[str, Any]
+
+# How each contestant compiles a model; None: not at all. Those with CUDA graphs have their memory in pools.
 CONTESTANTS: dict[str, Mapping[str, Any] | None] = {
     "eager": None,
     "aot_eager": {"backend": "aot_eager"},
-    "inductor": {"backend": "inductor"},
-    "inductor cuda graphs": {"backend": "inductor", "mode": "reduce-overhead"},
     "fuser": {"backend": "fuser"},
-    "fuser cuda graphs": {"backend": "fuser", "mode": "reduce-overhead"},
+    "fuser fast": {"backend": "fuser", "options": {"numerics": "fast"}},
+    "fuser graphs": {"backend": "fuser", "options": {"cuda_graphs": True}},
+    "inductor": {"backend": "inductor"},
+    "inductor graphs": {"backend": "inductor", "mode": "reduce-overhead"},
 }
-USUAL = ("eager", "aot_eager", "inductor", "fuser")
+USUAL = ("eager", "fuser", "fuser fast", "fuser graphs", "inductor")
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One model, in a real size and in a small one."""
+class Runner:
+    """A copy of a model under one contestant, and what its steps cost."""
 
-    make: Callable[[bool], nn.Module]
-    inputs: Callable[[bool, torch.device], dict[str, Any]]
-    channels_last: bool = False
+    def __init__(self, model: nn.Module, inputs: Mapping[str, torch.Tensor], contestant: str) -> None:
+        self.own = copy.deepcopy(model)
+        self.inputs = inputs
+        self.device = next(iter(inputs.values())).device
+        self.has_pool = contestant.endswith("graphs")
+        how = CONTESTANTS[contestant]
+        self.called: Any = self.own if how is None else torch.compile(self.own, **how)
 
+    def step(self) -> torch.Tensor:
+        """Run forward, loss and backward; returns the output."""
+        torch.compiler.cudagraph_mark_step_begin()
+        result = self.called(**self.inputs)
+        output: torch.Tensor = result if isinstance(result, torch.Tensor) else result.logits
+        output.float().square().mean().backward()
+        return output
 
-def tokens(batch: int, length: int, vocabulary: int) -> Callable[[bool, torch.device], dict[str, Any]]:
-    """Return what draws token ids."""
+    def wait(self) -> None:
+        """Wait for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
 
-    def draw(quick: bool, device: torch.device) -> dict[str, Any]:
-        shape = (2, 32) if quick else (batch, length)
-        return {"input_ids": torch.randint(0, 500 if quick else vocabulary, shape, device=device)}
+    def compile(self) -> Record:
+        """Run the first steps."""
+        began = time.perf_counter()
+        self.step()
+        self.wait()
+        first = time.perf_counter() - began
+        for _ in range(3):
+            self.own.zero_grad(set_to_none=True)
+            self.step()
+        self.own.zero_grad(set_to_none=True)
+        self.wait()
+        return {"first_step_s": round(first, 2)}
 
-    return draw
+    def measure(self, steps: int) -> Record:
+        """Time steps, the device's time of one, and the most memory that one takes."""
+        record: Record = {}
+        samples = []
+        self._fresh_step()
+        if self.device.type == "cuda":
+            gc.collect()
+            self.own.zero_grad(set_to_none=True)
+            self.wait()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            self._fresh_step()
+            if not self.has_pool:
+                kept = sum(item.nbytes for item in (*self.own.parameters(), *self.own.buffers()))
+                record["peak_gib"] = round((torch.cuda.max_memory_allocated() - before + kept) / GIB, 3)
+        for _ in range(steps):
+            began = time.perf_counter()
+            self._fresh_step()
+            samples.append(1e3 * (time.perf_counter() - began))
+        record["wall_ms"] = round(statistics.median(samples), 3)
+        if self.device.type == "cuda":
+            with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+                self._fresh_step()
+            events = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+            record["gpu_ms"] = round(sum(event.self_device_time_total for event in events) / 1e3, 3)
+            record["launches"] = len(events)
+        self.own.zero_grad(set_to_none=True)
+        return record
 
-
-def pictures(batch: int, size: int = 224, name: str = "x") -> Callable[[bool, torch.device], dict[str, Any]]:
-    """Return what draws pictures."""
-
-    def draw(quick: bool, device: torch.device) -> dict[str, Any]:
-        shape = (2, 3, 64, 64) if quick else (batch, 3, size, size)
-        return {name: torch.randn(shape, device=device)}
-
-    return draw
-
-
-def language_model(model: str, config: str, **sizes: Any) -> Callable[[bool], nn.Module]:
-    """Return what makes a language model of transformers."""
-
-    def make(quick: bool) -> nn.Module:
-        import transformers
-
-        small = {"vocab_size": 500}
-        for name in ("num_hidden_layers", "n_layer", "num_layers"):
-            small |= {name: 2} if name in sizes else {}
-        settings = getattr(transformers, config)(**{**sizes, **(small if quick else {})})
-        settings.use_cache = False
-        made: nn.Module = getattr(transformers, model)(settings)
-        return made
-
-    return make
-
-
-def timm_model(name: str) -> Callable[[bool], nn.Module]:
-    """Return what makes a model of timm."""
-
-    def make(quick: bool) -> nn.Module:
-        try:
-            import timm
-        except RuntimeError:
-            # A torchvision that is built for another torch has none of its operators: timm names this one.
-            _library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-            import timm
-
-        sizes = {"img_size": 64} if quick and name.startswith(("vit", "swin")) else {}
-        made: nn.Module = timm.create_model(name, pretrained=False, **sizes)
-        return made
-
-    return make
-
-
-_LLAMA = {
-    "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 6, "num_attention_heads": 16,
-    "num_key_value_heads": 4, "vocab_size": 32000,
-}  # fmt: skip
-_GPT2 = {"n_embd": 1024, "n_layer": 6, "n_head": 16, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-_BERT = {"num_hidden_layers": 6, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-CASES: dict[str, Case] = {
-    "llama": Case(language_model("LlamaForCausalLM", "LlamaConfig", **_LLAMA), tokens(4, 1024, 32000)),
-    "gpt2": Case(language_model("GPT2LMHeadModel", "GPT2Config", **_GPT2), tokens(8, 1024, 50257)),
-    "bert": Case(language_model("BertForMaskedLM", "BertConfig", **_BERT), tokens(16, 512, 30522)),
-    "vit": Case(timm_model("vit_base_patch16_224"), pictures(64)),
-    "resnet50": Case(timm_model("resnet50"), pictures(64), channels_last=True),
-    "convnext": Case(timm_model("convnext_tiny"), pictures(64)),
-}
+    def _fresh_step(self) -> None:
+        self.own.zero_grad(set_to_none=True)
+        self.step()
+        self.wait()
 
 
-def main() -> None:
+def make_model(name: str, dtype: torch.dtype, device: torch.device, *, is_small: bool) -> tuple[nn.Module, Any]:
+    """Return a model in training and its arguments."""
+    case = CASES[name]
+    torch.manual_seed(0)
+    layout = {"memory_format": torch.channels_last} if case.channels_last else {}
+    model = case.make(is_small).to(device, dtype, **layout).train()
+    inputs = {
+        key: value.to(device, dtype, **layout) if value.is_floating_point() else value.to(device)
+        for key, value in case.draw(is_small).items()
+    }
+    return model, inputs
+
+
+def measure_model(name: str, dtype: torch.dtype, records: Record, options: argparse.Namespace) -> Iterator[None]:
+    """Compile a model under each contestant, then time one after the other; yields when there is a new record.
+
+    What fails is a record, too. Inductor comes last: it compiles for the longest time.
+    """
+    device = find_device()
+    with turn(options.turns, fcntl.LOCK_SH):
+        model, inputs = make_model(name, dtype, device, is_small=options.size == "small")
+        if device.type == "cuda":
+            # The first time takes seconds.
+            with profile(activities=[ProfilerActivity.CUDA]):
+                torch.cuda.synchronize()
+    missing = [item for item in options.contestant if not {"wall_ms", "error"} & {*records.get(item, ())}]
+    for is_inductor in (False, True):
+        runners: dict[str, Runner] = {}
+        with turn(options.turns, fcntl.LOCK_SH):
+            for contestant in missing:
+                if contestant.startswith("inductor") == is_inductor:
+                    torch._dynamo.reset()
+                    runners[contestant] = runner = Runner(model, inputs, contestant)
+                    records[contestant] = attempt(runner.compile)
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+        with turn(options.turns, fcntl.LOCK_EX):
+            for contestant, runner in runners.items():
+                if "error" not in records[contestant]:
+                    records[contestant] |= attempt(partial(runner.measure, options.steps))
+                print(f"{name:12} {options.size:5} {contestant:16} {records[contestant]}", flush=True)
+                yield
+
+
+def attempt(work: Callable[[], Record]) -> Record:
+    """Return what work returns, or what it raised."""
+    try:
+        return work()
+    except Exception as error:  # whatever a peer raises
+        return {"error": hide_paths(f"{type(error).__name__}: {error}")[:600]}
+
+
+@contextlib.contextmanager
+def turn(path: Path | None, kind: int) -> Iterator[None]:
+    """Hold a lock, shared while compiling, alone while timing; who waits to be alone comes before who compiles next."""
+    if path is None:
+        yield
+        return
+    with path.open("a") as file:
+        with path.with_suffix(".gate").open("a") as gate:
+            fcntl.flock(gate, fcntl.LOCK_EX)
+            fcntl.flock(file, kind)
+        yield
+
+
+def compare_bits(name: str, dtype: torch.dtype) -> Record:
+    """Compare output, gradients and buffers of a training step, and an evaluation, with aot_eager's.
+
+    Where torch's own kernels have not the same bits in each run, ``unsteady`` counts what differs between two runs of
+    aot_eager; ``from_eager`` counts what differs between aot_eager and eager torch.
+    """
+    model, inputs = make_model(name, dtype, find_device(), is_small=True)
+    found = {contestant: run_once(model, inputs, contestant) for contestant in ("aot_eager", "eager", "fuser")}
+    wanted = found["aot_eager"]
+    again = run_once(model, inputs, "aot_eager")
+    differ = count_differing(found["fuser"], wanted)
+    record: Record = {
+        "tensors": len(wanted),
+        "differ": len(differ),
+        "unsteady": len(count_differing(again, wanted)),
+        "from_eager": len(count_differing(found["eager"], wanted)),
+    }
+    return record | ({"names": differ[:4]} if differ else {})
+
+
+def run_once(model: nn.Module, inputs: Mapping[str, torch.Tensor], contestant: str) -> dict[str, torch.Tensor]:
+    """Return what a step and an evaluation leave, by name."""
+    torch._dynamo.reset()
+    runner = Runner(model, inputs, contestant)
+    with deterministic():
+        torch.manual_seed(1)
+        found = {"output": runner.step().detach()}
+        found |= {f"grad {name}": item.grad for name, item in runner.own.named_parameters() if item.grad is not None}
+        found |= {name: item.detach() for name, item in runner.own.named_buffers()}
+        runner.own.eval()
+        with torch.no_grad():
+            result = runner.called(**inputs)
+        found["evaluation"] = result if isinstance(result, torch.Tensor) else result.logits
+    return found
+
+
+def count_differing(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return the names of the tensors whose bits differ; one NaN is like another."""
+    return [name for name, value in wanted.items() if name not in found or not same_bits(found[name], value)]
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are the same, signs of zeros included."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    equal = torch.equal(one.nan_to_num(0.0), other.nan_to_num(0.0)) and torch.equal(one.isnan(), other.isnan())
+    return equal and (
+        not one.is_floating_point() or torch.equal(one.signbit() & (one == 0), other.signbit() & (other == 0))
+    )
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    """Let torch choose kernels that have the same bits in each run."""
+    before = torch.backends.cudnn.deterministic
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.deterministic = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.deterministic = before
+
+
+def find_device() -> torch.device:
+    """Return the GPU, or the CPU where there is none."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run, print a line for each model and contestant, and write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.models", description=__doc__)
     parser.add_argument("--model", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--contestant", nargs="+", choices=CONTESTANTS, default=list(USUAL))
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--dtype", nargs="+", choices=("bfloat16", "float32"), default=["bfloat16"])
+    parser.add_argument("--size", choices=("real", "small"), default="real")
+    parser.add_argument("--bits", action="store_true", help="compare with aot_eager in small sizes, in place of timing")
     parser.add_argument("--steps", type=int, default=10, help="timed steps of each")
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no model after so long")
+    parser.add_argument("--turns", type=Path, help="a file by which processes take turns")
+    parser.add_argument("--caches", type=Path, help="where compilers keep what they made; not given: nowhere")
+    parser.add_argument("--merge", nargs="+", type=Path, help="make one file of several, and its plot")
     parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    environment = describe_environment(device)
-    document: dict[str, Any] = {"schema": SCHEMA, "environment": environment, "records": []}
-    name = environment["device"]["name"].split()[-1].lower() if device.type == "cuda" else "cpu"
+    options = parser.parse_args(arguments)
+    environment = describe_environment(find_device())
+    name = environment["device"]["name"].split()[-1].lower() if torch.cuda.is_available() else "cpu"
     path = options.out or RESULTS / f"models_{name}.json"
-    for model in options.model:
-        measured = measure_model(model, options, device)
-        document["records"].append({"model": model, "dtype": options.dtype, "contestants": measured})
+    document = read_document(path) or {"schema": SCHEMA, "environment": environment, "records": {}}
+    if options.merge:
+        for part in options.merge:
+            merge_into(document, read_document(part))
         write_json(document, path)
-
-
-def measure_model(name: str, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """Measure a model under each contestant; the bits of the others are compared with aot_eager's."""
-    case, dtype = CASES[name], getattr(torch, options.dtype)
-    torch.manual_seed(0)
-    model = case.make(options.quick).to(device, dtype).train()
-    if case.channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    inputs = {
-        key: value.to(dtype) if value.is_floating_point() else value
-        for key, value in case.inputs(options.quick, device).items()
-    }
-    if case.channels_last:
-        inputs = {key: value.to(memory_format=torch.channels_last) for key, value in inputs.items()}
-    wanted: list[torch.Tensor] | None = None
-    measured: dict[str, Any] = {}
-    for contestant in sorted(options.contestant, key="aot_eager".__ne__):
-        try:
-            record, results = measure_steps(model, inputs, CONTESTANTS[contestant], options.steps, device)
-        except Exception as error:  # a peer that fails is a result
-            measured[contestant] = {"error": hide_paths(f"{type(error).__name__}: {error}")[:300]}
-        else:
-            wanted = results if contestant == "aot_eager" else wanted
-            if wanted is not None and contestant != "aot_eager":
-                pairs = list(zip(results, wanted, strict=True))
-                record["tensors_that_differ"] = sum(not torch.equal(got, want) for got, want in pairs)
-                record["tensors"] = len(pairs)
-            measured[contestant] = record
-        print(f"{name:10} {contestant:22} {measured[contestant]}", flush=True)
-        gc.collect()
-    return measured
-
-
-def measure_steps(
-    model: nn.Module, inputs: Mapping[str, Any], how: Mapping[str, Any] | None, steps: int, device: torch.device
-) -> tuple[dict[str, Any], list[torch.Tensor]]:
-    """Return what steps of a copy of the model cost, and its output and gradients after the first."""
-    torch._dynamo.reset()
-    own = copy.deepcopy(model)
-    called = own if how is None else torch.compile(own, **how)
-
-    def step() -> torch.Tensor:
-        torch.compiler.cudagraph_mark_step_begin()
-        result = called(**inputs)
-        output: torch.Tensor = result if isinstance(result, torch.Tensor) else result[0]
-        output.float().square().mean().backward()
-        return output
-
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-
-    # Its bits, where torch's own kernels have the same in each run; then all is compiled once more.
-    torch.use_deterministic_algorithms(True, warn_only=True)
+        draw(document, path.with_suffix(".png"))
+        print(summarize(document["records"]))
+        return
+    # cuBLAS has the same bits in each run with this.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     began = time.perf_counter()
-    output = step()
-    wait()
-    first = time.perf_counter() - began
-    torch.use_deterministic_algorithms(False)
-    results = [output.detach().cpu(), *(item.grad.cpu() for item in own.parameters() if item.grad is not None)]
-    del output
-    for _ in range(3):
-        own.zero_grad(set_to_none=True)
-        step()
-    wait()
-    record: dict[str, Any] = {"first_step_s": round(first, 2)}
-    if device.type == "cuda":
-        gc.collect()
-        own.zero_grad(set_to_none=True)
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        step()
-        wait()
-        record["peak_gib"] = round(torch.cuda.max_memory_allocated() / GIB, 3)
-        record["held_gib"] = round(before / GIB, 3)
-    samples = []
-    for _ in range(steps):
-        own.zero_grad(set_to_none=True)
-        wait()
-        began = time.perf_counter()
-        step()
-        wait()
-        samples.append(1e3 * (time.perf_counter() - began))
-    record["step_ms"] = round(statistics.median(samples), 3)
-    if device.type == "cuda":
-        own.zero_grad(set_to_none=True)
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            step()
-            wait()
-        events = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-        record["gpu_ms"] = round(sum(event.self_device_time_total for event in events) / 1e3, 3)
-        record["launches"] = len(events)
-        record["copies"] = sum("Memcpy" in event.name for event in events)
-    record["fuser_launches"] = fuser.stats()["launches"]
-    return record, results
+    with tempfile.TemporaryDirectory() as folder:
+        caches = options.caches or Path(folder)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(caches / "inductor")
+        fuser.config.cache_dir = str(caches / "fuser")
+        for model in options.model:
+            for dtype in options.dtype:
+                if time.perf_counter() - began < options.seconds:
+                    for _ in add_records(document, model, dtype, options):
+                        write_json(document, path)
+
+
+def add_records(document: Record, model: str, dtype: str, options: argparse.Namespace) -> Iterator[None]:
+    """Measure what the document does not hold yet of a model; yields when there is more."""
+    key = f"{model} {dtype}" + (" small" if options.size == "small" else "")
+    records = document["records"].setdefault(key, {})
+    if not options.bits:
+        yield from measure_model(model, getattr(torch, dtype), records, options)
+    elif "tensors" not in records.get("bits", ()):
+        records["bits"] = attempt(lambda: compare_bits(model, getattr(torch, dtype)))
+        print(f"{model:12} {dtype:8} {records['bits']}", flush=True)
+        yield
+
+
+def read_document(path: Path) -> Record:
+    """Return what a file holds; empty where there is none."""
+    found: Record = json.loads(path.read_text()) if path.exists() else {}
+    return found if found.get("schema") == SCHEMA else {}
+
+
+def merge_into(document: Record, part: Record) -> None:
+    """Add the records of a part; the part's win."""
+    if part and not document["records"]:
+        document["environment"] = part["environment"]
+    for key, records in part.get("records", {}).items():
+        document["records"].setdefault(key, {}).update(records)
+
+
+def summarize(records: Mapping[str, Record]) -> str:
+    """Return geometric means over the models of each contestant's figures, relative to eager torch and to Inductor."""
+    lines = []
+    for size in ("", " small"):
+        chosen = {key: found for key, found in records.items() if key.endswith(" small") == bool(size)}
+        for figure in ("wall_ms", "gpu_ms", "peak_gib", "first_step_s"):
+            for peer in ("eager", "inductor", "inductor graphs"):
+                for contestant in (name for name in CONTESTANTS if name != peer):
+                    ratios = [
+                        found[contestant][figure] / found[peer][figure]
+                        for found in chosen.values()
+                        if found.get(contestant, {}).get(figure) and found.get(peer, {}).get(figure)
+                    ]
+                    if ratios:
+                        mean = statistics.geometric_mean(ratios)
+                        lines.append(
+                            f"{figure + size:18} {contestant:16} / {peer:16} {mean:.3f} ({len(ratios)} models)"
+                        )
+    return "\n".join(lines)
+
+
+def draw(document: Record, path: Path) -> None:
+    """Draw the device's time of a step relative to eager torch, a group of bars for each model."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+
+    figures = [("gpu_ms", "device time"), ("wall_ms", "wall time"), ("peak_gib", "peak memory")]
+    records = {key: found for key, found in document["records"].items() if "eager" in found}
+    figure, axes = plt.subplots(len(figures), 1, figsize=(12, 9), squeeze=False)
+    shown = [name for name in CONTESTANTS if name != "eager" and any(name in found for found in records.values())]
+    colours = plt.get_cmap("tab10").colors
+    for axis, (key, title) in zip(axes[:, 0], figures, strict=True):
+        for number, contestant in enumerate(shown):
+            heights = [
+                found.get(contestant, {}).get(key, 0) / (found["eager"].get(key) or math.inf)
+                for found in records.values()
+            ]
+            places = [place + 0.8 * number / len(shown) for place in range(len(records))]
+            axis.bar(places, heights, width=0.8 / len(shown), label=contestant, color=colours[number], align="edge")
+        axis.axhline(1, color="black", linewidth=1)
+        axis.set_xticks(
+            [place + 0.4 for place in range(len(records))], [name.split()[0] for name in records], fontsize=8
+        )
+        axis.set_title(f"{title} of a training step, eager = 1; shorter is better", loc="left", fontsize=10)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0, 0].legend(fontsize=8, frameon=False, ncols=len(shown))
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 if __name__ == "__main__":

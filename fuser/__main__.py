@@ -1,4 +1,4 @@
-"""``python -m fuser``: what this machine can do, what a functor's text becomes, and what is kept on disk."""
+"""``python -m fuser``: the machine, what a functor's text becomes, what is kept on disk, which group is wrong."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 import fuser
 from fuser.command import cache, doctor, show
+from fuser.command.bisect import bisect
 from fuser.cpu.backend import find_compiler
 from fuser.errors import FuserError
 
@@ -38,11 +39,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command.add_argument("--dtype", type=_read_dtype, default=torch.float32, help="of its tensors")
             command.add_argument("--target", default="sm_90", help="architecture of CUDA kernels (sm_90)")
             command.add_argument("--assembly", action="store_true", help="show machine code, too")
+    command = commands.add_parser("bisect", help="find the fusion group that makes a script fail")
+    command.add_argument("--folder", type=Path, default=Path("fuser_bisect"), help="where to write what was found")
+    command.add_argument("script", nargs=argparse.REMAINDER, help="a script that fails when it is wrong; its arguments")
     options = parser.parse_args(arguments)
     if options.command == "info":
         return show_info()
     if options.command == "doctor":
         return show_findings()
+    if options.command == "bisect":
+        return find_culprit(options.script, options.folder)
     try:
         if options.command == "cache":
             for line in cache.run(options.action):
@@ -61,6 +67,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (FuserError, OSError, UnicodeDecodeError) as error:
         print(error, file=sys.stderr)
         return 1
+    return 0
+
+
+def find_culprit(command: Sequence[str], folder: Path) -> int:
+    """Print the group that makes a script fail; return 1 if there is none."""
+    try:
+        found = bisect(command, folder)
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    if found is None:
+        print("the script does not fail")
+        return 1
+    print(f"it passes with {found.number - 1} groups, and fails with this one, number {found.number}:")
+    print(found.group)
+    print(f"python {found.script} runs it alone")
     return 0
 
 

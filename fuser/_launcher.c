@@ -435,8 +435,7 @@ static int are_reads_current(PyObject *reads) {
 // torch's comparison of the tensors: type, dispatch keys with those of the active modes, requires_grad, layout.
 static int passes_check(const Launcher *self, const Record *record, const Call *call, PyObject *tensors) {
   if (!is_zero(function_modes) || !is_zero(dispatch_modes) || !is_forward_ad_off()) return 0;
-  if (record->needs_no_grad && !is_zero(grad_enabled)) return 0;
-  if (record->through && is_zero(grad_enabled)) return 0;
+  if (record->needs_no_grad ? !is_zero(grad_enabled) : record->through && is_zero(grad_enabled)) return 0;
   if (!are_reads_current(record->reads)) return 0;
   PyObject *arguments;
   if (call->distinct_count == call->item_count && call->item_count == PyTuple_Size(tensors) && !self->order) {

@@ -42,6 +42,8 @@ class Access:
     is_transposed: bool = False
     # Of a kernel with reductions: whether it is read before the first one, although only a later pass needs it.
     is_early: bool = False
+    # Whether all rows have it in common.
+    is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)

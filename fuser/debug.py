@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
 from fuser.codegen import KernelSource
 from fuser.compiler import build_kernel_source, register
-from fuser.errors import FuserError, UnsupportedError
+from fuser.drawing import Box, draw_graph
+from fuser.errors import ArgumentError, FuserError, UnsupportedError
 from fuser.fallback import Fallback
 from fuser.fx.fused_module import FusedModule
 from fuser.fx.nodes import read_nodes
@@ -25,7 +26,17 @@ from fuser.planner import plan_texts
 from fuser.reduction import ReductionFunction
 from fuser.route import run
 
-__all__ = ["Explanation", "GroupReport", "debug_get_fused_kernel_code", "debug_launch_graph", "explain"]
+if TYPE_CHECKING:
+    from fuser.fx.recording import RecordedGraph
+
+__all__ = [
+    "CompiledExplanation",
+    "Explanation",
+    "GroupReport",
+    "debug_get_fused_kernel_code",
+    "debug_launch_graph",
+    "explain",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +61,67 @@ class Explanation:
     groups: tuple[GroupReport, ...]
     # Node name and why it is in no group.
     unfused: tuple[tuple[str, str], ...]
+    # The graph.
+    module: fx.GraphModule | None = None
+    # Of a compiled model: which pass it is, how many bytes each group saves, and how many each node that is in none
+    # still moves, at the sizes of the call.
+    kind: str = ""
+    bytes_saved: tuple[int, ...] = ()
+    bytes_left: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         """Groups with their applications and kernels, then the nodes left out and why."""
         lines = []
+        if self.kind:
+            saved, left = _mebibytes(sum(self.bytes_saved)), _mebibytes(sum(self.bytes_left))
+            lines.append(f"{self.kind} pass: {len(self.groups)} groups save {saved}; what is not fused moves {left}")
         for number, report in enumerate(self.groups):
             count = len(report.kernels)
             what = f"{count} kernel{'s' if count != 1 else ''}" if count else "fused"
+            what += f", saves {_mebibytes(self.bytes_saved[number])}" if self.bytes_saved else ""
             if report.fallback_reason:
                 what = f"eager torch: {report.fallback_reason}"
             nodes = f", nodes {', '.join(report.nodes)}" if report.nodes else ""
             lines += [f"group {number}: {what}{nodes}", *(f"  {line}" for line in str(report.group).splitlines())]
             lines += [f"  no eager version of {obstacle}" for obstacle in report.obstacles]
-        lines += [f"not fused: {name}: {reason}" for name, reason in self.unfused]
+        for number, (name, reason) in enumerate(self.unfused):
+            moved = f", moves {_mebibytes(self.bytes_left[number])}" if self.bytes_left else ""
+            lines.append(f"not fused: {name}: {reason}{moved}")
         return "\n".join(lines) or "nothing to fuse"
+
+    def svg(self) -> str:
+        """Return a picture of the graph: groups orange, other operators grey, the lighter ones move no bytes."""
+        if self.module is None:
+            raise ArgumentError("only the explanation of a graph has a picture")
+        groups = iter(enumerate(self.groups))
+        reasons, names = dict(self.unfused), set[str]()
+        left = dict(zip(reasons, self.bytes_left, strict=False))
+        boxes: list[Box] = []
+        for node in self.module.graph.nodes:
+            sources = tuple(source.name for source in node.all_input_nodes if source.name in names)
+            if _is_fusion(self.module, node):
+                number, report = next(groups)
+                texts = (f"group {number}", ", ".join(report.nodes))
+                boxes.append(Box(node.name, texts, str(report.group), "#ffcf87", sources))
+            elif node.op in {"placeholder", "output"}:
+                continue
+            else:
+                texts = (node.name, _mebibytes(left[node.name]) if left.get(node.name) else "")
+                colour = "#cccccc" if left.get(node.name) else "#f2f2f2"
+                boxes.append(Box(node.name, texts, reasons.get(node.name, ""), colour, sources))
+            names.add(node.name)
+        return draw_graph(boxes, self.kind or "graph")
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledExplanation:
+    """What ``explain`` found of a compiled model: each graph, in the order in which it was compiled."""
+
+    graphs: tuple[Explanation, ...]
+
+    def __str__(self) -> str:
+        """All of them."""
+        return "\n\n".join(map(str, self.graphs))
 
 
 def debug_get_fused_kernel_code(group: FusionGroup, inputs: Sequence[Any], device: str | None = None) -> str:
@@ -88,14 +146,20 @@ def debug_launch_graph(group: FusionGroup, inputs: Sequence[Any]) -> list[torch.
     return run(register(group), group.fill_inputs(inputs))
 
 
-def explain(target: Any, *args: Any) -> Explanation:
+def explain(target: Any, *args: Any, **kwargs: Any) -> Explanation | CompiledExplanation:
     """Say which nodes fuse into which kernel, which do not, and why.
 
     Args:
         target: a fused function or module, a functor, a reduction (of all dimensions), a graph module with fusion
-            nodes, or a FusionGroup.
+            nodes, a FusionGroup, or what torch.compile made: its forward and backward graphs, with the bytes that
+            fusion saves and those that are left. It is compiled once more for that.
         *args: example inputs; with them a graph is run, and kernel texts and fallback reasons are worked out.
+        **kwargs: those by name, of what torch.compile made.
     """
+    if hasattr(target, "_torchdynamo_orig_callable"):
+        from fuser.fx.recording import record_graphs  # noqa: PLC0415 - brings Dynamo and Inductor
+
+        return CompiledExplanation(tuple(map(_explain_recorded, record_graphs(target, args, kwargs))))
     if isinstance(target, ReductionFunction):
         target = target.along()
     if isinstance(target, FusionGroup):
@@ -113,7 +177,35 @@ def explain(target: Any, *args: Any) -> Explanation:
     recorder = _Recorder(module)
     if args:
         recorder.run(*args)
-    return Explanation(tuple(recorder.reports()), tuple(_unfused(module)))
+    return Explanation(tuple(recorder.reports()), tuple(_unfused(module)), module)
+
+
+def _explain_recorded(recorded: RecordedGraph) -> Explanation:
+    module = recorded.module
+    fusions = [node for node in module.graph.nodes if _is_fusion(module, node)]
+    groups, saved = [], []
+    for node in fusions:
+        fusion: Any = module.get_submodule(str(node.target))
+        inputs = [item.meta.get("val") if isinstance(item, fx.Node) else item for item in node.args]
+        has_symbols = any(isinstance(item, torch.Tensor) and _is_symbolic(item) for item in inputs)
+        groups.append(_report(fusion.group, fusion.node_names, [] if has_symbols or None in inputs else inputs))
+        alone = sum(recorded.traffic.get(name, 0) for name in fusion.node_names)
+        saved.append(alone - recorded.traffic[node.name])
+    unfused = _unfused(module)
+    left = tuple(recorded.traffic.get(name, 0) for name, _ in unfused)
+    return Explanation(tuple(groups), tuple(unfused), module, recorded.kind, tuple(saved), left)
+
+
+def _is_symbolic(tensor: torch.Tensor) -> bool:
+    return any(isinstance(size, torch.SymInt) for size in tensor.shape)
+
+
+def _is_fusion(module: fx.GraphModule, node: fx.Node) -> bool:
+    return node.op == "call_module" and isinstance(module.get_submodule(str(node.target)), FusionModule)
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:.3g} MiB"
 
 
 def kernel_sources(spec: KernelSpec, inputs: Sequence[Any], device: str | None) -> list[KernelSource]:
@@ -145,7 +237,7 @@ def _unfused(module: fx.GraphModule) -> list[tuple[str, str]]:
     for node in module.graph.nodes:
         if node.op in {"placeholder", "output", "get_attr"} or _is_plumbing(node):
             continue
-        if node.op == "call_module" and isinstance(module.get_submodule(str(node.target)), FusionModule):
+        if _is_fusion(module, node):
             continue
         call = reading.calls[node]
         if call is None and in_fast.calls[node] is not None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -17,10 +18,10 @@ from fuser import counters, planner
 from fuser.compiler import check_cuda_text, dump, register
 from fuser.config import config
 from fuser.errors import ArgumentError, DeviceError
-from fuser.fallback import Fallback
+from fuser.fallback import Fallback, each_its_own
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec
-from fuser.launcher import Replayer, record_call
+from fuser.launcher import Launcher, Replayer, record_call, record_through
 from fuser.ops import WIDE_UNDER_AUTOCAST
 from fuser.outputs import check_out, finish_out
 from fuser.planner import Buffer, Plan, Step, make_plan
@@ -74,9 +75,10 @@ def run_planned(
         plans.put(signature, plan, config.max_plans)
     if plan.fallback_reason:
         if plan.obstacle < 0:
-            return run_fallback(spec, inputs, plan.fallback_reason, out, is_expected=plan.is_expected), None
+            results = run_fallback(spec, inputs, plan.fallback_reason, out, is_expected=plan.is_expected)
+            return results, plan if plan.is_expected and out is None else None
         results = run_around(spec, plan.obstacle, inputs, _replay)
-        return (results if out is None else finish_out(out, results, inputs)), None
+        return (results, plan) if out is None else (finish_out(out, results, inputs), None)
     if out is not None:
         is_resized, is_direct = check_out(plan.outputs, out, inputs)
         # Neither a step nor a pass over a row may write what a later one reads.
@@ -136,7 +138,7 @@ def run_around(
     values = dict(enumerate(inputs))
     for part, read, made in _cut_around(spec, obstacle):
         values |= zip(made, run(part, [values[value] for value in read]), strict=True)
-    return [values[value] for value in spec.group.outputs]
+    return each_its_own([values[value] for value in spec.group.outputs])
 
 
 def _cut_around(spec: KernelSpec, obstacle: int) -> _Parts:
@@ -164,8 +166,44 @@ def _replay(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
         return [replayed] if isinstance(replayed, torch.Tensor) else list(replayed)
     results, plan = run_planned(spec, inputs, None)
     if plan is not None:
-        record_call(launcher, plan, arguments, arguments, None, None)
+        record_planned(launcher, spec, plan, arguments, arguments)
     return results
+
+
+def record_planned(
+    launcher: Launcher,
+    spec: KernelSpec,
+    plan: Plan,
+    inputs: Sequence[Any],
+    tensors: tuple[Any, ...],
+    scalars: Mapping[str, Any] | None = None,
+    out: Any = None,
+) -> None:
+    """Record a call that has just run by a plan: what it launches, that torch's kernel was kept, or where it is cut.
+
+    Args:
+        launcher: where to.
+        spec: of the group.
+        plan: as ``run_planned`` returned it.
+        inputs: of the group.
+        tensors: the call's arguments, as ``Launcher.launch`` takes them.
+        scalars: likewise.
+        out: likewise.
+    """
+    pairs = zip(spec.group.inputs, inputs, strict=True)
+    if not plan.fallback_reason:
+        record_call(launcher, plan, inputs, tensors, scalars, out)
+    elif not any(known.is_scalar and isinstance(item, torch.Tensor) for known, item in pairs):
+        record_through(launcher, partial(_run_again, spec, plan.obstacle), inputs, tensors, scalars, is_kept=True)
+
+
+def _run_again(spec: KernelSpec, obstacle: int, *inputs: Any) -> Any:
+    # A call that is known to have no kernel, or none for one application.
+    if obstacle < 0:
+        results = run_fallback(spec, list(inputs), "", is_expected=True)
+    else:
+        results = run_around(spec, obstacle, inputs, _replay)
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 def warm_up(

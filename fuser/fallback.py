@@ -17,7 +17,7 @@ from fuser.graph import FusionGroup
 from fuser.layout import Shape, broadcast_shapes, infer_output_strides
 from fuser.ops import OPS, REDUCTIONS, call_composite, eager_index, eager_view
 
-__all__ = ["Fallback", "call_derived", "find_obstacle"]
+__all__ = ["Fallback", "call_derived", "each_its_own", "find_obstacle"]
 
 # One of each kind of type that a functor may have been written for.
 _SAMPLES = (torch.float32, torch.int32, torch.complex64)
@@ -78,7 +78,13 @@ class Fallback:
             values += (
                 [result] if application.function.num_outputs == 1 and isinstance(result, torch.Tensor) else list(result)
             )
-        return [values[value] for value in self.group.outputs]
+        return each_its_own([values[value] for value in self.group.outputs])
+
+
+def each_its_own(results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return tensors, copies of those that come again: equal applications are merged, but each makes one of its own."""
+    firsts = {id(item): slot for slot, item in reversed([*enumerate(results)])}
+    return [item if firsts[id(item)] == slot else item.clone() for slot, item in enumerate(results)]
 
 
 def find_obstacle(functor: Functor) -> UntranslatableError | None:

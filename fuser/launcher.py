@@ -140,7 +140,8 @@ class Recorded(NamedTuple):
     is_cuda: bool = False
     # The plan's steps, kept alive with the record.
     steps: tuple[Step, ...] = ()
-    # In place of all that: what is called with the inputs, in grad mode only; its result is the call's value.
+    # In place of all that: what is called with the inputs, in grad mode only unless the record holds in no-grad mode
+    # only; its result is the call's value.
     through: Callable[..., Any] | None = None
     # Values elsewhere that the call relies on: a dict or another object, a name, and what has to be found there.
     reads: tuple[tuple[Any, str, Any], ...] = ()
@@ -203,6 +204,8 @@ def record_through(
     inputs: Sequence[Any],
     tensors: tuple[Any, ...],
     scalars: Scalars | None,
+    *,
+    is_kept: bool = False,
 ) -> None:
     """Record that calls like this one are made by ``through(*inputs)`` while grad mode is on.
 
@@ -212,10 +215,13 @@ def record_through(
         inputs: the call's inputs, in the order in which the launcher binds them.
         tensors: the call's arguments, as ``Launcher.launch`` takes them.
         scalars: likewise.
+        is_kept: while it is off instead, and for inputs of these sizes: torch's kernel is kept for them.
     """
     check = make_check(inputs)
     if check is not None and len(inputs) <= MAX_ITEMS:
-        launcher.add(tensors, scalars, None, Recorded(check, config.generation, through=through, flat=Flat()))
+        flat = () if is_kept else Flat()
+        recorded = Recorded(check, config.generation, needs_no_grad=is_kept, through=through, flat=flat)
+        launcher.add(tensors, scalars, None, recorded)
 
 
 def make_check(items: Sequence[Any], *, compares_sizes: bool = False) -> Callable[..., bool] | None:
@@ -391,9 +397,9 @@ def picker(slots: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
 
 
 def _make_replay_through(recorded: Recorded, inputs: tuple[Any, ...]) -> Replay:  # noqa: ARG001 - as below
-    through, is_grad_enabled = recorded.through, torch.is_grad_enabled
+    through, is_grad_enabled, is_off = recorded.through, torch.is_grad_enabled, recorded.needs_no_grad
     assert through is not None, "the caller checked"
-    return lambda inputs: through(*inputs) if is_grad_enabled() else None
+    return lambda inputs: through(*inputs) if is_grad_enabled() is not is_off else None
 
 
 def _make_replay(recorded: Recorded, inputs: tuple[Any, ...]) -> Replay:

@@ -14,10 +14,10 @@ import torch
 
 from fuser.compiler import registered
 from fuser.errors import ArgumentError, UnsupportedError
-from fuser.executor import run_around, run_planned
+from fuser.executor import record_planned, run_around, run_planned
 from fuser.fallback import Fallback
 from fuser.kernel_spec import KernelSpec, infer_layouts, infer_typing
-from fuser.launcher import Replayer, record_call
+from fuser.launcher import Replayer
 from fuser.tensor_desc import common_device, describe, input_specs, value_layouts
 
 __all__ = [
@@ -59,7 +59,7 @@ def run_operator(group: str, *inputs: Any) -> list[torch.Tensor]:
         return replayed
     results, plan = run_planned(registered(group), values, None)
     if plan is not None:
-        record_call(_launcher_of(group), plan, values, tuple(values), None, None)
+        record_planned(_launcher_of(group), registered(group), plan, values, tuple(values))
     return results
 
 

@@ -30,9 +30,9 @@ from torch.autograd import forward_ad
 
 from fuser import library
 from fuser.errors import CompilerNotFoundError, GradientError, UnsupportedError
-from fuser.executor import run_around, run_fallback, run_planned, under_autocast
+from fuser.executor import record_planned, run_around, run_fallback, run_planned, under_autocast
 from fuser.kernel_spec import KernelSpec
-from fuser.launcher import Launcher, record_call
+from fuser.launcher import Launcher
 from fuser.outputs import check_kinds, finish_out, unusual_kind
 from fuser.tensor_desc import check_inputs
 
@@ -236,7 +236,7 @@ def _serve(made: GroupCall, routed: Routed) -> Sequence[torch.Tensor]:
 def _run_kernel(made: GroupCall) -> list[torch.Tensor]:
     results, plan = run_planned(made.spec, made.inputs, made.out)
     if plan is not None and made.launcher is not None:
-        record_call(made.launcher, plan, made.inputs, made.tensors, made.scalars, made.given_out)
+        record_planned(made.launcher, made.spec, plan, made.inputs, made.tensors, made.scalars, made.given_out)
     return results
 
 

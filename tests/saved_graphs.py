@@ -97,16 +97,18 @@ class Saver:
             program = torch.export.export(self.model, (ROWS,), dynamic_shapes=({0: torch.export.Dim("rows", max=64)},))
             torch._inductor.aoti_compile_and_package(program, package_path=str(self.folder / "package.pt2"))
             return None
-        assert case == "inductor"
-        return self.compile()
+        assert case in {"inductor", "fuser"}
+        return self.compile(case)
 
-    def compile(self) -> dict[str, Any]:
-        """Train a step under torch.compile's own backend."""
+    def compile(self, backend: str) -> dict[str, Any]:
+        """Train a step under torch.compile; with a graph that both backends take."""
         from torch._dynamo.utils import counters
 
         # Without broadcasting Inductor has nothing of its own to compile.
         self.model.weight = torch.nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4))
-        found = check(torch.compile(self.model, fullgraph=True), run(self.model, ROWS))
+        torch._dynamo.reset()
+        counters.clear()
+        found = check(torch.compile(self.model, backend=backend, fullgraph=True), run(self.model, ROWS))
         return found | {"from cache": counters["aot_autograd"]["autograd_cache_hit"]}
 
 
@@ -133,9 +135,9 @@ class Loader:
     def load(self, case: str) -> Any:
         """Load and run one case."""
         wanted = self.wanted["loop" if case == "loop" else "model"]
-        if case == "inductor":
+        if case in {"inductor", "fuser"}:
             # The same program, as from another run of a script.
-            return Saver(self.folder).compile()
+            return Saver(self.folder).compile(case)
         if case == "jit.trace":
             return check(torch.jit.load(self.folder / "jit.trace.pt"), wanted)
         if case == "graph module":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -162,3 +164,34 @@ def test_wrong_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str
         main(arguments)
     assert error.value.code == 2
     assert "usage: python -m fuser" in capsys.readouterr().err
+
+
+WRONG = """
+import sys, torch
+step = torch.compile(lambda x: (torch.exp(x.abs().cumsum(0)) * 2).cumsum(0).abs() + 1, backend="fuser")
+x = torch.linspace(-3, 3, 1000)
+wanted = (torch.exp(x.abs().cumsum(0)) * 2).cumsum(0).abs() + 1
+assert sys.argv[1:] == ["now"]
+assert torch.equal(step(x), wanted), "exp on a CPU has other bits"
+"""
+
+
+@pytest.mark.cpu
+@pytest.mark.slow
+def test_bisect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, folder = tmp_path / "wrong.py", tmp_path / "found"
+    script.write_text(WRONG)
+    assert main(["bisect", "--folder", str(folder), str(script), "now"]) == 0
+    shown = capsys.readouterr().out
+    assert "it passes with 1 groups, and fails with this one, number 2:" in shown
+    assert "exp(" in shown
+    done = subprocess.run([sys.executable, folder / "reproduce.py"], capture_output=True, text=True, check=True)
+    count = re.search(r"output 0: (\d+) of 1000 elements differ", done.stdout)
+    assert count is not None
+    assert int(count[1]) > 0
+    script.write_text("assert False")
+    assert main(["bisect", "--folder", str(folder), str(script)]) == 1
+    assert capsys.readouterr().err == "the script fails without any fusion group, too\n"
+    script.write_text("")
+    assert main(["bisect", "--folder", str(folder), str(script)]) == 1
+    assert capsys.readouterr().out == "the script does not fail\n"

@@ -302,3 +302,17 @@ def test_a_text_too_deep_for_python_runs_and_says_why_it_has_no_eager_version() 
     assert "nested" in str(fuser.explain(functor, x))
     with pytest.raises(fuser.errors.GradientError, match="nested"):
         functor(x.requires_grad_())
+
+
+@pytest.mark.cpu
+def test_equal_results_are_tensors_of_their_own() -> None:
+    """Equal applications are merged, also where the group runs in eager torch or is cut around a strict sum."""
+    traced = torch.fx.symbolic_trace(lambda x: (torch.sigmoid(x), x.abs().sum(-1), torch.sigmoid(x)))
+    fuser.fx.FusionPass(device_type="cuda")(traced)
+    x = torch.linspace(-1, 1, 12).view(3, 4)
+    for can_fuse in (True, False):
+        before = fuser.override_can_fuse_on_cpu(can_fuse)
+        first, _, second = traced(x)
+        fuser.override_can_fuse_on_cpu(before)
+        first.zero_()
+        torch.testing.assert_close(second, torch.sigmoid(x))

@@ -14,12 +14,14 @@ import pytest
 import torch
 from functors import draw, functor
 from torch import fx, nn
+from torch._functorch import config as functorch_config
 
 import fuser
 from fuser.errors import ArgumentError
 from fuser.fx import backend
 from fuser.fx.backend import fuser_backend, read_options
 from fuser.fx.flat import flatten
+from fuser.fx.passes import FusionModule
 
 pytestmark = pytest.mark.cpu
 
@@ -113,7 +115,7 @@ class Norms(nn.Module):
 
 
 @pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
     """What the graphs call that the backend compiles, in order."""
     found: list[list[str]] = []
 
@@ -122,7 +124,9 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         return flatten(graph)
 
     monkeypatch.setattr(backend, "flatten", look)
-    return found
+    # Else a graph may come from an earlier run.
+    with functorch_config.patch(enable_autograd_cache=False):
+        yield found
 
 
 def test_batch_norms_write_their_buffers_in_place(graphs: list[list[str]]) -> None:
@@ -206,9 +210,9 @@ def test_options() -> None:
     assert read_options(None, None) == read_options("default", {})
     assert read_options("reduce-overhead", None)["cuda_graphs"] is True
     assert read_options("reduce-overhead", {"cuda_graphs": False})["cuda_graphs"] is False
-    with pytest.raises(ArgumentError, match="mode='fastest': backend 'fuser' has 'default', 'reduce-overhead'"):
+    with pytest.raises(ArgumentError, match="mode='fastest': backend 'fuser' has 'default', 'reduce-overhead', 'max-"):
         read_options("fastest", None)
-    with pytest.raises(ArgumentError, match="option 'cudagraphs': backend 'fuser' has cuda_graphs, numerics"):
+    with pytest.raises(ArgumentError, match="option 'cudagraphs': backend 'fuser' has cuda_graphs, numerics, autotune"):
         read_options(None, {"cudagraphs": True})
     with pytest.raises(ArgumentError, match="option 'cuda_graphs' is 1: must be one of False, True"):
         read_options(None, {"cuda_graphs": 1})
@@ -258,6 +262,35 @@ def test_groups_keep_their_numerics() -> None:
     assert other.key != group.key
     with pytest.raises(fuser.errors.GroupError, match="numerics='quick': must be one of strict, fast"):
         replace(group, numerics="quick").lint()
+
+
+def test_a_call_that_keeps_torchs_kernel_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU a strict softmax is torch's: a group that holds one is cut around it, once for each size."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten._softmax.default(x.abs() + 1, 1, False)
+
+    traced = fx.symbolic_trace(step)
+    fuser.fx.FusionPass(device_type="cuda")(traced)
+    (fusion,) = [item for item in traced.modules() if isinstance(item, FusionModule)]
+    long_way: list[Any] = []
+    monkeypatch.setattr(type(fusion.run), "call_anew", count_calls(type(fusion.run).call_anew, long_way))
+    with torch.no_grad():
+        for rows in (3, 3, 5, 3, 5):
+            x = draw((rows, 4), torch.float32, seed=rows)
+            assert torch.equal(traced(x), step(x))
+    assert len(long_way) == 2, "once for each size"
+    before = fuser.stats()["kept"]
+    assert torch.equal(traced(x.requires_grad_()), step(x))
+    assert fuser.stats()["kept"] > before, "whatever asks for a gradient goes the long way"
+
+
+def count_calls(function: Callable[..., Any], found: list[Any]) -> Callable[..., Any]:
+    def counted(*args: Any) -> Any:
+        found.append(args)
+        return function(*args)
+
+    return counted
 
 
 # --- on a GPU --------------------------------------------------------------------------------------------------------

@@ -250,7 +250,7 @@ def test_fuel(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     wanted = build("x", steps, "e")(x)
     for fuel in range(4):
-        monkeypatch.setattr(fuser_passes, "_burnt", 0)
+        monkeypatch.setattr(fuser_passes, "process_fuel", fuser_passes.Fuel())
         with fuser.config.patch(fuel=fuel):
             module = fuse_graph(build("x", steps, "e"))
         assert len(fusions(module)) == fuel

@@ -266,14 +266,14 @@ def test_a_setting_that_changes_between_plan_and_record_makes_the_record_stale(
 ) -> None:
     function = make(kind, alpha=2.0)
     x, y = draw(8), draw(8)
-    record = fuser.route.record_call
+    record = fuser.route.record_planned
 
     def switch_first(*arguments: Any) -> None:
         fuser.config.numerics = "fast"
         record(*arguments)
 
     try:
-        monkeypatch.setattr(fuser.route, "record_call", switch_first)
+        monkeypatch.setattr(fuser.route, "record_planned", switch_first)
         function(x, y)
         assert not replays(function, (x, y))
     finally:

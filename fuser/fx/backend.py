@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
+from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.compiler import config as compiler_config
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fuser import library
 from fuser.compiler import registered
+from fuser.config import config
 from fuser.errors import ArgumentError
 from fuser.fx.buffers import copy_together, drop_unread_statistics, write_statistics_in_place
 from fuser.fx.cuda_graphs import CudaGraphs
-from fuser.fx.flat import flatten
-from fuser.fx.passes import FusionPass
+from fuser.fx.flat import FlatGraph, flatten
+from fuser.fx.passes import Fuel, FusionPass
 from fuser.graph import FusionGroup
 
 __all__ = ["compile_graph", "fuser_backend"]
 
 
-def compile_graph(
-    graph_module: fx.GraphModule,
-    example_inputs: Sequence[Any],  # noqa: ARG001 - compilers of AOTAutograd take them
-    numerics: str | None = None,
-) -> Callable[[list[Any]], Any]:
+def compile_graph(graph_module: fx.GraphModule, numerics: str | None = None, fuel: Fuel | None = None) -> FlatGraph:
     """Compile one ATen graph (forward or backward) of AOTAutograd: substitute fusion nodes, run the rest eagerly.
 
     Returns:
         A function of a list of arguments, which it empties.
     """
-    FusionPass(numerics=numerics)(graph_module)
+    FusionPass(numerics=numerics, fuel=fuel)(graph_module)
     write_statistics_in_place(graph_module)
     copy_together(graph_module)
     return flatten(graph_module)
@@ -54,9 +57,14 @@ def fuser_backend(
     Args:
         graph_module: what Dynamo traced.
         example_inputs: one per placeholder.
-        mode: as torch.compile takes it: "default", or "reduce-overhead", which is ``cuda_graphs``.
+        mode: as torch.compile takes it: "default"; "reduce-overhead", which is ``cuda_graphs``; "max-autotune", which
+            is ``autotune`` too; "max-autotune-no-cudagraphs".
         options: ``{"cuda_graphs": bool}``: record what a pass launches as a CUDA graph, and replay it;
-            ``{"numerics": "strict" or "fast"}``: in place of the setting.
+            ``{"numerics": "strict" or "fast"}``, ``{"autotune": bool}``: in place of the settings;
+            ``{"fuel": int}``: fuse no more groups than that in each graph of Dynamo's, forward and backward together.
+
+    What was compiled is kept by AOTAutograd's cache, as Inductor's is (``torch.compiler.config``), but with CUDA
+    graphs, ``autotune`` or ``fuel``. The backward pass is compiled with the forward pass.
 
     Raises:
         ArgumentError: an unknown mode or option.
@@ -64,15 +72,22 @@ def fuser_backend(
     assert library.LIBRARY is not None, "torch.ops.fuser exists"
     chosen = read_options(mode, options)
     graphs = CudaGraphs() if chosen["cuda_graphs"] else None
+    fuel = None if chosen["fuel"] is None else Fuel(chosen["fuel"])
+
+    def compile_flat(graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
+        run = compile_graph(graph, chosen["numerics"], fuel)
+        return run if chosen["autotune"] is None else _first_under(run, autotune=chosen["autotune"])
 
     def compile_as(kind: str) -> Callable[..., Any]:
         def compile_pass(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
             if graphs is None or not any(isinstance(item, torch.Tensor) and item.is_cuda for item in inputs):
-                return compile_graph(graph, inputs, chosen["numerics"])
-            return graphs.wrap(graph, inputs, lambda graph: compile_graph(graph, inputs, chosen["numerics"]), kind)
+                return compile_flat(graph)
+            return graphs.wrap(graph, inputs, compile_flat, kind)
 
-        return compile_pass
+        return compile_pass if not is_kept else SerializableAOTDispatchCompiler(FlatGraph, compile_pass)  # type: ignore[arg-type]
 
+    # What is recorded, or depends on what was compiled before, is nothing that another process could use.
+    is_kept = all(chosen[name] == OPTIONS[name][0] for name in OPTIONS if name != "numerics") and config.fuel is None
     backend = aot_autograd(
         fw_compiler=compile_as("forward"),
         bw_compiler=compile_as("backward"),
@@ -81,15 +96,56 @@ def fuser_backend(
         # Buffers are written to in the graph.
         keep_inference_input_mutations=True,
     )
-    compiled: Callable[..., Any] = backend(graph_module, example_inputs)
+    # Both passes are one entry of the cache.
+    with (
+        functorch_config.patch(bundled_autograd_cache=is_kept, force_non_lazy_backward_lowering=True),
+        compiler_config.patch(cache_key_tag=_cache_tag(chosen["numerics"])),  # type: ignore[attr-defined]
+    ):
+        compiled: Callable[..., Any] = backend(graph_module, example_inputs)
     return compiled
 
 
-MODES: dict[str | None, dict[str, Any]] = {None: {}, "default": {}, "reduce-overhead": {"cuda_graphs": True}}
-# Of each option its default, and what it may be.
+def _first_under(run: Callable[[list[Any]], Any], **settings: Any) -> Callable[[list[Any]], Any]:
+    """Return a function whose first call runs under other settings."""
+    is_first = True
+
+    def run_first(arguments: list[Any]) -> Any:
+        nonlocal is_first
+        if not is_first:
+            return run(arguments)
+        is_first = False
+        with config.patch(**settings):
+            return run(arguments)
+
+    run_first._boxed_call = True  # type: ignore[attr-defined]
+    return run_first
+
+
+def _cache_tag(numerics: str | None) -> str:
+    """Return what a compiled graph depends on beside what AOTAutograd looks at: settings, and fuser itself."""
+    key = config.code_key(numerics=numerics or config.numerics)
+    return f"{compiler_config.cache_key_tag} fuser {_fingerprint()} {key}"
+
+
+@functools.cache
+def _fingerprint() -> str:
+    files = sorted(Path(library.__file__).parent.rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+MODES: dict[str | None, dict[str, Any]] = {
+    None: {},
+    "default": {},
+    "reduce-overhead": {"cuda_graphs": True},
+    "max-autotune": {"cuda_graphs": True, "autotune": True},
+    "max-autotune-no-cudagraphs": {"autotune": True},
+}
+# Of each option its default, and what it may be; a type stands for all its values.
 OPTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "cuda_graphs": (False, (False, True)),
     "numerics": (None, ("strict", "fast", None)),
+    "autotune": (None, (False, True, None)),
+    "fuel": (None, (int, None)),
 }
 
 
@@ -106,8 +162,9 @@ def read_options(mode: str | None, options: Mapping[str, Any] | None) -> dict[st
         if name not in OPTIONS:
             raise ArgumentError(f"option {name!r}: backend 'fuser' has {', '.join(OPTIONS)}")
         allowed = OPTIONS[name][1]
-        if not any(value is item or (type(value) is type(item) and value == item) for item in allowed):
-            raise ArgumentError(f"option {name!r} is {value!r}: must be one of {', '.join(map(repr, allowed))}")
+        if not any(type(value) is item or (type(value) is type(item) and value == item) for item in allowed):
+            choices = ", ".join(item.__name__ if isinstance(item, type) else repr(item) for item in allowed)
+            raise ArgumentError(f"option {name!r} is {value!r}: must be one of {choices}")
     return {name: default for name, (default, _) in OPTIONS.items()} | given
 
 

@@ -1,7 +1,8 @@
 """A graph as one flat Python function: what a node calls is looked up once, what nobody needs any more is let go.
 
 The function takes its arguments as AOTAutograd gives them, in a list that it empties, so that an input's memory is free
-as soon as the last node that reads it has run.
+as soon as the last node that reads it has run. It is its text and the objects that the text names, and is pickled so:
+AOTAutograd's cache keeps it on disk.
 """
 
 from __future__ import annotations
@@ -9,40 +10,118 @@ from __future__ import annotations
 import itertools
 import linecache
 import operator
+import pickle
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
+from torch._inductor.output_code import OutputCode
 
 from fuser.fx.passes import FusionModule
 
-__all__ = ["flatten"]
+__all__ = ["FlatGraph", "flatten"]
 
 _numbers = itertools.count()
 
+# Views as methods of a tensor: half of what the operator costs, of which a graph has hundreds.
+_ATEN = torch.ops.aten
+_METHODS: dict[Any, str] = {
+    _ATEN.view.default: "view",
+    _ATEN.t.default: "t",
+    _ATEN.permute.default: "permute",
+    _ATEN.transpose.int: "transpose",
+    _ATEN.detach.default: "detach",
+    _ATEN.expand.default: "expand",
+    _ATEN.unsqueeze.default: "unsqueeze",
+    _ATEN.squeeze.dim: "squeeze",
+    _ATEN.select.int: "select",
+}
 
-def flatten(graph_module: fx.GraphModule) -> Callable[[list[Any]], Any]:
+
+class FlatGraph(OutputCode):
+    """A graph as a function of one list of arguments, which it empties; what AOTAutograd's cache can keep."""
+
+    def __init__(self, source: str, objects: dict[str, Any]) -> None:
+        super().__init__()
+        # What AOTAutograd asks for: it is called with a list. Not of the class: wrappers take an object's attributes.
+        self._boxed_call = True
+        self.source = source
+        # What the text's global names stand for.
+        self.objects = objects
+        name = f"<fuser graph {next(_numbers)}>"
+        # For tracebacks and debuggers.
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        # Nobody differentiates what runs here, so that no operator need look for autograd.
+        names: dict[str, Any] = {"below_autograd": torch._C._AutoDispatchBelowAutograd}
+        names |= {key: _find_quickest(value) for key, value in objects.items()}
+        exec(compile(source, name, "exec"), names)
+        self._run: Callable[[list[Any]], Any] = names["run"]
+        weakref.finalize(self, linecache.cache.pop, name, None)
+
+    def __call__(self, arguments: Any) -> Any:
+        """Run the graph."""
+        return self._run(arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _load, (self.source, {name: _OperatorName.of(value) for name, value in self.objects.items()})
+
+    def __copy__(self) -> FlatGraph:
+        # Nothing of it changes.
+        return self
+
+    def prepare_for_serialization(self) -> None:
+        """Raise BypassAOTAutogradCache where something that the graph calls cannot be kept."""
+        if any(isinstance(value, torch.nn.Module) for value in self.objects.values()):
+            raise BypassAOTAutogradCache("the graph calls a module")
+        try:
+            pickle.dumps(self)
+        except Exception as error:  # whatever an object's pickling raises
+            raise BypassAOTAutogradCache(f"the graph calls what cannot be pickled: {error}") from error
+
+    def post_compile(self, *arguments: Any) -> None:
+        """Do nothing: a graph that was loaded is complete."""
+
+
+class _OperatorName(NamedTuple):
+    """An operator of torch's as it is kept."""
+
+    name: str
+    overload: str
+
+    @classmethod
+    def of(cls, value: Any) -> Any:
+        """Return the name of an operator; anything else as it is."""
+        return cls(value._schema.name, value._overloadname) if type(value) is torch._ops.OpOverload else value
+
+    def find(self) -> Any:
+        """Return the operator."""
+        space, _, name = self.name.partition("::")
+        return getattr(getattr(getattr(torch.ops, space), name), self.overload)
+
+
+def _load(source: str, kept: dict[str, Any]) -> FlatGraph:
+    return FlatGraph(source, {name: x.find() if isinstance(x, _OperatorName) else x for name, x in kept.items()})
+
+
+def _find_quickest(value: Any) -> Any:
+    # All that the __call__ of an operator does.
+    return value._op if type(value) is torch._ops.OpOverload else value
+
+
+def flatten(graph_module: fx.GraphModule) -> FlatGraph:
     """Return the graph as a function of one list of arguments, which it empties."""
     writer = _FlatWriter(graph_module)
-    source, name = writer.write(), f"<fuser graph {next(_numbers)}>"
-    # For tracebacks and debuggers.
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    exec(compile(source, name, "exec"), writer.names)
-    run: Callable[[list[Any]], Any] = writer.names.pop("run")
-    weakref.finalize(run, linecache.cache.pop, name, None)
-    # What AOTAutograd asks for: it is called with a list.
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+    return FlatGraph(writer.write(), writer.names)
 
 
 class _FlatWriter:
     def __init__(self, graph_module: fx.GraphModule) -> None:
         self.module = graph_module
         # Global names of the function, and the name that each object has there.
-        # Nobody differentiates what runs here, so that no operator need look for autograd.
-        self.names: dict[str, Any] = {"below_autograd": torch._C._AutoDispatchBelowAutograd}
+        self.names: dict[str, Any] = {}
         self._known: dict[int, str] = {}
         self._values = {node: f"v{number}" for number, node in enumerate(graph_module.graph.nodes)}
 
@@ -83,14 +162,13 @@ class _FlatWriter:
         if node.op == "call_method":
             return f"{arguments[0]}.{node.target}({', '.join(arguments[1:])})"
         target: Any = node.target
+        if target in _METHODS and not node.kwargs:
+            return f"{arguments[0]}.{_METHODS[target]}({', '.join(arguments[1:])})"
         if target is operator.getitem and len(arguments) == 2:
             return f"{arguments[0]}[{arguments[1]}]"
         if node.op == "call_module":
             target = self.module.get_submodule(str(target))
             target = target.run if isinstance(target, FusionModule) else target
-        elif type(target) is torch._ops.OpOverload:
-            # All that its __call__ does.
-            target = target._op
         return f"{self._object(target)}({', '.join(arguments)})"
 
     def _argument(self, value: Any) -> str:

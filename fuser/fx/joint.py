@@ -239,10 +239,10 @@ def _trace_joint(
         continuous = tuple(slot for slot, item in enumerate(made) if item.requires_grad)
         forward = backward = None
         try:
-            aot_module_simplified(module, fakes, compile_graph, partition_fn=split)  # type: ignore[arg-type]
+            aot_module_simplified(module, fakes, lambda graph, _: compile_graph(graph), partition_fn=split)
         except _Split as both:
             # All that is wanted of AOTAutograd.
-            forward, backward = (compile_graph(item, (), None) for item in both.passes)
+            forward, backward = (compile_graph(item) for item in both.passes)
         assert continuous == () or forward is not None, "AOTAutograd splits what it differentiates"
         guard = find_guard()
     except Exception as error:  # Whatever the reason, torch's ops one by one are right, and say what is wrong.

@@ -370,7 +370,8 @@ class _Stretch:
 
 def _returns_several(node: fx.Node, call: OpCall | None) -> bool:
     is_tuple = call is not None and call.items is not None
-    return is_tuple or isinstance(node.target, JitFunction) or bind_group(node) is not None
+    is_functor = isinstance(node.target, JitFunction) and node.target.function.num_outputs > 1
+    return is_tuple or is_functor or bind_group(node) is not None
 
 
 def _is_item_of(node: fx.Node, several: Mapping[fx.Node, OpCall | None]) -> bool:

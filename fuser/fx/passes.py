@@ -12,7 +12,7 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from fuser.compiler import register
+from fuser.compiler import register, registered
 from fuser.config import config
 from fuser.executor import warm_up
 from fuser.fx.nodes import bind_group, is_random
@@ -25,7 +25,7 @@ from fuser.library import split_inputs
 from fuser.ops import OpCall, bind_for
 from fuser.route import call_anew
 
-__all__ = ["FusionModule", "FusionPass", "fuse_graph"]
+__all__ = ["Fuel", "FusionModule", "FusionPass", "fuse_graph"]
 
 
 @called_in_c
@@ -48,6 +48,14 @@ class FusionCall(Replayer):
     def call_anew(self, *inputs: Any) -> Any:
         """Serve a call that is not like an earlier one."""
         return call_anew(self.spec, inputs, self, inputs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A spec holds locks and kernels; the text says everything.
+        return _load_call, (self.text,)
+
+
+def _load_call(text: str) -> FusionCall:
+    return FusionCall(registered(text))
 
 
 class FusionModule(torch.nn.Module):
@@ -82,6 +90,32 @@ class FusionModule(torch.nn.Module):
         return FusionModule, (self.group, self.node_names)
 
 
+class Fuel:
+    """How many groups may still be made: to bisect a wrong result.
+
+    Attributes:
+        limit: how many in all; None: as many as ``config.fuel`` says.
+        burnt: how many were asked for.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit
+        self.burnt = 0
+
+    def burn(self) -> bool:
+        """Count one more; return whether it may be made."""
+        limit = config.fuel if self.limit is None else self.limit
+        if limit is not None:
+            self.burnt += 1
+        return limit is None or self.burnt <= limit
+
+    def see(self, module: FusionModule) -> None:
+        """Look at a group that was made."""
+
+
+# Of the whole process.
+process_fuel = Fuel()
+
 FusionNode: TypeAlias = Callable[[FusionGroup, Sequence[str], fx.GraphModule], FusionModule]
 
 
@@ -98,6 +132,7 @@ class FusionPass(PassBase):
             a FusionModule.
         device_type: where values are that the graph says nothing of, such as "cuda".
         numerics: what the groups run with, whatever the settings say: "strict" or "fast"; None: as the settings say.
+        fuel: how many groups it may make; None: as many as the settings say for the whole process.
     """
 
     def __init__(
@@ -107,22 +142,25 @@ class FusionPass(PassBase):
         differentiable: FusionNode | None = None,
         device_type: str = "",
         numerics: str | None = None,
+        fuel: Fuel | None = None,
     ) -> None:
         super().__init__()
         self.reduces = reduces
         self.differentiable = differentiable
         self.device_type = device_type
         self.numerics = numerics
+        self.fuel = fuel
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         """Run on one graph module."""
         substitution = _Substitution(graph_module, self.numerics, self.differentiable)
         with bind_for(self.numerics):
             groups = partition(graph_module.graph, reduces=self.reduces, device_type=self.device_type)
+        fuel = self.fuel or process_fuel
         for found in groups:
-            if config.fuel is not None and not _burn():
+            if not fuel.burn():
                 break
-            substitution.add(found)
+            fuel.see(substitution.add(found))
         if substitution.fused:
             substitution.finish()
             _sort(graph_module.graph)
@@ -255,7 +293,7 @@ class _Substitution:
         self.replaced: dict[fx.Node, fx.Node] = {}
         self._names = (name for number in itertools.count() if not hasattr(graph_module, name := f"fusion_{number}"))
 
-    def add(self, found: Partition) -> None:
+    def add(self, found: Partition) -> FusionModule:
         """Add the fusion node of a group."""
         writer = _GroupWriter(found, self.replaced, self.numerics)
         wanted = {node for node in found.nodes if _is_returned(node, writer.values)}
@@ -285,6 +323,7 @@ class _Substitution:
                     last = self.graph.node_copy(node, lambda source: self.replaced.get(source, source))
                 self.replaced[node] = last
         self.fused += found.nodes
+        return made
 
     def _copy_nodes(
         self, found: Partition, returned: Sequence[fx.Node], writer: _GroupWriter, arguments: Sequence[Any]
@@ -398,14 +437,3 @@ def _sort(graph: fx.Graph) -> None:
         if last is not None:
             last.append(node)
         last = node
-
-
-_burnt = 0
-
-
-def _burn() -> bool:
-    # FUSER_FUEL counts groups over the whole process.
-    global _burnt  # noqa: PLW0603
-    assert config.fuel is not None, "the caller checked"
-    _burnt += 1
-    return _burnt <= config.fuel

@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from fuser.compiler import register
-from fuser.fx.passes import FusionModule
+from fuser.fx.passes import FusionCall, FusionModule
 from fuser.kernel_spec import KernelSpec
 
 __all__ = ["WholeFusion", "find_whole_fusion"]
@@ -40,7 +40,8 @@ def find_whole_fusion(module: fx.GraphModule) -> WholeFusion | None:
         return None
     fused, result = rest[0], rest[-1].args[0]
     target = module.get_submodule(str(fused.target))
-    if type(target) is not FusionModule:
+    if type(target) is not FusionModule or not isinstance(target.run, FusionCall):
+        # The last one is watched.
         return None
     count = len(target.group.outputs)
     items = rest[1 : 1 + count] if count > 1 else []

@@ -1,0 +1,98 @@
+"""What ``torch.compile(backend="fuser")`` makes of a function: each graph before and after fusion nodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.eval_frame import OptimizeContext, innermost_fn
+from torch._functorch import config as functorch_config
+
+from fuser.fx.backend import compile_graph, read_options, split_passes
+
+__all__ = ["RecordedGraph", "record_graphs"]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedGraph:
+    """One graph of AOTAutograd's."""
+
+    # "forward", "backward" or "inference".
+    kind: str
+    # How many bytes each node reads and writes: of the graph as it was, and of the fusion nodes.
+    traffic: Mapping[str, int]
+    # With fusion nodes.
+    module: fx.GraphModule
+
+
+def record_graphs(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[RecordedGraph]:
+    """Compile a function once more, as its options say, run it, and return its graphs in the order of compilation."""
+    found: list[RecordedGraph] = []
+    numerics = read_options(**_find_options(compiled))["numerics"]
+
+    def compile_as(kind: str) -> Callable[..., Any]:
+        def compile_pass(graph: fx.GraphModule, _: Any) -> Callable[[list[Any]], Any]:
+            traffic = {node.name: _count_traffic(node) for node in graph.graph.nodes}
+            run = compile_graph(graph, numerics)
+            fused = {node.name: _count_traffic(node) for node in graph.graph.find_nodes(op="call_module")}
+            found.append(RecordedGraph(kind, traffic | fused, graph))
+            return run
+
+        return compile_pass
+
+    backend = aot_autograd(
+        fw_compiler=compile_as("forward"),
+        bw_compiler=compile_as("backward"),
+        inference_compiler=compile_as("inference"),
+        partition_fn=split_passes,
+        keep_inference_input_mutations=True,
+    )
+    again: Any = torch.compile(innermost_fn(getattr(compiled, "_orig_mod", compiled)), backend=backend)
+    # It counts as one more compilation of the same code. The backward pass is compiled at once.
+    limits = torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16)
+    with limits, functorch_config.patch(force_non_lazy_backward_lowering=True):
+        again(*args, **kwargs)
+    return found
+
+
+def _find_options(compiled: Any) -> dict[str, Any]:
+    # What torch.compile was given lies several wrappers below what it returned.
+    cells = [cell.cell_contents for cell in getattr(compiled, "__closure__", None) or ()]
+    context = getattr(compiled, "dynamo_ctx", None)
+    found: Any = context or next((item for item in cells if isinstance(item, OptimizeContext)), None)
+    while found is not None and not isinstance(found, torch._TorchCompileWrapper):
+        found = getattr(found, "callback", None) or getattr(found, "_torchdynamo_orig_backend", None)
+    given = getattr(found, "kwargs", {})
+    return {"mode": given.get("mode"), "options": given.get("options")}
+
+
+def _count_traffic(node: fx.Node) -> int:
+    # 0 for what moves none, as a view.
+    schema = getattr(node.target, "_schema", None)
+    is_view = schema is not None and any(item.alias_info and not item.alias_info.is_write for item in schema.returns)
+    if (
+        node.op not in {"call_function", "call_module"}
+        or is_view
+        or getattr(node.target, "__module__", "") == "_operator"
+    ):
+        return 0
+    return sum(_count_bytes(item.meta.get("val")) for item in (*node.all_input_nodes, node))
+
+
+def _count_bytes(value: Any) -> int:
+    if isinstance(value, list | tuple):
+        return sum(map(_count_bytes, value))
+    if not isinstance(value, torch.Tensor):
+        return 0
+    # Expanded dimensions are read once.
+    sizes = [_hint(size) for size, stride in zip(value.shape, value.stride(), strict=True) if _hint(stride)]
+    return math.prod(sizes) * value.element_size() if value.numel() != 0 else 0
+
+
+def _hint(size: Any) -> int:
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)

@@ -1,0 +1,113 @@
+"""Compiled models: what ``explain`` says of them, what fuel leaves out, and what a second compilation finds."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from functors import draw
+from torch import nn
+from torch._dynamo.utils import counters
+from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
+
+import fuser
+from fuser.debug import CompiledExplanation
+from fuser.fx.flat import flatten
+
+pytestmark = pytest.mark.cpu
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        y = torch.sin(torch.exp(self.first(x)) * scale)
+        return torch.cumsum(torch.tanh(self.second(y)) + y, 0)
+
+
+def test_explain() -> None:
+    model = Model()
+    compiled = torch.compile(model, backend="fuser", options={"numerics": "fast"})
+    x = draw((32, 8), torch.float32)
+    found = fuser.explain(compiled, x, scale=2.0)
+    assert isinstance(found, CompiledExplanation)
+    forward, backward = found.graphs
+    assert (forward.kind, backward.kind) == ("forward", "backward")
+    assert [report.group.numerics for report in forward.groups] == ["fast", "fast"]
+    array = 4 * 32 * 8
+    by_name = dict(zip(dict(forward.unfused), forward.bytes_left, strict=True))
+    # exp, mul and sin alone read and write three times; the group reads once, and writes what others read.
+    outputs = len(forward.groups[0].group.outputs)
+    assert forward.bytes_saved[0] == 6 * array - (1 + outputs) * array
+    assert by_name["cumsum"] == 2 * array
+    assert by_name["t"] == 0, "a view"
+    assert all(report.kernels for graph in found.graphs for report in graph.groups)
+    shown = str(found)
+    assert "forward pass: 2 groups save" in shown
+    assert "not fused: cumsum: no op of fuser's table: torch._ops.aten.aten::cumsum, moves 0.00195 MiB" in shown
+    for graph in found.graphs:
+        picture = ET.fromstring(graph.svg())
+        fills = [box.get("fill") for box in picture.iter("{http://www.w3.org/2000/svg}rect")]
+        assert fills.count("#ffcf87") == len(graph.groups)
+        assert len(fills) >= len(graph.groups) + len(graph.unfused)
+    assert compiled(x).shape == (32, 8), "it still runs"
+
+
+def test_fuel_of_a_compiled_model() -> None:
+    model, x = Model(), draw((32, 8), torch.float32)
+    launches = []
+    for options in ({}, {"fuel": 1}, {"fuel": 0}):
+        torch._dynamo.reset()
+        fuser.reset_stats()
+        torch.testing.assert_close(torch.compile(model, backend="fuser", options=options)(x), model(x))
+        launches.append(fuser.stats()["launches"])
+    assert launches == [2, 1, 0]
+
+
+def test_a_second_compilation_finds_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model, x = Model(), draw((32, 8), torch.float32)
+    found, results = [], dict[str | None, tuple[torch.Tensor, ...]]()
+    # Other numerics or settings are other graphs; with fuel or a search none is kept.
+    for options, settings in (
+        ({}, {}),
+        ({}, {}),
+        ({"numerics": "fast"}, {}),
+        ({}, {"cpu_math": "precise"}),
+        ({"fuel": 9}, {}),
+        ({"autotune": True}, {}),
+        ({}, {"fuel": 9}),
+        ({"numerics": "fast"}, {}),
+    ):
+        torch._dynamo.reset()
+        counters.clear()
+        with fuser.config.patch(**settings):
+            result = torch.compile(model, backend="fuser", options=options)(x)
+        every = (result.detach(), *torch.autograd.grad(result.sum(), [*model.parameters()]))
+        first = results.setdefault(options.get("numerics"), every)
+        assert all(map(torch.equal, every, first)) or settings.get("cpu_math")
+        found.append(tuple(counters["aot_autograd"][f"autograd_cache_{name}"] for name in ("hit", "saved")))
+    assert found == [(0, 1), (1, 0), (0, 1), (0, 1), (0, 0), (0, 0), (0, 0), (1, 0)]
+
+
+def test_what_cannot_be_kept_is_compiled_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    flat = flatten(torch.fx.symbolic_trace(Model()))
+    with pytest.raises(BypassAOTAutogradCache, match="calls a module"):
+        flat.prepare_for_serialization()
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(lambda x: x, (graph.placeholder("x"),)))
+    with pytest.raises(BypassAOTAutogradCache, match="cannot be pickled"):
+        flatten(torch.fx.GraphModule(nn.Module(), graph)).prepare_for_serialization()
