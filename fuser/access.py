@@ -40,10 +40,10 @@ class Access:
     width: int = 1
     # Whether that is the second dimension instead of the innermost: the operand is read through a tile.
     is_transposed: bool = False
-    # Whether all rows have it in common.
-    is_shared: bool = False
     # Of a kernel with reductions: whether it is read before the first one, although only a later pass needs it.
     is_early: bool = False
+    # Whether all rows have it in common.
+    is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
