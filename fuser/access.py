@@ -40,6 +40,8 @@ class Access:
     width: int = 1
     # Whether that is the second dimension instead of the innermost: the operand is read through a tile.
     is_transposed: bool = False
+    # Whether all rows have it in common.
+    is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)

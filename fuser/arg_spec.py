@@ -175,7 +175,9 @@ def _walk_rows(
     full = [own for own, value in in_memory if not rows.is_row[value]]
     is_across = lies_across(space.sizes, range(space.reduced), full)
     if device_type == "cuda":
-        spec = RowSpec(space.reduced, rows.is_row, is_across if order is None else order.is_across, order=order)
+        pieces = max(item.function.reduction.pieces for item in group.applications if item.function.reduction)
+        is_across = (is_across and not pieces) if order is None else order.is_across
+        spec = RowSpec(space.reduced, rows.is_row, is_across, order=order, pieces=pieces)
         sizes = [item.dtype.itemsize for item in operands if item.dtype is not None]
         is_row = [rows.is_row[value] for value in values]
         aligned = [item.is_aligned for item in operands]

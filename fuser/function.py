@@ -95,6 +95,9 @@ class Reduction:
     # adds an element where that has other bits than to combine it. None: it is mapped and combined. An accumulator that
     # it calls ``count`` is how many elements there are.
     accumulate: Functor | None = None
+    # How many pieces the elements are cut into, each of which is combined by itself: the results are its accumulators,
+    # along a dimension before all others. Such are parts of a plan (fuser.columns); 0 elsewhere: all is one.
+    pieces: int = 0
 
     @property
     def result(self) -> Functor:
@@ -142,13 +145,15 @@ class Reduction:
     def reduce_shape(self, shape: Shape, name: str | None = None) -> Shape:
         """Return the shape of the results, from that of what is reduced; raises as ``normalize_dims``."""
         dims = self.normalize_dims(len(shape), name)
+        first = (self.pieces,) if self.pieces else ()
         if self.keepdim:
-            return tuple(1 if dim in dims else size for dim, size in enumerate(shape))
-        return tuple(size for dim, size in enumerate(shape) if dim not in dims)
+            return (*first, *(1 if dim in dims else size for dim, size in enumerate(shape)))
+        return (*first, *(size for dim, size in enumerate(shape) if dim not in dims))
 
     def remaining_dims(self, rank: int) -> int:
         """Return how many dimensions the results have, for tensors of a rank."""
-        return rank if self.keepdim else 0 if self.dims is None else max(rank - len(self.dims), 0)
+        kept = rank if self.keepdim else 0 if self.dims is None else max(rank - len(self.dims), 0)
+        return kept + bool(self.pieces)
 
     def to_json(self) -> dict[str, Any]:
         """Return what from_json needs."""
@@ -161,7 +166,7 @@ class Reduction:
             "counts": self.counts,
             "order": self.order,
             "accumulate": self.accumulate and _functor_to_json(self.accumulate),
-        }
+        } | ({"pieces": self.pieces} if self.pieces else {})
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Reduction:
@@ -175,6 +180,7 @@ class Reduction:
             data["counts"],
             data.get("order", ""),
             data.get("accumulate") and _functor_from_json(data["accumulate"]),
+            data.get("pieces", 0),
         )
 
 

@@ -90,6 +90,8 @@ def _row_blocks(source: KernelSource, sizes: Sequence[int]) -> int:
     # Blocks that take all rows of a kernel with reductions at once.
     tuning, rows = source.tuning, source.rows
     assert rows is not None, "it has reductions"
+    if rows.pieces:
+        return rows.pieces
     pieces = _pieces(source, sizes)
     if rows.is_across:
         tiles = -(-sizes[rows.reduced] // (tuning.team * source.vector)) * prod(sizes[rows.reduced + 1 :])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -209,6 +209,14 @@ class FusionGroup:
         ]
         return replace(self, applications=tuple(applications), _key=[])
 
+    def needing(self, chosen: Iterable[int]) -> set[int]:
+        """Return some applications, and those that need what they make."""
+        needing, producers = {*chosen}, self.producers()
+        for index, application in enumerate(self.applications):
+            if any(producers[value] in needing for value in application.tensors):
+                needing.add(index)
+        return needing
+
     def live_applications(self) -> tuple[int, ...]:
         """Return the applications whose elements the outputs depend on, in order: an index needs shapes alone."""
         offsets, needed, live = self.value_offsets(), set(self.outputs), list[int]()
@@ -398,7 +406,7 @@ def describe_application(application: Application) -> str:
     reduction = application.function.reduction
     if reduction is not None:
         arguments += [f"dim={'all' if reduction.dims is None else list(reduction.dims)}"]
-        arguments += ["keepdim"] * reduction.keepdim
+        arguments += ["keepdim"] * reduction.keepdim + [f"pieces={reduction.pieces}"] * bool(reduction.pieces)
     if application.function.dims is not None:
         arguments += [f"dim={list(application.function.dims)}"]
     return f"{application.function.name}({', '.join(arguments)})"

@@ -100,6 +100,8 @@ class RowSpec:
     keeps: bool = False
     # Torch's order, where the kernel keeps it; None: the canonical one.
     order: RowOrder | None = None
+    # How many pieces of columns it makes beside its rows: its blocks. 0: none.
+    pieces: int = 0
 
     @property
     def inner(self) -> int:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import profiler
 
 from fuser.arg_spec import DescribedValue, build_arg_spec
+from fuser.columns import cut_columns, find_columns
 from fuser.compiler import compile_kernel, register
 from fuser.errors import (
     ArgumentError,
@@ -35,7 +36,7 @@ from fuser.layout import IterationSpace, Shape, Strides
 from fuser.ops import Expansion, expand
 from fuser.order_check import OrderCase, is_kept
 from fuser.orders import RowOrder
-from fuser.row_orders import Orders, find_orders, order_of_section
+from fuser.row_orders import Orders, find_orders, gpu_size, order_of_section
 from fuser.sections import cut_group, group_outputs
 from fuser.tensor_desc import (
     TensorDesc,
@@ -194,7 +195,7 @@ def plan_texts(
         described = [item._replace(device=device) if item.device is not None else item for item in described]
     where = common_device(spec.group, described)
     steps = _expand(spec, described, where, infer_layouts(spec.group, value_layouts(described)))
-    orders = _find_orders(steps, where)
+    steps, orders = _find_orders(steps, where)
     return [(part.spec, part.args) for part in _cut(steps, steps.lay_out(steps.outputs), where, orders)]
 
 
@@ -208,7 +209,7 @@ def _plan_kernels(
     trusts_orders: bool = False,
 ) -> Plan:
     expanded = _expand(spec, inputs, device, layouts)
-    orders = _find_orders(expanded, device)
+    expanded, orders = _find_orders(expanded, device)
     buffers = tuple(map(_buffer, expanded.outputs))
     if device.type == "meta":
         return Plan(device, buffers, ())
@@ -246,7 +247,7 @@ def plan_flat(spec: KernelSpec, inputs: Sequence[TensorDesc], out: Sequence[Tens
         return None
     expanded = _expand(spec, inputs, device, infer_layouts(spec.group, value_layouts(inputs)))
     outputs = expanded.lay_out(_laid_out_as(out, expanded.outputs))
-    parts = list(_cut(expanded, outputs, device, _find_orders(expanded, device)))
+    parts = list(_cut(expanded, outputs, device, {}))
     if len(parts) != 1 or parts[0].spec is not spec:
         return None
     args, space = parts[0].args, parts[0].space
@@ -374,12 +375,26 @@ def _describe_values(
     ]
 
 
-def _find_orders(expanded: _Expanded, device: torch.device) -> Orders:
+def _find_orders(expanded: _Expanded, device: torch.device) -> tuple[_Expanded, Orders]:
+    # Where some reductions have a walk in common with others, these are in two steps.
+    group, origins = expanded.group, expanded.expansion.origins
     try:
-        return find_orders(expanded.group, expanded.values, device)
+        orders = find_orders(group, expanded.values, device)
     except UnsupportedError as error:
-        error.application = expanded.expansion.origins[error.application]
+        error.application = origins[error.application]
         raise
+    if device.type != "cuda" or any(orders.values()):
+        return expanded, orders
+    columns = find_columns(group, expanded.values, orders, gpu_size(device).processors)
+    if not columns:
+        return expanded, orders
+    inputs = [item.desc for item in expanded.values[: len(group.inputs)]]
+    typing = infer_typing(group, input_specs(inputs, device), torch.get_default_dtype())
+    cut, sources = cut_columns(group, typing, columns)
+    values = _describe_values(cut, inputs, device, infer_layouts(cut, value_layouts(inputs)))
+    expansion = replace(expanded.expansion, group=cut, origins=tuple(origins[index] for index in sources))
+    found = {index: orders[source] for index, source in enumerate(sources) if source in orders}
+    return replace(expanded, spec=None, expansion=expansion, values=tuple(values)), found
 
 
 def _check_orders(spec: KernelSpec, expanded: _Expanded, device: torch.device, orders: Orders) -> None:

@@ -16,7 +16,7 @@ from fuser.kernel_spec import RowSpec
 from fuser.layout import IterationSpace
 from fuser.row_space import count_accumulators, reduction_levels
 
-__all__ = ["RowLimits", "plan_row_walk"]
+__all__ = ["RowLimits", "column_pieces", "persistent_blocks", "plan_row_walk"]
 
 WARP = 32
 MAX_BLOCK = 1024
@@ -37,6 +37,18 @@ ENOUGH_TILES = 256
 SHORTEST_PIECE = 512
 # Bytes that a thread reads side by side where its rows are neighbours.
 IN_FLIGHT_BYTES = 128
+# Results of columns that the threads of a block keep, which goes from row to row, and threads of a block at least.
+MOST_COLUMNS = 1 << 14
+PERSISTENT_BLOCK = 256
+# Vectors that a thread has at most.
+MOST_PERSISTENT = 4
+# Threads of a multiprocessor that have registers for one vector of each operand, or for several: where a block has one
+# long row, and elsewhere. Measured on an H200.
+PERSISTENT_THREADS = ((1152, 640), (1024, 512))
+# Rows that are worth a piece.
+ROWS_OF_TEAM = 4
+# Elements of rows that lie side by side for which a block is enough.
+FEW_TO_ADD = 2048
 # Accumulators that wait in shared memory for the other threads of a block; a few bytes each.
 MAX_WAITING = 2048
 
@@ -72,10 +84,13 @@ def plan_row_walk(
         limits: the device's.
     """
     inner = rows.inner
+    producers = group.producers()
+    makers = [group.applications[producers[value]].function.reduction for value in group.outputs]
+    pieces = {slot for slot, reduction in enumerate(makers) if reduction and reduction.pieces}
     moving = [
         slot
         for slot, strides in enumerate(space.strides[: len(itemsizes)])
-        if strides[inner] and (rows.is_across or not is_row[slot])
+        if strides[inner] and (rows.is_across or not is_row[slot]) and slot not in pieces
     ]
     widths = {slot: dense_width(space.strides[slot], inner, itemsizes[slot], aligned[slot]) for slot in moving}
     wide = [itemsizes[slot] for slot in moving if not is_row[slot]] or [itemsizes[slot] for slot in moving]
@@ -102,9 +117,18 @@ def plan_row_walk(
         # A kernel that holds its rows holds all that it reads again.
         held_bytes = sum(itemsizes[slot] for slot in moving if slot >= len(group.outputs))
         limits = replace(limits, shared_bytes=limits.shared_bytes * read_bytes // max(held_bytes, 1))
-        tuning = _along(space, rows, vector, accumulators, read_bytes, limits, may_share=may_share)
+        if pieces:
+            length = prod(space.sizes[: rows.reduced])
+            tuning = _persistent(length, vector)
+            for slot in pieces:
+                widths[slot] = dense_width((*space.strides[slot], length), inner, itemsizes[slot], aligned[slot])
+        else:
+            tuning = _along(space, rows, vector, accumulators, read_bytes, limits, may_share=may_share)
         tuning = replace(tuning, multiple=_multiple(prod(space.sizes[: rows.reduced]), vector, tuning))
-    accesses = tuple(Access(min(widths.get(slot, 1), vector)) for slot in range(len(space.strides)))
+    shared = {slot for slot in moving if not any(space.strides[slot][rows.reduced :])}
+    accesses = tuple(
+        Access(min(widths.get(slot, 1), vector), is_shared=slot in shared) for slot in range(len(space.strides))
+    )
     return Walk(space, vector, accesses, tuning)
 
 
@@ -147,7 +171,7 @@ def _along(
         unroll = BATCH // (vector * team)
         if unroll <= MAX_UNROLL and team >= WARP:
             batches = -(-length // BATCH) * prod(space.sizes[rows.reduced :])
-            several = min(_below(batches // (8 * ENOUGH_BLOCKS)), 8)
+            several = min(_below(batches // ENOUGH_BLOCKS), 8)
             return Tuning(block=team, unroll=unroll, team=team, piece=several * BATCH)
     most = _below(KEPT_BYTES // max(vector * bytes_per_element, 1))
     # What there is per element between passes takes registers, too; a single pass wants many threads.
@@ -172,7 +196,7 @@ def _along(
         for batches in (1, 2):
             share = batches * BATCH // (most * vector)
             blocks = -(-length // (batches * BATCH))
-            is_full = is_long or team > MAX_BLOCK or 4 * length >= 3 * blocks * batches * BATCH
+            is_full = is_long or team > MAX_BLOCK or 5 * length >= 4 * blocks * batches * BATCH
             if is_full and blocks <= limits.clusters and 8 * WARP <= share <= MAX_BLOCK:
                 return Tuning(block=share, unroll=most, team=share, is_resident=True, cluster=blocks)
         if team <= MAX_BLOCK and not is_long:
@@ -186,6 +210,45 @@ def _along(
             return Tuning(block=team, unroll=unroll, team=team, is_held=True)
     team = MAX_BLOCK if vector < GATHER_VECTOR else MAX_BLOCK // 2
     return Tuning(block=team, unroll=max(BATCH // (team * vector), 4), team=team)
+
+
+def _persistent(length: int, vector: int) -> Tuning:
+    # A thread keeps what its columns come to, from row to row: few vectors', so that much of other rows is on its way.
+    steps, found = -(-length // vector), []
+    for unroll in (2, 1, 4, 8, 16, 32):
+        # Threads that take so many vectors: less than a warp, or whole ones.
+        team = -(-steps // unroll)
+        team = _above(team) if team <= WARP else _team(steps, unroll)
+        block = team * _below(PERSISTENT_BLOCK // team)
+        found.append(Tuning(block=block, unroll=unroll, team=team, is_resident=True))
+    best = max(found[:2], key=lambda tuning: persistent_blocks(tuning) * (tuning.block // tuning.team))
+    return next(tuning for tuning in (best, *found[2:]) if persistent_blocks(tuning))
+
+
+def persistent_blocks(tuning: Tuning) -> int:
+    """Return how many blocks a multiprocessor has registers for, where threads keep what their columns come to."""
+    light, heavy = PERSISTENT_THREADS[tuning.block > tuning.team or tuning.block <= PERSISTENT_BLOCK]
+    return (light if tuning.unroll == 1 else heavy) // tuning.block
+
+
+def column_pieces(length: int, rows: int, itemsizes: Sequence[int], columns: int, processors: int) -> int:
+    """Return into how many pieces columns are cut by a kernel that makes them beside its rows; 0: it does not.
+
+    Args:
+        length: elements of a row.
+        rows: how many there are.
+        itemsizes: of the tensors of such elements.
+        columns: how many results each column has.
+        processors: of the GPU.
+    """
+    vector = VECTOR_BYTES // max(itemsizes)
+    if length < WARP or length * columns > MOST_COLUMNS:
+        return 0
+    tuning = _persistent(length, vector)
+    if tuning.unroll > MOST_PERSISTENT:
+        return 0
+    most = rows // (ROWS_OF_TEAM * (tuning.block // tuning.team))
+    return processors * min(persistent_blocks(tuning), most // processors)
 
 
 def _team(steps: int, unroll: int) -> int:
@@ -210,7 +273,13 @@ def _across(
     team = min(WARP, _above(-(-width // vector)))
     # As many threads of a batch as have several elements each.
     block = min(block, team * max(_above(min(length, BATCH)) // 8, 1))
-    tiles = -(-width // (team * vector)) * prod(space.sizes[rows.reduced + 1 :])
+    outer = prod(space.sizes[rows.reduced + 1 :])
+    # Narrower vectors, and more threads for each row, where there is little for each.
+    while length <= FEW_TO_ADD and vector > 1 and -(-width // (team * vector)) * outer < ENOUGH_BLOCKS // 4:
+        vector //= 2
+        block = min(2 * block, MAX_BLOCK // 2)
+    tiles = -(-width // (team * vector)) * outer
+    may_share = may_share and length > FEW_TO_ADD
     piece = 0
     if may_share and tiles < ENOUGH_TILES and length > SHORTEST_PIECE:
         piece = BATCH

@@ -57,9 +57,9 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
         elif op is not None and op.is_wide_on_cpu and device.type == "cpu" and desc.dtype is torch.float32:
             error = UnsupportedError(f"op {op.name!r} on {desc.dtype}, which torch adds up in double on the CPU")
             error.is_expected = True
-        elif not group.is_strict or (op is None and not reduction.order):
+        elif op is None and not reduction.order:
             orders[index] = None
-        else:
+        elif group.is_strict:
             source = item.tensors[0] if item.tensors[0] < len(group.inputs) else -1
             order = torchs_order(item.function, desc, dims, device, source, are_aligned=are_aligned)
             given = [values[value].desc for value in item.tensors]

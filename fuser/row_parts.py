@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from fuser.cxx.brief import BRIEF
-from fuser.cxx.functor import MATH_FUNCTIONS, Functor
+from fuser.cxx.functor import MATH_FUNCTIONS, Functor, Role
 from fuser.dtypes import dtype_info
 from fuser.element import ElementWriter, number_expression, output_type
 from fuser.function import Reduction
@@ -36,6 +36,8 @@ class Accumulator:
     type: str
     # An expression.
     identity: str
+    # Of a column: the output that its pieces are.
+    output: str = ""
     # Whether it is how many elements were added: in torch's order, of what a thread has.
     is_count: bool = False
 
@@ -73,6 +75,9 @@ class RowPass:
     commutes: bool = False
     # Whether combining takes several decisions: a compiler vectorises one such call in a loop, not three.
     decides: bool = False
+    # The same of columns, to whose parts each element adds: accumulators, and what combines two parts.
+    columns: tuple[Accumulator, ...] = ()
+    merge: RowPart | None = None
 
 
 class RowWriter:
@@ -117,15 +122,20 @@ class RowWriter:
                         self.kept |= dict.fromkeys(self.writer.values(index), earlier)
 
     def _pass(self, level: int) -> RowPass:
-        reductions = self._reductions_in(level)
+        every = self._reductions_in(level)
         row = self._row_part(level)
-        element = self._element_part(level, reductions)
-        quick = self._quick_part(level, reductions)
-        accumulators = tuple(item for index in reductions for item in self.accumulators[index])
-        combine = self._combine_part(level, reductions) if reductions else None
+        element = self._element_part(level, every)
+        quick = self._quick_part(level, every)
+        columns = [index for index in every if self._reduction(index).pieces]
+        reductions = [index for index in every if index not in columns]
+        accumulators, others = (
+            tuple(item for index in chosen for item in self.accumulators[index]) for chosen in (reductions, columns)
+        )
+        combine = self._combine_part(f"fuser_combine{level}", reductions) if reductions else None
+        merge = self._combine_part(f"fuser_merge{level}", columns) if columns else None
         commutes = all(is_sum(self._reduction(index).combine) for index in reductions)
         decides = any(takes_decisions(self._reduction(index).combine) for index in reductions)
-        return RowPass(row, element, quick, combine, accumulators, commutes, decides)
+        return RowPass(row, element, quick, combine, accumulators, commutes, decides, others, merge)
 
     def _level_of(self, index: int) -> int:
         # In which pass an application is computed first.
@@ -133,7 +143,7 @@ class RowWriter:
 
     # --- per row -----------------------------------------------------------------------------------------------------
     def _row_part(self, level: int) -> RowPart | None:
-        finished = [index for index in self.accumulators if self._level_of(index) == level - 1]
+        finished = [index for index in self._reductions_in(level - 1) if not self._reduction(index).pieces]
         own = [
             index
             for index in self.writer.live
@@ -249,8 +259,11 @@ class RowWriter:
         return [
             slot
             for slot, value in enumerate(self.group.outputs)
-            if not self.rows.is_row[value] and self.levels[value] == level
+            if not self.rows.is_row[value] and self.levels[value] == level and not self._is_piece(value)
         ]
+
+    def _is_piece(self, value: int) -> bool:
+        return self.producers[value] in self.accumulators
 
     def _reductions_in(self, level: int) -> list[int]:
         return [index for index in self.accumulators if self._level_of(index) == level]
@@ -318,7 +331,7 @@ class RowWriter:
         return lines
 
     # --- combining ---------------------------------------------------------------------------------------------------
-    def _combine_part(self, level: int, reductions: Sequence[int]) -> RowPart:
+    def _combine_part(self, name: str, reductions: Sequence[int]) -> RowPart:
         lines: list[str] = []
         for index in reductions:
             reduction = self._reduction(index)
@@ -328,7 +341,7 @@ class RowWriter:
             lines += self._assign(index, combine, parts, names)
         names = [item.name for index in reductions for item in self.accumulators[index]]
         reads = [f"{side}{name}" for side in "lr" for name in names]
-        return self._function(f"fuser_combine{level}", reads, [f"m{name}" for name in names], reductions, lines)
+        return self._function(name, reads, [f"m{name}" for name in names], reductions, lines)
 
     def _accumulators(self, index: int) -> tuple[Accumulator, ...]:
         reduction = self._reduction(index)
@@ -338,8 +351,11 @@ class RowWriter:
         found = []
         for slot, (number, parameter) in enumerate(zip(identity, reduction.combine.tensors, strict=False)):
             kind = output_type(reduction.combine, parameter.type, compute, compute)
+            output = f"out{self.group.outputs.index(first + slot)}" if reduction.pieces else ""
             taken = reduction.accumulate.tensors[slot].name if reduction.accumulate else ""
-            item = Accumulator(f"{first}_{slot}", kind, identity_expression(number, kind), taken == "count")
+            item = Accumulator(
+                f"{first}_{slot}", kind, identity_expression(number, kind), output, is_count=taken == "count"
+            )
             found.append(item)
             self.types |= {f"{side}{item.name}": kind for side in "mtlr"}
         return tuple(found)
@@ -452,10 +468,12 @@ def may_end_in_product(functor: Functor) -> bool:
 
 
 def is_sum(functor: Functor) -> bool:
-    """Whether a functor plainly adds its two parameters."""
+    """Whether a functor plainly adds the accumulators of two parts."""
     names = [item.name for item in functor.tensors]
-    words = functor.source.partition("{")[2].split()
-    return len(names) == 2 and words == ["return", names[0], "+", f"{names[1]};", "}"]
+    half = len(names) // 2
+    results = [f"{item.name} =" for item in functor.parameters if item.role is Role.OUTPUT] or ["return"]
+    sums = [f"{to} {a} + {b};" for to, a, b in zip(results, names[:half], names[half:], strict=False)]
+    return functor.source.partition("{")[2].split() == " ".join([*sums, "}"]).split()
 
 
 def find_quotient(functor: Functor) -> tuple[int, int] | None:

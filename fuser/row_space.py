@@ -1,7 +1,7 @@
 """How the values of a group with reductions lie over the loop nest of a kernel: what it has per element, what per row.
 
 A *row* is what one result of a reduction is made of: the elements along the reduced dimensions, at one place of the
-others. All reductions of a kernel reduce the same dimensions of one shape.
+others. All reductions of a kernel reduce the same dimensions of one shape, or, to pieces, all others of it: *columns*.
 """
 
 from __future__ import annotations
@@ -10,11 +10,20 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from fuser.function import Reduction
 from fuser.graph import Application, FusionGroup
 from fuser.kernel_spec import ValueLayout
 from fuser.layout import IterationSpace, Shape, Strides, broadcast_shapes, build_iteration_space
 
-__all__ = ["RowShape", "build_row_space", "count_accumulators", "find_row_shape", "lies_across", "reduction_levels"]
+__all__ = [
+    "RowShape",
+    "build_row_space",
+    "count_accumulators",
+    "find_row_shape",
+    "lies_across",
+    "reduction_levels",
+    "row_dims",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +55,33 @@ def find_row_shape(group: FusionGroup, layouts: Sequence[ValueLayout]) -> RowSha
         layouts: shape and strides of each of its values.
     """
     found = {
-        (shape, item.function.reduction.normalize_dims(len(shape)))
+        (shape, dims)
         for item in group.applications
         if item.function.reduction
         for shape in [broadcast_shapes([layouts[value].shape for value in item.tensors])]
+        for dims in [row_dims(item.function.reduction, len(shape))]
     }
     if len(found) > 1:
         return None
     shape, dims = found.pop() if found else (layouts[group.outputs[0]].shape, ())
-    axes = _Axes(group, layouts, shape, dims).find()
+    known = _Axes(group, layouts, shape, dims)
+    axes = known.find()
     if axes is None:
         return None
     is_row = tuple(all(axis not in dims for axis in own) for own in axes)
-    kept = tuple(size for dim, size in enumerate(shape) if dim not in dims)
+    kept, row = (tuple(size for dim, size in enumerate(shape) if (dim in dims) == is_in) for is_in in (False, True))
     for value in group.outputs:
         # Whoever writes an element must be the one that has it.
-        whole = kept if is_row[value] else shape
-        if tuple(size for size in layouts[value].shape if size != 1) != tuple(size for size in whole if size != 1):
+        whole = row if value in known.pieces else kept if is_row[value] else shape
+        if tuple(size for size in known.shapes[value] if size != 1) != tuple(size for size in whole if size != 1):
             return None
     return RowShape(shape, dims, is_row, axes)
+
+
+def row_dims(reduction: Reduction, rank: int) -> tuple[int, ...]:
+    """Return the dimensions of a shape along which a kernel that makes a reduction has its rows."""
+    dims = reduction.normalize_dims(rank)
+    return tuple(dim for dim in range(rank) if dim not in dims) if reduction.pieces else dims
 
 
 class _Axes:
@@ -77,6 +94,11 @@ class _Axes:
     def __init__(self, group: FusionGroup, layouts: Sequence[ValueLayout], shape: Shape, dims: tuple[int, ...]) -> None:
         self.group, self.shape, self.dims = group, shape, dims
         self.shapes = [item.shape for item in layouts]
+        made = zip(group.applications, group.value_offsets(), strict=True)
+        self.pieces = {value for item, value in made if item.function.reduction and item.function.reduction.pieces}
+        for value in self.pieces:
+            # Whoever has a row's element has one piece of its column.
+            self.shapes[value] = (1, *self.shapes[value][1:])
         # Of the shape itself, then of the values: what is joined points to one of its set, those of the shape first.
         self.starts: list[int] = []
         count = len(shape)
@@ -115,8 +137,9 @@ class _Axes:
         function, result = item.function, self.starts[made]
         reduction = function.reduction
         if reduction is not None:
-            kept = [dim for dim in range(len(self.shape)) if dim not in self.dims or reduction.keepdim]
-            for dim, axis in enumerate(kept):
+            own = reduction.normalize_dims(len(self.shape))
+            kept = [dim for dim in range(len(self.shape)) if dim not in own or reduction.keepdim]
+            for dim, axis in enumerate(kept, start=bool(reduction.pieces)):
                 if self.shapes[made][dim] != 1:
                     self._join(axis, result + dim)
             for value in item.tensors:
@@ -168,7 +191,8 @@ def reduction_levels(group: FusionGroup) -> list[int]:
     """Return how many reductions lie before each value of a group, on the longest way."""
     levels = [0] * len(group.inputs)
     for item in group.applications:
-        level = max(levels[value] for value in item.tensors) + (item.function.reduction is not None)
+        reduction = item.function.reduction
+        level = max(levels[value] for value in item.tensors) + (reduction is not None and not reduction.pieces)
         levels += [level] * item.function.num_outputs
     return levels
 

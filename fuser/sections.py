@@ -86,11 +86,7 @@ def cut_group(
 
 def cut_around(group: FusionGroup, obstacle: int) -> Iterator[Section]:
     """Give a group in at most three sections: what does not need one application, that one alone, what needs it."""
-    needing = {obstacle}
-    producers = group.producers()
-    for index, application in enumerate(group.applications):
-        if any(producers[value] in needing for value in application.tensors):
-            needing.add(index)
+    needing = group.needing([obstacle])
     before = [index for index in range(len(group.applications)) if index not in needing]
     for chosen in (before, [obstacle], sorted(needing - {obstacle})):
         if chosen:

@@ -213,7 +213,8 @@ def run_emulated(
     ]
     layouts = infer_layouts(spec.group, value_layouts(described))
     steps = planner._expand(spec, described, device, layouts)
-    values, orders = steps.values, planner._find_orders(steps, device)
+    steps, orders = planner._find_orders(steps, device)
+    values = steps.values
     parts = list(planner._cut(steps, steps.lay_out(steps.outputs), device, orders))
     known: dict[int, Any] = {}
     for number, (slot, view) in enumerate(steps.expansion.inputs):

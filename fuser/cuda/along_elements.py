@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from fuser.access import Tuning
 from fuser.codegen import Operand
 from fuser.cuda.row_text import RowText, indent
@@ -49,12 +51,18 @@ class AlongElements(RowText):
     def _has_whole_chunks(self) -> bool:
         return self.tuning.multiple == self.chunk * self.tuning.cluster
 
+    def _keeps(self, item: Operand) -> bool:  # noqa: ARG002
+        # Whether what a thread has read of an operand stays in registers for later passes.
+        return self.tuning.is_resident
+
+    def _read_by(self, steps: Iterable[RowPass]) -> list[Operand]:
+        # What some passes read of the elements.
+        read = [item for step in steps if step.element for item in self.full(step.element)]
+        return list(dict.fromkeys(item for item in read if not (item.is_output or item.is_counter)))
+
     def _kept_vectors(self) -> list[str]:
         # What a thread reads once and several passes use.
-        if not self.tuning.is_resident:
-            return []
-        used = [item for step in self.loop.passes if step.element for item in self.full(step.element)]
-        found = dict.fromkeys(item for item in used if not (item.is_output or item.is_counter))
+        found = [item for item in self._read_by(self.loop.passes) if self._keeps(item)]
         kept = [f"fuser_vector<{self._kept_type(name)}, V> {name}[U];" for name in self.loop.kept]
         return [*(f"{self._vector(item)} {item.name}[U];" for item in found), *kept]
 
@@ -63,30 +71,31 @@ class AlongElements(RowText):
         has_few = self.tuning.unroll * self.loop.vector <= LONG_SHARE
         return (self.loop.types if has_few else self.loop.kept_types)[name]
 
-    def _new_inputs(self, level: int, element: RowPart) -> list[Operand]:
+    def _new_inputs(self, level: int) -> list[Operand]:
         # What a pass reads.
-        inputs = [item for item in self.full(element) if not (item.is_output or item.is_counter)]
-        if self.tuning.is_resident:
-            before = [step.element for step in self.loop.passes[:level] if step.element]
-            known = {item.name for part in before for item in self.full(part)}
-            inputs = [item for item in inputs if item.name not in known]
-        return inputs
+        known = {item for item in self._read_by(self.loop.passes[:level]) if self._keeps(item)}
+        return [item for item in self._read_by(self.loop.passes[level : level + 1]) if item not in known]
 
-    def _load(self, level: int, element: RowPart) -> list[str]:
-        inputs = self._new_inputs(level, element)
+    def _load(self, level: int) -> list[str]:
+        inputs = self._new_inputs(level)
         if not inputs:
             return []
-        lines = [] if self.tuning.is_resident else [f"{self._vector(item)} {item.name}[U];" for item in inputs]
+        lines = [f"{self._vector(item)} {item.name}[U];" for item in inputs if not self._keeps(item)]
         again = [item for item in inputs if item in self.loop.held and not self._reads_first(item, level)]
-        direct = [item for item in inputs if item not in again]
-        anywhere = [item for item in direct if self._is_anywhere(item)]
-        direct = [item for item in direct if item not in anywhere]
-        lines += [
-            f"fuser_load_anywhere({item.name}, row.{item.name} + (begin + lead), {self._left()});" for item in anywhere
-        ]
-        loads = [*self._place(direct, reads=True), *(f"{item.name}[u] = {self._read(item)};" for item in direct)]
         own = "(begin + lead) / V + u * W"
-        loads += [f"{item.name}[u] = held_{item.name}[{own}];" for item in again]
+        held = [f"{item.name}[u] = held_{item.name}[{own}];" for item in again]
+        return [*lines, *self._reads([item for item in inputs if item not in again], also=held)]
+
+    def _reads(self, items: list[Operand], row: str = "row", to: str = "", also: Sequence[str] = ()) -> list[str]:
+        # What a thread reads of a row: variables whose names begin with ``to``, and what else it does for each vector.
+        anywhere = [item for item in items if self._is_anywhere(item)]
+        direct = [item for item in items if item not in anywhere]
+        lines = [
+            f"fuser_load_anywhere({to}{item.name}, {row}.{item.name} + (begin + lead), {self._left()});"
+            for item in anywhere
+        ]
+        loads = [f"{to}{item.name}[u] = {self._read(item, row)};" for item in direct]
+        loads = [*self._place(direct, reads=True), *loads, *also]
         return [*lines, "#pragma unroll", "for (int u = 0; u < U; ++u) {", *indent(loads), "}"]
 
     def _place(self, items: list[Operand], *, reads: bool = False, is_whole: bool = False) -> list[str]:
@@ -110,17 +119,17 @@ class AlongElements(RowText):
             lines.append("const fuser_index i0 = n;")
         return lines
 
-    def _address(self, item: Operand, *, is_whole: bool = False) -> str:
+    def _address(self, item: Operand, row: str = "row", *, is_whole: bool = False) -> str:
         if (is_whole or self._has_whole_chunks) and len(self.reduced) == 1 and item.inner == 1 and not item.is_counter:
             # Numbers of 32 bits may wrap, pointers don't: what all vectors of a thread have in common is added once.
-            return f"row.{item.name} + (begin + lead) + u * (W * V)"
-        return self.address(f"row.{item.name}", item, self.reduced)
+            return f"{row}.{item.name} + (begin + lead) + u * (W * V)"
+        return self.address(f"{row}.{item.name}", item, self.reduced)
 
     def _vector(self, item: Operand) -> str:
         return f"fuser_vector<{item.info.storage}, {'V' if item.inner else '1'}>"
 
-    def _read(self, item: Operand) -> str:
-        place = self._address(item)
+    def _read(self, item: Operand, row: str = "row") -> str:
+        place = self._address(item, row)
         if item.inner == 2:
             return f"fuser_gather<V>({place}, {self.stride(item, 0)}, left)"
         return f"fuser_load<{'V' if item.inner else '1'}, {item.access.width if item.inner else 1}>({place}, left)"
@@ -144,11 +153,25 @@ class AlongElements(RowText):
             divisors = [name for name in step.quick.reads if name[0] == "d"]
             head += [f"const fuser_divisor {name}(fuser_cast<float>({known[f'v{name[1:]}']}));" for name in divisors]
         each = self._vectors(level, step, element, is_whole=self._has_whole_chunks)
-        if not self._has_whole_chunks and self.tuning.team >= WARP:
+        none = ["#pragma unroll", f"for (int u = 0; u < U; ++u) parts[u] = pass{level}.identity();"]
+        none = indent(none * bool(step.accumulators))
+        if not self._has_whole_chunks and self.tuning.team > WARP:
             # Most warps have all of their vectors, and ask no question for each.
             whole = self._vectors(level, step, element, is_whole=True)
-            is_full = "begin + (lead - t % W * V) + U * W * V <= length"
-            each = [f"if ({is_full}) {{", *indent(whole), "} else {", *indent(each), "}"]
+            is_some = "begin + (lead - t % W * V) < length"
+            each = [
+                "if (is_full) {",
+                *indent(whole),
+                f"}} else if ({is_some}) {{",
+                *indent(each),
+                "} else {",
+                *none,
+                "}",
+            ]
+            head.append("const bool is_full = begin + (lead - t % W * V) + U * W * V <= length;")
+        elif not self._has_whole_vectors:
+            # Rows of nothing have no element to stand for those that are missing.
+            each = ["if (length > 0) {", *indent(each), "} else {", *none, "}"]
         left = f"is_row ? {self._left()} : {self.signed}(0)"
         stores = [
             f"fuser_store_anywhere(row.{item.name} + (begin + lead), made_{item.name}, {left});" for item in outputs
@@ -161,12 +184,10 @@ class AlongElements(RowText):
         placed = [item for item in self.full(element) if item.is_output or item.is_counter]
         outputs = [item for item in placed if item.is_output]
         lines = self._place(placed, is_whole=is_whole)
-        if not is_whole and (self.tuning.team >= WARP or not self._has_whole_vectors):
-            # A warp that has nothing there goes on, and so do the threads of rows of nothing, which have no element to
-            # stand for those that are missing.
-            is_none = "n - t % W * V >= length" if self.tuning.team >= WARP else "length == 0"
+        if not is_whole and self.tuning.team > WARP and not self._has_whole_vectors:
+            # A warp that has nothing there goes on: it takes long to ask for each element.
             none = f"parts[u] = pass{level}.identity();" if step.accumulators else ""
-            lines.append(f"if ({is_none}) {{ {none} continue; }}")
+            lines.append(f"if (n - t % W * V >= length) {{ {none} continue; }}")
         first = [item for item in self.loop.held if self._reads_first(item, level)]
         lines += [f"held_{item.name}[n / V] = {item.name}[u];" for item in first]
         for item in self.full(element):
@@ -179,8 +200,11 @@ class AlongElements(RowText):
             else:
                 known[item.variable] = f"fuser_to_compute({item.name}[u][{'k' if item.inner else '0'}])"
         known |= {f"m{item.name}": f"own[k].m{item.name}" for item in step.accumulators}
+        known |= {f"m{item.name}": f"added[k].m{item.name}" for item in step.columns}
         if step.accumulators:
             lines.append(f"fuser_pass{level}::part own[V];")
+        if step.columns:
+            lines.append(f"fuser_columns{level}::part added[V];")
         kept = [name for name in element.writes if name[0] == "k"]
         known |= {f"v{name[1:]}": f"fuser_to_compute({name}[u][k])" for name in self.loop.kept if name not in kept}
         known |= {name: f"kept_{name}[k]" for name in kept}
@@ -190,13 +214,15 @@ class AlongElements(RowText):
             lines += ["bool is_exact = true;", *_each_element(step.quick.call(known)), *again]
         else:
             lines += _each_element(element.call(known))
+        if step.columns:
+            add = f"column{level}[u][k] = columns{level}.combine(column{level}[u][k], added[k]);"
+            lines += _each_element(f"if (is_row) {add}" if self.teams > 1 else add)
         for name in kept:
             value = f"fuser_exactly<{self._kept_type(name)}>(kept_{name}[k])"
             lines += [*_each_element(f"{name}[u].set(k, {value});"), f"{name}[u].pack();"]
         if step.accumulators:
             if not is_whole and not self._has_whole_vectors:
-                missing = _each_element(f"if (k >= left) own[k] = pass{level}.identity();")
-                lines += ["if (left < V) {", *indent(missing), "}"]
+                lines += _each_element(f"if (k >= left) own[k] = pass{level}.identity();")
             lines.append(f"parts[u] = fuser_tree<V>(pass{level}, own);")
             if not is_whole and self._has_whole_vectors:
                 lines.append(f"if (left == 0) parts[u] = pass{level}.identity();")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fuser.codegen import Operand, RowLoop
-from fuser.row_parts import RowPart, RowPass
+from fuser.row_parts import Accumulator, RowPart, RowPass
 
 __all__ = ["RowText", "indent"]
 
@@ -59,33 +59,12 @@ class RowText:
         """
         lines = [f"typedef {'uint64_t' if self.loop.wide_index else 'unsigned int'} fuser_index;"]
         for level, step in enumerate(self.loop.passes):
-            if step.combine is None:
-                continue
-            names = [f"m{item.name}" for item in step.accumulators]
-            identity = _join(item.identity for item in step.accumulators)
-            known = {f"{side}{name[1:]}": f"{side}.{name}" for side in "lr" for name in names}
-            known |= {name: f"to.{name}" for name in names}
-            lines += [
-                "",
-                f"// What pass {level} combines.",
-                f"struct fuser_pass{level} {{",
-                f"  struct part {{ {' '.join(f'{item.type} m{item.name};' for item in step.accumulators)} }};",
-                f"  static constexpr bool commutes = {str(step.commutes).lower()};",
-                "  const fuser_args& a;",
-                f"  FUSER_INLINE part identity() const {{ return {{{identity}}}; }}",
-                "  FUSER_INLINE part combine(const part& l, const part& r) const {",
-                "    part to;",
-                f"    {step.combine.call(known)}",
-                "    return to;",
-                "  }",
-                "  static FUSER_INLINE part pick(bool is_first, const part& first, const part& second) {",
-                f"    return {{{_join(f'fuser_pick(is_first, first.{name}, second.{name})' for name in names)}}};",
-                "  }",
-                "  static FUSER_INLINE part exchange(const part& own, int mask) {",
-                f"    return {{{_join(f'fuser_exchange(own.{name}, mask)' for name in names)}}};",
-                "  }",
-                "};",
-            ]
+            if step.combine is not None:
+                head = ["", f"// What pass {level} combines.", f"struct fuser_pass{level} {{"]
+                lines += [*head, *_combining(step.accumulators, step.combine, commutes=step.commutes)]
+            if step.merge is not None:
+                head = ["", f"// What pass {level} adds to columns.", f"struct fuser_columns{level} {{"]
+                lines += [*head, *_combining(step.columns, step.merge, commutes=True)]
         return lines
 
     @property
@@ -160,6 +139,32 @@ class RowText:
     def row_outputs(self, step: RowPass) -> list[Operand]:
         """Return the outputs that the row part before a pass makes."""
         return [item for item in self.loop.used_by(step.row) if item.is_output] if step.row else []
+
+
+def _combining(accumulators: Sequence[Accumulator], combine: RowPart, *, commutes: bool) -> list[str]:
+    # What the prelude's templates ask for.
+    names = [f"m{item.name}" for item in accumulators]
+    identity = _join(item.identity for item in accumulators)
+    known = {f"{side}{name[1:]}": f"{side}.{name}" for side in "lr" for name in names}
+    known |= {name: f"to.{name}" for name in names}
+    return [
+        f"  struct part {{ {' '.join(f'{item.type} m{item.name};' for item in accumulators)} }};",
+        f"  static constexpr bool commutes = {str(commutes).lower()};",
+        "  const fuser_args& a;",
+        f"  FUSER_INLINE part identity() const {{ return {{{identity}}}; }}",
+        "  FUSER_INLINE part combine(const part& l, const part& r) const {",
+        "    part to;",
+        f"    {combine.call(known)}",
+        "    return to;",
+        "  }",
+        "  static FUSER_INLINE part pick(bool is_first, const part& first, const part& second) {",
+        f"    return {{{_join(f'fuser_pick(is_first, first.{name}, second.{name})' for name in names)}}};",
+        "  }",
+        "  static FUSER_INLINE part exchange(const part& own, int mask) {",
+        f"    return {{{_join(f'fuser_exchange(own.{name}, mask)' for name in names)}}};",
+        "  }",
+        "};",
+    ]
 
 
 def indent(lines: list[str], depth: int = 1) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fuser.codegen import RowLoop
 from fuser.cuda.rows_across import AcrossText
 from fuser.cuda.rows_along import AlongText
+from fuser.cuda.rows_columns import ColumnsText
 from fuser.cuda.rows_ordered import OrderedAlongText
 from fuser.cuda.rows_ordered_across import OrderedAcrossText
 
@@ -14,5 +15,5 @@ __all__ = ["emit_rows"]
 def emit_rows(loop: RowLoop) -> str:
     """Write the ``__global__`` function and what it calls."""
     along, across = (AlongText, AcrossText) if loop.rows.order is None else (OrderedAlongText, OrderedAcrossText)
-    writer = across(loop) if loop.rows.is_across else along(loop)
+    writer = ColumnsText(loop) if loop.rows.pieces else across(loop) if loop.rows.is_across else along(loop)
     return "\n".join(["", *writer.passes(), *writer.find(), "", *writer.kernel(), ""])

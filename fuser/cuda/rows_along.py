@@ -12,14 +12,14 @@ from fuser.codegen import KERNEL_NAME
 from fuser.cuda.along_elements import WARP, AlongElements
 from fuser.cuda.row_text import indent
 from fuser.function import BATCH
-from fuser.row_access import LONG_SHARE
+from fuser.row_access import LONG_SHARE, persistent_blocks
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["AlongText"]
 
 # Threads of a multiprocessor that a kernel leaves registers for: where rows stay in registers, by whether there are
-# several accumulators and whether a thread has much (elements; bytes of an operand, or such as it has to put together);
-# and elsewhere, or in clusters. Twice as many where blocks share a row.
+# several accumulators and whether a thread has much (many elements, or bytes of an operand, take registers); and
+# elsewhere, or in clusters. Twice as many where blocks share a row.
 RESIDENT_THREADS = {(False, False): 1280, (False, True): 768, (True, False): 768, (True, True): 512}
 FEW_BYTES = 64
 THREADS = 1024
@@ -97,13 +97,17 @@ class AlongText(AlongElements):
         full = [item for step in self.loop.passes if step.element for item in self.full(step.element)]
         widest = max((item.info.dtype.itemsize for item in full if not item.is_counter), default=1)
         share = self.tuning.unroll * self.loop.vector
-        has_much = share > LONG_SHARE if is_heavy else share * widest > FEW_BYTES or not self._has_whole_vectors
-        threads = RESIDENT_THREADS[is_heavy, has_much]
+        has_much = share > LONG_SHARE if is_heavy else share * widest > FEW_BYTES
+        # So do vectors that are put together, and warps that have not all of theirs.
+        is_apart, has_gaps = not self._has_whole_vectors, not self._has_whole_chunks and self.tuning.team > WARP
+        threads = RESIDENT_THREADS[is_heavy or (has_much and is_apart), has_much or is_apart or has_gaps]
         if not is_heavy and self.tuning.cluster > 1 and self._has_whole_chunks:
             threads = THREADS
         elif not self.tuning.is_resident:
             threads = THREADS if is_heavy or not self.tuning.piece else 2 * THREADS
         blocks = (2 * threads + block) // (2 * block)
+        if self.loop.rows.pieces:
+            blocks = persistent_blocks(self.tuning)
         cluster = f"__cluster_dims__({self.tuning.cluster}, 1, 1) " if self.tuning.cluster > 1 else ""
         return [
             f'extern "C" __global__ void {cluster}__launch_bounds__({block}, {max(blocks, 1)})',
@@ -141,7 +145,7 @@ class AlongText(AlongElements):
             f"  const fuser_workspace<{kind}, {batches}> space(a.workspace, blockIdx.x / pieces, pieces, 1);",
             f"  const fuser_index round = static_cast<fuser_index>(piece) * {piece};",
             f"  for (fuser_index begin = round; begin < length && begin - round < {piece}; begin += {BATCH}) {{",
-            *indent([*self._load(0, step.element), *self._compute(0, step, step.element)], 2),
+            *indent([*self._load(0), *self._compute(0, step, step.element)], 2),
             f"    const auto own = {self._whole_warp(0)};",
             f"    if (t % 32 == 0) waiting[(begin - round) / {span} + t / 32] = own;",
             "  }",
@@ -185,6 +189,10 @@ class AlongText(AlongElements):
     def _alternates(self) -> bool:
         # Between passes, where nobody waits for those who read what the pass before came to.
         return self._is_one_batch or self.tuning.cluster > 1
+
+    def _buffer(self, level: int) -> str:
+        # Which of them a pass uses.
+        return str(self.combining.index(level) % 2 if self._alternates else 0)
 
     def _shared(self) -> list[str]:
         # Parts of warps; where a row is one batch, those of the pass before may still be read.
@@ -249,7 +257,7 @@ class AlongText(AlongElements):
 
     # --- a pass ------------------------------------------------------------------------------------------------------
     def _pass(self, level: int, step: RowPass, element: RowPart) -> list[str]:
-        own = [*self._load(level, element), *self._compute(level, step, element)]
+        own = [*self._load(level), *self._compute(level, step, element)]
         if step.accumulators:
             return self._combining_pass(level, own)
         if self.tuning.is_resident:
@@ -268,8 +276,9 @@ class AlongText(AlongElements):
                 f"{combine}{self._whole_warp(level)});",
             ]
             return [*lines, "{", *indent(own), "}"]
-        buffer = self.combining.index(level) % 2 if self._alternates else 0
-        setup = [f"const auto waiting = reinterpret_cast<{kind}::part*>(shared[{buffer}][threadIdx.x / T]);"]
+        setup = [
+            f"const auto waiting = reinterpret_cast<{kind}::part*>(shared[{self._buffer(level)}][threadIdx.x / T]);"
+        ]
         store = [
             f"const auto own = {self._whole_warp(level)};",
             f"if (t % 32 == 0) waiting[(begin - round) / {self.span} + t / 32] = own;",

@@ -113,11 +113,11 @@ def _gradient_steps(form: Form, is_ordered: bool) -> FusionGroup:
     own = [grad, x, *mean, rstd]
     statistics = ("mean", "rstd")[1 - has_mean :]
     centred = "(x - mean)" if has_mean else "x"
-    orders = ("layer_norm_dx" if has_mean else "rms_norm_dx", "gamma_beta") if is_ordered else ("", "")
+    order = ("layer_norm_dx" if has_mean else "rms_norm_dx") if is_ordered else ""
     made: list[int] = []
     if mask[0]:
         made.append(
-            normalised_dx(builder, [x, grad, *mean, rstd, *weight], _last_dims(sizes), orders[0], has_mean=has_mean)
+            normalised_dx(builder, [x, grad, *mean, rstd, *weight], _last_dims(sizes), order, has_mean=has_mean)
         )
     outer = range(rank - len(sizes))
     for is_wanted, name, value, inputs in (
@@ -130,7 +130,7 @@ def _gradient_steps(form: Form, is_ordered: bool) -> FusionGroup:
             add = functor(f"T add_{name}(T total, {given}) {{ return total + {value}; }}") if is_ordered else None
             rest = tuple(statistics if len(inputs) > 1 else ())
             column = reduce_step(
-                mapped, outer, order=orders[1], accumulate=add, keepdim=False, is_wide=False, unpromoted=rest
+                mapped, outer, order="gamma_beta", accumulate=add, keepdim=False, is_wide=False, unpromoted=rest
             )
             made += builder.apply(column, inputs)
     return builder.build(made)

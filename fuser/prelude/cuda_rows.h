@@ -24,6 +24,17 @@ template <typename C> FUSER_INLINE C fuser_pick(bool is_first, C first, C second
   return second;
 }
 
+// Elements as the compiler has not seen them: it would keep what an earlier pass made of them in registers, not them.
+template <typename S, int N> FUSER_INLINE void fuser_forget(fuser_vector<S, N>& from) {
+  if constexpr (sizeof(from) % 4 == 0) {
+    unsigned int word[sizeof(from) / 4];
+    memcpy(word, &from, sizeof(from));
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(from) / 4); ++i) asm volatile("" : "+r"(word[i]));
+    memcpy(&from, word, sizeof(from));
+  }
+}
+
 // Divides by one number again and again, with the bits of a division in three operations: the remainder of a first
 // quotient corrects it. That this rounds as a division does was tried for all divisors and those of their dividends whose
 // quotients come so close to the middle of two floats that it could not. Where numbers are so small or so large that a

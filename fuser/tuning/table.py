@@ -105,9 +105,9 @@ def candidates(args: ArgSpec) -> tuple[Tuning, ...]:
     """Return the tunings to try for a kernel, its default first."""
     found = [args.tuning]
     if args.rows is not None:
-        # The other numbers follow from the length of the rows. What blocks have of a row is a block's, and so are the
-        # threads that torch's order gives columns.
-        is_free = not args.tuning.piece and not args.tuning.is_held
+        # The other numbers follow from the length of the rows. What blocks have of a row or of columns is a block's, as
+        # are the threads that torch's order gives columns.
+        is_free = not (args.tuning.piece or args.tuning.is_held or args.rows.pieces)
         is_free = is_free and not (args.rows.order and args.rows.is_across)
         most = args.tuning.block if args.rows.is_across else BLOCKS[-1]
         blocks = [block for block in BLOCKS if is_free and block <= most and block % args.tuning.team == 0]
