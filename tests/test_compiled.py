@@ -76,6 +76,7 @@ def test_fuel_of_a_compiled_model() -> None:
     assert launches == [2, 1, 0]
 
 
+@pytest.mark.slow
 def test_a_second_compilation_finds_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     model, x = Model(), draw((32, 8), torch.float32)

@@ -299,7 +299,7 @@ def check_beyond_32_bits(device: str) -> None:
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("dims", [(-1,), (0,)], ids=str)
+@pytest.mark.parametrize("dims", [(-1,), pytest.param((0,), marks=pytest.mark.slow)], ids=str)
 def test_beside_reductions(dims: tuple[int, ...]) -> None:
     # Along the reduced dimension, over the whole and of the results: one kernel counts them all.
     weigh = Function(
@@ -342,6 +342,7 @@ def test_a_reduction_that_gives_a_shape_alone_is_not_made() -> None:
 
 # --- derivatives and transforms --------------------------------------------------------------------------------------
 @pytest.mark.cpu
+@pytest.mark.slow
 def test_gradients() -> None:
     x = torch.randn(3, 1, dtype=torch.float64, requires_grad=True)
     y = torch.randn(4, dtype=torch.float64, requires_grad=True)

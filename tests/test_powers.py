@@ -151,7 +151,7 @@ def test_other_exponents(exponent: float, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or find_compiler(config.cxx).is_clang, reason="gcc's vectors")
-@pytest.mark.parametrize("exponent", [4, 2.5])
+@pytest.mark.parametrize("exponent", [4, pytest.param(2.5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, *WIDE], ids=str)
 def test_loops_with_one_exponent_are_vectorised(
     dtype: torch.dtype, exponent: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -68,6 +68,7 @@ def test_a_sum_has_the_canonical_order_along_rows_and_columns(length: int) -> No
     assert torch.equal(run(alone(total()), x[2])[0], wanted[2])
 
 
+@pytest.mark.slow
 def test_several_dimensions_count_as_one_in_row_major_order() -> None:
     x = draw((5, 7, 11, 13), torch.float32)
     for dims in ((0, 2), (1, 3), (0, 2, 3)):
@@ -400,7 +401,7 @@ class TestFuse:
             lambda x: (x.sin() > 0).any(1) + x.cos(),
         ],
     )
-    @pytest.mark.parametrize("numerics", ["strict", "fast"])
+    @pytest.mark.parametrize("numerics", ["strict", pytest.param("fast", marks=pytest.mark.slow)])
     def test_forms_that_are_easily_taken_for_others(self, form: Any, numerics: str) -> None:
         x = draw((5, 5), torch.float32)
         with fuser.config.patch(numerics=numerics):
