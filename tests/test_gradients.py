@@ -71,6 +71,15 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "elu": {"alpha": 0.5, "scale": 1.5, "input_scale": 0.75},
     "softplus": {"beta": 1.5, "threshold": 2.0},
     "hardtanh": {"min_val": -1.0, "max_val": 0.5},
+    "elu_backward": {"alpha": 0.5, "scale": 1.5, "input_scale": 0.75},
+    "hardtanh_backward": {"min_val": -1.0, "max_val": 0.5},
+    "leaky_relu_backward": {"negative_slope": 0.2},
+    "softplus_backward": {"beta": 1.5, "threshold": 2.0},
+    **dict.fromkeys(("hardshrink", "softshrink", "shrink_backward"), {"lambd": 0.25}),
+    "threshold": {"threshold": 0.25, "value": -0.5},
+    "native_dropout_backward": {"scale": 1.25},
+    "nan_to_num": {"nan": 0.25, "posinf": 2.0, "neginf": -2.0},
+    **dict.fromkeys(("tril", "triu"), {"diagonal": 1}),
 }
 
 
@@ -84,6 +93,7 @@ DOMAINS = {
     **dict.fromkeys(("log", "log2", "log10", "sqrt", "rsqrt", "pow", "pow_number", "log1p"), (0.3, 2.0)),
     **dict.fromkeys(("asin", "acos", "atanh"), (-0.9, 0.9)),
     "acosh": (1.1, 3.0),
+    "logit_backward": (0.1, 0.9),
 }
 
 

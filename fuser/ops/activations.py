@@ -209,13 +209,13 @@ define(
     "glu_backward_first",
     "T g, T b",
     "return T(1) / (T(1) + exp(-b)) * g;",
-    lambda g, b: g * torch.sigmoid(b),
+    lambda g, b: _ATEN.glu_backward(g, torch.cat([b, b], -1), -1).chunk(2, -1)[0],
 )
 define(
     "glu_backward_second",
     "T g, T a, T b",
     "T s = T(1) / (T(1) + exp(-b)); return (T(1) - s) * s * g * a;",
-    lambda g, a, b: (1 - torch.sigmoid(b)) * torch.sigmoid(b) * g * a,
+    lambda g, a, b: _ATEN.glu_backward(g, torch.cat([a, b], -1), -1).chunk(2, -1)[1],
 )
 define(
     "native_dropout_backward",
