@@ -250,14 +250,14 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 @contextlib.contextmanager
 def deterministic() -> Iterator[None]:
     """Let torch choose kernels that have the same bits in each run."""
-    before = torch.backends.cudnn.deterministic
+    cudnn = torch.backends.cudnn
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.backends.cudnn.deterministic = True
     try:
-        yield
+        # Not by assignment: torch's test utilities freeze the flags. Those not named would become flags()'s own.
+        with cudnn.flags(cudnn.enabled, cudnn.benchmark, cudnn.benchmark_limit, True, cudnn.allow_tf32):
+            yield
     finally:
         torch.use_deterministic_algorithms(False)
-        torch.backends.cudnn.deterministic = before
 
 
 def find_device() -> torch.device:

@@ -70,12 +70,14 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]] = {
     "written into": (put, (draw(4, 7), draw(4, 2)), 0),
     "below the diagonal": (lambda x: (x * 2).tril(1) + x.triu(), (draw(5, 7),), 1),
     "a mask of numbers": (
-        lambda x: torch.where(torch.arange(7)[None] <= torch.arange(3, 13, 2)[:, None], x, -1.0) * torch.arange(7),
+        lambda x: (lambda places, ends: torch.where(places[None] <= ends[:, None], x, -1.0) * places)(
+            torch.arange(7, device=x.device), torch.arange(3, 13, 2, device=x.device)
+        ),
         (draw(5, 7),),
         1,
     ),
     "numbers in parts": (
-        lambda x: torch.cat([x * 2, x.t()], 1) + torch.arange(14).view(2, 7).flatten(),
+        lambda x: torch.cat([x * 2, x.t()], 1) + torch.arange(14, device=x.device).view(2, 7).flatten(),
         (draw(7, 7),),
         1,
     ),

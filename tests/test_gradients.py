@@ -71,6 +71,15 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "elu": {"alpha": 0.5, "scale": 1.5, "input_scale": 0.75},
     "softplus": {"beta": 1.5, "threshold": 2.0},
     "hardtanh": {"min_val": -1.0, "max_val": 0.5},
+    "elu_backward": {"alpha": 0.5, "scale": 1.5, "input_scale": 0.75},
+    "hardtanh_backward": {"min_val": -1.0, "max_val": 0.5},
+    "leaky_relu_backward": {"negative_slope": 0.2},
+    "softplus_backward": {"beta": 1.5, "threshold": 2.0},
+    **dict.fromkeys(("hardshrink", "softshrink", "shrink_backward"), {"lambd": 0.25}),
+    "threshold": {"threshold": 0.25, "value": -0.5},
+    "native_dropout_backward": {"scale": 1.25},
+    "nan_to_num": {"nan": 0.25, "posinf": 2.0, "neginf": -2.0},
+    **dict.fromkeys(("tril", "triu"), {"diagonal": 1}),
 }
 
 
@@ -84,6 +93,7 @@ DOMAINS = {
     **dict.fromkeys(("log", "log2", "log10", "sqrt", "rsqrt", "pow", "pow_number", "log1p"), (0.3, 2.0)),
     **dict.fromkeys(("asin", "acos", "atanh"), (-0.9, 0.9)),
     "acosh": (1.1, 3.0),
+    "logit_backward": (0.1, 0.9),
 }
 
 
@@ -97,16 +107,23 @@ def op_inputs(name: str, dtype: torch.dtype = torch.float64, device: str = "cpu"
     return found
 
 
-# Comparisons have none; a conversion is tested in test_autograd.py.
-HAVE_GRADIENT = [name for name, op in OPS.items() if not op.function.out_dtypes and "float" in op.kinds]
+# Comparisons have none; a conversion is tested in test_autograd.py. torch has none for all inputs of these.
+UNDIFFERENTIATED = {"heaviside", "log_sigmoid_backward"}
+HAVE_GRADIENT = [
+    name
+    for name, op in OPS.items()
+    if not op.function.out_dtypes and "float" in op.kinds and name not in UNDIFFERENTIATED
+]
 
 
 def alike() -> list[tuple[str, ...]]:
     """Return the ops in parts that take the same inputs: the ops of a part are one kernel."""
     found: dict[Any, list[str]] = {}
     for name in HAVE_GRADIENT:
-        types = tuple(item.type for item in OPS[name].function.functor.tensors)
-        found.setdefault((DOMAINS.get(name), types), []).append(name)
+        functor = OPS[name].function.functor
+        types = tuple(item.type for item in functor.tensors)
+        # What rounds a step has no translation to torch: a group of it may run as torch's ops.
+        found.setdefault((DOMAINS.get(name), types, "fuser_" in functor.source), []).append(name)
     return [tuple(names[begin : begin + 12]) for names in found.values() for begin in range(0, len(names), 12)]
 
 
@@ -127,15 +144,16 @@ def test_ops(names: str, device: str) -> None:
     assert torch.autograd.gradgradcheck(function, inputs)
 
 
-# torch has no second derivative of SiLU's backward op.
-COMPARABLE = [name for name in HAVE_GRADIENT if name != "silu_backward"]
+# torch has no second derivative of these activations, and triangles take matrices: test_arrangements.py has them.
+INCOMPARABLE = {f"{name}_backward" for name in ("silu", "hardsigmoid", "mish", "logit")} | {"tril", "triu"}
+COMPARABLE = [name for name in HAVE_GRADIENT if name not in INCOMPARABLE]
 
 
 @pytest.mark.parametrize("name", one_in(3, COMPARABLE, "special values"))
 def test_op_at_special_values(name: str) -> None:
     tensors = op_inputs(name)
     # What activations' derivatives are given is finite.
-    values = [x for x in SPECIALS if not name.endswith("_backward") or abs(x) <= 3]
+    values = [x for x in SPECIALS if "_backward" not in name or abs(x) <= 3]
     if name == "acosh":
         values = [x for x in values if not x < 1]
     if name in {"copysign", "remainder"}:

@@ -118,7 +118,9 @@ define(
     "T g, T x, T alpha, T scale, T input_scale",
     "T negative = alpha * scale;"
     + _where_nan_differs("bool is_low = x <= T(0);", "bool is_low = !(x > T(0));")
-    + "return is_low ? g * input_scale * negative * exp(x * input_scale) : g * scale;",
+    # The power at zero is a constant to the second derivative, as torch's formula has it.
+    + "T power = x == T(0) ? T(1) : exp(x * input_scale);"
+    + "return is_low ? g * input_scale * negative * power : g * scale;",
     lambda g, x, alpha, scale, input_scale: _ATEN.elu_backward(g, alpha, scale, input_scale, False, x),
     scalars=("alpha", "scale", "input_scale"),
 )
@@ -209,13 +211,13 @@ define(
     "glu_backward_first",
     "T g, T b",
     "return T(1) / (T(1) + exp(-b)) * g;",
-    lambda g, b: g * torch.sigmoid(b),
+    lambda g, b: _ATEN.glu_backward(g, torch.cat([b, b], -1), -1).chunk(2, -1)[0],
 )
 define(
     "glu_backward_second",
     "T g, T a, T b",
     "T s = T(1) / (T(1) + exp(-b)); return (T(1) - s) * s * g * a;",
-    lambda g, a, b: (1 - torch.sigmoid(b)) * torch.sigmoid(b) * g * a,
+    lambda g, a, b: _ATEN.glu_backward(g, torch.cat([a, b], -1), -1).chunk(2, -1)[1],
 )
 define(
     "native_dropout_backward",
