@@ -17,14 +17,14 @@ KEPT_ORDERS: dict[str, frozenset[str]] = {
     "cuda": frozenset(
         (
             *ANY_ORDER, "sum", "norm", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx",
-            "gamma_beta", "batch_norm", "batch_norm_sums", "group_norm", "group_norm_sums", "group_norm_batch",
-            "softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "nll_loss",
+            "gamma_beta", "batch_norm_sums", "group_norm", "softmax", "log_softmax", "softmax_backward",
+            "log_softmax_backward", "nll_loss",
         )
     ),
     "cpu": frozenset(("sum",)),
 }  # fmt: skip
 # Those of what is added up across the rows of an op.
-COLUMN_ORDERS = frozenset({"gamma_beta", "group_norm_batch", "batch_norm", "batch_norm_sums"})
+COLUMN_ORDERS = frozenset({"gamma_beta", "batch_norm_sums"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,11 +65,12 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
             if reduction.order == "softmax":
                 # Of what is added the order depends on what it is made of.
                 value = group.applications[producers[value]].tensors[0]
-                desc = values[value].desc
+            value = _converted(group, values, value)
+            desc = values[value].desc
             source = value if value < len(group.inputs) else -1
             order = torchs_order(item.function, desc, dims, device, source, are_aligned=are_aligned)
             given = [values[value].desc for value in item.tensors]
-            if reduction.order.startswith("batch_norm") and any(
+            if reduction.order == "batch_norm_sums" and any(
                 own.strides != desc.strides for own in given if own.shape == desc.shape
             ):
                 # ATen has another kernel for tensors of different layouts.
@@ -82,6 +83,17 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
             error.application = index
             raise error
     return orders
+
+
+def _converted(group: FusionGroup, values: Sequence[DescribedValue], value: int) -> int:
+    # What is converted to the dtype that it has is no tensor of its own in torch: where it lies in memory counts.
+    producers = group.producers()
+    while value >= len(group.inputs):
+        item = group.applications[producers[value]]
+        if item.function.op != "convert" or values[item.tensors[0]].desc.dtype is not values[value].desc.dtype:
+            break
+        value = item.tensors[0]
+    return value
 
 
 def order_of_section(section: Section, orders: Orders) -> RowOrder | None:

@@ -351,8 +351,8 @@ def test_group_norms_have_torchs_bits(sizes: tuple[int, ...], groups: int, dtype
     _, mean, rstd = aten.native_group_norm(x, weight, bias, *form, 1e-5)
     for step, inputs in ((forward, [x, weight, bias]), (backward, [dy, x, mean, rstd, weight])):
         assert same(fused_as_traced(step, inputs), step(*inputs))
-        # How ATen's compiler contracts the gradients' formulas is not known.
-        assert fuser.stats()["kept"] == (step is backward)
+        # How ATen's compiler contracts the gradients' formulas is not known: they are torch's from the start.
+        assert not fuser.stats()["kept"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:3])
@@ -377,8 +377,8 @@ def test_batch_norms_have_torchs_bits(sizes: tuple[int, ...], dtype: torch.dtype
     _, m, r, *_ = aten._native_batch_norm_legit_functional(x, weight, bias, mean, var, True, 0.1, 1e-5)
     for step, inputs in ((forward, [x, weight, bias, mean, var]), (backward, [dy, x, weight, m, r])):
         assert same(fused_as_traced(step, inputs), step(*inputs))
-        # How ATen's compiler contracts the moments is not known.
-        assert fuser.stats()["kept"] == (step is forward)
+        # How ATen's compiler contracts the moments is not known: forward it is torch's from the start.
+        assert not fuser.stats()["kept"]
 
 
 def in_float32(x: torch.Tensor, op: str, dims: tuple[int, ...] | None) -> torch.Tensor:

@@ -96,7 +96,7 @@ def find_schedule(order: str, layout: Layout, itemsize: int, gpu: GpuSize, *, is
         if length % 4:
             return Schedule(32, 16, accumulators=1)
         return Schedule(32, 4, accumulators=1, vector=4) if is_aligned and itemsize < 8 and length <= 1 << 24 else None
-    if order.startswith("group_norm"):
+    if order == "group_norm":
         # group_norm_kernel.cu: a warp or 16 of them, one element at a time.
         return Schedule(32, 1 if length < MAX_THREADS else 16, accumulators=1)
     if order == "nll_loss":
@@ -111,9 +111,10 @@ def _column_schedule(order: str, layout: Layout, gpu: GpuSize) -> Schedule | Non
     is_stacked = len(layout.kept) == 1 and layout.kept[0][1] == 1 and layout.reduced in ((), ((length, width),))
     if not is_stacked or not length:
         return None
-    if order == "group_norm_batch":
-        return Schedule(1, 1 if length <= 128 else 32, accumulators=1)
-    if order.startswith("batch_norm"):
+    if length == 1:
+        # Nothing is added.
+        return Schedule(1, accumulators=1)
+    if order == "batch_norm_sums":
         return _channels_schedule(length, width)
     # layer_norm_kernel.cu: eight rows of a thread at a time. ATen rounds what blocks come to where very many rows are
     # shared by some.

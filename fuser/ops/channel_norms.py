@@ -35,22 +35,8 @@ def _add_channels(builder: GroupBuilder, rank: int, names: Sequence[str]) -> dic
     return {name: builder.apply(looked_at, [builder.add_input(name)])[0] for name in names}
 
 
-# ATen's moments of channels that lie side by side (welford_merge_element). What it multiplies by one is not contracted.
-_BATCH_MERGE = """void merge(T ma, T sa, T na, T mb, T sb, T nb, T& m, T& s, T& n) {
-  n = na + nb;
-  const T factor = T(1) / (n > T(1) ? n : T(1)), delta = ma - mb;
-  m = (mb * nb + ma * na) * factor;
-  s = sa + (sb + delta * delta * nb * na * factor);
-}"""
-_BATCH_NEXT = """void next(T ma, T sa, T na, T x, T& m, T& s, T& n) {
-  const T delta = x - ma;
-  n = na + T(1);
-  m = ma + delta * (T(1) / n);
-  s = sa + delta * (x - m) * (n > T(0) ? T(1) : T(0));
-}"""
-
-
-def _batch_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
+def _batch_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:  # noqa: ARG001 - as all steps
+    # In torch's order they have not its bits: how its compiler contracts the moments is not known.
     rank, has_weight, has_bias, is_training, count = form
     is_updated = is_training and count == 5
     builder = GroupBuilder()
@@ -63,8 +49,7 @@ def _batch_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
     eps = builder.add_input("eps", is_scalar=True)
     further: list[int] = []
     if is_training:
-        kernel = (_BATCH_MERGE, _BATCH_NEXT) if is_ordered else ()
-        mean, var, elements = moments(builder, x, dims, "batch_norm" if is_ordered else "", kernel)
+        mean, var, elements = moments(builder, x, dims, "")
         rstd = rstd_of(builder, var, eps)
         further = [mean, rstd] if count > 1 else []
         if is_updated:
@@ -230,7 +215,8 @@ def _group_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
     x = shapes.add("input", shapes.full)
     further = [shapes.add(name, shapes.channels) for name in ["weight"] * has_weight + ["bias"] * has_bias]
     eps = builder.add_input("eps", is_scalar=True)
-    mean, var, _ = moments(builder, x, shapes.inner, _order("group_norm", rank, is_ordered))
+    # That of an input without further dimensions is another order, which is not kept.
+    mean, var, _ = moments(builder, x, shapes.inner, "group_norm" + "_1d" * (rank == 2) if is_ordered else "")
     if is_ordered and dtype:
         # ATen rounds eps to the dtype of the input, too.
         eps_of = step("T eps_of(T var, double eps) { return T(eps); }", scalars=("eps",))
@@ -261,20 +247,18 @@ def _group_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
     return builder.build([shapes.back(out, shapes.full), *(shapes.back(value, shapes.rows) for value in statistics)])
 
 
-def _group_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:
+def _group_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:  # noqa: ARG001 - as all steps
+    # As those of batch_norm: how its compiler contracts the formulas is not known.
     rank, groups, is_contiguous, has_weight, mask = form
     shapes = _Groups(rank, groups)
     builder = shapes.builder
     grad, x = shapes.add("grad_out", shapes.full), shapes.add("input", shapes.full)
     mean, rstd = shapes.add("mean", shapes.rows), shapes.add("rstd", shapes.rows)
     weight = [shapes.add(name, shapes.channels) for name in ["weight"] * has_weight]
-    if is_ordered:
-        return _ordered_group_norm_backward(form, shapes, [grad, x, mean, rstd, *weight])
-    order = ""
     made: list[int] = []
     if mask[0]:
         taken = [x, grad, mean, rstd, *weight]
-        dx = normalised_dx(builder, taken, shapes.inner, order, is_contiguous=is_contiguous)
+        dx = normalised_dx(builder, taken, shapes.inner, "", is_contiguous=is_contiguous)
         made.append(shapes.back(dx, shapes.full))
     columns = (
         (mask[1], "T dgamma(T dy, T x, T mean, T rstd) { return dy * (x - mean) * rstd; }", [grad, x, mean, rstd]),
@@ -284,71 +268,9 @@ def _group_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:
         if is_wanted:
             unpromoted = ("mean", "rstd") if len(taken) > 1 else ()
             dims = (0, *shapes.inner[1:])
-            sums = reduce_step(functor(text), dims, order=order, is_wide=False, unpromoted=unpromoted)
+            sums = reduce_step(functor(text), dims, is_wide=False, unpromoted=unpromoted)
             made.append(shapes.back(builder.apply(sums, taken)[0], shapes.channels))
     return builder.build(made)
-
-
-def _ordered_group_norm_backward(form: Form, shapes: _Groups, values: Sequence[int]) -> FusionGroup:
-    # As ATen has it: sums of each channel, of which those of groups, and of the batch, are made.
-    rank, _, is_contiguous, has_weight, mask = form
-    builder, (grad, x, mean, rstd, *weight) = shapes.builder, values
-    order = _order("group_norm_sums", rank, True)
-    sums = reduce_step(
-        functor("void sums(T dy, T x, T& ds, T& db) { ds = dy * x; db = dy; }", num_outputs=2),
-        shapes.inner[1:],
-        functor(
-            "void totals(T a, T b, int64_t count, T& ds, T& db, T& n) { ds = a; db = b; n = T(count); }", num_outputs=3
-        ),
-        order=order,
-        accumulate=functor(
-            "void add_sums(T a, T b, T dy, T x, T& ds, T& db) { ds = a + dy * x; db = b + dy; }", num_outputs=2
-        ),
-    )
-    ds, db, count = builder.apply(sums, [grad, x])
-    made: list[int] = []
-    if mask[0]:
-        given, by = "T ds, T db, T n" + ", T weight" * has_weight, " * weight" * has_weight
-        of_group = reduce_step(
-            functor(f"void of({given}, T& s, T& b, T& c) {{ s = ds{by}; b = db{by}; c = n; }}", num_outputs=3),
-            (2,),
-            order=order,
-            combine=functor(
-                "void both(T s, T b, T c, T s2, T b2, T c2, T& x, T& y, T& z) { x = s + s2; y = b + b2; z = c + c2; }",
-                num_outputs=3,
-            ),
-            accumulate=functor(
-                f"void add_of(T s1, T s2, T s3, {given}, T& s, T& b, T& c) "
-                f"{{ s = s1 + ds{by}; b = s2 + db{by}; c = s3 + n; }}",
-                num_outputs=3,
-            ),
-        )
-        totals = builder.apply(of_group, [ds, db, count, *weight])
-        text = """void factors(T sum1, T sum2, T n, T mean, T rstd, T& c2, T& c3) {
-          const T s = T(1) / n;
-          const T x = (sum2 * mean - sum1) * rstd * rstd * rstd * s;
-          c2 = x;
-          c3 = -x * mean - sum2 * rstd * s;
-        }"""
-        factors = builder.apply(step(text, num_outputs=2), [*totals, mean, rstd])
-        taken = "T x, T dy, T c2, T c3, T rstd" + ", T weight" * has_weight
-        text = f"T norm_dx({taken}) {{ const T c1 = rstd{by}; return c1 * dy + c2 * x + c3; }}"
-        dx = step(text, unpromoted=("c2", "c3", "rstd", "weight")[: 3 + has_weight], is_contiguous=is_contiguous)
-        made.append(shapes.back(builder.apply(dx, [x, grad, *factors, rstd, *weight])[0], shapes.full))
-    for is_wanted, text, taken in (
-        (mask[1], "T dgamma(T ds, T db, T mean, T rstd) { return (ds - db * mean) * rstd; }", [ds, db, mean, rstd]),
-        (mask[2], "T dbeta(T db) { return db; }", [db]),
-    ):
-        if is_wanted:
-            (total,) = builder.apply(reduce_step(functor(text), (0,), order="group_norm_batch"), taken)
-            rounded = step("T rounded(T weight, T total) { return total; }", unpromoted=("total",))
-            made.append(shapes.back(builder.apply(rounded, [*weight, total])[0], shapes.channels))
-    return builder.build(made)
-
-
-def _order(name: str, rank: int, is_ordered: bool) -> str:
-    # That of an input without further dimensions is another one, which is not kept.
-    return name + "_1d" * (rank == 2) if is_ordered else ""
 
 
 def _check_groups(form: Form, shapes: Mapping[str, Shape]) -> str:

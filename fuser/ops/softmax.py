@@ -18,7 +18,7 @@ from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops.calls import Binder, OpCall, asking, is_number, known_of
 from fuser.ops.composites import COMPOSITES, Composite, Form, composite_function, step
 from fuser.ops.reductions import reduction_function
-from fuser.ops.table import OPS, cast_function
+from fuser.ops.table import OPS, convert_function
 
 __all__ = ["softmax_functions", "softmax_methods", "total_function"]
 
@@ -58,7 +58,7 @@ def _forward_steps(op: str, form: Form, is_ordered: bool) -> FusionGroup:
     builder = GroupBuilder()
     x = builder.add_input("input")
     if dtype:
-        (x,) = builder.apply(cast_function(getattr(torch, dtype[0])), [x])
+        (x,) = builder.apply(convert_function(getattr(torch, dtype[0])), [x])
     if is_ordered:
         return _ordered_steps(builder, op, dim, x)
     (top,) = builder.apply(reduction_function("amax_or_end", (dim,), True), [x])
