@@ -26,7 +26,7 @@ from fuser.row_space import lies_across
 
 __all__ = ["cut_columns", "find_columns"]
 
-_PIECE = functor("T piece(T x) { return x; }")
+_PIECE = "T piece(T x) { return x; }"
 
 
 def find_columns(
@@ -104,5 +104,5 @@ def _steps(function: Function, common: torch.dtype, dtypes: Sequence[torch.dtype
     last = replace(reduction, accumulate=None, dims=(0,), keepdim=False)
     return [
         replace(function, reduction=first, out_dtypes=reduction.accumulators(kept)),
-        Function(_PIECE, isolation=function.isolation, reduction=last, out_dtypes=tuple(dtypes)),
+        Function(functor(_PIECE), isolation=function.isolation, reduction=last, out_dtypes=tuple(dtypes)),
     ]

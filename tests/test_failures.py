@@ -420,7 +420,7 @@ CATCHING: dict[str, Callable[[KernelSource, bytes], object]] = {
     "writing": lambda source, image: disk_cache.write(CacheKey.build(("written",), ("tests",)), image),
     "tidying": lambda source, image: tidy(),
     "waiting for a turn": lambda source, image: take_turn(),
-    "running a compiler": lambda source, image: cpu_backend._build(source),
+    "running a compiler": lambda source, image: cpu_backend.build_image(source),
     "finding a compiler": lambda source, image: cpu_backend._find_compiler.__wrapped__(config.cxx, os.environ["PATH"]),
     "asking the machine": lambda source, image: ask_often(cpu_backend.host_identity, cpu_prelude._libmvec),
 }
@@ -454,7 +454,7 @@ def test_what_a_signal_handler_raises_is_never_lost(name: str, tmp_path: Path, m
     before = signal.signal(signal.SIGALRM, handle)
     try:
         with config.patch(cache_dir=str(tmp_path)):
-            image = cpu_backend._build(source)
+            image = cpu_backend.build_image(source)
             usual_s = min(timeit.repeat(lambda: CATCHING[name](source, image), number=1, repeat=5))
             for place in range(60):
                 try:
@@ -495,14 +495,14 @@ def test_what_a_signal_handler_raises_leaves_nvrtc(error: type[Exception]) -> No
 
 def new_entry(image: bytes) -> CacheKey:
     key = CacheKey.build(("found",), ("tests",))
-    entry = disk_cache._folder() / f"{key.wanted}-{key.maker}"
+    entry = disk_cache.cache_folder() / f"{key.wanted}-{key.maker}"
     if not entry.exists():
         disk_cache.write(key, image)
     return key
 
 
 def tidy() -> None:
-    folder = disk_cache._folder()
+    folder = disk_cache.cache_folder()
     os.close(disk_cache._open_lock(folder))
     for number in range(50):
         (folder / f"{disk_cache.TEMPORARY}{number}").mkdir(exist_ok=True)
