@@ -76,9 +76,10 @@ def build_arg_spec(
     pointers = [index for index in used if inputs[index].spec.number is None and not inputs[index].spec.is_counter]
     operands = [*outputs, *(inputs[index].desc for index in pointers)]
     counters = _describe_counters(group, inputs)
-    counters += [inputs[index].desc for index in used if inputs[index].spec.is_counter]
+    given = [index for index in used if inputs[index].spec.is_counter]
+    counters += [inputs[index].desc for index in given]
     rows = None
-    values = [*group.outputs, *pointers, *group.index_values()]
+    values = [*group.outputs, *pointers, *group.index_values(), *given]
     if group.has_reduction:
         walk, rows = _walk_rows(group, inputs, operands, counters, values, device_type, order)
         inner = [min(operand[rows.inner], 2) for operand in walk.space.strides]

@@ -153,7 +153,8 @@ def cuda_twin(group: Any, args: Any) -> Any:
     if args.device_type == "cuda":
         return args
     typing = infer_typing(group, args.inputs, args.default_dtype)
-    pointers = [item for item in (args.inputs[slot] for slot in group.used_inputs()) if item.number is None]
+    read = [slot for slot in group.used_inputs() if in_memory(args.inputs[slot])]
+    pointers = [args.inputs[slot] for slot in read]
     itemsizes = [typing.values[value].itemsize for value in group.outputs] + [item.dtype.itemsize for item in pointers]
     inner = [*args.outputs, *(item.inner for item in pointers), *args.counters]
     # An innermost stride that is neither 0 nor 1 is `step`: with SIDE the second dimension is dense instead, with 2
@@ -170,17 +171,22 @@ def cuda_twin(group: Any, args: Any) -> Any:
         rounds = rounds_between(group, is_strict=args.numerics == "strict")
         walk = plan_walk(space, itemsizes, [True] * len(itemsizes), len(args.outputs), rounds=rounds)
     else:
-        # An order of torch's CPU kernels is none of its CUDA kernels.
-        rows = replace(rows, order=None)
-        read = [index for index, item in enumerate(args.inputs) if item is not None and item.number is None]
-        is_row = [rows.is_row[value] for value in (*group.outputs, *read, *group.index_values())]
+        given = [slot for slot in group.used_inputs() if args.inputs[slot].is_counter]
+        is_row = [rows.is_row[value] for value in (*group.outputs, *read, *group.index_values(), *given)]
         lengths = (1, SIDE, SIDE**2, SIDE**3)
         sizes = (lengths[choose(f"{args} {group!s}", len(lengths))], *space.sizes[1:])
         space = IterationSpace(sizes, space.strides, rows.reduced)
+        # The order of torch's CPU kernels is no schedule of a GPU's threads.
+        rows = replace(rows, order=None)
         limits = RowLimits(choose(str(args), 2) << 17, 1)
         walk = plan_row_walk(group, space, rows, is_row, itemsizes, [True] * len(itemsizes), limits)
         rows = replace(rows, keeps=walk.tuning.is_resident)
     return replace(args, device_type="cuda", vector=walk.vector, accesses=walk.accesses, tuning=walk.tuning, rows=rows)
+
+
+def in_memory(item: Any) -> bool:
+    """Whether an input is read, and neither passed by value nor computed from where elements are."""
+    return item.number is None and not item.is_counter
 
 
 @cache

@@ -133,6 +133,8 @@ def test_autocast_widens_the_ops_that_torch_widens(dtype: torch.dtype, wide: tor
     from fuser.ops import OPS, WIDE_UNDER_AUTOCAST
 
     own_names = {"pow": "pow.Tensor_Tensor", "pow_number": "pow.Tensor_Scalar", "to": "_to_copy"}
+    # What torch calls after it has cast the operands of its prelu.
+    own_names["prelu"] = "_prelu_kernel"
     for name in OPS:
         packet, _, overload = own_names.get(name, name).partition(".")
         found = getattr(torch.ops.aten, packet, None)
