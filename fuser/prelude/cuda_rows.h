@@ -78,24 +78,46 @@ FUSER_INLINE void fuser_shift(unsigned int (&words)[U][2 * W], unsigned int byte
 }
 
 // Reads U vectors of a lane, the first one at `from`; a warp's U * 32 follow each other, and `left` elements of the row.
-// No granule is read that has none of them.
+// `is_first`: it is the row's first lane. Where not all of a granule is the row's, its elements are read one by one:
+// memory may begin behind its first byte, or end before its last one.
 template <int N, int U, typename S, typename I>
-FUSER_INLINE void fuser_load_anywhere(fuser_vector<S, N> (&to)[U], const S* from, I left) {
+FUSER_INLINE void fuser_load_anywhere(fuser_vector<S, N> (&to)[U], const S* from, I left, bool is_first) {
   if (left <= 0) return;
   constexpr int bytes = N * sizeof(S), W = bytes / 4;
+  typedef fuser_vector<unsigned int, W> granule;
   const unsigned int before = reinterpret_cast<size_t>(from) % bytes;
-  const auto granules =
-      reinterpret_cast<const fuser_vector<unsigned int, W>*>(reinterpret_cast<const char*>(from) - before);
-  const I last = (left - 1 + static_cast<I>(before / sizeof(S))) / N;
-  fuser_vector<unsigned int, W> read[U][2];
-  if (last > (U - 1) * 32) {
+  const auto granules = reinterpret_cast<const granule*>(reinterpret_cast<const char*>(from) - before);
+  const I missing = static_cast<I>(before / sizeof(S)), whole = (left + missing) / N;
+  const bool has_head = is_first && missing > 0;
+  granule read[U][2];
+  if (whole > (U - 1) * 32 + 1 && !has_head) {
 #pragma unroll
     for (int u = 0; u < U; ++u) read[u][0] = granules[u * 32], read[u][1] = granules[u * 32 + 1];
   } else {
+    const I last = (left - 1 + missing) / N;
+    const auto edge = [&](I at) {
+      fuser_vector<S, N> own;
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        const I n = at * N + k - missing;
+        own.set(k, from[n < left && (n >= 0 || !is_first) ? n : 0]);
+      }
+      granule made;
+      memcpy(&made, &own, bytes);
+      return made;
+    };
+    granule head = {}, tail = {};
+    if (has_head) head = edge(0);
+    if (last == whole) tail = edge(last);
 #pragma unroll
     for (int u = 0; u < U; ++u) {
-      read[u][0] = granules[u * 32 < last ? u * 32 : last];
-      read[u][1] = granules[u * 32 + 1 < last ? u * 32 + 1 : last];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const I at = u * 32 + i < last ? u * 32 + i : last;
+        if (at == 0 && has_head) read[u][i] = head;
+        else if (at == whole) read[u][i] = tail;
+        else read[u][i] = granules[at];
+      }
     }
   }
   unsigned int words[U][2 * W];
