@@ -17,7 +17,7 @@ from fuser.autodiff.derivative import Derived, forward_functor, reverse_functor
 from fuser.autodiff.derivative.text import emit_functor
 from fuser.cxx.functor import Functor, Role, parse_functor
 from fuser.eager.translation import translate
-from fuser.errors import DataDependentError, NotDifferentiableError
+from fuser.errors import DataDependentError, NotDifferentiableError, UntranslatableError
 from fuser.ops import OPS
 from fuser.ops.elementary import clamp_to_numbers
 
@@ -396,13 +396,32 @@ _NUMBERS: dict[str, tuple[float, ...]] = {
 
 
 def _silu_backward(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    # torch's own has no derivative.
     s = torch.sigmoid(x)
     return g * s * (1 + x * (1 - s))
 
 
+def _mish_backward(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    t = torch.tanh(torch.nn.functional.softplus(x))
+    return g * (t + x * torch.sigmoid(x) * (1 - t * t))
+
+
+# torch's own of these have no derivative.
+_FORMULAS: dict[str, Callable[..., torch.Tensor]] = {
+    "silu_backward": _silu_backward,
+    "mish_backward": _mish_backward,
+    # The sixth is a float in torch, too.
+    "hardsigmoid_backward": lambda g, x: torch.where(x.abs() < 3, g * torch.tensor(1 / 6).item(), 0.0),
+    "logit_backward": lambda g, x: torch.where((x < 0) | (x > 1), math.nan, g / (x * (1 - x))),
+    "heaviside": lambda a, b: torch.where(a == 0, b, torch.where(a > 0, 1.0, 0.0)),
+}
+# Their texts round as the dtype of memory does, which only a kernel can: torch differentiates its own op.
+_TORCHS_OWN = ("hardshrink", "softshrink", "shrink_backward", "threshold", "div_trunc")
+
+
 def _real_ops() -> list[str]:
-    return [name for name, op in OPS.items() if "float" in op.kinds and op.function.out_dtypes != (torch.bool,)]
+    found = [name for name, op in OPS.items() if "float" in op.kinds and op.function.out_dtypes != (torch.bool,)]
+    # The places of triangles are no floats: they have a test of their own.
+    return [name for name in found if name not in {*_TORCHS_OWN, "tril", "triu"}]
 
 
 @pytest.mark.parametrize("name", _real_ops())
@@ -423,7 +442,39 @@ def test_torch_ops(name: str) -> None:
         if number is not None:
             # Of -0 torch takes the reciprocal root, which is -infinity, where pow is infinity.
             tensors = [grids[0][grids[0].signbit().logical_not() | (grids[0] != 0)], number]
-        _compare_with_torch(name, functor, tensors, scalars, _silu_backward if name == "silu_backward" else op.eager)
+        _compare_with_torch(name, functor, tensors, scalars, _FORMULAS.get(name, op.eager))
+
+
+@pytest.mark.parametrize("name", ["tril", "triu"])
+@pytest.mark.parametrize("diagonal", [-1, 0, 2])
+def test_triangles(name: str, diagonal: int) -> None:
+    row, column = torch.meshgrid(torch.arange(3), torch.arange(4), indexing="ij")
+    x = torch.tensor(_POINTS, dtype=F64).reshape(3, 4)
+    op = OPS[name]
+    _compare_with_torch(name, op.function.functor, [x, row, column], {"diagonal": diagonal}, op.eager)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", _TORCHS_OWN)
+@pytest.mark.parametrize("dtype", [F64, torch.bfloat16], ids=str)
+def test_torch_differentiates_its_own_ops(name: str, dtype: torch.dtype) -> None:
+    """What has no translation has torch's gradient, bit for bit, at a bound that bfloat16 rounds too."""
+    op = OPS[name]
+    functor = op.function.functor
+    scalars = {item.name: 0.1 for item in functor.scalars}
+    types = (F64,) * (len(functor.tensors) + len(scalars))
+    with pytest.raises(UntranslatableError, match="fuser_"):
+        reverse_functor(functor, F64, types, wanted=(0,), outputs=(0,), op=name)
+    grid = torch.tensor([*_POINTS, 0.1, -0.1], dtype=dtype)
+    mesh = torch.cartesian_prod(*[grid] * len(functor.tensors)).reshape(-1, len(functor.tensors))
+    weight = torch.linspace(0.5, 1.5, len(mesh)).to(dtype)
+    found = []
+    for function in (fuser.JitFunction(op.function, scalars), op.eager):
+        leaves = [item.contiguous().requires_grad_() for item in mesh.unbind(1)]
+        result = function(*leaves, **scalars)
+        found.append(torch.autograd.grad(result, leaves, weight))
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
 
 
 _BOUNDS = {
@@ -443,10 +494,8 @@ def test_clamps_to_numbers(name: str, bounds: tuple[float, ...]) -> None:
 def _compare_with_torch(
     name: str, functor: Functor, tensors: list[Any], scalars: dict[str, float], eager: Callable[..., Any]
 ) -> None:
-    types = tuple(
-        torch.bool if isinstance(item, torch.Tensor) and item.dtype is torch.bool else F64 for item in tensors
-    )
-    types += (F64,) * len(scalars)
+    types = tuple(item.dtype if isinstance(item, torch.Tensor) else F64 for item in tensors)
+    types += tuple(torch.int64 if isinstance(item, int) else F64 for item in scalars.values())
     wanted = tuple(k for k, item in enumerate(tensors) if isinstance(item, torch.Tensor) and item.dtype is F64)
     leaves = [tensors[place].requires_grad_() for place in wanted]
     result = eager(*tensors, **scalars)

@@ -172,7 +172,7 @@ define(
     "T x, T g",
     "bool is_low = x < T(0); T most = is_low ? T(1) : T(0); T sign = is_low ? T(1) : -T(1); T z = exp(-fabs(x));"
     " return g * (most - sign * (z / (T(1) + z)));",
-    lambda x, g: _ATEN.log_sigmoid_backward(g, x, torch.exp(-x.abs())),
+    lambda x, g: _ATEN.log_sigmoid_backward(g, x, torch.exp(-x.detach().abs())),
 )
 # Bounds are numbers of the dtype.
 define(

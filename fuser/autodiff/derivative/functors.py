@@ -153,8 +153,9 @@ def _source_of_op(
     form: Callable[..., Expr], functor: Functor, compute: torch.dtype, types: tuple[torch.dtype, ...]
 ) -> ReadFunctor:
     builder = Builder()
-    inputs = [builder.input(item.name, dtype) for item, dtype in zip(functor.tensors, types, strict=True)]
-    return _source(functor, compute, functor.tensors, inputs, [form(*inputs)])
+    parameters = [item for item in functor.parameters if item.role is not Role.OUTPUT]
+    inputs = [builder.input(item.name, dtype) for item, dtype in zip(parameters, types, strict=True)]
+    return _source(functor, compute, parameters, inputs, [form(*inputs)])
 
 
 def _source(

@@ -93,7 +93,32 @@ def _hardswish(x: Expr) -> Expr:
     return above.where(x.call("le", -3).call("logical_not"), 0)
 
 
-# By the entry's name in the table, from the tensor parameters, in order, to what is differentiated; its value on a tie
+def _sigmoid(x: Expr) -> Expr:
+    return 1 / ((-x).call("exp") + 1)
+
+
+def _elu_backward(g: Expr, x: Expr, alpha: Expr, scale: Expr, input_scale: Expr) -> Expr:
+    # Zero has the value of what is below, and no second derivative.
+    alpha, scale, input_scale = (item.to(x.dtype) for item in (alpha, scale, input_scale))
+    curved = x.where(x.call("lt", 0), x.call("detach"))
+    below = g * input_scale * (alpha * scale) * (curved * input_scale).call("exp")
+    return (g * scale).where(x.call("gt", 0), below)
+
+
+def _softplus_backward(g: Expr, x: Expr, beta: Expr, threshold: Expr) -> Expr:
+    # On the threshold the value is the curve's, and the second derivative is zero.
+    beta, threshold = beta.to(x.dtype), threshold.to(x.dtype)
+    scaled = x * beta
+    slope = _sigmoid(scaled.call("detach").where(scaled.call("eq", threshold), scaled))
+    return g.where(scaled.call("gt", threshold), g * slope)
+
+
+def _log_sigmoid_backward(x: Expr, g: Expr) -> Expr:
+    # The text has the absolute value of x, which has no derivative at zero. Both sides keep their digits.
+    return (g - g * _sigmoid(x)).where(x.call("lt", 0), g * _sigmoid(-x))
+
+
+# By the entry's name in the table, from the parameters, tensors and scalars, in order, to what is differentiated; its value on a tie
 # or a kink does not matter.
 DIFFERENTIATED_AS: dict[str, Callable[..., Expr]] = {
     "abs": lambda x: x.call("abs"),
@@ -115,6 +140,9 @@ DIFFERENTIATED_AS: dict[str, Callable[..., Expr]] = {
     "pow_0": lambda a, b: a.call("detach"),
     **{f"pow_{k}": lambda a, b, k=k: a.call("pow", k) for k in (1, 2, 3)},
     "pow_minus_2": lambda a, b: (1 / a) * (1 / a),
+    "elu_backward": _elu_backward,
+    "softplus_backward": _softplus_backward,
+    "log_sigmoid_backward": _log_sigmoid_backward,
     # Without what the text has for its digits.
     "sigmoid_backward": lambda g, y: g * (1 - y) * y,
     "tanh_backward": lambda g, y: g * (1 - y * y),
