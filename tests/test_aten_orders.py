@@ -13,18 +13,20 @@ from cuda_emulation import run_emulated
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuser
-from fuser import order_check
+from fuser import order_check, planner
+from fuser.compiler import register
 from fuser.config import config
 from fuser.cuda.aten_orders import GpuSize, Layout, coalesce, find_schedule, sum_schedule
 from fuser.cxx.functor import parse_functor
 from fuser.errors import GroupError
 from fuser.function import Function, Reduction
 from fuser.graph import FusionGroup, GroupBuilder
+from fuser.kernel_spec import infer_layouts
 from fuser.ops import OPS, composite_function, reduction_function
 from fuser.ops.softmax import total_function
 from fuser.orders import RowOrder, Schedule
 from fuser.row_orders import torchs_order
-from fuser.tensor_desc import TensorDesc
+from fuser.tensor_desc import TensorDesc, describe, value_layouts
 
 CUDA = torch.device("cuda", 0)
 
@@ -464,3 +466,18 @@ def test_edges_are_those_of_memory() -> None:
     assert order((4096, 1024), is_aligned=False) == RowOrder(schedule, has_edges=True, source=0)
     assert order((4096, 1023)) == RowOrder(schedule, has_edges=True, source=0)
     assert order((4096, 1023), source=-1) == RowOrder(schedule, has_edges=True)
+
+
+@pytest.mark.parametrize("op", ["_softmax", "_log_softmax"])
+def test_what_has_the_dtype_already_lies_where_it_does(op: str) -> None:
+    def order(dtype: torch.dtype, *into: str, is_aligned: bool = False) -> list[RowOrder | None]:
+        builder = GroupBuilder("strict")
+        group = builder.build(builder.apply(composite_function(op, (-1, *into)), [builder.add_input("x")]))
+        desc = describe(torch.empty(4, 10000, dtype=dtype))._replace(device=CUDA, is_aligned=is_aligned)
+        expanded = planner._expand(register(group), [desc], CUDA, infer_layouts(group, value_layouts([desc])))
+        return list(planner._find_orders(expanded, CUDA)[1].values())
+
+    # In ATen it is the tensor itself.
+    assert order(torch.float32, "float32") == order(torch.float32)
+    assert order(torch.float32, is_aligned=True) != order(torch.float32)
+    assert order(torch.bfloat16, "float32") != order(torch.float32)

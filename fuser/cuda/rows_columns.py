@@ -13,6 +13,11 @@ from fuser.cuda.rows_along import AlongText
 
 __all__ = ["ColumnsText"]
 
+# Rows of a thread that are added one after another: more would take more roundings than a tree does.
+FEW_ROWS = 4
+# Elements of a vector for which there are registers for two sums: those of float32, whose results show such roundings.
+FEW_SUMS = 4
+
 
 class ColumnsText(AlongText):
     """Writes such a kernel."""
@@ -34,12 +39,19 @@ class ColumnsText(AlongText):
             *(f"  {self._vector(item)} next_{item.name}[U];" for item in self._ahead),
             *indent(self._read_ahead()),
             "  int turn = 0;",
+            *(["  unsigned int taken = 0;"] if self._is_folded else []),
             "  for (; first < rows; first += step) {",
             "    const fuser_row row = next;",
             "    const bool is_row = number < rows;",
             *indent(self._all_passes("is_row && t == 0"), 2),
             f"    turn ^= {len(self.combining) % 2};" if self._is_one_batch else "    __syncthreads();",
+            *(
+                [f"    if (++taken % {FEW_ROWS} == 0) {{", *indent(self._fold(is_last=False), 3), "    }"]
+                if self._is_folded
+                else []
+            ),
             "  }",
+            *(indent(self._fold(is_last=True)) if self._is_folded else []),
             *indent(self._pieces()),
             "}",
         ]
@@ -104,6 +116,32 @@ class ColumnsText(AlongText):
                     f"fuser_columns{level}::part column{level}[U][V];",
                     "#pragma unroll",
                     f"for (int i = 0; i < U * V; ++i) column{level}[i / V][i % V] = columns{level}.identity();",
+                ]
+                if self._is_folded:
+                    lines += [
+                        f"fuser_columns{level}::part all_rows{level}[U][V];",
+                        "#pragma unroll",
+                        f"for (int i = 0; i < U * V; ++i) all_rows{level}[i / V][i % V] = columns{level}.identity();",
+                    ]
+        return lines
+
+    @property
+    def _is_folded(self) -> bool:
+        # Whether what a few rows came to is added apart.
+        return self.teams > 1 and self.loop.vector <= FEW_SUMS
+
+    def _fold(self, *, is_last: bool) -> list[str]:
+        # Add what the last rows came to, and begin anew; at last the total is what columns come to.
+        lines: list[str] = []
+        for level, step in enumerate(self.loop.passes):
+            if step.columns:
+                own, total = f"column{level}[i / V][i % V]", f"all_rows{level}[i / V][i % V]"
+                lines += [
+                    "#pragma unroll",
+                    "for (int i = 0; i < U * V; ++i) {",
+                    f"  {total} = columns{level}.combine({total}, {own});",
+                    f"  {own} = {total if is_last else f'columns{level}.identity()'};",
+                    "}",
                 ]
         return lines
 
