@@ -75,11 +75,14 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "hardtanh_backward": {"min_val": -1.0, "max_val": 0.5},
     "leaky_relu_backward": {"negative_slope": 0.2},
     "softplus_backward": {"beta": 1.5, "threshold": 2.0},
-    **dict.fromkeys(("hardshrink", "softshrink", "shrink_backward"), {"lambd": 0.25}),
+    "hardshrink": {"lambd": 0.25},
+    "softshrink": {"lambd": 0.25},
+    "shrink_backward": {"lambd": 0.25},
     "threshold": {"threshold": 0.25, "value": -0.5},
     "native_dropout_backward": {"scale": 1.25},
     "nan_to_num": {"nan": 0.25, "posinf": 2.0, "neginf": -2.0},
-    **dict.fromkeys(("tril", "triu"), {"diagonal": 1}),
+    "tril": {"diagonal": 1},
+    "triu": {"diagonal": 1},
 }
 
 
