@@ -118,9 +118,7 @@ define(
     "T g, T x, T alpha, T scale, T input_scale",
     "T negative = alpha * scale;"
     + _where_nan_differs("bool is_low = x <= T(0);", "bool is_low = !(x > T(0));")
-    # The power at zero is a constant to the second derivative, as torch's formula has it.
-    + "T power = x == T(0) ? T(1) : exp(x * input_scale);"
-    + "return is_low ? g * input_scale * negative * power : g * scale;",
+    + "return is_low ? g * input_scale * negative * exp(x * input_scale) : g * scale;",
     lambda g, x, alpha, scale, input_scale: _ATEN.elu_backward(g, alpha, scale, input_scale, False, x),
     scalars=("alpha", "scale", "input_scale"),
 )

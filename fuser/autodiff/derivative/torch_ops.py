@@ -118,8 +118,8 @@ def _log_sigmoid_backward(x: Expr, g: Expr) -> Expr:
     return (g - g * _sigmoid(x)).where(x.call("lt", 0), g * _sigmoid(-x))
 
 
-# By the entry's name in the table, from the parameters, tensors and scalars, in order, to what is differentiated; its value on a tie
-# or a kink does not matter.
+# By the entry's name in the table, from the parameters, tensors and scalars, in order, to what is differentiated; its
+# value on a tie or a kink does not matter.
 DIFFERENTIATED_AS: dict[str, Callable[..., Expr]] = {
     "abs": lambda x: x.call("abs"),
     "div_number": lambda a, b: a / b,
