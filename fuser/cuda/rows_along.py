@@ -205,8 +205,8 @@ class AlongText(AlongElements):
         for level, size in zip(self.combining, sizes, strict=True):
             count = f"fuser_waiting({least}, {size})" if not self.tuning.is_resident else str(least)
             lines.append(f"constexpr int waiting{level} = {count};")
-        # The batches of all passes come behind the parts of all, and share no 16 bytes with them: a warp may have parts of
-        # the next pass while others read what the batches came to, in vectors.
+        # The batches of all passes come behind the parts of all, and share no 16 bytes with them: a warp may have parts
+        # of the next pass while others read what the batches came to, in vectors.
         per_batch = BATCH // self.span
         parts = [f"waiting{level} * {size}" for level, size in zip(self.combining, sizes, strict=True)]
         batches = [
