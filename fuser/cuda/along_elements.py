@@ -91,7 +91,8 @@ class AlongElements(RowText):
         anywhere = [item for item in items if self._is_anywhere(item)]
         direct = [item for item in items if item not in anywhere]
         lines = [
-            f"fuser_load_anywhere({to}{item.name}, {row}.{item.name} + (begin + lead), {self._left()}, begin + lead == 0);"
+            f"fuser_load_anywhere({to}{item.name}, {row}.{item.name} + (begin + lead), {self._left()}, "
+            "begin + lead == 0);"
             for item in anywhere
         ]
         loads = [f"{to}{item.name}[u] = {self._read(item, row)};" for item in direct]

@@ -205,19 +205,17 @@ class AlongText(AlongElements):
         for level, size in zip(self.combining, sizes, strict=True):
             count = f"fuser_waiting({least}, {size})" if not self.tuning.is_resident else str(least)
             lines.append(f"constexpr int waiting{level} = {count};")
-        # The batches come behind the parts.
+        # The batches of all passes come behind the parts of all, and share no 16 bytes with them: a warp may have parts
+        # of the next pass while others read what the batches came to, in vectors.
         per_batch = BATCH // self.span
-        cluster = self.tuning.cluster
-        wholes = [
-            f"(waiting{level} + (waiting{level} + {per_batch - 1}) / {per_batch} * {cluster})"
-            for level in self.combining
+        parts = [f"waiting{level} * {size}" for level, size in zip(self.combining, sizes, strict=True)]
+        batches = [
+            f"(waiting{level} + {per_batch - 1}) / {per_batch} * {self.tuning.cluster} * {size}"
+            for level, size in zip(self.combining, sizes, strict=True)
         ]
-        bytes_ = [f"{whole} * {size}" for whole, size in zip(wholes, sizes, strict=True)]
-        most = bytes_[0]
-        for text in bytes_[1:]:
-            most = f"fuser_most({most}, {text})"
         lines += [
-            f"constexpr int shared_bytes = ({most} + 15) / 16 * 16;",
+            f"constexpr int parts_bytes = ({_most(parts)} + 15) / 16 * 16;",
+            f"constexpr int shared_bytes = (parts_bytes + {_most(batches)} + 15) / 16 * 16;",
             f"alignas(16) __shared__ unsigned char shared[{buffers}][{self.teams}][shared_bytes];",
         ]
         return lines
@@ -279,6 +277,9 @@ class AlongText(AlongElements):
         setup = [
             f"const auto waiting = reinterpret_cast<{kind}::part*>(shared[{self._buffer(level)}][threadIdx.x / T]);"
         ]
+        if not self._is_one_batch:
+            place = f"shared[{self._buffer(level)}][threadIdx.x / T] + parts_bytes"
+            setup.append(f"const auto batches = reinterpret_cast<{kind}::part*>({place});")
         store = [
             f"const auto own = {self._whole_warp(level)};",
             f"if (t % 32 == 0) waiting[(begin - round) / {self.span} + t / 32] = own;",
@@ -291,7 +292,7 @@ class AlongText(AlongElements):
         if self.tuning.cluster > 1:
             own = ["const fuser_index round = begin;", *setup, *own, *store]
             own += ["fuser_wait();"] * (level == self.combining[0])
-            parts = f"waiting, reinterpret_cast<unsigned int*>(waiting + waiting{level})"
+            parts = "waiting, reinterpret_cast<unsigned int*>(batches)"
             parts += f", boxes + {self.combining.index(level)}"
             length = "fuser_index(V * T * U * C)" if self._has_whole_chunks else "length"
             sizes = f"{self.span}, T, {self.chunk // BATCH}, C"
@@ -300,7 +301,7 @@ class AlongText(AlongElements):
         span = self.span
         fold = [
             f"const fuser_index left = length - round, most = waiting{level} * {span};",
-            f"fuser_fold<{span}, T>(pass{level}, total{level}, waiting, waiting + waiting{level}, "
+            f"fuser_fold<{span}, T>(pass{level}, total{level}, waiting, batches, "
             f"static_cast<int>(((left < most ? left : most) + {span - 1}) / {span}));",
         ]
         if self.tuning.is_resident:
@@ -317,3 +318,10 @@ class AlongText(AlongElements):
             *indent(fold),
             "}",
         ]
+
+
+def _most(texts: list[str]) -> str:
+    most = texts[0]
+    for text in texts[1:]:
+        most = f"fuser_most({most}, {text})"
+    return most
