@@ -70,7 +70,8 @@ def check(group: FusionGroup, inputs: Sequence[torch.Tensor], wanted: Sequence[t
         assert distance <= 16 * torch.finfo(one.dtype).eps, f"{distance} of {tuple(one.shape)}"
 
 
-# A warp has a row, or a block; threads with many rows, which they add four at a time; teams without a row; lengths that are no multiple of a vector, or of all vectors.
+# A warp has a row, or a block; threads with many rows, which they add four at a time; teams without a row; lengths
+# that are no multiple of a vector, or of all vectors.
 SHAPES = ((1003, 64), (3, 20, 776), (7, 64), (11, 2051), (40, 1024), (9, 4096), (33, 50))
 
 
