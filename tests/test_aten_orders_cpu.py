@@ -58,6 +58,7 @@ def check(function: Callable[..., Any], dtype: torch.dtype, shapes: tuple[tuple[
 
 
 @pytest.mark.cpu
+@pytest.mark.slow
 def test_sums_have_torchs_bits_with_any_number_of_threads() -> None:
     check(product, torch.float32, ROWS, -1)
     check(product, torch.float32, COLUMNS, 0)
