@@ -260,7 +260,7 @@ def plan_flat(spec: KernelSpec, inputs: Sequence[TensorDesc], out: Sequence[Tens
 def _is_flat(args: ArgSpec) -> bool:
     # Whether one index serves all operands.
     used = (item.inner for item in args.inputs if item is not None)
-    return args.rank == 1 and args.rows is None and max(*used, *args.outputs, *args.counters) < 2
+    return args.rank == 1 and args.rows is None and all(inner < 2 for inner in (*used, *args.outputs, *args.counters))
 
 
 def _holds_for_any_size(spec: KernelSpec, parts: Sequence[_Part]) -> bool:

@@ -6,7 +6,7 @@ import difflib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -55,6 +55,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the hypothesis profile."""
     hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or f"tier {config.getoption('tier')}")
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """Let torch.compile know nothing of what other tests compiled."""
+    import torch
+
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 def pytest_unconfigure() -> None:

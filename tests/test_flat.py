@@ -6,7 +6,7 @@ import linecache
 import operator
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,9 @@ pytestmark = pytest.mark.cpu
 
 
 @pytest.fixture(autouse=True)
-def fresh_dynamo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_dynamo: None) -> None:
     # Of torch: a graph that an earlier run compiled would not be compiled here.
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Inner(nn.Module):

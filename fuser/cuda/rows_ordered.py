@@ -110,14 +110,6 @@ class OrderedAlongText(AlongText):
             "}",
         ]
 
-    def _all_passes(self, writes: str) -> list[str]:
-        lines = [*self._row_variables(), *self._edges(), *self._kept_in_registers()]
-        for level, step in enumerate(self.loop.passes):
-            lines += [f"// Pass {level}.", *self._row_part(step, writes)]
-            if step.element is not None:
-                lines += self._pass(level, step, step.element)
-        return lines
-
     def _cluster_kernel(self) -> list[str]:
         # Neighbouring blocks, which read and write each other's shared memory, have the slots of a row.
         return [
@@ -243,11 +235,11 @@ class OrderedAlongText(AlongText):
             "const fuser_index head = shift > 0 ? H - shift : 0, end = head + (length - head) / R * R;",
         ]
 
-    def _kept_in_registers(self) -> list[str]:
-        # What a thread reads once and several passes use.
+    def _kept_vectors(self) -> list[str]:
+        # Where vectors begin, and what a thread reads once and several passes use.
+        lines = self._edges()
         if not self.tuning.is_resident:
-            return []
-        lines = []
+            return lines
         for site in self._sites:
             lines += [self._declare(item, site) for item in self._resident()]
             kinds = [(name, self.loop.kept_types[name]) for name in self.loop.kept]

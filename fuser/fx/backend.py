@@ -30,7 +30,7 @@ from fuser.fx.flat import FlatGraph, flatten
 from fuser.fx.passes import Fuel, FusionPass
 from fuser.graph import FusionGroup
 
-__all__ = ["compile_graph", "fuser_backend"]
+__all__ = ["build_backend", "compile_graph", "fuser_backend"]
 
 
 def compile_graph(graph_module: fx.GraphModule, numerics: str | None = None, fuel: Fuel | None = None) -> FlatGraph:
@@ -43,6 +43,19 @@ def compile_graph(graph_module: fx.GraphModule, numerics: str | None = None, fue
     write_statistics_in_place(graph_module)
     copy_together(graph_module)
     return flatten(graph_module)
+
+
+def build_backend(compile_as: Callable[[str], Callable[..., Any]]) -> Callable[..., Any]:
+    """Return a backend for torch.compile of what compiles a graph of each kind: forward, backward, inference."""
+    backend: Callable[..., Any] = aot_autograd(
+        fw_compiler=compile_as("forward"),
+        bw_compiler=compile_as("backward"),
+        inference_compiler=compile_as("inference"),
+        partition_fn=split_passes,
+        # Buffers are written to in the graph.
+        keep_inference_input_mutations=True,
+    )
+    return backend
 
 
 def fuser_backend(
@@ -88,14 +101,7 @@ def fuser_backend(
 
     # What is recorded, or depends on what was compiled before, is nothing that another process could use.
     is_kept = all(chosen[name] == OPTIONS[name][0] for name in OPTIONS if name != "numerics") and config.fuel is None
-    backend = aot_autograd(
-        fw_compiler=compile_as("forward"),
-        bw_compiler=compile_as("backward"),
-        inference_compiler=compile_as("inference"),
-        partition_fn=split_passes,
-        # Buffers are written to in the graph.
-        keep_inference_input_mutations=True,
-    )
+    backend = build_backend(compile_as)
     # Both passes are one entry of the cache.
     with (
         functorch_config.patch(bundled_autograd_cache=is_kept, force_non_lazy_backward_lowering=True),

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.eval_frame import OptimizeContext, innermost_fn
 from torch._functorch import config as functorch_config
 
-from fuser.fx.backend import compile_graph, read_options, split_passes
+from fuser.fx.backend import build_backend, compile_graph, read_options
 
 __all__ = ["RecordedGraph", "record_graphs"]
 
@@ -45,14 +44,8 @@ def record_graphs(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 
         return compile_pass
 
-    backend = aot_autograd(
-        fw_compiler=compile_as("forward"),
-        bw_compiler=compile_as("backward"),
-        inference_compiler=compile_as("inference"),
-        partition_fn=split_passes,
-        keep_inference_input_mutations=True,
-    )
-    again: Any = torch.compile(innermost_fn(getattr(compiled, "_orig_mod", compiled)), backend=backend)
+    function: Any = innermost_fn(getattr(compiled, "_orig_mod", compiled))
+    again: Any = torch.compile(function, backend=build_backend(compile_as))
     # It counts as one more compilation of the same code. The backward pass is compiled at once.
     limits = torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16)
     with limits, functorch_config.patch(force_non_lazy_backward_lowering=True):
