@@ -138,7 +138,7 @@ def _along(space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order
     schedule = order.schedule
     team, vector = schedule.x * schedule.y, schedule.vector
     length, multiple, most = prod(space.sizes[: rows.reduced]), 0, KEPT_BYTES // bytes_per_element
-    if schedule == Schedule(WARP, schedule.y, accumulators=1):
+    if schedule == Schedule(WARP, schedule.y, accumulators=1, rises=schedule.rises):
         # Of threads that take one element each, one does what neighbours do.
         vector, most = _neighbours(space, rows, max(itemsizes), team), min(most, MOST_ELEMENTS)
         team, multiple = team // vector, 0 if length % vector or vector == 1 else vector

@@ -34,7 +34,7 @@ from fuser.geometry import Flat, Launch, workspace_bytes
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import ArgSpec, InputSpec, KernelSpec, ValueLayout, infer_layouts, infer_typing
 from fuser.layout import IterationSpace, Shape, Strides
-from fuser.ops import Expansion, expand
+from fuser.ops import Expansion, expand, ordered_form
 from fuser.order_check import OrderCase, is_kept
 from fuser.orders import RowOrder
 from fuser.row_orders import Orders, find_orders, gpu_size, order_of_section
@@ -343,7 +343,7 @@ def _expand(
         views = [(slot, None) for slot in range(len(inputs))]
         same = Expansion(spec.group, tuple(views), (None,) * len(outputs), tuple(range(len(spec.group.applications))))
         return _Expanded(spec, same, tuple(whole), outputs, tuple(whole))
-    expansion = expand(spec.group, spec.group.is_strict)
+    expansion = expand(spec.group, _ordered_forms(spec.group, whole) if spec.group.is_strict else ())
     try:
         seen = [_view(inputs[slot], view) for slot, view in expansion.inputs]
     except UnsupportedError as error:
@@ -354,6 +354,15 @@ def _expand(
         expansion.group, seen, device, infer_layouts(expansion.group, value_layouts(seen)), expansion.origins
     )
     return _Expanded(None, expansion, tuple(values), outputs, tuple(whole))
+
+
+def _ordered_forms(group: FusionGroup, values: Sequence[DescribedValue]) -> tuple[tuple[Any, ...] | None, ...]:
+    forms = list[tuple[Any, ...] | None]()
+    for item in group.applications:
+        given = [values[value].desc for value in item.tensors]
+        dtypes, layouts = [desc.dtype for desc in given], [(desc.shape, desc.strides) for desc in given]
+        forms.append(ordered_form(item.function, dtypes, layouts) if item.function.is_composite else None)
+    return tuple(forms)
 
 
 def _expand_boxes(

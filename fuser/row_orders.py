@@ -70,7 +70,7 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
             source = value if value < len(group.inputs) else -1
             order = torchs_order(item.function, desc, dims, device, source, are_aligned=are_aligned)
             given = [values[value].desc for value in item.tensors]
-            if reduction.order == "batch_norm_sums" and any(
+            if reduction.order.startswith("batch_norm") and any(
                 own.strides != desc.strides for own in given if own.shape == desc.shape
             ):
                 # ATen has another kernel for tensors of different layouts.

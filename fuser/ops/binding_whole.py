@@ -135,6 +135,10 @@ def _bind_rms_norm_backward(
     return _call("_fused_rms_norm_backward", form, _there(grad_out, input, rstd, weight), mask=mask)
 
 
+# The least eps that cuDNN takes.
+CUDNN_EPS = 1e-5
+
+
 # --- batch_norm and group_norm ----------------------------------------------------------------------------------
 def _of_channels(input: Any) -> Known | None:  # noqa: A002
     # On the CPU torch keeps statistics of half and bfloat16 in other dtypes.
@@ -142,6 +146,17 @@ def _of_channels(input: Any) -> Known | None:  # noqa: A002
     if known is None or known.rank < 2 or (known.device_type == "cpu" and _narrow_name(known)):
         return None
     return known
+
+
+def runs_in_cudnn(input: Any, weight: Any, bias: Any, eps: Any) -> bool:  # noqa: A002
+    """Whether eager ``F.batch_norm`` runs in cuDNN, whose bits nobody else has, for what it is called with."""
+    known, of_weight = known_of(input), known_of(weight)
+    if known is None or of_weight is None or bias is None or known.device_type != "cuda" or known.rank < 3:
+        return False
+    is_kind = known.dtype in (torch.float32, torch.float64) or of_weight.dtype is torch.float32
+    is_kind = is_kind and torch.bfloat16 not in (known.dtype, of_weight.dtype)
+    # What a trace does not know of eps is no less than cuDNN takes.
+    return is_kind and torch.backends.cudnn.enabled and not (isinstance(eps, float) and eps < CUDNN_EPS)
 
 
 @asking
@@ -213,6 +228,8 @@ def _bind_functional_batch_norm(
     # One that writes is made another by the trace.
     if known is None or len(running) != (0 if training is True else 2) or not isinstance(training, bool):
         return None
+    if find_numerics() != "fast" and runs_in_cudnn(input, weight, bias, eps):
+        return None
     form = (known.rank, weight is not None, bias is not None, training, 1)
     return _call("batch_norm", form, _there(input, weight, bias, *running), {"eps": eps})
 
@@ -245,6 +262,11 @@ def _lies_row_major(known: Known) -> bool:
     return known.device_type != "cpu" or known.is_contiguous
 
 
+def _group_form(known: Known, groups: int, weight: Any, bias: Any) -> tuple[Any, ...]:
+    taken = (weight is not None, bias is not None)
+    return (known.rank, groups, _lies_row_major(known), *taken, _narrow_name(known))
+
+
 @asking
 def _bind_group_norm(
     input: Any,  # noqa: A002
@@ -259,8 +281,7 @@ def _bind_group_norm(
     known = known_of(input)
     if known is None or known.rank < 2 or type(group) is not int:
         return None
-    narrow = _narrow_name(known)
-    form = (known.rank, group, _lies_row_major(known), weight is not None, bias is not None, narrow)
+    form = (*_group_form(known, group, weight, bias), True)
     return _call("native_group_norm", form, _there(input, weight, bias), {"eps": eps}, (True,) * 3)
 
 
@@ -276,7 +297,7 @@ def _bind_functional_group_norm(
     known = known_of(input)
     if known is None or known.rank < 2 or type(num_groups) is not int or num_groups < 1:
         return None
-    form = (known.rank, num_groups, _lies_row_major(known), weight is not None, bias is not None, None)
+    form = (*_group_form(known, num_groups, weight, bias), False)
     return _call("native_group_norm", form, _there(input, weight, bias), {"eps": eps})
 
 

@@ -13,7 +13,7 @@ import torch
 
 from fuser.function import Promotion, View
 from fuser.graph import FusionGroup, GroupBuilder
-from fuser.layout import Shape
+from fuser.layout import Shape, Strides, is_contiguous
 from fuser.ops.composites import COMPOSITES, Composite, Form, only_wanted, optional_input, step, view
 from fuser.ops.norm_steps import affine, functor, moments, normalised_dx, reduce_step, rstd_of, stored
 
@@ -24,7 +24,27 @@ _VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
 
 # --- batch_norm -------------------------------------------------------------------------------------------------
 # Forms: the rank of the input, whether there are a weight and a bias, whether its own statistics are used, and how many
-# results are asked for (with those of the running statistics 5, without them 3; the first alone), or which.
+# results are asked for (with those of the running statistics 5, without them 3; the first alone), or which. In torch's
+# order, which of ATen's kernels: for channels side by side, for planes, or for what lies otherwise; and the dtype.
+_CHANNELS, _PLANES, _OTHER = "channels", "planes", "other"
+
+
+def _kernel(dtype: torch.dtype, shape: Shape, strides: Strides) -> Form:
+    # As ATen chooses.
+    if is_contiguous(shape, strides) and prod(shape) < 1 << 31:
+        return (_CHANNELS if strides[1] == 1 else _PLANES), dtype
+    return (_CHANNELS if _has_channels_last(shape, strides) else _OTHER), dtype
+
+
+def _backward_kernel(dtype: torch.dtype, shape: Shape, strides: Strides) -> Form:
+    # Where an input lies both ways, it chooses otherwise.
+    return (_CHANNELS, dtype) if _has_channels_last(shape, strides) else _kernel(dtype, shape, strides)
+
+
+def _has_channels_last(shape: Shape, strides: Strides) -> bool:
+    return len(shape) == 4 and is_contiguous(shape, strides, (0, 2, 3, 1))
+
+
 def _all_but_channels(rank: int) -> tuple[int, ...]:
     return (0, *range(2, rank))
 
@@ -35,9 +55,42 @@ def _add_channels(builder: GroupBuilder, rank: int, names: Sequence[str]) -> dic
     return {name: builder.apply(looked_at, [builder.add_input(name)])[0] for name in names}
 
 
-def _batch_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:  # noqa: ARG001 - as all steps
-    # In torch's order they have not its bits: how its compiler contracts the moments is not known.
-    rank, has_weight, has_bias, is_training, count = form
+# Moments as ATen's kernels have them, with what their compiler contracts, as is to be read in the machine code. Of
+# channels side by side a thread has several, which it merges otherwise than those of threads are merged: what was not
+# merged before says so (j), the second one of them.
+_MERGED = "n = na + nb; const T factor = T(1) / (n > T(1) ? n : T(1)), delta = ma - mb;"
+_CHANNEL_MERGE = f"""void merge(T ma, T sa, T na, T ja, T mb, T sb, T nb, T jb, T& m, T& s, T& n, T& j) {{
+  {_MERGED}
+  m = (jb > T(0) ? fma(ma, na, mb * nb) : fma(mb, nb, ma * na)) * factor;
+  s = sa + fma(delta * delta * nb * na, factor, sb);
+  j = T(1);
+}}"""
+_CHANNEL_NEXT = """void next(T ma, T sa, T count, T ja, T x, T& m, T& s, T& n, T& j) {
+  const T delta = x - ma;
+  n = count + T(1);
+  m = fma(delta, T(1) / n, ma);
+  s = __fadd_rn(sa, __fmul_rn(delta, x - m));
+  j = ja;
+}"""
+_PLANE_MERGE = f"""void merge(T ma, T sa, T na, T mb, T sb, T nb, T& m, T& s, T& n) {{
+  {_MERGED}
+  m = fma(na, ma, mb * nb) * factor;
+  s = sa + fma(delta * delta * na * nb, factor, sb);
+}}"""
+_PLANE_NEXT = """void next(T ma, T sa, T count, T x, T& m, T& s, T& n) {
+  const T delta = x - ma;
+  n = count + T(1);
+  m = ma + delta / n;
+  s = fma(delta, x - m, sa);
+}"""
+_KERNELS = {
+    _CHANNELS: ("batch_norm", (_CHANNEL_MERGE, _CHANNEL_NEXT)), _PLANES: ("batch_norm_planes", (_PLANE_MERGE, _PLANE_NEXT))
+}  # fmt: skip
+
+
+def _batch_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
+    rank, has_weight, has_bias, is_training, count, *kernel = form
+    layout = kernel[0] if kernel else _CHANNELS
     is_updated = is_training and count == 5
     builder = GroupBuilder()
     dims = _all_but_channels(rank)
@@ -49,7 +102,9 @@ def _batch_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:  # noqa: ARG
     eps = builder.add_input("eps", is_scalar=True)
     further: list[int] = []
     if is_training:
-        mean, var, elements = moments(builder, x, dims, "")
+        # Of an input that lies otherwise it is another order, which is not kept.
+        order, texts = _KERNELS.get(layout, ("batch_norm_others", ())) if is_ordered else ("", ())
+        mean, var, elements = moments(builder, x, dims, order, texts)
         rstd = rstd_of(builder, var, eps)
         further = [mean, rstd] if count > 1 else []
         if is_updated:
@@ -62,6 +117,8 @@ def _batch_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:  # noqa: ARG
         mean = given["running_mean"]
         rstd = rstd_of(builder, given["running_var"], eps)
     scaled = "weight * (x - mean) * rstd" if has_weight else "(x - mean) * rstd"
+    if has_weight and layout == _OTHER:
+        scaled = "(x - mean) * rstd * weight"
     taken = "T x, T mean, T rstd" + ", T weight" * has_weight + ", T bias" * has_bias
     unpromoted = tuple(word for word in ("mean", "rstd", "weight", "bias") if f"T {word}" in taken)
     normalise = step(f"T batch_norm({taken}) {{ return {scaled}{' + bias' * has_bias}; }}", unpromoted=unpromoted)
@@ -71,7 +128,10 @@ def _batch_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:  # noqa: ARG
 
 
 def _batch_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:
-    rank, has_weight, is_training, mask = form
+    rank, has_weight, is_training, mask, *kernel = form
+    layout = kernel[0] if kernel else _CHANNELS
+    if layout == _PLANES:
+        return _plane_backward_steps(form)
     builder = GroupBuilder()
     dims = _all_but_channels(rank)
     grad, x = builder.add_input("grad_out"), builder.add_input("input")
@@ -86,7 +146,8 @@ def _batch_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:
     order, add = "", None
     if is_ordered:
         text = "void add_sums(T a, T b, T dy, T x, T mean, T& s1, T& s2) { s1 = a + dy; s2 = b + dy * (x - mean); }"
-        order, add = "batch_norm_sums", functor(text, num_outputs=2)
+        order = "batch_norm_sums" if layout == _CHANNELS else "batch_norm_other_sums"
+        add = functor(text, num_outputs=2)
     both = reduce_step(functor(sums, num_outputs=2), dims, functor(totals, num_outputs=3), order=order, accumulate=add)
     first, second, count = builder.apply(both, [grad, x, mean])
     made: list[int] = []
@@ -107,15 +168,78 @@ def _batch_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:
         taken, scaled = "T dy, T rstd" + ", T weight" * has_weight, "dy * weight * rstd" if has_weight else "dy * rstd"
         dx = step(f"T norm_dx({taken}) {{ return {scaled}; }}", unpromoted=("rstd", "weight")[: 1 + has_weight])
         made += builder.apply(dx, [grad, rstd, *weight])
-    # In the dtype of the weight.
+    return builder.build(made + _channel_gradients(builder, dims, mask, weight, (first, second, rstd)))
+
+
+def _channel_gradients(
+    builder: GroupBuilder, dims: Sequence[int], mask: Sequence[bool], weight: Sequence[int], values: tuple[int, int, int]
+) -> list[int]:
+    # Those of weight and bias, in the dtype of the weight.
+    first, second, rstd = values
     dgamma = step("T dgamma(T weight, T total, T rstd) { return total * rstd; }", unpromoted=("total", "rstd"))
     dbeta = step("T dbeta(T weight, T total) { return total; }", unpromoted=("total",))
-    back = view(View(1, insert=dims).inverse)
+    back, made = view(View(1, insert=tuple(dims)).inverse), list[int]()
     if mask[1]:
         made += builder.apply(back, builder.apply(dgamma, [*weight, second, rstd]))
     if mask[2]:
         made += builder.apply(back, builder.apply(dbeta, [*weight, first]))
-    return builder.build(made)
+    return made
+
+
+# What rounds a float to a dtype.
+_ROUNDED = {
+    torch.bfloat16: "__uint_as_float((unsigned int)fuser_bfloat16_bits({}) << 16)",
+    torch.float16: "fuser_half_value(fuser_half_bits({}))",
+}
+
+
+def _plane_backward_steps(form: Form) -> FusionGroup:
+    # ATen rounds what threads pass on to each other, and each product, to the dtype of the input.
+    rank, has_weight, is_training, mask, _, dtype = form
+    rounds = _ROUNDED.get(dtype, "{}")
+    builder = GroupBuilder()
+    dims = _all_but_channels(rank)
+    grad, x = builder.add_input("grad_out"), builder.add_input("input")
+    given = _add_channels(builder, rank, ["weight"] * has_weight + ["mean", "rstd" if is_training else "var"])
+    weight, mean = [given[name] for name in ["weight"] * has_weight], given["mean"]
+    if is_training:
+        rstd = given["rstd"]
+    else:
+        text = "T rstd_of(T var, double eps) { return T(1) / sqrt(var + T(eps)); }"
+        rstd_step = step(text, scalars=("eps",), promotion=Promotion.DEFAULT_WIDE)
+        (rstd,) = builder.apply(rstd_step, [given["var"]], [builder.add_input("eps", is_scalar=True)])
+    added = f"s2 = b + {rounds.format('dy * (x - mean)')};" if dtype in _ROUNDED else "s2 = fma(x - mean, dy, b);"
+    passed = f"s1 = a + {rounds.format('c')}; s2 = b + {rounds.format('d')};"
+    both = reduce_step(
+        functor("void sums(T dy, T x, T mean, T& s1, T& s2) { s1 = dy; s2 = dy * (x - mean); }", num_outputs=2),
+        dims,
+        functor("""void totals(T s1, T s2, int64_t count, T& first, T& second, T& n) {
+          first = s1; second = s2; n = T(count);
+        }""", num_outputs=3),
+        # Where nobody asks for the gradient of the input it is another order, which is not kept.
+        order="batch_norm_plane_sums" if mask[0] else "batch_norm_other_sums",
+        accumulate=functor(f"void add_sums(T a, T b, T dy, T x, T mean, T& s1, T& s2) {{ s1 = a + dy; {added} }}", num_outputs=2),
+        combine=functor(f"void both(T a, T b, T c, T d, T& s1, T& s2) {{ {passed} }}", num_outputs=2),
+    )
+    first, second, count = builder.apply(both, [grad, x, mean])
+    made: list[int] = []
+    if mask[0]:
+        text = f"""void factors(T first, T second, T n, T rstd{", T weight" * has_weight}, T& shift, T& slope, T& scale) {{
+          const T share = T(1) / n;
+          shift = first * share; slope = second * share * rstd * rstd; scale = rstd{" * weight" * has_weight};
+        }}"""
+        wide = step(text, num_outputs=3, promotion=Promotion.DEFAULT_WIDE)
+        factors = builder.apply(wide, [first, second, count, rstd, *weight])
+        if is_training:
+            text = """T norm_dx(T x, T dy, T mean, T shift, T slope, T scale) {
+              return (fma(-slope, x - mean, dy) - shift) * scale;
+            }"""
+            dx = step(text, unpromoted=("mean", "shift", "slope", "scale"))
+            made += builder.apply(dx, [x, grad, mean, *factors])
+        else:
+            dx = step("T norm_dx(T dy, T scale) { return dy * scale; }", unpromoted=("scale",))
+            made += builder.apply(dx, [grad, factors[2]])
+    return builder.build(made + _channel_gradients(builder, dims, mask, weight, (first, second, rstd)))
 
 
 def _check_channels(form: Form, shapes: Mapping[str, Shape]) -> str:
@@ -173,15 +297,22 @@ def _eager_batch_norm_backward(
 
 
 _OF_CHANNELS = frozenset({"weight", "bias", "running_mean", "running_var", "mean", "rstd", "var"})
-COMPOSITES["batch_norm"] = Composite("batch_norm", _batch_norm_steps, _eager_batch_norm, _check_channels, _OF_CHANNELS)
+COMPOSITES["batch_norm"] = Composite(
+    "batch_norm", _batch_norm_steps, _eager_batch_norm, _check_channels, _OF_CHANNELS, kernel=_kernel
+)
 COMPOSITES["native_batch_norm_backward"] = Composite(
-    "native_batch_norm_backward", _batch_norm_backward_steps, _eager_batch_norm_backward, _check_channels, _OF_CHANNELS
+    "native_batch_norm_backward",
+    _batch_norm_backward_steps,
+    _eager_batch_norm_backward,
+    _check_channels,
+    _OF_CHANNELS,
+    kernel=_backward_kernel,
 )
 
 
 # --- group_norm -------------------------------------------------------------------------------------------------
 # Forms: the rank of the input, how many groups, whether results lie row-major, whether there are a weight and a bias;
-# the dtype of the statistics where that is not the accumulate type (None: they are not asked for), or which gradients
+# the dtype of the statistics where that is not the accumulate type, and whether they are asked for; or which gradients
 # are asked for.
 class _Groups:
     """Adds tensors in the shape in which the channels are two dimensions, of groups and in a group."""
@@ -209,7 +340,7 @@ def _wide(builder: GroupBuilder, text: str, values: Sequence[int]) -> tuple[int,
 
 
 def _group_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
-    rank, groups, is_contiguous, has_weight, has_bias, dtype = form
+    rank, groups, is_row_major, has_weight, has_bias, dtype, are_asked = form
     shapes = _Groups(rank, groups)
     builder = shapes.builder
     x = shapes.add("input", shapes.full)
@@ -224,7 +355,7 @@ def _group_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
         (rstd,) = builder.apply(step("T rstd_of(T var, T eps) { return rsqrt(var + eps); }"), [var, *rounded])
     else:
         rstd = rstd_of(builder, var, eps)
-    statistics = [] if dtype is None else stored(builder, [mean, rstd], dtype)
+    statistics = stored(builder, [mean, rstd], dtype)
     if is_ordered and dtype and _VERSION < (2, 13):
         # As ATen went on with them.
         mean, rstd = statistics
@@ -237,28 +368,29 @@ def _group_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
         if has_bias:
             moved = _wide(builder, "T shift(T moved, T bias) { return moved + bias; }", [*moved, further[-1]])
         text = "T group_norm(T x, T scale, T shift) { return scale * x + shift; }"
-        normalise = step(text, unpromoted=("scale", "shift"), is_contiguous=is_contiguous)
+        normalise = step(text, unpromoted=("scale", "shift"), is_contiguous=is_row_major)
         (out,) = builder.apply(normalise, [x, scale, *moved])
     else:
         normalise = affine(
-            "group_norm", "(x - mean) * rstd", "T x, T mean, T rstd", has_weight, has_bias, is_contiguous=is_contiguous
+            "group_norm", "(x - mean) * rstd", "T x, T mean, T rstd", has_weight, has_bias, is_contiguous=is_row_major
         )
         (out,) = builder.apply(normalise, [x, mean, rstd, *further])
-    return builder.build([shapes.back(out, shapes.full), *(shapes.back(value, shapes.rows) for value in statistics)])
+    return builder.build([shapes.back(out, shapes.full), *(shapes.back(value, shapes.rows) for value in statistics * are_asked)])
 
 
-def _group_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:  # noqa: ARG001 - as all steps
-    # As those of batch_norm: how its compiler contracts the formulas is not known.
-    rank, groups, is_contiguous, has_weight, mask = form
+def _group_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:
+    rank, groups, is_row_major, has_weight, mask = form
     shapes = _Groups(rank, groups)
     builder = shapes.builder
     grad, x = shapes.add("grad_out", shapes.full), shapes.add("input", shapes.full)
     mean, rstd = shapes.add("mean", shapes.rows), shapes.add("rstd", shapes.rows)
     weight = [shapes.add(name, shapes.channels) for name in ["weight"] * has_weight]
+    if is_ordered:
+        return _ordered_group_norm_backward(form, shapes, [grad, x, mean, rstd, *weight])
     made: list[int] = []
     if mask[0]:
         taken = [x, grad, mean, rstd, *weight]
-        dx = normalised_dx(builder, taken, shapes.inner, "", is_contiguous=is_contiguous)
+        dx = normalised_dx(builder, taken, shapes.inner, "", is_contiguous=is_row_major)
         made.append(shapes.back(dx, shapes.full))
     columns = (
         (mask[1], "T dgamma(T dy, T x, T mean, T rstd) { return dy * (x - mean) * rstd; }", [grad, x, mean, rstd]),
@@ -270,6 +402,73 @@ def _group_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:  # 
             dims = (0, *shapes.inner[1:])
             sums = reduce_step(functor(text), dims, is_wide=False, unpromoted=unpromoted)
             made.append(shapes.back(builder.apply(sums, taken)[0], shapes.channels))
+    return builder.build(made)
+
+
+def _ordered_group_norm_backward(form: Form, shapes: _Groups, values: Sequence[int]) -> FusionGroup:
+    # As ATen has it: sums of each channel, of which those of groups, and of the batch, are made.
+    rank, _, is_row_major, has_weight, mask = form
+    builder, (grad, x, mean, rstd, *weight) = shapes.builder, values
+    # That of an input without further dimensions is another order, which is not kept.
+    order = "group_norm_sums" + "_1d" * (rank == 2)
+    sums = reduce_step(
+        functor("void sums(T dy, T x, T& ds, T& db) { ds = dy * x; db = dy; }", num_outputs=2),
+        shapes.inner[1:],
+        functor(
+            "void totals(T a, T b, int64_t count, T& ds, T& db, T& n) { ds = a; db = b; n = T(count); }", num_outputs=3
+        ),
+        order=order,
+        accumulate=functor(
+            "void add_sums(T a, T b, T dy, T x, T& ds, T& db) { ds = fma(dy, x, a); db = b + dy; }", num_outputs=2
+        ),
+    )
+    ds, db, count = builder.apply(sums, [grad, x])
+    made: list[int] = []
+    if mask[0]:
+        given, by = "T ds, T db, T n" + ", T weight" * has_weight, " * weight" * has_weight
+        added = "s = fma(ds, weight, s1); b = fma(db, weight, s2);" if has_weight else "s = s1 + ds; b = s2 + db;"
+        of_group = reduce_step(
+            functor(f"void of({given}, T& s, T& b, T& c) {{ s = ds{by}; b = db{by}; c = n; }}", num_outputs=3),
+            (2,),
+            order=order,
+            combine=functor(
+                "void both(T s, T b, T c, T s2, T b2, T c2, T& x, T& y, T& z) { x = s + s2; y = b + b2; z = c + c2; }",
+                num_outputs=3,
+            ),
+            accumulate=functor(
+                f"void add_of(T s1, T s2, T s3, {given}, T& s, T& b, T& c) {{ {added} c = s3 + n; }}", num_outputs=3
+            ),
+        )
+        totals = builder.apply(of_group, [ds, db, count, *weight])
+        text = """void factors(T sum1, T sum2, T n, T mean, T rstd, T& c2, T& c3) {
+          const T s = T(1) / n;
+          const T x = fma(sum2, mean, -sum1) * rstd * rstd * rstd * s;
+          c2 = x;
+          c3 = fma(-x, mean, -(sum2 * rstd * s));
+        }"""
+        factors = builder.apply(step(text, num_outputs=2), [*totals, mean, rstd])
+        if has_weight:
+            (scale,) = _wide(builder, "T scale(T rstd, T weight) { return rstd * weight; }", [rstd, *weight])
+        else:
+            scale = rstd
+        text = "T norm_dx(T x, T dy, T c1, T c2, T c3) { return fma(c1, dy, c2 * x) + c3; }"
+        dx = step(text, unpromoted=("c1", "c2", "c3"), is_contiguous=is_row_major)
+        made.append(shapes.back(builder.apply(dx, [x, grad, scale, *factors])[0], shapes.full))
+    for is_wanted, text, added, taken in (
+        (
+            mask[1], "T dgamma(T ds, T db, T mean, T rstd) { return (ds - db * mean) * rstd; }",
+            "T add(T a, T ds, T db, T mean, T rstd) { return fma(fma(-db, mean, ds), rstd, a); }", [ds, db, mean, rstd],
+        ),
+        (mask[2], "T dbeta(T db) { return db; }", "T add(T a, T db) { return a + db; }", [db]),
+    ):  # fmt: skip
+        if is_wanted:
+            unpromoted = ("mean", "rstd") if len(taken) > 1 else ()
+            total = reduce_step(
+                functor(text), (0,), order="group_norm_batch", accumulate=functor(added), unpromoted=unpromoted
+            )
+            rounded = step("T rounded(T weight, T total) { return total; }", unpromoted=("total",))
+            values = builder.apply(rounded, [*weight, *builder.apply(total, taken)])
+            made.append(shapes.back(values[0], shapes.channels))
     return builder.build(made)
 
 
@@ -290,7 +489,7 @@ def _group_sizes(form: Form, tensor: torch.Tensor) -> tuple[int, int, int, int]:
 
 def _eager_group_norm(form: Form, input: Any, weight: Any = None, bias: Any = None, *, eps: Any) -> Any:  # noqa: A002
     made = torch.ops.aten.native_group_norm.default(input, weight, bias, *_group_sizes(form, input), eps)
-    return made[0] if form[5] is None else made
+    return made if form[6] else made[0]
 
 
 def _eager_group_norm_backward(
