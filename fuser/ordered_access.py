@@ -163,8 +163,9 @@ def _along(space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order
         step = max((1 << max(steps - 1, 0).bit_length()) // 8, 1)
         unroll = max(-(-steps // step) * step, 1) * threads
         return vector, Tuning(block=block, unroll=unroll, team=team, is_resident=True, multiple=multiple)
-    unroll = 1
-    while unroll < MAX_UNROLL and 2 * unroll * vector * bytes_per_element <= IN_FLIGHT_BYTES:
+    unroll, is_few = 1, prod(space.sizes[rows.reduced :]) * team <= ENOUGH_THREADS
+    most = 2 * MAX_UNROLL if is_few else MAX_UNROLL
+    while unroll < most and 2 * unroll * vector * bytes_per_element <= IN_FLIGHT_BYTES:
         unroll *= 2
     # Elements go to a thread's accumulators in turn.
     unroll = max(unroll, schedule.accumulators if schedule.vector == 1 else 1)

@@ -343,7 +343,7 @@ def _expand(
         views = [(slot, None) for slot in range(len(inputs))]
         same = Expansion(spec.group, tuple(views), (None,) * len(outputs), tuple(range(len(spec.group.applications))))
         return _Expanded(spec, same, tuple(whole), outputs, tuple(whole))
-    expansion = expand(spec.group, _ordered_forms(spec.group, whole) if spec.group.is_strict else ())
+    expansion = expand(spec.group, _ordered_forms(spec.group, whole, device))
     try:
         seen = [_view(inputs[slot], view) for slot, view in expansion.inputs]
     except UnsupportedError as error:
@@ -356,12 +356,15 @@ def _expand(
     return _Expanded(None, expansion, tuple(values), outputs, tuple(whole))
 
 
-def _ordered_forms(group: FusionGroup, values: Sequence[DescribedValue]) -> tuple[tuple[Any, ...] | None, ...]:
-    forms = list[tuple[Any, ...] | None]()
+def _ordered_forms(
+    group: FusionGroup, values: Sequence[DescribedValue], device: torch.device
+) -> tuple[tuple[Any, ...] | None, ...]:
+    forms, is_strict = list[tuple[Any, ...] | None](), group.is_strict
     for item in group.applications:
         given = [values[value].desc for value in item.tensors]
         dtypes, layouts = [desc.dtype for desc in given], [(desc.shape, desc.strides) for desc in given]
-        forms.append(ordered_form(item.function, dtypes, layouts) if item.function.is_composite else None)
+        is_ordered = item.function.is_composite and (is_strict or device.type == "cuda")
+        forms.append(ordered_form(item.function, dtypes, layouts, is_strict=is_strict) if is_ordered else None)
     return tuple(forms)
 
 
@@ -454,7 +457,7 @@ def _check_orders(spec: KernelSpec, expanded: _Expanded, device: torch.device, o
             raise error
     kept: dict[int, list[RowOrder]] = {}
     for index, order in orders.items():
-        if order is not None:
+        if order is not None and group.is_strict:
             kept.setdefault(expanded.expansion.origins[index], []).append(order)
     for index, found in kept.items():
         application = spec.group.applications[index]

@@ -57,7 +57,8 @@ def cut_group(
         rows = find_row_shape(group, layouts) if shares_rows and group.has_reduction else None
         # In torch's order a block does not share a row, but for those of its own schedule.
         long = LONG_ROW // 8 if any(orders.values()) else LONG_ROW
-        if rows is not None and (_is_shared(whole, orders) or _has_few_rows(group, rows, layouts, long)):
+        is_cut = rows is not None and (_has_few_rows(group, rows, layouts, long) or _is_read_again(rows, orders))
+        if rows is not None and (is_cut or _is_shared(whole, orders)):
             yield from _cut_passes(group, rows)
         else:
             yield whole
@@ -127,6 +128,12 @@ def _has_few_rows(group: FusionGroup, rows: RowShape, layouts: Sequence[ValueLay
     count = prod(rows.shape) // max(length, 1)
     blocks = count // ROWS_ACROSS if is_across else count
     return blocks < FEW_ROWS and (length * ROWS_ACROSS > LONG_ROW if is_across else length > long)
+
+
+def _is_read_again(rows: RowShape, orders: Mapping[int, RowOrder | None]) -> bool:
+    # Whether torch's order leaves few threads to rows that are too long to be kept: what comes after has more.
+    is_long = prod(rows.shape[dim] for dim in rows.dims) >= LONG_ROW
+    return is_long and any(order and not order.spreads for order in orders.values())
 
 
 def _cut_passes(group: FusionGroup, rows: RowShape) -> Iterator[Section]:

@@ -56,15 +56,16 @@ def fused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
 def next_channel(a: Item, b: Item) -> Item:
     count, delta = a[2] + 1, b[0] - a[0]
     mean = fused(delta, 1 / count, a[0])
-    return mean, a[1] + delta * (b[0] - mean), count, a[3]
+    return mean, a[1] + delta * (b[0] - mean), count
 
 
 def merge_channel(a: Item, b: Item) -> Item:
-    count, delta = a[2] + b[2], a[0] - b[0]
+    # Those of a thread, whose counts are no negative numbers, otherwise than those of threads.
+    own, other, delta = a[2].abs(), b[2].abs(), a[0] - b[0]
+    count = own + other
     factor = 1 / count.clamp(min=1)
-    total = torch.where(b[3] > 0, fused(a[0], a[2], b[0] * b[2]), fused(b[0], b[2], a[0] * a[2]))
-    squares = a[1] + fused(delta * delta * b[2] * a[2], factor, b[1])
-    return total * factor, squares, count, torch.ones_like(count)
+    total = torch.where(b[2] < 0, fused(a[0], own, b[0] * other), fused(b[0], other, a[0] * own))
+    return total * factor, a[1] + fused(delta * delta * other * own, factor, b[1]), -count
 
 
 def next_plane(a: Item, b: Item) -> Item:
@@ -95,8 +96,8 @@ def as_threads_do(
         layout = Layout(((plane**2, 1), (length // plane**2, count * plane**2)), ((count, plane**2),))
     schedule = find_schedule(order, layout, 4, GpuSize(), is_aligned=True)
     assert schedule is not None
-    several = {merge_channel: 4, add: 2 if step is add_product else len(rows)}
-    zero: Item = tuple(torch.zeros(count) for _ in range(several.get(merge, 3)))
+    several = 2 if step is add_product else len(rows) if merge is add else 3
+    zero: Item = tuple(torch.zeros(count) for _ in range(several))
     own = [[zero] * schedule.accumulators for _ in range(schedule.slots)]
     for n in range(length):
         slot, turn = n // schedule.vector % schedule.slots, n // (schedule.vector * schedule.slots)
@@ -159,7 +160,7 @@ def check_layer_norm(rows: int, width: int) -> None:
     steps = (next_vector, merge_vector) if width % 4 == 0 else (next_element, merge_element)
     moments = as_threads_do("layer_norm", [x], is_across=False, step=steps[0], merge=steps[1])
     assert torch.equal(mean.flatten(), moments[0])
-    torch.testing.assert_close(rstd.flatten(), (moments[1] / moments[2] + 1e-5).rsqrt(), rtol=2e-7, atol=0)
+    torch.testing.assert_close(rstd.flatten(), (moments[1] / moments[2].abs() + 1e-5).rsqrt(), rtol=2e-7, atol=0)
     dx, dweight, dbias = run(
         "native_layer_norm_backward", ((width,), 2, True, True, True, (True, True, True)),
         grad_out=dy, input=x, mean=mean, rstd=rstd, weight=weight, bias=bias,
@@ -181,7 +182,7 @@ def check_group_norm(batch: int, channels: int, groups: int, size: int) -> None:
     rows = x.reshape(batch * groups, -1)
     moments = as_threads_do("group_norm", [rows], is_across=False, step=next_element, merge=merge_element)
     assert torch.equal(mean.flatten(), moments[0])
-    torch.testing.assert_close(rstd.flatten(), (moments[1] / moments[2] + 1e-5).rsqrt(), rtol=2e-7, atol=0)
+    torch.testing.assert_close(rstd.flatten(), (moments[1] / moments[2].abs() + 1e-5).rsqrt(), rtol=2e-7, atol=0)
     dy = wide(batch, channels, size, size)
     made = run(
         "native_group_norm_backward", (4, groups, True, True, (True, True, True)), grad_out=dy, input=x, mean=mean,
@@ -213,7 +214,7 @@ def check_planes(batch: int, channels: int, size: int) -> None:
     rows, grads = (item.transpose(0, 1).reshape(channels, -1) for item in (x, dy))
     moments = as_threads_do("batch_norm_planes", [rows], is_across=False, step=next_plane, merge=merge_plane, plane=size)
     assert torch.equal(mean, moments[0])
-    torch.testing.assert_close(rstd, (moments[1] / moments[2] + 1e-5).rsqrt(), rtol=2e-7, atol=0)
+    torch.testing.assert_close(rstd, (moments[1] / moments[2].abs() + 1e-5).rsqrt(), rtol=2e-7, atol=0)
     m, r, w = (item.view(1, channels, 1, 1) for item in (mean, rstd, weight))
     assert torch.equal(out, w * (x - m) * r + bias.view(w.shape))
     made = run(
@@ -238,7 +239,7 @@ def check_batch_norm(batch: int, channels: int, size: int) -> None:
     rows, count = x.permute(1, 0, 2, 3).reshape(channels, -1), batch * size * size
     moments = as_threads_do("batch_norm", [rows], is_across=True, step=next_channel, merge=merge_channel)
     assert torch.equal(mean, moments[0])
-    torch.testing.assert_close(rstd, (moments[1] / moments[2] + 1e-5).rsqrt(), rtol=2e-7, atol=0)
+    torch.testing.assert_close(rstd, (moments[1] / moments[2].abs() + 1e-5).rsqrt(), rtol=2e-7, atol=0)
     m, r, w = (item.view(1, channels, 1, 1) for item in (mean, rstd, weight))
     assert torch.equal(out, w * (x - m) * r + bias.view(w.shape))
     dx, dweight, dbias = run(

@@ -94,7 +94,9 @@ class OrderedAcrossText(AcrossText):
             inputs = [item for item in self.full(step.element) if not item.is_output] if step.element else []
             # An address has eight bytes.
             each = sum(item.info.dtype.itemsize * (self.loop.vector if item.inner else 1) + 8 for item in inputs)
-            held = self.schedule.accumulators * len(step.accumulators) * self.loop.vector
+            # Neighbours have one count.
+            own = sum(not item.is_count for item in step.accumulators)
+            held = self.schedule.accumulators * own * self.loop.vector
             most = max(most, held + self.loop.tuning.unroll * each // 4)
         return f"{block}, {max(PROCESSOR_REGISTERS // (block * min(REGISTERS + most, MAX_REGISTERS)), 1)}"
 

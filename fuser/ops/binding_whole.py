@@ -235,6 +235,15 @@ def _bind_functional_batch_norm(
 
 
 @asking
+def _bind_batch_norm_elemt(input: Any, weight: Any, bias: Any, mean: Any, invstd: Any, eps: Any) -> OpCall | None:  # noqa: A002, ARG001
+    known = _of_channels(input)
+    if known is None or known.device_type != "cuda":
+        return None
+    form = (known.rank, weight is not None, bias is not None)
+    return _call("batch_norm_elemt", form, _there(input, weight, bias, mean, invstd))
+
+
+@asking
 def _bind_batch_norm_backward(
     grad_out: Any,
     input: Any,  # noqa: A002
@@ -433,6 +442,7 @@ def whole_functions() -> dict[Any, Binder]:
         _ATEN._native_batch_norm_legit_functional.default: _bind_batch_norm_training,
         _ATEN._native_batch_norm_legit.no_stats: _bind_batch_norm_alone,
         _ATEN._native_batch_norm_legit_no_training.default: _bind_batch_norm_inference,
+        _ATEN.batch_norm_elemt.default: _bind_batch_norm_elemt,
         _ATEN.native_batch_norm_backward.default: _bind_batch_norm_backward,
         _ATEN.native_group_norm.default: _bind_group_norm,
         _ATEN.native_group_norm_backward.default: _bind_group_norm_backward,

@@ -41,6 +41,10 @@ def _backward_kernel(dtype: torch.dtype, shape: Shape, strides: Strides) -> Form
     return (_CHANNELS, dtype) if _has_channels_last(shape, strides) else _kernel(dtype, shape, strides)
 
 
+def _is_short(shape: Shape, strides: Strides) -> bool:
+    return _has_channels_last(shape, strides) or is_contiguous(shape, strides)
+
+
 def _has_channels_last(shape: Shape, strides: Strides) -> bool:
     return len(shape) == 4 and is_contiguous(shape, strides, (0, 2, 3, 1))
 
@@ -56,27 +60,27 @@ def _add_channels(builder: GroupBuilder, rank: int, names: Sequence[str]) -> dic
 
 
 # Moments as ATen's kernels have them, with what their compiler contracts, as is to be read in the machine code. Of
-# channels side by side a thread has several, which it merges otherwise than those of threads are merged: what was not
-# merged before says so (j), the second one of them.
-_MERGED = "n = na + nb; const T factor = T(1) / (n > T(1) ? n : T(1)), delta = ma - mb;"
-_CHANNEL_MERGE = f"""void merge(T ma, T sa, T na, T ja, T mb, T sb, T nb, T jb, T& m, T& s, T& n, T& j) {{
-  {_MERGED}
-  m = (jb > T(0) ? fma(ma, na, mb * nb) : fma(mb, nb, ma * na)) * factor;
-  s = sa + fma(delta * delta * nb * na, factor, sb);
-  j = T(1);
-}}"""
-_CHANNEL_NEXT = """void next(T ma, T sa, T count, T ja, T x, T& m, T& s, T& n, T& j) {
+# channels side by side a thread has several, which it merges otherwise than those of threads are merged: what was merged
+# counts downwards.
+_CHANNEL_MERGE = """void merge(T ma, T sa, T na, T mb, T sb, T nb, T& m, T& s, T& n) {
+  const T own = abs(na), other = abs(nb), all = own + other, delta = ma - mb;
+  const T factor = T(1) / (all > T(1) ? all : T(1));
+  m = (nb < T(0) ? fma(ma, own, mb * other) : fma(mb, other, ma * own)) * factor;
+  s = sa + fma(delta * delta * other * own, factor, sb);
+  n = -all;
+}"""
+_CHANNEL_NEXT = """void next(T ma, T sa, T count, T x, T& m, T& s, T& n) {
   const T delta = x - ma;
   n = count + T(1);
   m = fma(delta, T(1) / n, ma);
   s = __fadd_rn(sa, __fmul_rn(delta, x - m));
-  j = ja;
 }"""
-_PLANE_MERGE = f"""void merge(T ma, T sa, T na, T mb, T sb, T nb, T& m, T& s, T& n) {{
-  {_MERGED}
+_PLANE_MERGE = """void merge(T ma, T sa, T na, T mb, T sb, T nb, T& m, T& s, T& n) {
+  n = na + nb;
+  const T factor = T(1) / (n > T(1) ? n : T(1)), delta = ma - mb;
   m = fma(na, ma, mb * nb) * factor;
   s = sa + fma(delta * delta * na * nb, factor, sb);
-}}"""
+}"""
 _PLANE_NEXT = """void next(T ma, T sa, T count, T x, T& m, T& s, T& n) {
   const T delta = x - ma;
   n = count + T(1);
@@ -116,15 +120,29 @@ def _batch_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
     else:
         mean = given["running_mean"]
         rstd = rstd_of(builder, given["running_var"], eps)
+    out = _normalised(builder, layout, [x, mean, rstd], {name: given[name] for name in affine_names})
+    back = view(View(1, insert=dims).inverse)
+    return builder.build([out, *(builder.apply(back, [value])[0] for value in further)])
+
+
+def _normalised(builder: GroupBuilder, layout: str, values: Sequence[int], affine: Mapping[str, int]) -> int:
+    has_weight, has_bias = "weight" in affine, "bias" in affine
     scaled = "weight * (x - mean) * rstd" if has_weight else "(x - mean) * rstd"
     if has_weight and layout == _OTHER:
         scaled = "(x - mean) * rstd * weight"
     taken = "T x, T mean, T rstd" + ", T weight" * has_weight + ", T bias" * has_bias
-    unpromoted = tuple(word for word in ("mean", "rstd", "weight", "bias") if f"T {word}" in taken)
-    normalise = step(f"T batch_norm({taken}) {{ return {scaled}{' + bias' * has_bias}; }}", unpromoted=unpromoted)
-    (out,) = builder.apply(normalise, [x, mean, rstd, *(given[name] for name in affine_names)])
-    back = view(View(1, insert=dims).inverse)
-    return builder.build([out, *(builder.apply(back, [value])[0] for value in further)])
+    text = f"T batch_norm({taken}) {{ return {scaled}{' + bias' * has_bias}; }}"
+    return builder.apply(step(text, unpromoted=("mean", "rstd", *affine)), [*values, *affine.values()])[0]
+
+
+def _batch_norm_elemt_steps(form: Form, is_ordered: bool) -> FusionGroup:  # noqa: ARG001 - as all steps
+    # Forms: the rank of the input, and whether there are a weight and a bias.
+    rank, has_weight, has_bias, *kernel = form
+    builder = GroupBuilder()
+    x, names = builder.add_input("input"), ["weight"] * has_weight + ["bias"] * has_bias
+    given = _add_channels(builder, rank, [*names, "mean", "rstd"])
+    values, affine = [x, given["mean"], given["rstd"]], {name: given[name] for name in names}
+    return builder.build([_normalised(builder, kernel[0] if kernel else _CHANNELS, values, affine)])
 
 
 def _batch_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:
@@ -277,6 +295,10 @@ def _eager_batch_norm(
     return torch.ops.aten._native_batch_norm_legit_no_training.default(*given, momentum, eps)[0]
 
 
+def _eager_batch_norm_elemt(form: Form, input: Any, mean: Any, rstd: Any, weight: Any = None, bias: Any = None) -> Any:  # noqa: A002, ARG001
+    return torch.ops.aten.batch_norm_elemt.default(input, weight, bias, mean, rstd, 0.0)
+
+
 def _eager_batch_norm_backward(
     form: Form,
     grad_out: Any,
@@ -298,7 +320,16 @@ def _eager_batch_norm_backward(
 
 _OF_CHANNELS = frozenset({"weight", "bias", "running_mean", "running_var", "mean", "rstd", "var"})
 COMPOSITES["batch_norm"] = Composite(
-    "batch_norm", _batch_norm_steps, _eager_batch_norm, _check_channels, _OF_CHANNELS, kernel=_kernel
+    "batch_norm",
+    _batch_norm_steps,
+    _eager_batch_norm,
+    _check_channels,
+    _OF_CHANNELS,
+    kernel=_kernel,
+    is_short=_is_short,
+)
+COMPOSITES["batch_norm_elemt"] = Composite(
+    "batch_norm_elemt", _batch_norm_elemt_steps, _eager_batch_norm_elemt, _check_channels, _OF_CHANNELS, kernel=_kernel
 )
 COMPOSITES["native_batch_norm_backward"] = Composite(
     "native_batch_norm_backward",
@@ -307,6 +338,7 @@ COMPOSITES["native_batch_norm_backward"] = Composite(
     _check_channels,
     _OF_CHANNELS,
     kernel=_backward_kernel,
+    is_short=_is_short,
 )
 
 
@@ -506,11 +538,14 @@ def _eager_group_norm_backward(
     return only_wanted(made, form[-1])
 
 
-COMPOSITES["native_group_norm"] = Composite("native_group_norm", _group_norm_steps, _eager_group_norm, _check_groups)
+COMPOSITES["native_group_norm"] = Composite(
+    "native_group_norm", _group_norm_steps, _eager_group_norm, _check_groups, is_short=is_contiguous
+)
 COMPOSITES["native_group_norm_backward"] = Composite(
     "native_group_norm_backward",
     _group_norm_backward_steps,
     _eager_group_norm_backward,
     _check_groups,
     frozenset({"mean", "rstd"}),
+    is_short=is_contiguous,
 )

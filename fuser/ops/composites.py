@@ -57,6 +57,8 @@ class Composite:
     is_exact: bool = False
     # What the steps in torch's order depend on beside the form, which it is put behind: of the tensor called "input".
     kernel: Callable[[torch.dtype, Shape, Strides], Form] | None = None
+    # Whether fast numerics take the steps in torch's order on CUDA, too, for such a tensor: they walk over it less often.
+    is_short: Callable[[Shape, Strides], bool] = field(default=lambda shape, strides: False)  # noqa: ARG005
 
 
 COMPOSITES: dict[str, Composite] = {}
@@ -68,19 +70,22 @@ def composite_steps(op: str, form: Form, is_ordered: bool = False) -> FusionGrou
     return COMPOSITES[op].steps(form, is_ordered)
 
 
-def ordered_form(function: Function, dtypes: Sequence[Any], layouts: Sequence[tuple[Shape, Strides]]) -> Form:
+def ordered_form(
+    function: Function, dtypes: Sequence[Any], layouts: Sequence[tuple[Shape, Strides]], *, is_strict: bool = True
+) -> Form | None:
     """Return the form of the steps in torch's order of an application: that of its function, and which kernel it is.
 
     Args:
         function: a composite.
         dtypes: of its tensors.
         layouts: shape and strides of each.
+        is_strict: whether it has to be torch's order; where it has not, None says that it is another one.
     """
-    kernel, form = COMPOSITES[str(function.op)].kernel, function.form or ()
-    if kernel is None:
-        return form
-    slot = next(slot for slot, item in enumerate(function.functor.tensors) if item.name == "input")
-    return (*form, *kernel(dtypes[slot], *layouts[slot]))
+    composite, form = COMPOSITES[str(function.op)], function.form or ()
+    slot = next((slot for slot, item in enumerate(function.functor.tensors) if item.name == "input"), 0)
+    if not is_strict and not composite.is_short(*layouts[slot]):
+        return None
+    return form if composite.kernel is None else (*form, *composite.kernel(dtypes[slot], *layouts[slot]))
 
 
 @functools.lru_cache(1024)
@@ -195,7 +200,7 @@ def expand(group: FusionGroup, forms: tuple[Form | None, ...] = ()) -> Expansion
 
     Args:
         group: the group.
-        forms: in torch's order, those of its applications (see ``ordered_form``).
+        forms: of its applications, where that is one in torch's order (see ``ordered_form``).
 
     Raises:
         UnsupportedError: a step looks in another shape at what is made in the group; ``application`` says which.
@@ -265,8 +270,8 @@ class _Expander:
         return self.made.get(handle, handle), self.views.get(handle)
 
     def _inline(self, origin: int, function: Function, inputs: list[int]) -> list[int]:
-        form = self.forms[origin] if self.forms else function.form
-        steps = composite_steps(str(function.op), form or (), bool(self.forms))
+        form = self.forms[origin] if self.forms else None
+        steps = composite_steps(str(function.op), form or function.form or (), form is not None)
         handles = inputs
         for item in steps.applications:
             tensors, scalars = (tuple(handles[value] for value in given) for given in (item.tensors, item.scalars))

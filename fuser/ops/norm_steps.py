@@ -52,7 +52,7 @@ def reduce_step(
 
 
 # --- moments -------------------------------------------------------------------------------------------------
-
+_ONE = "void one(T x, T& m, T& s, T& n) { m = x; s = T(0); n = T(1); }"
 
 def moments(
     builder: GroupBuilder, x: int, dims: Sequence[int], order: str, kernel: Sequence[str] = ()
@@ -64,17 +64,18 @@ def moments(
         x: what they are of.
         dims: the dimensions.
         order: the name of torch's order; "" for the canonical one.
-        kernel: how ATen's kernel in that order merges moments, and adds an element: texts, of which a fourth
-            accumulator may say what was merged. None: as those of ``var``.
+        kernel: how ATen's kernel in that order merges moments, and adds an element: texts. None: as those of ``var``.
     """
     if order:
-        texts = kernel or (REDUCTIONS["var"].combine, REDUCTIONS["var"].accumulate)
-        count = texts[0].count("T& ")
-        said, says, none = (", T j", ", T& j", " j = T(0);") if count > 3 else ("", "", "")
-        text = f"void moments(T m, T s, T n{said}, T& mean, T& var, T& count) {{ mean = m; var = s / n; count = n; }}"
+        # Some count downwards.
+        text = """void moments(T m, T s, T n, T& mean, T& var, T& count) {
+          const T all = abs(n);
+          mean = m; var = s / all; count = all;
+        }"""
         finish = functor(text, num_outputs=3)
-        mapped = functor(f"void one(T x, T& m, T& s, T& n{says}) {{ m = x; s = T(0); n = T(1);{none} }}", num_outputs=count)
-        merge, add = (functor(text, num_outputs=count) for text in texts)
+        mapped = functor(_ONE, num_outputs=3)
+        texts = kernel or (REDUCTIONS["var"].combine, REDUCTIONS["var"].accumulate)
+        merge, add = (functor(text, num_outputs=3) for text in texts)
         both = reduce_step(mapped, dims, finish, order=order, accumulate=add, combine=merge)
         mean, var, count = builder.apply(both, [x])
         return mean, var, count
