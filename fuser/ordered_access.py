@@ -230,7 +230,7 @@ def _neighbours(space: IterationSpace, rows: RowSpec, itemsize: int, team: int) 
     # How many of torch's ``team`` threads, which take one element each, are one of ours.
     length, count = prod(space.sizes[: rows.reduced]), prod(space.sizes[rows.reduced :])
     vector = widest = VECTOR_BYTES // itemsize
-    while vector * itemsize > WORD and length * vector > MOST_ELEMENTS * team:
+    while vector > 1 and vector * itemsize > WORD and length * vector > MOST_ELEMENTS * team:
         vector //= 2
     if length * vector > MOST_ELEMENTS * team:
         # Too long to be kept.

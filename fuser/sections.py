@@ -63,7 +63,7 @@ def cut_group(
         else:
             yield whole
         return
-    rest, producers = list(range(len(group.applications))), group.producers()
+    rest, producers, pieces = list(range(len(group.applications))), group.producers(), list[list[int]]()
     while rest:
         chosen = rest[:1]
         section = group.section(chosen)
@@ -81,8 +81,21 @@ def cut_group(
                 waiting.add(index)
             else:
                 break
-        yield section
+        pieces.append(chosen)
         rest = [index for index in rest if index not in chosen]
+    # What is stored for a later piece may as well be computed there again.
+    whole = [
+        longer if _fits(group.section(longer), layouts, by_value, orders) else chosen
+        for chosen in pieces
+        for longer in [sorted({*chosen, *_made_again(group, layouts, chosen)})]
+    ]
+    taken = [
+        {value for index in longer for value in group.reads(index) if producers[value] not in longer}
+        for longer in whole
+    ]
+    for slot, (chosen, longer) in enumerate(zip(pieces, whole, strict=True)):
+        others = set(group.outputs).union(*taken[:slot], *taken[slot + 1 :])
+        yield group.section(longer, [value for value in others if producers[value] in chosen])
 
 
 def cut_around(group: FusionGroup, obstacle: int) -> Iterator[Section]:
@@ -134,6 +147,29 @@ def _is_read_again(rows: RowShape, orders: Mapping[int, RowOrder | None]) -> boo
     # Whether torch's order leaves few threads to rows that are too long to be kept: what comes after has more.
     is_long = prod(rows.shape[dim] for dim in rows.dims) >= LONG_ROW
     return is_long and any(order and not order.spreads for order in orders.values())
+
+
+def _made_again(group: FusionGroup, layouts: Sequence[ValueLayout], chosen: Collection[int]) -> set[int]:
+    # The applications that make, elementwise, what a section would read of others, where it reads no more tensors then.
+    producers, sizes = group.producers(), [prod(item.shape) for item in layouts]
+    read = {value for index in chosen for value in group.reads(index) if producers[value] not in chosen}
+    full = max((sizes[value] for value in read), default=0)
+    wide, found = {value for value in read if sizes[value] == full}, set[int]()
+    for value in sorted(wide):
+        again, instead, stack = set[int](), wide - {value}, [value]
+        while stack:
+            item = stack.pop()
+            if sizes[item] < full:
+                continue
+            if producers[item] < 0:
+                instead.add(item)
+                continue
+            again.add(producers[item])
+            stack += group.reads(producers[item])
+        functions = [group.applications[index].function for index in again]
+        if len(instead) <= len(wide) and not any(item.reduces or item.reshapes or item.is_index for item in functions):
+            wide, found = instead, found | again
+    return found
 
 
 def _cut_passes(group: FusionGroup, rows: RowShape) -> Iterator[Section]:

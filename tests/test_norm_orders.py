@@ -212,7 +212,9 @@ def check_planes(batch: int, channels: int, size: int) -> None:
     weight, bias = wide(2, channels)
     out, mean, rstd = run("batch_norm", (4, True, True, True, 3), input=x, weight=weight, bias=bias)
     rows, grads = (item.transpose(0, 1).reshape(channels, -1) for item in (x, dy))
-    moments = as_threads_do("batch_norm_planes", [rows], is_across=False, step=next_plane, merge=merge_plane, plane=size)
+    moments = as_threads_do(
+        "batch_norm_planes", [rows], is_across=False, step=next_plane, merge=merge_plane, plane=size
+    )
     assert torch.equal(mean, moments[0])
     torch.testing.assert_close(rstd, (moments[1] / moments[2].abs() + 1e-5).rsqrt(), rtol=2e-7, atol=0)
     m, r, w = (item.view(1, channels, 1, 1) for item in (mean, rstd, weight))

@@ -182,11 +182,12 @@ def split_passes(joint: fx.GraphModule, inputs: Any, **settings: Any) -> tuple[f
     torch's pointwise ops, but for those with loops. In an activation checkpoint its policy decides.
     """
     drop_unread_statistics(joint)
-    are_parted = part_norms(joint)
     run = torch.ops.fuser.run.default
     for node in joint.graph.nodes:
         if node.target is run and _is_costly(registered(node.args[0]).group):
             node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
+    # No reductions of theirs.
+    are_parted = part_norms(joint)
     known = partitioners.get_default_op_list()
     cheap = {run.overloadpacket}
     if are_parted:

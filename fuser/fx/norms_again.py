@@ -1,30 +1,40 @@
-"""Results of batch norms as two steps, statistics and what they are applied to, so that a backward pass may do the latter again.
+"""Results of norms over channels, computed again in a backward pass from their statistics.
 
-What an activation's derivative reads is computed from the norm's input and statistics, which the norm's own derivative
-reads anyway: one tensor less that is kept, and read in each walk over the elements. The forward pass has the whole op.
+What an activation's derivative reads is made of the norm's input and statistics, which the norm's own derivative reads
+anyway: one tensor less that is kept, and read in each walk over the elements. The forward pass has the whole op.
 """
 
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from fuser.compiler import register
+from fuser.graph import GroupBuilder
 from fuser.ops import OPS
+from fuser.ops.channel_norms import group_norm_elemt
 
 __all__ = ["POINTWISE", "join_norms", "part_norms"]
 
 _ATEN = torch.ops.aten
+# torch's own pointwise ops, as far as they have a derivative's or a plain name.
 POINTWISE = frozenset(getattr(_ATEN, name) for name in OPS if hasattr(_ATEN, name))
-_APPLIED = _ATEN.batch_norm_elemt.default
-# By op, where it takes eps.
-_NORMS = {_ATEN._native_batch_norm_legit_functional.default: 7, _ATEN._native_batch_norm_legit.no_stats: 5}
+# By norm, which argument is eps; 0 of a group norm.
+_NORMS = {
+    _ATEN._native_batch_norm_legit_functional.default: 7,
+    _ATEN._native_batch_norm_legit.no_stats: 5,
+    _ATEN.native_group_norm.default: 0,
+}
+# In the ``meta`` of what is applied: the mean that it reads.
+_AGAIN = "fuser_norm_again"
 
 
 def part_norms(joint: fx.GraphModule) -> bool:
-    """Let what reads results of batch norms in training on a GPU read what is computed from their statistics.
+    """Let what reads results of norms in training on a GPU read what is computed of their statistics.
 
     Returns:
         Whether there are any.
@@ -35,18 +45,12 @@ def part_norms(joint: fx.GraphModule) -> bool:
         if 0 not in items or not _has_kernel(items[0].meta.get("val")) or not _has_kernel(node.args[0].meta.get("val")):
             continue
         with graph.inserting_after(node):
-            # In order, each after the last one.
-            made = [graph.call_function(operator.getitem, (node, slot)) for slot in (2, 1)]
-        made.reverse()
-        for slot, item in enumerate(made, start=1):
-            item.meta["val"] = node.meta["val"][slot]
-            if slot in items:
-                item.meta = items[slot].meta
-                items[slot].replace_all_uses_with(item)
-                graph.erase_node(items[slot])
-        with graph.inserting_after(made[1]):
-            applied = graph.call_function(_APPLIED, (*node.args[:3], *made, node.args[_NORMS[node.target]]))
-        applied.meta = dict(items[0].meta)
+            mean, rstd = _items(graph, node, items)
+        with graph.inserting_after(rstd):
+            applied = _apply(graph, node, [mean, rstd])
+        if applied is None:
+            continue
+        applied.meta = items[0].meta | {_AGAIN: True}
         items[0].replace_all_uses_with(applied)
         graph.erase_node(items[0])
         for made in applied.users:
@@ -59,17 +63,46 @@ def part_norms(joint: fx.GraphModule) -> bool:
 
 
 def join_norms(forward: fx.GraphModule) -> None:
-    """Let a forward pass read the results of batch norms themselves again."""
+    """Let a forward pass read the results of norms themselves again."""
     graph = forward.graph
-    for node in graph.find_nodes(op="call_function", target=_APPLIED):
-        mean = node.args[3]
-        if isinstance(mean, fx.Node) and mean.target is operator.getitem and mean.args[0].target in _NORMS:
-            with graph.inserting_before(node):
-                made = graph.call_function(operator.getitem, (mean.args[0], 0))
-            made.meta = node.meta
-            node.replace_all_uses_with(made)
-            graph.erase_node(node)
+    for node in [node for node in graph.nodes if _AGAIN in node.meta]:
+        mean = node.args[3] if node.target is _ATEN.batch_norm_elemt.default else node.args[0].args[2][1]
+        with graph.inserting_before(node):
+            made = graph.call_function(operator.getitem, (mean.args[0], 0))
+        made.meta = node.meta
+        node.replace_all_uses_with(made)
+    graph.eliminate_dead_code()
     forward.recompile()
+
+
+def _items(graph: fx.Graph, node: fx.Node, items: dict[Any, fx.Node]) -> tuple[fx.Node, fx.Node]:
+    # Mean and rstd, right behind their norm.
+    rstd, mean = (graph.call_function(operator.getitem, (node, slot)) for slot in (2, 1))
+    for slot, item in ((1, mean), (2, rstd)):
+        item.meta = items[slot].meta if slot in items else {"val": node.meta["val"][slot]}
+        if slot in items:
+            items[slot].replace_all_uses_with(item)
+            graph.erase_node(items[slot])
+    return mean, rstd
+
+
+def _apply(graph: fx.Graph, node: fx.Node, statistics: list[fx.Node]) -> fx.Node | None:
+    # After the last of the statistics.
+    if eps := _NORMS[node.target]:
+        return graph.call_function(_ATEN.batch_norm_elemt.default, (*node.args[:3], *statistics, node.args[eps]))
+    x, weight, bias, *_, groups, _ = node.args
+    function = group_norm_elemt(x.meta["val"], groups, weight, bias, is_row_major=True)
+    if function is None:
+        return None
+    builder = GroupBuilder()
+    spec = register(
+        builder.build(builder.apply(function, [builder.add_input(item.name) for item in function.functor.tensors]))
+    )
+    tensors = [item for item in (x, *statistics, weight, bias) if item is not None]
+    run = graph.call_function(torch.ops.fuser.run.default, (spec.text, "t" * len(tensors), tensors, [], []))
+    run.meta["val"] = [node.meta["val"][0]]
+    with graph.inserting_after(run):
+        return graph.call_function(operator.getitem, (run, 0))
 
 
 def _is_forward_or_pointwise(node: fx.Node) -> bool:

@@ -11,13 +11,22 @@ from typing import Any
 
 import torch
 
-from fuser.function import Promotion, View
+from fuser.function import Function, Promotion, View
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.layout import Shape, Strides, is_contiguous
-from fuser.ops.composites import COMPOSITES, Composite, Form, only_wanted, optional_input, step, view
+from fuser.ops.composites import (
+    COMPOSITES,
+    Composite,
+    Form,
+    composite_function,
+    only_wanted,
+    optional_input,
+    step,
+    view,
+)
 from fuser.ops.norm_steps import affine, functor, moments, normalised_dx, reduce_step, rstd_of, stored
 
-__all__: list[str] = []
+__all__ = ["group_norm_elemt"]
 
 _VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
 
@@ -112,7 +121,9 @@ def _batch_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
         rstd = rstd_of(builder, var, eps)
         further = [mean, rstd] if count > 1 else []
         if is_updated:
-            blend = "T blend(T old, T now, double momentum) { return T(momentum) * now + (T(1) - T(momentum)) * old; }"
+            blend = (
+                "T blend(T old, T now, double momentum) { return fma(now, T(momentum), (T(1) - T(momentum)) * old); }"
+            )
             (now,) = builder.apply(step("T unbiased(T var, T n) { return var * (n / (n - T(1))); }"), [var, elements])
             for old, value in zip(running, (mean, now), strict=True):
                 blended = step(blend, scalars=("momentum",), unpromoted=("now",))
@@ -190,7 +201,11 @@ def _batch_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:
 
 
 def _channel_gradients(
-    builder: GroupBuilder, dims: Sequence[int], mask: Sequence[bool], weight: Sequence[int], values: tuple[int, int, int]
+    builder: GroupBuilder,
+    dims: Sequence[int],
+    mask: Sequence[bool],
+    weight: Sequence[int],
+    values: tuple[int, int, int],
 ) -> list[int]:
     # Those of weight and bias, in the dtype of the weight.
     first, second, rstd = values
@@ -231,12 +246,17 @@ def _plane_backward_steps(form: Form) -> FusionGroup:
     both = reduce_step(
         functor("void sums(T dy, T x, T mean, T& s1, T& s2) { s1 = dy; s2 = dy * (x - mean); }", num_outputs=2),
         dims,
-        functor("""void totals(T s1, T s2, int64_t count, T& first, T& second, T& n) {
+        functor(
+            """void totals(T s1, T s2, int64_t count, T& first, T& second, T& n) {
           first = s1; second = s2; n = T(count);
-        }""", num_outputs=3),
+        }""",
+            num_outputs=3,
+        ),
         # Where nobody asks for the gradient of the input it is another order, which is not kept.
         order="batch_norm_plane_sums" if mask[0] else "batch_norm_other_sums",
-        accumulate=functor(f"void add_sums(T a, T b, T dy, T x, T mean, T& s1, T& s2) {{ s1 = a + dy; {added} }}", num_outputs=2),
+        accumulate=functor(
+            f"void add_sums(T a, T b, T dy, T x, T mean, T& s1, T& s2) {{ s1 = a + dy; {added} }}", num_outputs=2
+        ),
         combine=functor(f"void both(T a, T b, T c, T d, T& s1, T& s2) {{ {passed} }}", num_outputs=2),
     )
     first, second, count = builder.apply(both, [grad, x, mean])
@@ -311,7 +331,9 @@ def _eager_batch_norm_backward(
     eps: Any = 0.0,
 ) -> Any:
     *_, is_training, mask = form
-    saved = (None, None, mean, rstd) if is_training else (mean, var, None, None)
+    # Those of a batch of no elements: where its own statistics were not used there are none.
+    none = mean.new_empty(0)
+    saved = (None, None, mean, rstd) if is_training else (mean, var, none, none)
     made = torch.ops.aten.native_batch_norm_backward.default(
         grad_out, input, weight, *saved, is_training, eps, list(mask)
     )
@@ -391,6 +413,13 @@ def _group_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
     if is_ordered and dtype and _VERSION < (2, 13):
         # As ATen went on with them.
         mean, rstd = statistics
+    out = _group_normalised(form, shapes, [x, mean, rstd, *further], is_ordered=is_ordered)
+    return builder.build([out, *(shapes.back(value, shapes.rows) for value in statistics * are_asked)])
+
+
+def _group_normalised(form: Form, shapes: _Groups, values: Sequence[int], *, is_ordered: bool) -> int:
+    _, _, is_row_major, has_weight, has_bias, *_ = form
+    builder, (x, mean, rstd, *further) = shapes.builder, values
     if is_ordered and further:
         # In steps, which are rounded: a factor of each channel, and what is added.
         scale = rstd
@@ -400,14 +429,33 @@ def _group_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
         if has_bias:
             moved = _wide(builder, "T shift(T moved, T bias) { return moved + bias; }", [*moved, further[-1]])
         text = "T group_norm(T x, T scale, T shift) { return scale * x + shift; }"
-        normalise = step(text, unpromoted=("scale", "shift"), is_contiguous=is_row_major)
-        (out,) = builder.apply(normalise, [x, scale, *moved])
+        normalise, values = step(text, unpromoted=("scale", "shift"), is_contiguous=is_row_major), [x, scale, *moved]
     else:
         normalise = affine(
             "group_norm", "(x - mean) * rstd", "T x, T mean, T rstd", has_weight, has_bias, is_contiguous=is_row_major
         )
-        (out,) = builder.apply(normalise, [x, mean, rstd, *further])
-    return builder.build([shapes.back(out, shapes.full), *(shapes.back(value, shapes.rows) for value in statistics * are_asked)])
+    return shapes.back(builder.apply(normalise, values)[0], shapes.full)
+
+
+def _group_norm_elemt_steps(form: Form, is_ordered: bool) -> FusionGroup:
+    # Forms: as those of group_norm up to the bias.
+    rank, groups, _, has_weight, has_bias = form
+    shapes = _Groups(rank, groups)
+    values = [shapes.add("input", shapes.full), shapes.add("mean", shapes.rows), shapes.add("rstd", shapes.rows)]
+    values += [shapes.add(name, shapes.channels) for name in ["weight"] * has_weight + ["bias"] * has_bias]
+    return shapes.builder.build([_group_normalised(form, shapes, values, is_ordered=is_ordered)])
+
+
+def group_norm_elemt(input: Any, groups: int, weight: Any, bias: Any, *, is_row_major: bool) -> Function | None:  # noqa: A002
+    """Return the op that makes the results of a group norm of its statistics, which takes tensors that are there.
+
+    They come as the input, mean, rstd, weight, bias. None: ATen does not give back the statistics that it goes on with.
+    """
+    if input.dtype in _ROUNDED and _VERSION >= (2, 13):
+        return None
+    return composite_function(
+        "group_norm_elemt", (input.dim(), groups, is_row_major, weight is not None, bias is not None)
+    )
 
 
 def _group_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:
@@ -524,6 +572,20 @@ def _eager_group_norm(form: Form, input: Any, weight: Any = None, bias: Any = No
     return made if form[6] else made[0]
 
 
+def _eager_group_norm_elemt(form: Form, input: Any, mean: Any, rstd: Any, weight: Any = None, bias: Any = None) -> Any:  # noqa: A002
+    x = input.reshape(*input.shape[:1], form[1], -1, *input.shape[2:])
+    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+    rows, channels = (*mean.shape, *[1] * (x.dim() - 2)), (1, *x.shape[1:3], *[1] * (x.dim() - 3))
+    mean, rstd = mean.view(rows).to(wide), rstd.view(rows).to(wide)
+    if weight is None and bias is None:
+        made = (x.to(wide) - mean) * rstd
+    else:
+        scale = rstd if weight is None else rstd * weight.view(channels)
+        shift = -scale * mean if bias is None else -scale * mean + bias.view(channels)
+        made = torch.addcmul(shift, x.to(wide), scale)
+    return made.to(x.dtype).view(input.shape)
+
+
 def _eager_group_norm_backward(
     form: Form,
     grad_out: Any,
@@ -540,6 +602,14 @@ def _eager_group_norm_backward(
 
 COMPOSITES["native_group_norm"] = Composite(
     "native_group_norm", _group_norm_steps, _eager_group_norm, _check_groups, is_short=is_contiguous
+)
+COMPOSITES["group_norm_elemt"] = Composite(
+    "group_norm_elemt",
+    _group_norm_elemt_steps,
+    _eager_group_norm_elemt,
+    _check_groups,
+    frozenset({"mean", "rstd"}),
+    is_short=is_contiguous,
 )
 COMPOSITES["native_group_norm_backward"] = Composite(
     "native_group_norm_backward",

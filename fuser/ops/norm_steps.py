@@ -54,6 +54,7 @@ def reduce_step(
 # --- moments -------------------------------------------------------------------------------------------------
 _ONE = "void one(T x, T& m, T& s, T& n) { m = x; s = T(0); n = T(1); }"
 
+
 def moments(
     builder: GroupBuilder, x: int, dims: Sequence[int], order: str, kernel: Sequence[str] = ()
 ) -> tuple[int, int, int]:
