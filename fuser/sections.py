@@ -84,18 +84,16 @@ def cut_group(
         pieces.append(chosen)
         rest = [index for index in rest if index not in chosen]
     # What is stored for a later piece may as well be computed there again.
-    whole = [
-        longer if _fits(group.section(longer), layouts, by_value, orders) else chosen
-        for chosen in pieces
-        for longer in [sorted({*chosen, *_made_again(group, layouts, chosen)})]
+    again = _made_again if group.has_reduction else lambda *_: set[int]()
+    wholes = [sorted({*chosen, *again(group, layouts, chosen)}) for chosen in pieces]
+    wholes = [
+        more if _fits(group.section(more), layouts, by_value, orders) else chosen
+        for chosen, more in zip(pieces, wholes, strict=True)
     ]
-    taken = [
-        {value for index in longer for value in group.reads(index) if producers[value] not in longer}
-        for longer in whole
-    ]
-    for slot, (chosen, longer) in enumerate(zip(pieces, whole, strict=True)):
-        others = set(group.outputs).union(*taken[:slot], *taken[slot + 1 :])
-        yield group.section(longer, [value for value in others if producers[value] in chosen])
+    read = [{value for index in own for value in group.reads(index) if producers[value] not in own} for own in wholes]
+    for slot, (chosen, own) in enumerate(zip(pieces, wholes, strict=True)):
+        wanted = set(group.outputs).union(*read[:slot], *read[slot + 1 :])
+        yield group.section(own, [value for value in wanted if producers[value] in chosen])
 
 
 def cut_around(group: FusionGroup, obstacle: int) -> Iterator[Section]:
@@ -155,7 +153,7 @@ def _made_again(group: FusionGroup, layouts: Sequence[ValueLayout], chosen: Coll
     read = {value for index in chosen for value in group.reads(index) if producers[value] not in chosen}
     full = max((sizes[value] for value in read), default=0)
     wide, found = {value for value in read if sizes[value] == full}, set[int]()
-    for value in sorted(wide):
+    for value in sorted(wide - {*group.outputs}):
         again, instead, stack = set[int](), wide - {value}, [value]
         while stack:
             item = stack.pop()

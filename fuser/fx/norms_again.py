@@ -24,12 +24,13 @@ _ATEN = torch.ops.aten
 # torch's own pointwise ops, as far as they have a derivative's or a plain name.
 POINTWISE = frozenset(getattr(_ATEN, name) for name in OPS if hasattr(_ATEN, name))
 # By norm, which argument is eps; 0 of a group norm.
-_NORMS = {
+_NORMS: dict[Any, int] = {
     _ATEN._native_batch_norm_legit_functional.default: 7,
     _ATEN._native_batch_norm_legit.no_stats: 5,
     _ATEN.native_group_norm.default: 0,
 }
-# In the ``meta`` of what is applied: the mean that it reads.
+_APPLIED = _ATEN.batch_norm_elemt.default
+# In the ``meta`` of what makes a norm's results of its statistics.
 _AGAIN = "fuser_norm_again"
 
 
@@ -41,8 +42,9 @@ def part_norms(joint: fx.GraphModule) -> bool:
     """
     graph, are_parted = joint.graph, False
     for node in [node for target in _NORMS for node in graph.find_nodes(op="call_function", target=target)]:
-        items = {user.args[1]: user for user in node.users if user.target is operator.getitem}
-        if 0 not in items or not _has_kernel(items[0].meta.get("val")) or not _has_kernel(node.args[0].meta.get("val")):
+        items: dict[Any, fx.Node] = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+        source: Any = node.args[0]
+        if 0 not in items or not _has_kernel(source.meta.get("val")):
             continue
         with graph.inserting_after(node):
             mean, rstd = _items(graph, node, items)
@@ -66,12 +68,16 @@ def join_norms(forward: fx.GraphModule) -> None:
     """Let a forward pass read the results of norms themselves again."""
     graph = forward.graph
     for node in [node for node in graph.nodes if _AGAIN in node.meta]:
-        mean = node.args[3] if node.target is _ATEN.batch_norm_elemt.default else node.args[0].args[2][1]
+        args: Any = node.args
+        # Of a batch norm's op, or of the operator that runs a group norm's.
+        mean = args[3] if node.target is _APPLIED else args[0].args[2][1]
         with graph.inserting_before(node):
             made = graph.call_function(operator.getitem, (mean.args[0], 0))
         made.meta = node.meta
         node.replace_all_uses_with(made)
-    graph.eliminate_dead_code()
+        graph.erase_node(node)
+        if node.target is not _APPLIED:
+            graph.erase_node(args[0])
     forward.recompile()
 
 
@@ -88,9 +94,10 @@ def _items(graph: fx.Graph, node: fx.Node, items: dict[Any, fx.Node]) -> tuple[f
 
 def _apply(graph: fx.Graph, node: fx.Node, statistics: list[fx.Node]) -> fx.Node | None:
     # After the last of the statistics.
+    args: list[Any] = [*node.args]
     if eps := _NORMS[node.target]:
-        return graph.call_function(_ATEN.batch_norm_elemt.default, (*node.args[:3], *statistics, node.args[eps]))
-    x, weight, bias, *_, groups, _ = node.args
+        return graph.call_function(_APPLIED, (*args[:3], *statistics, args[eps]))
+    x, weight, bias, *_, groups, _ = args
     function = group_norm_elemt(x.meta["val"], groups, weight, bias, is_row_major=True)
     if function is None:
         return None

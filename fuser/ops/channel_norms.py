@@ -25,6 +25,7 @@ from fuser.ops.composites import (
     view,
 )
 from fuser.ops.norm_steps import affine, functor, moments, normalised_dx, reduce_step, rstd_of, stored
+from fuser.ops.reductions import REDUCTIONS
 
 __all__ = ["group_norm_elemt"]
 
@@ -69,8 +70,8 @@ def _add_channels(builder: GroupBuilder, rank: int, names: Sequence[str]) -> dic
 
 
 # Moments as ATen's kernels have them, with what their compiler contracts, as is to be read in the machine code. Of
-# channels side by side a thread has several, which it merges otherwise than those of threads are merged: what was merged
-# counts downwards.
+# channels side by side a thread has several, which it merges otherwise than those of threads are merged: what was
+# merged counts downwards.
 _CHANNEL_MERGE = """void merge(T ma, T sa, T na, T mb, T sb, T nb, T& m, T& s, T& n) {
   const T own = abs(na), other = abs(nb), all = own + other, delta = ma - mb;
   const T factor = T(1) / (all > T(1) ? all : T(1));
@@ -93,12 +94,13 @@ _PLANE_MERGE = """void merge(T ma, T sa, T na, T mb, T sb, T nb, T& m, T& s, T& 
 _PLANE_NEXT = """void next(T ma, T sa, T count, T x, T& m, T& s, T& n) {
   const T delta = x - ma;
   n = count + T(1);
-  m = ma + delta / n;
+  m = ma + fuser_divided(delta, n);
   s = fma(delta, x - m, sa);
 }"""
 _KERNELS = {
-    _CHANNELS: ("batch_norm", (_CHANNEL_MERGE, _CHANNEL_NEXT)), _PLANES: ("batch_norm_planes", (_PLANE_MERGE, _PLANE_NEXT))
-}  # fmt: skip
+    _CHANNELS: ("batch_norm", (_CHANNEL_MERGE, _CHANNEL_NEXT)),
+    _PLANES: ("batch_norm_planes", (_PLANE_MERGE, _PLANE_NEXT)),
+}
 
 
 def _batch_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
@@ -262,7 +264,8 @@ def _plane_backward_steps(form: Form) -> FusionGroup:
     first, second, count = builder.apply(both, [grad, x, mean])
     made: list[int] = []
     if mask[0]:
-        text = f"""void factors(T first, T second, T n, T rstd{", T weight" * has_weight}, T& shift, T& slope, T& scale) {{
+        taken = "T first, T second, T n, T rstd" + ", T weight" * has_weight
+        text = f"""void factors({taken}, T& shift, T& slope, T& scale) {{
           const T share = T(1) / n;
           shift = first * share; slope = second * share * rstd * rstd; scale = rstd{" * weight" * has_weight};
         }}"""
@@ -394,14 +397,15 @@ def _wide(builder: GroupBuilder, text: str, values: Sequence[int]) -> tuple[int,
 
 
 def _group_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
-    rank, groups, is_row_major, has_weight, has_bias, dtype, are_asked = form
+    rank, groups, _, has_weight, has_bias, dtype, are_asked = form
     shapes = _Groups(rank, groups)
     builder = shapes.builder
     x = shapes.add("input", shapes.full)
     further = [shapes.add(name, shapes.channels) for name in ["weight"] * has_weight + ["bias"] * has_bias]
     eps = builder.add_input("eps", is_scalar=True)
     # That of an input without further dimensions is another order, which is not kept.
-    mean, var, _ = moments(builder, x, shapes.inner, "group_norm" + "_1d" * (rank == 2) if is_ordered else "")
+    order = "group_norm" + "_1d" * (rank == 2) if is_ordered else ""
+    mean, var, _ = moments(builder, x, shapes.inner, order, (REDUCTIONS["var"].combine, _PLANE_NEXT))
     if is_ordered and dtype:
         # ATen rounds eps to the dtype of the input, too.
         eps_of = step("T eps_of(T var, double eps) { return T(eps); }", scalars=("eps",))

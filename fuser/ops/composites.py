@@ -57,7 +57,7 @@ class Composite:
     is_exact: bool = False
     # What the steps in torch's order depend on beside the form, which it is put behind: of the tensor called "input".
     kernel: Callable[[torch.dtype, Shape, Strides], Form] | None = None
-    # Whether fast numerics take the steps in torch's order on CUDA, too, for such a tensor: they walk over it less often.
+    # Whether fast numerics take the steps in torch's order on CUDA, too, for such a tensor: they take fewer walks.
     is_short: Callable[[Shape, Strides], bool] = field(default=lambda shape, strides: False)  # noqa: ARG005
 
 

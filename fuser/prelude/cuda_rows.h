@@ -60,6 +60,17 @@ struct fuser_divisor {
   }
 };
 
+// A quotient by what neighbours are divided by, too: its inverse is computed once for all.
+template <typename T> FUSER_INLINE T fuser_divided(T v, T by) {
+  if constexpr (sizeof(T) > sizeof(float)) return v / by;
+  else {
+    bool is_exact = true;
+    T made = fuser_divisor(by).quotient(v, is_exact);
+    if (!is_exact) made = v / by;
+    return made;
+  }
+}
+
 // Rows that begin anywhere. A vector's bytes lie in two *granules* of as many bytes, which are aligned; a granule is read
 // or written at once, and its bytes are shifted to where they belong: all threads of a row take the same way through this.
 template <int W, int U, int shift = 0>
