@@ -94,7 +94,7 @@ _PLANE_MERGE = """void merge(T ma, T sa, T na, T mb, T sb, T nb, T& m, T& s, T& 
 _PLANE_NEXT = """void next(T ma, T sa, T count, T x, T& m, T& s, T& n) {
   const T delta = x - ma;
   n = count + T(1);
-  m = ma + fuser_divided(delta, n);
+  m = ma + fuser_share_of(delta, n);
   s = fma(delta, x - m, sa);
 }"""
 _KERNELS = {

@@ -60,13 +60,13 @@ struct fuser_divisor {
   }
 };
 
-// A quotient by what neighbours are divided by, too: its inverse is computed once for all.
-template <typename T> FUSER_INLINE T fuser_divided(T v, T by) {
-  if constexpr (sizeof(T) > sizeof(float)) return v / by;
+// The same for a count of elements, 1 to 2^24, by which neighbours are divided, too: they have its inverse in common.
+template <typename T> FUSER_INLINE T fuser_share_of(T v, T count) {
+  if constexpr (sizeof(T) > sizeof(float)) return v / count;
   else {
-    bool is_exact = true;
-    T made = fuser_divisor(by).quotient(v, is_exact);
-    if (!is_exact) made = v / by;
+    const float inverse = __frcp_rn(count), first = v * inverse;
+    float made = __fmaf_rn(__fmaf_rn(-count, first, v), inverse, first);
+    if (!(fabsf(made) > 0x1p-99f)) made = v / count;
     return made;
   }
 }
