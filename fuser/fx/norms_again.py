@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from fuser.compiler import register
 from fuser.graph import GroupBuilder
 from fuser.ops import OPS
-from fuser.ops.channel_norms import group_norm_elemt
+from fuser.ops.group_norms import group_norm_elemt
 
 __all__ = ["POINTWISE", "join_norms", "part_norms"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
-from fuser.ops import channel_norms, losses, norms  # noqa: F401 - they fill the table
+from fuser.ops import batch_norms, group_norms, losses, norms  # noqa: F401 - they fill the table
 from fuser.ops.calls import Binder, Known, OpCall, asking, find_numerics, is_number, known_of
 from fuser.ops.composites import composite_function
 
