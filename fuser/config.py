@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["SETTINGS", "Config", "Setting", "config"]
+from fuser import log
 
-DUMP_STAGES = ("functor", "group", "spec", "source", "binary", "launch")
+__all__ = ["SETTINGS", "Config", "Setting", "config"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +89,14 @@ def parse_optional_str(value: Any) -> str | None:
     return None if value is None or not str(value).strip() else str(value)
 
 
-def parse_stages(value: Any) -> frozenset[str]:
-    """Accept a comma-separated text or an iterable of stage names."""
+def parse_artifacts(value: Any) -> frozenset[str]:
+    """Accept a comma-separated text or an iterable of names of artifacts."""
     names = value.split(",") if isinstance(value, str) else value
-    stages = frozenset(name.strip() for name in names if name.strip())
-    unknown = stages - set(DUMP_STAGES)
+    artifacts = frozenset(name.strip() for name in names if name.strip())
+    unknown = artifacts - log.ARTIFACTS.keys()
     if unknown:
-        raise ValueError(f"unknown stage {min(unknown)!r}; stages are {', '.join(DUMP_STAGES)}")
-    return stages
+        raise ValueError(f"unknown artifact {min(unknown)!r}; artifacts are {', '.join(log.ARTIFACTS)}")
+    return artifacts
 
 
 SETTINGS: tuple[Setting, ...] = (
@@ -213,12 +213,20 @@ SETTINGS: tuple[Setting, ...] = (
         "Show the frames inside of fuser, too, in the traceback of an error that fuser raises on purpose.",
     ),
     Setting(
+        "logs",
+        "FUSER_LOGS",
+        frozenset(),
+        parse_artifacts,
+        False,
+        f"Write artifacts to stderr as they come: a comma-separated list of {', '.join(log.ARTIFACTS)}.",
+    ),
+    Setting(
         "dump",
         "FUSER_DUMP",
-        frozenset(),
-        parse_stages,
+        None,
+        parse_optional_str,
         False,
-        f"Print stages to stderr as they happen: a comma-separated list of {', '.join(DUMP_STAGES)}.",
+        "A folder that gets a folder for each kernel: its group, what it is specialised on, its text and its binary.",
     ),
 )
 
@@ -247,7 +255,8 @@ class Config:
         max_plans: int
         max_unrolled: int
         full_tracebacks: bool
-        dump: frozenset[str]
+        logs: frozenset[str]
+        dump: str | None
         generation: int
         listeners: list[Callable[[int], None]]
         _generations: dict[tuple[Any, ...], int]
@@ -274,6 +283,7 @@ class Config:
         self._find_generation()
 
     def _find_generation(self) -> None:
+        log.show(self.logs)
         values = tuple(getattr(self, name) for name in _TABLE)
         self.__dict__["generation"] = self._generations.setdefault(values, next(self._numbers))
         for listener in self.listeners:

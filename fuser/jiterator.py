@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from fuser.compiler import dump, register
-from fuser.config import config
+from fuser import log
+from fuser.compiler import register
 from fuser.cxx.functor import Functor, Role, parse_functor
 from fuser.dtypes import plain_number
 from fuser.errors import ArgumentError, GradientError, describe_type, shows_users_frames, suggest
@@ -142,9 +142,8 @@ class JitFunction(Replayer):
         # By names of scalars, this function with those as tensors.
         self._with_tensors: dict[tuple[str, ...], JitFunction] = {}
         super().__init__(self.scalar_names, tuple(map(defaults.get, self.scalar_names)))
-        if "functor" in config.dump:
-            for functor in function.functors:
-                dump("functor", functor.source)
+        for functor in function.functors:
+            log.say("functor", functor.source)
 
     def __call__(self, /, *tensors: Any, out: Any = None, **scalars: Any) -> Any:
         """Apply the functor elementwise.

@@ -16,6 +16,7 @@ from fuser.cuda.dialect import DIALECT
 from fuser.cuda.fused_kernel import CudaKernel
 from fuser.cuda.nvrtc import NvrtcError, compile_text, load_kernel
 from fuser.disk_cache import CacheKey, load_or_make
+from fuser.dump import dump
 from fuser.errors import CaptureError, CompilerFailedError, CompilerNotFoundError, Diagnostic
 from fuser.fused_kernel import build_compile_error, check_may_compile, warn_of_texts
 from fuser.process import is_of_signal_handler
@@ -52,6 +53,7 @@ class CudaBackend:
             )
 
         def load(cubin: bytes) -> CudaKernel:
+            dump(source, {"kernel.cubin": cubin})
             try:
                 return CudaKernel(source, load_kernel(cubin, KERNEL_NAME))
             except ImportError as error:
