@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from fuser import log
 
@@ -230,6 +230,28 @@ SETTINGS: tuple[Setting, ...] = (
     ),
 )
 
+
+class Values(TypedDict, total=False):
+    """What ``Config.patch`` takes."""
+
+    numerics: Literal["strict", "fast"]
+    cpu_math: Literal["fast", "precise"]
+    cxx: str | None
+    cache_dir: str | None
+    disk_cache: bool
+    cache_size: int
+    lock_timeout: float
+    compile_timeout: float
+    no_compile: bool
+    fuel: int | None
+    autotune: bool
+    max_plans: int
+    max_unrolled: int
+    full_tracebacks: bool
+    logs: str | Iterable[str]
+    dump: str | None
+
+
 _TABLE = {setting.name: setting for setting in SETTINGS}
 
 
@@ -241,8 +263,8 @@ class Config:
     """
 
     if TYPE_CHECKING:
-        numerics: str
-        cpu_math: str
+        numerics: Literal["strict", "fast"]
+        cpu_math: Literal["fast", "precise"]
         cxx: str | None
         cache_dir: str | None
         disk_cache: bool
@@ -255,10 +277,16 @@ class Config:
         max_plans: int
         max_unrolled: int
         full_tracebacks: bool
-        logs: frozenset[str]
         dump: str | None
         generation: int
         listeners: list[Callable[[int], None]]
+
+        # Any text or list of names may be assigned.
+        @property
+        def logs(self) -> frozenset[str]: ...  # noqa: D102
+        @logs.setter
+        def logs(self, value: str | Iterable[str]) -> None: ...
+
         _generations: dict[tuple[Any, ...], int]
         _numbers: Iterator[int]
 
@@ -271,11 +299,13 @@ class Config:
         self.__dict__["_numbers"] = itertools.count()
         self.touch()
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in _TABLE:
-            raise AttributeError(f"fuser.config has no setting {name!r}; it has {', '.join(_TABLE)}")
-        self.__dict__[name] = _checked(_TABLE[name], value, f"fuser.config.{name}")
-        self._find_generation()
+    if not TYPE_CHECKING:  # mypy then knows that there are no others
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name not in _TABLE:
+                raise AttributeError(f"fuser.config has no setting {name!r}; it has {', '.join(_TABLE)}")
+            self.__dict__[name] = _checked(_TABLE[name], value, f"fuser.config.{name}")
+            self._find_generation()
 
     def touch(self) -> None:
         """Make whoever remembers something that depends on settings forget it."""
@@ -290,7 +320,7 @@ class Config:
             listener(self.generation)
 
     @contextmanager
-    def patch(self, **values: Any) -> Iterator[None]:
+    def patch(self, **values: Unpack[Values]) -> Iterator[None]:
         """Set several settings for a ``with`` block, in every thread, and restore them after it."""
         before = {name: getattr(self, name) for name in values}
         try:
