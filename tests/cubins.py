@@ -2,8 +2,9 @@
 
 A pytest plugin (conftest.py loads it). It notes what passes through ``fuser.compiler.build_source``; after each test
 the CUDA twin of every new text (same group, same ArgSpec with ``device_type="cuda"``) is compiled: in tier 3 to a cubin
-for each architecture; in tier 2 for one, two of three to PTX only, and of kernels that are not dense every fourth. A twin
-that does not compile fails that test. Kernels that the test's own compiler refuses are left out: they are tests of errors.
+for each architecture; in tier 2 for one, two of three to PTX only, and of kernels that are not dense every fourth. A
+twin that does not compile fails that test. Kernels that the test's own compiler refuses are left out: they are tests of
+errors.
 """
 
 from __future__ import annotations
