@@ -43,6 +43,7 @@ else:
 Q = ParamSpec("Q")
 S = TypeVar("S")
 
+PUBLIC = ("function", "graph_for", "graph_module", "groups", "warmup")
 # How many kinds of call are remembered, graphs for one kind (which differ in what control flow asked), and among them
 # such that hold no more: a module goes back and forth between train() and eval().
 MAX_KEYS, MAX_GRAPHS, MAX_STALE = 64, 32, 1
@@ -340,6 +341,10 @@ class FusedFunction(Replayer, Generic[P, R]):
         for part in name.split("."):
             found = getattr(found, part, None)
         return name if found is self else (FusedFunction, (self.function,))
+
+    def __dir__(self) -> list[str]:
+        # What is for users: the rest serves other stages.
+        return [*(name for name in super().__dir__() if name.startswith("__")), *PUBLIC]
 
     def __repr__(self) -> str:
         return f"<fuser.fuse {self.__name__}>"
