@@ -224,7 +224,8 @@ class FusedFunction(Replayer, Generic[P, R]):
         entry = self._find_trace(key, leaves)
         whole, launcher = entry.whole, entry.launcher
         if whole is None or launcher is None:
-            result = entry.traced.graph_module(*leaves)
+            # Not through Module.__call__, which takes as long as an op.
+            result = entry.traced.graph_module.forward(*leaves)
             return result if outs is None else self._finish(outs, result, args)
         if launcher is not self:
             replayed = launcher.launch(leaves, None, outs)
@@ -287,8 +288,10 @@ class FusedFunction(Replayer, Generic[P, R]):
 
     def _look_up(self, key: Key, leaves: tuple[Any, ...]) -> Entry | None:
         mode = _mode(leaves)
-        found = (item for item in self._traces.get(key, ()) if item.mode == mode and item.traced.holds(leaves))
-        return next(found, None)
+        for item in self._traces.get(key, ()):
+            if item.mode == mode and item.traced.holds(leaves):
+                return item
+        return None
 
     def _add_trace(self, key: Key, leaves: tuple[Any, ...] | None) -> Entry:
         names = [item.name for item in self._parameters]
@@ -351,11 +354,14 @@ class FusedFunction(Replayer, Generic[P, R]):
 
 
 def _mode(leaves: tuple[Any, ...]) -> Mode:
-    tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
-    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    needs_grad, is_cuda = False, False
+    for x in leaves:
+        if isinstance(x, torch.Tensor):
+            needs_grad |= x.requires_grad
+            is_cuda |= x.is_cuda or (x.is_meta and torch.cuda.is_available())
+    needs_grad &= torch.is_grad_enabled()
     # torch.func's transforms differentiate, and autocast converts, what torch's reductions are made of.
     stays = torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu") or (needs_grad and is_transformed())
-    is_cuda = any(x.is_cuda or (x.is_meta and torch.cuda.is_available()) for x in tensors)
     return Mode(config.numerics, not stays, needs_grad and not stays, "cuda" if is_cuda else "cpu")
 
 
