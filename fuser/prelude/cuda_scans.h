@@ -16,6 +16,16 @@ template <typename C> FUSER_INLINE C fuser_from_lane(const C& value, int lane) {
   return other;
 }
 
+// What the elements of a vector are.
+template <int V, typename C> FUSER_INLINE void fuser_set(C (&to)[V], const C (&from)[V]) {
+#pragma unroll
+  for (int k = 0; k < V; ++k) to[k] = from[k];
+}
+template <int V, typename P> FUSER_INLINE void fuser_clear(const P& p, typename P::part (&to)[V]) {
+#pragma unroll
+  for (int k = 0; k < V; ++k) to[k] = p.identity();
+}
+
 // The number of the highest bit.
 constexpr int fuser_log2(int number) { return number > 1 ? 1 + fuser_log2(number / 2) : 0; }
 
@@ -26,6 +36,8 @@ template <int C, int W, int V, int U, typename P> struct fuser_scan {
   static constexpr int N = W * V, L = C < N ? C / V : W, R = C > N ? C / N : 1;
   // Chunks of all, and the runs of each that end with elements 0, 1, 3, 7, ...
   static constexpr int chunks = N * U / C, runs = fuser_log2(C) + 1;
+  // Bytes of what a warp tells others.
+  static constexpr int told = chunks * runs * sizeof(part);
   const P& p;
   part (&own)[U][V];
   // Of the warp: its own lane, and the row's first one.
