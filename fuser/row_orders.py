@@ -181,9 +181,11 @@ def torchs_order(
 
 
 def _is_scanned(desc: TensorDesc, dims: tuple[int, ...], device: torch.device) -> bool:
-    # Whether there is something to add up, and no library's kernel for one row.
+    # Whether there is something to add up, and no library's kernel for one row. On the CPU, ATen adds up complex floats in
+    # doubles.
+    assert desc.dtype is not None, "numbers are not reduced"
     length = prod(desc.shape[dim] for dim in dims)
-    return length > 1 and (device.type == "cpu" or prod(desc.shape) > length)
+    return length > 1 and not desc.dtype.is_complex and (device.type == "cpu" or prod(desc.shape) > length)
 
 
 def _scan_order(desc: TensorDesc, dim: int, layout: Layout, device: torch.device) -> RowOrder | None:

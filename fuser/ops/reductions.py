@@ -170,6 +170,7 @@ define(
     "return a + b;",
     0,
     lambda x, dims, keepdim: torch.cumsum(x, dims[0]),  # noqa: ARG005 - called as the others
+    kinds=_EVERY,
     promotion=Promotion.INT_TO_LONG,
     order="scan",
     scans=True,
