@@ -235,7 +235,7 @@ def _walk_rows(
             walk = plan_ordered_walk(group, space, spec, values, sizes, aligned, limits.clusters)
         return walk, replace(spec, keeps=walk.tuning.is_resident)
     # Rows of a few elements are better computed side by side, too.
-    is_short = space.sizes[0] < CPU_SHORT_ROW <= space.sizes[space.reduced]
+    is_short = space.sizes[0] < CPU_SHORT_ROW <= space.sizes[space.reduced] and not rows.scans
     # And columns are better walked down one after another where they are too few for vectors across them.
     narrowest = min(item.dtype.itemsize for item in operands if item.dtype is not None)
     is_few = space.sizes[space.reduced] * narrowest < CPU_FEW_COLUMNS_BYTES

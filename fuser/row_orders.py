@@ -31,6 +31,8 @@ __all__ = ["Orders", "find_orders", "gpu_size", "order_of_section", "torchs_orde
 Orders: TypeAlias = Mapping[int, RowOrder | None]
 # A bound on alignment that every address of torch's allocator has.
 VECTOR_BYTES = 16
+# Rows of fewer elements are added up side by side on the CPU, if there are as many.
+SHORT_SCAN = 32
 
 
 def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: torch.device) -> Orders:
@@ -181,8 +183,8 @@ def torchs_order(
 
 
 def _is_scanned(desc: TensorDesc, dims: tuple[int, ...], device: torch.device) -> bool:
-    # Whether there is something to add up, and no library's kernel for one row. On the CPU, ATen adds up complex floats in
-    # doubles.
+    # Whether there is something to add up, and no library's kernel for one row. Of complex floats, torch's sums on the
+    # CPU are complex doubles.
     assert desc.dtype is not None, "numbers are not reduced"
     length = prod(desc.shape[dim] for dim in dims)
     return length > 1 and not desc.dtype.is_complex and (device.type == "cpu" or prod(desc.shape) > length)
@@ -190,7 +192,7 @@ def _is_scanned(desc: TensorDesc, dims: tuple[int, ...], device: torch.device) -
 
 def _scan_order(desc: TensorDesc, dim: int, layout: Layout, device: torch.device) -> RowOrder | None:
     if device.type == "cpu":
-        return RowOrder(Schedule(1), not layout.is_along)
+        return RowOrder(Schedule(1), not layout.is_along or layout.length < SHORT_SCAN <= layout.rows)
     if dim < len(desc.shape) - 1:
         # One element after another.
         return RowOrder(Schedule(1), is_across=True) if layout.kept[0][1] == 1 else None

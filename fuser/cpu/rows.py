@@ -11,7 +11,7 @@ from fuser.cpu.row_batch import UNIT, RowBatch, indent
 from fuser.cpu.rows_across import AcrossBatch
 from fuser.cpu.rows_along import AlongBatch
 from fuser.cpu.rows_ordered import OrderedAcross, OrderedAlong
-from fuser.cpu.rows_scanned import ScannedBatch
+from fuser.cpu.rows_scanned import SIDE_BY_SIDE, ScannedBatch
 from fuser.kernel_spec import CPU_LANES
 from fuser.row_parts import RowPass
 
@@ -277,9 +277,10 @@ class _RowLoopWriter:
         # Rows of a tile; few enough for all threads to have some.
         length, count = self.batch.length(), f"a.size[{self.first}]"
         if self.loop.rows.is_across or self.loop.rows.scans:
+            least = CPU_LANES if self.loop.rows.is_across else SIDE_BY_SIDE
             return [
                 f"int64_t rows = {self.batch.lanes};",
-                f"while (rows > {min(self.batch.lanes, CPU_LANES)} && {count} < 2 * threads * rows) rows /= 2;",
+                f"while (rows > {least} && {count} < 2 * threads * rows) rows /= 2;",
             ]
         return [
             f"int64_t rows = {self.batch.lanes};",

@@ -15,8 +15,10 @@ __all__ = ["emit_rows"]
 
 def emit_rows(loop: RowLoop) -> str:
     """Write the ``__global__`` function and what it calls."""
-    along, across = (AlongText, AcrossText) if loop.rows.order is None else (OrderedAlongText, OrderedAcrossText)
+    writer: AlongText | AcrossText | ScannedAlongText
     if loop.rows.scans:
-        along, across = ScannedAlongText, ScannedAcrossText
-    writer = ColumnsText(loop) if loop.rows.pieces else across(loop) if loop.rows.is_across else along(loop)
+        writer = ScannedAcrossText(loop) if loop.rows.is_across else ScannedAlongText(loop)
+    else:
+        along, across = (AlongText, AcrossText) if loop.rows.order is None else (OrderedAlongText, OrderedAcrossText)
+        writer = ColumnsText(loop) if loop.rows.pieces else across(loop) if loop.rows.is_across else along(loop)
     return "\n".join(["", *writer.passes(), *writer.find(), "", *writer.kernel(), ""])

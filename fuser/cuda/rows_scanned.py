@@ -122,11 +122,12 @@ class ScannedAcrossText(AcrossText):
             return []
         parts = [own.element for own in self.loop.passes if own.element]
         full = list(dict.fromkeys(item for part in parts for item in self.full(part)))
-        read = [item for item in full if not item.is_output]
-        known = {item.variable: f"{item.name}[k]" for item in full if item.is_output}
+        read = [item for item in full if not (item.is_output or item.is_counter)]
+        counters, outputs = ([item for item in full if getattr(item, kind)] for kind in ("is_counter", "is_output"))
+        known = {item.variable: f"{item.name}[k]" for item in outputs}
+        known |= {item.variable: f"{item.name}[{'k' if item.inner else '0'}]" for item in counters}
         for item in read:
-            text = f"{item.name}[u][{'k' if item.inner else '0'}]"
-            known[item.variable] = text if item.is_counter else f"fuser_to_compute({text})"
+            known[item.variable] = f"fuser_to_compute({item.name}[u][{'k' if item.inner else '0'}])"
         lines, each = [], []
         for number, own in enumerate(self.loop.passes):
             if own.element is None:
@@ -146,28 +147,30 @@ class ScannedAcrossText(AcrossText):
             if names:
                 each.append(f"total{number}[k] = pass{number}.combine(total{number}[k], own{number});")
                 known |= {f"p{name}": f"total{number}[k].m{name}" for name in names}
-        outputs = [item for item in full if item.is_output]
         kinds = {item: f"fuser_vector<{item.info.storage}, {'V' if item.inner else '1'}>" for item in read}
-        kinds |= {item: f"fuser_counter_vector" for item in read if item.is_counter}
         return [
             *lines,
             "for (fuser_index batch = 0; batch < length; batch += U) {",
             "  constexpr int at = 0;",
             *(f"  {kinds[item]} {item.name}[U];" for item in read),
-            "#pragma unroll",
-            "  for (int u = 0; u < U; ++u) {",
-            "    if (batch + u >= length) break;",
-            *indent([*self._place(), *(f"{item.name}[u] = {self._read(item, self._place_of(item))};" for item in read)], 2),
-            "  }",
-            "#pragma unroll",
-            "  for (int u = 0; u < U; ++u) {",
-            "    if (batch + u >= length) break;",
-            *indent([*self._place(), *(f"{item.info.storage} {item.name}[V];" for item in outputs)], 2),
-            "#pragma unroll",
-            "    for (int k = 0; k < V; ++k) {",
-            *indent(each, 3),
-            "    }",
-            *indent([self._write(item, self._place_of(item)) for item in outputs], 2),
-            "  }",
+            *indent(self._unrolled([f"{item.name}[u] = {self._read(item, self._place_of(item))};" for item in read])),
+            *indent(
+                self._unrolled(
+                    [
+                        *(f"const auto {item.name} = {self._read(item, self._place_of(item))};" for item in counters),
+                        *(f"{item.info.storage} {item.name}[V];" for item in outputs),
+                        "#pragma unroll",
+                        "for (int k = 0; k < V; ++k) {",
+                        *indent(each),
+                        "}",
+                        *(self._write(item, self._place_of(item)) for item in outputs),
+                    ]
+                )
+            ),
             "}",
         ]
+
+    def _unrolled(self, lines: list[str]) -> list[str]:
+        # For each of some elements, as far as there are any.
+        body = ["if (batch + u >= length) break;", *self._place(), *lines]
+        return ["#pragma unroll", "for (int u = 0; u < U; ++u) {", *indent(body), "}"]
