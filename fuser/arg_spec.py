@@ -227,7 +227,7 @@ def _walk_rows(
         is_row = [rows.is_row[value] for value in values]
         aligned = [item.is_aligned for item in operands]
         if rows.scans:
-            return plan_scan_walk(space, spec, is_row, sizes, aligned, len(group.outputs)), spec
+            return plan_scan_walk(space, spec, is_row, sizes, aligned), spec
         if order is None:
             walk = plan_row_walk(group, space, spec, is_row, sizes, aligned, _row_limits(operands[0].device))
         else:

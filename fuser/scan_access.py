@@ -14,8 +14,9 @@ __all__ = ["CHUNK", "plan_scan_walk"]
 # Elements of a row that are taken at a time, in no order of torch's.
 CHUNK = 1024
 WARP, BLOCK, MAX_BLOCK = 32, 128, 256
-# Elements of a thread where rows are many, and most; threads that a GPU wants.
-ELEMENTS, MOST_ELEMENTS, ENOUGH_THREADS = 16, 32, 1 << 17
+# What a thread has of a row at most, and vectors at least; threads of all rows from which on a warp is enough for each.
+# Measured on an H200.
+MOST_BYTES, FEW_VECTORS, ENOUGH_THREADS = 128, 2, 1 << 18
 # Of columns: elements that a thread reads ahead, and threads up to which each has one column.
 AHEAD, FEW_THREADS = 8, 1 << 15
 
@@ -26,9 +27,8 @@ def plan_scan_walk(
     is_row: Sequence[bool],
     itemsizes: Sequence[int],
     aligned: Sequence[bool],
-    num_outputs: int,  # noqa: ARG001
 ) -> Walk:
-    """Decide how the operands of one call are read and written; arguments as of ``plan_row_walk``."""
+    """Decide how the operands of one call are read and written; arguments as of ``row_access.plan_row_walk``."""
     moving = [
         slot
         for slot, strides in enumerate(space.strides[: len(itemsizes)])
@@ -49,10 +49,10 @@ def plan_scan_walk(
     else:
         chunk = rows.order.schedule.x if rows.order is not None else min(CHUNK, _above(length))
         steps = _above(-(-length // vector))
-        unroll = min(max(ELEMENTS // vector, chunk // (WARP * vector), 1), steps)
-        # As few threads of a row as there are enough.
-        team = max(chunk // (vector * unroll), 1)
-        while team < steps // unroll and team < MAX_BLOCK and count * team < ENOUGH_THREADS:
+        most = MOST_BYTES // max([4, *(itemsizes[slot] for slot in moving)])
+        unroll = max(min(steps // WARP, most // vector), min(FEW_VECTORS, steps), chunk // (WARP * vector))
+        team = min(max(steps // unroll, 1), WARP)
+        while team >= WARP and team * unroll < steps and team < MAX_BLOCK and count * team < ENOUGH_THREADS:
             team *= 2
         tuning = Tuning(block=max(team, BLOCK) if team <= WARP else team, unroll=unroll, team=team)
         whole = tuning.team * unroll * vector

@@ -15,8 +15,8 @@ from fuser.cuda.aten_orders import scan_chunk
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import OPS, reduction_function
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-OTHERS = (torch.float16, torch.float64, torch.int32, torch.bool)
+OTHERS = (torch.bfloat16, torch.float64, torch.int32, torch.float16, torch.bool)
+DTYPES = [torch.float32, *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in OTHERS)]
 
 
 def scan(dim: int = -1) -> FusionGroup:
@@ -120,9 +120,7 @@ CASES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in OTHERS)]
-)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_cpu_kernels_have_atens_bits(dtype: torch.dtype) -> None:
     for shape, dim in CASES:
         assert not compare(around, draw(shape, dtype), dim)["fallbacks"]
@@ -176,22 +174,14 @@ GPU_CASES = (
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.int8])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_cuda_kernels_have_atens_bits(dtype: torch.dtype) -> None:
     for shape, dim in GPU_CASES:
+        assert not compare(around, draw(shape, dtype, "cuda"), dim)["fallbacks"]
+    for shape, dim in (((64, 3000), 1), ((5000, 100), 1), ((7, 40000), 1), ((4, 300, 64), 1)):
         x = draw(shape, dtype, "cuda")
-        for function in (around, beside_a_sum, widened):
-            stats = compare(function, x, dim)
-            assert not stats["fallbacks"]
-        if len(shape) > 1 and shape[-1] > 2:
-            compare(around, x[..., 1:], dim)
-            compare(around, x.mT, dim)
-    assert compare(around, draw((64, 3000), dtype, "cuda"), 1)["kept"] == 0
-    assert compare(around, draw((4, 300, 64), dtype, "cuda"), 1)["kept"] == 0
-
-
-@pytest.mark.cuda
-def test_cuda_kernels_of_two_scans() -> None:
-    for shape in ((64, 3000), (5000, 100), (7, 40000)):
-        for dtype in FLOATS:
-            compare(twice, draw(shape, dtype, "cuda") / 100, 1)
+        for function in (around, twice, beside_a_sum, widened):
+            compare(function, x, dim)
+        compare(around, x[..., 1:], dim)
+        compare(around, x.mT, dim)
+        assert compare(around, x, dim)["kept"] == 0
