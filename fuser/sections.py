@@ -58,7 +58,7 @@ def cut_group(
         # In torch's order a block does not share a row, but for those of its own schedule.
         long = LONG_ROW // 8 if any(orders.values()) else LONG_ROW
         is_cut = rows is not None and (_has_few_rows(group, rows, layouts, long) or _is_read_again(rows, orders))
-        if rows is not None and (is_cut or _is_shared(whole, orders)):
+        if rows is not None and not rows.scans and (is_cut or _is_shared(whole, orders)):
             yield from _cut_passes(group, rows)
         else:
             yield whole

@@ -1,4 +1,4 @@
-"""What a backward pass makes of norms again, in place of reading it: in graphs, and between the launches of one group."""
+"""What a backward pass makes of norms again instead of reading it: in graphs, and between launches of one group."""
 
 from __future__ import annotations
 
