@@ -63,7 +63,7 @@ def test_only_the_input_is_kept(function: Callable[..., Tensor], monkeypatch: py
     kept = []
     for is_on_gpu in (False, True):
         # Nothing here is on a GPU.
-        monkeypatch.setattr(norms_again, "_has_kernel", lambda value, answer=is_on_gpu: answer)
+        monkeypatch.setattr(norms_again, "_is_on_gpu", lambda value, answer=is_on_gpu: answer)
         forward, backward = passes_of(function, tensors)
         saved = [node.meta["val"] for node in backward.graph.find_nodes(op="placeholder")]
         kept.append(sum(item.shape == torch.Size(SIZES) for item in saved))

@@ -44,7 +44,7 @@ def part_norms(joint: fx.GraphModule) -> bool:
     for node in [node for target in _NORMS for node in graph.find_nodes(op="call_function", target=target)]:
         items: dict[Any, fx.Node] = {user.args[1]: user for user in node.users if user.target is operator.getitem}
         source: Any = node.args[0]
-        if 0 not in items or not _has_kernel(source.meta.get("val")):
+        if 0 not in items or not _is_on_gpu(source.meta.get("val")):
             continue
         with graph.inserting_after(node):
             mean, rstd = _items(graph, node, items)
@@ -117,8 +117,5 @@ def _is_forward_or_pointwise(node: fx.Node) -> bool:
     return is_forward or getattr(node.target, "overloadpacket", None) in POINTWISE
 
 
-def _has_kernel(value: object) -> bool:
-    # Whether ATen has one formula for tensors that lie like that.
-    if not isinstance(value, torch.Tensor) or value.device.type != "cuda":
-        return False
-    return value.is_contiguous() or (value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last))
+def _is_on_gpu(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == "cuda"

@@ -113,16 +113,14 @@ def _batch_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
     else:
         mean = given["running_mean"]
         rstd = rstd_of(builder, given["running_var"], eps)
-    out = _normalised(builder, layout, [x, mean, rstd], {name: given[name] for name in affine_names})
+    out = _normalised(builder, [x, mean, rstd], {name: given[name] for name in affine_names})
     back = view(View(1, insert=dims).inverse)
     return builder.build([out, *(builder.apply(back, [value])[0] for value in further)])
 
 
-def _normalised(builder: GroupBuilder, layout: str, values: Sequence[int], affine: Mapping[str, int]) -> int:
+def _normalised(builder: GroupBuilder, values: Sequence[int], affine: Mapping[str, int]) -> int:
     has_weight, has_bias = "weight" in affine, "bias" in affine
     scaled = "weight * (x - mean) * rstd" if has_weight else "(x - mean) * rstd"
-    if has_weight and layout == _OTHER:
-        scaled = "(x - mean) * rstd * weight"
     taken = "T x, T mean, T rstd" + ", T weight" * has_weight + ", T bias" * has_bias
     text = f"T batch_norm({taken}) {{ return {scaled}{' + bias' * has_bias}; }}"
     return builder.apply(step(text, unpromoted=("mean", "rstd", *affine)), [*values, *affine.values()])[0]
@@ -130,12 +128,12 @@ def _normalised(builder: GroupBuilder, layout: str, values: Sequence[int], affin
 
 def _batch_norm_elemt_steps(form: Form, is_ordered: bool) -> FusionGroup:  # noqa: ARG001 - as all steps
     # Forms: the rank of the input, and whether there are a weight and a bias.
-    rank, has_weight, has_bias, *kernel = form
+    rank, has_weight, has_bias = form
     builder = GroupBuilder()
     x, names = builder.add_input("input"), ["weight"] * has_weight + ["bias"] * has_bias
     given = _add_channels(builder, rank, [*names, "mean", "rstd"])
     values, affine = [x, given["mean"], given["rstd"]], {name: given[name] for name in names}
-    return builder.build([_normalised(builder, kernel[0] if kernel else _CHANNELS, values, affine)])
+    return builder.build([_normalised(builder, values, affine)])
 
 
 def _batch_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:
@@ -334,7 +332,7 @@ COMPOSITES["batch_norm"] = Composite(
     is_short=_is_short,
 )
 COMPOSITES["batch_norm_elemt"] = Composite(
-    "batch_norm_elemt", _batch_norm_elemt_steps, _eager_batch_norm_elemt, _check_channels, _OF_CHANNELS, kernel=_kernel
+    "batch_norm_elemt", _batch_norm_elemt_steps, _eager_batch_norm_elemt, _check_channels, _OF_CHANNELS
 )
 COMPOSITES["native_batch_norm_backward"] = Composite(
     "native_batch_norm_backward",
