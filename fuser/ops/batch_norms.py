@@ -37,10 +37,6 @@ def _backward_kernel(dtype: torch.dtype, shape: Shape, strides: Strides) -> Form
     return (_CHANNELS, dtype) if _has_channels_last(shape, strides) else _kernel(dtype, shape, strides)
 
 
-def _is_short(shape: Shape, strides: Strides) -> bool:
-    return _has_channels_last(shape, strides) or is_contiguous(shape, strides)
-
-
 def _has_channels_last(shape: Shape, strides: Strides) -> bool:
     return len(shape) == 4 and is_contiguous(shape, strides, (0, 2, 3, 1))
 
@@ -329,7 +325,7 @@ COMPOSITES["batch_norm"] = Composite(
     _check_channels,
     _OF_CHANNELS,
     kernel=_kernel,
-    is_short=_is_short,
+    is_short=True,
 )
 COMPOSITES["batch_norm_elemt"] = Composite(
     "batch_norm_elemt", _batch_norm_elemt_steps, _eager_batch_norm_elemt, _check_channels, _OF_CHANNELS
@@ -341,5 +337,5 @@ COMPOSITES["native_batch_norm_backward"] = Composite(
     _check_channels,
     _OF_CHANNELS,
     kernel=_backward_kernel,
-    is_short=_is_short,
+    is_short=True,
 )

@@ -57,8 +57,8 @@ class Composite:
     is_exact: bool = False
     # What the steps in torch's order depend on beside the form, which it is put behind: of the tensor called "input".
     kernel: Callable[[torch.dtype, Shape, Strides], Form] | None = None
-    # Whether fast numerics take the steps in torch's order on CUDA, too, for such a tensor: they take fewer walks.
-    is_short: Callable[[Shape, Strides], bool] = field(default=lambda shape, strides: False)  # noqa: ARG005
+    # Whether fast numerics on CUDA take the steps in torch's order, too, where that is known: they take fewer walks.
+    is_short: bool = False
 
 
 COMPOSITES: dict[str, Composite] = {}
@@ -79,13 +79,15 @@ def ordered_form(
         function: a composite.
         dtypes: of its tensors.
         layouts: shape and strides of each.
-        is_strict: whether it has to be torch's order; where it has not, None says that it is another one.
+        is_strict: whether it has to be torch's order; where it has not, None says that the steps are others.
     """
     composite, form = COMPOSITES[str(function.op)], function.form or ()
-    slot = next((slot for slot, item in enumerate(function.functor.tensors) if item.name == "input"), 0)
-    if not is_strict and not composite.is_short(*layouts[slot]):
+    if not (is_strict or composite.is_short):
         return None
-    return form if composite.kernel is None else (*form, *composite.kernel(dtypes[slot], *layouts[slot]))
+    if composite.kernel is None:
+        return form
+    slot = next(slot for slot, item in enumerate(function.functor.tensors) if item.name == "input")
+    return (*form, *composite.kernel(dtypes[slot], *layouts[slot]))
 
 
 @functools.lru_cache(1024)

@@ -13,7 +13,7 @@ import torch
 
 from fuser.function import Function, Promotion, View
 from fuser.graph import FusionGroup, GroupBuilder
-from fuser.layout import Shape, is_contiguous
+from fuser.layout import Shape
 from fuser.ops.composites import COMPOSITES, Composite, Form, composite_function, only_wanted, step, view
 from fuser.ops.norm_steps import (
     NEXT_MOMENTS,
@@ -269,7 +269,7 @@ def _eager_group_norm_backward(
 
 
 COMPOSITES["native_group_norm"] = Composite(
-    "native_group_norm", _group_norm_steps, _eager_group_norm, _check_groups, is_short=is_contiguous
+    "native_group_norm", _group_norm_steps, _eager_group_norm, _check_groups, is_short=True
 )
 COMPOSITES["group_norm_elemt"] = Composite(
     "group_norm_elemt",
@@ -277,7 +277,7 @@ COMPOSITES["group_norm_elemt"] = Composite(
     _eager_group_norm_elemt,
     _check_groups,
     frozenset({"mean", "rstd"}),
-    is_short=is_contiguous,
+    is_short=True,
 )
 COMPOSITES["native_group_norm_backward"] = Composite(
     "native_group_norm_backward",
@@ -285,5 +285,5 @@ COMPOSITES["native_group_norm_backward"] = Composite(
     _eager_group_norm_backward,
     _check_groups,
     frozenset({"mean", "rstd"}),
-    is_short=is_contiguous,
+    is_short=True,
 )
