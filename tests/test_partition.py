@@ -140,6 +140,17 @@ def test_a_chain_may_change_its_shape_and_not_its_device() -> None:
         assert len(groups_of(graph)) == count
 
 
+def test_of_several_copies_one_is_made() -> None:
+    graph = fx.Graph()
+    parts = [note(graph.placeholder(name), 2, 3, 4) for name in "xy"]
+    alone = note(graph.call_function(torch.ops.aten.clone.default, (parts[0],)), 2, 3, 4)
+    stacked = note(graph.call_function(torch.ops.aten.stack.default, (parts,)), 2, 2, 3, 4)
+    turned = note(graph.call_function(torch.ops.aten.permute.default, (stacked, [1, 2, 0, 3])), 2, 3, 2, 4)
+    dense = graph.call_function(torch.ops.aten.clone.default, (turned,), {"memory_format": torch.contiguous_format})
+    graph.output((alone, note(dense, 2, 3, 2, 4)))
+    assert groups_of(graph) == [{stacked.name, turned.name, dense.name}]
+
+
 def test_items_are_with_their_functor() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")

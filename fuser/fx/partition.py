@@ -134,12 +134,14 @@ def _cut_stretches(nodes: Sequence[fx.Node], barriers: set[fx.Node]) -> Iterator
 
 
 def _gains_nothing(group: Sequence[fx.Node], reading: GraphReading) -> bool:
-    # torch reduces as well as fuser, copies nothing where no conversion is needed, and x ** 1 as it lies in memory.
+    # torch reduces as well as fuser, copies nothing where no conversion is needed, and x ** 1 as it lies in memory. Of
+    # several copies one is made.
     every = [reading.calls[node] for node in group]
     calls = [call for call in every if call is None or not (call.is_view or call.function.arranges)]
     if len(calls) == 1 and calls[0] is not None and calls[0].function.op in REDUCTIONS:
         return not calls[0].scalars and all(isinstance(item, fx.Node) for item in calls[0].tensors)
-    return all(_is_copy(call) or (call is not None and is_first_power(call.function)) for call in calls)
+    moves = sum(call is None or not call.is_view for call in every)
+    return moves < 2 and all(_is_copy(call) or (call is not None and is_first_power(call.function)) for call in calls)
 
 
 def _is_copy(call: OpCall | None) -> bool:
