@@ -135,13 +135,23 @@ def _cut_stretches(nodes: Sequence[fx.Node], barriers: set[fx.Node]) -> Iterator
 
 def _gains_nothing(group: Sequence[fx.Node], reading: GraphReading) -> bool:
     # torch reduces as well as fuser, copies nothing where no conversion is needed, and x ** 1 as it lies in memory. Of
-    # several copies one is made.
+    # several copies one is made, and to another layout a GPU copies faster by tiles.
     every = [reading.calls[node] for node in group]
     calls = [call for call in every if call is None or not (call.is_view or call.function.arranges)]
     if len(calls) == 1 and calls[0] is not None and calls[0].function.op in REDUCTIONS:
         return not calls[0].scalars and all(isinstance(item, fx.Node) for item in calls[0].tensors)
-    moves = sum(call is None or not call.is_view for call in every)
-    return moves < 2 and all(_is_copy(call) or (call is not None and is_first_power(call.function)) for call in calls)
+    moved = [node for node, call in zip(group, every, strict=True) if call is None or not call.is_view]
+    if len(moved) > 1 or any(map(_is_laid_out_anew, moved)):
+        return False
+    return all(_is_copy(call) or (call is not None and is_first_power(call.function)) for call in calls)
+
+
+def _is_laid_out_anew(node: fx.Node) -> bool:
+    values = [item.meta.get("val") for item in (node, *node.all_input_nodes)]
+    if not all(isinstance(value, torch.Tensor) and value.is_cuda for value in values):
+        return False
+    # As text: strides may be symbols.
+    return len({str(value.stride()) for value in values}) > 1
 
 
 def _is_copy(call: OpCall | None) -> bool:
