@@ -28,6 +28,7 @@ from fuser.fx.buffers import copy_together, drop_unread_statistics, write_statis
 from fuser.fx.cuda_graphs import CudaGraphs
 from fuser.fx.flat import FlatGraph, flatten
 from fuser.fx.passes import Fuel, FusionPass
+from fuser.fx.products import pad_products
 from fuser.graph import FusionGroup
 
 __all__ = ["build_backend", "compile_graph", "fuser_backend"]
@@ -39,6 +40,8 @@ def compile_graph(graph_module: fx.GraphModule, numerics: str | None = None, fue
     Returns:
         A function of a list of arguments, which it empties.
     """
+    if (numerics or config.numerics) == "fast":
+        pad_products(graph_module.graph)
     FusionPass(numerics=numerics, fuel=fuel)(graph_module)
     write_statistics_in_place(graph_module)
     copy_together(graph_module)

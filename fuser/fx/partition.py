@@ -16,6 +16,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -135,23 +136,24 @@ def _cut_stretches(nodes: Sequence[fx.Node], barriers: set[fx.Node]) -> Iterator
 
 def _gains_nothing(group: Sequence[fx.Node], reading: GraphReading) -> bool:
     # torch reduces as well as fuser, copies nothing where no conversion is needed, and x ** 1 as it lies in memory. Of
-    # several copies one is made, and to another layout a GPU copies faster by tiles.
+    # several copies one is made, and a GPU copies faster to another layout by tiles, and beside what it pads with.
     every = [reading.calls[node] for node in group]
     calls = [call for call in every if call is None or not (call.is_view or call.function.arranges)]
     if len(calls) == 1 and calls[0] is not None and calls[0].function.op in REDUCTIONS:
         return not calls[0].scalars and all(isinstance(item, fx.Node) for item in calls[0].tensors)
-    moved = [node for node, call in zip(group, every, strict=True) if call is None or not call.is_view]
-    if len(moved) > 1 or any(map(_is_laid_out_anew, moved)):
+    moved = [(node, call) for node, call in zip(group, every, strict=True) if call is None or not call.is_view]
+    if len(moved) > 1 or any(_is_laid_out_anew(node, call) for node, call in moved):
         return False
     return all(_is_copy(call) or (call is not None and is_first_power(call.function)) for call in calls)
 
 
-def _is_laid_out_anew(node: fx.Node) -> bool:
-    values = [item.meta.get("val") for item in (node, *node.all_input_nodes)]
-    if not all(isinstance(value, torch.Tensor) and value.is_cuda for value in values):
+def _is_laid_out_anew(node: fx.Node, call: OpCall | None) -> bool:
+    values: list[Any] = [item.meta.get("val") for item in (node, *node.all_input_nodes)]
+    is_known = all(isinstance(value, torch.Tensor) and value.is_cuda for value in values)
+    if not is_known or call is None or call.function.op not in {*_COPIES, "pad"}:
         return False
     # As text: strides may be symbols.
-    return len({str(value.stride()) for value in values}) > 1
+    return len({str((value.shape, value.stride())) for value in values}) > 1
 
 
 def _is_copy(call: OpCall | None) -> bool:
