@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import fuser
+from fuser.config import SETTINGS, Values
 
 PACKAGE = Path(fuser.__file__).parent
 MODULES = {
@@ -101,3 +102,7 @@ def test_no_two_classes_have_one_name() -> None:
 )
 def test_indexes_are_seen(text: str, indexes: int) -> None:
     assert [name for _, name in find_indexes(ast.parse(text)) if name in WORDS] == ["place"] * indexes
+
+
+def test_type_checkers_see_the_settings_of_the_table() -> None:
+    assert list(Values.__annotations__) == [setting.name for setting in SETTINGS]

@@ -24,6 +24,7 @@ from fuser.config import config
 from fuser.cpu.dialect import DIALECT
 from fuser.cpu.fused_kernel import CpuKernel
 from fuser.disk_cache import CacheKey, load_or_make, scratch_folder
+from fuser.dump import dump
 from fuser.errors import CompilerFailedError, CompilerNotFoundError, CompilerTimeoutError, Diagnostic
 from fuser.fused_kernel import build_compile_error, check_may_compile, warn_of_texts
 from fuser.process import ignoring, is_of_signal_handler
@@ -208,6 +209,7 @@ def parse_gcc_log(log: str) -> list[Diagnostic]:
 
 
 def _load(source: KernelSource, image: bytes) -> CpuKernel:
+    dump(source, {"kernel.so": image})
     try:
         return CpuKernel(source, image)
     except (OSError, AttributeError) as error:

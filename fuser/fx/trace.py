@@ -9,7 +9,7 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, overload
 
 import torch
 from torch import fx
@@ -27,7 +27,21 @@ from fuser.outputs import check_kinds, finish_out, finish_traced_out
 from fuser.process import Lock
 from fuser.route import call_anew, is_transformed, requires_grad
 
-__all__ = ["FusedFunction"]
+__all__ = ["FusedFunction", "P", "R"]
+
+# A function's parameters and what it returns; without its first parameter; that one.
+if TYPE_CHECKING:
+    from typing_extensions import ParamSpec, TypeVar
+
+    P = ParamSpec("P", default=...)
+    R = TypeVar("R", default=Any)
+else:
+    from typing import ParamSpec, TypeVar
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
+Q = ParamSpec("Q")
+S = TypeVar("S")
 
 # How many kinds of call are remembered, graphs for one kind (which differ in what control flow asked), and among them
 # such that hold no more: a module goes back and forth between train() and eval().
@@ -59,13 +73,13 @@ class Entry:
 
 
 @called_in_c
-class FusedFunction(Replayer):
+class FusedFunction(Replayer, Generic[P, R]):
     """A traced function whose functor calls and pointwise ops are fusion nodes. Threads may share it.
 
     In a class it is a method: each instance has graphs of its own.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[P, R]) -> None:
         super().__init__((), ())
         plain: Any = inspect.unwrap(function)
         if not inspect.isroutine(function) or not isinstance(getattr(plain, "__func__", plain), types.FunctionType):
@@ -85,7 +99,13 @@ class FusedFunction(Replayer):
         self.__name__, self.__qualname__ = function.__name__, function.__qualname__
         functools.update_wrapper(self, function, updated=())
 
-    def __get__(self, instance: Any, owner: type | None = None) -> FusedFunction:
+    @overload
+    def __get__(self, instance: None, owner: type) -> FusedFunction[P, R]: ...
+    @overload
+    def __get__(
+        self: FusedFunction[Concatenate[S, Q], R], instance: S, owner: type | None = None
+    ) -> FusedFunction[Q, R]: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> FusedFunction[..., R]:
         """Return the fused method of an instance, which keeps it."""
         if instance is None or isinstance(self.function, types.MethodType):
             return self
@@ -156,6 +176,10 @@ class FusedFunction(Replayer):
         key, leaves = self._sort(args, kwargs)
         warm_up_graph(self._find_trace(key, leaves).traced.graph_module, leaves)
 
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def __call__(self, *args: Any, out: Any, **kwargs: Any) -> R: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function.
 
