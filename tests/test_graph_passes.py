@@ -10,13 +10,14 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
+from fuser.fx import products
 from fuser.fx.merged_sums import sum_unviewed
 from fuser.fx.passes import FusionPass
 
 ATEN = torch.ops.aten
 
 
-def trace(*inputs: torch.Tensor, **steps: tuple[Any, ...]) -> fx.GraphModule:
+def trace(*inputs: torch.Tensor, device: str = "cpu", **steps: tuple[Any, ...]) -> fx.GraphModule:
     """Return a graph of calls: each takes a target, and its arguments; names of inputs and steps stand for values."""
     graph = fx.Graph()
     values: dict[Any, Any] = {f"x{slot}": graph.placeholder(f"x{slot}") for slot in range(len(inputs))}
@@ -26,8 +27,9 @@ def trace(*inputs: torch.Tensor, **steps: tuple[Any, ...]) -> fx.GraphModule:
         )
     graph.output(tuple(values[name] for name in steps))
     module = fx.GraphModule(torch.nn.Module(), graph)
-    mode = FakeTensorMode()
-    FakeTensorProp(module, mode).propagate(*inputs)
+    with FakeTensorMode() as mode:
+        fakes = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device) for x in inputs]
+    FakeTensorProp(module, mode).propagate_dont_convert_inputs(*fakes)
     return module
 
 
@@ -84,3 +86,90 @@ def test_what_no_group_computes_is_read_as_it_is_seen() -> None:
     sum_unviewed(module.graph)
     (total,) = module.graph.find_nodes(op="call_function", target=ATEN.sum.dim_IntList)
     assert total.args[1] == [0, 1]
+
+
+ROWS, INNER, COLUMNS = 24, 16, 21
+
+
+def whole(*shape: int) -> torch.Tensor:
+    return torch.randint(-3, 4, shape).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "steps", "padded"),
+    [
+        # A last layer, and both of its gradients.
+        (
+            (whole(24, 16), whole(21, 16)),
+            {"t": (ATEN.t.default, "x1"), "m": (ATEN.mm.default, "x0", "t")},
+            [(24, 16), (16, 24)],
+        ),
+        ((whole(24, 21), whole(21, 16)), {"m": (ATEN.mm.default, "x0", "x1")}, [(24, 24), (24, 16)]),
+        (
+            (whole(24, 21), whole(24, 16)),
+            {"t": (ATEN.t.default, "x0"), "m": (ATEN.mm.default, "t", "x1")},
+            [(24, 24), (24, 16)],
+        ),
+        # With a bias.
+        (
+            (whole(21), whole(24, 16), whole(21, 16)),
+            {"t": (ATEN.t.default, "x2"), "m": (ATEN.addmm.default, "x0", "x1", "t")},
+            [(24,), (24, 16), (16, 24)],
+        ),
+        # Rows, and what is summed over, may be odd where nothing lies densely along them.
+        ((whole(21, 16), whole(16, 24)), {"m": (ATEN.mm.default, "x0", "x1")}, [(21, 16), (16, 24)]),
+        (
+            (whole(21, 16), whole(21, 24)),
+            {"t": (ATEN.t.default, "x0"), "m": (ATEN.mm.default, "t", "x1")},
+            [(16, 21), (21, 24)],
+        ),
+        (
+            (whole(24, 13), whole(16, 13)),
+            {"t": (ATEN.t.default, "x1"), "m": (ATEN.mm.default, "x0", "t")},
+            [(24, 16), (16, 16)],
+        ),
+    ],
+)
+def test_odd_products_are_padded(
+    inputs: tuple[torch.Tensor, ...],
+    steps: dict[str, Any],
+    padded: list[tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(products, "OPERATIONS", 0)
+    monkeypatch.setattr(products, "OPERATIONS_PER_BYTE", 0)
+    module = trace(*inputs, device="cuda", **steps)
+    wanted = module(*inputs)
+    products.pad_products(module.graph)
+    (product,) = (node for node in module.graph.nodes if node.target in products._PRODUCTS)
+    assert [tuple(item.meta["val"].shape) for item in product.args] == padded
+    module.graph.lint()
+    module.recompile()
+    for found, value, node in zip(module(*inputs), wanted, module.graph.output_node().args[0], strict=True):
+        assert torch.equal(found, value)
+        assert (found.stride(), node.meta["val"].stride()) == (value.stride(), value.stride())
+
+
+def test_one_copy_serves_all_products_that_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "OPERATIONS", 0)
+    monkeypatch.setattr(products, "OPERATIONS_PER_BYTE", 0)
+    steps = {"t": (ATEN.t.default, "x0"), "m": (ATEN.mm.default, "t", "x1"), "n": (ATEN.mm.default, "x0", "x2")}
+    module = trace(whole(24, 21), whole(24, 16), whole(21, 16), device="cuda", **steps)
+    products.pad_products(module.graph)
+    assert len(module.graph.find_nodes(op="call_function", target=ATEN.constant_pad_nd.default)) == 2
+
+
+@pytest.mark.parametrize(("rows", "is_padded"), [(8192, True), (64, False)])
+def test_products_are_padded_where_it_gains(rows: int, *, is_padded: bool) -> None:
+    module = fx.GraphModule(torch.nn.Module(), fx.Graph())
+    with FakeTensorMode():
+        x, w = (torch.empty(size, 1024, dtype=torch.bfloat16, device="cuda") for size in (rows, 50257))
+    graph = module.graph
+    nodes = [graph.placeholder(name) for name in "xw"]
+    turned = graph.call_function(ATEN.t.default, (nodes[1],))
+    product = graph.call_function(ATEN.mm.default, (nodes[0], turned))
+    graph.output(product)
+    for node, value in zip((*nodes, turned, product), (x, w, w.t(), x @ w.t()), strict=True):
+        node.meta["val"] = value
+    products.pad_products(graph)
+    assert bool(graph.find_nodes(op="call_function", target=ATEN.constant_pad_nd.default)) == is_padded
