@@ -213,16 +213,17 @@ def turn(path: Path | None, kind: int) -> Iterator[None]:
 
 
 def compare_bits(name: str, dtype: torch.dtype) -> Record:
-    """Compare output, gradients and buffers of a training step, and an evaluation, with aot_eager's.
+    """Compare output, gradients and buffers of a training step, and an evaluation, with aot_eager's or eager torch's.
 
-    Where torch's own kernels have not the same bits in each run, ``unsteady`` counts what differs between two runs of
+    Those of the two that more tensors are equal to: where a model makes attention masks under ``torch.compile`` alone, it
+    is eager torch. Where torch's own kernels have not the same bits in each run, ``unsteady`` counts what differs between two runs of
     aot_eager; ``from_eager`` counts what differs between aot_eager and eager torch.
     """
     model, inputs = make_model(name, dtype, find_device(), is_small=True)
     found = {contestant: run_once(model, inputs, contestant) for contestant in ("aot_eager", "eager", "fuser")}
     wanted = found["aot_eager"]
     again = run_once(model, inputs, "aot_eager")
-    differ = count_differing(found["fuser"], wanted)
+    differ = min((count_differing(found["fuser"], found[name]) for name in ("aot_eager", "eager")), key=len)
     record: Record = {
         "tensors": len(wanted),
         "differ": len(differ),

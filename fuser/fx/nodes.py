@@ -199,10 +199,11 @@ def is_barrier(node: fx.Node) -> bool:
     while isinstance(target, functools.partial):
         target = target.func
     name, home = getattr(target, "__name__", ""), getattr(target, "__module__", None) or ""
-    in_place_operator = node.target is operator.setitem or (
-        home == "_operator" and name.startswith("i") and hasattr(operator, name[1:])
-    )
-    return in_place_operator or _writes_by_name(name) or not _is_torchs(home)
+    if home == "_operator":
+        # Among them and_, or_ and not_, which write to nothing.
+        is_in_place = name.startswith("i") and any(hasattr(operator, name[1:] + end) for end in ("", "_"))
+        return node.target is operator.setitem or is_in_place
+    return _writes_by_name(name) or not _is_torchs(home)
 
 
 def _writes_by_name(name: str) -> bool:
