@@ -215,9 +215,9 @@ def turn(path: Path | None, kind: int) -> Iterator[None]:
 def compare_bits(name: str, dtype: torch.dtype) -> Record:
     """Compare output, gradients and buffers of a training step, and an evaluation, with aot_eager's or eager torch's.
 
-    Those of the two that more tensors are equal to: where a model makes attention masks under ``torch.compile`` alone, it
-    is eager torch. Where torch's own kernels have not the same bits in each run, ``unsteady`` counts what differs between two runs of
-    aot_eager; ``from_eager`` counts what differs between aot_eager and eager torch.
+    Those of the two that more tensors are equal to: where a model makes attention masks under ``torch.compile`` alone,
+    it is eager torch. Where torch's own kernels have not the same bits in each run, ``unsteady`` counts what differs
+    between two runs of aot_eager; ``from_eager`` counts what differs between aot_eager and eager torch.
     """
     model, inputs = make_model(name, dtype, find_device(), is_small=True)
     found = {contestant: run_once(model, inputs, contestant) for contestant in ("aot_eager", "eager", "fuser")}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +11,9 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+from torch.nn.functional import scaled_dot_product_attention as attend
 
-from fuser.fx import products
+from fuser.fx import masks, products
 from fuser.fx.merged_sums import sum_unviewed
 from fuser.fx.passes import FusionPass
 
@@ -173,3 +176,76 @@ def test_products_are_padded_where_it_gains(rows: int, *, is_padded: bool) -> No
         node.meta["val"] = value
     products.pad_products(graph)
     assert bool(graph.find_nodes(op="call_function", target=ATEN.constant_pad_nd.default)) == is_padded
+
+
+def positions(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    places = torch.arange(x.shape[2], device=x.device)
+    return places[:, None], places[None, :]
+
+
+def of_the_past(x: torch.Tensor) -> torch.Tensor:
+    row, column = positions(x)
+    return (x.new_ones((), dtype=torch.bool) & (column <= row)).expand(x.shape[0], 1, -1, -1)
+
+
+def true_everywhere(x: torch.Tensor) -> torch.Tensor:
+    return (positions(x)[0] >= 0).expand(x.shape[0], 1, -1, x.shape[2])
+
+
+MASKS: dict[str, tuple[Callable[[torch.Tensor], Any], dict[str, Any]]] = {
+    "of the past": (of_the_past, {"attn_mask": None, "is_causal": True}),
+    "true everywhere": (true_everywhere, {"attn_mask": None, "is_causal": False}),
+    "of a window": (lambda x: of_the_past(x) & (positions(x)[1] > positions(x)[0] - 3), {}),
+    "of the input": (lambda x: of_the_past(x) & (x[:, :1, :, :1] > -9), {}),
+    "drawn": (lambda x: torch.rand(x.shape[2], x.shape[2]) > -1, {}),
+    "of numbers": (lambda x: of_the_past(x).float(), {}),
+    "written to": (lambda x: torch.ones(x.shape[2], x.shape[2], dtype=torch.bool).logical_not_(), {}),
+}
+
+
+def masks_of(model: Callable[..., Any], *inputs: torch.Tensor, is_strict: bool = False) -> tuple[dict[str, Any], Any]:
+    """Return what attention is called with, and the result."""
+    found: list[dict[str, Any]] = []
+
+    def backend(graph_module: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        masks.drop_idle_masks(graph_module, is_strict=is_strict)
+        found.extend(dict(node.kwargs) for node in graph_module.graph.find_nodes(op="call_function", target=attend))
+        return graph_module.forward
+
+    torch._dynamo.reset()
+    result = torch.compile(model, backend=backend, fullgraph=True)(*inputs)
+    return found[0], result
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_that_say_nothing_are_dropped(name: str) -> None:
+    make, wanted = MASKS[name]
+    x = torch.randn(2, 4, 7, 8)
+    found, result = masks_of(lambda x: attend(x, x, x, attn_mask=make(x)), x)
+    assert {key: value for key, value in found.items() if not isinstance(value, fx.Node)} == wanted
+    assert ("attn_mask" in found) == bool(wanted) or isinstance(found["attn_mask"], fx.Node)
+    mask = {} if wanted else {"attn_mask": make(x)}
+    assert torch.equal(result, attend(x, x, x, **mask, is_causal=wanted.get("is_causal", False)))
+
+
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_strict_numerics_drop_the_masks_of_models_that_drop_them(
+    monkeypatch: pytest.MonkeyPatch, *, is_watched: bool
+) -> None:
+    if is_watched:
+        monkeypatch.setattr(masks, "_WATCHED", Path(__file__).name)
+    x = torch.randn(2, 4, 7, 8)
+    found, _ = masks_of(lambda x: attend(x, x, x, attn_mask=of_the_past(x)), x, is_strict=True)
+    assert (found["attn_mask"] is None) == is_watched
+
+
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_heads_that_share_keys_need_not_repeat_them(*, is_repeated: bool) -> None:
+    def share(x: torch.Tensor) -> torch.Tensor:
+        shape = (2, 2, 2, 7, 8) if is_repeated else (2, 4, 1, 7, 8)
+        return x[:, :, None, :, :].expand(shape).reshape(2, 4, 7, 8)
+
+    x, y = torch.randn(2, 4, 7, 8), torch.randn(2, 2 if is_repeated else 4, 7, 8)
+    found, result = masks_of(lambda x, y: attend(x, share(y), share(y), attn_mask=of_the_past(x)), x, y)
+    assert found["enable_gqa"]
+    assert torch.equal(result, attend(x, y, y, is_causal=True, enable_gqa=True))

@@ -1,9 +1,9 @@
 """Attention masks that say nothing, in Dynamo's graphs: dropped, as models drop them in eager torch.
 
 There a model looks at its mask: one that is true everywhere it leaves out, one of the past alone it writes as
-``is_causal=True``, and then heads that share keys need not repeat them. Under ``torch.compile`` it cannot look, makes the
-mask all the same, and torch chooses other kernels: twice the work, or, where the mask is expanded, no fused kernel at all.
-Here the mask of a graph that makes it of numbers alone is looked at once.
+``is_causal=True``, and then heads that share keys need not repeat them. Under ``torch.compile`` it cannot look, makes
+the mask all the same, and torch chooses other kernels: twice the work, or, where the mask is expanded, no fused kernel
+at all. Here the mask of a graph that makes it of numbers alone is looked at once.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def _without_repetition(heads: Any) -> Any:
     if opened is None or opened.target is not operator.getitem or opened.args[1] != _HEADS:
         return None
     heads_of = [item.meta["example_value"].shape for item in (heads, expanded)]
-    return opened.args[0] if heads_of[0] == (heads_of[1][0], heads_of[1][1] * heads_of[1][2], *heads_of[1][3:]) else None
+    return (
+        opened.args[0] if heads_of[0] == (heads_of[1][0], heads_of[1][1] * heads_of[1][2], *heads_of[1][3:]) else None
+    )
 
 
 def _source(node: Any, method: str) -> Any:
