@@ -205,6 +205,15 @@ SETTINGS: tuple[Setting, ...] = (
         "elements an index that depends on data may choose from there. Beyond it, an interpreter runs the functor.",
     ),
     Setting(
+        "internal_errors",
+        "FUSER_INTERNAL_ERRORS",
+        "fallback",
+        parse_choice("fallback", "raise"),
+        False,
+        "When fuser itself fails while it plans a call. `fallback`: a script is written that shows it, and the call "
+        "runs in eager torch. `raise`: the exception leaves.",
+    ),
+    Setting(
         "full_tracebacks",
         "FUSER_FULL_TRACEBACKS",
         False,
@@ -247,6 +256,7 @@ class Values(TypedDict, total=False):
     autotune: bool
     max_plans: int
     max_unrolled: int
+    internal_errors: Literal["fallback", "raise"]
     full_tracebacks: bool
     logs: str | Iterable[str]
     dump: str | None
@@ -276,6 +286,7 @@ class Config:
         autotune: bool
         max_plans: int
         max_unrolled: int
+        internal_errors: Literal["fallback", "raise"]
         full_tracebacks: bool
         dump: str | None
         generation: int

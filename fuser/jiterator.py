@@ -28,6 +28,8 @@ from fuser.tensor_desc import read_number
 
 __all__ = ["JitFunction", "check_index", "check_scalar", "create_jit_fn", "create_multi_output_jit_fn", "jit_fn"]
 
+PUBLIC = ("check", "defaults", "function", "index", "scalar_names", "signature", "source", "spec", "tensor_names")
+
 # What a call returns: a tensor, or a tuple of them.
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -453,6 +455,15 @@ class JitFunction(Replayer, Generic[R]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return JitFunction, (self.function, self.defaults, self.index)
+
+    @property
+    def source(self) -> str:
+        """The functor's text, as it was given."""
+        return self.function.functor.source
+
+    def __dir__(self) -> list[str]:
+        # What is for users: the rest serves other stages.
+        return [*(name for name in super().__dir__() if name.startswith("__")), *PUBLIC]
 
     def __repr__(self) -> str:
         return f"<fuser.JitFunction {self.signature()}>"

@@ -106,3 +106,26 @@ def test_indexes_are_seen(text: str, indexes: int) -> None:
 
 def test_type_checkers_see_the_settings_of_the_table() -> None:
     assert list(Values.__annotations__) == [setting.name for setting in SETTINGS]
+
+
+def test_dir_shows_what_is_for_users() -> None:
+    add = fuser.create_jit_fn("template <typename T> T add(T x, T y) { return x + y; }")
+    fused = fuser.fuse(lambda x: add(x, x))
+    for item in (fuser, add, fused):
+        shown = [name for name in dir(item) if not name.startswith("__")]
+        assert shown
+        assert all(hasattr(item, name) for name in shown if (item, name) != (fused, "graph_module"))
+    assert set(fuser.__all__) == set(dir(fuser))
+    assert "launch" not in dir(add)
+    assert "add" not in dir(fused)
+    assert add.source == "template <typename T> T add(T x, T y) { return x + y; }"
+
+
+def test_a_group_has_a_short_form() -> None:
+    add = fuser.create_jit_fn("template <typename T> T add(T x, T y) { return x + y; }")
+    for count, shown in ((1, "add"), (5, "add -> add -> add -> add -> add"), (9, "add -> add -> add -> 5 more -> add")):
+        builder = fuser.GroupBuilder()
+        value = builder.add_input("x")
+        for _ in range(count):
+            (value,) = builder.apply(add.function, [value, value])
+        assert repr(builder.build([value])) == f"<fuser.FusionGroup {shown}, 1 inputs, 1 outputs>"

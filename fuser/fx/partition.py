@@ -139,7 +139,8 @@ def _gains_nothing(group: Sequence[fx.Node], reading: GraphReading) -> bool:
     # several copies one is made, and a GPU copies faster to another layout by tiles, and beside what it pads with.
     every = [reading.calls[node] for node in group]
     calls = [call for call in every if call is None or not (call.is_view or call.function.arranges)]
-    if len(calls) == 1 and calls[0] is not None and calls[0].function.op in REDUCTIONS:
+    op = REDUCTIONS.get(str(calls[0].function.op)) if len(calls) == 1 and calls[0] is not None else None
+    if op is not None and not op.scans and calls[0] is not None:
         return not calls[0].scalars and all(isinstance(item, fx.Node) for item in calls[0].tensors)
     moved = [(node, call) for node, call in zip(group, every, strict=True) if call is None or not call.is_view]
     if len(moved) > 1 or any(_is_laid_out_anew(node, call) for node, call in moved):

@@ -43,6 +43,7 @@ else:
 Q = ParamSpec("Q")
 S = TypeVar("S")
 
+PUBLIC = ("function", "graph_for", "graph_module", "groups", "warmup")
 # How many kinds of call are remembered, graphs for one kind (which differ in what control flow asked), and among them
 # such that hold no more: a module goes back and forth between train() and eval().
 MAX_KEYS, MAX_GRAPHS, MAX_STALE = 64, 32, 1
@@ -223,7 +224,8 @@ class FusedFunction(Replayer, Generic[P, R]):
         entry = self._find_trace(key, leaves)
         whole, launcher = entry.whole, entry.launcher
         if whole is None or launcher is None:
-            result = entry.traced.graph_module(*leaves)
+            # Not through Module.__call__, which takes as long as an op.
+            result = entry.traced.graph_module.forward(*leaves)
             return result if outs is None else self._finish(outs, result, args)
         if launcher is not self:
             replayed = launcher.launch(leaves, None, outs)
@@ -286,8 +288,10 @@ class FusedFunction(Replayer, Generic[P, R]):
 
     def _look_up(self, key: Key, leaves: tuple[Any, ...]) -> Entry | None:
         mode = _mode(leaves)
-        found = (item for item in self._traces.get(key, ()) if item.mode == mode and item.traced.holds(leaves))
-        return next(found, None)
+        for item in self._traces.get(key, ()):
+            if item.mode == mode and item.traced.holds(leaves):
+                return item
+        return None
 
     def _add_trace(self, key: Key, leaves: tuple[Any, ...] | None) -> Entry:
         names = [item.name for item in self._parameters]
@@ -341,16 +345,23 @@ class FusedFunction(Replayer, Generic[P, R]):
             found = getattr(found, part, None)
         return name if found is self else (FusedFunction, (self.function,))
 
+    def __dir__(self) -> list[str]:
+        # What is for users: the rest serves other stages.
+        return [*(name for name in super().__dir__() if name.startswith("__")), *PUBLIC]
+
     def __repr__(self) -> str:
         return f"<fuser.fuse {self.__name__}>"
 
 
 def _mode(leaves: tuple[Any, ...]) -> Mode:
-    tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
-    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    needs_grad, is_cuda = False, False
+    for x in leaves:
+        if isinstance(x, torch.Tensor):
+            needs_grad |= x.requires_grad
+            is_cuda |= x.is_cuda or (x.is_meta and torch.cuda.is_available())
+    needs_grad &= torch.is_grad_enabled()
     # torch.func's transforms differentiate, and autocast converts, what torch's reductions are made of.
     stays = torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu") or (needs_grad and is_transformed())
-    is_cuda = any(x.is_cuda or (x.is_meta and torch.cuda.is_available()) for x in tensors)
     return Mode(config.numerics, not stays, needs_grad and not stays, "cuda" if is_cuda else "cpu")
 
 
