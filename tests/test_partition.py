@@ -151,6 +151,17 @@ def test_of_several_copies_one_is_made() -> None:
     assert groups_of(graph) == [{stacked.name, turned.name, dense.name}]
 
 
+def test_small_tensors_that_no_group_reads_share_a_launch() -> None:
+    graph = fx.Graph()
+    counters = [note(graph.placeholder(f"count{slot}")) for slot in range(MAX_OUTPUTS + 4)]
+    more = [note(graph.call_function(torch.ops.aten.add.Tensor, (counter, 1))) for counter in counters]
+    large = [note(graph.placeholder(f"large{slot}"), 100, 100) for slot in range(2)]
+    doubled = [note(graph.call_function(torch.ops.aten.mul.Tensor, (x, 2)), 100, 100) for x in large]
+    graph.output((*more, *doubled))
+    groups = groups_of(graph)
+    assert sorted(map(len, groups)) == [1, 1, 4, MAX_OUTPUTS]
+
+
 def test_items_are_with_their_functor() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")

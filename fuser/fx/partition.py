@@ -33,6 +33,8 @@ __all__ = ["Partition", "is_whole", "partition"]
 MAX_APPLICATIONS = 128
 # A mask has as many bits: a longer stretch is cut, so that time and memory stay in proportion to the graph.
 MAX_STRETCH = 1 << 14
+# Elements of a tensor that are computed while a kernel is launched.
+SMALL = 1 << 12
 # How many units that only read the same values a node tries. Most of those that do not fit are never tried.
 MAX_TRIES = 256
 # How many groups are looked up from either end to find that two units can merge; rarely more than a few.
@@ -214,6 +216,8 @@ class _Stretch:
         # Nodes of units that have several, and of units that others may still merge with.
         self.grouped = 0
         self.open = 0
+        # Small tensors that a pointwise op makes and no group reads.
+        self.small_ends = 0
         # The open ones by the shape of their outputs (None: not known), then by how many outputs and applications.
         self.peers: dict[str | None, dict[tuple[int, int], int]] = {}
         above, below = self._find_paths()
@@ -232,6 +236,8 @@ class _Stretch:
             if is_fusible:
                 call = calls[node]
                 unit.arranges, unit.is_whole = call is not None and call.arranges, is_whole(node, call)
+                if not (unit.arranges or unit.is_whole or fusible.intersection(node.users)) and _is_small(value):
+                    self.small_ends |= 1 << slot
             self.units.append(unit)
             self._enter(unit)
 
@@ -278,8 +284,9 @@ class _Stretch:
         return None if slot is None else self.units[slot]
 
     def _grow(self, slot: int) -> None:
-        # Producers first, then units that read the same values; where shapes are unknown (fuser.fuse) any other
-        # unit too: a user who fuses a function wants one launch for all of it.
+        # Producers first, then units that read the same values; of small tensors also others that no group reads, as
+        # counters of batches are; where shapes are unknown (fuser.fuse) any other unit too: a user who fuses a function
+        # wants one launch for all of it.
         node, seen = self.nodes[slot], 0
         for source in node.all_input_nodes:
             producer, unit = self._unit(source), self._unit_at(1 << slot)
@@ -287,8 +294,8 @@ class _Stretch:
                 seen |= producer.mask
                 self._try_merge(producer, unit)
         fields = [self.readers[source] for source in node.all_input_nodes]
-        if "val" not in node.meta:
-            fields.append((1 << slot) - 1)
+        if "val" not in node.meta or self.small_ends >> slot & 1:
+            fields.append((self.small_ends if "val" in node.meta else -1) & (1 << slot) - 1)
         tries = MAX_TRIES
         for field in fields:
             tries = self._try_field(slot, field, seen, tries)
@@ -424,6 +431,12 @@ class _Stretch:
 
     def _known_shapes(self, nodes: Sequence[fx.Node]) -> set[str]:
         return {self.shapes[node] for node in nodes if node in self.shapes} if self.shapes else set()
+
+
+def _is_small(value: Any) -> bool:
+    # Whether a launch takes longer than what it computes.
+    is_known = isinstance(value, torch.Tensor) and all(type(size) is int for size in value.shape)
+    return is_known and value.numel() <= SMALL
 
 
 def _returns_several(node: fx.Node, call: OpCall | None) -> bool:
