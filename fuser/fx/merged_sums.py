@@ -13,7 +13,7 @@ from math import prod
 import torch
 from torch import fx
 
-from fuser.fx.nodes import bind_node
+from fuser.fx.nodes import bind_node, is_copy
 
 __all__ = ["sum_unviewed"]
 
@@ -46,11 +46,11 @@ def sum_unviewed(graph: fx.Graph) -> None:
 
 
 def _is_computed(source: fx.Node) -> bool:
-    # In a group, and not only put together there, which none does that reduces.
+    # In a group, and not only copied or put together there.
     if source.target is operator.getitem and isinstance(source.args[0], fx.Node):
         source = source.args[0]
     call = bind_node(source)
-    return call is not None and not call.arranges
+    return call is not None and not call.arranges and not is_copy(call)
 
 
 def _find_dims(source: fx.Node, view: fx.Node, dims: object) -> list[int] | None:

@@ -18,7 +18,21 @@ from fuser.jiterator import JitFunction
 from fuser.library import merge_inputs
 from fuser.ops import DEVICE_TYPE, IS_NUMBER, OpCall, bind_function, bind_method, bind_module, has_hooks
 
-__all__ = ["GraphReading", "bind_group", "bind_node", "is_barrier", "is_fusible", "is_random", "is_size", "read_nodes"]
+__all__ = [
+    "COPIES",
+    "GraphReading",
+    "bind_group",
+    "bind_node",
+    "is_barrier",
+    "is_copy",
+    "is_fusible",
+    "is_random",
+    "is_size",
+    "read_nodes",
+]
+
+
+COPIES = frozenset({"convert", "clone", "contiguous"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +106,11 @@ def is_fusible(node: fx.Node, call: OpCall | None) -> bool:
         return False
     values = [_known_value(item) for item in (node, *node.all_input_nodes)]
     return all(_is_plain(value) for value in values if value is not None)
+
+
+def is_copy(call: OpCall | None) -> bool:
+    """Whether a call gives back its tensor's elements, in another dtype or layout at most."""
+    return call is not None and call.function.op in COPIES
 
 
 def _takes_item(user: fx.Node, call: OpCall) -> bool:

@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from fuser.fx.conversions import find_visible_aliases
-from fuser.fx.nodes import GraphReading, bind_group, is_barrier, is_random, read_nodes
+from fuser.fx.nodes import COPIES, GraphReading, bind_group, is_barrier, is_copy, is_random, read_nodes
 from fuser.jiterator import JitFunction
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
 from fuser.ops import REDUCTIONS, OpCall, is_first_power
@@ -105,7 +105,7 @@ def _without_other_views(nodes: Sequence[fx.Node], calls: dict[fx.Node, OpCall |
         if node in views:
             call, source = calls[node], node.all_input_nodes[0]
             # Graphs copy what they could not see in another shape.
-            is_copied = node.target is torch.ops.aten.view.default and _is_copy(calls.get(source))
+            is_copied = node.target is torch.ops.aten.view.default and is_copy(calls.get(source))
             joins = {node, source} <= inside and (source not in views or source in kept) and not is_copied
             if joins or (node in reduced and call is not None and call.function.is_view):
                 kept.add(node)
@@ -147,23 +147,16 @@ def _gains_nothing(group: Sequence[fx.Node], reading: GraphReading) -> bool:
     moved = [(node, call) for node, call in zip(group, every, strict=True) if call is None or not call.is_view]
     if len(moved) > 1 or any(_is_laid_out_anew(node, call) for node, call in moved):
         return False
-    return all(_is_copy(call) or (call is not None and is_first_power(call.function)) for call in calls)
+    return all(is_copy(call) or (call is not None and is_first_power(call.function)) for call in calls)
 
 
 def _is_laid_out_anew(node: fx.Node, call: OpCall | None) -> bool:
     values: list[Any] = [item.meta.get("val") for item in (node, *node.all_input_nodes)]
     is_known = all(isinstance(value, torch.Tensor) and value.is_cuda for value in values)
-    if not is_known or call is None or call.function.op not in {*_COPIES, "pad"}:
+    if not is_known or call is None or call.function.op not in {*COPIES, "pad"}:
         return False
     # As text: strides may be symbols.
     return len({str((value.shape, value.stride())) for value in values}) > 1
-
-
-def _is_copy(call: OpCall | None) -> bool:
-    return call is not None and call.function.op in _COPIES
-
-
-_COPIES = frozenset({"convert", "clone", "contiguous"})
 
 
 def is_whole(node: fx.Node, call: OpCall | None) -> bool:
@@ -190,7 +183,7 @@ class _Unit:
     devices: set[torch.device]
     # Of the outputs, where known.
     shapes: set[str]
-    # Whether a node says where elements lie; whether one needs them all.
+    # Whether a node says where elements lie, as a copy to another layout does; whether one needs them all.
     arranges: bool = False
     is_whole: bool = False
 
@@ -235,7 +228,8 @@ class _Stretch:
             unit = _Unit([node], 1 << slot, *paths, int(is_fusible), inputs, outputs, devices, shapes)
             if is_fusible:
                 call = calls[node]
-                unit.arranges, unit.is_whole = call is not None and call.arranges, is_whole(node, call)
+                unit.arranges = (call is not None and call.arranges) or _is_laid_out_anew(node, call)
+                unit.is_whole = is_whole(node, call)
                 if not (unit.arranges or unit.is_whole or fusible.intersection(node.users)) and _is_small(value):
                     self.small_ends |= 1 << slot
             self.units.append(unit)
