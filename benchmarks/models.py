@@ -139,7 +139,10 @@ def make_model(name: str, dtype: torch.dtype, device: torch.device, *, is_small:
     case = CASES[name]
     torch.manual_seed(0)
     layout = {"memory_format": torch.channels_last} if case.channels_last else {}
-    model = case.make(is_small).to(device, dtype, **layout).train()
+    with device:
+        # Where drawing weights takes no time.
+        model = case.make(is_small)
+    model = model.to(device, dtype, **layout).train()
     inputs = {
         key: value.to(device, dtype, **layout) if value.is_floating_point() else value.to(device)
         for key, value in case.draw(is_small).items()

@@ -16,16 +16,16 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
 
 from fuser.fx.conversions import find_visible_aliases
-from fuser.fx.nodes import COPIES, GraphReading, bind_group, is_barrier, is_copy, is_random, read_nodes
+from fuser.fx.gains import gains_nothing, is_laid_out_anew, is_small
+from fuser.fx.nodes import bind_group, is_barrier, is_copy, is_random, read_nodes
 from fuser.jiterator import JitFunction
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
-from fuser.ops import REDUCTIONS, OpCall, is_first_power
+from fuser.ops import OpCall
 
 __all__ = ["Partition", "is_whole", "partition"]
 
@@ -33,8 +33,6 @@ __all__ = ["Partition", "is_whole", "partition"]
 MAX_APPLICATIONS = 128
 # A mask has as many bits: a longer stretch is cut, so that time and memory stay in proportion to the graph.
 MAX_STRETCH = 1 << 14
-# Elements of a tensor that are computed while a kernel is launched.
-SMALL = 1 << 12
 # How many units that only read the same values a node tries. Most of those that do not fit are never tried.
 MAX_TRIES = 256
 # How many groups are looked up from either end to find that two units can merge; rarely more than a few.
@@ -81,7 +79,7 @@ def partition(graph: fx.Graph, *, reduces: bool = True, device_type: str = "") -
     return [
         Partition(tuple(group), tuple(reading.calls[node] for node in group))
         for group in groups
-        if not _gains_nothing(group, reading)
+        if not gains_nothing(group, reading)
     ]
 
 
@@ -134,29 +132,6 @@ def _cut_stretches(nodes: Sequence[fx.Node], barriers: set[fx.Node]) -> Iterator
         if node not in barriers:
             stretch.append(node)
     yield stretch
-
-
-def _gains_nothing(group: Sequence[fx.Node], reading: GraphReading) -> bool:
-    # torch reduces as well as fuser, copies nothing where no conversion is needed, and x ** 1 as it lies in memory. Of
-    # several copies one is made, and a GPU copies faster to another layout by tiles, and beside what it pads with.
-    every = [reading.calls[node] for node in group]
-    calls = [call for call in every if call is None or not (call.is_view or call.function.arranges)]
-    op = REDUCTIONS.get(str(calls[0].function.op)) if len(calls) == 1 and calls[0] is not None else None
-    if op is not None and not op.scans and calls[0] is not None:
-        return not calls[0].scalars and all(isinstance(item, fx.Node) for item in calls[0].tensors)
-    moved = [(node, call) for node, call in zip(group, every, strict=True) if call is None or not call.is_view]
-    if len(moved) > 1 or any(_is_laid_out_anew(node, call) for node, call in moved):
-        return False
-    return all(is_copy(call) or (call is not None and is_first_power(call.function)) for call in calls)
-
-
-def _is_laid_out_anew(node: fx.Node, call: OpCall | None) -> bool:
-    values: list[Any] = [item.meta.get("val") for item in (node, *node.all_input_nodes)]
-    is_known = all(isinstance(value, torch.Tensor) and value.is_cuda for value in values)
-    if not is_known or call is None or call.function.op not in {*COPIES, "pad"}:
-        return False
-    # As text: strides may be symbols.
-    return len({str((value.shape, value.stride())) for value in values}) > 1
 
 
 def is_whole(node: fx.Node, call: OpCall | None) -> bool:
@@ -228,9 +203,10 @@ class _Stretch:
             unit = _Unit([node], 1 << slot, *paths, int(is_fusible), inputs, outputs, devices, shapes)
             if is_fusible:
                 call = calls[node]
-                unit.arranges = (call is not None and call.arranges) or _is_laid_out_anew(node, call)
+                unit.arranges = (call is not None and call.arranges) or is_laid_out_anew(node, call)
                 unit.is_whole = is_whole(node, call)
-                if not (unit.arranges or unit.is_whole or fusible.intersection(node.users)) and _is_small(value):
+                is_pointwise = not (unit.arranges or unit.is_whole or (call is not None and call.is_view))
+                if is_pointwise and not (fusible.intersection(node.users)) and is_small(value):
                     self.small_ends |= 1 << slot
             self.units.append(unit)
             self._enter(unit)
@@ -425,12 +401,6 @@ class _Stretch:
 
     def _known_shapes(self, nodes: Sequence[fx.Node]) -> set[str]:
         return {self.shapes[node] for node in nodes if node in self.shapes} if self.shapes else set()
-
-
-def _is_small(value: Any) -> bool:
-    # Whether a launch takes longer than what it computes.
-    is_known = isinstance(value, torch.Tensor) and all(type(size) is int for size in value.shape)
-    return is_known and value.numel() <= SMALL
 
 
 def _returns_several(node: fx.Node, call: OpCall | None) -> bool:
