@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.nn.functional import scaled_dot_product_attention as attend
 
-from fuser.fx import masks, products
+from fuser.fx import convolution_biases, masks, products
 from fuser.fx.merged_sums import sum_unviewed
 from fuser.fx.passes import FusionPass
 
@@ -249,3 +249,21 @@ def test_heads_that_share_keys_need_not_repeat_them(*, is_repeated: bool) -> Non
     found, result = masks_of(lambda x, y: attend(x, share(y), share(y), attn_mask=of_the_past(x)), x, y)
     assert found["enable_gqa"]
     assert torch.equal(result, attend(x, y, y, is_causal=True, enable_gqa=True))
+
+
+@pytest.mark.parametrize("backend", ["Cudnn", "CudaDepthwise2d"])
+def test_biases_of_cudnns_convolutions_are_added_apart(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = whole(2, 4, 5, 5).contiguous(memory_format=torch.channels_last), whole(6, 4, 3, 3), whole(6)
+    options = [1, 1], [1, 1], [1, 1], False, [0, 0], 1
+    module = trace(*inputs, device="cuda", c=(ATEN.convolution.default, "x0", "x1", "x2", *options))
+    (wanted,) = module(*inputs)
+    kind = getattr(torch._C._ConvBackend, backend)
+    monkeypatch.setattr(torch._C, "_select_conv_backend", lambda *_: kind)
+    convolution_biases.add_biases_apart(module.graph)
+    (node,) = module.graph.find_nodes(op="call_function", target=ATEN.convolution.default)
+    assert (node.args[2] is None) == (backend == "Cudnn")
+    module.graph.lint()
+    module.recompile()
+    (found,) = module(*inputs)
+    assert torch.equal(found, wanted)
+    assert found.stride() == wanted.stride()

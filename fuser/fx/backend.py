@@ -25,6 +25,7 @@ from fuser.compiler import registered
 from fuser.config import config
 from fuser.errors import ArgumentError
 from fuser.fx.buffers import copy_together, drop_unread_statistics, write_statistics_in_place
+from fuser.fx.convolution_biases import add_biases_apart
 from fuser.fx.cuda_graphs import CudaGraphs
 from fuser.fx.flat import FlatGraph, flatten
 from fuser.fx.masks import drop_idle_masks
@@ -43,6 +44,7 @@ def compile_graph(graph_module: fx.GraphModule, numerics: str | None = None, fue
     """
     if (numerics or config.numerics) == "fast":
         pad_products(graph_module.graph)
+    add_biases_apart(graph_module.graph)
     FusionPass(numerics=numerics, fuel=fuel)(graph_module)
     write_statistics_in_place(graph_module)
     copy_together(graph_module)
