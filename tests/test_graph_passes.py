@@ -196,6 +196,7 @@ MASKS: dict[str, tuple[Callable[[torch.Tensor], Any], dict[str, Any]]] = {
     "of the past": (of_the_past, {"attn_mask": None, "is_causal": True}),
     "true everywhere": (true_everywhere, {"attn_mask": None, "is_causal": False}),
     "of a window": (lambda x: of_the_past(x) & (positions(x)[1] > positions(x)[0] - 3), {}),
+    "of one row": (lambda x: positions(x)[1] < 3, {}),
     "of the input": (lambda x: of_the_past(x) & (x[:, :1, :, :1] > -9), {}),
     "drawn": (lambda x: torch.rand(x.shape[2], x.shape[2]) > -1, {}),
     "of numbers": (lambda x: of_the_past(x).float(), {}),

@@ -58,8 +58,10 @@ def _find_kind(mask: torch.Tensor | None) -> bool | None:
     # Whether it is true for the past alone; None where it is something else than that, or true everywhere.
     if mask is None or mask.dtype is not torch.bool:
         return None
-    is_causal = not mask.all()
-    return None if is_causal and not torch.equal(mask, torch.ones_like(mask).tril()) else is_causal
+    if mask.all():
+        return False
+    is_square = mask.dim() > 1 and mask.shape[-1] == mask.shape[-2]
+    return True if is_square and torch.equal(mask, torch.ones_like(mask).tril()) else None
 
 
 def _without_repetition(heads: Any) -> Any:
