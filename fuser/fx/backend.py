@@ -28,11 +28,8 @@ from fuser.fx.buffers import copy_together, drop_unread_statistics, write_statis
 from fuser.fx.convolution_biases import add_biases_apart
 from fuser.fx.cuda_graphs import CudaGraphs
 from fuser.fx.flat import FlatGraph, flatten
-<<<<<<< HEAD
 from fuser.fx.masks import drop_idle_masks
-=======
 from fuser.fx.norms_again import POINTWISE, join_norms, part_norms
->>>>>>> main
 from fuser.fx.passes import Fuel, FusionPass
 from fuser.fx.products import pad_products
 from fuser.graph import FusionGroup
