@@ -124,6 +124,8 @@ def plan_walk(
     vector = VECTOR_BYTES // max((itemsizes[slot] for slot in moving), default=VECTOR_BYTES)
     # Outputs are written whole vectors at a time; an input that cannot be read so is read in pieces.
     vector = min([vector, *(widths[slot] for slot in moving if slot < num_outputs)])
+    # Neighbours that a counter gives at once differ in its last bits only.
+    widths |= {slot: dense_width(space.strides[slot], 0, 1, True) for slot in range(len(itemsizes), len(space.strides))}
     if any(space.strides[slot][0] > 1 for slot in moving):
         vector = min(vector, GATHER_VECTOR)
     tuning = _default_tuning(space, vector, [itemsizes[slot] for slot in moving], rounds)

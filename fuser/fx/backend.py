@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from fuser.config import config
 from fuser.errors import ArgumentError
 from fuser.fx.buffers import copy_together, drop_unread_statistics, write_statistics_in_place
 from fuser.fx.cuda_graphs import CudaGraphs
+from fuser.fx.dropouts import draws_otherwise, find_dropouts, open_dropouts
 from fuser.fx.flat import FlatGraph, flatten
 from fuser.fx.passes import Fuel, FusionPass
 from fuser.graph import FusionGroup
@@ -39,10 +41,21 @@ def compile_graph(graph_module: fx.GraphModule, numerics: str | None = None, fue
     Returns:
         A function of a list of arguments, which it empties.
     """
+    dropouts = find_dropouts(graph_module.graph)
+    orders = tuple(dict.fromkeys(item.order for item in dropouts if item.order))
+    as_it_was = fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph)) if orders else None
+    open_dropouts(dropouts)
+    made = flatten(_fuse(graph_module, numerics, fuel))
+    if as_it_was is None:
+        return made
+    return made.unless(functools.partial(draws_otherwise, orders), flatten(_fuse(as_it_was, numerics, fuel)))
+
+
+def _fuse(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | None) -> fx.GraphModule:
     FusionPass(numerics=numerics, fuel=fuel)(graph_module)
     write_statistics_in_place(graph_module)
     copy_together(graph_module)
-    return flatten(graph_module)
+    return graph_module
 
 
 def build_backend(compile_as: Callable[[str], Callable[..., Any]]) -> Callable[..., Any]:
