@@ -27,8 +27,9 @@ from fuser.config import config
 from fuser.errors import ArgumentError
 from fuser.fx.buffers import copy_together, drop_unread_statistics, write_statistics_in_place
 from fuser.fx.cuda_graphs import CudaGraphs
-from fuser.fx.dropouts import draws_otherwise, find_dropouts, open_dropouts
+from fuser.fx.dropouts import Otherwise, find_dropouts, open_dropouts
 from fuser.fx.flat import FlatGraph, flatten
+from fuser.fx.lists import fuse_lists
 from fuser.fx.passes import Fuel, FusionPass
 from fuser.graph import FusionGroup
 
@@ -48,10 +49,11 @@ def compile_graph(graph_module: fx.GraphModule, numerics: str | None = None, fue
     made = flatten(_fuse(graph_module, numerics, fuel))
     if as_it_was is None:
         return made
-    return made.unless(functools.partial(draws_otherwise, orders), flatten(_fuse(as_it_was, numerics, fuel)))
+    return made.unless(Otherwise(orders), flatten(_fuse(as_it_was, numerics, fuel)))
 
 
 def _fuse(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | None) -> fx.GraphModule:
+    fuse_lists(graph_module, numerics, fuel)
     FusionPass(numerics=numerics, fuel=fuel)(graph_module)
     write_statistics_in_place(graph_module)
     copy_together(graph_module)

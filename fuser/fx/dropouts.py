@@ -3,8 +3,8 @@
 On CUDA torch's kernel computes its numbers by Philox: from a key (the seed), how many numbers were drawn before, and an
 element's place. A kernel of fuser's computes the same, once for four neighbours, and the generator moves on as it does
 for torch's. In its order of elements are the grid and the vectors of torch's kernel, so it is compared with what torch
-draws before its first use; where it differs, and where a CUDA graph is being recorded (replays draw anew, and where they
-are only torch's own kernels can read), the whole graph runs as it was. On the CPU torch draws the mask.
+draws before its first use. Where it differs, and where a CUDA graph is being recorded (in its replays only torch's own
+kernels find where the generator is), the whole graph runs as it was. On the CPU torch draws the mask.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import functools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -23,7 +24,7 @@ from fuser.jiterator import JitFunction
 from fuser.layout import Shape, Strides
 from fuser.ops import IS_NUMBER
 
-__all__ = ["Dropout", "Order", "draws_otherwise", "find_dropouts", "open_dropouts"]
+__all__ = ["Dropout", "Order", "Otherwise", "find_dropouts", "open_dropouts"]
 
 _ATEN = torch.ops.aten
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -70,8 +71,10 @@ def find_dropouts(graph: fx.Graph) -> list[Dropout]:
     found = []
     for node in graph.find_nodes(op="call_function", target=_ATEN.native_dropout.default):
         x, p, train = node.args
-        value = x.meta.get("val") if isinstance(x, fx.Node) else None
-        is_known = isinstance(value, torch.Tensor) and all(type(size) is int for size in (*value.shape, *value.stride()))
+        value: Any = x.meta.get("val") if isinstance(x, fx.Node) else None
+        is_known = isinstance(value, torch.Tensor) and all(
+            type(size) is int for size in (*value.shape, *value.stride())
+        )
         if not is_known or value.dtype not in _DTYPES or not value.numel() or train is False or not 0 < p < 1:
             continue
         if value.device.type == "cpu":
@@ -132,7 +135,7 @@ def _compute_mask(item: Dropout, order: Order, x: fx.Node) -> fx.Node:
     key, first = (graph.call_function(operator.getitem, (drawn, slot)) for slot in (0, 1))
     for number in (drawn, key, first):
         number.meta[IS_NUMBER] = True
-    numbers = {"key": key, "first": first, "threads": order.threads(numel), "chance": item.chance}
+    numbers: dict[str, Any] = {"key": key, "first": first, "threads": order.threads(numel), "chance": item.chance}
     return graph.call_function(keep_function(order.vector), (x,), numbers)
 
 
@@ -188,9 +191,24 @@ bool keep(T x, int64_t i, int64_t key, int64_t first, int64_t threads, double ch
 """
 
 
-def draws_otherwise(orders: Sequence[Order]) -> bool:
-    """Whether dropouts have to be torch's: some order is not this torch's, or a CUDA graph is being recorded."""
-    return torch.cuda.is_current_stream_capturing() or not all(map(_is_torchs, orders))
+class Otherwise:
+    """Says of each call of a graph whether its dropouts have to be torch's.
+
+    Where some order is not this torch's, and where a CUDA graph is being recorded: for which the kernels that serve
+    then have to be there, so that the first call is torch's, too.
+    """
+
+    def __init__(self, orders: Sequence[Order]) -> None:
+        self.orders = orders
+        self.is_first = True
+
+    def __call__(self) -> bool:
+        """Look at a call."""
+        was_first, self.is_first = self.is_first, False
+        return was_first or torch.cuda.is_current_stream_capturing() or not all(map(_is_torchs, self.orders))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Otherwise, (self.orders,)
 
 
 @functools.cache
