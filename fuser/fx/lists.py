@@ -78,9 +78,7 @@ class ListCallable:
 class ListFusion(FusionModule):
     """A fusion node of lists."""
 
-    def __init__(
-        self, group: FusionGroup, node_names: Sequence[str], buffers: Sequence[Sequence[Buffer]]
-    ) -> None:
+    def __init__(self, group: FusionGroup, node_names: Sequence[str], buffers: Sequence[Sequence[Buffer]]) -> None:
         super().__init__(group, node_names)
         self.run: Any = ListCallable(self.run, buffers)
 
@@ -131,7 +129,7 @@ def fuse_lists(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | 
     groups: dict[Any, list[_ListOp]] = {}
     for op in reader.ops:
         groups.setdefault((op.kind, levels[op.items[0]]), []).append(op)
-    substitution = _Substitution(graph_module)
+    substitution = _ListSubstitution(graph_module)
     fused = [substitution.add(group, numerics, fuel) for group in groups.values()]
     if any(fused):
         sort_graph(graph)
@@ -267,7 +265,7 @@ def _find_levels(graph: fx.Graph, made_by: Mapping[fx.Node, _ListOp]) -> dict[fx
     return levels
 
 
-class _Substitution:
+class _ListSubstitution:
     """Puts fusion nodes in place of operators of lists that are one step."""
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
@@ -286,11 +284,11 @@ class _Substitution:
         if whole is None:
             return False
         arguments = [self._now(given[slot]) if slot >= 0 else whole.constants[-1 - slot] for slot in whole.order]
-        places: dict[Any, set[int]] = {}
+        positions_of: dict[Any, set[int]] = {}
         for column in (item for op in group for item in op.args):
             for slot, item in enumerate(column) if isinstance(column, tuple) else [(-1, column)]:
-                places.setdefault(item, set()).add(slot)
-        outs = [_find_targets(op, inside, places) for op in kept]
+                positions_of.setdefault(item, set()).add(slot)
+        outs = [_find_targets(op, inside, positions_of) for op in kept]
         buffers = [
             tuple(_buffer(item.meta["val"]) for item in op.items) if own is None else ()
             for own, op in zip(outs, kept, strict=True)
@@ -347,7 +345,9 @@ def _write_group(
     return find_whole_fusion(module), [*given]
 
 
-def _find_targets(op: _ListOp, inside: Collection[fx.Node], places: Mapping[Any, set[int]]) -> list[fx.Node] | None:
+def _find_targets(
+    op: _ListOp, inside: Collection[fx.Node], positions_of: Mapping[Any, set[int]]
+) -> list[fx.Node] | None:
     # The arguments that the results are copied into, if nobody else reads those, nor another position does.
     found = []
     for position, item in enumerate(op.items):
@@ -359,7 +359,7 @@ def _find_targets(op: _ListOp, inside: Collection[fx.Node], places: Mapping[Any,
         if target.op != "placeholder" or not _is_static(own) or _buffer(own) != _buffer(value):
             return None
         is_others = any(user is not copy and user not in inside for user in target.users)
-        if is_others or places.get(target, {position}) != {position}:
+        if is_others or positions_of.get(target, {position}) != {position}:
             return None
         found.append(target)
     return found
