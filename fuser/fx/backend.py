@@ -31,6 +31,7 @@ from fuser.fx.dropouts import Otherwise, find_dropouts, open_dropouts
 from fuser.fx.flat import FlatGraph, flatten
 from fuser.fx.lists import fuse_lists
 from fuser.fx.passes import Fuel, FusionPass
+from fuser.fx.scatters import mark_scatters, write_scatters_in_place
 from fuser.graph import FusionGroup
 
 __all__ = ["build_backend", "compile_graph", "fuser_backend"]
@@ -54,7 +55,9 @@ def compile_graph(graph_module: fx.GraphModule, numerics: str | None = None, fue
 
 def _fuse(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | None) -> fx.GraphModule:
     fuse_lists(graph_module, numerics, fuel)
+    mark_scatters(graph_module.graph)
     FusionPass(numerics=numerics, fuel=fuel)(graph_module)
+    write_scatters_in_place(graph_module)
     write_statistics_in_place(graph_module)
     copy_together(graph_module)
     return graph_module
