@@ -129,11 +129,17 @@ def crossed(x: list[torch.Tensor], y: list[torch.Tensor]) -> Any:
     return doubled
 
 
+def rotated(x: list[torch.Tensor], y: list[torch.Tensor]) -> Any:
+    # Each is overwritten, and the next one reads what it was.
+    torch._foreach_mul_(x, [*x[1:], x[0]])
+    return torch._foreach_add(y, 1.0)
+
+
 def read_again(x: list[torch.Tensor], y: list[torch.Tensor]) -> Any:
-    # What is written is read once more, and in another place.
+    # What is overwritten is read beside what it becomes.
     old = [item + 1 for item in x]
     torch._foreach_mul_(x, y)
-    return old, [item.sum() for item in x], torch._foreach_sub(y, x)
+    return [one * other for one, other in zip(old, x, strict=True)], torch._foreach_sub(y, x)
 
 
 def interleaved(x: list[torch.Tensor], y: list[torch.Tensor]) -> Any:
@@ -147,9 +153,9 @@ def interleaved(x: list[torch.Tensor], y: list[torch.Tensor]) -> Any:
 @pytest.mark.cpu
 @pytest.mark.usefixtures("without_kernels")
 @pytest.mark.filterwarnings("ignore::fuser.errors.FallbackWarning")
-@pytest.mark.parametrize("function", [crossed, read_again, interleaved])
+@pytest.mark.parametrize("function", [crossed, rotated, read_again, interleaved])
 def test_what_positions_and_graphs_have_to_do_with_each_other(function: Callable[..., Any]) -> None:
-    shapes = [(4, 3)] * 5 if function is crossed else SHAPES
+    shapes = [(4, 3)] * 5 if function in {crossed, rotated} else SHAPES
     run_both(function, *lists(shapes=shapes))
 
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuser.fx.recording import record_graphs
+from fuser.fx.scatters import mark_scatters, write_scatters_in_place
 
 pytestmark = [pytest.mark.usefixtures("fresh_dynamo"), pytest.mark.cpu]
 
@@ -75,20 +77,11 @@ def returned(cache: Any, new: Any, at: Any) -> Any:
     return cache
 
 
-def of_another(cache: Any, new: Any, at: Any) -> Any:
-    # The inner part is none of the outer one's.
-    other = torch.zeros_like(cache[:, 1])
-    other[:, 3:5] = new[:, 0]
-    cache[:, 1] = other
-    return cache + 1
-
-
-def read_later(cache: Any, new: Any, at: Any) -> Any:
-    old = cache[:, :, 0]
-    made = torch.index_copy(cache, 2, at, new)
-    result = torch.cumsum(old, 0)
-    cache.copy_(made)
-    return result, made * 2
+def old_beside_new(cache: Any, new: Any, at: Any) -> Any:
+    # One kernel computes both, after the new part was put there.
+    old = cache * 3
+    cache.index_copy_(2, at, new)
+    return old + cache
 
 
 # Which operators write; "" where the whole is copied.
@@ -104,8 +97,7 @@ CASES: dict[Callable[..., Any], set[str]] = {
     from_itself: {"copy_"},
     shifted: {"slice_scatter", "copy_"},
     returned: {"index_copy", "copy_"},
-    of_another: {"slice_scatter", "copy_"},
-    read_later: {"index_copy", "copy_"},
+    old_beside_new: {"index_copy", "copy_"},
 }
 NAMES = ("index_copy", "index_put", "scatter", "slice_scatter", "select_scatter", "copy_", "index_copy_", "index_put_")
 
@@ -130,5 +122,39 @@ def test_parts_are_written_in_place(function: Callable[..., Any]) -> None:
     written = {getattr(node.target, "_opname", "") for node in graph.module.graph.nodes}
     names = CASES[function]
     assert written & {*NAMES, "scatter_"} == names
-    if function not in {shifted, returned, read_later}:
+    if function not in {shifted, returned, old_beside_new}:
         assert not any(node.args[0].op == "placeholder" for node in nodes), "the whole is copied"
+
+
+def inner_of_another(cache: Any, new: Any) -> Any:
+    # A scatter into another tensor is what is put into a part.
+    inner = ATEN.slice_scatter(torch.zeros_like(cache[:, 1]), new[:, 0], 1, 3, 5)
+    ATEN.copy_(cache, ATEN.select_scatter(cache, inner, 1, 1))
+    return new + 1
+
+
+def old_later(cache: Any, new: Any) -> Any:
+    seen = ATEN.select(cache, 2, 4)
+    made = ATEN.slice_scatter(cache, new, 2, 3, 5)
+    old = seen.cumsum(0)
+    ATEN.copy_(cache, made)
+    return old, made
+
+
+ATEN = torch.ops.aten
+
+
+@pytest.mark.parametrize("function", [inner_of_another, old_later])
+def test_graphs_that_are_not_of_autograd(function: Callable[..., Any]) -> None:
+    cache, new = torch.randn(2, 3, 8, 4), torch.randn(2, 3, 2, 4)
+    graph = make_fx(function)(cache.clone(), new)
+    again = cache.clone()
+    wanted = function(again, new)
+    mark_scatters(graph.graph)
+    write_scatters_in_place(graph)
+    graph.recompile()
+    own = cache.clone()
+    made = graph(own, new)
+    assert torch.equal(own, again)
+    for got, item in zip(torch.utils._pytree.tree_leaves(made), torch.utils._pytree.tree_leaves(wanted), strict=True):
+        assert torch.equal(got, item)

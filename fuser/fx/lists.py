@@ -15,9 +15,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from fuser.fx.nodes import read_nodes
+from fuser.fx.partition import Partition
 from fuser.fx.passes import Fuel, FusionCall, FusionModule, FusionPass, sort_graph
 from fuser.fx.whole import WholeFusion, find_whole_fusion
 from fuser.graph import FusionGroup
+from fuser.kernel_spec import MAX_OUTPUTS
 from fuser.list_planner import launch_lists
 from fuser.list_record import ListCall, ListTarget
 from fuser.ops import bind_function
@@ -322,6 +325,18 @@ class _ListSubstitution:
         )
 
 
+class _WholePass(FusionPass):
+    """Makes one fusion node of a whole graph, whether its parts have to do with each other or not."""
+
+    def find_groups(self, graph: fx.Graph) -> list[Partition]:
+        """Return all nodes, or nothing."""
+        reading = read_nodes(list(graph.nodes))
+        nodes = [node for node in graph.nodes if node.op == "call_function"]
+        if not all(map(reading.is_fusible, nodes)) or len(graph.output_node().all_input_nodes) > MAX_OUTPUTS:
+            return []
+        return [Partition(tuple(nodes), tuple(reading.calls[node] for node in nodes))]
+
+
 def _write_group(
     group: Sequence[_ListOp], kept: Sequence[_ListOp], numerics: str | None, fuel: Fuel | None
 ) -> tuple[WholeFusion | None, list[Any]]:
@@ -341,7 +356,7 @@ def _write_group(
     results = tuple(stand_ins[op.items] for op in kept)
     small.output(results if len(results) > 1 else results[0])
     module = fx.GraphModule({}, small)
-    FusionPass(numerics=numerics, fuel=fuel)(module)
+    _WholePass(numerics=numerics, fuel=fuel)(module)
     return find_whole_fusion(module), [*given]
 
 

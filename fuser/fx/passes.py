@@ -158,7 +158,7 @@ class FusionPass(PassBase):
         """Run on one graph module."""
         with bind_for(self.numerics):
             open_splits(graph_module.graph)
-            groups = partition(graph_module.graph, reduces=self.reduces, device_type=self.device_type)
+            groups = self.find_groups(graph_module.graph)
         fuel = self.fuel or process_fuel
         substitution = _Substitution(graph_module, self.numerics, self.differentiable, groups)
         for found in groups:
@@ -171,6 +171,10 @@ class FusionPass(PassBase):
             graph_module.graph.lint()
             graph_module.recompile()
         return PassResult(graph_module, bool(substitution.fused))
+
+    def find_groups(self, graph: fx.Graph) -> list[Partition]:
+        """Return what becomes fusion nodes."""
+        return partition(graph, reduces=self.reduces, device_type=self.device_type)
 
 
 def fuse_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any] | None = None) -> fx.GraphModule:
