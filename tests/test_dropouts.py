@@ -95,7 +95,14 @@ def compile_for(backend: str, **options: Any) -> Callable[..., Any]:
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(torch.float32, marks=pytest.mark.slow),
+        torch.bfloat16,
+        pytest.param(torch.float64, marks=pytest.mark.slow),
+    ],
+)
 def test_cpu_draws_the_mask_and_fuses_the_rest(dtype: torch.dtype) -> None:
     module, x = Block().to(dtype), draw((33, 64), dtype).requires_grad_()
     wanted, made = run(compile_for("aot_eager"), module, x), run(compile_for("fuser"), module, x)
@@ -107,6 +114,7 @@ def test_cpu_draws_the_mask_and_fuses_the_rest(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.cpu
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [0.0, 1.0])
 def test_nothing_is_drawn_where_all_or_none_stays(p: float) -> None:
     module, x = Block(p), draw((8, 64), torch.float32).requires_grad_()
@@ -115,7 +123,14 @@ def test_nothing_is_drawn_where_all_or_none_stays(p: float) -> None:
     module.eval()
     torch._dynamo.reset()
     torch.manual_seed(5)
-    assert torch.equal(torch.compile(module, backend="fuser")(x), (torch.manual_seed(5), module(x))[1])
+    compiled = torch.compile(module, backend="fuser")
+    made = compiled(x)
+    torch.manual_seed(5)
+    assert torch.equal(made, module(x))
+    torch._dynamo.reset()
+    module.train()
+    said = str(fuser.explain(compiled, x))
+    assert ("a dropout: nothing is drawn" in said) == (p == 1.0)
 
 
 CUDA_SHAPES = [(33, 64), (1023, 64), (40000, 64), (7, 64)]

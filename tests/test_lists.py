@@ -82,6 +82,7 @@ def test_steps_keep_their_bits_on_cuda(kind: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.cpu
+@pytest.mark.slow
 def test_a_step_is_two_launches_that_write_in_place() -> None:
     # What has one element is a launch of its own.
     parameters, optimizer = make("adamw", torch.float32, "cpu", SHAPES[:-1])
@@ -153,7 +154,9 @@ def interleaved(x: list[torch.Tensor], y: list[torch.Tensor]) -> Any:
 @pytest.mark.cpu
 @pytest.mark.usefixtures("without_kernels")
 @pytest.mark.filterwarnings("ignore::fuser.errors.FallbackWarning")
-@pytest.mark.parametrize("function", [crossed, rotated, read_again, interleaved])
+@pytest.mark.parametrize(
+    "function", [read_again, *(pytest.param(item, marks=pytest.mark.slow) for item in (crossed, rotated, interleaved))]
+)
 def test_what_positions_and_graphs_have_to_do_with_each_other(function: Callable[..., Any]) -> None:
     shapes = [(4, 3)] * 5 if function in {crossed, rotated} else SHAPES
     run_both(function, *lists(shapes=shapes))

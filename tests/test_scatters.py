@@ -102,7 +102,9 @@ CASES: dict[Callable[..., Any], set[str]] = {
 NAMES = ("index_copy", "index_put", "scatter", "slice_scatter", "select_scatter", "copy_", "index_copy_", "index_put_")
 
 
-@pytest.mark.parametrize("function", CASES)
+@pytest.mark.parametrize(
+    "function", [item if item is several else pytest.param(item, marks=pytest.mark.slow) for item in CASES]
+)
 def test_parts_are_written_in_place(function: Callable[..., Any]) -> None:
     found = []
     for backend in ("eager", "fuser"):

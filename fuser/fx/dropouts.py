@@ -24,7 +24,7 @@ from fuser.jiterator import JitFunction
 from fuser.layout import Shape, Strides
 from fuser.ops import IS_NUMBER
 
-__all__ = ["Dropout", "Order", "Otherwise", "find_dropouts", "open_dropouts"]
+__all__ = ["Dropout", "Order", "Otherwise", "find_dropouts", "find_obstacle", "open_dropouts"]
 
 _ATEN = torch.ops.aten
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -68,31 +68,43 @@ class Dropout:
 
 def find_dropouts(graph: fx.Graph) -> list[Dropout]:
     """Return the dropouts of a graph that can be opened."""
-    found = []
-    for node in graph.find_nodes(op="call_function", target=_ATEN.native_dropout.default):
-        x, p, train = node.args
-        value: Any = x.meta.get("val") if isinstance(x, fx.Node) else None
-        is_known = isinstance(value, torch.Tensor) and all(
-            type(size) is int for size in (*value.shape, *value.stride())
-        )
-        if not is_known or value.dtype not in _DTYPES or not value.numel() or train is False or not 0 < p < 1:
-            continue
-        if value.device.type == "cpu":
-            scale = torch.tensor(1.0 / (1.0 - p), dtype=value.dtype).item()
-            found.append(Dropout(node, 1.0 - p, scale, None))
-        elif value.device.type == "cuda" and value.is_contiguous() and value.numel() < _MAX_ELEMENTS and _is_own(x):
-            chance = torch.tensor(1.0 - p, dtype=torch.promote_types(value.dtype, torch.float32)).item()
-            vector = _find_vector(value.numel(), value.dtype.itemsize)
-            found.append(Dropout(node, chance, 1.0 / chance, Order(value.device.index or 0, value.dtype, vector)))
-    return found
+    return [
+        _read(node)
+        for node in graph.find_nodes(op="call_function", target=_ATEN.native_dropout.default)
+        if not find_obstacle(node)
+    ]
 
 
-def _is_own(node: fx.Node) -> bool:
-    # Whether it begins where memory does that the graph allocates: torch looks at the address, too.
-    value = node.meta["val"]
-    while node.op == "call_function" and (node.target is operator.getitem or _is_view(node)):
-        node = node.all_input_nodes[0]
-    return node.op == "call_function" and value.storage_offset() * value.dtype.itemsize % _VECTOR_BYTES == 0
+def _read(node: fx.Node) -> Dropout:
+    x, p = node.args[:2]
+    assert isinstance(x, fx.Node), "there is no obstacle"
+    assert isinstance(p, float), "likewise"
+    value = x.meta["val"]
+    if value.device.type == "cpu":
+        return Dropout(node, 1.0 - p, torch.tensor(1.0 / (1.0 - p), dtype=value.dtype).item(), None)
+    chance = torch.tensor(1.0 - p, dtype=torch.promote_types(value.dtype, torch.float32)).item()
+    vector = _find_vector(value.numel(), value.dtype.itemsize)
+    return Dropout(node, chance, 1.0 / chance, Order(value.device.index or 0, value.dtype, vector))
+
+
+def find_obstacle(node: fx.Node) -> str:
+    """Return why a dropout stays torch's; empty if it need not."""
+    x, p, train = node.args
+    value = x.meta.get("val") if isinstance(x, fx.Node) else None
+    if not isinstance(value, torch.Tensor) or any(type(size) is not int for size in (*value.shape, *value.stride())):
+        return "its sizes are no numbers here"
+    if value.dtype not in _DTYPES or not value.numel() or train is False or type(p) is not float or not 0 < p < 1:
+        return "nothing is drawn, or of another dtype"
+    if value.device.type == "cpu":
+        return ""
+    if value.device.type != "cuda" or not value.is_contiguous() or value.numel() >= _MAX_ELEMENTS:
+        return "torch draws in an order that kernels do not have"
+    # Whether it begins where memory does that the graph allocates.
+    owner: Any = x
+    while owner.op == "call_function" and (owner.target is operator.getitem or _is_view(owner)):
+        owner = owner.all_input_nodes[0]
+    is_aligned = value.storage_offset() * value.dtype.itemsize % _VECTOR_BYTES == 0
+    return "" if owner.op == "call_function" and is_aligned else "torch draws as the address says, which is not known"
 
 
 def _is_view(node: fx.Node) -> bool:
