@@ -24,7 +24,7 @@ from fuser.kernel_spec import MAX_OUTPUTS
 from fuser.list_planner import launch_lists
 from fuser.list_record import ListCall, ListTarget
 from fuser.ops import bind_function
-from fuser.planner import Buffer
+from fuser.plan import Buffer
 from fuser.route import call_anew
 
 __all__ = ["ListFusion", "fuse_lists"]
