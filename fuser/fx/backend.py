@@ -30,6 +30,7 @@ from fuser.fx.cuda_graphs import CudaGraphs
 from fuser.fx.dropouts import Otherwise, find_dropouts, open_dropouts
 from fuser.fx.flat import FlatGraph, flatten
 from fuser.fx.lists import fuse_lists
+from fuser.fx.norms_again import POINTWISE, join_norms, part_norms
 from fuser.fx.passes import Fuel, FusionPass
 from fuser.fx.scatters import mark_scatters, write_scatters_in_place
 from fuser.graph import FusionGroup
@@ -46,7 +47,7 @@ def compile_graph(graph_module: fx.GraphModule, numerics: str | None = None, fue
     dropouts = find_dropouts(graph_module.graph)
     orders = tuple(dict.fromkeys(item.order for item in dropouts if item.order))
     as_it_was = fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph)) if orders else None
-    open_dropouts(dropouts)
+    open_dropouts(dropouts, beside_reductions=(numerics or config.numerics) == "strict")
     made = flatten(_fuse(graph_module, numerics, fuel))
     if as_it_was is None:
         return made
@@ -203,11 +204,17 @@ def split_passes(joint: fx.GraphModule, inputs: Any, **settings: Any) -> tuple[f
     for node in joint.graph.nodes:
         if node.target is run and _is_costly(registered(node.args[0]).group):
             node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
+    # No reductions of theirs.
+    are_parted = part_norms(joint)
     known = partitioners.get_default_op_list()
     cheap = {run.overloadpacket}
+    if are_parted:
+        # With what comes after a norm its results are computed again: torch's list is of what Inductor makes of it.
+        cheap |= {torch.ops.aten.batch_norm_elemt, *POINTWISE}
     ops = replace(known, recomputable_ops=known.recomputable_ops | cheap, fusible_ops=known.fusible_ops | cheap)
     with patch.object(partitioners, "get_default_op_list", lambda: ops):
         passes: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(joint, inputs, **settings)
+    join_norms(passes[0])
     return passes
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from fuser.fx.conversions import find_visible_aliases
-from fuser.fx.nodes import GraphReading, bind_group, is_barrier, is_random, read_nodes
+from fuser.fx.nodes import IS_APART, GraphReading, bind_group, is_barrier, is_random, read_nodes
 from fuser.jiterator import JitFunction
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
 from fuser.ops import REDUCTIONS, OpCall, is_first_power
@@ -217,7 +217,8 @@ class _Stretch:
             unit = _Unit([node], 1 << slot, *paths, int(is_fusible), inputs, outputs, devices, shapes)
             if is_fusible:
                 call = calls[node]
-                unit.arranges, unit.is_whole = call is not None and call.arranges, is_whole(node, call)
+                unit.arranges = bool(node.meta.get(IS_APART)) or (call is not None and call.arranges)
+                unit.is_whole = is_whole(node, call)
             self.units.append(unit)
             self._enter(unit)
 
