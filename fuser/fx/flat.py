@@ -30,6 +30,7 @@ _numbers = itertools.count()
 _ATEN = torch.ops.aten
 _METHODS: dict[Any, str] = {
     _ATEN.view.default: "view",
+    _ATEN._unsafe_view.default: "view",
     _ATEN.t.default: "t",
     _ATEN.permute.default: "permute",
     _ATEN.transpose.int: "transpose",
