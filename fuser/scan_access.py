@@ -50,7 +50,9 @@ def plan_scan_walk(
     else:
         chunk = rows.order.schedule.x if rows.order is not None else min(CHUNK, _above(length))
         steps, widest = _above(-(-length // vector)), max((itemsizes[slot] for slot in moving), default=1)
-        team = min(max(FEW_THREADS, chunk // vector), max(steps // FEW_VECTORS, 1), WARP)
+        # What is read in small pieces is read by more threads, whose pieces lie closer together.
+        least = FEW_THREADS * (2 if any(width < vector for width in widths.values()) else 1)
+        team = min(max(least, chunk // vector), max(steps // FEW_VECTORS, 1), WARP)
         most = MOST_BYTES // max(widest, 4) // vector
         unroll = max(min(steps // team, most), chunk // (team * vector), 1)
         enough = ENOUGH_OF_WIDE if widest >= WIDE_BYTES else ENOUGH_THREADS
