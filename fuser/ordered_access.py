@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from fuser.access import GATHER_VECTOR, VECTOR_BYTES, Access, Tuning, Walk, dense_width
@@ -95,6 +96,10 @@ def plan_ordered_walk(
             early, vector, tuning = late, wider, other
     else:
         vector, tuning = _along(space, rows, own, order)
+    if rows.reduced == 1 and tuning.is_resident and not (order.has_edges or order.is_across):
+        # No bounds are checked where there are none to cross.
+        whole = tuning.team * tuning.cluster * tuning.unroll * vector
+        tuning = replace(tuning, multiple=tuning.multiple if space.sizes[0] % whole else whole)
     widths = {slot: dense_width(space.strides[slot], rows.inner, itemsizes[slot], aligned[slot]) for slot in moving}
     if order.has_edges:
         # Rows begin anywhere, vectors where those of the source are aligned.

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fuser.codegen import Operand, RowLoop
-from fuser.cuda.row_text import indent
+from fuser.cuda.row_text import in_turns, indent
 from fuser.cuda.rows_along import AlongText
 from fuser.orders import RowOrder
 from fuser.row_parts import RowPart, RowPass
@@ -20,8 +20,6 @@ __all__ = ["MAX_REGISTERS", "PROCESSOR_REGISTERS", "REGISTERS", "OrderedAlongTex
 PROCESSOR_REGISTERS, MAX_REGISTERS, REGISTERS = 65536, 255, 40
 # Threads of a processor that read rows again.
 THREADS = 1024
-# Vectors that are read together where only a later pass needs them.
-LATE_UNROLL = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,21 +325,12 @@ class OrderedAlongText(AlongText):
     def _in_turns(self, step: RowPass, element: RowPart, late: list[Operand]) -> list[str]:
         # What stays in registers beside what does not: a few vectors at a time.
         site = self._main
-        own = [f"{self._declare(item, site, 'W')}" for item in late]
-        loads = [f"{item.name}[u % W] = {self._read_at(item, site)};" for item in late]
-        turn = "for (int u = base; u < base + W && u < U; ++u) {"
-        known = {item: f"{item.name}[u % W]" for item in late}
-        return [
-            f"constexpr int W = U < {LATE_UNROLL} ? U : {LATE_UNROLL};",
-            "#pragma unroll",
-            "for (int base = 0; base < U; base += W) {",
-            *indent([*own, "#pragma unroll", turn]),
-            *indent([*self._find(site), *self._coordinates(site), *loads], 2),
-            *indent(["}", "#pragma unroll", turn]),
-            *indent(self._compute_one(step, element, site, known), 2),
-            "  }",
-            "}",
-        ]
+        loads = [f"{item.name}[u % L] = {self._read_at(item, site)};" for item in late]
+        return in_turns(
+            [self._declare(item, site, "L") for item in late],
+            [*self._find(site), *self._coordinates(site), *loads],
+            self._compute_one(step, element, site, {item: f"{item.name}[u % L]" for item in late}),
+        )
 
     def _inputs(self, element: RowPart) -> list[Operand]:
         return [item for item in self.full(element) if not (item.is_output or item.is_counter)]
@@ -351,6 +340,8 @@ class OrderedAlongText(AlongText):
         return f"fuser_vector<{item.info.storage}, {vector}> {item.name}{site.suffix}[{count or site.unroll}];"
 
     def _find(self, site: _Site) -> list[str]:
+        if self._has_whole_chunks:
+            return [f"const fuser_index n = {site.first};", "constexpr int left = V;"]
         left = "(length - n < V ? static_cast<int>(length - n) : V)" if self._is_ragged else site.vector
         return [f"const fuser_index n = {site.first};", f"const int left = {site.is_there} ? {left} : 0;"]
 

@@ -49,18 +49,17 @@ def _amax_or_end(x: torch.Tensor, dims: Dims, keepdim: bool) -> Any:
 
 # The maximum, and of nothing the end of the dtype: a step of logsumexp.
 REDUCTIONS["amax_or_end"] = replace(REDUCTIONS["amax"], name="amax_or_end", eager=_amax_or_end, needs_elements=False)
-# Of equal elements the first one counts, of several NaN too.
+# Of equal elements the first one counts, of several NaN too: that of the left part, unless it is of no element.
 for _name, _sign, _end in (("argmax", ">", float("-inf")), ("argmin", "<", float("inf"))):
     REDUCTIONS[_name] = ReductionOp(
         _name,
         f"void {_name}_map(T x, int64_t i, T& v, int64_t& at) {{ v = x; at = i; }}",
         f"""void {_name}(T va, int64_t ia, T vb, int64_t ib, T& v, int64_t& at) {{
-          const bool is_tie = (va == vb) | ((va != va) & (vb != vb));
-          const bool is_first = (va {_sign} vb) | ((va != va) & (vb == vb)) | (is_tie & (ia < ib));
-          v = is_first ? va : vb;
-          at = is_first ? ia : ib;
+          const bool is_later = (ia < 0) | (!(va {_sign}= vb) & (va == va));
+          v = is_later ? vb : va;
+          at = is_later ? ib : ia;
         }}""",
-        (_end, 2**63 - 1),
+        (_end, -1),
         _place(getattr(torch, _name)),
         kinds=REAL,
         exact=REAL,
@@ -113,7 +112,7 @@ _MOMENTS = ReductionOp(
     accumulate="""void var_add(T mean, T squares, T count, T x, T& m, T& s, T& n) {
       n = count + T(1);
       const T delta = x - mean;
-      m = mean + delta / n;
+      m = mean + fuser_share_of(delta, n);
       s = squares + delta * (x - m);
     }""",
 )
