@@ -28,9 +28,12 @@ from fuser.compiler import register
 from fuser.config import config
 from fuser.errors import EagerDerivativeError, GradientError, NotDifferentiableError, UntranslatableError
 from fuser.fallback import Fallback
+from fuser.graph import Application
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec, Typing, infer_layouts, infer_typing
 from fuser.launcher import Replayer
+from fuser.layout import Shape
+from fuser.ops.reductions import reduction_function
 from fuser.route import is_transformed
 from fuser.tensor_desc import TensorDesc, common_device, describe, follows_default_dtype, input_specs, value_layouts
 
@@ -50,6 +53,24 @@ class Pass:
     spec: KernelSpec
     derived: DerivedGroup
     launcher: Replayer = field(default_factory=lambda: Replayer((), ()))
+    # What adds up some of its results, by the dimensions.
+    _sums: dict[tuple[Shape, ...], Pass] = field(default_factory=dict)
+
+    def adding_up(self, dims: tuple[Shape, ...]) -> Pass:
+        """Return the pass whose results are added up along dimensions of each, which they keep."""
+        if not any(dims):
+            return self
+        if dims not in self._sums:
+            group = self.derived.group
+            applications, outputs = list(group.applications), list(group.outputs)
+            value = len(group.producers())
+            for slot, own in enumerate(dims):
+                if own:
+                    applications.append(Application(reduction_function("sum", own, True), (outputs[slot],)))
+                    outputs[slot], value = value, value + 1
+            summed = replace(group, applications=tuple(applications), outputs=tuple(outputs), _key=[])
+            self._sums.setdefault(dims, Pass(register(summed), replace(self.derived, group=summed)))
+        return self._sums[dims]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
