@@ -36,6 +36,17 @@ def _moment(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _into_float(op: ReductionOp) -> Callable[..., Any]:
+    def run(x: torch.Tensor, dims: Dims, keepdim: bool, **scalars: Any) -> Any:
+        made = torch.empty(0, dtype=torch.float32, device=x.device)
+        if op.order == "norm":
+            return torch.linalg.vector_norm(x, float(op.name.partition("_")[2]), dims, keepdim, dtype=torch.float32)
+        function = torch.var if op.name == "var" else torch.std
+        return function(x, dims, keepdim=keepdim, out=made, **scalars)
+
+    return run
+
+
 def _amax_or_end(x: torch.Tensor, dims: Dims, keepdim: bool) -> Any:
     if x.is_complex():
         # As torch.logsumexp has it.
@@ -162,3 +173,9 @@ for _end, _sign, _least in ((math.inf, ">", 0.0), (-math.inf, "<", math.inf)):
         exact=FLOAT,
         needs_elements=True,
     )
+# With results of float32 of half and bfloat16, as torch's kernels have them with such an ``out=``: these show in which
+# order it is added up. Moments without their mean.
+for _op in [*REDUCTIONS.values()]:
+    if _op.order in {"norm", "welford"} and _op.num_outputs == 1:
+        _name = f"{_op.name}_wide"
+        REDUCTIONS[_name] = replace(_op, name=_name, eager=_into_float(_op), out_dtypes=(torch.float32,))
