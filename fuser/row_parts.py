@@ -468,7 +468,7 @@ def takes_decisions(functor: Functor) -> bool:
 def may_end_in_product(functor: Functor, slot: int = 0) -> bool:
     """Whether one of the results may be a product, or come from a function that ends in one."""
     body, outputs = functor.source.partition("{")[2], [item.name for item in functor.outputs]
-    if "*" not in functor.source and not re.search(r"\w\s*\(", body):
+    if "*" not in functor.source and not re.search(r"\b(?!return\b)\w+\s*\(", body):
         return False
     # Not what is plainly a sum that begins with the accumulator, and is read at most.
     result = outputs[slot] if outputs else ""
