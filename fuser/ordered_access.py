@@ -78,11 +78,14 @@ def plan_ordered_walk(
     slots = [slot for slot in moving if slot >= len(group.outputs) and values[slot] in first]
     own = [itemsizes[slot] for slot in slots] or [4]
     early: list[int] = []
+    levels = reduction_levels(group)
+    is_one_pass = max(levels) == 1 and all(rows.is_row[value] for value in group.outputs if levels[value])
     if order.is_across:
-        levels = reduction_levels(group)
-        is_one_pass = max(levels) == 1 and all(rows.is_row[value] for value in group.outputs if levels[value])
+        # What else there is of each element.
+        others = sum(not is_row[slot] for slot in moving) - 1
+        each = [itemsizes[slot] for slot in slots if not is_row[slot]] or [4]
         vector, tuning = _across(
-            space, rows, max(own), order, is_one_pass=is_one_pass, accumulators=count_accumulators(group)
+            space, rows, each, order, others, is_one_pass=is_one_pass, accumulators=count_accumulators(group)
         )
     elif order.spreads:
         kept_bytes = 4 if _keeps(group, rows) else 0
@@ -95,7 +98,10 @@ def plan_ordered_walk(
         if late and other.is_resident and other.unroll * wider * sum(wide) <= EARLY_BYTES:
             early, vector, tuning = late, wider, other
     else:
-        vector, tuning = _along(space, rows, own, order)
+        # What only adds up keeps no row; what counts is told the counts by the text, if all of a row is there.
+        adds = [item.function.reduction.accumulate for item in group.applications if item.function.reduction]
+        streams = is_one_pass and not any(item.name == "count" for add in adds if add for item in add.tensors)
+        vector, tuning = _along(space, rows, own, order, streams=streams)
     if rows.reduced == 1 and tuning.is_resident and not (order.has_edges or order.is_across):
         # No bounds are checked where there are none to cross.
         whole = tuning.team * tuning.cluster * tuning.unroll * vector
@@ -138,7 +144,9 @@ def _read_first(group: FusionGroup) -> set[int]:
     return found
 
 
-def _along(space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order: RowOrder) -> tuple[int, Tuning]:
+def _along(
+    space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order: RowOrder, *, streams: bool
+) -> tuple[int, Tuning]:
     bytes_per_element = sum(itemsizes)
     schedule = order.schedule
     team, vector = schedule.x * schedule.y, schedule.vector
@@ -148,7 +156,9 @@ def _along(space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order
         vector, most = _neighbours(space, rows, max(itemsizes), team), min(most, MOST_ELEMENTS)
         team, multiple = team // vector, 0 if length % vector or vector == 1 else vector
     steps = -(-length // (vector * team * schedule.blocks))
-    may_split = schedule.accumulators == vector and team == WARP
+    may_split = schedule.accumulators == vector and team == WARP and not streams
+    if streams:
+        most = min(most, IN_FLIGHT_BYTES // bytes_per_element)
     if may_split and steps * vector * bytes_per_element > SPLIT_BYTES:
         # Where a thread would keep too much, several share its vectors, and its accumulators.
         # No access is narrower than a word.
@@ -245,10 +255,20 @@ def _neighbours(space: IterationSpace, rows: RowSpec, itemsize: int, team: int) 
 
 
 def _across(
-    space: IterationSpace, rows: RowSpec, itemsize: int, order: RowOrder, *, is_one_pass: bool, accumulators: int
+    space: IterationSpace,
+    rows: RowSpec,
+    itemsizes: Sequence[int],
+    order: RowOrder,
+    others: int,
+    *,
+    is_one_pass: bool,
+    accumulators: int,
 ) -> tuple[int, Tuning]:
-    width, threads = space.sizes[rows.reduced], order.schedule.y
+    width, threads, itemsize = space.sizes[rows.reduced], order.schedule.y, max(itemsizes)
     vector = min(VECTOR_BYTES // itemsize, MAX_UNROLL, 1 << max(width - 1, 0).bit_length())
+    if others and order.schedule.accumulators > 1:
+        # More threads compute than only add.
+        vector = min(vector, GATHER_VECTOR)
     if any(operand[rows.inner] > 1 for operand in space.strides):
         vector = min(vector, GATHER_VECTOR)
     if order.schedule.vector > 1:
@@ -269,7 +289,9 @@ def _across(
     team = min(max(BLOCK // threads, 32), 1 << max(-(-width // vector) - 1, 0).bit_length())
     while team * threads * vector * accumulators * ACCUMULATOR_BYTES > SHARED_BYTES and team > 1:
         team //= 2
-    unroll = MAX_UNROLL if vector <= GATHER_VECTOR else max(order.schedule.accumulators, GATHER_VECTOR)
+    least = max(order.schedule.accumulators, GATHER_VECTOR)
+    is_light = vector <= GATHER_VECTOR and MAX_UNROLL * vector * sum(itemsizes) <= IN_FLIGHT_BYTES
+    unroll = MAX_UNROLL if is_light else least
     return vector, Tuning(block=team * threads, unroll=unroll, team=team, piece=int(order.schedule.blocks > 1))
 
 

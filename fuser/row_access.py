@@ -185,6 +185,9 @@ def _along(
         return Tuning(block=256, unroll=_above(-(-steps // team)), team=team, is_resident=True)
     # The fewer threads of a row wait for each other, the better, and the fewer have nothing to do.
     unroll = min((most, max(most // 2, 1)), key=lambda unroll: unroll * _team(steps, unroll))
+    if is_light and 4 * most * _team(steps, most) <= 5 * unroll * _team(steps, unroll):
+        # What is on its way counts for more.
+        unroll = most
     team = _team(steps, unroll)
     alone = Tuning(block=team, unroll=unroll, team=team, is_resident=True)
     if team <= (MAX_BLOCK // 2 if may_share else MAX_BLOCK // 4):

@@ -10,7 +10,7 @@ from fuser.row_parts import Accumulator, RowPart, RowPass
 __all__ = ["RowText", "in_turns", "indent"]
 
 # Vectors that are read together where only a later pass needs them.
-LATE_UNROLL = 4
+LATE_UNROLL = 2
 
 
 class RowText:

@@ -6,7 +6,7 @@ Each slot of the schedule is a thread, which has its accumulators in registers a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fuser.codegen import Operand, RowLoop
 from fuser.cuda.row_text import in_turns, indent
@@ -68,10 +68,12 @@ class OrderedAlongText(AlongText):
         self.threads = 1 if self.is_wide else max(self.order.schedule.x * self.order.schedule.y // loop.tuning.team, 1)
         first = f"{begin} + (u * S * F + block * T + t) * V" if loop.tuning.piece else f"{begin} + (u * T + t) * V"
         accumulator, is_there = "k % A" if self.order.schedule.vector > 1 or self.is_wide else "u % A", ""
-        if self._spreads:
+        if loop.tuning.is_resident:
             # All but the last vectors of a thread are there; of each slot, one less where rows have edges.
-            whole = _last_vectors(loop.tuning.unroll) + self.order.has_edges * self._own_slots
-            is_there = f"u < U - {whole} || " if loop.tuning.is_resident else ""
+            threads = 1 if self._spreads else self.threads
+            whole = _last_vectors(loop.tuning.unroll // threads) + self.order.has_edges * self._own_slots
+            is_there = f"u < U - {whole * threads} || "
+        if self._spreads:
             first, self.threads = f"{begin} + (u * N + slot) * V", 1
             accumulator = "k % A" if self.is_wide else "u % A"
         elif self.threads > 1:
@@ -279,8 +281,17 @@ class OrderedAlongText(AlongText):
                 own = site.guarded(own)
             elif not self.tuning.is_resident:
                 stop = "end - head" if self.order.has_edges else "length"
-                chunk = "S * F" if self.tuning.piece else "N"
-                own = [f"for (fuser_index begin = 0; begin < {stop}; begin += {chunk} * U * V) {{", *indent(own), "}"]
+                chunk = f"{'S * F' if self.tuning.piece else 'N'} * U * V"
+                whole = replace(site, is_there="")
+                own = [
+                    f"for (fuser_index begin = 0; begin < {stop}; begin += {chunk}) {{",
+                    f"  if ({stop} - begin >= {chunk}) {{",
+                    *indent([*self._load_at(late, whole, declares=True), *self._compute_at(step, element, whole)], 2),
+                    "  } else {",
+                    *indent(own, 2),
+                    "  }",
+                    "}",
+                ]
             elif late:
                 own = self._in_turns(step, element, late)
             inside += own
@@ -340,7 +351,7 @@ class OrderedAlongText(AlongText):
         return f"fuser_vector<{item.info.storage}, {vector}> {item.name}{site.suffix}[{count or site.unroll}];"
 
     def _find(self, site: _Site) -> list[str]:
-        if self._has_whole_chunks:
+        if self._has_whole_chunks or not site.is_there:
             return [f"const fuser_index n = {site.first};", "constexpr int left = V;"]
         left = "(length - n < V ? static_cast<int>(length - n) : V)" if self._is_ragged else site.vector
         return [f"const fuser_index n = {site.first};", f"const int left = {site.is_there} ? {left} : 0;"]

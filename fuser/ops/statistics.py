@@ -123,7 +123,7 @@ _MOMENTS = ReductionOp(
     accumulate="""void var_add(T mean, T squares, T count, T x, T& m, T& s, T& n) {
       n = count + T(1);
       const T delta = x - mean;
-      m = mean + fuser_share_of(delta, n);
+      m = mean + delta / n;
       s = squares + delta * (x - m);
     }""",
 )

@@ -1,14 +1,6 @@
 // How threads combine what they have of a row in torch's order: by halves. P and parts are those of cuda_rows.h.
 
 //@ always if orders
-// v / n for a number of elements, with a division's bits: the remainder of a first quotient corrects it, but where numbers
-// are so small, or none, that a step would lose bits. Of a constant n the inverse is one, too.
-FUSER_INLINE float fuser_share_of(float v, float n) {
-  const float inverse = 1.0f / n, first = v * inverse, made = __fmaf_rn(__fmaf_rn(-n, first, v), inverse, first);
-  return fabsf(made) > 0x1p-100f ? made : v / n;
-}
-FUSER_INLINE double fuser_share_of(double v, double n) { return v / n; }
-
 // Combines what lanes have: each with the lane `mask` above it, from `mask` down to `end`. The first lanes get the result.
 template <int mask, int end, typename P>
 FUSER_INLINE typename P::part fuser_halve_lanes(const P& p, typename P::part own) {
