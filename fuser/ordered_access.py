@@ -266,17 +266,17 @@ def _across(
 ) -> tuple[int, Tuning]:
     width, threads, itemsize = space.sizes[rows.reduced], order.schedule.y, max(itemsizes)
     vector = min(VECTOR_BYTES // itemsize, MAX_UNROLL, 1 << max(width - 1, 0).bit_length())
-    if others and order.schedule.accumulators > 1:
+    if (others or accumulators > 1) and order.schedule.accumulators > 1:
         # More threads compute than only add.
         vector = min(vector, GATHER_VECTOR)
+    while width % vector:
+        # Neighbouring threads read neighbours, where one cannot.
+        vector //= 2
     if any(operand[rows.inner] > 1 for operand in space.strides):
         vector = min(vector, GATHER_VECTOR)
     if order.schedule.vector > 1:
         # Few threads: more elements of each are in flight, and they spread over many blocks.
         unroll = order.schedule.vector
-        while width % vector:
-            # Neighbouring threads read neighbours, where one cannot.
-            vector //= 2
         if vector > 1 and width // vector * threads <= FEW_THREADS:
             vector, unroll = vector // 2, 2 * unroll
         team = min(SEGMENT // (vector * itemsize), WARP) if threads > 1 else WARP

@@ -845,11 +845,12 @@ def test_what_broadcast_inputs_have_is_added_up_by_the_same_kernel(dtype: torch.
 
 def test_a_pass_that_adds_up() -> None:
     x, y = given((30, 6), (6,), dtype=torch.float32)
-    step = differentiation.find_case(swish.spec(2), (x, y)).backward((0,))
+    case = differentiation.find_case(swish.spec(2), (x, y))
+    step = case.backward((0,))
     assert step is not None
-    assert step.adding_up(((), ())) is step
-    summed = step.adding_up(((), (0,)))
-    assert summed is step.adding_up(((), (0,)))
+    assert case.adding_up(step, ((), ())) is step
+    summed = case.adding_up(step, ((), (0,)))
+    assert summed is case.adding_up(step, ((), (0,)))
     bound = [torch.ones(30, 6) if item.is_derivative else (x, y)[item.slot].detach() for item in step.derived.sources]
     dx, dy = fuser.run_fusion(fuser.register_fusion(step.derived.group), bound)
     added = fuser.run_fusion(fuser.register_fusion(summed.derived.group), bound)

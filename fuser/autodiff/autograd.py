@@ -161,10 +161,9 @@ def _find_strided_gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> l
             continue
         # Where nobody differentiates it again, a kernel adds up what broadcast inputs have, too.
         made = () if torch.is_grad_enabled() or is_transformed() else ctx.sum_shape or ctx.out_shapes[slots[0]]
-        step = backward.adding_up(
-            tuple(_broadcast_dims(case, slot, shapes[slot], made) for slot in backward.derived.targets)
-        )
-        for target, result in zip(step.derived.targets, _run_pass(step, grads, values), strict=True):
+        targets = backward.derived.targets
+        step = case.adding_up(backward, tuple(_broadcast_dims(case, slot, shapes[slot], made) for slot in targets))
+        for target, result in zip(targets, _run_pass(step, grads, values), strict=True):
             is_whole = result.numel() == shapes[target].numel()
             part = result.view(shapes[target]) if is_whole else result.sum_to_size(shapes[target])
             if part.device != case.devices[target]:

@@ -33,7 +33,7 @@ from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec, Typing, infer_layouts, infer_typing
 from fuser.launcher import Replayer
 from fuser.layout import Shape
-from fuser.ops.reductions import reduction_function
+from fuser.ops import OPS, reduction_function
 from fuser.route import is_transformed
 from fuser.tensor_desc import TensorDesc, common_device, describe, follows_default_dtype, input_specs, value_layouts
 
@@ -54,23 +54,7 @@ class Pass:
     derived: DerivedGroup
     launcher: Replayer = field(default_factory=lambda: Replayer((), ()))
     # What adds up some of its results, by the dimensions.
-    _sums: dict[tuple[Shape, ...], Pass] = field(default_factory=dict)
-
-    def adding_up(self, dims: tuple[Shape, ...]) -> Pass:
-        """Return the pass whose results are added up along dimensions of each, which they keep."""
-        if not any(dims):
-            return self
-        if dims not in self._sums:
-            group = self.derived.group
-            applications, outputs = list(group.applications), list(group.outputs)
-            value = len(group.producers())
-            for slot, own in enumerate(dims):
-                if own:
-                    applications.append(Application(reduction_function("sum", own, True), (outputs[slot],)))
-                    outputs[slot], value = value, value + 1
-            summed = replace(group, applications=tuple(applications), outputs=tuple(outputs), _key=[])
-            self._sums.setdefault(dims, Pass(register(summed), replace(self.derived, group=summed)))
-        return self._sums[dims]
+    sums: dict[tuple[Shape, ...], Pass] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,6 +110,26 @@ class Case:
             return build_backward(group, typing, self.wanted, outputs, self.kept)
 
         return self._find(True, outputs, build)
+
+    def adding_up(self, step: Pass, dims: tuple[Shape, ...]) -> Pass:
+        """Return a backward pass whose results are added up along dimensions of each, which they keep."""
+        if not any(dims):
+            return step
+        if dims not in step.sums:
+            group = step.derived.group
+            applications, outputs = list(group.applications), list(group.outputs)
+            value = len(group.producers())
+            for slot, own in enumerate(dims):
+                functions = [reduction_function("sum", own, True)] if own else []
+                if own and self.typing.values[step.derived.targets[slot]].itemsize > 2:
+                    # No product is contracted with the sum: of narrow dtypes each is rounded.
+                    functions.insert(0, OPS["clone"].function)
+                for function in functions:
+                    applications.append(Application(function, (outputs[slot],)))
+                    outputs[slot], value = value, value + 1
+            summed = replace(group, applications=tuple(applications), outputs=tuple(outputs), _key=[])
+            step.sums.setdefault(dims, Pass(register(summed), replace(step.derived, group=summed)))
+        return step.sums[dims]
 
     def tangents(self, inputs: tuple[int, ...]) -> Pass | None:
         """Return the pass that takes the tangents of these inputs; as ``backward``."""

@@ -77,32 +77,10 @@ FUSER_INLINE void fuser_shift(unsigned int (&words)[U][2 * W], unsigned int byte
   }
 }
 
-// The same where a lane has read the granules in which its vectors begin: the next ones are those of the next lane, and
-// of the last lane the next vector's of the first one.
-template <int W, int U, int shift = 0, typename S, int N>
-FUSER_INLINE void fuser_shift_lanes(
-    fuser_vector<S, N> (&to)[U], const fuser_vector<unsigned int, W> (&read)[U + 1], unsigned int bytes) {
-  if constexpr (shift < W) {
-    if (bytes / 4 != shift) return fuser_shift_lanes<W, U, shift + 1>(to, read, bytes);
-    const unsigned int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int u = 0; u < U; ++u) {
-      unsigned int words[W + shift + 1], made[W];
-#pragma unroll
-      for (int i = 0; i < W; ++i) words[i] = read[u].item[i];
-#pragma unroll
-      for (int i = 0; i <= shift; ++i)
-        words[W + i] = __shfl_sync(0xffffffffu, lane > 0 ? read[u].item[i] : read[u + 1].item[i], (lane + 1) % 32);
-#pragma unroll
-      for (int i = 0; i < W; ++i) made[i] = __funnelshift_r(words[i + shift], words[i + shift + 1], bytes % 4 * 8);
-      memcpy(&to[u], made, sizeof(made));
-    }
-  }
-}
-
 // Reads U vectors of a lane, the first one at `from`; a warp's U * 32 follow each other, and `left` elements of the row.
 // `is_first`: it is the row's first lane. Where not all of a granule is the row's, its elements are read one by one:
-// memory may begin behind its first byte, or end before its last one.
+// memory may begin behind its first byte, or end before its last one. A lane reads the granules in which its vectors
+// begin; the next ones are those of the next lane, and of the last lane the next vector's of the first one.
 template <int N, int U, typename S, typename I>
 FUSER_INLINE void fuser_load_anywhere(fuser_vector<S, N> (&to)[U], const S* from, I left, bool is_first) {
   constexpr int bytes = N * sizeof(S), W = bytes / 4;
@@ -110,30 +88,44 @@ FUSER_INLINE void fuser_load_anywhere(fuser_vector<S, N> (&to)[U], const S* from
   const unsigned int before = reinterpret_cast<size_t>(from) % bytes;
   const auto granules = reinterpret_cast<const granule*>(reinterpret_cast<const char*>(from) - before);
   const I missing = static_cast<I>(before / sizeof(S)), there = left + missing;
-  const bool has_head = is_first && missing > 0, has_next = threadIdx.x % 32 == 0 && missing > 0;
-  granule read[U + 1] = {};
-  const auto read_at = [&](int u) {
-    if (there >= (u * 32 + 1) * N && (u > 0 || !has_head)) {
-      read[u] = granules[u * 32];
-    } else if (there > u * 32 * N && (left > 0 || !is_first)) {
-      fuser_vector<S, N> own;
+  const unsigned int lane = threadIdx.x % 32;
+  // Of the row's first and last granule parts are others'.
+  const bool has_head = is_first && missing > 0, has_next = lane == 0 && missing > 0;
+  const I last = there / N;
+  const bool has_tail = there > last * N && last % 32 == 0 && last < (U + has_next) * 32 && (left > 0 || !is_first);
+  const auto edge = [&](I at) {
+    fuser_vector<S, N> own;
 #pragma unroll
-      for (int k = 0; k < N; ++k) {
-        const I n = u * 32 * N + k - missing, least = is_first && n < 0 ? 0 : n;
-        own.set(k, from[least < left ? least : left - 1]);
-      }
-      memcpy(&read[u], &own, bytes);
+    for (int k = 0; k < N; ++k) {
+      const I n = at * N + k - missing, least = is_first && n < 0 ? 0 : n;
+      own.set(k, from[least < left ? least : left - 1]);
     }
+    granule made;
+    memcpy(&made, &own, bytes);
+    return made;
   };
-  if (there >= ((U - 1) * 32 + 1) * N && !has_head) {
+  granule read[U + 1] = {};
 #pragma unroll
-    for (int u = 0; u < U; ++u) read[u] = granules[u * 32];
-  } else {
+  for (int u = 0; u < U; ++u)
+    if (u * 32 < last && (u > 0 || !has_head)) read[u] = granules[u * 32];
+  if (has_next && U * 32 < last) read[U] = granules[U * 32];
+  if (has_tail) {
+    const granule tail = edge(last);
 #pragma unroll
-    for (int u = 0; u < U; ++u) read_at(u);
+    for (int u = 0; u < U + 1; ++u)
+      if (u * 32 == last) read[u] = tail;
   }
-  if (has_next) read_at(U);
-  fuser_shift_lanes<W, U>(to, read, before);
+  if (has_head && left > 0) read[0] = edge(0);
+  unsigned int words[U][2 * W];
+#pragma unroll
+  for (int i = 0; i < U * W; ++i) {
+    const unsigned int own = read[i / W].item[i % W], next = lane > 0 ? own : read[i / W + 1].item[i % W];
+    words[i / W][i % W] = own;
+    words[i / W][W + i % W] = __shfl_sync(0xffffffffu, next, (lane + 1) % 32);
+  }
+  fuser_shift<W, U>(words, before);
+#pragma unroll
+  for (int u = 0; u < U; ++u) memcpy(&to[u], words[u], bytes);
 }
 
 // Writes them: a lane writes the granules in which its vectors begin and those before them end. Where not all of one is
