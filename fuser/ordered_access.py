@@ -39,8 +39,9 @@ WARP_BYTES = 64
 # Threads that a GPU wants, elements that one keeps where each takes its time, and bytes that no access should be below.
 ENOUGH_THREADS, MOST_ELEMENTS, WORD = 1 << 16, 32, 4
 # Of columns whose elements torch's threads take in runs: bytes of a row that a block reads, threads in all up to which
-# each has more in flight, blocks that a GPU wants, and elements for which it is worth to clear what they share.
-SEGMENT, FEW_THREADS, ENOUGH_BLOCKS, MANY_ELEMENTS = 128, 1 << 14, 256, 1 << 21
+# each has more in flight, and how many at most; blocks that a GPU wants, and elements for which it is worth to clear
+# what they share.
+SEGMENT, FEW_THREADS, MOST_ROWS, ENOUGH_BLOCKS, MANY_ELEMENTS = 128, 1 << 14, 32, 256, 1 << 21
 
 
 def plan_ordered_walk(
@@ -277,7 +278,7 @@ def _across(
     if order.schedule.vector > 1:
         # Few threads: more elements of each are in flight, and they spread over many blocks.
         unroll = order.schedule.vector
-        if vector > 1 and width // vector * threads <= FEW_THREADS:
+        while vector > 1 and width // vector * threads <= FEW_THREADS and unroll < MOST_ROWS:
             vector, unroll = vector // 2, 2 * unroll
         team = min(SEGMENT // (vector * itemsize), WARP) if threads > 1 else WARP
         team = min(team, 1 << max(-(-width // vector) - 1, 0).bit_length())

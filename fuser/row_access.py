@@ -167,7 +167,7 @@ def _along(
     length = prod(space.sizes[: rows.reduced])
     if may_share and length > 2 * BATCH and prod(space.sizes[rows.reduced :]) < ENOUGH_BLOCKS:
         # What batches come to is added by one thread, and the more of them wait for it the better.
-        team = min(MAX_BLOCK, BATCH // (2 * vector), _below(MAX_WAITING // accumulators))
+        team = min(MAX_BLOCK, BATCH // vector, _below(MAX_WAITING // accumulators))
         unroll = BATCH // (vector * team)
         if unroll <= MAX_UNROLL and team >= WARP:
             batches = -(-length // BATCH) * prod(space.sizes[rows.reduced :])

@@ -101,9 +101,10 @@ class AlongText(AlongElements):
         # So do vectors that are put together, and warps that have not all of theirs.
         is_apart, has_gaps = not self._has_whole_vectors, not self._has_whole_chunks and self.tuning.team > WARP
         threads = RESIDENT_THREADS[is_heavy or (has_much and is_apart), has_much or is_apart or has_gaps]
-        if not is_heavy and sum(step.element is not None for step in self.loop.passes) == 1:
-            # What is read once, and only added, takes no others.
-            threads = max(threads, THREADS)
+        most = max(len(step.accumulators) for step in self.loop.passes)
+        if most < 3 and sum(step.element is not None for step in self.loop.passes) == 1:
+            # What is read once, and only combined, takes no others.
+            threads = max(threads, THREADS if most == 1 else THREADS * 3 // 4)
         if not is_heavy and any(map(self._is_late, full)):
             # What is read beside them, and computed with.
             threads = threads * 4 // 5
@@ -149,20 +150,16 @@ class AlongText(AlongElements):
             *indent(self._row_part(step, "piece == 0 && t == 0")),
             "  const fuser_pass0 pass0{a};",
             f"  const fuser_workspace<{kind}, {batches}> space(a.workspace, blockIdx.x / pieces, pieces, 1);",
-            "  // The blocks of a turn take its batches in turn: those that run at a time read neighbours.",
-            "  const unsigned int turn = piece / fuser_turn * fuser_turn;",
-            "  const unsigned int beside = pieces - turn < fuser_turn ? pieces - turn : fuser_turn;",
-            f"  const unsigned int first = turn * {batches} + piece - turn;",
-            f"  for (unsigned int i = 0; i < {batches} && first + i * beside < batches; ++i) {{",
-            f"    const fuser_index begin = static_cast<fuser_index>(first + i * beside) * {BATCH};",
+            f"  const fuser_index round = static_cast<fuser_index>(piece) * {piece};",
+            f"  for (fuser_index begin = round; begin < length && begin - round < {piece}; begin += {BATCH}) {{",
             *indent([*self._load(0), *self._compute(0, step, step.element)], 2),
             f"    const auto own = {self._whole_warp(0)};",
-            f"    if (t % 32 == 0) waiting[i * {per_batch} + t / 32] = own;",
+            f"    if (t % 32 == 0) waiting[(begin - round) / {span} + t / 32] = own;",
             "  }",
             "  __syncthreads();",
-            f"  for (unsigned int i = t / 32; i < {batches} && first + i * beside < batches; i += T / 32) {{",
+            f"  for (unsigned int i = t / 32; i < {batches} && piece * {batches} + i < batches; i += T / 32) {{",
             f"    const auto whole = fuser_warp_batch<{span}>(pass0, waiting + i * {per_batch}, {per_batch});",
-            "    if (t % 32 == 0) space.piece(1).put(first + i * beside, whole);",
+            f"    if (t % 32 == 0) space.piece(1).put(piece * {batches} + i, whole);",
             "  }",
             "  space.finish(piece, [&](unsigned int begin, unsigned int end, bool is_last) {",
             f"    {kind} total[1] = {{begin == 0 ? pass0.identity() : space.total().get(0)}};",
