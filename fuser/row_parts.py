@@ -506,13 +506,25 @@ def may_end_in_product(functor: Functor, slot: int = 0) -> bool:
     body, outputs = functor.source.partition("{")[2], [item.name for item in functor.outputs]
     if "*" not in functor.source and not re.search(r"\b(?!return\b)\w+\s*\(", body):
         return False
-    # Not what is plainly a sum that begins with the accumulator, and is read at most.
+    # Not what is made once, is read at most after that, and is plainly a sum: one that begins with the accumulator.
     result = outputs[slot] if outputs else ""
     first = functor.tensors[slot].name if slot < len(functor.tensors) else ""
     begins = f" {result} = {first} + " if outputs else f" return {first} + "
     reads = len(re.findall(rf"(?<=[-+*/] ){result}(?=\)|;| [-+*/] )", body)) if outputs else 0
     is_only_read = not outputs or len(re.findall(rf"\b{result}\b", body)) == 1 + reads
-    return "?" in body or begins not in body or not is_only_read
+    made = [value for name, _, value in (text.partition(" = ") for text in body.split(";")) if name.strip() == result]
+    is_sum = ("?" not in body and begins in body) or any(map(_ends_in_sum, made))
+    return not (is_only_read and is_sum)
+
+
+def _ends_in_sum(text: str) -> bool:
+    # Whether an expression is a sum, outside of all parentheses, or a call that rounds once.
+    outside, depth = "", 0
+    for char in text:
+        depth += (char == "(") - (char == ")")
+        outside += char if depth == 0 else ""
+    is_sum = " + " in outside and not {"*", "/", "?"} & {*outside}
+    return is_sum or outside.strip() in {"fma)", "__fadd_rn)"}
 
 
 def is_sum(functor: Functor) -> bool:
