@@ -359,7 +359,7 @@ class RowWriter:
             own = f"fuser_cast<{item.type}>({text})"
             if self._reduction(index).order not in ANY_ORDER and item.type in ("float", "double"):
                 # What ends in a product must not be contracted with what adds to it.
-                if may_end_in_product(functor, slot):
+                if not item.is_count and may_end_in_product(functor, slot):
                     own = self.writer.isolate(self.writer.cross(own))
                 elif hides:
                     own = self.writer.isolate(own)
@@ -510,7 +510,7 @@ def may_end_in_product(functor: Functor, slot: int = 0) -> bool:
     result = outputs[slot] if outputs else ""
     first = functor.tensors[slot].name if slot < len(functor.tensors) else ""
     begins = f" {result} = {first} + " if outputs else f" return {first} + "
-    reads = len(re.findall(rf"(?<=[-+*/] ){result}(?=\)|;| [-+*/] )", body)) if outputs else 0
+    reads = len(re.findall(rf"(?<=[-+*/] ){result}(?=[),;]| [-+*/] )", body)) if outputs else 0
     is_only_read = not outputs or len(re.findall(rf"\b{result}\b", body)) == 1 + reads
     made = [value for name, _, value in (text.partition(" = ") for text in body.split(";")) if name.strip() == result]
     is_sum = ("?" not in body and begins in body) or any(map(_ends_in_sum, made))
