@@ -5,7 +5,8 @@ A group beyond that is cut into sections, each of which is launched by itself.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 from fuser.errors import UnsupportedError
@@ -62,6 +63,20 @@ def cut_group(
         else:
             yield whole
         return
+    stored = list(_cut_storing(group, layouts, by_value, orders))
+    computed = _cut_recomputing(group, layouts, by_value, orders) if group.has_reduction else None
+    if computed is not None and _count_moved(computed, layouts) <= _count_moved(stored, layouts):
+        stored = computed
+    yield from stored
+
+
+def _cut_storing(
+    group: FusionGroup,
+    layouts: Sequence[ValueLayout],
+    by_value: Collection[int],
+    orders: Mapping[int, RowOrder | None],
+) -> Iterator[Section]:
+    # Each application is computed once, and kept for the sections that read it.
     rest, producers = list(range(len(group.applications))), group.producers()
     while rest:
         chosen = rest[:1]
@@ -82,6 +97,69 @@ def cut_group(
                 break
         yield section
         rest = [index for index in rest if index not in chosen]
+
+
+def _cut_recomputing(
+    group: FusionGroup,
+    layouts: Sequence[ValueLayout],
+    by_value: Collection[int],
+    orders: Mapping[int, RowOrder | None],
+) -> list[Section] | None:
+    # Nothing is kept but what reductions make: each section computes again what it needs per element. None where what
+    # one reduction needs is too much.
+    made_by = [
+        range(start, start + item.function.num_outputs)
+        for start, item in zip(group.value_offsets(), group.applications, strict=True)
+    ]
+    outputs, reduced = {*group.outputs}, set[int]()
+    for values, item in zip(made_by, group.applications, strict=True):
+        reduced.update(values if item.function.reduction else ())
+    known, found = set(range(len(group.inputs))), list[Section]()
+    goals = [values for values in made_by if not (outputs | reduced).isdisjoint(values)]
+    while goals:
+        chosen: set[int] = set()
+        for goal in goals:
+            longer = chosen | _needed_for(group, goal, known)
+            section = _section(group, longer, (outputs | reduced) - known)
+            chosen = longer if _fits(section, layouts, by_value, orders) else chosen
+        if not chosen:
+            return None
+        made = {value for index in chosen for value in made_by[index]}
+        goals = [goal for goal in goals if made.isdisjoint(goal)]
+        then_known = known | (made & (outputs | reduced))
+        later = set[int]().union(*(_needed_for(group, goal, then_known) for goal in goals))
+        read = {value for index in later for value in group.applications[index].tensors}
+        found.append(_section(group, chosen, (outputs | (reduced & read)) - known))
+        known.update(found[-1].outputs)
+    return found
+
+
+def _needed_for(group: FusionGroup, values: Iterable[int], known: Collection[int]) -> set[int]:
+    # The applications that make some values of known ones.
+    producers, chosen, stack = group.producers(), set[int](), [*values]
+    while stack:
+        value = stack.pop()
+        if value not in known and producers[value] not in chosen:
+            chosen.add(producers[value])
+            stack += group.applications[producers[value]].tensors
+    return chosen
+
+
+def _section(group: FusionGroup, chosen: Collection[int], kept: Collection[int]) -> Section:
+    # Some applications, and of their values those that are kept, what the whole group returns first.
+    section = group.section(sorted(chosen))
+    own = [value for value, maker in enumerate(group.producers()) if maker in chosen]
+    made = [value for value in group.outputs if value in own and value in kept]
+    made += [value for value in own if value in kept and value not in made]
+    slots = tuple(len(section.inputs) + own.index(value) for value in made)
+    return Section(
+        replace(section.group, outputs=slots, _key=[]).canonical(), section.inputs, tuple(made), section.applications
+    )
+
+
+def _count_moved(sections: Iterable[Section], layouts: Sequence[ValueLayout]) -> int:
+    # How many elements sections read and write.
+    return sum(prod(layouts[value].shape) for item in sections for value in (*item.inputs, *item.outputs))
 
 
 def cut_around(group: FusionGroup, obstacle: int) -> Iterator[Section]:
@@ -132,31 +210,19 @@ def _has_few_rows(group: FusionGroup, rows: RowShape, layouts: Sequence[ValueLay
 def _cut_passes(group: FusionGroup, rows: RowShape) -> Iterator[Section]:
     # A section for each pass over the elements, with what there is once per row after it. What is needed per element is
     # computed again, not stored.
-    levels, producers = reduction_levels(group), group.producers()
+    levels = reduction_levels(group)
     known = set(range(len(group.inputs)))
     for level in range(max(levels) + 1):
         # Per row what comes after this pass, and, of what comes before all, only what is asked for.
         per_row = {value for value, own in enumerate(levels) if rows.is_row[value] and own == level + 1}
         asked = {value for value in group.outputs if levels[value] == level and not (level and rows.is_row[value])}
         made = (per_row | asked) - known
-        chosen: set[int] = set()
-        stack = list(made)
-        while stack:
-            value = stack.pop()
-            if value not in known and producers[value] not in chosen:
-                chosen.add(producers[value])
-                stack += group.applications[producers[value]].tensors
+        chosen = _needed_for(group, made, known)
         if not chosen:
             continue
-        section = group.section(sorted(chosen))
-        wanted = [slot for slot, value in enumerate(section.outputs) if value in made]
-        yield Section(
-            section.group.select_outputs(wanted),
-            section.inputs,
-            tuple(section.outputs[slot] for slot in wanted),
-            section.applications,
-        )
-        known |= {section.outputs[slot] for slot in wanted if rows.is_row[section.outputs[slot]]}
+        section = _section(group, chosen, made & {*group.section(sorted(chosen)).outputs})
+        yield section
+        known |= {value for value in section.outputs if rows.is_row[value]}
 
 
 def _fits(

@@ -16,6 +16,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from fuser.compiler import register, registered
 from fuser.config import config
 from fuser.executor import warm_up
+from fuser.fx.expansions import drop_expansions
 from fuser.fx.nodes import bind_group, bind_node, is_random
 from fuser.fx.partition import Partition, is_whole, partition
 from fuser.fx.splits import open_splits
@@ -157,6 +158,7 @@ class FusionPass(PassBase):
         """Run on one graph module."""
         with bind_for(self.numerics):
             open_splits(graph_module.graph)
+            drop_expansions(graph_module.graph)
             groups = partition(graph_module.graph, reduces=self.reduces, device_type=self.device_type)
         fuel = self.fuel or process_fuel
         substitution = _Substitution(graph_module, self.numerics, self.differentiable, groups)

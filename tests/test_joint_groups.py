@@ -1,0 +1,187 @@
+"""Backward passes of ``fuser.fuse`` are one group, with eager torch's bits; launches compute again what they can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody uses
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import fuser
+from fuser import planner
+from fuser.config import config
+from fuser.fx.expansions import drop_expansions
+from fuser.fx.joint import DifferentiableFusion
+from fuser.fx.passes import FusionModule, fuse_graph
+
+ATEN = torch.ops.aten
+
+
+@pytest.fixture(params=["strict", "fast"])
+def numerics(request: pytest.FixtureRequest) -> Iterator[str]:
+    with config.patch(numerics=request.param):
+        yield request.param
+
+
+def widen(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dtype is torch.float64 else x.float()
+
+
+def spelled_rms_norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    wide = widen(x)
+    return w * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def masked_scores(x: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(widen(x * 0.125).masked_fill(m, float("-inf")), -1).to(x.dtype)
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape).bfloat16()
+
+
+CASES: dict[str, tuple[Callable[..., Any], Callable[[], list[torch.Tensor]]]] = {
+    "rms_norm": (spelled_rms_norm, lambda: [draw(5, 64), draw(64)]),
+    "add + rms_norm": (lambda x, y, w: (x + y, spelled_rms_norm(x + y, w)), lambda: [*draw(2, 5, 64), draw(64)]),
+    "gelu + layer_norm": (lambda x, w, b: F.layer_norm(F.gelu(x), (64,), w, b), lambda: [draw(5, 64), *draw(2, 64)]),
+    "masked softmax": (masked_scores, lambda: [draw(2, 3, 8, 8), torch.ones(8, 8, dtype=torch.bool).triu(1)]),
+    "smoothed cross_entropy": (
+        lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1),
+        lambda: [draw(9, 33), torch.randint(0, 33, (9,))],
+    ),
+    "softmax and mean": (lambda x: torch.softmax(x, -1) * x.mean(-1, True), lambda: [draw(5, 64)]),
+}
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", CASES)
+def test_backward_passes_are_one_group(name: str, numerics: str) -> None:
+    function, make = CASES[name]
+    torch.manual_seed(0)
+    inputs = make()
+    fused = fuser.fuse(lambda *tensors: function(*tensors))
+
+    def gradients(step: Callable[..., Any], dtype: torch.dtype | None = None) -> list[torch.Tensor]:
+        own = [x.to(dtype or x.dtype) if x.is_floating_point() else x for x in inputs]
+        leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in own]
+        made = step(*leaves)
+        made = made if isinstance(made, tuple) else (made,)
+        torch.manual_seed(1)
+        grads = [torch.randn(x.shape).to(inputs[0].dtype).to(x.dtype) for x in made]
+        return [*made, *torch.autograd.grad(made, [x for x in leaves if x.requires_grad], grads)]
+
+    got, wanted = gradients(fused), gradients(function)
+    if numerics == "strict":
+        assert all(map(torch.equal, got, wanted))
+        if "rms_norm" not in name:
+            # torch's own on the CPU, with groups beside it.
+            return
+    else:
+        for one, other, truth in zip(got, wanted, gradients(function, torch.float64), strict=True):
+            assert (one - truth).norm() <= (other - truth).norm()
+    (node,) = [item for item in fused.graph_module.modules() if isinstance(item, DifferentiableFusion)]
+    (joint,) = node._joints
+    for flat in (joint.forward, joint.backward):
+        called = [value for value in flat.objects.values() if isinstance(value, torch._ops.OpOverload)]
+        # Sums of columns become vectors.
+        assert set(called) <= {ATEN.reshape.default}
+    calls = [value for value in joint.backward.objects.values() if hasattr(value, "spec")]
+    assert len(calls) == 1
+    if name == "gelu + layer_norm":
+        # What the forward pass keeps: statistics, not what the backward pass can compute in its kernel.
+        (forward,) = (value for value in joint.forward.objects.values() if hasattr(value, "spec"))
+        assert len(forward.spec.group.outputs) == 3
+
+
+def group_of(function: Callable[..., Any]) -> FusionModule:
+    (found,) = [x for x in fuse_graph(fx.symbolic_trace(function)).modules() if isinstance(x, FusionModule)]
+    return found
+
+
+def written(function: Callable[..., Any], *inputs: torch.Tensor) -> list[int]:
+    """Return how many tensors each launch writes."""
+    module = group_of(function)
+    numbers = [item.default for item in module.group.inputs if item.default is not None]
+    parts = planner.plan_texts(module.spec, [*inputs, *numbers], torch.device("cpu"))
+    return [len(args.outputs) for _, args in parts]
+
+
+def test_what_two_launches_need_is_computed_twice() -> None:
+    x, y, z, u = torch.empty(4, 8, 6, device="meta")
+
+    def both(x: Any, y: Any) -> Any:
+        made = torch.exp(x) * y
+        return made.amax(0), (made + 1).amax(1)
+
+    assert written(both, x, y) == [1, 1]
+
+    # A maximum that both need is made once; what is returned is read.
+    def after_rows(x: Any, y: Any) -> Any:
+        made = x - x.amax(1, keepdim=True)
+        return made, (made * y).amax(0)
+
+    assert written(after_rows, x, y) == [1, 1]
+
+    # To read four tensors three times is more than to write one and read it.
+    def of_four(x: Any, y: Any, z: Any, u: Any) -> Any:
+        made = x * y + z * u
+        return made.amax(0), made.amax(1), made.amax()
+
+    assert written(of_four, x, y, z, u) == [2, 1, 1]
+
+
+@pytest.mark.cpu
+def test_sections_that_compute_again_keep_values() -> None:
+    def step(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        made = torch.relu(x) * y
+        top = made.amax(1, keepdim=True)
+        kept = made - top
+        return kept, (kept * y).amax(0), kept.amin((0, 1)), (made > 0).sum(1)
+
+    x, y = torch.randn(2, 33, 17)
+    made = fuser.fuse(step)(x, y)
+    assert all(map(torch.equal, made, step(x, y)))
+
+
+# --- expansions --------------------------------------------------------------------------------------------------
+def traced(function: Callable[..., Any], *inputs: torch.Tensor) -> fx.GraphModule:
+    mode = FakeTensorMode()
+    return make_fx(function, tracing_mode="fake")(*map(mode.from_tensor, inputs))
+
+
+EXPANSIONS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]] = {
+    "scaled, then with others": (lambda r, x: r.expand(4, 6) / 6 * x, (torch.randn(4, 1), torch.randn(4, 6)), 0),
+    "two of them": (lambda r, x: r.expand(4, 6) * r.expand(4, 6) + x, (torch.randn(4, 1), torch.randn(4, 6)), 0),
+    "new dimensions": (lambda r, x: torch.exp(r.expand(4, 6)) + x, (torch.randn(6), torch.randn(4, 6)), 0),
+    "nobody makes it full": (lambda r, x: (r.expand(4, 6) / 6, x * 2), (torch.randn(4, 1), torch.randn(4, 6)), 1),
+    "returned itself": (lambda r, x: (r.expand(4, 6), r.expand(4, 6) * x), (torch.randn(4, 1), torch.randn(4, 6)), 1),
+    "reduced": (lambda r, x: (r.expand(4, 6) * 2).sum(1) + x, (torch.randn(4, 1), torch.randn(4)), 1),
+    "another layout": (lambda r, x: r.expand(4, 6).exp() + x, (torch.randn(4, 1), torch.randn(6, 4).t()), 1),
+    "no dimensions": (lambda r, x: r.expand(4, 6) * x, (torch.randn(()), torch.randn(4, 6)), 0),
+    "no dimensions, another dtype": (lambda r, x: r.expand(4, 6) * x, (torch.randn(()), torch.randn(4, 6).half()), 1),
+}
+
+
+@pytest.mark.parametrize("name", EXPANSIONS)
+def test_expansions_go_where_nobody_can_tell(name: str) -> None:
+    function, inputs, left = EXPANSIONS[name]
+    module = traced(function, *inputs)
+    before = module(*inputs)
+    drop_expansions(module.graph)
+    module.graph.lint()
+    module.recompile()
+    after = module(*inputs)
+    assert len(module.graph.find_nodes(op="call_function", target=ATEN.expand.default)) == left
+    for one, other in zip(*(x if isinstance(x, tuple) else (x,) for x in (after, before)), strict=True):
+        assert torch.equal(one, other)
+        assert (one.dtype, one.stride()) == (other.dtype, other.stride())
+    for node in module.graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            made = node.target(*fx.node.map_arg(node.args, lambda item: item.meta["val"]), **node.kwargs)
+            assert str(made) == str(node.meta["val"])
+            assert made.stride() == node.meta["val"].stride()
