@@ -19,9 +19,9 @@ _ATEN = torch.ops.aten
 
 def drop_expansions(graph: fx.Graph) -> None:
     """Let pointwise ops read what is expanded, where others make full tensors of the same layout of what those make."""
-    places = {node: place for place, node in enumerate(graph.nodes)}
+    order = {node: number for number, node in enumerate(graph.nodes)}
     for node in graph.find_nodes(op="call_function", target=_ATEN.expand.default):
-        smaller = _find_smaller(node, places)
+        smaller = _find_smaller(node, order)
         if smaller is None:
             continue
         for other, value in smaller.items():
@@ -30,7 +30,7 @@ def drop_expansions(graph: fx.Graph) -> None:
         graph.erase_node(node)
 
 
-def _find_smaller(expanded: fx.Node, places: dict[fx.Node, int]) -> dict[fx.Node, Any] | None:
+def _find_smaller(expanded: fx.Node, order: dict[fx.Node, int]) -> dict[fx.Node, Any] | None:
     # What computes with an expanded tensor alone, or with others of its first shape, and what its value is without the
     # expansion; None where somebody needs it as it is.
     source = expanded.args[0]
@@ -40,7 +40,7 @@ def _find_smaller(expanded: fx.Node, places: dict[fx.Node, int]) -> dict[fx.Node
     values: dict[fx.Node, Any] = {expanded: value}
     waiting = set(expanded.users)
     while waiting:
-        node = min(waiting, key=places.__getitem__)
+        node = min(waiting, key=order.__getitem__)
         waiting.remove(node)
         own = node.meta.get("val")
         if not _is_pointwise(node) or not isinstance(own, torch.Tensor):
