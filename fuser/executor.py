@@ -25,6 +25,7 @@ from fuser.launcher import Launcher, Replayer, record_call, record_through
 from fuser.ops import WIDE_UNDER_AUTOCAST
 from fuser.outputs import check_out, finish_out
 from fuser.planner import Buffer, Plan, Step, make_plan
+from fuser.resizing import find_resizer
 from fuser.sections import cut_around
 from fuser.tensor_desc import describe, name_input, read_number
 from fuser.tuning.search import make_tuned
@@ -192,7 +193,12 @@ def record_planned(
     """
     pairs = zip(spec.group.inputs, inputs, strict=True)
     if not plan.fallback_reason:
-        record_call(launcher, plan, inputs, tensors, scalars, out)
+        recorded = record_call(launcher, plan, inputs, tensors, scalars, out)
+        if recorded is not None and out is None and not recorded.flat:
+            described = [describe(item, reads_address=True) for item in inputs]
+            resizer = find_resizer(spec, described, plan)
+            if resizer.learn(spec, described, recorded):
+                launcher.add(tensors, scalars, out, recorded._replace(resize=resizer))
     elif not any(known.is_scalar and isinstance(item, torch.Tensor) for known, item in pairs):
         record_through(launcher, partial(_run_again, spec, plan.obstacle), inputs, tensors, scalars, is_kept=True)
 

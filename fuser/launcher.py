@@ -40,9 +40,11 @@ __all__ = [
     "PythonLauncher",
     "Recorded",
     "Replayer",
+    "allocations",
     "called_in_c",
     "guard",
     "make_check",
+    "pack_step",
     "picker",
     "record_call",
     "record_through",
@@ -133,7 +135,7 @@ class Recorded(NamedTuple):
     allocations: tuple[tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...] = ()
     # How many of the allocated tensors are the call's value.
     result_count: int = 0
-    # One tuple per launch, see ``_pack_step``.
+    # One tuple per launch, see ``pack_step``.
     packed: tuple[tuple[Any, ...], ...] = ()
     # The GPU that must be current, and whether the kernels are CUDA's.
     device_index: int = 0
@@ -149,12 +151,14 @@ class Recorded(NamedTuple):
     # dimensions have the same sizes, at least two elements, and the same strides, and lie densely. Empty for records
     # that hold for one size.
     flat: Flat | tuple[()] = ()
+    # In C: gives, of other sizes and strides, ``allocations``, ``packed`` and ``steps`` of such a call, or None.
+    resize: Callable[..., Any] | None = None
 
 
 def record_call(
     launcher: Launcher, plan: Plan, inputs: Sequence[Any], tensors: tuple[Any, ...], scalars: Scalars | None, out: Any
-) -> None:
-    """Record a call that has just run by a plan, if a launcher can replay it.
+) -> Recorded | None:
+    """Record a call that has just run by a plan, if a launcher can replay it; return what was recorded.
 
     Args:
         launcher: where to.
@@ -167,35 +171,35 @@ def record_call(
     """
     if "launch" in config.dump:
         # A replayed launch could not be dumped.
-        return
+        return None
     outs = () if out is None else out if isinstance(out, tuple) else (out,)
     items = (*inputs, *outs)
     check = make_check(items)
     needs_grad = any(isinstance(item, torch.Tensor) and item.requires_grad for item in items)
     if check is None or (needs_grad and torch.is_grad_enabled()) or not plan.steps or plan.follows_default_dtype:
-        return
+        return None
     if outs and plan.workspaces:
         # A record has either kind of memory.
-        return
+        return None
     if any(type(inputs[index]) in TENSOR_TYPES for step in plan.steps for index in step.numbers):
         # A 0-dim CPU tensor among CUDA ones is read on the host.
-        return
-    is_large = any(len(step.packer.template) > MAX_ARGUMENT_BYTES for step in plan.steps)
+        return None
+    is_large = any(8 * len(step.packer.words) > MAX_ARGUMENT_BYTES for step in plan.steps)
     if len(items) + len(plan.outputs) + len(plan.temporaries) + len(plan.workspaces) > MAX_ITEMS or is_large:
-        return
+        return None
     recorded = Recorded(
         check=check,
         generation=plan.generation,
         needs_no_grad=needs_grad,
-        allocations=() if outs else _allocations(plan),
+        allocations=() if outs else allocations(plan),
         result_count=len(plan.outputs),
-        packed=tuple(_pack_step(step, len(inputs)) for step in plan.steps),
+        packed=tuple(pack_step(step, len(inputs), step.packer.template) for step in plan.steps),
         device_index=plan.device.index or 0,
         is_cuda=plan.device.type == "cuda",
         steps=plan.steps,
         flat=plan.flat if plan.flat and not outs and _gives_its_layout(inputs, plan) else (),
     )
-    launcher.add(tensors, scalars, out, recorded)
+    return recorded if launcher.add(tensors, scalars, out, recorded) else None
 
 
 def record_through(
@@ -254,8 +258,8 @@ NUMBER_TYPES = (bool, int, float, complex)
 _ALLOCATE: dict[str, Any] = {kind: getattr(guards, f"_empty_strided_{kind}") for kind in ("cpu", "cuda")}
 
 
-def _allocations(plan: Plan) -> tuple[tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...]:
-    # Plain tuples: torch takes no other arguments.
+def allocations(plan: Plan) -> tuple[tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...]:
+    """Return what makes each tensor of a call's, and its arguments: plain tuples, as torch takes no others."""
     allocate = _ALLOCATE[plan.device.type]
     zeros = partial(torch.zeros, dtype=torch.uint8, device=plan.device)
     return (
@@ -264,8 +268,8 @@ def _allocations(plan: Plan) -> tuple[tuple[Callable[..., torch.Tensor], tuple[A
     )
 
 
-def _pack_step(step: Step, input_count: int) -> tuple[Any, ...]:
-    """Return a step for ``Launcher.add``.
+def pack_step(step: Step, input_count: int, template: Any) -> tuple[Any, ...]:
+    """Return a step for ``Launcher.add``; ``template`` is the one of its packer.
 
     Returns:
         The function's address; grid; block; bytes of shared memory; the arguments with addresses and numbers missing;
@@ -280,7 +284,7 @@ def _pack_step(step: Step, input_count: int) -> tuple[Any, ...]:
         launch.grid,
         launch.block,
         launch.shared_bytes,
-        packer.template,
+        template,
         packer.first_word,
         pointers,
         step.numbers,
@@ -340,7 +344,11 @@ class PythonLauncher:
         """See Launcher."""
         inputs = self._bind(tensors, scalars)
         addresses = [item.data_ptr() for item in inputs if isinstance(item, torch.Tensor)]
-        if out is not None or (recorded.is_cuda and any(address % VECTOR_BYTES for address in addresses)):
+        if (
+            out is not None
+            or recorded.resize
+            or (recorded.is_cuda and any(address % VECTOR_BYTES for address in addresses))
+        ):
             return False
         make = _make_replay if recorded.through is None else _make_replay_through
         record = _Record(len(tensors), tuple(map(type, inputs)), guard(recorded, inputs, make(recorded, inputs)))

@@ -27,7 +27,6 @@ from fuser.errors import ArgumentError
 from fuser.fx.buffers import copy_together, drop_unread_statistics, write_statistics_in_place
 from fuser.fx.cuda_graphs import CudaGraphs
 from fuser.fx.flat import FlatGraph, flatten
-from fuser.fx.nodes import bind_node
 from fuser.fx.passes import Fuel, FusionPass
 from fuser.graph import FusionGroup
 
@@ -179,22 +178,16 @@ def split_passes(joint: fx.GraphModule, inputs: Any, **settings: Any) -> tuple[f
     """Split a joint graph into forward and backward: what is cheap to compute again is not kept for the backward pass.
 
     torch's own partitioner (``min_cut_rematerialization_partition``), which learns here that functors are as cheap as
-    torch's pointwise ops, but for those with loops, and that what a reduction reads can be computed in its kernel. In
-    an activation checkpoint its policy decides.
+    torch's pointwise ops, but for those with loops. In an activation checkpoint its policy decides.
     """
     drop_unread_statistics(joint)
-    run, reductions = torch.ops.fuser.run.default, set()
+    run = torch.ops.fuser.run.default
     for node in joint.graph.nodes:
         if node.target is run and _is_costly(registered(node.args[0]).group):
             node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
-        call = bind_node(node)
-        if call is not None and call.reduces:
-            reductions.add(getattr(node.target, "overloadpacket", node.target))
     known = partitioners.get_default_op_list()
     cheap = {run.overloadpacket}
-    ops = replace(
-        known, recomputable_ops=known.recomputable_ops | cheap, fusible_ops=known.fusible_ops | cheap | reductions
-    )
+    ops = replace(known, recomputable_ops=known.recomputable_ops | cheap, fusible_ops=known.fusible_ops | cheap)
     with patch.object(partitioners, "get_default_op_list", lambda: ops):
         passes: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(joint, inputs, **settings)
     return passes

@@ -216,7 +216,7 @@ class FusedFunction(Replayer):
             recorded = recorded._replace(check=lambda *tensors: rest.holds() and check(*tensors))
         if self._own.traced.facts is not None:
             # Sizes may be among what the trace relies on.
-            recorded = recorded._replace(flat=())
+            recorded = recorded._replace(flat=(), resize=None)
         return super().add(tensors, scalars, out, recorded._replace(reads=reads))
 
     def _finish(self, outs: tuple[Any, ...], result: Any, args: tuple[Any, ...]) -> Any:
