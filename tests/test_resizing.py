@@ -17,33 +17,44 @@ import fuser
 from fuser import launcher, planner, resizing
 from fuser.config import config
 from fuser.layout import contiguous_strides
-from fuser.sizes import Call, Size, Tape
+from fuser.sizes import Call, Tape
 
 MULTIPLY = "template <typename T> T f(T x, T y) { return x * y + x; }"
 ADD = "template <typename T> T add(T a, T b) { return a + b; }"
 
 
 # --- symbols -----------------------------------------------------------------------------------------------------
-def odd_plan(a: Any, b: Any, c: Any) -> Any:
-    """Compute and ask all that a planner may."""
-    rows = {2: "two", 3: "three"}.get(a, "many")
-    order = sorted((a, b, c), key=lambda size: (bool(size >= 4), size))
-    total = sum(order) + math.prod(order) - (b << 2) + (c | 1) - (a & 3) + (b ^ c) + -a
-    chunks = -(-total // 4) * (b > c) + max(a, b, 7) % 5 + (total - 1 if total else 0)
-    if c and not (a * b) % c:
-        chunks += (a * b) // c + 100 // (c + 1)
-    part = (1 << min(c, 9).bit_length()) >> 1 if isinstance(c, Size) or c >= 0 else 0
-    text = f"{b % 3} {b > 4} {a % 2!s}"
-    picked = [10, 20, 30][a % 3] + len(range(b % 4)) + int(c % 2) + round(float(b % 2))
-    return rows, total, (chunks, (a, a == b, b != c)), part, text, picked
+# What a planner may compute and ask.
+ASKED: tuple[Callable[[Any, Any, Any], Any], ...] = (
+    lambda a, b, c: a * b + (c << 2) - (a | 1) + (b & 3) - (a ^ c) + -b + 7 - a,
+    lambda a, b, c: -(-(a * b) // 4) + 100 // (c + 1) + (a + 8) % (b + 1) + (1 << c) + (a >> 1) + 0 * b + a // 1,
+    lambda a, b, c: {2: "two", 3: "three"}.get(a, "many"),
+    lambda a, b, c: sorted((a, b, c), key=lambda size: (bool(size >= 4), size)),
+    lambda a, b, c: (sum((a, b, c)), math.prod((a, b, c)), max(a, b, 7), min(a, c, 3)),
+    lambda a, b, c: (b > c, b < c, a < 5, a == b, a != c, b >= 4, a == 3, (a, b) == (b, c), a in (1, b)),
+    lambda a, b, c: a if c else b - 1 if not a - b else -1,
+    lambda a, b, c: (a, (a * b) % c if c else None),
+    lambda a, b, c: 1 << (a - 1).bit_length() if a else 0,
+    lambda a, b, c: f"{a % 2} {b} {c!r}" if a > 4 else str(b),
+    lambda a, b, c: [10, 20, 30][a % 3] + len(range(b)) + int(c) + len((0,) * a),
+    lambda a, b, c: (float(a), hash((a, b)), (a > 2) * b, True + c),
+    lambda a, b, c: 2 if a < b < c else a if a * b > c else c,
+)
 
 
-@given(st.tuples(*[st.integers(0, 9)] * 3), st.tuples(*[st.integers(0, 9)] * 3))
-def test_a_program_gives_what_its_source_does(first: tuple[int, ...], other: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("plan", ASKED)
+@given(st.tuples(*[st.integers(0, 9)] * 3), st.lists(st.tuples(*[st.integers(0, 9)] * 3), max_size=20))
+def test_a_program_gives_what_its_source_does(
+    plan: Callable[..., Any], first: tuple[int, ...], others: list[tuple[int, ...]]
+) -> None:
+    def tupled(made: Any) -> Any:
+        return tuple(made) if isinstance(made, list) else made
+
     tape = Tape(first)
-    program = tape.finish(odd_plan(*tape.sizes))
-    assert program(first) == odd_plan(*first)
-    assert program(other) in (None, odd_plan(*other))
+    program = tape.finish((tupled(plan(*tape.sizes)),))
+    assert program(first) == (tupled(plan(*first)),)
+    for other in (*others, first[::-1], (first[0], first[1], 9)):
+        assert program(other) in (None, (tupled(plan(*other)),))
 
 
 def test_what_a_program_does_not_ask_is_free() -> None:
