@@ -47,6 +47,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 if not _IS_WORKER:
     os.environ["FUSER_CACHE_DIR"] = tempfile.mkdtemp(prefix="fuser-tests-")
+    # A mistake of fuser's must not pass for a fallback.
+    os.environ["FUSER_INTERNAL_ERRORS"] = "raise"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

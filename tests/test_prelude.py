@@ -54,12 +54,12 @@ def compile_cpp(
 
 def compile_cuda(body: str, features: frozenset[str] = frozenset(), arch: str = "sm_90") -> None:
     """Compile the prelude for `body` and `body` to a cubin; raise with NVRTC's log."""
-    from cuda.core import Program, ProgramOptions
+    from fuser.cuda.nvrtc import compile_text
 
-    # Less optimised, as in cubins.py.
-    options = ProgramOptions(arch=arch, std="c++17", device_as_default_execution_space=True, ofast_compile="mid")
     source = emit_cuda_prelude(identifiers(body), features) + body
-    Program(source, "c++", options).compile("cubin")
+    # Less optimised, as in cubins.py.
+    options = (f"-arch={arch}", "--std=c++17", "--device-as-default-execution-space", "--Ofast-compile=mid")
+    compile_text(source, options)
 
 
 # ---- names ----
