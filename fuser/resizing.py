@@ -17,7 +17,7 @@ from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Recorded, allocations, pack_step
 from fuser.planner import Plan, make_plan
-from fuser.sizes import Call, Tape
+from fuser.sizes import Deferred, Tape
 from fuser.tensor_desc import TensorDesc
 
 __all__ = ["Resizer", "find_resizer"]
@@ -89,7 +89,7 @@ def _write_program(spec: KernelSpec, inputs: Sequence[TensorDesc], recorded: Rec
     packed = []
     for step in plan.steps:
         words = step.packer.words
-        packed.append(pack_step(step, len(inputs), Call(struct.Struct(f"={len(words)}q").pack, *words)))
+        packed.append(pack_step(step, len(inputs), Deferred(struct.Struct(f"={len(words)}q").pack, *words)))
     program = tape.finish((allocations(plan), tuple(packed), recorded.steps))
     assert program(sizes) == (recorded.allocations, recorded.packed, recorded.steps), "as it was planned"
     return program

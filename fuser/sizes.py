@@ -12,10 +12,10 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["Call", "Size", "Tape"]
+__all__ = ["Deferred", "Size", "Tape"]
 
 
-class Call:
+class Deferred:
     """What the program calls, with sizes, numbers and tuples of them."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
@@ -162,7 +162,7 @@ def _show(result: Any, names: dict[str, Any], needed: set[str]) -> str:
         return result.name
     if type(result) is tuple:
         return f"({''.join(f'{_show(item, names, needed)}, ' for item in result)})"
-    if type(result) is Call:
+    if type(result) is Deferred:
         arguments = ", ".join(_show(item, names, needed) for item in result.arguments)
         return f"{_show(result.function, names, needed)}({arguments})"
     if type(result) in (bool, int):

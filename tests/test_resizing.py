@@ -17,7 +17,7 @@ import fuser
 from fuser import launcher, planner, resizing
 from fuser.config import config
 from fuser.layout import contiguous_strides
-from fuser.sizes import Call, Tape
+from fuser.sizes import Deferred, Tape
 
 MULTIPLY = "template <typename T> T f(T x, T y) { return x * y + x; }"
 ADD = "template <typename T> T add(T a, T b) { return a + b; }"
@@ -61,7 +61,7 @@ def test_what_a_program_does_not_ask_is_free() -> None:
     tape = Tape((6, 5, 1))
     rows, columns, stride = tape.sizes
     steps = -(-(rows * columns) // 4)
-    program = tape.finish((rows if stride == 1 else 0, Call(str, steps), columns))
+    program = tape.finish((rows if stride == 1 else 0, Deferred(str, steps), columns))
     assert [program((rows, 7, 1)) for rows in (1, 2**40)] == [(1, "2", 7), (2**40, str(-(-(7 * 2**40) // 4)), 7)]
     assert program((6, 5, 2)) is None
     with pytest.raises(TypeError):
