@@ -200,7 +200,8 @@ def record_planned(
             if resizer.learn(spec, described, recorded):
                 launcher.add(tensors, scalars, out, recorded._replace(resize=resizer))
     elif not any(known.is_scalar and isinstance(item, torch.Tensor) for known, item in pairs):
-        record_through(launcher, partial(_run_again, spec, plan.obstacle), inputs, tensors, scalars, is_kept=True)
+        again = partial(_run_again, spec, plan.obstacle)
+        record_through(launcher, again, inputs, tensors, scalars, needs_no_grad=True, any_size=False)
 
 
 def _run_again(spec: KernelSpec, obstacle: int, *inputs: Any) -> Any:

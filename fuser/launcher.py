@@ -209,7 +209,8 @@ def record_through(
     tensors: tuple[Any, ...],
     scalars: Scalars | None,
     *,
-    is_kept: bool = False,
+    needs_no_grad: bool = False,
+    any_size: bool = True,
 ) -> None:
     """Record that calls like this one are made by ``through(*inputs)`` while grad mode is on.
 
@@ -219,12 +220,13 @@ def record_through(
         inputs: the call's inputs, in the order in which the launcher binds them.
         tensors: the call's arguments, as ``Launcher.launch`` takes them.
         scalars: likewise.
-        is_kept: while it is off instead, and for inputs of these sizes: torch's kernel is kept for them.
+        needs_no_grad: while it is off instead.
+        any_size: whether for inputs of other sizes, too.
     """
     check = make_check(inputs)
     if check is not None and len(inputs) <= MAX_ITEMS:
-        flat = () if is_kept else Flat()
-        recorded = Recorded(check, config.generation, needs_no_grad=is_kept, through=through, flat=flat)
+        flat = Flat() if any_size else ()
+        recorded = Recorded(check, config.generation, needs_no_grad=needs_no_grad, through=through, flat=flat)
         launcher.add(tensors, scalars, None, recorded)
 
 

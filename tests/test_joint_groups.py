@@ -99,6 +99,47 @@ def test_backward_passes_are_one_group(name: str, numerics: str, monkeypatch: py
     assert len(calls) == 1
 
 
+POINTWISE: dict[str, Callable[..., Any]] = {
+    "sums of products": lambda x, y, w: (x * y + x * w) * x + (y - x) * w,
+    "activations": lambda x, y, w: F.silu(x) * torch.tanh(w) + F.gelu(y, approximate="tanh") * torch.sigmoid(x),
+    "gelu of a bias": lambda x, y, w: F.gelu(x + w) / y.exp(),
+    "powers": lambda x, y, w: x.pow(2) * torch.rsqrt(y * y + 1) + torch.log1p(w.abs()) + x.clamp(-1, 1),
+    "choices": lambda x, y, w: torch.where(x > y, x * w, F.relu(y)) + torch.maximum(x, y) * 3,
+}
+
+
+@pytest.mark.parametrize("device", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("cpu", "cuda")])
+@pytest.mark.parametrize("name", POINTWISE)
+def test_gradients_of_torchs_ops_have_its_bits(name: str, device: str) -> None:
+    function = POINTWISE[name]
+    fused = fuser.fuse(lambda x, y, w: function(x, y, w))
+    for rows in (5, 7, 5):
+        torch.manual_seed(rows)
+        inputs = [x.to(device).requires_grad_() for x in (*draw(2, rows, 64), draw(64))]
+        grad = draw(rows, 64).to(device)
+        got, wanted = (torch.autograd.grad(step(*inputs), inputs, grad) for step in (fused, function))
+        if device == "cuda" or name in {"sums of products", "choices"}:
+            assert all(map(torch.equal, got, wanted))
+        assert [x.stride() for x in got] == [x.stride() for x in wanted]
+    assert any(isinstance(item, DifferentiableFusion) for item in fused.graph_module.modules())
+
+
+@pytest.mark.cpu
+def test_numbers_and_grad_mode_are_looked_at_in_each_call() -> None:
+    fused = fuser.fuse(lambda x, alpha: (x * alpha + 1).sigmoid())
+    x = torch.randn(6, requires_grad=True)
+    for alpha in (2.0, 3.0, 2.0):
+        for _ in range(3):
+            (got,), (wanted,) = (torch.autograd.grad(step(x, alpha).sum(), x) for step in (fused, fused.function))
+            torch.testing.assert_close(got, wanted)
+    double = fuser.fuse(lambda x: x * 2 + x)
+    for _ in range(3):
+        assert double(x).requires_grad
+        with torch.no_grad():
+            assert not double(x).requires_grad
+        assert not double(x.detach()).requires_grad
+
+
 def group_of(function: Callable[..., Any]) -> FusionModule:
     (found,) = [x for x in fuse_graph(fx.symbolic_trace(function)).modules() if isinstance(x, FusionModule)]
     return found

@@ -231,7 +231,10 @@ class FusedFunction(Replayer, Generic[P, R]):
             replayed = launcher.launch(leaves, None, outs)
             if replayed is not None:
                 return replayed
-        return call_anew(whole.spec, whole.inputs(leaves), launcher, leaves, None, outs)
+        inputs = whole.inputs(leaves)
+        if outs is None and isinstance(whole.module, DifferentiableFusion):
+            return whole.module.call(inputs, launcher, leaves)
+        return call_anew(whole.spec, inputs, launcher, leaves, None, outs)
 
     def add(self, tensors: tuple[Any, ...], scalars: Scalars | None, out: Any, recorded: Recorded) -> bool:
         """See Launcher: what the function reads besides its arguments is looked at in each replay."""
