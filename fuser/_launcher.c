@@ -135,7 +135,9 @@ typedef struct {
   PyObject *through;
   // What is called with sizes and strides, and gives what such a call allocates and launches; NULL for most records.
   PyObject *resize;
-  int needs_no_grad, device, is_cuda;
+  // Whether grad mode has to be on (1) or off (0); -1 for either.
+  int grad_mode;
+  int device, is_cuda;
   int result_count, allocation_count, step_count;
   Allocation *allocations;
   Step *steps;
@@ -442,7 +444,7 @@ static int are_reads_current(PyObject *reads) {
 // torch's comparison of the tensors: type, dispatch keys with those of the active modes, requires_grad, layout.
 static int passes_check(const Launcher *self, const Record *record, const Call *call, PyObject *tensors) {
   if (!is_zero(function_modes) || !is_zero(dispatch_modes) || !is_forward_ad_off()) return 0;
-  if (record->needs_no_grad ? !is_zero(grad_enabled) : record->through && is_zero(grad_enabled)) return 0;
+  if (record->grad_mode >= 0 && is_zero(grad_enabled) == record->grad_mode) return 0;
   if (!are_reads_current(record->reads)) return 0;
   PyObject *arguments;
   if (call->distinct_count == call->item_count && call->item_count == PyTuple_Size(tensors) && !self->order) {
@@ -749,7 +751,7 @@ static PyObject *resize(Launcher *self, const Record *from, Call *call) {
     record->generation = from->generation;
     record->check = Py_NewRef(from->check);
     record->reads = Py_NewRef(from->reads);
-    record->needs_no_grad = from->needs_no_grad;
+    record->grad_mode = from->grad_mode;
     record->device = from->device;
     record->is_cuda = from->is_cuda;
     record->result_count = from->result_count;
@@ -992,9 +994,9 @@ static int read_launches(Record *record, Key key, const Call *call, PyObject *al
 
 // Fill a new record from what is kept of a call; 0 with an error set.
 static int read_record(Record *record, const Call *call, PyObject *out, PyObject *recorded) {
-  PyObject *check, *allocations, *steps, *kernels, *through, *reads, *flat, *resize;
+  PyObject *check, *mode, *allocations, *steps, *kernels, *through, *reads, *flat, *resize;
   unsigned long long planned;
-  if (!PyArg_ParseTuple(recorded, "OKpO!iO!ipOOO!O!O", &check, &planned, &record->needs_no_grad, &PyTuple_Type,
+  if (!PyArg_ParseTuple(recorded, "OKOO!iO!ipOOO!O!O", &check, &planned, &mode, &PyTuple_Type,
                         &allocations, &record->result_count, &PyTuple_Type, &steps, &record->device, &record->is_cuda,
                         &kernels, &through, &PyTuple_Type, &reads, &PyTuple_Type, &flat, &resize) ||
       !is_callable(check) || (through != Py_None && !is_callable(through)) ||
@@ -1030,6 +1032,7 @@ static int read_record(Record *record, const Call *call, PyObject *out, PyObject
     key = describe_heads(call, words, 0);
   }
   record->generation = planned;
+  record->grad_mode = mode == Py_None ? -1 : mode == Py_True;
   record->check = Py_NewRef(check);
   record->reads = Py_NewRef(reads);
   record->kernels = Py_NewRef(kernels);

@@ -201,7 +201,9 @@ def record_planned(
                 launcher.add(tensors, scalars, out, recorded._replace(resize=resizer))
     elif not any(known.is_scalar and isinstance(item, torch.Tensor) for known, item in pairs):
         again = partial(_run_again, spec, plan.obstacle)
-        record_through(launcher, again, inputs, tensors, scalars, needs_no_grad=True, any_size=False)
+        # No gradient is asked for here: where an input could have one, grad mode is off.
+        mode = False if any(isinstance(item, torch.Tensor) and item.requires_grad for item in inputs) else None
+        record_through(launcher, again, inputs, tensors, scalars, grad_mode=mode, any_size=False)
 
 
 def _run_again(spec: KernelSpec, obstacle: int, *inputs: Any) -> Any:

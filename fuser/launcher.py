@@ -129,8 +129,8 @@ class Recorded(NamedTuple):
     check: Callable[..., bool]
     # The settings' generation under which the call was planned; in another one the record is stale.
     generation: int
-    # Whether the record holds in no-grad mode only.
-    needs_no_grad: bool = False
+    # Whether the record holds with grad mode on only (True), off only (False), or either way.
+    grad_mode: bool | None = None
     # Function and arguments that make each output; empty with ``out``.
     allocations: tuple[tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...] = ()
     # How many of the allocated tensors are the call's value.
@@ -142,8 +142,7 @@ class Recorded(NamedTuple):
     is_cuda: bool = False
     # The plan's steps, kept alive with the record.
     steps: tuple[Step, ...] = ()
-    # In place of all that: what is called with the inputs, in grad mode only unless the record holds in no-grad mode
-    # only; its result is the call's value.
+    # In place of all that: what is called with the inputs; its result is the call's value.
     through: Callable[..., Any] | None = None
     # Values elsewhere that the call relies on: a dict or another object, a name, and what has to be found there.
     reads: tuple[tuple[Any, str, Any], ...] = ()
@@ -190,7 +189,7 @@ def record_call(
     recorded = Recorded(
         check=check,
         generation=plan.generation,
-        needs_no_grad=needs_grad,
+        grad_mode=False if needs_grad else None,
         allocations=() if outs else allocations(plan),
         result_count=len(plan.outputs),
         packed=tuple(pack_step(step, len(inputs), step.packer.template) for step in plan.steps),
@@ -209,10 +208,10 @@ def record_through(
     tensors: tuple[Any, ...],
     scalars: Scalars | None,
     *,
-    needs_no_grad: bool = False,
+    grad_mode: bool | None = True,
     any_size: bool = True,
 ) -> None:
-    """Record that calls like this one are made by ``through(*inputs)`` while grad mode is on.
+    """Record that calls like this one are made by ``through(*inputs)``.
 
     Args:
         launcher: where to.
@@ -220,13 +219,13 @@ def record_through(
         inputs: the call's inputs, in the order in which the launcher binds them.
         tensors: the call's arguments, as ``Launcher.launch`` takes them.
         scalars: likewise.
-        needs_no_grad: while it is off instead.
+        grad_mode: whether while it is on only, or off only; None: either way.
         any_size: whether for inputs of other sizes, too.
     """
     check = make_check(inputs)
     if check is not None and len(inputs) <= MAX_ITEMS:
         flat = Flat() if any_size else ()
-        recorded = Recorded(check, config.generation, needs_no_grad=needs_no_grad, through=through, flat=flat)
+        recorded = Recorded(check, config.generation, grad_mode=grad_mode, through=through, flat=flat)
         launcher.add(tensors, scalars, None, recorded)
 
 
@@ -407,15 +406,15 @@ def picker(slots: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
 
 
 def _make_replay_through(recorded: Recorded, inputs: tuple[Any, ...]) -> Replay:  # noqa: ARG001 - as below
-    through, is_grad_enabled, is_off = recorded.through, torch.is_grad_enabled, recorded.needs_no_grad
+    through, is_grad_enabled, mode = recorded.through, torch.is_grad_enabled, recorded.grad_mode
     assert through is not None, "the caller checked"
-    return lambda inputs: through(*inputs) if is_grad_enabled() is not is_off else None
+    return lambda inputs: through(*inputs) if mode is None or is_grad_enabled() is mode else None
 
 
 def _make_replay(recorded: Recorded, inputs: tuple[Any, ...]) -> Replay:
     slots = tuple(slot for slot, item in enumerate(inputs) if isinstance(item, torch.Tensor))
     allocations, is_cuda, device_index = recorded.allocations, recorded.is_cuda, recorded.device_index
-    needs_no_grad, is_grad_enabled = recorded.needs_no_grad, torch.is_grad_enabled
+    needs_no_grad, is_grad_enabled = recorded.grad_mode is False, torch.is_grad_enabled
     current_device = torch._C._cuda_getDevice if is_cuda else None
     count = None if recorded.result_count == 1 else recorded.result_count
     # Addresses come in this order: what is allocated, then the inputs.

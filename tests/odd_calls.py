@@ -380,7 +380,12 @@ class Module:
         steps = tuple(self.step(inputs, inputs + len(outs) + len(made)) for _ in range(integer(3)))
         results = integer(-1, 4) if integer(20) == 0 else len(made) if out is None else len(outs)
         through = some(None if integer(5) else lambda *items: items)
-        head = (self.check(launcher), some(self.calls.fuser.config.generation), integer(9) == 0, some(made))
+        head = (
+            self.check(launcher),
+            some(self.calls.fuser.config.generation),
+            some((None, None, True, False)[integer(4)]),
+            some(made),
+        )
         reads = some(tuple(self.read() for _ in range(integer(3))))
         flat = some(() if integer(3) else tuple(integer(-1, most) for most in (9, 9, 99)[: 3 - (integer(20) == 0)]))
         resize = some(None if integer(4) else self.resize(launcher, made, steps))
@@ -504,7 +509,7 @@ def main() -> None:
     make_calls(seed, count, path)
     if module is not None:
         before = module.launch_count()
-        call_module(seed, count // 2, module)
+        call_module(seed, max(count // 2, 2000), module)
         assert module.launch_count() > before, "no odd record was replayed"
         call_in_threads(count // 50)
 

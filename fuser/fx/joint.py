@@ -69,7 +69,11 @@ class DifferentiableFusion(FusionModule):
 
     def _follows_default_dtype(self, inputs: Sequence[Any]) -> bool:
         described = [describe(item) for item in inputs]
-        return follows_default_dtype(self.group, input_specs(described, common_device(self.group, described)))
+        try:
+            return follows_default_dtype(self.group, input_specs(described, common_device(self.group, described)))
+        except UnsupportedError:
+            # Parts of it are torch's.
+            return True
 
     def forward(self, *inputs: Any) -> Any:
         """Run the group; returns a tensor, or a tuple of them for several outputs."""

@@ -17,12 +17,13 @@ from torch import fx
 from fuser.config import config
 from fuser.errors import ArgumentError, GradientError, UnsupportedError, shows_users_frames
 from fuser.fx.arguments import NUMBER, TENSOR, Key, sort_arguments
+from fuser.fx.flat_text import as_function
 from fuser.fx.joint import DifferentiableFusion
 from fuser.fx.passes import FusionModule, FusionPass, warm_up_graph
 from fuser.fx.tracer import Traced, is_traced, trace
 from fuser.fx.whole import WholeFusion, find_whole_fusion
 from fuser.graph import FusionGroup
-from fuser.launcher import Recorded, Replayer, Scalars, called_in_c
+from fuser.launcher import Recorded, Replayer, Scalars, called_in_c, record_through
 from fuser.outputs import check_kinds, finish_out, finish_traced_out
 from fuser.process import Lock
 from fuser.route import call_anew, is_transformed, requires_grad
@@ -69,6 +70,8 @@ class Entry:
     whole: WholeFusion | None
     # Replays calls of it; the fused function itself where it can look at all that the trace relies on.
     launcher: Replayer | None
+    # The graph as a function of tensors and numbers.
+    run: Callable[..., Any]
     # What its groups may hold depends on it.
     mode: Mode
 
@@ -223,7 +226,7 @@ class FusedFunction(Replayer, Generic[P, R]):
         key, leaves = sort_arguments(args, kwargs, self.__name__)
         entry = self._find_trace(key, leaves)
         whole, launcher = entry.whole, entry.launcher
-        if whole is None or launcher is None:
+        if launcher is None or (whole is None and outs is not None):
             # Not through Module.__call__, which takes as long as an op.
             result = entry.traced.graph_module.forward(*leaves)
             return result if outs is None else self._finish(outs, result, args)
@@ -231,6 +234,10 @@ class FusedFunction(Replayer, Generic[P, R]):
             replayed = launcher.launch(leaves, None, outs)
             if replayed is not None:
                 return replayed
+        if whole is None:
+            result = entry.traced.graph_module(*leaves)
+            record_through(launcher, entry.run, leaves, leaves, None, grad_mode=torch.is_grad_enabled())
+            return result
         inputs = whole.inputs(leaves)
         if outs is None and isinstance(whole.module, DifferentiableFusion):
             return whole.module.call(inputs, launcher, leaves)
@@ -308,7 +315,7 @@ class FusedFunction(Replayer, Generic[P, R]):
             traced.graph_module
         )
         whole = find_whole_fusion(traced.graph_module)
-        entry = Entry(traced, whole, None if whole is None else self._launcher_of(traced, whole, key), mode)
+        entry = Entry(traced, whole, self._launcher_of(traced, whole, key), as_function(traced.graph_module), mode)
         if self._own is None and entry.launcher is self:
             self._own = entry
         before = self._traces.pop(key, ())
@@ -319,14 +326,16 @@ class FusedFunction(Replayer, Generic[P, R]):
             del self._traces[next(iter(self._traces))]
         return entry
 
-    def _launcher_of(self, traced: Traced, whole: WholeFusion, key: Key) -> Replayer:
+    def _launcher_of(self, traced: Traced, whole: WholeFusion | None, key: Key) -> Replayer | None:
         # This object is called in C with the arguments as they are: all must be compared there.
         is_flat = all(kind is TENSOR or kind is NUMBER for kind in key[1:]) and len(key) == key[0] + 1
         is_seen = traced.facts is None or traced.facts.is_of_tensors
-        if self._own is None and is_flat and is_seen and whole.reads_all:
-            Replayer.__init__(self, (), whole.constants, whole.order)
+        constants, order = ((), tuple(range(len(key) - 1))) if whole is None else (whole.constants, whole.order)
+        if self._own is None and is_flat and is_seen and (whole is None or whole.reads_all):
+            Replayer.__init__(self, (), constants, order)
             return self
-        return Replayer((), whole.constants, whole.order)
+        # A graph of several steps is replayed by this object, or not at all.
+        return None if whole is None else Replayer((), constants, order)
 
     def _call_by_position(self, *args: Any, **kwargs: Any) -> Any:
         # Keyword-only arguments have a place, too.
