@@ -16,7 +16,8 @@ import torch
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Recorded, allocations, pack_step
-from fuser.planner import Plan, make_plan
+from fuser.plan import Plan
+from fuser.planner import make_plan
 from fuser.sizes import Deferred, Tape
 from fuser.tensor_desc import TensorDesc
 

@@ -37,6 +37,8 @@ class RowShape:
     is_row: tuple[bool, ...]
     # For each dimension of each value the one that it lies along; None for one of size 1.
     axes: tuple[tuple[int | None, ...], ...]
+    # Whether the reductions are running totals, which share a kernel with each other alone.
+    scans: bool = False
 
     def strides(self, value: int, strides: Strides) -> Strides:
         """Return the strides that read a value as if it had the whole shape."""
@@ -56,13 +58,13 @@ def find_row_shape(group: FusionGroup, layouts: Sequence[ValueLayout]) -> RowSha
     """
     # No set: symbols would be asked for their hash (fuser.sizes).
     found = [
-        (shape, dims)
+        (shape, dims, item.function.reduction.scans)
         for item in group.applications
         if item.function.reduction
         for shape in [broadcast_shapes([layouts[value].shape for value in item.tensors])]
         for dims in [row_dims(item.function.reduction, len(shape))]
-    ] or [(layouts[group.outputs[0]].shape, ())]
-    shape, dims = found[0]
+    ] or [(layouts[group.outputs[0]].shape, (), False)]
+    shape, dims, scans = found[0]
     if any(item != found[0] for item in found):
         return None
     known = _Axes(group, layouts, shape, dims)
@@ -76,7 +78,7 @@ def find_row_shape(group: FusionGroup, layouts: Sequence[ValueLayout]) -> RowSha
         whole = row if value in known.pieces else kept if is_row[value] else shape
         if tuple(size for size in known.shapes[value] if size != 1) != tuple(size for size in whole if size != 1):
             return None
-    return RowShape(shape, dims, is_row, axes)
+    return RowShape(shape, dims, is_row, axes, scans)
 
 
 def row_dims(reduction: Reduction, rank: int) -> tuple[int, ...]:
@@ -139,7 +141,7 @@ class _Axes:
         reduction = function.reduction
         if reduction is not None:
             own = reduction.normalize_dims(len(self.shape))
-            kept = [dim for dim in range(len(self.shape)) if dim not in own or reduction.keepdim]
+            kept = [dim for dim in range(len(self.shape)) if dim not in own or reduction.keepdim or reduction.scans]
             for dim, axis in enumerate(kept, start=bool(reduction.pieces)):
                 if self.shapes[made][dim] != 1:
                     self._join(axis, result + dim)

@@ -169,9 +169,9 @@ def test_wrong_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str
 
 WRONG = """
 import sys, torch
-step = torch.compile(lambda x: (torch.exp(x.abs().cumsum(0)) * 2).cumsum(0).abs() + 1, backend="fuser")
+step = torch.compile(lambda x: (torch.exp(x.abs().cumprod(0)) * 2).cumprod(0).abs() + 1, backend="fuser")
 x = torch.linspace(-3, 3, 1000)
-wanted = (torch.exp(x.abs().cumsum(0)) * 2).cumsum(0).abs() + 1
+wanted = (torch.exp(x.abs().cumprod(0)) * 2).cumprod(0).abs() + 1
 assert sys.argv[1:] == ["now"]
 assert torch.equal(step(x), wanted), "exp on a CPU has other bits"
 """

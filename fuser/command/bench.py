@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.benchmark import Timer
 
-import fuser
+from fuser._version import __version__
 from fuser.errors import FuserError
 from fuser.fallback import Fallback
 from fuser.jiterator import JitFunction
@@ -127,7 +127,7 @@ def write_json(rows: Sequence[Row], text: str, device: str, path: Path) -> None:
     document = {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "device": {"type": device, "name": name, "threads": torch.get_num_threads()},
-        "versions": {"fuser": fuser.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        "versions": {"fuser": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "functor": text,
         "rows": [asdict(row) for row in rows],
     }
