@@ -108,10 +108,13 @@ class _FlatWriter:
     def _argument(self, value: Any) -> str:
         if isinstance(value, fx.Node):
             return self._values[value]
+        if isinstance(value, torch.Size):
+            return self._object(value)
         if isinstance(value, list | tuple):
             # torch.fx has classes of its own, which operators do not take.
             items = "".join(f"{self._argument(item)}, " for item in value)
-            return f"[{items}]" if isinstance(value, list) else f"({items})"
+            name = self._object(type(value)) if hasattr(value, "_fields") else ""
+            return f"[{items}]" if isinstance(value, list) else f"{name}({items})"
         if type(value) is slice:
             return f"slice({', '.join(map(self._argument, (value.start, value.stop, value.step)))})"
         if isinstance(value, dict):

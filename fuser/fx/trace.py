@@ -69,7 +69,7 @@ class Entry:
     # The one fusion node it is, if it is one.
     whole: WholeFusion | None
     # Replays calls of it; the fused function itself where it can look at all that the trace relies on.
-    launcher: Replayer | None
+    launcher: Replayer
     # The graph as a function of tensors and numbers.
     run: Callable[..., Any]
     # What its groups may hold depends on it.
@@ -226,16 +226,14 @@ class FusedFunction(Replayer, Generic[P, R]):
         key, leaves = sort_arguments(args, kwargs, self.__name__)
         entry = self._find_trace(key, leaves)
         whole, launcher = entry.whole, entry.launcher
-        if launcher is None or (whole is None and outs is not None):
-            # Not through Module.__call__, which takes as long as an op.
-            result = entry.traced.graph_module.forward(*leaves)
-            return result if outs is None else self._finish(outs, result, args)
+        if whole is None and outs is not None:
+            return self._finish(outs, entry.run(*leaves), args)
         if launcher is not self:
             replayed = launcher.launch(leaves, None, outs)
             if replayed is not None:
                 return replayed
         if whole is None:
-            result = entry.traced.graph_module(*leaves)
+            result = entry.run(*leaves)
             record_through(launcher, entry.run, leaves, leaves, None, grad_mode=torch.is_grad_enabled())
             return result
         inputs = whole.inputs(leaves)
@@ -326,16 +324,16 @@ class FusedFunction(Replayer, Generic[P, R]):
             del self._traces[next(iter(self._traces))]
         return entry
 
-    def _launcher_of(self, traced: Traced, whole: WholeFusion | None, key: Key) -> Replayer | None:
+    def _launcher_of(self, traced: Traced, whole: WholeFusion | None, key: Key) -> Replayer:
         # This object is called in C with the arguments as they are: all must be compared there.
         is_flat = all(kind is TENSOR or kind is NUMBER for kind in key[1:]) and len(key) == key[0] + 1
         is_seen = traced.facts is None or traced.facts.is_of_tensors
-        constants, order = ((), tuple(range(len(key) - 1))) if whole is None else (whole.constants, whole.order)
+        inputs = traced.graph_module.graph.find_nodes(op="placeholder")
+        constants, order = ((), tuple(range(len(inputs)))) if whole is None else (whole.constants, whole.order)
         if self._own is None and is_flat and is_seen and (whole is None or whole.reads_all):
             Replayer.__init__(self, (), constants, order)
             return self
-        # A graph of several steps is replayed by this object, or not at all.
-        return None if whole is None else Replayer((), constants, order)
+        return Replayer((), constants, order)
 
     def _call_by_position(self, *args: Any, **kwargs: Any) -> Any:
         # Keyword-only arguments have a place, too.
