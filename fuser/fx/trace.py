@@ -7,8 +7,10 @@ import inspect
 import operator
 import sys
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, overload
 
 import torch
@@ -234,7 +236,10 @@ class FusedFunction(Replayer, Generic[P, R]):
                 return replayed
         if whole is None:
             result = entry.run(*leaves)
-            record_through(launcher, entry.run, leaves, leaves, None, grad_mode=torch.is_grad_enabled())
+            # What a record holds, the garbage collector does not see: neither the graph nor a method's object.
+            if not isinstance(self.function, types.MethodType):
+                again = partial(_run, weakref.ref(entry.run))
+                record_through(launcher, again, leaves, leaves, None, grad_mode=torch.is_grad_enabled())
             return result
         inputs = whole.inputs(leaves)
         if outs is None and isinstance(whole.module, DifferentiableFusion):
@@ -361,6 +366,12 @@ class FusedFunction(Replayer, Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<fuser.fuse {self.__name__}>"
+
+
+def _run(run: weakref.ref[Callable[..., Any]], *leaves: Any) -> Any:
+    function = run()
+    assert function is not None, "whose calls are replayed has it"
+    return function(*leaves)
 
 
 def _mode(leaves: tuple[Any, ...]) -> Mode:
