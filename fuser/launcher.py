@@ -17,7 +17,7 @@ import operator
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -262,11 +262,17 @@ _ALLOCATE: dict[str, Any] = {kind: getattr(guards, f"_empty_strided_{kind}") for
 def allocations(plan: Plan) -> tuple[tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...]:
     """Return what makes each tensor of a call's, and its arguments: plain tuples, as torch takes no others."""
     allocate = _ALLOCATE[plan.device.type]
-    zeros = partial(torch.zeros, dtype=torch.uint8, device=plan.device)
+    zeros = _zeros(plan.device)
     return (
         *((allocate, tuple(item)) for item in (*plan.outputs, *plan.temporaries)),
         *((zeros, (size,)) for size in plan.workspaces),
     )
+
+
+@cache
+def _zeros(device: torch.device) -> Callable[..., torch.Tensor]:
+    # One for all, so that what is recorded can be compared.
+    return partial(torch.zeros, dtype=torch.uint8, device=device)
 
 
 def pack_step(step: Step, input_count: int, template: Any) -> tuple[Any, ...]:

@@ -36,6 +36,7 @@ class Resizer:
         # Of the call it was made for.
         self._first = sizes
         self._programs: tuple[Program, ...] = ()
+        self._attempts = 0
 
     def __call__(self, *sizes: int) -> Any:
         """Return what a call with these sizes and strides of its tensors, in order, allocates and launches.
@@ -51,12 +52,14 @@ class Resizer:
     def learn(self, spec: KernelSpec, inputs: Sequence[TensorDesc], recorded: Recorded) -> bool:
         """Learn from a call that was planned and recorded, unless it is the first; return whether anything is known."""
         sizes = _sizes_of(inputs)
-        if sizes != self._first and len(self._programs) < MAX_PROGRAMS and self(*sizes) is None:
+        if sizes != self._first and self._attempts < MAX_PROGRAMS and self(*sizes) is None:
+            self._attempts += 1
             try:
                 program = _write_program(spec, inputs, recorded)
             except Exception:  # What cannot be done with symbols is planned for each size.
-                return False
-            self._programs += (program,)
+                pass
+            else:
+                self._programs += (program,)
         return bool(self._programs)
 
 
