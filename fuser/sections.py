@@ -5,8 +5,7 @@ A group beyond that is cut into sections, each of which is launched by itself.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 
 from fuser.errors import UnsupportedError
@@ -58,30 +57,13 @@ def cut_group(
         rows = find_row_shape(group, layouts) if shares_rows and group.has_reduction else None
         # In torch's order a block does not share a row, but for those of its own schedule.
         long = LONG_ROW // 8 if any(orders.values()) else LONG_ROW
-        if (
-            rows is not None
-            and not rows.scans
-            and (_is_shared(whole, orders) or _has_few_rows(group, rows, layouts, long))
-        ):
+        is_cut = rows is not None and (_has_few_rows(group, rows, layouts, long) or _is_read_again(rows, orders))
+        if rows is not None and not rows.scans and (is_cut or _is_shared(whole, orders)):
             yield from _cut_passes(group, rows)
         else:
             yield whole
         return
-    stored = list(_cut_storing(group, layouts, by_value, orders))
-    computed = _cut_recomputing(group, layouts, by_value, orders) if group.has_reduction else None
-    if computed is not None and _count_moved(computed, layouts) <= _count_moved(stored, layouts):
-        stored = computed
-    yield from stored
-
-
-def _cut_storing(
-    group: FusionGroup,
-    layouts: Sequence[ValueLayout],
-    by_value: Collection[int],
-    orders: Mapping[int, RowOrder | None],
-) -> Iterator[Section]:
-    # Each application is computed once, and kept for the sections that read it.
-    rest, producers = list(range(len(group.applications))), group.producers()
+    rest, producers, pieces = list(range(len(group.applications))), group.producers(), list[list[int]]()
     while rest:
         chosen = rest[:1]
         section = group.section(chosen)
@@ -99,71 +81,19 @@ def _cut_storing(
                 waiting.add(index)
             else:
                 break
-        yield section
+        pieces.append(chosen)
         rest = [index for index in rest if index not in chosen]
-
-
-def _cut_recomputing(
-    group: FusionGroup,
-    layouts: Sequence[ValueLayout],
-    by_value: Collection[int],
-    orders: Mapping[int, RowOrder | None],
-) -> list[Section] | None:
-    # Nothing is kept but what reductions make: each section computes again what it needs per element. None where what
-    # one reduction needs is too much.
-    made_by = [
-        range(start, start + item.function.num_outputs)
-        for start, item in zip(group.value_offsets(), group.applications, strict=True)
+    # What is stored for a later piece may as well be computed there again.
+    again = _made_again if group.has_reduction else lambda *_: set[int]()
+    wholes = [sorted({*chosen, *again(group, layouts, chosen)}) for chosen in pieces]
+    wholes = [
+        more if _fits(group.section(more), layouts, by_value, orders) else chosen
+        for chosen, more in zip(pieces, wholes, strict=True)
     ]
-    outputs, reduced = {*group.outputs}, set[int]()
-    for values, item in zip(made_by, group.applications, strict=True):
-        reduced.update(values if item.function.reduction else ())
-    known, found = set(range(len(group.inputs))), list[Section]()
-    goals = [values for values in made_by if not (outputs | reduced).isdisjoint(values)]
-    while goals:
-        chosen: set[int] = set()
-        for goal in goals:
-            longer = chosen | _needed_for(group, goal, known)
-            section = _section(group, longer, (outputs | reduced) - known)
-            chosen = longer if _fits(section, layouts, by_value, orders) else chosen
-        if not chosen:
-            return None
-        made = {value for index in chosen for value in made_by[index]}
-        goals = [goal for goal in goals if made.isdisjoint(goal)]
-        then_known = known | (made & (outputs | reduced))
-        later = set[int]().union(*(_needed_for(group, goal, then_known) for goal in goals))
-        read = {value for index in later for value in group.applications[index].tensors}
-        found.append(_section(group, chosen, (outputs | (reduced & read)) - known))
-        known.update(found[-1].outputs)
-    return found
-
-
-def _needed_for(group: FusionGroup, values: Iterable[int], known: Collection[int]) -> set[int]:
-    # The applications that make some values of known ones.
-    producers, chosen, stack = group.producers(), set[int](), [*values]
-    while stack:
-        value = stack.pop()
-        if value not in known and producers[value] not in chosen:
-            chosen.add(producers[value])
-            stack += group.applications[producers[value]].tensors
-    return chosen
-
-
-def _section(group: FusionGroup, chosen: Collection[int], kept: Collection[int]) -> Section:
-    # Some applications, and of their values those that are kept, what the whole group returns first.
-    section = group.section(sorted(chosen))
-    own = [value for value, maker in enumerate(group.producers()) if maker in chosen]
-    made = [value for value in group.outputs if value in own and value in kept]
-    made += [value for value in own if value in kept and value not in made]
-    slots = tuple(len(section.inputs) + own.index(value) for value in made)
-    return Section(
-        replace(section.group, outputs=slots, _key=[]).canonical(), section.inputs, tuple(made), section.applications
-    )
-
-
-def _count_moved(sections: Iterable[Section], layouts: Sequence[ValueLayout]) -> int:
-    # How many elements sections read and write.
-    return sum(prod(layouts[value].shape) for item in sections for value in (*item.inputs, *item.outputs))
+    read = [{value for index in own for value in group.reads(index) if producers[value] not in own} for own in wholes]
+    for slot, (chosen, own) in enumerate(zip(pieces, wholes, strict=True)):
+        wanted = set(group.outputs).union(*read[:slot], *read[slot + 1 :])
+        yield group.section(own, [value for value in wanted if producers[value] in chosen])
 
 
 def cut_around(group: FusionGroup, obstacle: int) -> Iterator[Section]:
@@ -213,22 +143,63 @@ def _has_few_rows(group: FusionGroup, rows: RowShape, layouts: Sequence[ValueLay
     return blocks < FEW_ROWS and (length * ROWS_ACROSS > LONG_ROW if is_across else length > long)
 
 
+def _is_read_again(rows: RowShape, orders: Mapping[int, RowOrder | None]) -> bool:
+    # Whether torch's order leaves few threads to rows that are too long to be kept: what comes after has more.
+    is_long = prod(rows.shape[dim] for dim in rows.dims) >= LONG_ROW
+    return is_long and any(order and not order.spreads for order in orders.values())
+
+
+def _made_again(group: FusionGroup, layouts: Sequence[ValueLayout], chosen: Collection[int]) -> set[int]:
+    # The applications that make, elementwise, what a section would read of others, where it reads no more tensors then.
+    producers, sizes = group.producers(), [prod(item.shape) for item in layouts]
+    read = {value for index in chosen for value in group.reads(index) if producers[value] not in chosen}
+    full = max((sizes[value] for value in read), default=0)
+    wide, found = {value for value in read if sizes[value] == full}, set[int]()
+    for value in sorted(wide - {*group.outputs}):
+        again, instead, stack = set[int](), wide - {value}, [value]
+        while stack:
+            item = stack.pop()
+            if sizes[item] < full:
+                continue
+            if producers[item] < 0:
+                instead.add(item)
+                continue
+            again.add(producers[item])
+            stack += group.reads(producers[item])
+        functions = [group.applications[index].function for index in again]
+        if len(instead) <= len(wide) and not any(item.reduces or item.reshapes or item.is_index for item in functions):
+            wide, found = instead, found | again
+    return found
+
+
 def _cut_passes(group: FusionGroup, rows: RowShape) -> Iterator[Section]:
     # A section for each pass over the elements, with what there is once per row after it. What is needed per element is
     # computed again, not stored.
-    levels = reduction_levels(group)
+    levels, producers = reduction_levels(group), group.producers()
     known = set(range(len(group.inputs)))
     for level in range(max(levels) + 1):
         # Per row what comes after this pass, and, of what comes before all, only what is asked for.
         per_row = {value for value, own in enumerate(levels) if rows.is_row[value] and own == level + 1}
         asked = {value for value in group.outputs if levels[value] == level and not (level and rows.is_row[value])}
         made = (per_row | asked) - known
-        chosen = _needed_for(group, made, known)
+        chosen: set[int] = set()
+        stack = list(made)
+        while stack:
+            value = stack.pop()
+            if value not in known and producers[value] not in chosen:
+                chosen.add(producers[value])
+                stack += group.applications[producers[value]].tensors
         if not chosen:
             continue
-        section = _section(group, chosen, made & {*group.section(sorted(chosen)).outputs})
-        yield section
-        known |= {value for value in section.outputs if rows.is_row[value]}
+        section = group.section(sorted(chosen))
+        wanted = [slot for slot, value in enumerate(section.outputs) if value in made]
+        yield Section(
+            section.group.select_outputs(wanted),
+            section.inputs,
+            tuple(section.outputs[slot] for slot in wanted),
+            section.applications,
+        )
+        known |= {section.outputs[slot] for slot in wanted if rows.is_row[section.outputs[slot]]}
 
 
 def _fits(

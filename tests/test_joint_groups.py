@@ -154,27 +154,13 @@ def written(function: Callable[..., Any], *inputs: torch.Tensor) -> list[int]:
 
 
 def test_what_two_launches_need_is_computed_twice() -> None:
-    x, y, z, u = torch.empty(4, 8, 6, device="meta")
+    x, y = torch.empty(2, 8, 6, device="meta")
 
     def both(x: Any, y: Any) -> Any:
         made = torch.exp(x) * y
         return made.amax(0), (made + 1).amax(1)
 
     assert written(both, x, y) == [1, 1]
-
-    # A maximum that both need is made once; what is returned is read.
-    def after_rows(x: Any, y: Any) -> Any:
-        made = x - x.amax(1, keepdim=True)
-        return made, (made * y).amax(0)
-
-    assert written(after_rows, x, y) == [1, 1]
-
-    # To read four tensors three times is more than to write one and read it.
-    def of_four(x: Any, y: Any, z: Any, u: Any) -> Any:
-        made = x * y + z * u
-        return made.amax(0), made.amax(1), made.amax()
-
-    assert written(of_four, x, y, z, u) == [2, 1, 1]
 
 
 @pytest.mark.cpu
