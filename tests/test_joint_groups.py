@@ -14,11 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuser
-from fuser import planner
 from fuser.config import config
 from fuser.fx.expansions import drop_expansions
 from fuser.fx.joint import DifferentiableFusion
-from fuser.fx.passes import FusionModule, fuse_graph
 
 ATEN = torch.ops.aten
 
@@ -138,29 +136,6 @@ def test_numbers_and_grad_mode_are_looked_at_in_each_call() -> None:
         with torch.no_grad():
             assert not double(x).requires_grad
         assert not double(x.detach()).requires_grad
-
-
-def group_of(function: Callable[..., Any]) -> FusionModule:
-    (found,) = [x for x in fuse_graph(fx.symbolic_trace(function)).modules() if isinstance(x, FusionModule)]
-    return found
-
-
-def written(function: Callable[..., Any], *inputs: torch.Tensor) -> list[int]:
-    """Return how many tensors each launch writes."""
-    module = group_of(function)
-    numbers = [item.default for item in module.group.inputs if item.default is not None]
-    parts = planner.plan_texts(module.spec, [*inputs, *numbers], torch.device("cpu"))
-    return [len(args.outputs) for _, args in parts]
-
-
-def test_what_two_launches_need_is_computed_twice() -> None:
-    x, y = torch.empty(2, 8, 6, device="meta")
-
-    def both(x: Any, y: Any) -> Any:
-        made = torch.exp(x) * y
-        return made.amax(0), (made + 1).amax(1)
-
-    assert written(both, x, y) == [1, 1]
 
 
 @pytest.mark.cpu
