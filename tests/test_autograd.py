@@ -254,11 +254,14 @@ def test_gradients_between_functors_are_not_rounded() -> None:
     third = fuser.jit_fn("template <typename T> T third(T x) { return x / T(3); }")
     (x,) = given((4000,), dtype=torch.bfloat16)
     weight = draw((4000,), torch.bfloat16, seed=7)
-    (got,) = gradients(fuser.fuse(lambda x: third(third(third(third(x)))) + third(x)), (x,), weight)
+    plus = fuser.jit_fn("template <typename T> T plus(T x, T y) { return x + y; }")
+    (got,) = gradients(fuser.fuse(lambda x: plus(third(third(third(third(x)))), third(x))), (x,), weight)
     assert torch.equal(got, (weight.double() * (1 / 81 + 1 / 3)).bfloat16())
-    # Torch adds and multiplies in bfloat16.
-    (rounded,) = gradients(lambda x: x / 3 / 3 / 3 / 3 + x / 3, (x,), weight)
+    # Torch adds and multiplies in bfloat16, and so do its ops in fused functions.
+    thirds = lambda x: x / 3 / 3 / 3 / 3 + x / 3  # noqa: E731
+    (rounded,) = gradients(thirds, (x,), weight)
     assert not torch.equal(rounded, got)
+    assert torch.equal(gradients(fuser.fuse(thirds), (x,), weight)[0], rounded)
 
 
 def test_inputs_are_saved_where_that_is_as_cheap() -> None:
