@@ -20,6 +20,7 @@ __all__ = ["as_function", "write_flat"]
 _ATEN = torch.ops.aten
 _METHODS: dict[Any, str] = {
     _ATEN.view.default: "view",
+    _ATEN._unsafe_view.default: "view",
     _ATEN.t.default: "t",
     _ATEN.permute.default: "permute",
     _ATEN.transpose.int: "transpose",

@@ -48,6 +48,8 @@ class DifferentiableFusion(FusionModule):
         nodes: what it stands for, as a graph of the inputs of its group.
     """
 
+    is_differentiated = True
+
     def __init__(self, group: FusionGroup, node_names: Sequence[str], nodes: fx.GraphModule) -> None:
         super().__init__(group, node_names)
         self.nodes = nodes

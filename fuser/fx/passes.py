@@ -69,7 +69,10 @@ class FusionModule(torch.nn.Module):
     Attributes:
         group: the FusionGroup.
         node_names: names of the FX nodes it stands for.
+        is_differentiated: whether autograd differentiates it as torch does the nodes.
     """
+
+    is_differentiated = False
 
     def __init__(self, group: FusionGroup, node_names: Sequence[str] = ()) -> None:
         super().__init__()

@@ -10,7 +10,6 @@ from typing import Any
 from torch import fx
 
 from fuser.compiler import register
-from fuser.fx.joint import DifferentiableFusion
 from fuser.fx.passes import FusionCall, FusionModule
 from fuser.kernel_spec import KernelSpec
 
@@ -66,7 +65,7 @@ def find_whole_fusion(module: fx.GraphModule) -> WholeFusion | None:
     order = tuple(slots[item] if isinstance(item, fx.Node) else -1 - next(numbered) for item in fused.args)
     # The function may return them in another order than it computes them.
     is_in_order = results == made
-    if isinstance(target, DifferentiableFusion) and not is_in_order:
+    if target.is_differentiated and not is_in_order:
         return None
     spec = target.spec if is_in_order else register(target.group.select_outputs([*map(made.index, results)]))
     return WholeFusion(spec, target, order, constants, {*slots.values()} <= {*order})
