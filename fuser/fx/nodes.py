@@ -20,6 +20,7 @@ from fuser.ops import DEVICE_TYPE, IS_NUMBER, OpCall, bind_function, bind_method
 
 __all__ = [
     "COPIES",
+    "IS_WRITTEN",
     "GraphReading",
     "bind_group",
     "bind_node",
@@ -33,6 +34,10 @@ __all__ = [
 
 
 COPIES = frozenset({"convert", "clone", "contiguous"})
+# Key in the ``meta`` of a node that stays torch's: what it makes is written where it is.
+IS_WRITTEN = "fuser_is_written"
+# Key there of what joins no group with reductions: fast kernels of these have no registers left for it.
+IS_APART = "fuser_is_apart"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,9 @@ def is_fusible(node: fx.Node, call: OpCall | None) -> bool:
     """Whether a node that applies ``call`` can be part of a group: its value, where known, is a strided tensor."""
     if call is not None and not any(isinstance(value, fx.Node) for value in _flat_tensors(call)):
         return False
-    if isinstance(_known_value(node), bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool):
+    if node.meta.get(IS_WRITTEN) or isinstance(
+        _known_value(node), bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool
+    ):
         # Arithmetic on sizes.
         return False
     if call is None and bind_group(node) is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -131,11 +132,29 @@ define(
     torch.remainder,
 )
 
+
 # --- multiply-adds ----------------------------------------------------------------------------------------------
+def _of_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
+    # Of a function that takes no number in place of a tensor.
+    def call(a: Any, *others: Any, **scalars: Any) -> Any:
+        tensors = (item if isinstance(item, torch.Tensor) else a.new_full((), item) for item in others)
+        return function(a, *tensors, **scalars)
+
+    return call
+
+
 define(
-    "addcmul", "T a, T b, T c, T value", "return a + value * (b * c);", torch.addcmul, kinds=REAL, scalars=("value",)
+    "addcmul",
+    "T a, T b, T c, T value",
+    # Times 1, ATen's kernel adds the product before it is rounded.
+    "return value == T(1) ? a + b * c : a + value * (b * c);",
+    _of_tensors(torch.addcmul),
+    kinds=REAL,
+    scalars=("value",),
 )
-define("addcdiv", "T a, T b, T c, T value", "return a + value * (b / c);", torch.addcdiv, scalars=("value",))
+define(
+    "addcdiv", "T a, T b, T c, T value", "return a + value * (b / c);", _of_tensors(torch.addcdiv), scalars=("value",)
+)
 define(
     "lerp",
     "T a, T b, T weight",
