@@ -17,6 +17,7 @@ from fuser import log
 from fuser.compiler import register, registered
 from fuser.config import config
 from fuser.executor import warm_up
+from fuser.fx.merged_sums import sum_unviewed
 from fuser.fx.nodes import bind_group, bind_node, is_random
 from fuser.fx.partition import Partition, is_whole, partition
 from fuser.fx.splits import open_splits
@@ -158,7 +159,12 @@ class FusionPass(PassBase):
         """Run on one graph module."""
         with bind_for(self.numerics):
             open_splits(graph_module.graph)
+<<<<<<< HEAD
             groups = self.find_groups(graph_module.graph)
+=======
+            sum_unviewed(graph_module.graph)
+            groups = partition(graph_module.graph, reduces=self.reduces, device_type=self.device_type)
+>>>>>>> main
         fuel = self.fuel or process_fuel
         substitution = _Substitution(graph_module, self.numerics, self.differentiable, groups)
         for found in groups:

@@ -100,7 +100,9 @@ def power_function(exponent: complex) -> Function:
     if any(abs(exponent - other) < 1 / 64 for other in _ROUNDED_FIRST):
         # In bfloat16 it may be one of them.
         return general
-    return replace(general, functor=parse_entry("pow_any", "T a, T b", "return pow(a, fuser_round<S>(b));"))
+    # The derivative of this one is a formula, too.
+    name = "pow_4" if exponent == 4 else "pow_any"
+    return replace(general, functor=parse_entry(name, "T a, T b", "return pow(a, fuser_round<S>(b));"))
 
 
 def is_first_power(function: Function) -> bool:
