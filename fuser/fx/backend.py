@@ -30,17 +30,12 @@ from fuser.fx.convolution_biases import add_biases_apart
 from fuser.fx.cuda_graphs import CudaGraphs
 from fuser.fx.dropouts import Otherwise, find_dropouts, open_dropouts
 from fuser.fx.flat import FlatGraph, flatten
-<<<<<<< HEAD
 from fuser.fx.lists import fuse_lists
-from fuser.fx.norms_again import POINTWISE, join_norms, part_norms
-from fuser.fx.passes import Fuel, FusionPass
-from fuser.fx.scatters import mark_scatters, write_scatters_in_place
-=======
 from fuser.fx.masks import drop_idle_masks
 from fuser.fx.norms_again import POINTWISE, join_norms, part_norms
 from fuser.fx.passes import Fuel, FusionPass
 from fuser.fx.products import pad_products
->>>>>>> main
+from fuser.fx.scatters import mark_scatters, write_scatters_in_place
 from fuser.graph import FusionGroup
 
 __all__ = ["build_backend", "compile_graph", "fuser_backend"]
@@ -52,7 +47,6 @@ def compile_graph(graph_module: fx.GraphModule, numerics: str | None = None, fue
     Returns:
         A function of a list of arguments, which it empties.
     """
-<<<<<<< HEAD
     dropouts = find_dropouts(graph_module.graph)
     orders = tuple(dict.fromkeys(item.order for item in dropouts if item.order))
     as_it_was = fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph)) if orders else None
@@ -66,11 +60,9 @@ def compile_graph(graph_module: fx.GraphModule, numerics: str | None = None, fue
 def _fuse(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | None) -> fx.GraphModule:
     fuse_lists(graph_module, numerics, fuel)
     mark_scatters(graph_module.graph)
-=======
     if (numerics or config.numerics) == "fast":
         pad_products(graph_module.graph)
     add_biases_apart(graph_module.graph)
->>>>>>> main
     FusionPass(numerics=numerics, fuel=fuel)(graph_module)
     write_scatters_in_place(graph_module)
     write_statistics_in_place(graph_module)

@@ -19,34 +19,25 @@ from fuser.library import merge_inputs
 from fuser.ops import DEVICE_TYPE, IS_NUMBER, OpCall, bind_function, bind_method, bind_module, has_hooks
 
 __all__ = [
-<<<<<<< HEAD
-    "IS_WRITTEN",
-=======
     "COPIES",
->>>>>>> main
+    "IS_APART",
+    "IS_WRITTEN",
     "GraphReading",
     "bind_group",
     "bind_node",
     "is_barrier",
-<<<<<<< HEAD
-=======
     "is_copy",
->>>>>>> main
     "is_fusible",
     "is_random",
     "is_size",
     "read_nodes",
 ]
 
-<<<<<<< HEAD
 # Key in the ``meta`` of a node that stays torch's: what it makes is written where it is.
 IS_WRITTEN = "fuser_is_written"
 # Key there of what joins no group with reductions: fast kernels of these have no registers left for it.
 IS_APART = "fuser_is_apart"
-=======
-
 COPIES = frozenset({"convert", "clone", "contiguous"})
->>>>>>> main
 
 
 @dataclass(frozen=True, slots=True)

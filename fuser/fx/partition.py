@@ -21,12 +21,8 @@ import torch
 from torch import fx
 
 from fuser.fx.conversions import find_visible_aliases
-<<<<<<< HEAD
-from fuser.fx.nodes import IS_APART, GraphReading, bind_group, is_barrier, is_random, read_nodes
-=======
 from fuser.fx.gains import gains_nothing, is_laid_out_anew, is_small
-from fuser.fx.nodes import bind_group, is_barrier, is_copy, is_random, read_nodes
->>>>>>> main
+from fuser.fx.nodes import IS_APART, bind_group, is_barrier, is_copy, is_random, read_nodes
 from fuser.jiterator import JitFunction
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
 from fuser.ops import OpCall
@@ -207,16 +203,12 @@ class _Stretch:
             unit = _Unit([node], 1 << slot, *paths, int(is_fusible), inputs, outputs, devices, shapes)
             if is_fusible:
                 call = calls[node]
-<<<<<<< HEAD
-                unit.arranges = bool(node.meta.get(IS_APART)) or (call is not None and call.arranges)
-                unit.is_whole = is_whole(node, call)
-=======
                 unit.arranges = (call is not None and call.arranges) or is_laid_out_anew(node, call)
+                unit.arranges = unit.arranges or bool(node.meta.get(IS_APART))
                 unit.is_whole = is_whole(node, call)
                 is_pointwise = not (unit.arranges or unit.is_whole or (call is not None and call.is_view))
                 if is_pointwise and not (fusible.intersection(node.users)) and is_small(value):
                     self.small_ends |= 1 << slot
->>>>>>> main
             self.units.append(unit)
             self._enter(unit)
 

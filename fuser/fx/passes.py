@@ -159,12 +159,8 @@ class FusionPass(PassBase):
         """Run on one graph module."""
         with bind_for(self.numerics):
             open_splits(graph_module.graph)
-<<<<<<< HEAD
-            groups = self.find_groups(graph_module.graph)
-=======
             sum_unviewed(graph_module.graph)
-            groups = partition(graph_module.graph, reduces=self.reduces, device_type=self.device_type)
->>>>>>> main
+            groups = self.find_groups(graph_module.graph)
         fuel = self.fuel or process_fuel
         substitution = _Substitution(graph_module, self.numerics, self.differentiable, groups)
         for found in groups:
