@@ -215,12 +215,13 @@ def record_through(
         inputs: the call's inputs, in the order in which the launcher binds them.
         tensors: the call's arguments, as ``Launcher.launch`` takes them.
         scalars: likewise.
-        is_kept: while it is off instead, and for inputs of these sizes: torch's kernel is kept for them.
+        is_kept: while it is as it is now instead, and for inputs of these sizes: torch's kernel is kept for them.
     """
     check = make_check(inputs)
     if check is not None and len(inputs) <= MAX_ITEMS:
         flat = () if is_kept else Flat()
-        recorded = Recorded(check, config.generation, needs_no_grad=is_kept, through=through, flat=flat)
+        is_off = is_kept and not torch.is_grad_enabled()
+        recorded = Recorded(check, config.generation, needs_no_grad=is_off, through=through, flat=flat)
         launcher.add(tensors, scalars, None, recorded)
 
 

@@ -312,11 +312,11 @@ class RowWriter:
 
     def _running(self, index: int) -> list[str]:
         # What an element and those before it come to.
-        values = zip(self.writer.values(index), self.accumulators[index], strict=True)
-        return [
-            self.writer.describe(index),
-            *(line for value, item in values for line in self.writer.result(value, f"p{item.name}", is_apart=True)),
-        ]
+        lines = [self.writer.describe(index)]
+        for value, item in zip(self.writer.values(index), self.accumulators[index], strict=True):
+            total = f"fuser_to_compute(p{item.name})" if self._rounds(index) else f"p{item.name}"
+            lines += self.writer.result(value, total, is_apart=True)
+        return lines
 
     def _add(self, index: int) -> list[str]:
         # What a thread has of a row, with one element more.
@@ -355,7 +355,7 @@ class RowWriter:
         call, results, declarations = self.writer.call(index, functor, operands, names, others, compute)
         lines = [*declarations, *([f"{call};"] if results else [])]
         for item, text in zip(accumulators, results or [call], strict=True):
-            own = f"fuser_cast<{item.type}>({text})"
+            own = f"fuser_{'from_compute' if self._rounds(index) else 'cast'}<{item.type}>({text})"
             if self._reduction(index).order not in ANY_ORDER:
                 own = self._cross(own, functor, item, hides=hides)
             lines.append(f"m{item.name} = {own};")
@@ -369,10 +369,11 @@ class RowWriter:
             combine, accumulators = reduction.combine, self.accumulators[index]
             parts = [f"{side}{item.name}" for side in "lr" for item in accumulators]
             names = [f"r_{item.name}" for item in accumulators]
-            lines += self._assign(index, combine, parts, names, compute=accumulators[0].type if reduction.scans else "")
             if self._rounds(index):
-                storage = dtype_info(self.writer.typing.common[index]).storage
-                lines += [f"m{item.name} = fuser_round<{storage}>(m{item.name});" for item in accumulators]
+                lines += [f"m{item.name} = fuser_sum(l{item.name}, r{item.name});" for item in accumulators]
+            else:
+                compute = accumulators[0].type if reduction.scans else ""
+                lines += self._assign(index, combine, parts, names, compute=compute)
         names = [item.name for index in reductions for item in self.accumulators[index]]
         reads = [f"{side}{name}" for side in "lr" for name in names]
         return self._function(name, reads, [f"m{name}" for name in names], reductions, lines)
@@ -385,14 +386,15 @@ class RowWriter:
         found = []
         for slot, (number, parameter) in enumerate(zip(identity, reduction.combine.tensors, strict=False)):
             kind = output_type(reduction.combine, parameter.type, compute, compute)
-            if reduction.scans and self.writer.args.device_type == "cpu" and info.dtype is torch.float32:
+            zero = identity_expression(number, kind)
+            if self._rounds(index):
+                kind, zero = info.storage, f"fuser_from_compute<{info.storage}>(0.0f)"
+            elif reduction.scans and self.writer.args.device_type == "cpu" and info.dtype is torch.float32:
                 # As ATen's running totals.
                 kind = "double"
             output = f"out{self.group.outputs.index(first + slot)}" if reduction.pieces else ""
             taken = reduction.accumulate.tensors[slot].name if reduction.accumulate else ""
-            item = Accumulator(
-                f"{first}_{slot}", kind, identity_expression(number, kind), output, is_count=taken == "count"
-            )
+            item = Accumulator(f"{first}_{slot}", kind, zero, output, is_count=taken == "count")
             found.append(item)
             self.types |= {f"{side}{item.name}": kind for side in "mtlrp"}
         return tuple(found)

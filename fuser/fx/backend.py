@@ -47,6 +47,9 @@ def compile_graph(graph_module: fx.GraphModule, numerics: str | None = None, fue
     Returns:
         A function of a list of arguments, which it empties.
     """
+    if (numerics or config.numerics) == "fast":
+        pad_products(graph_module.graph)
+    add_biases_apart(graph_module.graph)
     dropouts = find_dropouts(graph_module.graph)
     orders = tuple(dict.fromkeys(item.order for item in dropouts if item.order))
     as_it_was = fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph)) if orders else None
@@ -60,9 +63,6 @@ def compile_graph(graph_module: fx.GraphModule, numerics: str | None = None, fue
 def _fuse(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | None) -> fx.GraphModule:
     fuse_lists(graph_module, numerics, fuel)
     mark_scatters(graph_module.graph)
-    if (numerics or config.numerics) == "fast":
-        pad_products(graph_module.graph)
-    add_biases_apart(graph_module.graph)
     FusionPass(numerics=numerics, fuel=fuel)(graph_module)
     write_scatters_in_place(graph_module)
     write_statistics_in_place(graph_module)

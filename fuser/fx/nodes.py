@@ -20,7 +20,6 @@ from fuser.ops import DEVICE_TYPE, IS_NUMBER, OpCall, bind_function, bind_method
 
 __all__ = [
     "COPIES",
-    "IS_APART",
     "IS_WRITTEN",
     "GraphReading",
     "bind_group",
@@ -33,11 +32,12 @@ __all__ = [
     "read_nodes",
 ]
 
+
+COPIES = frozenset({"convert", "clone", "contiguous"})
 # Key in the ``meta`` of a node that stays torch's: what it makes is written where it is.
 IS_WRITTEN = "fuser_is_written"
 # Key there of what joins no group with reductions: fast kernels of these have no registers left for it.
 IS_APART = "fuser_is_apart"
-COPIES = frozenset({"convert", "clone", "contiguous"})
 
 
 @dataclass(frozen=True, slots=True)

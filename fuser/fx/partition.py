@@ -203,8 +203,8 @@ class _Stretch:
             unit = _Unit([node], 1 << slot, *paths, int(is_fusible), inputs, outputs, devices, shapes)
             if is_fusible:
                 call = calls[node]
-                unit.arranges = (call is not None and call.arranges) or is_laid_out_anew(node, call)
-                unit.arranges = unit.arranges or bool(node.meta.get(IS_APART))
+                is_apart = bool(node.meta.get(IS_APART)) or is_laid_out_anew(node, call)
+                unit.arranges = is_apart or (call is not None and call.arranges)
                 unit.is_whole = is_whole(node, call)
                 is_pointwise = not (unit.arranges or unit.is_whole or (call is not None and call.is_view))
                 if is_pointwise and not (fusible.intersection(node.users)) and is_small(value):
