@@ -167,9 +167,6 @@ def torchs_order(
     if "softmax" in reduction.order and not is_contiguous(desc.shape, desc.strides):
         # ATen copies it first.
         return None
-    if desc.dtype.itemsize == 2 and reduction.order in {"norm", "welford"}:
-        # Its vectors are not known: what few roundings differ in, no comparison shows.
-        return None
     finds_vectors, is_softmax = reduction.order in {"sum", "norm", "welford"}, "softmax" in reduction.order
     if finds_vectors or reduction.order in {"softmax", "log_softmax"}:
         # Four elements of eight bytes may lie between vectors; softmax has fewer then.
