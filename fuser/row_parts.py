@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fuser.cxx.brief import BRIEF
+from fuser.cxx.brief import BRIEF, returns_exp
 from fuser.cxx.functor import MATH_FUNCTIONS, Functor, Role
 from fuser.dtypes import dtype_info
 from fuser.element import ElementWriter, number_expression, output_type
@@ -127,8 +127,12 @@ class RowWriter:
     def _pass(self, level: int) -> RowPass:
         every = self._reductions_in(level)
         row = self._row_part(level)
+        quotients = self._row_quotients(level, every)
+        self.writer.quotients = {index: (slot, f"{by}.exactly") for index, (slot, by, _) in quotients.items()}
         element = self._element_part(level, every)
-        quick = self._quick_part(level, every)
+        self.writer.quotients = {index: (slot, f"{by}.{how}") for index, (slot, by, how) in quotients.items()}
+        quick = self._element_part(level, every, "quick") if quotients else None
+        self.writer.quotients = {}
         columns = [index for index in every if self._reduction(index).pieces]
         reductions = [index for index in every if index not in columns]
         accumulators, others = (
@@ -204,17 +208,17 @@ class RowWriter:
         return [" * ".join(sizes[: self.rows.reduced]), " * ".join(kept)]
 
     # --- per element -------------------------------------------------------------------------------------------------
-    def _quick_part(self, level: int, reductions: Sequence[int]) -> RowPart | None:
-        if self.writer.args.device_type != "cuda" or self.rows.order is not None or self.rows.is_across:
-            return None
+    def _row_quotients(self, level: int, reductions: Sequence[int]) -> dict[int, tuple[int, str, str]]:
+        # What a thread adds to what it has cannot be done again.
+        adds = self.rows.adds and reductions
+        if self.writer.args.device_type != "cuda" or self.rows.is_across or adds:
+            return {}
         chosen = self._element_closure(self._wanted(self._stored_in(level), reductions), level)
-        self.writer.quotients = {index: found for index in chosen if (found := self._row_quotient(index))}
-        part = self._element_part(level, reductions, "quick") if self.writer.quotients else None
-        self.writer.quotients = {}
-        return part
+        return {index: found for index in chosen if (found := self._row_quotient(index))}
 
-    def _row_quotient(self, index: int) -> tuple[int, str] | None:
-        # Which tensor an application divides by what its row has, and what divides. In float: the prelude has no other.
+    def _row_quotient(self, index: int) -> tuple[int, str, str] | None:
+        # Which tensor an application divides by what its row has, what divides, and how. In float: the prelude has no
+        # other.
         item = self.group.applications[index]
         slots = find_quotient(item.function.functor)
         if slots is None or dtype_info(self.writer.typing.common[index]).compute != "float":
@@ -225,7 +229,17 @@ class RowWriter:
         # Quotients of bfloat16 lie so far from the middle of two of them that their last bits do not matter.
         dtypes = {self.writer.typing.values[value] for value in (*item.tensors, *self.writer.values(index))}
         is_rough = not self.writer.is_strict or dtypes == {torch.bfloat16}
-        return slots[0], f"d{divisor}.{'rough_quotient' if is_rough else 'quotient'}"
+        kind = "share" if self._is_power_of(item.tensors[slots[0]], divisor) else "quotient"
+        return slots[0], f"d{divisor}", f"{'rough_' * is_rough}{kind}"
+
+    def _is_power_of(self, value: int, total: int) -> bool:
+        # Whether a value is an exponential, and the total is what all of a row's add up to.
+        source, total_source = self.producers[value], self.producers[total]
+        if source < 0 or total_source < 0 or not returns_exp(self.group.applications[source].function.functor):
+            return False
+        item = self.group.applications[total_source]
+        reduction = item.function.reduction
+        return reduction is not None and item.tensors == (value,) and is_sum(reduction.combine) and not reduction.finish
 
     def _element_part(self, level: int, reductions: Sequence[int], name: str = "element") -> RowPart | None:
         stored = self._stored_in(level)

@@ -41,16 +41,34 @@ template <typename S, int N> FUSER_INLINE void fuser_forget(fuser_vector<S, N>& 
 // step would lose bits, what comes out is no quotient, and is_exact is cleared.
 struct fuser_divisor {
   float by, inverse, least;
+  unsigned int lowest;
 
   FUSER_INLINE explicit fuser_divisor(float by) : by(by) {
     inverse = fabsf(by) >= 0x1p-100f && fabsf(by) <= 0x1p100f ? __frcp_rn(by) : NAN;
     const float small = fabsf(inverse) * 0x1p-99f;
     least = small > 0x1p-125f ? small : 0x1p-125f;
+    const float few = fmaxf(0x1p-98f, by * 0x1p-124f);
+    lowest = by > 0 && inverse == inverse ? __float_as_uint(few) : 0xffffffffu;
   }
   FUSER_INLINE float quotient(float v, bool& is_exact) const {
     const float first = v * inverse, made = __fmaf_rn(__fmaf_rn(-by, first, v), inverse, first);
     is_exact &= fabsf(made) > least;
     return made;
+  }
+  // Of v that is a part of `by`, as all that add up to it: none is negative. It may be 0.
+  FUSER_INLINE float share(float v, bool& is_exact) const {
+    const float first = v * inverse;
+    is_exact &= __float_as_uint(v) - 1u > lowest;
+    return __fmaf_rn(__fmaf_rn(-by, first, v), inverse, first);
+  }
+  FUSER_INLINE float rough_share(float v, bool& is_exact) const {
+    is_exact &= __float_as_uint(v) - 1u > lowest;
+    return v * inverse;
+  }
+  // Of any numbers. What double rounds by lies far from the middle of two floats, or comes out as it is.
+  FUSER_INLINE float exactly(float v, bool&) const {
+    const double inverse = 1.0 / by, first = v * inverse, rest = fma(-double(by), first, double(v));
+    return static_cast<float>(rest == rest ? fma(rest, inverse, first) : first);
   }
   // Within 2^-23 of it.
   FUSER_INLINE float rough_quotient(float v, bool& is_exact) const {
