@@ -67,8 +67,8 @@ struct fuser_divisor {
   }
   // Of any numbers. What double rounds by lies far from the middle of two floats, or comes out as it is.
   FUSER_INLINE float exactly(float v, bool&) const {
-    const double inverse = 1.0 / by, first = v * inverse, rest = fma(-double(by), first, double(v));
-    return static_cast<float>(rest == rest ? fma(rest, inverse, first) : first);
+    const double inverse = 1.0 / by, first = v * inverse, rest = __fma_rn(-double(by), first, double(v));
+    return static_cast<float>(rest == rest ? __fma_rn(rest, inverse, first) : first);
   }
   // Within 2^-23 of it.
   FUSER_INLINE float rough_quotient(float v, bool& is_exact) const {
