@@ -47,8 +47,8 @@ struct fuser_divisor {
     inverse = fabsf(by) >= 0x1p-100f && fabsf(by) <= 0x1p100f ? __frcp_rn(by) : NAN;
     const float small = fabsf(inverse) * 0x1p-99f;
     least = small > 0x1p-125f ? small : 0x1p-125f;
-    const float few = fmaxf(0x1p-98f, by * 0x1p-124f);
-    lowest = by > 0 && inverse == inverse ? __float_as_uint(few) : 0xffffffffu;
+    const float low = by * 0x1p-124f > 0x1p-98f ? by * 0x1p-124f : 0x1p-98f;
+    lowest = by > 0 && inverse == inverse ? __float_as_uint(low) : 0xffffffffu;
   }
   FUSER_INLINE float quotient(float v, bool& is_exact) const {
     const float first = v * inverse, made = __fmaf_rn(__fmaf_rn(-by, first, v), inverse, first);
