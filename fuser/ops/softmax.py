@@ -16,7 +16,9 @@ from fuser.function import Function, Promotion, Reduction
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops.calls import Binder, OpCall, asking, is_number, known_of
 from fuser.ops.composites import COMPOSITES, Composite, Form, composite_function, step
-from fuser.ops.table import OPS, convert_function
+from fuser.ops.reductions import reduction_function
+from fuser.ops.table import OPS, convert_function, op_call
+from fuser.ops.views import view_function
 
 __all__ = ["highest_function", "softmax_functions", "softmax_methods", "total_function"]
 
@@ -83,6 +85,22 @@ def _backward_steps(op: str, form: Form, is_ordered: bool) -> FusionGroup:
     return builder.build(builder.apply(last, [grad, y, total]))
 
 
+def _logsumexp_steps(form: Form, is_ordered: bool) -> FusionGroup:  # noqa: ARG001 - a sum of torch's is one of them
+    # As ATen has it: tensors of the dtype, and an infinite maximum is not subtracted.
+    dims, keepdim = form
+    builder = GroupBuilder()
+    x = builder.add_input("input")
+    (top,) = builder.apply(highest_function(dims), [x])
+    (top,) = builder.apply(step("T finite(T top) { return fabs(top) == T(INFINITY) ? T(0) : top; }"), [top])
+    (less,) = builder.apply(step("T difference(T x, T top) { return x - top; }"), [x, top])
+    (powers,) = builder.apply(step("T power_of(T less) { return exp(less); }"), [less])
+    (total,) = builder.apply(reduction_function("sum", dims, keepdim), [powers])
+    (log,) = builder.apply(step("T log_of(T total) { return log(total); }"), [total])
+    if not keepdim:
+        (top,) = builder.apply(view_function("squeeze", dims), [top])
+    return builder.build(builder.apply(step("T logsumexp(T log, T top) { return log + top; }"), [log, top]))
+
+
 def _eager_forward(name: str, form: Form, input: Any) -> Any:  # noqa: A002
     # float16 to float32 is a kernel of its own on CUDA.
     return getattr(torch, name)(input, form[0], dtype=getattr(torch, form[1]) if form[1:] else None)
@@ -106,6 +124,9 @@ def _define(op: str) -> None:
 
 for _name in ("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"):
     _define(_name)
+COMPOSITES["logsumexp"] = Composite(
+    "logsumexp", _logsumexp_steps, lambda form, **given: torch.logsumexp(given["input"], *form)
+)
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -125,6 +146,18 @@ def _bind_functional(op: str) -> Binder:
         return _bind(op)(input, dim, dtype)
 
     return bind
+
+
+@asking
+def _bind_logsumexp(input: Any, dim: Any, keepdim: Any = False) -> OpCall | None:  # noqa: A002
+    dims = (dim,) if type(dim) is int else tuple(dim) if isinstance(dim, list | tuple) else ()
+    if is_number(input) or not dims or not all(type(item) is int for item in dims) or type(keepdim) is not bool:
+        return None
+    known = known_of(input)
+    if known is None or not known.dtype.is_floating_point:
+        # Integers become floats.
+        input = op_call("div_number", input, 1)  # noqa: A001
+    return OpCall(composite_function("logsumexp", (dims, keepdim)), (input,))
 
 
 def _bind_softmin(input: Any, dim: Any = None, _stacklevel: Any = 3, dtype: Any = None) -> OpCall | None:  # noqa: A002
@@ -154,7 +187,7 @@ def _bind_backward(op: str) -> Binder:
 
 def softmax_methods() -> dict[str, Binder]:
     """Return the binder of each method of tensors."""
-    return {"softmax": _bind("_softmax"), "log_softmax": _bind("_log_softmax")}
+    return {"softmax": _bind("_softmax"), "log_softmax": _bind("_log_softmax"), "logsumexp": _bind_logsumexp}
 
 
 def softmax_functions() -> dict[Any, Binder]:
@@ -163,6 +196,8 @@ def softmax_functions() -> dict[Any, Binder]:
         F.softmax: _bind_functional("_softmax"),
         F.log_softmax: _bind_functional("_log_softmax"),
         F.softmin: _bind_softmin,
+        torch.special.logsumexp: _bind_logsumexp,
+        _ATEN.logsumexp.default: _bind_logsumexp,
         torch.special.softmax: _bind("_softmax"),
         torch.special.log_softmax: _bind("_log_softmax"),
         _ATEN.softmax.int: _bind("_softmax"),
