@@ -209,7 +209,7 @@ def _spread(
             team, each = team // 2, 2 * each
     # Blocks share a row that fills a processor's registers, if warps of theirs have slots of their own.
     held_bytes = max(bytes_per_element, kept_bytes)
-    is_large = schedule.y > 1 and each * team * held_bytes > CLUSTER_BYTES
+    is_large = schedule.y > 1 and each * team * held_bytes >= CLUSTER_BYTES
     while is_large and cluster < clusters and team > LEAST_TEAM:
         cluster, team = cluster * 2, team // 2
         is_large = each * team * held_bytes > CLUSTER_BYTES or team > MOST_TEAM

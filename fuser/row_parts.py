@@ -128,7 +128,8 @@ class RowWriter:
         every = self._reductions_in(level)
         row = self._row_part(level)
         quotients = self._row_quotients(level, every)
-        self.writer.quotients = {index: (slot, f"{by}.exactly") for index, (slot, by, _) in quotients.items()}
+        if self.writer.is_strict:
+            self.writer.quotients = {index: (slot, f"e{by[1:]}.quotient") for index, (slot, by, _) in quotients.items()}
         element = self._element_part(level, every)
         self.writer.quotients = {index: (slot, f"{by}.{how}") for index, (slot, by, how) in quotients.items()}
         quick = self._element_part(level, every, "quick") if quotients else None
@@ -228,8 +229,10 @@ class RowWriter:
             return None
         # Quotients of bfloat16 lie so far from the middle of two of them that their last bits do not matter.
         dtypes = {self.writer.typing.values[value] for value in (*item.tensors, *self.writer.values(index))}
-        is_rough = not self.writer.is_strict or dtypes == {torch.bfloat16}
-        kind = "share" if self._is_power_of(item.tensors[slots[0]], divisor) else "quotient"
+        is_strict = self.writer.is_strict
+        is_rough = not is_strict or dtypes == {torch.bfloat16}
+        # A division of fast numerics takes no longer than to ask for zeros.
+        kind = "share" if is_strict and self._is_power_of(item.tensors[slots[0]], divisor) else "quotient"
         return slots[0], f"d{divisor}", f"{'rough_' * is_rough}{kind}"
 
     def _is_power_of(self, value: int, total: int) -> bool:
@@ -268,7 +271,8 @@ class RowWriter:
         writes += self._outputs(stored)
         if self.writer.quotients:
             divisors = [*dict.fromkeys(name.partition(".")[0] for _, name in self.writer.quotients.values())]
-            self.types |= dict.fromkeys(divisors, "fuser_divisor&") | {"is_exact": "bool"}
+            kinds = {"d": "fuser_divisor&", "e": "fuser_exact_divisor&"}
+            self.types |= {name: kinds[name[0]] for name in divisors} | {"is_exact": "bool"}
             read, writes = [*read, *divisors], [*writes, "is_exact"]
         return self._function(f"fuser_{name}{level}", read, writes, [*chosen, *reductions], lines)
 

@@ -145,6 +145,14 @@ class AlongElements(RowText):
         is_word = self.loop.vector * item.info.dtype.itemsize % 4 == 0
         return item.inner == 1 and is_row and is_word and 4 * item.access.width <= self.loop.vector
 
+    def _forget(self, level: int) -> list[str]:
+        # What earlier passes made of many narrow elements takes more registers than they do, and than clusters have.
+        if self.tuning.cluster == 1 or self.tuning.unroll * self.loop.vector <= LONG_SHARE:
+            return []
+        items = [item for item in self._read_by(self.loop.passes[level : level + 1]) if item.info.dtype.itemsize < 4]
+        again = [item for item in items if self._keeps(item) and item not in self._new_inputs(level)]
+        return ["#pragma unroll", *[f"for (int u = 0; u < U; ++u) fuser_forget({item.name}[u]);" for item in again]]
+
     def _divisors(self, step: RowPass) -> list[str]:
         # What a row's elements are divided by.
         if step.quick is None or step.element is None:
@@ -157,14 +165,16 @@ class AlongElements(RowText):
         # What is done in less time first, and again where that fails.
         if step.quick is None:
             return write(element)
-        again = ["if (!is_exact) {", *indent(write(element)), "}"]
+        divisors = [name for name in element.reads if name[0] == "e"]
+        exact = [f"const fuser_exact_divisor {name}(d{name[1:]});" for name in divisors]
+        again = ["if (!is_exact) {", *indent([*exact, *write(element)]), "}"]
         return ["{", *indent(["bool is_exact = true;", *write(step.quick), *again]), "}"]
 
     def _compute(self, level: int, step: RowPass, element: RowPart) -> list[str]:
         outputs = [item for item in self.full(element) if item.is_output and self._is_anywhere(item)]
         head = [f"fuser_pass{level}::part parts[U];"] if step.accumulators else []
         head += [f"{self._vector(item)} made_{item.name}[U];" for item in outputs]
-        head += self._divisors(step)
+        head += [*self._forget(level), *self._divisors(step)]
         each = self._vectors(level, step, element, is_whole=self._has_whole_chunks)
         none = ["#pragma unroll", f"for (int u = 0; u < U; ++u) parts[u] = pass{level}.identity();"]
         none = indent(none * bool(step.accumulators))

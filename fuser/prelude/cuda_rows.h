@@ -65,16 +65,28 @@ struct fuser_divisor {
     is_exact &= __float_as_uint(v) - 1u > lowest;
     return v * inverse;
   }
-  // Of any numbers. What double rounds by lies far from the middle of two floats, or comes out as it is.
-  FUSER_INLINE float exactly(float v, bool&) const {
-    const double inverse = 1.0 / by, first = v * inverse, rest = __fma_rn(-double(by), first, double(v));
-    return static_cast<float>(rest == rest ? __fma_rn(rest, inverse, first) : first);
-  }
   // Within 2^-23 of it.
   FUSER_INLINE float rough_quotient(float v, bool& is_exact) const {
     const float made = v * inverse;
     is_exact &= fabsf(made) > least;
     return made;
+  }
+};
+
+// Divides any numbers by one, in double: what that rounds by lies far from the middle of two floats, or a quotient is
+// one of double's. The compiler does not see what it divides by: it would work its inverse out for those who never ask.
+struct fuser_exact_divisor {
+  double by, inverse;
+
+  FUSER_INLINE explicit fuser_exact_divisor(const fuser_divisor& from) {
+    unsigned int word = __float_as_uint(from.by);
+    asm volatile("" : "+r"(word));
+    by = __uint_as_float(word);
+    inverse = 1.0 / by;
+  }
+  FUSER_INLINE float quotient(float v, bool&) const {
+    const double first = v * inverse, rest = __fma_rn(-by, first, double(v));
+    return static_cast<float>(rest == rest ? __fma_rn(rest, inverse, first) : first);
   }
 };
 
