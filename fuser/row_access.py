@@ -151,6 +151,9 @@ def _multiple(length: int, vector: int, tuning: Tuning) -> int:
 def _is_one_pass(group: FusionGroup, rows: RowSpec) -> bool:
     # Whether nothing is computed per element after a reduction.
     levels = reduction_levels(group)
+    if any(item.function.reduction and item.function.reduction.order == "pick" for item in group.applications):
+        # Of one element of a row, nobody walks.
+        return False
     return max(levels) == 1 and all(rows.is_row[value] for value in group.outputs if levels[value])
 
 

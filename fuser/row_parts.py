@@ -78,9 +78,18 @@ class RowPass:
     is_free: bool = False
     # Whether combining takes several decisions: a compiler vectorises one such call in a loop, not three.
     decides: bool = False
+    # Computes one element of the row, whose number a row's value says (``place``), for reductions that take this one alone.
+    pick: RowPart | None = None
+    picks: tuple[Accumulator, ...] = ()
+    place: str = ""
     # The same of columns, to whose parts each element adds: accumulators, and what combines two parts.
     columns: tuple[Accumulator, ...] = ()
     merge: RowPart | None = None
+
+    @property
+    def parts(self) -> tuple[RowPart, ...]:
+        """What reads values of the row."""
+        return tuple(part for part in (self.row, self.element, self.pick) if part)
 
 
 class RowWriter:
@@ -125,7 +134,8 @@ class RowWriter:
                         self.kept |= dict.fromkeys(self.writer.values(index), earlier)
 
     def _pass(self, level: int) -> RowPass:
-        every = self._reductions_in(level)
+        picks = self._picks_in(level)
+        every = [index for index in self._reductions_in(level) if index not in picks]
         row = self._row_part(level)
         quotients = self._row_quotients(level, every)
         if self.writer.is_strict:
@@ -134,6 +144,9 @@ class RowWriter:
         self.writer.quotients = {index: (slot, f"{by}.{how}") for index, (slot, by, how) in quotients.items()}
         quick = self._element_part(level, every, "quick") if quotients else None
         self.writer.quotients = {}
+        pick = self._pick_part(level, picks) if picks else None
+        place = f"v{self._place_of(picks[0])}" if picks else ""
+        picked = tuple(item for index in picks for item in self.accumulators[index])
         columns = [index for index in every if self._reduction(index).pieces]
         reductions = [index for index in every if index not in columns]
         accumulators, others = (
@@ -144,7 +157,19 @@ class RowWriter:
         is_free = all(self._reduction(index).order in ANY_ORDER for index in reductions)
         commutes = is_free or all(is_sum(self._reduction(index).combine) for index in reductions)
         decides = any(takes_decisions(self._reduction(index).combine) for index in reductions)
-        return RowPass(row, element, quick, combine, accumulators, commutes, is_free, decides, others, merge)
+        return RowPass(
+            row, element, quick, combine, accumulators, commutes, is_free, decides, pick, picked, place, others, merge
+        )
+
+    def _picks_in(self, level: int) -> list[int]:
+        # The reductions that take one element of a row, of the same place: nobody walks for them.
+        if self.writer.args.device_type != "cuda" or self.rows.is_across or self.writer.args.tuning.piece:
+            return []
+        found = [index for index in self._reductions_in(level) if self._reduction(index).order == "pick"]
+        return [index for index in found if self._place_of(index) == self._place_of(found[0])]
+
+    def _place_of(self, index: int) -> int:
+        return self.group.applications[index].tensors[1]
 
     def _level_of(self, index: int) -> int:
         # In which pass an application is computed first.
@@ -243,6 +268,17 @@ class RowWriter:
         item = self.group.applications[total_source]
         reduction = item.function.reduction
         return reduction is not None and item.tensors == (value,) and is_sum(reduction.combine) and not reduction.finish
+
+    def _pick_part(self, level: int, picks: Sequence[int]) -> RowPart:
+        # From the row's tensors, whatever passes keep.
+        chosen = self._element_closure(self._wanted((), picks), 0)
+        self.writer.storing = []
+        lines = [line for index in chosen for line in self.writer.application(index)]
+        lines += [line for index in picks for line in self._map(index)]
+        made = self._made(chosen)
+        read = [f"v{value}" for value in self._read([*chosen, *picks]) if value not in made]
+        writes = [f"m{item.name}" for index in picks for item in self.accumulators[index]]
+        return self._function(f"fuser_pick{level}", read, writes, [*chosen, *picks], lines)
 
     def _element_part(self, level: int, reductions: Sequence[int], name: str = "element") -> RowPart | None:
         stored = self._stored_in(level)

@@ -79,10 +79,11 @@ struct fuser_exact_divisor {
   double by, inverse;
 
   FUSER_INLINE explicit fuser_exact_divisor(const fuser_divisor& from) {
-    unsigned int word = __float_as_uint(from.by);
+    float hidden = from.by;
+    unsigned int word = __float_as_uint(hidden);
     asm volatile("" : "+r"(word));
-    by = __uint_as_float(word);
-    inverse = 1.0 / by;
+    memcpy(&hidden, &word, sizeof(word));
+    by = hidden, inverse = 1.0 / by;
   }
   FUSER_INLINE float quotient(float v, bool&) const {
     const double first = v * inverse, rest = __fma_rn(-by, first, double(v));
