@@ -78,7 +78,7 @@ class RowPass:
     is_free: bool = False
     # Whether combining takes several decisions: a compiler vectorises one such call in a loop, not three.
     decides: bool = False
-    # Computes one element of the row, whose number a row's value says (``place``), for reductions that take this one alone.
+    # Computes the element of the row whose number a row's value says, ``place``: for reductions that take it alone.
     pick: RowPart | None = None
     picks: tuple[Accumulator, ...] = ()
     place: str = ""

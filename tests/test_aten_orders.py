@@ -302,6 +302,58 @@ def test_kernels_keep_every_order(shape: tuple[int, ...], dims: tuple[int, ...],
     check_kernel(shape, dims, dtype, op)
 
 
+def shares(order: str) -> FusionGroup:
+    """Powers of the elements, and what part each is of its row's."""
+    builder = GroupBuilder("strict")
+    power = Function(parse_functor("template <typename T> T power(T x) { return exp(x); }"))
+    (e,) = builder.apply(power, [builder.add_input("x")])
+    (s,) = builder.apply(total_function(1, order), [e])
+    share = Function(parse_functor("template <typename T> T share(T e, T s) { return e / s; }"))
+    return builder.build([e, s, *builder.apply(share, [e, s])])
+
+
+# Vectors of neighbours, whole ones and others, and rows in the canonical order.
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    ("order", "length", "dtype"),
+    [
+        ("softmax", 512, torch.float32),
+        ("", 512, torch.bfloat16),
+        pytest.param("softmax", 3001, torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param("", 9000, torch.float32, marks=pytest.mark.slow),
+    ],
+)
+def test_shares_of_a_row_are_quotients(order: str, length: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, length) * 3
+    # Powers that are 0, denormal, and so small that a quotient is; a row that comes to infinity, and one to nothing.
+    x[:, ::7], x[:, 1::9], x[:, 2::31], x[1, 5], x[2] = -torch.inf, -90, -103, torch.inf, -torch.inf
+    e, s, q = run_emulated(shares(order), [x.to(dtype)])
+    assert (e == 0).any()
+    assert ((e > 0) & (e < 1e-38)).any()
+    assert torch.equal(torch.nan_to_num(q, 7.0), torch.nan_to_num((e.float() / s.float()).to(q.dtype), 7.0))
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(("numerics", "shape"), [("fast", (3, 5000)), ("strict", (9, 30))])
+def test_a_loss_reads_its_class_and_no_other(numerics: str, shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    x, target = torch.randn(shape) * 4, torch.randint(shape[1], shape[:1])
+    target[1], x[0, int(target[0]) - 1] = -100, -torch.inf
+    builder = GroupBuilder(numerics)
+    (y,) = builder.apply(composite_function("_log_softmax", (1,)), [builder.add_input("x")])
+    form = (False, 0, "float32", True, False)
+    given = [builder.add_input("target")], [builder.add_input("ignore_index", is_scalar=True)]
+    group = builder.build(builder.apply(composite_function("nll_loss_forward", form), [y, *given[0]], given[1]))
+    text = fuser.debug_get_fused_kernel_code(group, [x, target, -100], "cuda")
+    assert "void fuser_pick2(" in text
+    assert "void fuser_element2(" not in text
+    (loss,) = run_emulated(group, [x, target, -100])
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(x, target, reduction="none"))
+    target[2] = shape[1]
+    assert run_emulated(group, [x, target, -100])[0].isnan().nonzero().tolist() == [[2]]
+
+
 @pytest.mark.cpu
 def test_another_order_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fuser.row_orders.find_schedule", lambda *args, **kwargs: Schedule(32, 1, 1, 2, 2))

@@ -115,6 +115,8 @@ WHOLE: dict[str, Callable[..., object]] = {
     "rms_norm": lambda x, w, b, size: torch.relu(F.rms_norm(x + b, size, w, 1e-6)),
     "softmax": lambda x, w, b, size: torch.softmax(x * 0.25, -1),
     "log_softmax": lambda x, w, b, size: F.log_softmax(x + b, -1) * 2,
+    "logsumexp": lambda x, w, b, size: torch.logsumexp(x, -1, keepdim=True) + b,
+    "logsumexp of columns": lambda x, w, b, size: (x * w).logsumexp(0),
     "var": lambda x, w, b, size: (x * 2).var(-1),
     "std": lambda x, w, b, size: torch.relu(x).std(-1, keepdim=True) + 1,
     "var_mean": lambda x, w, b, size: torch.var_mean(x - 1, -1, correction=0),
