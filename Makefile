@@ -36,7 +36,7 @@ format: $(VENV)/.dev ## Rewrite the sources in the project's format
 	$(BIN)/ruff format .
 
 types: $(VENV)/.dev ## Check types with mypy --strict
-	$(BIN)/mypy --strict fuser
+	$(BIN)/mypy --strict fuser tests/typed_use.py
 
 imports: $(VENV)/.dev ## Check the direction of imports between the stages
 	$(BIN)/lint-imports

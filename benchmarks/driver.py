@@ -48,7 +48,7 @@ def make_driver_loop(device: torch.device) -> Callable[[int], float]:
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     if compiler is None:
         raise NoFloorError("no C compiler")
-    from cuda.core import Program, ProgramOptions
+    from fuser.cuda.nvrtc import compile_text, load_kernel
 
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -61,14 +61,14 @@ def make_driver_loop(device: torch.device) -> Callable[[int], float]:
         loop = ctypes.CDLL(str(library)).launch_us
     loop.restype = ctypes.c_double
     major, minor = torch.cuda.get_device_capability(device)
-    kernel = Program(_KERNEL, "c++", ProgramOptions(arch=f"sm_{major}{minor}")).compile("cubin").get_kernel("nothing")
+    kernel = load_kernel(compile_text(_KERNEL, (f"-arch=sm_{major}{minor}",))[0], "nothing")
     launch = ctypes.cast(driver.cuLaunchKernel, ctypes.c_void_p)
 
     def measure(calls: int) -> float:
         # A full launch queue would stop the host.
         torch.cuda.synchronize(device)
         stream = torch.cuda.current_stream(device).cuda_stream
-        taken = float(loop(launch, ctypes.c_void_p(int(kernel.handle)), ctypes.c_void_p(stream), calls))
+        taken = float(loop(launch, ctypes.c_void_p(kernel.address), ctypes.c_void_p(stream), calls))
         if taken < 0:
             raise NoFloorError("the driver refused the launch")
         return taken

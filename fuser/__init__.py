@@ -68,3 +68,7 @@ __all__ = [
     "save_cache",
     "stats",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

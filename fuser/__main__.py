@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
 import fuser
-from fuser.command import cache, doctor, show
+from fuser.command import bench, cache, doctor, show
 from fuser.command.bisect import bisect
 from fuser.cpu.backend import find_compiler
 from fuser.errors import FuserError
@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("check", "parse and compile a functor file"),
         ("emit", "print the kernel of a functor file"),
         ("show", "print its kernel and derivative, the registers they take, and their machine code"),
+        ("bench", "time it beside a copy, its eager version and jiterator"),
     ):
         command = commands.add_parser(name, help=text)
         command.add_argument("file", type=Path, help="a file with one functor text")
@@ -39,6 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command.add_argument("--dtype", type=_read_dtype, default=torch.float32, help="of its tensors")
             command.add_argument("--target", default="sm_90", help="architecture of CUDA kernels (sm_90)")
             command.add_argument("--assembly", action="store_true", help="show machine code, too")
+        if name == "bench":
+            command.add_argument("--dtype", nargs="+", type=_read_dtype, default=[torch.float32, torch.bfloat16])
+            command.add_argument("--sizes", nargs="+", type=int, default=[2**10, 2**16, 2**22, 2**25], metavar="N")
+            command.add_argument("--seconds", type=float, default=0.2, help="for one measurement (0.2)")
+            command.add_argument("--json", type=Path, help="a file to write the figures to")
+            command.add_argument("--plot", type=Path, help="a file to draw them in (needs matplotlib)")
     command = commands.add_parser("bisect", help="find the fusion group that makes a script fail")
     command.add_argument("--folder", type=Path, default=Path("fuser_bisect"), help="where to write what was found")
     command.add_argument("script", nargs=argparse.REMAINDER, help="a script that fails when it is wrong; its arguments")
@@ -60,14 +67,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{function.function.functor.signature()} compiles")
         elif options.command == "emit":
             print(emit(function, options.device))
+        elif options.command == "bench":
+            run_bench(function, options)
         else:
             device = options.device or _default_device()
             for section in show.show(function, device, options.dtype, options.target, assembly=options.assembly):
                 print(section, flush=True)
-    except (FuserError, OSError, UnicodeDecodeError) as error:
+    except (FuserError, OSError, ImportError, UnicodeDecodeError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def run_bench(function: fuser.JitFunction, options: argparse.Namespace) -> None:
+    """Print a table as it comes, and write what was asked for."""
+    device, rows = options.device or _default_device(), list[bench.Row]()
+
+    def keep() -> Iterator[bench.Row]:
+        for row in bench.measure(function, device, options.dtype, options.sizes, options.seconds):
+            rows.append(row)
+            yield row
+
+    for line in bench.table_lines(keep()):
+        print(line, flush=True)
+    if options.json is not None:
+        bench.write_json(rows, function.function.functor.source, device, options.json)
+    if options.plot is not None:
+        bench.plot(rows, options.plot)
 
 
 def find_culprit(command: Sequence[str], folder: Path) -> int:

@@ -30,6 +30,7 @@ from fuser.ordered_access import plan_ordered_walk
 from fuser.orders import RowOrder
 from fuser.row_access import RowLimits, plan_row_walk
 from fuser.row_space import RowShape, build_row_space, find_row_shape, lies_across
+from fuser.scan_access import plan_scan_walk
 from fuser.tensor_desc import TensorDesc, value_layouts
 
 __all__ = ["DescribedValue", "build_arg_spec", "rounds_between"]
@@ -221,10 +222,12 @@ def _walk_rows(
     if device_type == "cuda":
         pieces = max(item.function.reduction.pieces for item in group.applications if item.function.reduction)
         is_across = (is_across and not pieces) if order is None else order.is_across
-        spec = RowSpec(space.reduced, rows.is_row, is_across, order=order, pieces=pieces)
+        spec = RowSpec(space.reduced, rows.is_row, is_across, order=order, pieces=pieces, scans=rows.scans)
         sizes = [item.dtype.itemsize for item in operands if item.dtype is not None]
         is_row = [rows.is_row[value] for value in values]
         aligned = [item.is_aligned for item in operands]
+        if rows.scans:
+            return plan_scan_walk(space, spec, is_row, sizes, aligned), spec
         if order is None:
             walk = plan_row_walk(group, space, spec, is_row, sizes, aligned, _row_limits(operands[0].device))
         else:
@@ -232,13 +235,14 @@ def _walk_rows(
             walk = plan_ordered_walk(group, space, spec, values, sizes, aligned, limits.clusters)
         return walk, replace(spec, keeps=walk.tuning.is_resident)
     # Rows of a few elements are better computed side by side, too.
-    is_short = space.sizes[0] < CPU_SHORT_ROW <= space.sizes[space.reduced]
+    is_short = space.sizes[0] < CPU_SHORT_ROW <= space.sizes[space.reduced] and not rows.scans
     # And columns are better walked down one after another where they are too few for vectors across them.
     narrowest = min(item.dtype.itemsize for item in operands if item.dtype is not None)
     is_few = space.sizes[space.reduced] * narrowest < CPU_FEW_COLUMNS_BYTES
     is_across = ((is_across and not is_few) or is_short) if order is None else order.is_across
     kept = math.prod(space.sizes[: space.reduced]) * (CPU_LANES if is_across else 1)
-    return Walk(space), RowSpec(space.reduced, rows.is_row, is_across, kept <= MAX_KEPT, order)
+    keeps = kept <= MAX_KEPT and not rows.scans
+    return Walk(space), RowSpec(space.reduced, rows.is_row, is_across, keeps, order, scans=rows.scans)
 
 
 @cache

@@ -280,6 +280,7 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
     kind |= {"tiles"} if isinstance(body, Loop) and not body.is_linear else {"rows"} if args.rows else set()
     kind |= {"lists"} if args.positions else set()
     kind |= {"orders"} if args.rows and args.rows.order else set()
+    kind |= {"scans"} if args.rows and args.rows.scans else set()
     prelude = dialect.emit_prelude(words, features | kind)
     text.add(prelude)
     for index, functor in enumerate(functors):

@@ -45,7 +45,7 @@ def find_columns(
     rows: dict[tuple[Shape, tuple[int, ...]], list[int]] = {}
     for index, item in enumerate(group.applications):
         reduction = item.function.reduction
-        if reduction is not None:
+        if reduction is not None and not reduction.scans:
             shape = broadcast_shapes([shapes[value] for value in item.tensors])
             dims = reduction.normalize_dims(len(shape))
             rows.setdefault((shape, dims), []).append(index)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from functools import cache
 
+from fuser import log
 from fuser.codegen import KernelSource, build_source
 from fuser.config import config
+from fuser.dump import dump
 from fuser.errors import CompilerFailedError, CompilerNotFoundError, UnsupportedError
 from fuser.fused_kernel import Backend, FusedKernel
 from fuser.graph import FusionGroup
@@ -20,7 +21,6 @@ __all__ = [
     "check_cuda_text",
     "clear_failures",
     "compile_kernel",
-    "dump",
     "has_host_compiler",
     "register",
     "registered",
@@ -39,8 +39,8 @@ def register(group: FusionGroup) -> KernelSpec:
     """
     spec = _specs.get_or_register(group)
     _by_text[spec.text] = spec
-    if "group" in config.dump:
-        dump("group", str(spec.group))
+    if log.wants("group"):
+        log.say("group", str(spec.group))
     return spec
 
 
@@ -74,16 +74,17 @@ def compile_kernel(spec: KernelSpec, args: ArgSpec, device_index: int | None) ->
     target = backend.target(device_index)
 
     def make() -> FusedKernel:
-        if "spec" in config.dump:
-            dump("spec", str(args))
+        if log.wants("spec"):
+            log.say("spec", str(args))
         source = build_source(spec.group, args, backend.dialect)
-        if "source" in config.dump:
-            dump("source", source.text)
+        log.say("source", source.text)
+        ending = "cu" if source.dialect == "cuda" else "cpp"
+        dump(source, {"group.json": spec.text, "spec.txt": str(args), f"kernel.{ending}": source.text})
         began = time.perf_counter()
         kernel = backend.compile(source, target)
-        if "binary" in config.dump:
+        if log.wants("compile"):
             names = ", ".join(functor.entry for functor in source.functors)
-            dump("binary", f"{names}, for {target}: ready after {(time.perf_counter() - began) * 1e3:.1f} ms")
+            log.say("compile", f"{names}, for {target}: ready after {(time.perf_counter() - began) * 1e3:.1f} ms")
         return kernel
 
     return _store(spec).get_or_compile((args, target), make)
@@ -133,11 +134,6 @@ def backend_for(device_type: str) -> Backend:
 
         return CpuBackend()
     raise UnsupportedError(f"device {device_type!r}")
-
-
-def dump(stage: str, text: str) -> None:
-    """Print one stage to stderr (FUSER_DUMP)."""
-    sys.stderr.write(f"--- fuser {stage}\n{text}\n")
 
 
 def _store(spec: KernelSpec) -> KernelStore:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+
+from fuser import log
 
 __all__ = ["SETTINGS", "Config", "Setting", "config"]
-
-DUMP_STAGES = ("functor", "group", "spec", "source", "binary", "launch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +89,14 @@ def parse_optional_str(value: Any) -> str | None:
     return None if value is None or not str(value).strip() else str(value)
 
 
-def parse_stages(value: Any) -> frozenset[str]:
-    """Accept a comma-separated text or an iterable of stage names."""
+def parse_artifacts(value: Any) -> frozenset[str]:
+    """Accept a comma-separated text or an iterable of names of artifacts."""
     names = value.split(",") if isinstance(value, str) else value
-    stages = frozenset(name.strip() for name in names if name.strip())
-    unknown = stages - set(DUMP_STAGES)
+    artifacts = frozenset(name.strip() for name in names if name.strip())
+    unknown = artifacts - log.ARTIFACTS.keys()
     if unknown:
-        raise ValueError(f"unknown stage {min(unknown)!r}; stages are {', '.join(DUMP_STAGES)}")
-    return stages
+        raise ValueError(f"unknown artifact {min(unknown)!r}; artifacts are {', '.join(log.ARTIFACTS)}")
+    return artifacts
 
 
 SETTINGS: tuple[Setting, ...] = (
@@ -205,6 +205,15 @@ SETTINGS: tuple[Setting, ...] = (
         "elements an index that depends on data may choose from there. Beyond it, an interpreter runs the functor.",
     ),
     Setting(
+        "internal_errors",
+        "FUSER_INTERNAL_ERRORS",
+        "fallback",
+        parse_choice("fallback", "raise"),
+        False,
+        "When fuser itself fails while it plans a call. `fallback`: a script is written that shows it, and the call "
+        "runs in eager torch. `raise`: the exception leaves.",
+    ),
+    Setting(
         "full_tracebacks",
         "FUSER_FULL_TRACEBACKS",
         False,
@@ -213,14 +222,45 @@ SETTINGS: tuple[Setting, ...] = (
         "Show the frames inside of fuser, too, in the traceback of an error that fuser raises on purpose.",
     ),
     Setting(
+        "logs",
+        "FUSER_LOGS",
+        frozenset(),
+        parse_artifacts,
+        False,
+        f"Write artifacts to stderr as they come: a comma-separated list of {', '.join(log.ARTIFACTS)}.",
+    ),
+    Setting(
         "dump",
         "FUSER_DUMP",
-        frozenset(),
-        parse_stages,
+        None,
+        parse_optional_str,
         False,
-        f"Print stages to stderr as they happen: a comma-separated list of {', '.join(DUMP_STAGES)}.",
+        "A folder that gets a folder for each kernel: its group, what it is specialised on, its text and its binary.",
     ),
 )
+
+
+class Values(TypedDict, total=False):
+    """What ``Config.patch`` takes."""
+
+    numerics: Literal["strict", "fast"]
+    cpu_math: Literal["fast", "precise"]
+    cxx: str | None
+    cache_dir: str | None
+    disk_cache: bool
+    cache_size: int
+    lock_timeout: float
+    compile_timeout: float
+    no_compile: bool
+    fuel: int | None
+    autotune: bool
+    max_plans: int
+    max_unrolled: int
+    internal_errors: Literal["fallback", "raise"]
+    full_tracebacks: bool
+    logs: str | Iterable[str]
+    dump: str | None
+
 
 _TABLE = {setting.name: setting for setting in SETTINGS}
 
@@ -233,8 +273,8 @@ class Config:
     """
 
     if TYPE_CHECKING:
-        numerics: str
-        cpu_math: str
+        numerics: Literal["strict", "fast"]
+        cpu_math: Literal["fast", "precise"]
         cxx: str | None
         cache_dir: str | None
         disk_cache: bool
@@ -246,10 +286,18 @@ class Config:
         autotune: bool
         max_plans: int
         max_unrolled: int
+        internal_errors: Literal["fallback", "raise"]
         full_tracebacks: bool
-        dump: frozenset[str]
+        dump: str | None
         generation: int
         listeners: list[Callable[[int], None]]
+
+        # Any text or list of names may be assigned.
+        @property
+        def logs(self) -> frozenset[str]: ...  # noqa: D102
+        @logs.setter
+        def logs(self, value: str | Iterable[str]) -> None: ...
+
         _generations: dict[tuple[Any, ...], int]
         _numbers: Iterator[int]
 
@@ -262,11 +310,13 @@ class Config:
         self.__dict__["_numbers"] = itertools.count()
         self.touch()
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in _TABLE:
-            raise AttributeError(f"fuser.config has no setting {name!r}; it has {', '.join(_TABLE)}")
-        self.__dict__[name] = _checked(_TABLE[name], value, f"fuser.config.{name}")
-        self._find_generation()
+    if not TYPE_CHECKING:  # mypy then knows that there are no others
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name not in _TABLE:
+                raise AttributeError(f"fuser.config has no setting {name!r}; it has {', '.join(_TABLE)}")
+            self.__dict__[name] = _checked(_TABLE[name], value, f"fuser.config.{name}")
+            self._find_generation()
 
     def touch(self) -> None:
         """Make whoever remembers something that depends on settings forget it."""
@@ -274,13 +324,14 @@ class Config:
         self._find_generation()
 
     def _find_generation(self) -> None:
+        log.show(self.logs)
         values = tuple(getattr(self, name) for name in _TABLE)
         self.__dict__["generation"] = self._generations.setdefault(values, next(self._numbers))
         for listener in self.listeners:
             listener(self.generation)
 
     @contextmanager
-    def patch(self, **values: Any) -> Iterator[None]:
+    def patch(self, **values: Unpack[Values]) -> Iterator[None]:
         """Set several settings for a ``with`` block, in every thread, and restore them after it."""
         before = {name: getattr(self, name) for name in values}
         try:

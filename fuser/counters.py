@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from fuser import log
 from fuser.errors import FallbackWarning
 from fuser.process import Lock
 
@@ -57,6 +58,7 @@ def count(name: str, times: int = 1) -> None:
 
 def count_fallback(reason: str) -> None:
     """Record one call that ran in eager torch; the first one for each reason warns."""
+    log.say("fallback", reason)
     with _lock():
         _fallbacks[reason] = _fallbacks.get(reason, 0) + 1
     warn_once(reason, f"runs in eager torch, without a kernel: {reason}", FallbackWarning)

@@ -101,7 +101,13 @@ class ElementWriter:
         return lines
 
     def call(
-        self, index: int, functor: Functor, operands: Sequence[str], names: Sequence[str], others: Sequence[str]
+        self,
+        index: int,
+        functor: Functor,
+        operands: Sequence[str],
+        names: Sequence[str],
+        others: Sequence[str],
+        compute: str = "",
     ) -> tuple[str, list[str], list[str]]:
         """Write a call of an application's functor.
 
@@ -111,6 +117,7 @@ class ElementWriter:
             operands: what its tensors are bound to.
             names: variables for its T& parameters.
             others: types of those that another template parameter than the first declares.
+            compute: what the first template parameter is, if not the application's compute type.
 
         Returns:
             The call, the variables that its T& parameters are bound to, and their declarations.
@@ -118,6 +125,7 @@ class ElementWriter:
         application = self.group.applications[index]
         function = application.function
         info = dtype_info(self.typing.common[index])
+        compute = compute or info.compute
         tensors = iter(operands)
         scalars = dict(zip((item.name for item in function.scalars), application.scalars, strict=True))
         arguments: list[str] = []
@@ -127,7 +135,7 @@ class ElementWriter:
         for parameter in functor.parameters:
             if parameter.role is Role.OUTPUT:
                 slot = len(results)
-                kind = output_type(functor, parameter.type, info.compute, others[slot])
+                kind = output_type(functor, parameter.type, compute, others[slot])
                 declarations.append(f"{kind} {names[slot]}{{}};")
                 results.append(names[slot])
                 arguments.append(names[slot])
@@ -138,7 +146,7 @@ class ElementWriter:
                 arguments.append(next(tensors))
         # Some of torch's own ops round steps to their dtype.
         rounds = function.op is not None and len(functor.template_parameters) == 2 and self.is_strict
-        types = f"{info.compute}, {info.storage}" if rounds else info.compute
+        types = f"{compute}, {info.storage}" if rounds else compute
         namespace = f"fuser_f{self.functors.index(functor)}"
         return f"{namespace}::{functor.entry}<{types}>({', '.join(arguments)})", results, declarations
 

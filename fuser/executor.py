@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fuser import counters, planner
-from fuser.compiler import check_cuda_text, dump, register
+from fuser import counters, log, planner
+from fuser.compiler import check_cuda_text, register
 from fuser.config import config
 from fuser.errors import ArgumentError, DeviceError
 from fuser.fallback import Fallback, each_its_own
@@ -257,9 +257,9 @@ def _launch(spec: KernelSpec, step: Step, inputs: list[Any], outputs: list[torch
         arguments = step.packer.pack(addresses, numbers)
     except struct.error:
         raise ArgumentError(_describe_overflow(spec, step, inputs)) from None
-    if "launch" in config.dump:
+    if log.wants("launch"):
         names = ", ".join(functor.entry for functor in step.kernel.source.functors)
-        dump("launch", f"{names}: {step.launch}, {len(step.inputs)} inputs, {len(step.outputs)} outputs")
+        log.say("launch", f"{names}: {step.launch}, {len(step.inputs)} inputs, {len(step.outputs)} outputs")
     step.start(arguments)
 
 

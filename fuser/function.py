@@ -101,6 +101,9 @@ class Reduction:
     # How many pieces the elements are cut into, each of which is combined by itself: the results are its accumulators,
     # along a dimension before all others. Such are parts of a plan (fuser.columns); 0 elsewhere: all is one.
     pieces: int = 0
+    # Whether each element gets what it and all before it along the (one) dimension come to: the results have the shape
+    # of what is reduced.
+    scans: bool = False
 
     @property
     def result(self) -> Functor:
@@ -148,6 +151,8 @@ class Reduction:
     def reduce_shape(self, shape: Shape, name: str | None = None) -> Shape:
         """Return the shape of the results, from that of what is reduced; raises as ``normalize_dims``."""
         dims = self.normalize_dims(len(shape), name)
+        if self.scans:
+            return shape
         first = (self.pieces,) if self.pieces else ()
         if self.keepdim:
             return (*first, *(1 if dim in dims else size for dim, size in enumerate(shape)))
@@ -155,7 +160,7 @@ class Reduction:
 
     def remaining_dims(self, rank: int) -> int:
         """Return how many dimensions the results have, for tensors of a rank."""
-        kept = rank if self.keepdim else 0 if self.dims is None else max(rank - len(self.dims), 0)
+        kept = rank if self.keepdim or self.scans else 0 if self.dims is None else max(rank - len(self.dims), 0)
         return kept + bool(self.pieces)
 
     def to_json(self) -> dict[str, Any]:
@@ -169,7 +174,7 @@ class Reduction:
             "counts": self.counts,
             "order": self.order,
             "accumulate": self.accumulate and _functor_to_json(self.accumulate),
-        } | ({"pieces": self.pieces} if self.pieces else {})
+        } | {name: value for name, value in (("pieces", self.pieces), ("scans", self.scans)) if value}
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Reduction:
@@ -184,6 +189,7 @@ class Reduction:
             data.get("order", ""),
             data.get("accumulate") and _functor_from_json(data["accumulate"]),
             data.get("pieces", 0),
+            data.get("scans", False),
         )
 
 

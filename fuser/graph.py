@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 JSON_VERSION = 1
+# How many names of applications a short form of a group has.
+MAX_NAMES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Application:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class FusionGroup:
     """A DAG of functor applications that becomes one kernel. Build one with ``GroupBuilder``."""
 
@@ -324,6 +326,11 @@ class FusionGroup:
     def __reduce__(self) -> tuple[Any, ...]:
         # Without the key, which other processes may make of something else.
         return FusionGroup, (self.inputs, self.applications, self.outputs, self.numerics)
+
+    def __repr__(self) -> str:
+        names = [item.function.name for item in self.applications]
+        shown = " -> ".join(names if len(names) <= MAX_NAMES else [*names[:3], f"{len(names) - 4} more", names[-1]])
+        return f"<fuser.FusionGroup {shown}, {len(self.inputs)} inputs, {len(self.outputs)} outputs>"
 
     def __str__(self) -> str:
         """One line per application: ``v3 = axpy(v0, v1, alpha=v2)``."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, Unpack, overload
 
 import torch
 
-from fuser.compiler import dump, register
-from fuser.config import config
+from fuser import log
+from fuser.compiler import register
 from fuser.cxx.functor import Functor, Role, parse_functor
 from fuser.dtypes import plain_number
 from fuser.errors import ArgumentError, GradientError, describe_type, shows_users_frames, suggest
@@ -28,12 +28,34 @@ from fuser.tensor_desc import read_number
 
 __all__ = ["JitFunction", "check_index", "check_scalar", "create_jit_fn", "create_multi_output_jit_fn", "jit_fn"]
 
+PUBLIC = ("check", "defaults", "function", "index", "scalar_names", "signature", "source", "spec", "tensor_names")
+
+# What a call returns: a tensor, or a tuple of them.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    R = TypeVar("R", default=Any)
+else:
+    from typing import TypeVar
+
+    R = TypeVar("R")
+
 Number = bool | int | float | complex
 FindOperator = Callable[[tuple[str, ...], int], tuple[str, tuple[str, ...]]]
 
 
+class JitOptions(TypedDict, total=False):
+    """What ``jit_fn`` takes by name, beside ``num_outputs``."""
+
+    scalars: Mapping[str, Number] | Sequence[str]
+    out_dtypes: torch.dtype | Sequence[torch.dtype | None] | None
+    index: str | None
+    fallback: Callable[..., Any] | None
+    backward: JitFunction | None
+
+
 @shows_users_frames
-def create_jit_fn(code_string: str, **scalars: Number) -> JitFunction:
+def create_jit_fn(code_string: str, **scalars: Number) -> JitFunction[torch.Tensor]:
     """Create a function from a functor text; takes what ``torch.cuda.jiterator._create_jit_fn`` takes.
 
     Args:
@@ -51,7 +73,9 @@ def create_jit_fn(code_string: str, **scalars: Number) -> JitFunction:
 
 
 @shows_users_frames
-def create_multi_output_jit_fn(code_string: str, num_outputs: int, **scalars: Number) -> JitFunction:
+def create_multi_output_jit_fn(
+    code_string: str, num_outputs: int, **scalars: Number
+) -> JitFunction[tuple[torch.Tensor, ...]]:
     """Create a function with several outputs, each a ``T&`` parameter of the entry.
 
     Takes what ``torch.cuda.jiterator._create_multi_output_jit_fn`` takes; the function returns a tuple of tensors
@@ -63,6 +87,14 @@ def create_multi_output_jit_fn(code_string: str, num_outputs: int, **scalars: Nu
     return jit_fn(code_string, num_outputs=num_outputs, scalars=scalars)
 
 
+@overload
+def jit_fn(  # type: ignore[overload-overlap]
+    code_string: str, *, num_outputs: Literal[1] = 1, **options: Unpack[JitOptions]
+) -> JitFunction[torch.Tensor]: ...
+@overload
+def jit_fn(
+    code_string: str, *, num_outputs: int, **options: Unpack[JitOptions]
+) -> JitFunction[tuple[torch.Tensor, ...]]: ...
 @shows_users_frames
 def jit_fn(
     code_string: str,
@@ -111,7 +143,7 @@ def jit_fn(
 
 
 @called_in_c
-class JitFunction(Replayer):
+class JitFunction(Replayer, Generic[R]):
     """A functor as a function of tensors. Made by ``jit_fn``; immutable; threads may share it.
 
     Attributes:
@@ -142,11 +174,10 @@ class JitFunction(Replayer):
         # By names of scalars, this function with those as tensors.
         self._with_tensors: dict[tuple[str, ...], JitFunction] = {}
         super().__init__(self.scalar_names, tuple(map(defaults.get, self.scalar_names)))
-        if "functor" in config.dump:
-            for functor in function.functors:
-                dump("functor", functor.source)
+        for functor in function.functors:
+            log.say("functor", functor.source)
 
-    def __call__(self, /, *tensors: Any, out: Any = None, **scalars: Any) -> Any:
+    def __call__(self, /, *tensors: Any, out: Any = None, **scalars: Any) -> R:
         """Apply the functor elementwise.
 
         Args:
@@ -164,10 +195,13 @@ class JitFunction(Replayer):
             FunctorError, CompileError: the text is wrong; shows the user's own line.
             GradientError: an input requires grad and there is no derivative.
         """
+        result: R
         if torch.compiler.is_dynamo_compiling():
-            return self.call_operator(tensors, out, scalars, self.find_operator)
-        result = self.launch(tensors, scalars, out)
-        return self.call_anew(*tensors, out=out, **scalars) if result is None else result
+            result = self.call_operator(tensors, out, scalars, self.find_operator)
+            return result
+        replayed = self.launch(tensors, scalars, out)
+        result = self.call_anew(*tensors, out=out, **scalars) if replayed is None else replayed
+        return result
 
     @shows_users_frames
     def call_anew(self, /, *tensors: Any, out: Any = None, **scalars: Any) -> Any:
@@ -421,6 +455,15 @@ class JitFunction(Replayer):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return JitFunction, (self.function, self.defaults, self.index)
+
+    @property
+    def source(self) -> str:
+        """The functor's text, as it was given."""
+        return self.function.functor.source
+
+    def __dir__(self) -> list[str]:
+        # What is for users: the rest serves other stages.
+        return [*(name for name in super().__dir__() if name.startswith("__")), *PUBLIC]
 
     def __repr__(self) -> str:
         return f"<fuser.JitFunction {self.signature()}>"

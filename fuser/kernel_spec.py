@@ -106,6 +106,8 @@ class RowSpec:
     order: RowOrder | None = None
     # How many pieces of columns it makes beside its rows: its blocks. 0: none.
     pieces: int = 0
+    # Whether its reductions are running totals.
+    scans: bool = False
 
     @property
     def inner(self) -> int:
@@ -115,7 +117,7 @@ class RowSpec:
     @property
     def adds(self) -> bool:
         """Whether what computes an element adds it to what a thread has of its row."""
-        return self.order is not None and not self.order.is_cascade
+        return self.order is not None and not (self.order.is_cascade or self.scans)
 
 
 @dataclass(frozen=True, slots=True)

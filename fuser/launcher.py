@@ -24,7 +24,7 @@ import torch
 from torch._C._dynamo import eval_frame, guards
 from torch.autograd import forward_ad, profiler
 
-from fuser import counters
+from fuser import counters, log
 from fuser.access import VECTOR_BYTES
 from fuser.config import config
 from fuser.cxx.functor import Functor
@@ -165,7 +165,7 @@ def record_call(
         scalars: likewise.
         out: likewise.
     """
-    if "launch" in config.dump:
+    if log.wants("launch"):
         # A replayed launch could not be dumped.
         return
     outs = () if out is None else out if isinstance(out, tuple) else (out,)

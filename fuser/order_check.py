@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fuser import counters, disk_cache
+from fuser import counters, disk_cache, log
 from fuser._version import __version__
 from fuser.compiler import register
 from fuser.cuda.aten_orders import coalesce
@@ -198,6 +198,7 @@ def is_kept(case: OrderCase, run: Run) -> bool:
         except (NoCompileError, torch.OutOfMemoryError):
             # Nobody knows: torch's kernel serves, this time.
             return False
+        log.say("order", f"{case.function.name}, {case.tensors}, {case.orders}: {'kept' if verdict else 'another one'}")
         disk_cache.write(key, b"1" if verdict else b"0")
     with _lock():
         return _verdicts.setdefault(key, verdict)

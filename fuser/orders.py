@@ -18,10 +18,10 @@ KEPT_ORDERS: dict[str, frozenset[str]] = {
         (
             *ANY_ORDER, "sum", "norm", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx",
             "gamma_beta", "batch_norm_sums", "group_norm", "softmax", "log_softmax", "softmax_backward",
-            "log_softmax_backward", "nll_loss",
+            "log_softmax_backward", "nll_loss", "scan",
         )
     ),
-    "cpu": frozenset(("sum",)),
+    "cpu": frozenset(("sum", "scan")),
 }  # fmt: skip
 # Those of what is added up across the rows of an op.
 COLUMN_ORDERS = frozenset({"gamma_beta", "batch_norm_sums"})
@@ -72,6 +72,8 @@ class RowOrder:
     source: int = -1
     # Whether a thread may have any slots, in any of several blocks: they come to plain sums, one of each.
     spreads: bool = False
+    # Of running totals, ``schedule.x`` is the number of elements of a chunk, which the prelude's cuda_scans.h takes: 1
+    # where each is added to all before it.
     # Whether it is that of the CPU (fuser.cpu.rows_ordered): of vectors of ``schedule.x`` lanes, to each of which
     # ``schedule.vector`` elements are added together.
     is_cascade: bool = False

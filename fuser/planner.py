@@ -37,6 +37,7 @@ from fuser.layout import IterationSpace, Shape, Strides
 from fuser.ops import REDUCTIONS, Expansion, expand
 from fuser.order_check import OrderCase, is_kept
 from fuser.orders import RowOrder
+from fuser.report import is_internal, report
 from fuser.row_orders import Orders, find_orders, gpu_size, order_of_section
 from fuser.sections import cut_group, group_outputs
 from fuser.tensor_desc import (
@@ -185,6 +186,10 @@ def make_plan(
         if not allow_fallback:
             raise
         return _plan_fallback(spec, device, error)
+    except Exception as error:
+        if not allow_fallback or not is_internal(error):
+            raise
+        return _plan_fallback(spec, device, report(spec, inputs, error))
 
 
 def plan_texts(

@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from math import prod
 from typing import Any, TypeAlias
 
 import torch
 
 from fuser.arg_spec import DescribedValue
 from fuser.cpu.aten_orders import sum_order
-from fuser.cuda.aten_orders import GpuSize, Layout, coalesce, find_schedule
+from fuser.cuda.aten_orders import GpuSize, Layout, coalesce, find_schedule, scan_chunk
 from fuser.errors import UnsupportedError
 from fuser.function import Function
 from fuser.graph import FusionGroup, Section
 from fuser.layout import is_contiguous
 from fuser.ops import REDUCTIONS, dtype_kind
-from fuser.orders import ANY_ORDER, KEPT_ORDERS, RowOrder
+from fuser.orders import ANY_ORDER, KEPT_ORDERS, RowOrder, Schedule
 from fuser.tensor_desc import TensorDesc
 
 __all__ = ["Orders", "find_orders", "gpu_size", "order_of_section", "torchs_order"]
@@ -30,6 +31,8 @@ __all__ = ["Orders", "find_orders", "gpu_size", "order_of_section", "torchs_orde
 Orders: TypeAlias = Mapping[int, RowOrder | None]
 # A bound on alignment that every address of torch's allocator has.
 VECTOR_BYTES = 16
+# Rows of fewer elements are added up side by side on the CPU, if there are as many.
+SHORT_SCAN = 32
 
 
 def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: torch.device) -> Orders:
@@ -52,6 +55,9 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
         error = None
         if op is not None and op.needs_elements and any(desc.shape[dim] == 0 for dim in dims):
             error = UnsupportedError(f"op {op.name!r} on nothing")
+        elif reduction.scans and 0 not in desc.shape and not _is_scanned(desc, dims, device):
+            error = UnsupportedError(f"op {item.function.name!r} of rows that torch has another kernel for")
+            error.is_expected = True
         elif 0 in desc.shape or reduction.order in ANY_ORDER or (op is not None and dtype_kind(desc.dtype) in op.exact):
             # Nothing is added, or any order serves.
             continue
@@ -138,6 +144,8 @@ def torchs_order(
     if reduction.order not in KEPT_ORDERS.get(device.type, ()) or not desc.dtype.is_floating_point:
         return None
     layout, size = coalesce(desc.shape, desc.strides, dims), desc.dtype.itemsize
+    if reduction.scans:
+        return _scan_order(desc, dims[0], layout, device)
     if device.type == "cpu":
         is_plain = sum(desc.shape[dim] != 1 and dim not in dims for dim in range(len(desc.shape))) <= 1
         return sum_order(function.op or "", layout.reduced, layout.kept, size, is_plain=is_plain)
@@ -172,6 +180,25 @@ def torchs_order(
     if source < 0 and not _is_stacked(layout):
         return None
     return RowOrder(schedule, has_edges=True, source=source, spreads=is_softmax)
+
+
+def _is_scanned(desc: TensorDesc, dims: tuple[int, ...], device: torch.device) -> bool:
+    # Whether there is something to add up, and no library's kernel for one row. Of complex floats, torch's sums on the
+    # CPU are complex doubles.
+    assert desc.dtype is not None, "numbers are not reduced"
+    length = prod(desc.shape[dim] for dim in dims)
+    return length > 1 and not desc.dtype.is_complex and (device.type == "cpu" or prod(desc.shape) > length)
+
+
+def _scan_order(desc: TensorDesc, dim: int, layout: Layout, device: torch.device) -> RowOrder | None:
+    if device.type == "cpu":
+        return RowOrder(Schedule(1), not layout.is_along or layout.length < SHORT_SCAN <= layout.rows)
+    if dim < len(desc.shape) - 1:
+        # One element after another.
+        return RowOrder(Schedule(1), is_across=True) if layout.kept[0][1] == 1 else None
+    # What is not dense ATen copies first, as fast as a kernel would gather it.
+    chunk = min(scan_chunk(layout.length, layout.rows), 1 << (layout.length - 1).bit_length())
+    return RowOrder(Schedule(chunk)) if desc.strides[dim] == 1 else None
 
 
 def _is_stacked(layout: Layout) -> bool:

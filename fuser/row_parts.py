@@ -177,7 +177,12 @@ class RowWriter:
 
     # --- per row -----------------------------------------------------------------------------------------------------
     def _row_part(self, level: int) -> RowPart | None:
-        finished = [index for index in self._reductions_in(level - 1) if not self._reduction(index).pieces]
+        reductions = [self._reduction(index) for index in self._reductions_in(level - 1)]
+        finished = [
+            index
+            for index, reduction in zip(self._reductions_in(level - 1), reductions, strict=True)
+            if not (reduction.pieces or reduction.scans)
+        ]
         own = [
             index
             for index in self.writer.live
@@ -287,12 +292,15 @@ class RowWriter:
         chosen = self._element_closure(self._wanted(stored, reductions), level)
         lines: list[str] = []
         self.writer.storing = stored
+        scans = [index for index in chosen if index in self.accumulators]
         for index in chosen:
-            lines += self.writer.application(index)
+            lines += self._running(index) if index in scans else self.writer.application(index)
         for index in reductions:
             lines += self._add(index) if self.rows.adds else self._map(index)
         made = self._made(chosen)
-        read = [f"v{value}" for value in self._read([*chosen, *reductions]) if value not in made]
+        own = [index for index in (*chosen, *reductions) if index not in scans]
+        read = [f"v{value}" for value in self._read(own) if value not in made]
+        read += [f"p{item.name}" for index in scans for item in self.accumulators[index]]
         kept = [value for value, earlier in self.kept.items() if earlier == level and value in made]
         lines += [f"k{value} = v{value};" for value in kept]
         self.types |= {f"k{value}": self.writer.types[value] for value in kept}
@@ -321,7 +329,8 @@ class RowWriter:
         ]
 
     def _is_piece(self, value: int) -> bool:
-        return self.producers[value] in self.accumulators
+        index = self.producers[value]
+        return index in self.accumulators and self._reduction(index).pieces > 0
 
     def _reductions_in(self, level: int) -> list[int]:
         return [index for index in self.accumulators if self._level_of(index) == level]
@@ -337,11 +346,11 @@ class RowWriter:
         while stack:
             value = stack.pop()
             index = self.producers[value]
-            is_made = index >= 0 and (self.rows.is_row[value] or self.group.applications[index].function.reduction)
-            if index < 0 or index in found or is_made or self.kept.get(value, level) < level:
+            if index < 0 or index in found or self.rows.is_row[value] or self.kept.get(value, level) < level:
                 continue
             found.add(index)
-            stack += self._taken(index)
+            # What an element's running total comes to, the loop knows.
+            stack += self._taken(index) if index not in self.accumulators else ()
         return sorted(found)
 
     def _map(self, index: int) -> list[str]:
@@ -354,6 +363,14 @@ class RowWriter:
         hides = may_end_in_product(reduction.combine)
         lines = self._assign(index, functor, self.writer.operands(index), names, hides=hides)
         return [self.writer.describe(index), *lines]
+
+    def _running(self, index: int) -> list[str]:
+        # What an element and those before it come to.
+        values = zip(self.writer.values(index), self.accumulators[index], strict=True)
+        return [
+            self.writer.describe(index),
+            *(line for value, item in values for line in self.writer.result(value, f"p{item.name}", is_apart=True)),
+        ]
 
     def _add(self, index: int) -> list[str]:
         # What a thread has of a row, with one element more.
@@ -376,12 +393,20 @@ class RowWriter:
         )
 
     def _assign(
-        self, index: int, functor: Functor, operands: Sequence[str], names: Sequence[str], *, hides: bool = False
+        self,
+        index: int,
+        functor: Functor,
+        operands: Sequence[str],
+        names: Sequence[str],
+        *,
+        hides: bool = False,
+        compute: str = "",
     ) -> list[str]:
-        # What a functor makes of its operands becomes the accumulators of an application; ``names`` are variables.
+        # What a functor makes of its operands becomes the accumulators of an application; ``names`` are variables,
+        # ``compute`` what its T is, if not the application's.
         accumulators = self.accumulators[index]
         others = [item.type for item in accumulators]
-        call, results, declarations = self.writer.call(index, functor, operands, names, others)
+        call, results, declarations = self.writer.call(index, functor, operands, names, others, compute)
         lines = [*declarations, *([f"{call};"] if results else [])]
         for item, text in zip(accumulators, results or [call], strict=True):
             own = f"fuser_cast<{item.type}>({text})"
@@ -398,7 +423,10 @@ class RowWriter:
             combine, accumulators = reduction.combine, self.accumulators[index]
             parts = [f"{side}{item.name}" for side in "lr" for item in accumulators]
             names = [f"r_{item.name}" for item in accumulators]
-            lines += self._assign(index, combine, parts, names)
+            lines += self._assign(index, combine, parts, names, compute=accumulators[0].type if reduction.scans else "")
+            if self._rounds(index):
+                storage = dtype_info(self.writer.typing.common[index]).storage
+                lines += [f"m{item.name} = fuser_round<{storage}>(m{item.name});" for item in accumulators]
         names = [item.name for index in reductions for item in self.accumulators[index]]
         reads = [f"{side}{name}" for side in "lr" for name in names]
         return self._function(name, reads, [f"m{name}" for name in names], reductions, lines)
@@ -411,14 +439,22 @@ class RowWriter:
         found = []
         for slot, (number, parameter) in enumerate(zip(identity, reduction.combine.tensors, strict=False)):
             kind = output_type(reduction.combine, parameter.type, compute, compute)
+            if reduction.scans and self.writer.args.device_type == "cpu" and info.dtype is torch.float32:
+                # As ATen's running totals.
+                kind = "double"
             output = f"out{self.group.outputs.index(first + slot)}" if reduction.pieces else ""
             taken = reduction.accumulate.tensors[slot].name if reduction.accumulate else ""
             item = Accumulator(
                 f"{first}_{slot}", kind, identity_expression(number, kind), output, is_count=taken == "count"
             )
             found.append(item)
-            self.types |= {f"{side}{item.name}": kind for side in "mtlr"}
+            self.types |= {f"{side}{item.name}": kind for side in "mtlrp"}
         return tuple(found)
+
+    def _rounds(self, index: int) -> bool:
+        # ATen's running totals on CUDA have the dtype of their elements.
+        is_narrow = self.writer.is_strict and dtype_info(self.writer.typing.common[index]).is_narrow
+        return is_narrow and self._reduction(index).scans and self.writer.args.device_type == "cuda"
 
     def _arguments(self, functor: Functor, totals: Sequence[str], compute: str) -> list[str]:
         # Accumulators as the finishing functor declares them.

@@ -37,6 +37,8 @@ class RowShape:
     is_row: tuple[bool, ...]
     # For each dimension of each value the one that it lies along; None for one of size 1.
     axes: tuple[tuple[int | None, ...], ...]
+    # Whether the reductions are running totals, which share a kernel with each other alone.
+    scans: bool = False
 
     def strides(self, value: int, strides: Strides) -> Strides:
         """Return the strides that read a value as if it had the whole shape."""
@@ -55,7 +57,7 @@ def find_row_shape(group: FusionGroup, layouts: Sequence[ValueLayout]) -> RowSha
         layouts: shape and strides of each of its values.
     """
     found = {
-        (shape, dims)
+        (shape, dims, item.function.reduction.scans)
         for item in group.applications
         if item.function.reduction
         for shape in [broadcast_shapes([layouts[value].shape for value in item.tensors])]
@@ -63,7 +65,7 @@ def find_row_shape(group: FusionGroup, layouts: Sequence[ValueLayout]) -> RowSha
     }
     if len(found) > 1:
         return None
-    shape, dims = found.pop() if found else (layouts[group.outputs[0]].shape, ())
+    shape, dims, scans = found.pop() if found else (layouts[group.outputs[0]].shape, (), False)
     known = _Axes(group, layouts, shape, dims)
     axes = known.find()
     if axes is None:
@@ -75,7 +77,7 @@ def find_row_shape(group: FusionGroup, layouts: Sequence[ValueLayout]) -> RowSha
         whole = row if value in known.pieces else kept if is_row[value] else shape
         if tuple(size for size in known.shapes[value] if size != 1) != tuple(size for size in whole if size != 1):
             return None
-    return RowShape(shape, dims, is_row, axes)
+    return RowShape(shape, dims, is_row, axes, scans)
 
 
 def row_dims(reduction: Reduction, rank: int) -> tuple[int, ...]:
@@ -138,7 +140,7 @@ class _Axes:
         reduction = function.reduction
         if reduction is not None:
             own = reduction.normalize_dims(len(self.shape))
-            kept = [dim for dim in range(len(self.shape)) if dim not in own or reduction.keepdim]
+            kept = [dim for dim in range(len(self.shape)) if dim not in own or reduction.keepdim or reduction.scans]
             for dim, axis in enumerate(kept, start=bool(reduction.pieces)):
                 if self.shapes[made][dim] != 1:
                     self._join(axis, result + dim)

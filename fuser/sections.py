@@ -57,7 +57,11 @@ def cut_group(
         rows = find_row_shape(group, layouts) if shares_rows and group.has_reduction else None
         # In torch's order a block does not share a row, but for those of its own schedule.
         long = LONG_ROW // 8 if any(orders.values()) else LONG_ROW
-        if rows is not None and (_is_shared(whole, orders) or _has_few_rows(group, rows, layouts, long)):
+        if (
+            rows is not None
+            and not rows.scans
+            and (_is_shared(whole, orders) or _has_few_rows(group, rows, layouts, long))
+        ):
             yield from _cut_passes(group, rows)
         else:
             yield whole

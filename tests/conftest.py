@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import gc
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -19,7 +21,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 # Tiers draw the same examples in every run, the third more of them; "fuzz" draws new ones for as long as somebody lets
 # it. A test that takes more or fewer than others multiplies ``settings().max_examples``.
-for _tier, _count in ((1, 16), (2, 16), (3, 100)):
+for _tier, _count in ((1, 8), (2, 8), (3, 100)):
     hypothesis.settings.register_profile(
         f"tier {_tier}",
         derandomize=True,
@@ -45,6 +47,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 if not _IS_WORKER:
     os.environ["FUSER_CACHE_DIR"] = tempfile.mkdtemp(prefix="fuser-tests-")
+    # A mistake of fuser's must not pass for a fallback.
+    os.environ["FUSER_INTERNAL_ERRORS"] = "raise"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,6 +59,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the hypothesis profile."""
     hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or f"tier {config.getoption('tier')}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Keep the garbage collector from torch and ten thousand tests, which stay: each walk through them takes long."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture

@@ -258,7 +258,11 @@ def _poisoned(desc: Any) -> torch.Tensor:
 
 
 def _emit_prelude(names: frozenset[str], features: frozenset[str]) -> str:
-    blocks = [block for file in ("cuda_access.h", "cuda_rows.h", "cuda_orders.h") for block in load_blocks(file)]
+    blocks = [
+        block
+        for file in ("cuda_access.h", "cuda_rows.h", "cuda_orders.h", "cuda_scans.h")
+        for block in load_blocks(file)
+    ]
     # Both dialects have a vector.
     own = emit_prelude(names, features).replace("fuser_vector", "fuser_host_vector")
     return "\n".join([own, _SHIM, *(block.text for block in blocks if block.features <= features), ""])

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import torch
 from functors import as_tuple, assert_same, draw, functor, poison, same_bits, special_tensor, unpoison
-from tiers import one_of_each
+from tiers import SLOW, one_of_each
 
 import fuser
 
 pytestmark = pytest.mark.cpu
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+MOSTLY = [torch.float32, torch.bfloat16, *(pytest.param(dtype, marks=SLOW) for dtype in DTYPES[2:])]
+CHAINS_OF_DTYPES = one_of_each(list(itertools.product(["contraction", "branching"], DTYPES)))
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +129,7 @@ def test_precise_chain_equals_functor_by_functor(dtype: torch.dtype) -> None:
         assert same_bits(mine, theirs[1:3, 5:190].t())
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", MOSTLY, ids=str)
 def test_chain_with_torch_ops_equals_one_by_one(dtype: torch.dtype) -> None:
     inputs = [draw((5, 2003), dtype, seed=seed) for seed in range(3)]
     got = FUSED["with_operators"](*inputs)
@@ -137,13 +139,17 @@ def test_chain_with_torch_ops_equals_one_by_one(dtype: torch.dtype) -> None:
     assert_same(got, wanted)
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.uint8, torch.int64, *(pytest.param(item, marks=SLOW) for item in (torch.int8, torch.int32))],
+    ids=str,
+)
 def test_integer_chain_equals_functor_by_functor(dtype: torch.dtype) -> None:
     inputs = [draw((5, 203), dtype, (-60, 60), seed) for seed in range(3)]
     assert_same(FUSED["integers"](*inputs), integers(*inputs))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", MOSTLY, ids=str)
 def test_special_values(dtype: torch.dtype) -> None:
     special = special_tensor(dtype)
     x, y, z = (item.reshape(-1).contiguous() for item in torch.meshgrid(special, special, special, indexing="ij"))
@@ -222,8 +228,7 @@ def test_mixed_dtypes_and_broadcasts() -> None:
 LENGTH = 40000
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("name", ["contraction", "branching"])
+@pytest.mark.parametrize(("name", "dtype"), CHAINS_OF_DTYPES)
 def test_value_does_not_depend_on_where_it_is(name: str, dtype: torch.dtype) -> None:
     fused = FUSED[name]
     inputs = [draw((LENGTH,), dtype, seed=seed) for seed in range(3)]
@@ -234,8 +239,7 @@ def test_value_does_not_depend_on_where_it_is(name: str, dtype: torch.dtype) -> 
             assert same_bits(mine, theirs[start:stop]), f"{name} {start}:{stop}"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("name", ["contraction", "branching"])
+@pytest.mark.parametrize(("name", "dtype"), CHAINS_OF_DTYPES)
 def test_value_does_not_depend_on_layout(name: str, dtype: torch.dtype) -> None:
     fused = FUSED[name]
     inputs = [draw((200, 97), dtype, seed=seed) for seed in range(3)]

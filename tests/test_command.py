@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -168,9 +169,9 @@ def test_wrong_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str
 
 WRONG = """
 import sys, torch
-step = torch.compile(lambda x: (torch.exp(x.abs().cumsum(0)) * 2).cumsum(0).abs() + 1, backend="fuser")
+step = torch.compile(lambda x: (torch.exp(x.abs().cumprod(0)) * 2).cumprod(0).abs() + 1, backend="fuser")
 x = torch.linspace(-3, 3, 1000)
-wanted = (torch.exp(x.abs().cumsum(0)) * 2).cumsum(0).abs() + 1
+wanted = (torch.exp(x.abs().cumprod(0)) * 2).cumprod(0).abs() + 1
 assert sys.argv[1:] == ["now"]
 assert torch.equal(step(x), wanted), "exp on a CPU has other bits"
 """
@@ -195,3 +196,23 @@ def test_bisect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script.write_text("")
     assert main(["bisect", "--folder", str(folder), str(script)]) == 1
     assert capsys.readouterr().out == "the script does not fail\n"
+
+
+@pytest.mark.cpu
+def test_bench(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = f"bench {file} --scalar alpha --device cpu --sizes 64 1000 --seconds 0.001".split()
+    assert main([*command, "--dtype", "float32", "int8", "--json", str(tmp_path / "new.json")]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["dtype", "elements", "copy", "fuser", "eager", "jiterator"]
+    assert [line for line in lines if "jiterator" in line] == ["  jiterator: needs a GPU"]
+    told = [line.split()[:2] for line in lines if "jiterator" not in line]
+    assert told == [[dtype, size] for dtype in ("float32", "int8") for size in ("64", "1,000")]
+    document = json.loads((tmp_path / "new.json").read_text())
+    assert document["functor"].strip() == AXPY
+    assert [(row["dtype"], row["elements"], row["moved_bytes"]) for row in document["rows"]] == [
+        # Scalars have no say in dtypes.
+        *[("float32", size, 12 * size) for size in (64, 1000)],
+        *[("int8", size, 3 * size) for size in (64, 1000)],
+    ]
+    assert all(row["microseconds"].keys() == {"copy", "fuser", "eager"} for row in document["rows"])
+    assert all(0 < value < 1e6 for row in document["rows"] for value in row["microseconds"].values())

@@ -46,7 +46,7 @@ def test_one_launch(function: Callable[..., Any], dtype: torch.dtype) -> None:
     torch.testing.assert_close(got, wanted, rtol=2**-7 if got.dtype is torch.bfloat16 else 1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize(
     ("shape", "strides"),
     [((4, 6), (1, 4)), ((4, 6), (0, 1)), ((4, 6), (12, 2)), ((2, 3, 4, 5), (60, 1, 15, 3)), ((3, 1), (1, 7)), ((), ())],

@@ -66,9 +66,9 @@ def test_pass_result(x: torch.Tensor) -> None:
 
 
 def test_nothing_to_fuse(x: torch.Tensor) -> None:
-    module = build("x", [("a", torch.cumsum, ("x", 0))], "a")
+    module = build("x", [("a", torch.cumprod, ("x", 0))], "a")
     assert not FusionPass()(module).modified
-    assert torch.equal(module(x), torch.cumsum(x, 0))
+    assert torch.equal(module(x), torch.cumprod(x, 0))
 
 
 def test_aten_overloads(x: torch.Tensor) -> None:
@@ -107,10 +107,10 @@ def test_example_inputs_compile(x: torch.Tensor) -> None:
 
 
 def test_convex(x: torch.Tensor) -> None:
-    # a -> cumsum -> c and a -> c: a and c cannot be one step.
+    # a -> cumprod -> c and a -> c: a and c cannot be one step.
     steps = [
         ("a", torch.sigmoid, ("x",)),
-        ("b", torch.cumsum, ("a", 0)),
+        ("b", torch.cumprod, ("a", 0)),
         ("c", operator.add, ("a", "b")),
         ("d", operator.mul, ("a", 2.0)),
         ("e", operator.mul, ("c", "d")),
@@ -243,9 +243,9 @@ def test_functor_graphs_are_pickled(x: torch.Tensor) -> None:
 def test_fuel(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = [
         ("a", torch.sigmoid, ("x",)),
-        ("b", torch.cumsum, ("a", 0)),
+        ("b", torch.cumprod, ("a", 0)),
         ("c", torch.tanh, ("b",)),
-        ("d", torch.cumsum, ("c", 0)),
+        ("d", torch.cumprod, ("c", 0)),
         ("e", torch.exp, ("d",)),
     ]
     wanted = build("x", steps, "e")(x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ import fuser
 from fuser import compiler, executor
 from fuser.config import config
 from fuser.cpu.backend import CpuBackend, find_compiler
-from fuser.errors import CompileError, GroupError, NoCompileError
+from fuser.errors import CacheWarning, CompileError, GroupError, NoCompileError
 from fuser.kernel_cache import KernelStore, Lru, SpecCache
 
 ROOT = Path(__file__).parents[1]
@@ -325,10 +326,52 @@ def test_no_compile(fresh_caches: Callable[[], None]) -> None:
 
 
 @pytest.mark.cpu
-def test_stages_are_dumped_as_they_happen(capsys: pytest.CaptureFixture[str]) -> None:
-    with config.patch(dump="functor,group,spec,source,binary,launch"):
+def test_a_program_hears_artifacts_as_they_come(caplog: pytest.LogCaptureFixture) -> None:
+    # Calls are recorded, and replayed in silence, unless launches were asked for.
+    with caplog.at_level("DEBUG", logger="fuser"), config.patch(logs="launch"):
         function = new_functor()
         for _ in range(2):
             function(torch.ones(8))
-    stages = [line.removeprefix("--- fuser ") for line in capsys.readouterr().err.splitlines() if "--- fuser" in line]
-    assert stages == ["functor", "group", "spec", "source", "binary", "launch", "launch"]
+    said = [(item.name, item.levelname) for item in caplog.records]
+    names = ["functor", "group", "spec", "source", "compile", "launch", "launch"]
+    assert said == [(f"fuser.{name}", "DEBUG") for name in names]
+    caplog.clear()
+    new_functor()(torch.ones(8))
+    assert not caplog.records
+
+
+@pytest.mark.cpu
+def test_artifacts_are_written_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    with config.patch(logs="source,launch"):
+        function = new_functor()
+        function(torch.ones(8))
+    function(torch.ones(9, 2))
+    written = capsys.readouterr().err.splitlines()
+    assert [line for line in written if line.startswith("--- ")] == ["--- fuser.source", "--- fuser.launch"]
+    assert any("fuser_kernel" in line for line in written)
+
+
+@pytest.mark.cpu
+def test_a_folder_for_each_kernel(tmp_path: Path) -> None:
+    function = new_functor()
+    with config.patch(dump=str(tmp_path / "new" / "dump")):
+        function(torch.ones(8))
+        function(torch.ones(8, dtype=torch.float64))
+    folders = sorted((tmp_path / "new" / "dump").iterdir())
+    assert len(folders) == 2
+    for folder in folders:
+        assert sorted(item.name for item in folder.iterdir()) == ["group.json", "kernel.cpp", "kernel.so", "spec.txt"]
+        group = fuser.FusionGroup.from_json((folder / "group.json").read_text())
+        assert group.applications[0].function.functor.source == function.function.functor.source
+        assert (folder / "kernel.so").read_bytes()[:4] == b"\x7fELF"
+
+
+@pytest.mark.cpu
+def test_a_folder_that_cannot_be_written_to_warns_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with config.patch(dump=str(tmp_path / "file")):
+        with pytest.warns(CacheWarning, match="FUSER_DUMP"):
+            assert new_functor()(torch.ones(8)).shape == (8,)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert new_functor()(torch.ones(8)).shape == (8,)

@@ -262,7 +262,7 @@ def test_every_op_has_samples() -> None:
     assert missing == {"gelu_tanh", "gelu_tanh_backward"}
 
 
-@pytest.mark.parametrize("name", one_in(5, SUBJECTS, "samples"))
+@pytest.mark.parametrize("name", one_in(8, SUBJECTS, "samples"))
 def test_samples(name: str, tier: int) -> None:
     samples = samples_of(SUBJECTS[name])
     # In tier 2 one sample of each op (in every dtype), and of two names of an op hardly ever the same.

@@ -139,11 +139,12 @@ def test_welford_and_argmax_have_several_accumulators(dtype: torch.dtype) -> Non
     ],
 )
 def test_softmax_is_one_launch_with_the_bits_of_its_parts(
-    shape: tuple[int, ...], dims: tuple[int, ...], dtype: torch.dtype
+    shape: tuple[int, ...], dims: tuple[int, ...], dtype: torch.dtype, tier: int
 ) -> None:
     x = draw(shape, dtype)
     group = softmax(dims)
-    for own in (x, x.transpose(0, -1).contiguous().transpose(0, -1), x.repeat_interleave(2, -1)[..., ::2]):
+    layouts = (x, x.transpose(0, -1).contiguous().transpose(0, -1), x.repeat_interleave(2, -1)[..., ::2])
+    for own in layouts if tier == 3 else layouts[::2]:
         got = run(group, own, -1)
         values = [own, -1]
         for item in group.applications:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import fuser
+from fuser.config import SETTINGS, Values
 
 PACKAGE = Path(fuser.__file__).parent
 MODULES = {
@@ -101,3 +102,30 @@ def test_no_two_classes_have_one_name() -> None:
 )
 def test_indexes_are_seen(text: str, indexes: int) -> None:
     assert [name for _, name in find_indexes(ast.parse(text)) if name in WORDS] == ["place"] * indexes
+
+
+def test_type_checkers_see_the_settings_of_the_table() -> None:
+    assert list(Values.__annotations__) == [setting.name for setting in SETTINGS]
+
+
+def test_dir_shows_what_is_for_users() -> None:
+    add = fuser.create_jit_fn("template <typename T> T add(T x, T y) { return x + y; }")
+    fused = fuser.fuse(lambda x: add(x, x))
+    for item in (fuser, add, fused):
+        shown = [name for name in dir(item) if not name.startswith("__")]
+        assert shown
+        assert all(hasattr(item, name) for name in shown if (item, name) != (fused, "graph_module"))
+    assert set(fuser.__all__) == set(dir(fuser))
+    assert "launch" not in dir(add)
+    assert "add" not in dir(fused)
+    assert add.source == "template <typename T> T add(T x, T y) { return x + y; }"
+
+
+def test_a_group_has_a_short_form() -> None:
+    add = fuser.create_jit_fn("template <typename T> T add(T x, T y) { return x + y; }")
+    for count, shown in ((1, "add"), (5, "add -> add -> add -> add -> add"), (9, "add -> add -> add -> 5 more -> add")):
+        builder = fuser.GroupBuilder()
+        value = builder.add_input("x")
+        for _ in range(count):
+            (value,) = builder.apply(add.function, [value, value])
+        assert repr(builder.build([value])) == f"<fuser.FusionGroup {shown}, 1 inputs, 1 outputs>"

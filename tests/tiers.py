@@ -82,9 +82,8 @@ def has_host_compiler() -> bool:
 
 
 def has_nvrtc() -> bool:
-    """Whether cuda.core and NVRTC can be loaded."""
+    """Whether cuda.bindings and NVRTC can be loaded."""
     try:
-        import cuda.core  # noqa: F401
         from cuda.bindings import nvrtc
         from cuda.pathfinder import DynamicLibNotFoundError
     except ImportError:

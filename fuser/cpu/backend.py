@@ -24,6 +24,7 @@ from fuser.config import config
 from fuser.cpu.dialect import DIALECT
 from fuser.cpu.fused_kernel import CpuKernel
 from fuser.disk_cache import CacheKey, load_or_make, scratch_folder
+from fuser.dump import dump
 from fuser.errors import CompilerFailedError, CompilerNotFoundError, CompilerTimeoutError, Diagnostic
 from fuser.fused_kernel import build_compile_error, check_may_compile, warn_of_texts
 from fuser.process import ignoring, is_of_signal_handler
@@ -42,7 +43,8 @@ _OF_CLANG = ("-Wsometimes-uninitialized", "-Wreturn-stack-address", "-Winteger-o
 WARNINGS = frozenset({*_COMMON, *_OF_GCC, *_OF_CLANG})
 _MESSAGE = re.compile(r"(.*):(\d+):(\d+): (error|fatal error|warning): (.*?)(?: \[(-W[\w-]+)=?\])?")
 VERSION_TIMEOUT_S = 60.0
-LONGEST_POLL_S = 0.01
+# A compiler that ends is waited for this part of its time too long, and no longer than that.
+POLL_PART, SHORTEST_POLL_S, LONGEST_POLL_S = 1 / 32, 0.0005, 0.01
 # What compilers, assemblers and linkers say of the machine, with the words of strerror; never remembered.
 _OF_THE_MACHINE = re.compile(
     "No space left on device|Disk quota exceeded|File too large|Input/output error|Read-only file system"
@@ -208,6 +210,7 @@ def parse_gcc_log(log: str) -> list[Diagnostic]:
 
 
 def _load(source: KernelSource, image: bytes) -> CpuKernel:
+    dump(source, {"kernel.so": image})
     try:
         return CpuKernel(source, image)
     except (OSError, AttributeError) as error:
@@ -301,7 +304,7 @@ def _run(command: list[str], folder: Path | None, timeout_s: float) -> tuple[int
 
 
 def _wait_for(process: int, timeout_s: float) -> int:
-    deadline, pause_s = time.monotonic() + timeout_s, 0.0005
+    began = time.monotonic()
     while True:
         try:
             found, status = os.waitpid(process, os.WNOHANG)
@@ -312,10 +315,10 @@ def _wait_for(process: int, timeout_s: float) -> int:
             return 0
         if found:
             return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > deadline:
+        elapsed_s = time.monotonic() - began
+        if elapsed_s > timeout_s:
             raise CompilerTimeoutError(f"the C++ compiler took longer than {timeout_s:g} s (FUSER_COMPILE_TIMEOUT)")
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_POLL_S)
+        time.sleep(min(max(POLL_PART * elapsed_s, SHORTEST_POLL_S), LONGEST_POLL_S))
 
 
 @contextmanager

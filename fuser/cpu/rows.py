@@ -11,6 +11,7 @@ from fuser.cpu.row_batch import UNIT, RowBatch, indent
 from fuser.cpu.rows_across import AcrossBatch
 from fuser.cpu.rows_along import AlongBatch
 from fuser.cpu.rows_ordered import OrderedAcross, OrderedAlong
+from fuser.cpu.rows_scanned import SIDE_BY_SIDE, ScannedBatch
 from fuser.kernel_spec import CPU_LANES
 from fuser.row_parts import RowPass
 
@@ -36,6 +37,8 @@ def emit_rows(loop: RowLoop) -> str:
     if loop.rows.order is not None:
         kinds = (OrderedAlong, OrderedAcross)
     batch = kinds[loop.rows.is_across](loop)
+    if loop.rows.scans:
+        batch, loop = ScannedBatch(loop), ScannedBatch.as_one_pass(loop)
     writer = _RowLoopWriter(loop, batch)
     lines = [*writer.state(), *writer.base()]
     for level, step in enumerate(loop.passes):
@@ -116,6 +119,8 @@ class _RowLoopWriter:
     def shared_batches(self) -> list[str]:
         """Write the function that runs all tiles, one after another, the threads sharing each pass's batches."""
         levels = self._with_totals()
+        if not levels:
+            return []
         lines = ["", "#ifdef _OPENMP"]
         for level in levels:
             steps = self.loop.passes[level].accumulators
@@ -240,6 +245,7 @@ class _RowLoopWriter:
         first = self.first
         outer = [f"a.size[{dim}]" for dim in range(first + 1, self.loop.rank)]
         tiles = " * ".join([f"((a.size[{first}] + rows - 1) / rows)", *outer])
+        share = "  if (tiles < 2 * threads && batches > 1 && fuser_share(a, rows, tiles, batches, threads)) return;"
         return [
             "",
             "// threads is 1 or torch's thread count.",
@@ -254,8 +260,7 @@ class _RowLoopWriter:
             f"  const int64_t tiles = {tiles};",
             "  if (threads == 1) return fuser_range(a, rows, 0, tiles);",
             "#ifdef _OPENMP",
-            f"  const int64_t batches = {self.batch.count()};",
-            "  if (tiles < 2 * threads && batches > 1 && fuser_share(a, rows, tiles, batches, threads)) return;",
+            *([f"  const int64_t batches = {self.batch.count()};", share] if self._with_totals() else []),
             "#pragma omp parallel num_threads(threads)",
             "  {",
             "    const int64_t share = (tiles + omp_get_num_threads() - 1) / omp_get_num_threads();",
@@ -271,10 +276,11 @@ class _RowLoopWriter:
     def _choose_rows(self) -> list[str]:
         # Rows of a tile; few enough for all threads to have some.
         length, count = self.batch.length(), f"a.size[{self.first}]"
-        if self.loop.rows.is_across:
+        if self.loop.rows.is_across or self.loop.rows.scans:
+            least = CPU_LANES if self.loop.rows.is_across else SIDE_BY_SIDE
             return [
                 f"int64_t rows = {self.batch.lanes};",
-                f"while (rows > {CPU_LANES} && {count} < 2 * threads * rows) rows /= 2;",
+                f"while (rows > {least} && {count} < 2 * threads * rows) rows /= 2;",
             ]
         return [
             f"int64_t rows = {self.batch.lanes};",

@@ -1,1 +1,1 @@
-"""The CUDA room: dialect text, NVRTC through cuda.core, and launches on torch's current stream."""
+"""The CUDA room: dialect text, NVRTC, and launches on torch's current stream."""

@@ -172,11 +172,12 @@ class AlongElements(RowText):
 
     def _compute(self, level: int, step: RowPass, element: RowPart) -> list[str]:
         outputs = [item for item in self.full(element) if item.is_output and self._is_anywhere(item)]
-        head = [f"fuser_pass{level}::part parts[U];"] if step.accumulators else []
+        parts, _, missing = self._parts(level)
+        head = [parts] if step.accumulators else []
         head += [f"{self._vector(item)} made_{item.name}[U];" for item in outputs]
         head += [*self._forget(level), *self._divisors(step)]
         each = self._vectors(level, step, element, is_whole=self._has_whole_chunks)
-        none = ["#pragma unroll", f"for (int u = 0; u < U; ++u) parts[u] = pass{level}.identity();"]
+        none = ["#pragma unroll", f"for (int u = 0; u < U; ++u) {missing}"]
         none = indent(none * bool(step.accumulators))
         if not self._has_whole_chunks and self.tuning.team > WARP:
             # Most warps have all of their vectors, and ask no question for each.
@@ -201,15 +202,20 @@ class AlongElements(RowText):
         ]
         return [*head, *each, *stores]
 
+    def _parts(self, level: int) -> tuple[str, str, str]:
+        # What declares the parts of a pass, what makes a vector's of its elements' own, and of one that is missing.
+        none = f"parts[u] = pass{level}.identity();"
+        return f"fuser_pass{level}::part parts[U];", f"parts[u] = fuser_tree<V>(pass{level}, own);", none
+
     def _vectors(self, level: int, step: RowPass, element: RowPart, *, is_whole: bool) -> list[str]:
         # The loop over a thread's vectors; whether all elements of its warp's are there.
         known = self.row_values(element)
         placed = [item for item in self.full(element) if item.is_output or item.is_counter]
         outputs = [item for item in placed if item.is_output]
-        lines = self._place(placed, is_whole=is_whole)
+        lines, (_, take, missing) = self._place(placed, is_whole=is_whole), self._parts(level)
         if not is_whole and self.tuning.team > WARP and not self._has_whole_vectors:
             # A warp that has nothing there goes on: it takes long to ask for each element.
-            none = f"parts[u] = pass{level}.identity();" if step.accumulators else ""
+            none = missing if step.accumulators else ""
             lines.append(f"if (n - t % W * V >= length) {{ {none} continue; }}")
         first = [item for item in self.loop.held if self._reads_first(item, level)]
         lines += [f"held_{item.name}[n / V] = {item.name}[u];" for item in first]
@@ -242,9 +248,9 @@ class AlongElements(RowText):
         if step.accumulators:
             if not is_whole and not self._has_whole_vectors:
                 lines += _each_element(f"if (k >= left) own[k] = pass{level}.identity();")
-            lines.append(f"parts[u] = fuser_tree<V>(pass{level}, own);")
+            lines.append(take)
             if not is_whole and self._has_whole_vectors:
-                lines.append(f"if (left == 0) parts[u] = pass{level}.identity();")
+                lines.append(f"if (left == 0) {missing}")
         for item in outputs:
             if self._is_anywhere(item):
                 lines += _each_element(f"made_{item.name}[u].set(k, {item.name}[k]);")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fuser.layout import Shape, Strides
 from fuser.orders import COLUMN_ORDERS, Schedule
 
-__all__ = ["GpuSize", "Layout", "coalesce", "find_schedule", "sum_schedule"]
+__all__ = ["GpuSize", "Layout", "coalesce", "find_schedule", "scan_chunk", "sum_schedule"]
 
 # Threads of a block of Reduce.cuh; elements that a thread has in flight where it reads one at a time.
 MAX_THREADS = 512
@@ -211,6 +211,13 @@ def sum_schedule(
         blocks = max(min(-(-target // grid), -(-each // FEW)), -(-each // MANY))
     accumulators = vector if vector > 1 else in_flight
     return Schedule(step, height if shares else 1, blocks, accumulators, vector)
+
+
+def scan_chunk(length: int, rows: int) -> int:
+    """Return how many elements of a row ATen's scans take at a time (ScanUtils.cuh), two for each thread."""
+    # In unsigned arithmetic of 32 bits: of very many short rows, a difference below zero wraps.
+    threads = (9 + (length - 1).bit_length() - (rows - 1).bit_length()) % 2**32 // 2
+    return 2 << min(max(threads, 4), 9)
 
 
 def _halves(layout: Layout) -> tuple[Layout, ...]:

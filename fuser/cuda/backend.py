@@ -1,4 +1,4 @@
-"""NVRTC through cuda.core, with compiled kernels kept on disk. Needs no GPU and no CUDA toolkit to compile."""
+"""CUDA kernels by NVRTC, kept on disk. Needs no GPU and no CUDA toolkit to compile."""
 
 from __future__ import annotations
 
@@ -6,22 +6,20 @@ import io
 import re
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from fuser import counters
 from fuser._version import __version__
-from fuser.codegen import Dialect, KernelSource
+from fuser.codegen import KERNEL_NAME, Dialect, KernelSource
 from fuser.cuda.dialect import DIALECT
 from fuser.cuda.fused_kernel import CudaKernel
+from fuser.cuda.nvrtc import NvrtcError, compile_text, load_kernel
 from fuser.disk_cache import CacheKey, load_or_make
+from fuser.dump import dump
 from fuser.errors import CaptureError, CompilerFailedError, CompilerNotFoundError, Diagnostic
 from fuser.fused_kernel import build_compile_error, check_may_compile, warn_of_texts
 from fuser.process import is_of_signal_handler
-
-if TYPE_CHECKING:
-    from cuda.core import ProgramOptions
 
 __all__ = ["CudaBackend", "compile_cubin"]
 
@@ -53,14 +51,13 @@ class CudaBackend:
                 f"the kernel of {names} is needed for the first time inside a CUDA graph capture: before it, make the "
                 "same call once, or call warmup() of a function made by fuser.fuse"
             )
-        try:
-            from cuda.core import ObjectCode  # noqa: PLC0415 - importing fuser must not import CUDA
-        except ImportError as error:
-            check_may_compile(source)
-            raise CompilerNotFoundError(f"CUDA kernels need cuda-python: {error}") from error
 
         def load(cubin: bytes) -> CudaKernel:
-            return CudaKernel(source, ObjectCode.from_cubin(cubin))
+            dump(source, {"kernel.cubin": cubin})
+            try:
+                return CudaKernel(source, load_kernel(cubin, KERNEL_NAME))
+            except ImportError as error:
+                raise CompilerNotFoundError(f"CUDA kernels need cuda-python: {error}") from error
 
         return load_or_make(_cache_key(source, target), lambda: compile_cubin(source, target), load)
 
@@ -80,34 +77,25 @@ def compile_cubin(source: KernelSource, target: str, resources: io.StringIO | No
         NoCompileError: ``config.no_compile`` is set.
     """
     check_may_compile(source)
-    try:
-        from cuda.core import Program  # noqa: PLC0415 - importing fuser must not import CUDA
-    except ImportError as error:
-        raise CompilerNotFoundError(f"CUDA kernels need cuda-python: {error}") from error
-    options = _options(target, source.numerics, None if resources is None else "-v")
+    options = _options(target, source.numerics)
+    if resources is not None:
+        options += ("--ptxas-options=-v",)
     counters.count("compiles")
     try:
-        said = resources or io.StringIO()
-        cubin = Program(source.text, "c++", options).compile("cubin", logs=said).code
-    except (ImportError, OSError) as error:
+        cubin, log = compile_text(source.text, options)
+    except NvrtcError as error:
+        if error.status != "NVRTC_ERROR_COMPILATION":
+            raise CompilerFailedError(f"NVRTC, {target}, made no kernel: {' '.join(str(error).split())}") from error
+        diagnostics = [item for item in parse_nvrtc_log(error.log, source) if item.severity == "error"]
+        raise build_compile_error(source, f"NVRTC, {target}", diagnostics, " ".join(options), error.log) from None
+    except (ImportError, OSError, RuntimeError) as error:
         if is_of_signal_handler(error):
             raise
-        raise CompilerNotFoundError(f"CUDA kernels need NVRTC (pip install nvidia-cuda-nvrtc): {error}") from error
-    except Exception as error:
-        log = str(error)
-        is_of_cuda = type(error).__module__.startswith("cuda") or "nvrtc" in log.lower()
-        if is_of_signal_handler(error) or not is_of_cuda:
-            raise
-        diagnostics = [item for item in parse_nvrtc_log(log, source) if item.severity == "error"]
-        if not diagnostics and "NVRTC_ERROR_COMPILATION" not in log:
-            if "NVRTC" in log:
-                raise CompilerFailedError(f"NVRTC, {target}, made no kernel: {' '.join(log.split())}") from error
-            missing = f"CUDA kernels need NVRTC (pip install nvidia-cuda-nvrtc): {log or error!r}"
-            raise CompilerNotFoundError(missing) from error
-        text = " ".join(option.decode() for option in options.as_bytes("nvrtc"))
-        raise build_compile_error(source, f"NVRTC, {target}", diagnostics, text, log) from None
-    warn_of_texts(source, parse_nvrtc_log(said.getvalue(), source))
-    assert isinstance(cubin, bytes)
+        missing = f"CUDA kernels need cuda-python and NVRTC (pip install nvidia-cuda-nvrtc): {error}"
+        raise CompilerNotFoundError(missing) from error
+    if resources is not None:
+        resources.write(log)
+    warn_of_texts(source, parse_nvrtc_log(log, source))
     return cubin
 
 
@@ -134,27 +122,18 @@ def parse_nvrtc_log(log: str, source: KernelSource) -> list[Diagnostic]:
     return found
 
 
-def _options(target: str, numerics: str, ptxas_options: str | None = None) -> ProgramOptions:
-    from cuda.core import ProgramOptions  # noqa: PLC0415
-
+def _options(target: str, numerics: str) -> tuple[str, ...]:
     # The options of torch.cuda.jiterator, so that a functor has the bits it has there. Inside a functor both NVVM and
     # ptxas contract multiply-adds; the text keeps them from doing so across functors.
-    return ProgramOptions(
-        name="fuser_kernel",
-        arch=target,
-        std="c++17",
-        device_as_default_execution_space=True,
-        ptxas_options=ptxas_options,
-        # Fast: float32 division and square root within 2 ULP, in a third of the instructions, as others that fuse
-        # kernels have them.
-        prec_div=None if numerics == "strict" else False,
-        prec_sqrt=None if numerics == "strict" else False,
-    )
+    options = (f"-arch={target}", "--std=c++17", "--device-as-default-execution-space")
+    # Fast: float32 division and square root within 2 ULP, in a third of the instructions, as others that fuse kernels
+    # have them.
+    return options if numerics == "strict" else (*options, "--prec-sqrt=false", "--prec-div=false")
 
 
 def _cache_key(source: KernelSource, target: str) -> CacheKey:
-    options = [option.decode() for option in _options(target, source.numerics).as_bytes("nvrtc")]
-    return CacheKey.build(("cuda", __version__, *options, source.text), _identify_nvrtc())
+    wanted = ("cuda", __version__, *_options(target, source.numerics), source.text)
+    return CacheKey.build(wanted, _identify_nvrtc())
 
 
 @cache

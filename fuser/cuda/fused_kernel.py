@@ -7,19 +7,16 @@ import importlib
 import threading
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 
 from fuser import counters
-from fuser.codegen import KERNEL_NAME, KernelSource
+from fuser.codegen import KernelSource
+from fuser.cuda.nvrtc import LoadedKernel
 from fuser.geometry import Flat, Launch, launch_shape
 from fuser.kernel_spec import MAX_LONE_ARGUMENT_BYTES
 from fuser.layout import IterationSpace
 from fuser.process import is_of_signal_handler
-
-if TYPE_CHECKING:
-    from cuda.core import ObjectCode
 
 __all__ = ["CudaKernel"]
 
@@ -31,12 +28,13 @@ FREE_SHARED_BYTES = 24 << 10
 class CudaKernel:
     """Implements FusedKernel. The library handle belongs to no context, so one kernel serves every device."""
 
-    def __init__(self, source: KernelSource, code: ObjectCode) -> None:
+    def __init__(self, source: KernelSource, kernel: LoadedKernel) -> None:
         from cuda.bindings import driver  # noqa: PLC0415 - importing fuser must not import CUDA
 
         self.source = source
-        self._kernel = code.get_kernel(KERNEL_NAME)
-        self.address = int(self._kernel.handle)
+        # It lives as long as this.
+        self._kernel = kernel
+        self.address = kernel.address
         self._function = driver.CUfunction(self.address)
         self._launch = driver.cuLaunchKernel
         self._success = driver.CUresult.CUDA_SUCCESS

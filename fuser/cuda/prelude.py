@@ -8,7 +8,7 @@ __all__ = ["emit_prelude"]
 
 _FILES = (
     "cuda.h", "core.h", "cuda_math.h", "storage.h", "cuda_storage.h", "cuda_access.h", "complex.h", "cuda_cluster.h",
-    "cuda_rows.h", "cuda_orders.h",
+    "cuda_rows.h", "cuda_orders.h", "cuda_scans.h",
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any, overload
 import torch
 from torch import fx
 
-from fuser.fx.trace import FusedFunction
+from fuser.fx.trace import FusedFunction, P, R
 from fuser.graph import FusionGroup
 
 __all__ = ["FusedModule", "fuse"]
@@ -18,7 +18,7 @@ __all__ = ["FusedModule", "fuse"]
 @overload
 def fuse(function: torch.nn.Module) -> FusedModule: ...  # type: ignore[overload-overlap]
 @overload
-def fuse(function: Callable[..., Any]) -> FusedFunction: ...
+def fuse(function: Callable[P, R]) -> FusedFunction[P, R]: ...
 def fuse(function: Callable[..., Any]) -> FusedFunction | FusedModule:
     """Make a function of functor calls and torch ops run as few kernels as possible, usually one.
 

@@ -137,7 +137,8 @@ def _gains_nothing(group: Sequence[fx.Node], reading: GraphReading) -> bool:
     # torch reduces as well as fuser, copies nothing where no conversion is needed, and x ** 1 as it lies in memory.
     every = [reading.calls[node] for node in group]
     calls = [call for call in every if call is None or not (call.is_view or call.function.arranges)]
-    if len(calls) == 1 and calls[0] is not None and calls[0].function.op in REDUCTIONS:
+    op = REDUCTIONS.get(str(calls[0].function.op)) if len(calls) == 1 and calls[0] is not None else None
+    if op is not None and not op.scans and calls[0] is not None:
         return not calls[0].scalars and all(isinstance(item, fx.Node) for item in calls[0].tensors)
     return all(_is_copy(call) or (call is not None and is_first_power(call.function)) for call in calls)
 

@@ -13,6 +13,7 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
+from fuser import log
 from fuser.compiler import register, registered
 from fuser.config import config
 from fuser.executor import warm_up
@@ -358,6 +359,7 @@ class _Substitution:
         make, nodes = self.differentiable, None
         if make is not None and any(call is not None and call.reduces for call in found.calls):
             nodes = self._copy_nodes(found, returned, writer, arguments)
+        log.say("node", f"{name}: {', '.join(names)}")
         made = FusionModule(group, names) if make is None or nodes is None else make(group, names, nodes)
         self.module.add_submodule(name, made)
         with self.graph.inserting_after(found.nodes[-1]):

@@ -9,7 +9,7 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, overload
 
 import torch
 from torch import fx
@@ -27,8 +27,23 @@ from fuser.outputs import check_kinds, finish_out, finish_traced_out
 from fuser.process import Lock
 from fuser.route import call_anew, is_transformed, requires_grad
 
-__all__ = ["FusedFunction"]
+__all__ = ["FusedFunction", "P", "R"]
 
+# A function's parameters and what it returns; without its first parameter; that one.
+if TYPE_CHECKING:
+    from typing_extensions import ParamSpec, TypeVar
+
+    P = ParamSpec("P", default=...)
+    R = TypeVar("R", default=Any)
+else:
+    from typing import ParamSpec, TypeVar
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
+Q = ParamSpec("Q")
+S = TypeVar("S")
+
+PUBLIC = ("function", "graph_for", "graph_module", "groups", "warmup")
 # How many kinds of call are remembered, graphs for one kind (which differ in what control flow asked), and among them
 # such that hold no more: a module goes back and forth between train() and eval().
 MAX_KEYS, MAX_GRAPHS, MAX_STALE = 64, 32, 1
@@ -59,13 +74,13 @@ class Entry:
 
 
 @called_in_c
-class FusedFunction(Replayer):
+class FusedFunction(Replayer, Generic[P, R]):
     """A traced function whose functor calls and pointwise ops are fusion nodes. Threads may share it.
 
     In a class it is a method: each instance has graphs of its own.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[P, R]) -> None:
         super().__init__((), ())
         plain: Any = inspect.unwrap(function)
         if not inspect.isroutine(function) or not isinstance(getattr(plain, "__func__", plain), types.FunctionType):
@@ -85,7 +100,13 @@ class FusedFunction(Replayer):
         self.__name__, self.__qualname__ = function.__name__, function.__qualname__
         functools.update_wrapper(self, function, updated=())
 
-    def __get__(self, instance: Any, owner: type | None = None) -> FusedFunction:
+    @overload
+    def __get__(self, instance: None, owner: type) -> FusedFunction[P, R]: ...
+    @overload
+    def __get__(
+        self: FusedFunction[Concatenate[S, Q], R], instance: S, owner: type | None = None
+    ) -> FusedFunction[Q, R]: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> FusedFunction[..., R]:
         """Return the fused method of an instance, which keeps it."""
         if instance is None or isinstance(self.function, types.MethodType):
             return self
@@ -156,6 +177,10 @@ class FusedFunction(Replayer):
         key, leaves = self._sort(args, kwargs)
         warm_up_graph(self._find_trace(key, leaves).traced.graph_module, leaves)
 
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def __call__(self, *args: Any, out: Any, **kwargs: Any) -> R: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function.
 
@@ -199,7 +224,8 @@ class FusedFunction(Replayer):
         entry = self._find_trace(key, leaves)
         whole, launcher = entry.whole, entry.launcher
         if whole is None or launcher is None:
-            result = entry.traced.graph_module(*leaves)
+            # Not through Module.__call__, which takes as long as an op.
+            result = entry.traced.graph_module.forward(*leaves)
             return result if outs is None else self._finish(outs, result, args)
         if launcher is not self:
             replayed = launcher.launch(leaves, None, outs)
@@ -262,8 +288,10 @@ class FusedFunction(Replayer):
 
     def _look_up(self, key: Key, leaves: tuple[Any, ...]) -> Entry | None:
         mode = _mode(leaves)
-        found = (item for item in self._traces.get(key, ()) if item.mode == mode and item.traced.holds(leaves))
-        return next(found, None)
+        for item in self._traces.get(key, ()):
+            if item.mode == mode and item.traced.holds(leaves):
+                return item
+        return None
 
     def _add_trace(self, key: Key, leaves: tuple[Any, ...] | None) -> Entry:
         names = [item.name for item in self._parameters]
@@ -317,16 +345,23 @@ class FusedFunction(Replayer):
             found = getattr(found, part, None)
         return name if found is self else (FusedFunction, (self.function,))
 
+    def __dir__(self) -> list[str]:
+        # What is for users: the rest serves other stages.
+        return [*(name for name in super().__dir__() if name.startswith("__")), *PUBLIC]
+
     def __repr__(self) -> str:
         return f"<fuser.fuse {self.__name__}>"
 
 
 def _mode(leaves: tuple[Any, ...]) -> Mode:
-    tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
-    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    needs_grad, is_cuda = False, False
+    for x in leaves:
+        if isinstance(x, torch.Tensor):
+            needs_grad |= x.requires_grad
+            is_cuda |= x.is_cuda or (x.is_meta and torch.cuda.is_available())
+    needs_grad &= torch.is_grad_enabled()
     # torch.func's transforms differentiate, and autocast converts, what torch's reductions are made of.
     stays = torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu") or (needs_grad and is_transformed())
-    is_cuda = any(x.is_cuda or (x.is_meta and torch.cuda.is_available()) for x in tensors)
     return Mode(config.numerics, not stays, needs_grad and not stays, "cuda" if is_cuda else "cpu")
 
 

@@ -57,7 +57,7 @@ class Traced:
 def is_traced(values: Sequence[Any]) -> bool:
     """Whether a call with these arguments is part of what somebody else traces with torch.fx."""
     modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    return any(isinstance(mode, _Intercept) for mode in modes) or any(isinstance(item, fx.Proxy) for item in values)
+    return any(isinstance(item, fx.Proxy | _Intercept) for item in (*modes, *values))
 
 
 def trace(

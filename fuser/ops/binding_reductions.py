@@ -85,6 +85,16 @@ def _bind_prod(input: Any, dim: Any = None, keepdim: Any = False, *, dtype: Any 
     return _bind_total("prod")(input, dim, keepdim, dtype=dtype) if dim is None or type(dim) is int else None
 
 
+def _bind_running(input: Any, dim: Any, *, dtype: Any = None) -> OpCall | None:  # noqa: A002
+    if type(dim) is not int or (dtype is not None and not (dtype is torch.int64 or _is_floating(dtype))):
+        return None
+    return _reduce("cumsum", input if dtype is None else OpCall(cast_function(dtype), (input,)), dim)
+
+
+def _is_floating(dtype: Any) -> bool:
+    return isinstance(dtype, torch.dtype) and dtype.is_floating_point
+
+
 def _bind_form(bind: Callable[..., ReductionForm | None]) -> Binder:
     @functools.wraps(bind)
     def bind_call(input: Any, *args: Any, **kwargs: Any) -> OpCall | None:  # noqa: A002
@@ -123,7 +133,7 @@ def reduction_methods() -> dict[str, Binder]:
     """Return the binder of each method of tensors."""
     return {
         **{name: _bind_reduction(name) for name in ("amax", "amin", "any", "all")},
-        "count_nonzero": _bind_count_nonzero, "prod": _bind_prod,
+"count_nonzero": _bind_count_nonzero, "prod": _bind_prod, "cumsum": _bind_running,
         **{name: _bind_total(name) for name in ("sum", "mean", "nansum")},
         **{name: _bind_form(bind) for name, bind in FORMS.items() if "linalg" not in name},
         "max": _bind_extremum("max"), "min": _bind_extremum("min"), "aminmax": _bind_aminmax,
@@ -142,6 +152,7 @@ def reduction_functions() -> dict[Any, Binder]:
         **dict.fromkeys(overloads("mean", "mean.dim"), _bind_total("mean")),
         **dict.fromkeys(overloads("prod", "prod.dim_int"), _bind_prod),
         _ATEN.nansum.default: _bind_total("nansum"),
+        _ATEN.cumsum.default: _bind_running,
         **{
             overload: _bind_form(FORMS[name])
             for name, forms in (

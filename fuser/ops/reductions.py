@@ -55,6 +55,8 @@ class ReductionOp:
     is_wide_on_cpu: bool = False
     # Whether torch refuses to reduce nothing.
     needs_elements: bool = False
+    # Whether it makes running totals.
+    scans: bool = False
     # dtypes that torch treats in another way.
     others: frozenset[torch.dtype] = frozenset()
 
@@ -93,7 +95,8 @@ def reduction_function(name: str, dims: Dims = None, keepdim: bool = False) -> F
     count = len(identity)
     finish = _parse(op.finish, op.num_outputs, op.scalars) if op.finish else None
     accumulate = _parse(op.accumulate, count) if op.accumulate else None
-    reduction = Reduction(_parse(op.combine, count), identity, finish, dims, keepdim, op.counts, op.order, accumulate)
+    combine = _parse(op.combine, count)
+    reduction = Reduction(combine, identity, finish, dims, keepdim, op.counts, op.order, accumulate, scans=op.scans)
     functor = _parse(op.map, count)
     unpromoted = (functor.tensors[-1].name,) if op.has_index else ()
     return Function(functor, name, op.promotion, unpromoted, op.out_dtypes, reduction=reduction)
@@ -159,6 +162,16 @@ define(
     map="T {name}_map(T x) {{ return x != x ? T(0) : x; }}",
     promotion=Promotion.INT_TO_LONG,
     order="sum",
+)
+define(
+    "cumsum",
+    "return a + b;",
+    0,
+    lambda x, dims, keepdim: torch.cumsum(x, dims[0]),  # noqa: ARG005 - called as the others
+    kinds=_EVERY,
+    promotion=Promotion.INT_TO_LONG,
+    order="scan",
+    scans=True,
 )
 define("prod", "return a * b;", 1, _one_by_one(torch.prod), kinds=_EVERY, promotion=Promotion.INT_TO_LONG)
 define(

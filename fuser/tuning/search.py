@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from fuser import log
 from fuser.access import Tuning
 from fuser.config import config
 from fuser.process import Lock
@@ -132,7 +133,9 @@ def _tune(candidate: Candidate, run: Callable[[], Any]) -> KernelTrials:
     best = min(trials, key=lambda trial: trial.time_us)
     chosen = best.tuning if best.time_us < trials[0].time_us * (1 - MIN_GAIN) else trials[0].tuning
     tunings.keep(candidate, chosen)
-    return KernelTrials(candidate.names, tuple(trials), chosen)
+    found = KernelTrials(candidate.names, tuple(trials), chosen)
+    log.say("tuning", str(found))
+    return found
 
 
 @contextmanager

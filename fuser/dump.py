@@ -1,0 +1,32 @@
+"""``FUSER_DUMP``: a folder for each kernel, with what it was made from and what it became."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from fuser.codegen import KernelSource
+from fuser.config import config
+from fuser.counters import warn_once
+from fuser.errors import CacheWarning
+from fuser.process import is_of_signal_handler
+
+__all__ = ["dump"]
+
+
+def dump(source: KernelSource, files: Mapping[str, str | bytes]) -> None:
+    """Write files into a kernel's folder, if there is to be one; a folder that cannot be written to warns once."""
+    if config.dump is None:
+        return
+    # Long names: groups may have hundreds of functors.
+    names = "-".join(functor.entry for functor in source.functors)[:80]
+    folder = Path(config.dump, f"{names}-{hashlib.sha256(source.text.encode()).hexdigest()[:12]}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        if is_of_signal_handler(error):
+            raise
+        warn_once(f"dump {config.dump}", f"FUSER_DUMP={config.dump}: {error}", CacheWarning)

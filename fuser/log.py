@@ -1,0 +1,61 @@
+"""What fuser says while it works, by Python's ``logging``: a logger ``fuser.NAME`` for each artifact.
+
+A program sets levels and handlers as it does for its other loggers; everything is said at level DEBUG. ``FUSER_LOGS``
+(``fuser.config.logs``) names artifacts that are written to stderr instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Collection
+from typing import TextIO
+
+__all__ = ["ARTIFACTS", "say", "show", "wants"]
+
+ARTIFACTS = {
+    "functor": "the text of each functor, when it is created",
+    "group": "each fusion group, when it is registered",
+    "node": "which nodes of an FX graph each group stands for",
+    "spec": "what a kernel is specialised on: dtypes and layouts",
+    "source": "the text of each kernel",
+    "compile": "each kernel that is ready: for what, after how long",
+    "order": "whether torch has the order of a reduction that a kernel keeps",
+    "tuning": "what a search for the fastest tuning measured",
+    "fallback": "each call that runs in eager torch, and why",
+    "launch": "each launch; calls then take the long way",
+}
+_LOGGERS = {name: logging.getLogger(f"fuser.{name}") for name in ARTIFACTS}
+
+
+class _ToStderr(logging.StreamHandler[TextIO]):
+    def emit(self, record: logging.LogRecord) -> None:
+        # Whatever it is by now: notebooks and tests put others in its place.
+        self.setStream(sys.stderr)
+        super().emit(record)
+
+
+_handler = _ToStderr()
+_handler.setFormatter(logging.Formatter("--- %(name)s\n%(message)s"))
+
+
+def wants(name: str) -> bool:
+    """Whether anybody listens to an artifact: ask before making a text that takes time."""
+    return _LOGGERS[name].isEnabledFor(logging.DEBUG)
+
+
+def say(name: str, text: str) -> None:
+    """Tell an artifact's logger."""
+    # As an argument: a text may have percent signs.
+    _LOGGERS[name].debug("%s", text)
+
+
+def show(names: Collection[str]) -> None:
+    """Write these artifacts to stderr, and no others."""
+    for name, logger in _LOGGERS.items():
+        if name in names:
+            logger.setLevel(logging.DEBUG)
+            logger.addHandler(_handler)
+        elif _handler in logger.handlers:
+            logger.removeHandler(_handler)
+            logger.setLevel(logging.NOTSET)

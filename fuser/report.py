@@ -1,0 +1,85 @@
+"""When fuser itself fails while it plans a call: a script that shows it, and eager torch for the user."""
+
+from __future__ import annotations
+
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from fuser._version import __version__
+from fuser.config import config
+from fuser.errors import FuserError, UnsupportedError
+from fuser.kernel_spec import KernelSpec
+from fuser.process import is_of_signal_handler
+from fuser.tensor_desc import TensorDesc
+
+__all__ = ["is_internal", "report"]
+
+# What a mistake in a program raises.
+_MISTAKES = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
+
+
+def is_internal(error: Exception) -> bool:
+    """Whether an exception, caught around code that calls nothing of the user's, is a mistake of fuser's."""
+    if config.internal_errors == "raise" or isinstance(error, FuserError):
+        return False
+    return isinstance(error, _MISTAKES) and not is_of_signal_handler(error)
+
+
+def report(spec: KernelSpec, inputs: Sequence[TensorDesc], error: Exception) -> UnsupportedError:
+    """Write a script that makes the call again, and return the reason why the call is not fused."""
+    what = f"{type(error).__name__}: {error}".strip(": ")
+    lines = "\n".join(f"    {_rebuild(item)}," for item in inputs)
+    text = _SCRIPT.format(
+        version=__version__,
+        torch=torch.__version__,
+        trace="".join(traceback.format_exception(error)).replace('"""', "'''").replace("\\", "/"),
+        group=spec.text,
+        numerics=config.numerics,
+        inputs=lines,
+    )
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="fuser-report-")) if config.dump is None else Path(config.dump)
+        folder.mkdir(parents=True, exist_ok=True)
+        script = folder / f"reproduce-{spec.key:016x}.py"
+        script.write_text(text, encoding="utf-8")
+        where = f"python {script} shows it: please report it with that file"
+    except OSError as problem:
+        where = f"no script shows it: {problem}"
+    return UnsupportedError(f"fuser failed ({what}); {where}")
+
+
+def _rebuild(item: TensorDesc) -> str:
+    if item.dtype is None:
+        return {bool: "True", int: "3", float: "1.5", complex: "1.5 + 0.5j"}[item.kind]
+    return f"tensor({list(item.shape)}, {list(item.strides)}, {item.dtype}, {str(item.device)!r}, {item.is_aligned})"
+
+
+_SCRIPT = '''"""A call with which fuser {version} failed, with torch {torch}. Inputs are random.
+
+{trace}"""
+
+import torch
+
+import fuser
+
+
+def tensor(shape, strides, dtype, device, is_aligned):
+    size = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides))
+    begin = 0 if is_aligned else 1
+    flat = torch.testing.make_tensor(max(size, 0) + begin, dtype=dtype, device=device)
+    return flat.as_strided(shape, strides, begin)
+
+
+group = fuser.FusionGroup.from_json({group!r})
+inputs = [
+{inputs}
+]
+fuser.config.internal_errors = "raise"
+fuser.config.numerics = {numerics!r}
+print(group)
+print(fuser.run_fusion(fuser.register_fusion(group), inputs))
+'''

@@ -1,0 +1,54 @@
+"""What users' type checkers see: ``make types`` checks this file strictly, where a wrong line needs its comment."""
+
+from __future__ import annotations
+
+from typing import assert_type
+
+import torch
+from torch import Tensor
+
+import fuser
+
+add = fuser.create_jit_fn("template <typename T> T add(T x, T y) { return x + y; }")
+both = fuser.create_multi_output_jit_fn(
+    "template <typename T> void both(T x, T& a, T& b) { a = x; b = -x; }", num_outputs=2
+)
+named = fuser.jit_fn("template <typename T> T named(T x, T a) { return a * x; }", scalars={"a": 2})
+several = fuser.jit_fn("template <typename T> void two(T x, T& a, T& b) { a = x; b = x; }", num_outputs=2)
+
+
+@fuser.fuse
+def scale(x: Tensor, factor: float = 2.0) -> Tensor:
+    """A fused function keeps its signature."""
+    return add(x, x) * factor
+
+
+class Layer(torch.nn.Module):
+    """With a fused method."""
+
+    @fuser.fuse
+    def scale(self, x: Tensor) -> tuple[Tensor, int]:
+        """A fused method is bound as a method is."""
+        return add(x, x), 1
+
+
+def check(x: Tensor) -> None:
+    """Ask for types."""
+    assert_type(add(x, x), Tensor)
+    assert_type(both(x), tuple[Tensor, ...])
+    assert_type(named(x, a=1.0), Tensor)
+    assert_type(several(x), tuple[Tensor, ...])
+    assert_type(scale(x, factor=1.0), Tensor)
+    assert_type(scale(x, out=torch.empty_like(x)), Tensor)
+    assert_type(Layer().scale(x), tuple[Tensor, int])
+    scale("no tensor")  # type: ignore[call-overload]
+    scale(x, 1.0, 2.0)  # type: ignore[call-overload]
+    Layer().scale(x, x)  # type: ignore[call-overload]
+    fuser.jit_fn("", outputs=2)  # type: ignore[call-overload]
+    fuser.config.numerics = "fast"
+    fuser.config.numerics = "quick"  # type: ignore[assignment]
+    fuser.config.numeric = "fast"  # type: ignore[attr-defined]
+    with fuser.config.patch(numerics="fast", logs="source"):
+        pass
+    with fuser.config.patch(numeric="fast"):  # type: ignore[call-arg]
+        pass
