@@ -133,7 +133,7 @@ def reduction_methods() -> dict[str, Binder]:
     """Return the binder of each method of tensors."""
     return {
         **{name: _bind_reduction(name) for name in ("amax", "amin", "any", "all")},
-"count_nonzero": _bind_count_nonzero, "prod": _bind_prod, "cumsum": _bind_running,
+        "count_nonzero": _bind_count_nonzero, "prod": _bind_prod, "cumsum": _bind_running,
         **{name: _bind_total(name) for name in ("sum", "mean", "nansum")},
         **{name: _bind_form(bind) for name, bind in FORMS.items() if "linalg" not in name},
         "max": _bind_extremum("max"), "min": _bind_extremum("min"), "aminmax": _bind_aminmax,
