@@ -82,6 +82,8 @@ class RowPass:
     pick: RowPart | None = None
     picks: tuple[Accumulator, ...] = ()
     place: str = ""
+    # The input whose largest element is all that it finds, of 16 bits: a GPU compares two at once. Empty otherwise.
+    largest: str = ""
     # The same of columns, to whose parts each element adds: accumulators, and what combines two parts.
     columns: tuple[Accumulator, ...] = ()
     merge: RowPart | None = None
@@ -158,8 +160,22 @@ class RowWriter:
         commutes = is_free or all(is_sum(self._reduction(index).combine) for index in reductions)
         decides = any(takes_decisions(self._reduction(index).combine) for index in reductions)
         return RowPass(
-            row, element, quick, combine, accumulators, commutes, is_free, decides, pick, picked, place, others, merge
+            row, element, quick, combine, accumulators, commutes, is_free, decides, pick, picked, place,
+            self._largest_in(level, every), others, merge,
+        )  # fmt: skip
+
+    def _largest_in(self, level: int, reductions: Sequence[int]) -> str:
+        if len(reductions) != 1 or self._stored_in(level):
+            return ""
+        item = self.group.applications[reductions[0]]
+        value, map_, combine = item.tensors[0], item.function.functor, self._reduction(reductions[0]).combine
+        a, b = (parameter.name for parameter in combine.tensors[:2])
+        is_plain = _returns(map_, map_.tensors[0].name) and _returns(combine, f"fmax({a}, {b})")
+        is_input = value < len(self.group.inputs) and self.writer.typing.values[value] in (
+            torch.float16,
+            torch.bfloat16,
         )
+        return f"v{value}" if is_plain and is_input else ""
 
     def _picks_in(self, level: int) -> list[int]:
         # The reductions that take one element of a row, of the same place: nobody walks for them.
@@ -572,6 +588,10 @@ def is_sum(functor: Functor) -> bool:
     results = [f"{item.name} =" for item in functor.parameters if item.role is Role.OUTPUT] or ["return"]
     sums = [f"{to} {a} + {b};" for to, a, b in zip(results, names[:half], names[half:], strict=False)]
     return functor.source.partition("{")[2].split() == " ".join([*sums, "}"]).split()
+
+
+def _returns(functor: Functor, expression: str) -> bool:
+    return functor.source.partition("{")[2].split() == f"return {expression}; }}".split()
 
 
 def find_quotient(functor: Functor) -> tuple[int, int] | None:
