@@ -18,7 +18,7 @@ KEPT_ORDERS: dict[str, frozenset[str]] = {
         (
             *ANY_ORDER, "sum", "norm", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx",
             "gamma_beta", "batch_norm_sums", "group_norm", "softmax", "log_softmax", "softmax_backward",
-            "log_softmax_backward", "nll_loss", "scan",
+            "log_softmax_backward", "softmax_cast", "log_softmax_cast", "nll_loss", "scan",
         )
     ),
     "cpu": frozenset(("sum", "scan")),

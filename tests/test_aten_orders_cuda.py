@@ -251,8 +251,7 @@ def test_softmax_of_every_length_has_torchs_bits(name: str, dtype: torch.dtype) 
             if number == 0 and fuser.stats()["kept"]:
                 kept.append(length)
     assert not different
-    # From float16 to float32 torch has other kernels for more than 1024 elements.
-    assert not kept or ("cast" in name and dtype is torch.float16)
+    assert not kept
 
 
 ACROSS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

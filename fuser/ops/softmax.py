@@ -54,7 +54,8 @@ def _forward_steps(op: str, form: Form, is_ordered: bool) -> FusionGroup:
     if dtype:
         (x,) = builder.apply(convert_function(getattr(torch, dtype[0])), [x])
     (top,) = builder.apply(highest_function((dim,)), [x])
-    order = op.removeprefix("_") if is_ordered else ""
+    # What is converted, too, has a kernel of its own from float16.
+    order = op.removeprefix("_") + "_cast" * len(dtype) if is_ordered else ""
     if op == "_softmax":
         (powers,) = builder.apply(step(_POWER, promotion=Promotion.DEFAULT_WIDE), [x, top])
         (total,) = builder.apply(total_function(dim, order), [powers])
