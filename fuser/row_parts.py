@@ -78,10 +78,10 @@ class RowPass:
     is_free: bool = False
     # Whether combining takes several decisions: a compiler vectorises one such call in a loop, not three.
     decides: bool = False
-    # Computes the element of the row whose number a row's value says, ``place``: for reductions that take it alone.
+    # Computes the element of the row whose number a row's value says, ``which``: for reductions that take it alone.
     pick: RowPart | None = None
     picks: tuple[Accumulator, ...] = ()
-    place: str = ""
+    which: str = ""
     # The input whose largest element is all that it finds, of 16 bits: a GPU compares two at once. Empty otherwise.
     largest: str = ""
     # The same of columns, to whose parts each element adds: accumulators, and what combines two parts.
@@ -147,7 +147,7 @@ class RowWriter:
         quick = self._element_part(level, every, "quick") if quotients else None
         self.writer.quotients = {}
         pick = self._pick_part(level, picks) if picks else None
-        place = f"v{self._place_of(picks[0])}" if picks else ""
+        which = f"v{self._number_of(picks[0])}" if picks else ""
         picked = tuple(item for index in picks for item in self.accumulators[index])
         columns = [index for index in every if self._reduction(index).pieces]
         reductions = [index for index in every if index not in columns]
@@ -160,7 +160,7 @@ class RowWriter:
         commutes = is_free or all(is_sum(self._reduction(index).combine) for index in reductions)
         decides = any(takes_decisions(self._reduction(index).combine) for index in reductions)
         return RowPass(
-            row, element, quick, combine, accumulators, commutes, is_free, decides, pick, picked, place,
+            row, element, quick, combine, accumulators, commutes, is_free, decides, pick, picked, which,
             self._largest_in(level, every), others, merge,
         )  # fmt: skip
 
@@ -178,13 +178,13 @@ class RowWriter:
         return f"v{value}" if is_plain and is_input else ""
 
     def _picks_in(self, level: int) -> list[int]:
-        # The reductions that take one element of a row, of the same place: nobody walks for them.
+        # The reductions that take one element of a row, of the same number: nobody walks for them.
         if self.writer.args.device_type != "cuda" or self.rows.is_across or self.writer.args.tuning.piece:
             return []
         found = [index for index in self._reductions_in(level) if self._reduction(index).order == "pick"]
-        return [index for index in found if self._place_of(index) == self._place_of(found[0])]
+        return [index for index in found if self._number_of(index) == self._number_of(found[0])]
 
-    def _place_of(self, index: int) -> int:
+    def _number_of(self, index: int) -> int:
         return self.group.applications[index].tensors[1]
 
     def _level_of(self, index: int) -> int:

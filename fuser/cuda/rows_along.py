@@ -62,7 +62,7 @@ class AlongText(AlongElements):
         # Of one row, whose parts one thread writes.
         # Elements that nobody walks for are read before all else, if the row's tensors say which they are.
         given = {item.variable for item in self.row_inputs()}
-        early = [level for level, step in enumerate(self.loop.passes) if step.place in given]
+        early = [level for level, step in enumerate(self.loop.passes) if step.which in given]
         lines = [*self._row_variables(), *(line for level in early for line in self._find_pick(level))]
         lines += self._kept_vectors()
         for level, step in enumerate(self.loop.passes):
@@ -75,13 +75,13 @@ class AlongText(AlongElements):
 
     # --- elements that nobody walks for ------------------------------------------------------------------------------
     def _find_pick(self, level: int) -> list[str]:
-        # What the one element that a pass picks reads; none where its place is none.
+        # What the one element that a pass picks reads; none where the row has no such element.
         step = self.loop.passes[level]
         assert step.pick is not None, "it picks one"
-        place = self.row_values(step.pick)[step.place]
+        which = self.row_values(step.pick)[step.which]
         there = f"is_there{level}"
-        lines = [f"const bool {there} = {place} >= 0 && {place} < static_cast<int64_t>(length);"]
-        at = [f"fuser_index rest = {there} ? {place} : 0;", *self.split("rest", self.reduced)]
+        lines = [f"const bool {there} = {which} >= 0 && {which} < static_cast<int64_t>(length);"]
+        at = [f"fuser_index rest = {there} ? {which} : 0;", *self.split("rest", self.reduced)]
         for item in self.full(step.pick):
             read = f"return fuser_load<1, 1>({self.address(f'row.{item.name}', item, self.reduced)}, int({there}));"
             lines += [f"const auto picked{level}_{item.name} = [&] {{", *indent([*at, read]), "}();"]
