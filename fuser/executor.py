@@ -24,7 +24,8 @@ from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Launcher, Replayer, record_call, record_through
 from fuser.ops import WIDE_UNDER_AUTOCAST
 from fuser.outputs import check_out, finish_out
-from fuser.planner import Buffer, Plan, Step, make_plan
+from fuser.plan import Buffer, Plan, Step
+from fuser.planner import make_plan
 from fuser.sections import cut_around
 from fuser.tensor_desc import describe, name_input, read_number
 from fuser.tuning.search import make_tuned

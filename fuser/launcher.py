@@ -30,7 +30,7 @@ from fuser.config import config
 from fuser.cxx.functor import Functor
 from fuser.geometry import Flat
 from fuser.kernel_spec import MAX_ARGUMENT_BYTES
-from fuser.planner import Plan, Step
+from fuser.plan import Plan, Step
 from fuser.process import openmp_threads
 
 __all__ = [

@@ -23,7 +23,8 @@ from fuser.kernel_spec import MAX_ARGUMENT_BYTES, MAX_LONE_ARGUMENT_BYTES, ArgSp
 from fuser.launcher import NUMBER_TYPES, TENSOR_TYPES, Recorded, guard, make_check, picker
 from fuser.list_record import Extent, ListCall, ListRecord, ListStep, ListTarget
 from fuser.list_text import most_positions
-from fuser.planner import Buffer, FlatCall, event_name, plan_flat
+from fuser.plan import Buffer, event_name
+from fuser.planner import FlatCall, plan_flat
 from fuser.route import Route, find_route, is_transformed
 from fuser.tensor_desc import TensorDesc, describe
 

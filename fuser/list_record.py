@@ -13,7 +13,7 @@ import torch
 from fuser.errors import ArgumentError, describe_type
 from fuser.fused_kernel import ListPacker
 from fuser.kernel_spec import KernelSpec
-from fuser.planner import Buffer, start
+from fuser.plan import Buffer, start
 
 __all__ = ["Extent", "ListCall", "ListRecord", "ListStep", "ListTarget", "are_apart"]
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd import profiler
 
 from fuser.arg_spec import DescribedValue, build_arg_spec
 from fuser.boxes import Steps, cut_boxes, seen
@@ -29,14 +28,15 @@ from fuser.errors import (
 )
 from fuser.fallback import Fallback
 from fuser.function import Function, View
-from fuser.fused_kernel import ArgumentPacker, FusedKernel
-from fuser.geometry import Flat, Launch, workspace_bytes
+from fuser.fused_kernel import ArgumentPacker
+from fuser.geometry import workspace_bytes
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import ArgSpec, InputSpec, KernelSpec, ValueLayout, infer_layouts, infer_typing
-from fuser.layout import IterationSpace, Shape, Strides
+from fuser.layout import IterationSpace
 from fuser.ops import REDUCTIONS, Expansion, expand
 from fuser.order_check import OrderCase, is_kept
 from fuser.orders import RowOrder
+from fuser.plan import Buffer, Plan, Step, event_name
 from fuser.report import is_internal, report
 from fuser.row_orders import Orders, find_orders, gpu_size, order_of_section
 from fuser.sections import cut_group, group_outputs
@@ -51,92 +51,18 @@ from fuser.tensor_desc import (
 from fuser.tuning.table import tuned
 
 __all__ = [
-    "Buffer",
     "FlatCall",
-    "Plan",
-    "Step",
     "can_fuse",
-    "event_name",
     "make_plan",
     "plan_flat",
     "plan_texts",
     "set_can_fuse",
-    "start",
 ]
 
 # A compiler that is missing is looked for again after this time.
 SEARCH_S = 1.0
 
 _can_fuse = {"cpu": True, "cuda": True}
-# How many functors the name of a launch has.
-MAX_NAMES = 8
-
-
-class Buffer(NamedTuple):
-    """A tensor to allocate."""
-
-    shape: Shape
-    # In elements.
-    strides: Strides
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One launch of a plan."""
-
-    kernel: FusedKernel
-    launch: Launch
-    packer: ArgumentPacker
-    # Launches with packed arguments; ``start`` does so in sight of profilers.
-    run: Callable[[bytes], None]
-    # In the order of the kernel's operands: what is written, as indices into the call's outputs and, after them, its
-    # temporaries; what is read, into its inputs and, after them, all that can be written; inputs passed by value.
-    outputs: tuple[int, ...]
-    inputs: tuple[int, ...]
-    numbers: tuple[int, ...]
-    # What profilers call it.
-    name: str
-
-    def start(self, arguments: bytes) -> None:
-        """Launch with packed arguments, as an event of torch's profiler (a range of NVTX) where that is on."""
-        start(self.run, self.name, arguments)
-
-
-def start(run: Callable[[bytes], None], name: str, arguments: bytes) -> None:
-    """Launch a kernel, as an event of torch's profiler (a range of NVTX) where that is on."""
-    if profiler._is_profiler_enabled:
-        with torch._C._profiler._RecordFunctionFast(name):
-            run(arguments)
-    else:
-        run(arguments)
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a call signature decides."""
-
-    device: torch.device
-    outputs: tuple[Buffer, ...]
-    steps: tuple[Step, ...]
-    # What one step writes and a later one reads.
-    temporaries: tuple[Buffer, ...] = ()
-    # After them, what kernels have to themselves, which holds zeros at first: bytes of each.
-    workspaces: tuple[int, ...] = ()
-    # Why the group runs in eager torch instead; empty when it is fused.
-    fallback_reason: str = ""
-    # The one application that this is about: the rest of the group may be fused around it. -1: all of it is.
-    obstacle: int = -1
-    # Whether torch's own kernel is what was asked for: nobody is warned.
-    is_expected: bool = False
-    # When to look again whether that still holds, in seconds of time.monotonic().
-    until: float = math.inf
-    # Whether another torch.get_default_dtype() would make another plan.
-    follows_default_dtype: bool = False
-    # Of the settings it was made under.
-    generation: int = 0
-    # How its one launch depends on the number of elements, where nothing else does.
-    flat: Flat | None = None
 
 
 class FlatCall(NamedTuple):
@@ -591,10 +517,3 @@ def _compile(
         numbers=tuple(read[index] for index, _ in kernel.source.numbers),
         name=event_name(part.spec.group),
     )
-
-
-def event_name(group: FusionGroup) -> str:
-    """Return what profilers call a launch, such as ``fuser::axpy+relu``."""
-    names = group.names()
-    rest = [f"{len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else []
-    return "fuser::" + "+".join(names[:MAX_NAMES] + rest)

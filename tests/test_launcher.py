@@ -420,7 +420,7 @@ def test_all_of_many_shapes_are_remembered(value: Callable[[int], torch.Tensor])
 
 def count_steps() -> int:
     gc.collect()
-    return sum(type(item) is fuser.planner.Step for item in gc.get_objects())
+    return sum(type(item) is fuser.plan.Step for item in gc.get_objects())
 
 
 def test_many_shapes_neither_compile_nor_grow(kind: str) -> None:

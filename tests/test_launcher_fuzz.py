@@ -77,4 +77,4 @@ def test_odd_calls(tmp_path: Path) -> None:
 @pytest.mark.cpu
 @pytest.mark.slow
 def test_many_odd_calls(tmp_path: Path) -> None:
-    compare(1, 70_000, tmp_path, is_sanitized=True)
+    compare(1, 100_000, tmp_path, is_sanitized=True)

@@ -327,7 +327,7 @@ def test_dtypes_and_special_values(name: str, tier: int) -> None:
     floats, integers = FLOATS, (torch.int32, torch.uint8, torch.bool)
     if tier < 3:
         # test_opinfo.py has each op in all dtypes.
-        floats, integers = floats[choose(name, 4) :][:1], integers[choose(name, 3) :][:1]
+        floats, integers = floats[choose(name, 4) :][:1], integers[choose(name, 6) :][:1]
     for dtype in (*floats, *integers):
         for way in distinct(ways) if dtype in (torch.float32, torch.int32) else few(ways):
             drawn.append((way, random_tensors(dtype)))

@@ -11,7 +11,7 @@ from torch.autograd import profiler
 
 import fuser
 from fuser import launcher
-from fuser.planner import MAX_NAMES
+from fuser.plan import MAX_NAMES
 from fuser.route import call
 
 pytestmark = pytest.mark.cpu

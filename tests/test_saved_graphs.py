@@ -30,7 +30,6 @@ FOUND = {
     "jit.trace": EQUAL,
     "graph module": EQUAL,
     "pickle": {"equal": True, "same key": True},
-    "inductor": EQUAL | {"from cache": 1},
     "fuser": EQUAL | {"from cache": 1},
     "fallback": "fuser.errors.GroupError: given has a fallback that is a Python function, which only the process knows "
     "that wrote this group: to save it, leave out jit_fn(..., fallback=)",
@@ -39,6 +38,7 @@ FOUND_SLOW = {
     "non-strict": EQUAL,
     "dynamic strict": EQUAL | {"larger": True},
     "fused module": EQUAL,
+    "inductor": EQUAL | {"from cache": 1},
     "package": {"equal": True},
 }
 

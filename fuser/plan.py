@@ -1,0 +1,95 @@
+"""``Plan``: what the signature of a call decides, and how one of its launches is started."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch.autograd import profiler
+
+from fuser.fused_kernel import ArgumentPacker, FusedKernel
+from fuser.geometry import Flat, Launch
+from fuser.graph import FusionGroup
+from fuser.layout import Shape, Strides
+
+__all__ = ["Buffer", "Plan", "Step", "event_name", "start"]
+
+# How many functors the name of a launch has.
+MAX_NAMES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a call signature decides."""
+
+    device: torch.device
+    outputs: tuple[Buffer, ...]
+    steps: tuple[Step, ...]
+    # What one step writes and a later one reads.
+    temporaries: tuple[Buffer, ...] = ()
+    # After them, what kernels have to themselves, which holds zeros at first: bytes of each.
+    workspaces: tuple[int, ...] = ()
+    # Why the group runs in eager torch instead; empty when it is fused.
+    fallback_reason: str = ""
+    # The one application that this is about: the rest of the group may be fused around it. -1: all of it is.
+    obstacle: int = -1
+    # Whether torch's own kernel is what was asked for: nobody is warned.
+    is_expected: bool = False
+    # When to look again whether that still holds, in seconds of time.monotonic().
+    until: float = math.inf
+    # Whether another torch.get_default_dtype() would make another plan.
+    follows_default_dtype: bool = False
+    # Of the settings it was made under.
+    generation: int = 0
+    # How its one launch depends on the number of elements, where nothing else does.
+    flat: Flat | None = None
+
+
+class Buffer(NamedTuple):
+    """A tensor to allocate."""
+
+    shape: Shape
+    # In elements.
+    strides: Strides
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One launch of a plan."""
+
+    kernel: FusedKernel
+    launch: Launch
+    packer: ArgumentPacker
+    # Launches with packed arguments; ``start`` does so in sight of profilers.
+    run: Callable[[bytes], None]
+    # In the order of the kernel's operands: what is written, as indices into the call's outputs and, after them, its
+    # temporaries; what is read, into its inputs and, after them, all that can be written; inputs passed by value.
+    outputs: tuple[int, ...]
+    inputs: tuple[int, ...]
+    numbers: tuple[int, ...]
+    # What profilers call it.
+    name: str
+
+    def start(self, arguments: bytes) -> None:
+        """Launch with packed arguments, as an event of torch's profiler (a range of NVTX) where that is on."""
+        start(self.run, self.name, arguments)
+
+
+def start(run: Callable[[bytes], None], name: str, arguments: bytes) -> None:
+    """Launch a kernel, as an event of torch's profiler (a range of NVTX) where that is on."""
+    if profiler._is_profiler_enabled:
+        with torch._C._profiler._RecordFunctionFast(name):
+            run(arguments)
+    else:
+        run(arguments)
+
+
+def event_name(group: FusionGroup) -> str:
+    """Return what profilers call a launch, such as ``fuser::axpy+relu``."""
+    names = group.names()
+    rest = [f"{len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else []
+    return "fuser::" + "+".join(names[:MAX_NAMES] + rest)
