@@ -171,11 +171,9 @@ class RowWriter:
         value, map_, combine = item.tensors[0], item.function.functor, self._reduction(reductions[0]).combine
         a, b = (parameter.name for parameter in combine.tensors[:2])
         is_plain = _returns(map_, map_.tensors[0].name) and _returns(combine, f"fmax({a}, {b})")
-        is_input = value < len(self.group.inputs) and self.writer.typing.values[value] in (
-            torch.float16,
-            torch.bfloat16,
-        )
-        return f"v{value}" if is_plain and is_input else ""
+        dtype = self.writer.typing.values[value]
+        is_narrow = value < len(self.group.inputs) and dtype in (torch.float16, torch.bfloat16)
+        return f"v{value}" if is_plain and is_narrow else ""
 
     def _picks_in(self, level: int) -> list[int]:
         # The reductions that take one element of a row, of the same number: nobody walks for them.
@@ -288,7 +286,9 @@ class RowWriter:
             return False
         item = self.group.applications[total_source]
         reduction = item.function.reduction
-        return reduction is not None and item.tensors == (value,) and is_sum(reduction.combine) and not reduction.finish
+        if reduction is None or reduction.finish or item.tensors != (value,):
+            return False
+        return is_sum(reduction.combine) and _returns(item.function.functor, item.function.functor.tensors[0].name)
 
     def _pick_part(self, level: int, picks: Sequence[int]) -> RowPart:
         # From the row's tensors, whatever passes keep.
