@@ -226,7 +226,7 @@ def _spread(
         # In eight sizes to a power of two.
         step = max((1 << max(steps - 1, 0).bit_length()) // 8, 1)
         unroll = max(-(-steps // step) * step, 1)
-        if length == unroll * threads * vector and rows.reduced == 1:
+        if length == unroll * threads * vector and rows.reduced == 1 and not order.has_edges:
             multiple = length
         return vector, Tuning(
             block=block, unroll=unroll, team=team, is_resident=True, cluster=cluster, multiple=multiple
