@@ -26,7 +26,7 @@ from fuser.kernel_spec import (
     infer_typing,
 )
 from fuser.layout import IterationSpace, Shape, Strides, broadcast_strides, build_iteration_space
-from fuser.ordered_access import may_keep, plan_ordered_walk
+from fuser.ordered_access import plan_ordered_walk
 from fuser.orders import RowOrder
 from fuser.row_access import RowLimits, plan_row_walk
 from fuser.row_space import RowShape, build_row_space, find_row_shape, lies_across
@@ -233,8 +233,7 @@ def _walk_rows(
         else:
             limits = _row_limits(operands[0].device)
             walk = plan_ordered_walk(group, space, spec, values, sizes, aligned, limits.clusters)
-        is_few = may_keep(walk.vector * walk.tuning.unroll, max(sizes))
-        return walk, replace(spec, keeps=walk.tuning.is_resident and is_few)
+        return walk, replace(spec, keeps=walk.tuning.is_resident)
     # Rows of a few elements are better computed side by side, too.
     is_short = space.sizes[0] < CPU_SHORT_ROW <= space.sizes[space.reduced] and not rows.scans
     # And columns are better walked down one after another where they are too few for vectors across them.

@@ -13,7 +13,7 @@ from fuser.layout import IterationSpace
 from fuser.orders import RowOrder, Schedule
 from fuser.row_space import count_accumulators, reduction_levels
 
-__all__ = ["may_keep", "plan_ordered_walk"]
+__all__ = ["plan_ordered_walk"]
 
 # Threads of a block where a row has fewer, and bytes of rows that the threads of a block keep in registers, of each
 # at most.
@@ -108,11 +108,6 @@ def plan_ordered_walk(
             widths[slot] = VECTOR_BYTES // itemsizes[slot] if is_like or slot == source else 1
     accesses = [Access(min(widths.get(slot, 1), vector), is_early=slot in early) for slot in range(len(space.strides))]
     return Walk(space, vector, tuple(accesses), tuning)
-
-
-def may_keep(share: int, itemsize: int) -> bool:
-    """Whether a thread has registers for floats in place of all of its elements, for later passes."""
-    return share <= MOST_SPREAD or itemsize >= 4
 
 
 def _is_own(space: IterationSpace, rows: RowSpec, slot: int) -> bool:
@@ -213,7 +208,7 @@ def _spread(
         while team > least and 2 * each <= (most if schedule.y > 1 else FEW_ELEMENTS):
             team, each = team // 2, 2 * each
     # Blocks share a row that fills a processor's registers, if warps of theirs have slots of their own.
-    held_bytes = max(bytes_per_element, kept_bytes if may_keep(each, bytes_per_element) else 0)
+    held_bytes = max(bytes_per_element, kept_bytes)
     is_large = schedule.y > 1 and each * team * held_bytes >= CLUSTER_BYTES
     while is_large and cluster < clusters and team > LEAST_TEAM:
         cluster, team = cluster * 2, team // 2

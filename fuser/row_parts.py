@@ -82,8 +82,6 @@ class RowPass:
     pick: RowPart | None = None
     picks: tuple[Accumulator, ...] = ()
     which: str = ""
-    # The input whose largest element is all that it finds, of 16 bits: a GPU compares two at once. Empty otherwise.
-    largest: str = ""
     # The same of columns, to whose parts each element adds: accumulators, and what combines two parts.
     columns: tuple[Accumulator, ...] = ()
     merge: RowPart | None = None
@@ -160,20 +158,8 @@ class RowWriter:
         commutes = is_free or all(is_sum(self._reduction(index).combine) for index in reductions)
         decides = any(takes_decisions(self._reduction(index).combine) for index in reductions)
         return RowPass(
-            row, element, quick, combine, accumulators, commutes, is_free, decides, pick, picked, which,
-            self._largest_in(level, every), others, merge,
-        )  # fmt: skip
-
-    def _largest_in(self, level: int, reductions: Sequence[int]) -> str:
-        if len(reductions) != 1 or self._stored_in(level):
-            return ""
-        item = self.group.applications[reductions[0]]
-        value, map_, combine = item.tensors[0], item.function.functor, self._reduction(reductions[0]).combine
-        a, b = (parameter.name for parameter in combine.tensors[:2])
-        is_plain = _returns(map_, map_.tensors[0].name) and _returns(combine, f"fmax({a}, {b})")
-        dtype = self.writer.typing.values[value]
-        is_narrow = value < len(self.group.inputs) and dtype in (torch.float16, torch.bfloat16)
-        return f"v{value}" if is_plain and is_narrow else ""
+            row, element, quick, combine, accumulators, commutes, is_free, decides, pick, picked, which, others, merge
+        )
 
     def _picks_in(self, level: int) -> list[int]:
         # The reductions that take one element of a row, of the same number: nobody walks for them.
@@ -288,7 +274,9 @@ class RowWriter:
         reduction = item.function.reduction
         if reduction is None or reduction.finish or item.tensors != (value,):
             return False
-        return is_sum(reduction.combine) and _returns(item.function.functor, item.function.functor.tensors[0].name)
+        whole = item.function.functor
+        is_plain = whole.source.partition("{")[2].split() == f"return {whole.tensors[0].name}; }}".split()
+        return is_plain and is_sum(reduction.combine)
 
     def _pick_part(self, level: int, picks: Sequence[int]) -> RowPart:
         # From the row's tensors, whatever passes keep.
@@ -588,10 +576,6 @@ def is_sum(functor: Functor) -> bool:
     results = [f"{item.name} =" for item in functor.parameters if item.role is Role.OUTPUT] or ["return"]
     sums = [f"{to} {a} + {b};" for to, a, b in zip(results, names[:half], names[half:], strict=False)]
     return functor.source.partition("{")[2].split() == " ".join([*sums, "}"]).split()
-
-
-def _returns(functor: Functor, expression: str) -> bool:
-    return functor.source.partition("{")[2].split() == f"return {expression}; }}".split()
 
 
 def find_quotient(functor: Functor) -> tuple[int, int] | None:

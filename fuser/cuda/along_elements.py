@@ -219,11 +219,6 @@ class AlongElements(RowText):
             lines.append(f"if (n - t % W * V >= length) {{ {none} continue; }}")
         first = [item for item in self.loop.held if self._reads_first(item, level)]
         lines += [f"held_{item.name}[n / V] = {item.name}[u];" for item in first]
-        pairs = self._pairs(step)
-        if pairs is not None and (is_whole or self._has_whole_vectors):
-            lines.append(f"parts[u] = fuser_largest(pass{level}, {pairs.name}[u]);")
-            lines += [f"if (left == 0) parts[u] = pass{level}.identity();"] * (not is_whole)
-            return ["#pragma unroll", "for (int u = 0; u < U; ++u) {", *indent(lines), "}"]
         for item in self.full(element):
             if item.is_output:
                 lines.append(f"{item.info.storage} {item.name}[V];")
@@ -262,11 +257,6 @@ class AlongElements(RowText):
             else:
                 lines.append(self._write(item, is_whole=is_whole))
         return ["#pragma unroll", "for (int u = 0; u < U; ++u) {", *indent(lines), "}"]
-
-    def _pairs(self, step: RowPass) -> Operand | None:
-        # What a pass compares two elements at a time of.
-        found = [item for item in self.loop.operands if item.variable == step.largest and item.inner == 1]
-        return found[0] if found and self.loop.vector > 1 else None
 
     def _reads_first(self, item: Operand, level: int) -> bool:
         readers = [

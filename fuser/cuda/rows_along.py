@@ -157,9 +157,6 @@ class AlongText(AlongElements):
         assert step.element is not None, "it reduces something"
         kind, span, piece = "fuser_pass0::part", self.span, self.tuning.piece
         per_batch, batches = BATCH // span, piece // BATCH
-        inputs = self._new_inputs(0)
-        ahead = self._reads(inputs, to="next_")
-        taken = [f"{item.name}[u] = next_{item.name}[u];" for item in inputs]
         return [
             *self._head(),
             *self._own_vectors("threadIdx.x"),
@@ -176,20 +173,8 @@ class AlongText(AlongElements):
             "  const fuser_pass0 pass0{a};",
             f"  const fuser_workspace<{kind}, {batches}> space(a.workspace, blockIdx.x / pieces, pieces, 1);",
             f"  const fuser_index round = static_cast<fuser_index>(piece) * {piece};",
-            *indent([f"{self._vector(item)} next_{item.name}[U];" for item in inputs]),
-            *indent(["{", "  const fuser_index begin = round;", *indent(ahead), "}"]),
             f"  for (fuser_index begin = round; begin < length && begin - round < {piece}; begin += {BATCH}) {{",
-            *indent(["// The next batch is on its way while threads wait for each other."], 2),
-            *indent([f"{self._vector(item)} {item.name}[U];" for item in inputs], 2),
-            *indent(["#pragma unroll", "for (int u = 0; u < U; ++u) {", *indent(taken), "}"], 2),
-            f"    if (begin + {BATCH} < length && begin + {BATCH} - round < {piece}) {{",
-            f"      const fuser_index next = begin + {BATCH};",
-            "      {",
-            "        const fuser_index begin = next;",
-            *indent(ahead, 4),
-            "      }",
-            "    }",
-            *indent(self._compute(0, step, step.element), 2),
+            *indent([*self._load(0), *self._compute(0, step, step.element)], 2),
             f"    const auto own = {self._whole_warp(0)};",
             f"    if (t % 32 == 0) waiting[(begin - round) / {span} + t / 32] = own;",
             "  }",

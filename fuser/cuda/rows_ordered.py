@@ -416,11 +416,6 @@ class OrderedAlongText(AlongText):
 
     def _compute_one(self, step: RowPass, element: RowPart, site: _Site, late: Mapping[Operand, str]) -> list[str]:
         # The u-th vector; ``late`` says where some inputs are.
-        pairs = self._pairs(step)
-        if pairs is not None and site is self._main and not self._is_ragged:
-            level, of = self.loop.passes.index(step), late.get(pairs, f"{pairs.name}[u]")
-            largest = f"own[0] = pass{level}.combine(own[0], fuser_largest(pass{level}, {of}));"
-            return [*self._find(site), f"if (left > 0) {largest}"]
         known = self.row_values(element)
         outside, inside, stores = [], [], []
         for item in self.full(element):

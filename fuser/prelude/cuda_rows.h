@@ -490,53 +490,6 @@ FUSER_INLINE void fuser_fold_pieces(
   }
 }
 
-// The larger ones of two pairs of elements; what is a number, where one is none.
-template <typename S> struct fuser_pairs { static constexpr bool have_instruction = false; };
-
-// What the largest element of a vector is.
-template <typename P, typename S, int N>
-FUSER_INLINE typename P::part fuser_largest(const P& p, const fuser_vector<S, N>& of) {
-  typename P::part own[N];
-  if constexpr (fuser_pairs<S>::have_instruction && N > 2) {
-    unsigned int word[N / 2];
-    memcpy(word, &of, sizeof(word));
-#pragma unroll
-    for (int half = N / 4; half > 0; half /= 2) {
-#pragma unroll
-      for (int i = 0; i < half; ++i) word[i] = fuser_pairs<S>::larger(word[i], word[i + half]);
-    }
-    S pair[2];
-    memcpy(pair, word, sizeof(pair));
-    return p.combine({fuser_to_compute(pair[0])}, {fuser_to_compute(pair[1])});
-  } else {
-#pragma unroll
-    for (int k = 0; k < N; ++k) own[k] = {fuser_to_compute(of[k])};
-    return fuser_tree<N>(p, own);
-  }
-}
-
-//@ always if rows bfloat16
-#if __CUDA_ARCH__ >= 800
-template <> struct fuser_pairs<fuser_bfloat16> {
-  static constexpr bool have_instruction = true;
-  static FUSER_INLINE unsigned int larger(unsigned int a, unsigned int b) {
-    asm("max.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
-    return a;
-  }
-};
-#endif
-
-//@ always if rows half
-#if __CUDA_ARCH__ >= 800
-template <> struct fuser_pairs<fuser_half> {
-  static constexpr bool have_instruction = true;
-  static FUSER_INLINE unsigned int larger(unsigned int a, unsigned int b) {
-    asm("max.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
-    return a;
-  }
-};
-#endif
-
 //@ always if cluster
 // fuser_fold where C blocks share a row, each of which has the same number of batches: they tell each other theirs, in
 // words.
