@@ -6,7 +6,9 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INSTALL := $(PIP) install --no-build-isolation --constraint constraints.txt --editable
-SOURCES := fuser tests benchmarks examples typings
+
+# The processes that tests start read compiled modules, also where the environment says to write none.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo check test test-all lint format types imports docs pytest fuzz bench clean
@@ -19,12 +21,12 @@ demo: $(VENV)/.demo ## Run the demo: a photograph through a chain of functors in
 	$(BIN)/python examples/photo.py
 
 check: lint types imports ## Run what needs no compiler: style, types, imports, tests of text
-	$(BIN)/pytest -n $(JOBS) --tier 1 $(ARGS)
+	$(BIN)/pytest -n $(JOBS) --dist worksteal --tier 1 $(ARGS)
 
 test: lint types imports docs pytest ## Run style, types, imports, docs and the tests, kernels included
 
 test-all: lint types imports docs ## Run everything, as before a release: every architecture, every sample, random examples
-	$(BIN)/pytest -n $(JOBS) --tier 3 $(ARGS)
+	$(BIN)/pytest -n $(JOBS) --dist worksteal --tier 3 $(ARGS)
 	$(MAKE) fuzz
 
 lint: $(VENV)/.dev ## Check style and formatting with ruff
@@ -45,10 +47,10 @@ docs: $(VENV)/.dev ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 pytest: $(VENV)/.dev ## Run the tests on JOBS processes (2 unless told); ARGS passes options on
-	$(BIN)/pytest -n $(JOBS) $(ARGS)
+	$(BIN)/pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 fuzz: $(VENV)/.dev ## Run the property tests at random and for long
-	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -n $(JOBS) --tier 3 -m hypothesis $(ARGS)
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -n $(JOBS) --dist worksteal --tier 3 -m hypothesis $(ARGS)
 
 bench: $(VENV)/.bench ## Measure fuser beside its peers; ARGS passes options on (--help lists them)
 	$(BIN)/python benchmarks/import_time.py

@@ -178,18 +178,29 @@ class FusionGroup:
         assert all(producers[value] >= 0 for value in self.outputs), "lint() holds"
         return builder.build([renamed[value] for value in self.outputs])
 
+    def reads(self, index: int) -> tuple[int, ...]:
+        """Return the values that an application reads."""
+        return (*self.applications[index].tensors, *self.applications[index].scalars)
+
     def select_outputs(self, slots: Sequence[int]) -> FusionGroup:
         """Return the canonical group that makes only the outputs at ``slots``; inputs keep their positions."""
         return replace(self, outputs=tuple(self.outputs[slot] for slot in slots), _key=[]).canonical()
 
-    def section(self, indices: Collection[int]) -> Section:
-        """Return some applications, in order, as a group: it takes what they read and makes what others need."""
+    def section(self, indices: Collection[int], wanted: Collection[int] | None = None) -> Section:
+        """Return some applications, in order, as a group: it takes what they read and makes what others need.
+
+        Args:
+            indices: of the applications.
+            wanted: the values that it makes instead, as far as these applications make them.
+        """
         inside = [self.applications[index] for index in indices]
         own = [value for value, maker in enumerate(self.producers()) if maker in indices]
         read = sorted({value for item in inside for value in (*item.tensors, *item.scalars)} - {*own})
         others = (item for index, item in enumerate(self.applications) if index not in indices)
-        read_later = {value for item in others for value in item.tensors} - {*self.outputs}
-        made = [value for value in self.outputs if value in own] + [value for value in own if value in read_later]
+        read_later = {value for item in others for value in item.tensors}
+        further = (read_later if wanted is None else {*wanted}) - {*self.outputs}
+        made = [value for value in self.outputs if value in own and (wanted is None or value in wanted)]
+        made += [value for value in own if value in further]
         slot = {value: index for index, value in enumerate([*read, *own])}
         group = FusionGroup(
             tuple(self.inputs[value] if value < len(self.inputs) else Input(f"v{value}") for value in read),

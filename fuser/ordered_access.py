@@ -138,7 +138,7 @@ def _along(space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order
     schedule = order.schedule
     team, vector = schedule.x * schedule.y, schedule.vector
     length, multiple, most = prod(space.sizes[: rows.reduced]), 0, KEPT_BYTES // bytes_per_element
-    if schedule == Schedule(WARP, schedule.y, accumulators=1):
+    if schedule == Schedule(WARP, schedule.y, accumulators=1, rises=schedule.rises):
         # Of threads that take one element each, one does what neighbours do.
         vector, most = _neighbours(space, rows, max(itemsizes), team), min(most, MOST_ELEMENTS)
         team, multiple = team // vector, 0 if length % vector or vector == 1 else vector
@@ -163,8 +163,9 @@ def _along(space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order
         step = max((1 << max(steps - 1, 0).bit_length()) // 8, 1)
         unroll = max(-(-steps // step) * step, 1) * threads
         return vector, Tuning(block=block, unroll=unroll, team=team, is_resident=True, multiple=multiple)
-    unroll = 1
-    while unroll < MAX_UNROLL and 2 * unroll * vector * bytes_per_element <= IN_FLIGHT_BYTES:
+    unroll, is_few = 1, prod(space.sizes[rows.reduced :]) * team <= ENOUGH_THREADS
+    most = 2 * MAX_UNROLL if is_few else MAX_UNROLL
+    while unroll < most and 2 * unroll * vector * bytes_per_element <= IN_FLIGHT_BYTES:
         unroll *= 2
     # Elements go to a thread's accumulators in turn.
     unroll = max(unroll, schedule.accumulators if schedule.vector == 1 else 1)
@@ -236,7 +237,7 @@ def _neighbours(space: IterationSpace, rows: RowSpec, itemsize: int, team: int) 
     # How many of torch's ``team`` threads, which take one element each, are one of ours.
     length, count = prod(space.sizes[: rows.reduced]), prod(space.sizes[rows.reduced :])
     vector = widest = VECTOR_BYTES // itemsize
-    while vector * itemsize > WORD and length * vector > MOST_ELEMENTS * team:
+    while vector > 1 and vector * itemsize > WORD and length * vector > MOST_ELEMENTS * team:
         vector //= 2
     if length * vector > MOST_ELEMENTS * team:
         # Too long to be kept.

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ANY_ORDER", "COLUMN_ORDERS", "KEPT_ORDERS", "RowOrder", "Schedule"]
+__all__ = ["ANY_ORDER", "COLUMN_ORDERS", "FAST_ORDERS", "KEPT_ORDERS", "RowOrder", "Schedule"]
 
 # Names (Reduction.order) of where the order does not count: of "pick", which takes one element of a row, nor of "any".
 ANY_ORDER = frozenset(("any", "pick"))
+# Those that fast numerics have, too.
+FAST_ORDERS = frozenset(
+    ("batch_norm", "batch_norm_sums", "batch_norm_planes", "batch_norm_plane_sums", "group_norm", "group_norm_sums",
+     "group_norm_batch")
+)  # fmt: skip
 # By type of device, the orders that kernels keep, for some shapes at least.
 KEPT_ORDERS: dict[str, frozenset[str]] = {
     "cuda": frozenset(
         (
             *ANY_ORDER, "sum", "norm", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx",
-            "gamma_beta", "batch_norm_sums", "group_norm", "softmax", "log_softmax", "softmax_backward",
+            *FAST_ORDERS, "gamma_beta", "softmax", "log_softmax", "softmax_backward",
             "log_softmax_backward", "softmax_cast", "log_softmax_cast", "nll_loss", "scan",
         )
     ),
     "cpu": frozenset(("sum", "scan")),
 }  # fmt: skip
 # Those of what is added up across the rows of an op.
-COLUMN_ORDERS = frozenset({"gamma_beta", "batch_norm_sums"})
+COLUMN_ORDERS = frozenset({"gamma_beta", "group_norm_batch", "batch_norm", "batch_norm_sums"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,8 @@ class Schedule:
     is_even: bool = False
     # Whether what threads have is combined in their order instead: along x first, then along y.
     is_serial: bool = False
+    # Whether it is combined in pairs instead: slot i with slot i + 1, then with slot i + 2, ...; along x first.
+    rises: bool = False
 
     @property
     def slots(self) -> int:

@@ -33,9 +33,9 @@ from fuser.geometry import workspace_bytes
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import ArgSpec, InputSpec, KernelSpec, ValueLayout, infer_layouts, infer_typing
 from fuser.layout import IterationSpace
-from fuser.ops import REDUCTIONS, Expansion, expand
+from fuser.ops import REDUCTIONS, Expansion, expand, ordered_form
 from fuser.order_check import OrderCase, is_kept
-from fuser.orders import RowOrder
+from fuser.orders import FAST_ORDERS, RowOrder
 from fuser.plan import Buffer, Plan, Step, event_name
 from fuser.report import is_internal, report
 from fuser.row_orders import Orders, find_orders, gpu_size, order_of_section
@@ -126,8 +126,8 @@ def plan_texts(
     if device is not None:
         described = [item._replace(device=device) if item.device is not None else item for item in described]
     where = common_device(spec.group, described)
-    steps = _expand(spec, described, where, infer_layouts(spec.group, value_layouts(described)))
-    steps, orders = _find_orders(steps, where)
+    layouts = infer_layouts(spec.group, value_layouts(described))
+    steps, orders = _expand_in_order(spec, described, where, layouts)
     return [(part.spec, part.args) for part in _cut(steps, steps.lay_out(steps.outputs), where, orders)]
 
 
@@ -140,8 +140,7 @@ def _plan_kernels(
     *,
     trusts_orders: bool = False,
 ) -> Plan:
-    expanded = _expand(spec, inputs, device, layouts)
-    expanded, orders = _find_orders(expanded, device)
+    expanded, orders = _expand_in_order(spec, inputs, device, layouts)
     buffers = tuple(map(_buffer, expanded.outputs))
     if device.type == "meta":
         return Plan(device, buffers, ())
@@ -263,8 +262,25 @@ class _Expanded:
         ]
 
 
-def _expand(
+def _expand_in_order(
     spec: KernelSpec, inputs: Sequence[TensorDesc], device: torch.device, layouts: Sequence[ValueLayout]
+) -> tuple[_Expanded, Orders]:
+    # Fast numerics have steps in torch's order only where that is known.
+    expanded, orders = _find_orders(_expand(spec, inputs, device, layouts), device)
+    for index, item in enumerate(expanded.group.applications):
+        order = item.function.reduction.order if item.function.reduction else ""
+        if order in FAST_ORDERS and index not in orders:
+            return _find_orders(_expand(spec, inputs, device, layouts, in_order=False), device)
+    return expanded, orders
+
+
+def _expand(
+    spec: KernelSpec,
+    inputs: Sequence[TensorDesc],
+    device: torch.device,
+    layouts: Sequence[ValueLayout],
+    *,
+    in_order: bool = True,
 ) -> _Expanded:
     whole = _describe_values(spec.group, inputs, device, layouts)
     outputs = tuple(whole[value].desc for value in spec.group.outputs)
@@ -274,7 +290,7 @@ def _expand(
         views = [(slot, None) for slot in range(len(inputs))]
         same = Expansion(spec.group, tuple(views), (None,) * len(outputs), tuple(range(len(spec.group.applications))))
         return _Expanded(spec, same, tuple(whole), outputs, tuple(whole))
-    expansion = expand(spec.group, spec.group.is_strict)
+    expansion = expand(spec.group, _ordered_forms(spec.group, whole, device) if in_order else ())
     try:
         seen = [_view(inputs[slot], view) for slot, view in expansion.inputs]
     except UnsupportedError as error:
@@ -285,6 +301,18 @@ def _expand(
         expansion.group, seen, device, infer_layouts(expansion.group, value_layouts(seen)), expansion.origins
     )
     return _Expanded(None, expansion, tuple(values), outputs, tuple(whole))
+
+
+def _ordered_forms(
+    group: FusionGroup, values: Sequence[DescribedValue], device: torch.device
+) -> tuple[tuple[Any, ...] | None, ...]:
+    forms, is_strict = list[tuple[Any, ...] | None](), group.is_strict
+    for item in group.applications:
+        given = [values[value].desc for value in item.tensors]
+        dtypes, layouts = [desc.dtype for desc in given], [(desc.shape, desc.strides) for desc in given]
+        is_ordered = item.function.is_composite and (is_strict or device.type == "cuda")
+        forms.append(ordered_form(item.function, dtypes, layouts, is_strict=is_strict) if is_ordered else None)
+    return tuple(forms)
 
 
 def _expand_boxes(
@@ -376,7 +404,7 @@ def _check_orders(spec: KernelSpec, expanded: _Expanded, device: torch.device, o
             raise error
     kept: dict[tuple[int, Function, tuple[TensorDesc, ...]], list[RowOrder]] = {}
     for step, order in orders.items():
-        if order is not None:
+        if order is not None and group.is_strict:
             # A reduction of torch's is compared by itself, also where it is a step of an op.
             index, item, values = expanded.expansion.origins[step], group.applications[step], expanded.values
             if item.function.op not in REDUCTIONS:

@@ -22,7 +22,7 @@ from fuser.function import Function
 from fuser.graph import FusionGroup, Section
 from fuser.layout import is_contiguous
 from fuser.ops import REDUCTIONS, dtype_kind
-from fuser.orders import ANY_ORDER, KEPT_ORDERS, RowOrder, Schedule
+from fuser.orders import ANY_ORDER, FAST_ORDERS, KEPT_ORDERS, RowOrder, Schedule
 from fuser.tensor_desc import TensorDesc
 
 __all__ = ["Orders", "find_orders", "gpu_size", "order_of_section", "torchs_order"]
@@ -66,7 +66,7 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
             error.is_expected = True
         elif op is None and not reduction.order:
             orders[index] = None
-        elif group.is_strict:
+        elif group.is_strict or reduction.order in FAST_ORDERS:
             value, name = item.tensors[0], reduction.order
             if name in {"softmax", "softmax_cast"}:
                 # Of what is added the order depends on what it is made of.
@@ -82,11 +82,13 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
             source = value if value < len(group.inputs) else -1
             order = torchs_order(item.function, desc, dims, device, source, name, are_aligned=are_aligned)
             given = [values[value].desc for value in item.tensors]
-            if reduction.order == "batch_norm_sums" and any(
+            if reduction.order.startswith("batch_norm") and any(
                 own.strides != desc.strides for own in given if own.shape == desc.shape
             ):
                 # ATen has another kernel for tensors of different layouts.
                 order = None
+            if order is None and not group.is_strict:
+                continue
             if order is None:
                 error = UnsupportedError(f"op {item.function.name!r} on {desc.dtype} in torch's own order")
                 error.is_expected = True

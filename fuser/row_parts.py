@@ -566,7 +566,21 @@ def may_end_in_product(functor: Functor) -> bool:
     """Whether a result may be a product, or come from a function that ends in one."""
     body = functor.source.partition("{")[2]
     is_more = functor.num_outputs == 1 and body.startswith(f" return {functor.tensors[0].name} + ") and "?" not in body
+    if functor.num_outputs > 1:
+        names = {item.name for item in functor.parameters if item.role is Role.OUTPUT}
+        made = [text.partition(" = ") for text in body.split(";")]
+        is_more = all(_ends_in_sum(value) for name, _, value in made if name.strip() in names)
     return not is_more and ("*" in functor.source or "(" in body)
+
+
+def _ends_in_sum(text: str) -> bool:
+    # Whether an expression is a sum, outside of all parentheses, or a call that rounds once.
+    outside, depth = "", 0
+    for char in text:
+        depth += (char == "(") - (char == ")")
+        outside += char if depth == 0 else ""
+    is_sum = " + " in outside and not {"*", "/", "?"} & {*outside}
+    return is_sum or outside.strip() in {"fma)", "__fadd_rn)"}
 
 
 def is_sum(functor: Functor) -> bool:

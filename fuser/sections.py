@@ -57,16 +57,13 @@ def cut_group(
         rows = find_row_shape(group, layouts) if shares_rows and group.has_reduction else None
         # In torch's order a block does not share a row, but for those of its own schedule.
         long = LONG_ROW // 8 if any(orders.values()) else LONG_ROW
-        if (
-            rows is not None
-            and not rows.scans
-            and (_is_shared(whole, orders) or _has_few_rows(group, rows, layouts, long))
-        ):
+        is_cut = rows is not None and (_has_few_rows(group, rows, layouts, long) or _is_read_again(rows, orders))
+        if rows is not None and not rows.scans and (is_cut or _is_shared(whole, orders)):
             yield from _cut_passes(group, rows)
         else:
             yield whole
         return
-    rest, producers = list(range(len(group.applications))), group.producers()
+    rest, producers, pieces = list(range(len(group.applications))), group.producers(), list[list[int]]()
     while rest:
         chosen = rest[:1]
         section = group.section(chosen)
@@ -84,8 +81,19 @@ def cut_group(
                 waiting.add(index)
             else:
                 break
-        yield section
+        pieces.append(chosen)
         rest = [index for index in rest if index not in chosen]
+    # What is stored for a later piece may as well be computed there again.
+    again = _made_again if group.has_reduction else lambda *_: set[int]()
+    wholes = [sorted({*chosen, *again(group, layouts, chosen)}) for chosen in pieces]
+    wholes = [
+        more if _fits(group.section(more), layouts, by_value, orders) else chosen
+        for chosen, more in zip(pieces, wholes, strict=True)
+    ]
+    read = [{value for index in own for value in group.reads(index) if producers[value] not in own} for own in wholes]
+    for slot, (chosen, own) in enumerate(zip(pieces, wholes, strict=True)):
+        wanted = set(group.outputs).union(*read[:slot], *read[slot + 1 :])
+        yield group.section(own, [value for value in wanted if producers[value] in chosen])
 
 
 def cut_around(group: FusionGroup, obstacle: int) -> Iterator[Section]:
@@ -131,6 +139,35 @@ def _has_few_rows(group: FusionGroup, rows: RowShape, layouts: Sequence[ValueLay
     count = prod(rows.shape) // max(length, 1)
     blocks = count // ROWS_ACROSS if is_across else count
     return blocks < FEW_ROWS and (length * ROWS_ACROSS > LONG_ROW if is_across else length > long)
+
+
+def _is_read_again(rows: RowShape, orders: Mapping[int, RowOrder | None]) -> bool:
+    # Whether torch's order leaves few threads to rows that are too long to be kept: what comes after has more.
+    is_long = prod(rows.shape[dim] for dim in rows.dims) >= LONG_ROW
+    return is_long and any(order and not order.spreads for order in orders.values())
+
+
+def _made_again(group: FusionGroup, layouts: Sequence[ValueLayout], chosen: Collection[int]) -> set[int]:
+    # The applications that make, elementwise, what a section would read of others, where it reads no more tensors then.
+    producers, sizes = group.producers(), [prod(item.shape) for item in layouts]
+    read = {value for index in chosen for value in group.reads(index) if producers[value] not in chosen}
+    full = max((sizes[value] for value in read), default=0)
+    wide, found = {value for value in read if sizes[value] == full}, set[int]()
+    for value in sorted(wide - {*group.outputs}):
+        again, instead, stack = set[int](), wide - {value}, [value]
+        while stack:
+            item = stack.pop()
+            if sizes[item] < full:
+                continue
+            if producers[item] < 0:
+                instead.add(item)
+                continue
+            again.add(producers[item])
+            stack += group.reads(producers[item])
+        functions = [group.applications[index].function for index in again]
+        if len(instead) <= len(wide) and not any(item.reduces or item.reshapes or item.is_index for item in functions):
+            wide, found = instead, found | again
+    return found
 
 
 def _cut_passes(group: FusionGroup, rows: RowShape) -> Iterator[Section]:

@@ -132,7 +132,8 @@ def compile_ptx(text: str, options: tuple[str, ...]) -> None:
     words = [option.encode() for option in options]
     _, program = nvrtc.nvrtcCreateProgram(text.encode(), b"kernel.cu", 0, [], [])
     (result,) = nvrtc.nvrtcCompileProgram(program, len(words), words)
-    log = b" " * nvrtc.nvrtcGetProgramLogSize(program)[1]
+    # The log is written into the bytes themselves. Of one byte, as where nothing is said, Python has a single object.
+    log = bytes(1 + nvrtc.nvrtcGetProgramLogSize(program)[1])
     nvrtc.nvrtcGetProgramLog(program, log)
     nvrtc.nvrtcDestroyProgram(program)
     assert result == nvrtc.nvrtcResult.NVRTC_SUCCESS, f"{result!r}: {log.decode()}"

@@ -83,6 +83,30 @@ def test_schedules_that_are_not_known() -> None:
     assert [item and item.y for item in columns.values()] == [1, 8, 16, 32, None]
 
 
+def test_schedules_of_norms_over_channels() -> None:
+    found = {
+        (order, plane): find_schedule(
+            order, Layout(((plane, 1), (6, 5 * plane)), ((5, plane),)), 2, GpuSize(), is_aligned=True
+        )
+        for order in ("batch_norm_planes", "batch_norm_plane_sums")
+        for plane in (32, 49, 64, 256, 784, 1024)
+    }
+    # A block of 512 threads, as many of which have a plane as it has elements.
+    for (order, plane), schedule in found.items():
+        wanted = Schedule(32, 16, 1, 1, rises=order == "batch_norm_planes")
+        assert schedule == (wanted if plane not in (49, 784) else None)
+    sides = Layout(((524288, 256),), ((256, 1),))
+    for order in ("batch_norm", "batch_norm_sums"):
+        assert find_schedule(order, sides, 2, GpuSize(), is_aligned=True) == Schedule(1, 16, 128)
+    rows = [find_schedule("group_norm_sums", rows_of(8, length), 2, GpuSize(), is_aligned=True) for length in (49, 512)]
+    assert rows == [Schedule(32, 1, 1, 1), Schedule(32, 16, 1, 1)]
+    columns = [
+        find_schedule("group_norm_batch", Layout(((batch, 64),), ((64, 1),)), 2, GpuSize(), is_aligned=True)
+        for batch in (128, 129)
+    ]
+    assert columns == [Schedule(1, 1, 1, 1), Schedule(1, 32, 1, 1)]
+
+
 def even(x: int, y: int, vector: int, *, is_serial: bool = False) -> Schedule:
     return Schedule(x, y, 1, 1, vector, is_even=True, is_serial=is_serial)
 

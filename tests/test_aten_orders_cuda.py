@@ -331,7 +331,20 @@ def test_columns_of_norms_have_torchs_bits(rows: int, width: int, dtype: torch.d
     assert fuser.stats()["kept"] == (width == 256)
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:3])
+def fused_norm(step: Callable[..., object], inputs: list[torch.Tensor]) -> object:
+    """Run a step whose norm is fused: none of ATen's is left, and none is kept."""
+    graph = make_fx(step, tracing_mode="fake")(*inputs)
+    graph.graph.eliminate_dead_code()
+    fuser.fx.fuse_graph(graph)
+    assert not [node for node in graph.graph.nodes if "norm" in str(node.target) and "aten" in str(node.target)]
+    fuser.reset_stats()
+    made = graph(*inputs)
+    assert not fuser.stats()["kept"]
+    assert not fuser.stats()["fallbacks"]
+    return made
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("sizes", "groups"),
     [((4, 32, 16, 16), 8), ((2, 64, 7, 7), 32), ((200, 32, 4, 4), 8), ((2, 512, 64, 64), 32), ((3, 6, 5, 3), 2)],
@@ -346,40 +359,127 @@ def test_group_norms_have_torchs_bits(sizes: tuple[int, ...], groups: int, dtype
         out, mean, rstd = aten.native_group_norm(torch.relu(x), weight, bias, *form, 1e-5)
         return F.silu(out), mean, rstd
 
+    def alone(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> object:
+        return F.silu(aten.native_group_norm(x, weight, bias, *form, 1e-5)[0])
+
     def backward(dy: torch.Tensor, x: torch.Tensor, m: torch.Tensor, r: torch.Tensor, weight: torch.Tensor) -> object:
         return aten.native_group_norm_backward(dy * 2, x, m, r, weight, *form, [True, True, True])
 
     _, mean, rstd = aten.native_group_norm(x, weight, bias, *form, 1e-5)
-    for step, inputs in ((forward, [x, weight, bias]), (backward, [dy, x, mean, rstd, weight])):
-        assert same(fused_as_traced(step, inputs), step(*inputs))
-        # How ATen's compiler contracts the gradients' formulas is not known: they are torch's from the start.
-        assert not fuser.stats()["kept"]
+    steps = ((forward, [x, weight, bias]), (alone, [x, weight, bias]), (backward, [dy, x, mean, rstd, weight]))
+    for step, inputs in steps:
+        assert same(fused_norm(step, inputs), step(*inputs))
+
+
+def batch_norm_step(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, mean: torch.Tensor, var: torch.Tensor
+) -> object:
+    norm = torch.ops.aten._native_batch_norm_legit_functional
+    made = norm(x * 2, weight, bias, mean, var, True, 0.1, 1e-5)
+    return torch.relu(made[0]), *made[1:]
+
+
+def batch_norm_backward_step(
+    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, m: torch.Tensor, r: torch.Tensor
+) -> object:
+    backward = torch.ops.aten.native_batch_norm_backward
+    return backward(dy * 2, x, weight, None, None, m, r, True, 1e-5, [True, True, True])
+
+
+CHANNELS_LAST = [(2, 64, 7, 7), (16, 64, 56, 56), (4, 256, 14, 14), (3, 5, 30, 31), (64, 512, 7, 7), (8, 3, 64, 64)]
+# A block's threads have one plane, or several.
+PLANES = [(3, 5, 8, 8), (16, 64, 32, 32), (5, 256, 16, 16), (70, 3, 4, 8), (2, 33, 64, 64), (9, 7, 96, 64)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:3])
 @pytest.mark.parametrize(
-    "sizes", [(2, 64, 7, 7), (16, 64, 56, 56), (4, 256, 14, 14), (3, 5, 30, 31), (64, 512, 7, 7), (8, 3, 64, 64)]
+    ("sizes", "layout"),
+    [
+        *((sizes, torch.channels_last) for sizes in CHANNELS_LAST),
+        *((sizes, torch.contiguous_format) for sizes in PLANES),
+    ],
 )
-def test_batch_norms_have_torchs_bits(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_batch_norms_have_torchs_bits(sizes: tuple[int, ...], layout: torch.memory_format, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    aten, channels = torch.ops.aten, sizes[1]
-    x, dy = (wide(*sizes, dtype=dtype).contiguous(memory_format=torch.channels_last) for _ in range(2))
-    weight, bias, mean, var = wide(4, channels, dtype=torch.float32)
+    x, dy = (wide(*sizes, dtype=dtype).contiguous(memory_format=layout) for _ in range(2))
+    for kind in {torch.float32, dtype}:
+        weight, bias, mean, var = wide(4, sizes[1], dtype=kind)
+        _, m, r, *_ = torch.ops.aten._native_batch_norm_legit_functional(x, weight, bias, mean, var, True, 0.1, 1e-5)
+        inputs = [x, weight, bias, mean, var.abs()]
+        assert same(fused_norm(batch_norm_step, inputs), batch_norm_step(*inputs))
+        inputs = [dy, x, weight, m, r]
+        assert same(fused_norm(batch_norm_backward_step, inputs), batch_norm_backward_step(*inputs))
 
-    def forward(
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_batch_norms_in_evaluation_have_torchs_bits(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = wide(6, 64, 14, 15, dtype=dtype)
+    weight, bias, mean, var = wide(4, 64, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
+    layouts = (x, x.contiguous(memory_format=torch.channels_last), x.transpose(2, 3), x[:, :, 1:], x.flatten(2).mT.mT)
+
+    def step(
         x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, mean: torch.Tensor, var: torch.Tensor
     ) -> object:
-        made = aten._native_batch_norm_legit_functional(x * 2, weight, bias, mean, var, True, 0.1, 1e-5)
-        return torch.relu(made[0]), *made[1:]
+        norm = torch.ops.aten._native_batch_norm_legit_no_training
+        return torch.relu(norm(x * 2, weight, bias, mean, var, 0.1, 1e-5)[0]), norm(
+            x, weight, bias, mean, var, 0.1, 1e-5
+        )[0]
 
-    def backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, m: torch.Tensor, r: torch.Tensor) -> object:
-        return aten.native_batch_norm_backward(dy * 2, x, weight, None, None, m, r, True, 1e-5, [True, True, True])
+    for given in layouts:
+        inputs = [given, weight, bias, mean, var.abs()]
+        assert same(fused_norm(step, inputs), step(*inputs))
 
-    _, m, r, *_ = aten._native_batch_norm_legit_functional(x, weight, bias, mean, var, True, 0.1, 1e-5)
-    for step, inputs in ((forward, [x, weight, bias, mean, var]), (backward, [dy, x, weight, m, r])):
-        assert same(fused_as_traced(step, inputs), step(*inputs))
-        # How ATen's compiler contracts the moments is not known: forward it is torch's from the start.
-        assert not fuser.stats()["kept"]
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_of_batch_norms_in_evaluation(dtype: torch.dtype, layout: torch.memory_format) -> None:
+    torch.manual_seed(0)
+    x, dy = (wide(6, 64, 16, 16, dtype=dtype).contiguous(memory_format=layout) for _ in range(2))
+    weight, mean, var = wide(3, 64, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
+
+    def step(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> object:
+        backward, none = torch.ops.aten.native_batch_norm_backward, mean.new_empty(0)
+        return backward(dy * 2, x, weight, mean, var, none, none, False, 1e-5, [True, True, True])
+
+    inputs = [dy, x, weight, mean, var.abs()]
+    assert same(fused_as_traced(step, inputs), step(*inputs))
+
+
+def relu_of_batch_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return torch.relu(F.batch_norm(x, None, None, weight, bias, training=True))
+
+
+def silu_of_group_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return F.silu(F.group_norm(x, 8, weight, bias))
+
+
+@pytest.mark.parametrize(
+    ("function", "layout"),
+    [
+        (relu_of_batch_norm, torch.channels_last),
+        (relu_of_batch_norm, torch.contiguous_format),
+        (silu_of_group_norm, torch.contiguous_format),
+    ],
+)
+def test_results_of_norms_are_computed_again(
+    function: Callable[..., torch.Tensor], layout: torch.memory_format
+) -> None:
+    torch.manual_seed(0)
+    x = wide(8, 64, 32, 32, dtype=torch.bfloat16).contiguous(memory_format=layout).requires_grad_()
+    weight, bias = (wide(64, dtype=torch.bfloat16).requires_grad_() for _ in range(2))
+    found = []
+    for step in (fuser.fuse(function), function):
+        fuser.reset_stats()
+        out = step(x, weight, bias)
+        if step is not function:
+            # The forward pass keeps its input, and no other tensor of that size, where statistics are given back as
+            # they are.
+            kept = [item for item in out.grad_fn.saved_tensors if item.shape == x.shape]
+            is_exact = function is relu_of_batch_norm or torch.__version__ < "2.13"
+            assert len(kept) == (1 if is_exact else 2)
+        found.append([out, *torch.autograd.grad(out, (x, weight, bias), torch.sin(out.detach()))])
+    assert all(map(torch.equal, *found))
 
 
 def in_float32(x: torch.Tensor, op: str, dims: tuple[int, ...] | None) -> torch.Tensor:

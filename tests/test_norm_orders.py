@@ -49,13 +49,55 @@ def merge_element(a: Item, b: Item) -> Item:
     return tuple(torch.where(a[2] == 0, y, torch.where(b[2] == 0, x, z)) for x, y, z in zip(a, b, made, strict=True))
 
 
-def as_threads_do(order: str, rows: Sequence[torch.Tensor], *, is_across: bool, step: Merge, merge: Merge) -> Item:
+def fused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    return (a.double() * b + c).float()
+
+
+def next_channel(a: Item, b: Item) -> Item:
+    count, delta = a[2] + 1, b[0] - a[0]
+    mean = fused(delta, 1 / count, a[0])
+    return mean, a[1] + delta * (b[0] - mean), count
+
+
+def merge_channel(a: Item, b: Item) -> Item:
+    # Those of a thread, whose counts are no negative numbers, otherwise than those of threads.
+    own, other, delta = a[2].abs(), b[2].abs(), a[0] - b[0]
+    count = own + other
+    factor = 1 / count.clamp(min=1)
+    total = torch.where(b[2] < 0, fused(a[0], own, b[0] * other), fused(b[0], other, a[0] * own))
+    return total * factor, a[1] + fused(delta * delta * other * own, factor, b[1]), -count
+
+
+def next_plane(a: Item, b: Item) -> Item:
+    count, delta = a[2] + 1, b[0] - a[0]
+    mean = a[0] + delta / count
+    return mean, fused(delta, b[0] - mean, a[1]), count
+
+
+def merge_plane(a: Item, b: Item) -> Item:
+    count, delta = a[2] + b[2], a[0] - b[0]
+    factor = 1 / count.clamp(min=1)
+    squares = a[1] + fused(delta * delta * a[2] * b[2], factor, b[1])
+    return fused(a[2], a[0], b[0] * b[2]) * factor, squares, count
+
+
+def add_product(a: Item, b: Item) -> Item:
+    # Of two that are multiplied, and one that is not.
+    return fused(b[0], b[1], a[0]), a[1] + b[2]
+
+
+def as_threads_do(
+    order: str, rows: Sequence[torch.Tensor], *, is_across: bool, step: Merge, merge: Merge, plane: int = 0
+) -> Item:
     """What each row comes to: tensors [rows, length], one for each thing that is added up."""
     count, length = rows[0].shape
     layout = Layout(((length, count),), ((count, 1),)) if is_across else Layout(((length, 1),), ((count, length),))
+    if plane:
+        layout = Layout(((plane**2, 1), (length // plane**2, count * plane**2)), ((count, plane**2),))
     schedule = find_schedule(order, layout, 4, GpuSize(), is_aligned=True)
     assert schedule is not None
-    zero: Item = tuple(torch.zeros(count) for _ in range(3 if merge is not add else len(rows)))
+    several = 2 if step is add_product else len(rows) if merge is add else 3
+    zero: Item = tuple(torch.zeros(count) for _ in range(several))
     own = [[zero] * schedule.accumulators for _ in range(schedule.slots)]
     for n in range(length):
         slot, turn = n // schedule.vector % schedule.slots, n // (schedule.vector * schedule.slots)
@@ -74,7 +116,16 @@ def as_threads_do(order: str, rows: Sequence[torch.Tensor], *, is_across: bool, 
             items = [merge(a, b) for a, b in zip(items[:half], items[half:], strict=True)]
         return items[0]
 
+    def rise(items: list[Item]) -> Item:
+        # As many as a warp has.
+        items = items + [zero] * (32 - len(items))
+        while len(items) > 1:
+            items = [merge(a, b) for a, b in zip(items[::2], items[1::2], strict=True)]
+        return items[0]
+
     def of_block(items: list[Item]) -> Item:
+        if schedule.rises:
+            return rise([rise(items[at : at + schedule.x]) for at in range(0, len(items), schedule.x)])
         return halve([halve(items[at : at + schedule.x]) for at in range(0, len(items), schedule.x)])
 
     size = schedule.x * schedule.y
@@ -109,7 +160,7 @@ def check_layer_norm(rows: int, width: int) -> None:
     steps = (next_vector, merge_vector) if width % 4 == 0 else (next_element, merge_element)
     moments = as_threads_do("layer_norm", [x], is_across=False, step=steps[0], merge=steps[1])
     assert torch.equal(mean.flatten(), moments[0])
-    torch.testing.assert_close(rstd.flatten(), (moments[1] / moments[2] + 1e-5).rsqrt(), rtol=2e-7, atol=0)
+    torch.testing.assert_close(rstd.flatten(), (moments[1] / moments[2].abs() + 1e-5).rsqrt(), rtol=2e-7, atol=0)
     dx, dweight, dbias = run(
         "native_layer_norm_backward", ((width,), 2, True, True, True, (True, True, True)),
         grad_out=dy, input=x, mean=mean, rstd=rstd, weight=weight, bias=bias,
@@ -127,19 +178,72 @@ def check_layer_norm(rows: int, width: int) -> None:
 def check_group_norm(batch: int, channels: int, groups: int, size: int) -> None:
     torch.manual_seed(batch)
     x, weight, bias = wide(batch, channels, size, size), wide(channels), wide(channels)
-    _, mean, rstd = run("native_group_norm", (4, groups, True, True, True, ""), input=x, weight=weight, bias=bias)
+    _, mean, rstd = run("native_group_norm", (4, groups, True, True, True, "", True), input=x, weight=weight, bias=bias)
     rows = x.reshape(batch * groups, -1)
     moments = as_threads_do("group_norm", [rows], is_across=False, step=next_element, merge=merge_element)
     assert torch.equal(mean.flatten(), moments[0])
-    torch.testing.assert_close(rstd.flatten(), (moments[1] / moments[2] + 1e-5).rsqrt(), rtol=2e-7, atol=0)
+    torch.testing.assert_close(rstd.flatten(), (moments[1] / moments[2].abs() + 1e-5).rsqrt(), rtol=2e-7, atol=0)
+    dy = wide(batch, channels, size, size)
+    made = run(
+        "native_group_norm_backward", (4, groups, True, True, (True, True, True)), grad_out=dy, input=x, mean=mean,
+        rstd=rstd, weight=weight,
+    )  # fmt: skip
+    terms = [item.reshape(batch * channels, -1) for item in (dy, x, dy)]
+    sums = as_threads_do("group_norm_sums", terms, is_across=False, step=add_product, merge=add)
+    ds, db = (item.view(batch, groups, -1) for item in sums)
+    terms = [item.flatten(1).t() for item in (fused(-db, mean[..., None], ds), rstd[..., None].expand(db.shape), db)]
+    totals = as_threads_do("group_norm_batch", terms, is_across=True, step=add_product, merge=add)
+    assert torch.equal(made[1], totals[0])
+    assert torch.equal(made[2], totals[1])
+    given, none = weight.view(groups, -1).expand(ds.shape), torch.zeros_like(ds)
+    rows = [[item.flatten(0, 1) for item in (of, given, none)] for of in (ds, db)]
+    s1, s2 = (as_threads_do("group_norm_sums", row, is_across=False, step=add_product, merge=add)[0] for row in rows)
+    m, r, share = mean.flatten(), rstd.flatten(), 1 / torch.tensor(float(x.numel() // (batch * groups)))
+    c2 = fused(s2, m, -s1) * r * r * r * share
+    c3 = fused(-c2, m, -(s2 * r * share))
+    c1 = (rstd[..., None] * weight.view(groups, -1)).view(batch, channels, 1, 1)
+    c2, c3 = (c.view(batch, groups, 1).expand(ds.shape).reshape(c1.shape) for c in (c2, c3))
+    assert torch.equal(made[0], fused(c1.expand(x.shape), dy, c2 * x) + c3)
+
+
+def check_planes(batch: int, channels: int, size: int) -> None:
+    torch.manual_seed(batch)
+    x, dy = wide(batch, channels, size, size), wide(batch, channels, size, size)
+    weight, bias = wide(2, channels)
+    out, mean, rstd = run("batch_norm", (4, True, True, True, 3), input=x, weight=weight, bias=bias)
+    rows, grads = (item.transpose(0, 1).reshape(channels, -1) for item in (x, dy))
+    moments = as_threads_do(
+        "batch_norm_planes", [rows], is_across=False, step=next_plane, merge=merge_plane, plane=size
+    )
+    assert torch.equal(mean, moments[0])
+    torch.testing.assert_close(rstd, (moments[1] / moments[2].abs() + 1e-5).rsqrt(), rtol=2e-7, atol=0)
+    m, r, w = (item.view(1, channels, 1, 1) for item in (mean, rstd, weight))
+    assert torch.equal(out, w * (x - m) * r + bias.view(w.shape))
+    made = run(
+        "native_batch_norm_backward", (4, True, True, (True, True, True)), grad_out=dy, input=x, mean=mean, rstd=rstd,
+        weight=weight,
+    )  # fmt: skip
+    terms = [rows - mean[:, None], grads, grads]
+    order = "batch_norm_plane_sums"
+    second, first = as_threads_do(order, terms, is_across=False, step=add_product, merge=add, plane=size)
+    assert torch.equal(made[1], second * rstd)
+    assert torch.equal(made[2], first)
+    share = 1 / torch.tensor(float(rows.shape[1]))
+    shift, slope = ((item * share).view(m.shape) for item in (first, second))
+    assert torch.equal(made[0], (fused(-(slope * r * r), x - m, dy) - shift) * (r * w))
 
 
 def check_batch_norm(batch: int, channels: int, size: int) -> None:
     torch.manual_seed(batch)
     x, dy = (wide(batch, channels, size, size).contiguous(memory_format=torch.channels_last) for _ in range(2))
-    weight, mean = wide(2, channels)
-    rstd, count = wide(channels).abs(), batch * size * size
+    weight, bias = wide(2, channels)
+    out, mean, rstd = run("batch_norm", (4, True, True, True, 3), input=x, weight=weight, bias=bias)
+    rows, count = x.permute(1, 0, 2, 3).reshape(channels, -1), batch * size * size
+    moments = as_threads_do("batch_norm", [rows], is_across=True, step=next_channel, merge=merge_channel)
+    assert torch.equal(mean, moments[0])
+    torch.testing.assert_close(rstd, (moments[1] / moments[2].abs() + 1e-5).rsqrt(), rtol=2e-7, atol=0)
     m, r, w = (item.view(1, channels, 1, 1) for item in (mean, rstd, weight))
+    assert torch.equal(out, w * (x - m) * r + bias.view(w.shape))
     dx, dweight, dbias = run(
         "native_batch_norm_backward", (4, True, True, (True, True, True)), grad_out=dy, input=x, mean=mean, rstd=rstd,
         weight=weight,
@@ -160,6 +264,7 @@ CASES: list[tuple[Callable[..., None], tuple[int, ...]]] = [
     (check_group_norm, (3, 64, 4, 16)),
     (check_group_norm, (2, 8, 2, 7)), (check_group_norm, (140, 4, 2, 5)), (check_group_norm, (1, 6, 3, 30)),
     (check_batch_norm, (4, 8, 9)), (check_batch_norm, (3, 40, 40)), (check_batch_norm, (2, 3, 70)),
+    (check_planes, (3, 4, 32)), (check_planes, (5, 3, 8)), (check_planes, (4, 2, 16)),
 ]  # fmt: skip
 
 

@@ -29,6 +29,8 @@ SHORT_SOFTMAX, SHORT_SOFTMAX_BYTES, SOFTMAX_THREADS = 1024, 4096, 1024
 MAX_REGISTERS, SHARED_BYTES, VECTOR_BYTES = 9, 48 * 1024, 16
 FEW_COLUMNS = 64
 WARP = 32
+# Elements that a float counts.
+MOST_COUNTED = 1 << 24
 # ATen splits what is larger, and numbers the elements of the halves anew.
 MAX_BYTES = 2**31 - 1
 
@@ -82,6 +84,8 @@ def find_schedule(order: str, layout: Layout, itemsize: int, gpu: GpuSize, *, is
     if order in COLUMN_ORDERS:
         return _column_schedule(order, layout, gpu)
     length = layout.length
+    if order.startswith("batch_norm_plane"):
+        return _planes_schedule(layout, rises=order == "batch_norm_planes")
     if "softmax" in order and not layout.is_along:
         return _across_softmax_schedule(layout)
     # These are of rows that lie one behind the other.
@@ -96,7 +100,7 @@ def find_schedule(order: str, layout: Layout, itemsize: int, gpu: GpuSize, *, is
         if length % 4:
             return Schedule(32, 16, accumulators=1)
         return Schedule(32, 4, accumulators=1, vector=4) if is_aligned and itemsize < 8 and length <= 1 << 24 else None
-    if order == "group_norm":
+    if order in {"group_norm", "group_norm_sums"}:
         # group_norm_kernel.cu: a warp or 16 of them, one element at a time.
         return Schedule(32, 1 if length < MAX_THREADS else 16, accumulators=1)
     if order == "nll_loss":
@@ -114,7 +118,9 @@ def _column_schedule(order: str, layout: Layout, gpu: GpuSize) -> Schedule | Non
     if length == 1:
         # Nothing is added.
         return Schedule(1, accumulators=1)
-    if order == "batch_norm_sums":
+    if order == "group_norm_batch":
+        return Schedule(1, 1 if length <= 128 else 32, accumulators=1)
+    if order.startswith("batch_norm"):
         return _channels_schedule(length, width)
     # layer_norm_kernel.cu: eight rows of a thread at a time. ATen rounds what blocks come to where very many rows are
     # shared by some.
@@ -125,11 +131,21 @@ def _column_schedule(order: str, layout: Layout, gpu: GpuSize) -> Schedule | Non
 
 def _channels_schedule(length: int, width: int) -> Schedule | None:
     # Normalization.cuh, of channels that lie side by side.
-    if length * width > MAX_BYTES:
+    if length * width > MAX_BYTES or length >= MOST_COUNTED:
         return None
     height = min(_power_below(-(-length // 16)), MAX_THREADS // min(_power_below(width), 32))
     blocks = min(-(-length // (16 * height)), 128)
     return Schedule(1, height, blocks if blocks >= 8 else 1)
+
+
+def _planes_schedule(layout: Layout, *, rises: bool) -> Schedule | None:
+    # Normalization.cuh, of channels that are planes: a block for each, as many threads as a plane has elements, and so
+    # many planes side by side as there are threads left.
+    if not (layout.reduced and layout.kept) or layout.reduced[0][1] != 1 or layout.length >= MOST_COUNTED:
+        return None
+    plane = layout.reduced[0][0]
+    threads = min(max(_power_above(plane), WARP), MAX_THREADS)
+    return Schedule(WARP, MAX_THREADS // WARP, accumulators=1, rises=rises) if plane % threads == 0 else None
 
 
 def _across_softmax_schedule(layout: Layout) -> Schedule:

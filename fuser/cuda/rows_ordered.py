@@ -12,7 +12,7 @@ from fuser.codegen import Operand, RowLoop
 from fuser.cuda.row_text import indent
 from fuser.cuda.rows_along import AlongText
 from fuser.orders import RowOrder
-from fuser.row_parts import RowPart, RowPass
+from fuser.row_parts import Accumulator, RowPart, RowPass
 
 __all__ = ["MAX_REGISTERS", "PROCESSOR_REGISTERS", "REGISTERS", "OrderedAlongText"]
 
@@ -65,7 +65,7 @@ class OrderedAlongText(AlongText):
         self.order: RowOrder = loop.rows.order
         begin, end = ("head + begin", "end") if self.order.has_edges else ("begin", "length")
         # Whether a thread has what neighbours among torch's threads have, one element of each at a time.
-        self.is_wide = self.order.schedule.vector < loop.vector
+        self.is_wide = self.order.schedule.vector < loop.vector or self.order.schedule.rises
         # Of how many of torch's threads, a part of a warp apart, a thread does the work.
         self.threads = 1 if self.is_wide else max(self.order.schedule.x * self.order.schedule.y // loop.tuning.team, 1)
         first = f"{begin} + (u * S * F + block * T + t) * V" if loop.tuning.piece else f"{begin} + (u * T + t) * V"
@@ -269,6 +269,7 @@ class OrderedAlongText(AlongText):
                 f"  {kind}::part own[A];",
                 "#pragma unroll",
                 f"  for (int i = 0; i < A; ++i) own[i] = pass{level}.identity();",
+                *(f"  {item.type} counted{item.name} = 0;" for item in self._counted(step)),
             ]
         late = [item for item in self._inputs(element) if item not in self._resident()]
         lines += self._divisors(step)
@@ -296,7 +297,8 @@ class OrderedAlongText(AlongText):
             if self._spreads:
                 lines += self._unite(level, step, shared)
             elif self.is_wide:
-                lines.append(f"  total{level} = fuser_halve_wide<X, Y, V>(pass{level}, own, {shared});")
+                how = "rise" if self.order.schedule.rises else "halve"
+                lines.append(f"  total{level} = fuser_{how}_wide<X, Y, V>(pass{level}, own, {shared});")
             else:
                 join = (
                     f"fuser_halve_own<Q>(pass{level}, own)" if self.threads > 1 else f"fuser_join<F>(pass{level}, own)"
@@ -435,6 +437,7 @@ class OrderedAlongText(AlongText):
             # A constant, once the loops are unrolled: what is divided by it is not divided then.
             number = "u / Q * V + k" if self.threads > 1 else "(u * V + k) / A"
             known |= {f"l{item.name}": f"{item.type}({number})" for item in step.accumulators if item.is_count}
+        known |= {f"l{item.name}": f"counted{item.name}" for item in self._counted(step)}
         kept = [name for name in element.writes if name[0] == "k"]
         names = {f"v{name[1:]}": f"{name}{site.suffix}[u][k]" for name in self.loop.kept if name not in kept}
         known |= {name: f"fuser_to_compute({text})" for name, text in names.items()}
@@ -451,11 +454,18 @@ class OrderedAlongText(AlongText):
             *(["  if (k >= left) break;"] if self._is_ragged else []),
             *indent(inside),
             "}",
+            *(f"counted{item.name} += 1;" for item in self._counted(step)),
             *stores,
         ]
         if outside:
             lines = [*self._coordinates(site), *lines]
         return [*self._find(site), "if (left > 0) {", *indent(lines), "}"]
+
+    def _counted(self, step: RowPass) -> list[Accumulator]:
+        # The count of elements, where that of all accumulators of a thread is the same.
+        if self.tuning.is_resident or not self.is_wide or self._is_ragged:
+            return []
+        return [item for item in step.accumulators if item.is_count]
 
     def _write_at(self, item: Operand, site: _Site) -> str:
         if self._is_scattered(site):

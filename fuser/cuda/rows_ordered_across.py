@@ -94,7 +94,9 @@ class OrderedAcrossText(AcrossText):
             inputs = [item for item in self.full(step.element) if not item.is_output] if step.element else []
             # An address has eight bytes.
             each = sum(item.info.dtype.itemsize * (self.loop.vector if item.inner else 1) + 8 for item in inputs)
-            held = self.schedule.accumulators * len(step.accumulators) * self.loop.vector
+            # Neighbours have one count.
+            own = sum(not item.is_count for item in step.accumulators)
+            held = self.schedule.accumulators * own * self.loop.vector
             most = max(most, held + self.loop.tuning.unroll * each // 4)
         return f"{block}, {max(PROCESSOR_REGISTERS // (block * min(REGISTERS + most, MAX_REGISTERS)), 1)}"
 
@@ -117,6 +119,7 @@ class OrderedAcrossText(AcrossText):
             f"{kind} parts[V][{count}];",
             "#pragma unroll",
             f"for (int i = 0; i < {count} * V; ++i) parts[i / {count}][i % {count}] = pass{level}.identity();",
+            *(f"{item.type} counted{item.name}[{count}] = {{}};" for item in step.accumulators if item.is_count),
             *loop,
             "#pragma unroll",
             "for (int k = 0; k < V; ++k) {",
@@ -142,6 +145,8 @@ class OrderedAcrossText(AcrossText):
             known[item.variable] = f"fuser_to_compute({text})" if item in inputs else text
         for name in [item.name for item in step.accumulators]:
             known |= {f"{side}{name}": f"parts[k][u % {count}].m{name}" for side in "lm"}
+        counted = [item for item in step.accumulators if item.is_count]
+        known |= {f"l{item.name}": f"counted{item.name}[u % {count}]" for item in counted}
         each = ["#pragma unroll", "for (int u = 0; u < U; ++u) {"]
         each += [] if is_whole else [f"  if ({self._number('u')} >= length) break;"]
         loads = [f"{item.name}[u] = {self._read(item, self._place_of(item), left)};" for item in inputs]
@@ -150,6 +155,7 @@ class OrderedAcrossText(AcrossText):
             *(f"{item.info.storage} {item.name}[V];" for item in outputs),
             "#pragma unroll",
             f"for (int k = 0; k < V; ++k) {element.call(known)}",
+            *(f"counted{item.name}[u % {count}] += 1;" for item in counted),
             *(self._write(item, self._place_of(item), left) for item in outputs),
         ]
         if counters or outputs:

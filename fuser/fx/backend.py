@@ -27,6 +27,7 @@ from fuser.errors import ArgumentError
 from fuser.fx.buffers import copy_together, drop_unread_statistics, write_statistics_in_place
 from fuser.fx.cuda_graphs import CudaGraphs
 from fuser.fx.flat import FlatGraph, flatten
+from fuser.fx.norms_again import POINTWISE, join_norms, part_norms
 from fuser.fx.passes import Fuel, FusionPass
 from fuser.graph import FusionGroup
 
@@ -185,11 +186,17 @@ def split_passes(joint: fx.GraphModule, inputs: Any, **settings: Any) -> tuple[f
     for node in joint.graph.nodes:
         if node.target is run and _is_costly(registered(node.args[0]).group):
             node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
+    # No reductions of theirs.
+    are_parted = part_norms(joint)
     known = partitioners.get_default_op_list()
     cheap = {run.overloadpacket}
+    if are_parted:
+        # With what comes after a norm its results are computed again: torch's list is of what Inductor makes of it.
+        cheap |= {torch.ops.aten.batch_norm_elemt, *POINTWISE}
     ops = replace(known, recomputable_ops=known.recomputable_ops | cheap, fusible_ops=known.fusible_ops | cheap)
     with patch.object(partitioners, "get_default_op_list", lambda: ops):
         passes: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(joint, inputs, **settings)
+    join_norms(passes[0])
     return passes
 
 

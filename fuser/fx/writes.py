@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 from torch import fx
 
 from fuser.ops import find_numerics, known_of
+from fuser.ops.binding_whole import runs_in_cudnn
 
 __all__ = ["sink_writes", "split_batch_norm"]
 
@@ -32,12 +33,17 @@ def split_batch_norm(create: Callable[..., Any], args: Sequence[Any], kwargs: Ma
         kwargs: by name.
 
     Returns:
-        The symbol of the result; None for what stays as it is. Strict numerics leave batch norms to torch.
+        The symbol of the result; None for what stays as it is. Strict numerics leave batch norms to torch, but for
+        those that eager torch runs in a kernel of its own on a GPU.
     """
     bound = _signature(F.batch_norm).bind(*args, **kwargs)
     bound.apply_defaults()
     x, *buffers, weight, bias, training, momentum, eps = bound.arguments.values()
-    if training is not True or find_numerics() != "fast" or None in buffers or known_of(x.node) is None:
+    known = known_of(x.node)
+    if training is not True or None in buffers or known is None:
+        return None
+    is_cudnns = runs_in_cudnn(x.node, getattr(weight, "node", None), bias, eps)
+    if find_numerics() != "fast" and (known.device_type != "cuda" or is_cudnns):
         return None
     # What F.batch_norm looks at before it calls the operator.
     create("call_function", vars(F)["_verify_batch_size"], (x.size(),), {})

@@ -22,6 +22,7 @@ from fuser.ops.composites import (
     composite_function,
     composite_steps,
     expand,
+    ordered_form,
 )
 from fuser.ops.elementary import is_first_power
 from fuser.ops.index import eager_index, index_function
@@ -71,6 +72,7 @@ __all__ = [
     "known_of",
     "lay_out",
     "needs_known",
+    "ordered_form",
     "reduction_function",
     "seen_through",
     "view_function",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
-from fuser.ops import channel_norms, losses, norms  # noqa: F401 - they fill the table
+from fuser.ops import batch_norms, group_norms, losses, norms  # noqa: F401 - they fill the table
 from fuser.ops.calls import Binder, Known, OpCall, asking, find_numerics, is_number, known_of
 from fuser.ops.composites import composite_function
 
@@ -135,6 +135,10 @@ def _bind_rms_norm_backward(
     return _call("_fused_rms_norm_backward", form, _there(grad_out, input, rstd, weight), mask=mask)
 
 
+# The least eps that cuDNN takes.
+CUDNN_EPS = 1e-5
+
+
 # --- batch_norm and group_norm ----------------------------------------------------------------------------------
 def _of_channels(input: Any) -> Known | None:  # noqa: A002
     # On the CPU torch keeps statistics of half and bfloat16 in other dtypes.
@@ -142,6 +146,17 @@ def _of_channels(input: Any) -> Known | None:  # noqa: A002
     if known is None or known.rank < 2 or (known.device_type == "cpu" and _narrow_name(known)):
         return None
     return known
+
+
+def runs_in_cudnn(input: Any, weight: Any, bias: Any, eps: Any) -> bool:  # noqa: A002
+    """Whether eager ``F.batch_norm`` runs in cuDNN, whose bits nobody else has, for what it is called with."""
+    known, of_weight = known_of(input), known_of(weight)
+    if known is None or of_weight is None or bias is None or known.device_type != "cuda" or known.rank < 3:
+        return False
+    is_kind = known.dtype in (torch.float32, torch.float64) or of_weight.dtype is torch.float32
+    is_kind = is_kind and torch.bfloat16 not in (known.dtype, of_weight.dtype)
+    # What a trace does not know of eps is no less than cuDNN takes.
+    return is_kind and torch.backends.cudnn.enabled and not (isinstance(eps, float) and eps < CUDNN_EPS)
 
 
 @asking
@@ -213,8 +228,19 @@ def _bind_functional_batch_norm(
     # One that writes is made another by the trace.
     if known is None or len(running) != (0 if training is True else 2) or not isinstance(training, bool):
         return None
+    if find_numerics() != "fast" and runs_in_cudnn(input, weight, bias, eps):
+        return None
     form = (known.rank, weight is not None, bias is not None, training, 1)
     return _call("batch_norm", form, _there(input, weight, bias, *running), {"eps": eps})
+
+
+@asking
+def _bind_batch_norm_elemt(input: Any, weight: Any, bias: Any, mean: Any, invstd: Any, eps: Any) -> OpCall | None:  # noqa: A002, ARG001
+    known = _of_channels(input)
+    if known is None or known.device_type != "cuda":
+        return None
+    form = (known.rank, weight is not None, bias is not None)
+    return _call("batch_norm_elemt", form, _there(input, weight, bias, mean, invstd))
 
 
 @asking
@@ -245,6 +271,11 @@ def _lies_row_major(known: Known) -> bool:
     return known.device_type != "cpu" or known.is_contiguous
 
 
+def _group_form(known: Known, groups: int, weight: Any, bias: Any) -> tuple[Any, ...]:
+    taken = (weight is not None, bias is not None)
+    return (known.rank, groups, _lies_row_major(known), *taken, _narrow_name(known))
+
+
 @asking
 def _bind_group_norm(
     input: Any,  # noqa: A002
@@ -259,8 +290,7 @@ def _bind_group_norm(
     known = known_of(input)
     if known is None or known.rank < 2 or type(group) is not int:
         return None
-    narrow = _narrow_name(known)
-    form = (known.rank, group, _lies_row_major(known), weight is not None, bias is not None, narrow)
+    form = (*_group_form(known, group, weight, bias), True)
     return _call("native_group_norm", form, _there(input, weight, bias), {"eps": eps}, (True,) * 3)
 
 
@@ -276,7 +306,7 @@ def _bind_functional_group_norm(
     known = known_of(input)
     if known is None or known.rank < 2 or type(num_groups) is not int or num_groups < 1:
         return None
-    form = (known.rank, num_groups, _lies_row_major(known), weight is not None, bias is not None, None)
+    form = (*_group_form(known, num_groups, weight, bias), False)
     return _call("native_group_norm", form, _there(input, weight, bias), {"eps": eps})
 
 
@@ -412,6 +442,7 @@ def whole_functions() -> dict[Any, Binder]:
         _ATEN._native_batch_norm_legit_functional.default: _bind_batch_norm_training,
         _ATEN._native_batch_norm_legit.no_stats: _bind_batch_norm_alone,
         _ATEN._native_batch_norm_legit_no_training.default: _bind_batch_norm_inference,
+        _ATEN.batch_norm_elemt.default: _bind_batch_norm_elemt,
         _ATEN.native_batch_norm_backward.default: _bind_batch_norm_backward,
         _ATEN.native_group_norm.default: _bind_group_norm,
         _ATEN.native_group_norm_backward.default: _bind_group_norm_backward,

@@ -18,7 +18,7 @@ from fuser.cxx.functor import parse_functor
 from fuser.errors import GroupError, ShapeError, UnsupportedError
 from fuser.function import Function, View
 from fuser.graph import Application, FusionGroup, GroupBuilder
-from fuser.layout import Shape
+from fuser.layout import Shape, Strides
 from fuser.ops.reductions import REDUCTIONS
 from fuser.ops.table import dtype_kind
 from fuser.orders import KEPT_ORDERS
@@ -31,6 +31,7 @@ __all__ = [
     "composite_steps",
     "expand",
     "keeps_bits",
+    "ordered_form",
     "step",
     "view",
 ]
@@ -54,6 +55,10 @@ class Composite:
     free: frozenset[str] = frozenset()
     # Whether the steps have the bits of torch's own op, on any device.
     is_exact: bool = False
+    # What the steps in torch's order depend on beside the form, which it is put behind: of the tensor called "input".
+    kernel: Callable[[torch.dtype, Shape, Strides], Form] | None = None
+    # Whether fast numerics on CUDA take the steps in torch's order, too, where that is known: they take fewer walks.
+    is_short: bool = False
 
 
 COMPOSITES: dict[str, Composite] = {}
@@ -63,6 +68,26 @@ COMPOSITES: dict[str, Composite] = {}
 def composite_steps(op: str, form: Form, is_ordered: bool = False) -> FusionGroup:
     """Return the steps of an op of the table."""
     return COMPOSITES[op].steps(form, is_ordered)
+
+
+def ordered_form(
+    function: Function, dtypes: Sequence[Any], layouts: Sequence[tuple[Shape, Strides]], *, is_strict: bool = True
+) -> Form | None:
+    """Return the form of the steps in torch's order of an application: that of its function, and which kernel it is.
+
+    Args:
+        function: a composite.
+        dtypes: of its tensors.
+        layouts: shape and strides of each.
+        is_strict: whether it has to be torch's order; where it has not, None says that the steps are others.
+    """
+    composite, form = COMPOSITES[str(function.op)], function.form or ()
+    if not (is_strict or composite.is_short):
+        return None
+    if composite.kernel is None:
+        return form
+    slot = next(slot for slot, item in enumerate(function.functor.tensors) if item.name == "input")
+    return (*form, *composite.kernel(dtypes[slot], *layouts[slot]))
 
 
 @functools.lru_cache(1024)
@@ -126,6 +151,9 @@ def keeps_bits(function: Function, device_type: str) -> bool:
         return True
     steps = composite_steps(str(function.op), function.form or (), True)
     functions = [item.function for item in steps.applications]
+    if not any(item.reduction for item in functions):
+        # As those of torch's pointwise ops.
+        return device_type == "cuda"
     inexact = [item for item in functions if item.op not in REDUCTIONS or "float" not in REDUCTIONS[item.op].exact]
     orders = {item.reduction.order for item in inexact if item.reduction}
     return bool(orders) and orders <= KEPT_ORDERS.get(device_type, frozenset())
@@ -169,13 +197,17 @@ class Expansion:
 
 
 @functools.lru_cache(1024)
-def expand(group: FusionGroup, is_ordered: bool = False) -> Expansion:
+def expand(group: FusionGroup, forms: tuple[Form | None, ...] = ()) -> Expansion:
     """Put the steps of its composites into a canonical group, without what no output needs, inputs too.
+
+    Args:
+        group: the group.
+        forms: of its applications, where that is one in torch's order (see ``ordered_form``).
 
     Raises:
         UnsupportedError: a step looks in another shape at what is made in the group; ``application`` says which.
     """
-    writer = _Expander(group, is_ordered)
+    writer = _Expander(group, forms)
     made = [writer.find(value) for value in group.outputs]
     whole = writer.builder.build([handle for handle, _ in made])
     needed = sorted(whole.applications_from_outputs())
@@ -207,8 +239,8 @@ class _Expander:
     such a result, elementwise, is applied in that shape, too.
     """
 
-    def __init__(self, group: FusionGroup, is_ordered: bool) -> None:
-        self.is_ordered = is_ordered
+    def __init__(self, group: FusionGroup, forms: tuple[Form | None, ...]) -> None:
+        self.forms = forms
         self.builder = GroupBuilder()
         self.given = range(len(group.inputs))
         self.inputs: list[tuple[int, View | None]] = [(index, None) for index in self.given]
@@ -240,7 +272,8 @@ class _Expander:
         return self.made.get(handle, handle), self.views.get(handle)
 
     def _inline(self, origin: int, function: Function, inputs: list[int]) -> list[int]:
-        steps = composite_steps(str(function.op), function.form or (), self.is_ordered)
+        form = self.forms[origin] if self.forms else None
+        steps = composite_steps(str(function.op), form or function.form or (), form is not None)
         handles = inputs
         for item in steps.applications:
             tensors, scalars = (tuple(handles[value] for value in given) for given in (item.tensors, item.scalars))

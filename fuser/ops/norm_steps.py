@@ -18,7 +18,7 @@ from fuser.ops.composites import step
 from fuser.ops.reductions import REDUCTIONS
 from fuser.ops.table import cast_function
 
-__all__ = ["affine", "functor", "moments", "normalised_dx", "reduce_step", "rstd_of", "stored"]
+__all__ = ["NEXT_MOMENTS", "affine", "functor", "moments", "normalised_dx", "reduce_step", "rstd_of", "stored"]
 
 
 def functor(text: str, scalars: tuple[str, ...] = (), num_outputs: int = 1) -> Functor:
@@ -53,6 +53,13 @@ def reduce_step(
 
 # --- moments -------------------------------------------------------------------------------------------------
 _ONE = "void one(T x, T& m, T& s, T& n) { m = x; s = T(0); n = T(1); }"
+# How ATen's kernels that count with a division add an element, with what their compiler contracts.
+NEXT_MOMENTS = """void next(T ma, T sa, T count, T x, T& m, T& s, T& n) {
+  const T delta = x - ma;
+  n = count + T(1);
+  m = ma + fuser_share_of(delta, n);
+  s = fma(delta, x - m, sa);
+}"""
 
 
 def moments(
@@ -68,7 +75,11 @@ def moments(
         kernel: how ATen's kernel in that order merges moments, and adds an element: texts. None: as those of ``var``.
     """
     if order:
-        text = "void moments(T m, T s, T n, T& mean, T& var, T& count) { mean = m; var = s / n; count = n; }"
+        # Some count downwards.
+        text = """void moments(T m, T s, T n, T& mean, T& var, T& count) {
+          const T all = abs(n);
+          mean = m; var = s / all; count = all;
+        }"""
         finish = functor(text, num_outputs=3)
         mapped = functor(_ONE, num_outputs=3)
         texts = kernel or (REDUCTIONS["var"].combine, REDUCTIONS["var"].accumulate)

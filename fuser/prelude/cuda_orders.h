@@ -107,6 +107,31 @@ FUSER_INLINE typename P::part fuser_halve_wide(const P& p, typename P::part (&ow
   }
 }
 
+// The same in pairs. Warps are 32 in ATen's kernel: those that are not there have nothing, which is combined, too.
+template <int mask, int end, typename P>
+FUSER_INLINE typename P::part fuser_rise_lanes(const P& p, typename P::part own) {
+  if constexpr (mask >= end) return own;
+  else return fuser_rise_lanes<2 * mask, end>(p, p.combine(own, p.exchange(own, mask)));
+}
+
+template <int X, int Y, int V, typename P>
+FUSER_INLINE typename P::part fuser_rise_wide(const P& p, typename P::part (&own)[V], typename P::part* shared) {
+#pragma unroll
+  for (int apart = 1; apart < V; apart *= 2) {
+#pragma unroll
+    for (int k = 0; k < V; k += 2 * apart) own[k] = p.combine(own[k], own[k + apart]);
+  }
+  typename P::part all = fuser_rise_lanes<1, X / V>(p, own[0]);
+  const int t = threadIdx.x % (X * Y / V);
+  __syncthreads();
+  if (t % (X / V) == 0) shared[t / (X / V)] = all;
+  __syncthreads();
+  all = fuser_rise_lanes<1, Y>(p, shared[t % Y]);
+#pragma unroll
+  for (int warps = Y; warps < 32; warps *= 2) all = p.combine(all, p.identity());
+  return fuser_from_first<Y, P>(all);
+}
+
 // Known where there are clusters.
 template <int N, int apart, int A, typename P>
 FUSER_INLINE void fuser_tell_blocks(

@@ -91,6 +91,17 @@ struct fuser_exact_divisor {
   }
 };
 
+// The same for a count of elements, 1 to 2^24, by which neighbours are divided, too: they have its inverse in common.
+template <typename T> FUSER_INLINE T fuser_share_of(T v, T count) {
+  if constexpr (sizeof(T) > sizeof(float)) return v / count;
+  else {
+    const float inverse = __frcp_rn(count), first = v * inverse;
+    float made = __fmaf_rn(__fmaf_rn(-count, first, v), inverse, first);
+    if (!(fabsf(made) > 0x1p-99f)) made = v / count;
+    return made;
+  }
+}
+
 // Rows that begin anywhere. A vector's bytes lie in two *granules* of as many bytes, which are aligned; a granule is read
 // or written at once, and its bytes are shifted to where they belong: all threads of a row take the same way through this.
 template <int W, int U, int shift = 0>
