@@ -4,11 +4,13 @@
     python -m benchmarks.models --model llama resnet50 --contestant eager fuser --seconds 60
     python -m benchmarks.models --size small                 # small sizes: the host's time
     python -m benchmarks.models --bits --dtype float32 bfloat16   # small sizes, every bit against aot_eager's
+    python -m benchmarks.models --caches DIR --warm          # the first step once more, with the caches of a run before
     python -m benchmarks.models --merge part1.json part2.json --out benchmarks/results/models_h200.json
 
 A step is forward, loss and backward; the optimizer is not part of it. What a file holds already is not measured again,
 so that a run that was cut short goes on, and parts from several runs become one file (``--merge``).
-Processes that share a GPU take turns (``--turns FILE``): all compile side by side, then one at a time is timed.
+Processes that share a GPU take turns (``--turns FILE``): all compile side by side, then one at a time is timed;
+``benchmarks.models_spread`` starts a process for each model.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ CONTESTANTS: dict[str, Mapping[str, Any] | None] = {
     "inductor": {"backend": "inductor"},
     "inductor graphs": {"backend": "inductor", "mode": "reduce-overhead"},
 }
-USUAL = ("eager", "fuser", "fuser fast", "fuser graphs", "inductor")
+USUAL = ("eager", "fuser", "fuser fast", "fuser graphs", "inductor", "inductor graphs")
+# Whose caches on disk matter.
+WARMED = ("fuser", "inductor")
 
 
 class Runner:
@@ -135,7 +139,10 @@ def make_model(name: str, dtype: torch.dtype, device: torch.device, *, is_small:
     case = CASES[name]
     torch.manual_seed(0)
     layout = {"memory_format": torch.channels_last} if case.channels_last else {}
-    model = case.make(is_small).to(device, dtype, **layout).train()
+    with device:
+        # Where drawing weights takes no time.
+        model = case.make(is_small)
+    model = model.to(device, dtype, **layout).train()
     inputs = {
         key: value.to(device, dtype, **layout) if value.is_floating_point() else value.to(device)
         for key, value in case.draw(is_small).items()
@@ -175,6 +182,18 @@ def measure_model(name: str, dtype: torch.dtype, records: Record, options: argpa
                 yield
 
 
+def measure_warm(name: str, dtype: torch.dtype, records: Record, options: argparse.Namespace) -> Iterator[None]:
+    """Compile a model in a process that finds caches on disk; yields when there is a new record."""
+    with turn(options.turns, fcntl.LOCK_SH):
+        model, inputs = make_model(name, dtype, find_device(), is_small=options.size == "small")
+        for contestant in (item for item in WARMED if item in options.contestant):
+            torch._dynamo.reset()
+            found = attempt(Runner(model, inputs, contestant).compile)
+            records.setdefault(contestant, {})["warm_step_s"] = found.get("first_step_s")
+            print(f"{name:12} {options.size:5} {contestant:16} warm {found}", flush=True)
+            yield
+
+
 def attempt(work: Callable[[], Record]) -> Record:
     """Return what work returns, or what it raised."""
     try:
@@ -197,16 +216,17 @@ def turn(path: Path | None, kind: int) -> Iterator[None]:
 
 
 def compare_bits(name: str, dtype: torch.dtype) -> Record:
-    """Compare output, gradients and buffers of a training step, and an evaluation, with aot_eager's.
+    """Compare output, gradients and buffers of a training step, and an evaluation, with aot_eager's or eager torch's.
 
-    Where torch's own kernels have not the same bits in each run, ``unsteady`` counts what differs between two runs of
-    aot_eager; ``from_eager`` counts what differs between aot_eager and eager torch.
+    Those of the two that more tensors are equal to: where a model makes attention masks under ``torch.compile`` alone,
+    it is eager torch. Where torch's own kernels have not the same bits in each run, ``unsteady`` counts what differs
+    between two runs of aot_eager; ``from_eager`` counts what differs between aot_eager and eager torch.
     """
     model, inputs = make_model(name, dtype, find_device(), is_small=True)
     found = {contestant: run_once(model, inputs, contestant) for contestant in ("aot_eager", "eager", "fuser")}
     wanted = found["aot_eager"]
     again = run_once(model, inputs, "aot_eager")
-    differ = count_differing(found["fuser"], wanted)
+    differ = min((count_differing(found["fuser"], found[name]) for name in ("aot_eager", "eager")), key=len)
     record: Record = {
         "tensors": len(wanted),
         "differ": len(differ),
@@ -277,6 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no model after so long")
     parser.add_argument("--turns", type=Path, help="a file by which processes take turns")
     parser.add_argument("--caches", type=Path, help="where compilers keep what they made; not given: nowhere")
+    parser.add_argument("--warm", action="store_true", help="time first steps alone, with what is in --caches")
     parser.add_argument("--merge", nargs="+", type=Path, help="make one file of several")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
@@ -309,7 +330,8 @@ def add_records(document: Record, model: str, dtype: str, options: argparse.Name
     key = f"{model} {dtype}" + (" small" if options.size == "small" else "")
     records = document["records"].setdefault(key, {})
     if not options.bits:
-        yield from measure_model(model, getattr(torch, dtype), records, options)
+        measure = measure_warm if options.warm else measure_model
+        yield from measure(model, getattr(torch, dtype), records, options)
     elif "tensors" not in records.get("bits", ()):
         records["bits"] = attempt(lambda: compare_bits(model, getattr(torch, dtype)))
         print(f"{model:12} {dtype:8} {records['bits']}", flush=True)
@@ -335,7 +357,7 @@ def summarize(records: Mapping[str, Record]) -> str:
     lines = []
     for size in ("", " small"):
         chosen = {key: found for key, found in records.items() if key.endswith(" small") == bool(size)}
-        for figure in ("wall_ms", "gpu_ms", "peak_gib", "first_step_s"):
+        for figure in ("wall_ms", "gpu_ms", "peak_gib", "first_step_s", "warm_step_s"):
             for peer in ("eager", "inductor", "inductor graphs"):
                 for contestant in (name for name in CONTESTANTS if name != peer):
                     ratios = [

@@ -18,6 +18,7 @@ __all__ = [
     "Access",
     "Tuning",
     "Walk",
+    "counted_widths",
     "dense_width",
     "plan_walk",
 ]
@@ -124,6 +125,7 @@ def plan_walk(
     vector = VECTOR_BYTES // max((itemsizes[slot] for slot in moving), default=VECTOR_BYTES)
     # Outputs are written whole vectors at a time; an input that cannot be read so is read in pieces.
     vector = min([vector, *(widths[slot] for slot in moving if slot < num_outputs)])
+    widths |= counted_widths(space, len(itemsizes), 0)
     if any(space.strides[slot][0] > 1 for slot in moving):
         vector = min(vector, GATHER_VECTOR)
     tuning = _default_tuning(space, vector, [itemsizes[slot] for slot in moving], rounds)
@@ -186,6 +188,17 @@ def _tile_side(itemsizes: Sequence[int]) -> int:
         if sum(side * (side * size + max(size, 4)) for size in itemsizes) <= MAX_TILE_BYTES:
             return side
     return 0
+
+
+def counted_widths(space: IterationSpace, first: int, dim: int) -> dict[int, int]:
+    """Return for each counter how many neighbours along a dimension differ in its last bits only.
+
+    Args:
+        space: the loop nest.
+        first: which of its operands is the first counter.
+        dim: along which dimension.
+    """
+    return {slot: dense_width(space.strides[slot], dim, 1, True) for slot in range(first, len(space.strides))}
 
 
 def dense_width(strides: Sequence[int], dim: int, itemsize: int, is_aligned: bool) -> int:

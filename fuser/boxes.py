@@ -113,7 +113,8 @@ class _Cutter:
                 self.cuts[value] = self._find_finer(index, item, value) or self._find_cuts(
                     index, item, self.shapes[value]
                 )
-        if len(self.group.applications) == 1:
+        if len(self.group.applications) == 1 and self.group.applications[0].function.op != "pad":
+            # torch does as well, but that it fills all of a tensor that it pads first.
             raise _refuse(0, "an arrangement alone")
         outputs, handles = [], []
         for slot, value in enumerate(self.group.outputs):

@@ -14,6 +14,7 @@ from fuser.compiler import build_kernel_source, register
 from fuser.drawing import Box, draw_graph
 from fuser.errors import ArgumentError, FuserError, UnsupportedError
 from fuser.fallback import Fallback
+from fuser.fx.dropouts import find_obstacle
 from fuser.fx.fused_module import FusedModule
 from fuser.fx.nodes import read_nodes
 from fuser.fx.passes import FusionModule
@@ -242,6 +243,8 @@ def _unfused(module: fx.GraphModule) -> list[tuple[str, str]]:
         call = reading.calls[node]
         if call is None and in_fast.calls[node] is not None:
             reason = "strict numerics leave it to torch: in which order that adds up is not known here"
+        elif node.target is torch.ops.aten.native_dropout.default and find_obstacle(node):
+            reason = f"a dropout: {find_obstacle(node)}"
         elif call is None:
             reason = f"no op of fuser's table: {_target_name(node)}"
         elif node in reading.numbers:

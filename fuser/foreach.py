@@ -20,14 +20,10 @@ from fuser.dtypes import plain_number
 from fuser.errors import ArgumentError, describe_type, shows_users_frames
 from fuser.fx.trace import FusedFunction
 from fuser.jiterator import JitFunction
-from fuser.kernel_cache import Lru
-from fuser.list_planner import make_record
-from fuser.list_record import ListCall, ListRecord, ListTarget
+from fuser.list_planner import launch_lists
+from fuser.list_record import ListCall, ListTarget
 
 __all__ = ["foreach"]
-
-# Calls that are remembered of one kind, and kinds.
-MAX_RECORDS, MAX_KINDS = 8, 256
 
 
 @shows_users_frames
@@ -63,29 +59,8 @@ def foreach(fn: JitFunction | FusedFunction, /, *tensor_lists: Any, out: Any = N
     results = None
     if call.count and not torch.compiler.is_compiling():
         target = _find_target(call, 0)
-        results = None if target is None else _launch(call, target)
+        results = None if target is None else launch_lists(call, target, lambda position: _find_target(call, position))
     return call.run_plainly(range(call.count)) if results is None else results
-
-
-def _launch(call: ListCall, target: ListTarget) -> Any:
-    # The value of a call; None if all its positions are ordinary calls.
-    flat = call.flatten(target.numbers)
-    key = _key(call, target)
-    records = _records.get(key) or ()
-    for record in records:
-        results = record.replay(call, flat)
-        if results is not None:
-            return results
-    made = make_record(call, target, flat, lambda position: _find_target(call, position))
-    if made is None:
-        return None
-    if made.guard is not None:
-        _records.put(key, (made, *records[: MAX_RECORDS - 1]), MAX_KINDS)
-    return made.run(call, flat)
-
-
-# Newest first, by what tells calls apart without looking at tensors.
-_records: Lru[tuple[ListRecord, ...]] = Lru()
 
 
 def _read_call(
@@ -137,9 +112,3 @@ def _find_target(call: ListCall, position: int) -> ListTarget | None:
         return None
     is_steady = facts is None or facts.is_of_tensors
     return ListTarget(entry, whole.spec, whole.order, whole.constants, leaves[len(items) :], is_steady=is_steady)
-
-
-def _key(call: ListCall, target: ListTarget) -> tuple[Any, ...]:
-    shared = [list if own else type(item) for item, own in zip(call.arguments, call.is_list, strict=True)]
-    kinds = (*shared, *map(type, target.numbers))
-    return id(target.owner), call.count, kinds, len(call.outs), torch.get_default_dtype()

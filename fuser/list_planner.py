@@ -19,6 +19,7 @@ from fuser.compiler import compile_kernel
 from fuser.config import config
 from fuser.errors import FuserError
 from fuser.fused_kernel import FusedKernel, ListPacker
+from fuser.kernel_cache import Lru
 from fuser.kernel_spec import MAX_ARGUMENT_BYTES, MAX_LONE_ARGUMENT_BYTES, ArgSpec, KernelSpec
 from fuser.launcher import NUMBER_TYPES, TENSOR_TYPES, Recorded, guard, make_check, picker
 from fuser.list_record import Extent, ListCall, ListRecord, ListStep, ListTarget
@@ -28,7 +29,7 @@ from fuser.planner import FlatCall, plan_flat
 from fuser.route import Route, find_route, is_transformed
 from fuser.tensor_desc import TensorDesc, describe
 
-__all__ = ["TUNINGS", "make_record"]
+__all__ = ["TUNINGS", "launch_lists"]
 
 # The first driver whose launches take MAX_LONE_ARGUMENT_BYTES.
 LARGE_ARGUMENTS_DRIVER = 12010
@@ -36,17 +37,44 @@ LARGE_ARGUMENTS_DRIVER = 12010
 TUNINGS = {"cuda": replace(DEFAULT_TUNING, unroll=2), "cpu": replace(DEFAULT_TUNING, turns=64)}
 
 
-def make_record(
-    call: ListCall, target: ListTarget, flat: tuple[Any, ...], find_target: Callable[[int], ListTarget | None]
-) -> ListRecord | None:
-    """Plan a call, compiling what is missing; None if all positions are ordinary calls, in order.
+# Calls that are remembered of one kind, and kinds.
+MAX_RECORDS, MAX_KINDS = 8, 256
+# Newest first, by what tells calls apart without looking at tensors.
+_records: Lru[tuple[ListRecord, ...]] = Lru()
+
+
+def launch_lists(call: ListCall, target: ListTarget, find_target: Callable[[int], ListTarget | None]) -> Any:
+    """Make a call as an earlier one like it, or plan it; None if all its positions are ordinary calls, in order.
 
     Args:
         call: the call.
         target: the group of its first position.
-        flat: its tensors and numbers, see ``ListCall.flatten``.
         find_target: finds the group of another position, if it is one.
     """
+    flat = call.flatten(target.numbers)
+    key = _key(call, target)
+    records = _records.get(key) or ()
+    for record in records:
+        results = record.replay(call, flat)
+        if results is not None:
+            return results
+    made = _make_record(call, target, flat, find_target)
+    if made is None:
+        return None
+    if made.guard is not None:
+        _records.put(key, (made, *records[: MAX_RECORDS - 1]), MAX_KINDS)
+    return made.run(call, flat)
+
+
+def _key(call: ListCall, target: ListTarget) -> tuple[Any, ...]:
+    shared = [list if own else type(item) for item, own in zip(call.arguments, call.is_list, strict=True)]
+    kinds = (*shared, *map(type, target.numbers))
+    return id(target.owner), call.count, kinds, len(call.outs), torch.get_default_dtype()
+
+
+def _make_record(
+    call: ListCall, target: ListTarget, flat: tuple[Any, ...], find_target: Callable[[int], ListTarget | None]
+) -> ListRecord | None:
     is_plain = all(type(item) in TENSOR_TYPES or type(item) in NUMBER_TYPES for item in flat)
     if not is_plain or torch.overrides.has_torch_function(flat) or torch._C._len_torch_dispatch_stack():
         return None
@@ -247,14 +275,16 @@ def _fit(
     ]:
         return None
     given = [(item, shared) for item, shared in zip(flat.args.inputs, is_shared, strict=True) if item is not None]
-    if 0 in flat.args.outputs or any(item.number is not None and not shared for item, shared in given):
+    # One element is dense, too.
+    written = (1,) * len(flat.args.outputs) if flat.numel == 1 else flat.args.outputs
+    if 0 in written or any(item.number is not None and not shared for item, shared in given):
         # Numbers in lists are of one position only.
         return None
     numbers = sum(item.number is not None for item, _ in given)
     operands = len(flat.outputs) + len(given) - numbers
     most = most_positions(operands, numbers, _argument_bytes(flat.device.type))
     tuning = TUNINGS[flat.device.type]
-    args = replace(flat.args, wide_index=False, tuning=tuning, positions=most)
+    args = replace(flat.args, outputs=written, wide_index=False, tuning=tuning, positions=most)
     return flat._replace(args=args) if most > 1 else None
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from math import prod
 
-from fuser.access import GATHER_VECTOR, VECTOR_BYTES, Access, Tuning, Walk, dense_width
+from fuser.access import GATHER_VECTOR, VECTOR_BYTES, Access, Tuning, Walk, counted_widths, dense_width
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import RowSpec
 from fuser.layout import IterationSpace
@@ -96,6 +96,7 @@ def plan_ordered_walk(
     else:
         vector, tuning = _along(space, rows, own, order)
     widths = {slot: dense_width(space.strides[slot], rows.inner, itemsizes[slot], aligned[slot]) for slot in moving}
+    widths |= {} if order.has_edges else counted_widths(space, len(itemsizes), rows.inner)
     if order.has_edges:
         # Rows begin anywhere, vectors where those of the source are aligned.
         length, kept = prod(space.sizes[: rows.reduced]), rows.reduced

@@ -35,7 +35,7 @@ from fuser.kernel_spec import ArgSpec, InputSpec, KernelSpec, ValueLayout, infer
 from fuser.layout import IterationSpace
 from fuser.ops import REDUCTIONS, Expansion, expand, ordered_form
 from fuser.order_check import OrderCase, is_kept
-from fuser.orders import FAST_ORDERS, RowOrder
+from fuser.orders import RowOrder
 from fuser.plan import Buffer, Plan, Step, event_name
 from fuser.report import is_internal, report
 from fuser.row_orders import Orders, find_orders, gpu_size, order_of_section
@@ -269,7 +269,7 @@ def _expand_in_order(
     expanded, orders = _find_orders(_expand(spec, inputs, device, layouts), device)
     for index, item in enumerate(expanded.group.applications):
         order = item.function.reduction.order if item.function.reduction else ""
-        if order in FAST_ORDERS and index not in orders:
+        if order.startswith(("batch_norm", "group_norm")) and index not in orders:
             return _find_orders(_expand(spec, inputs, device, layouts, in_order=False), device)
     return expanded, orders
 

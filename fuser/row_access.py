@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from fuser.access import GATHER_VECTOR, VECTOR_BYTES, Access, Tuning, Walk, dense_width
+from fuser.access import GATHER_VECTOR, VECTOR_BYTES, Access, Tuning, Walk, counted_widths, dense_width
 from fuser.function import BATCH
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import RowSpec
@@ -95,6 +95,7 @@ def plan_row_walk(
         if strides[inner] and (rows.is_across or not is_row[slot]) and slot not in pieces
     ]
     widths = {slot: dense_width(space.strides[slot], inner, itemsizes[slot], aligned[slot]) for slot in moving}
+    widths |= {} if pieces else counted_widths(space, len(itemsizes), inner)
     wide = [itemsizes[slot] for slot in moving if not is_row[slot]] or [itemsizes[slot] for slot in moving]
     vector = VECTOR_BYTES // max(wide, default=VECTOR_BYTES)
     if any(space.strides[slot][inner] > 1 for slot in moving if not is_row[slot]):

@@ -436,14 +436,16 @@ def test_batch_norms_in_evaluation_have_torchs_bits(dtype: torch.dtype) -> None:
 def test_gradients_of_batch_norms_in_evaluation(dtype: torch.dtype, layout: torch.memory_format) -> None:
     torch.manual_seed(0)
     x, dy = (wide(6, 64, 16, 16, dtype=dtype).contiguous(memory_format=layout) for _ in range(2))
-    weight, mean, var = wide(3, 64, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
+    wider = torch.float64 if dtype is torch.float64 else torch.float32
 
     def step(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> object:
-        backward, none = torch.ops.aten.native_batch_norm_backward, mean.new_empty(0)
+        backward, none = torch.ops.aten.native_batch_norm_backward, mean.new_empty(0, dtype=wider)
         return backward(dy * 2, x, weight, mean, var, none, none, False, 1e-5, [True, True, True])
 
-    inputs = [dy, x, weight, mean, var.abs()]
-    assert same(fused_as_traced(step, inputs), step(*inputs))
+    for kind in {dtype, wider}:
+        weight, mean, var = wide(3, 64, dtype=kind)
+        inputs = [dy, x, weight, mean, var.abs()]
+        assert same(fused_as_traced(step, inputs), step(*inputs))
 
 
 def relu_of_batch_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

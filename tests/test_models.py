@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import models
+from benchmarks import models, models_spread
 from benchmarks.model_cases import CASES
 
 OWN = ("unet", "dlrm", "gnn")
@@ -57,3 +59,9 @@ def test_parts_become_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert merged["environment"] == {"host": "a"}
     assert merged["records"]["gnn bfloat16"] == {**timed, "bits": {"differ": 0}}
     assert "gpu_ms             fuser            / eager            0.500 (2 models)" in capsys.readouterr().out
+
+
+def test_a_model_that_takes_too_long_is_ended() -> None:
+    began = time.monotonic()
+    models_spread.run_until(began + 0.5, ["timeit", "-n1", "-r1", "__import__('time').sleep(60)"], os.environ)
+    assert time.monotonic() - began < 30

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import fuser
 from fuser.fx import fuse_graph, nodes, partition
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
+from fuser.ops import bind_for
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ is a folder, not an installed package
 
@@ -138,6 +139,62 @@ def test_a_chain_may_change_its_shape_and_not_its_device() -> None:
         one = note(graph.call_function(torch.tanh, (x,)), 4)
         graph.output(note(graph.call_function(torch.add, (one, x)), 3, 4, device=device))
         assert len(groups_of(graph)) == count
+
+
+def test_of_several_copies_one_is_made() -> None:
+    graph = fx.Graph()
+    parts = [note(graph.placeholder(name), 2, 3, 4) for name in "xy"]
+    alone = note(graph.call_function(torch.ops.aten.clone.default, (parts[0],)), 2, 3, 4)
+    stacked = note(graph.call_function(torch.ops.aten.stack.default, (parts,)), 2, 2, 3, 4)
+    turned = note(graph.call_function(torch.ops.aten.permute.default, (stacked, [1, 2, 0, 3])), 2, 3, 2, 4)
+    dense = graph.call_function(torch.ops.aten.clone.default, (turned,), {"memory_format": torch.contiguous_format})
+    graph.output((alone, note(dense, 2, 3, 2, 4)))
+    assert groups_of(graph) == [{stacked.name, turned.name, dense.name}]
+
+
+def test_small_tensors_that_no_group_reads_share_a_launch() -> None:
+    graph = fx.Graph()
+    counters = [note(graph.placeholder(f"count{slot}")) for slot in range(MAX_OUTPUTS + 4)]
+    more = [note(graph.call_function(torch.ops.aten.add.Tensor, (counter, 1))) for counter in counters]
+    large = [note(graph.placeholder(f"large{slot}"), 100, 100) for slot in range(2)]
+    doubled = [note(graph.call_function(torch.ops.aten.mul.Tensor, (x, 2)), 100, 100) for x in large]
+    graph.output((*more, *doubled))
+    groups = groups_of(graph)
+    assert sorted(map(len, groups)) == [1, 1, 4, MAX_OUTPUTS]
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "shape", "gains"),
+    [
+        ("sum.dim_IntList", ([0],), (64,), "fast"),
+        ("sum.dim_IntList", ([1],), (1 << 15,), ""),
+        ("clone.default", (), (1 << 15, 64), ""),
+        ("constant_pad_nd.default", ([0, 7], 0.0), (1 << 15, 71), "strict fast"),
+    ],
+)
+@pytest.mark.parametrize("numerics", ["strict", "fast"])
+def test_what_a_gpu_does_better_alone(
+    target: str, arguments: tuple[Any, ...], shape: tuple[int, ...], gains: str, numerics: str
+) -> None:
+    name, _, overload = target.partition(".")
+    graph = fx.Graph()
+    x = note(graph.placeholder("x"), 1 << 15, 64, device="cuda")
+    made = graph.call_function(getattr(getattr(torch.ops.aten, name), overload), (x, *arguments))
+    graph.output(note(made, *shape, device="cuda"))
+    with bind_for(numerics):
+        assert len(groups_of(graph)) == (numerics in gains.split())
+
+
+def test_copies_to_another_layout_are_groups_on_a_gpu_and_stay_apart_from_reductions() -> None:
+    graph = fx.Graph()
+    x = note(graph.placeholder("x"), 64, 32, device="cuda")
+    turned = note(graph.call_function(torch.ops.aten.t.default, (x,)), 32, 64, device="cuda")
+    turned.meta["val"] = x.meta["val"].t()
+    copy = graph.call_function(torch.ops.aten.clone.default, (turned,), {"memory_format": torch.contiguous_format})
+    total = graph.call_function(torch.ops.aten.amax.default, (note(copy, 32, 64, device="cuda"), [1]))
+    half = graph.call_function(torch.ops.aten.mul.Tensor, (note(total, 32, device="cuda"), 0.5))
+    graph.output((copy, note(half, 32, device="cuda")))
+    assert groups_of(graph) == [{copy.name}, {total.name, half.name}]
 
 
 def test_items_are_with_their_functor() -> None:

@@ -19,6 +19,7 @@ from accuracy import distance
 from functors import draw, poison, same_bits, special_tensor, unpoison
 
 import fuser
+from fuser.autodiff.derivative import reverse_functor
 from fuser.codegen import KernelSource
 from fuser.config import config
 from fuser.cpu.backend import CpuBackend, compiler_flags, find_compiler
@@ -268,6 +269,15 @@ def test_power_of_negative_numbers(dtype: torch.dtype, cpu_math: str) -> None:
 
 
 # --- gradients ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("exponent", [2, 3, 4])
+def test_the_derivative_of_a_small_power_multiplies(exponent: int) -> None:
+    power = power_function(exponent).functor
+    types = torch.float32, torch.float64
+    derived = reverse_functor(power, torch.float32, types, wanted=(0,), outputs=(0,), op="pow_number")
+    assert derived.functor is not None
+    assert "pow(" not in derived.functor.source.partition("{")[2]
+
+
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, 0.5, -0.5, -1, -2, 4, 2.5, 2.001])
 def test_gradients(exponent: float) -> None:
     """First and second derivatives are torch's, also at zeros and where the square of a number is no number."""

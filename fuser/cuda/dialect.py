@@ -53,7 +53,7 @@ def emit_loop(loop: Loop) -> str:
 def _turns(loop: Loop, body: list[str]) -> list[str]:
     # A block takes a chunk of one position, as many vectors at a time as its threads have in flight.
     unroll, step = loop.tuning.unroll, loop.chunk // loop.tuning.turns
-    wide = [item for item in loop.operands if item.access.width > 1]
+    wide = [item for item in loop.operands if item.access.width > 1 and not item.is_counter]
     checks = [f"fuser_is_aligned<{item.access.width}>({item.address})" for item in wide]
     return [
         "const fuser_args a = fuser_find_part(lists, blockIdx.x);",
@@ -235,7 +235,7 @@ def _load(loop: Loop, item: Operand) -> str:
         return f"fuser_gather<{loop.vector}>({_address(loop, item)}, {stride}, at[u].left)"
     if item.inner == 3:
         return f"fuser_repeat<{loop.vector}>({_address(loop, item)}, at[u].phase, a.period, at[u].left)"
-    width, left = item.access.width, _left(loop, item)
+    width, left = 1 if item.is_counter and item.has_offset else item.access.width, _left(loop, item)
     return f"fuser_load<{_length(loop, item)}, {width}>({_address(loop, item)}, {left})"
 
 
@@ -249,7 +249,8 @@ def _store(loop: Loop, item: Operand) -> str:
 
 def _left(loop: Loop, item: Operand) -> str:
     # Where addresses come from lists, each block looks whether they allow wide accesses.
-    return "at[u].left, is_wide" if loop.positions and item.access.width > 1 else "at[u].left"
+    is_asked = loop.positions and item.access.width > 1 and not item.is_counter
+    return "at[u].left, is_wide" if is_asked else "at[u].left"
 
 
 def _address(loop: Loop, item: Operand) -> str:

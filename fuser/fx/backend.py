@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -25,10 +26,16 @@ from fuser.compiler import registered
 from fuser.config import config
 from fuser.errors import ArgumentError
 from fuser.fx.buffers import copy_together, drop_unread_statistics, write_statistics_in_place
+from fuser.fx.convolution_biases import add_biases_apart
 from fuser.fx.cuda_graphs import CudaGraphs
+from fuser.fx.dropouts import Otherwise, find_dropouts, open_dropouts
 from fuser.fx.flat import FlatGraph, flatten
+from fuser.fx.lists import fuse_lists
+from fuser.fx.masks import drop_idle_masks
 from fuser.fx.norms_again import POINTWISE, join_norms, part_norms
 from fuser.fx.passes import Fuel, FusionPass
+from fuser.fx.products import pad_products
+from fuser.fx.scatters import mark_scatters, write_scatters_in_place
 from fuser.graph import FusionGroup
 
 __all__ = ["build_backend", "compile_graph", "fuser_backend"]
@@ -40,15 +47,32 @@ def compile_graph(graph_module: fx.GraphModule, numerics: str | None = None, fue
     Returns:
         A function of a list of arguments, which it empties.
     """
+    if (numerics or config.numerics) == "fast":
+        pad_products(graph_module.graph)
+    add_biases_apart(graph_module.graph)
+    dropouts = find_dropouts(graph_module.graph)
+    orders = tuple(dict.fromkeys(item.order for item in dropouts if item.order))
+    as_it_was = fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph)) if orders else None
+    open_dropouts(dropouts)
+    made = flatten(_fuse(graph_module, numerics, fuel))
+    if as_it_was is None:
+        return made
+    return made.unless(Otherwise(orders), flatten(_fuse(as_it_was, numerics, fuel)))
+
+
+def _fuse(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | None) -> fx.GraphModule:
+    fuse_lists(graph_module, numerics, fuel)
+    mark_scatters(graph_module.graph)
     FusionPass(numerics=numerics, fuel=fuel)(graph_module)
+    write_scatters_in_place(graph_module)
     write_statistics_in_place(graph_module)
     copy_together(graph_module)
-    return flatten(graph_module)
+    return graph_module
 
 
-def build_backend(compile_as: Callable[[str], Callable[..., Any]]) -> Callable[..., Any]:
+def build_backend(compile_as: Callable[[str], Callable[..., Any]], numerics: str | None) -> Callable[..., Any]:
     """Return a backend for torch.compile of what compiles a graph of each kind: forward, backward, inference."""
-    backend: Callable[..., Any] = aot_autograd(
+    after: Callable[..., Any] = aot_autograd(
         fw_compiler=compile_as("forward"),
         bw_compiler=compile_as("backward"),
         inference_compiler=compile_as("inference"),
@@ -56,6 +80,11 @@ def build_backend(compile_as: Callable[[str], Callable[..., Any]]) -> Callable[.
         # Buffers are written to in the graph.
         keep_inference_input_mutations=True,
     )
+
+    def backend(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        drop_idle_masks(graph_module, is_strict=(numerics or config.numerics) == "strict")
+        return after(graph_module, example_inputs)
+
     return backend
 
 
@@ -102,7 +131,7 @@ def fuser_backend(
 
     # What is recorded, or depends on what was compiled before, is nothing that another process could use.
     is_kept = all(chosen[name] == OPTIONS[name][0] for name in OPTIONS if name != "numerics") and config.fuel is None
-    backend = build_backend(compile_as)
+    backend = build_backend(compile_as, chosen["numerics"])
     # Both passes are one entry of the cache.
     with (
         functorch_config.patch(bundled_autograd_cache=is_kept, force_non_lazy_backward_lowering=True),

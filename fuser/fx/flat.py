@@ -65,6 +65,12 @@ class FlatGraph(OutputCode):
         """Run the graph."""
         return self._run(arguments)
 
+    def unless(self, is_other: Callable[[], bool], other: FlatGraph) -> FlatGraph:
+        """Return the function that asks in each call whether another one is to run."""
+        head, body = self.source.split("\n", 1)
+        source = f"{head}\n    if is_other():\n        return other(arguments)\n{body}"
+        return FlatGraph(source, {**self.objects, "is_other": is_other, "other": other})
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _load, (self.source, {name: _OperatorName.of(value) for name, value in self.objects.items()})
 

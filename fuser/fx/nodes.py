@@ -18,7 +18,24 @@ from fuser.jiterator import JitFunction
 from fuser.library import merge_inputs
 from fuser.ops import DEVICE_TYPE, IS_NUMBER, OpCall, bind_function, bind_method, bind_module, has_hooks
 
-__all__ = ["GraphReading", "bind_group", "bind_node", "is_barrier", "is_fusible", "is_random", "is_size", "read_nodes"]
+__all__ = [
+    "COPIES",
+    "IS_WRITTEN",
+    "GraphReading",
+    "bind_group",
+    "bind_node",
+    "is_barrier",
+    "is_copy",
+    "is_fusible",
+    "is_random",
+    "is_size",
+    "read_nodes",
+]
+
+
+COPIES = frozenset({"convert", "clone", "contiguous"})
+# Key in the ``meta`` of a node that stays torch's: what it makes is written where it is.
+IS_WRITTEN = "fuser_is_written"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +100,9 @@ def is_fusible(node: fx.Node, call: OpCall | None) -> bool:
     """Whether a node that applies ``call`` can be part of a group: its value, where known, is a strided tensor."""
     if call is not None and not any(isinstance(value, fx.Node) for value in _flat_tensors(call)):
         return False
-    if isinstance(_known_value(node), bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool):
+    if node.meta.get(IS_WRITTEN) or isinstance(
+        _known_value(node), bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool
+    ):
         # Arithmetic on sizes.
         return False
     if call is None and bind_group(node) is None:
@@ -92,6 +111,11 @@ def is_fusible(node: fx.Node, call: OpCall | None) -> bool:
         return False
     values = [_known_value(item) for item in (node, *node.all_input_nodes)]
     return all(_is_plain(value) for value in values if value is not None)
+
+
+def is_copy(call: OpCall | None) -> bool:
+    """Whether a call gives back its tensor's elements, in another dtype or layout at most."""
+    return call is not None and call.function.op in COPIES
 
 
 def _takes_item(user: fx.Node, call: OpCall) -> bool:
@@ -199,10 +223,11 @@ def is_barrier(node: fx.Node) -> bool:
     while isinstance(target, functools.partial):
         target = target.func
     name, home = getattr(target, "__name__", ""), getattr(target, "__module__", None) or ""
-    in_place_operator = node.target is operator.setitem or (
-        home == "_operator" and name.startswith("i") and hasattr(operator, name[1:])
-    )
-    return in_place_operator or _writes_by_name(name) or not _is_torchs(home)
+    if home == "_operator":
+        # Among them and_, or_ and not_, which write to nothing.
+        is_in_place = name.startswith("i") and any(hasattr(operator, name[1:] + end) for end in ("", "_"))
+        return node.target is operator.setitem or is_in_place
+    return _writes_by_name(name) or not _is_torchs(home)
 
 
 def _writes_by_name(name: str) -> bool:

@@ -21,10 +21,11 @@ import torch
 from torch import fx
 
 from fuser.fx.conversions import find_visible_aliases
-from fuser.fx.nodes import GraphReading, bind_group, is_barrier, is_random, read_nodes
+from fuser.fx.gains import gains_nothing, is_laid_out_anew, is_small
+from fuser.fx.nodes import bind_group, is_barrier, is_copy, is_random, read_nodes
 from fuser.jiterator import JitFunction
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
-from fuser.ops import REDUCTIONS, OpCall, is_first_power
+from fuser.ops import OpCall
 
 __all__ = ["Partition", "is_whole", "partition"]
 
@@ -78,7 +79,7 @@ def partition(graph: fx.Graph, *, reduces: bool = True, device_type: str = "") -
     return [
         Partition(tuple(group), tuple(reading.calls[node] for node in group))
         for group in groups
-        if not _gains_nothing(group, reading)
+        if not gains_nothing(group, reading)
     ]
 
 
@@ -102,7 +103,7 @@ def _without_other_views(nodes: Sequence[fx.Node], calls: dict[fx.Node, OpCall |
         if node in views:
             call, source = calls[node], node.all_input_nodes[0]
             # Graphs copy what they could not see in another shape.
-            is_copied = node.target is torch.ops.aten.view.default and _is_copy(calls.get(source))
+            is_copied = node.target is torch.ops.aten.view.default and is_copy(calls.get(source))
             joins = {node, source} <= inside and (source not in views or source in kept) and not is_copied
             if joins or (node in reduced and call is not None and call.function.is_view):
                 kept.add(node)
@@ -133,23 +134,6 @@ def _cut_stretches(nodes: Sequence[fx.Node], barriers: set[fx.Node]) -> Iterator
     yield stretch
 
 
-def _gains_nothing(group: Sequence[fx.Node], reading: GraphReading) -> bool:
-    # torch reduces as well as fuser, copies nothing where no conversion is needed, and x ** 1 as it lies in memory.
-    every = [reading.calls[node] for node in group]
-    calls = [call for call in every if call is None or not (call.is_view or call.function.arranges)]
-    op = REDUCTIONS.get(str(calls[0].function.op)) if len(calls) == 1 and calls[0] is not None else None
-    if op is not None and not op.scans and calls[0] is not None:
-        return not calls[0].scalars and all(isinstance(item, fx.Node) for item in calls[0].tensors)
-    return all(_is_copy(call) or (call is not None and is_first_power(call.function)) for call in calls)
-
-
-def _is_copy(call: OpCall | None) -> bool:
-    return call is not None and call.function.op in _COPIES
-
-
-_COPIES = frozenset({"convert", "clone", "contiguous"})
-
-
 def is_whole(node: fx.Node, call: OpCall | None) -> bool:
     """Whether a node has to see its tensors whole, not in parts: it reduces them."""
     if call is not None:
@@ -174,7 +158,7 @@ class _Unit:
     devices: set[torch.device]
     # Of the outputs, where known.
     shapes: set[str]
-    # Whether a node says where elements lie; whether one needs them all.
+    # Whether a node says where elements lie, as a copy to another layout does; whether one needs them all.
     arranges: bool = False
     is_whole: bool = False
 
@@ -200,6 +184,8 @@ class _Stretch:
         # Nodes of units that have several, and of units that others may still merge with.
         self.grouped = 0
         self.open = 0
+        # Small tensors that a pointwise op makes and no group reads.
+        self.small_ends = 0
         # The open ones by the shape of their outputs (None: not known), then by how many outputs and applications.
         self.peers: dict[str | None, dict[tuple[int, int], int]] = {}
         above, below = self._find_paths()
@@ -217,7 +203,11 @@ class _Stretch:
             unit = _Unit([node], 1 << slot, *paths, int(is_fusible), inputs, outputs, devices, shapes)
             if is_fusible:
                 call = calls[node]
-                unit.arranges, unit.is_whole = call is not None and call.arranges, is_whole(node, call)
+                unit.arranges = (call is not None and call.arranges) or is_laid_out_anew(node, call)
+                unit.is_whole = is_whole(node, call)
+                is_pointwise = not (unit.arranges or unit.is_whole or (call is not None and call.is_view))
+                if is_pointwise and not (fusible.intersection(node.users)) and is_small(value):
+                    self.small_ends |= 1 << slot
             self.units.append(unit)
             self._enter(unit)
 
@@ -264,8 +254,9 @@ class _Stretch:
         return None if slot is None else self.units[slot]
 
     def _grow(self, slot: int) -> None:
-        # Producers first, then units that read the same values; where shapes are unknown (fuser.fuse) any other
-        # unit too: a user who fuses a function wants one launch for all of it.
+        # Producers first, then units that read the same values; of small tensors also others that no group reads, as
+        # counters of batches are; where shapes are unknown (fuser.fuse) any other unit too: a user who fuses a function
+        # wants one launch for all of it.
         node, seen = self.nodes[slot], 0
         for source in node.all_input_nodes:
             producer, unit = self._unit(source), self._unit_at(1 << slot)
@@ -273,8 +264,8 @@ class _Stretch:
                 seen |= producer.mask
                 self._try_merge(producer, unit)
         fields = [self.readers[source] for source in node.all_input_nodes]
-        if "val" not in node.meta:
-            fields.append((1 << slot) - 1)
+        if "val" not in node.meta or self.small_ends >> slot & 1:
+            fields.append((self.small_ends if "val" in node.meta else -1) & (1 << slot) - 1)
         tries = MAX_TRIES
         for field in fields:
             tries = self._try_field(slot, field, seen, tries)

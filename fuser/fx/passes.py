@@ -17,6 +17,7 @@ from fuser import log
 from fuser.compiler import register, registered
 from fuser.config import config
 from fuser.executor import warm_up
+from fuser.fx.merged_sums import sum_unviewed
 from fuser.fx.nodes import bind_group, bind_node, is_random
 from fuser.fx.partition import Partition, is_whole, partition
 from fuser.fx.splits import open_splits
@@ -28,7 +29,7 @@ from fuser.library import split_inputs
 from fuser.ops import OpCall, bind_for, is_creation
 from fuser.route import call_anew
 
-__all__ = ["Fuel", "FusionModule", "FusionPass", "fuse_graph"]
+__all__ = ["Fuel", "FusionCall", "FusionModule", "FusionPass", "fuse_graph", "sort_graph"]
 
 
 @called_in_c
@@ -158,7 +159,8 @@ class FusionPass(PassBase):
         """Run on one graph module."""
         with bind_for(self.numerics):
             open_splits(graph_module.graph)
-            groups = partition(graph_module.graph, reduces=self.reduces, device_type=self.device_type)
+            sum_unviewed(graph_module.graph)
+            groups = self.find_groups(graph_module.graph)
         fuel = self.fuel or process_fuel
         substitution = _Substitution(graph_module, self.numerics, self.differentiable, groups)
         for found in groups:
@@ -167,10 +169,14 @@ class FusionPass(PassBase):
             fuel.see(substitution.add(found))
         if substitution.fused:
             substitution.finish()
-            _sort(graph_module.graph)
+            sort_graph(graph_module.graph)
             graph_module.graph.lint()
             graph_module.recompile()
         return PassResult(graph_module, bool(substitution.fused))
+
+    def find_groups(self, graph: fx.Graph) -> list[Partition]:
+        """Return what becomes fusion nodes."""
+        return partition(graph, reduces=self.reduces, device_type=self.device_type)
 
 
 def fuse_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any] | None = None) -> fx.GraphModule:
@@ -476,7 +482,8 @@ def _is_tuple(node: fx.Node) -> bool:
     return is_several or node.target is torch.ops.fuser.run.default
 
 
-def _sort(graph: fx.Graph) -> None:
+def sort_graph(graph: fx.Graph) -> None:
+    """Bring the nodes of a graph into an order in which each comes after what it reads."""
     # Fusion nodes were put after their last member, which may be after a user of another member. The order is by
     # first possible place, keeping the old order otherwise; the partitioner made sure there is one.
     draws = [node for node in graph.nodes if is_random(node)]

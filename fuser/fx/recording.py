@@ -45,7 +45,7 @@ def record_graphs(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
         return compile_pass
 
     function: Any = innermost_fn(getattr(compiled, "_orig_mod", compiled))
-    again: Any = torch.compile(function, backend=build_backend(compile_as))
+    again: Any = torch.compile(function, backend=build_backend(compile_as, numerics))
     # It counts as one more compilation of the same code. The backward pass is compiled at once.
     limits = torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16)
     with limits, functorch_config.patch(force_non_lazy_backward_lowering=True):

@@ -308,8 +308,8 @@ def _eager_batch_norm_backward(
     eps: Any = 0.0,
 ) -> Any:
     *_, is_training, mask = form
-    # Those of a batch of no elements: where its own statistics were not used there are none.
-    none = mean.new_empty(0)
+    # Where its own statistics were not used there are none.
+    none = mean.new_empty(0, dtype=torch.float64 if input.dtype is torch.float64 else torch.float32)
     saved = (None, None, mean, rstd) if is_training else (mean, var, none, none)
     made = torch.ops.aten.native_batch_norm_backward.default(
         grad_out, input, weight, *saved, is_training, eps, list(mask)
@@ -325,7 +325,6 @@ COMPOSITES["batch_norm"] = Composite(
     _check_channels,
     _OF_CHANNELS,
     kernel=_kernel,
-    is_short=True,
 )
 COMPOSITES["batch_norm_elemt"] = Composite(
     "batch_norm_elemt", _batch_norm_elemt_steps, _eager_batch_norm_elemt, _check_channels, _OF_CHANNELS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -99,7 +100,9 @@ def power_function(exponent: complex) -> Function:
     if any(abs(exponent - other) < 1 / 64 for other in _ROUNDED_FIRST):
         # In bfloat16 it may be one of them.
         return general
-    return replace(general, functor=parse_entry("pow_any", "T a, T b", "return pow(a, fuser_round<S>(b));"))
+    # The derivative of this one is a formula, too.
+    name = "pow_4" if exponent == 4 else "pow_any"
+    return replace(general, functor=parse_entry(name, "T a, T b", "return pow(a, fuser_round<S>(b));"))
 
 
 def is_first_power(function: Function) -> bool:
@@ -129,11 +132,28 @@ define(
     torch.remainder,
 )
 
+
 # --- multiply-adds ----------------------------------------------------------------------------------------------
+def _of_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
+    # Of a function that takes no number in place of a tensor.
+    def call(a: Any, *others: Any, **scalars: Any) -> Any:
+        tensors = (item if isinstance(item, torch.Tensor) else a.new_full((), item) for item in others)
+        return function(a, *tensors, **scalars)
+
+    return call
+
+
 define(
-    "addcmul", "T a, T b, T c, T value", "return a + value * (b * c);", torch.addcmul, kinds=REAL, scalars=("value",)
+    "addcmul",
+    "T a, T b, T c, T value",
+    "return a + value * (b * c);",
+    _of_tensors(torch.addcmul),
+    kinds=REAL,
+    scalars=("value",),
 )
-define("addcdiv", "T a, T b, T c, T value", "return a + value * (b / c);", torch.addcdiv, scalars=("value",))
+define(
+    "addcdiv", "T a, T b, T c, T value", "return a + value * (b / c);", _of_tensors(torch.addcdiv), scalars=("value",)
+)
 define(
     "lerp",
     "T a, T b, T weight",

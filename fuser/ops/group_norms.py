@@ -268,16 +268,13 @@ def _eager_group_norm_backward(
     return only_wanted(made, form[-1])
 
 
-COMPOSITES["native_group_norm"] = Composite(
-    "native_group_norm", _group_norm_steps, _eager_group_norm, _check_groups, is_short=True
-)
+COMPOSITES["native_group_norm"] = Composite("native_group_norm", _group_norm_steps, _eager_group_norm, _check_groups)
 COMPOSITES["group_norm_elemt"] = Composite(
     "group_norm_elemt",
     _group_norm_elemt_steps,
     _eager_group_norm_elemt,
     _check_groups,
     frozenset({"mean", "rstd"}),
-    is_short=True,
 )
 COMPOSITES["native_group_norm_backward"] = Composite(
     "native_group_norm_backward",

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import reduce
+from operator import mul
 
 from fuser.autodiff.derivative.expression import Expr
 from fuser.autodiff.derivative.operations import BOOLEAN
@@ -123,9 +125,9 @@ def _denominator(g: Expr, y: Expr, a: Expr, b: Expr) -> Expr:
 
 
 def _base(g: Expr, a: Expr, b: Expr) -> Expr:
-    if b.is_constant and b.args[0] in (1, 2, 3):
-        exponent = b.args[0]
-        return g if exponent == 1 else g * (2 * a) if exponent == 2 else g * (3 * (a * a))
+    if b.is_constant and b.args[0] in (1, 2, 3, 4):
+        exponent = int(b.args[0])
+        return g if exponent == 1 else g * (exponent * reduce(mul, [a] * (exponent - 1)))
     return (g * (b * a.call("pow", b - 1))).where(b.call("ne", 0), 0)
 
 

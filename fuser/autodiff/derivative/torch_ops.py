@@ -138,7 +138,7 @@ DIFFERENTIATED_AS: dict[str, Callable[..., Expr]] = {
     "pow_number": _pow_number,
     "pow_any": lambda a, b: a.call("pow", b),
     "pow_0": lambda a, b: a.call("detach"),
-    **{f"pow_{k}": lambda a, b, k=k: a.call("pow", k) for k in (1, 2, 3)},
+    **{f"pow_{k}": lambda a, b, k=k: a.call("pow", k) for k in (1, 2, 3, 4)},
     "pow_minus_2": lambda a, b: (1 / a) * (1 / a),
     "elu_backward": _elu_backward,
     "softplus_backward": _softplus_backward,

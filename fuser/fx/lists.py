@@ -1,0 +1,389 @@
+"""Torch's operators of lists (``_foreach_add``), as a compiled optimizer has them: chains of them become few launches.
+
+Such an operator is an ordinary one at each position of its lists. What operators of lists of the same shapes make of
+each other is one group, written once, of the first position, and run as ``fuser.foreach`` runs it. Outputs that are
+copied into arguments at the end of the graph are written there.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fuser.fx.nodes import read_nodes
+from fuser.fx.partition import Partition
+from fuser.fx.passes import Fuel, FusionCall, FusionModule, FusionPass, sort_graph
+from fuser.fx.whole import WholeFusion, find_whole_fusion
+from fuser.graph import FusionGroup
+from fuser.kernel_spec import MAX_OUTPUTS
+from fuser.list_planner import launch_lists
+from fuser.list_record import ListCall, ListTarget
+from fuser.ops import bind_function
+from fuser.plan import Buffer
+from fuser.route import call_anew
+
+__all__ = ["ListFusion", "fuse_lists"]
+
+_ATEN = torch.ops.aten
+# What an operator of lists does at one position, by the part of its name that says what its arguments are.
+_OVERLOADS = {
+    "List": ("Tensor", "Tensor_Tensor", "default"),
+    "Scalar": ("Scalar", "Tensor_Scalar", "Tensor", "default"),
+    "Tensor": ("Tensor",),
+    "default": ("default",),
+    "ScalarAndTensor": ("Scalar",),
+}
+# Those whose last argument ordinary operators take by name.
+_NAMED = {"addcmul": "value", "addcdiv": "value"}
+
+
+class ListCallable:
+    """A registered group as a function of lists; returns a tuple of lists, one for each output."""
+
+    def __init__(self, run: FusionCall, buffers: Sequence[Sequence[Buffer]]) -> None:
+        self.spec = run.spec
+        self.buffers = buffers
+        self._one = run
+        inputs = tuple(range(len(run.spec.group.inputs)))
+        self._target = ListTarget(run.spec, run.spec, inputs, (), (), is_fixed=True)
+
+    def __call__(self, *inputs: Any, out: Sequence[Sequence[torch.Tensor] | None] = ()) -> Any:
+        """Run the group at each position; ``out`` has None for outputs that are new tensors."""
+        is_list = tuple([isinstance(item, list | tuple) for item in inputs])
+        lists = [item for item, own in zip(inputs, is_list, strict=True) if own]
+        outs: tuple[Any, ...] = ()
+        if any(item is not None for item in out):
+            device = lists[0][0].device
+            outs = tuple(
+                [torch.empty_strided(*item[:2], dtype=item.dtype, device=device) for item in buffers]
+                if own is None
+                else own
+                for own, buffers in zip(out, self.buffers, strict=True)
+            )
+        call = ListCall(self._run_one, inputs, is_list, len(lists[0]), {}, outs, outs, len(out))
+        made = launch_lists(call, self._target, lambda _: self._target)
+        made = call.run_plainly(range(call.count)) if made is None else made
+        return (made,) if len(out) == 1 and not outs else made
+
+    def _run_one(self, *inputs: Any, out: Any = None) -> Any:
+        made = self._one.launch(inputs, None, out)
+        return call_anew(self.spec, inputs, self._one, inputs, None, out) if made is None else made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ListCallable, (self._one, self.buffers)
+
+
+class ListFusion(FusionModule):
+    """A fusion node of lists."""
+
+    def __init__(self, group: FusionGroup, node_names: Sequence[str], buffers: Sequence[Sequence[Buffer]]) -> None:
+        super().__init__(group, node_names)
+        self.run: Any = ListCallable(self.run, buffers)
+
+    def forward(self, *inputs: Any, out: Any = None) -> Any:
+        """Run the group at each position."""
+        return self.run(*inputs, out=out)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ListFusion, (self.group, self.node_names, self.run.buffers)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ListOp:
+    """The same ordinary operator at each position."""
+
+    # What it makes: one node for each position, and what they are taken from (``_foreach_add``), if not themselves.
+    items: tuple[fx.Node, ...]
+    source: fx.Node | None
+    target: Any
+    # Columns of nodes, a node for all positions, or numbers.
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    # Shapes of all positions, and the device: what is not of one kind cannot be of one kernel.
+    kind: Any
+
+    @property
+    def value(self) -> torch.Tensor:
+        """What is known of the first position."""
+        found: torch.Tensor = self.items[0].meta["val"]
+        return found
+
+    @property
+    def number(self) -> float | None:
+        """The number that all elements are, as they hold it; None for what is computed."""
+        if self.target is not _ATEN.full_like.default:
+            return None
+        return torch.tensor(self.args[1], dtype=self.value.dtype).item()
+
+
+def fuse_lists(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | None) -> None:
+    """Put fusion nodes in place of operators of lists."""
+    graph = graph_module.graph
+    reader = _Reader()
+    for node in list(graph.nodes):
+        if node.op == "call_function" and "aten._foreach_" in str(node.target):
+            reader.read(node)
+    levels = _find_levels(graph, reader.made_by)
+    groups: dict[Any, list[_ListOp]] = {}
+    for op in reader.ops:
+        groups.setdefault((op.kind, levels[op.items[0]]), []).append(op)
+    substitution = _ListSubstitution(graph_module)
+    fused = [substitution.add(group, numerics, fuel) for group in groups.values()]
+    if any(fused):
+        sort_graph(graph)
+        graph.lint()
+        graph_module.recompile()
+
+
+class _Reader:
+    """Finds the operators of lists of a graph, in its order."""
+
+    def __init__(self) -> None:
+        self.ops: list[_ListOp] = []
+        # The operator that makes a node, which is its item at some position.
+        self.made_by: dict[fx.Node, _ListOp] = {}
+
+    def read(self, node: fx.Node) -> None:
+        """Read a node that returns a list."""
+        values, operator_of_lists = node.meta.get("val"), node.target
+        columns = [item for item in node.args if isinstance(item, list | tuple)]
+        assert isinstance(operator_of_lists, torch._ops.OpOverload), "it has such a name"
+        if not isinstance(values, list | tuple) or not columns or any(len(item) != len(values) for item in columns):
+            return
+        name, args, kwargs = operator_of_lists._opname.removeprefix("_foreach_"), list(node.args), dict(node.kwargs)
+        if name in _NAMED and len(args) == 4:
+            kwargs[_NAMED[name]] = args.pop()
+        for overload in _OVERLOADS.get(operator_of_lists._overloadname, ()):
+            target = getattr(getattr(_ATEN, name, None), overload, None)
+            if name == "div" and overload == "Scalar":
+                # Lists are divided; a tensor is multiplied by what a number divides into 1.
+                target = _ATEN.div.Tensor
+            if target is not None and self._is_bound(target, args, kwargs):
+                self._note(_items_of(node, values), node, target, args, kwargs)
+                return
+
+    def _is_bound(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        columns = [item for item in args if isinstance(item, list | tuple)]
+        shared = [item for item in args if isinstance(item, fx.Node)]
+        if not all(isinstance(item.meta.get("val"), torch.Tensor) for item in shared):
+            return False
+        stand_ins = tuple(item[0] if isinstance(item, list | tuple) else item for item in args)
+        is_creation = target is _ATEN.full_like.default and not kwargs
+        return all(map(self._is_column, columns)) and (
+            is_creation or bind_function(target, stand_ins, kwargs) is not None
+        )
+
+    def _is_column(self, items: Sequence[Any]) -> bool:
+        # Tensors alike, none of which is made here at another position.
+        if not all(isinstance(item, fx.Node) and _is_static(item.meta.get("val")) for item in items):
+            return False
+        if len({(item.meta["val"].dtype, item.meta["val"].device, item.meta["val"].dim() == 0) for item in items}) > 1:
+            return False
+        if items[0] not in self.made_by:
+            self._read_column(items)
+        own = [self.made_by.get(item) for item in items]
+        return not any(own) or (own[0] is not None and own[0].items == tuple(items))
+
+    def _read_column(self, items: Sequence[fx.Node]) -> None:
+        # Nodes that do the same at each position, as an optimizer has them where there is no operator of lists.
+        first = items[0]
+        if first.op != "call_function" or len(set(items)) < len(items):
+            return
+        if any(item.target is not first.target or item.kwargs != first.kwargs for item in items):
+            return
+        args: list[Any] = []
+        for column in zip(*(item.args for item in items), strict=True):
+            if all(isinstance(item, fx.Node) for item in column):
+                args.append(column)
+            elif isinstance(column[0], int | float) and all(item == column[0] for item in column):
+                args.append(column[0])
+            else:
+                return
+        if any(isinstance(item, tuple) for item in args) and self._is_bound(first.target, args, first.kwargs):
+            self._note(tuple(items), None, first.target, args, first.kwargs)
+
+    def _note(
+        self,
+        items: tuple[fx.Node, ...],
+        source: fx.Node | None,
+        target: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        values = [item.meta["val"] for item in items]
+        if not all(map(_is_static, values)) or len({(value.dtype, value.device) for value in values}) > 1:
+            return
+        kind = (values[0].device, *(tuple(value.shape) for value in values))
+        columns = tuple(tuple(item) if isinstance(item, list) else item for item in args)
+        op = _ListOp(items, source, target, columns, kwargs, kind)
+        self.ops.append(op)
+        self.made_by |= dict.fromkeys(items, op)
+
+
+def _is_static(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and all(type(size) is int for size in (*value.shape, *value.stride()))
+
+
+def _items_of(node: fx.Node, values: Sequence[torch.Tensor]) -> tuple[fx.Node, ...]:
+    # One for each position, also where nobody reads it.
+    found = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+    for slot, value in enumerate(values):
+        if slot not in found:
+            with node.graph.inserting_after(node):
+                found[slot] = node.graph.call_function(operator.getitem, (node, slot))
+            found[slot].meta["val"] = value
+    return tuple(found[slot] for slot in range(len(values)))
+
+
+def _find_levels(graph: fx.Graph, made_by: Mapping[fx.Node, _ListOp]) -> dict[fx.Node, int]:
+    # Operators of one kind and level are one step: whatever leads from one step to another leads to a higher level.
+    # As high as those that read them allow, so that a chain is not cut where something joins it.
+    sources = {op.source: op for op in made_by.values() if op.source is not None}
+    kinds = {node: op.kind for node, op in (*made_by.items(), *sources.items())}
+    nodes = [node for node in graph.nodes if node.op not in {"placeholder", "get_attr", "output"}]
+    lowest: dict[fx.Node, int] = {}
+    for node in nodes:
+        own = [lowest[item] + (kinds.get(item) != kinds.get(node)) for item in node.all_input_nodes if item in lowest]
+        lowest[node] = max(own, default=0)
+    levels: dict[fx.Node, int] = {}
+    # All positions of an operator have one level: they are looked at when the first of them, in this order, is.
+    for node in reversed(nodes):
+        if node in levels or not (node.users or node in kinds):
+            # What nobody reads comes after all.
+            continue
+        together = made_by[node].items if node in made_by else (node,)
+        above = [
+            levels[user] - (kinds.get(item) != kinds.get(user))
+            for item in together
+            for user in item.users
+            if user in levels
+        ]
+        level = min(above, default=max(lowest[item] for item in together))
+        levels |= dict.fromkeys(together, level)
+    return levels
+
+
+class _ListSubstitution:
+    """Puts fusion nodes in place of operators of lists that are one step."""
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        self.module, self.graph = graph_module, graph_module.graph
+        # What stands for nodes of earlier groups now.
+        self.replaced: dict[fx.Node, fx.Node] = {}
+
+    def add(self, group: Sequence[_ListOp], numerics: str | None, fuel: Fuel | None) -> bool:
+        """Put one there; return whether there is one."""
+        inside = {item for op in group for item in op.items} | {op.source for op in group if op.source}
+        # Those whose results others read.
+        kept = [op for op in group if any(user not in inside for item in op.items for user in item.users)]
+        if not kept or any(op.number is not None for op in kept):
+            return False
+        whole, given = _write_group(group, kept, numerics, fuel)
+        if whole is None:
+            return False
+        arguments = [self._now(given[slot]) if slot >= 0 else whole.constants[-1 - slot] for slot in whole.order]
+        positions_of: dict[Any, set[int]] = {}
+        for column in (item for op in group for item in op.args):
+            for slot, item in enumerate(column) if isinstance(column, tuple) else [(-1, column)]:
+                positions_of.setdefault(item, set()).add(slot)
+        outs = [_find_targets(op, inside, positions_of) for op in kept]
+        buffers = [
+            tuple(_buffer(item.meta["val"]) for item in op.items) if own is None else ()
+            for own, op in zip(outs, kept, strict=True)
+        ]
+        names = [(op.source or op.items[0]).name for op in group]
+        name = f"fusion_lists_{len(list(self.module.children()))}"
+        self.module.add_submodule(name, ListFusion(whole.spec.group, names, buffers))
+        with self.graph.inserting_before(group[-1].items[-1]):
+            fused = self.graph.call_module(name, tuple(arguments), {"out": outs})
+        fused.meta["val"] = [[item.meta["val"] for item in op.items] for op in kept]
+        last = fused
+        for slot, op in enumerate(kept):
+            with self.graph.inserting_after(last):
+                last = results = self.graph.call_function(operator.getitem, (fused, slot))
+            for position, item in enumerate(op.items):
+                if outs[slot] is not None:
+                    self.graph.erase_node(_find_copy(item))
+                if any(user not in inside for user in item.users):
+                    with self.graph.inserting_after(last):
+                        last = self.replaced[item] = self.graph.call_function(operator.getitem, (results, position))
+                    last.meta = item.meta
+                    item.replace_all_uses_with(last)
+        for node in reversed(self.graph.nodes):
+            if node in inside:
+                self.graph.erase_node(node)
+        return True
+
+    def _now(self, item: Any) -> Any:
+        return (
+            [self.replaced.get(own, own) for own in item] if isinstance(item, tuple) else self.replaced.get(item, item)
+        )
+
+
+class _WholePass(FusionPass):
+    """Makes one fusion node of a whole graph, whether its parts have to do with each other or not."""
+
+    def find_groups(self, graph: fx.Graph) -> list[Partition]:
+        """Return all nodes, or nothing."""
+        reading = read_nodes(list(graph.nodes))
+        nodes = [node for node in graph.nodes if node.op == "call_function"]
+        if not all(map(reading.is_fusible, nodes)) or len(graph.output_node().all_input_nodes) > MAX_OUTPUTS:
+            return []
+        return [Partition(tuple(nodes), tuple(reading.calls[node] for node in nodes))]
+
+
+def _write_group(
+    group: Sequence[_ListOp], kept: Sequence[_ListOp], numerics: str | None, fuel: Fuel | None
+) -> tuple[WholeFusion | None, list[Any]]:
+    # The group, of the first position; and its tensors, of all positions.
+    small = fx.Graph()
+    given: dict[Any, fx.Node] = {}
+    stand_ins: dict[Any, Any] = {op.items: op.number for op in group}
+    for item in dict.fromkeys(item for op in group for item in op.args if isinstance(item, tuple | fx.Node)):
+        if item not in stand_ins:
+            stand_ins[item] = given[item] = small.placeholder(f"x{len(given)}")
+            given[item].meta["val"] = (item[0] if isinstance(item, tuple) else item).meta["val"]
+    for op in group:
+        if op.number is None:
+            arguments = tuple(stand_ins[item] if isinstance(item, tuple | fx.Node) else item for item in op.args)
+            stand_ins[op.items] = made = small.call_function(op.target, arguments, dict(op.kwargs))
+            made.meta["val"] = op.value
+    results = tuple(stand_ins[op.items] for op in kept)
+    small.output(results if len(results) > 1 else results[0])
+    module = fx.GraphModule({}, small)
+    _WholePass(numerics=numerics, fuel=fuel)(module)
+    return find_whole_fusion(module), [*given]
+
+
+def _find_targets(
+    op: _ListOp, inside: Collection[fx.Node], positions_of: Mapping[Any, set[int]]
+) -> list[fx.Node] | None:
+    # The arguments that the results are copied into, if nobody else reads those, nor another position does.
+    found = []
+    for position, item in enumerate(op.items):
+        copy = _find_copy(item)
+        if copy is None:
+            return None
+        target: Any = copy.args[0]
+        own, value = target.meta.get("val"), item.meta["val"]
+        if target.op != "placeholder" or not _is_static(own) or _buffer(own) != _buffer(value):
+            return None
+        is_others = any(user is not copy and user not in inside for user in target.users)
+        if is_others or positions_of.get(target, {position}) != {position}:
+            return None
+        found.append(target)
+    return found
+
+
+def _buffer(value: torch.Tensor) -> Buffer:
+    return Buffer(tuple(value.shape), tuple(value.stride()), value.dtype)
+
+
+def _find_copy(item: fx.Node) -> Any:
+    copies = [user for user in item.users if user.target is _ATEN.copy_.default and user.args[1] is item]
+    return copies[0] if len(copies) == 1 and not copies[0].users else None

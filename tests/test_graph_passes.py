@@ -1,0 +1,270 @@
+"""What is rewritten in AOTAutograd's graphs before nodes are grouped: the same values come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+from torch.nn.functional import scaled_dot_product_attention as attend
+
+from fuser.fx import convolution_biases, masks, products
+from fuser.fx.merged_sums import sum_unviewed
+from fuser.fx.passes import FusionPass
+
+ATEN = torch.ops.aten
+
+
+def trace(*inputs: torch.Tensor, device: str = "cpu", **steps: tuple[Any, ...]) -> fx.GraphModule:
+    """Return a graph of calls: each takes a target, and its arguments; names of inputs and steps stand for values."""
+    graph = fx.Graph()
+    values: dict[Any, Any] = {f"x{slot}": graph.placeholder(f"x{slot}") for slot in range(len(inputs))}
+    for name, (target, *arguments) in steps.items():
+        values[name] = graph.call_function(
+            target, tuple(values[item] if isinstance(item, str) else item for item in arguments)
+        )
+    graph.output(tuple(values[name] for name in steps))
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    with FakeTensorMode() as mode:
+        fakes = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device) for x in inputs]
+    FakeTensorProp(module, mode).propagate_dont_convert_inputs(*fakes)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("shape", "seen", "dims", "read"),
+    [
+        ((4, 3, 5), (12, 5), [0], [0, 1]),
+        ((12, 5), (4, 3, 5), [0, 1], [0]),
+        ((12, 5), (4, 3, 5), [1], None),
+        ((4, 3, 5), (12, 5), [-1], [2]),
+        ((4, 6, 2), (3, 8, 2), [0], None),
+        ((4, 1, 5), (4, 5), [0], [0]),
+        ((1, 4, 5), (4, 5, 1), [0], [0, 1]),
+        ((2, 3, 4, 5), (6, 20), [0, 1], [0, 1, 2, 3]),
+        ((0, 3, 4), (0, 4), [0], None),
+    ],
+)
+@pytest.mark.parametrize("keeps", [False, True])
+def test_sums_read_what_is_computed_not_a_view_of_it(
+    shape: tuple[int, ...], seen: tuple[int, ...], dims: list[int], read: list[int] | None, *, keeps: bool
+) -> None:
+    x = torch.randint(-9, 9, shape).float()
+    module = trace(
+        x, y=(ATEN.mul.Tensor, "x0", 2.0), v=(ATEN.view.default, "y", seen), s=(ATEN.sum.dim_IntList, "v", dims, keeps)
+    )
+    wanted = module(x)
+    sum_unviewed(module.graph)
+    (total,) = module.graph.find_nodes(op="call_function", target=ATEN.sum.dim_IntList)
+    assert total.args[1] == (dims if read is None else read)
+    module.graph.lint()
+    module.recompile()
+    assert all(map(torch.equal, module(x), wanted))
+    noted = [node.meta["val"].shape for node in module.graph.output_node().args[0]]
+    assert noted == [item.shape for item in wanted]
+
+
+def test_a_bias_gradient_joins_what_makes_the_gradient() -> None:
+    module = trace(
+        torch.randn(4, 3, 5),
+        torch.randn(5, 2),
+        y=(ATEN.mul.Tensor, "x0", "x0"),
+        v=(ATEN.view.default, "y", [12, 5]),
+        m=(ATEN.mm.default, "v", "x1"),
+        s=(ATEN.sum.dim_IntList, "v", [0]),
+    )
+    FusionPass(numerics="fast")(module)
+    assert not module.graph.find_nodes(op="call_function", target=ATEN.sum.dim_IntList)
+    assert len([node for node in module.graph.nodes if node.op == "call_module"]) == 1
+
+
+def test_what_no_group_computes_is_read_as_it_is_seen() -> None:
+    x = torch.randn(4, 6)
+    module = trace(x, v=(ATEN.view.default, "x0", [2, 2, 6]), s=(ATEN.sum.dim_IntList, "v", [0, 1]))
+    sum_unviewed(module.graph)
+    (total,) = module.graph.find_nodes(op="call_function", target=ATEN.sum.dim_IntList)
+    assert total.args[1] == [0, 1]
+
+
+ROWS, INNER, COLUMNS = 24, 16, 21
+
+
+def whole(*shape: int) -> torch.Tensor:
+    return torch.randint(-3, 4, shape).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "steps", "padded"),
+    [
+        # A last layer, and both of its gradients.
+        (
+            (whole(24, 16), whole(21, 16)),
+            {"t": (ATEN.t.default, "x1"), "m": (ATEN.mm.default, "x0", "t")},
+            [(24, 16), (16, 24)],
+        ),
+        ((whole(24, 21), whole(21, 16)), {"m": (ATEN.mm.default, "x0", "x1")}, [(24, 24), (24, 16)]),
+        (
+            (whole(24, 21), whole(24, 16)),
+            {"t": (ATEN.t.default, "x0"), "m": (ATEN.mm.default, "t", "x1")},
+            [(24, 24), (24, 16)],
+        ),
+        # With a bias.
+        (
+            (whole(21), whole(24, 16), whole(21, 16)),
+            {"t": (ATEN.t.default, "x2"), "m": (ATEN.addmm.default, "x0", "x1", "t")},
+            [(24,), (24, 16), (16, 24)],
+        ),
+        # Rows, and what is summed over, may be odd where nothing lies densely along them.
+        ((whole(21, 16), whole(16, 24)), {"m": (ATEN.mm.default, "x0", "x1")}, [(21, 16), (16, 24)]),
+        (
+            (whole(21, 16), whole(21, 24)),
+            {"t": (ATEN.t.default, "x0"), "m": (ATEN.mm.default, "t", "x1")},
+            [(16, 21), (21, 24)],
+        ),
+        (
+            (whole(24, 13), whole(16, 13)),
+            {"t": (ATEN.t.default, "x1"), "m": (ATEN.mm.default, "x0", "t")},
+            [(24, 16), (16, 16)],
+        ),
+    ],
+)
+def test_odd_products_are_padded(
+    inputs: tuple[torch.Tensor, ...],
+    steps: dict[str, Any],
+    padded: list[tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(products, "OPERATIONS", 0)
+    monkeypatch.setattr(products, "OPERATIONS_PER_BYTE", 0)
+    module = trace(*inputs, device="cuda", **steps)
+    wanted = module(*inputs)
+    products.pad_products(module.graph)
+    (product,) = (node for node in module.graph.nodes if node.target in products._PRODUCTS)
+    assert [tuple(item.meta["val"].shape) for item in product.args] == padded
+    module.graph.lint()
+    module.recompile()
+    for found, value, node in zip(module(*inputs), wanted, module.graph.output_node().args[0], strict=True):
+        assert torch.equal(found, value)
+        assert (found.stride(), node.meta["val"].stride()) == (value.stride(), value.stride())
+
+
+def test_one_copy_serves_all_products_that_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "OPERATIONS", 0)
+    monkeypatch.setattr(products, "OPERATIONS_PER_BYTE", 0)
+    steps = {"t": (ATEN.t.default, "x0"), "m": (ATEN.mm.default, "t", "x1"), "n": (ATEN.mm.default, "x0", "x2")}
+    module = trace(whole(24, 21), whole(24, 16), whole(21, 16), device="cuda", **steps)
+    products.pad_products(module.graph)
+    assert len(module.graph.find_nodes(op="call_function", target=ATEN.constant_pad_nd.default)) == 2
+
+
+@pytest.mark.parametrize(("rows", "is_padded"), [(8192, True), (64, False)])
+def test_products_are_padded_where_it_gains(rows: int, *, is_padded: bool) -> None:
+    module = fx.GraphModule(torch.nn.Module(), fx.Graph())
+    with FakeTensorMode():
+        x, w = (torch.empty(size, 1024, dtype=torch.bfloat16, device="cuda") for size in (rows, 50257))
+    graph = module.graph
+    nodes = [graph.placeholder(name) for name in "xw"]
+    turned = graph.call_function(ATEN.t.default, (nodes[1],))
+    product = graph.call_function(ATEN.mm.default, (nodes[0], turned))
+    graph.output(product)
+    for node, value in zip((*nodes, turned, product), (x, w, w.t(), x @ w.t()), strict=True):
+        node.meta["val"] = value
+    products.pad_products(graph)
+    assert bool(graph.find_nodes(op="call_function", target=ATEN.constant_pad_nd.default)) == is_padded
+
+
+def positions(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    places = torch.arange(x.shape[2], device=x.device)
+    return places[:, None], places[None, :]
+
+
+def of_the_past(x: torch.Tensor) -> torch.Tensor:
+    row, column = positions(x)
+    return (x.new_ones((), dtype=torch.bool) & (column <= row)).expand(x.shape[0], 1, -1, -1)
+
+
+def true_everywhere(x: torch.Tensor) -> torch.Tensor:
+    return (positions(x)[0] >= 0).expand(x.shape[0], 1, -1, x.shape[2])
+
+
+MASKS: dict[str, tuple[Callable[[torch.Tensor], Any], dict[str, Any]]] = {
+    "of the past": (of_the_past, {"attn_mask": None, "is_causal": True}),
+    "true everywhere": (true_everywhere, {"attn_mask": None, "is_causal": False}),
+    "of a window": (lambda x: of_the_past(x) & (positions(x)[1] > positions(x)[0] - 3), {}),
+    "of one row": (lambda x: positions(x)[1] < 3, {}),
+    "of the input": (lambda x: of_the_past(x) & (x[:, :1, :, :1] > -9), {}),
+    "drawn": (lambda x: torch.rand(x.shape[2], x.shape[2]) > -1, {}),
+    "of numbers": (lambda x: of_the_past(x).float(), {}),
+    "written to": (lambda x: torch.ones(x.shape[2], x.shape[2], dtype=torch.bool).logical_not_(), {}),
+}
+
+
+def masks_of(model: Callable[..., Any], *inputs: torch.Tensor, is_strict: bool = False) -> tuple[dict[str, Any], Any]:
+    """Return what attention is called with, and the result."""
+    found: list[dict[str, Any]] = []
+
+    def backend(graph_module: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        masks.drop_idle_masks(graph_module, is_strict=is_strict)
+        found.extend(dict(node.kwargs) for node in graph_module.graph.find_nodes(op="call_function", target=attend))
+        return graph_module.forward
+
+    torch._dynamo.reset()
+    result = torch.compile(model, backend=backend, fullgraph=True)(*inputs)
+    return found[0], result
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_that_say_nothing_are_dropped(name: str) -> None:
+    make, wanted = MASKS[name]
+    x = torch.randn(2, 4, 7, 8)
+    found, result = masks_of(lambda x: attend(x, x, x, attn_mask=make(x)), x)
+    assert {key: value for key, value in found.items() if not isinstance(value, fx.Node)} == wanted
+    assert ("attn_mask" in found) == bool(wanted) or isinstance(found["attn_mask"], fx.Node)
+    mask = {} if wanted else {"attn_mask": make(x)}
+    assert torch.equal(result, attend(x, x, x, **mask, is_causal=wanted.get("is_causal", False)))
+
+
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_strict_numerics_drop_the_masks_of_models_that_drop_them(
+    monkeypatch: pytest.MonkeyPatch, *, is_watched: bool
+) -> None:
+    if is_watched:
+        monkeypatch.setattr(masks, "_WATCHED", Path(__file__).name)
+    x = torch.randn(2, 4, 7, 8)
+    found, _ = masks_of(lambda x: attend(x, x, x, attn_mask=of_the_past(x)), x, is_strict=True)
+    assert (found["attn_mask"] is None) == is_watched
+
+
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_heads_that_share_keys_need_not_repeat_them(*, is_repeated: bool) -> None:
+    def share(x: torch.Tensor) -> torch.Tensor:
+        shape = (2, 2, 2, 7, 8) if is_repeated else (2, 4, 1, 7, 8)
+        return x[:, :, None, :, :].expand(shape).reshape(2, 4, 7, 8)
+
+    x, y = torch.randn(2, 4, 7, 8), torch.randn(2, 2 if is_repeated else 4, 7, 8)
+    found, result = masks_of(lambda x, y: attend(x, share(y), share(y), attn_mask=of_the_past(x)), x, y)
+    assert found["enable_gqa"]
+    assert torch.equal(result, attend(x, y, y, is_causal=True, enable_gqa=True))
+
+
+@pytest.mark.parametrize("backend", ["Cudnn", "CudaDepthwise2d"])
+def test_biases_of_cudnns_convolutions_are_added_apart(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = whole(2, 4, 5, 5).contiguous(memory_format=torch.channels_last), whole(6, 4, 3, 3), whole(6)
+    options = [1, 1], [1, 1], [1, 1], False, [0, 0], 1
+    module = trace(*inputs, device="cuda", c=(ATEN.convolution.default, "x0", "x1", "x2", *options))
+    (wanted,) = module(*inputs)
+    kind = getattr(torch._C._ConvBackend, backend)
+    monkeypatch.setattr(torch._C, "_select_conv_backend", lambda *_: kind)
+    convolution_biases.add_biases_apart(module.graph)
+    (node,) = module.graph.find_nodes(op="call_function", target=ATEN.convolution.default)
+    assert (node.args[2] is None) == (backend == "Cudnn")
+    module.graph.lint()
+    module.recompile()
+    (found,) = module(*inputs)
+    assert torch.equal(found, wanted)
+    assert found.stride() == wanted.stride()

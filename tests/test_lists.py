@@ -1,0 +1,176 @@
+"""Operators of lists in compiled graphs: a compiled optimizer's step is few launches and keeps its bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+import fuser
+from fuser.fx.lists import ListFusion
+from fuser.fx.recording import record_graphs
+
+pytestmark = [pytest.mark.usefixtures("fresh_dynamo")]
+
+SHAPES = ((8, 4), (16,), (3, 5, 2), (7,), (40, 3), (1,))
+OPTIMIZERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "adamw": (optim.AdamW, {"lr": 1e-3}),
+    "amsgrad": (optim.Adam, {"lr": 1e-2, "amsgrad": True, "maximize": True}),
+    "sgd": (optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    "rmsprop": (optim.RMSprop, {"lr": 0.01, "centered": True, "momentum": 0.5}),
+    "adagrad": (optim.Adagrad, {"lr": 0.1, "lr_decay": 0.1}),
+    "nadam": (optim.NAdam, {"lr": 0.1}),
+    "adadelta": (optim.Adadelta, {}),
+    "rprop": (optim.Rprop, {}),
+    "adamax": (optim.Adamax, {}),
+}
+
+
+@pytest.fixture
+def without_kernels() -> Iterator[None]:
+    """Run groups in eager torch, whose bits are those of the operators that they stand for."""
+    fuser.override_can_fuse_on_cpu(False)
+    yield
+    fuser.override_can_fuse_on_cpu(True)
+
+
+def make(kind: str, dtype: torch.dtype, device: str, shapes: Any = SHAPES) -> tuple[list[nn.Parameter], Any]:
+    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes]
+    parameters = [nn.Parameter(item.t() if item.dim() == 2 else item) for item in drawn]
+    create, options = OPTIMIZERS[kind]
+    return parameters, create(parameters, foreach=True, **options)
+
+
+def train(kind: str, backend: str | None, dtype: torch.dtype, device: str, steps: int = 3) -> list[torch.Tensor]:
+    """Return parameters and the optimizer's state after some steps."""
+    torch._dynamo.reset()
+    parameters, optimizer = make(kind, dtype, device)
+    step = optimizer.step if backend is None else torch.compile(lambda: optimizer.step(), backend=backend)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        for item in parameters:
+            item.grad = torch.randn(item.shape, generator=generator).to(item)
+        step()
+    state = [value for item in parameters for value in optimizer.state[item].values()]
+    return [*(item.detach() for item in parameters), *(item for item in state if isinstance(item, torch.Tensor))]
+
+
+def assert_steps_equal(kind: str, dtype: torch.dtype, device: str) -> None:
+    wanted, made = train(kind, "aot_eager", dtype, device), train(kind, "fuser", dtype, device)
+    assert [torch.equal(*pair) for pair in zip(made, wanted, strict=True)] == [True] * len(wanted)
+
+
+@pytest.mark.cpu
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_kernels")
+@pytest.mark.filterwarnings("ignore::fuser.errors.FallbackWarning")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_steps_keep_their_bits(kind: str, dtype: torch.dtype) -> None:
+    assert_steps_equal(kind, dtype, "cpu")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_steps_keep_their_bits_on_cuda(kind: str, dtype: torch.dtype) -> None:
+    assert_steps_equal(kind, dtype, "cuda")
+
+
+@pytest.mark.cpu
+@pytest.mark.slow
+def test_a_step_is_two_launches_that_write_in_place() -> None:
+    # What has one element is a launch of its own.
+    parameters, optimizer = make("adamw", torch.float32, "cpu", SHAPES[:-1])
+    for item in parameters:
+        item.grad = torch.ones_like(item)
+    optimizer.step()
+    before = [item.detach().clone() for item in parameters]
+    compiled = torch.compile(lambda: optimizer.step(), backend="fuser")
+    compiled()
+    fuser.reset_stats()
+    compiled()
+    assert fuser.stats()["launches"] == 2
+    assert not fuser.stats()["fallbacks"]
+    assert not any(map(torch.equal, before, parameters))
+    (graph,) = record_graphs(compiled, (), {})
+    fusions = [item for item in graph.module.children() if isinstance(item, ListFusion)]
+    assert len(fusions) == 2
+    # Steps are written in place, and two more numbers are for the other launch; nothing is left to be copied.
+    outs = [[own is not None for own in node.kwargs["out"]] for node in graph.module.graph.find_nodes(op="call_module")]
+    assert sorted(outs) == [[True, False, False], [True, True, True]]
+    assert not any("copy" in str(node.target) for node in graph.module.graph.nodes)
+    assert "2 groups" in str(fuser.explain(compiled))
+
+
+def run_both(function: Callable[..., Any], *args: Any) -> None:
+    """Compare results, and arguments that were written to, with the same graph's without fusion."""
+    found = []
+    for backend in ("aot_eager", "fuser"):
+        torch._dynamo.reset()
+        own = [[item.clone() for item in items] for items in args]
+        made = torch.compile(function, backend=backend)(*own)
+        found.append([*torch.utils._pytree.tree_leaves(made), *(item for items in own for item in items)])
+    assert [torch.equal(*pair) for pair in zip(*found, strict=True)] == [True] * len(found[0])
+
+
+def lists(count: int = 2, shapes: Any = SHAPES) -> list[list[torch.Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+    return [[torch.randn(shape, generator=generator) for shape in shapes] for _ in range(count)]
+
+
+def crossed(x: list[torch.Tensor], y: list[torch.Tensor]) -> Any:
+    # Each position reads what the next one makes.
+    doubled = torch._foreach_mul(x, 2.0)
+    torch._foreach_copy_(x, torch._foreach_add([*doubled[1:], doubled[0]], y))
+    return doubled
+
+
+def rotated(x: list[torch.Tensor], y: list[torch.Tensor]) -> Any:
+    # Each is overwritten, and the next one reads what it was.
+    torch._foreach_mul_(x, [*x[1:], x[0]])
+    return torch._foreach_add(y, 1.0)
+
+
+def read_again(x: list[torch.Tensor], y: list[torch.Tensor]) -> Any:
+    # What is overwritten is read beside what it becomes.
+    old = [item + 1 for item in x]
+    torch._foreach_mul_(x, y)
+    return [one * other for one, other in zip(old, x, strict=True)], torch._foreach_sub(y, x)
+
+
+def interleaved(x: list[torch.Tensor], y: list[torch.Tensor]) -> Any:
+    # Numbers of each position, which come from its tensors and go back into them.
+    norms = torch._foreach_norm(x)
+    scaled = torch._foreach_div(x, torch._foreach_add(norms, 1e-6))
+    again = torch._foreach_norm(torch._foreach_mul(scaled, y))
+    return torch._foreach_mul(torch._foreach_sqrt(torch._foreach_abs(scaled)), again), norms
+
+
+@pytest.mark.cpu
+@pytest.mark.usefixtures("without_kernels")
+@pytest.mark.filterwarnings("ignore::fuser.errors.FallbackWarning")
+@pytest.mark.parametrize(
+    "function", [read_again, *(pytest.param(item, marks=pytest.mark.slow) for item in (crossed, rotated, interleaved))]
+)
+def test_what_positions_and_graphs_have_to_do_with_each_other(function: Callable[..., Any]) -> None:
+    shapes = [(4, 3)] * 5 if function in {crossed, rotated} else SHAPES
+    run_both(function, *lists(shapes=shapes))
+
+
+@pytest.mark.cuda
+def test_five_hundred_tensors_are_four_launches() -> None:
+    shapes = [(64 + slot % 7, 32) if slot % 3 else (64 + slot % 5,) for slot in range(500)]
+    parameters, optimizer = make("adamw", torch.float32, "cuda", shapes)
+    for item in parameters:
+        item.grad = torch.ones_like(item)
+    optimizer.step()
+    compiled = torch.compile(lambda: optimizer.step(), backend="fuser")
+    compiled()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        compiled()
+    assert len([item for item in profile.events() if item.device_type == torch.autograd.DeviceType.CUDA]) <= 4
