@@ -133,7 +133,11 @@ typedef struct {
   PyObject *reads;
   // What is called with the inputs in place of allocating and launching, in grad mode only; NULL for most records.
   PyObject *through;
-  int needs_no_grad, device, is_cuda;
+  // What is called with sizes and strides, and gives what such a call allocates and launches; NULL for most records.
+  PyObject *resize;
+  // Whether grad mode has to be on (1) or off (0); -1 for either.
+  int grad_mode;
+  int device, is_cuda;
   int result_count, allocation_count, step_count;
   Allocation *allocations;
   Step *steps;
@@ -156,9 +160,9 @@ typedef struct {
   PyObject *names, *defaults;
   int *order;
   int order_count;
-  // Records that launch for any size of a linear kernel, those that launch for one, and those that call something,
-  // of either kind: a call may fit one of each, by its tensors' requires_grad.
-  Table flat, launching, calling;
+  // Records that launch for any size of a linear kernel, those that launch for one, those that make such records, and
+  // those that call something, of either kind: a call may fit one of each, by its tensors' requires_grad.
+  Table flat, launching, resizing, calling;
 } Launcher;
 
 static void release(Record *record) {
@@ -179,6 +183,7 @@ static void release(Record *record) {
   Py_XDECREF(record->check);
   Py_XDECREF(record->reads);
   Py_XDECREF(record->through);
+  Py_XDECREF(record->resize);
   Py_XDECREF(record->kernels);
   PyMem_Free(record->flat.words);
   Py_XDECREF(record->flat.shape);
@@ -379,6 +384,10 @@ static void set_last(Table *table, Record *record) {
   release(before);
 }
 
+static int read_launches(Record *, Key, const Call *, PyObject *allocations, PyObject *steps);
+static int keep(Table *, Record *);
+static int is_tuple(PyObject *);
+
 // The place of a record in a table, by its hash and how many places before it are taken: those after two, in turn.
 static Record **place_of(const Table *table, uint64_t hash, int taken) {
   return &table->records[((taken & 1 ? hash >> 32 : hash) + taken / 2) & (table->size - 1)];
@@ -435,7 +444,7 @@ static int are_reads_current(PyObject *reads) {
 // torch's comparison of the tensors: type, dispatch keys with those of the active modes, requires_grad, layout.
 static int passes_check(const Launcher *self, const Record *record, const Call *call, PyObject *tensors) {
   if (!is_zero(function_modes) || !is_zero(dispatch_modes) || !is_forward_ad_off()) return 0;
-  if (record->needs_no_grad ? !is_zero(grad_enabled) : record->through && is_zero(grad_enabled)) return 0;
+  if (record->grad_mode >= 0 && is_zero(grad_enabled) == record->grad_mode) return 0;
   if (!are_reads_current(record->reads)) return 0;
   PyObject *arguments;
   if (call->distinct_count == call->item_count && call->item_count == PyTuple_Size(tensors) && !self->order) {
@@ -721,6 +730,45 @@ static PyObject *call_through(const Record *record, Call *call) {
   return result;
 }
 
+// Replay a call by a record of its own, which another one makes; None if that cannot.
+static PyObject *resize(Launcher *self, const Record *from, Call *call) {
+  PyObject *sizes = PyTuple_New(call->word_count - 1 - call->item_count);
+  const uint64_t *next = call->words + 1;
+  Py_ssize_t count = 0;
+  for (int i = 0; sizes && i < call->item_count; ++i, next += word_count_of(next))
+    for (int word = 1; word < word_count_of(next); ++word) {
+      PyObject *size = PyLong_FromLongLong((long long)next[word]);
+      if (!size) return Py_DECREF(sizes), NULL;
+      PyTuple_SetItem(sizes, count++, size);
+    }
+  PyObject *made = sizes ? PyObject_Call(from->resize, sizes, NULL) : NULL, *allocations, *steps, *kernels;
+  Py_XDECREF(sizes);
+  if (!made || made == Py_None) return made;
+  Record *record = PyMem_Calloc(1, sizeof(Record));
+  PyObject *result = record ? NULL : PyErr_NoMemory();
+  if (record) {
+    ++record->references;
+    record->generation = from->generation;
+    record->check = Py_NewRef(from->check);
+    record->reads = Py_NewRef(from->reads);
+    record->grad_mode = from->grad_mode;
+    record->device = from->device;
+    record->is_cuda = from->is_cuda;
+    record->result_count = from->result_count;
+    if (is_tuple(made) && PyArg_ParseTuple(made, "O!O!O", &PyTuple_Type, &allocations, &PyTuple_Type, &steps, &kernels)) {
+      record->kernels = Py_NewRef(kernels);
+      if (PyTuple_Size(allocations) < from->result_count)
+        PyErr_SetString(PyExc_ValueError, "a call of other sizes has as many results");
+      else if (read_launches(record, (Key){call->words, call->word_count}, call, allocations, steps) &&
+               keep(&self->launching, record))
+        result = replay(record, call, Py_None, NULL, 1);
+    }
+  }
+  Py_DECREF(made);
+  release(record);
+  return result;
+}
+
 // Replay a call if there is a record of its key; None if not. The rest is as in ``replay``.
 static PyObject *launch_from(Launcher *self, Table *table, Key key, Call *call, PyObject *tensors, PyObject *out,
                              const uint64_t *sized, int64_t numel) {
@@ -730,24 +778,29 @@ static PyObject *launch_from(Launcher *self, Table *table, Key key, Call *call, 
   if ((record->is_flat && numel > record->flat.most) || !passes_check(self, record, call, tensors) ||
       (out != Py_None && !outputs_are_apart(call)))
     result = Py_NewRef(Py_None);
+  else if (record->resize)
+    result = resize(self, record, call);
   else
     result = record->through ? call_through(record, call) : replay(record, call, out, sized, numel);
   release(record);
   return result;
 }
 
-// Replay a described call by a record of one of three kinds; None if there is none.
+// Replay a described call by a record of one of five kinds; None if there is none.
 static PyObject *launch_described(Launcher *self, Call *call, PyObject *tensors, PyObject *out) {
   uint64_t words[2 + MAX_ITEMS];
   const Key whole = {call->words, call->word_count};
   const uint64_t *sized = NULL;
   int64_t numel = 1;
   const uint64_t order = self->flat.last && out == Py_None ? find_order(call, &sized, &numel) : 0;
+  // Of each table, whether its keys are without sizes.
+  const struct { Table *table; int is_sizeless; } ways[] = {
+      {&self->flat, 1}, {&self->launching, 0}, {&self->resizing, 1}, {&self->calling, 0}, {&self->calling, 1}};
   PyObject *result = Py_NewRef(Py_None);
-  for (int way = order ? 0 : 1; way < 4 && result == Py_None; ++way) {
-    Table *table = way == 0 ? &self->flat : way == 1 ? &self->launching : &self->calling;
-    if (!table->last) continue;
-    const Key key = way % 2 ? whole : describe_heads(call, words, way ? 0 : order);
+  for (int way = order ? 0 : 1; way < 5 && result == Py_None; ++way) {
+    Table *table = ways[way].table;
+    if (!table->last || (table == &self->resizing && out != Py_None)) continue;
+    const Key key = ways[way].is_sizeless ? describe_heads(call, words, way ? 0 : order) : whole;
     Py_DECREF(result);
     result = launch_from(self, table, key, call, tensors, out, sized, way ? 1 : numel);
   }
@@ -912,45 +965,11 @@ static void clear(Table *table) {
   PyMem_Free(before.records);
 }
 
-// Fill a new record from what is kept of a call; 0 with an error set.
-static int read_record(Record *record, const Call *call, PyObject *out, PyObject *recorded) {
-  PyObject *check, *allocations, *steps, *kernels, *through, *reads, *flat;
-  unsigned long long planned;
-  if (!PyArg_ParseTuple(recorded, "OKpO!iO!ipOOO!O!", &check, &planned, &record->needs_no_grad, &PyTuple_Type,
-                        &allocations, &record->result_count, &PyTuple_Type, &steps, &record->device, &record->is_cuda,
-                        &kernels, &through, &PyTuple_Type, &reads, &PyTuple_Type, &flat) ||
-      !is_callable(check) || (through != Py_None && !is_callable(through)))
-    return 0;
-  for (Py_ssize_t i = 0; i < PyTuple_Size(reads); ++i) {
-    PyObject *read = PyTuple_GetItem(reads, i);
-    if (!is_tuple(read) || PyTuple_Size(read) != 3 || !PyUnicode_Check(PyTuple_GetItem(read, 1)))
-      return PyErr_SetString(PyExc_TypeError, "what a record reads is a dict or an object, a name and a value"), 0;
-  }
+// Give a new record its key, what it allocates and what it launches; 0 with an error set.
+static int read_launches(Record *record, Key key, const Call *call, PyObject *allocations, PyObject *steps) {
   const int allocation_count = (int)PyTuple_Size(allocations), step_count = (int)PyTuple_Size(steps);
-  const int out_count = call->item_count - call->input_count;
-  if (record->result_count < 0 || allocation_count > MAX_ITEMS ||
-      (through == Py_None &&
-       (out == Py_None ? record->result_count > allocation_count : record->result_count != out_count)))
-    return PyErr_SetString(PyExc_ValueError, "a record's results are not among its allocations or out="), 0;
-  uint64_t words[2 + MAX_ITEMS];
-  Key key = {call->words, call->word_count};
-  if (PyTuple_Size(flat)) {
-    Flat *into = &record->flat;
-    const uint64_t *sized;
-    int64_t numel;
-    if (!PyArg_ParseTuple(flat, "LLL", &into->chunk, &into->parallel_from, &into->most)) return 0;
-    if (out_count || step_count != (through == Py_None) || into->chunk < 1)
-      return PyErr_SetString(PyExc_ValueError, "a record for any size calls, or makes new tensors by one launch"), 0;
-    const uint64_t order = through == Py_None ? find_order(call, &sized, &numel) : 0;
-    record->is_flat = order != 0;
-    if (record->is_flat || through != Py_None) key = describe_heads(call, words, order);
-  }
-  record->generation = planned;
+  if (allocation_count > MAX_ITEMS) return PyErr_SetString(PyExc_ValueError, "a record has too many allocations"), 0;
   record->hash = hash_words(key);
-  record->check = Py_NewRef(check);
-  record->reads = Py_NewRef(reads);
-  record->kernels = Py_NewRef(kernels);
-  record->through = through == Py_None ? NULL : Py_NewRef(through);
   record->word_count = key.count;
   record->words = PyMem_Malloc(sizeof(uint64_t) * key.count);
   record->allocations = PyMem_Calloc(allocation_count + 1, sizeof(Allocation));
@@ -970,6 +989,56 @@ static int read_record(Record *record, const Call *call, PyObject *out, PyObject
     record->step_count = i + 1;
     if (!read_step(&record->steps[i], PyTuple_GetItem(steps, i), call, allocation_count, record->is_cuda)) return 0;
   }
+  return 1;
+}
+
+// Fill a new record from what is kept of a call; 0 with an error set.
+static int read_record(Record *record, const Call *call, PyObject *out, PyObject *recorded) {
+  PyObject *check, *mode, *allocations, *steps, *kernels, *through, *reads, *flat, *resize;
+  unsigned long long planned;
+  if (!PyArg_ParseTuple(recorded, "OKOO!iO!ipOOO!O!O", &check, &planned, &mode, &PyTuple_Type,
+                        &allocations, &record->result_count, &PyTuple_Type, &steps, &record->device, &record->is_cuda,
+                        &kernels, &through, &PyTuple_Type, &reads, &PyTuple_Type, &flat, &resize) ||
+      !is_callable(check) || (through != Py_None && !is_callable(through)) ||
+      (resize != Py_None && !is_callable(resize)))
+    return 0;
+  for (Py_ssize_t i = 0; i < PyTuple_Size(reads); ++i) {
+    PyObject *read = PyTuple_GetItem(reads, i);
+    if (!is_tuple(read) || PyTuple_Size(read) != 3 || !PyUnicode_Check(PyTuple_GetItem(read, 1)))
+      return PyErr_SetString(PyExc_TypeError, "what a record reads is a dict or an object, a name and a value"), 0;
+  }
+  const int allocation_count = (int)PyTuple_Size(allocations), step_count = (int)PyTuple_Size(steps);
+  const int out_count = call->item_count - call->input_count;
+  if (record->result_count < 0 ||
+      (through == Py_None &&
+       (out == Py_None ? record->result_count > allocation_count : record->result_count != out_count)))
+    return PyErr_SetString(PyExc_ValueError, "a record's results are not among its allocations or out="), 0;
+  uint64_t words[2 + MAX_ITEMS];
+  Key key = {call->words, call->word_count};
+  if (PyTuple_Size(flat)) {
+    Flat *into = &record->flat;
+    const uint64_t *sized;
+    int64_t numel;
+    if (!PyArg_ParseTuple(flat, "LLL", &into->chunk, &into->parallel_from, &into->most)) return 0;
+    if (out_count || resize != Py_None || step_count != (through == Py_None) || into->chunk < 1)
+      return PyErr_SetString(PyExc_ValueError, "a record for any size calls, or makes new tensors by one launch"), 0;
+    const uint64_t order = through == Py_None ? find_order(call, &sized, &numel) : 0;
+    record->is_flat = order != 0;
+    if (record->is_flat || through != Py_None) key = describe_heads(call, words, order);
+  }
+  if (resize != Py_None) {
+    if (out_count || through != Py_None)
+      return PyErr_SetString(PyExc_ValueError, "a record that makes others makes new tensors"), 0;
+    key = describe_heads(call, words, 0);
+  }
+  record->generation = planned;
+  record->grad_mode = mode == Py_None ? -1 : mode == Py_True;
+  record->check = Py_NewRef(check);
+  record->reads = Py_NewRef(reads);
+  record->kernels = Py_NewRef(kernels);
+  record->through = through == Py_None ? NULL : Py_NewRef(through);
+  record->resize = resize == Py_None ? NULL : Py_NewRef(resize);
+  if (!read_launches(record, key, call, allocations, steps)) return 0;
   // The number of elements goes there.
   if (record->is_flat && !record->steps[0].first)
     return PyErr_SetString(PyExc_ValueError, "a record for any size has arguments that begin with a size"), 0;
@@ -977,6 +1046,7 @@ static int read_record(Record *record, const Call *call, PyObject *out, PyObject
 }
 
 static Table *table_of(Launcher *self, const Record *record) {
+  if (record->resize) return &self->resizing;
   return record->is_flat ? &self->flat : record->through ? &self->calling : &self->launching;
 }
 
@@ -1040,6 +1110,7 @@ static int launcher_init(PyObject *object, PyObject *arguments, PyObject *keywor
   self->order_count = count;
   clear(&self->flat);
   clear(&self->launching);
+  clear(&self->resizing);
   clear(&self->calling);
   Py_XDECREF(before[0]);
   Py_XDECREF(before[1]);
@@ -1051,6 +1122,7 @@ static void launcher_dealloc(PyObject *object) {
   PyTypeObject *type = Py_TYPE(object);
   clear(&self->flat);
   clear(&self->launching);
+  clear(&self->resizing);
   clear(&self->calling);
   PyMem_Free(self->order);
   Py_XDECREF(self->names);

@@ -22,7 +22,6 @@ from fuser.element import ElementWriter, number_expression
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import ArgSpec, RowSpec, Typing, infer_typing
 from fuser.row_parts import RowPart, RowPass, RowWriter
-from fuser.row_space import count_accumulators
 
 __all__ = ["KERNEL_NAME", "Dialect", "KernelSource", "Loop", "Operand", "RowLoop", "build_source"]
 
@@ -211,9 +210,9 @@ class KernelSource:
     geometry: tuple[str, ...]
     vector: int
     tuning: Tuning
-    # Of a kernel with reductions, and how many accumulators they have in all.
+    # Of a kernel with reductions, and bytes of all their accumulators at most.
     rows: RowSpec | None
-    accumulators: int
+    accumulator_bytes: int
     # Bytes of each element of a row that stay in shared memory.
     held_bytes: int
     # Functor of each namespace fuser_f<i>, to map compiler messages back.
@@ -306,7 +305,7 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
         vector=args.vector,
         tuning=args.tuning,
         rows=args.rows,
-        accumulators=count_accumulators(group),
+        accumulator_bytes=_accumulator_bytes(group, typing),
         held_bytes=sum(item.info.dtype.itemsize for item in body.held) if isinstance(body, RowLoop) else 0,
         functors=functors,
         has_zero=body.has_zero,
@@ -314,6 +313,17 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
         positions=args.positions,
         chunk=body.chunk if isinstance(body, Loop) else 0,
     )
+
+
+def _accumulator_bytes(group: FusionGroup, typing: Typing) -> int:
+    # As a struct lays them out, in words: each as if it were the largest.
+    found = [
+        dtype.itemsize
+        for item, common in zip(group.applications, typing.common, strict=True)
+        if item.function.reduction
+        for dtype in item.function.reduction.accumulators(dtype_info(common).compute_dtype)
+    ]
+    return max(4, *found) * len(found) if found else 0
 
 
 def _is_narrow(typing: Typing, value: int) -> bool:

@@ -41,22 +41,30 @@ def find_columns(
         processors: multiprocessors of the GPU.
     """
     shapes = [item.desc.shape for item in values]
-    found: dict[tuple[Shape, tuple[int, ...]], list[int]] = {}
-    rows: dict[tuple[Shape, tuple[int, ...]], list[int]] = {}
+    # No dicts: symbols would be asked for their hash (fuser.sizes).
+    found: list[tuple[Shape, tuple[int, ...], list[int]]] = []
+    rows: list[tuple[Shape, tuple[int, ...], int]] = []
     for index, item in enumerate(group.applications):
         reduction = item.function.reduction
         if reduction is not None and not reduction.scans:
             shape = broadcast_shapes([shapes[value] for value in item.tensors])
             dims = reduction.normalize_dims(len(shape))
-            rows.setdefault((shape, dims), []).append(index)
+            rows.append((shape, dims, index))
             is_free = index not in fixed and is_sum(reduction.combine) and not reduction.counts
             if is_free and len(reduction.identity) == 1:
                 rest = tuple(dim for dim in range(len(shape)) if dim not in dims)
-                found.setdefault((shape, rest), []).append(index)
+                alike = (own for *key, own in found if key == [shape, rest])
+                if (own := next(alike, None)) is not None:
+                    own.append(index)
+                else:
+                    found.append((shape, rest, [index]))
     chosen: dict[int, int] = {}
     producers = group.producers()
-    for (shape, dims), columns in found.items():
-        beside = {*rows.get((shape, dims), ()), *(producers[v] for v in group.outputs if shapes[v] == shape)}
+    for shape, dims, columns in found:
+        beside = {
+            *(index for *key, index in rows if key == [shape, dims]),
+            *(producers[v] for v in group.outputs if shapes[v] == shape),
+        }
         full = [item.desc for item in values[: len(group.inputs)] if item.desc.shape == shape]
         is_along = full and not lies_across(shape, dims, [item.strides for item in full])
         if is_along and beside - group.needing(columns) and not chosen.keys() & beside:

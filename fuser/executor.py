@@ -26,6 +26,7 @@ from fuser.ops import WIDE_UNDER_AUTOCAST
 from fuser.outputs import check_out, finish_out
 from fuser.plan import Buffer, Plan, Step
 from fuser.planner import make_plan
+from fuser.resizing import find_resizer
 from fuser.sections import cut_around
 from fuser.tensor_desc import describe, name_input, read_number
 from fuser.tuning.search import make_tuned
@@ -193,9 +194,17 @@ def record_planned(
     """
     pairs = zip(spec.group.inputs, inputs, strict=True)
     if not plan.fallback_reason:
-        record_call(launcher, plan, inputs, tensors, scalars, out)
+        recorded = record_call(launcher, plan, inputs, tensors, scalars, out)
+        if recorded is not None and out is None and not recorded.flat:
+            described = [describe(item, reads_address=True) for item in inputs]
+            resizer = find_resizer(spec, described, plan)
+            if resizer.learn(spec, described, recorded):
+                launcher.add(tensors, scalars, out, recorded._replace(resize=resizer))
     elif not any(known.is_scalar and isinstance(item, torch.Tensor) for known, item in pairs):
-        record_through(launcher, partial(_run_again, spec, plan.obstacle), inputs, tensors, scalars, is_kept=True)
+        again = partial(_run_again, spec, plan.obstacle)
+        # No gradient is asked for here: where an input could have one, grad mode is off.
+        mode = False if any(isinstance(item, torch.Tensor) and item.requires_grad for item in inputs) else None
+        record_through(launcher, again, inputs, tensors, scalars, grad_mode=mode, any_size=False)
 
 
 def _run_again(spec: KernelSpec, obstacle: int, *inputs: Any) -> Any:

@@ -93,17 +93,20 @@ class ArgumentPacker:
         fields = "Q" * (len(source.operands) + source.has_workspace) + "".join(
             _FIELDS[code] for code in self.number_codes
         )
-        head = (space.numel, 0)[: self.first_word]
-        geometry = pack_geometry(source, space)
-        self._head = struct.pack(f"={len(head)}q", *head)
-        self._tail = struct.pack(f"={len(geometry)}q", *geometry)
-        self._struct = struct.Struct(f"={len(self._head)}s{fields}{len(self._tail)}s")
+        self._head = (space.numel, 0)[: self.first_word]
+        self._tail = pack_geometry(source, space)
+        self._struct = struct.Struct(f"={len(self._head)}q{fields}{len(self._tail)}q")
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        """The whole struct; what a call fills in is zero."""
+        filled_in = self._struct.size // 8 - len(self._head) - len(self._tail)
+        return (*self._head, *(0,) * filled_in, *self._tail)
 
     @property
     def template(self) -> bytes:
-        """The whole struct; what a call fills in is zero."""
-        filled_in = self._struct.size - len(self._head) - len(self._tail)
-        return self._head + bytes(filled_in) + self._tail
+        """The words as bytes."""
+        return struct.pack(f"={len(self.words)}q", *self.words)
 
     def pack(self, addresses: Sequence[int], numbers: Sequence[Any]) -> bytes:
         """Return the struct's bytes.
@@ -119,7 +122,7 @@ class ArgumentPacker:
         if numbers:
             pairs = zip(self.number_codes, numbers, strict=True)
             numbers = [field for code, number in pairs for field in _CONVERT[code](number)]
-        return self._struct.pack(self._head, *addresses, *numbers, self._tail)
+        return self._struct.pack(*self._head, *addresses, *numbers, *self._tail)
 
 
 class ListPacker:

@@ -118,9 +118,9 @@ def workspace_bytes(source: KernelSource, sizes: Sequence[int]) -> int:
         return 0
     pieces = _pieces(source, sizes)
     across = tuning.team * source.vector if rows.is_across else 1
-    # As the prelude's fuser_workspace has it; an accumulator is a complex number at most.
+    # As the prelude's fuser_workspace has it.
     batches = 1 if rows.order else max(tuning.piece // BATCH, 1)
-    per_tile = 4 * (2 + -(-pieces // TURN)) + 16 * source.accumulators * across * (1 + pieces * batches)
+    per_tile = 4 * (2 + -(-pieces // TURN)) + source.accumulator_bytes * across * (1 + pieces * batches)
     return per_tile * _row_blocks(source, sizes) // pieces
 
 

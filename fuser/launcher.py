@@ -17,7 +17,7 @@ import operator
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -40,9 +40,11 @@ __all__ = [
     "PythonLauncher",
     "Recorded",
     "Replayer",
+    "allocations",
     "called_in_c",
     "guard",
     "make_check",
+    "pack_step",
     "picker",
     "record_call",
     "record_through",
@@ -127,21 +129,20 @@ class Recorded(NamedTuple):
     check: Callable[..., bool]
     # The settings' generation under which the call was planned; in another one the record is stale.
     generation: int
-    # Whether the record holds in no-grad mode only.
-    needs_no_grad: bool = False
+    # Whether the record holds with grad mode on only (True), off only (False), or either way.
+    grad_mode: bool | None = None
     # Function and arguments that make each output; empty with ``out``.
     allocations: tuple[tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...] = ()
     # How many of the allocated tensors are the call's value.
     result_count: int = 0
-    # One tuple per launch, see ``_pack_step``.
+    # One tuple per launch, see ``pack_step``.
     packed: tuple[tuple[Any, ...], ...] = ()
     # The GPU that must be current, and whether the kernels are CUDA's.
     device_index: int = 0
     is_cuda: bool = False
     # The plan's steps, kept alive with the record.
     steps: tuple[Step, ...] = ()
-    # In place of all that: what is called with the inputs, in grad mode only unless the record holds in no-grad mode
-    # only; its result is the call's value.
+    # In place of all that: what is called with the inputs; its result is the call's value.
     through: Callable[..., Any] | None = None
     # Values elsewhere that the call relies on: a dict or another object, a name, and what has to be found there.
     reads: tuple[tuple[Any, str, Any], ...] = ()
@@ -149,12 +150,14 @@ class Recorded(NamedTuple):
     # dimensions have the same sizes, at least two elements, and the same strides, and lie densely. Empty for records
     # that hold for one size.
     flat: Flat | tuple[()] = ()
+    # In C: gives, of other sizes and strides, ``allocations``, ``packed`` and ``steps`` of such a call, or None.
+    resize: Callable[..., Any] | None = None
 
 
 def record_call(
     launcher: Launcher, plan: Plan, inputs: Sequence[Any], tensors: tuple[Any, ...], scalars: Scalars | None, out: Any
-) -> None:
-    """Record a call that has just run by a plan, if a launcher can replay it.
+) -> Recorded | None:
+    """Record a call that has just run by a plan, if a launcher can replay it; return what was recorded.
 
     Args:
         launcher: where to.
@@ -167,35 +170,35 @@ def record_call(
     """
     if log.wants("launch"):
         # A replayed launch could not be dumped.
-        return
+        return None
     outs = () if out is None else out if isinstance(out, tuple) else (out,)
     items = (*inputs, *outs)
     check = make_check(items)
     needs_grad = any(isinstance(item, torch.Tensor) and item.requires_grad for item in items)
     if check is None or (needs_grad and torch.is_grad_enabled()) or not plan.steps or plan.follows_default_dtype:
-        return
+        return None
     if outs and plan.workspaces:
         # A record has either kind of memory.
-        return
+        return None
     if any(type(inputs[index]) in TENSOR_TYPES for step in plan.steps for index in step.numbers):
         # A 0-dim CPU tensor among CUDA ones is read on the host.
-        return
-    is_large = any(len(step.packer.template) > MAX_ARGUMENT_BYTES for step in plan.steps)
+        return None
+    is_large = any(8 * len(step.packer.words) > MAX_ARGUMENT_BYTES for step in plan.steps)
     if len(items) + len(plan.outputs) + len(plan.temporaries) + len(plan.workspaces) > MAX_ITEMS or is_large:
-        return
+        return None
     recorded = Recorded(
         check=check,
         generation=plan.generation,
-        needs_no_grad=needs_grad,
-        allocations=() if outs else _allocations(plan),
+        grad_mode=False if needs_grad else None,
+        allocations=() if outs else allocations(plan),
         result_count=len(plan.outputs),
-        packed=tuple(_pack_step(step, len(inputs)) for step in plan.steps),
+        packed=tuple(pack_step(step, len(inputs), step.packer.template) for step in plan.steps),
         device_index=plan.device.index or 0,
         is_cuda=plan.device.type == "cuda",
         steps=plan.steps,
         flat=plan.flat if plan.flat and not outs and _gives_its_layout(inputs, plan) else (),
     )
-    launcher.add(tensors, scalars, out, recorded)
+    return recorded if launcher.add(tensors, scalars, out, recorded) else None
 
 
 def record_through(
@@ -205,9 +208,10 @@ def record_through(
     tensors: tuple[Any, ...],
     scalars: Scalars | None,
     *,
-    is_kept: bool = False,
+    grad_mode: bool | None = True,
+    any_size: bool = True,
 ) -> None:
-    """Record that calls like this one are made by ``through(*inputs)`` while grad mode is on.
+    """Record that calls like this one are made by ``through(*inputs)``.
 
     Args:
         launcher: where to.
@@ -215,12 +219,13 @@ def record_through(
         inputs: the call's inputs, in the order in which the launcher binds them.
         tensors: the call's arguments, as ``Launcher.launch`` takes them.
         scalars: likewise.
-        is_kept: while it is off instead, and for inputs of these sizes: torch's kernel is kept for them.
+        grad_mode: whether while it is on only, or off only; None: either way.
+        any_size: whether for inputs of other sizes, too.
     """
     check = make_check(inputs)
     if check is not None and len(inputs) <= MAX_ITEMS:
-        flat = () if is_kept else Flat()
-        recorded = Recorded(check, config.generation, needs_no_grad=is_kept, through=through, flat=flat)
+        flat = Flat() if any_size else ()
+        recorded = Recorded(check, config.generation, grad_mode=grad_mode, through=through, flat=flat)
         launcher.add(tensors, scalars, None, recorded)
 
 
@@ -254,18 +259,24 @@ NUMBER_TYPES = (bool, int, float, complex)
 _ALLOCATE: dict[str, Any] = {kind: getattr(guards, f"_empty_strided_{kind}") for kind in ("cpu", "cuda")}
 
 
-def _allocations(plan: Plan) -> tuple[tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...]:
-    # Plain tuples: torch takes no other arguments.
+def allocations(plan: Plan) -> tuple[tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...]:
+    """Return what makes each tensor of a call's, and its arguments: plain tuples, as torch takes no others."""
     allocate = _ALLOCATE[plan.device.type]
-    zeros = partial(torch.zeros, dtype=torch.uint8, device=plan.device)
+    zeros = _zeros(plan.device)
     return (
         *((allocate, tuple(item)) for item in (*plan.outputs, *plan.temporaries)),
         *((zeros, (size,)) for size in plan.workspaces),
     )
 
 
-def _pack_step(step: Step, input_count: int) -> tuple[Any, ...]:
-    """Return a step for ``Launcher.add``.
+@cache
+def _zeros(device: torch.device) -> Callable[..., torch.Tensor]:
+    # One for all, so that what is recorded can be compared.
+    return partial(torch.zeros, dtype=torch.uint8, device=device)
+
+
+def pack_step(step: Step, input_count: int, template: Any) -> tuple[Any, ...]:
+    """Return a step for ``Launcher.add``; ``template`` is the one of its packer.
 
     Returns:
         The function's address; grid; block; bytes of shared memory; the arguments with addresses and numbers missing;
@@ -280,7 +291,7 @@ def _pack_step(step: Step, input_count: int) -> tuple[Any, ...]:
         launch.grid,
         launch.block,
         launch.shared_bytes,
-        packer.template,
+        template,
         packer.first_word,
         pointers,
         step.numbers,
@@ -340,7 +351,11 @@ class PythonLauncher:
         """See Launcher."""
         inputs = self._bind(tensors, scalars)
         addresses = [item.data_ptr() for item in inputs if isinstance(item, torch.Tensor)]
-        if out is not None or (recorded.is_cuda and any(address % VECTOR_BYTES for address in addresses)):
+        if (
+            out is not None
+            or recorded.resize
+            or (recorded.is_cuda and any(address % VECTOR_BYTES for address in addresses))
+        ):
             return False
         make = _make_replay if recorded.through is None else _make_replay_through
         record = _Record(len(tensors), tuple(map(type, inputs)), guard(recorded, inputs, make(recorded, inputs)))
@@ -397,15 +412,15 @@ def picker(slots: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
 
 
 def _make_replay_through(recorded: Recorded, inputs: tuple[Any, ...]) -> Replay:  # noqa: ARG001 - as below
-    through, is_grad_enabled, is_off = recorded.through, torch.is_grad_enabled, recorded.needs_no_grad
+    through, is_grad_enabled, mode = recorded.through, torch.is_grad_enabled, recorded.grad_mode
     assert through is not None, "the caller checked"
-    return lambda inputs: through(*inputs) if is_grad_enabled() is not is_off else None
+    return lambda inputs: through(*inputs) if mode is None or is_grad_enabled() is mode else None
 
 
 def _make_replay(recorded: Recorded, inputs: tuple[Any, ...]) -> Replay:
     slots = tuple(slot for slot, item in enumerate(inputs) if isinstance(item, torch.Tensor))
     allocations, is_cuda, device_index = recorded.allocations, recorded.is_cuda, recorded.device_index
-    needs_no_grad, is_grad_enabled = recorded.needs_no_grad, torch.is_grad_enabled
+    needs_no_grad, is_grad_enabled = recorded.grad_mode is False, torch.is_grad_enabled
     current_device = torch._C._cuda_getDevice if is_cuda else None
     count = None if recorded.result_count == 1 else recorded.result_count
     # Addresses come in this order: what is allocated, then the inputs.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from fuser.access import GATHER_VECTOR, VECTOR_BYTES, Access, Tuning, Walk, counted_widths, dense_width
@@ -38,8 +39,9 @@ WARP_BYTES = 64
 # Threads that a GPU wants, elements that one keeps where each takes its time, and bytes that no access should be below.
 ENOUGH_THREADS, MOST_ELEMENTS, WORD = 1 << 16, 32, 4
 # Of columns whose elements torch's threads take in runs: bytes of a row that a block reads, threads in all up to which
-# each has more in flight, blocks that a GPU wants, and elements for which it is worth to clear what they share.
-SEGMENT, FEW_THREADS, ENOUGH_BLOCKS, MANY_ELEMENTS = 128, 1 << 14, 256, 1 << 21
+# each has more in flight, and how many at most; blocks that a GPU wants, and elements for which it is worth to clear
+# what they share.
+SEGMENT, FEW_THREADS, MOST_ROWS, ENOUGH_BLOCKS, MANY_ELEMENTS = 128, 1 << 14, 32, 256, 1 << 21
 
 
 def plan_ordered_walk(
@@ -77,11 +79,14 @@ def plan_ordered_walk(
     slots = [slot for slot in moving if slot >= len(group.outputs) and values[slot] in first]
     own = [itemsizes[slot] for slot in slots] or [4]
     early: list[int] = []
+    levels = reduction_levels(group)
+    is_one_pass = max(levels) == 1 and all(rows.is_row[value] for value in group.outputs if levels[value])
     if order.is_across:
-        levels = reduction_levels(group)
-        is_one_pass = max(levels) == 1 and all(rows.is_row[value] for value in group.outputs if levels[value])
+        # What else there is of each element.
+        others = sum(not is_row[slot] for slot in moving) - 1
+        each = [itemsizes[slot] for slot in slots if not is_row[slot]] or [4]
         vector, tuning = _across(
-            space, rows, max(own), order, is_one_pass=is_one_pass, accumulators=count_accumulators(group)
+            space, rows, each, order, others, is_one_pass=is_one_pass, accumulators=count_accumulators(group)
         )
     elif order.spreads:
         kept_bytes = 4 if _keeps(group, rows) else 0
@@ -94,7 +99,14 @@ def plan_ordered_walk(
         if late and other.is_resident and other.unroll * wider * sum(wide) <= EARLY_BYTES:
             early, vector, tuning = late, wider, other
     else:
-        vector, tuning = _along(space, rows, own, order)
+        # What only adds up keeps no row; what counts is told the counts by the text, if all of a row is there.
+        adds = [item.function.reduction.accumulate for item in group.applications if item.function.reduction]
+        streams = is_one_pass and not any(item.name == "count" for add in adds if add for item in add.tensors)
+        vector, tuning = _along(space, rows, own, order, streams=streams)
+    if rows.reduced == 1 and tuning.is_resident and not (order.has_edges or order.is_across):
+        # No bounds are checked where there are none to cross.
+        whole = tuning.team * tuning.cluster * tuning.unroll * vector
+        tuning = replace(tuning, multiple=tuning.multiple if space.sizes[0] % whole else whole)
     widths = {slot: dense_width(space.strides[slot], rows.inner, itemsizes[slot], aligned[slot]) for slot in moving}
     widths |= {} if order.has_edges else counted_widths(space, len(itemsizes), rows.inner)
     if order.has_edges:
@@ -134,7 +146,9 @@ def _read_first(group: FusionGroup) -> set[int]:
     return found
 
 
-def _along(space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order: RowOrder) -> tuple[int, Tuning]:
+def _along(
+    space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order: RowOrder, *, streams: bool
+) -> tuple[int, Tuning]:
     bytes_per_element = sum(itemsizes)
     schedule = order.schedule
     team, vector = schedule.x * schedule.y, schedule.vector
@@ -144,7 +158,9 @@ def _along(space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order
         vector, most = _neighbours(space, rows, max(itemsizes), team), min(most, MOST_ELEMENTS)
         team, multiple = team // vector, 0 if length % vector or vector == 1 else vector
     steps = -(-length // (vector * team * schedule.blocks))
-    may_split = schedule.accumulators == vector and team == WARP
+    may_split = schedule.accumulators == vector and team == WARP and not streams
+    if streams:
+        most = min(most, IN_FLIGHT_BYTES // bytes_per_element)
     if may_split and steps * vector * bytes_per_element > SPLIT_BYTES:
         # Where a thread would keep too much, several share its vectors, and its accumulators.
         # No access is narrower than a word.
@@ -249,19 +265,29 @@ def _neighbours(space: IterationSpace, rows: RowSpec, itemsize: int, team: int) 
 
 
 def _across(
-    space: IterationSpace, rows: RowSpec, itemsize: int, order: RowOrder, *, is_one_pass: bool, accumulators: int
+    space: IterationSpace,
+    rows: RowSpec,
+    itemsizes: Sequence[int],
+    order: RowOrder,
+    others: int,
+    *,
+    is_one_pass: bool,
+    accumulators: int,
 ) -> tuple[int, Tuning]:
-    width, threads = space.sizes[rows.reduced], order.schedule.y
+    width, threads, itemsize = space.sizes[rows.reduced], order.schedule.y, max(itemsizes)
     vector = min(VECTOR_BYTES // itemsize, MAX_UNROLL, 1 << max(width - 1, 0).bit_length())
+    if (others or accumulators > 1) and order.schedule.accumulators > 1:
+        # More threads compute than only add.
+        vector = min(vector, GATHER_VECTOR)
+    while width % vector:
+        # Neighbouring threads read neighbours, where one cannot.
+        vector //= 2
     if any(operand[rows.inner] > 1 for operand in space.strides):
         vector = min(vector, GATHER_VECTOR)
     if order.schedule.vector > 1:
         # Few threads: more elements of each are in flight, and they spread over many blocks.
         unroll = order.schedule.vector
-        while width % vector:
-            # Neighbouring threads read neighbours, where one cannot.
-            vector //= 2
-        if vector > 1 and width // vector * threads <= FEW_THREADS:
+        while vector > 1 and width // vector * threads <= FEW_THREADS and unroll < MOST_ROWS:
             vector, unroll = vector // 2, 2 * unroll
         team = min(SEGMENT // (vector * itemsize), WARP) if threads > 1 else WARP
         team = min(team, 1 << max(-(-width // vector) - 1, 0).bit_length())
@@ -273,7 +299,9 @@ def _across(
     team = min(max(BLOCK // threads, 32), 1 << max(-(-width // vector) - 1, 0).bit_length())
     while team * threads * vector * accumulators * ACCUMULATOR_BYTES > SHARED_BYTES and team > 1:
         team //= 2
-    unroll = MAX_UNROLL if vector <= GATHER_VECTOR else max(order.schedule.accumulators, GATHER_VECTOR)
+    least = max(order.schedule.accumulators, GATHER_VECTOR)
+    is_light = vector <= GATHER_VECTOR and MAX_UNROLL * vector * sum(itemsizes) <= IN_FLIGHT_BYTES
+    unroll = MAX_UNROLL if is_light else least
     return vector, Tuning(block=team * threads, unroll=unroll, team=team, piece=int(order.schedule.blocks > 1))
 
 

@@ -179,7 +179,7 @@ def _along(
     length = prod(space.sizes[: rows.reduced])
     if may_share and length > 2 * BATCH and prod(space.sizes[rows.reduced :]) < ENOUGH_BLOCKS:
         # What batches come to is added by one thread, and the more of them wait for it the better.
-        team = min(MAX_BLOCK, BATCH // (2 * vector), _below(MAX_WAITING // accumulators))
+        team = min(MAX_BLOCK, BATCH // vector, _below(MAX_WAITING // accumulators))
         unroll = BATCH // (vector * team)
         if unroll <= MAX_UNROLL and team >= WARP:
             batches = -(-length // BATCH) * prod(space.sizes[rows.reduced :])
@@ -197,6 +197,9 @@ def _along(
         return Tuning(block=256, unroll=_above(-(-steps // team)), team=team, is_resident=True)
     # The fewer threads of a row wait for each other, the better, and the fewer have nothing to do.
     unroll = min((most, max(most // 2, 1)), key=lambda unroll: unroll * _team(steps, unroll))
+    if is_light and 4 * most * _team(steps, most) <= 5 * unroll * _team(steps, unroll):
+        # What is on its way counts for more.
+        unroll = most
     team = _team(steps, unroll)
     alone = Tuning(block=team, unroll=unroll, team=team, is_resident=True)
     if team <= (MAX_BLOCK // 2 if may_share else MAX_BLOCK // 4):

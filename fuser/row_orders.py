@@ -31,6 +31,8 @@ __all__ = ["Orders", "find_orders", "gpu_size", "order_of_section", "torchs_orde
 Orders: TypeAlias = Mapping[int, RowOrder | None]
 # A bound on alignment that every address of torch's allocator has.
 VECTOR_BYTES = 16
+# Of columns on the CPU: those that fit in one vector, and those of which there are many, both long; wide elements.
+FEW_COLUMNS_BYTES, MANY_COLUMNS_BYTES, MANY_ELEMENTS, WIDE_BYTES = 32, 2048, 1 << 15, 4
 # Rows of fewer elements are added up side by side on the CPU, if there are as many.
 SHORT_SCAN = 32
 
@@ -57,6 +59,13 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
             error = UnsupportedError(f"op {op.name!r} on nothing")
         elif reduction.scans and 0 not in desc.shape and not _is_scanned(desc, dims, device):
             error = UnsupportedError(f"op {item.function.name!r} of rows that torch has another kernel for")
+            error.is_expected = True
+        elif (
+            device.type == "cpu"
+            and item.tensors[0] < len(group.inputs)
+            and _suits_torch(item.function.op, desc, dims, is_strict=group.is_strict)
+        ):
+            error = UnsupportedError(f"op {item.function.name!r} of columns that torch is as fast with")
             error.is_expected = True
         elif 0 in desc.shape or reduction.order in ANY_ORDER or (op is not None and dtype_kind(desc.dtype) in op.exact):
             # Nothing is added, or any order serves.
@@ -167,9 +176,6 @@ def torchs_order(
     if "softmax" in name and not is_contiguous(desc.shape, desc.strides):
         # ATen copies it first.
         return None
-    if desc.dtype.itemsize == 2 and name in {"norm", "welford"}:
-        # Its vectors are not known: what few roundings differ in, no comparison shows.
-        return None
     finds_vectors, is_softmax = name in {"sum", "norm", "welford"}, "softmax" in name
     if finds_vectors or (is_softmax and "backward" not in name):
         # Four elements of eight bytes may lie between vectors; softmax has fewer then.
@@ -191,6 +197,17 @@ def torchs_order(
     if source < 0 and not _is_stacked(layout):
         return None
     return RowOrder(schedule, has_edges=True, source=source, spreads=is_softmax)
+
+
+def _suits_torch(op: str | None, desc: TensorDesc, dims: tuple[int, ...], *, is_strict: bool) -> bool:
+    # Columns of a tensor in memory that ATen's CPU kernels take in vectors: sums of few, maxima of many.
+    layout, size = coalesce(desc.shape, desc.strides, dims), desc.dtype.itemsize if desc.dtype else 0
+    if layout.is_along or prod(desc.shape) < MANY_ELEMENTS:
+        return False
+    width = layout.kept[0][0] * size
+    if op in {"amax", "amin"}:
+        return size >= WIDE_BYTES and width >= MANY_COLUMNS_BYTES
+    return op in {"sum", "mean"} and not is_strict and width <= FEW_COLUMNS_BYTES
 
 
 def _is_scanned(desc: TensorDesc, dims: tuple[int, ...], device: torch.device) -> bool:

@@ -9,6 +9,7 @@ from the inputs again: functors are pure, and memory is slower.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -370,11 +371,11 @@ class RowWriter:
 
     def _running(self, index: int) -> list[str]:
         # What an element and those before it come to.
-        values = zip(self.writer.values(index), self.accumulators[index], strict=True)
-        return [
-            self.writer.describe(index),
-            *(line for value, item in values for line in self.writer.result(value, f"p{item.name}", is_apart=True)),
-        ]
+        lines = [self.writer.describe(index)]
+        for value, item in zip(self.writer.values(index), self.accumulators[index], strict=True):
+            total = f"fuser_to_compute(p{item.name})" if self._rounds(index) else f"p{item.name}"
+            lines += self.writer.result(value, total, is_apart=True)
+        return lines
 
     def _add(self, index: int) -> list[str]:
         # What a thread has of a row, with one element more.
@@ -412,10 +413,14 @@ class RowWriter:
         others = [item.type for item in accumulators]
         call, results, declarations = self.writer.call(index, functor, operands, names, others, compute)
         lines = [*declarations, *([f"{call};"] if results else [])]
-        for item, text in zip(accumulators, results or [call], strict=True):
-            own = f"fuser_cast<{item.type}>({text})"
-            if self._reduction(index).order not in ANY_ORDER:
-                own = self._cross(own, functor, item, hides=hides)
+        for slot, (item, text) in enumerate(zip(accumulators, results or [call], strict=True)):
+            own = f"fuser_{'from_compute' if self._rounds(index) else 'cast'}<{item.type}>({text})"
+            if self._reduction(index).order not in ANY_ORDER and item.type in ("float", "double"):
+                # What ends in a product must not be contracted with what adds to it.
+                if not item.is_count and may_end_in_product(functor, slot):
+                    own = self.writer.isolate(self.writer.cross(own))
+                elif hides:
+                    own = self.writer.isolate(own)
             lines.append(f"m{item.name} = {own};")
         return lines
 
@@ -427,10 +432,11 @@ class RowWriter:
             combine, accumulators = reduction.combine, self.accumulators[index]
             parts = [f"{side}{item.name}" for side in "lr" for item in accumulators]
             names = [f"r_{item.name}" for item in accumulators]
-            lines += self._assign(index, combine, parts, names, compute=accumulators[0].type if reduction.scans else "")
             if self._rounds(index):
-                storage = dtype_info(self.writer.typing.common[index]).storage
-                lines += [f"m{item.name} = fuser_round<{storage}>(m{item.name});" for item in accumulators]
+                lines += [f"m{item.name} = fuser_sum(l{item.name}, r{item.name});" for item in accumulators]
+            else:
+                compute = accumulators[0].type if reduction.scans else ""
+                lines += self._assign(index, combine, parts, names, compute=compute)
         names = [item.name for index in reductions for item in self.accumulators[index]]
         reads = [f"{side}{name}" for side in "lr" for name in names]
         return self._function(name, reads, [f"m{name}" for name in names], reductions, lines)
@@ -443,14 +449,15 @@ class RowWriter:
         found = []
         for slot, (number, parameter) in enumerate(zip(identity, reduction.combine.tensors, strict=False)):
             kind = output_type(reduction.combine, parameter.type, compute, compute)
-            if reduction.scans and self.writer.args.device_type == "cpu" and info.dtype is torch.float32:
+            zero = identity_expression(number, kind)
+            if self._rounds(index):
+                kind, zero = info.storage, f"fuser_from_compute<{info.storage}>(0.0f)"
+            elif reduction.scans and self.writer.args.device_type == "cpu" and info.dtype is torch.float32:
                 # As ATen's running totals.
                 kind = "double"
             output = f"out{self.group.outputs.index(first + slot)}" if reduction.pieces else ""
             taken = reduction.accumulate.tensors[slot].name if reduction.accumulate else ""
-            item = Accumulator(
-                f"{first}_{slot}", kind, identity_expression(number, kind), output, is_count=taken == "count"
-            )
+            item = Accumulator(f"{first}_{slot}", kind, zero, output, is_count=taken == "count")
             found.append(item)
             self.types |= {f"{side}{item.name}": kind for side in "mtlrp"}
         return tuple(found)
@@ -465,14 +472,6 @@ class RowWriter:
         kinds = [output_type(functor, parameter.type, compute, "") for parameter in functor.tensors]
         casts = [f"fuser_cast<{kind}>({text})" if kind else text for kind, text in zip(kinds, totals, strict=True)]
         return [self.writer.isolate(text) for text in casts]
-
-    def _cross(self, text: str, functor: Functor, item: Accumulator, *, hides: bool) -> str:
-        if item.type not in ("float", "double"):
-            return text
-        # What ends in a product must not be contracted with what adds to it.
-        if may_end_in_product(functor):
-            return self.writer.isolate(self.writer.cross(text))
-        return self.writer.isolate(text) if hides else text
 
     def _reduction(self, index: int) -> Reduction:
         reduction = self.group.applications[index].function.reduction
@@ -562,15 +561,20 @@ def takes_decisions(functor: Functor) -> bool:
     return functor.source.count("?") > 1 or "||" in functor.source or "&&" in functor.source or "if" in functor.words
 
 
-def may_end_in_product(functor: Functor) -> bool:
-    """Whether a result may be a product, or come from a function that ends in one."""
-    body = functor.source.partition("{")[2]
-    is_more = functor.num_outputs == 1 and body.startswith(f" return {functor.tensors[0].name} + ") and "?" not in body
-    if functor.num_outputs > 1:
-        names = {item.name for item in functor.parameters if item.role is Role.OUTPUT}
-        made = [text.partition(" = ") for text in body.split(";")]
-        is_more = all(_ends_in_sum(value) for name, _, value in made if name.strip() in names)
-    return not is_more and ("*" in functor.source or "(" in body)
+def may_end_in_product(functor: Functor, slot: int = 0) -> bool:
+    """Whether one of the results may be a product, or come from a function that ends in one."""
+    body, outputs = functor.source.partition("{")[2], [item.name for item in functor.outputs]
+    if "*" not in functor.source and not re.search(r"\b(?!return\b)\w+\s*\(", body):
+        return False
+    # Not what is made once, is read at most after that, and is plainly a sum: one that begins with the accumulator.
+    result = outputs[slot] if outputs else ""
+    first = functor.tensors[slot].name if slot < len(functor.tensors) else ""
+    begins = f" {result} = {first} + " if outputs else f" return {first} + "
+    reads = len(re.findall(rf"(?<=[-+*/] ){result}(?=[),;]| [-+*/] )", body)) if outputs else 0
+    is_only_read = not outputs or len(re.findall(rf"\b{result}\b", body)) == 1 + reads
+    made = [value for name, _, value in (text.partition(" = ") for text in body.split(";")) if name.strip() == result]
+    is_sum = ("?" not in body and begins in body) or any(map(_ends_in_sum, made))
+    return not (is_only_read and is_sum)
 
 
 def _ends_in_sum(text: str) -> bool:

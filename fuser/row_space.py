@@ -56,16 +56,17 @@ def find_row_shape(group: FusionGroup, layouts: Sequence[ValueLayout]) -> RowSha
         group: the group. Without a reduction, its outputs have one shape.
         layouts: shape and strides of each of its values.
     """
-    found = {
+    # No set: symbols would be asked for their hash (fuser.sizes).
+    found = [
         (shape, dims, item.function.reduction.scans)
         for item in group.applications
         if item.function.reduction
         for shape in [broadcast_shapes([layouts[value].shape for value in item.tensors])]
         for dims in [row_dims(item.function.reduction, len(shape))]
-    }
-    if len(found) > 1:
+    ] or [(layouts[group.outputs[0]].shape, (), False)]
+    shape, dims, scans = found[0]
+    if any(item != found[0] for item in found):
         return None
-    shape, dims, scans = found.pop() if found else (layouts[group.outputs[0]].shape, (), False)
     known = _Axes(group, layouts, shape, dims)
     axes = known.find()
     if axes is None:

@@ -14,11 +14,12 @@ __all__ = ["CHUNK", "plan_scan_walk"]
 # Elements of a row that are taken at a time, in no order of torch's.
 CHUNK = 1024
 WARP, BLOCK, MAX_BLOCK = 32, 128, 256
-# What a thread has of a row at most, and vectors at least; threads of all rows from which on a warp is enough for each.
-# Measured on an H200.
-MOST_BYTES, FEW_VECTORS, ENOUGH_THREADS = 128, 2, 1 << 18
+# What a thread has of a row at most, and vectors at least; threads of a row at least, where it has them; and threads of
+# all rows that a GPU wants, by the bytes of an element: those of a row repeat what they add from chunk to chunk.
+MOST_BYTES, FEW_VECTORS, FEW_THREADS = 128, 2, 8
+ENOUGH_THREADS, ENOUGH_OF_WIDE, WIDE_BYTES = 1 << 17, 1 << 18, 4
 # Of columns: elements that a thread reads ahead, and threads up to which each has one column.
-AHEAD, FEW_THREADS = 8, 1 << 15
+AHEAD, FEW_COLUMNS = 32, 1 << 15
 
 
 def plan_scan_walk(
@@ -42,22 +43,24 @@ def plan_scan_walk(
     count = prod(space.sizes[rows.reduced :])
     vector = min(vector, _above(width if rows.is_across else length))
     if rows.is_across:
-        while vector > 1 and (count < FEW_THREADS * vector or width % vector):
+        while vector > 1 and (count < FEW_COLUMNS * vector or width % vector):
             vector //= 2
         team = min(BLOCK, max(_above(-(-width // vector)), WARP))
         tuning = Tuning(block=team, unroll=AHEAD, team=team)
     else:
         chunk = rows.order.schedule.x if rows.order is not None else min(CHUNK, _above(length))
-        steps = _above(-(-length // vector))
-        most = MOST_BYTES // max([4, *(itemsizes[slot] for slot in moving)])
-        unroll = max(min(steps // WARP, most // vector), min(FEW_VECTORS, steps), chunk // (WARP * vector))
-        team = min(max(steps // unroll, 1), WARP)
-        while team >= WARP and team * unroll < steps and team < MAX_BLOCK and count * team < ENOUGH_THREADS:
+        steps, widest = _above(-(-length // vector)), max((itemsizes[slot] for slot in moving), default=1)
+        # What is read in small pieces is read by more threads, whose pieces lie closer together.
+        least = FEW_THREADS * (2 if any(width < vector for width in widths.values()) else 1)
+        team = min(max(least, chunk // vector), max(steps // FEW_VECTORS, 1), WARP)
+        most = MOST_BYTES // max(widest, 4) // vector
+        unroll = max(min(steps // team, most), chunk // (team * vector), 1)
+        enough = ENOUGH_OF_WIDE if widest >= WIDE_BYTES else ENOUGH_THREADS
+        while team * unroll < steps and team < MAX_BLOCK and count * team < enough:
             team *= 2
-        tuning = Tuning(block=max(team, BLOCK) if team <= WARP else team, unroll=unroll, team=team)
-        whole = tuning.team * unroll * vector
-        multiple = next((size for size in (whole, vector) if length % size == 0), 0)
-        tuning = Tuning(block=tuning.block, unroll=unroll, team=team, multiple=multiple)
+        multiple = next((size for size in (team * unroll * vector, vector) if length % size == 0), 0)
+        block = BLOCK if team <= WARP else team
+        tuning = Tuning(block=block, unroll=unroll, team=team, multiple=multiple)
     accesses = tuple(Access(min(widths.get(slot, 1), vector)) for slot in range(len(space.strides)))
     return Walk(space, vector, accesses, tuning)
 

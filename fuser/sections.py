@@ -109,13 +109,15 @@ def group_outputs(shapes: Sequence[Shape], *, has_reduction: bool = False) -> li
     """Return which outputs share a launch: those of one shape, up to the bound on outputs; with reductions, all."""
     if has_reduction:
         return [list(range(len(shapes)))]
-    by_shape: dict[Shape, list[list[int]]] = {}
+    # No dict: shapes may be symbols, whose hash would be asked for (fuser.sizes).
+    launches: list[list[int]] = []
     for slot, shape in enumerate(shapes):
-        launches = by_shape.setdefault(shape, [[]])
-        if len(launches[-1]) == MAX_OUTPUTS:
-            launches.append([])
-        launches[-1].append(slot)
-    return [launch for launches in by_shape.values() for launch in launches]
+        alike = next((own for own in launches if shapes[own[0]] == shape and len(own) < MAX_OUTPUTS), None)
+        if alike is None:
+            launches.append([slot])
+        else:
+            alike.append(slot)
+    return launches
 
 
 def _is_shared(section: Section, orders: Mapping[int, RowOrder | None]) -> bool:

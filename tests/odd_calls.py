@@ -380,11 +380,28 @@ class Module:
         steps = tuple(self.step(inputs, inputs + len(outs) + len(made)) for _ in range(integer(3)))
         results = integer(-1, 4) if integer(20) == 0 else len(made) if out is None else len(outs)
         through = some(None if integer(5) else lambda *items: items)
-        head = (self.check(launcher), some(self.calls.fuser.config.generation), integer(9) == 0, some(made))
+        head = (
+            self.check(launcher),
+            some(self.calls.fuser.config.generation),
+            some((None, None, True, False)[integer(4)]),
+            some(made),
+        )
         reads = some(tuple(self.read() for _ in range(integer(3))))
         flat = some(() if integer(3) else tuple(integer(-1, most) for most in (9, 9, 99)[: 3 - (integer(20) == 0)]))
-        rest = (results, some(steps), some(0), integer(9) == 0, some(()), through, reads, flat)
+        resize = some(None if integer(4) else self.resize(launcher, made, steps))
+        rest = (results, some(steps), some(0), integer(9) == 0, some(()), through, reads, flat, resize)
         return launcher.add(tensors, scalars, out, some((*head, *rest)))
+
+    def resize(self, launcher: Any, *launches: Any) -> Callable[..., Any]:
+        """Draw what is asked what a call of other sizes launches: mostly what the record says."""
+        check = self.check(launcher)
+
+        def resize(*_: Any) -> Any:
+            check()
+            kept = self.maybe((*map(self.maybe, launches), ()))
+            return None if self.random.randrange(9) == 0 else kept
+
+        return resize
 
     def arguments(self) -> tuple[Any, Any, Any]:
         """Draw what ``launch`` takes; few enough kinds that records are met again."""
@@ -466,8 +483,9 @@ def call_in_threads(count: int) -> None:
         drawn = random.Random(seed)
         for _ in range(count):
             size, alpha = drawn.randrange(1, 40), float(drawn.randrange(9))
-            x, y = draw(size, dtype=torch.float32), torch.full((size,), float(seed))
-            out = torch.empty(size) if drawn.randrange(3) == 0 else None
+            rows = (drawn.randrange(1, 5),) * drawn.randrange(2)
+            x, y = draw(*rows, size, dtype=torch.float32), torch.full((size,), float(seed))
+            out = torch.empty(*rows, size) if drawn.randrange(3) == 0 else None
             if not torch.equal(function(x, y, alpha=alpha, out=out), alpha * x + y):
                 wrong.append(f"{seed}: {size} elements, {alpha}")
             if drawn.randrange(50) == 0:
@@ -491,7 +509,7 @@ def main() -> None:
     make_calls(seed, count, path)
     if module is not None:
         before = module.launch_count()
-        call_module(seed, count // 2, module)
+        call_module(seed, max(count // 2, 2000), module)
         assert module.launch_count() > before, "no odd record was replayed"
         call_in_threads(count // 50)
 

@@ -26,6 +26,7 @@ from fuser.ops import OPS, composite_function, reduction_function
 from fuser.ops.softmax import total_function
 from fuser.orders import RowOrder, Schedule
 from fuser.row_orders import torchs_order
+from fuser.row_parts import may_end_in_product
 from fuser.tensor_desc import TensorDesc, describe, value_layouts
 
 CUDA = torch.device("cuda", 0)
@@ -60,6 +61,35 @@ def rows_of(*shape: int) -> Layout:
 def test_schedules_of_sums(shape: tuple[int, ...], dims: tuple[int, ...], itemsize: int, schedule: Schedule) -> None:
     layout = coalesce(shape, torch.empty(shape, device="meta").stride(), dims)
     assert sum_schedule(layout, itemsize, GpuSize()) == schedule
+
+
+def test_moments_and_norms_of_sixteen_bits_have_shorter_vectors_than_sums() -> None:
+    layout = rows_of(4096, 4096)
+    found = {order: find_schedule(order, layout, 2, GpuSize(), is_aligned=True) for order in ("sum", "norm", "welford")}
+    assert found == {
+        "sum": Schedule(32, 1, 1, 8, 8), "norm": Schedule(32, 1, 1, 4, 4), "welford": Schedule(32, 1, 1, 2, 2)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "slot", "expected"),
+    [
+        ("T f(T a, T b) { return a + b; }", 0, False),
+        ("T f(T a, T b) { return a + b * b; }", 0, False),
+        ("T f(T a, T b) { return a * b; }", 0, True),
+        ("T f(T a, T b) { return a > b ? a + b * b : a * b; }", 0, True),
+        ("T f(T a, T b) { return (a > b) | (a != a) ? a : b; }", 0, False),
+        ("T f(T a, T b) { return fma(a, b, a); }", 0, True),
+        ("void f(T a, T b, T x, T& s, T& t) { s = a + x * x; t = b + x * (x - s); }", 0, False),
+        ("void f(T a, T b, T x, T& s, T& t) { s = a + x * x; t = b + x * (x - s); }", 1, False),
+        ("void f(T a, T b, T x, T& s, T& t) { s = a + x * x; t = x * b; }", 1, True),
+        ("void f(T a, T b, T x, T& s, T& t) { s = a + x; t = b + x; s *= x; }", 0, True),
+        ("void f(T a, T b, T x, T& s, T& t) { s = a + x * x; t = b + x; g(s); }", 0, True),
+    ],
+)
+def test_what_may_end_in_a_product(text: str, slot: int, *, expected: bool) -> None:
+    functor = parse_functor(f"template <typename T> {text}", (), text.count("T&") or 1)
+    assert may_end_in_product(functor, slot) == expected
 
 
 def test_schedules_that_are_not_known() -> None:

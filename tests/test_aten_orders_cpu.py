@@ -10,6 +10,7 @@ import torch
 from tiers import SLOW
 
 import fuser
+from fuser.config import config
 from fuser.cpu import rows_ordered
 from fuser.cpu.aten_orders import sum_order
 from fuser.orders import RowOrder, Schedule
@@ -110,3 +111,17 @@ def test_which_orders_are_known() -> None:
     assert order("sum", ((9, 64),), ((64, 1),), 2) is None
     assert order("sum", ((1000, 1),), ((9, 0),)) is None
     assert order("prod", ((1000, 1),), ((9, 1000),)) is None
+
+
+@pytest.mark.cpu
+def test_columns_that_torch_is_as_fast_with_stay_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = torch.randn(20000, 3), torch.randn(100, 1000)
+    monkeypatch.setattr(config, "numerics", "fast")
+    for function, x, kept in (
+        (lambda x: x.sum(0) * 2, few, 1), (lambda x: (x * 2).sum(0), few, 0), (lambda x: x.sum(0) * 2, many, 0),
+        (lambda x: x.amax(0) * 2, many, 1), (lambda x: (x * 2).amax(0), many, 0), (lambda x: x.amax(0) * 2, few, 0),
+    ):  # fmt: skip
+        fused = fuser.fuse(function)
+        fuser.reset_stats()
+        torch.testing.assert_close(fused(x), function(x))
+        assert fuser.stats()["kept"] == kept

@@ -500,6 +500,18 @@ def test_sums_in_float32_have_torchs_bits(op: str, dtype: torch.dtype) -> None:
         assert fuser.stats()["kept"] == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_moments_and_norms_of_sixteen_bits_are_fused(dtype: torch.dtype) -> None:
+    for name in ("var", "std", "var_mean", "variance of columns", "norm", "norm of columns"):
+        for rows, width in ((64, 768), (300, 4096), (40, 1001)):
+            x, weight = wide(rows, width, dtype=dtype).clamp(-40, 40), wide(width, dtype=dtype).clamp(-40, 40)
+            step = with_size(WHOLE[name], (width,))
+            fused = fuser.fuse(step)
+            fuser.reset_stats()
+            assert same(fused(x, weight, weight), step(x, weight, weight)), (name, rows, width)
+            assert fuser.stats()["kept"] == 0, (name, rows, width)
+
+
 def test_an_order_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order_check, "_verdicts", {})
     monkeypatch.setattr(order_check.disk_cache, "read", lambda key: None)

@@ -254,11 +254,14 @@ def test_gradients_between_functors_are_not_rounded() -> None:
     third = fuser.jit_fn("template <typename T> T third(T x) { return x / T(3); }")
     (x,) = given((4000,), dtype=torch.bfloat16)
     weight = draw((4000,), torch.bfloat16, seed=7)
-    (got,) = gradients(fuser.fuse(lambda x: third(third(third(third(x)))) + third(x)), (x,), weight)
+    plus = fuser.jit_fn("template <typename T> T plus(T x, T y) { return x + y; }")
+    (got,) = gradients(fuser.fuse(lambda x: plus(third(third(third(third(x)))), third(x))), (x,), weight)
     assert torch.equal(got, (weight.double() * (1 / 81 + 1 / 3)).bfloat16())
-    # Torch adds and multiplies in bfloat16.
-    (rounded,) = gradients(lambda x: x / 3 / 3 / 3 / 3 + x / 3, (x,), weight)
+    # Torch adds and multiplies in bfloat16, and so do its ops in fused functions.
+    thirds = lambda x: x / 3 / 3 / 3 / 3 + x / 3  # noqa: E731
+    (rounded,) = gradients(thirds, (x,), weight)
     assert not torch.equal(rounded, got)
+    assert torch.equal(gradients(fuser.fuse(thirds), (x,), weight)[0], rounded)
 
 
 def test_inputs_are_saved_where_that_is_as_cheap() -> None:
@@ -819,3 +822,40 @@ def test_scalars_become_tensors_one_after_the_other() -> None:
     )
     one_by_one = forward.with_tensors(("a",)).with_tensors(("c",)).function
     assert one_by_one == forward.with_tensors(("a", "c")).function
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_broadcast_inputs_have_is_added_up_by_the_same_kernel(dtype: torch.dtype, device: str) -> None:
+    for shape, broadcast in (
+        ((300, 64), (64,)), ((300, 64), (300, 1)), ((40, 3, 50), (3, 1)), ((7, 500), ()), ((5, 6, 7), (1, 6, 1)),
+        ((0, 5), (5,)), ((2048, 1000), (1000,)), ((3, 1), (1,)),
+    ):  # fmt: skip
+        x, y = given(shape, broadcast, dtype=dtype, device=device)
+        out = swish(x, y)
+        gradient = draw(tuple(out.shape), torch.float32, seed=9, device=device).to(dtype)
+        dx, dy = torch.autograd.grad(out, (x, y), gradient, retain_graph=True)
+        fuser.reset_stats()
+        assert torch.equal(torch.autograd.grad(out, (x, y), gradient, retain_graph=True)[1], dy)
+        if device == "cuda" and out.numel():
+            # torch's launch is none of them.
+            assert fuser.stats()["launches"] == 1
+        # As torch adds up what the kernel makes, where somebody asks for that.
+        for got, want in zip((dx, dy), torch.autograd.grad(out, (x, y), gradient, create_graph=True), strict=True):
+            assert (got.dtype, got.shape, got.stride()) == (want.dtype, want.shape, want.stride())
+            assert torch.equal(got, want)
+
+
+def test_a_pass_that_adds_up() -> None:
+    x, y = given((30, 6), (6,), dtype=torch.float32)
+    case = differentiation.find_case(swish.spec(2), (x, y))
+    step = case.backward((0,))
+    assert step is not None
+    assert case.adding_up(step, ((), ())) is step
+    summed = case.adding_up(step, ((), (0,)))
+    assert summed is case.adding_up(step, ((), (0,)))
+    bound = [torch.ones(30, 6) if item.is_derivative else (x, y)[item.slot].detach() for item in step.derived.sources]
+    dx, dy = fuser.run_fusion(fuser.register_fusion(step.derived.group), bound)
+    added = fuser.run_fusion(fuser.register_fusion(summed.derived.group), bound)
+    assert torch.equal(added[0], dx)
+    torch.testing.assert_close(added[1], dy.sum(0, keepdim=True))

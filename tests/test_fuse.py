@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -319,3 +319,65 @@ def test_what_is_decided_by_a_size_is_decided_for_each(grad: bool) -> None:
     for size in (5, 5, 2, 7, 3, 2, 5):
         x = torch.rand(size, requires_grad=grad)
         assert torch.equal(function(x), x * (2.0 if size > 3 else 3.0))
+
+
+class Held:
+    """What a fused function reads beside its arguments."""
+
+    factor: float
+
+
+class Pair(NamedTuple):
+    """What a fused function may return."""
+
+    values: torch.Tensor
+    size: int
+
+
+def test_results_keep_their_classes(x: torch.Tensor) -> None:
+    fused = fuser.fuse(lambda x: Pair(torch.sort(x * 2)[0] + 1, 7))
+    for _ in range(3):
+        made = fused(x)
+        assert type(made) is Pair
+        assert made.size == 7
+        assert_same(made.values, torch.sort(x * 2)[0] + 1)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_graphs_of_several_steps_are_replayed(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held()
+    held.factor = first = 2.0
+
+    @fuser.fuse
+    def step(x: torch.Tensor, scale: float) -> dict[str, torch.Tensor]:
+        y = torch.sort(x * x * scale)[0]
+        return {"y": y, "z": axpy(y, x, alpha=3.0) * held.factor}
+
+    def check(rows: int, scale: float, *, is_replayed: bool) -> None:
+        x = torch.randn(rows, 5, requires_grad=grad)
+        met = []
+        with monkeypatch.context() as patched:
+            anew = step.call_anew
+            patched.setattr(step, "call_anew", lambda *args: met.append(args) or anew(*args))
+            got = step(x, scale)
+        wanted = step.function(x, scale)
+        torch.testing.assert_close(got, wanted)
+        if grad:
+            torch.testing.assert_close(*(torch.autograd.grad(made["z"].sum(), x)[0] for made in (got, wanted)))
+        assert bool(met) is not is_replayed
+
+    check(3, 2.0, is_replayed=False)
+    for rows, scale in ((3, 2.0), (3, 5.0), (4, 2.0)):
+        check(rows, scale, is_replayed=True)
+    held.factor = 7.0
+    check(3, 2.0, is_replayed=False)
+    check(3, 2.0, is_replayed=False)
+    held.factor = first
+    check(3, 2.0, is_replayed=True)
+    if grad:
+        with torch.no_grad():
+            assert not step(torch.randn(3, 5, requires_grad=True), 2.0)["z"].requires_grad
+    else:
+        check(3, 2.0, is_replayed=True)
+        x = torch.randn(3, 5, requires_grad=True)
+        assert step(x, 2.0)["z"].requires_grad

@@ -67,6 +67,15 @@ def check_loops(name: str, one_in: int) -> None:
             same(run_emulated(group, inputs, descending=bool(number % 2)), run(register(group), inputs))
 
 
+@pytest.mark.cpu
+@pytest.mark.parametrize("length", [70001, pytest.param(2_200_003, marks=pytest.mark.slow)])
+def test_blocks_that_have_several_batches_of_one_row(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_access, "ENOUGH_BLOCKS", 4)
+    build, inputs_of = GROUPS["skewed"]
+    inputs = inputs_of(draw((length,), torch.float32, 5), None)
+    same(run_emulated(build(None), inputs), run(register(build(None)), inputs))
+
+
 @pytest.mark.parametrize("name", ["total", "shifted"])
 def test_rows_of_nothing(name: str) -> None:
     build, inputs_of = GROUPS[name]

@@ -20,7 +20,7 @@ template <typename G> static inline const G& fuser_seen(const G& at) {
   return at;
 }
 """
-READS = re.compile(r"(?<== )granules\[[^\]]*\]|from\[n < left && [^\]]*\]")
+READS = re.compile(r"(?<== )granules\[[^\]]*\]|from\[least < left [^\]]*\]")
 
 
 @pytest.mark.parametrize("offset", [1, 3])

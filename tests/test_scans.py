@@ -10,6 +10,7 @@ import torch
 from cuda_emulation import run_emulated
 
 import fuser
+from fuser import executor
 from fuser.config import config
 from fuser.cuda.aten_orders import scan_chunk
 from fuser.graph import FusionGroup, GroupBuilder
@@ -130,11 +131,27 @@ def test_cpu_kernels_have_atens_bits(dtype: torch.dtype) -> None:
         compare(function, draw((13, 100), dtype), 1)
 
 
-def test_fast_kernels_are_no_farther_from_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = draw((300, 700), torch.bfloat16)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_fast_kernels_are_no_farther_from_the_truth(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = draw((300, 700), torch.bfloat16, device)
     monkeypatch.setattr(config, "numerics", "fast")
     got, truth = fuser.fuse(around)(x, 1).double(), around(x.double(), 1)
     assert (got - truth).norm() <= (around(x, 1).double() - truth).norm()
+
+
+def test_a_kept_call_is_not_looked_at_again() -> None:
+    # Whether or not grad mode is on: what is made anew each time describes its tensors.
+    fused, x = fuser.fuse(lambda x: x.sum(0) * 2), torch.randn(50, 3)
+    for is_on in (True, False):
+        with torch.set_grad_enabled(is_on):
+            fused(x)
+            before = fuser.stats()["kept"]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(executor, "describe", None)
+                assert torch.equal(fused(x), x.sum(0) * 2)
+            assert fuser.stats()["kept"] == before + 1
+    grown = x.clone().requires_grad_()
+    assert fused(grown).requires_grad
 
 
 def test_gradients_are_atens() -> None:
@@ -179,7 +196,8 @@ def test_cuda_kernels_have_atens_bits(dtype: torch.dtype) -> None:
     for shape, dim in GPU_CASES:
         assert not compare(around, draw(shape, dtype, "cuda"), dim)["fallbacks"]
     for shape, dim in (((64, 3000), 1), ((5000, 100), 1), ((7, 40000), 1), ((4, 300, 64), 1)):
-        x = draw(shape, dtype, "cuda")
+        # Of sums that half holds.
+        x = (draw(shape, dtype, "cuda") / 64).to(dtype)
         for function in (around, twice, beside_a_sum, widened):
             compare(function, x, dim)
         compare(around, x[..., 1:], dim)

@@ -25,6 +25,7 @@ from fuser.errors import GradientError, UntranslatableError
 from fuser.graph import Application
 from fuser.kernel_spec import KernelSpec, ValueLayout, infer_layouts
 from fuser.launcher import record_through
+from fuser.layout import Shape
 from fuser.route import HANDLERS, GroupCall, Route, call, is_transformed, requires_grad, run, run_below
 
 __all__ = ["differentiate"]
@@ -148,17 +149,23 @@ def _find_strided_gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> l
     found: list[torch.Tensor | None] = [None] * len(case.devices)
     shapes = dict(zip(case.wanted, ctx.shapes, strict=True))
     try:
-        passes = [case.backward(slots) for slots in _by_shape(ctx.out_shapes, grads)]
+        given = _by_shape(ctx.out_shapes, grads)
+        passes = [case.backward(slots) for slots in given]
     except (GradientError, UntranslatableError) as error:
         check_eager(case.spec, error)
         return _find_eager_gradients(ctx, values, grads)
     if case.sum is not None:
         grads = [None if grad is None else case.sum.spread(grad, ctx.sum_shape) for grad in grads]
-    for backward in passes:
+    for slots, backward in zip(given, passes, strict=True):
         if backward is None:
             continue
-        for target, result in zip(backward.derived.targets, _run_pass(backward, grads, values), strict=True):
-            part = result if result.shape == shapes[target] else result.sum_to_size(shapes[target])
+        # Where nobody differentiates it again, a kernel adds up what broadcast inputs have, too.
+        made = () if torch.is_grad_enabled() or is_transformed() else ctx.sum_shape or ctx.out_shapes[slots[0]]
+        targets = backward.derived.targets
+        step = case.adding_up(backward, tuple(_broadcast_dims(case, slot, shapes[slot], made) for slot in targets))
+        for target, result in zip(targets, _run_pass(step, grads, values), strict=True):
+            is_whole = result.numel() == shapes[target].numel()
+            part = result.view(shapes[target]) if is_whole else result.sum_to_size(shapes[target])
             if part.device != case.devices[target]:
                 part = part.to(case.devices[target])
             before = found[target]
@@ -168,6 +175,15 @@ def _find_strided_gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> l
         if found[slot] is None:
             found[slot] = torch.zeros(shape, dtype=case.typing.values[slot], device=case.devices[slot])
     return found
+
+
+def _broadcast_dims(case: Case, slot: int, shape: Shape, made: Shape) -> Shape:
+    # Along which dimensions of a gradient as it is made that of an input is added up by a kernel: on CUDA.
+    device, dtype = case.devices[slot], case.typing.values[slot]
+    if device is None or device.type != "cuda" or not dtype.is_floating_point or 0 in made:
+        return ()
+    first = len(made) - len(shape)
+    return tuple(dim for dim, size in enumerate(made) if dim < first or shape[dim - first] != size)
 
 
 def _by_shape(shapes: Sequence[torch.Size], grads: Sequence[torch.Tensor | None]) -> list[tuple[int, ...]]:

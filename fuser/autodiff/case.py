@@ -28,9 +28,12 @@ from fuser.compiler import register
 from fuser.config import config
 from fuser.errors import EagerDerivativeError, GradientError, NotDifferentiableError, UntranslatableError
 from fuser.fallback import Fallback
+from fuser.graph import Application
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec, Typing, infer_layouts, infer_typing
 from fuser.launcher import Replayer
+from fuser.layout import Shape
+from fuser.ops import OPS, reduction_function
 from fuser.route import is_transformed
 from fuser.tensor_desc import TensorDesc, common_device, describe, follows_default_dtype, input_specs, value_layouts
 
@@ -50,6 +53,8 @@ class Pass:
     spec: KernelSpec
     derived: DerivedGroup
     launcher: Replayer = field(default_factory=lambda: Replayer((), ()))
+    # What adds up some of its results, by the dimensions.
+    sums: dict[tuple[Shape, ...], Pass] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,6 +110,26 @@ class Case:
             return build_backward(group, typing, self.wanted, outputs, self.kept)
 
         return self._find(True, outputs, build)
+
+    def adding_up(self, step: Pass, dims: tuple[Shape, ...]) -> Pass:
+        """Return a backward pass whose results are added up along dimensions of each, which they keep."""
+        if not any(dims):
+            return step
+        if dims not in step.sums:
+            group = step.derived.group
+            applications, outputs = list(group.applications), list(group.outputs)
+            value = len(group.producers())
+            for slot, own in enumerate(dims):
+                functions = [reduction_function("sum", own, True)] if own else []
+                if own and self.typing.values[step.derived.targets[slot]].itemsize > 2:
+                    # No product is contracted with the sum: of narrow dtypes each is rounded.
+                    functions.insert(0, OPS["clone"].function)
+                for function in functions:
+                    applications.append(Application(function, (outputs[slot],)))
+                    outputs[slot], value = value, value + 1
+            summed = replace(group, applications=tuple(applications), outputs=tuple(outputs), _key=[])
+            step.sums.setdefault(dims, Pass(register(summed), replace(step.derived, group=summed)))
+        return step.sums[dims]
 
     def tangents(self, inputs: tuple[int, ...]) -> Pass | None:
         """Return the pass that takes the tangents of these inputs; as ``backward``."""

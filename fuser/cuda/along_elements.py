@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from fuser.access import Tuning
 from fuser.codegen import Operand
-from fuser.cuda.row_text import RowText, indent
+from fuser.cuda.row_text import RowText, in_turns, indent
 from fuser.row_access import LONG_SHARE
 from fuser.row_parts import RowPart, RowPass
 
@@ -51,9 +51,16 @@ class AlongElements(RowText):
     def _has_whole_chunks(self) -> bool:
         return self.tuning.multiple == self.chunk * self.tuning.cluster
 
-    def _keeps(self, item: Operand) -> bool:  # noqa: ARG002
+    def _keeps(self, item: Operand) -> bool:
         # Whether what a thread has read of an operand stays in registers for later passes.
-        return self.tuning.is_resident
+        return self.tuning.is_resident and not self._is_late(item)
+
+    def _is_late(self, item: Operand) -> bool:
+        # Whether each vector is read where it is needed: what only the last pass reads, and all rows have in common, is
+        # near, and not worth the registers.
+        *before, last = self.loop.passes
+        is_lasts = item.access.is_shared and item not in self._read_by(before) and item in self._read_by([last])
+        return bool(before) and self.tuning.is_resident and is_lasts and not self._is_anywhere(item)
 
     def _read_by(self, steps: Iterable[RowPass]) -> list[Operand]:
         # What some passes read of the elements.
@@ -77,14 +84,27 @@ class AlongElements(RowText):
         return [item for item in self._read_by(self.loop.passes[level : level + 1]) if item not in known]
 
     def _load(self, level: int) -> list[str]:
-        inputs = self._new_inputs(level)
+        inputs = [item for item in self._new_inputs(level) if not self._is_late(item)]
         if not inputs:
-            return []
+            return self._forget(level)
         lines = [f"{self._vector(item)} {item.name}[U];" for item in inputs if not self._keeps(item)]
         again = [item for item in inputs if item in self.loop.held and not self._reads_first(item, level)]
         own = "(begin + lead) / V + u * W"
         held = [f"{item.name}[u] = held_{item.name}[{own}];" for item in again]
-        return [*lines, *self._reads([item for item in inputs if item not in again], also=held)]
+        return [*lines, *self._reads([item for item in inputs if item not in again], also=held), *self._forget(level)]
+
+    def _forget(self, level: int) -> list[str]:
+        # A compiler would keep what an earlier pass made of the elements, too.
+        known = self._read_by(self.loop.passes[:level])
+        again = [item for item in self._read_by(self.loop.passes[level : level + 1]) if item in known]
+        again = [item for item in again if self._keeps(item) and self._forgets(item)]
+        forget = [f"for (int u = 0; u < U; ++u) fuser_forget({item.name}[u]);" for item in again]
+        return [line for text in forget for line in ("#pragma unroll", text)]
+
+    def _forgets(self, item: Operand) -> bool:
+        # Narrow ones take half the registers, which are few in clusters, and where there are several operands.
+        has_few = self.tuning.cluster > 1 or len(self._read_by(self.loop.passes)) > 1
+        return has_few and item.info.dtype.itemsize < 4 and self.tuning.unroll * self.loop.vector > LONG_SHARE
 
     def _reads(self, items: list[Operand], row: str = "row", to: str = "", also: Sequence[str] = ()) -> list[str]:
         # What a thread reads of a row: variables whose names begin with ``to``, and what else it does for each vector.
@@ -145,14 +165,6 @@ class AlongElements(RowText):
         is_word = self.loop.vector * item.info.dtype.itemsize % 4 == 0
         return item.inner == 1 and is_row and is_word and 4 * item.access.width <= self.loop.vector
 
-    def _forget(self, level: int) -> list[str]:
-        # What earlier passes made of many narrow elements takes more registers than they do, and than clusters have.
-        if self.tuning.cluster == 1 or self.tuning.unroll * self.loop.vector <= LONG_SHARE:
-            return []
-        items = [item for item in self._read_by(self.loop.passes[level : level + 1]) if item.info.dtype.itemsize < 4]
-        again = [item for item in items if self._keeps(item) and item not in self._new_inputs(level)]
-        return ["#pragma unroll", *[f"for (int u = 0; u < U; ++u) fuser_forget({item.name}[u]);" for item in again]]
-
     def _divisors(self, step: RowPass) -> list[str]:
         # What a row's elements are divided by.
         if step.quick is None or step.element is None:
@@ -175,7 +187,7 @@ class AlongElements(RowText):
         parts, _, missing = self._parts(level)
         head = [parts] if step.accumulators else []
         head += [f"{self._vector(item)} made_{item.name}[U];" for item in outputs]
-        head += [*self._forget(level), *self._divisors(step)]
+        head += self._divisors(step)
         each = self._vectors(level, step, element, is_whole=self._has_whole_chunks)
         none = ["#pragma unroll", f"for (int u = 0; u < U; ++u) {missing}"]
         none = indent(none * bool(step.accumulators))
@@ -217,6 +229,7 @@ class AlongElements(RowText):
             # A warp that has nothing there goes on: it takes long to ask for each element.
             none = missing if step.accumulators else ""
             lines.append(f"if (n - t % W * V >= length) {{ {none} continue; }}")
+        late = [item for item in self.full(element) if not item.is_output and self._is_late(item)]
         first = [item for item in self.loop.held if self._reads_first(item, level)]
         lines += [f"held_{item.name}[n / V] = {item.name}[u];" for item in first]
         for item in self.full(element):
@@ -227,7 +240,8 @@ class AlongElements(RowText):
                 lines.append(f"const auto {item.name} = {self._read(item)};")
                 known[item.variable] = f"{item.name}[{'k' if item.inner else '0'}]"
             else:
-                known[item.variable] = f"fuser_to_compute({item.name}[u][{'k' if item.inner else '0'}])"
+                vector = f"{item.name}[u{' % L' if item in late else ''}]"
+                known[item.variable] = f"fuser_to_compute({vector}[{'k' if item.inner else '0'}])"
         known |= {f"m{item.name}": f"own[k].m{item.name}" for item in step.accumulators}
         known |= {f"m{item.name}": f"added[k].m{item.name}" for item in step.columns}
         if step.accumulators:
@@ -256,6 +270,10 @@ class AlongElements(RowText):
                 lines += _each_element(f"made_{item.name}[u].set(k, {item.name}[k]);")
             else:
                 lines.append(self._write(item, is_whole=is_whole))
+        if late:
+            loads = [f"{item.name}[u % L] = {self._read(item)};" for item in late]
+            loads = [*self._place(late, reads=True, is_whole=is_whole), *loads]
+            return in_turns([f"{self._vector(item)} {item.name}[L];" for item in late], loads, lines)
         return ["#pragma unroll", "for (int u = 0; u < U; ++u) {", *indent(lines), "}"]
 
     def _reads_first(self, item: Operand, level: int) -> bool:

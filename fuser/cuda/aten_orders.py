@@ -78,9 +78,9 @@ def coalesce(shape: Shape, strides: Strides, dims: tuple[int, ...]) -> Layout:
 def find_schedule(order: str, layout: Layout, itemsize: int, gpu: GpuSize, *, is_aligned: bool) -> Schedule | None:
     """Return the schedule of one of ATen's orders, by its name; arguments and result as of ``sum_schedule``."""
     if order in {"sum", "norm"}:
-        return sum_schedule(layout, itemsize, gpu, is_aligned=is_aligned)
+        return sum_schedule(layout, itemsize, gpu, is_aligned=is_aligned, widens=order == "sum")
     if order == "welford":
-        return sum_schedule(layout, itemsize, gpu, is_aligned=is_aligned, in_flight=2)
+        return sum_schedule(layout, itemsize, gpu, is_aligned=is_aligned, in_flight=2, widens=False)
     if order in COLUMN_ORDERS:
         return _column_schedule(order, layout, gpu)
     length = layout.length
@@ -176,7 +176,13 @@ def _softmax_schedule(order: str, length: int, itemsize: int, *, is_aligned: boo
 
 
 def sum_schedule(
-    layout: Layout, itemsize: int, gpu: GpuSize, *, is_aligned: bool = True, in_flight: int = IN_FLIGHT
+    layout: Layout,
+    itemsize: int,
+    gpu: GpuSize,
+    *,
+    is_aligned: bool = True,
+    in_flight: int = IN_FLIGHT,
+    widens: bool = True,
 ) -> Schedule | None:
     """Return the order of ATen's sums and means (Reduce.cuh); None where it is not known.
 
@@ -186,6 +192,7 @@ def sum_schedule(
         gpu: the device.
         is_aligned: whether the tensor begins at a multiple of four elements, and of 16 bytes.
         in_flight: elements that a thread has in flight; four but for the moments.
+        widens: whether vectors of 16 bits have twice as many, as those of sums and means do.
     """
     length, rows = layout.length, layout.rows
     if length <= 1 or not rows:
@@ -195,15 +202,14 @@ def sum_schedule(
         return None
     if sum((size - 1) * stride for size, stride in pairs) * itemsize >= MAX_BYTES:
         found = {
-            sum_schedule(half, itemsize, gpu, is_aligned=is_aligned, in_flight=in_flight) for half in _halves(layout)
+            sum_schedule(half, itemsize, gpu, is_aligned=is_aligned, in_flight=in_flight, widens=widens)
+            for half in _halves(layout)
         }
         return found.pop() if len(found) == 1 else None
     vector, across, most = 1, 1, MAX_THREADS
     if layout.is_along:
         is_dense = len(layout.reduced) == 1 and layout.reduced[0][1] == 1
-        vector = (
-            (in_flight if itemsize != 2 or in_flight != IN_FLIGHT else 8) if is_dense and length >= SHORT_ROW else 1
-        )
+        vector = in_flight * (1 + (widens and itemsize == 2)) if is_dense and length >= SHORT_ROW else 1
         inner, outer = length // vector, rows
     else:
         if layout.kept[0][1] == 1:

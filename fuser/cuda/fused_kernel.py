@@ -57,7 +57,7 @@ class CudaKernel:
         """
         driver_launch, function, success = self._launch, self._function, self._success
         if launch.shared_bytes > FREE_SHARED_BYTES:
-            self._allow_shared(launch.shared_bytes, device_index)
+            self._allow_shared(int(launch.shared_bytes), device_index)
         shape = (launch.grid, 1, 1, launch.block, 1, 1, launch.shared_bytes)
         current_device, current_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
 

@@ -7,7 +7,10 @@ from collections.abc import Iterable, Sequence
 from fuser.codegen import Operand, RowLoop
 from fuser.row_parts import Accumulator, RowPart, RowPass
 
-__all__ = ["RowText", "indent"]
+__all__ = ["RowText", "in_turns", "indent"]
+
+# Vectors that are read together where only a later pass needs them.
+LATE_UNROLL = 2
 
 
 class RowText:
@@ -171,6 +174,22 @@ def _combining(accumulators: Sequence[Accumulator], combine: RowPart, *, commute
 def indent(lines: list[str], depth: int = 1) -> list[str]:
     """Return lines with spaces before them; the preprocessor's stay where they are."""
     return [line if line.startswith("#") or not line else "  " * depth + line for line in lines]
+
+
+def in_turns(declare: list[str], load: list[str], compute: list[str]) -> list[str]:
+    """Return a loop over a thread's vectors, u, that reads L of them before it computes these: it keeps no more."""
+    turn = "for (int u = base; u < base + L && u < U; ++u) {"
+    return [
+        f"constexpr int L = U < {LATE_UNROLL} ? U : {LATE_UNROLL};",
+        "#pragma unroll",
+        "for (int base = 0; base < U; base += L) {",
+        *indent([*declare, "#pragma unroll", turn]),
+        *indent(load, 2),
+        *indent(["}", "#pragma unroll", turn]),
+        *indent(compute, 2),
+        "  }",
+        "}",
+    ]
 
 
 def _join(texts: Iterable[str]) -> str:

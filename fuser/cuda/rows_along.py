@@ -130,6 +130,13 @@ class AlongText(AlongElements):
         # So do vectors that are put together, and warps that have not all of theirs.
         is_apart, has_gaps = not self._has_whole_vectors, not self._has_whole_chunks and self.tuning.team > WARP
         threads = RESIDENT_THREADS[is_heavy or (has_much and is_apart), has_much or is_apart or has_gaps]
+        most = max(len(step.accumulators) for step in self.loop.passes)
+        if most < 3 and sum(step.element is not None for step in self.loop.passes) == 1:
+            # What is read once, and only combined, takes no others.
+            threads = max(threads, THREADS if most == 1 else THREADS * 3 // 4)
+        if not is_heavy and any(map(self._is_late, full)):
+            # What is read beside them, and computed with.
+            threads = threads * 4 // 5
         if not is_heavy and self.tuning.cluster > 1 and self._has_whole_chunks:
             threads = THREADS
         elif not self.tuning.is_resident:

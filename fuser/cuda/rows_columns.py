@@ -66,11 +66,11 @@ class ColumnsText(AlongText):
         # What all rows have in common is near: each pass reads it anew, where registers are few.
         return not item.access.is_shared
 
-    def _load(self, level: int) -> list[str]:
-        # A compiler would keep what an earlier pass made of the elements, too.
-        again = [item for item in self._ahead if level and item in self._read_by(self.loop.passes[level : level + 1])]
-        forget = [f"for (int u = 0; u < U; ++u) fuser_forget({item.name}[u]);" for item in again]
-        return [*super()._load(level), *(line for text in forget for line in ("#pragma unroll", text))]
+    def _is_late(self, item: Operand) -> bool:  # noqa: ARG002
+        return False
+
+    def _forgets(self, item: Operand) -> bool:  # noqa: ARG002
+        return True
 
     def _new_inputs(self, level: int) -> list[Operand]:
         return [item for item in super()._new_inputs(level) if not self._keeps(item)]

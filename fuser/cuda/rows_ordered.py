@@ -6,10 +6,10 @@ Each slot of the schedule is a thread, which has its accumulators in registers a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fuser.codegen import Operand, RowLoop
-from fuser.cuda.row_text import indent
+from fuser.cuda.row_text import in_turns, indent
 from fuser.cuda.rows_along import AlongText
 from fuser.orders import RowOrder
 from fuser.row_parts import Accumulator, RowPart, RowPass
@@ -20,8 +20,6 @@ __all__ = ["MAX_REGISTERS", "PROCESSOR_REGISTERS", "REGISTERS", "OrderedAlongTex
 PROCESSOR_REGISTERS, MAX_REGISTERS, REGISTERS = 65536, 255, 40
 # Threads of a processor that read rows again.
 THREADS = 1024
-# Vectors that are read together where only a later pass needs them.
-LATE_UNROLL = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +68,12 @@ class OrderedAlongText(AlongText):
         self.threads = 1 if self.is_wide else max(self.order.schedule.x * self.order.schedule.y // loop.tuning.team, 1)
         first = f"{begin} + (u * S * F + block * T + t) * V" if loop.tuning.piece else f"{begin} + (u * T + t) * V"
         accumulator, is_there = "k % A" if self.order.schedule.vector > 1 or self.is_wide else "u % A", ""
-        if self._spreads:
+        if loop.tuning.is_resident:
             # All but the last vectors of a thread are there; of each slot, one less where rows have edges.
-            whole = _last_vectors(loop.tuning.unroll) + self.order.has_edges * self._own_slots
-            is_there = f"u < U - {whole} || " if loop.tuning.is_resident else ""
+            threads = 1 if self._spreads else self.threads
+            whole = _last_vectors(loop.tuning.unroll // threads) + self.order.has_edges * self._own_slots
+            is_there = f"u < U - {whole * threads} || "
+        if self._spreads:
             first, self.threads = f"{begin} + (u * N + slot) * V", 1
             accumulator = "k % A" if self.is_wide else "u % A"
         elif self.threads > 1:
@@ -283,8 +283,17 @@ class OrderedAlongText(AlongText):
                 own = site.guarded(own)
             elif not self.tuning.is_resident:
                 stop = "end - head" if self.order.has_edges else "length"
-                chunk = "S * F" if self.tuning.piece else "N"
-                own = [f"for (fuser_index begin = 0; begin < {stop}; begin += {chunk} * U * V) {{", *indent(own), "}"]
+                chunk = f"{'S * F' if self.tuning.piece else 'N'} * U * V"
+                whole = replace(site, is_there="")
+                own = [
+                    f"for (fuser_index begin = 0; begin < {stop}; begin += {chunk}) {{",
+                    f"  if ({stop} - begin >= {chunk}) {{",
+                    *indent([*self._load_at(late, whole, declares=True), *self._compute_at(step, element, whole)], 2),
+                    "  } else {",
+                    *indent(own, 2),
+                    "  }",
+                    "}",
+                ]
             elif late:
                 own = self._in_turns(step, element, late)
             inside += own
@@ -330,24 +339,13 @@ class OrderedAlongText(AlongText):
     def _in_turns(self, step: RowPass, element: RowPart, late: list[Operand]) -> list[str]:
         # What stays in registers beside what does not: a few vectors at a time.
         site = self._main
-        own = [f"{self._declare(item, site, 'W')}" for item in late]
-        loads = [f"{item.name}[u % W] = {self._read_at(item, site)};" for item in late]
-        turn = "for (int u = base; u < base + W && u < U; ++u) {"
-        known = {item: f"{item.name}[u % W]" for item in late}
-
-        def write(part: RowPart) -> list[str]:
-            return ["#pragma unroll", turn, *indent(self._compute_one(step, part, site, known)), "}"]
-
-        return [
-            f"constexpr int W = U < {LATE_UNROLL} ? U : {LATE_UNROLL};",
-            "#pragma unroll",
-            "for (int base = 0; base < U; base += W) {",
-            *indent([*own, "#pragma unroll", turn]),
-            *indent([*self._find(site), *self._coordinates(site), *loads], 2),
-            "  }",
-            *indent(self._quickly(step, element, write)),
-            "}",
-        ]
+        loads = [f"{item.name}[u % L] = {self._read_at(item, site)};" for item in late]
+        known = {item: f"{item.name}[u % L]" for item in late}
+        return in_turns(
+            [self._declare(item, site, "L") for item in late],
+            [*self._find(site), *self._coordinates(site), *loads],
+            self._quickly(step, element, lambda part: self._compute_one(step, part, site, known)),
+        )
 
     def _inputs(self, element: RowPart) -> list[Operand]:
         return [item for item in self.full(element) if not (item.is_output or item.is_counter)]
@@ -357,7 +355,7 @@ class OrderedAlongText(AlongText):
         return f"fuser_vector<{item.info.storage}, {vector}> {item.name}{site.suffix}[{count or site.unroll}];"
 
     def _find(self, site: _Site) -> list[str]:
-        if self._is_full:
+        if self._is_full or self._has_whole_chunks or not site.is_there:
             return [f"const fuser_index n = {site.first};", "constexpr int left = V;"]
         left = "(length - n < V ? static_cast<int>(length - n) : V)" if self._is_ragged else site.vector
         return [f"const fuser_index n = {site.first};", f"const int left = {site.is_there} ? {left} : 0;"]

@@ -10,6 +10,9 @@ from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["OrderedAcrossText"]
 
+# Of a thread that only adds, beside its accumulators and what it has in flight.
+PLAIN_REGISTERS = 16
+
 
 class OrderedAcrossText(AcrossText):
     """Writes a kernel whose threads take neighbouring rows side by side."""
@@ -90,15 +93,22 @@ class OrderedAcrossText(AcrossText):
         # As many blocks of a processor as have registers for what their threads have in flight: a compiler that is not
         # told would rather save registers, and wait for each element.
         block, most = self.loop.tuning.block, 0
+        full = [item for step in self.loop.passes if step.element for item in self.full(step.element)]
+        items = [item for item in full if not item.is_output]
+        # Many blocks that add up what lies in whole vectors are to run at once: their addresses are near each other.
+        is_plain = self.loop.tuning.piece > 0 and self.schedule.vector == 1 == len(self.loop.passes[0].accumulators)
+        is_plain = is_plain and all(item.access.width == self.loop.vector for item in items)
         for step in self.loop.passes:
             inputs = [item for item in self.full(step.element) if not item.is_output] if step.element else []
+            each = sum(item.info.dtype.itemsize * (self.loop.vector if item.inner else 1) for item in inputs)
             # An address has eight bytes.
-            each = sum(item.info.dtype.itemsize * (self.loop.vector if item.inner else 1) + 8 for item in inputs)
+            each += 0 if is_plain else 8 * len(inputs)
             # Neighbours have one count.
             own = sum(not item.is_count for item in step.accumulators)
             held = self.schedule.accumulators * own * self.loop.vector
             most = max(most, held + self.loop.tuning.unroll * each // 4)
-        return f"{block}, {max(PROCESSOR_REGISTERS // (block * min(REGISTERS + most, MAX_REGISTERS)), 1)}"
+        registers = min((PLAIN_REGISTERS if is_plain and len(full) == 1 else REGISTERS) + most, MAX_REGISTERS)
+        return f"{block}, {max(PROCESSOR_REGISTERS // (block * registers), 1)}"
 
     def _pass(self, level: int, step: RowPass, element: RowPart) -> list[str]:
         slot = "y * B + block" if self._splits else "block * Y + y" if self.loop.tuning.piece else "y"

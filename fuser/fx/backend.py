@@ -53,7 +53,7 @@ def compile_graph(graph_module: fx.GraphModule, numerics: str | None = None, fue
     dropouts = find_dropouts(graph_module.graph)
     orders = tuple(dict.fromkeys(item.order for item in dropouts if item.order))
     as_it_was = fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph)) if orders else None
-    open_dropouts(dropouts)
+    open_dropouts(dropouts, beside_reductions=(numerics or config.numerics) == "strict")
     made = flatten(_fuse(graph_module, numerics, fuel))
     if as_it_was is None:
         return made

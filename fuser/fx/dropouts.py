@@ -20,6 +20,7 @@ from torch import fx
 
 from fuser.cxx.functor import parse_functor
 from fuser.function import Function, Isolation
+from fuser.fx.nodes import IS_APART
 from fuser.jiterator import JitFunction
 from fuser.layout import Shape, Strides
 from fuser.ops import IS_NUMBER
@@ -119,8 +120,8 @@ def _find_vector(numel: int, itemsize: int) -> int:
     return vector
 
 
-def open_dropouts(dropouts: Sequence[Dropout]) -> None:
-    """Write dropouts as what draws, and arithmetic."""
+def open_dropouts(dropouts: Sequence[Dropout], *, beside_reductions: bool) -> None:
+    """Write dropouts as what draws, and arithmetic; say whether kernels with reductions may draw."""
     for item in dropouts:
         node, (x, *_) = item.node, item.node.args
         assert isinstance(x, fx.Node), "find_dropouts says so"
@@ -132,6 +133,7 @@ def open_dropouts(dropouts: Sequence[Dropout]) -> None:
             else:
                 mask = _compute_mask(item, item.order, x)
             scaled = node.graph.call_function(_ATEN.native_dropout_backward.default, (x, mask, item.scale))
+        mask.meta[IS_APART] = not beside_reductions
         mask.meta["val"], scaled.meta["val"] = torch.empty_like(value, dtype=torch.bool), torch.empty_like(value)
         for slot, made in enumerate((scaled, mask)):
             if slot in parts:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import linecache
-import operator
 import pickle
 import weakref
 from collections.abc import Callable
@@ -20,25 +19,11 @@ from torch import fx
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 from torch._inductor.output_code import OutputCode
 
-from fuser.fx.passes import FusionModule
+from fuser.fx.flat_text import write_flat
 
 __all__ = ["FlatGraph", "flatten"]
 
 _numbers = itertools.count()
-
-# Views as methods of a tensor: half of what the operator costs, of which a graph has hundreds.
-_ATEN = torch.ops.aten
-_METHODS: dict[Any, str] = {
-    _ATEN.view.default: "view",
-    _ATEN.t.default: "t",
-    _ATEN.permute.default: "permute",
-    _ATEN.transpose.int: "transpose",
-    _ATEN.detach.default: "detach",
-    _ATEN.expand.default: "expand",
-    _ATEN.unsqueeze.default: "unsqueeze",
-    _ATEN.squeeze.dim: "squeeze",
-    _ATEN.select.int: "select",
-}
 
 
 class FlatGraph(OutputCode):
@@ -119,88 +104,5 @@ def _find_quickest(value: Any) -> Any:
 
 def flatten(graph_module: fx.GraphModule) -> FlatGraph:
     """Return the graph as a function of one list of arguments, which it empties."""
-    writer = _FlatWriter(graph_module)
-    return FlatGraph(writer.write(), writer.names)
-
-
-class _FlatWriter:
-    def __init__(self, graph_module: fx.GraphModule) -> None:
-        self.module = graph_module
-        # Global names of the function, and the name that each object has there.
-        self.names: dict[str, Any] = {}
-        self._known: dict[int, str] = {}
-        self._values = {node: f"v{number}" for number, node in enumerate(graph_module.graph.nodes)}
-
-    def write(self) -> str:
-        """Write the function's text."""
-        nodes = list(self.module.graph.nodes)
-        placeholders = [self._values[node] for node in nodes if node.op == "placeholder"]
-        lines = []
-        if placeholders:
-            lines += [f"{', '.join(placeholders)}, = arguments", "arguments.clear()"]
-        last = self._last_readers(nodes)
-        for node in nodes:
-            dead = [self._values[value] for value in last.get(node, ())]
-            if node.op == "output":
-                lines.append(f"return {self._argument(node.args[0])}")
-            elif node.op != "placeholder":
-                lines.append(f"{self._values[node]} = {self._call(node)}")
-            if dead and node.op != "output":
-                lines.append(f"del {', '.join(dead)}")
-        head = ["def run(arguments):", "    with below_autograd():"]
-        return "\n".join([*head, *(f"        {line}" for line in lines), ""])
-
-    def _last_readers(self, nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-        # For each node the values that nobody reads after it; those that nobody reads at all go at once.
-        seen: set[fx.Node] = set()
-        last: dict[fx.Node, list[fx.Node]] = {}
-        for node in reversed(nodes):
-            own = [value for value in (node, *node.all_input_nodes) if value not in seen]
-            seen.update(own)
-            last[node] = [value for value in dict.fromkeys(own) if value.op != "output"]
-        return last
-
-    def _call(self, node: fx.Node) -> str:
-        if node.op == "get_attr":
-            return self._object(_find_attribute(self.module, str(node.target)))
-        arguments = list(map(self._argument, node.args))
-        arguments += [f"{name}={self._argument(value)}" for name, value in node.kwargs.items()]
-        if node.op == "call_method":
-            return f"{arguments[0]}.{node.target}({', '.join(arguments[1:])})"
-        target: Any = node.target
-        if target in _METHODS and not node.kwargs:
-            return f"{arguments[0]}.{_METHODS[target]}({', '.join(arguments[1:])})"
-        if target is operator.getitem and len(arguments) == 2:
-            return f"{arguments[0]}[{arguments[1]}]"
-        if node.op == "call_module":
-            target = self.module.get_submodule(str(target))
-            target = target.run if isinstance(target, FusionModule) else target
-        return f"{self._object(target)}({', '.join(arguments)})"
-
-    def _argument(self, value: Any) -> str:
-        if isinstance(value, fx.Node):
-            return self._values[value]
-        if isinstance(value, list | tuple):
-            # torch.fx has classes of its own, which operators do not take.
-            items = "".join(f"{self._argument(item)}, " for item in value)
-            return f"[{items}]" if isinstance(value, list) else f"({items})"
-        if type(value) is slice:
-            return f"slice({', '.join(map(self._argument, (value.start, value.stop, value.step)))})"
-        if isinstance(value, dict):
-            return f"{{{', '.join(f'{key!r}: {self._argument(item)}' for key, item in value.items())}}}"
-        if value is None or type(value) in (bool, int, str):
-            return repr(value)
-        return self._object(value)
-
-    def _object(self, value: Any) -> str:
-        name = self._known.get(id(value))
-        if name is None:
-            name = self._known[id(value)] = f"g{len(self._known)}"
-            self.names[name] = value
-        return name
-
-
-def _find_attribute(module: Any, path: str) -> Any:
-    for name in path.split("."):
-        module = getattr(module, name)
-    return module
+    text, names = write_flat(graph_module, is_boxed=True)
+    return FlatGraph(text, names)

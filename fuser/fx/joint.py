@@ -10,10 +10,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.weak import TensorWeakRef
 
 from fuser import counters
@@ -21,8 +23,10 @@ from fuser.errors import GradientError, UnsupportedError
 from fuser.fx.passes import FusionModule, FusionPass
 from fuser.graph import FusionGroup
 from fuser.kernel_cache import Lru
+from fuser.launcher import Launcher, record_through
 from fuser.process import Lock, await_before_fork
 from fuser.route import Route, find_route, requires_grad
+from fuser.tensor_desc import common_device, describe, follows_default_dtype, input_specs
 
 __all__ = ["DifferentiableFusion"]
 
@@ -54,6 +58,23 @@ class DifferentiableFusion(FusionModule):
         self._calls: Lru[tuple[Joint | None]] = Lru()
         self._joints: list[Joint] = []
 
+    def call(self, inputs: Sequence[Any], launcher: Launcher, tensors: tuple[Any, ...]) -> Any:
+        """Run the group for a call that is this and nothing else, and record it; arguments as in ``record_through``."""
+        joint = self._find_joint(tuple(inputs)) if torch.is_grad_enabled() else None
+        numbers = {id(item) for item in tensors if not isinstance(item, torch.Tensor)}
+        # Both passes are of the values of numbers.
+        if joint is not None and joint.forward is not None and not numbers and not self._follows_default_dtype(inputs):
+            record_through(launcher, partial(_run_joint, joint), inputs, tensors, None, any_size=False)
+        return self.forward(*inputs)
+
+    def _follows_default_dtype(self, inputs: Sequence[Any]) -> bool:
+        described = [describe(item) for item in inputs]
+        try:
+            return follows_default_dtype(self.group, input_specs(described, common_device(self.group, described)))
+        except UnsupportedError:
+            # Parts of it are torch's.
+            return True
+
     def forward(self, *inputs: Any) -> Any:
         """Run the group; returns a tensor, or a tuple of them for several outputs."""
         if not torch.is_grad_enabled() or not any(map(requires_grad, inputs)):
@@ -62,7 +83,9 @@ class DifferentiableFusion(FusionModule):
         if joint is not None and joint.forward is None:
             with torch.no_grad():
                 return self.run(*inputs)
-        made = self._run_apart(inputs) if joint is None else _apply(joint, *inputs)
+        if joint is not None:
+            return _run_joint(joint, *inputs)
+        made = self._run_apart(inputs)
         return made[0] if len(made) == 1 else made
 
     def _find_joint(self, inputs: tuple[Any, ...]) -> Joint | None:
@@ -142,6 +165,7 @@ class _Differentiated(torch.autograd.Function):
         ctx.mark_non_differentiable(*[x for slot, x in enumerate(outputs) if slot not in joint.continuous])
         saved = made[joint.count :]
         ctx.save_for_backward(*(item for item in saved if isinstance(item, torch.Tensor)))
+        ctx.saves = any(isinstance(item, torch.Tensor) for item in saved)
         ctx.sizes = [item for item in saved if not isinstance(item, torch.Tensor)]
         ctx.like = [(x.shape, x.dtype, x.device) for x in map(outputs.__getitem__, joint.continuous)]
         ctx.joint = joint
@@ -175,7 +199,9 @@ class _Differentiated(torch.autograd.Function):
                 for grad, (shape, dtype, device) in zip(given, ctx.like, strict=True)
             ]
             assert joint.backward is not None, "it has gradients"
-            made = joint.backward([*ctx.sizes, *ctx.saved_tensors, *tangents])
+            # What was not saved may be asked for twice.
+            saved = ctx.saved_tensors if ctx.saves else ()
+            made = joint.backward([*ctx.sizes, *saved, *tangents])
             # As what is saved: the graph may outlive it.
             ctx.inputs = _let_go(ctx.inputs)
         for slot, gradient in zip(joint.tensors, made, strict=True):
@@ -185,6 +211,11 @@ class _Differentiated(torch.autograd.Function):
 
 # torch.autograd.Function.apply serves transforms, too, and takes its time for it.
 _apply: Callable[..., tuple[torch.Tensor, ...]] = super(torch.autograd.Function, _Differentiated).apply
+
+
+def _run_joint(joint: Joint, *inputs: Any) -> Any:
+    made = _apply(joint, *inputs)
+    return made[0] if len(made) == 1 else made
 
 
 def _let_go(inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -234,12 +265,14 @@ def _trace_joint(
         module = _bind_numbers(nodes, inputs)
         known = [[sizes[1 + slot].sizes for sizes in before] for slot in tensors]
         mode, fakes, find_guard = _make_fakes([inputs[slot] for slot in tensors], known)
-        with mode:
+        # What is saved meanwhile is no business of an activation checkpoint around the call.
+        with mode, saved_tensors_hooks(_itself, _itself):
             made = module(*fakes)
         continuous = tuple(slot for slot, item in enumerate(made) if item.requires_grad)
         forward = backward = None
         try:
-            aot_module_simplified(module, fakes, lambda graph, _: compile_graph(graph), partition_fn=split)
+            with saved_tensors_hooks(_itself, _itself):
+                aot_module_simplified(module, fakes, lambda graph, _: compile_graph(graph), partition_fn=split)
         except _Split as both:
             # All that is wanted of AOTAutograd.
             forward, backward = (compile_graph(item) for item in both.passes)
@@ -252,6 +285,10 @@ def _trace_joint(
     placeholders = nodes.graph.find_nodes(op="placeholder")
     read = tuple(slot for slot in tensors if placeholders[slot] not in updated)
     return Joint(nodes, forward, backward, len(made), tensors, continuous, read, key, guard)
+
+
+def _itself(item: Any) -> Any:
+    return item
 
 
 class _Split(BaseException):

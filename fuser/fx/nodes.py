@@ -36,6 +36,8 @@ __all__ = [
 COPIES = frozenset({"convert", "clone", "contiguous"})
 # Key in the ``meta`` of a node that stays torch's: what it makes is written where it is.
 IS_WRITTEN = "fuser_is_written"
+# Key there of what joins no group with reductions: fast kernels of these have no registers left for it.
+IS_APART = "fuser_is_apart"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from torch import fx
 
 from fuser.fx.conversions import find_visible_aliases
 from fuser.fx.gains import gains_nothing, is_laid_out_anew, is_small
-from fuser.fx.nodes import bind_group, is_barrier, is_copy, is_random, read_nodes
+from fuser.fx.nodes import IS_APART, bind_group, is_barrier, is_copy, is_random, read_nodes
 from fuser.jiterator import JitFunction
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
 from fuser.ops import OpCall
@@ -203,7 +203,8 @@ class _Stretch:
             unit = _Unit([node], 1 << slot, *paths, int(is_fusible), inputs, outputs, devices, shapes)
             if is_fusible:
                 call = calls[node]
-                unit.arranges = (call is not None and call.arranges) or is_laid_out_anew(node, call)
+                is_apart = bool(node.meta.get(IS_APART)) or is_laid_out_anew(node, call)
+                unit.arranges = is_apart or (call is not None and call.arranges)
                 unit.is_whole = is_whole(node, call)
                 is_pointwise = not (unit.arranges or unit.is_whole or (call is not None and call.is_view))
                 if is_pointwise and not (fusible.intersection(node.users)) and is_small(value):

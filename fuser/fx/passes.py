@@ -17,6 +17,7 @@ from fuser import log
 from fuser.compiler import register, registered
 from fuser.config import config
 from fuser.executor import warm_up
+from fuser.fx.expansions import drop_expansions
 from fuser.fx.merged_sums import sum_unviewed
 from fuser.fx.nodes import bind_group, bind_node, is_random
 from fuser.fx.partition import Partition, is_whole, partition
@@ -131,9 +132,9 @@ class FusionPass(PassBase):
 
     Args:
         reduces: whether torch's reductions join groups.
-        differentiable: makes the fusion node of a group with torch's reductions, where autograd differentiates the
-            graph: takes the group, the names of its nodes, and those as a graph of the group's inputs. None: a node is
-            a FusionModule.
+        differentiable: makes the fusion node of a group with torch's reductions (in strict numerics with any of torch's
+            ops), where autograd differentiates the graph: takes the group, the names of its nodes, and those as a graph
+            of the group's inputs. None: a node is a FusionModule.
         device_type: where values are that the graph says nothing of, such as "cuda".
         numerics: what the groups run with, whatever the settings say: "strict" or "fast"; None: as the settings say.
         fuel: how many groups it may make; None: as many as the settings say for the whole process.
@@ -159,6 +160,7 @@ class FusionPass(PassBase):
         """Run on one graph module."""
         with bind_for(self.numerics):
             open_splits(graph_module.graph)
+            drop_expansions(graph_module.graph)
             sum_unviewed(graph_module.graph)
             groups = self.find_groups(graph_module.graph)
         fuel = self.fuel or process_fuel
@@ -363,7 +365,7 @@ class _Substitution:
         name = next(self._names)
         group, arguments, names = writer.builder.build(handles), writer.arguments(), [node.name for node in found.nodes]
         make, nodes = self.differentiable, None
-        if make is not None and any(call is not None and call.reduces for call in found.calls):
+        if make is not None and any(map(self._follows_torch, found.calls)):
             nodes = self._copy_nodes(found, returned, writer, arguments)
         log.say("node", f"{name}: {', '.join(names)}")
         made = FusionModule(group, names) if make is None or nodes is None else make(group, names, nodes)
@@ -381,6 +383,11 @@ class _Substitution:
                 self.replaced[node] = last
         self.fused += found.nodes
         return made
+
+    def _follows_torch(self, call: OpCall | None) -> bool:
+        # Whether autograd differentiates a call by torch's formula: strict numerics promise its bits.
+        is_strict = (self.numerics or config.numerics) == "strict"
+        return call is not None and (call.reduces or (is_strict and bool(call.function.op)))
 
     def _copy_nodes(
         self, found: Partition, returned: Sequence[fx.Node], writer: _GroupWriter, arguments: Sequence[Any]

@@ -68,6 +68,7 @@ def _count_traffic(node: fx.Node) -> int:
     # 0 for what moves none, as a view.
     schema = getattr(node.target, "_schema", None)
     is_view = schema is not None and any(item.alias_info and not item.alias_info.is_write for item in schema.returns)
+    is_view = is_view or node.target is torch.ops.aten._unsafe_view.default
     if (
         node.op not in {"call_function", "call_module"}
         or is_view

@@ -7,8 +7,10 @@ import inspect
 import operator
 import sys
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, overload
 
 import torch
@@ -17,12 +19,13 @@ from torch import fx
 from fuser.config import config
 from fuser.errors import ArgumentError, GradientError, UnsupportedError, shows_users_frames
 from fuser.fx.arguments import NUMBER, TENSOR, Key, sort_arguments
+from fuser.fx.flat_text import as_function
 from fuser.fx.joint import DifferentiableFusion
 from fuser.fx.passes import FusionModule, FusionPass, warm_up_graph
 from fuser.fx.tracer import Traced, is_traced, trace
 from fuser.fx.whole import WholeFusion, find_whole_fusion
 from fuser.graph import FusionGroup
-from fuser.launcher import Recorded, Replayer, Scalars, called_in_c
+from fuser.launcher import Recorded, Replayer, Scalars, called_in_c, record_through
 from fuser.outputs import check_kinds, finish_out, finish_traced_out
 from fuser.process import Lock
 from fuser.route import call_anew, is_transformed, requires_grad
@@ -68,7 +71,9 @@ class Entry:
     # The one fusion node it is, if it is one.
     whole: WholeFusion | None
     # Replays calls of it; the fused function itself where it can look at all that the trace relies on.
-    launcher: Replayer | None
+    launcher: Replayer
+    # The graph as a function of tensors and numbers.
+    run: Callable[..., Any]
     # What its groups may hold depends on it.
     mode: Mode
 
@@ -223,15 +228,23 @@ class FusedFunction(Replayer, Generic[P, R]):
         key, leaves = sort_arguments(args, kwargs, self.__name__)
         entry = self._find_trace(key, leaves)
         whole, launcher = entry.whole, entry.launcher
-        if whole is None or launcher is None:
-            # Not through Module.__call__, which takes as long as an op.
-            result = entry.traced.graph_module.forward(*leaves)
-            return result if outs is None else self._finish(outs, result, args)
+        if whole is None and outs is not None:
+            return self._finish(outs, entry.run(*leaves), args)
         if launcher is not self:
             replayed = launcher.launch(leaves, None, outs)
             if replayed is not None:
                 return replayed
-        return call_anew(whole.spec, whole.inputs(leaves), launcher, leaves, None, outs)
+        if whole is None:
+            result = entry.run(*leaves)
+            # What a record holds, the garbage collector does not see: neither the graph nor a method's object.
+            if not isinstance(self.function, types.MethodType):
+                again = partial(_run, weakref.ref(entry.run))
+                record_through(launcher, again, leaves, leaves, None, grad_mode=torch.is_grad_enabled())
+            return result
+        inputs = whole.inputs(leaves)
+        if outs is None and isinstance(whole.module, DifferentiableFusion):
+            return whole.module.call(inputs, launcher, leaves)
+        return call_anew(whole.spec, inputs, launcher, leaves, None, outs)
 
     def add(self, tensors: tuple[Any, ...], scalars: Scalars | None, out: Any, recorded: Recorded) -> bool:
         """See Launcher: what the function reads besides its arguments is looked at in each replay."""
@@ -242,7 +255,7 @@ class FusedFunction(Replayer, Generic[P, R]):
             recorded = recorded._replace(check=lambda *tensors: rest.holds() and check(*tensors))
         if self._own.traced.facts is not None:
             # Sizes may be among what the trace relies on.
-            recorded = recorded._replace(flat=())
+            recorded = recorded._replace(flat=(), resize=None)
         return super().add(tensors, scalars, out, recorded._replace(reads=reads))
 
     def _finish(self, outs: tuple[Any, ...], result: Any, args: tuple[Any, ...]) -> Any:
@@ -305,7 +318,7 @@ class FusedFunction(Replayer, Generic[P, R]):
             traced.graph_module
         )
         whole = find_whole_fusion(traced.graph_module)
-        entry = Entry(traced, whole, None if whole is None else self._launcher_of(traced, whole, key), mode)
+        entry = Entry(traced, whole, self._launcher_of(traced, whole, key), as_function(traced.graph_module), mode)
         if self._own is None and entry.launcher is self:
             self._own = entry
         before = self._traces.pop(key, ())
@@ -316,14 +329,16 @@ class FusedFunction(Replayer, Generic[P, R]):
             del self._traces[next(iter(self._traces))]
         return entry
 
-    def _launcher_of(self, traced: Traced, whole: WholeFusion, key: Key) -> Replayer:
+    def _launcher_of(self, traced: Traced, whole: WholeFusion | None, key: Key) -> Replayer:
         # This object is called in C with the arguments as they are: all must be compared there.
         is_flat = all(kind is TENSOR or kind is NUMBER for kind in key[1:]) and len(key) == key[0] + 1
         is_seen = traced.facts is None or traced.facts.is_of_tensors
-        if self._own is None and is_flat and is_seen and whole.reads_all:
-            Replayer.__init__(self, (), whole.constants, whole.order)
+        inputs = traced.graph_module.graph.find_nodes(op="placeholder")
+        constants, order = ((), tuple(range(len(inputs)))) if whole is None else (whole.constants, whole.order)
+        if self._own is None and is_flat and is_seen and (whole is None or whole.reads_all):
+            Replayer.__init__(self, (), constants, order)
             return self
-        return Replayer((), whole.constants, whole.order)
+        return Replayer((), constants, order)
 
     def _call_by_position(self, *args: Any, **kwargs: Any) -> Any:
         # Keyword-only arguments have a place, too.
@@ -351,6 +366,12 @@ class FusedFunction(Replayer, Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<fuser.fuse {self.__name__}>"
+
+
+def _run(run: weakref.ref[Callable[..., Any]], *leaves: Any) -> Any:
+    function = run()
+    assert function is not None, "whose calls are replayed has it"
+    return function(*leaves)
 
 
 def _mode(leaves: tuple[Any, ...]) -> Mode:

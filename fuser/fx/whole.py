@@ -10,6 +10,7 @@ from typing import Any
 from torch import fx
 
 from fuser.compiler import register
+from fuser.fx.joint import DifferentiableFusion
 from fuser.fx.passes import FusionCall, FusionModule
 from fuser.kernel_spec import KernelSpec
 
@@ -21,6 +22,7 @@ class WholeFusion:
     """A graph that is one fusion node and nothing else: a call of it is a call of its group."""
 
     spec: KernelSpec
+    module: FusionModule
     # Each input of the group: a slot among the arguments, or -1 - k for the k-th constant.
     order: tuple[int, ...]
     constants: tuple[Any, ...]
@@ -40,7 +42,7 @@ def find_whole_fusion(module: fx.GraphModule) -> WholeFusion | None:
         return None
     fused, result = rest[0], rest[-1].args[0]
     target = module.get_submodule(str(fused.target))
-    if type(target) is not FusionModule or not isinstance(target.run, FusionCall):
+    if not isinstance(target, FusionModule) or not isinstance(target.run, FusionCall):
         # The last one is watched.
         return None
     count = len(target.group.outputs)
@@ -63,5 +65,8 @@ def find_whole_fusion(module: fx.GraphModule) -> WholeFusion | None:
     numbered = iter(range(len(constants)))
     order = tuple(slots[item] if isinstance(item, fx.Node) else -1 - next(numbered) for item in fused.args)
     # The function may return them in another order than it computes them.
-    spec = target.spec if results == made else register(target.group.select_outputs([*map(made.index, results)]))
-    return WholeFusion(spec, order, constants, {*slots.values()} <= {*order})
+    is_in_order = results == made
+    if isinstance(target, DifferentiableFusion) and not is_in_order:
+        return None
+    spec = target.spec if is_in_order else register(target.group.select_outputs([*map(made.index, results)]))
+    return WholeFusion(spec, target, order, constants, {*slots.values()} <= {*order})

@@ -368,8 +368,11 @@ def _bind_threshold_backward(grad_output: Any, self: Any, threshold: Any) -> OpC
     return _call("threshold_backward", self, grad_output, threshold=threshold)
 
 
-def _bind_to_copy(self: Any, *, dtype: Any = None) -> OpCall | None:
-    return OpCall(cast_function(dtype), (self,)) if isinstance(dtype, torch.dtype) else None
+def _bind_to_copy(self: Any, *, dtype: Any = None, layout: Any = None, device: Any = None) -> OpCall | None:
+    # Autograd names all of them.
+    stays = device is None or device == getattr(getattr(self, "meta", {}).get("val"), "device", None)
+    is_cast = isinstance(dtype, torch.dtype) and layout in (None, torch.strided) and stays
+    return OpCall(cast_function(dtype), (self,)) if is_cast else None
 
 
 def _bind_convert_element_type(self: Any, dtype: torch.dtype) -> OpCall:

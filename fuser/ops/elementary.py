@@ -146,7 +146,8 @@ def _of_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
 define(
     "addcmul",
     "T a, T b, T c, T value",
-    "return a + value * (b * c);",
+    # Times 1, ATen's kernel adds the product before it is rounded.
+    "return value == T(1) ? a + b * c : a + value * (b * c);",
     _of_tensors(torch.addcmul),
     kinds=REAL,
     scalars=("value",),

@@ -36,18 +36,28 @@ def _moment(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-# Of equal elements the first one counts, of several NaN too.
+def _into_float(op: ReductionOp) -> Callable[..., Any]:
+    def run(x: torch.Tensor, dims: Dims, keepdim: bool, **scalars: Any) -> Any:
+        made = torch.empty(0, dtype=torch.float32, device=x.device)
+        if op.order == "norm":
+            return torch.linalg.vector_norm(x, float(op.name.partition("_")[2]), dims, keepdim, dtype=torch.float32)
+        function = torch.var if op.name == "var" else torch.std
+        return function(x, dims, keepdim=keepdim, out=made, **scalars)
+
+    return run
+
+
+# Of equal elements the first one counts, of several NaN too: that of the left part, unless it is of no element.
 for _name, _sign, _end in (("argmax", ">", float("-inf")), ("argmin", "<", float("inf"))):
     REDUCTIONS[_name] = ReductionOp(
         _name,
         f"void {_name}_map(T x, int64_t i, T& v, int64_t& at) {{ v = x; at = i; }}",
         f"""void {_name}(T va, int64_t ia, T vb, int64_t ib, T& v, int64_t& at) {{
-          const bool is_tie = (va == vb) | ((va != va) & (vb != vb));
-          const bool is_first = (va {_sign} vb) | ((va != va) & (vb == vb)) | (is_tie & (ia < ib));
-          v = is_first ? va : vb;
-          at = is_first ? ia : ib;
+          const bool is_later = (ia < 0) | (!(va {_sign}= vb) & (va == va));
+          v = is_later ? vb : va;
+          at = is_later ? ib : ia;
         }}""",
-        (_end, 2**63 - 1),
+        (_end, -1),
         _place(getattr(torch, _name)),
         kinds=REAL,
         exact=REAL,
@@ -150,3 +160,9 @@ for _end, _sign, _least in ((math.inf, ">", 0.0), (-math.inf, "<", math.inf)):
         exact=FLOAT,
         needs_elements=True,
     )
+# With results of float32 of half and bfloat16, as torch's kernels have them with such an ``out=``: these show in which
+# order it is added up. Moments without their mean.
+for _op in [*REDUCTIONS.values()]:
+    if _op.order in {"norm", "welford"} and _op.num_outputs == 1:
+        _name = f"{_op.name}_wide"
+        REDUCTIONS[_name] = replace(_op, name=_name, eager=_into_float(_op), out_dtypes=(torch.float32,))

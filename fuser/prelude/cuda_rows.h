@@ -121,52 +121,49 @@ FUSER_INLINE void fuser_shift(unsigned int (&words)[U][2 * W], unsigned int byte
 
 // Reads U vectors of a lane, the first one at `from`; a warp's U * 32 follow each other, and `left` elements of the row.
 // `is_first`: it is the row's first lane. Where not all of a granule is the row's, its elements are read one by one:
-// memory may begin behind its first byte, or end before its last one.
+// memory may begin behind its first byte, or end before its last one. A lane reads the granules in which its vectors
+// begin; the next ones are those of the next lane, and of the last lane the next vector's of the first one.
 template <int N, int U, typename S, typename I>
 FUSER_INLINE void fuser_load_anywhere(fuser_vector<S, N> (&to)[U], const S* from, I left, bool is_first) {
-  if (left <= 0) return;
   constexpr int bytes = N * sizeof(S), W = bytes / 4;
   typedef fuser_vector<unsigned int, W> granule;
   const unsigned int before = reinterpret_cast<size_t>(from) % bytes;
   const auto granules = reinterpret_cast<const granule*>(reinterpret_cast<const char*>(from) - before);
-  const I missing = static_cast<I>(before / sizeof(S)), whole = (left + missing) / N;
-  const bool has_head = is_first && missing > 0;
-  granule read[U][2];
-  if (whole > (U - 1) * 32 + 1 && !has_head) {
+  const I missing = static_cast<I>(before / sizeof(S)), there = left + missing;
+  const unsigned int lane = threadIdx.x % 32;
+  // Of the row's first and last granule parts are others'.
+  const bool has_head = is_first && missing > 0, has_next = lane == 0 && missing > 0;
+  const I last = there / N;
+  const bool has_tail = there > last * N && last % 32 == 0 && last < (U + has_next) * 32 && (left > 0 || !is_first);
+  const auto edge = [&](I at) {
+    fuser_vector<S, N> own;
 #pragma unroll
-    for (int u = 0; u < U; ++u) read[u][0] = granules[u * 32], read[u][1] = granules[u * 32 + 1];
-  } else {
-    const I last = (left - 1 + missing) / N;
-    const auto edge = [&](I at) {
-      fuser_vector<S, N> own;
-#pragma unroll
-      for (int k = 0; k < N; ++k) {
-        const I n = at * N + k - missing;
-        own.set(k, from[n < left && (n >= 0 || !is_first) ? n : 0]);
-      }
-      granule made;
-      memcpy(&made, &own, bytes);
-      return made;
-    };
-    granule head = {}, tail = {};
-    if (has_head) head = edge(0);
-    if (last == whole) tail = edge(last);
-#pragma unroll
-    for (int u = 0; u < U; ++u) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const I at = u * 32 + i < last ? u * 32 + i : last;
-        if (at == 0 && has_head) read[u][i] = head;
-        else if (at == whole) read[u][i] = tail;
-        else read[u][i] = granules[at];
-      }
+    for (int k = 0; k < N; ++k) {
+      const I n = at * N + k - missing, least = is_first && n < 0 ? 0 : n;
+      own.set(k, from[least < left ? least : left - 1]);
     }
+    granule made;
+    memcpy(&made, &own, bytes);
+    return made;
+  };
+  granule read[U + 1] = {};
+#pragma unroll
+  for (int u = 0; u < U; ++u)
+    if (u * 32 < last && (u > 0 || !has_head)) read[u] = granules[u * 32];
+  if (has_next && U * 32 < last) read[U] = granules[U * 32];
+  if (has_tail) {
+    const granule tail = edge(last);
+#pragma unroll
+    for (int u = 0; u < U + 1; ++u)
+      if (u * 32 == last) read[u] = tail;
   }
+  if (has_head && left > 0) read[0] = edge(0);
   unsigned int words[U][2 * W];
 #pragma unroll
-  for (int u = 0; u < U; ++u) {
-#pragma unroll
-    for (int i = 0; i < 2 * W; ++i) words[u][i] = read[u][i / W].item[i % W];
+  for (int i = 0; i < U * W; ++i) {
+    const unsigned int own = read[i / W].item[i % W], next = lane > 0 ? own : read[i / W + 1].item[i % W];
+    words[i / W][i % W] = own;
+    words[i / W][W + i % W] = __shfl_sync(0xffffffffu, next, (lane + 1) % 32);
   }
   fuser_shift<W, U>(words, before);
 #pragma unroll

@@ -4,6 +4,70 @@
 // 7, ..., each of which ends the first run of a level: all else is computed side by side, for all chunks at once.
 
 //@ always if scans
+// What two small floats come to, rounded; and of the halves of two words, each of which is one as `S` is.
+template <typename S> FUSER_INLINE S fuser_sum(const S& l, const S& r) {
+  return fuser_from_compute<S>(fuser_to_compute(l) + fuser_to_compute(r));
+}
+template <typename S> FUSER_INLINE unsigned int fuser_sums(const S&, unsigned int l, unsigned int r) {
+  S own[2], other[2];
+  memcpy(own, &l, 4);
+  memcpy(other, &r, 4);
+  for (int k = 0; k < 2; ++k) own[k] = fuser_sum(own[k], other[k]);
+  memcpy(&l, own, 4);
+  return l;
+}
+
+//@ always if bfloat16 scans
+#if __CUDA_ARCH__ >= 800
+// Added to a product with one: the same, on all GPUs that know bfloat16.
+FUSER_INLINE fuser_bfloat16 fuser_sum(const fuser_bfloat16& l, const fuser_bfloat16& r) {
+  fuser_bfloat16 to;
+  asm("fma.rn.bf16 %0, %1, %2, %3;" : "=h"(to.bits) : "h"(l.bits), "h"(static_cast<uint16_t>(0x3f80)), "h"(r.bits));
+  return to;
+}
+FUSER_INLINE unsigned int fuser_sums(const fuser_bfloat16&, unsigned int l, unsigned int r) {
+  unsigned int to;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(to) : "r"(l), "r"(0x3f803f80u), "r"(r));
+  return to;
+}
+#endif
+
+//@ always if half scans
+#if __CUDA_ARCH__ >= 530
+FUSER_INLINE fuser_half fuser_sum(const fuser_half& l, const fuser_half& r) {
+  fuser_half to;
+  asm("add.rn.f16 %0, %1, %2;" : "=h"(to.bits) : "h"(l.bits), "h"(r.bits));
+  return to;
+}
+FUSER_INLINE unsigned int fuser_sums(const fuser_half&, unsigned int l, unsigned int r) {
+  unsigned int to;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(to) : "r"(l), "r"(r));
+  return to;
+}
+#endif
+
+//@ always if scans
+// Adds one part to each of a vector's: small floats in pairs.
+template <int V, typename P>
+FUSER_INLINE void fuser_lift(const P& p, const typename P::part& before, typename P::part (&own)[V]) {
+  if constexpr (V % 2 == 0 && sizeof(before) == 2) {
+    const typename P::part twice[2] = {before, before};
+    const auto& [first] = before;
+    unsigned int both;
+    memcpy(&both, twice, 4);
+#pragma unroll
+    for (int k = 0; k < V; k += 2) {
+      unsigned int pair;
+      memcpy(&pair, own + k, 4);
+      pair = fuser_sums(first, both, pair);
+      memcpy(own + k, &pair, 4);
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < V; ++k) own[k] = p.combine(before, own[k]);
+  }
+}
+
 // What another lane of the warp has.
 template <typename C> FUSER_INLINE C fuser_from_lane(const C& value, int lane) {
   constexpr int words = (sizeof(C) + 3) / 4;
@@ -61,10 +125,7 @@ template <int C, int W, int V, int U, typename P> struct fuser_scan {
 #pragma unroll
       for (int half = 1; half < L; half *= 2) {
         const part before = fuser_from_lane(own[u][V - 1], lane / half * half - 1);
-        if ((lane & half) && !is_first(u, half)) {
-#pragma unroll
-          for (int k = 0; k < V; ++k) own[u][k] = p.combine(before, own[u][k]);
-        }
+        if ((lane & half) && !is_first(u, half)) fuser_lift(p, before, own[u]);
       }
     }
 #pragma unroll
@@ -72,10 +133,7 @@ template <int C, int W, int V, int U, typename P> struct fuser_scan {
 #pragma unroll
       for (int u = half; u < U; ++u) {
         const part before = fuser_from_lane(own[u / half * half - 1][V - 1], first + W - 1);
-        if ((u & half) && u % R / half != 1) {
-#pragma unroll
-          for (int k = 0; k < V; ++k) own[u][k] = p.combine(before, own[u][k]);
-        }
+        if ((u & half) && u % R / half != 1) fuser_lift(p, before, own[u]);
       }
     }
   }
@@ -124,10 +182,7 @@ template <int C, int W, int V, int U, typename P> struct fuser_scan {
     }
 #pragma unroll
     for (int u = 0; u < U; ++u) {
-      if (!is_head(u)) {
-#pragma unroll
-        for (int k = 0; k < V; ++k) own[u][k] = p.combine(lift[u], own[u][k]);
-      }
+      if (!is_head(u)) fuser_lift(p, lift[u], own[u]);
     }
     return total;
   }

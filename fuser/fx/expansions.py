@@ -1,0 +1,71 @@
+"""Expanded tensors in a graph's middle: pointwise ops read what was expanded instead, which broadcasts by itself.
+
+Gradients of sums and means are expanded to the shape of what was summed, scaled, and multiplied with something of that
+shape: with the expansion gone, scaling is work per row, and all of it one group.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+__all__ = ["drop_expansions"]
+
+_ATEN = torch.ops.aten
+
+
+def drop_expansions(graph: fx.Graph) -> None:
+    """Let pointwise ops read what is expanded, where others make full tensors of the same layout of what those make."""
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    for node in graph.find_nodes(op="call_function", target=_ATEN.expand.default):
+        smaller = _find_smaller(node, order)
+        if smaller is None:
+            continue
+        for other, value in smaller.items():
+            other.meta["val"] = value
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+
+
+def _find_smaller(expanded: fx.Node, order: dict[fx.Node, int]) -> dict[fx.Node, Any] | None:
+    # What computes with an expanded tensor alone, or with others of its first shape, and what its value is without the
+    # expansion; None where somebody needs it as it is.
+    source = expanded.args[0]
+    value = source.meta.get("val") if isinstance(source, fx.Node) else None
+    if not isinstance(value, torch._subclasses.FakeTensor):
+        return None
+    values: dict[fx.Node, Any] = {expanded: value}
+    waiting = set(expanded.users)
+    while waiting:
+        node = min(waiting, key=order.__getitem__)
+        waiting.remove(node)
+        own = node.meta.get("val")
+        if not _is_pointwise(node) or not isinstance(own, torch.Tensor):
+            return None
+        arguments = map_arg((node.args, node.kwargs), lambda item: values.get(item, item.meta["val"]))
+        with value.fake_mode:
+            made = node.target(*arguments[0], **arguments[1])  # type: ignore[operator]
+        if made.dtype is not own.dtype:
+            # A tensor without dimensions counts less than others where dtypes are promoted.
+            return None
+        if _lies(made) != _lies(own):
+            values[node] = made
+            waiting.update(node.users)
+    del values[expanded]
+    return values
+
+
+def _is_pointwise(node: fx.Node) -> bool:
+    target = node.target
+    known = isinstance(target, torch._ops.OpOverload) and (
+        torch.Tag.pointwise in target.tags or target is _ATEN._to_copy.default
+    )
+    return known and not target._schema.is_mutable  # type: ignore[union-attr]
+
+
+def _lies(value: torch.Tensor) -> str:
+    # As text: sizes may be symbols, of which nothing shall be assumed.
+    return f"{list(value.shape)} {value.stride()}"

@@ -1,0 +1,137 @@
+"""The text of a graph as a function of plain Python: no interpreter of nodes, no module calls.
+
+A boxed one takes its arguments in a list that it empties, and runs below autograd: see ``flat``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from fuser.fx.passes import FusionModule
+
+__all__ = ["as_function", "write_flat"]
+
+# Views as methods of a tensor: half of what the operator costs, of which a graph has hundreds.
+_ATEN = torch.ops.aten
+_METHODS: dict[Any, str] = {
+    _ATEN.view.default: "view",
+    _ATEN.t.default: "t",
+    _ATEN.permute.default: "permute",
+    _ATEN.transpose.int: "transpose",
+    _ATEN.detach.default: "detach",
+    _ATEN.expand.default: "expand",
+    _ATEN.unsqueeze.default: "unsqueeze",
+    _ATEN.squeeze.dim: "squeeze",
+    _ATEN.select.int: "select",
+}
+
+
+def write_flat(graph_module: fx.GraphModule, *, is_boxed: bool) -> tuple[str, dict[str, Any]]:
+    """Return the text of a function ``run``, and the objects that its global names stand for."""
+    writer = _FlatWriter(graph_module, is_boxed=is_boxed)
+    return writer.write(), writer.names
+
+
+def as_function(graph_module: fx.GraphModule) -> Callable[..., Any]:
+    """Return what a graph does as a function of its arguments."""
+    text, names = write_flat(graph_module, is_boxed=False)
+    exec(compile(text, "<fuser graph>", "exec"), names)
+    run: Callable[..., Any] = names["run"]
+    return run
+
+
+class _FlatWriter:
+    def __init__(self, graph_module: fx.GraphModule, *, is_boxed: bool) -> None:
+        self.module = graph_module
+        self.is_boxed = is_boxed
+        # Global names of the function, and the name that each object has there.
+        self.names: dict[str, Any] = {}
+        self._known: dict[int, str] = {}
+        self._values = {node: f"v{number}" for number, node in enumerate(graph_module.graph.nodes)}
+
+    def write(self) -> str:
+        """Write the function's text."""
+        nodes = list(self.module.graph.nodes)
+        placeholders = [self._values[node] for node in nodes if node.op == "placeholder"]
+        lines = []
+        if placeholders and self.is_boxed:
+            lines += [f"{', '.join(placeholders)}, = arguments", "arguments.clear()"]
+        last = self._last_readers(nodes)
+        for node in nodes:
+            dead = [self._values[value] for value in last.get(node, ())]
+            if node.op == "output":
+                lines.append(f"return {self._argument(node.args[0])}")
+            elif node.op != "placeholder":
+                lines.append(f"{self._values[node]} = {self._call(node)}")
+            if dead and node.op != "output":
+                lines.append(f"del {', '.join(dead)}")
+        head = [f"def run({', '.join(placeholders)}):"]
+        if self.is_boxed:
+            head = ["def run(arguments):", "    with below_autograd():"]
+        indent = "    " * len(head)
+        return "\n".join([*head, *(f"{indent}{line}" for line in lines), ""])
+
+    def _last_readers(self, nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+        # For each node the values that nobody reads after it; those that nobody reads at all go at once.
+        seen: set[fx.Node] = set()
+        last: dict[fx.Node, list[fx.Node]] = {}
+        for node in reversed(nodes):
+            own = [value for value in (node, *node.all_input_nodes) if value not in seen]
+            seen.update(own)
+            last[node] = [value for value in dict.fromkeys(own) if value.op != "output"]
+        return last
+
+    def _call(self, node: fx.Node) -> str:
+        if node.op == "get_attr":
+            return self._object(_find_attribute(self.module, str(node.target)))
+        arguments = list(map(self._argument, node.args))
+        arguments += [f"{name}={self._argument(value)}" for name, value in node.kwargs.items()]
+        if node.op == "call_method":
+            return f"{arguments[0]}.{node.target}({', '.join(arguments[1:])})"
+        target: Any = node.target
+        if target in _METHODS and not node.kwargs:
+            return f"{arguments[0]}.{_METHODS[target]}({', '.join(arguments[1:])})"
+        if target is operator.getitem and len(arguments) == 2:
+            return f"{arguments[0]}[{arguments[1]}]"
+        if node.op == "call_module":
+            target = self.module.get_submodule(str(target))
+            # Where autograd looks, some fusion nodes are more than a call of their group.
+            is_call = isinstance(target, FusionModule) and (self.is_boxed or type(target) is FusionModule)
+            target = target.run if is_call else target
+        return f"{self._object(target)}({', '.join(arguments)})"
+
+    def _argument(self, value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return self._values[value]
+        if isinstance(value, torch.Size):
+            return self._object(value)
+        if isinstance(value, list | tuple):
+            # torch.fx has classes of its own, which operators do not take.
+            items = "".join(f"{self._argument(item)}, " for item in value)
+            name = self._object(type(value)) if hasattr(value, "_fields") else ""
+            return f"[{items}]" if isinstance(value, list) else f"{name}({items})"
+        if type(value) is slice:
+            return f"slice({', '.join(map(self._argument, (value.start, value.stop, value.step)))})"
+        if isinstance(value, dict):
+            return f"{{{', '.join(f'{key!r}: {self._argument(item)}' for key, item in value.items())}}}"
+        if value is None or type(value) in (bool, int, str):
+            return repr(value)
+        return self._object(value)
+
+    def _object(self, value: Any) -> str:
+        name = self._known.get(id(value))
+        if name is None:
+            name = self._known[id(value)] = f"g{len(self._known)}"
+            self.names[name] = value
+        return name
+
+
+def _find_attribute(module: Any, path: str) -> Any:
+    for name in path.split("."):
+        module = getattr(module, name)
+    return module
