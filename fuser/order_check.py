@@ -47,7 +47,7 @@ LONG_COLUMN = 256
 SCALARS = {"eps": 1e-5, "momentum": 0.1}
 
 # Orders (Reduction.order) of sums of exponentials.
-_OF_POWERS = ("softmax", "log_softmax")
+_OF_POWERS = ("softmax", "log_softmax", "softmax_cast", "log_softmax_cast")
 _NARROW = (torch.float16, torch.bfloat16)
 # Orders of sums of squares, whose differences results of 16 bits hide.
 _HIDDEN = ("norm", "welford")

@@ -226,10 +226,12 @@ def _spread(
         while team > least and 2 * each <= (most if schedule.y > 1 else FEW_ELEMENTS):
             team, each = team // 2, 2 * each
     # Blocks share a row that fills a processor's registers, if warps of theirs have slots of their own.
-    is_large = schedule.y > 1 and each * team * bytes_per_element > CLUSTER_BYTES
+    held_bytes = max(bytes_per_element, kept_bytes)
+    is_large = schedule.y > 1 and each * team * held_bytes >= CLUSTER_BYTES
     while is_large and cluster < clusters and team > LEAST_TEAM:
         cluster, team = cluster * 2, team // 2
-        is_large = each * team * bytes_per_element > CLUSTER_BYTES or team > MOST_TEAM
+        is_large = each * team * held_bytes >= CLUSTER_BYTES or team > MOST_TEAM
+    multiple = 0 if vector == schedule.vector or space.sizes[0] % vector else vector
     threads = team * cluster
     steps = steps * (schedule.slots // threads) if schedule.is_even else -(-length // (threads * vector))
     block = max(team, BLOCK) if cluster == 1 else team
@@ -237,10 +239,15 @@ def _spread(
         # In eight sizes to a power of two.
         step = max((1 << max(steps - 1, 0).bit_length()) // 8, 1)
         unroll = max(-(-steps // step) * step, 1)
-        return vector, Tuning(block=block, unroll=unroll, team=team, is_resident=True, cluster=cluster)
+        if length == unroll * threads * vector and rows.reduced == 1 and not order.has_edges:
+            multiple = length
+        return vector, Tuning(
+            block=block, unroll=unroll, team=team, is_resident=True, cluster=cluster, multiple=multiple
+        )
     # What is read again comes from as many threads as there are.
     unroll = min(max(IN_FLIGHT_BYTES // (2 * vector * bytes_per_element), 1), MAX_UNROLL)
-    return vector, Tuning(block=max(threads, BLOCK), unroll=1 << unroll.bit_length() - 1, team=threads)
+    unroll = 1 << unroll.bit_length() - 1
+    return vector, Tuning(block=max(threads, BLOCK), unroll=unroll, team=threads, multiple=multiple)
 
 
 def _neighbours(space: IterationSpace, rows: RowSpec, itemsize: int, team: int) -> int:

@@ -20,7 +20,8 @@ KEPT_ORDERS: dict[str, frozenset[str]] = {
         (
             *ANY_ORDER, "sum", "norm", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx",
             *FAST_ORDERS, "gamma_beta", "batch_norm", "batch_norm_planes", "batch_norm_plane_sums", "group_norm",
-            "softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "nll_loss", "scan",
+            "softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "softmax_cast",
+            "log_softmax_cast", "nll_loss", "scan",
         )
     ),
     "cpu": frozenset(("sum", "scan")),

@@ -27,13 +27,13 @@ from fuser.errors import (
     UnsupportedError,
 )
 from fuser.fallback import Fallback
-from fuser.function import View
+from fuser.function import Function, View
 from fuser.fused_kernel import ArgumentPacker
 from fuser.geometry import workspace_bytes
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import ArgSpec, InputSpec, KernelSpec, ValueLayout, infer_layouts, infer_typing
 from fuser.layout import IterationSpace
-from fuser.ops import Expansion, expand, ordered_form
+from fuser.ops import REDUCTIONS, Expansion, expand, ordered_form
 from fuser.order_check import OrderCase, is_kept
 from fuser.orders import RowOrder
 from fuser.plan import Buffer, Plan, Step, event_name
@@ -398,19 +398,22 @@ def _check_orders(spec: KernelSpec, expanded: _Expanded, device: torch.device, o
     group = expanded.group
     for index, item in enumerate(group.applications):
         reduction = item.function.reduction
-        if reduction and reduction.order == "pick" and item.tensors[0] < len(group.inputs):
+        if group.is_strict and reduction and reduction.order == "pick" and item.tensors[0] < len(group.inputs):
             error = UnsupportedError(f"op {item.function.name!r} of rows in memory")
             error.application, error.is_expected = expanded.expansion.origins[index], True
             raise error
-    kept: dict[int, list[RowOrder]] = {}
-    for index, order in orders.items():
+    kept: dict[tuple[int, Function, tuple[TensorDesc, ...]], list[RowOrder]] = {}
+    for step, order in orders.items():
         if order is not None and group.is_strict:
-            kept.setdefault(expanded.expansion.origins[index], []).append(order)
-    for index, found in kept.items():
-        application = spec.group.applications[index]
-        tensors = tuple(expanded.whole[value].desc for value in application.tensors)
-        if not is_kept(OrderCase(application.function, tuple(found), tensors, device), _run_alone):
-            error = UnsupportedError(f"op {application.function.name!r} in an order that is not this torch's")
+            # A reduction of torch's is compared by itself, also where it is a step of an op.
+            index, item, values = expanded.expansion.origins[step], group.applications[step], expanded.values
+            if item.function.op not in REDUCTIONS:
+                item, values = spec.group.applications[index], expanded.whole
+            tensors = tuple(values[value].desc for value in item.tensors)
+            kept.setdefault((index, item.function, tensors), []).append(order)
+    for (index, function, tensors), found in kept.items():
+        if not is_kept(OrderCase(function, tuple(found), tensors, device), _run_alone):
+            error = UnsupportedError(f"op {function.name!r} in an order that is not this torch's")
             error.application, error.is_expected = index, True
             raise error
 

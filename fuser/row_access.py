@@ -49,6 +49,8 @@ PERSISTENT_THREADS = ((1152, 640), (1024, 512))
 ROWS_OF_TEAM = 4
 # Elements of rows that lie side by side for which a block is enough.
 FEW_TO_ADD = 2048
+# Rows of a block that takes one element of each.
+PICKERS = 128
 # Accumulators that wait in shared memory for the other threads of a block; a few bytes each.
 MAX_WAITING = 2048
 
@@ -118,7 +120,9 @@ def plan_row_walk(
         # A kernel that holds its rows holds all that it reads again.
         held_bytes = sum(itemsizes[slot] for slot in moving if slot >= len(group.outputs))
         limits = replace(limits, shared_bytes=limits.shared_bytes * read_bytes // max(held_bytes, 1))
-        if pieces:
+        if _only_picks(group, rows):
+            tuning = Tuning(block=PICKERS, team=1, is_resident=True)
+        elif pieces:
             length = prod(space.sizes[: rows.reduced])
             tuning = _persistent(length, vector)
             for slot in pieces:
@@ -153,6 +157,13 @@ def _is_one_pass(group: FusionGroup, rows: RowSpec) -> bool:
     # Whether nothing is computed per element after a reduction.
     levels = reduction_levels(group)
     return max(levels) == 1 and all(rows.is_row[value] for value in group.outputs if levels[value])
+
+
+def _only_picks(group: FusionGroup, rows: RowSpec) -> bool:
+    # Whether one element of a row is all that is read: nobody walks for it.
+    reductions = [item.function.reduction for item in group.applications if item.function.reduction]
+    is_alone = all(rows.is_row[value] for value in group.outputs)
+    return is_alone and all(reduction.order == "pick" for reduction in reductions)
 
 
 def _along(

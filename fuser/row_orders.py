@@ -76,14 +76,20 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
         elif op is None and not reduction.order:
             orders[index] = None
         elif group.is_strict or reduction.order in FAST_ORDERS:
-            value = item.tensors[0]
-            if reduction.order == "softmax":
+            value, name = item.tensors[0], reduction.order
+            if name in {"softmax", "softmax_cast"}:
                 # Of what is added the order depends on what it is made of.
                 value = group.applications[producers[value]].tensors[0]
+            if name.endswith("_cast"):
+                # Of what torch converts in the same kernel, on what that converts.
+                origin = group.applications[producers[value]].tensors[0]
+                dtypes = [values[at].desc.dtype for at in (origin, value)]
+                is_whole = dtypes == [torch.float16, torch.float32] and device.type == "cuda"
+                value, name = (origin, name) if is_whole else (value, name.removesuffix("_cast"))
             value = _converted(group, values, value)
             desc = values[value].desc
             source = value if value < len(group.inputs) else -1
-            order = torchs_order(item.function, desc, dims, device, source, are_aligned=are_aligned)
+            order = torchs_order(item.function, desc, dims, device, source, name, are_aligned=are_aligned)
             given = [values[value].desc for value in item.tensors]
             if reduction.order.startswith("batch_norm") and any(
                 own.strides != desc.strides for own in given if own.shape == desc.shape
@@ -136,6 +142,7 @@ def torchs_order(
     dims: tuple[int, ...],
     device: torch.device,
     source: int,
+    name: str = "",
     *,
     are_aligned: bool = True,
 ) -> RowOrder | None:
@@ -147,12 +154,14 @@ def torchs_order(
         dims: along what, ascending.
         device: where.
         source: the group's input that is reduced; -1 for what would be a tensor of its own.
+        name: of the order, if it is not the reduction's.
         are_aligned: whether all of the group's inputs are, on which the kernels of ATen's larger ops depend.
     """
     reduction = function.reduction
     assert reduction is not None, "it is one"
     assert desc.dtype is not None, "numbers are not reduced"
-    if reduction.order not in KEPT_ORDERS.get(device.type, ()) or not desc.dtype.is_floating_point:
+    name = name or reduction.order
+    if name not in KEPT_ORDERS.get(device.type, ()) or not desc.dtype.is_floating_point:
         return None
     layout, size = coalesce(desc.shape, desc.strides, dims), desc.dtype.itemsize
     if reduction.scans:
@@ -164,16 +173,16 @@ def torchs_order(
     if reduced != sorted(reduced, reverse=True):
         # ATen numbers elements by their strides.
         return None
-    if "softmax" in reduction.order and not is_contiguous(desc.shape, desc.strides):
+    if "softmax" in name and not is_contiguous(desc.shape, desc.strides):
         # ATen copies it first.
         return None
-    finds_vectors, is_softmax = reduction.order in {"sum", "norm", "welford"}, "softmax" in reduction.order
-    if finds_vectors or reduction.order in {"softmax", "log_softmax"}:
+    finds_vectors, is_softmax = name in {"sum", "norm", "welford"}, "softmax" in name
+    if finds_vectors or (is_softmax and "backward" not in name):
         # Four elements of eight bytes may lie between vectors; softmax has fewer then.
         are_aligned = source < 0 or (desc.is_aligned and (4 * size <= VECTOR_BYTES or is_softmax))
     elif is_softmax and not are_aligned:
         return None
-    schedule = find_schedule(reduction.order, layout, size, gpu_size(device), is_aligned=are_aligned)
+    schedule = find_schedule(name, layout, size, gpu_size(device), is_aligned=are_aligned)
     if schedule is None:
         return None
     if not (finds_vectors or is_softmax):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fuser.cxx.brief import BRIEF
+from fuser.cxx.brief import BRIEF, returns_exp
 from fuser.cxx.functor import MATH_FUNCTIONS, Functor, Role
 from fuser.dtypes import dtype_info
 from fuser.element import ElementWriter, number_expression, output_type
@@ -79,9 +79,18 @@ class RowPass:
     is_free: bool = False
     # Whether combining takes several decisions: a compiler vectorises one such call in a loop, not three.
     decides: bool = False
+    # Computes the element of the row whose number a row's value says, ``which``: for reductions that take it alone.
+    pick: RowPart | None = None
+    picks: tuple[Accumulator, ...] = ()
+    which: str = ""
     # The same of columns, to whose parts each element adds: accumulators, and what combines two parts.
     columns: tuple[Accumulator, ...] = ()
     merge: RowPart | None = None
+
+    @property
+    def parts(self) -> tuple[RowPart, ...]:
+        """What reads values of the row."""
+        return tuple(part for part in (self.row, self.element, self.pick) if part)
 
 
 class RowWriter:
@@ -126,10 +135,19 @@ class RowWriter:
                         self.kept |= dict.fromkeys(self.writer.values(index), earlier)
 
     def _pass(self, level: int) -> RowPass:
-        every = self._reductions_in(level)
+        picks = self._picks_in(level)
+        every = [index for index in self._reductions_in(level) if index not in picks]
         row = self._row_part(level)
+        quotients = self._row_quotients(level, every)
+        if self.writer.is_strict:
+            self.writer.quotients = {index: (slot, f"e{by[1:]}.quotient") for index, (slot, by, _) in quotients.items()}
         element = self._element_part(level, every)
-        quick = self._quick_part(level, every)
+        self.writer.quotients = {index: (slot, f"{by}.{how}") for index, (slot, by, how) in quotients.items()}
+        quick = self._element_part(level, every, "quick") if quotients else None
+        self.writer.quotients = {}
+        pick = self._pick_part(level, picks) if picks else None
+        which = f"v{self._number_of(picks[0])}" if picks else ""
+        picked = tuple(item for index in picks for item in self.accumulators[index])
         columns = [index for index in every if self._reduction(index).pieces]
         reductions = [index for index in every if index not in columns]
         accumulators, others = (
@@ -140,7 +158,19 @@ class RowWriter:
         is_free = all(self._reduction(index).order in ANY_ORDER for index in reductions)
         commutes = is_free or all(is_sum(self._reduction(index).combine) for index in reductions)
         decides = any(takes_decisions(self._reduction(index).combine) for index in reductions)
-        return RowPass(row, element, quick, combine, accumulators, commutes, is_free, decides, others, merge)
+        return RowPass(
+            row, element, quick, combine, accumulators, commutes, is_free, decides, pick, picked, which, others, merge
+        )
+
+    def _picks_in(self, level: int) -> list[int]:
+        # The reductions that take one element of a row, of the same number: nobody walks for them.
+        if self.writer.args.device_type != "cuda" or self.rows.is_across or self.writer.args.tuning.piece:
+            return []
+        found = [index for index in self._reductions_in(level) if self._reduction(index).order == "pick"]
+        return [index for index in found if self._number_of(index) == self._number_of(found[0])]
+
+    def _number_of(self, index: int) -> int:
+        return self.group.applications[index].tensors[1]
 
     def _level_of(self, index: int) -> int:
         # In which pass an application is computed first.
@@ -210,17 +240,17 @@ class RowWriter:
         return [" * ".join(sizes[: self.rows.reduced]), " * ".join(kept)]
 
     # --- per element -------------------------------------------------------------------------------------------------
-    def _quick_part(self, level: int, reductions: Sequence[int]) -> RowPart | None:
-        if self.writer.args.device_type != "cuda" or self.rows.order is not None or self.rows.is_across:
-            return None
+    def _row_quotients(self, level: int, reductions: Sequence[int]) -> dict[int, tuple[int, str, str]]:
+        # What a thread adds to what it has cannot be done again.
+        adds = self.rows.adds and reductions
+        if self.writer.args.device_type != "cuda" or self.rows.is_across or adds:
+            return {}
         chosen = self._element_closure(self._wanted(self._stored_in(level), reductions), level)
-        self.writer.quotients = {index: found for index in chosen if (found := self._row_quotient(index))}
-        part = self._element_part(level, reductions, "quick") if self.writer.quotients else None
-        self.writer.quotients = {}
-        return part
+        return {index: found for index in chosen if (found := self._row_quotient(index))}
 
-    def _row_quotient(self, index: int) -> tuple[int, str] | None:
-        # Which tensor an application divides by what its row has, and what divides. In float: the prelude has no other.
+    def _row_quotient(self, index: int) -> tuple[int, str, str] | None:
+        # Which tensor an application divides by what its row has, what divides, and how. In float: the prelude has no
+        # other.
         item = self.group.applications[index]
         slots = find_quotient(item.function.functor)
         if slots is None or dtype_info(self.writer.typing.common[index]).compute != "float":
@@ -230,8 +260,35 @@ class RowWriter:
             return None
         # Quotients of bfloat16 lie so far from the middle of two of them that their last bits do not matter.
         dtypes = {self.writer.typing.values[value] for value in (*item.tensors, *self.writer.values(index))}
-        is_rough = not self.writer.is_strict or dtypes == {torch.bfloat16}
-        return slots[0], f"d{divisor}.{'rough_quotient' if is_rough else 'quotient'}"
+        is_strict = self.writer.is_strict
+        is_rough = not is_strict or dtypes == {torch.bfloat16}
+        # A division of fast numerics takes no longer than to ask for zeros.
+        kind = "share" if is_strict and self._is_power_of(item.tensors[slots[0]], divisor) else "quotient"
+        return slots[0], f"d{divisor}", f"{'rough_' * is_rough}{kind}"
+
+    def _is_power_of(self, value: int, total: int) -> bool:
+        # Whether a value is an exponential, and the total is what all of a row's add up to.
+        source, total_source = self.producers[value], self.producers[total]
+        if source < 0 or total_source < 0 or not returns_exp(self.group.applications[source].function.functor):
+            return False
+        item = self.group.applications[total_source]
+        reduction = item.function.reduction
+        if reduction is None or reduction.finish or item.tensors != (value,):
+            return False
+        whole = item.function.functor
+        is_plain = whole.source.partition("{")[2].split() == f"return {whole.tensors[0].name}; }}".split()
+        return is_plain and is_sum(reduction.combine)
+
+    def _pick_part(self, level: int, picks: Sequence[int]) -> RowPart:
+        # From the row's tensors, whatever passes keep.
+        chosen = self._element_closure(self._wanted((), picks), 0)
+        self.writer.storing = []
+        lines = [line for index in chosen for line in self.writer.application(index)]
+        lines += [line for index in picks for line in self._map(index)]
+        made = self._made(chosen)
+        read = [f"v{value}" for value in self._read([*chosen, *picks]) if value not in made]
+        writes = [f"m{item.name}" for index in picks for item in self.accumulators[index]]
+        return self._function(f"fuser_pick{level}", read, writes, [*chosen, *picks], lines)
 
     def _element_part(self, level: int, reductions: Sequence[int], name: str = "element") -> RowPart | None:
         stored = self._stored_in(level)
@@ -263,7 +320,8 @@ class RowWriter:
         writes += self._outputs(stored)
         if self.writer.quotients:
             divisors = [*dict.fromkeys(name.partition(".")[0] for _, name in self.writer.quotients.values())]
-            self.types |= dict.fromkeys(divisors, "fuser_divisor&") | {"is_exact": "bool"}
+            kinds = {"d": "fuser_divisor&", "e": "fuser_exact_divisor&"}
+            self.types |= {name: kinds[name[0]] for name in divisors} | {"is_exact": "bool"}
             read, writes = [*read, *divisors], [*writes, "is_exact"]
         return self._function(f"fuser_{name}{level}", read, writes, [*chosen, *reductions], lines)
 

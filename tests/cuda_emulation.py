@@ -59,6 +59,10 @@ template <typename C> static inline C fuser_cross(C v, long long) { return v; }
 static inline void __threadfence() {}
 static inline float __frcp_rn(float v) { return 1.0f / v; }
 static inline float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+static inline double __fma_rn(double x, double y, double z) { return __builtin_fma(x, y, z); }
+static inline unsigned fuser_bits_of(float v) { unsigned u; memcpy(&u, &v, 4); return u; }
+// The host's prelude has it for some types.
+#define __float_as_uint fuser_bits_of
 static inline unsigned atomicAdd(unsigned* to, unsigned by) { const unsigned was = *to; *to += by; return was; }
 static inline unsigned atomicExch(unsigned* to, unsigned by) { const unsigned was = *to; *to = by; return was; }
 static inline unsigned __ldcg(const unsigned* from) { return *from; }

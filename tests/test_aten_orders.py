@@ -155,6 +155,9 @@ def even(x: int, y: int, vector: int, *, is_serial: bool = False) -> Schedule:
         ("softmax", 12256, 4, True, even(32, 32, 4)),
         ("softmax", 24504, 2, True, Schedule(32, 32, 1, 1, 8)),
         ("softmax", 50257, 2, True, even(32, 32, 8)),
+        ("softmax_cast", 1024, 2, True, Schedule(32, accumulators=1)),
+        ("softmax_cast", 1025, 2, False, even(32, 32, 8)),
+        ("log_softmax_cast", 4096, 2, True, Schedule(32, 32, 1, 1, 8)),
         ("softmax_backward", 1024, 4, True, Schedule(32, accumulators=1)),
         ("softmax_backward", 1025, 4, True, even(32, 4, 4, is_serial=True)),
         ("softmax_backward", 1536, 4, True, Schedule(32, 8, 1, 1, 4)),
@@ -356,6 +359,58 @@ def test_kernels_keep_every_order(shape: tuple[int, ...], dims: tuple[int, ...],
     check_kernel(shape, dims, dtype, op)
 
 
+def shares(order: str) -> FusionGroup:
+    """Powers of the elements, and what part each is of its row's."""
+    builder = GroupBuilder("strict")
+    power = Function(parse_functor("template <typename T> T power(T x) { return exp(x); }"))
+    (e,) = builder.apply(power, [builder.add_input("x")])
+    (s,) = builder.apply(total_function(1, order), [e])
+    share = Function(parse_functor("template <typename T> T share(T e, T s) { return e / s; }"))
+    return builder.build([e, s, *builder.apply(share, [e, s])])
+
+
+# Vectors of neighbours, whole ones and others, and rows in the canonical order.
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    ("order", "length", "dtype"),
+    [
+        ("softmax", 512, torch.float32),
+        ("", 512, torch.bfloat16),
+        pytest.param("softmax", 3001, torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param("", 9000, torch.float32, marks=pytest.mark.slow),
+    ],
+)
+def test_shares_of_a_row_are_quotients(order: str, length: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, length) * 3
+    # Powers that are 0, denormal, and so small that a quotient is; a row that comes to infinity, and one to nothing.
+    x[:, ::7], x[:, 1::9], x[:, 2::31], x[1, 5], x[2] = -torch.inf, -90, -103, torch.inf, -torch.inf
+    e, s, q = run_emulated(shares(order), [x.to(dtype)])
+    assert (e == 0).any()
+    assert ((e > 0) & (e < 1e-38)).any()
+    assert torch.equal(torch.nan_to_num(q, 7.0), torch.nan_to_num((e.float() / s.float()).to(q.dtype), 7.0))
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(("numerics", "shape"), [("fast", (3, 5000)), ("strict", (9, 30))])
+def test_a_loss_reads_its_class_and_no_other(numerics: str, shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    x, target = torch.randn(shape) * 4, torch.randint(shape[1], shape[:1])
+    target[1], x[0, int(target[0]) - 1] = -100, -torch.inf
+    builder = GroupBuilder(numerics)
+    (y,) = builder.apply(composite_function("_log_softmax", (1,)), [builder.add_input("x")])
+    form = (False, 0, "float32", True, False)
+    given = [builder.add_input("target")], [builder.add_input("ignore_index", is_scalar=True)]
+    group = builder.build(builder.apply(composite_function("nll_loss_forward", form), [y, *given[0]], given[1]))
+    text = fuser.debug_get_fused_kernel_code(group, [x, target, -100], "cuda")
+    assert "void fuser_pick2(" in text
+    assert "void fuser_element2(" not in text
+    (loss,) = run_emulated(group, [x, target, -100])
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(x, target, reduction="none"))
+    target[2] = shape[1]
+    assert run_emulated(group, [x, target, -100])[0].isnan().nonzero().tolist() == [[2]]
+
+
 @pytest.mark.cpu
 def test_another_order_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fuser.row_orders.find_schedule", lambda *args, **kwargs: Schedule(32, 1, 1, 2, 2))
@@ -463,7 +518,7 @@ def test_balanced_rows_show_in_sixteen_bits() -> None:
 # --- where they are asked for ----------------------------------------------------------------------------------------
 def test_strict_groups_take_sums_where_an_order_is_known() -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
-        return torch.sigmoid(torch.relu(x).var(-1))
+        return torch.sigmoid(torch.relu(x).var(-1)) + torch.logsumexp(x, -1)
 
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
         inputs = {device: torch.empty(8, 300, device=device) for device in ("cuda", "cpu")}
@@ -471,7 +526,8 @@ def test_strict_groups_take_sums_where_an_order_is_known() -> None:
         graph = make_fx(step, tracing_mode="real")(x)
         fuser.fx.FusionPass()(graph)
         names = [str(node.target) for node in graph.graph.nodes if node.op in {"call_function", "call_module"}]
-        assert any("var" in name for name in names) == (device == "cpu"), (device, names)
+        for op in ("var", "logsumexp"):
+            assert any(op in name for name in names) == (device == "cpu"), (device, names)
 
 
 @pytest.mark.cpu

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from fuser.access import Tuning
 from fuser.codegen import Operand
@@ -102,8 +102,9 @@ class AlongElements(RowText):
         return [line for text in forget for line in ("#pragma unroll", text)]
 
     def _forgets(self, item: Operand) -> bool:
-        # Narrow ones take half the registers.
-        return item.info.dtype.itemsize < 4 and self.tuning.unroll * self.loop.vector > LONG_SHARE
+        # Narrow ones take half the registers, which are few in clusters, and where there are several operands.
+        has_few = self.tuning.cluster > 1 or len(self._read_by(self.loop.passes)) > 1
+        return has_few and item.info.dtype.itemsize < 4 and self.tuning.unroll * self.loop.vector > LONG_SHARE
 
     def _reads(self, items: list[Operand], row: str = "row", to: str = "", also: Sequence[str] = ()) -> list[str]:
         # What a thread reads of a row: variables whose names begin with ``to``, and what else it does for each vector.
@@ -164,15 +165,29 @@ class AlongElements(RowText):
         is_word = self.loop.vector * item.info.dtype.itemsize % 4 == 0
         return item.inner == 1 and is_row and is_word and 4 * item.access.width <= self.loop.vector
 
+    def _divisors(self, step: RowPass) -> list[str]:
+        # What a row's elements are divided by.
+        if step.quick is None or step.element is None:
+            return []
+        known = self.row_values(step.element)
+        divisors = [name for name in step.quick.reads if name[0] == "d"]
+        return [f"const fuser_divisor {name}(fuser_cast<float>({known[f'v{name[1:]}']}));" for name in divisors]
+
+    def _quickly(self, step: RowPass, element: RowPart, write: Callable[[RowPart], list[str]]) -> list[str]:
+        # What is done in less time first, and again where that fails.
+        if step.quick is None:
+            return write(element)
+        divisors = [name for name in element.reads if name[0] == "e"]
+        exact = [f"const fuser_exact_divisor {name}(d{name[1:]});" for name in divisors]
+        again = ["if (!is_exact) {", *indent([*exact, *write(element)]), "}"]
+        return ["{", *indent(["bool is_exact = true;", *write(step.quick), *again]), "}"]
+
     def _compute(self, level: int, step: RowPass, element: RowPart) -> list[str]:
-        known = self.row_values(element)
         outputs = [item for item in self.full(element) if item.is_output and self._is_anywhere(item)]
         parts, _, missing = self._parts(level)
         head = [parts] if step.accumulators else []
         head += [f"{self._vector(item)} made_{item.name}[U];" for item in outputs]
-        if step.quick:
-            divisors = [name for name in step.quick.reads if name[0] == "d"]
-            head += [f"const fuser_divisor {name}(fuser_cast<float>({known[f'v{name[1:]}']}));" for name in divisors]
+        head += self._divisors(step)
         each = self._vectors(level, step, element, is_whole=self._has_whole_chunks)
         none = ["#pragma unroll", f"for (int u = 0; u < U; ++u) {missing}"]
         none = indent(none * bool(step.accumulators))
@@ -237,11 +252,7 @@ class AlongElements(RowText):
         known |= {f"v{name[1:]}": f"fuser_to_compute({name}[u][k])" for name in self.loop.kept if name not in kept}
         known |= {name: f"kept_{name}[k]" for name in kept}
         lines += [f"{self.loop.types[name]} kept_{name}[V];" for name in kept]
-        if step.quick:
-            again = ["if (!is_exact) {", *indent(_each_element(element.call(known))), "}"]
-            lines += ["bool is_exact = true;", *_each_element(step.quick.call(known)), *again]
-        else:
-            lines += _each_element(element.call(known))
+        lines += self._quickly(step, element, lambda part: _each_element(part.call(known)))
         if step.columns:
             add = f"column{level}[u][k] = columns{level}.combine(column{level}[u][k], added[k]);"
             lines += _each_element(f"if (is_row) {add}" if self.teams > 1 else add)

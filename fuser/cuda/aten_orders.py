@@ -107,7 +107,7 @@ def find_schedule(order: str, layout: Layout, itemsize: int, gpu: GpuSize, *, is
         # Loss.cu: a block for all rows, of a sixteenth of them rounded to a power of two.
         rounded = 1 << round(log2(max(length // 16, 1)))
         return Schedule(min(max(rounded, WARP), 1024), accumulators=1)
-    return _softmax_schedule(length, itemsize, is_forward=order in {"softmax", "log_softmax"}, is_aligned=is_aligned)
+    return _softmax_schedule(order, length, itemsize, is_aligned=is_aligned)
 
 
 def _column_schedule(order: str, layout: Layout, gpu: GpuSize) -> Schedule | None:
@@ -156,16 +156,18 @@ def _across_softmax_schedule(layout: Layout) -> Schedule:
     return Schedule(1, threads, accumulators=1)
 
 
-def _softmax_schedule(length: int, itemsize: int, *, is_forward: bool, is_aligned: bool) -> Schedule:
+def _softmax_schedule(order: str, length: int, itemsize: int, *, is_aligned: bool) -> Schedule:
+    # Elements that are converted first stay in shared memory only.
+    is_forward, is_plain = "backward" not in order, order in {"softmax", "log_softmax"}
     # PersistentSoftmax.cuh: a warp for each row.
-    if length <= SHORT_SOFTMAX * (1 + is_forward) and length * itemsize <= SHORT_SOFTMAX_BYTES * (1 + is_forward):
+    if length <= SHORT_SOFTMAX * (1 + is_plain) and length * itemsize <= SHORT_SOFTMAX_BYTES * (1 + is_plain):
         return Schedule(_power_above(min(length, WARP)), accumulators=1)
     # SoftMax.cu: a block.
     vector = VECTOR_BYTES // itemsize
     threads = SOFTMAX_THREADS
     if not is_forward:
         threads = max(_power_above(min(length // vector, threads) // 2), WARP)
-    elif -(-length // threads) <= MAX_REGISTERS:
+    elif is_plain and -(-length // threads) <= MAX_REGISTERS:
         return Schedule(WARP, threads // WARP, accumulators=1)
     room = (SHARED_BYTES - threads // WARP * max(itemsize, 4)) // itemsize
     is_held = is_aligned and length % vector == 0 and length < room

@@ -122,7 +122,7 @@ class RowText:
 
     def row_inputs(self) -> list[Operand]:
         """Return the inputs that have one element per row and that some part reads."""
-        read = {name for step in self.loop.passes for part in (step.row, step.element) if part for name in part.reads}
+        read = {name for step in self.loop.passes for part in step.parts for name in part.reads}
         return [item for item in self.loop.operands if item.variable in self.loop.per_row & read]
 
     def row_values(self, part: RowPart, suffix: str = "") -> dict[str, str]:
@@ -137,6 +137,7 @@ class RowText:
         for level in self.combining:
             for item in self.loop.passes[level].accumulators:
                 known[f"t{item.name}"] = f"total{level}{suffix}.m{item.name}"
+        known |= {f"t{item.name}": f"m{item.name}" for step in self.loop.passes for item in step.picks}
         return {name: text for name, text in known.items() if name in part.reads}
 
     def row_outputs(self, step: RowPass) -> list[Operand]:

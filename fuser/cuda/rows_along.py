@@ -60,12 +60,40 @@ class AlongText(AlongElements):
 
     def _all_passes(self, writes: str) -> list[str]:
         # Of one row, whose parts one thread writes.
-        lines = [*self._row_variables(), *self._kept_vectors()]
+        # Elements that nobody walks for are read before all else, if the row's tensors say which they are.
+        given = {item.variable for item in self.row_inputs()}
+        early = [level for level, step in enumerate(self.loop.passes) if step.which in given]
+        lines = [*self._row_variables(), *(line for level in early for line in self._find_pick(level))]
+        lines += self._kept_vectors()
         for level, step in enumerate(self.loop.passes):
             lines += [f"// Pass {level}.", *self._row_part(step, writes)]
+            if step.pick is not None:
+                lines += [*([] if level in early else self._find_pick(level)), *self._pick(level)]
             if step.element is not None:
                 lines += self._pass(level, step, step.element)
         return lines
+
+    # --- elements that nobody walks for ------------------------------------------------------------------------------
+    def _find_pick(self, level: int) -> list[str]:
+        # What the one element that a pass picks reads; none where the row has no such element.
+        step = self.loop.passes[level]
+        assert step.pick is not None, "it picks one"
+        which = self.row_values(step.pick)[step.which]
+        there = f"is_there{level}"
+        lines = [f"const bool {there} = {which} >= 0 && {which} < static_cast<int64_t>(length);"]
+        at = [f"fuser_index rest = {there} ? {which} : 0;", *self.split("rest", self.reduced)]
+        for item in self.full(step.pick):
+            read = f"return fuser_load<1, 1>({self.address(f'row.{item.name}', item, self.reduced)}, int({there}));"
+            lines += [f"const auto picked{level}_{item.name} = [&] {{", *indent([*at, read]), "}();"]
+        return lines
+
+    def _pick(self, level: int) -> list[str]:
+        step = self.loop.passes[level]
+        assert step.pick is not None, "it picks one"
+        known = self.row_values(step.pick)
+        known |= {item.variable: f"fuser_to_compute(picked{level}_{item.name}[0])" for item in self.full(step.pick)}
+        made = [f"{item.type} m{item.name} = {item.identity};" for item in step.picks]
+        return [*made, f"if (is_there{level}) {step.pick.call(known)}"]
 
     def _cluster_kernel(self) -> list[str]:
         # Neighbouring blocks, which read and write each other's shared memory, have a chunk of one row each.
@@ -97,7 +125,8 @@ class AlongText(AlongElements):
         full = [item for step in self.loop.passes if step.element for item in self.full(step.element)]
         widest = max((item.info.dtype.itemsize for item in full if not item.is_counter), default=1)
         share = self.tuning.unroll * self.loop.vector
-        has_much = share > LONG_SHARE if is_heavy else share * widest > FEW_BYTES
+        again = [item for item in dict.fromkeys(full) if full.count(item) > 1 and not item.is_output]
+        has_much = share > LONG_SHARE if is_heavy else share * max(widest, 2 * len(again)) > FEW_BYTES
         # So do vectors that are put together, and warps that have not all of theirs.
         is_apart, has_gaps = not self._has_whole_vectors, not self._has_whole_chunks and self.tuning.team > WARP
         threads = RESIDENT_THREADS[is_heavy or (has_much and is_apart), has_much or is_apart or has_gaps]

@@ -272,6 +272,7 @@ class OrderedAlongText(AlongText):
                 *(f"  {item.type} counted{item.name} = 0;" for item in self._counted(step)),
             ]
         late = [item for item in self._inputs(element) if item not in self._resident()]
+        lines += self._divisors(step)
         inside = ["constexpr fuser_index begin = 0;"] if self.tuning.is_resident else []
         if level == 0 and self.tuning.is_resident:
             for site in self._sites:
@@ -339,10 +340,11 @@ class OrderedAlongText(AlongText):
         # What stays in registers beside what does not: a few vectors at a time.
         site = self._main
         loads = [f"{item.name}[u % L] = {self._read_at(item, site)};" for item in late]
+        known = {item: f"{item.name}[u % L]" for item in late}
         return in_turns(
             [self._declare(item, site, "L") for item in late],
             [*self._find(site), *self._coordinates(site), *loads],
-            self._compute_one(step, element, site, {item: f"{item.name}[u % L]" for item in late}),
+            self._quickly(step, element, lambda part: self._compute_one(step, part, site, known)),
         )
 
     def _inputs(self, element: RowPart) -> list[Operand]:
@@ -353,7 +355,7 @@ class OrderedAlongText(AlongText):
         return f"fuser_vector<{item.info.storage}, {vector}> {item.name}{site.suffix}[{count or site.unroll}];"
 
     def _find(self, site: _Site) -> list[str]:
-        if self._has_whole_chunks or not site.is_there:
+        if self._is_full or self._has_whole_chunks or not site.is_there:
             return [f"const fuser_index n = {site.first};", "constexpr int left = V;"]
         left = "(length - n < V ? static_cast<int>(length - n) : V)" if self._is_ragged else site.vector
         return [f"const fuser_index n = {site.first};", f"const int left = {site.is_there} ? {left} : 0;"]
@@ -373,6 +375,19 @@ class OrderedAlongText(AlongText):
         return ["const fuser_index i0 = n;"]
 
     @property
+    def _is_full(self) -> bool:
+        # Whether all vectors of all threads are there.
+        threads = self.tuning.team * self.tuning.cluster
+        is_whole = self.tuning.multiple == self.tuning.unroll * threads * self.loop.vector
+        return self._spreads and self.tuning.is_resident and is_whole
+
+    def _place_of(self, item: Operand) -> str:
+        if self._is_full and item.inner == 1 and not item.is_counter:
+            # As for rows in the canonical order: what all vectors of a thread have in common is added once.
+            return f"row.{item.name} + slot * V + u * (N * V)"
+        return self.address(f"row.{item.name}", item, self.reduced)
+
+    @property
     def _is_ragged(self) -> bool:
         return self.order.is_ragged or (self.is_wide and not self.tuning.multiple)
 
@@ -390,13 +405,14 @@ class OrderedAlongText(AlongText):
         vector = site.vector if item.inner else "1"
         if self._is_scattered(site):
             return f"fuser_pick_up<{vector}>(row.{item.name}, {self._lookup(item)}, n, left)"
-        place = self.address(f"row.{item.name}", item, self.reduced)
+        place = self._place_of(item)
         if item.inner == 2:
             return f"fuser_gather<{vector}>({place}, {self.stride(item, 0)}, left)"
         return f"fuser_load<{vector}, {item.access.width if vector == 'V' else 1}>({place}, left)"
 
     def _compute_at(self, step: RowPass, element: RowPart, site: _Site) -> list[str]:
-        return _unrolled(self._compute_one(step, element, site, {}), site)
+        # All vectors in one way: decisions take time.
+        return self._quickly(step, element, lambda part: _unrolled(self._compute_one(step, part, site, {}), site))
 
     def _compute_one(self, step: RowPass, element: RowPart, site: _Site, late: Mapping[Operand, str]) -> list[str]:
         # The u-th vector; ``late`` says where some inputs are.
@@ -452,7 +468,7 @@ class OrderedAlongText(AlongText):
     def _write_at(self, item: Operand, site: _Site) -> str:
         if self._is_scattered(site):
             return f"fuser_put_down(row.{item.name}, {self._lookup(item)}, n, {item.name}, is_row ? left : 0);"
-        place = self.address(f"row.{item.name}", item, self.reduced)
+        place = self._place_of(item)
         if item.inner == 2:
             return f"fuser_scatter<{site.vector}>({place}, {self.stride(item, 0)}, {item.name}, is_row ? left : 0);"
         width = item.access.width if site.vector == "V" else 1

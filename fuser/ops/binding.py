@@ -21,6 +21,7 @@ from fuser.ops.calls import (
     ASKING,
     Binder,
     OpCall,
+    asking,
     device_type_of,
     find_numerics,
     is_constant,
@@ -207,7 +208,7 @@ def _tensor_first(binder: Binder) -> Binder:
     def bind(input: Any, *args: Any, **kwargs: Any) -> OpCall | None:  # noqa: A002
         return None if is_number(input) else binder(input, *args, **kwargs)
 
-    return bind
+    return asking(bind) if binder in ASKING else bind
 
 
 def _bind_add(input: Any, other: Any, *, alpha: Any = 1) -> OpCall:  # noqa: A002

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +15,6 @@ from fuser.ops.index import index_function
 from fuser.ops.reduction_forms import FORMS, ReductionForm
 from fuser.ops.reductions import REDUCTIONS, may_have_bits, reduction_function
 from fuser.ops.table import cast_function, op_call, overloads
-from fuser.ops.views import view_function
 
 __all__ = ["reduction_functions", "reduction_methods"]
 
@@ -116,25 +114,6 @@ def _bind_normalize(input: Any, p: Any = 2.0, dim: Any = 1, eps: Any = 1e-12) ->
     return norm and op_call("div", input, floor)
 
 
-def _bind_logsumexp(input: Any, dim: Any, keepdim: Any = False) -> OpCall | None:  # noqa: A002
-    if is_number(input):
-        return None
-    # As ATen has it: integers become floats, and an infinite maximum is not subtracted.
-    number = op_call("div_number", input, 1)
-    top = _reduce("amax_or_end", number, dim, True)
-    dims = top and top.function.reduction and top.function.reduction.dims
-    if top is None or not dims:
-        return None
-    is_infinite = op_call("eq", op_call("abs", top), math.inf)
-    top = op_call("masked_fill", top, is_infinite, value=0.0)
-    total = _reduce("sum", op_call("exp", op_call("sub", number, top, minus_alpha=-1)), dim, keepdim)
-    if total is None:
-        return None
-    if not keepdim:
-        top = OpCall(view_function("squeeze", dims), (top,))
-    return op_call("add", op_call("log", total), top, alpha=1)
-
-
 def _bind_extremum(name: str) -> Binder:
     # torch.max(x), and of one dimension values and places; of two tensors it is torch's maximum.
     def bind(input: Any, dim: Any = None, keepdim: Any = False) -> OpCall | None:  # noqa: A002
@@ -154,8 +133,7 @@ def reduction_methods() -> dict[str, Binder]:
     """Return the binder of each method of tensors."""
     return {
         **{name: _bind_reduction(name) for name in ("amax", "amin", "any", "all")},
-        "count_nonzero": _bind_count_nonzero, "prod": _bind_prod, "logsumexp": _bind_logsumexp,
-        "cumsum": _bind_running,
+        "count_nonzero": _bind_count_nonzero, "prod": _bind_prod, "cumsum": _bind_running,
         **{name: _bind_total(name) for name in ("sum", "mean", "nansum")},
         **{name: _bind_form(bind) for name, bind in FORMS.items() if "linalg" not in name},
         "max": _bind_extremum("max"), "min": _bind_extremum("min"), "aminmax": _bind_aminmax,
@@ -188,8 +166,6 @@ def reduction_functions() -> dict[Any, Binder]:
         torch.linalg.vector_norm: _bind_form(FORMS["linalg_vector_norm"]),
         torch.linalg.norm: _bind_form(FORMS["linalg_norm"]),
         F.normalize: _bind_normalize,
-        torch.special.logsumexp: _bind_logsumexp,
-        _ATEN.logsumexp.default: _bind_logsumexp,
         **{
             overload: _bind_extremum(name)
             for name in ("max", "min") for overload in overloads(f"{name}.default", f"{name}.dim")

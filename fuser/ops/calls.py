@@ -121,6 +121,7 @@ def device_type_of(call: OpCall) -> str:
         meta = getattr(item, "meta", {})
         value = meta.get("val")
         found = value.device.type if isinstance(value, torch.Tensor) else meta.get(DEVICE_TYPE, "")
+        found = device_type_of(item) if isinstance(item, OpCall) else found
         if found:
             return str(found)
     return ""

@@ -55,7 +55,7 @@ def _forward_steps(form: Form, is_ordered: bool) -> FusionGroup:
     }}"""
     combine = functor(_ADD_THREE, (), 3) if len(names) == 3 else None
     finish = functor(text, (), len(found))
-    order = "pick" if is_ordered and not is_smooth else ""
+    order = "" if is_smooth else "pick"
     picks = reduce_step(pick, (1,), finish, order=order, combine=combine, keepdim=False, unpromoted=("t", "i"))
     values = builder.apply(picks, [x, of_row, place, *weight])
     own, scalars = "share" if has_weight else "T(1)", ["ignore_index"] + ["label_smoothing"] * is_smooth

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
-from fuser.cxx.functor import Functor
 from fuser.function import Function, Promotion, Reduction
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops.calls import Binder, OpCall, asking, is_number, known_of
 from fuser.ops.composites import COMPOSITES, Composite, Form, composite_function, step
 from fuser.ops.reductions import reduction_function
-from fuser.ops.table import OPS, convert_function
+from fuser.ops.table import OPS, convert_function, op_call
+from fuser.ops.views import view_function
 
-__all__ = ["softmax_functions", "softmax_methods", "total_function"]
+__all__ = ["highest_function", "softmax_functions", "softmax_methods", "total_function"]
 
 _ATEN = torch.ops.aten
 
@@ -32,24 +32,18 @@ _POWER = "T power(T x, T top) { return exp(x - top); }"
 _LARGER = "T larger(T a, T b) { return fmax(a, b); }"
 # In one text, so that a compiler contracts what it contracts in ATen's.
 _ADD_POWER = "T add_power(T sum, T x, T top) { return sum + exp(x - top); }"
-# What is divided by one number for a whole row takes two corrections by what is left over, where nothing underflows.
-_SOFTMAX = """T divide(T a, T b, T inverse) {
-  T quotient = a * inverse;
-  quotient = fma(fma(-b, quotient, a), inverse, quotient);
-  return fma(fma(-b, quotient, a), inverse, quotient);
-}
-template <typename T> T softmax(T top, T power, T total, T inverse) {
-  if (!(power > T(1e-28) || power == T(0))) return power / total;
-  return divide(power, total, inverse);
-}"""
-_INVERSE = "void inverse_of(T sum, T& total, T& inverse) { total = sum; inverse = T(1) / sum; }"
 
 
-def total_function(dim: int, order: str, mapped: str = _VALUE, finish: Functor | None = None) -> Function:
+def highest_function(dims: tuple[int, ...]) -> Function:
+    """Return the step that finds the largest element along dimensions, which are kept."""
+    return step(_VALUE, reduction=Reduction(step(_LARGER).functor, (-math.inf,), None, dims, True, order="any"))
+
+
+def total_function(dim: int, order: str, mapped: str = _VALUE) -> Function:
     """Return the step that adds up along a dimension, which is kept: its elements, or what a text makes of them."""
     add = step("T add(T a, T b) { return a + b; }").functor
     accumulate = step(_ADD_POWER).functor if order and mapped is _POWER else None
-    reduction = Reduction(add, (0,), finish, (dim,), True, order=order, accumulate=accumulate)
+    reduction = Reduction(add, (0,), None, (dim,), True, order=order, accumulate=accumulate)
     return step(mapped, promotion=Promotion.DEFAULT_WIDE, reduction=reduction)
 
 
@@ -59,33 +53,17 @@ def _forward_steps(op: str, form: Form, is_ordered: bool) -> FusionGroup:
     x = builder.add_input("input")
     if dtype:
         (x,) = builder.apply(convert_function(getattr(torch, dtype[0])), [x])
-    if is_ordered:
-        return _ordered_steps(builder, op, dim, x)
-    (top,) = builder.apply(reduction_function("amax_or_end", (dim,), True), [x])
-    (powers,) = builder.apply(step(_POWER, promotion=Promotion.DEFAULT_WIDE), [x, top])
-    (total,) = builder.apply(total_function(dim, ""), [powers])
+    (top,) = builder.apply(highest_function((dim,)), [x])
+    # What is converted, too, has a kernel of its own from float16.
+    order = op.removeprefix("_") + "_cast" * len(dtype) if is_ordered else ""
     if op == "_softmax":
-        # The tensor gives the result its dtype.
-        text = "T softmax(T x, T power, T total) { return power / total; }"
+        (powers,) = builder.apply(step(_POWER, promotion=Promotion.DEFAULT_WIDE), [x, top])
+        (total,) = builder.apply(total_function(dim, order), [powers])
+        # The maximum gives the result its dtype.
+        text = "T softmax(T top, T power, T total) { return power / total; }"
         last = step(text, unpromoted=("power", "total"), is_contiguous=True)
-        return builder.build(builder.apply(last, [x, powers, total]))
-    return _finish_log(builder, x, top, total)
-
-
-def _ordered_steps(builder: GroupBuilder, op: str, dim: int, x: int) -> FusionGroup:
-    highest = Reduction(step(_LARGER).functor, (-math.inf,), None, (dim,), True, order="any")
-    (top,) = builder.apply(step(_VALUE, reduction=highest), [x])
-    if op != "_softmax":
-        (total,) = builder.apply(total_function(dim, "log_softmax", _POWER), [x, top])
-        return _finish_log(builder, x, top, total)
-    (powers,) = builder.apply(step(_POWER, promotion=Promotion.DEFAULT_WIDE), [x, top])
-    sums = builder.apply(total_function(dim, "softmax", finish=step(_INVERSE, num_outputs=2).functor), [powers])
-    # The maximum gives the result its dtype.
-    last = step(_SOFTMAX, unpromoted=("power", "total", "inverse"), is_contiguous=True)
-    return builder.build(builder.apply(last, [top, powers, *sums]))
-
-
-def _finish_log(builder: GroupBuilder, x: int, top: int, total: int) -> FusionGroup:
+        return builder.build(builder.apply(last, [top, powers, total]))
+    (total,) = builder.apply(total_function(dim, order, _POWER), [x, top])
     (log,) = builder.apply(step("T log_of(T total) { return log(total); }"), [total])
     text = "T log_softmax(T x, T top, T log) { return x - top - log; }"
     last = step(text, unpromoted=("top", "log"), is_contiguous=True)
@@ -106,6 +84,22 @@ def _backward_steps(op: str, form: Form, is_ordered: bool) -> FusionGroup:
     (total,) = builder.apply(total_function(dim, order if is_ordered else ""), [grad])
     last = step(text, unpromoted=("total",), out_dtypes=(getattr(torch, dtype),), is_contiguous=True)
     return builder.build(builder.apply(last, [grad, y, total]))
+
+
+def _logsumexp_steps(form: Form, is_ordered: bool) -> FusionGroup:  # noqa: ARG001 - a sum of torch's is one of them
+    # As ATen has it: tensors of the dtype, and an infinite maximum is not subtracted.
+    dims, keepdim = form
+    builder = GroupBuilder()
+    x = builder.add_input("input")
+    (top,) = builder.apply(highest_function(dims), [x])
+    (top,) = builder.apply(step("T finite(T top) { return fabs(top) == T(INFINITY) ? T(0) : top; }"), [top])
+    (less,) = builder.apply(step("T difference(T x, T top) { return x - top; }"), [x, top])
+    (powers,) = builder.apply(step("T power_of(T less) { return exp(less); }"), [less])
+    (total,) = builder.apply(reduction_function("sum", dims, keepdim), [powers])
+    (log,) = builder.apply(step("T log_of(T total) { return log(total); }"), [total])
+    if not keepdim:
+        (top,) = builder.apply(view_function("squeeze", dims), [top])
+    return builder.build(builder.apply(step("T logsumexp(T log, T top) { return log + top; }"), [log, top]))
 
 
 def _eager_forward(name: str, form: Form, input: Any) -> Any:  # noqa: A002
@@ -131,6 +125,9 @@ def _define(op: str) -> None:
 
 for _name in ("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"):
     _define(_name)
+COMPOSITES["logsumexp"] = Composite(
+    "logsumexp", _logsumexp_steps, lambda form, **given: torch.logsumexp(given["input"], *form)
+)
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -150,6 +147,18 @@ def _bind_functional(op: str) -> Binder:
         return _bind(op)(input, dim, dtype)
 
     return bind
+
+
+@asking
+def _bind_logsumexp(input: Any, dim: Any, keepdim: Any = False) -> OpCall | None:  # noqa: A002
+    dims = (dim,) if type(dim) is int else tuple(dim) if isinstance(dim, list | tuple) else ()
+    if is_number(input) or not dims or not all(type(item) is int for item in dims) or type(keepdim) is not bool:
+        return None
+    known = known_of(input)
+    if known is None or not known.dtype.is_floating_point:
+        # Integers become floats.
+        input = op_call("div_number", input, 1)  # noqa: A001
+    return OpCall(composite_function("logsumexp", (dims, keepdim)), (input,))
 
 
 def _bind_softmin(input: Any, dim: Any = None, _stacklevel: Any = 3, dtype: Any = None) -> OpCall | None:  # noqa: A002
@@ -179,7 +188,7 @@ def _bind_backward(op: str) -> Binder:
 
 def softmax_methods() -> dict[str, Binder]:
     """Return the binder of each method of tensors."""
-    return {"softmax": _bind("_softmax"), "log_softmax": _bind("_log_softmax")}
+    return {"softmax": _bind("_softmax"), "log_softmax": _bind("_log_softmax"), "logsumexp": _bind_logsumexp}
 
 
 def softmax_functions() -> dict[Any, Binder]:
@@ -188,6 +197,8 @@ def softmax_functions() -> dict[Any, Binder]:
         F.softmax: _bind_functional("_softmax"),
         F.log_softmax: _bind_functional("_log_softmax"),
         F.softmin: _bind_softmin,
+        torch.special.logsumexp: _bind_logsumexp,
+        _ATEN.logsumexp.default: _bind_logsumexp,
         torch.special.softmax: _bind("_softmax"),
         torch.special.log_softmax: _bind("_log_softmax"),
         _ATEN.softmax.int: _bind("_softmax"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fuser.ops.reductions import REDUCTIONS, Dims, ReductionOp, reduction_function
+from fuser.ops.reductions import REDUCTIONS, Dims, ReductionOp
 from fuser.ops.table import ANY_REAL, FLOAT, REAL
 
 __all__: list[str] = []
@@ -47,19 +47,6 @@ def _into_float(op: ReductionOp) -> Callable[..., Any]:
     return run
 
 
-def _amax_or_end(x: torch.Tensor, dims: Dims, keepdim: bool) -> Any:
-    if x.is_complex():
-        # As torch.logsumexp has it.
-        x = x.real
-    if x.numel():
-        return torch.amax(x, () if dims is None else dims, keepdim)
-    reduction = reduction_function("amax", dims, keepdim).reduction
-    assert reduction is not None, "it is one"
-    return torch.full(reduction.reduce_shape(tuple(x.shape)), -math.inf, dtype=x.dtype, device=x.device)
-
-
-# The maximum, and of nothing the end of the dtype: a step of logsumexp.
-REDUCTIONS["amax_or_end"] = replace(REDUCTIONS["amax"], name="amax_or_end", eager=_amax_or_end, needs_elements=False)
 # Of equal elements the first one counts, of several NaN too: that of the left part, unless it is of no element.
 for _name, _sign, _end in (("argmax", ">", float("-inf")), ("argmin", "<", float("inf"))):
     REDUCTIONS[_name] = ReductionOp(

@@ -41,22 +41,53 @@ template <typename S, int N> FUSER_INLINE void fuser_forget(fuser_vector<S, N>& 
 // step would lose bits, what comes out is no quotient, and is_exact is cleared.
 struct fuser_divisor {
   float by, inverse, least;
+  unsigned int lowest;
 
   FUSER_INLINE explicit fuser_divisor(float by) : by(by) {
     inverse = fabsf(by) >= 0x1p-100f && fabsf(by) <= 0x1p100f ? __frcp_rn(by) : NAN;
     const float small = fabsf(inverse) * 0x1p-99f;
     least = small > 0x1p-125f ? small : 0x1p-125f;
+    const float low = by * 0x1p-124f > 0x1p-98f ? by * 0x1p-124f : 0x1p-98f;
+    lowest = by > 0 && inverse == inverse ? __float_as_uint(low) : 0xffffffffu;
   }
   FUSER_INLINE float quotient(float v, bool& is_exact) const {
     const float first = v * inverse, made = __fmaf_rn(__fmaf_rn(-by, first, v), inverse, first);
     is_exact &= fabsf(made) > least;
     return made;
   }
+  // Of v that is a part of `by`, as all that add up to it: none is negative. It may be 0.
+  FUSER_INLINE float share(float v, bool& is_exact) const {
+    const float first = v * inverse;
+    is_exact &= __float_as_uint(v) - 1u > lowest;
+    return __fmaf_rn(__fmaf_rn(-by, first, v), inverse, first);
+  }
+  FUSER_INLINE float rough_share(float v, bool& is_exact) const {
+    is_exact &= __float_as_uint(v) - 1u > lowest;
+    return v * inverse;
+  }
   // Within 2^-23 of it.
   FUSER_INLINE float rough_quotient(float v, bool& is_exact) const {
     const float made = v * inverse;
     is_exact &= fabsf(made) > least;
     return made;
+  }
+};
+
+// Divides any numbers by one, in double: what that rounds by lies far from the middle of two floats, or a quotient is
+// one of double's. The compiler does not see what it divides by: it would work its inverse out for those who never ask.
+struct fuser_exact_divisor {
+  double by, inverse;
+
+  FUSER_INLINE explicit fuser_exact_divisor(const fuser_divisor& from) {
+    float hidden = from.by;
+    unsigned int word = __float_as_uint(hidden);
+    asm volatile("" : "+r"(word));
+    memcpy(&hidden, &word, sizeof(word));
+    by = hidden, inverse = 1.0 / by;
+  }
+  FUSER_INLINE float quotient(float v, bool&) const {
+    const double first = v * inverse, rest = __fma_rn(-by, first, double(v));
+    return static_cast<float>(rest == rest ? __fma_rn(rest, inverse, first) : first);
   }
 };
 
