@@ -47,7 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 part.write_bytes(options.out.read_bytes())
             run = ["--model", options.model[slot], "--out", str(part), "--turns", str(folder / f"turns{gpu}")]
             run += ["--caches", str(folder / options.model[slot]), *options.rest]
-            environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu), "TORCHINDUCTOR_COMPILE_THREADS": str(THREADS)}
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+            device = visible[gpu] if gpu < len(visible) and visible[gpu] else str(gpu)
+            environment = os.environ | {"CUDA_VISIBLE_DEVICES": device, "TORCHINDUCTOR_COMPILE_THREADS": str(THREADS)}
             for more in ([], ["--warm"]):
                 run_until(until, ["benchmarks.models", *run, *more], environment)
 
