@@ -174,7 +174,8 @@ def test_loops_with_one_exponent_are_vectorised(
     ):
         torch.autograd.grad(function(x).sum(), x)
     compiler = find_compiler(config.cxx)
-    assert len(sources) >= 3
+    # One for each pass: the two functions differ in numbers alone.
+    assert len(sources) >= 2
     for source in sources:
         file = tmp_path / "kernel.cpp"
         file.write_text(source.text, encoding="utf-8")

@@ -164,8 +164,10 @@ def _find_strided_gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> l
         targets = backward.derived.targets
         step = case.adding_up(backward, tuple(_broadcast_dims(case, slot, shapes[slot], made) for slot in targets))
         for target, result in zip(targets, _run_pass(step, grads, values), strict=True):
-            is_whole = result.numel() == shapes[target].numel()
-            part = result.view(shapes[target]) if is_whole else result.sum_to_size(shapes[target])
+            part = result
+            if part.shape != shapes[target]:
+                is_added_up = part.numel() == shapes[target].numel()
+                part = part.view(shapes[target]) if is_added_up else part.sum_to_size(shapes[target])
             if part.device != case.devices[target]:
                 part = part.to(case.devices[target])
             before = found[target]

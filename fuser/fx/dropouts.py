@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -227,8 +227,14 @@ class Otherwise:
 
 @functools.cache
 def _is_torchs(order: Order) -> bool:
-    # Each thread has several turns, the last of which not all threads have.
+    # Each thread has several turns, the last of which not all threads have. Sizes with vectors like these, and with the
+    # widest: how many elements lie side by side is part of the order.
     numel = (2 * order.threads(_MAX_ELEMENTS) * max(order.vector, _NUMBERS) + _BLOCK + 1) * order.vector
+    sizes = (numel, numel // _VECTOR_BYTES * _VECTOR_BYTES)
+    return all(_draws_as_torch(replace(order, vector=_find_vector(n, order.dtype.itemsize)), n) for n in sizes)
+
+
+def _draws_as_torch(order: Order, numel: int) -> bool:
     generator = torch.cuda.default_generators[order.device]
     before, chance = generator.get_offset(), 0.625
     x = torch.ones(numel, dtype=order.dtype, device=f"cuda:{order.device}")

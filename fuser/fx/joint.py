@@ -183,7 +183,9 @@ class _Differentiated(torch.autograd.Function):
         joint: Joint = ctx.joint
         given = [grads[slot] for slot in joint.continuous]
         found: list[torch.Tensor | None] = [None] * len(ctx.inputs)
-        if torch.is_grad_enabled():
+        plain = find_route([item for item in given if item is not None], below_autograd=True)
+        if torch.is_grad_enabled() or plain.route is not Route.KERNEL:
+            # Sparse gradients and others go where torch's own ops take them.
             inputs = [item() if isinstance(item, TensorWeakRef) else item for item in ctx.inputs]
             if any(item is None for item in inputs):
                 raise GradientError(
@@ -194,7 +196,8 @@ class _Differentiated(torch.autograd.Function):
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an inplace operation"
                 )
-            made = _differentiate(joint, inputs, given)
+            with torch.enable_grad():
+                made = _differentiate(joint, inputs, given)
         else:
             tangents = [
                 grad if grad is not None else torch.zeros(shape, dtype=dtype, device=device)

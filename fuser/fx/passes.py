@@ -135,9 +135,9 @@ class FusionPass(PassBase):
 
     Args:
         reduces: whether torch's reductions join groups.
-        differentiable: makes the fusion node of a group with torch's reductions (in strict numerics with any of torch's
-            ops), where autograd differentiates the graph: takes the group, the names of its nodes, and those as a graph
-            of the group's inputs. None: a node is a FusionModule.
+        differentiable: makes the fusion node of a group with torch's reductions (in strict numerics of any of torch's
+            ops and nothing else), where autograd differentiates the graph: takes the group, the names of its nodes, and
+            those as a graph of the group's inputs. None: a node is a FusionModule.
         device_type: where values are that the graph says nothing of, such as "cuda".
         numerics: what the groups run with, whatever the settings say: "strict" or "fast"; None: as the settings say.
         fuel: how many groups it may make; None: as many as the settings say for the whole process.
@@ -368,7 +368,7 @@ class _Substitution:
         name = next(self._names)
         group, arguments, names = writer.builder.build(handles), writer.arguments(), [node.name for node in found.nodes]
         make, nodes = self.differentiable, None
-        if make is not None and any(map(self._follows_torch, found.calls)):
+        if make is not None and self._follows_torch(found.calls, group):
             nodes = self._copy_nodes(found, returned, writer, arguments)
         log.say("node", f"{name}: {', '.join(names)}")
         made = FusionModule(group, names) if make is None or nodes is None else make(group, names, nodes)
@@ -387,10 +387,16 @@ class _Substitution:
         self.fused += found.nodes
         return made
 
-    def _follows_torch(self, call: OpCall | None) -> bool:
-        # Whether autograd differentiates a call by torch's formula: strict numerics promise its bits.
+    def _follows_torch(self, calls: Sequence[OpCall | None], group: FusionGroup) -> bool:
+        # Whether autograd differentiates a group by torch's formulas: strict numerics promise their bits where all of
+        # it is torch's. The derivative of functors is one kernel with that of their neighbours.
         is_strict = (self.numerics or config.numerics) == "strict"
-        return call is not None and (call.reduces or (is_strict and bool(call.function.op)))
+        found = [call for call in calls if call is not None]
+        if any(call.reduces for call in found):
+            return True
+        # Formulas are for the values of numbers: those that each call brings would make kernels without end.
+        has_numbers = any(item.is_scalar and item.default is None for item in group.inputs)
+        return is_strict and not has_numbers and all(call.function.op for call in found)
 
     def _copy_nodes(
         self, found: Partition, returned: Sequence[fx.Node], writer: _GroupWriter, arguments: Sequence[Any]

@@ -116,6 +116,8 @@ for _name in ("floor", "ceil", "trunc"):
 define("round", "T x", "return nearbyint(x);", torch.round)
 define("frac", "T x", "return x - trunc(x);", torch.frac)
 define("sign", "T x", "return T(int(T(0) < x) - int(x < T(0)));", torch.sign, kinds=REAL)
+# The same, but of complex numbers, which stay torch's.
+define("sgn", "T x", "return T(int(T(0) < x) - int(x < T(0)));", torch.sgn, kinds=REAL)
 define(
     "copysign",
     "T a, T b",
@@ -147,7 +149,7 @@ define(
     "addcmul",
     "T a, T b, T c, T value",
     # Times 1, ATen's kernel adds the product before it is rounded.
-    "return value == T(1) ? a + b * c : a + value * (b * c);",
+    "T x = value == T(1) ? b : value; T y = value == T(1) ? c : b * c; return a + x * y;",
     _of_tensors(torch.addcmul),
     kinds=REAL,
     scalars=("value",),

@@ -81,7 +81,7 @@ def further_functions() -> dict[Any, Callable[..., OpCall | None]]:
         "prelu": "_prelu_kernel.default", "mish_backward": "mish_backward.default",
         "hardsigmoid_backward": "hardsigmoid_backward.default", "hardswish_backward": "hardswish_backward.default",
     }  # fmt: skip
-    one = {"signbit": "signbit", "isposinf": "isposinf", "isneginf": "isneginf", "sign": "sgn"}
+    one = {"signbit": "signbit", "isposinf": "isposinf", "isneginf": "isneginf", "sgn": "sgn"}
     return {
         **{_overload(name): _bind(op) for op, names in both.items() for name in names.split()},
         **{_overload(f"{name}.default"): _bind_one(op) for op, name in one.items()},

@@ -87,7 +87,8 @@ struct fuser_exact_divisor {
   }
   FUSER_INLINE float quotient(float v, bool&) const {
     const double first = v * inverse, rest = __fma_rn(-by, first, double(v));
-    return static_cast<float>(rest == rest ? __fma_rn(rest, inverse, first) : first);
+    // Without a rest the first one is it, and keeps the sign of a zero.
+    return static_cast<float>(fabs(rest) > 0 ? __fma_rn(rest, inverse, first) : first);
   }
 };
 
