@@ -306,6 +306,7 @@ class Config:
             text = os.environ.get(setting.env)
             value = setting.default if text is None else _checked(setting, text, setting.env)
             self.__dict__[setting.name] = value
+        log.show(self.logs)
         self.__dict__["listeners"] = []
         self.__dict__["_numbers"] = itertools.count()
         self.touch()
@@ -316,6 +317,8 @@ class Config:
             if name not in _TABLE:
                 raise AttributeError(f"fuser.config has no setting {name!r}; it has {', '.join(_TABLE)}")
             self.__dict__[name] = _checked(_TABLE[name], value, f"fuser.config.{name}")
+            if name == "logs":
+                log.show(self.logs)
             self._find_generation()
 
     def touch(self) -> None:
@@ -324,7 +327,6 @@ class Config:
         self._find_generation()
 
     def _find_generation(self) -> None:
-        log.show(self.logs)
         values = tuple(getattr(self, name) for name in _TABLE)
         self.__dict__["generation"] = self._generations.setdefault(values, next(self._numbers))
         for listener in self.listeners:

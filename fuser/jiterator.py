@@ -26,7 +26,7 @@ from fuser.outputs import finish_traced_out
 from fuser.route import Route, call_anew, find_route, has_derivative
 from fuser.tensor_desc import read_number
 
-__all__ = ["JitFunction", "check_index", "check_scalar", "create_jit_fn", "create_multi_output_jit_fn", "jit_fn"]
+__all__ = ["JitFunction", "R", "check_index", "check_scalar", "create_jit_fn", "create_multi_output_jit_fn", "jit_fn"]
 
 PUBLIC = ("check", "defaults", "function", "index", "scalar_names", "signature", "source", "spec", "tensor_names")
 

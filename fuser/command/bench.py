@@ -88,15 +88,13 @@ def _make(name: str, function: JitFunction, tensors: Sequence[Any], numbers: dic
     if tensors[0].device.type != "cuda":
         raise RuntimeError("needs a GPU")
     # It has no index, and no dtypes of outputs.
-    make: Any = torch.cuda.jiterator._create_multi_output_jit_fn
-    outputs = function.function.num_outputs
-    theirs = make(functor.source, outputs, **numbers) if outputs > 1 else _make_theirs(functor.source, numbers)
+    made_by: Any = torch.cuda.jiterator
+    count = function.function.num_outputs
+    if count == 1:
+        theirs = made_by._create_jit_fn(functor.source, **numbers)
+    else:
+        theirs = made_by._create_multi_output_jit_fn(functor.source, count, **numbers)
     return lambda: theirs(*tensors)
-
-
-def _make_theirs(source: str, numbers: dict[str, Any]) -> Any:
-    make: Any = torch.cuda.jiterator._create_jit_fn
-    return make(source, **numbers)
 
 
 def _time_us(call: Callable[[], Any], seconds: float) -> float:

@@ -9,8 +9,9 @@ from typing import Any, overload
 import torch
 from torch import fx
 
-from fuser.fx.trace import FusedFunction, P, R
+from fuser.fx.trace import FusedFunction, P
 from fuser.graph import FusionGroup
+from fuser.jiterator import R
 
 __all__ = ["FusedModule", "fuse"]
 

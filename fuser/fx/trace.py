@@ -25,24 +25,23 @@ from fuser.fx.passes import FusionModule, FusionPass, warm_up_graph
 from fuser.fx.tracer import Traced, is_traced, trace
 from fuser.fx.whole import WholeFusion, find_whole_fusion
 from fuser.graph import FusionGroup
+from fuser.jiterator import R
 from fuser.launcher import Recorded, Replayer, Scalars, called_in_c, record_through
 from fuser.outputs import check_kinds, finish_out, finish_traced_out
 from fuser.process import Lock
 from fuser.route import call_anew, is_transformed, requires_grad
 
-__all__ = ["FusedFunction", "P", "R"]
+__all__ = ["FusedFunction", "P"]
 
-# A function's parameters and what it returns; without its first parameter; that one.
+# A function's parameters; those without the first one; that one.
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec, TypeVar
 
     P = ParamSpec("P", default=...)
-    R = TypeVar("R", default=Any)
 else:
     from typing import ParamSpec, TypeVar
 
     P = ParamSpec("P")
-    R = TypeVar("R")
 Q = ParamSpec("Q")
 S = TypeVar("S")
 
