@@ -133,11 +133,11 @@ def step_counts(source: KernelSource, sizes: Sequence[int]) -> tuple[int, ...]:
 
 def pack_geometry(source: KernelSource, space: IterationSpace) -> tuple[int, ...]:
     """Return the values of the struct's geometry fields, in their order: each is 8 bytes."""
-    counts = step_counts(source, space.sizes)
+    counts = step_counts(source, space.sizes) if source.rows is None else space.sizes
     fields = {
         "size": space.sizes,
         "count": counts,
-        # Nothing is divided where a reduced dimension has no element.
+        # Nothing is divided where a dimension has no element.
         "divide": tuple(divider(count or 1) for count in counts[:-1]),
         "offset": space.offsets,
         "period": (space.period, divider(space.period)) if space.period else (),

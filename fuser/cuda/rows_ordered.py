@@ -5,7 +5,7 @@ Each slot of the schedule is a thread, which has its accumulators in registers a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from fuser.codegen import Operand, RowLoop
@@ -169,7 +169,9 @@ class OrderedAlongText(AlongText):
         held[-1] += 4 * len(self.loop.kept)
         each = max(held)
         own = self.loop.vector if self.is_wide else max(schedule.accumulators, self.threads)
-        accumulators = own * max(len(step.accumulators) for step in self.loop.passes)
+        # Twice where a thread may add again.
+        twice = any(step.quick and step.accumulators for step in self.loop.passes)
+        accumulators = own * (1 + twice) * max(len(step.accumulators) for step in self.loop.passes)
         registers = REGISTERS + accumulators + self.tuning.unroll * self.loop.vector * each // 4
         threads = block * min(registers, MAX_REGISTERS)
         blocks = max((2 * PROCESSOR_REGISTERS + threads) // (2 * threads), 1)
@@ -414,6 +416,32 @@ class OrderedAlongText(AlongText):
         # All vectors in one way: decisions take time.
         return self._quickly(step, element, lambda part: _unrolled(self._compute_one(step, part, site, {}), site))
 
+    def _quickly(self, step: RowPass, element: RowPart, write: Callable[[RowPart], list[str]]) -> list[str]:
+        if step.quick is None or not step.accumulators:
+            return super()._quickly(step, element, write)
+        # What is added again is added to what a thread had before.
+        counted = [f"counted{item.name}" for item in self._counted(step)]
+        level = self.loop.passes.index(step)
+        each = ["#pragma unroll", "for (int i = 0; i < A; ++i)"]
+        # A compiler would keep what it made of the elements, too.
+        read = [item for item in self._inputs(element) if item.inner]
+        forget = [f"for (int u = 0; u < U; ++u) fuser_forget({item.name}[u]);" for item in read]
+        return [
+            "{",
+            "  bool is_exact = true;",
+            f"  fuser_pass{level}::part before[A];",
+            *indent([*each, "  before[i] = own[i];"]),
+            *(f"  const auto before_{name} = {name};" for name in counted),
+            *indent(write(step.quick)),
+            "  if (!is_exact) {",
+            *indent([*each, "  own[i] = before[i];"], 2),
+            *(f"    {name} = before_{name};" for name in counted),
+            *(f"    {line}" for text in forget for line in ("#pragma unroll", text)),
+            *indent(write(element), 2),
+            "  }",
+            "}",
+        ]
+
     def _compute_one(self, step: RowPass, element: RowPart, site: _Site, late: Mapping[Operand, str]) -> list[str]:
         # The u-th vector; ``late`` says where some inputs are.
         known = self.row_values(element)
@@ -436,6 +464,9 @@ class OrderedAlongText(AlongText):
             number = "u / Q * V + k" if self.threads > 1 else "(u * V + k) / A"
             known |= {f"l{item.name}": f"{item.type}({number})" for item in step.accumulators if item.is_count}
         known |= {f"l{item.name}": f"counted{item.name}" for item in self._counted(step)}
+        if element is step.quick:
+            counts = [f"l{item.name}" for item in step.accumulators if item.is_count]
+            known |= {name: f"fuser_quick_count({known[name]}, is_exact)" for name in counts}
         kept = [name for name in element.writes if name[0] == "k"]
         names = {f"v{name[1:]}": f"{name}{site.suffix}[u][k]" for name in self.loop.kept if name not in kept}
         known |= {name: f"fuser_to_compute({text})" for name, text in names.items()}
