@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from fuser.codegen import KernelSource
 from fuser.function import BATCH
+from fuser.orders import RowOrder
 from fuser.layout import IterationSpace
 
 __all__ = [
@@ -133,7 +134,7 @@ def step_counts(source: KernelSource, sizes: Sequence[int]) -> tuple[int, ...]:
 
 def pack_geometry(source: KernelSource, space: IterationSpace) -> tuple[int, ...]:
     """Return the values of the struct's geometry fields, in their order: each is 8 bytes."""
-    counts = step_counts(source, space.sizes) if source.rows is None else space.sizes
+    counts = step_counts(source, space.sizes) if source.rows is None else _numbered(source.rows.order, space.sizes)
     fields = {
         "size": space.sizes,
         "count": counts,
@@ -144,6 +145,12 @@ def pack_geometry(source: KernelSource, space: IterationSpace) -> tuple[int, ...
         "stride": tuple(stride for operand in space.strides for stride in operand),
     }
     return tuple(value for field in source.geometry for value in fields[field])
+
+
+def _numbered(order: RowOrder | None, sizes: Sequence[int]) -> Sequence[int]:
+    # As many as elements are numbered by along each dimension.
+    pitch = order.schedule.pitch if order else 0
+    return (-(-sizes[0] // pitch) * pitch, *sizes[1:]) if pitch else sizes
 
 
 def divider(divisor: int) -> int:

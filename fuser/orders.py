@@ -55,6 +55,9 @@ class Schedule:
     is_serial: bool = False
     # Whether it is combined in pairs instead: slot i with slot i + 1, then with slot i + 2, ...; along x first.
     rises: bool = False
+    # Elements along the innermost of several dimensions are numbered as if there were a multiple of so many; 0: as they
+    # are.
+    pitch: int = 0
 
     @property
     def slots(self) -> int:

@@ -96,14 +96,17 @@ def as_threads_do(
         layout = Layout(((plane**2, 1), (length // plane**2, count * plane**2)), ((count, plane**2),))
     schedule = find_schedule(order, layout, 4, GpuSize(), is_aligned=True)
     assert schedule is not None
+    # Elements of a plane are numbered as if there were a multiple of so many.
+    pitch = schedule.pitch or 1
     several = 2 if step is add_product else len(rows) if merge is add else 3
     zero: Item = tuple(torch.zeros(count) for _ in range(several))
     own = [[zero] * schedule.accumulators for _ in range(schedule.slots)]
-    for n in range(length):
+    for at in range(length):
+        n = at if not plane else at // plane**2 * (-(-(plane**2) // pitch) * pitch) + at % plane**2
         slot, turn = n // schedule.vector % schedule.slots, n // (schedule.vector * schedule.slots)
         turn = n % schedule.vector if schedule.vector > 1 else turn
         held = own[slot]
-        held[turn % len(held)] = step(held[turn % len(held)], tuple(row[:, n] for row in rows))
+        held[turn % len(held)] = step(held[turn % len(held)], tuple(row[:, at] for row in rows))
     threads = []
     for first, *others in own:
         for other in others:
@@ -265,6 +268,8 @@ CASES: list[tuple[Callable[..., None], tuple[int, ...]]] = [
     (check_group_norm, (2, 8, 2, 7)), (check_group_norm, (140, 4, 2, 5)), (check_group_norm, (1, 6, 3, 30)),
     (check_batch_norm, (4, 8, 9)), (check_batch_norm, (3, 40, 40)), (check_batch_norm, (2, 3, 70)),
     (check_planes, (3, 4, 32)), (check_planes, (5, 3, 8)), (check_planes, (4, 2, 16)),
+    (check_planes, (5, 3, 7)), (check_planes, (3, 2, 28)), (check_planes, (33, 2, 7)), (check_planes, (9, 3, 14)),
+    (check_planes, (2, 3, 56)),
 ]  # fmt: skip
 
 

@@ -145,7 +145,8 @@ def _planes_schedule(layout: Layout, *, rises: bool) -> Schedule | None:
         return None
     plane = layout.reduced[0][0]
     threads = min(max(_power_above(plane), WARP), MAX_THREADS)
-    return Schedule(WARP, MAX_THREADS // WARP, accumulators=1, rises=rises) if plane % threads == 0 else None
+    pitch = threads if plane % threads and len(layout.reduced) > 1 else 0
+    return Schedule(WARP, MAX_THREADS // WARP, accumulators=1, rises=rises, pitch=pitch)
 
 
 def _across_softmax_schedule(layout: Layout) -> Schedule:

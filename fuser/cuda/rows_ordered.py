@@ -187,6 +187,9 @@ class OrderedAlongText(AlongText):
             f"  constexpr int X = {schedule.x}, Y = {schedule.y}, B = {schedule.blocks}, S = {slots};",
             f"  constexpr int F = {split}, A = {own}, Q = {self.threads}, E = {self._own_slots}, N = T * {count};",
         ]
+        if schedule.pitch:
+            size = f"({super().size(0)} + {schedule.pitch - 1}) / {schedule.pitch}"
+            head.append(f"  const fuser_index pitch = {size} * {schedule.pitch};")
         if count > 1:
             cluster = f"__cluster_dims__({count}, 1, 1) "
         if self.order.has_edges:
@@ -259,6 +262,10 @@ class OrderedAlongText(AlongText):
         rest = [item for element in elements[1:] if element for item in self._inputs(element)]
         return list(dict.fromkeys([*first, *(item for item in rest if item.access.is_early)]))
 
+    def size(self, dim: int) -> str:
+        """Elements along a dimension; of planes that threads count as larger ones, those."""
+        return "pitch" if dim == 0 and self.order.schedule.pitch else super().size(dim)
+
     # --- a pass ------------------------------------------------------------------------------------------------------
     def _pass(self, level: int, step: RowPass, element: RowPart) -> list[str]:
         kind = f"fuser_pass{level}"
@@ -287,13 +294,16 @@ class OrderedAlongText(AlongText):
                 stop = "end - head" if self.order.has_edges else "length"
                 chunk = f"{'S * F' if self.tuning.piece else 'N'} * U * V"
                 whole = replace(site, is_there="")
+                own = own if self.order.schedule.pitch else [
+                    f"if ({stop} - begin >= {chunk}) {{",
+                    *indent([*self._load_at(late, whole, declares=True), *self._compute_at(step, element, whole)]),
+                    "} else {",
+                    *indent(own),
+                    "}",
+                ]
                 own = [
                     f"for (fuser_index begin = 0; begin < {stop}; begin += {chunk}) {{",
-                    f"  if ({stop} - begin >= {chunk}) {{",
-                    *indent([*self._load_at(late, whole, declares=True), *self._compute_at(step, element, whole)], 2),
-                    "  } else {",
-                    *indent(own, 2),
-                    "  }",
+                    *indent(own),
                     "}",
                 ]
             elif late:
@@ -357,6 +367,15 @@ class OrderedAlongText(AlongText):
         return f"fuser_vector<{item.info.storage}, {vector}> {item.name}{site.suffix}[{count or site.unroll}];"
 
     def _find(self, site: _Site) -> list[str]:
+        if self.order.schedule.pitch:
+            size = super().size(0)
+            there = f"{size} - i0 < V ? static_cast<int>({size} - i0) : V"
+            return [
+                f"const fuser_index n = {site.first};",
+                "fuser_index rest = n;",
+                *self.split("rest", self.reduced),
+                f"const int left = n < length && i0 < {size} ? {there} : 0;",
+            ]
         if self._is_full or self._has_whole_chunks or not site.is_there:
             return [f"const fuser_index n = {site.first};", "constexpr int left = V;"]
         left = "(length - n < V ? static_cast<int>(length - n) : V)" if self._is_ragged else site.vector
@@ -370,7 +389,7 @@ class OrderedAlongText(AlongText):
         return [*declared, *_unrolled([*self._find(site), *self._coordinates(site), *own], site)]
 
     def _coordinates(self, site: _Site) -> list[str]:
-        if self._is_scattered(site):
+        if self._is_scattered(site) or self.order.schedule.pitch:
             return []
         if len(self.reduced) > 1:
             return ["fuser_index rest = n;", *self.split("rest", self.reduced)]
@@ -395,7 +414,8 @@ class OrderedAlongText(AlongText):
 
     def _is_scattered(self, site: _Site) -> bool:
         # Whether a vector may go on along another dimension.
-        return len(self.reduced) > 1 and site.vector == "V" and self.loop.vector > 1 and not self.tuning.multiple
+        may_go_on = len(self.reduced) > 1 and not (self.tuning.multiple or self.order.schedule.pitch)
+        return may_go_on and site.vector == "V" and self.loop.vector > 1
 
     def _lookup(self, item: Operand) -> str:
         # Where the elements of a scattered vector are.
@@ -459,7 +479,7 @@ class OrderedAlongText(AlongText):
                 known[item.variable] = f"fuser_to_compute({vector}[{'k' if item.inner else '0'}])"
         for name in [item.name for item in step.accumulators]:
             known |= {f"{side}{name}": f"own[{site.accumulator}].m{name}" for side in "lm"}
-        if self.tuning.is_resident and not self.order.has_edges:
+        if self.tuning.is_resident and not (self.order.has_edges or self.order.schedule.pitch):
             # A constant, once the loops are unrolled: what is divided by it is not divided then.
             number = "u / Q * V + k" if self.threads > 1 else "(u * V + k) / A"
             known |= {f"l{item.name}": f"{item.type}({number})" for item in step.accumulators if item.is_count}
