@@ -96,6 +96,8 @@ struct fuser_exact_divisor {
 FUSER_INLINE float fuser_next(float count) { return count + 1; }
 FUSER_INLINE double fuser_next(double count) { return count + 1; }
 template <typename T> FUSER_INLINE T fuser_next_share(T v, T count) { return v / fuser_next(count); }
+FUSER_INLINE float fuser_next_inverse(float count) { return fuser_inverse_of_count(fuser_next(count)); }
+FUSER_INLINE double fuser_next_inverse(double count) { return 1 / fuser_next(count); }
 
 // A count for those who divide again, by fuser_next_share, where what comes out is no quotient.
 struct fuser_quick_count {
