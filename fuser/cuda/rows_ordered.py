@@ -298,7 +298,8 @@ class OrderedAlongText(AlongText):
                     f"if ({stop} - begin >= {chunk}) {{",
                     *indent([*self._load_at(late, whole, declares=True), *self._compute_at(step, element, whole)]),
                     "} else {",
-                    *indent(own),
+                    # The last elements of a row are few.
+                    *indent([*self._load_at(late, site, declares=True), *self._compute_all(step, element, site)]),
                     "}",
                 ]
                 own = [
@@ -434,7 +435,10 @@ class OrderedAlongText(AlongText):
 
     def _compute_at(self, step: RowPass, element: RowPart, site: _Site) -> list[str]:
         # All vectors in one way: decisions take time.
-        return self._quickly(step, element, lambda part: _unrolled(self._compute_one(step, part, site, {}), site))
+        return self._quickly(step, element, lambda part: self._compute_all(step, part, site))
+
+    def _compute_all(self, step: RowPass, element: RowPart, site: _Site) -> list[str]:
+        return _unrolled(self._compute_one(step, element, site, {}), site)
 
     def _quickly(self, step: RowPass, element: RowPart, write: Callable[[RowPart], list[str]]) -> list[str]:
         if step.quick is None or not step.accumulators:
