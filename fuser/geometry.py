@@ -70,7 +70,10 @@ def launch_shape(source: KernelSource, space: IterationSpace) -> Launch:
             block=tuning.block,
             shared_bytes=chunks * chunk * source.held_bytes,
         )
-    steps = prod(step_counts(source, space.sizes))
+    counts = step_counts(source, space.sizes)
+    if tuning.is_stacked:
+        return Launch(grid=-(-counts[0] * -(-counts[1] // tuning.unroll) // tuning.block), block=tuning.block)
+    steps = prod(counts)
     per_block = 1 if tuning.tile else tuning.block * tuning.unroll
     return Launch(grid=-(-steps // per_block), block=tuning.block)
 

@@ -325,6 +325,7 @@ COMPOSITES["batch_norm"] = Composite(
     _check_channels,
     _OF_CHANNELS,
     kernel=_kernel,
+    is_short=True,
 )
 COMPOSITES["batch_norm_elemt"] = Composite(
     "batch_norm_elemt", _batch_norm_elemt_steps, _eager_batch_norm_elemt, _check_channels, _OF_CHANNELS
