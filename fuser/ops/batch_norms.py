@@ -197,8 +197,8 @@ def _channel_gradients(
 
 # What rounds a float to a dtype.
 _ROUNDED = {
-    torch.bfloat16: "__uint_as_float((unsigned int)fuser_bfloat16_bits({}) << 16)",
-    torch.float16: "fuser_half_value(fuser_half_bits({}))",
+    torch.bfloat16: "fuser_round<fuser_bfloat16>({})",
+    torch.float16: "fuser_round<fuser_half>({})",
 }
 
 
