@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from fuser.codegen import KernelSource
 from fuser.function import BATCH
-from fuser.orders import RowOrder
 from fuser.layout import IterationSpace
+from fuser.orders import RowOrder
 
 __all__ = [
     "MAX_NARROW_OFFSET",

@@ -13,9 +13,7 @@ __all__ = ["ANY_ORDER", "COLUMN_ORDERS", "FAST_ORDERS", "KEPT_ORDERS", "RowOrder
 # Names (Reduction.order) of where the order does not count: of "pick", which takes one element of a row, nor of "any".
 ANY_ORDER = frozenset(("any", "pick"))
 # Those that fast numerics have, too: of what takes fewer walks then.
-FAST_ORDERS = frozenset(
-    ("batch_norm", "batch_norm_planes", "batch_norm_sums", "group_norm_sums", "group_norm_batch")
-)
+FAST_ORDERS = frozenset(("batch_norm", "batch_norm_planes", "batch_norm_sums", "group_norm_sums", "group_norm_batch"))
 # By type of device, the orders that kernels keep, for some shapes at least.
 KEPT_ORDERS: dict[str, frozenset[str]] = {
     "cuda": frozenset(

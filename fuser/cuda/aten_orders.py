@@ -101,7 +101,7 @@ def find_schedule(order: str, layout: Layout, itemsize: int, gpu: GpuSize, *, is
             return Schedule(32, 16, accumulators=1)
         return Schedule(32, 4, accumulators=1, vector=4) if is_aligned and itemsize < 8 and length <= 1 << 24 else None
     if order in {"group_norm", "group_norm_sums"}:
-        # group_norm_kernel.cu: a warp or 16 of them, one element at a time. Nobody has rows whose threads count further.
+        # group_norm_kernel.cu: a warp or 16 of them, one element at a time, as far as they count.
         if length >= MOST_COUNTED << 4:
             return None
         return Schedule(32, 1 if length < MAX_THREADS else 16, accumulators=1)

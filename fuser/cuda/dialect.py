@@ -203,7 +203,10 @@ def _read(loop: Loop) -> list[str]:
     own = [item for item in direct if not item.access.is_shared]
     return [
         f"fuser_place at[{_unroll(loop)}];",
-        *(f"fuser_vector<{item.info.storage}, {_length(loop, item)}> {item.name}[{_copies(loop, item)}];" for item in direct),
+        *(
+            f"fuser_vector<{item.info.storage}, {_length(loop, item)}> {item.name}[{_copies(loop, item)}];"
+            for item in direct
+        ),
         *_each(loop, [f"at[u] = {find};", *(f"{item.name}[u] = {_load(loop, item)};" for item in own)]),
         *(f"{item.name}[0] = {_load(loop, item).replace('[u]', '[0]')};" for item in direct if item not in own),
     ]

@@ -294,14 +294,18 @@ class OrderedAlongText(AlongText):
                 stop = "end - head" if self.order.has_edges else "length"
                 chunk = f"{'S * F' if self.tuning.piece else 'N'} * U * V"
                 whole = replace(site, is_there="")
-                own = own if self.order.schedule.pitch else [
-                    f"if ({stop} - begin >= {chunk}) {{",
-                    *indent([*self._load_at(late, whole, declares=True), *self._compute_at(step, element, whole)]),
-                    "} else {",
-                    # The last elements of a row are few.
-                    *indent([*self._load_at(late, site, declares=True), *self._compute_all(step, element, site)]),
-                    "}",
-                ]
+                own = (
+                    own
+                    if self.order.schedule.pitch
+                    else [
+                        f"if ({stop} - begin >= {chunk}) {{",
+                        *indent([*self._load_at(late, whole, declares=True), *self._compute_at(step, element, whole)]),
+                        "} else {",
+                        # The last elements of a row are few.
+                        *indent([*self._load_at(late, site, declares=True), *self._compute_all(step, element, site)]),
+                        "}",
+                    ]
+                )
                 own = [
                     f"for (fuser_index begin = 0; begin < {stop}; begin += {chunk}) {{",
                     *indent(own),
