@@ -294,10 +294,8 @@ class OrderedAlongText(AlongText):
                 stop = "end - head" if self.order.has_edges else "length"
                 chunk = f"{'S * F' if self.tuning.piece else 'N'} * U * V"
                 whole = replace(site, is_there="")
-                own = (
-                    own
-                    if self.order.schedule.pitch
-                    else [
+                if not self.order.schedule.pitch:
+                    own = [
                         f"if ({stop} - begin >= {chunk}) {{",
                         *indent([*self._load_at(late, whole, declares=True), *self._compute_at(step, element, whole)]),
                         "} else {",
@@ -305,7 +303,6 @@ class OrderedAlongText(AlongText):
                         *indent([*self._load_at(late, site, declares=True), *self._compute_all(step, element, site)]),
                         "}",
                     ]
-                )
                 own = [
                     f"for (fuser_index begin = 0; begin < {stop}; begin += {chunk}) {{",
                     *indent(own),
