@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -290,11 +291,12 @@ def test_norms_of_other_sizes_do_what_threads_do(check: Callable[..., None], siz
     check(*sizes)
 
 
-def test_counts_divide_what_is_close_to_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_divide_what_is_close_to_zero_or_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
     # Where a quotient made in few operations may be none, elements are added again: of rows in registers, and of others.
     torch.manual_seed(0)
-    x = wide(4, 5, 16, 16) * torch.tensor([1, 1e-28, 1e-33, 1e-37, 0]).view(1, 5, 1, 1)
+    x = wide(4, 5, 16, 16) * torch.tensor([1, 1e-30, 1e-37, 1e-43, 0]).view(1, 5, 1, 1)
     x[:, 0, :9] = 0
+    x[-1, 1, -1, -1] = math.inf
     rows = x.transpose(0, 1).reshape(5, -1)
     want = as_threads_do("batch_norm_planes", [rows], is_across=False, step=next_plane, merge=merge_plane, plane=16)
     for most in (32, 1):
