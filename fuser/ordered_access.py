@@ -188,7 +188,9 @@ def _along(
         unroll *= 2
     # Elements go to a thread's accumulators in turn.
     unroll = max(unroll, schedule.accumulators if schedule.vector == 1 else 1)
-    piece = int(schedule.blocks > 1)
+    piece, chunk = int(schedule.blocks > 1), unroll * team * vector
+    if multiple and rows.reduced > 1 and space.sizes[0] % chunk == 0:
+        multiple = chunk
     return vector, Tuning(block=block, unroll=unroll, team=team, piece=piece, multiple=multiple)
 
 
