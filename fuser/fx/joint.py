@@ -11,7 +11,6 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from traceback import clear_frames
 from typing import Any, NamedTuple
 
 import torch
@@ -280,9 +279,7 @@ def _trace_joint(
             with saved_tensors_hooks(_itself, _itself):
                 aot_module_simplified(module, fakes, lambda graph, _: compile_graph(graph), partition_fn=split)
         except _Split as both:
-            # All that is wanted of AOTAutograd. Its frames hold the exception, which holds them and the callers': the
-            # call's tensors would wait for the garbage collector.
-            clear_frames(both.__traceback__)
+            # All that is wanted of AOTAutograd.
             forward, backward = (compile_graph(item) for item in both.passes)
         assert continuous == () or forward is not None, "AOTAutograd splits what it differentiates"
         guard = find_guard()
