@@ -93,22 +93,34 @@ def test_no_call_keeps_its_tensors(name: str, dtype: torch.dtype) -> None:
         assert call(is_differentiated=is_differentiated)() is None
 
 
-def test_what_its_own_calls_hold_is_collected() -> None:
-    class Model:
-        def __init__(self) -> None:
-            self.factor = 2.0
-            # Each call looks at ``self.factor`` first, so that its records hold this object, and it them.
-            self.run = fuser.fuse(self.scale)
+class Model:
+    factor = 2.0
 
-        def scale(self, x: Tensor) -> Tensor:
-            return torch.relu(x) * self.factor
+    def __init__(self, body: Callable[[Any, Tensor], Tensor]) -> None:
+        self.body = body
+        # Each call looks at ``self.factor`` first, so that its records hold this object, and it them.
+        self.run = fuser.fuse(self.forward)
 
-    model, x = Model(), torch.ones(4)
-    for _ in range(2):
-        assert model.run(x).tolist() == [2] * 4
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(self, x)
+
+
+BODIES: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "one launch": lambda self, x: torch.relu(x) * self.factor,
+    "several": lambda self, x: (torch.relu(x) * self.factor).cumprod(0) * self.factor,
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_what_its_own_calls_hold_is_collected(name: str) -> None:
+    model, x = Model(BODIES[name]), torch.ones(4)
+    wanted = [model.forward(x)] * 2
+    assert torch.equal(torch.stack([model.run(x) for _ in wanted]), torch.stack(wanted))
     gc.collect()
     # Records that are in use stay.
-    assert model.run.launch((x,), None, None).tolist() == [2] * 4
+    replayed = model.run.launch((x,), None, None)
+    assert replayed is not None
+    assert torch.equal(replayed, wanted[0])
     seen = weakref.ref(model)
     del model
     gc.collect()
