@@ -246,7 +246,7 @@ FORMS = [
     ),
     Form(
         "an argument as text, at the start of a macro",
-        "#define SAY(v) #v\ntemplate <typename T> T f(T x) { static_assert(sizeof(T) > 0, SAY(a size)); return x + 1; }",
+        "#define SAY(v) #v\ntemplate <typename T> T f(T x) { static_assert(sizeof(T) > 0, SAY(size)); return x + 1; }",
         lambda x: x + 1,
     ),
     Form(
