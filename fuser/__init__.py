@@ -28,9 +28,11 @@ from fuser.interface import (
 )
 from fuser.jiterator import JitFunction, create_jit_fn, create_multi_output_jit_fn, jit_fn
 from fuser.reduction import ReductionFunction, create_reduction_fn
+from fuser.warming.dims import Dim
 
 __all__ = [
     "Application",
+    "Dim",
     "Function",
     "FusedFunction",
     "FusedModule",

@@ -53,6 +53,7 @@ from fuser.tuning.table import tuned
 __all__ = [
     "FlatCall",
     "can_fuse",
+    "find_texts",
     "make_plan",
     "plan_flat",
     "plan_texts",
@@ -118,6 +119,14 @@ def make_plan(
         return _plan_fallback(spec, device, report(spec, inputs, error))
 
 
+def find_texts(spec: KernelSpec, inputs: Sequence[TensorDesc]) -> list[tuple[KernelSpec, ArgSpec]]:
+    """Return what the kernels of a call on this machine are compiled from; as ``make_plan``, which compiles them."""
+    device = common_device(spec.group, inputs)
+    layouts = infer_layouts(spec.group, value_layouts(inputs))
+    _, parts = _find_parts(spec, inputs, (), device, layouts)
+    return [(part.spec, part.args) for part in parts if not part.space.is_empty]
+
+
 def plan_texts(
     spec: KernelSpec, inputs: Sequence[Any], device: torch.device | None
 ) -> list[tuple[KernelSpec, ArgSpec]]:
@@ -140,16 +149,10 @@ def _plan_kernels(
     *,
     trusts_orders: bool = False,
 ) -> Plan:
-    expanded, orders = _expand_in_order(spec, inputs, device, layouts)
+    expanded, parts = _find_parts(spec, inputs, out, device, layouts, trusts_orders=trusts_orders)
     buffers = tuple(map(_buffer, expanded.outputs))
     if device.type == "meta":
         return Plan(device, buffers, ())
-    if not can_fuse(device.type):
-        known = device.type in _can_fuse
-        raise UnsupportedError(f"fusion on {device.type} is switched off" if known else f"device {device.type!r}")
-    if not trusts_orders:
-        _check_orders(spec, expanded, device, orders)
-    parts = list(_cut(expanded, expanded.lay_out(_laid_out_as(out, expanded.outputs)), device, orders))
     homes, temporaries = _find_homes(expanded, parts, len(inputs))
     workspaces: list[int] = []
     first = len(buffers) + len(temporaries)
@@ -163,6 +166,27 @@ def _plan_kernels(
         follows_default_dtype=follows_default_dtype(spec.group, input_specs(inputs, device)),
         flat=steps[0].kernel.prepare_any() if steps and _holds_for_any_size(spec, parts) else None,
     )
+
+
+def _find_parts(
+    spec: KernelSpec,
+    inputs: Sequence[TensorDesc],
+    out: Sequence[TensorDesc],
+    device: torch.device,
+    layouts: Sequence[ValueLayout],
+    *,
+    trusts_orders: bool = False,
+) -> tuple[_Expanded, list[_Part]]:
+    # The group with its steps, and its kernels: none on meta, where nothing is computed.
+    expanded, orders = _expand_in_order(spec, inputs, device, layouts)
+    if device.type == "meta":
+        return expanded, []
+    if not can_fuse(device.type):
+        known = device.type in _can_fuse
+        raise UnsupportedError(f"fusion on {device.type} is switched off" if known else f"device {device.type!r}")
+    if not trusts_orders:
+        _check_orders(spec, expanded, device, orders)
+    return expanded, list(_cut(expanded, expanded.lay_out(_laid_out_as(out, expanded.outputs)), device, orders))
 
 
 def plan_flat(spec: KernelSpec, inputs: Sequence[TensorDesc], out: Sequence[TensorDesc] = ()) -> FlatCall | None:
