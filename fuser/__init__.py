@@ -14,6 +14,7 @@ from fuser.foreach import foreach
 from fuser.function import Function
 from fuser.fx.fused_module import FusedModule, fuse
 from fuser.fx.trace import FusedFunction
+from fuser.fx.warmup import warmup
 from fuser.graph import Application, FusionGroup, GroupBuilder, Input
 from fuser.interface import (
     autotune,
@@ -69,6 +70,7 @@ __all__ = [
     "run_fusion",
     "save_cache",
     "stats",
+    "warmup",
 ]
 
 

@@ -24,6 +24,7 @@ from fuser.errors import (
     CompilerFailedError,
     CompilerNotFoundError,
     FallbackError,
+    NoCompileError,
     UnsupportedError,
 )
 from fuser.fallback import Fallback
@@ -113,6 +114,9 @@ def make_plan(
         if not allow_fallback:
             raise
         return _plan_fallback(spec, device, error)
+    except NoCompileError as error:
+        call = ", ".join(map(_write_sample, inputs))
+        raise NoCompileError(f"{error}; warmup({call}) covers it, with dynamic_shapes= also other sizes") from None
     except Exception as error:
         if not allow_fallback or not is_internal(error):
             raise
@@ -209,6 +213,13 @@ def plan_flat(spec: KernelSpec, inputs: Sequence[TensorDesc], out: Sequence[Tens
     if not _is_flat(args):
         return None
     return FlatCall(args, space.numel, device, tuple(map(_buffer, expanded.outputs)))
+
+
+def _write_sample(item: TensorDesc) -> str:
+    if item.dtype is None:
+        return {bool: "True", int: "1", float: "1.0", complex: "1j"}[item.kind]
+    made = f"torch.empty_strided({item.shape}, {item.strides}, dtype={item.dtype}"
+    return f"{made}, device={str(item.device)!r})"
 
 
 def _is_flat(args: ArgSpec) -> bool:
@@ -426,16 +437,18 @@ def _check_orders(spec: KernelSpec, expanded: _Expanded, device: torch.device, o
             error = UnsupportedError(f"op {item.function.name!r} of rows in memory")
             error.application, error.is_expected = expanded.expansion.origins[index], True
             raise error
-    kept: dict[tuple[int, Function, tuple[TensorDesc, ...]], list[RowOrder]] = {}
+    # By values, not by what they are: sizes may be symbols, which are pinned down where they are looked up.
+    kept: dict[tuple[int, Function, tuple[int, ...]], list[RowOrder]] = {}
     for step, order in orders.items():
         if order is not None and group.is_strict:
             # A reduction of torch's is compared by itself, also where it is a step of an op.
-            index, item, values = expanded.expansion.origins[step], group.applications[step], expanded.values
+            index, item = expanded.expansion.origins[step], group.applications[step]
             if item.function.op not in REDUCTIONS:
-                item, values = spec.group.applications[index], expanded.whole
-            tensors = tuple(values[value].desc for value in item.tensors)
-            kept.setdefault((index, item.function, tensors), []).append(order)
-    for (index, function, tensors), found in kept.items():
+                item = spec.group.applications[index]
+            kept.setdefault((index, item.function, item.tensors), []).append(order)
+    for (index, function, values), found in kept.items():
+        own = expanded.values if function.op in REDUCTIONS else expanded.whole
+        tensors = tuple(own[value].desc for value in values)
         if not is_kept(OrderCase(function, tuple(found), tensors, device), _run_alone):
             error = UnsupportedError(f"op {function.name!r} in an order that is not this torch's")
             error.application, error.is_expected = index, True

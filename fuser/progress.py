@@ -40,10 +40,14 @@ class Progress:
                 sys.stderr.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
                 sys.stderr.flush()
 
+    def clear(self) -> None:
+        """Take the line away, for what is written meanwhile."""
+        if self._is_shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Leave no trace of it."""
-        if self._is_shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+        self.clear()

@@ -13,7 +13,7 @@ from fuser.warming.cover import compile_all, evaluate, find_alike, find_classes
 from fuser.warming.dims import Dim, Sample, draw_points, map_samples, read_samples, stretch
 from fuser.warming.follow import Follower, following
 
-__all__ = ["read_arguments", "warm_up"]
+__all__ = ["meta_device", "read_arguments", "warm_up"]
 
 
 def read_arguments(
@@ -150,7 +150,7 @@ class _Run:
 
         def make(sample: Sample) -> torch.Tensor:
             tensor, shape = sample.tensor, sample.sizes(self.sizes)
-            device = tensor.device if not tensor.is_meta else _device_of_meta()
+            device = tensor.device if not tensor.is_meta else meta_device()
             made = torch.empty_strided(shape, stretch(tensor, shape), dtype=tensor.dtype, device=device)
             leaves.extend([made.requires_grad_()] if tensor.requires_grad else [])
             return made
@@ -175,8 +175,8 @@ class _Run:
             bool(evaluate(guard.expr, known))
 
 
-def _device_of_meta() -> torch.device:
-    # Meta tensors stand for some on the GPU, if there is one.
+def meta_device() -> torch.device:
+    """Return where what meta tensors stand for is: on the GPU, if there is one."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
