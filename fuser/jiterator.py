@@ -29,7 +29,9 @@ from fuser.warming.symbolic import warm_up
 
 __all__ = ["JitFunction", "R", "check_index", "check_scalar", "create_jit_fn", "create_multi_output_jit_fn", "jit_fn"]
 
-PUBLIC = ("check", "defaults", "function", "index", "scalar_names", "signature", "source", "spec", "tensor_names", "warmup")
+PUBLIC = (
+    "check", "defaults", "function", "index", "scalar_names", "signature", "source", "spec", "tensor_names", "warmup"
+)  # fmt: skip
 
 # What a call returns: a tensor, or a tuple of them.
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ an input requires grad, in grad mode                                    AUTOGRAD
 anything else                                                           KERNEL
 ======================================================================  ========
 
-A warm-up follows calls on fake tensors as the table has it for real ones. Inside torch.func's transforms the third line comes before the first: its wrappers are no subclasses, and what they wrap
-comes back here. Below autograd the last three lines are one.
+Inside torch.func's transforms the third line comes before the first: its wrappers are no subclasses, and what they wrap
+comes back here. Below autograd the last three lines are one. What a warm-up follows, on fake tensors, goes where real
+ones would.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ def find_route(inputs: Sequence[Any], *, below_autograd: bool = False) -> Routed
         not below_autograd
         and is_transformed()
         and (
-            # A warm-up follows calls on fake tensors as the table has it for real ones. Inside torch.func's transforms nobody may ask for a tangent; without, a level of forward mode
+            # Inside torch.func's transforms nobody may ask for a tangent; without, a level of forward mode
             # alone is none.
             forward_ad._current_level < 0
             or torch._C._functorch.peek_interpreter_stack() is not None
@@ -191,7 +192,11 @@ def find_route(inputs: Sequence[Any], *, below_autograd: bool = False) -> Routed
         if kind:
             # Before its class is asked: a class of nested or sparse tensors knows torch's operators, not fuser's.
             reason = kind
-        elif not transformed and not is_followed and (library.has_torch_dispatch(item) or torch._is_functional_tensor(item)):
+        elif (
+            not transformed
+            and not is_followed
+            and (library.has_torch_dispatch(item) or torch._is_functional_tensor(item))
+        ):
             return Routed(Route.OPERATOR, list(inputs))
         else:
             items[index] = _resolve(item)

@@ -74,7 +74,7 @@ class Tape:
         names |= {item.name: points[:, slot] for slot, item in enumerate(self.sizes)}
         for text, made in self._find_steps(set()):
             # They are this file's, of names and operators.
-            found = eval(text.removeprefix("not "), names)  # noqa: S307
+            found = eval(text.removeprefix("not "), names)
             if made is not None:
                 names[made.name] = found
                 continue

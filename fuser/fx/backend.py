@@ -36,8 +36,8 @@ from fuser.fx.norms_again import POINTWISE, join_norms, part_norms
 from fuser.fx.passes import Fuel, FusionPass
 from fuser.fx.products import pad_products
 from fuser.fx.scatters import mark_scatters, write_scatters_in_place
-from fuser.fx.warmup import follow_graph
 from fuser.graph import FusionGroup
+from fuser.warming.graphs import follow_graph
 
 __all__ = ["build_backend", "compile_graph", "fuser_backend"]
 

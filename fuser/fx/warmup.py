@@ -1,12 +1,11 @@
-"""``fuser.warmup``: for any function, and for what torch.compile made, whose graphs are known when they are compiled."""
+"""``fuser.warmup``: for any function, and for what torch.compile made, which is called for that."""
 
 from __future__ import annotations
 
 import inspect
 import itertools
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,12 +16,11 @@ from fuser.fx.fused_module import FusedModule
 from fuser.fx.trace import FusedFunction
 from fuser.jiterator import JitFunction
 from fuser.reduction import ReductionFunction
-from fuser.warming.cover import compile_all, find_classes
 from fuser.warming.dims import Dim, Sample, map_samples, stretch
-from fuser.warming.follow import Follower, alone, following
+from fuser.warming.graphs import following_graphs
 from fuser.warming.symbolic import meta_device, read_arguments, warm_up
 
-__all__ = ["follow_graph", "warmup"]
+__all__ = ["warmup"]
 
 
 @shows_users_frames
@@ -70,19 +68,11 @@ def warmup(
 
 
 # --- what torch.compile made -----------------------------------------------------------------------------------------
-class _Thread(threading.local):
-    # Whether graphs that are compiled meanwhile are followed.
-    is_warming = False
-
-
-_thread = _Thread()
-
-
 def _warm_up_compiled(
     function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], dims: Mapping[str, Dim], *, backward: bool
 ) -> None:
     for sizes in _sizes_of_graphs(dims):
-        with _warming(), torch.enable_grad() if backward else nullcontext():
+        with following_graphs(), torch.enable_grad() if backward else nullcontext():
             made = function(*map_samples(args, _maker(sizes)), **map_samples(kwargs, _maker(sizes)))
         wanted = [item for item in _pytree.tree_leaves(made) if isinstance(item, torch.Tensor) and item.requires_grad]
         if backward and not wanted:
@@ -114,39 +104,3 @@ def _maker(sizes: Mapping[str, int]) -> Callable[[Sample], torch.Tensor]:
         return made
 
     return make
-
-
-@contextmanager
-def _warming() -> Iterator[None]:
-    from torch._functorch import config as functorch_config  # noqa: PLC0415 - brings AOTAutograd
-
-    # What is not compiled now is not followed.
-    before, _thread.is_warming = _thread.is_warming, True
-    try:
-        with functorch_config.patch(enable_autograd_cache=False):
-            yield
-    finally:
-        _thread.is_warming = before
-
-
-def follow_graph(run: Callable[[list[Any]], Any], inputs: Sequence[Any]) -> None:
-    """While a compiled function is warmed up: compile what one of its graphs needs, for all sizes that it is for."""
-    if not _thread.is_warming:
-        return
-    from torch._guards import detect_fake_mode  # noqa: PLC0415 - as above
-
-    mode = detect_fake_mode(inputs)
-    env = mode.shape_env
-    ranges = {} if env is None else env.var_to_range
-    bounds = {symbol: (int(found.lower), min(int(found.upper), MAX_SIZE)) for symbol, found in ranges.items()}
-    follower = Follower(bounds)
-    # What is asked here is no condition of the graph.
-    with mode, env.suppress_guards() if env is not None else nullcontext(), following(follower), torch.no_grad():
-        run([*inputs])
-    calls = {(found.spec.key, str(found.inputs)): found for found in follower.calls}
-    with alone():
-        compile_all([(found.spec, inputs) for found in calls.values() for inputs, _, _ in find_classes(found)])
-
-
-# Of a dimension without bounds.
-MAX_SIZE = 1 << 40

@@ -1,7 +1,7 @@
 """From calls of groups with symbolic sizes to kernels: which sizes share kernels, and one of each compiled.
 
-What decides a kernel's text runs once on the sizes of a call, and once on symbols (``fuser.sizes``), which note what was
-asked of them: wherever the answers are the same, so is the kernel.
+What decides a kernel's text runs once on the sizes of a call, and once on symbols (``fuser.sizes``), which note what
+is asked of them: wherever the answers are the same, so is the kernel.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ class GroupCall(NamedTuple):
 
     def symbols(self) -> list[Any]:
         """Return what its sizes are made of."""
-        items = (item for desc in self.inputs for item in (*desc.shape, *desc.strides))
+        items: Iterator[Any] = (item for desc in self.inputs for item in (*desc.shape, *desc.strides))
         found = {symbol for item in items if isinstance(item, torch.SymInt) for symbol in item.node.expr.free_symbols}
         return sorted(found, key=str)
 
@@ -77,15 +78,15 @@ def find_classes(call: GroupCall) -> Iterator[tuple[tuple[TensorDesc, ...], dict
 
 
 def _ask_all(call: GroupCall, sizes: Mapping[Any, Any]) -> None:
-    try:
+    # An error comes for the same reason wherever answers are the same.
+    with suppress(FuserError):
         # Whatever is in a key is asked for.
         hash(tuple(find_texts(call.spec, [with_sizes(item, sizes) for item in call.inputs])))
-    except FuserError:
-        # For the same reason wherever answers are the same.
-        pass
 
 
-def find_alike(sizes: Mapping[Any, int], points: torch.Tensor, ask: Callable[[Mapping[Any, Any]], None]) -> torch.Tensor:
+def find_alike(
+    sizes: Mapping[Any, int], points: torch.Tensor, ask: Callable[[Mapping[Any, Any]], None]
+) -> torch.Tensor:
     """Return which of many points (a row of sizes for each) ``ask`` cannot tell from ``sizes``: a mask."""
     tape = Tape(list(sizes.values()))
     try:
@@ -122,7 +123,7 @@ def compile_all(calls: Sequence[tuple[KernelSpec, tuple[TensorDesc, ...]]]) -> N
 
 
 def evaluate(expression: Any, sizes: Mapping[Any, Any]) -> Any:
-    """Return what an expression or a condition of sympy's comes to: an integer or a symbol, or a bool that was asked."""
+    """Return what an expression or a condition of sympy's comes to: an integer, a symbol, or a bool."""
     if expression.is_Integer:
         return int(expression)
     if expression in sizes:
@@ -147,6 +148,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "FloorDiv": operator.floordiv, "CleanDiv": operator.floordiv, "Mod": operator.mod, "PythonMod": operator.mod,
     "Max": lambda *items: max(items), "Min": lambda *items: min(items),
     "Equality": operator.eq, "Unequality": operator.ne,
-    "StrictLessThan": operator.lt, "LessThan": operator.le, "StrictGreaterThan": operator.gt, "GreaterThan": operator.ge,
+    "StrictLessThan": operator.lt, "LessThan": operator.le,
+    "StrictGreaterThan": operator.gt, "GreaterThan": operator.ge,
     "And": lambda *items: all(items), "Or": lambda *items: any(items), "Not": operator.not_,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Sizes that a warm-up is for: ``Dim``, which dimensions of which arguments it is given for, and the sizes in between."""
+"""Sizes that a warm-up is for: ``Dim``, for which dimensions it is given, and the sizes in between."""
 
 from __future__ import annotations
 
@@ -96,11 +96,12 @@ def _read_dims(tensor: torch.Tensor, shapes: Any, found: dict[str, Dim], where: 
             continue
         dim = item
         if not isinstance(item, Dim):
-            bounds = [getattr(item, name, None) for name in ("min", "max")]
+            first, last = getattr(item, "min", None), getattr(item, "max", None)
             # A Dim of torch.export's without an upper bound has one that is no integer.
-            if not all(isinstance(bound, int) for bound in bounds) or isinstance(item, int):
-                raise ArgumentError(f'dynamic_shapes: {where}, dimension {key}: give fuser.Dim("n", 1, 4096), got {item}')
-            dim = Dim(str(item.__name__), *bounds)
+            if isinstance(item, int) or not isinstance(first, int) or not isinstance(last, int):
+                name = f"{where}, dimension {key}"
+                raise ArgumentError(f'dynamic_shapes: {name}: give fuser.Dim("n", 1, 4096), got {item}')
+            dim = Dim(str(item.__name__), first, last)
         if found.setdefault(dim.name, dim) != dim:
             raise ArgumentError(f"dynamic_shapes: there are {found[dim.name]} and {dim}")
         dims[key % tensor.dim()] = dim

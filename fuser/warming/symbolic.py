@@ -71,6 +71,7 @@ def warm_up(
         ArgumentError: ``dynamic_shapes`` does not fit. Else as the function's calls.
     """
     by_position, by_name, dims = read_arguments(args, kwargs, names, dynamic_shapes)
+    by_tensors = [item for item in parameters if item.requires_grad]
     hints = [_first_sizes([by_position, by_name], dims)]
     points = draw_points([(dim.min, dim.max) for dim in dims.values()])
     known: set[tuple[Any, ...]] = set()
@@ -79,7 +80,7 @@ def warm_up(
     while hints or len(points):
         sizes = hints.pop() if hints else dict(zip(dims, points[0].tolist(), strict=True))
         run = _Run(dims, sizes)
-        run.call(call, by_position, by_name, parameters, backward=backward)
+        run.call(call, by_position, by_name, by_tensors, backward=backward)
         for found in run.follower.calls:
             key = (found.spec.key, str(found.inputs))
             if key in known:
@@ -146,7 +147,7 @@ class _Run:
         backward: bool,
     ) -> None:
         """Call it, and take gradients of all that it returns: such that are dense, and those of a sum."""
-        leaves: list[torch.Tensor] = [item for item in parameters if item.requires_grad]
+        leaves = [*parameters]
 
         def make(sample: Sample) -> torch.Tensor:
             tensor, shape = sample.tensor, sample.sizes(self.sizes)
