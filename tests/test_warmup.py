@@ -143,14 +143,16 @@ def test_classes_have_all_kernels_of_a_range(device: str, name: str) -> None:
 
     short = Dim("m", 1, 300 if name in ("rows", "softmax") else 70)
     found = list(find_classes(GroupCall(spec, describe(symbol(N), symbol(short)), bounds)))
-    texts = {text for _, _, made in found for text in made}
+    texts = {text for one in found for text in one.texts}
     assert len(found) < 100
     for n, m in itertools.product((1, 2, 7, 20), range(1, short.max + 1)):
         assert texts.issuperset(find_texts(spec, describe(n, m))), (n, m)
 
 
 # --- warm-ups ----------------------------------------------------------------------------------------------------
-def is_ready(function: Callable[..., Any], make: Callable[[int, int], Sequence[Any]], *, times: int = 30) -> None:
+def is_ready(
+    function: Callable[..., Any], make: Callable[[int, int], Sequence[Any]], *, times: int = 30, device: str = "cpu"
+) -> None:
     """Call for random sizes, gradients included, where nothing may be compiled."""
     drawn = random.Random(0)
     fuser.reset_stats()
@@ -158,7 +160,8 @@ def is_ready(function: Callable[..., Any], make: Callable[[int, int], Sequence[A
         for n, m in [(1, 1), (1, 300), (20, 1), (20, 300), (2, 2)] + [
             (drawn.randint(1, 20), drawn.randint(1, 300)) for _ in range(times)
         ]:
-            arguments = make(n, m)
+            with torch.device(device):
+                arguments = make(n, m)
             made = function(*arguments)
             if made.requires_grad:
                 (made.sum() if n % 2 else (made * torch.ones_like(made)).sum()).backward()
@@ -172,6 +175,7 @@ def leaf(*shape: int) -> torch.Tensor:
 
 @pytest.mark.cpu
 def test_a_functor_is_ready_for_a_range() -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     own = fuser.create_jit_fn(AXPY.replace("axpy", "warm_one"), alpha=1.0)
     launched = fuser.stats()["launches"]
     row = torch.empty(5, device="meta", requires_grad=True)
@@ -182,9 +186,9 @@ def test_a_functor_is_ready_for_a_range() -> None:
         backward=True,
     )
     assert fuser.stats()["launches"] == launched
-    is_ready(own, lambda n, m: (torch.randn(n, m), leaf(m)))
+    is_ready(own, lambda n, m: (torch.randn(n, m), leaf(m)), device=device)
     with fuser.config.patch(no_compile=True), pytest.raises(NoCompileError) as raised:
-        own(torch.ones(4, 5).double(), torch.ones(4, 5).double())
+        own(*[torch.ones(4, 5, dtype=torch.float64)] * 2)
     tensor = "torch.empty_strided((4, 5), (5, 1), dtype=torch.float64, device='cpu')"
     assert "the kernel of warm_one is not ready" in str(raised.value)
     assert "layout class: 1 dimension, inputs (dense, dense) along the innermost one" in str(raised.value)
@@ -204,18 +208,23 @@ def test_control_flow_and_groups_apart_are_followed() -> None:
     is_ready(step, lambda n, m: (leaf(n, m), torch.randn(m, 7)))
 
 
-@pytest.mark.cpu
-@pytest.mark.slow
+DEVICES = pytest.mark.parametrize(
+    "device",
+    [pytest.param("cpu", marks=[pytest.mark.cpu, pytest.mark.slow]), pytest.param("cuda", marks=pytest.mark.cuda)],
+)
+
+
+@DEVICES
 @pytest.mark.parametrize("name", ["reduction", "torch", "module", "obstacle", "plain"])
-def test_what_is_called_is_ready_for_a_range(name: str) -> None:
+def test_what_is_called_is_ready_for_a_range(name: str, device: str) -> None:
     own = fuser.create_jit_fn(AXPY.replace("axpy", f"warm_{name}"), alpha=1.0)
-    linear = torch.nn.Linear(6, 4)
+    linear = torch.nn.Linear(6, 4, device=device)
 
     class Module(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.linear = linear
-            self.scale = torch.nn.Parameter(torch.ones(4))
+            self.scale = torch.nn.Parameter(torch.ones(4, device=device))
 
         def forward(self, x: Any) -> Any:
             return own(torch.sigmoid(self.linear(x)) * 2, self.scale)
@@ -238,19 +247,20 @@ def test_what_is_called_is_ready_for_a_range(name: str) -> None:
     }
     function, make, shapes = chosen[name]
     options = {"dim": 1} if name == "reduction" else {}
-    fuser.warmup(function, *make(3, 5), dynamic_shapes=shapes, backward=name != "obstacle", **options)
-    is_ready(lambda *tensors: function(*tensors, **options), make)
+    with torch.device(device):
+        samples = make(3, 5)
+    fuser.warmup(function, *samples, dynamic_shapes=shapes, backward=name != "obstacle", **options)
+    is_ready(lambda *tensors: function(*tensors, **options), make, device=device)
 
 
-@pytest.mark.cpu
-@pytest.mark.slow
-def test_a_compiled_model_is_ready_for_a_range() -> None:
-    linear = torch.nn.Linear(6, 4)
+@DEVICES
+def test_a_compiled_model_is_ready_for_a_range(device: str) -> None:
+    linear = torch.nn.Linear(6, 4, device=device)
     compiled = torch.compile(lambda x, y: torch.tanh(linear(torch.relu(x) * 2 + y)) * 3, backend="fuser", dynamic=True)
-    sample = torch.empty(3, 5, 6, device="meta", requires_grad=True)
-    fuser.warmup(compiled, sample, torch.ones(6), dynamic_shapes={"x": {0: N, 1: M}}, backward=True)
+    sample = torch.empty(3, 5, 6, device="meta" if device == "cuda" else device, requires_grad=True)
+    fuser.warmup(compiled, sample, torch.ones(6, device=device), dynamic_shapes={"x": {0: N, 1: M}}, backward=True)
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    is_ready(compiled, lambda n, m: (leaf(n, m, 6), torch.ones(6)))
+    is_ready(compiled, lambda n, m: (leaf(n, m, 6), torch.ones(6)), device=device)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
 
 

@@ -18,14 +18,14 @@ import torch
 
 from fuser import counters
 from fuser.errors import CompileError, FuserError, UnsupportedError
-from fuser.kernel_spec import KernelSpec
+from fuser.kernel_spec import ArgSpec, KernelSpec
 from fuser.planner import find_texts, make_plan
 from fuser.progress import Progress
 from fuser.sizes import Tape
 from fuser.tensor_desc import TensorDesc
 from fuser.warming.dims import draw_points
 
-__all__ = ["Bounds", "GroupCall", "compile_all", "evaluate", "find_alike", "find_classes", "with_sizes"]
+__all__ = ["Bounds", "GroupCall", "LayoutClass", "compile_all", "evaluate", "find_alike", "find_classes", "with_sizes"]
 
 # Of each symbol (of sympy's), the sizes that it may have.
 Bounds = Mapping[Any, tuple[int, int]]
@@ -36,7 +36,9 @@ class GroupCall(NamedTuple):
 
     spec: KernelSpec
     inputs: tuple[TensorDesc, ...]
-    bounds: Bounds = {}  # noqa: RUF012
+    bounds: Bounds
+    # Which application has no kernel, in the call that was followed; None: all have one.
+    obstacle: int | None = None
 
     def symbols(self) -> list[Any]:
         """Return what its sizes are made of."""
@@ -56,21 +58,31 @@ def with_sizes(desc: TensorDesc, sizes: Mapping[Any, Any] | None = None) -> Tens
     return desc._replace(shape=tuple(map(find, desc.shape)), strides=tuple(map(find, desc.strides)))
 
 
-def find_classes(call: GroupCall) -> Iterator[tuple[tuple[TensorDesc, ...], dict[Any, int], list[Any]]]:
-    """Give one call of each layout class within the bounds of a call's symbols.
+class LayoutClass(NamedTuple):
+    """One call of a layout class."""
 
-    Yields:
-        Its inputs, its sizes by symbol, and what is compiled for it; nothing in place of that where no kernel serves.
-    """
+    inputs: tuple[TensorDesc, ...]
+    # By symbol.
+    sizes: dict[Any, int]
+    # What is compiled for it.
+    texts: Sequence[tuple[KernelSpec, ArgSpec]]
+    # As of a GroupCall.
+    obstacle: int | None = None
+
+
+def find_classes(call: GroupCall) -> Iterator[LayoutClass]:
+    """Give one call of each layout class within the bounds of a call's symbols."""
     symbols = call.symbols()
     left = draw_points([call.bounds[symbol] for symbol in symbols])
     while len(left):
         sizes = dict(zip(symbols, left[0].tolist(), strict=True))
         inputs = tuple(with_sizes(item, sizes) for item in call.inputs)
         try:
-            yield inputs, sizes, find_texts(call.spec, inputs)
-        except (UnsupportedError, CompileError):
-            yield inputs, sizes, []
+            yield LayoutClass(inputs, sizes, find_texts(call.spec, inputs))
+        except UnsupportedError as error:
+            yield LayoutClass(inputs, sizes, (), error.application)
+        except CompileError:
+            yield LayoutClass(inputs, sizes, (), -1)
         except FuserError:
             # Sizes that do not fit together: no call has them.
             pass
@@ -108,7 +120,7 @@ def compile_all(calls: Sequence[tuple[KernelSpec, tuple[TensorDesc, ...]]]) -> N
 
         def prepare(call: tuple[KernelSpec, tuple[TensorDesc, ...]]) -> None:
             plan = make_plan(*call)
-            if plan.fallback_reason and not plan.is_expected:
+            if plan.fallback_reason and not plan.is_expected and plan.obstacle < 0:
                 counters.count_fallback(plan.fallback_reason)
             bar.advance(", ".join(dict.fromkeys(call[0].group.names())))
 

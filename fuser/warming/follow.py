@@ -30,16 +30,18 @@ class Follower:
 
     def run(self, spec: KernelSpec, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Return empty results of a group."""
-        described = tuple(describe(item) for item in inputs)
+        call = GroupCall(spec, tuple(describe(item) for item in inputs), self.bounds)
         try:
-            find_texts(spec, [with_sizes(item) for item in described])
+            find_texts(spec, [with_sizes(item) for item in call.inputs])
         except UnsupportedError as error:
+            call = call._replace(obstacle=error.application)
             if error.application >= 0 and len(spec.group.applications) > 1:
+                self.calls.append(call)
                 return run_around(spec, error.application, inputs, self.run)
         except CompileError:
             # It is raised when all that was noted down is compiled.
-            pass
-        self.calls.append(GroupCall(spec, described, self.bounds))
+            call = call._replace(obstacle=-1)
+        self.calls.append(call)
         return run_fake(spec, list(inputs))
 
 

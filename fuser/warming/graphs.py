@@ -59,4 +59,4 @@ def follow_graph(run: Callable[[list[Any]], Any], inputs: Sequence[Any]) -> None
         run([*inputs])
     calls = {(found.spec.key, str(found.inputs)): found for found in follower.calls}
     with alone():
-        compile_all([(found.spec, inputs) for found in calls.values() for inputs, _, _ in find_classes(found)])
+        compile_all([(found.spec, one.inputs) for found in calls.values() for one in find_classes(found)])

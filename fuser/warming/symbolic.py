@@ -86,14 +86,14 @@ def warm_up(
             if key in known:
                 continue
             known.add(key)
-            for inputs, at, texts in find_classes(found):
-                new = {(spec.key, text, inputs[0].device) for spec, text in texts} - ready
-                is_here = all(sizes[run.names[symbol]] == size for symbol, size in at.items())
-                if not texts and not is_here and found.symbols():
-                    # Without a kernel there: what runs in its place is followed.
-                    hints.append(sizes | {run.names[symbol]: size for symbol, size in at.items()})
-                elif new or not texts:
-                    tasks.append((found.spec, inputs))
+            for one in find_classes(found):
+                new = {(*text, one.inputs[0].device) for text in one.texts} - ready
+                there = sizes | {run.names[symbol]: size for symbol, size in one.sizes.items()}
+                if one.obstacle != found.obstacle and one.obstacle is not None:
+                    # Other groups run in its place there.
+                    hints.append(there)
+                elif new or (one.obstacle is not None and there == sizes):
+                    tasks.append((found.spec, one.inputs))
                 ready |= new
         points = points[~find_alike(sizes, points, run.ask)]
     compile_all(tasks)
