@@ -14,7 +14,7 @@ from torch.utils import _pytree
 from fuser.errors import ArgumentError, shows_users_frames
 from fuser.fx.fused_module import FusedModule
 from fuser.fx.trace import FusedFunction
-from fuser.jiterator import JitFunction
+from fuser.jit_function import JitFunction
 from fuser.reduction import ReductionFunction
 from fuser.warming.dims import Dim, Sample, map_samples, stretch
 from fuser.warming.graphs import following_graphs
