@@ -98,9 +98,9 @@ def _maker(sizes: Mapping[str, int]) -> Callable[[Sample], torch.Tensor]:
             device = meta_device() if made.is_meta else made.device
             made = torch.empty_strided(shape, stretch(made, shape), dtype=made.dtype, device=device).zero_()
         made = made.requires_grad_(sample.tensor.requires_grad)
-        for place, dim in sample.dims.items():
+        for axis, dim in sample.dims.items():
             if sizes[dim.name] > 1 and dim.min < dim.max:
-                torch._dynamo.mark_dynamic(made, place, min=max(dim.min, 2), max=dim.max)
+                torch._dynamo.mark_dynamic(made, axis, min=max(dim.min, 2), max=dim.max)
         return made
 
     return make

@@ -16,7 +16,7 @@ from fuser.kernel_spec import KernelSpec
 from fuser.library import run_fake
 from fuser.planner import find_texts
 from fuser.tensor_desc import describe
-from fuser.warming.cover import Bounds, GroupCall, with_sizes
+from fuser.warming.cover import Bounds, SizedCall, with_sizes
 
 __all__ = ["Follower", "alone", "current", "following", "stand_in"]
 
@@ -26,11 +26,11 @@ class Follower:
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
-        self.calls: list[GroupCall] = []
+        self.calls: list[SizedCall] = []
 
     def run(self, spec: KernelSpec, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Return empty results of a group."""
-        call = GroupCall(spec, tuple(describe(item) for item in inputs), self.bounds)
+        call = SizedCall(spec, tuple(describe(item) for item in inputs), self.bounds)
         try:
             find_texts(spec, [with_sizes(item) for item in call.inputs])
         except UnsupportedError as error:
@@ -45,11 +45,11 @@ class Follower:
         return run_fake(spec, list(inputs))
 
 
-class _Thread(threading.local):
+class _Following(threading.local):
     follower: Follower | None = None
 
 
-_thread = _Thread()
+_thread = _Following()
 
 
 def current() -> Follower | None:

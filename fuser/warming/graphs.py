@@ -18,11 +18,11 @@ __all__ = ["follow_graph", "following_graphs"]
 MAX_SIZE = 1 << 40
 
 
-class _Thread(threading.local):
+class _FollowingGraphs(threading.local):
     is_following = False
 
 
-_thread = _Thread()
+_thread = _FollowingGraphs()
 
 
 @contextmanager

@@ -104,8 +104,8 @@ def _first_sizes(tree: Any, dims: Mapping[str, Dim]) -> dict[str, int]:
     found = {name: dim.min for name, dim in dims.items()}
 
     def read(sample: Sample) -> None:
-        for place, dim in sample.dims.items():
-            found[dim.name] = min(max(sample.tensor.shape[place], dim.min), dim.max)
+        for axis, dim in sample.dims.items():
+            found[dim.name] = min(max(sample.tensor.shape[axis], dim.min), dim.max)
 
     map_samples(tree, read)
     return found
