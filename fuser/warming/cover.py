@@ -25,13 +25,13 @@ from fuser.sizes import Tape
 from fuser.tensor_desc import TensorDesc
 from fuser.warming.dims import draw_points
 
-__all__ = ["Bounds", "GroupCall", "LayoutClass", "compile_all", "evaluate", "find_alike", "find_classes", "with_sizes"]
+__all__ = ["Bounds", "LayoutClass", "SizedCall", "compile_all", "evaluate", "find_alike", "find_classes", "with_sizes"]
 
 # Of each symbol (of sympy's), the sizes that it may have.
 Bounds = Mapping[Any, tuple[int, int]]
 
 
-class GroupCall(NamedTuple):
+class SizedCall(NamedTuple):
     """A call of a group; sizes and strides may be ``torch.SymInt``."""
 
     spec: KernelSpec
@@ -66,11 +66,11 @@ class LayoutClass(NamedTuple):
     sizes: dict[Any, int]
     # What is compiled for it.
     texts: Sequence[tuple[KernelSpec, ArgSpec]]
-    # As of a GroupCall.
+    # As of a SizedCall.
     obstacle: int | None = None
 
 
-def find_classes(call: GroupCall) -> Iterator[LayoutClass]:
+def find_classes(call: SizedCall) -> Iterator[LayoutClass]:
     """Give one call of each layout class within the bounds of a call's symbols."""
     symbols = call.symbols()
     left = draw_points([call.bounds[symbol] for symbol in symbols])
@@ -89,7 +89,7 @@ def find_classes(call: GroupCall) -> Iterator[LayoutClass]:
         left = left[~find_alike(sizes, left, lambda given: _ask_all(call, given))]
 
 
-def _ask_all(call: GroupCall, sizes: Mapping[Any, Any]) -> None:
+def _ask_all(call: SizedCall, sizes: Mapping[Any, Any]) -> None:
     # An error comes for the same reason wherever answers are the same.
     with suppress(FuserError):
         # Whatever is in a key is asked for.
