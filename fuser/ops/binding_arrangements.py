@@ -139,12 +139,17 @@ def _bind_slice_backward(
     size = input_sizes[dim]
     start = min(max(start + size if start < 0 else start, 0), size)
     if step > 1:
-        # Every step-th element, where they come out even: one of a further dimension.
-        if start >= step or value.shape[dim] * step != size:
-            return None
+        # Every step-th element: one of a further dimension, which is then one with this; what does not come out even are
+        # zeros.
+        lead, within = start - start % step, start % step
         part = _view(grad_output, "unsqueeze.default", dim + 1)
-        whole = part and _pad(part, dim + 1, start, step - 1 - start, 0, is_contiguous=True)
-        return whole and OpCall(seen_through("view.default", (tuple(input_sizes),), value.dim()), (whole,))
+        spread = part and _pad(part, dim + 1, within, step - 1 - within, 0, is_contiguous=True)
+        sizes = (*input_sizes[:dim], value.shape[dim] * step, *input_sizes[dim + 1 :])
+        made = spread and OpCall(seen_through("view.default", (sizes,), value.dim()), (spread,))
+        rest = size - lead - sizes[dim]
+        if made and rest < 0:
+            made = OpCall(seen_through("slice.Tensor", (dim, 0, size - lead), value.dim()), (made,))
+        return made and (_pad(made, dim, lead, max(rest, 0), 0, is_contiguous=True) if lead or rest > 0 else made)
     return _pad(grad_output, dim, start, size - start - value.shape[dim], 0, is_contiguous=True)
 
 
