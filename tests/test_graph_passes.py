@@ -70,6 +70,32 @@ def test_sums_read_what_is_computed_not_a_view_of_it(
     assert noted == [item.shape for item in wanted]
 
 
+@pytest.mark.parametrize(
+    ("order", "seen", "dims", "read"),
+    [
+        ([0, 2, 3, 1], [24, 5], [0], [0, 2, 3]),
+        ([0, 2, 3, 1], [24, 5], [1], [1]),
+        ([0, -2, -1, 1], [2, 3, 4, 5], [0, -1], [0, 1]),
+        ([0, 2, 3, 1], [2, 3, 4, 5], [0], None),
+        ([2, 1, 0, 3], [3, 5, 2, 4], [2, 3], None),
+        ([2, 1, 0, 3], [3, 5, 2, 4], [0, 1], [2, 1]),
+    ],
+)
+def test_sums_read_what_is_computed_not_what_is_turned(
+    order: list[int], seen: list[int], dims: list[int], read: list[int] | None
+) -> None:
+    x = torch.randint(-9, 9, (2, 5, 3, 4)).float().contiguous(memory_format=torch.channels_last)
+    steps = {"p": (ATEN.permute.default, "y", order), "v": (ATEN.view.default, "p", seen)}
+    module = trace(x, y=(ATEN.mul.Tensor, "x0", 2.0), **steps, s=(ATEN.sum.dim_IntList, "v", dims, True))
+    wanted = module(x)
+    sum_unviewed(module.graph)
+    (total,) = module.graph.find_nodes(op="call_function", target=ATEN.sum.dim_IntList)
+    assert total.args[1] == (dims if read is None else read)
+    assert (total.args[0].target is ATEN.mul.Tensor) == (read is not None)
+    module.recompile()
+    assert all(map(torch.equal, module(x), wanted))
+
+
 def test_a_bias_gradient_joins_what_makes_the_gradient() -> None:
     module = trace(
         torch.randn(4, 3, 5),
