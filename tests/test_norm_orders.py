@@ -292,7 +292,7 @@ def test_norms_of_other_sizes_do_what_threads_do(check: Callable[..., None], siz
 
 
 def test_counts_divide_what_is_close_to_zero_or_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Where a quotient made in few operations may be none, elements are added again: of rows in registers, and of others.
+    # Where a quotient made in few operations may be none, elements are added again: of rows in registers, and others.
     torch.manual_seed(0)
     x = wide(4, 5, 16, 16) * torch.tensor([1, 1e-30, 1e-37, 1e-43, 0]).view(1, 5, 1, 1)
     x[:, 0, :9] = 0
