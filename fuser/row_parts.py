@@ -40,7 +40,7 @@ class Accumulator:
     identity: str
     # Of a column: the output that its pieces are.
     output: str = ""
-    # Whether it is how many elements were added: in torch's order, of what a thread has.
+    # Whether it is how many elements there are: in torch's order, of what a thread has.
     is_count: bool = False
 
 
@@ -359,8 +359,7 @@ class RowWriter:
         return sorted(found)
 
     def _map(self, index: int) -> list[str]:
-        application = self.group.applications[index]
-        functor = application.function.functor
+        functor = self._functor(index)
         accumulators = self.accumulators[index]
         names = [f"r{item.name}" for item in accumulators]
         reduction = self._reduction(index)
@@ -417,7 +416,11 @@ class RowWriter:
             own = f"fuser_{'from_compute' if self._rounds(index) else 'cast'}<{item.type}>({text})"
             if self._reduction(index).order not in ANY_ORDER and item.type in ("float", "double"):
                 # What ends in a product must not be contracted with what adds to it.
-                if not item.is_count and may_end_in_product(functor, slot):
+                if item.is_count:
+                    # Nothing hides that it is the same for all parts of so many elements, so that what is made of it is
+                    # computed once. A one that the compiler sees would change what it contracts.
+                    own = self.writer.cross(own) if functor is self._functor(index) else own
+                elif may_end_in_product(functor, slot):
                     own = self.writer.isolate(self.writer.cross(own))
                 elif hides:
                     own = self.writer.isolate(own)
@@ -457,7 +460,9 @@ class RowWriter:
                 kind = "double"
             output = f"out{self.group.outputs.index(first + slot)}" if reduction.pieces else ""
             taken = reduction.accumulate.tensors[slot].name if reduction.accumulate else ""
-            item = Accumulator(f"{first}_{slot}", kind, zero, output, is_count=taken == "count")
+            is_own = not reduction.order and counts_elements(self._functor(index), reduction.combine, slot)
+            is_count = taken == "count" or is_own
+            item = Accumulator(f"{first}_{slot}", kind, zero, output, is_count=is_count)
             found.append(item)
             self.types |= {f"{side}{item.name}": kind for side in "mtlrp"}
         return tuple(found)
@@ -472,6 +477,9 @@ class RowWriter:
         kinds = [output_type(functor, parameter.type, compute, "") for parameter in functor.tensors]
         casts = [f"fuser_cast<{kind}>({text})" if kind else text for kind, text in zip(kinds, totals, strict=True)]
         return [self.writer.isolate(text) for text in casts]
+
+    def _functor(self, index: int) -> Functor:
+        return self.group.applications[index].function.functor
 
     def _reduction(self, index: int) -> Reduction:
         reduction = self.group.applications[index].function.reduction
@@ -578,12 +586,12 @@ def may_end_in_product(functor: Functor, slot: int = 0) -> bool:
 
 
 def _ends_in_sum(text: str) -> bool:
-    # Whether an expression is a sum, outside of all parentheses, or a call that rounds once.
+    # Whether an expression is a sum, outside of all parentheses, or a call that rounds once; it may add products.
     outside, depth = "", 0
     for char in text:
         depth += (char == "(") - (char == ")")
         outside += char if depth == 0 else ""
-    is_sum = " + " in outside and not {"*", "/", "?"} & {*outside}
+    is_sum = (" + " in outside or " - " in outside) and not {"?", "<", ">", "=", "&", "|"} & {*outside}
     return is_sum or outside.strip() in {"fma)", "__fadd_rn)"}
 
 
@@ -594,6 +602,35 @@ def is_sum(functor: Functor) -> bool:
     results = [f"{item.name} =" for item in functor.parameters if item.role is Role.OUTPUT] or ["return"]
     sums = [f"{to} {a} + {b};" for to, a, b in zip(results, names[:half], names[half:], strict=False)]
     return functor.source.partition("{")[2].split() == " ".join([*sums, "}"]).split()
+
+
+def counts_elements(mapped: Functor, combine: Functor, slot: int) -> bool:
+    """Whether an accumulator is plainly a count: the map makes it a number, and combining adds those of both parts."""
+    half = len(combine.tensors) // 2
+    if (
+        len(mapped.outputs) != half
+        or len(combine.outputs) != half
+        or not (_is_straight(mapped) and _is_straight(combine))
+    ):
+        return False
+    one, result = mapped.outputs[slot].name, combine.outputs[slot].name
+    left, right = combine.tensors[slot].name, combine.tensors[half + slot].name
+    number = re.search(rf"[{{;]\s*{one} = (?:T\()?([0-9.]+)\)?;", mapped.source)
+    is_sum = re.search(rf"[{{;]\s*{result} = {left} \+ {right};", combine.source) is not None
+    written = [_assignments(mapped, one), *(_assignments(combine, name) for name in (result, left, right))]
+    return is_sum and number is not None and float(number[1]) > 0 and written == [1, 1, 0, 0]
+
+
+def _is_straight(functor: Functor) -> bool:
+    # Whether it is one function without jumps, whose names only assignments of their own change.
+    body = functor.source.partition("{")[2]
+    calls = {*re.findall(r"\b(\w+)\s*\(", body)}
+    is_plain = calls <= MATH_FUNCTIONS | {"T", "abs", "fma"} and re.search(r"[{&[]|\+\+|--", body) is None
+    return is_plain and not functor.macros
+
+
+def _assignments(functor: Functor, name: str) -> int:
+    return len(re.findall(rf"\b{name}\b\s*(?:[-+*/%^|]|<<|>>)?=(?!=)", functor.source))
 
 
 def find_quotient(functor: Functor) -> tuple[int, int] | None:

@@ -167,7 +167,23 @@ def _combining(accumulators: Sequence[Accumulator], combine: RowPart, *, commute
         "  static FUSER_INLINE part exchange(const part& own, int mask) {",
         f"    return {{{_join(f'fuser_exchange(own.{name}, mask)' for name in names)}}};",
         "  }",
+        *_alike(accumulators),
         "};",
+    ]
+
+
+def _alike(accumulators: Sequence[Accumulator]) -> list[str]:
+    # Of parts of as many elements, none of them of nothing: what counts them is the same.
+    counts = [item.name for item in accumulators if item.is_count]
+    if not counts:
+        return []
+    own = [(item.name, f"own.m{item.name}") for item in accumulators]
+    exchanged = _join(text if name in counts else f"fuser_exchange({text}, mask)" for name, text in own)
+    return [
+        f"  static FUSER_INLINE part exchange_alike(const part& own, int mask) {{ return {{{exchanged}}}; }}",
+        "  static FUSER_INLINE void assume_alike(const part& l, const part& r) {",
+        *(f"    __builtin_assume(l.m{name} + r.m{name} > 0);" for name in counts),
+        "  }",
     ]
 
 

@@ -209,7 +209,8 @@ class AlongText(AlongElements):
 
     def _whole_warp(self, level: int) -> str:
         # What a warp's parts come to.
-        return f"fuser_butterfly<1, U>(pass{level}, fuser_lanes<U, W>(pass{level}, parts))"
+        own = self._whole_pass(level)
+        return f"fuser_butterfly<1, U>({own}, fuser_lanes<U, W>({own}, parts))"
 
     # --- shared memory -----------------------------------------------------------------------------------------------
     @property

@@ -443,7 +443,7 @@ class OrderedAlongText(AlongText):
         inside += [f"{self.loop.types[name]} kept_{name};" for name in kept]
         inside.append(element.call(known))
         for name in kept:
-            value = f"fuser_from_compute<{self.loop.kept_types[name]}>(kept_{name})"
+            value = f"fuser_exactly<{self.loop.kept_types[name]}>(kept_{name})"
             inside.append(f"{name}{site.suffix}[u].set(k, {value});")
         lines = [
             *outside,

@@ -228,6 +228,17 @@ template <int N, typename P> FUSER_INLINE typename P::part fuser_tree(const P& p
   else return p.combine(fuser_tree<N / 2>(p, items), fuser_tree<N / 2>(p, items + N / 2));
 }
 
+// A pass all of whose parts at a time are of as many elements.
+template <typename P> struct fuser_alike : P {
+  FUSER_INLINE typename P::part combine(const typename P::part& l, const typename P::part& r) const {
+    P::assume_alike(l, r);
+    return P::combine(l, r);
+  }
+  static FUSER_INLINE typename P::part exchange(const typename P::part& own, int mask) {
+    return P::exchange_alike(own, mask);
+  }
+};
+
 // A lane's part and that of a lane with larger or smaller numbers, in order, where that makes a difference.
 template <typename P>
 FUSER_INLINE typename P::part fuser_join(
