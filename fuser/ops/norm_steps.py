@@ -164,13 +164,17 @@ def normalised_dx(
         order=order,
         accumulate=functor(add, num_outputs=2) if order else None,
     )
-    text = f"""T norm_dx({taken}, T first, T second, T n) {{
+    totals_of = builder.apply(both, values)
+    # Once for a row.
+    share = step("T rstd_share(T n, T rstd) { return (T(1) / n) * rstd; }", promotion=Promotion.DEFAULT_WIDE)
+    shared = builder.apply(share, [totals_of[-1], values[2 + has_mean]])
+    text = f"""T norm_dx({taken}, T first, T second, T n, T share) {{
       T f = n * {"weight * dy" if has_weight else "dy"};
       f -= {centred} * rstd * second;{" f -= first;" * has_mean}
-      return f * ((T(1) / n) * rstd);
+      return f * share;
     }}"""
-    unpromoted = ("mean",) * has_mean + ("rstd", "first", "second", "n")
+    unpromoted = ("mean",) * has_mean + ("rstd", "first", "second", "n", "share")
     (dx,) = builder.apply(
-        step(text, unpromoted=unpromoted, is_contiguous=is_contiguous), [*values, *builder.apply(both, values)]
+        step(text, unpromoted=unpromoted, is_contiguous=is_contiguous), [*values, *totals_of, *shared]
     )
     return dx
