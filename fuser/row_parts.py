@@ -22,10 +22,11 @@ from fuser.element import ElementWriter, number_expression, output_type
 from fuser.function import Reduction
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import RowSpec
+from fuser.lookups import find_lookups
 from fuser.orders import ANY_ORDER
 from fuser.row_space import reduction_levels
 
-__all__ = ["Accumulator", "RowPart", "RowPass", "RowWriter"]
+__all__ = ["Accumulator", "RowPart", "RowPass", "RowWriter", "Table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,20 @@ class RowPart:
         """Return the call with an expression for each variable that is not called by its own name."""
         arguments = ["a", *(expressions.get(name, name) for name in (*self.reads, *self.writes))]
         return f"{self.name}({', '.join(arguments)});"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A function that a kernel looks up (fuser.lookups)."""
+
+    # Computes what it is a function of, x4; and its result for that, l4.
+    operand: RowPart
+    compute: RowPart
+
+    @property
+    def result(self) -> str:
+        """The variable that parts read."""
+        return self.compute.writes[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +124,8 @@ class RowWriter:
             for index, item in enumerate(self.group.applications)
             if item.function.reduction and index in writer.live
         }
+        # What is looked up, by application.
+        self.tables: dict[int, Table] = {}
         # Values per element that a pass keeps for later ones, and that pass.
         self.kept: dict[int, int] = {}
         # C++ type of the least size that holds each exactly, by variable.
@@ -119,6 +136,8 @@ class RowWriter:
         passes = range(max(self.levels) + 1)
         if self.rows.keeps:
             self._choose_kept(passes)
+        if self.writer.args.tuning.looks:
+            self._write_tables()
         return tuple(self._pass(level) for level in passes)
 
     def _choose_kept(self, passes: Iterable[int]) -> None:
@@ -133,6 +152,30 @@ class RowWriter:
                     earlier = first.setdefault(index, level)
                     if earlier < level:
                         self.kept |= dict.fromkeys(self.writer.values(index), earlier)
+
+    def _write_tables(self) -> None:
+        writer, typing = self.writer, self.writer.typing
+        looked = find_lookups(self.group, typing.values, self.rows.is_row)
+        for index, lookup in looked.items():
+            item, value = self.group.applications[index], writer.values(index)[0]
+            operand, x, result = item.tensors[lookup.operand], f"x{value}", f"l{value}"
+            self.types |= {x: "float", result: "float"}
+            chosen = self._element_closure([operand], 0)
+            made, writer.storing = self._made(chosen), []
+            lines = [line for each in chosen for line in writer.application(each)]
+            read = [f"v{each}" for each in self._read(chosen) if each not in made] if chosen else [f"v{operand}"]
+            # Rounded as torch rounds it, in fast numerics, too.
+            rounded = f"fuser_round<{dtype_info(typing.values[operand]).storage}>(v{operand})"
+            lines.append(f"{x} = {f'v{operand}' if writer.is_strict or not chosen else rounded};")
+            part = self._function(f"fuser_operand{value}", read, [x], chosen, lines)
+            taken = ["1.0f" if slot == lookup.factor else writer.isolate(x) for slot in range(len(item.tensors))]
+            call = writer.call(index, item.function.functor, taken, [], ["float"])[0]
+            if writer.is_strict and lookup.factor < 0:
+                call = f"fuser_round<{dtype_info(typing.values[value]).storage}>({call})"
+            compute = self._function(f"fuser_compute{value}", [x], [result], [index], [f"{result} = {call};"])
+            self.tables[index] = Table(part, compute)
+        # What one of them is a function of is not looked up.
+        writer.looked = {index: (looked[index].factor, table.result) for index, table in self.tables.items()}
 
     def _pass(self, level: int) -> RowPass:
         picks = self._picks_in(level)
@@ -306,6 +349,7 @@ class RowWriter:
         own = [index for index in (*chosen, *reductions) if index not in scans]
         read = [f"v{value}" for value in self._read(own) if value not in made]
         read += [f"p{item.name}" for index in scans for item in self.accumulators[index]]
+        read += [table.result for index, table in self.tables.items() if index in chosen]
         kept = [value for value, earlier in self.kept.items() if earlier == level and value in made]
         lines += [f"k{value} = v{value};" for value in kept]
         self.types |= {f"k{value}": self.writer.types[value] for value in kept}

@@ -258,6 +258,7 @@ class AlongElements(RowText):
         known |= {f"v{name[1:]}": f"fuser_to_compute({name}[u][k])" for name in self.loop.kept if name not in kept}
         known |= {name: f"kept_{name}[k]" for name in kept}
         lines += [f"{self.loop.types[name]} kept_{name}[V];" for name in kept]
+        lines += self.look_up(element, known)
         lines += self._quickly(step, element, lambda part: _each_element(part.call(known)))
         if step.columns:
             add = f"column{level}[u][k] = columns{level}.combine(column{level}[u][k], added[k]);"

@@ -88,10 +88,19 @@ def moments(
         mean, var, count = builder.apply(both, [x])
         return mean, var, count
     same = functor("T value(T x) { return x; }")
-    text = "void mean_of(T total, int64_t count, T& mean, T& n) { mean = total / T(count); n = T(count); }"
+    # A quotient of fast numerics is corrected: all elements have its error.
+    text = """void mean_of(T total, int64_t count, T& mean, T& n) {
+      n = T(count);
+      const T first = total / n;
+      mean = first + fma(-n, first, total) / n;
+    }"""
     mean, count = builder.apply(reduce_step(same, dims, functor(text, num_outputs=2)), [x])
     squares = functor("T square_of(T x, T mean) { return (x - mean) * (x - mean); }")
-    finish = functor("T var_of(T total, int64_t count) { return total / T(count); }")
+    text = """T var_of(T total, int64_t count) {
+      const T n = T(count), first = total / n;
+      return first + fma(-n, first, total) / n;
+    }"""
+    finish = functor(text)
     (var,) = builder.apply(reduce_step(squares, dims, finish), [x, mean])
     return mean, var, count
 
