@@ -235,12 +235,11 @@ def _walk_rows(
         else:
             limits = _row_limits(operands[0].device)
             walk = plan_ordered_walk(group, space, spec, values, sizes, aligned, limits.clusters)
-        dtypes = [item.dtype for item in operands]
-        if any(dtype is torch.bfloat16 for dtype in dtypes) and _looks_up(group, inputs, spec):
-            # Of which each row has its own.
+        if any(item.dtype is torch.bfloat16 for item in operands) and _looks_up(group, inputs, spec):
+            # Those of which each row has its own.
+            first, last, strides = len(group.outputs), len(operands), walk.space.strides
             each = sum(
-                not is_row[slot] and any(walk.space.strides[slot][spec.reduced :])
-                for slot in range(len(group.outputs), len(operands))
+                not rows.is_row[values[slot]] and any(strides[slot][spec.reduced :]) for slot in range(first, last)
             )
             walk = look_up_in(walk, spec, each, _row_limits(operands[0].device).processors)
         return walk, replace(spec, keeps=walk.tuning.is_resident)
