@@ -237,9 +237,9 @@ def _walk_rows(
             walk = plan_ordered_walk(group, space, spec, values, sizes, aligned, limits.clusters)
         if any(item.dtype is torch.bfloat16 for item in operands) and _looks_up(group, inputs, spec):
             # Those of which each row has its own.
-            first, last, strides = len(group.outputs), len(operands), walk.space.strides
+            first, last, own = len(group.outputs), len(operands), walk.space.strides
             each = sum(
-                not rows.is_row[values[slot]] and any(strides[slot][spec.reduced :]) for slot in range(first, last)
+                not rows.is_row[values[slot]] and any(own[slot][spec.reduced :]) for slot in range(first, last)
             )
             walk = look_up_in(walk, spec, each, _row_limits(operands[0].device).processors)
         return walk, replace(spec, keeps=walk.tuning.is_resident)

@@ -101,8 +101,8 @@ def _read(functor: Functor) -> Lookup | None:
 def _closes_last(text: str) -> bool:
     # Whether the parenthesis that a text begins with closes at its end: "(a + b); }".
     depth, inside = 0, text.rstrip("}; \n")
-    for place, char in enumerate(inside):
+    for slot, char in enumerate(inside):
         depth += (char == "(") - (char == ")")
         if depth == 0:
-            return place == len(inside) - 1
+            return slot == len(inside) - 1
     return False
