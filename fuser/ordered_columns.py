@@ -1,8 +1,8 @@
 """Columns beside the rows of a kernel, in torch's orders: the gradients of a norm's weights with that of its input.
 
 Of a column 32 of torch's threads add runs of eight rows in turn; those of a row's 128 threads are four warps. So 32
-clusters of four blocks keep both orders (fuser.cuda.rows_columns_ordered), and what clusters have is combined by halves,
-in another launch.
+clusters of four blocks keep both orders (fuser.cuda.rows_columns_ordered), and what clusters have is combined by
+halves, in another launch.
 """
 
 from __future__ import annotations

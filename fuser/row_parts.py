@@ -105,8 +105,8 @@ class RowPass:
     pick: RowPart | None = None
     picks: tuple[Accumulator, ...] = ()
     which: str = ""
-    # The same of columns, to whose parts each element adds: accumulators, and what combines two parts; in torch's order,
-    # what adds an element, as ``element`` does for rows.
+    # The same of columns, to whose parts each element adds: accumulators, and what combines two parts; and
+    # what adds an element in torch's order, as ``element`` does for rows.
     columns: tuple[Accumulator, ...] = ()
     merge: RowPart | None = None
     column: RowPart | None = None

@@ -9,7 +9,7 @@ theirs is on its way, each thread adds its columns of the run before, whose elem
 from __future__ import annotations
 
 from fuser.codegen import KERNEL_NAME, Operand
-from fuser.cuda.along_elements import AlongElements
+from fuser.cuda.along_elements import AlongElements, each_element
 from fuser.cuda.row_text import indent
 from fuser.row_parts import RowPart, RowPass
 
@@ -22,7 +22,8 @@ class OrderedColumnsText(AlongElements):
     def kernel(self) -> list[str]:
         """Write the kernel: all runs of a cluster, then what columns came to."""
         tuning, (step, last) = self.loop.tuning, self.loop.passes
-        assert step.element is not None and step.column is not None, "it reduces rows and columns"
+        assert step.element is not None, "it reduces rows"
+        assert step.column is not None, "and columns"
         inputs = self._inputs(step.element, last.element)
         own = [item for item in inputs if not item.access.is_shared]
         rows = tuning.block // 32
@@ -35,7 +36,7 @@ class OrderedColumnsText(AlongElements):
             "  const int t = threadIdx.x, warp = t / 32, lane = t % 32;",
             f"  const fuser_index length = {self.length}, rows = {self.product(self.kept)};",
             "  const fuser_index lead = (rank * 32 + lane) * V;",
-            *indent(self._shared_memory(step)),
+            *indent(self._shared_memory()),
             f"  const fuser_index step = static_cast<fuser_index>({self.loop.rows.pieces}) * R;",
             "  fuser_index number = piece * R + warp;",
             "  fuser_row next = fuser_find(a, number < rows ? number : rows - 1);",
@@ -112,9 +113,7 @@ class OrderedColumnsText(AlongElements):
         inside = [
             *(f"{item.info.storage} {item.name}[V];" for item in outputs),
             *self.look_up(element, known),
-            *self._quickly(
-                step, element, lambda part: ["#pragma unroll", f"for (int k = 0; k < V; ++k) {part.call(known)}"]
-            ),
+            *self._quickly(step, element, lambda part: each_element(part.call(known))),
             *stores,
         ]
         return [*self._divisors(step), "#pragma unroll", "for (int u = 0; u < U; ++u) {", *indent(inside), "}"]
@@ -167,10 +166,11 @@ class OrderedColumnsText(AlongElements):
         ]
 
     # --- memory ------------------------------------------------------------------------------------------------------
-    def _shared_memory(self, step: RowPass) -> list[str]:
+    def _shared_memory(self) -> list[str]:
         lines = [
             "constexpr int parts_bytes = (2 * R * C * sizeof(fuser_pass0::part) + 15) / 16 * 16;",
-            f"alignas(16) __shared__ unsigned char shared[parts_bytes + {len(self.row_inputs()) or 1} * buffers * R * 8];",
+            f"constexpr int all_bytes = parts_bytes + {len(self.row_inputs())} * buffers * R * 8;",
+            "alignas(16) __shared__ unsigned char shared[all_bytes];",
             "const auto parts = reinterpret_cast<fuser_pass0::part (*)[R][C]>(shared);",
         ]
         for slot, item in enumerate(self.row_inputs()):
