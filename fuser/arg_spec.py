@@ -27,14 +27,14 @@ from fuser.kernel_spec import (
 )
 from fuser.layout import IterationSpace, Shape, Strides, broadcast_strides, build_iteration_space
 from fuser.lookups import find_lookups, look_up_in
-from fuser.ordered_access import plan_beside, plan_ordered_walk
+from fuser.ordered_access import plan_ordered_walk
 from fuser.orders import RowOrder
 from fuser.row_access import RowLimits, plan_row_walk
 from fuser.row_space import RowShape, build_row_space, find_row_shape, lies_across
 from fuser.scan_access import plan_scan_walk
 from fuser.tensor_desc import TensorDesc, value_layouts
 
-__all__ = ["DescribedValue", "build_arg_spec", "rounds_between", "row_limits"]
+__all__ = ["DescribedValue", "build_arg_spec", "rounds_between"]
 
 # Rows of fewer elements than this are not worth a loop of their own on the CPU, reduced or not.
 CPU_SHORT_ROW = 32
@@ -231,17 +231,18 @@ def _walk_rows(
         if rows.scans:
             return plan_scan_walk(space, spec, [rows.is_row[value] for value in values], sizes, aligned), spec
         if order is None:
-            walk = plan_row_walk(group, space, spec, values, sizes, aligned, row_limits(operands[0].device))
+            walk = plan_row_walk(group, space, spec, values, sizes, aligned, _row_limits(operands[0].device))
         else:
-            limits = row_limits(operands[0].device)
-            plan = plan_beside if pieces else plan_ordered_walk
-            walk = plan(group, space, spec, values, sizes, aligned, limits.clusters)
+            limits = _row_limits(operands[0].device)
+            walk = plan_ordered_walk(group, space, spec, values, sizes, aligned, limits.clusters)
         if any(item.dtype is torch.bfloat16 for item in operands) and _looks_up(group, inputs, spec):
             # Those of which each row has its own.
             first, last, own = len(group.outputs), len(operands), walk.space.strides
-            each = sum(not rows.is_row[values[slot]] and any(own[slot][spec.reduced :]) for slot in range(first, last))
-            walk = look_up_in(walk, spec, each, row_limits(operands[0].device).processors)
-        return walk, replace(spec, keeps=walk.tuning.is_resident and not (order and pieces))
+            each = sum(
+                not rows.is_row[values[slot]] and any(own[slot][spec.reduced :]) for slot in range(first, last)
+            )
+            walk = look_up_in(walk, spec, each, _row_limits(operands[0].device).processors)
+        return walk, replace(spec, keeps=walk.tuning.is_resident)
     # Rows of a few elements are better computed side by side, too.
     is_short = space.sizes[0] < CPU_SHORT_ROW <= space.sizes[space.reduced] and not rows.scans
     # And columns are better walked down one after another where they are too few for vectors across them.
@@ -259,8 +260,7 @@ def _looks_up(group: FusionGroup, inputs: Sequence[DescribedValue], rows: RowSpe
 
 
 @cache
-def row_limits(device: torch.device | None) -> RowLimits:
-    """Return what kernels with reductions may use of a device; without one, of an H100."""
+def _row_limits(device: torch.device | None) -> RowLimits:
     # A block gets so much shared memory if it asks; part of it kernels need for combining.
     if device is None or not torch.cuda.is_available():
         return RowLimits(SHARED_BYTES - SHARED_FOR_PARTS, MAX_CLUSTER, PROCESSORS)

@@ -154,10 +154,6 @@ class RowLoop:
         """The inputs that stay in shared memory: more than one pass reads their elements."""
         if not self.tuning.is_held:
             return ()
-        if self.rows.pieces:
-            # For those who add columns.
-            read = {name for item in self.passes if item.column for name in item.column.reads}
-            return tuple(item for item in self.operands if item.variable in read - self.per_row)
         parts = [item.element for item in self.passes if item.element]
         return tuple(
             item

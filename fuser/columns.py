@@ -75,16 +75,13 @@ def find_columns(
     return chosen
 
 
-def cut_columns(
-    group: FusionGroup, typing: Typing, pieces: Mapping[int, int], *, is_ordered: bool = False
-) -> tuple[FusionGroup, tuple[int, ...]]:
+def cut_columns(group: FusionGroup, typing: Typing, pieces: Mapping[int, int]) -> tuple[FusionGroup, tuple[int, ...]]:
     """Put a reduction to pieces, and one of the pieces, in the place of each of some reductions.
 
     Args:
         group: the group.
         typing: of its values.
         pieces: of each such reduction, by its index.
-        is_ordered: whether elements are added in torch's order.
 
     Returns:
         The group, and for each of its applications the one that it comes from.
@@ -97,7 +94,7 @@ def cut_columns(
         steps = [item.function]
         if index in pieces:
             dtypes = typing.values[offsets[index] : offsets[index] + item.function.num_outputs]
-            steps = _steps(item.function, typing.common[index], dtypes, pieces[index], is_ordered=is_ordered)
+            steps = _steps(item.function, typing.common[index], dtypes, pieces[index])
         by_name = dict(zip((scalar.name for scalar in item.function.scalars), scalars, strict=True))
         for function in steps:
             own = [by_name[scalar.name] for scalar in function.scalars]
@@ -107,14 +104,11 @@ def cut_columns(
     return builder.build([handles[value] for value in group.outputs]), tuple(origins)
 
 
-def _steps(
-    function: Function, common: torch.dtype, dtypes: Sequence[torch.dtype], pieces: int, *, is_ordered: bool
-) -> list[Function]:
+def _steps(function: Function, common: torch.dtype, dtypes: Sequence[torch.dtype], pieces: int) -> list[Function]:
     reduction = function.reduction
     assert reduction is not None, "it is one"
     kept = dtype_info(common).compute_dtype
-    add = reduction.accumulate if is_ordered else None
-    first = replace(reduction, finish=None, accumulate=add, pieces=pieces)
+    first = replace(reduction, finish=None, accumulate=None, pieces=pieces)
     last = replace(reduction, accumulate=None, dims=(0,), keepdim=False)
     return [
         replace(function, reduction=first, out_dtypes=reduction.accumulators(kept)),

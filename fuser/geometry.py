@@ -64,9 +64,6 @@ def launch_shape(source: KernelSource, space: IterationSpace) -> Launch:
     if source.rows is not None:
         chunk = tuning.team * tuning.unroll * source.vector
         chunks = -(-prod(space.sizes[: space.reduced]) // chunk)
-        if source.rows.pieces:
-            # A block's parts of the rows of three runs.
-            chunks = 3 * tuning.block // tuning.team
         return Launch(
             grid=min(_row_blocks(source, space.sizes), MAX_GRID),
             block=tuning.block,
@@ -94,7 +91,7 @@ def _row_blocks(source: KernelSource, sizes: Sequence[int]) -> int:
     tuning, rows = source.tuning, source.rows
     assert rows is not None, "it has reductions"
     if rows.pieces:
-        return rows.pieces * tuning.cluster
+        return rows.pieces
     pieces = _pieces(source, sizes)
     if rows.is_across:
         tiles = -(-sizes[rows.reduced] // (tuning.team * source.vector)) * prod(sizes[rows.reduced + 1 :])

@@ -14,10 +14,8 @@ from fuser.layout import IterationSpace
 from fuser.orders import RowOrder, Schedule
 from fuser.row_space import count_accumulators, reduction_levels
 
-__all__ = ["RUN", "plan_beside", "plan_ordered_walk"]
+__all__ = ["plan_ordered_walk"]
 
-# Rows that torch's threads of a column take one after another.
-RUN = 8
 # Threads of a block where a row has fewer, and bytes of rows that the threads of a block keep in registers, of each
 # at most.
 BLOCK = 128
@@ -123,31 +121,6 @@ def plan_ordered_walk(
             widths[slot] = VECTOR_BYTES // itemsizes[slot] if is_like or slot == source else 1
     accesses = [Access(min(widths.get(slot, 1), vector), is_early=slot in early) for slot in range(len(space.strides))]
     return Walk(space, vector, tuple(accesses), tuning)
-
-
-def plan_beside(
-    group: FusionGroup,
-    space: IterationSpace,
-    rows: RowSpec,
-    values: Sequence[int],
-    itemsizes: Sequence[int],
-    aligned: Sequence[bool],
-    clusters: int,  # noqa: ARG001
-) -> Walk:
-    """The same where a kernel makes columns beside its rows, whose order says who does what: see fuser.columns."""
-    assert rows.order is not None, "it has one"
-    schedule, first = rows.order.schedule, len(group.outputs)
-    unroll = space.sizes[0] // (schedule.vector * schedule.slots)
-    tuning = Tuning(
-        block=RUN * WARP, unroll=unroll, team=WARP, is_resident=True, is_held=True, cluster=schedule.y,
-        multiple=space.sizes[0],
-    )  # fmt: skip
-    accesses = []
-    for slot, strides in enumerate(space.strides):
-        width = dense_width(strides, 0, itemsizes[slot], aligned[slot]) if slot < len(itemsizes) else 1
-        is_shared = slot >= first and not rows.is_row[values[slot]] and not any(strides[rows.reduced :])
-        accesses.append(Access(min(width, schedule.vector), is_shared=is_shared))
-    return Walk(space, schedule.vector, tuple(accesses), tuning)
 
 
 def _is_own(space: IterationSpace, rows: RowSpec, slot: int) -> bool:

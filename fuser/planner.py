@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fuser.arg_spec import DescribedValue, build_arg_spec, row_limits
+from fuser.arg_spec import DescribedValue, build_arg_spec
 from fuser.boxes import Steps, cut_boxes, seen
 from fuser.columns import cut_columns, find_columns
 from fuser.compiler import compile_kernel, register
@@ -35,7 +35,6 @@ from fuser.kernel_spec import ArgSpec, InputSpec, KernelSpec, ValueLayout, infer
 from fuser.layout import IterationSpace
 from fuser.ops import REDUCTIONS, Expansion, expand, ordered_form
 from fuser.order_check import OrderCase, is_kept
-from fuser.ordered_columns import find_ordered_columns, orders_of_pieces
 from fuser.orders import RowOrder
 from fuser.plan import Buffer, Plan, Step, event_name
 from fuser.report import is_internal, report
@@ -380,21 +379,17 @@ def _find_orders(expanded: _Expanded, device: torch.device) -> tuple[_Expanded, 
     except UnsupportedError as error:
         error.application = origins[error.application]
         raise
-    if device.type != "cuda":
+    if device.type != "cuda" or any(orders.values()):
         return expanded, orders
-    is_ordered = any(orders.values())
-    if is_ordered:
-        columns = find_ordered_columns(group, expanded.values, orders, row_limits(device))
-    else:
-        columns = find_columns(group, expanded.values, orders, gpu_size(device).processors)
+    columns = find_columns(group, expanded.values, orders, gpu_size(device).processors)
     if not columns:
         return expanded, orders
     inputs = [item.desc for item in expanded.values[: len(group.inputs)]]
     typing = infer_typing(group, input_specs(inputs, device), torch.get_default_dtype())
-    cut, sources = cut_columns(group, typing, columns, is_ordered=is_ordered)
+    cut, sources = cut_columns(group, typing, columns)
     values = _describe_values(cut, inputs, device, infer_layouts(cut, value_layouts(inputs)))
     expansion = replace(expanded.expansion, group=cut, origins=tuple(origins[index] for index in sources))
-    found = orders_of_pieces(sources, orders, columns if is_ordered else {})
+    found = {index: orders[source] for index, source in enumerate(sources) if source in orders}
     return replace(expanded, spec=None, expansion=expansion, values=tuple(values)), found
 
 

@@ -105,16 +105,14 @@ class RowPass:
     pick: RowPart | None = None
     picks: tuple[Accumulator, ...] = ()
     which: str = ""
-    # The same of columns, to whose parts each element adds: accumulators, and what combines two parts; and
-    # what adds an element in torch's order, as ``element`` does for rows.
+    # The same of columns, to whose parts each element adds: accumulators, and what combines two parts.
     columns: tuple[Accumulator, ...] = ()
     merge: RowPart | None = None
-    column: RowPart | None = None
 
     @property
     def parts(self) -> tuple[RowPart, ...]:
         """What reads values of the row."""
-        return tuple(part for part in (self.row, self.element, self.pick, self.column) if part)
+        return tuple(part for part in (self.row, self.element, self.pick) if part)
 
 
 class RowWriter:
@@ -190,11 +188,6 @@ class RowWriter:
         picks = self._picks_in(level)
         every = [index for index in self._reductions_in(level) if index not in picks]
         row = self._row_part(level)
-        columns = [index for index in every if self._reduction(index).pieces]
-        reductions = [index for index in every if index not in columns]
-        is_apart = self.rows.adds and bool(columns)
-        column = self._element_part(level, columns, "column", stores=False) if is_apart else None
-        every = reductions if is_apart else every
         quotients = self._row_quotients(level, every)
         if self.writer.is_strict:
             self.writer.quotients = {index: (slot, f"e{by[1:]}.quotient") for index, (slot, by, _) in quotients.items()}
@@ -205,6 +198,8 @@ class RowWriter:
         pick = self._pick_part(level, picks) if picks else None
         which = f"v{self._number_of(picks[0])}" if picks else ""
         picked = tuple(item for index in picks for item in self.accumulators[index])
+        columns = [index for index in every if self._reduction(index).pieces]
+        reductions = [index for index in every if index not in columns]
         accumulators, others = (
             tuple(item for index in chosen for item in self.accumulators[index]) for chosen in (reductions, columns)
         )
@@ -214,20 +209,7 @@ class RowWriter:
         commutes = is_free or all(is_sum(self._reduction(index).combine) for index in reductions)
         decides = any(takes_decisions(self._reduction(index).combine) for index in reductions)
         return RowPass(
-            row,
-            element,
-            quick,
-            combine,
-            accumulators,
-            commutes,
-            is_free,
-            decides,
-            pick,
-            picked,
-            which,
-            others,
-            merge,
-            column,
+            row, element, quick, combine, accumulators, commutes, is_free, decides, pick, picked, which, others, merge
         )
 
     def _picks_in(self, level: int) -> list[int]:
@@ -358,10 +340,8 @@ class RowWriter:
         writes = [f"m{item.name}" for index in picks for item in self.accumulators[index]]
         return self._function(f"fuser_pick{level}", read, writes, [*chosen, *picks], lines)
 
-    def _element_part(
-        self, level: int, reductions: Sequence[int], name: str = "element", *, stores: bool = True
-    ) -> RowPart | None:
-        stored = self._stored_in(level) if stores else []
+    def _element_part(self, level: int, reductions: Sequence[int], name: str = "element") -> RowPart | None:
+        stored = self._stored_in(level)
         if not stored and not reductions:
             return None
         chosen = self._element_closure(self._wanted(stored, reductions), level)

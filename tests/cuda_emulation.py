@@ -79,19 +79,11 @@ template <int N> static inline void fuser_tell(
   const long blocks = static_cast<long>(rank) - static_cast<long>(fuser_rank());
   memcpy(reinterpret_cast<char*>(to) + blocks * static_cast<long>(fuser_shared_bytes), words, sizeof(words));
 }
-static inline void fuser_publish() { fuser_arrive(); }
-template <typename C> static inline void fuser_send(C* to, unsigned rank, const C& from) {
-  const long blocks = static_cast<long>(rank) - static_cast<long>(fuser_rank());
-  memcpy(reinterpret_cast<char*>(to) + blocks * static_cast<long>(fuser_shared_bytes), &from, sizeof(from));
-}
 static inline void fuser_await(const unsigned long long*) { fuser_arrive(); fuser_wait(); }
 static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
 """
 # Dynamic shared memory: of the most that a block has.
-_HELD = (
-    "extern __shared__ uint4 fuser_held[];",
-    "static uint4 fuser_held_of[8][232448 / 16]; uint4* const fuser_held = fuser_held_of[fuser_rank()];",
-)
+_HELD = ("extern __shared__ uint4 fuser_held[];", "static uint4 fuser_held[232448 / 16];")
 # Shared memory of each block of a cluster.
 _SHARED = (
     re.compile(r"__shared__ unsigned char shared(.*);"),

@@ -81,6 +81,14 @@ def test_every_number(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.cpu
+def test_rows_of_several_warps(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Threads of a block that are no multiple of a row's would have a part of one.
+    x = torch.randn(13, 3000).to(BF16)
+    with fuser.config.patch(numerics="fast"):
+        same(*both(activated("gelu"), [x, torch.zeros_like(x)], monkeypatch))
+
+
+@pytest.mark.cpu
 def test_in_torchs_order(monkeypatch: pytest.MonkeyPatch) -> None:
     same(*both(normalised(), [torch.randn(64, 1024).to(BF16)], monkeypatch))
 

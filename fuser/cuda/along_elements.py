@@ -10,7 +10,7 @@ from fuser.cuda.row_text import RowText, in_turns, indent
 from fuser.row_access import LONG_SHARE
 from fuser.row_parts import RowPart, RowPass
 
-__all__ = ["WARP", "AlongElements", "each_element"]
+__all__ = ["WARP", "AlongElements"]
 
 WARP = 32
 
@@ -258,22 +258,22 @@ class AlongElements(RowText):
         known |= {name: f"kept_{name}[k]" for name in kept}
         lines += [f"{self.loop.types[name]} kept_{name}[V];" for name in kept]
         lines += self.look_up(element, known)
-        lines += self._quickly(step, element, lambda part: each_element(part.call(known)))
+        lines += self._quickly(step, element, lambda part: _each_element(part.call(known)))
         if step.columns:
             add = f"column{level}[u][k] = columns{level}.combine(column{level}[u][k], added[k]);"
-            lines += each_element(f"if (is_row) {add}" if self.teams > 1 else add)
+            lines += _each_element(f"if (is_row) {add}" if self.teams > 1 else add)
         for name in kept:
             value = f"fuser_exactly<{self._kept_type(name)}>(kept_{name}[k])"
-            lines += [*each_element(f"{name}[u].set(k, {value});"), f"{name}[u].pack();"]
+            lines += [*_each_element(f"{name}[u].set(k, {value});"), f"{name}[u].pack();"]
         if step.accumulators:
             if not is_whole and not self._has_whole_vectors:
-                lines += each_element(f"if (k >= left) own[k] = pass{level}.identity();")
+                lines += _each_element(f"if (k >= left) own[k] = pass{level}.identity();")
             lines.append(take)
             if not is_whole and self._has_whole_vectors:
                 lines.append(f"if (left == 0) {missing}")
         for item in outputs:
             if self._is_anywhere(item):
-                lines += each_element(f"made_{item.name}[u].set(k, {item.name}[k]);")
+                lines += _each_element(f"made_{item.name}[u].set(k, {item.name}[k]);")
             else:
                 lines.append(self._write(item, is_whole=is_whole))
         if late:
@@ -298,6 +298,5 @@ class AlongElements(RowText):
         return f"fuser_store<V, {item.access.width}>({place}, {item.name}, {left});"
 
 
-def each_element(line: str) -> list[str]:
-    """Return a loop over the elements of a vector."""
+def _each_element(line: str) -> list[str]:
     return ["#pragma unroll", f"for (int k = 0; k < V; ++k) {line}"]

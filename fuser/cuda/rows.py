@@ -6,7 +6,6 @@ from fuser.codegen import RowLoop
 from fuser.cuda.rows_across import AcrossText
 from fuser.cuda.rows_along import AlongText
 from fuser.cuda.rows_columns import ColumnsText
-from fuser.cuda.rows_columns_ordered import OrderedColumnsText
 from fuser.cuda.rows_ordered import OrderedAlongText
 from fuser.cuda.rows_ordered_across import OrderedAcrossText
 from fuser.cuda.rows_scanned import ScannedAcrossText, ScannedAlongText
@@ -16,11 +15,10 @@ __all__ = ["emit_rows"]
 
 def emit_rows(loop: RowLoop) -> str:
     """Write the ``__global__`` function and what it calls."""
-    writer: AlongText | AcrossText | ScannedAlongText | OrderedColumnsText
+    writer: AlongText | AcrossText | ScannedAlongText
     if loop.rows.scans:
         writer = ScannedAcrossText(loop) if loop.rows.is_across else ScannedAlongText(loop)
     else:
         along, across = (AlongText, AcrossText) if loop.rows.order is None else (OrderedAlongText, OrderedAcrossText)
-        beside = ColumnsText if loop.rows.order is None else OrderedColumnsText
-        writer = beside(loop) if loop.rows.pieces else across(loop) if loop.rows.is_across else along(loop)
+        writer = ColumnsText(loop) if loop.rows.pieces else across(loop) if loop.rows.is_across else along(loop)
     return "\n".join(["", *writer.passes(), *writer.find(), *writer.tables(), "", *writer.kernel(), ""])

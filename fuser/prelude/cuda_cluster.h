@@ -18,21 +18,6 @@ FUSER_INLINE void fuser_expect(unsigned long long* box, unsigned int bytes) {
 FUSER_INLINE void fuser_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 FUSER_INLINE void fuser_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 
-// As they do, and what each of them wrote before is there for all afterwards.
-FUSER_INLINE void fuser_publish() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
-
-// Writes to the same place in another block.
-template <typename C> FUSER_INLINE void fuser_send(C* to, unsigned int rank, const C& from) {
-  constexpr int words = (sizeof(C) + 3) / 4;
-  unsigned int word[words] = {}, at;
-  memcpy(word, &from, sizeof(C));
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(fuser_shared_address(to)), "r"(rank));
-#pragma unroll
-  for (int i = 0; i < words; ++i) {
-    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(at + 4 * i), "r"(word[i]) : "memory");
-  }
-}
-
 // Writes words to the same place in another block, and counts them in its box.
 template <int N>
 FUSER_INLINE void fuser_tell(
