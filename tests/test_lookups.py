@@ -62,7 +62,7 @@ def both(group: FusionGroup, inputs: Sequence[Any], monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(lookups, "LARGE", least)
         tunings = [args.tuning for _, args in planner.plan_texts(register(group), inputs, torch.device("cuda", 0))]
         assert tunings[0].looks == looks
-        made.append(run_emulated(group, inputs, largest_grid=3))
+        made.append(run_emulated(group, inputs, descending=looks, largest_grid=3))
     return made
 
 
