@@ -238,9 +238,7 @@ def _walk_rows(
         if any(item.dtype is torch.bfloat16 for item in operands) and _looks_up(group, inputs, spec):
             # Those of which each row has its own.
             first, last, own = len(group.outputs), len(operands), walk.space.strides
-            each = sum(
-                not rows.is_row[values[slot]] and any(own[slot][spec.reduced :]) for slot in range(first, last)
-            )
+            each = sum(not rows.is_row[values[slot]] and any(own[slot][spec.reduced :]) for slot in range(first, last))
             walk = look_up_in(walk, spec, each, _row_limits(operands[0].device).processors)
         return walk, replace(spec, keeps=walk.tuning.is_resident)
     # Rows of a few elements are better computed side by side, too.
