@@ -17,6 +17,7 @@ from fuser.access import Walk
 from fuser.cxx.functor import MATH_FUNCTIONS, Functor
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import RowSpec
+from fuser.linear import is_linear
 from fuser.row_space import reduction_levels
 
 __all__ = ["Lookup", "find_lookups", "look_up_in"]
@@ -25,6 +26,7 @@ __all__ = ["Lookup", "find_lookups", "look_up_in"]
 _QUICK = frozenset(
     {"exp", "exp2", "log", "log2", "fabs", "sqrt", "rsqrt", "floor", "ceil", "trunc", "rint", "nearbyint"}
 )
+_LOOPS = frozenset({"for", "while", "do", "goto"})
 # Tables that a block has room for; elements of a kernel for which they pay; threads of a block that fill them; and of a
 # processor, by whether a thread keeps elements of several tensors, or more than so many.
 MOST_TABLES, LARGE, BLOCK, THREADS, LONG_SHARE = 2, 1 << 24, 512, (1024, 512), 32
@@ -50,7 +52,8 @@ def find_lookups(group: FusionGroup, dtypes: Sequence[torch.dtype], is_row: Sequ
     found: dict[int, Lookup] = {}
     levels = reduction_levels(group)
     for index, (item, made) in enumerate(zip(group.applications, group.value_offsets(), strict=True)):
-        lookup = _read(item.function.functor) if item.function.op and not item.function.reduction else None
+        function = item.function
+        lookup = None if function.reduction else _read(function.functor, bool(function.op), group.is_strict)
         if lookup is None or len(found) == MOST_TABLES or lookup.operand >= len(item.tensors):
             continue
         operand = item.tensors[lookup.operand]
@@ -84,9 +87,13 @@ def look_up_in(walk: Walk, rows: RowSpec, inputs: int, processors: int) -> Walk:
 
 
 @lru_cache(4096)
-def _read(functor: Functor) -> Lookup | None:
-    # A slow function of one tensor, or that times another one.
+def _read(functor: Functor, is_torchs: bool, is_strict: bool) -> Lookup | None:
+    # A slow function of one tensor, or that times another one. What a text that is not torch's does with numbers that
+    # nobody asked for must end, and read no memory.
     if functor.words.isdisjoint(MATH_FUNCTIONS - _QUICK) and not ("exp" in functor.words and "/" in functor.source):
+        return None
+    is_plain = functor.source.count("{") == 1 and "[" not in functor.source and _LOOPS.isdisjoint(functor.words)
+    if functor.num_outputs > 1 or functor.macros or not (is_torchs or is_plain):
         return None
     names, body = [item.name for item in functor.tensors], functor.source.partition("{")[2]
     if len(names) == 1:
@@ -94,9 +101,10 @@ def _read(functor: Functor) -> Lookup | None:
     _, _, result = body.rpartition(" return ")
     factor = names[0]
     is_product = result.startswith(f"{factor} * (") and body.count(f" {factor} ") == 1
-    return (
-        Lookup(1, 0) if len(names) == 2 and is_product and _closes_last(result.removeprefix(f"{factor} * ")) else None
-    )
+    if len(names) != 2:
+        return None
+    is_product = is_product and _closes_last(result.removeprefix(f"{factor} * "))
+    return Lookup(1, 0) if is_product or (not is_strict and is_linear(functor, 0)) else None
 
 
 def _closes_last(text: str) -> bool:

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from cuda_emulation import run_emulated
-from row_groups import reduce
+from row_groups import reduce, text
 
 import fuser
 from fuser import columns, lookups, planner
 from fuser.compiler import register
+from fuser.function import Function
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import OPS, composite_function, reduction_function
 
@@ -78,6 +79,29 @@ def test_every_number(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = every_number(64)
     inputs = [x, torch.randn(64, 1024).to(BF16) if op in GRADIENTS else torch.zeros_like(x)]
     same(*both(activated(op), inputs, monkeypatch))
+
+
+@pytest.mark.parametrize(
+    ("source", "numerics", "found"),
+    [
+        ("T f(T g, T x) { return g * erf(x) + g * T(2); }", "fast", {1: lookups.Lookup(1, 0)}),
+        ("T f(T g, T x) { return g * erf(x) + g * T(2); }", "strict", {}),
+        ("T f(T g, T x) { return g * (erf(x) + T(2)); }", "strict", {1: lookups.Lookup(1, 0)}),
+        ("T f(T g, T x) { return g * (erf(x) + T(2)) * x; }", "strict", {}),
+        ("T f(T g, T x) { return (g + T(1)) * erf(x); }", "fast", {}),
+        ("T f(T x, T g) { return g * (erf(x) + T(2)); }", "fast", {}),
+        ("T f(T g, T x) { while (x > T(1)) x /= T(2); return g * (erf(x) + x); }", "fast", {}),
+        ("T f(T g, T x) { T t[2] = {x, x}; return g * (erf(x) + t[int(x)]); }", "fast", {}),
+        ("T f(T g, T x) { return g * (fabs(x) + T(2)); }", "fast", {}),
+    ],
+)
+def test_what_is_looked_up(source: str, numerics: str, found: dict[int, lookups.Lookup]) -> None:
+    builder = GroupBuilder(numerics)
+    g, x, y, alpha = (builder.add_input(name, is_scalar=name == "alpha") for name in ("g", "x", "y", "alpha"))
+    (z,) = builder.apply(OPS["add"].function, [x, y], [alpha])
+    made = builder.apply(Function(text(source)), [g, z])
+    group = builder.build([*made, *builder.apply(reduce((1,)), made)])
+    assert lookups.find_lookups(group, [BF16] * 8, [False] * 8) == found
 
 
 @pytest.mark.cpu
