@@ -74,7 +74,7 @@ def same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> None:
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("op", ["gelu", "gelu_backward"])
+@pytest.mark.parametrize("op", [pytest.param("gelu", marks=pytest.mark.slow), "gelu_backward"])
 def test_every_number(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = every_number(64)
     inputs = [x, torch.randn(64, 1024).to(BF16) if op in GRADIENTS else torch.zeros_like(x)]
@@ -104,7 +104,7 @@ def test_what_is_looked_up(source: str, numerics: str, found: dict[int, lookups.
     assert lookups.find_lookups(group, [BF16] * 8, [False] * 8) == found
 
 
-@pytest.mark.cpu
+@pytest.mark.slow
 def test_rows_of_several_warps(monkeypatch: pytest.MonkeyPatch) -> None:
     # Threads of a block that are no multiple of a row's would have a part of one.
     x = torch.randn(13, 3000).to(BF16)
@@ -117,7 +117,7 @@ def test_in_torchs_order(monkeypatch: pytest.MonkeyPatch) -> None:
     same(*both(normalised(), [torch.randn(64, 1024).to(BF16)], monkeypatch))
 
 
-@pytest.mark.cpu
+@pytest.mark.slow
 @pytest.mark.parametrize("numerics", ["strict", "fast"])
 def test_along_columns(numerics: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "column_pieces", lambda *_: 3)
