@@ -75,6 +75,10 @@ class Tuning:
     # What the number of a row's elements is a multiple of, as far as the text relies on it: a vector, or all that its
     # threads take at a time. 0: it may be anything, and nothing.
     multiple: int = 0
+    # Whether blocks have tables of functions, how many of them a processor has then, and how many there are at most.
+    looks: bool = False
+    resident: int = 0
+    most_blocks: int = 0
     # Of a kernel over lists of tensors: how many times each thread of a block takes ``unroll`` vectors.
     turns: int = 1
 

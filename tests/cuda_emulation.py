@@ -42,6 +42,7 @@ _SHIM = """
 #define __shared__ static
 #define __grid_constant__
 #define memcpy __builtin_memcpy
+#define __builtin_assume(condition)
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct fuser_dim { unsigned x; };
 extern "C" fuser_dim threadIdx, blockIdx, gridDim;

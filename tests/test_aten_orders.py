@@ -26,8 +26,8 @@ from fuser.kernel_spec import infer_layouts
 from fuser.ops import OPS, composite_function, reduction_function
 from fuser.ops.softmax import total_function
 from fuser.orders import RowOrder, Schedule
+from fuser.plain_texts import may_end_in_product
 from fuser.row_orders import torchs_order
-from fuser.row_parts import may_end_in_product
 from fuser.tensor_desc import TensorDesc, describe, value_layouts
 
 CUDA = torch.device("cuda", 0)

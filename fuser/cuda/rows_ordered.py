@@ -67,6 +67,8 @@ class OrderedAlongText(AlongText):
         # Of how many of torch's threads, a part of a warp apart, a thread does the work.
         self.threads = 1 if self.is_wide else max(self.order.schedule.x * self.order.schedule.y // loop.tuning.team, 1)
         first = f"{begin} + (u * S * F + block * T + t) * V" if loop.tuning.piece else f"{begin} + (u * T + t) * V"
+        # Where a thread's first vector is in a row that is read at once, and the u-th one from there.
+        self._own, self._further = ("t * V", "u * (T * V)") if self._is_at_once and not self._spreads else ("", "")
         accumulator, is_there = "k % A" if self.order.schedule.vector > 1 or self.is_wide else "u % A", ""
         if loop.tuning.is_resident:
             # All but the last vectors of a thread are there; of each slot, one less where rows have edges.
@@ -77,8 +79,10 @@ class OrderedAlongText(AlongText):
             first, self.threads = f"{begin} + (u * N + slot) * V", 1
             accumulator = "k % A" if self.is_wide else "u % A"
         elif self.threads > 1:
-            first = "(u / Q * S + t / (X / Q) * X + u % Q * (X / Q) + t % (X / Q)) * V"
-            accumulator = "u % Q"
+            self._own, self._further = "(t / (X / Q) * X + t % (X / Q)) * V", "(u / Q * S + u % Q * (X / Q)) * V"
+            first, accumulator = f"{self._own} + {self._further}", "u % Q"
+        if self._is_full:
+            self._own, self._further = "slot * V", "u * (N * V)"
         self._main = _Site("", "V", "U", first, f"{is_there}n < {end}", accumulator)
         self._sites = (_HEAD, self._main, _TAIL) if self.order.has_edges else (self._main,)
 
@@ -178,6 +182,7 @@ class OrderedAlongText(AlongText):
         if self._spreads and not resident:
             # What is read again is worth more threads.
             blocks = max(blocks, THREADS // block)
+        blocks = self.tuning.resident or blocks
         head = super()._head()
         # Several threads may share a vector of torch's thread, and its accumulators; or one stands for several.
         split, count, cluster = max(schedule.vector // self.loop.vector, 1), self.tuning.cluster, ""
@@ -402,6 +407,10 @@ class OrderedAlongText(AlongText):
         return ["const fuser_index i0 = n;"]
 
     @property
+    def _is_at_once(self) -> bool:
+        return self.tuning.is_resident and not (self.order.has_edges or self.tuning.piece)
+
+    @property
     def _is_full(self) -> bool:
         # Whether all vectors of all threads are there.
         threads = self.tuning.team * self.tuning.cluster
@@ -409,9 +418,9 @@ class OrderedAlongText(AlongText):
         return self._spreads and self.tuning.is_resident and is_whole
 
     def _place_of(self, item: Operand) -> str:
-        if self._is_full and item.inner == 1 and not item.is_counter:
+        if self._own and len(self.reduced) == 1 and item.inner == 1 and not item.is_counter:
             # As for rows in the canonical order: what all vectors of a thread have in common is added once.
-            return f"row.{item.name} + slot * V + u * (N * V)"
+            return f"row.{item.name} + static_cast<fuser_index>({self._own}) + {self._further}"
         return self.address(f"row.{item.name}", item, self.reduced)
 
     @property
@@ -500,13 +509,15 @@ class OrderedAlongText(AlongText):
         names = {f"v{name[1:]}": f"{name}{site.suffix}[u][k]" for name in self.loop.kept if name not in kept}
         known |= {name: f"fuser_to_compute({text})" for name, text in names.items()}
         known |= {name: f"kept_{name}" for name in kept}
+        looked = self.look_up(element, known, site.vector)
         inside += [f"{self.loop.types[name]} kept_{name};" for name in kept]
         inside.append(element.call(known))
         for name in kept:
-            value = f"fuser_from_compute<{self.loop.kept_types[name]}>(kept_{name})"
+            value = f"fuser_exactly<{self.loop.kept_types[name]}>(kept_{name})"
             inside.append(f"{name}{site.suffix}[u].set(k, {value});")
         lines = [
             *outside,
+            *looked,
             "#pragma unroll",
             f"for (int k = 0; k < {site.vector}; ++k) {{",
             *(["  if (k >= left) break;"] if self._is_ragged else []),

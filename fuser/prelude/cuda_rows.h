@@ -243,6 +243,17 @@ template <int N, typename P> FUSER_INLINE typename P::part fuser_tree(const P& p
   else return p.combine(fuser_tree<N / 2>(p, items), fuser_tree<N / 2>(p, items + N / 2));
 }
 
+// A pass all of whose parts at a time are of as many elements.
+template <typename P> struct fuser_alike : P {
+  FUSER_INLINE typename P::part combine(const typename P::part& l, const typename P::part& r) const {
+    P::assume_alike(l, r);
+    return P::combine(l, r);
+  }
+  static FUSER_INLINE typename P::part exchange(const typename P::part& own, int mask) {
+    return P::exchange_alike(own, mask);
+  }
+};
+
 // A lane's part and that of a lane with larger or smaller numbers, in order, where that makes a difference.
 template <typename P>
 FUSER_INLINE typename P::part fuser_join(
@@ -511,6 +522,40 @@ FUSER_INLINE void fuser_fold_pieces(
       }
     }
     __syncthreads();
+  }
+}
+
+//@ always if tables
+// Tables of functions, in shared memory: of the numbers of bfloat16 from 2^-13 to below 8, and of their negatives.
+constexpr unsigned int fuser_least = (127 - 13) << 7, fuser_entries = 16 << 7;
+
+// Fills a block's table.
+template <int T, typename F> FUSER_INLINE void fuser_fill(const F& table) {
+  for (unsigned int i = threadIdx.x; i < 2 * fuser_entries; i += T) {
+    const unsigned int bits = (i % fuser_entries + fuser_least) | i / fuser_entries << 15;
+    table.entries()[i] = table(__uint_as_float(bits << 16));
+  }
+}
+
+// Looks up what it is of N numbers that bfloat16 holds; computes it where one of them is not there. Two numbers at a time
+// are halves of a word: what is left below or above the table sets one of their upper bits.
+template <int N, typename F>
+FUSER_INLINE void fuser_look_up(const F& table, const float (&x)[N], float (&y)[N]) {
+  constexpr unsigned int twice = 0x10001u, offsets = 4 * (fuser_entries - 1) * twice;
+  unsigned int outside = N % 2 ? ~0u : 0u;
+#pragma unroll
+  for (int k = 0; k + 1 < N; k += 2) {
+    const unsigned int word = __float_as_uint(x[k]) >> 16 | (__float_as_uint(x[k + 1]) & 0xffff0000u);
+    const unsigned int place = (word & 0x7fffu * twice) - fuser_least * twice;
+    const unsigned int at = (place << 2 & offsets) | (word >> 2 & 4 * fuser_entries * twice);
+    const auto entries = reinterpret_cast<const char*>(table.entries());
+    outside |= place;
+    y[k] = *reinterpret_cast<const float*>(entries + (at & 0xffffu));
+    y[k + 1] = *reinterpret_cast<const float*>(entries + (at >> 16));
+  }
+  if (__builtin_expect((outside & (0x10000u - fuser_entries) * twice) != 0, 0)) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) y[k] = table(x[k]);
   }
 }
 
