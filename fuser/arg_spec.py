@@ -14,6 +14,7 @@ from fuser.access import VECTOR_BYTES, Walk, plan_walk
 from fuser.config import config
 from fuser.cxx.functor import EntryParameter
 from fuser.dtypes import dtype_info, number_dtype, number_kind
+from fuser.errors import ArgumentError
 from fuser.geometry import MAX_NARROW_OFFSET
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import (
@@ -287,9 +288,13 @@ def _declared_kinds(group: FusionGroup, inputs: Sequence[DescribedValue]) -> dic
         return found
     typing = infer_typing(group, [item.spec for item in inputs], torch.get_default_dtype())
     for application, common in zip(group.applications, typing.common, strict=True):
-        functor = application.function.functor
-        for value, parameter in zip(application.scalars, application.function.scalars, strict=True):
-            found.setdefault(value, set()).add(_declared_kind(parameter, functor.template_parameters, common))
+        function = application.function
+        for value, parameter in zip(application.scalars, function.scalars, strict=True):
+            kind = _declared_kind(parameter, function.functor.template_parameters, common)
+            if function.op is None and inputs[value].spec.number is complex and kind in (bool, int, float):
+                what = f"{parameter.type} {parameter.name}"
+                raise ArgumentError(f"{function.signature()}: {what} takes no complex number, with tensors of {common}")
+            found.setdefault(value, set()).add(kind)
     return found
 
 
