@@ -19,6 +19,7 @@ from fuser.geometry import MAX_NARROW_OFFSET
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import (
     CPU_LANES,
+    CPU_SHORT_ROW,
     ArgSpec,
     InputSpec,
     RowSpec,
@@ -36,8 +37,6 @@ from fuser.tensor_desc import TensorDesc, value_layouts
 
 __all__ = ["DescribedValue", "build_arg_spec", "rounds_between"]
 
-# Rows of fewer elements than this are not worth a loop of their own on the CPU, reduced or not.
-CPU_SHORT_ROW = 32
 # Half a vector.
 CPU_FEW_COLUMNS_BYTES = 32
 # Rows of fewer elements than this leave a GPU's vectors half empty; longer ones are read whole where they are aligned.
@@ -235,14 +234,17 @@ def _walk_rows(
             walk = plan_ordered_walk(group, space, spec, values, sizes, aligned, limits.clusters)
         return walk, replace(spec, keeps=walk.tuning.is_resident)
     # Rows of a few elements are better computed side by side, too.
-    is_short = space.sizes[0] < CPU_SHORT_ROW <= space.sizes[space.reduced] and not rows.scans
+    is_short = space.sizes[0] < CPU_SHORT_ROW <= space.sizes[space.reduced]
     # And columns are better walked down one after another where they are too few for vectors across them.
     narrowest = min(item.dtype.itemsize for item in operands if item.dtype is not None)
     is_few = space.sizes[space.reduced] * narrowest < CPU_FEW_COLUMNS_BYTES
+    if rows.scans:
+        is_flat = is_short and not counters and set(space.strides) == {(1, space.sizes[0])}
+        is_across = (is_across and not is_few) if order is None else ((is_across or is_short) and not is_flat)
+        return Walk(space), RowSpec(space.reduced, rows.is_row, is_across, order=order, scans=True, is_flat=is_flat)
     is_across = ((is_across and not is_few) or is_short) if order is None else order.is_across
     kept = math.prod(space.sizes[: space.reduced]) * (CPU_LANES if is_across else 1)
-    keeps = kept <= MAX_KEPT and not rows.scans
-    return Walk(space), RowSpec(space.reduced, rows.is_row, is_across, keeps, order, scans=rows.scans)
+    return Walk(space), RowSpec(space.reduced, rows.is_row, is_across, kept <= MAX_KEPT, order)
 
 
 @cache
