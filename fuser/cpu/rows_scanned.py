@@ -139,16 +139,16 @@ class ScannedBatch(RowBatch):
             "}",
         ]
 
-    def _sum_up(self, step: RowPass, count: int, place: str, length: str, total: str = "") -> list[str]:
-        # A stretch of some rows, whose elements c and i are at a place of buffers; sums that no loop numbers stay in
+    def _sum_up(self, step: RowPass, count: int, index: str, length: str, total: str = "") -> list[str]:
+        # A stretch of some rows, whose elements c and i are at an index of buffers; sums that no loop numbers stay in
         # registers. They go on from totals, or begin here.
         items = step.accumulators
 
         def each(lines: Iterable[str]) -> list[str]:
             return [f"#pragma GCC unroll {count}", f"for (int c = 0; c < {count}; ++c) {{ {' '.join(lines)} }}"]
 
-        add = self._add(step, "t{0}[c]", f"b{{0}}[{place}]")
-        add += [f"b{item.name}[{place}] = t{item.name}[c];" for item in items]
+        add = self._add(step, "t{0}[c]", f"b{{0}}[{index}]")
+        add += [f"b{item.name}[{index}] = t{item.name}[c];" for item in items]
         return [
             *(f"{item.type} t{item.name}[{count}];" for item in items),
             *each(f"t{item.name}[c] = {total.format(item.name) or item.identity};" for item in items),
