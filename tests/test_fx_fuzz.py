@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 import torch
+from aten_graphs import AtenWriter
 from functors import functor
 from torch import fx
 
 import fuser
+from fuser.fx.backend import compile_graph
 from fuser.fx.flat import flatten
 
 SHAPES = [(2, 3, 4), (3, 4), (4,), (2, 1, 4), (2, 3, 1), (), (4, 3), (1, 4), (0, 4)]
@@ -221,30 +223,77 @@ def run(call: Callable[..., Any], given: list[torch.Tensor], log: list[str], see
     }
 
 
-def check(seed: int, device: str = "cpu") -> int:
+def check(seed: int, device: str = "cpu", writes: type[Writer | AtenWriter] = Writer) -> int:
     """Compare a graph with itself with fusion nodes; return how many there are."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
-        writer = Writer(seed, device)
+        writer = writes(seed, device)
         module = writer.write(writer.draw.randint(3, 30))
-        before = str(module.graph)
-        wanted = run(lambda inputs: module(*inputs), writer.given, writer.log, seed)
-        twin = fx.Graph()
-        twin.output(twin.graph_copy(module.graph, {}))
-        fused = fuser.fx.fuse_graph(fx.GraphModule(torch.nn.Module(), twin))
-        count = sum(node.op == "call_module" for node in fused.graph.nodes)
-        found = {"fused": lambda inputs: fused(*inputs), "flat": lambda inputs: flatten(fused)(list(inputs))}
-        for name, call in found.items():
-            got = run(call, writer.given, writer.log, seed)
-            message = f"seed {seed}, {name}:\n{before}\n{fused.graph}"
-            for key in ("layouts", "aliases", "log"):
-                assert got[key] == wanted[key], f"{key} of {message}"
-            assert torch.equal(got["draws"], wanted["draws"]), message
-            for mine, theirs in zip(got["values"], wanted["values"], strict=True):
-                assert torch.equal(mine.isnan(), theirs.isnan()), message
-                assert torch.equal(mine.nan_to_num(), theirs.nan_to_num()), message
-    return count
+        try:
+            return compare(module, writer.given, writer.log, seed)
+        except Exception as error:
+            least = shrink(module, lambda smaller: fails(smaller, writer.given, writer.log, seed))
+            raise AssertionError(f"seed {seed}: {error}\n{least.graph}\n{fused(least).graph}") from error
+
+
+def compare(module: fx.GraphModule, given: list[torch.Tensor], log: list[str], seed: int) -> int:
+    """Run a graph with and without fusion nodes; return how many there are."""
+    wanted = run(lambda inputs: module(*inputs), given, log, seed)
+    graph = fused(module)
+    found = {"fused": lambda inputs: graph(*inputs), "flat": lambda inputs: flatten(graph)(list(inputs))}
+    if all("val" in node.meta for node in module.graph.nodes if node.op != "output"):
+        compiled = compile_graph(copied(module))
+        found["compiled"] = lambda inputs: compiled(list(inputs))
+    for name, call in found.items():
+        got = run(call, given, log, seed)
+        for key in ("layouts", "aliases", "log"):
+            assert got[key] == wanted[key], f"{key} differ, {name}: {got[key]} for {wanted[key]}"
+        assert torch.equal(got["draws"], wanted["draws"]), f"what is drawn differs, {name}"
+        for mine, theirs in zip(got["values"], wanted["values"], strict=True):
+            assert torch.equal(mine.isnan(), theirs.isnan()), name
+            assert torch.equal(mine.nan_to_num(), theirs.nan_to_num()), name
+    return sum(node.op == "call_module" for node in graph.graph.nodes)
+
+
+def fails(module: fx.GraphModule, given: list[torch.Tensor], log: list[str], seed: int) -> bool:
+    """Whether a graph differs from itself with fusion nodes."""
+    try:
+        compare(module, given, log, seed)
+    except Exception:  # whatever is raised is a difference
+        return True
+    return False
+
+
+def shrink(module: fx.GraphModule, is_wrong: Callable[[fx.GraphModule], bool]) -> fx.GraphModule:
+    """Return a graph with as few outputs and nodes as are wrong."""
+    for slot in reversed(range(len(module.graph.nodes))):
+        smaller = copied(module)
+        nodes = list(smaller.graph.nodes)
+        output = smaller.graph.output_node()
+        if slot < len(nodes) and nodes[slot] is output:
+            continue
+        if slot < len(nodes) and nodes[slot].op != "placeholder":
+            kept = tuple(item for item in output.args[0] if item is not nodes[slot])
+            output.args = (kept,)
+            if not nodes[slot].users:
+                smaller.graph.erase_node(nodes[slot])
+        smaller.recompile()
+        if is_wrong(smaller):
+            module = smaller
+    return module
+
+
+def fused(module: fx.GraphModule) -> fx.GraphModule:
+    """Return a graph with fusion nodes."""
+    return fuser.fx.fuse_graph(copied(module))
+
+
+def copied(module: fx.GraphModule) -> fx.GraphModule:
+    """Return a graph of its own."""
+    twin = fx.Graph()
+    twin.output(twin.graph_copy(module.graph, {}))
+    return fx.GraphModule(torch.nn.Module(), twin)
 
 
 @pytest.fixture

@@ -176,10 +176,11 @@ class _Reader:
         if not all(isinstance(item.meta.get("val"), torch.Tensor) for item in shared):
             return False
         stand_ins = tuple(item[0] if isinstance(item, list | tuple) else item for item in args)
-        is_creation = target is _ATEN.full_like.default and not kwargs
-        return all(map(self._is_column, columns)) and (
-            is_creation or bind_function(target, stand_ins, kwargs) is not None
-        )
+        if not all(map(self._is_column, columns)):
+            return False
+        call = bind_function(target, stand_ins, kwargs)
+        # A view computes nothing that a kernel could return.
+        return (target is _ATEN.full_like.default and not kwargs) or (call is not None and not call.is_view)
 
     def _is_column(self, items: Sequence[Any]) -> bool:
         # Tensors alike, none of which is made here at another position.
@@ -198,6 +199,8 @@ class _Reader:
         if first.op != "call_function" or len(set(items)) < len(items):
             return
         if any(item.target is not first.target or item.kwargs != first.kwargs for item in items):
+            return
+        if not _are_independent(items):
             return
         args: list[Any] = []
         for column in zip(*(item.args for item in items), strict=True):
@@ -226,6 +229,20 @@ class _Reader:
         op = _ListOp(items, source, target, columns, kwargs, kind)
         self.ops.append(op)
         self.made_by |= dict.fromkeys(items, op)
+
+
+def _are_independent(nodes: Sequence[fx.Node]) -> bool:
+    # Whether none of them is made from another one.
+    first, chosen, seen = min(nodes), set(nodes), set[fx.Node]()
+    stack = [source for node in nodes for source in node.all_input_nodes]
+    while stack:
+        node = stack.pop()
+        if node in chosen:
+            return False
+        if node > first and node not in seen:
+            seen.add(node)
+            stack += node.all_input_nodes
+    return True
 
 
 def _is_static(value: Any) -> bool:

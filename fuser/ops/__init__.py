@@ -6,7 +6,7 @@ its results have the same bits. The ways a program can name an op (``torch.add``
 """
 
 from fuser.ops import activations, elementary, statistics  # noqa: F401 - they fill the table
-from fuser.ops.arrangements import arrange, eager_arrangement, lay_out, seen_through
+from fuser.ops.arrangements import arrange, eager_arrangement, lay_out, read_function, seen_through
 from fuser.ops.binding import bind_function, bind_method, bind_module, find_settled, has_hooks, needs_known
 from fuser.ops.binding_arrangements import is_creation
 from fuser.ops.calls import DEVICE_TYPE, IS_NUMBER, KNOWN, Known, OpCall, bind_for, find_numerics, known_of
@@ -73,6 +73,7 @@ __all__ = [
     "lay_out",
     "needs_known",
     "ordered_form",
+    "read_function",
     "reduction_function",
     "seen_through",
     "view_function",
