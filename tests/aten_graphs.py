@@ -128,7 +128,6 @@ class AtenWriter:
         stop = draw.choice([draw.randint(start, size), (1 << 63) - 1])
         number = draw.choice([0, 1, 2, 0.5, -1.5])
         like_x = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
-        place = self.pick(torch.int64)
         kinds: dict[str, Callable[[], Program]] = {
             "unary": lambda: (overload(draw.choice(UNARY)), (x,), {}),
             "binary": lambda: (overload(draw.choice(BINARY)), (x, draw.choice([y, self.same(x)])), {}),
