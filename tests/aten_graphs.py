@@ -72,18 +72,25 @@ class AtenWriter:
             self.add(*self.choose())
         nodes = list(self.values)
         chosen = self.draw.sample(nodes[-14:], min(self.draw.randint(1, 5), len(nodes[-14:])))
+        written: list[fx.Node] = []
         for target in self.draw.sample(self.placeholders, self.draw.randrange(3)):
-            same = [node for node in nodes if node is not target and alike(self.values[node], self.values[target])]
+            changed = [(ATEN.mul.Tensor, 2), (ATEN.add.Tensor, self.same(target)), (ATEN.copy.default, self.pick())]
+            operation, other = self.draw.choice(changed)
+            self.add(operation, (target, other), {})
+            arguments = [self.values[node] for node in self.placeholders]
             fresh = [
-                node for node in same if not shares(self.values[node], [self.values[x] for x in self.placeholders])
+                node
+                for node, value in self.values.items()
+                if alike(value, self.values[target]) and not shares(value, arguments)
             ]
             # What shows an argument's memory shows what is written there, which is for AOTAutograd to say.
             if fresh and not shares(self.values[target], [self.values[node] for node in chosen]):
-                self.graph.call_function(ATEN.copy_.default, (target, self.draw.choice(fresh[-4:])))
+                copied = self.graph.call_function(ATEN.copy_.default, (target, self.draw.choice(fresh[-3:])))
+                written += [copied] * (self.draw.random() < 0.2)
         for node in self.graph.nodes:
             if node.target is ATEN.copy_.default:
                 node.meta["val"] = node.args[0].meta["val"]
-        self.graph.output(tuple(chosen))
+        self.graph.output((*chosen, *written))
         return fx.GraphModule(torch.nn.Module(), self.graph)
 
     def add(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
