@@ -18,7 +18,7 @@ DTYPES = [torch.float32, torch.float32, torch.float32, torch.bfloat16, torch.flo
 UNARY = ["neg", "abs", "relu", "sign", "ceil", "logical_not", "isnan", "square", "trunc", "round"]
 BINARY = ["add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "maximum", "minimum", "lt.Tensor", "eq.Tensor"]
 BINARY += ["logical_and", "bitwise_and.Tensor"]
-LISTS = ["add.List", "mul.List", "mul.Scalar", "add.Scalar", "sub.List", "maximum.List", "neg", "abs", "addcmul.Scalar"]
+LISTS = ["add.List", "mul.List", "mul.Scalar", "add.Scalar", "sub.List", "maximum.List", "neg", "abs"]
 Program = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
@@ -255,8 +255,6 @@ class AtenWriter:
         first = [x, *(self.pick(self.values[x].dtype) for _ in range(self.draw.randint(1, 3)))]
         same = [self.same(item) for item in first]
         more: dict[str, tuple[Any, ...]] = {"Scalar": (number,), "List": (same,), "": ()}
-        if name.startswith("addcmul"):
-            return overload(f"_foreach_{name}"), (first, same, same, 2), {}
         return overload(f"_foreach_{name}"), (first, *more[name.partition(".")[2]]), {}
 
 
