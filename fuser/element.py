@@ -88,8 +88,8 @@ class ElementWriter:
             # The loop gives it.
             return lines + [f"out{slot} = v{values[0]};" for slot in self.storing if self.group.outputs[slot] in values]
         if function.is_read:
-            names = ", ".join(f"v{value}" for value in application.tensors)
-            return lines + self.result(values[0], f"fuser_to_compute(fuser_take({names}))", is_apart=True)
+            given = ", ".join(f"v{value}" for value in application.tensors)
+            return lines + self.result(values[0], f"fuser_to_compute(fuser_take({given}))", is_apart=True)
         operands = self.operands(index)
         names = [f"r{value}" for value in values]
         others = [dtype_info(self.typing.values[value]).compute for value in values]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from graph_checks import trace
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fuser
 from fuser.codegen import build_source
@@ -46,26 +46,6 @@ CASES: dict[str, Callable[..., Any]] = {
     "read twice": lambda t, o, p, b: (lambda e: (e * 2, e.square() + o[b]))(F.embedding(p, t)),
     "a norm": lambda t, o, p, b: F.layer_norm(F.embedding(p, t) + F.embedding(p % 40, o), (12,)),
 }
-
-
-def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor], device: str) -> fx.GraphModule:
-    """Return the ATen graph of a function, as if its inputs were on a device."""
-    mode = FakeTensorMode()
-    with mode:
-        fakes = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device) for x in inputs]
-    graph = fx.Graph()
-    nodes = [graph.placeholder(f"x{slot}") for slot in range(len(fakes))]
-    for node, fake in zip(nodes, fakes, strict=True):
-        node.meta["val"] = fake
-
-    def call(target: Any, *args: Any) -> fx.Node:
-        node = graph.call_function(target, args)
-        with mode:
-            node.meta["val"] = target(*fx.node.map_arg(args, lambda item: item.meta["val"]))
-        return node
-
-    graph.output(function(call, *nodes))
-    return fx.GraphModule({}, graph)
 
 
 def two_reads(call: Any, table: Any, other: Any, places: Any, back: Any) -> Any:

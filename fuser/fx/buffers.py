@@ -114,7 +114,7 @@ def _find_variant(node: fx.Node) -> torch._ops.OpOverload | None:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.pointwise not in target.tags:
         return None
-    names = {"out", f"{target._overloadname}_out"} & {*target.overloadpacket.overloads()}  # type: ignore[no-untyped-call]
+    names = {"out", f"{target._overloadname}_out"} & {*target.overloadpacket.overloads()}
     taken = [str(item.type) for item in target._schema.arguments]
     for name in names:
         found: torch._ops.OpOverload = getattr(target.overloadpacket, name)
@@ -127,7 +127,7 @@ def _find_variant(node: fx.Node) -> torch._ops.OpOverload | None:
 def _writes_elements(module: FusionModule, node: fx.Node) -> bool:
     # Whether one kernel writes all results, each element where it was read.
     group, value = module.group, node.meta.get("val")
-    values = value if isinstance(value, list) else [value]
+    values: list[Any] = value if isinstance(value, list) else [value]
     return (
         not (group.reshapes or group.arranges)
         and all(_is_static(item) for item in values)
@@ -141,8 +141,8 @@ def _find_last_write(item: fx.Node, node: fx.Node, slots: Mapping[fx.Node, int])
     users = list(item.users)
     if len(users) != 1 or users[0].target is not _ATEN.copy_.default or users[0].args[1] is not item:
         return None
-    copy: Any = users[0]
-    target = copy.args[0]
+    copy, target = users[0], users[0].args[0]
+    assert isinstance(target, fx.Node), "it is written to"
     if target.op != "placeholder" or not _is_static(target.meta.get("val")):
         return None
     own, made = target.meta["val"], item.meta["val"]

@@ -85,9 +85,9 @@ class FusionModule(torch.nn.Module):
         """The group as it is registered."""
         return self.run.spec
 
-    def forward(self, *inputs: Any, out: Any = None) -> Any:
+    def forward(self, *inputs: Any) -> Any:
         """Run the group; returns a tensor, or a sequence of tensors for several outputs."""
-        return self.run(*inputs) if out is None else self.run(*inputs, out=out)
+        return self.run(*inputs)
 
     def extra_repr(self) -> str:
         """One line per application."""
