@@ -184,8 +184,9 @@ TENSORS = [torch.randn(4, 4), torch.randn(4, 4), torch.randn(4, 4)]
 
 def views(call: Any, x: Any, y: Any, z: Any) -> Any:
     turned = [call(ATEN.t.default, item) for item in (x, y)]
-    sums = call(ATEN._foreach_add.List, turned, [x, y])
-    return (call(operator.getitem, sums, 0), call(ATEN.mm.default, turned[0], turned[1]))
+    # Between the views and their sums, so that the two are no one step.
+    product = call(ATEN.mm.default, turned[0], turned[1])
+    return call(operator.getitem, call(ATEN._foreach_add.List, turned, [product, y]), 0)
 
 
 def made_of_each_other(call: Any, x: Any, y: Any, z: Any) -> Any:
