@@ -169,10 +169,10 @@ class _Cutter:
             before = form[1]
             found[form[0]].update((before, shape[form[0]] - form[2]))
         if function.op == "take":
-            table, places = item.tensors
+            table, entries = item.tensors
             if self.producers[table] >= 0:
-                raise _refuse(index, "a read at places of what is computed")
-            for axis, cuts in zip(form[3], self.cuts[places], strict=True):
+                raise _refuse(index, "a read at entries of what is computed")
+            for axis, cuts in zip(form[3], self.cuts[entries], strict=True):
                 found[axis].update(cuts)
             return tuple(map(frozenset, found))
         start = 0
@@ -321,13 +321,13 @@ class _Cutter:
         self.handles[made, steps] = handle
 
     def _taken(self, made: int, item: Application, steps: Steps) -> int:
-        # Of each element its place along one dimension, and where in memory those begin.
+        # Of each element its entry along one dimension, and where in memory those begin.
         op, dim, axes, own, _ = item.function.form or ()
-        table, places = item.tensors
+        table, entries = item.tensors
         desc, spec = self.given[table]
         if desc.device is None or desc.device.type != "cuda":
-            # Who asks for a place that is not there gets an error, which kernels on the CPU cannot raise.
-            raise UnsupportedError("a read at places that are computed, not on CUDA")
+            # Who asks for an entry that is not there gets an error, which kernels on the CPU cannot raise.
+            raise UnsupportedError("a read at entries that are computed, not on CUDA")
         shape, size = self.shapes[made], self.shapes[table][dim]
         strides = [0] * len(shape)
         for axis, stride in zip(axes, desc.strides, strict=True):
@@ -335,9 +335,9 @@ class _Cutter:
                 strides[axis] = stride
         first = _follow(shape, tuple(strides), steps)
         spread: Steps = tuple(("unsqueeze.default", (axis,)) for axis in range(len(shape)) if axis not in own)
-        place = self._find(places, (*spread, ("expand.default", (shape,)), *steps))
-        if self.typing.values[places] is not torch.int64:
-            place = self._cast(place, torch.int64)
+        entry = self._find(entries, (*spread, ("expand.default", (shape,)), *steps))
+        if self.typing.values[entries] is not torch.int64:
+            entry = self._cast(entry, torch.int64)
         scalar = ((), (), 0)
         numbers = [
             self._counter((*where[:2], where[2] + number), self.typing.ranks[made])
@@ -349,7 +349,7 @@ class _Cutter:
             )
         ]
         memory = self._input(table, desc._replace(shape=(), strides=()), spec)
-        return self.builder.apply(read_function(), [memory, numbers[0], place, *numbers[1:]])[0]
+        return self.builder.apply(read_function(), [memory, numbers[0], entry, *numbers[1:]])[0]
 
     def _counter(self, where: tuple[Shape, Strides, int], rank: Rank) -> int:
         # Numbers that grow by steps of their own along each dimension.

@@ -208,7 +208,7 @@ class Function:
 
     @property
     def is_read(self) -> bool:
-        """Whether it reads an element of its first tensor, which stays in memory, at a place that is computed."""
+        """Whether it reads an element of its first tensor, which stays in memory, at an entry that is computed."""
         return self.op == "read"
 
     @property

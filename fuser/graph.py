@@ -253,7 +253,7 @@ class FusionGroup:
         return tuple(value for value in range(len(self.inputs)) if value in used)
 
     def tables(self) -> frozenset[int]:
-        """Return the inputs whose elements are read at places that are computed."""
+        """Return the inputs whose elements are read at entries that are computed."""
         return frozenset(item.tensors[0] for item in self.applications if item.function.is_read)
 
     def index_values(self) -> tuple[int, ...]:

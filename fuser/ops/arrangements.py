@@ -88,13 +88,13 @@ def arange_function(size: int, start: int, step: int, dtype: torch.dtype) -> Fun
 
 @functools.lru_cache(1024)
 def take_function(op: str, dim: int, shape_rank: int, index_rank: int) -> Function:
-    """Return the function of a tensor and of places in it that is one of torch's reads at places.
+    """Return the function of a tensor and of entries in it that is one of torch's reads at entries.
 
     Args:
-        op: "embedding", "index_select", "gather" or "index", whose one tensor of places is for ``dim``.
-        dim: the dimension that places are along, which is not negative.
+        op: "embedding", "index_select", "gather" or "index", whose one tensor of entries is for ``dim``.
+        dim: the dimension that entries are along, which is not negative.
         shape_rank: dimensions of the tensor.
-        index_rank: dimensions of the places.
+        index_rank: dimensions of the entries.
     """
     axes = range(index_rank) if op == "gather" else range(dim, dim + index_rank)
     moved = 0 if op == "gather" else index_rank - 1
@@ -107,7 +107,7 @@ def take_function(op: str, dim: int, shape_rank: int, index_rank: int) -> Functi
 def read_function() -> Function:
     """Return what kernels have of it.
 
-    It takes a tensor, where to begin, a place, how far places lie apart, how many there are, and what is added to
+    It takes a tensor, where to begin, an entry, how far entries lie apart, how many there are, and what is added to
     negative ones.
     """
     functor = _functor("read", 6)
@@ -138,14 +138,14 @@ def eager_arrangement(function: Function, tensors: Sequence[Any]) -> torch.Tenso
         size, start, step = form[:3]
         return torch.arange(start, start + size * step, step, dtype=function.out_dtypes[0], device=tensors[0].device)
     if function.op == "take":
-        table, places = tensors
+        table, entries = tensors
         op, dim = form[:2]
         if op == "embedding":
-            return torch.embedding(table, places)
+            return torch.embedding(table, entries)
         if op == "index":
-            found: torch.Tensor = table[(slice(None),) * dim + (places,)]
+            found: torch.Tensor = table[(slice(None),) * dim + (entries,)]
             return found
-        return torch.gather(table, dim, places) if op == "gather" else torch.index_select(table, dim, places)
+        return torch.gather(table, dim, entries) if op == "gather" else torch.index_select(table, dim, entries)
     if function.op == "full":
         number, like = tensors
         if form[1] is None:

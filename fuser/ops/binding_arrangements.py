@@ -223,7 +223,7 @@ def _put(x: Any, part: Any, dim: int, start: int, stop: int) -> OpCall | None:
     return OpCall(cat_function(len(tensors), dim), tensors) if len(tensors) > 1 else None
 
 
-# --- reads at places that are computed ---------------------------------------------------------------------------
+# --- reads at entries that are computed ---------------------------------------------------------------------------
 def _bind_embedding(
     weight: Any,
     indices: Any,
@@ -235,8 +235,8 @@ def _bind_embedding(
 
 
 def _bind_index_select(input: Any, dim: Any, index: Any) -> OpCall | None:  # noqa: A002
-    places = _static(index)
-    return _take("index_select", input, dim, index) if places is not None and places.dim() == 1 else None
+    entries = _static(index)
+    return _take("index_select", input, dim, index) if entries is not None and entries.dim() == 1 else None
 
 
 def _bind_gather(input: Any, dim: Any, index: Any, *, sparse_grad: Any = False) -> OpCall | None:  # noqa: A002, ARG001
@@ -248,19 +248,19 @@ def _bind_index(input: Any, indices: Any) -> OpCall | None:  # noqa: A002
     return _take("index", input, dims[0], indices[dims[0]]) if len(dims) == 1 else None
 
 
-def _take(op: str, table: Any, dim: Any, places: Any) -> OpCall | None:
-    # On the CPU torch raises where a place is out of range, which a kernel there could not.
-    value, at = _static(table), _static(places)
-    if value is None or at is None or not value.is_cuda or not at.is_cuda or at.dtype not in _PLACES:
+def _take(op: str, table: Any, dim: Any, entries: Any) -> OpCall | None:
+    # On the CPU torch raises where a entry is out of range, which a kernel there could not.
+    value, at = _static(table), _static(entries)
+    if value is None or at is None or not value.is_cuda or not at.is_cuda or at.dtype not in _ENTRIES:
         return None
     if not value.dim() or not at.dim() or not _are_ints(dim) or not _is_in_memory(table):
         return None
     function = take_function(op, dim % value.dim(), value.dim(), at.dim())
     made = eager_arrangement(function, [torch.empty_like(item, device="meta") for item in (value, at)])
-    return OpCall(function, (table, places)) if _is_row_major(made) else None
+    return OpCall(function, (table, entries)) if _is_row_major(made) else None
 
 
-_PLACES = (torch.int64, torch.int32)
+_ENTRIES = (torch.int64, torch.int32)
 
 
 def _is_in_memory(node: Any) -> bool:

@@ -176,14 +176,14 @@ template <int N, int W, typename I> FUSER_INLINE fuser_vector<int64_t, N> fuser_
 
 //@ fuser_take
 extern "C" __device__ void __assertfail(const char*, const char*, unsigned int, const char*, size_t);
-// An element of what stays in memory: one of `size` places, which are `step` elements apart. Any other ends the process's
+// An element of what stays in memory: one of `size` entries, which are `step` elements apart. Any other ends the process's
 // use of the device, as in torch's own kernels.
 template <typename S>
-FUSER_INLINE S fuser_take(const S* table, int64_t first, int64_t place, int64_t step, int64_t size, int64_t wrap) {
-  if (place < 0) place += wrap;
-  if (static_cast<uint64_t>(place) >= static_cast<uint64_t>(size))
+FUSER_INLINE S fuser_take(const S* table, int64_t first, int64_t entry, int64_t step, int64_t size, int64_t wrap) {
+  if (entry < 0) entry += wrap;
+  if (static_cast<uint64_t>(entry) >= static_cast<uint64_t>(size))
     __assertfail("index out of bounds", "fuser", 0, "fuser_take", 1);
-  return table[first + place * step];
+  return table[first + entry * step];
 }
 
 //@ always if lists
