@@ -141,6 +141,8 @@ def open_dropouts(dropouts: Sequence[Dropout], *, beside_reductions: bool) -> No
                 parts[slot].replace_all_uses_with(made)
                 node.graph.erase_node(parts[slot])
         node.graph.erase_node(node)
+        # It is what is left of the dropout, also for whoever counts what nodes move.
+        scaled.name = node.name
 
 
 def _compute_mask(item: Dropout, order: Order, x: fx.Node) -> fx.Node:

@@ -249,7 +249,7 @@ def _bind_index(input: Any, indices: Any) -> OpCall | None:  # noqa: A002
 
 
 def _take(op: str, table: Any, dim: Any, entries: Any) -> OpCall | None:
-    # On the CPU torch raises where a entry is out of range, which a kernel there could not.
+    # On the CPU torch raises where an entry is out of range, which a kernel there could not.
     value, at = _static(table), _static(entries)
     if value is None or at is None or not value.is_cuda or not at.is_cuda or at.dtype not in _ENTRIES:
         return None
