@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import reduce
 from typing import Any, NamedTuple
@@ -129,6 +128,8 @@ def compile_all(calls: Sequence[tuple[KernelSpec, tuple[TensorDesc, ...]]]) -> N
             for call in calls:
                 prepare(call)
             return
+        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - takes milliseconds, of every import
+
         with ThreadPoolExecutor(min(count, len(calls))) as pool:
             for _ in pool.map(prepare, calls):
                 pass
