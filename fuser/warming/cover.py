@@ -20,6 +20,7 @@ from fuser.errors import CompileError, FuserError, UnsupportedError
 from fuser.kernel_spec import ArgSpec, KernelSpec
 from fuser.planner import find_texts, make_plan
 from fuser.progress import Progress
+from fuser.report import MISTAKES
 from fuser.sizes import Tape
 from fuser.tensor_desc import TensorDesc
 from fuser.warming.dims import draw_points
@@ -103,7 +104,7 @@ def find_alike(
     try:
         ask(dict(zip(sizes, tape.sizes, strict=True)))
         return tape.find_alike(points)
-    except Exception:  # What cannot be done with symbols is done for each size.
+    except (RuntimeError, *MISTAKES):  # What cannot be done with symbols is done for each size.
         return (points == torch.tensor(list(sizes.values()))).all(1)
 
 
