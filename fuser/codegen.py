@@ -378,7 +378,7 @@ def _build_rows(
         vector=args.vector,
         wide_index=args.wide_index,
         tuning=args.tuning,
-        geometry=("size", "stride"),
+        geometry=("size", "stride") if args.wide_index or args.device_type == "cpu" else ("size", "divide", "stride"),
         has_zero=writer.has_zero,
         tables=tuple(parts.tables.values()),
     ), "".join(parts.texts)

@@ -89,8 +89,8 @@ class RowPass:
     # Computes an element; None where nothing is left to walk for. In torch's orders on CUDA it takes what a thread has
     # of the row, l3_0, and makes m3_0 of that and the element; elsewhere m3_0 is what the element makes.
     element: RowPart | None
-    # The same in less time where it divides by what the row has, through a fuser_divisor, d5; where that fails it
-    # clears is_exact. None where there is nothing to gain.
+    # The same in less time where it divides by what the row has, through a fuser_divisor, d5, or by a count, which it
+    # takes as a fuser_quick_count; where that fails it clears is_exact. None where there is nothing to gain.
     quick: RowPart | None
     # Combines two parts of a row, given as l3_0 and r3_0, to m3_0; None without reductions.
     combine: RowPart | None
@@ -193,7 +193,11 @@ class RowWriter:
             self.writer.quotients = {index: (slot, f"e{by[1:]}.quotient") for index, (slot, by, _) in quotients.items()}
         element = self._element_part(level, every)
         self.writer.quotients = {index: (slot, f"{by}.{how}") for index, (slot, by, how) in quotients.items()}
-        quick = self._element_part(level, every, "quick") if quotients else None
+        counts = self._quick_counts(every)
+        exact = {name: self.types[name] for name in counts}
+        self.types |= dict.fromkeys(counts, "fuser_quick_count&")
+        quick = self._element_part(level, every, "quick") if quotients or counts else None
+        self.types |= exact
         self.writer.quotients = {}
         pick = self._pick_part(level, picks) if picks else None
         which = f"v{self._number_of(picks[0])}" if picks else ""
@@ -328,6 +332,18 @@ class RowWriter:
         whole = item.function.functor
         is_plain = whole.source.partition("{")[2].split() == f"return {whole.tensors[0].name}; }}".split()
         return is_plain and is_sum(reduction.combine)
+
+    def _quick_counts(self, reductions: Iterable[int]) -> list[str]:
+        # The counts that a thread may divide by in less time: those of texts that take any type for them.
+        if self.writer.args.device_type != "cuda" or self.rows.is_across or not self.rows.adds:
+            return []
+        found = []
+        for index in reductions:
+            add = self._reduction(index).accumulate
+            kinds = add.template_parameters[1:] if add else ()
+            for item, parameter in zip(self.accumulators[index], add.tensors if add else (), strict=False):
+                found += [f"l{item.name}"] * (parameter.type in kinds and item.type == "float")
+        return found
 
     def _pick_part(self, level: int, picks: Sequence[int]) -> RowPart:
         # From the row's tensors, whatever passes keep.

@@ -59,6 +59,7 @@ static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by)
 template <typename C> static inline C fuser_cross(C v, long long) { return v; }
 static inline void __threadfence() {}
 static inline float __frcp_rn(float v) { return 1.0f / v; }
+static inline float fuser_inverse_of_count(float v) { return 1.0f / v; }
 static inline float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 static inline double __fma_rn(double x, double y, double z) { return __builtin_fma(x, y, z); }
 static inline unsigned fuser_bits_of(float v) { unsigned u; memcpy(&u, &v, 4); return u; }

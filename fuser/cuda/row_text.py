@@ -147,9 +147,11 @@ class RowText:
         """Write the coordinates i0, i1, ... of what is counted along some dimensions."""
         lines = []
         for dim in dims[:-1]:
+            size = self.size(dim)
+            by = f"{name} / {size}" if self.loop.wide_index else f"fuser_divide({name}, a.divide[{dim}])"
             lines += [
-                f"const fuser_index i{dim} = {name} % {self.size(dim)};",
-                f"{name} /= {self.size(dim)};",
+                f"const fuser_index q{dim} = {by}, i{dim} = {name} - q{dim} * {size};",
+                f"{name} = q{dim};",
             ]
         return [*lines, f"const fuser_index i{dims[-1]} = {name};"]
 

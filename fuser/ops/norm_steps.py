@@ -23,8 +23,9 @@ __all__ = ["NEXT_MOMENTS", "affine", "functor", "moments", "normalised_dx", "red
 
 
 def functor(text: str, scalars: tuple[str, ...] = (), num_outputs: int = 1) -> Functor:
-    """Parse a text without its ``template <typename T>``."""
-    return parse_functor(f"template <typename T> {text}", scalars, num_outputs)
+    """Parse a text, which may be without its ``template <typename T>``."""
+    head = "" if text.startswith("template") else "template <typename T> "
+    return parse_functor(head + text, scalars, num_outputs)
 
 
 _ADD = "T add(T a, T b) { return a + b; }"
@@ -54,11 +55,12 @@ def reduce_step(
 
 # --- moments -------------------------------------------------------------------------------------------------
 _ONE = "void one(T x, T& m, T& s, T& n) { m = x; s = T(0); n = T(1); }"
-# How ATen's kernels that count with a division add an element, with what their compiler contracts.
-NEXT_MOMENTS = """void next(T ma, T sa, T count, T x, T& m, T& s, T& n) {
+# How ATen's kernels that count with a division add an element, with what their compiler contracts. A loop may give what
+# divides without looking at what comes out, and looks itself.
+NEXT_MOMENTS = """template <typename T, typename N> void next(T ma, T sa, N count, T x, T& m, T& s, T& n) {
   const T delta = x - ma;
-  n = count + T(1);
-  m = ma + fuser_share_of(delta, n);
+  n = fuser_next(count);
+  m = ma + fuser_next_share(delta, count);
   s = fma(delta, x - m, sa);
 }"""
 

@@ -92,15 +92,30 @@ struct fuser_exact_divisor {
   }
 };
 
-// The same for a count of elements, 1 to 2^24, by which neighbours are divided, too: they have its inverse in common.
-template <typename T> FUSER_INLINE T fuser_share_of(T v, T count) {
-  if constexpr (sizeof(T) > sizeof(float)) return v / count;
-  else {
-    const float inverse = __frcp_rn(count), first = v * inverse;
-    float made = __fmaf_rn(__fmaf_rn(-count, first, v), inverse, first);
-    if (!(fabsf(made) > 0x1p-99f)) made = v / count;
-    return made;
+// The same for counts of elements, to 2^24, and the next one after those: neighbours have its inverse in common.
+FUSER_INLINE float fuser_next(float count) { return count + 1; }
+FUSER_INLINE double fuser_next(double count) { return count + 1; }
+template <typename T> FUSER_INLINE T fuser_next_share(T v, T count) { return v / fuser_next(count); }
+FUSER_INLINE float fuser_next_inverse(float count) { return fuser_inverse_of_count(fuser_next(count)); }
+FUSER_INLINE double fuser_next_inverse(double count) { return 1 / fuser_next(count); }
+
+// A count below 2^20 for those who divide again, by fuser_next_share, where what comes out is no quotient. Its inverse has
+// twice a float's bits: what is left out is less than 2^-46 of the quotient, which is no closer to the middle of two
+// floats than 2^-25 / count.
+struct fuser_quick_count {
+  float next, inverse, rest;
+  bool& is_exact;
+
+  FUSER_INLINE fuser_quick_count(float count, bool& is_exact)
+      : next(count + 1), inverse(fuser_inverse_of_count(next)), is_exact(is_exact) {
+    rest = __fmaf_rn(-next, inverse, 1.0f) * inverse;
   }
+};
+FUSER_INLINE float fuser_next(const fuser_quick_count& count) { return count.next; }
+FUSER_INLINE float fuser_next_share(float v, const fuser_quick_count& count) {
+  const float made = __fmaf_rn(v, count.inverse, v * count.rest);
+  count.is_exact &= fabsf(made) > 0x1p-99f;
+  return made;
 }
 
 // Rows that begin anywhere. A vector's bytes lie in two *granules* of as many bytes, which are aligned; a granule is read
