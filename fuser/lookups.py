@@ -76,6 +76,11 @@ def look_up_in(walk: Walk, rows: RowSpec, inputs: int, processors: int) -> Walk:
     is_shared = bool(tuning.piece) or tuning.cluster > 1
     if prod(space.sizes) < LARGE or rows.scans or (rows.is_across and rows.order is None):
         return walk
+    if rows.is_across and rows.order is not None:
+        # Each block has its rows, and a table.
+        blocks = prod(space.sizes[rows.reduced :]) // (tuning.team * walk.vector)
+        if prod(space.sizes) < LARGE // 1024 * blocks * max(rows.order.schedule.blocks, tuning.piece):
+            return walk
     if not (rows.is_across or rows.pieces):
         if is_shared or not tuning.is_resident:
             return walk
