@@ -28,7 +28,8 @@ _QUICK = frozenset(
 )
 _LOOPS = frozenset({"for", "while", "do", "goto"})
 # Tables that a block has room for; elements of a kernel for which they pay; threads of a block that fill them, in
-# torch's order and else (measured on an H200); and of a processor, by whether a thread keeps elements of several tensors, or more than so many.
+# torch's order and else (measured on an H200); and of a processor, by whether a thread keeps elements of several
+# tensors, or more than so many.
 MOST_TABLES, LARGE, BLOCK, THREADS, LONG_SHARE = 2, 1 << 24, (256, 512), (1024, 512), 32
 
 
