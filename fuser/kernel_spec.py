@@ -212,7 +212,7 @@ def build_kernel_spec(group: FusionGroup) -> KernelSpec:
             check_functor(functor)
         if application.function.is_composite:
             check_function(application.function)
-        elif application.function.op not in (None, "index", *VIEWS, *ARRANGEMENTS, *OPS, *REDUCTIONS):
+        elif application.function.op not in (None, "index", "read", *VIEWS, *ARRANGEMENTS, *OPS, *REDUCTIONS):
             raise GroupError(f"there is no op {application.function.op!r} in fuser's table")
     return KernelSpec(group.canonical())
 
@@ -407,7 +407,7 @@ def _check_kind(
 ) -> None:
     function = application.function
     dtype_info(common)
-    if function.op is None or function.is_view or function.arranges:
+    if function.op is None or function.is_view or function.is_read or function.arranges:
         return
     if function.reduction is not None:
         reduces = REDUCTIONS[function.op]
