@@ -25,13 +25,14 @@ from fuser.launcher import Launcher, Replayer, record_call, record_through
 from fuser.ops import WIDE_UNDER_AUTOCAST
 from fuser.outputs import check_out, finish_out
 from fuser.plan import Buffer, Plan, Step
-from fuser.planner import make_plan
+from fuser.planner import describe_values, make_plan
 from fuser.resizing import find_resizer
 from fuser.sections import cut_around
-from fuser.tensor_desc import describe, name_input, read_number
+from fuser.tensor_desc import TensorDesc, describe, name_input, read_number
 from fuser.tuning.search import make_tuned
 
 __all__ = [
+    "plan_ahead",
     "read_scalars",
     "run_around",
     "run_fallback",
@@ -66,15 +67,7 @@ def run_planned(
     inputs = read_scalars(spec, inputs)
     described = tuple(describe(item, reads_address=True) for item in inputs)
     described_out = tuple(describe(item, reads_address=True) for item in out or ())
-    # Read before planning: a setting that another thread changes meanwhile makes the plan stale.
-    generation = config.generation
-    signature = (described, described_out, generation, torch.get_default_dtype())
-    plans = _plans.get(spec.key) or _plans.setdefault(spec.key, Lru())
-    plan = plans.get(signature)
-    if plan is None or plan.until < time.monotonic():
-        made = make_tuned(lambda: make_plan(spec, described, described_out), lambda: run_plain(spec, inputs))
-        plan = replace(made, generation=generation)
-        plans.put(signature, plan, config.max_plans)
+    plan = _find_plan(spec, described, described_out, lambda make: make_tuned(make, lambda: run_plain(spec, inputs)))
     if plan.fallback_reason:
         if plan.obstacle < 0:
             results = run_fallback(spec, inputs, plan.fallback_reason, out, is_expected=plan.is_expected)
@@ -106,6 +99,40 @@ def run_planned(
             # A record would take an ``out`` that is an input.
             return outputs, None
     return outputs, plan
+
+
+def _find_plan(
+    spec: KernelSpec,
+    described: tuple[TensorDesc, ...],
+    described_out: tuple[TensorDesc, ...] = (),
+    tune: Callable[[Callable[[], Plan]], Plan] = lambda make: make(),
+) -> Plan:
+    # Read before planning: a setting that another thread changes meanwhile makes the plan stale.
+    generation = config.generation
+    signature = (described, described_out, generation, torch.get_default_dtype())
+    plans = _plans.get(spec.key) or _plans.setdefault(spec.key, Lru())
+    plan = plans.get(signature)
+    if plan is None or plan.until < time.monotonic():
+        plan = replace(tune(lambda: make_plan(spec, described, described_out)), generation=generation)
+        plans.put(signature, plan, config.max_plans)
+    return plan
+
+
+def plan_ahead(spec: KernelSpec, described: Sequence[TensorDesc]) -> None:
+    """Plan a call that is to come, and compile what it will launch.
+
+    Args:
+        spec: a registered group's spec.
+        described: one per input of the group.
+
+    Raises:
+        As ``run``, for what the call will raise.
+    """
+    plan = _find_plan(spec, tuple(described))
+    if plan.obstacle >= 0:
+        values = describe_values(spec.group, described)
+        for part, read, _ in _cut_around(spec, plan.obstacle):
+            plan_ahead(part, [values[value] for value in read])
 
 
 def _allocate(buffers: Sequence[Buffer], device: torch.device) -> list[torch.Tensor]:

@@ -52,7 +52,8 @@ _NARROW = (torch.float16, torch.bfloat16)
 # Orders of sums of squares, whose differences results of 16 bits hide.
 _HIDDEN = ("norm", "welford")
 
-_lock = Lock()
+# Each is held while its case is compared.
+_locks: dict[CacheKey, Lock] = {}
 _verdicts: dict[CacheKey, bool] = {}
 
 Run = Callable[[KernelSpec, list[Any]], Sequence[torch.Tensor]]
@@ -194,12 +195,18 @@ def is_kept(case: OrderCase, run: Run) -> bool:
         CaptureError: nobody knows yet, and a CUDA graph is being captured: nothing can be compared now.
     """
     key = case.cache_key()
-    with _lock():
+    verdict = _verdicts.get(key)
+    if verdict is not None:
+        return verdict
+    with _locks.setdefault(key, Lock())():
         verdict = _verdicts.get(key)
-    if verdict is None:
-        payload = disk_cache.read(key)
-        verdict = payload == b"1" if payload in (b"0", b"1") else None
-    if verdict is None:
+        return _find_verdict(key, case, run) if verdict is None else verdict
+
+
+def _find_verdict(key: CacheKey, case: OrderCase, run: Run) -> bool:
+    payload = disk_cache.read(key)
+    verdict = payload == b"1"
+    if payload not in (b"0", b"1"):
         if case.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             name = case.function.name
             raise CaptureError(f"{name!r} was not compared with torch's kernel before this CUDA graph: call it once")
@@ -210,8 +217,7 @@ def is_kept(case: OrderCase, run: Run) -> bool:
             return False
         log.say("order", f"{case.function.name}, {case.tensors}, {case.orders}: {'kept' if verdict else 'another one'}")
         disk_cache.write(key, b"1" if verdict else b"0")
-    with _lock():
-        return _verdicts.setdefault(key, verdict)
+    return _verdicts.setdefault(key, verdict)
 
 
 def _compare(case: OrderCase, run: Run) -> bool:

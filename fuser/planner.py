@@ -53,6 +53,8 @@ from fuser.tuning.table import tuned
 __all__ = [
     "FlatCall",
     "can_fuse",
+    "compile_ahead",
+    "describe_values",
     "make_plan",
     "plan_flat",
     "plan_texts",
@@ -116,6 +118,26 @@ def make_plan(
         if not allow_fallback or not is_internal(error):
             raise
         return _plan_fallback(spec, device, report(spec, inputs, error))
+
+
+def compile_ahead(spec: KernelSpec, inputs: Sequence[TensorDesc]) -> None:
+    """Compile what a call will launch if torch has the orders that are expected; arguments as in ``make_plan``.
+
+    Raises:
+        As ``make_plan``, without a fallback.
+    """
+    layouts = infer_layouts(spec.group, value_layouts(inputs))
+    _plan_kernels(spec, inputs, (), common_device(spec.group, inputs), layouts, trusts_orders=True)
+
+
+def describe_values(group: FusionGroup, inputs: Sequence[TensorDesc]) -> list[TensorDesc]:
+    """Return what the values of a group are in a call: its inputs, then what its applications make.
+
+    Raises:
+        UnsupportedError: an application has no dtype for them.
+    """
+    layouts = infer_layouts(group, value_layouts(inputs))
+    return [item.desc for item in _describe_values(group, inputs, common_device(group, inputs), layouts)]
 
 
 def plan_texts(

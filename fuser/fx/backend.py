@@ -25,6 +25,7 @@ from fuser import library
 from fuser.compiler import registered
 from fuser.config import config
 from fuser.errors import ArgumentError
+from fuser.fx.ahead import Ahead
 from fuser.fx.buffers import copy_together, drop_unread_statistics, write_statistics_in_place
 from fuser.fx.convolution_biases import add_biases_apart
 from fuser.fx.cuda_graphs import CudaGraphs
@@ -41,8 +42,19 @@ from fuser.graph import FusionGroup
 __all__ = ["build_backend", "compile_graph", "fuser_backend"]
 
 
-def compile_graph(graph_module: fx.GraphModule, numerics: str | None = None, fuel: Fuel | None = None) -> FlatGraph:
+def compile_graph(
+    graph_module: fx.GraphModule,
+    numerics: str | None = None,
+    fuel: Fuel | None = None,
+    ahead: Ahead | None = None,
+) -> FlatGraph:
     """Compile one ATen graph (forward or backward) of AOTAutograd: substitute fusion nodes, run the rest eagerly.
+
+    Args:
+        graph_module: is changed.
+        numerics: as in FusionPass.
+        fuel: likewise.
+        ahead: plans the calls of the fusion nodes; None: the first call does.
 
     Returns:
         A function of a list of arguments, which it empties.
@@ -54,16 +66,20 @@ def compile_graph(graph_module: fx.GraphModule, numerics: str | None = None, fue
     orders = tuple(dict.fromkeys(item.order for item in dropouts if item.order))
     as_it_was = fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph)) if orders else None
     open_dropouts(dropouts, beside_reductions=(numerics or config.numerics) == "strict")
-    made = flatten(_fuse(graph_module, numerics, fuel))
+    made = flatten(_fuse(graph_module, numerics, fuel, ahead))
     if as_it_was is None:
         return made
-    return made.unless(Otherwise(orders), flatten(_fuse(as_it_was, numerics, fuel)))
+    return made.unless(Otherwise(orders), flatten(_fuse(as_it_was, numerics, fuel, ahead)))
 
 
-def _fuse(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | None) -> fx.GraphModule:
+def _fuse(
+    graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | None, ahead: Ahead | None
+) -> fx.GraphModule:
     fuse_lists(graph_module, numerics, fuel)
     mark_scatters(graph_module.graph)
     FusionPass(numerics=numerics, fuel=fuel)(graph_module)
+    if ahead is not None:
+        ahead.add(graph_module)
     write_scatters_in_place(graph_module)
     write_statistics_in_place(graph_module)
     copy_together(graph_module)
@@ -117,8 +133,12 @@ def fuser_backend(
     graphs = CudaGraphs() if chosen["cuda_graphs"] else None
     fuel = None if chosen["fuel"] is None else Fuel(chosen["fuel"])
 
+    # A search for the fastest tuning needs the tensors of a call.
+    is_tuned = config.autotune if chosen["autotune"] is None else chosen["autotune"]
+    ahead = Ahead()
+
     def compile_flat(graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
-        run = compile_graph(graph, chosen["numerics"], fuel)
+        run = compile_graph(graph, chosen["numerics"], fuel, None if is_tuned else ahead)
         return run if chosen["autotune"] is None else _first_under(run, autotune=chosen["autotune"])
 
     def compile_as(kind: str) -> Callable[..., Any]:
@@ -134,6 +154,7 @@ def fuser_backend(
     backend = build_backend(compile_as, chosen["numerics"])
     # Both passes are one entry of the cache.
     with (
+        ahead,
         functorch_config.patch(bundled_autograd_cache=is_kept, force_non_lazy_backward_lowering=True),
         compiler_config.patch(cache_key_tag=_cache_tag(chosen["numerics"])),  # type: ignore[attr-defined]
     ):

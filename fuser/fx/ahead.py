@@ -1,0 +1,79 @@
+"""The kernels of a graph's fusion nodes, planned and compiled before its first call: each once, on all cores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import fx
+
+from fuser import log
+from fuser.access import VECTOR_BYTES
+from fuser.executor import plan_ahead
+from fuser.fx.passes import FusionModule
+from fuser.kernel_spec import KernelSpec
+from fuser.planner import compile_ahead
+from fuser.tensor_desc import TensorDesc, describe
+
+__all__ = ["Ahead"]
+
+
+class Ahead:
+    """Plans calls of fusion nodes in threads, while other graphs are compiled; at the end of ``with`` all are planned.
+
+    What goes wrong is left to the calls: they plan again, and raise.
+    """
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._seen: set[tuple[int, tuple[TensorDesc, ...]]] = set()
+
+    def __enter__(self) -> Ahead:
+        """Begin."""
+        self._pool = ThreadPoolExecutor(os.cpu_count(), "fuser-ahead")
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        """Wait, or give up what has not begun if there was an exception."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(cancel_futures=kind is not None)
+
+    def add(self, graph_module: fx.GraphModule) -> None:
+        """Plan the calls in a graph whose nodes say what they are (``meta["val"]``); at the end, none any more."""
+        for node in graph_module.graph.find_nodes(op="call_module"):
+            module = graph_module.get_submodule(str(node.target))
+            described = _describe_all(node.args)
+            if self._pool and isinstance(module, FusionModule) and described and (module.spec.key, described) not in self._seen:
+                self._seen.add((module.spec.key, described))
+                # Side by side: an order is compared by means of other kernels than the call's.
+                for work in (compile_ahead, plan_ahead):
+                    self._pool.submit(_attempt, work, module.spec, described)
+
+
+def _attempt(work: Callable[[KernelSpec, Sequence[TensorDesc]], None], spec: KernelSpec, described: Any) -> None:
+    try:
+        work(spec, described)
+    except Exception as error:  # Whatever it is, the call raises it again.
+        log.say("fallback", f"{spec.group.names()}: not planned ahead: {error}")
+
+
+def _describe_all(arguments: Sequence[Any]) -> tuple[TensorDesc, ...] | None:
+    # None where something is not known yet.
+    found = []
+    for item in arguments:
+        value = item.meta.get("val") if isinstance(item, fx.Node) else item
+        if not isinstance(value, torch.Tensor | bool | int | float | complex):
+            return None
+        described = describe(value)
+        if isinstance(value, torch.Tensor):
+            if not all(isinstance(size, int) for size in (*value.shape, *value.stride(), value.storage_offset())):
+                return None
+            offset_bytes = value.storage_offset() * value.element_size()
+            is_aligned = value.device.type != "cuda" or offset_bytes % VECTOR_BYTES == 0
+            described = described._replace(is_aligned=is_aligned)
+        found.append(described)
+    return tuple(found)
