@@ -45,9 +45,10 @@ class Ahead:
     def add(self, graph_module: fx.GraphModule) -> None:
         """Plan the calls in a graph whose nodes say what they are (``meta["val"]``); at the end, none any more."""
         for node in graph_module.graph.find_nodes(op="call_module"):
-            module = graph_module.get_submodule(str(node.target))
-            described = _describe_all(node.args)
-            if self._pool and isinstance(module, FusionModule) and described and (module.spec.key, described) not in self._seen:
+            module, described = graph_module.get_submodule(str(node.target)), _describe_all(node.args)
+            if self._pool is None or not isinstance(module, FusionModule) or described is None:
+                continue
+            if (module.spec.key, described) not in self._seen:
                 self._seen.add((module.spec.key, described))
                 # Side by side: an order is compared by means of other kernels than the call's.
                 for work in (compile_ahead, plan_ahead):

@@ -72,9 +72,7 @@ def compile_graph(
     return made.unless(Otherwise(orders), flatten(_fuse(as_it_was, numerics, fuel, ahead)))
 
 
-def _fuse(
-    graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | None, ahead: Ahead | None
-) -> fx.GraphModule:
+def _fuse(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | None, ahead: Ahead | None) -> fx.GraphModule:
     fuse_lists(graph_module, numerics, fuel)
     mark_scatters(graph_module.graph)
     FusionPass(numerics=numerics, fuel=fuel)(graph_module)
