@@ -5,6 +5,7 @@ A call whose signature is known only allocates, packs and launches.
 
 from __future__ import annotations
 
+import math
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +16,11 @@ from typing import Any, TypeAlias
 import torch
 
 from fuser import counters, log, planner
-from fuser.compiler import check_cuda_text, register
+from fuser.compiler import check_cuda_text, register, registered
 from fuser.config import config
 from fuser.errors import ArgumentError, DeviceError
 from fuser.fallback import Fallback, each_its_own
+from fuser.kept_plans import KeptPlan, keep_plan, restore_plan
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Launcher, Replayer, record_call, record_through
@@ -26,14 +28,17 @@ from fuser.ops import WIDE_UNDER_AUTOCAST
 from fuser.outputs import check_out, finish_out
 from fuser.plan import Buffer, Plan, Step
 from fuser.planner import describe_values, make_plan
+from fuser.process import ignoring
 from fuser.resizing import find_resizer
 from fuser.sections import cut_around
 from fuser.tensor_desc import TensorDesc, describe, name_input, read_number
 from fuser.tuning.search import make_tuned
 
 __all__ = [
+    "kept_plans",
     "plan_ahead",
     "read_scalars",
+    "restore_plans",
     "run_around",
     "run_fallback",
     "run_plain",
@@ -133,6 +138,27 @@ def plan_ahead(spec: KernelSpec, described: Sequence[TensorDesc]) -> None:
         values = describe_values(spec.group, described)
         for part, read, _ in _cut_around(spec, plan.obstacle):
             plan_ahead(part, [values[value] for value in read])
+
+
+def kept_plans(spec: KernelSpec) -> list[KeptPlan]:
+    """Return the plans of a group's calls, and of those that they are cut into, as later processes can have them."""
+    kept = []
+    for (inputs, out, generation, default_dtype), plan in _plans.get(spec.key, Lru[Plan]()).items():
+        if not out and generation == config.generation and plan.until == math.inf:
+            kept.append(KeptPlan(spec.text, inputs, default_dtype, keep_plan(plan)))
+            parts = _cut_around(spec, plan.obstacle) if plan.obstacle >= 0 else ()
+            kept += [item for part, _, _ in parts for item in kept_plans(part)]
+    return kept
+
+
+def restore_plans(kept: Sequence[KeptPlan]) -> None:
+    """Take the plans of an earlier process, which had the same settings; those that cannot be had are made again."""
+    for item in kept:
+        with ignoring(Exception):
+            plan, spec = replace(restore_plan(item.payload), generation=config.generation), registered(item.text)
+            if planner.can_fuse(plan.device.type):
+                signature = (item.inputs, (), plan.generation, item.default_dtype)
+                _plans.setdefault(spec.key, Lru()).put(signature, plan, config.max_plans)
 
 
 def _allocate(buffers: Sequence[Buffer], device: torch.device) -> list[torch.Tensor]:

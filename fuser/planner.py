@@ -560,10 +560,10 @@ def _compile(
     return Step(
         kernel=kernel,
         launch=launch,
-        run=kernel.bind(launch, device.index or 0),
         packer=ArgumentPacker(kernel.source, part.space),
         outputs=tuple(places),
         inputs=tuple(read[operand.index] for operand in kernel.source.operands if not operand.is_output),
         numbers=tuple(read[index] for index, _ in kernel.source.numbers),
         name=event_name(part.spec.group),
+        device_index=device.index or 0,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ class Ahead:
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
+        self._planned: list[Future[None]] = []
         self._seen: set[tuple[int, tuple[TensorDesc, ...]]] = set()
 
     def __enter__(self) -> Ahead:
@@ -52,7 +53,11 @@ class Ahead:
                 self._seen.add((module.spec.key, described))
                 # Side by side: an order is compared by means of other kernels than the call's.
                 for work in (compile_ahead, plan_ahead):
-                    self._pool.submit(_attempt, work, module.spec, described)
+                    self._planned.append(self._pool.submit(_attempt, work, module.spec, described))
+
+    def wait(self) -> None:
+        """Return when all calls that were added are planned."""
+        wait(self._planned)
 
 
 def _attempt(work: Callable[[KernelSpec, Sequence[TensorDesc]], None], spec: KernelSpec, described: Any) -> None:

@@ -142,8 +142,13 @@ def fuser_backend(
     def compile_as(kind: str) -> Callable[..., Any]:
         def compile_pass(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
             if graphs is None or not any(isinstance(item, torch.Tensor) and item.is_cuda for item in inputs):
-                return compile_flat(graph)
-            return graphs.wrap(graph, inputs, compile_flat, kind)
+                made = compile_flat(graph)
+            else:
+                made = graphs.wrap(graph, inputs, compile_flat, kind)
+            if kind != "forward":
+                # The last one: what is kept now has its plans.
+                ahead.wait()
+            return made
 
         return compile_pass if not is_kept else SerializableAOTDispatchCompiler(FlatGraph, compile_pass)  # type: ignore[arg-type]
 
