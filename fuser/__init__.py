@@ -26,7 +26,8 @@ from fuser.interface import (
     register_fusion,
     run_fusion,
 )
-from fuser.jiterator import JitFunction, create_jit_fn, create_multi_output_jit_fn, jit_fn
+from fuser.jit_function import JitFunction
+from fuser.jiterator import create_jit_fn, create_multi_output_jit_fn, jit_fn
 from fuser.reduction import ReductionFunction, create_reduction_fn
 
 __all__ = [

@@ -224,12 +224,11 @@ def _walk_rows(
         is_across = (is_across and not pieces) if order is None else order.is_across
         spec = RowSpec(space.reduced, rows.is_row, is_across, order=order, pieces=pieces, scans=rows.scans)
         sizes = [item.dtype.itemsize for item in operands if item.dtype is not None]
-        is_row = [rows.is_row[value] for value in values]
         aligned = [item.is_aligned for item in operands]
         if rows.scans:
-            return plan_scan_walk(space, spec, is_row, sizes, aligned), spec
+            return plan_scan_walk(space, spec, [rows.is_row[value] for value in values], sizes, aligned), spec
         if order is None:
-            walk = plan_row_walk(group, space, spec, is_row, sizes, aligned, _row_limits(operands[0].device))
+            walk = plan_row_walk(group, space, spec, values, sizes, aligned, _row_limits(operands[0].device))
         else:
             limits = _row_limits(operands[0].device)
             walk = plan_ordered_walk(group, space, spec, values, sizes, aligned, limits.clusters)

@@ -12,7 +12,7 @@ from math import prod
 from typing import NamedTuple
 
 from fuser.codegen import KernelSource
-from fuser.function import BATCH
+from fuser.combining import BATCH
 from fuser.layout import IterationSpace
 
 __all__ = [

@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 
+from fuser.combining import Reduction
 from fuser.cxx.functor import EntryParameter, Functor, parse_functor
 from fuser.cxx.preprocess import Problem
 from fuser.dtypes import is_representable, plain_number
 from fuser.eager.types import dtype_named
 from fuser.errors import ArgumentError, FunctorError, describe_type, shows_users_frames, suggest
-from fuser.function import Function, Reduction
-from fuser.jiterator import JitFunction, Number, check_index, check_scalar
+from fuser.function import Function
+from fuser.jit_function import JitFunction, Number, check_scalar
+from fuser.jiterator import check_index
 from fuser.reduction_check import check_reduction
 
 __all__ = ["ReductionFunction", "create_reduction_fn"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from fuser.access import GATHER_VECTOR, VECTOR_BYTES, Access, Tuning, Walk, counted_widths, dense_width
-from fuser.function import BATCH
+from fuser.combining import BATCH
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import RowSpec
 from fuser.layout import IterationSpace
@@ -69,7 +69,7 @@ def plan_row_walk(
     group: FusionGroup,
     space: IterationSpace,
     rows: RowSpec,
-    is_row: Sequence[bool],
+    values: Sequence[int],
     itemsizes: Sequence[int],
     aligned: Sequence[bool],
     limits: RowLimits,
@@ -80,12 +80,12 @@ def plan_row_walk(
         group: the kernel's.
         space: the loop nest; operands are outputs first, counters last.
         rows: what is reduced of it.
-        is_row: for each operand, and each counter after them, whether it has one element per row.
+        values: of the group, which each operand is, and each counter after them.
         itemsizes: bytes of an element of each operand.
         aligned: whether each operand starts at a multiple of VECTOR_BYTES.
         limits: the device's.
     """
-    inner = rows.inner
+    inner, is_row = rows.inner, [rows.is_row[value] for value in values]
     producers = group.producers()
     makers = [group.applications[producers[value]].function.reduction for value in group.outputs]
     pieces = {slot for slot, reduction in enumerate(makers) if reduction and reduction.pieces}
@@ -95,7 +95,10 @@ def plan_row_walk(
         if strides[inner] and (rows.is_across or not is_row[slot]) and slot not in pieces
     ]
     widths = {slot: dense_width(space.strides[slot], inner, itemsizes[slot], aligned[slot]) for slot in moving}
-    widths |= {} if pieces else counted_widths(space, len(itemsizes), inner)
+    # Places that a reduction takes are compared: neighbours are one and the next, not what differs in some bits.
+    taken = {value for item in group.applications if item.function.reduction for value in item.tensors}
+    counted = {} if pieces else counted_widths(space, len(itemsizes), inner)
+    widths |= {slot: width for slot, width in counted.items() if values[slot] not in taken}
     wide = [itemsizes[slot] for slot in moving if not is_row[slot]] or [itemsizes[slot] for slot in moving]
     vector = VECTOR_BYTES // max(wide, default=VECTOR_BYTES)
     if any(space.strides[slot][inner] > 1 for slot in moving if not is_row[slot]):

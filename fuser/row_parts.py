@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import torch
 
+from fuser.combining import Reduction
 from fuser.cxx.brief import BRIEF, returns_exp
 from fuser.cxx.functor import MATH_FUNCTIONS, Functor, Role
 from fuser.dtypes import dtype_info
 from fuser.element import ElementWriter, number_expression, output_type
-from fuser.function import Reduction
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import RowSpec
 from fuser.orders import ANY_ORDER

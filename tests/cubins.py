@@ -196,14 +196,14 @@ def cuda_twin(group: Any, args: Any) -> Any:
         walk = plan_walk(space, itemsizes, [True] * len(itemsizes), len(args.outputs), rounds=rounds)
     else:
         given = [slot for slot in group.used_inputs() if args.inputs[slot].is_counter]
-        is_row = [rows.is_row[value] for value in (*group.outputs, *read, *group.index_values(), *given)]
+        values = (*group.outputs, *read, *group.index_values(), *given)
         lengths = (1, SIDE, SIDE**2, SIDE**3)
         sizes = (lengths[choose(f"{args} {group!s}", len(lengths))], *space.sizes[1:])
         space = IterationSpace(sizes, space.strides, rows.reduced)
         # The order of torch's CPU kernels is no schedule of a GPU's threads.
         rows = replace(rows, order=None)
         limits = RowLimits(choose(str(args), 2) << 17, 1)
-        walk = plan_row_walk(group, space, rows, is_row, itemsizes, [True] * len(itemsizes), limits)
+        walk = plan_row_walk(group, space, rows, values, itemsizes, [True] * len(itemsizes), limits)
         rows = replace(rows, keeps=walk.tuning.is_resident)
     return replace(args, device_type="cuda", vector=walk.vector, accesses=walk.accesses, tuning=walk.tuning, rows=rows)
 

@@ -14,12 +14,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuser
 from fuser import order_check, planner
+from fuser.combining import Reduction
 from fuser.compiler import register
 from fuser.config import config
 from fuser.cuda.aten_orders import GpuSize, Layout, coalesce, find_schedule, sum_schedule
 from fuser.cxx.functor import parse_functor
 from fuser.errors import GroupError
-from fuser.function import Function, Reduction
+from fuser.function import Function
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import infer_layouts
 from fuser.ops import OPS, composite_function, reduction_function

@@ -13,6 +13,7 @@ from functors import poison, unpoison
 from reduction_cases import MOMENTS, ONE
 from row_groups import GROUPS, OWN_GROUPS, draw, layouts_of, on_gpu, one, reduce, text
 
+import fuser
 from fuser import arg_spec, row_access
 from fuser.compiler import register
 from fuser.config import config
@@ -45,6 +46,13 @@ def same(results: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
 @pytest.mark.parametrize("name", ["skewed", "moments", "indexed", "softmax", "two", "contracted"])
 def test_loops(name: str) -> None:
     check_loops(name, 43)
+
+
+def test_places_that_are_compared_are_neighbouring_numbers() -> None:
+    # Compilers then know which of a thread's elements come first, and compare no places of theirs.
+    x = torch.empty(4, 4096, device="meta")
+    taken = fuser.debug_get_fused_kernel_code(GROUPS["indexed"][0]((1,)), [x], "cuda")
+    assert "fuser_load<V, 1>(row.index" in taken
 
 
 @pytest.mark.slow

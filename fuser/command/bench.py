@@ -17,7 +17,7 @@ from torch.utils.benchmark import Timer
 from fuser._version import __version__
 from fuser.errors import FuserError
 from fuser.fallback import Fallback
-from fuser.jiterator import JitFunction
+from fuser.jit_function import JitFunction
 
 __all__ = ["Row", "measure", "plot", "table_lines", "write_json"]
 

@@ -194,17 +194,16 @@ class AlongElements(RowText):
         if not self._has_whole_chunks and self.tuning.team > WARP:
             # Most warps have all of their vectors, and ask no question for each.
             whole = self._vectors(level, step, element, is_whole=True)
-            is_some = "begin + (lead - t % W * V) < length"
+            first = "begin + (lead - t % W * V)"
             each = [
-                "if (is_full) {",
+                f"if ({first} + U * W * V <= length) {{",
                 *indent(whole),
-                f"}} else if ({is_some}) {{",
+                f"}} else if ({first} < length) {{",
                 *indent(each),
                 "} else {",
                 *none,
                 "}",
             ]
-            head.append("const bool is_full = begin + (lead - t % W * V) + U * W * V <= length;")
         elif not self._has_whole_vectors:
             # Rows of nothing have no element to stand for those that are missing.
             each = ["if (length > 0) {", *indent(each), "} else {", *none, "}"]

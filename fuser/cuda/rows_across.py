@@ -7,8 +7,8 @@ takes a stretch of it, U elements of a tree at a time, and merges what they come
 from __future__ import annotations
 
 from fuser.codegen import KERNEL_NAME, Operand
+from fuser.combining import BATCH
 from fuser.cuda.row_text import RowText, indent
-from fuser.function import BATCH
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["AcrossText"]

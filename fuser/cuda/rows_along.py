@@ -9,9 +9,9 @@ it.
 from __future__ import annotations
 
 from fuser.codegen import KERNEL_NAME
+from fuser.combining import BATCH
 from fuser.cuda.along_elements import WARP, AlongElements
 from fuser.cuda.row_text import indent
-from fuser.function import BATCH
 from fuser.row_access import LONG_SHARE, persistent_blocks
 from fuser.row_parts import RowPart, RowPass
 

@@ -21,7 +21,7 @@ from torch import fx
 from fuser.cxx.functor import parse_functor
 from fuser.function import Function, Isolation
 from fuser.fx.nodes import IS_APART
-from fuser.jiterator import JitFunction
+from fuser.jit_function import JitFunction
 from fuser.layout import Shape, Strides
 from fuser.ops import IS_NUMBER
 

@@ -11,7 +11,7 @@ from torch import fx
 
 from fuser.fx.trace import FusedFunction, P
 from fuser.graph import FusionGroup
-from fuser.jiterator import R
+from fuser.jit_function import R
 
 __all__ = ["FusedModule", "fuse"]
 

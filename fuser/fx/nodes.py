@@ -14,7 +14,7 @@ from torch import fx
 
 from fuser.compiler import registered
 from fuser.graph import FusionGroup
-from fuser.jiterator import JitFunction
+from fuser.jit_function import JitFunction
 from fuser.library import merge_inputs
 from fuser.ops import DEVICE_TYPE, IS_NUMBER, OpCall, bind_function, bind_method, bind_module, has_hooks
 

@@ -23,7 +23,7 @@ from torch import fx
 from fuser.fx.conversions import find_visible_aliases
 from fuser.fx.gains import gains_nothing, is_laid_out_anew, is_small
 from fuser.fx.nodes import IS_APART, bind_group, is_barrier, is_copy, is_random, read_nodes
-from fuser.jiterator import JitFunction
+from fuser.jit_function import JitFunction
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
 from fuser.ops import OpCall
 

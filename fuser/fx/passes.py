@@ -23,7 +23,7 @@ from fuser.fx.nodes import bind_group, bind_node, is_random
 from fuser.fx.partition import Partition, is_whole, partition
 from fuser.fx.splits import open_splits
 from fuser.graph import FusionGroup, GroupBuilder
-from fuser.jiterator import JitFunction
+from fuser.jit_function import JitFunction
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Replayer, called_in_c
 from fuser.library import split_inputs

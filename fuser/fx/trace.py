@@ -25,7 +25,7 @@ from fuser.fx.passes import FusionModule, FusionPass, warm_up_graph
 from fuser.fx.tracer import Traced, is_traced, trace
 from fuser.fx.whole import WholeFusion, find_whole_fusion
 from fuser.graph import FusionGroup
-from fuser.jiterator import R
+from fuser.jit_function import R
 from fuser.launcher import Recorded, Replayer, Scalars, called_in_c, record_through
 from fuser.outputs import check_kinds, finish_out, finish_traced_out
 from fuser.process import Lock

@@ -32,7 +32,7 @@ from fuser.fx.guards import Guards, find_guards
 from fuser.fx.nodes import is_size
 from fuser.fx.symbols import IN_PLACE, Symbol, is_symbol, is_tensor
 from fuser.fx.writes import sink_writes, split_batch_norm
-from fuser.jiterator import JitFunction
+from fuser.jit_function import JitFunction
 from fuser.ops import IS_NUMBER, KNOWN, Known, find_settled, has_hooks, needs_known
 from fuser.process import Lock, await_before_fork
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from fuser.combining import Reduction
 from fuser.cxx.functor import Functor, parse_functor
-from fuser.function import Function, Promotion, Reduction
+from fuser.function import Function, Promotion
 from fuser.graph import GroupBuilder
 from fuser.ops.composites import step
 from fuser.ops.reductions import REDUCTIONS
