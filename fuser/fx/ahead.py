@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
 from torch import fx
 
-from fuser import log
 from fuser.access import VECTOR_BYTES
 from fuser.executor import plan_ahead
 from fuser.fx.passes import FusionModule
-from fuser.kernel_spec import KernelSpec
 from fuser.planner import compile_ahead
 from fuser.tensor_desc import TensorDesc, describe
 
@@ -42,6 +40,7 @@ class Ahead:
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(cancel_futures=kind is not None)
+        self._planned.clear()
 
     def add(self, graph_module: fx.GraphModule) -> None:
         """Plan the calls in a graph whose nodes say what they are (``meta["val"]``); at the end, none any more."""
@@ -51,20 +50,13 @@ class Ahead:
                 continue
             if (module.spec.key, described) not in self._seen:
                 self._seen.add((module.spec.key, described))
-                # Side by side: an order is compared by means of other kernels than the call's.
+                # Side by side: an order is compared by means of other kernels than the call's. Exceptions stay there.
                 for work in (compile_ahead, plan_ahead):
-                    self._planned.append(self._pool.submit(_attempt, work, module.spec, described))
+                    self._planned.append(self._pool.submit(work, module.spec, described))
 
     def wait(self) -> None:
         """Return when all calls that were added are planned."""
         wait(self._planned)
-
-
-def _attempt(work: Callable[[KernelSpec, Sequence[TensorDesc]], None], spec: KernelSpec, described: Any) -> None:
-    try:
-        work(spec, described)
-    except Exception as error:  # Whatever it is, the call raises it again.
-        log.say("fallback", f"{spec.group.names()}: not planned ahead: {error}")
 
 
 def _describe_all(arguments: Sequence[Any]) -> tuple[TensorDesc, ...] | None:
