@@ -147,8 +147,10 @@ def _compute_mask(item: Dropout, order: Order, x: fx.Node) -> fx.Node:
     graph, numel = item.node.graph, x.meta["val"].numel()
     drawn = graph.call_function(draw_dropout, (order.device, order.numbers(numel)))
     key, first = (graph.call_function(operator.getitem, (drawn, slot)) for slot in (0, 1))
-    for number in (drawn, key, first):
-        number.meta[IS_NUMBER] = True
+    drawn.meta[IS_NUMBER] = True
+    for number in (key, first):
+        # Some number, for whoever plans ahead.
+        number.meta |= {IS_NUMBER: True, "val": 0}
     numbers: dict[str, Any] = {"key": key, "first": first, "threads": order.threads(numel), "chance": item.chance}
     return graph.call_function(keep_function(order.vector), (x,), numbers)
 
