@@ -140,20 +140,15 @@ def _add_float(item: Any, floats: list[Any]) -> str:
 def merge_inputs(kinds: str, tensors: Sequence[Any], ints: Sequence[Any], floats: Sequence[Any]) -> list[Any]:
     """Return the inputs of a group in order, from what ``split_inputs`` made of them."""
     # AOTInductor gives None for a list of ints without any.
-    next_kind, next_tensor, next_int, next_float = iter(kinds), iter(tensors), iter(ints or ()), iter(floats)
+    rest, given = iter(kinds), {"t": iter(tensors), "i": iter(ints or ()), "f": iter(floats)}
 
+    # Not for complex numbers, too: a function that calls itself holds itself, and tensors until garbage is collected.
     def read(kind: str) -> Any:
-        if kind == "t":
-            return next(next_tensor)
-        if kind == "f":
-            return next(next_float)
-        if kind == "i":
-            return next(next_int)
-        if kind == "b":
-            return bool(next(next_int))
-        return complex(read(next(next_kind)), read(next(next_kind))) if kind == "c" else NOT_FINITE[kind]
+        if kind in given:
+            return next(given[kind])
+        return bool(next(given["i"])) if kind == "b" else NOT_FINITE[kind]
 
-    return [read(kind) for kind in next_kind]
+    return [complex(read(next(rest)), read(next(rest))) if kind == "c" else read(kind) for kind in rest]
 
 
 def has_torch_dispatch(item: torch.Tensor) -> bool:

@@ -7,10 +7,8 @@ import inspect
 import operator
 import sys
 import types
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, overload
 
 import torch
@@ -124,7 +122,12 @@ class FusedFunction(Replayer, Generic[P, R]):
         name = f"_fused_{self.__qualname__}"
         found: FusedFunction | None = held.get(name)
         if found is None or found.function != types.MethodType(self.function, instance):
-            found = held[name] = FusedFunction(types.MethodType(self.function, instance))
+            found = FusedFunction(types.MethodType(self.function, instance))
+            if isinstance(instance, type):
+                # Of a class method.
+                setattr(instance, name, found)
+            else:
+                held[name] = found
         return found
 
     @property
@@ -205,9 +208,10 @@ class FusedFunction(Replayer, Generic[P, R]):
     @shows_users_frames
     def call_anew(self, *args: Any, **kwargs: Any) -> Any:
         """Serve a call that is not like an earlier one; as ``__call__``."""
-        kinds = type(args[0]).__mro__ if args and type(args[0]) is not torch.Tensor else ()
-        if any(vars(kind).get(self.__name__) is self for kind in kinds):
-            # A method called by its class: ``Base.forward(self, x)``.
+        owner = args[0] if args and isinstance(args[0], type) else type(args[0]) if args else torch.Tensor
+        kinds = () if owner is torch.Tensor else owner.__mro__
+        if any(getattr(found := vars(kind).get(self.__name__), "__func__", found) is self for kind in kinds):
+            # A method called by its class: ``Base.forward(self, x)``; from Python 3.13 on, so are class methods.
             return self.__get__(args[0])(*args[1:], **kwargs)
         is_exported = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
         if is_exported or is_traced((*args, *kwargs.values())):
@@ -235,10 +239,7 @@ class FusedFunction(Replayer, Generic[P, R]):
                 return replayed
         if whole is None:
             result = entry.run(*leaves)
-            # What a record holds, the garbage collector does not see: neither the graph nor a method's object.
-            if not isinstance(self.function, types.MethodType):
-                again = partial(_run, weakref.ref(entry.run))
-                record_through(launcher, again, leaves, leaves, None, grad_mode=torch.is_grad_enabled())
+            record_through(launcher, entry.run, leaves, leaves, None, grad_mode=torch.is_grad_enabled())
             return result
         inputs = whole.inputs(leaves)
         if outs is None and isinstance(whole.module, DifferentiableFusion):
@@ -365,12 +366,6 @@ class FusedFunction(Replayer, Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<fuser.fuse {self.__name__}>"
-
-
-def _run(run: weakref.ref[Callable[..., Any]], *leaves: Any) -> Any:
-    function = run()
-    assert function is not None, "whose calls are replayed has it"
-    return function(*leaves)
 
 
 def _mode(leaves: tuple[Any, ...]) -> Mode:

@@ -169,6 +169,8 @@ class _Tracer(fx.Tracer):
         facts = None
         if self._examples is not None and self._leaves is not None:
             facts = find_facts(graph, list(self._asked), self._examples, self.targets, self._leaves)
+        # Symbols hold the tracer, and it them: the call's tensors would wait for the garbage collector.
+        self._examples = self._leaves = None
         _erase_unused(graph, self._asked)
         sink_writes(graph)
         _bind_scalars(graph, _settle_numbers(graph))
