@@ -19,6 +19,10 @@ from fuser.tensor_desc import TensorDesc, describe
 __all__ = ["Ahead"]
 
 
+# Compilers take turns for some of their work: more threads make nothing faster.
+MAX_THREADS = 16
+
+
 class Ahead:
     """Plans calls of fusion nodes in threads, while other graphs are compiled; at the end of ``with`` all are planned.
 
@@ -32,7 +36,7 @@ class Ahead:
 
     def __enter__(self) -> Ahead:
         """Begin."""
-        self._pool = ThreadPoolExecutor(os.cpu_count(), "fuser-ahead")
+        self._pool = ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS), "fuser-ahead")
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:

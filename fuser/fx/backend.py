@@ -18,6 +18,7 @@ from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor import codecache
 from torch.compiler import config as compiler_config
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -162,6 +163,7 @@ def fuser_backend(
     # Both passes are one entry of the cache.
     with (
         ahead,
+        patch.object(codecache.CacheBase, "get_system", _describe_system),
         functorch_config.patch(bundled_autograd_cache=is_kept, force_non_lazy_backward_lowering=True),
         compiler_config.patch(cache_key_tag=_cache_tag(chosen["numerics"])),  # type: ignore[attr-defined]
     ):
@@ -189,6 +191,14 @@ def _cache_tag(numerics: str | None) -> str:
     """Return what a compiled graph depends on beside what AOTAutograd looks at: settings, and fuser itself."""
     key = config.code_key(numerics=numerics or config.numerics)
     return f"{compiler_config.cache_key_tag} fuser {_fingerprint()} {key}"
+
+
+@functools.cache
+def _describe_system() -> dict[str, Any]:
+    # Inductor's key has also which Triton there is: half a second to hash what nothing here depends on.
+    has_device = torch.cuda.is_available()
+    name = torch.cuda.get_device_name(torch.cuda.current_device()) if has_device else None
+    return {"hash": f"{name} {torch.version.cuda}"}
 
 
 @functools.cache
