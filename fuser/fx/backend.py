@@ -40,6 +40,7 @@ from fuser.fx.passes import Fuel, FusionPass
 from fuser.fx.products import pad_products
 from fuser.fx.scatters import mark_scatters, write_scatters_in_place
 from fuser.graph import FusionGroup
+from fuser.tuning.table import latest
 from fuser.warming.graphs import follow_graph
 
 __all__ = ["build_backend", "compile_graph", "fuser_backend"]
@@ -190,7 +191,7 @@ def _first_under(run: Callable[[list[Any]], Any], **settings: Any) -> Callable[[
 def _cache_tag(numerics: str | None) -> str:
     """Return what a compiled graph depends on beside what AOTAutograd looks at: settings, and fuser itself."""
     key = config.code_key(numerics=numerics or config.numerics)
-    return f"{compiler_config.cache_key_tag} fuser {_fingerprint()} {key}"
+    return f"{compiler_config.cache_key_tag} fuser {_fingerprint()} {key} {latest()}"
 
 
 @functools.cache
