@@ -224,6 +224,7 @@ class Otherwise:
         return Otherwise, (self.orders,)
 
 
+@functools.cache
 def _is_torchs(order: Order) -> bool:
     of_kind = replace(order, device=0)
     key = CacheKey.build(("dropout", *installation(torch.device("cuda", order.device)), str(of_kind)), ())
