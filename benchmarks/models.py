@@ -22,6 +22,7 @@ import fcntl
 import gc
 import json
 import math
+import multiprocessing
 import os
 import statistics
 import tempfile
@@ -162,6 +163,7 @@ def measure_model(name: str, dtype: torch.dtype, records: Record, options: argpa
             # The first time takes seconds.
             with profile(activities=[ProfilerActivity.CUDA]):
                 torch.cuda.synchronize()
+        prepare(model, inputs)
     missing = [item for item in options.contestant if not {"wall_ms", "error"} & {*records.get(item, ())}]
     for is_inductor in (False, True):
         runners: dict[str, Runner] = {}
@@ -183,15 +185,30 @@ def measure_model(name: str, dtype: torch.dtype, records: Record, options: argpa
 
 
 def measure_warm(name: str, dtype: torch.dtype, records: Record, options: argparse.Namespace) -> Iterator[None]:
-    """Compile a model in a process that finds caches on disk; yields when there is a new record."""
-    with turn(options.turns, fcntl.LOCK_SH):
-        model, inputs = make_model(name, dtype, find_device(), is_small=options.size == "small")
-        for contestant in (item for item in WARMED if item in options.contestant):
-            torch._dynamo.reset()
-            found = attempt(Runner(model, inputs, contestant).compile)
-            records.setdefault(contestant, {})["warm_step_s"] = found.get("first_step_s")
-            print(f"{name:12} {options.size:5} {contestant:16} warm {found}", flush=True)
-            yield
+    """Compile a model in a process of its own that finds caches on disk; yields when there is a new record."""
+    for contestant in (item for item in WARMED if item in options.contestant):
+        with turn(options.turns, fcntl.LOCK_SH), multiprocessing.get_context("spawn").Pool(1) as pool:
+            arguments = (name, dtype, contestant, options.size == "small", fuser.config.cache_dir)
+            found = attempt(partial(pool.apply, compile_alone, arguments))
+        records.setdefault(contestant, {})["warm_step_s"] = found.get("first_step_s")
+        print(f"{name:12} {options.size:5} {contestant:16} warm {found}", flush=True)
+        yield
+
+
+def compile_alone(name: str, dtype: torch.dtype, contestant: str, is_small: bool, cache_dir: str) -> Record:
+    """Compile a model as the first contestant of a process."""
+    fuser.config.cache_dir = cache_dir
+    model, inputs = make_model(name, dtype, find_device(), is_small=is_small)
+    prepare(model, inputs)
+    return attempt(Runner(model, inputs, contestant).compile)
+
+
+def prepare(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> None:
+    """Let happen what happens once in a process, whoever compiles: the device's libraries and Dynamo are loaded."""
+    Runner(model, inputs, "eager").compile()
+    x = torch.ones(8, device=find_device(), requires_grad=True)
+    torch.compile(torch.sin, backend="aot_eager")(x).sum().backward()
+    torch._dynamo.reset()
 
 
 def attempt(work: Callable[[], Record]) -> Record:

@@ -21,7 +21,7 @@ WIDTH, ROW, BOX, HEIGHT = 980, 62, 104, 26
 COLOURS = {
     "#dbeafe": "interface debug foreach fx jiterator jit_function reduction reduction_check differentiable",
     "#dcfce7": "autodiff route sharding flops",
-    "#fef9c3": "library executor launcher outputs planner report boxes arg_spec tensor_desc tuning sections "
+    "#fef9c3": "library executor kept_plans launcher outputs planner report boxes arg_spec tensor_desc tuning sections "
     "list_planner list_record",
     "#ffedd5": "compiler kernel_cache disk_cache dump file_lock fused_kernel cuda cpu list_text codegen geometry "
     "prelude",

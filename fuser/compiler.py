@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from functools import cache
 
-from fuser import log
+from fuser import counters, disk_cache, log
 from fuser.codegen import KernelSource, build_source
 from fuser.config import config
+from fuser.disk_cache import CacheKey
 from fuser.dump import dump
-from fuser.errors import CompilerFailedError, CompilerNotFoundError, NoCompileError, UnsupportedError
+from fuser.errors import CacheError, CompilerFailedError, CompilerNotFoundError, NoCompileError, UnsupportedError
 from fuser.fused_kernel import Backend, FusedKernel
 from fuser.graph import FusionGroup
 from fuser.kernel_cache import KernelStore, SpecCache
@@ -24,10 +25,12 @@ __all__ = [
     "has_host_compiler",
     "register",
     "registered",
+    "reload_kernel",
 ]
 
 _specs = SpecCache()
 _by_text: dict[str, KernelSpec] = {}
+_reloaded = KernelStore()
 
 
 def register(group: FusionGroup) -> KernelSpec:
@@ -91,6 +94,23 @@ def compile_kernel(spec: KernelSpec, args: ArgSpec, device_index: int | None) ->
         return kernel
 
     return _store(spec).get_or_compile((args, target), make)
+
+
+def reload_kernel(source: KernelSource, key: CacheKey) -> FusedKernel:
+    """Return a kernel that an earlier process kept on disk; the source's text is not asked for.
+
+    Raises:
+        CacheError: it is not there any more. As ``Backend.load``.
+    """
+
+    def load() -> FusedKernel:
+        payload = disk_cache.read(key)
+        if payload is None:
+            raise CacheError("a kernel is not in the cache any more")
+        counters.count("cache_hits")
+        return backend_for(source.dialect).load(source, key, payload)
+
+    return _reloaded.get_or_compile(key, load)
 
 
 def check_cuda_text(spec: KernelSpec, args: ArgSpec) -> None:

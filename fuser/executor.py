@@ -5,6 +5,7 @@ A call whose signature is known only allocates, packs and launches.
 
 from __future__ import annotations
 
+import math
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,24 +16,29 @@ from typing import Any, TypeAlias
 import torch
 
 from fuser import counters, log, planner
-from fuser.compiler import check_cuda_text, register
+from fuser.compiler import check_cuda_text, register, registered
 from fuser.config import config
 from fuser.errors import ArgumentError
 from fuser.fallback import Fallback, each_its_own
+from fuser.kept_plans import KeptPlan, keep_plan, restore_plan
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Launcher, Replayer, record_call, record_through
 from fuser.ops import WIDE_UNDER_AUTOCAST
 from fuser.outputs import check_out, finish_out
 from fuser.plan import Buffer, Plan, Step
-from fuser.planner import make_plan
+from fuser.planner import describe_values, make_plan
+from fuser.process import ignoring
 from fuser.resizing import find_resizer
 from fuser.sections import cut_around
-from fuser.tensor_desc import describe, name_input, read_number
+from fuser.tensor_desc import TensorDesc, describe, name_input, read_number
 from fuser.tuning.search import make_tuned
 
 __all__ = [
+    "kept_plans",
+    "plan_ahead",
     "read_scalars",
+    "restore_plans",
     "run_around",
     "run_fallback",
     "run_plain",
@@ -66,15 +72,7 @@ def run_planned(
     inputs = read_scalars(spec, inputs)
     described = tuple(describe(item, reads_address=True) for item in inputs)
     described_out = tuple(describe(item, reads_address=True) for item in out or ())
-    # Read before planning: a setting that another thread changes meanwhile makes the plan stale.
-    generation = config.generation
-    signature = (described, described_out, generation, torch.get_default_dtype())
-    plans = _plans.get(spec.key) or _plans.setdefault(spec.key, Lru())
-    plan = plans.get(signature)
-    if plan is None or plan.until < time.monotonic():
-        made = make_tuned(lambda: make_plan(spec, described, described_out), lambda: run_plain(spec, inputs))
-        plan = replace(made, generation=generation)
-        plans.put(signature, plan, config.max_plans)
+    plan = _find_plan(spec, described, described_out, lambda make: make_tuned(make, lambda: run_plain(spec, inputs)))
     if plan.fallback_reason:
         if plan.obstacle < 0:
             results = run_fallback(spec, inputs, plan.fallback_reason, out, is_expected=plan.is_expected)
@@ -106,6 +104,61 @@ def run_planned(
             # A record would take an ``out`` that is an input.
             return outputs, None
     return outputs, plan
+
+
+def _find_plan(
+    spec: KernelSpec,
+    described: tuple[TensorDesc, ...],
+    described_out: tuple[TensorDesc, ...] = (),
+    tune: Callable[[Callable[[], Plan]], Plan] = lambda make: make(),
+) -> Plan:
+    # Read before planning: a setting that another thread changes meanwhile makes the plan stale.
+    generation = config.generation
+    signature = (described, described_out, generation, torch.get_default_dtype())
+    plans = _plans.get(spec.key) or _plans.setdefault(spec.key, Lru())
+    plan = plans.get(signature)
+    if plan is None or plan.until < time.monotonic():
+        plan = replace(tune(lambda: make_plan(spec, described, described_out)), generation=generation)
+        plans.put(signature, plan, config.max_plans)
+    return plan
+
+
+def plan_ahead(spec: KernelSpec, described: Sequence[TensorDesc]) -> None:
+    """Plan a call that is to come, and compile what it will launch.
+
+    Args:
+        spec: a registered group's spec.
+        described: one per input of the group.
+
+    Raises:
+        As ``run``, for what the call will raise.
+    """
+    plan = _find_plan(spec, tuple(described))
+    if plan.obstacle >= 0:
+        values = describe_values(spec.group, described)
+        for part, read, _ in _cut_around(spec, plan.obstacle):
+            plan_ahead(part, [values[value] for value in read])
+
+
+def kept_plans(spec: KernelSpec) -> list[KeptPlan]:
+    """Return the plans of a group's calls, and of those that they are cut into, as later processes can have them."""
+    kept = []
+    for (inputs, out, generation, default_dtype), plan in _plans.get(spec.key, Lru[Plan]()).items():
+        if not out and generation == config.generation and plan.until == math.inf:
+            kept.append(KeptPlan(spec.text, inputs, default_dtype, keep_plan(plan)))
+            parts = _cut_around(spec, plan.obstacle) if plan.obstacle >= 0 else ()
+            kept += [item for part, _, _ in parts for item in kept_plans(part)]
+    return kept
+
+
+def restore_plans(kept: Sequence[KeptPlan]) -> None:
+    """Take the plans of an earlier process, which had the same settings; those that cannot be had are made again."""
+    for item in kept:
+        with ignoring(Exception):
+            plan, spec = replace(restore_plan(item.payload), generation=config.generation), registered(item.text)
+            if planner.can_fuse(plan.device.type):
+                signature = (item.inputs, (), plan.generation, item.default_dtype)
+                _plans.setdefault(spec.key, Lru()).put(signature, plan, config.max_plans)
 
 
 def _allocate(buffers: Sequence[Buffer], device: torch.device) -> list[torch.Tensor]:

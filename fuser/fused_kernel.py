@@ -12,6 +12,7 @@ from fuser import counters
 from fuser.codegen import Dialect, KernelSource
 from fuser.config import config
 from fuser.cxx.functor import Functor
+from fuser.disk_cache import CacheKey
 from fuser.dtypes import MAX_EXACT_INTEGER
 from fuser.errors import CompileError, Diagnostic, FunctorWarning, NoCompileError, point_at, suggest
 from fuser.geometry import Flat, Launch, launch_lists, pack_geometry
@@ -45,6 +46,8 @@ class FusedKernel(Protocol):
     """A loaded kernel. Threads may launch it at the same time."""
 
     source: KernelSource
+    # Under which its machine code is kept on disk.
+    key: CacheKey
     # Address of the function: a CUfunction, or ``void (const void* arguments, int threads)``.
     address: int
 
@@ -78,6 +81,13 @@ class Backend(Protocol):
             NoCompileError: it is not on disk, and ``config.no_compile`` is set.
         """
 
+    def load(self, source: KernelSource, key: CacheKey, payload: bytes) -> FusedKernel:
+        """Load the machine code of a source, whose text need not be known any more.
+
+        Raises:
+            CompilerNotFoundError, CompilerFailedError: it cannot be loaded here.
+        """
+
 
 class ArgumentPacker:
     """Packs one call's addresses and numbers into the argument struct of a kernel.
@@ -107,6 +117,12 @@ class ArgumentPacker:
     def template(self) -> bytes:
         """The words as bytes."""
         return struct.pack(f"={len(self.words)}q", *self.words)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_struct": self._struct.format}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _struct=struct.Struct(state["_struct"]))
 
     def pack(self, addresses: Sequence[int], numbers: Sequence[Any]) -> bytes:
         """Return the struct's bytes.

@@ -10,7 +10,7 @@ import copy
 import sys
 import threading
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fuser import counters
 from fuser.errors import CompileError, CompilerFailedError, FuserError, NoCompileError, UnsupportedError
@@ -143,6 +143,11 @@ class Lru(Generic[V]):
             self._entries[key] = entry
             while len(self._entries) > bound:
                 self._entries.pop(next(iter(self._entries)), None)
+
+    def items(self) -> list[tuple[Any, V]]:
+        """Return all entries, and what they are the entries of."""
+        with self._lock():
+            return list(self._entries.items())
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -33,7 +33,7 @@ from fuser.process import Lock
 from fuser.row_orders import torchs_order
 from fuser.tensor_desc import TensorDesc
 
-__all__ = ["OrderCase", "is_kept"]
+__all__ = ["OrderCase", "find_verdict", "installation", "is_kept"]
 
 # How many rows are compared, at least as many as it takes for the schedule to be the same.
 ROWS = (3, 8, 33, 128, 512, 600, 1024, 2048, 4096)
@@ -53,7 +53,8 @@ _NARROW = (torch.float16, torch.bfloat16)
 # Orders of sums of squares, whose differences results of 16 bits hide.
 _HIDDEN = ("norm", "welford")
 
-_lock = Lock()
+# Each is held while its case is compared.
+_locks: dict[CacheKey, Lock] = {}
 _verdicts: dict[CacheKey, bool] = {}
 
 Run = Callable[[KernelSpec, list[Any]], Sequence[torch.Tensor]]
@@ -73,17 +74,12 @@ class OrderCase:
 
     def cache_key(self) -> CacheKey:
         """Under which the verdict is kept: of sizes, only the length of rows is part of it."""
-        device: tuple[str, ...] = ("cpu", torch.backends.cpu.get_cpu_capability(), str(torch.get_num_threads()))
-        if self.device.type == "cuda":
-            properties: Any = torch.cuda.get_device_properties(self.device)
-            device = (properties.name, str((properties.major, properties.minor)), str(properties.multi_processor_count))
         form = replace(self.function, reduction=None) if self.function.reduction else self.function
         # What has several steps may have another kernel from any length on, and for any sizes that make it.
         sizes = self._reduced_sizes()
         length = str(sizes) if self.function.is_composite else str((math.prod(sizes) - 1).bit_length())
         kind = (repr(form), str([item.dtype for item in self.tensors]), str(tuple(map(_kind_of, self.orders))))
-        version = (__version__, torch.__version__, str(torch.version.cuda))
-        return CacheKey.build(("order", *version, *device, *kind, length), ())
+        return CacheKey.build(("order", *installation(self.device), *kind, length), ())
 
     def forms(self) -> Iterator[OrderCase]:
         """Give the op, and one with results that hide nothing where its own do and no row's come to little."""
@@ -184,6 +180,15 @@ class OrderCase:
         ]
 
 
+def installation(device: torch.device) -> tuple[str, ...]:
+    """Return what torch's orders may depend on beside what is computed: the versions, and the device."""
+    versions = (__version__, torch.__version__, str(torch.version.cuda))
+    if device.type != "cuda":
+        return (*versions, "cpu", torch.backends.cpu.get_cpu_capability(), str(torch.get_num_threads()))
+    found: Any = torch.cuda.get_device_properties(device)
+    return (*versions, found.name, str((found.major, found.minor)), str(found.multi_processor_count))
+
+
 def is_kept(case: OrderCase, run: Run) -> bool:
     """Return whether kernels have torch's bits.
 
@@ -194,25 +199,32 @@ def is_kept(case: OrderCase, run: Run) -> bool:
     Raises:
         CaptureError: nobody knows yet, and a CUDA graph is being captured: nothing can be compared now.
     """
-    key = case.cache_key()
-    with _lock():
-        verdict = _verdicts.get(key)
-    if verdict is None:
-        payload = disk_cache.read(key)
-        verdict = payload == b"1" if payload in (b"0", b"1") else None
-    if verdict is None:
+
+    def compare() -> bool:
         if case.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             name = case.function.name
             raise CaptureError(f"{name!r} was not compared with torch's kernel before this CUDA graph: call it once")
-        try:
-            verdict = _compare(case, run)
-        except (NoCompileError, torch.OutOfMemoryError):
-            # Nobody knows: torch's kernel serves, this time.
-            return False
+        verdict = _compare(case, run)
         log.say("order", f"{case.function.name}, {case.tensors}, {case.orders}: {'kept' if verdict else 'another one'}")
-        disk_cache.write(key, b"1" if verdict else b"0")
-    with _lock():
-        return _verdicts.setdefault(key, verdict)
+        return verdict
+
+    try:
+        return find_verdict(case.cache_key(), compare)
+    except (NoCompileError, torch.OutOfMemoryError):
+        # Nobody knows: torch's kernel serves, this time.
+        return False
+
+
+def find_verdict(key: CacheKey, compare: Callable[[], bool]) -> bool:
+    """Return what a comparison with torch came to: once made, it is kept in memory and on disk."""
+    if key not in _verdicts:
+        with _locks.setdefault(key, Lock())():
+            payload = b"" if key in _verdicts else disk_cache.read(key)
+            if key not in _verdicts and payload not in (b"0", b"1"):
+                payload = b"1" if compare() else b"0"
+                disk_cache.write(key, payload)
+            _verdicts.setdefault(key, payload == b"1")
+    return _verdicts[key]
 
 
 def _compare(case: OrderCase, run: Run) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -64,8 +64,6 @@ class Step:
     kernel: FusedKernel
     launch: Launch
     packer: ArgumentPacker
-    # Launches with packed arguments; ``start`` does so in sight of profilers.
-    run: Callable[[bytes], None]
     # In the order of the kernel's operands: what is written, as indices into the call's outputs and, after them, its
     # temporaries; what is read, into its inputs and, after them, all that can be written; inputs passed by value.
     outputs: tuple[int, ...]
@@ -73,6 +71,13 @@ class Step:
     numbers: tuple[int, ...]
     # What profilers call it.
     name: str
+    # The GPU that it runs on.
+    device_index: int
+    # Launches with packed arguments; ``start`` does so in sight of profilers.
+    run: Callable[[bytes], None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "run", self.kernel.bind(self.launch, self.device_index))
 
     def start(self, arguments: bytes) -> None:
         """Launch with packed arguments, as an event of torch's profiler (a range of NVTX) where that is on."""

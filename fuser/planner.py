@@ -54,6 +54,8 @@ from fuser.tuning.table import tuned
 __all__ = [
     "FlatCall",
     "can_fuse",
+    "compile_ahead",
+    "describe_values",
     "find_texts",
     "make_plan",
     "plan_flat",
@@ -121,6 +123,26 @@ def make_plan(
         if not allow_fallback or not is_internal(error):
             raise
         return _plan_fallback(spec, device, report(spec, inputs, error))
+
+
+def compile_ahead(spec: KernelSpec, inputs: Sequence[TensorDesc]) -> None:
+    """Compile what a call will launch if torch has the orders that are expected; arguments as in ``make_plan``.
+
+    Raises:
+        As ``make_plan``, without a fallback.
+    """
+    layouts = infer_layouts(spec.group, value_layouts(inputs))
+    _plan_kernels(spec, inputs, (), common_device(spec.group, inputs), layouts, trusts_orders=True)
+
+
+def describe_values(group: FusionGroup, inputs: Sequence[TensorDesc]) -> list[TensorDesc]:
+    """Return what the values of a group are in a call: its inputs, then what its applications make.
+
+    Raises:
+        UnsupportedError: an application has no dtype for them.
+    """
+    layouts = infer_layouts(group, value_layouts(inputs))
+    return [item.desc for item in _describe_values(group, inputs, common_device(group, inputs), layouts)]
 
 
 def find_texts(spec: KernelSpec, inputs: Sequence[TensorDesc]) -> list[tuple[KernelSpec, ArgSpec]]:
@@ -575,10 +597,10 @@ def _compile(
     return Step(
         kernel=kernel,
         launch=launch,
-        run=kernel.bind(launch, device.index or 0),
         packer=ArgumentPacker(kernel.source, part.space),
         outputs=tuple(places),
         inputs=tuple(read[operand.index] for operand in kernel.source.operands if not operand.is_output),
         numbers=tuple(read[index] for index, _ in kernel.source.numbers),
         name=event_name(part.spec.group),
+        device_index=device.index or 0,
     )

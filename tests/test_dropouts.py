@@ -15,6 +15,7 @@ from graph_checks import compare, trace
 from torch import nn
 
 import fuser
+from fuser import order_check
 from fuser.fx import dropouts
 from fuser.fx.dropouts import keep_function
 
@@ -192,8 +193,10 @@ def test_cuda_graphs_draw_anew_in_each_replay() -> None:
 
 @pytest.mark.cuda
 def test_another_order_than_torchs_is_found_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Of float16, whose orders no other test keeps in memory with this vector.
     monkeypatch.setattr(dropouts, "_find_vector", lambda numel, itemsize: 4)
+    monkeypatch.setattr(order_check, "_verdicts", {})
+    monkeypatch.setattr(order_check.disk_cache, "read", lambda key: None)
+    monkeypatch.setattr(order_check.disk_cache, "write", lambda key, payload: None)
     dropouts._is_torchs.cache_clear()
     module, x = Block().to("cuda", torch.float16), draw((512, 64), torch.float16).cuda().requires_grad_()
     try:

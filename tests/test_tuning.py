@@ -209,7 +209,9 @@ def test_a_winner_is_used_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         with tunings.use(candidate, winner):
             assert tunings.tuned(spec, args, "GPU").tuning == winner
         assert tunings.tuned(spec, args, "GPU") == args
+        before = tunings.latest()
         tunings.keep(candidate, winner)
+        assert tunings.latest() not in {before, ""}, "graphs that are kept have plans without it"
         assert tunings.is_known(candidate)
         assert tunings.tuned(spec, args, "GPU").tuning == winner
         assert tunings.tuned(spec, args, "another GPU") == args

@@ -91,7 +91,23 @@ class CpuBackend:
             compiler = find_compiler(config.cxx)
             maker = (*compiler.command, compiler.version, *compiler.files, *kernel_flags(compiler, source))
         key = CacheKey.build(("cpu", __version__, target, source.numerics, source.text), maker)
-        return load_or_make(key, lambda: build_image(source), lambda image: _load(source, image))
+
+        def load(image: bytes) -> CpuKernel:
+            dump(source, {"kernel.so": image})
+            return self.load(source, key, image)
+
+        return load_or_make(key, lambda: build_image(source), load)
+
+    def load(self, source: KernelSource, key: CacheKey, payload: bytes) -> CpuKernel:
+        """Load a shared object."""
+        try:
+            return CpuKernel(source, key, payload)
+        except (OSError, AttributeError) as error:
+            if is_of_signal_handler(error):
+                raise
+            # The loader's errors begin with a path.
+            said = str(error).partition(": ")[2] or str(error)
+            raise CompilerFailedError(f"the shared object cannot be loaded: {said}") from error
 
 
 def find_compiler(command: str | None) -> Compiler:
@@ -207,18 +223,6 @@ def parse_gcc_log(log: str) -> list[Diagnostic]:
         if is_of_text[severity]:
             found.append(Diagnostic(label, int(row), int(column), severity.removeprefix("fatal "), message))
     return found
-
-
-def _load(source: KernelSource, image: bytes) -> CpuKernel:
-    dump(source, {"kernel.so": image})
-    try:
-        return CpuKernel(source, image)
-    except (OSError, AttributeError) as error:
-        if is_of_signal_handler(error):
-            raise
-        # The loader's errors begin with a path.
-        said = str(error).partition(": ")[2] or str(error)
-        raise CompilerFailedError(f"the shared object cannot be loaded: {said}") from error
 
 
 def build_image(source: KernelSource) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from fuser import counters
 from fuser.codegen import KERNEL_NAME, KernelSource
-from fuser.disk_cache import scratch_folder
+from fuser.disk_cache import CacheKey, scratch_folder
 from fuser.geometry import Flat, Launch
 from fuser.layout import IterationSpace
 from fuser.process import ignoring, openmp_threads
@@ -25,8 +25,9 @@ _loaded = itertools.count(1)
 class CpuKernel:
     """Implements FusedKernel. Calls release the GIL."""
 
-    def __init__(self, source: KernelSource, image: bytes) -> None:
+    def __init__(self, source: KernelSource, key: CacheKey, image: bytes) -> None:
         self.source = source
+        self.key = key
         # Keeps the shared object loaded as long as the kernel lives.
         self._library = _load(image, f"fuser {', '.join(functor.entry for functor in source.functors)}")
         self._function = getattr(self._library, KERNEL_NAME)

@@ -52,14 +52,20 @@ class CudaBackend:
                 "same call once, or call warmup() of a function made by fuser.fuse"
             )
 
+        key = _cache_key(source, target)
+
         def load(cubin: bytes) -> CudaKernel:
             dump(source, {"kernel.cubin": cubin})
-            try:
-                return CudaKernel(source, load_kernel(cubin, KERNEL_NAME))
-            except ImportError as error:
-                raise CompilerNotFoundError(f"CUDA kernels need cuda-python: {error}") from error
+            return self.load(source, key, cubin)
 
-        return load_or_make(_cache_key(source, target), lambda: compile_cubin(source, target), load)
+        return load_or_make(key, lambda: compile_cubin(source, target), load)
+
+    def load(self, source: KernelSource, key: CacheKey, payload: bytes) -> CudaKernel:
+        """Load machine code."""
+        try:
+            return CudaKernel(source, load_kernel(payload, KERNEL_NAME), key)
+        except ImportError as error:
+            raise CompilerNotFoundError(f"CUDA kernels need cuda-python: {error}") from error
 
 
 def compile_cubin(source: KernelSource, target: str, resources: io.StringIO | None = None) -> bytes:

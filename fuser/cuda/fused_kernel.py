@@ -13,6 +13,7 @@ import torch
 from fuser import counters
 from fuser.codegen import KernelSource
 from fuser.cuda.nvrtc import LoadedKernel
+from fuser.disk_cache import CacheKey
 from fuser.geometry import Flat, Launch, launch_shape
 from fuser.kernel_spec import MAX_LONE_ARGUMENT_BYTES
 from fuser.layout import IterationSpace
@@ -28,10 +29,11 @@ FREE_SHARED_BYTES = 24 << 10
 class CudaKernel:
     """Implements FusedKernel. The library handle belongs to no context, so one kernel serves every device."""
 
-    def __init__(self, source: KernelSource, kernel: LoadedKernel) -> None:
+    def __init__(self, source: KernelSource, kernel: LoadedKernel, key: CacheKey) -> None:
         from cuda.bindings import driver  # noqa: PLC0415 - importing fuser must not import CUDA
 
         self.source = source
+        self.key = key
         # It lives as long as this.
         self._kernel = kernel
         self.address = kernel.address

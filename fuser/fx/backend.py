@@ -18,6 +18,7 @@ from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor import codecache
 from torch.compiler import config as compiler_config
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -25,6 +26,7 @@ from fuser import library
 from fuser.compiler import registered
 from fuser.config import config
 from fuser.errors import ArgumentError
+from fuser.fx.ahead import Ahead
 from fuser.fx.buffers import (
     copy_together,
     drop_unread_statistics,
@@ -43,13 +45,25 @@ from fuser.fx.passes import Fuel, FusionPass
 from fuser.fx.products import pad_products
 from fuser.fx.scatters import mark_scatters, write_scatters_in_place
 from fuser.graph import FusionGroup
+from fuser.tuning.table import latest
 from fuser.warming.graphs import follow_graph
 
 __all__ = ["build_backend", "compile_graph", "fuser_backend"]
 
 
-def compile_graph(graph_module: fx.GraphModule, numerics: str | None = None, fuel: Fuel | None = None) -> FlatGraph:
+def compile_graph(
+    graph_module: fx.GraphModule,
+    numerics: str | None = None,
+    fuel: Fuel | None = None,
+    ahead: Ahead | None = None,
+) -> FlatGraph:
     """Compile one ATen graph (forward or backward) of AOTAutograd: substitute fusion nodes, run the rest eagerly.
+
+    Args:
+        graph_module: is changed.
+        numerics: as in FusionPass.
+        fuel: likewise.
+        ahead: plans the calls of the fusion nodes; None: the first call does.
 
     Returns:
         A function of a list of arguments, which it empties.
@@ -62,16 +76,18 @@ def compile_graph(graph_module: fx.GraphModule, numerics: str | None = None, fue
     orders = tuple(dict.fromkeys(item.order for item in dropouts if item.order))
     as_it_was = fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph)) if orders else None
     open_dropouts(dropouts, beside_reductions=(numerics or config.numerics) == "strict")
-    made = flatten(_fuse(graph_module, numerics, fuel))
+    made = flatten(_fuse(graph_module, numerics, fuel, ahead))
     if as_it_was is None:
         return made
-    return made.unless(Otherwise(orders), flatten(_fuse(as_it_was, numerics, fuel)))
+    return made.unless(Otherwise(orders), flatten(_fuse(as_it_was, numerics, fuel, ahead)))
 
 
-def _fuse(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | None) -> fx.GraphModule:
+def _fuse(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | None, ahead: Ahead | None) -> fx.GraphModule:
     fuse_lists(graph_module, numerics, fuel)
     mark_scatters(graph_module.graph)
     FusionPass(numerics=numerics, fuel=fuel)(graph_module)
+    if ahead is not None:
+        ahead.add(graph_module)
     write_scatters_in_place(graph_module)
     write_statistics_in_place(graph_module)
     write_results_in_place(graph_module)
@@ -126,8 +142,12 @@ def fuser_backend(
     graphs = CudaGraphs() if chosen["cuda_graphs"] else None
     fuel = None if chosen["fuel"] is None else Fuel(chosen["fuel"])
 
+    # A search for the fastest tuning needs the tensors of a call.
+    is_tuned = config.autotune if chosen["autotune"] is None else chosen["autotune"]
+    ahead = Ahead()
+
     def compile_flat(graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
-        run = compile_graph(graph, chosen["numerics"], fuel)
+        run = compile_graph(graph, chosen["numerics"], fuel, None if is_tuned else ahead)
         return run if chosen["autotune"] is None else _first_under(run, autotune=chosen["autotune"])
 
     def compile_as(kind: str) -> Callable[..., Any]:
@@ -135,8 +155,12 @@ def fuser_backend(
             if graphs is None or not any(isinstance(item, torch.Tensor) and item.is_cuda for item in inputs):
                 run = compile_flat(graph)
                 follow_graph(run, inputs)
-                return run
-            return graphs.wrap(graph, inputs, compile_flat, kind)
+            else:
+                run = graphs.wrap(graph, inputs, compile_flat, kind)
+            if kind != "forward":
+                # The last one: what is kept now has its plans.
+                ahead.wait()
+            return run
 
         return compile_pass if not is_kept else SerializableAOTDispatchCompiler(FlatGraph, compile_pass)  # type: ignore[arg-type]
 
@@ -145,6 +169,8 @@ def fuser_backend(
     backend = build_backend(compile_as, chosen["numerics"])
     # Both passes are one entry of the cache.
     with (
+        ahead,
+        patch.object(codecache.CacheBase, "get_system", _describe_system),
         functorch_config.patch(bundled_autograd_cache=is_kept, force_non_lazy_backward_lowering=True),
         compiler_config.patch(cache_key_tag=_cache_tag(chosen["numerics"])),  # type: ignore[attr-defined]
     ):
@@ -171,7 +197,15 @@ def _first_under(run: Callable[[list[Any]], Any], **settings: Any) -> Callable[[
 def _cache_tag(numerics: str | None) -> str:
     """Return what a compiled graph depends on beside what AOTAutograd looks at: settings, and fuser itself."""
     key = config.code_key(numerics=numerics or config.numerics)
-    return f"{compiler_config.cache_key_tag} fuser {_fingerprint()} {key}"
+    return f"{compiler_config.cache_key_tag} fuser {_fingerprint()} {key} {latest()}"
+
+
+@functools.cache
+def _describe_system() -> dict[str, Any]:
+    # Inductor's key has also which Triton there is: half a second to hash what nothing here depends on.
+    has_device = torch.cuda.is_available()
+    name = torch.cuda.get_device_name(torch.cuda.current_device()) if has_device else None
+    return {"hash": f"{name} {torch.version.cuda}"}
 
 
 @functools.cache

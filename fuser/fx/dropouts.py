@@ -19,11 +19,13 @@ import torch
 from torch import fx
 
 from fuser.cxx.functor import parse_functor
+from fuser.disk_cache import CacheKey
 from fuser.function import Function, Isolation
 from fuser.fx.nodes import IS_APART, may_alias
 from fuser.jit_function import JitFunction
 from fuser.layout import Shape, Strides
 from fuser.ops import IS_NUMBER
+from fuser.order_check import find_verdict, installation
 
 __all__ = ["Dropout", "Order", "Otherwise", "find_dropouts", "find_obstacle", "open_dropouts"]
 
@@ -144,8 +146,10 @@ def _compute_mask(item: Dropout, order: Order, x: fx.Node) -> fx.Node:
     graph, numel = item.node.graph, x.meta["val"].numel()
     drawn = graph.call_function(draw_dropout, (order.device, order.numbers(numel)))
     key, first = (graph.call_function(operator.getitem, (drawn, slot)) for slot in (0, 1))
-    for number in (drawn, key, first):
-        number.meta[IS_NUMBER] = True
+    drawn.meta[IS_NUMBER] = True
+    for number in (key, first):
+        # Some number, for whoever plans ahead.
+        number.meta |= {IS_NUMBER: True, "val": 0}
     numbers: dict[str, Any] = {"key": key, "first": first, "threads": order.threads(numel), "chance": item.chance}
     return graph.call_function(keep_function(order.vector), (x,), numbers)
 
@@ -224,6 +228,12 @@ class Otherwise:
 
 @functools.cache
 def _is_torchs(order: Order) -> bool:
+    of_kind = replace(order, device=0)
+    key = CacheKey.build(("dropout", *installation(torch.device("cuda", order.device)), str(of_kind)), ())
+    return find_verdict(key, lambda: _is_drawn_as_torch(order))
+
+
+def _is_drawn_as_torch(order: Order) -> bool:
     # Each thread has several turns, the last of which not all threads have. Sizes with vectors like these, and with the
     # widest: how many elements lie side by side is part of the order.
     numel = (2 * order.threads(_MAX_ELEMENTS) * max(order.vector, _NUMBERS) + _BLOCK + 1) * order.vector

@@ -11,7 +11,7 @@ import itertools
 import linecache
 import pickle
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,10 @@ from torch import fx
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 from torch._inductor.output_code import OutputCode
 
+from fuser.executor import kept_plans, restore_plans
 from fuser.fx.flat_text import write_flat
+from fuser.fx.passes import FusionCall
+from fuser.kept_plans import KeptPlan
 
 __all__ = ["FlatGraph", "flatten"]
 
@@ -57,7 +60,9 @@ class FlatGraph(OutputCode):
         return FlatGraph(source, {**self.objects, "is_other": is_other, "other": other})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _load, (self.source, {name: _OperatorName.of(value) for name, value in self.objects.items()})
+        specs = {value.text: value.spec for value in self.objects.values() if isinstance(value, FusionCall)}
+        kept = [item for spec in specs.values() for item in kept_plans(spec)]
+        return _load, (self.source, {name: _OperatorName.of(value) for name, value in self.objects.items()}, kept)
 
     def __copy__(self) -> FlatGraph:
         # Nothing of it changes.
@@ -93,8 +98,9 @@ class _OperatorName(NamedTuple):
         return getattr(getattr(getattr(torch.ops, space), name), self.overload)
 
 
-def _load(source: str, kept: dict[str, Any]) -> FlatGraph:
-    return FlatGraph(source, {name: x.find() if isinstance(x, _OperatorName) else x for name, x in kept.items()})
+def _load(source: str, objects: dict[str, Any], plans: Sequence[KeptPlan]) -> FlatGraph:
+    restore_plans(plans)
+    return FlatGraph(source, {name: x.find() if isinstance(x, _OperatorName) else x for name, x in objects.items()})
 
 
 def _find_quickest(value: Any) -> Any:

@@ -449,9 +449,16 @@ def _is_returned(node: fx.Node, inside: Mapping[fx.Node, Any]) -> bool:
 
 def _find_remade(graph: fx.Graph, in_parts: Collection[fx.Node]) -> dict[fx.Node, OpCall]:
     # Tensors of numbers alone, and views that groups alone read: they cost nothing there.
-    calls = {node: bind_node(node) for node in graph.nodes if node not in in_parts and node.op == "call_function"}
+    calls: dict[fx.Node, OpCall | None] = {}
+    rest = [source for node in in_parts for source in node.all_input_nodes]
+    while rest:
+        node = rest.pop()
+        if node not in calls and node not in in_parts and node.op == "call_function":
+            call = calls[node] = bind_node(node)
+            rest += node.all_input_nodes if call is not None and call.is_view else ()
     inner: set[fx.Node] = set()
-    for node, call in reversed(calls.items()):
+    for node in reversed(graph.nodes):
+        call = calls.get(node)
         is_read = all(user in in_parts or user in inner for user in node.users)
         if call is not None and call.is_view and isinstance(call.tensors[0], fx.Node) and is_read:
             inner.add(node)

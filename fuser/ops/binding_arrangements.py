@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from fuser.layout import Shape, Strides
 from fuser.ops.arrangements import (
     arange_function,
     arrange,
@@ -92,12 +94,17 @@ def _view(x: Any, name: str, *arguments: Any) -> OpCall | None:
     flat = [one for item in frozen for one in (item if isinstance(item, tuple) else (item,))]
     if value is None or not value.dim() or not all(one is None or type(one) is int for one in flat):
         return None
-    looked = torch.empty_strided(value.shape, value.stride(), dtype=torch.int8, device="meta")
+    rank = _rank_seen(name, frozen, tuple(value.shape), value.stride())
+    return OpCall(seen_through(name, frozen, rank), (x,)) if rank else None
+
+
+@functools.lru_cache(4096)
+def _rank_seen(name: str, frozen: tuple[Any, ...], shape: Shape, strides: Strides) -> int:
+    # Of a view; 0 where torch refuses it. The layers of a model have the same ones.
     try:
-        made = arrange((name, frozen), looked)
+        return arrange((name, frozen), torch.empty_strided(shape, strides, dtype=torch.int8, device="meta")).dim()
     except (RuntimeError, IndexError):
-        return None
-    return OpCall(seen_through(name, frozen, made.dim()), (x,)) if made.dim() else None
+        return 0
 
 
 def _static(x: Any) -> torch.Tensor | None:

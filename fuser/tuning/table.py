@@ -6,6 +6,7 @@ A tuning changes how fast a kernel is and never what it returns, so that threads
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -17,12 +18,13 @@ from fuser.disk_cache import CacheKey
 from fuser.kernel_spec import ArgSpec, KernelSpec
 from fuser.process import Lock
 
-__all__ = ["Candidate", "candidates", "is_known", "keep", "record", "tuned", "use"]
+__all__ = ["Candidate", "candidates", "is_known", "keep", "latest", "record", "tuned", "use"]
 
 BLOCKS = (128, 256, 512)
 UNROLLS = (1, 2, 4)
 TILES = (32, 64)
 
+_LATEST = CacheKey.build(("latest tuning",), ())
 _lock = Lock()
 # What searches found, what the disk holds (None: nothing), and what a search tries just now.
 _known: dict[Candidate, Tuning | None] = {}
@@ -74,6 +76,12 @@ def keep(candidate: Candidate, tuning: Tuning) -> None:
     with _lock():
         _known[candidate] = tuning
     disk_cache.write(candidate.cache_key, json.dumps(asdict(tuning)).encode())
+    disk_cache.write(_LATEST, os.urandom(8))
+
+
+def latest() -> str:
+    """Return what is another text after each search: what was planned before may have other tunings."""
+    return (disk_cache.read(_LATEST) or b"").hex()
 
 
 @contextmanager

@@ -1,0 +1,94 @@
+"""Kernels of compiled graphs are planned and compiled before the graphs are called, side by side."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import fuser
+from fuser import executor, order_check
+from fuser.disk_cache import CacheKey
+
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fresh_dynamo")]
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Names of the threads in which calls were planned; with an empty cache of graphs."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    found: list[str] = []
+    make_plan = executor.make_plan
+
+    def note(*args: Any, **kwargs: Any) -> Any:
+        found.append(threading.current_thread().name)
+        return make_plan(*args, **kwargs)
+
+    monkeypatch.setattr(executor, "make_plan", note)
+    return found
+
+
+def chain(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Three groups, two of them equal."""
+    for _ in range(2):
+        x = torch.relu(x + 0.25) * x @ weight
+    return x * x - 2
+
+
+def test_every_call_is_planned_once_and_ahead(planned: list[str]) -> None:
+    x, weight = torch.randn(6, 8), torch.randn(8, 8)
+    compiled = torch.compile(chain, backend="fuser", fullgraph=True)
+    with torch.no_grad():
+        assert torch.equal(compiled(x, weight), chain(x, weight))
+    assert len(planned) == 2
+    assert all(name.startswith("fuser-ahead") for name in planned)
+
+
+def test_sizes_that_are_not_known_are_planned_by_their_calls(planned: list[str]) -> None:
+    weight = torch.randn(8, 8)
+    compiled = torch.compile(chain, backend="fuser", dynamic=True)
+    with torch.no_grad():
+        for rows in (6, 7):
+            x = torch.randn(rows, 8)
+            assert torch.equal(compiled(x, weight), chain(x, weight))
+    assert planned
+    assert not any(name.startswith("fuser-ahead") for name in planned)
+
+
+def test_an_error_is_the_calls() -> None:
+    wrong = fuser.create_jit_fn("template <typename T> T wrong(T x) { return x + nothing; }")
+    x = torch.ones(3)
+    with pytest.raises(fuser.errors.CompileError) as eager:
+        wrong(x)
+    fuser.clear_failures()
+    with pytest.raises(fuser.errors.CompileError) as compiled:
+        torch.compile(lambda x: wrong(x).sin(), backend="fuser")(x)
+    assert "nothing" in str(eager.value)
+    assert compiled.value.diagnostics == eager.value.diagnostics
+
+
+def test_an_order_is_compared_by_one_of_the_threads_that_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+
+    def compare(*_: object) -> bool:
+        compared.append(threading.current_thread().name)
+        time.sleep(0.05)
+        return True
+
+    monkeypatch.setattr(order_check, "_compare", compare)
+    monkeypatch.setattr(order_check, "_verdicts", {})
+    key = CacheKey("0" * 64, None)
+    case: Any = SimpleNamespace(
+        cache_key=lambda: key, device=torch.device("cpu"), function=SimpleNamespace(name="sum"), tensors=(), orders=()
+    )
+    threads = [threading.Thread(target=order_check.is_kept, args=(case, None)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(compared) == 1
