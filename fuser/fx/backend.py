@@ -26,7 +26,7 @@ from fuser.compiler import registered
 from fuser.config import config
 from fuser.errors import ArgumentError
 from fuser.fx.buffers import copy_together, drop_unread_statistics, write_statistics_in_place
-from fuser.fx.convolution_biases import add_biases_apart
+from fuser.fx.convolution_biases import add_biases_apart, sum_biases_apart
 from fuser.fx.cuda_graphs import CudaGraphs
 from fuser.fx.dropouts import Otherwise, find_dropouts, open_dropouts
 from fuser.fx.flat import FlatGraph, flatten
@@ -52,6 +52,7 @@ def compile_graph(graph_module: fx.GraphModule, numerics: str | None = None, fue
     if (numerics or config.numerics) == "fast":
         pad_products(graph_module.graph)
     add_biases_apart(graph_module.graph)
+    sum_biases_apart(graph_module.graph)
     dropouts = find_dropouts(graph_module.graph)
     orders = tuple(dict.fromkeys(item.order for item in dropouts if item.order))
     as_it_was = fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph)) if orders else None
