@@ -14,7 +14,7 @@ from fuser.compiler import register
 from fuser.cxx.functor import parse_functor
 from fuser.dtypes import plain_number
 from fuser.errors import ArgumentError, GradientError, describe_type, shows_users_frames, suggest
-from fuser.executor import warm_up
+from fuser.executor import try_to_compile
 from fuser.fallback import Fallback
 from fuser.function import Function, HandWritten
 from fuser.graph import FusionGroup, GroupBuilder
@@ -25,10 +25,13 @@ from fuser.ops import index_function
 from fuser.outputs import finish_traced_out
 from fuser.route import Route, call_anew, find_route, has_derivative
 from fuser.tensor_desc import read_number
+from fuser.warming.symbolic import warm_up
 
 __all__ = ["JitFunction", "Number", "R", "check_scalar"]
 
-PUBLIC = ("check", "defaults", "function", "index", "scalar_names", "signature", "source", "spec", "tensor_names")
+PUBLIC = (
+    "check", "defaults", "function", "index", "scalar_names", "signature", "source", "spec", "tensor_names", "warmup"
+)  # fmt: skip
 
 # What a call returns: a tensor, or a tuple of them.
 if TYPE_CHECKING:
@@ -219,9 +222,19 @@ class JitFunction(Replayer, Generic[R]):
         sample = [torch.empty(2, 2, dtype=dtype, device="meta") for _ in range(count)]
         where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         spec = self.spec(count)
-        warm_up(spec, [*sample, *scalars], where, allow_fallback=False)
+        try_to_compile(spec, [*sample, *scalars], where)
         for name, obstacle in Fallback(spec.group).obstacles:
             warnings.warn(f"{name!r} has no eager version: {obstacle}", stacklevel=2)
+
+    @shows_users_frames
+    def warmup(self, *tensors: Any, dynamic_shapes: Any = None, backward: bool = False, **scalars: Any) -> None:
+        """Compile the kernels that calls need, without launching any; arguments as ``FusedFunction.warmup`` has them.
+
+        Raises:
+            ArgumentError: ``dynamic_shapes`` does not fit. Else as calls.
+        """
+        names = [*self.tensor_names]
+        warm_up(self, tensors, scalars, names=names, dynamic_shapes=dynamic_shapes, backward=backward)
 
     def with_tensors(self, names: tuple[str, ...]) -> JitFunction:
         """Return this function with some scalars as tensors, which take no part in promotion."""

@@ -27,6 +27,7 @@ __all__ = [
     "merge_inputs",
     "needs_operator",
     "replay_operator",
+    "run_fake",
     "split_inputs",
 ]
 
@@ -76,10 +77,11 @@ def _launcher_of(group: str) -> Replayer:  # noqa: ARG001
 
 def fake_operator(group: str, *inputs: Any) -> list[torch.Tensor]:
     """Return empty tensors of the dtypes, shapes and strides the group gives; sizes may be symbolic."""
-    return _run_fake(registered(group), merge_inputs(*inputs))
+    return run_fake(registered(group), merge_inputs(*inputs))
 
 
-def _run_fake(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
+def run_fake(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
+    """As ``fake_operator``, of a registered group's spec."""
     group = spec.group
     described = [describe(item) for item in inputs]
     device = common_device(group, described)
@@ -88,7 +90,7 @@ def _run_fake(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
     except UnsupportedError as error:
         if len(group.applications) == 1:
             return Fallback(group).run(inputs, str(error))
-        return run_around(spec, error.application, inputs, _run_fake)
+        return run_around(spec, error.application, inputs, run_fake)
     layouts = infer_layouts(group, value_layouts(described))
     return [
         torch.empty_strided(layouts[value].shape, layouts[value].strides, dtype=typing.values[value], device=device)

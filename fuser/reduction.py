@@ -199,6 +199,23 @@ class ReductionFunction:
         tried = check_reduction(self.function, scalars)
         self.along().check(device=device, dtype=dtype or tried)
 
+    @shows_users_frames
+    def warmup(
+        self,
+        *tensors: Any,
+        dim: Any = None,
+        keepdim: bool = False,
+        dynamic_shapes: Any = None,
+        backward: bool = False,
+        **scalars: Any,
+    ) -> None:
+        """Compile the kernels that calls need, without launching any; arguments as ``FusedFunction.warmup`` has them.
+
+        Raises:
+            ArgumentError: ``dynamic_shapes`` does not fit. Else as calls.
+        """
+        self.along(dim, keepdim=keepdim).warmup(*tensors, dynamic_shapes=dynamic_shapes, backward=backward, **scalars)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return ReductionFunction, (self.function, self.defaults, self.index)
 

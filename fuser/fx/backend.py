@@ -38,6 +38,7 @@ from fuser.fx.passes import Fuel, FusionPass
 from fuser.fx.products import pad_products
 from fuser.fx.scatters import mark_scatters, write_scatters_in_place
 from fuser.graph import FusionGroup
+from fuser.warming.graphs import follow_graph
 
 __all__ = ["build_backend", "compile_graph", "fuser_backend"]
 
@@ -127,7 +128,9 @@ def fuser_backend(
     def compile_as(kind: str) -> Callable[..., Any]:
         def compile_pass(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
             if graphs is None or not any(isinstance(item, torch.Tensor) and item.is_cuda for item in inputs):
-                return compile_flat(graph)
+                run = compile_flat(graph)
+                follow_graph(run, inputs)
+                return run
             return graphs.wrap(graph, inputs, compile_flat, kind)
 
         return compile_pass if not is_kept else SerializableAOTDispatchCompiler(FlatGraph, compile_pass)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import inspect
 import operator
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, overload
 
@@ -19,7 +19,7 @@ from fuser.errors import ArgumentError, GradientError, UnsupportedError, shows_u
 from fuser.fx.arguments import NUMBER, TENSOR, Key, sort_arguments
 from fuser.fx.flat_text import as_function
 from fuser.fx.joint import DifferentiableFusion
-from fuser.fx.passes import FusionModule, FusionPass, warm_up_graph
+from fuser.fx.passes import FusionModule, FusionPass
 from fuser.fx.tracer import Traced, is_traced, trace
 from fuser.fx.whole import WholeFusion, find_whole_fusion
 from fuser.graph import FusionGroup
@@ -28,6 +28,8 @@ from fuser.launcher import Recorded, Replayer, Scalars, called_in_c, record_thro
 from fuser.outputs import check_kinds, finish_out, finish_traced_out
 from fuser.process import Lock
 from fuser.route import call_anew, is_transformed, requires_grad
+from fuser.warming.follow import current, stand_in
+from fuser.warming.symbolic import warm_up
 
 __all__ = ["FusedFunction", "P"]
 
@@ -176,13 +178,35 @@ class FusedFunction(Replayer, Generic[P, R]):
         return tuple(item.group for item in modules if isinstance(item, FusionModule))
 
     @shows_users_frames
-    def warmup(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the kernels a call with these arguments needs, without launching any.
+    def warmup(self, *args: Any, dynamic_shapes: Any = None, backward: bool = False, **kwargs: Any) -> None:
+        """Compile the kernels that calls need, without launching any.
 
-        Takes real, fake or meta tensors; meta tensors stand for tensors on the GPU, or on the CPU without one.
+        Args:
+            *args: arguments of a call: real, fake or meta tensors, which stand for tensors on the GPU, or on the CPU
+                without one; and anything else that the function takes.
+            dynamic_shapes: the sizes that calls differ in, as ``torch.export`` takes them: for arguments by name, or in
+                order, a ``Dim`` for dimensions. All kernels are compiled that calls within their bounds need.
+            backward: whether to prepare gradients, too, by all tensors that require them.
+            **kwargs: those by name.
+
+        Raises:
+            ArgumentError: ``dynamic_shapes`` does not fit. Else as calls.
         """
-        key, leaves = self._sort(args, kwargs)
-        warm_up_graph(self._find_trace(key, leaves).traced.graph_module, leaves)
+        names = [item.name for item in self._parameters if item.kind is not item.VAR_KEYWORD]
+        warm_up(
+            self,
+            args,
+            kwargs,
+            names=names,
+            dynamic_shapes=dynamic_shapes,
+            backward=backward,
+            parameters=self._held_tensors(),
+        )
+
+    def _held_tensors(self) -> Iterator[torch.Tensor]:
+        # What a module has of its own.
+        owner = getattr(self.function, "__self__", None)
+        return owner.parameters() if isinstance(owner, torch.nn.Module) else iter(())
 
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
@@ -217,6 +241,12 @@ class FusedFunction(Replayer, Generic[P, R]):
         if is_exported or is_traced((*args, *kwargs.values())):
             # Somebody else is tracing.
             return self.function(*args, **kwargs)
+        if current() is not None:
+            key, leaves = self._sort(args, kwargs)
+            entry = self._find_trace(key, tuple(map(stand_in, leaves)))
+            # Asks of symbols what the trace relies on.
+            entry.traced.holds(leaves)
+            return entry.run(*leaves)
         if any(map(_has_own_functions, args)):
             return self._call_plainly(*args, **kwargs)
         out = None if self._has_out else kwargs.pop("out", None)
