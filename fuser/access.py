@@ -65,6 +65,8 @@ class Tuning:
     is_held: bool = False
     # Elements of a row that a block takes, where several blocks share it; 0: whole rows.
     piece: int = 0
+    # Vectors of a thread, the last ones, of which what passes keep waits in shared memory.
+    spare: int = 0
     # Blocks of a cluster that share a row, each of which keeps its part.
     cluster: int = 1
     # What the number of a row's elements is a multiple of, as far as the text relies on it: a vector, or all that its

@@ -1,11 +1,81 @@
 // How threads combine what they have of a row in torch's order: by halves. P and parts are those of cuda_rows.h.
 
 //@ always if orders
+// The largest, or the smallest, of elements of which two fit in a word. A NaN is lost, as by fmax.
+template <typename S, int N, bool is_largest> struct fuser_extreme {
+  fuser_vector<S, N> found;
+
+  FUSER_INLINE fuser_extreme() {
+#pragma unroll
+    for (int k = 0; k < N; ++k) found.set(k, fuser_from_compute<S>(is_largest ? -INFINITY : INFINITY));
+  }
+  FUSER_INLINE void add(const fuser_vector<S, N>& from) {
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) found.word[i] = fuser_pairs<S>::extreme(found.word[i], from.word[i], is_largest);
+  }
+  FUSER_INLINE void add(const S (&items)[N]) {
+    fuser_vector<S, N> from;
+#pragma unroll
+    for (int k = 0; k < N; ++k) from.set(k, items[k]);
+    add(from);
+  }
+  FUSER_INLINE float value() const {
+    fuser_vector<S, 2> last;
+    last.word[0] = found.word[0];
+#pragma unroll
+    for (int i = 1; i < N / 2; ++i) last.word[0] = fuser_pairs<S>::extreme(last.word[0], found.word[i], is_largest);
+    const float first = fuser_to_compute(last[0]), second = fuser_to_compute(last[1]);
+    return (first > second) == is_largest ? first : second;
+  }
+};
+
+// Of what a thread keeps for later passes R vectors stay in registers; others it has in shared memory, 16 bytes beside
+// those of the next of T threads.
+template <int R, int T, typename S, int N>
+FUSER_INLINE void fuser_put_aside(fuser_vector<S, N>* own, uint4* spare, int u, const fuser_vector<S, N>& from) {
+  constexpr int words = sizeof(from) / 16;
+  if (u < R) own[u] = from;
+  else {
+    uint4 word[words];
+    memcpy(word, &from, sizeof(from));
+#pragma unroll
+    for (int i = 0; i < words; ++i) spare[((u - R) * words + i) * T] = word[i];
+  }
+}
+template <int R, int T, typename S, int N>
+FUSER_INLINE fuser_vector<S, N> fuser_take_back(const fuser_vector<S, N>* own, const uint4* spare, int u) {
+  constexpr int words = sizeof(fuser_vector<S, N>) / 16;
+  if (u < R) return own[u];
+  uint4 word[words];
+#pragma unroll
+  for (int i = 0; i < words; ++i) word[i] = spare[((u - R) * words + i) * T];
+  fuser_vector<S, N> to;
+  memcpy(&to, word, sizeof(to));
+  return to;
+}
+
 // Combines what lanes have: each with the lane `mask` above it, from `mask` down to `end`. The first lanes get the result.
 template <int mask, int end, typename P>
 FUSER_INLINE typename P::part fuser_halve_lanes(const P& p, typename P::part own) {
   if constexpr (mask < end || mask == 0) return own;
   else return fuser_halve_lanes<mask / 2, end>(p, p.combine(own, p.exchange(own, mask)));
+}
+
+// The same of A parts of each lane, of which lanes share the work: the first one of each A-th of them gets a result.
+template <int A, int mask, typename P>
+FUSER_INLINE typename P::part fuser_halve_several(const P& p, const typename P::part* own) {
+  static_assert(P::commutes && mask * 2 >= A, "there is a lane for each result");
+  if constexpr (A == 1) return fuser_halve_lanes<mask, 1>(p, own[0]);
+  else {
+    const bool is_upper = threadIdx.x & mask;
+    typename P::part kept[A / 2];
+#pragma unroll
+    for (int i = 0; i < A / 2; ++i) {
+      const typename P::part other = p.exchange(p.pick(is_upper, own[i], own[A / 2 + i]), mask);
+      kept[i] = p.combine(p.pick(is_upper, own[A / 2 + i], own[i]), other);
+    }
+    return fuser_halve_several<A / 2, mask / 2>(p, kept);
+  }
 }
 
 // What the first of W lanes has, to all of them; they all have it where the order of two parts makes no difference.
@@ -145,6 +215,7 @@ FUSER_INLINE typename P::part fuser_unite(
     const P& p, typename P::part (&own)[A], typename P::part* shared, const unsigned long long* box, unsigned int rank) {
   static_assert(P::commutes, "lanes have the same");
   constexpr int T = X * Y / A / C, lanes = are_neighbours ? X / A : T * C < X ? T : X;
+  constexpr bool are_several = A > 1 && C == 1 && lanes == X && X == 32 && !is_serial && !are_neighbours;
   const int t = threadIdx.x % T;
   if constexpr (is_serial) {
     static_assert(lanes == X, "warps are torch's");
@@ -162,6 +233,8 @@ FUSER_INLINE typename P::part fuser_unite(
 #pragma unroll
     for (int i = 0; i < A; ++i) own[i] = fuser_halve_lanes<lanes / 2, 1>(p, own[i]);
     fuser_halve_own<A>(p, own);
+  } else if constexpr (are_several) {
+    own[0] = fuser_halve_several<A, lanes / 2>(p, own);
   } else {
     if constexpr (lanes < X) fuser_halve_own<A>(p, own);
 #pragma unroll
@@ -172,7 +245,10 @@ FUSER_INLINE typename P::part fuser_unite(
     constexpr int count = are_neighbours ? 1 : A;
     typename P::part* const place = shared + rank * (T / lanes) + t / lanes;
     if constexpr (C > 1) fuser_tell_blocks<count, C * (T / lanes)>(p, place, box, t % lanes, C, own);
-    else {
+    else if constexpr (are_several) {
+      if (t % (lanes / A) == 0) place[t % lanes / (lanes / A) * (T / lanes)] = own[0];
+      __syncthreads();
+    } else {
 #pragma unroll
       for (int i = 0; i < count; ++i)
         if (t % lanes == 0) place[i * (T / lanes)] = own[i];
