@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fuser.combining import Reduction
 from fuser.cxx.functor import Functor, parse_functor
-from fuser.function import Function, Reduction
+from fuser.function import Function
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import OPS
 from fuser.ops.index import index_function

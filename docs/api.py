@@ -29,7 +29,7 @@ SECTIONS = {
         "clear_failures",
         "autotune",
     ),
-    "The cache": ("save_cache", "load_cache"),
+    "Warm-up and the cache": ("Dim", "warmup", "save_cache", "load_cache"),
     "Groups": (
         "FusionGroup",
         "GroupBuilder",
@@ -43,8 +43,8 @@ SECTIONS = {
 }
 # What users call of a class; its other methods serve the package itself.
 MEMBERS = {
-    "JitFunction": ("__call__", "check", "signature"),
-    "ReductionFunction": ("__call__", "check"),
+    "JitFunction": ("__call__", "check", "warmup", "signature"),
+    "ReductionFunction": ("__call__", "check", "warmup"),
     "FusedFunction": ("__call__", "warmup", "groups", "graph_module"),
     "FusedModule": ("warmup", "groups", "graph_module"),
     "FusionGroup": ("key", "lint", "to_json", "from_json", "to_networkx"),

@@ -14,6 +14,7 @@ from fuser.foreach import foreach
 from fuser.function import Function
 from fuser.fx.fused_module import FusedModule, fuse
 from fuser.fx.trace import FusedFunction
+from fuser.fx.warmup import warmup
 from fuser.graph import Application, FusionGroup, GroupBuilder, Input
 from fuser.interface import (
     autotune,
@@ -26,11 +27,14 @@ from fuser.interface import (
     register_fusion,
     run_fusion,
 )
-from fuser.jiterator import JitFunction, create_jit_fn, create_multi_output_jit_fn, jit_fn
+from fuser.jit_function import JitFunction
+from fuser.jiterator import create_jit_fn, create_multi_output_jit_fn, jit_fn
 from fuser.reduction import ReductionFunction, create_reduction_fn
+from fuser.warming.dims import Dim
 
 __all__ = [
     "Application",
+    "Dim",
     "Function",
     "FusedFunction",
     "FusedModule",
@@ -67,6 +71,7 @@ __all__ = [
     "run_fusion",
     "save_cache",
     "stats",
+    "warmup",
 ]
 
 

@@ -11,16 +11,21 @@ from pathlib import Path
 import torch
 
 import fuser
-from fuser.command import bench, cache, doctor, show
+from fuser.command import bench, cache, demo, doctor, show
 from fuser.command.bisect import bisect
 from fuser.cpu.backend import find_compiler
 from fuser.errors import FuserError
+
+BOLD, RED, GREEN, YELLOW = 1, 31, 32, 33
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m fuser", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
+    shown = commands.add_parser("demo", help="run four functors as one launch, beside eager torch")
+    shown.add_argument("--device", choices=("cpu", "cuda"), default=None)
+    shown.add_argument("--size", type=int, default=None, metavar="N", help="elements of a tensor")
     commands.add_parser("info", help="show versions, compilers and settings")
     commands.add_parser("doctor", help="try compilers, devices and the cache for real, and say how to mend them")
     kept = commands.add_parser("cache", help="show or remove what is kept between processes")
@@ -57,6 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "bisect":
         return find_culprit(options.script, options.folder)
     try:
+        if options.command == "demo":
+            device = options.device or _default_device()
+            for line in demo.run(device, options.size or demo.SIZE[device]):
+                print(_paint(line[2:], BOLD) if line.startswith("# ") else line, flush=True)
+            return 0
         if options.command == "cache":
             for line in cache.run(options.action):
                 print(line)
@@ -88,8 +98,8 @@ def run_bench(function: fuser.JitFunction, options: argparse.Namespace) -> None:
             rows.append(row)
             yield row
 
-    for line in bench.table_lines(keep()):
-        print(line, flush=True)
+    for number, line in enumerate(bench.table_lines(keep())):
+        print(line if number else _paint(line, BOLD), flush=True)
     if options.json is not None:
         bench.write_json(rows, function.function.functor.source, device, options.json)
     if options.plot is not None:
@@ -120,6 +130,12 @@ def emit(function: fuser.JitFunction, device: str | None) -> str:
     return fuser.debug_get_fused_kernel_code(group, inputs, device=device or _default_device())
 
 
+def _paint(text: str, colour: int) -> str:
+    # For a terminal; what is piped is plain.
+    is_plain = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR"))
+    return text if is_plain else f"\033[{colour}m{text}\033[0m"
+
+
 def _default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -133,11 +149,9 @@ def _read_dtype(name: str) -> torch.dtype:
 
 def show_findings() -> int:
     """Try everything, print what comes of it as it comes, and return 1 if something that is there does not work."""
-    colours = {True: "\033[32m", False: "\033[31m", None: "\033[33m"}
-    is_plain = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR"))
     is_broken = False
     for finding in doctor.examine():
-        print(finding if is_plain else f"{colours[finding.works]}{finding}\033[0m", flush=True)
+        print(_paint(str(finding), {True: GREEN, False: RED, None: YELLOW}[finding.works]), flush=True)
         is_broken = is_broken or finding.works is False
     return int(is_broken)
 

@@ -965,6 +965,39 @@ static void clear(Table *table) {
   PyMem_Free(before.records);
 }
 
+static int forget(PyObject *object) {
+  Launcher *self = (Launcher *)object;
+  clear(&self->flat);
+  clear(&self->launching);
+  clear(&self->resizing);
+  clear(&self->calling);
+  return 0;
+}
+
+static int visit_record(const Record *record, visitproc visit, void *arg) {
+  for (int i = 0; i < record->allocation_count; ++i) {
+    Py_VISIT(record->allocations[i].allocate);
+    Py_VISIT(record->allocations[i].arguments);
+  }
+  Py_VISIT(record->check);
+  Py_VISIT(record->reads);
+  Py_VISIT(record->through);
+  Py_VISIT(record->resize);
+  Py_VISIT(record->kernels);
+  return 0;
+}
+
+// Each record once, though the last one may have a place, too. Whoever else holds a record holds the launcher.
+static int visit_table(const Table *table, visitproc visit, void *arg) {
+  const Record *last = table->last;
+  int status = 0;
+  for (int i = 0; i < table->size && !status; ++i) {
+    if (table->records[i]) status = visit_record(table->records[i], visit, arg);
+    if (table->records[i] == last) last = NULL;
+  }
+  return status || !last ? status : visit_record(last, visit, arg);
+}
+
 // Give a new record its key, what it allocates and what it launches; 0 with an error set.
 static int read_launches(Record *record, Key key, const Call *call, PyObject *allocations, PyObject *steps) {
   const int allocation_count = (int)PyTuple_Size(allocations), step_count = (int)PyTuple_Size(steps);
@@ -1108,22 +1141,29 @@ static int launcher_init(PyObject *object, PyObject *arguments, PyObject *keywor
   self->defaults = Py_NewRef(defaults);
   self->order = places;
   self->order_count = count;
-  clear(&self->flat);
-  clear(&self->launching);
-  clear(&self->resizing);
-  clear(&self->calling);
+  forget(object);
   Py_XDECREF(before[0]);
   Py_XDECREF(before[1]);
+  return 0;
+}
+
+// What a record calls or reads may hold the callable: a method that its object keeps fused, say.
+static int launcher_traverse(PyObject *object, visitproc visit, void *arg) {
+  const Launcher *self = (Launcher *)object;
+  const Table *tables[] = {&self->flat, &self->launching, &self->resizing, &self->calling};
+  int status = 0;
+  for (int i = 0; i < 4 && !status; ++i) status = visit_table(tables[i], visit, arg);
+  if (status) return status;
+  Py_VISIT(self->defaults);
+  Py_VISIT(Py_TYPE(object));
   return 0;
 }
 
 static void launcher_dealloc(PyObject *object) {
   Launcher *self = (Launcher *)object;
   PyTypeObject *type = Py_TYPE(object);
-  clear(&self->flat);
-  clear(&self->launching);
-  clear(&self->resizing);
-  clear(&self->calling);
+  PyObject_GC_UnTrack(object);
+  forget(object);
   PyMem_Free(self->order);
   Py_XDECREF(self->names);
   Py_XDECREF(self->defaults);
@@ -1141,12 +1181,14 @@ static PyType_Slot launcher_slots[] = {{Py_tp_new, launcher_new},
                                        {Py_tp_init, launcher_init},
                                        {Py_tp_call, launcher_call},
                                        {Py_tp_dealloc, launcher_dealloc},
+                                       {Py_tp_traverse, launcher_traverse},
+                                       {Py_tp_clear, forget},
                                        {Py_tp_methods, launcher_methods},
                                        {Py_tp_doc, "Replays calls that are like recorded ones, in C."},
                                        {0, NULL}};
 
 static PyType_Spec launcher_spec = {"fuser._launcher.Launcher", sizeof(Launcher), 0,
-                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, launcher_slots};
+                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, launcher_slots};
 
 static PyObject *set_torch(PyObject *module, PyObject *arguments) {
   PyObject *capsule, *found[10];

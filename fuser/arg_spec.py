@@ -26,6 +26,7 @@ from fuser.kernel_spec import (
     infer_typing,
 )
 from fuser.layout import IterationSpace, Shape, Strides, broadcast_strides, build_iteration_space
+from fuser.lookups import find_lookups, look_up_in
 from fuser.ordered_access import plan_ordered_walk
 from fuser.orders import RowOrder
 from fuser.row_access import RowLimits, plan_row_walk
@@ -46,6 +47,8 @@ MAX_KEPT = 1 << 17
 # Shared memory of a block where the device is not here to be asked, and how much of it is not for rows.
 SHARED_BYTES = 232448
 SHARED_FOR_PARTS = 24 << 10
+# Multiprocessors of a GPU that is not here.
+PROCESSORS = 132
 # Blocks of a cluster that every GPU has room for that has clusters at all.
 MAX_CLUSTER = 8
 
@@ -232,6 +235,11 @@ def _walk_rows(
         else:
             limits = _row_limits(operands[0].device)
             walk = plan_ordered_walk(group, space, spec, values, sizes, aligned, limits.clusters)
+        if any(item.dtype is torch.bfloat16 for item in operands) and _looks_up(group, inputs, spec):
+            # Those of which each row has its own.
+            first, last, own = len(group.outputs), len(operands), walk.space.strides
+            each = sum(not rows.is_row[values[slot]] and any(own[slot][spec.reduced :]) for slot in range(first, last))
+            walk = look_up_in(walk, spec, each, _row_limits(operands[0].device).processors)
         return walk, replace(spec, keeps=walk.tuning.is_resident)
     # Rows of a few elements are better computed side by side, too.
     is_short = space.sizes[0] < CPU_SHORT_ROW <= space.sizes[space.reduced] and not rows.scans
@@ -244,15 +252,21 @@ def _walk_rows(
     return Walk(space), RowSpec(space.reduced, rows.is_row, is_across, keeps, order, scans=rows.scans)
 
 
+def _looks_up(group: FusionGroup, inputs: Sequence[DescribedValue], rows: RowSpec) -> bool:
+    typing = infer_typing(group, [item.spec for item in inputs], torch.get_default_dtype())
+    return bool(find_lookups(group, typing.values, rows.is_row))
+
+
 @cache
 def _row_limits(device: torch.device | None) -> RowLimits:
     # A block gets so much shared memory if it asks; part of it kernels need for combining.
     if device is None or not torch.cuda.is_available():
-        return RowLimits(SHARED_BYTES - SHARED_FOR_PARTS, MAX_CLUSTER)
+        return RowLimits(SHARED_BYTES - SHARED_FOR_PARTS, MAX_CLUSTER, PROCESSORS)
     properties: Any = torch.cuda.get_device_properties(device)
     return RowLimits(
         properties.shared_memory_per_block_optin - SHARED_FOR_PARTS,
         MAX_CLUSTER if properties.major >= 9 else 1,
+        properties.multi_processor_count,
     )
 
 

@@ -9,7 +9,7 @@ from fuser import log
 from fuser.codegen import KernelSource, build_source
 from fuser.config import config
 from fuser.dump import dump
-from fuser.errors import CompilerFailedError, CompilerNotFoundError, UnsupportedError
+from fuser.errors import CompilerFailedError, CompilerNotFoundError, NoCompileError, UnsupportedError
 from fuser.fused_kernel import Backend, FusedKernel
 from fuser.graph import FusionGroup
 from fuser.kernel_cache import KernelStore, SpecCache
@@ -81,7 +81,10 @@ def compile_kernel(spec: KernelSpec, args: ArgSpec, device_index: int | None) ->
         ending = "cu" if source.dialect == "cuda" else "cpp"
         dump(source, {"group.json": spec.text, "spec.txt": str(args), f"kernel.{ending}": source.text})
         began = time.perf_counter()
-        kernel = backend.compile(source, target)
+        try:
+            kernel = backend.compile(source, target)
+        except NoCompileError as error:
+            raise NoCompileError(f"{error}; layout class: {args.layout_class()}") from None
         if log.wants("compile"):
             names = ", ".join(functor.entry for functor in source.functors)
             log.say("compile", f"{names}, for {target}: ready after {(time.perf_counter() - began) * 1e3:.1f} ms")

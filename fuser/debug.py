@@ -20,7 +20,7 @@ from fuser.fx.nodes import read_nodes
 from fuser.fx.passes import FusionModule
 from fuser.fx.trace import FusedFunction
 from fuser.graph import FusionGroup
-from fuser.jiterator import JitFunction
+from fuser.jit_function import JitFunction
 from fuser.kernel_spec import KernelSpec
 from fuser.ops import REDUCTIONS, bind_for
 from fuser.planner import plan_texts

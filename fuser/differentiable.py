@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fuser.errors import ArgumentError, GradientError
-from fuser.jiterator import JitFunction
+from fuser.jit_function import JitFunction
 
 __all__ = ["DifferentiableFunction", "differentiable"]
 

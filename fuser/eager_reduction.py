@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from fuser.combining import BATCH, Reduction
 from fuser.cxx.functor import Functor, Role
 from fuser.dtypes import scalar_dtype
 from fuser.eager.translation import Translation, cast, translate
-from fuser.function import BATCH, Reduction
 from fuser.layout import Shape
 
 __all__ = ["EagerReduction", "EagerText"]

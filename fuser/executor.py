@@ -17,7 +17,7 @@ import torch
 from fuser import counters, log, planner
 from fuser.compiler import check_cuda_text, register
 from fuser.config import config
-from fuser.errors import ArgumentError, DeviceError
+from fuser.errors import ArgumentError
 from fuser.fallback import Fallback, each_its_own
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec
@@ -38,8 +38,8 @@ __all__ = [
     "run_plain",
     "run_planned",
     "set_can_fuse",
+    "try_to_compile",
     "under_autocast",
-    "warm_up",
 ]
 
 _plans: dict[int, Lru[Plan]] = {}
@@ -216,36 +216,24 @@ def _run_again(spec: KernelSpec, obstacle: int, *inputs: Any) -> Any:
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def warm_up(
-    spec: KernelSpec, inputs: Sequence[Any], device: torch.device | None = None, *, allow_fallback: bool = True
-) -> None:
-    """Compile what a call would need, without launching.
+def try_to_compile(spec: KernelSpec, inputs: Sequence[Any], device: torch.device) -> None:
+    """Compile what a call would need, without launching; for CUDA also where there is no device.
 
     Args:
         spec: a registered group's spec.
-        inputs: real, fake or meta tensors, and Python numbers.
-        device: where meta tensors will live; the default is the current GPU, or the CPU without one.
-        allow_fallback: whether a group that would run in eager torch is fine; else its reason is raised.
+        inputs: meta tensors and Python numbers.
+        device: where meta tensors will live.
 
     Raises:
         As ``run``; UnsupportedError for a group that would not be fused.
     """
-    where = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if where.type == "cuda" and torch.cuda.device_count() == 0:
-        if allow_fallback:
-            raise DeviceError("no CUDA device is available")
-        # Whoever asks whether a text compiles needs no device.
-        for part, args in planner.plan_texts(spec, inputs, where):
+    if device.type == "cuda" and torch.cuda.device_count() == 0:
+        for part, args in planner.plan_texts(spec, inputs, device):
             check_cuda_text(part, args)
         return
-    if where == torch.device("cuda"):
-        where = torch.device("cuda", torch.cuda.current_device())
-    described = [describe(item, where) for item in inputs]
-    if torch.is_autocast_enabled("cuda"):
-        spec = under_autocast(spec, inputs)
-    plan = make_plan(spec, described, allow_fallback=allow_fallback)
-    if plan.fallback_reason and not plan.is_expected:
-        counters.count_fallback(plan.fallback_reason)
+    if device == torch.device("cuda"):
+        device = torch.device("cuda", torch.cuda.current_device())
+    make_plan(spec, [describe(item, device) for item in inputs], allow_fallback=False)
 
 
 def under_autocast(spec: KernelSpec, inputs: Sequence[Any]) -> KernelSpec:

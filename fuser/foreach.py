@@ -19,7 +19,7 @@ import torch
 from fuser.dtypes import plain_number
 from fuser.errors import ArgumentError, describe_type, shows_users_frames
 from fuser.fx.trace import FusedFunction
-from fuser.jiterator import JitFunction
+from fuser.jit_function import JitFunction
 from fuser.list_planner import launch_lists
 from fuser.list_record import ListCall, ListTarget
 

@@ -12,9 +12,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from fuser.combining import Reduction, number_from_json, number_to_json
 from fuser.config import config
 from fuser.errors import ArgumentError, FuserError, GroupError
-from fuser.function import Function, Reduction, number_from_json, number_to_json
+from fuser.function import Function
 
 if TYPE_CHECKING:
     import networkx

@@ -158,6 +158,17 @@ class ArgSpec:
         """The numerics setting of this kernel."""
         return str(dict(self.settings)["numerics"])
 
+    def layout_class(self) -> str:
+        """Return for people what of shapes and strides a kernel is for."""
+        kinds = ("one for all", "dense", "any stride", "repeated rows")
+        given = ", ".join(kinds[item.inner] for item in self.inputs if item is not None and item.number is None)
+        words = [f"{self.rank} dimension{'s' * (self.rank > 1)}", f"inputs ({given}) along the innermost one"]
+        words += [f"{self.vector} elements at a time"] if self.vector > 1 else []
+        words += ["64-bit offsets"] if self.wide_index else []
+        if self.rows is not None:
+            words.append(f"rows {'side by side' if self.rows.is_across else 'one by one'}, {self.tuning}")
+        return ", ".join(words)
+
 
 @dataclass(frozen=True, slots=True)
 class Typing:

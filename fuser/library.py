@@ -27,6 +27,7 @@ __all__ = [
     "merge_inputs",
     "needs_operator",
     "replay_operator",
+    "run_fake",
     "split_inputs",
 ]
 
@@ -76,10 +77,11 @@ def _launcher_of(group: str) -> Replayer:  # noqa: ARG001
 
 def fake_operator(group: str, *inputs: Any) -> list[torch.Tensor]:
     """Return empty tensors of the dtypes, shapes and strides the group gives; sizes may be symbolic."""
-    return _run_fake(registered(group), merge_inputs(*inputs))
+    return run_fake(registered(group), merge_inputs(*inputs))
 
 
-def _run_fake(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
+def run_fake(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
+    """As ``fake_operator``, of a registered group's spec."""
     group = spec.group
     described = [describe(item) for item in inputs]
     device = common_device(group, described)
@@ -88,7 +90,7 @@ def _run_fake(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
     except UnsupportedError as error:
         if len(group.applications) == 1:
             return Fallback(group).run(inputs, str(error))
-        return run_around(spec, error.application, inputs, _run_fake)
+        return run_around(spec, error.application, inputs, run_fake)
     layouts = infer_layouts(group, value_layouts(described))
     return [
         torch.empty_strided(layouts[value].shape, layouts[value].strides, dtype=typing.values[value], device=device)
@@ -140,20 +142,15 @@ def _add_float(item: Any, floats: list[Any]) -> str:
 def merge_inputs(kinds: str, tensors: Sequence[Any], ints: Sequence[Any], floats: Sequence[Any]) -> list[Any]:
     """Return the inputs of a group in order, from what ``split_inputs`` made of them."""
     # AOTInductor gives None for a list of ints without any.
-    next_kind, next_tensor, next_int, next_float = iter(kinds), iter(tensors), iter(ints or ()), iter(floats)
+    rest, given = iter(kinds), {"t": iter(tensors), "i": iter(ints or ()), "f": iter(floats)}
 
+    # Not for complex numbers, too: a function that calls itself holds itself, and tensors until garbage is collected.
     def read(kind: str) -> Any:
-        if kind == "t":
-            return next(next_tensor)
-        if kind == "f":
-            return next(next_float)
-        if kind == "i":
-            return next(next_int)
-        if kind == "b":
-            return bool(next(next_int))
-        return complex(read(next(next_kind)), read(next(next_kind))) if kind == "c" else NOT_FINITE[kind]
+        if kind in given:
+            return next(given[kind])
+        return bool(next(given["i"])) if kind == "b" else NOT_FINITE[kind]
 
-    return [read(kind) for kind in next_kind]
+    return [complex(read(next(rest)), read(next(rest))) if kind == "c" else read(kind) for kind in rest]
 
 
 def has_torch_dispatch(item: torch.Tensor) -> bool:

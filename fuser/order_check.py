@@ -16,12 +16,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fuser import counters, disk_cache, log
 from fuser._version import __version__
+from fuser.combining import Reduction
 from fuser.compiler import register
 from fuser.cuda.aten_orders import coalesce
 from fuser.disk_cache import CacheKey
 from fuser.errors import CaptureError, NoCompileError
 from fuser.fallback import Fallback
-from fuser.function import Function, Reduction
+from fuser.function import Function
 from fuser.graph import GroupBuilder
 from fuser.kernel_spec import KernelSpec
 from fuser.layout import Shape

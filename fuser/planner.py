@@ -24,6 +24,7 @@ from fuser.errors import (
     CompilerFailedError,
     CompilerNotFoundError,
     FallbackError,
+    NoCompileError,
     UnsupportedError,
 )
 from fuser.fallback import Fallback
@@ -53,6 +54,7 @@ from fuser.tuning.table import tuned
 __all__ = [
     "FlatCall",
     "can_fuse",
+    "find_texts",
     "make_plan",
     "plan_flat",
     "plan_texts",
@@ -112,10 +114,21 @@ def make_plan(
         if not allow_fallback:
             raise
         return _plan_fallback(spec, device, error)
+    except NoCompileError as error:
+        call = ", ".join(map(_write_sample, inputs))
+        raise NoCompileError(f"{error}; warmup({call}) covers it, with dynamic_shapes= also other sizes") from None
     except Exception as error:
         if not allow_fallback or not is_internal(error):
             raise
         return _plan_fallback(spec, device, report(spec, inputs, error))
+
+
+def find_texts(spec: KernelSpec, inputs: Sequence[TensorDesc]) -> list[tuple[KernelSpec, ArgSpec]]:
+    """Return what the kernels of a call on this machine are compiled from; as ``make_plan``, which compiles them."""
+    device = common_device(spec.group, inputs)
+    layouts = infer_layouts(spec.group, value_layouts(inputs))
+    _, parts = _find_parts(spec, inputs, (), device, layouts)
+    return [(part.spec, part.args) for part in parts if not part.space.is_empty]
 
 
 def plan_texts(
@@ -140,16 +153,10 @@ def _plan_kernels(
     *,
     trusts_orders: bool = False,
 ) -> Plan:
-    expanded, orders = _expand_in_order(spec, inputs, device, layouts)
+    expanded, parts = _find_parts(spec, inputs, out, device, layouts, trusts_orders=trusts_orders)
     buffers = tuple(map(_buffer, expanded.outputs))
     if device.type == "meta":
         return Plan(device, buffers, ())
-    if not can_fuse(device.type):
-        known = device.type in _can_fuse
-        raise UnsupportedError(f"fusion on {device.type} is switched off" if known else f"device {device.type!r}")
-    if not trusts_orders:
-        _check_orders(spec, expanded, device, orders)
-    parts = list(_cut(expanded, expanded.lay_out(_laid_out_as(out, expanded.outputs)), device, orders))
     homes, temporaries = _find_homes(expanded, parts, len(inputs))
     workspaces: list[int] = []
     first = len(buffers) + len(temporaries)
@@ -163,6 +170,27 @@ def _plan_kernels(
         follows_default_dtype=follows_default_dtype(spec.group, input_specs(inputs, device)),
         flat=steps[0].kernel.prepare_any() if steps and _holds_for_any_size(spec, parts) else None,
     )
+
+
+def _find_parts(
+    spec: KernelSpec,
+    inputs: Sequence[TensorDesc],
+    out: Sequence[TensorDesc],
+    device: torch.device,
+    layouts: Sequence[ValueLayout],
+    *,
+    trusts_orders: bool = False,
+) -> tuple[_Expanded, list[_Part]]:
+    # The group with its steps, and its kernels: none on meta, where nothing is computed.
+    expanded, orders = _expand_in_order(spec, inputs, device, layouts)
+    if device.type == "meta":
+        return expanded, []
+    if not can_fuse(device.type):
+        known = device.type in _can_fuse
+        raise UnsupportedError(f"fusion on {device.type} is switched off" if known else f"device {device.type!r}")
+    if not trusts_orders:
+        _check_orders(spec, expanded, device, orders)
+    return expanded, list(_cut(expanded, expanded.lay_out(_laid_out_as(out, expanded.outputs)), device, orders))
 
 
 def plan_flat(spec: KernelSpec, inputs: Sequence[TensorDesc], out: Sequence[TensorDesc] = ()) -> FlatCall | None:
@@ -185,6 +213,13 @@ def plan_flat(spec: KernelSpec, inputs: Sequence[TensorDesc], out: Sequence[Tens
     if not _is_flat(args):
         return None
     return FlatCall(args, space.numel, device, tuple(map(_buffer, expanded.outputs)))
+
+
+def _write_sample(item: TensorDesc) -> str:
+    if item.dtype is None:
+        return {bool: "True", int: "1", float: "1.0", complex: "1j"}[item.kind]
+    made = f"torch.empty_strided({item.shape}, {item.strides}, dtype={item.dtype}"
+    return f"{made}, device={str(item.device)!r})"
 
 
 def _is_flat(args: ArgSpec) -> bool:
@@ -404,16 +439,18 @@ def _check_orders(spec: KernelSpec, expanded: _Expanded, device: torch.device, o
             error = UnsupportedError(f"op {item.function.name!r} of rows in memory")
             error.application, error.is_expected = expanded.expansion.origins[index], True
             raise error
-    kept: dict[tuple[int, Function, tuple[TensorDesc, ...]], list[RowOrder]] = {}
+    # By values, not by what they are: sizes may be symbols, which are pinned down where they are looked up.
+    kept: dict[tuple[int, Function, tuple[int, ...]], list[RowOrder]] = {}
     for step, order in orders.items():
         if order is not None and group.is_strict:
             # A reduction of torch's is compared by itself, also where it is a step of an op.
-            index, item, values = expanded.expansion.origins[step], group.applications[step], expanded.values
+            index, item = expanded.expansion.origins[step], group.applications[step]
             if item.function.op not in REDUCTIONS:
-                item, values = spec.group.applications[index], expanded.whole
-            tensors = tuple(values[value].desc for value in item.tensors)
-            kept.setdefault((index, item.function, tensors), []).append(order)
-    for (index, function, tensors), found in kept.items():
+                item = spec.group.applications[index]
+            kept.setdefault((index, item.function, item.tensors), []).append(order)
+    for (index, function, values), found in kept.items():
+        own = expanded.values if function.op in REDUCTIONS else expanded.whole
+        tensors = tuple(own[value].desc for value in values)
         if not is_kept(OrderCase(function, tuple(found), tensors, device), _run_alone):
             error = UnsupportedError(f"op {function.name!r} in an order that is not this torch's")
             error.application, error.is_expected = index, True

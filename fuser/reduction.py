@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 
+from fuser.combining import Reduction
 from fuser.cxx.functor import EntryParameter, Functor, parse_functor
 from fuser.cxx.preprocess import Problem
 from fuser.dtypes import is_representable, plain_number
 from fuser.eager.types import dtype_named
 from fuser.errors import ArgumentError, FunctorError, describe_type, shows_users_frames, suggest
-from fuser.function import Function, Reduction
-from fuser.jiterator import JitFunction, Number, check_index, check_scalar
+from fuser.function import Function
+from fuser.jit_function import JitFunction, Number, check_scalar
+from fuser.jiterator import check_index
 from fuser.reduction_check import check_reduction
 
 __all__ = ["ReductionFunction", "create_reduction_fn"]
@@ -196,6 +198,23 @@ class ReductionFunction:
         scalars = {parameter.name: self.defaults.get(parameter.name, 1.0) for parameter in self.function.scalars}
         tried = check_reduction(self.function, scalars)
         self.along().check(device=device, dtype=dtype or tried)
+
+    @shows_users_frames
+    def warmup(
+        self,
+        *tensors: Any,
+        dim: Any = None,
+        keepdim: bool = False,
+        dynamic_shapes: Any = None,
+        backward: bool = False,
+        **scalars: Any,
+    ) -> None:
+        """Compile the kernels that calls need, without launching any; arguments as ``FusedFunction.warmup`` has them.
+
+        Raises:
+            ArgumentError: ``dynamic_shapes`` does not fit. Else as calls.
+        """
+        self.along(dim, keepdim=keepdim).warmup(*tensors, dynamic_shapes=dynamic_shapes, backward=backward, **scalars)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ReductionFunction, (self.function, self.defaults, self.index)

@@ -16,17 +16,17 @@ from fuser.kernel_spec import KernelSpec
 from fuser.process import is_of_signal_handler
 from fuser.tensor_desc import TensorDesc
 
-__all__ = ["is_internal", "report"]
+__all__ = ["MISTAKES", "is_internal", "report"]
 
 # What a mistake in a program raises.
-_MISTAKES = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
+MISTAKES = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
 
 
 def is_internal(error: Exception) -> bool:
     """Whether an exception, caught around code that calls nothing of the user's, is a mistake of fuser's."""
     if config.internal_errors == "raise" or isinstance(error, FuserError):
         return False
-    return isinstance(error, _MISTAKES) and not is_of_signal_handler(error)
+    return isinstance(error, MISTAKES) and not is_of_signal_handler(error)
 
 
 def report(spec: KernelSpec, inputs: Sequence[TensorDesc], error: Exception) -> UnsupportedError:

@@ -13,11 +13,14 @@ from typing import Any, TypeAlias
 
 import torch
 
+from fuser.errors import FuserError
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Recorded, allocations, pack_step
 from fuser.plan import Plan
 from fuser.planner import make_plan
+from fuser.process import ignoring
+from fuser.report import MISTAKES
 from fuser.sizes import Deferred, Tape
 from fuser.tensor_desc import TensorDesc
 
@@ -54,11 +57,9 @@ class Resizer:
         sizes = _sizes_of(inputs)
         if sizes != self._first and self._attempts < MAX_PROGRAMS and self(*sizes) is None:
             self._attempts += 1
-            try:
+            # What cannot be done with symbols is planned for each size.
+            with ignoring(FuserError, *MISTAKES):
                 program = _write_program(spec, inputs, recorded)
-            except Exception:  # What cannot be done with symbols is planned for each size.
-                pass
-            else:
                 self._programs += (program,)
         return bool(self._programs)
 

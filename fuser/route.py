@@ -14,7 +14,8 @@ anything else                                                           KERNEL
 ======================================================================  ========
 
 Inside torch.func's transforms the third line comes before the first: its wrappers are no subclasses, and what they wrap
-comes back here. Below autograd the last three lines are one.
+comes back here. Below autograd the last three lines are one. What a warm-up follows, on fake tensors, goes where real
+ones would.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Launcher
 from fuser.outputs import check_kinds, finish_out, unusual_kind
 from fuser.tensor_desc import check_inputs
+from fuser.warming.follow import current
 
 __all__ = [
     "HANDLERS",
@@ -177,7 +179,8 @@ def find_route(inputs: Sequence[Any], *, below_autograd: bool = False) -> Routed
         )
     )
     items = list(inputs)
-    if not transformed and (torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_tracing()):
+    is_followed = current() is not None
+    if not transformed and not is_followed and (torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_tracing()):
         return Routed(Route.OPERATOR, items)
     reason = ""
     needs_grad = False
@@ -189,7 +192,11 @@ def find_route(inputs: Sequence[Any], *, below_autograd: bool = False) -> Routed
         if kind:
             # Before its class is asked: a class of nested or sparse tensors knows torch's operators, not fuser's.
             reason = kind
-        elif not transformed and (library.has_torch_dispatch(item) or torch._is_functional_tensor(item)):
+        elif (
+            not transformed
+            and not is_followed
+            and (library.has_torch_dispatch(item) or torch._is_functional_tensor(item))
+        ):
             return Routed(Route.OPERATOR, list(inputs))
         else:
             items[index] = _resolve(item)
@@ -234,6 +241,9 @@ def _serve(made: GroupCall, routed: Routed) -> Sequence[torch.Tensor]:
 
 
 def _run_kernel(made: GroupCall) -> list[torch.Tensor]:
+    follower = current()
+    if follower is not None:
+        return follower.run(made.spec, made.inputs)
     results, plan = run_planned(made.spec, made.inputs, made.out)
     if plan is not None and made.launcher is not None:
         record_planned(made.launcher, made.spec, plan, made.inputs, made.tensors, made.scalars, made.given_out)

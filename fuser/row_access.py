@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from fuser.access import GATHER_VECTOR, VECTOR_BYTES, Access, Tuning, Walk, counted_widths, dense_width
-from fuser.function import BATCH, Reduction
+from fuser.combining import BATCH, Reduction
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import RowSpec
 from fuser.layout import IterationSpace
@@ -65,6 +65,8 @@ class RowLimits:
     shared_bytes: int
     # How many blocks may share a row and write to each other's shared memory; 1 where none do.
     clusters: int
+    # How many multiprocessors it has.
+    processors: int = 132
 
 
 def plan_row_walk(

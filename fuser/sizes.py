@@ -9,8 +9,10 @@ of a dict, a text) goes through a method here, which makes the value itself a co
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
+
+import torch
 
 __all__ = ["Deferred", "Size", "Tape"]
 
@@ -54,19 +56,42 @@ class Tape:
         Args:
             result: what it gives else: tuples of sizes, calls, and anything else, which stands for itself.
         """
-        names: dict[str, Any] = {}
+        names: dict[str, Any] = {"bit_length": int.bit_length}
         needed: set[str] = set()
-        lines = [f"return {_show(result, names, needed)}"]
-        for text, made in reversed(self._steps):
-            words = text.replace("(", " ").replace(")", " ").replace(".", " ").split()
-            if made is None or made.name in needed:
-                needed.update(words)
-                lines.append(f"if not ({text}): return None" if made is None else f"{made.name} = {text}")
-        lines.append(f"{''.join(f'{item.name}, ' for item in self.sizes)}= sizes")
-        body = "".join(f"    {line}\n" for line in reversed(lines))
+        lines = [f"{''.join(f'{item.name}, ' for item in self.sizes)}= sizes"]
+        last = f"return {_show(result, names, needed)}"
+        for text, made in self._find_steps(needed):
+            lines.append(f"if not ({text}): return None" if made is None else f"{made.name} = {text}")
+        body = "".join(f"    {line}\n" for line in (*lines, last))
         exec(compile(f"def program(sizes):\n{body}", "<fuser sizes>", "exec"), names)
         program: Callable[[Sequence[int]], Any] = names["program"]
         return program
+
+    def find_alike(self, points: torch.Tensor) -> torch.Tensor:
+        """Return for which of many sizes (a row for each) all that was asked has the same answers: a mask."""
+        chosen = torch.arange(len(points))
+        names: dict[str, Any] = {"bit_length": lambda x: torch.frexp(x.double()).exponent.long()}
+        names |= {item.name: points[:, slot] for slot, item in enumerate(self.sizes)}
+        for text, made in self._find_steps(set()):
+            # They are this file's, of names and operators.
+            found = eval(text.removeprefix("not "), names)
+            if made is not None:
+                names[made.name] = found
+                continue
+            kept = ~found if text.startswith("not ") else found
+            # What is asked later makes sense for these alone.
+            chosen = chosen[kept]
+            names |= {name: item[kept] for name, item in names.items() if isinstance(item, torch.Tensor)}
+        return torch.zeros(len(points), dtype=torch.bool).index_fill(0, chosen, value=True)
+
+    def _find_steps(self, needed: Collection[str]) -> list[tuple[str, Size | None]]:
+        # The conditions, and what they and ``needed`` are made of.
+        needed, found = {*needed}, []
+        for text, made in reversed(self._steps):
+            if made is None or made.name in needed:
+                needed.update(text.replace("(", " ").replace(")", " ").split())
+                found.append((text, made))
+        return found[::-1]
 
 
 class Size:
@@ -81,7 +106,7 @@ class Size:
 
     def bit_length(self) -> Size:
         """Return as many bits as ``int.bit_length``."""
-        return self._tape.make(f"{self.name} .bit_length()", self.value.bit_length())
+        return self._tape.make(f"bit_length( {self.name} )", self.value.bit_length())
 
     def __neg__(self) -> Size:
         return self._tape.make(f"- {self.name}", -self.value)

@@ -47,6 +47,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 if not _IS_WORKER:
     os.environ["FUSER_CACHE_DIR"] = tempfile.mkdtemp(prefix="fuser-tests-")
+    # Torch keeps compiled graphs for all processes of a user: one of a run whose sources were edited meanwhile, say.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(os.environ["FUSER_CACHE_DIR"], "inductor"))
     # A mistake of fuser's must not pass for a fallback.
     os.environ["FUSER_INTERNAL_ERRORS"] = "raise"
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from fuser.combining import Reduction
 from fuser.cxx.functor import Functor, parse_functor
-from fuser.function import Function, Reduction
+from fuser.function import Function
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import OPS
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from reduction_cases import ADD, FIRST, LARGER, MOMENTS, ONE, PICK, VALUE, WHERE
 
+from fuser.combining import Reduction
 from fuser.cxx.functor import Functor, parse_functor
-from fuser.function import Function, Reduction
+from fuser.function import Function
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import OPS, view_function
 from fuser.ops.index import index_function

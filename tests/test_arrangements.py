@@ -67,6 +67,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]] = {
     "unbind and cat": (lambda x: torch.cat(torch.unbind(x * 3, 1), 0) + 1, (draw(4, 3, 7),), 1),
     "slices": (lambda x, y: (x * 2)[1:3, 2:].relu() + (x * 2)[:2, :5] * y, (draw(4, 7), draw(2, 5)), 0),
     "every second": (lambda x, y: (x * 2)[:, 1::2] + y, (draw(4, 7), draw(4, 3)), 1),
+    "a slice's gradient": (
+        lambda x, y: torch.ops.aten.slice_backward(x * 2, [4, 8], 1, 3, 8, 2) + y,
+        (draw(4, 3), draw(4, 8)),
+        2,
+    ),
     "written into": (put, (draw(4, 7), draw(4, 2)), 0),
     "below the diagonal": (lambda x: (x * 2).tril(1) + x.triu(), (draw(5, 7),), 1),
     "a mask of numbers": (

@@ -321,6 +321,18 @@ def test_transforms_of_loops_that_depend_on_data(name: str) -> None:
     torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
 
 
+def test_a_loop_that_no_element_enters_has_derivatives_of_any_order() -> None:
+    # Its derivative is the gradient itself, which torch takes from no function as a result.
+    halved = fuser.create_jit_fn("template <typename T> T f(T x) { while (x > T(1)) x /= T(2); return x; }")
+    x = torch.tensor([-1.0, 0.5], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(halved, x, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(halved, x)
+    hessian = torch.func.hessian(lambda x: (halved(x) * halved(x)).sum())(x.detach())
+    assert torch.equal(hessian, 2 * torch.eye(2, dtype=torch.float64))
+    each = torch.func.vmap(torch.func.grad(lambda x: halved(x) * x))(x.detach())
+    assert torch.equal(each, 2 * x.detach())
+
+
 def test_vmap_promotes_as_each_element_would() -> None:
     # Each element is a 0-dim float64 beside a float32 vector: the result is float32.
     scales, x = torch.arange(3.0, dtype=torch.float64), draw((5,), torch.float32)

@@ -12,8 +12,9 @@ from reduction_cases import ADD, VALUE
 
 import fuser
 from fuser import columns, planner
+from fuser.combining import Reduction
 from fuser.compiler import register
-from fuser.function import Function, Reduction
+from fuser.function import Function
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import OPS, reduction_function
 from fuser.ops.composites import composite_function

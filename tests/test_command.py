@@ -33,6 +33,19 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert "numerics='strict'" in shown
 
 
+@pytest.mark.cpu
+@pytest.mark.slow
+def test_demo(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for is_terminal in (False, True):
+        monkeypatch.setattr("sys.stdout.isatty", lambda is_terminal=is_terminal: is_terminal)
+        assert main(["demo", "--device", "cpu", "--size", "1000"]) == 0
+        shown = capsys.readouterr().out
+        assert "makes them, and torch.relu, 1 launch; on cpu, 1,000 float32 elements" in shown
+        assert re.search(r"^fused +\d+\.\d+ ms", shown, re.MULTILINE)
+        assert shown.count(": yes") == 2
+        assert ("\033[1m" in shown) is is_terminal
+
+
 @pytest.mark.parametrize(("device", "word"), [("cpu", "omp parallel"), ("cuda", 'extern "C" __global__')])
 def test_emit(device: str, word: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["emit", str(file), "--scalar", "alpha", "--device", device]) == 0

@@ -254,7 +254,7 @@ def test_a_scalar_may_have_any_other_name_of_pythons() -> None:
     ],
 )
 def test_no_frame_of_fusers_own_is_shown(call: Callable[[], Any]) -> None:
-    own = ("jiterator.py", "trace.py", "route.py", "functor.py", "interface.py", "pass_base.py")
+    own = ("jiterator.py", "jit_function.py", "trace.py", "route.py", "functor.py", "interface.py", "pass_base.py")
 
     def shown() -> set[str]:
         with pytest.raises(FuserError) as caught:

@@ -422,6 +422,7 @@ CATCHING: dict[str, Callable[[KernelSource, bytes], object]] = {
     "waiting for a turn": lambda source, image: take_turn(),
     "running a compiler": lambda source, image: cpu_backend.build_image(source),
     "finding a compiler": lambda source, image: cpu_backend._find_compiler.__wrapped__(config.cxx, os.environ["PATH"]),
+    "planning for other sizes": lambda source, image: call_two_sizes(),
     "asking the machine": lambda source, image: ask_often(cpu_backend.host_identity, cpu_prelude._libmvec),
 }
 # Of Python's library: some others ignore every OSError themselves.
@@ -491,6 +492,16 @@ def test_what_a_signal_handler_raises_leaves_nvrtc(error: type[Exception]) -> No
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert type(raised.value) is error
+
+
+def call_two_sizes() -> None:
+    # The second is planned on symbols, too.
+    config.touch()
+    for rows in (2, 3):
+        SIZED(torch.ones(rows, 40), torch.ones(40))
+
+
+SIZED = fuser.create_jit_fn("template <typename T> T sized(T x, T y) { return x * y; }")
 
 
 def new_entry(image: bytes) -> CacheKey:

@@ -245,6 +245,11 @@ FORMS = [
         lambda x: (x * x + 1).rsqrt(),
     ),
     Form(
+        "an argument as text, at the start of a macro",
+        "#define SAY(v) #v\ntemplate <typename T> T f(T x) { static_assert(sizeof(T) > 0, SAY(size)); return x + 1; }",
+        lambda x: x + 1,
+    ),
+    Form(
         "lines that go on in the next one",
         "#def\\\nine ONE \\\n  1\ntemplate <type\\\nname T> T f(T x) { return x + ONE; }",
         lambda x: x + 1,

@@ -18,12 +18,13 @@ from hypothesis import given
 import fuser
 from fuser import planner
 from fuser.access import Access, Tuning
+from fuser.combining import Reduction
 from fuser.compiler import register
 from fuser.config import SETTINGS, config
 from fuser.cxx.functor import parse_functor
 from fuser.dtypes import Rank
 from fuser.errors import ArgumentError, GroupError
-from fuser.function import Function, HandWritten, Isolation, Promotion, Reduction
+from fuser.function import Function, HandWritten, Isolation, Promotion
 from fuser.graph import Application, FusionGroup, GroupBuilder, Input
 from fuser.kernel_cache import KernelStore
 from fuser.kernel_spec import ArgSpec, InputSpec, RowSpec

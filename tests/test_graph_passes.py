@@ -14,6 +14,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.nn.functional import scaled_dot_product_attention as attend
 
 from fuser.fx import convolution_biases, masks, products
+from fuser.fx.idle_copies import drop_idle_copies
 from fuser.fx.merged_sums import sum_unviewed
 from fuser.fx.passes import FusionPass
 
@@ -69,6 +70,32 @@ def test_sums_read_what_is_computed_not_a_view_of_it(
     assert noted == [item.shape for item in wanted]
 
 
+@pytest.mark.parametrize(
+    ("order", "seen", "dims", "read"),
+    [
+        ([0, 2, 3, 1], [24, 5], [0], [0, 2, 3]),
+        ([0, 2, 3, 1], [24, 5], [1], [1]),
+        ([0, -2, -1, 1], [2, 3, 4, 5], [0, -1], [0, 1]),
+        ([0, 2, 3, 1], [2, 3, 4, 5], [0], None),
+        ([2, 1, 0, 3], [3, 5, 2, 4], [2, 3], None),
+        ([2, 1, 0, 3], [3, 5, 2, 4], [0, 1], [2, 1]),
+    ],
+)
+def test_sums_read_what_is_computed_not_what_is_turned(
+    order: list[int], seen: list[int], dims: list[int], read: list[int] | None
+) -> None:
+    x = torch.randint(-9, 9, (2, 5, 3, 4)).float().contiguous(memory_format=torch.channels_last)
+    steps = {"p": (ATEN.permute.default, "y", order), "v": (ATEN.view.default, "p", seen)}
+    module = trace(x, y=(ATEN.mul.Tensor, "x0", 2.0), **steps, s=(ATEN.sum.dim_IntList, "v", dims, True))
+    wanted = module(x)
+    sum_unviewed(module.graph)
+    (total,) = module.graph.find_nodes(op="call_function", target=ATEN.sum.dim_IntList)
+    assert total.args[1] == (dims if read is None else read)
+    assert (total.args[0].target is ATEN.mul.Tensor) == (read is not None)
+    module.recompile()
+    assert all(map(torch.equal, module(x), wanted))
+
+
 def test_a_bias_gradient_joins_what_makes_the_gradient() -> None:
     module = trace(
         torch.randn(4, 3, 5),
@@ -89,6 +116,42 @@ def test_what_no_group_computes_is_read_as_it_is_seen() -> None:
     sum_unviewed(module.graph)
     (total,) = module.graph.find_nodes(op="call_function", target=ATEN.sum.dim_IntList)
     assert total.args[1] == [0, 1]
+
+
+COPY, PAD, TO_TANH = (ATEN.clone.default,), (ATEN.constant_pad_nd.default,), (ATEN.tanh.default, "c")
+WRITTEN: dict[str, tuple[dict[str, tuple[Any, ...]], bool]] = {
+    "a copy": ({"c": (*COPY, "y"), "z": TO_TANH}, True),
+    "a pad of nothing": ({"c": (*PAD, "y", [0, 0, 0, 0]), "z": TO_TANH}, True),
+    "a pad that moves": ({"c": (*PAD, "y", [1, -1]), "z": TO_TANH}, False),
+    "of a view": ({"v": (ATEN.view.default, "y", [12]), "c": (*COPY, "v"), "z": TO_TANH}, True),
+    "of an input": ({"c": (*COPY, "x0"), "z": TO_TANH}, False),
+    "of a view of an input": ({"v": (ATEN.view.default, "x0", [12]), "c": (*COPY, "v"), "z": TO_TANH}, False),
+    "of another layout": ({"v": (ATEN.expand.default, "y", [2, 4, 3]), "c": (*COPY, "v"), "z": TO_TANH}, False),
+    "of what begins elsewhere": ({"v": (ATEN.select.int, "y", 0, 1), "c": (*COPY, "v"), "z": TO_TANH}, False),
+    "returned": ({"c": (*COPY, "y")}, False),
+    "returned as a view": ({"c": (*COPY, "y"), "v": (ATEN.t.default, "c")}, False),
+    "written to": ({"c": (*COPY, "y"), "w": (ATEN.add_.Tensor, "c", 1.0), "z": (ATEN.tanh.default, "y")}, False),
+    "read after a write": ({"c": (*COPY, "y"), "w": (ATEN.add_.Tensor, "y", 1.0), "z": TO_TANH}, False),
+    "read before a write": (
+        {"c": (*COPY, "y"), "d": TO_TANH, "w": (ATEN.add_.Tensor, "y", 1.0), "z": (ATEN.exp.default, "d")},
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_copies_that_nobody_can_tell_from_what_they_copy_are_dropped(name: str) -> None:
+    steps, is_dropped = WRITTEN[name]
+    x = torch.randn(4, 3)
+    module = trace(x, y=(ATEN.mul.Tensor, "x0", 2.0), **steps)
+    module.graph.output_node().args = (module.graph.output_node().args[0][-1],)
+    module.recompile()
+    wanted, count = module(x), len(module.graph.nodes)
+    drop_idle_copies(module.graph)
+    module.graph.lint()
+    module.recompile()
+    assert torch.equal(module(x), wanted)
+    assert len(module.graph.nodes) == count - is_dropped
 
 
 ROWS, INNER, COLUMNS = 24, 16, 21

@@ -599,6 +599,30 @@ def test_a_class_calls_its_method_with_an_object(x: torch.Tensor) -> None:
         assert torch.equal(holder.step(x), Holder.step.__get__(holder)(x) * 2)
 
 
+class Shared:
+    factor = 2.0
+
+    @classmethod
+    @fuser.fuse
+    def scale(cls, x: Any) -> Any:
+        return x * cls.factor
+
+
+class Larger(Shared):
+    factor = 6.0
+
+
+def test_class_methods(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    for factor in (2.0, 3.0):
+        monkeypatch.setattr(Shared, "factor", factor)
+        for _ in range(2):
+            assert torch.equal(Shared.scale(x), x * factor)
+            assert torch.equal(Larger.scale(x), x * 6)
+            assert torch.equal(Larger().scale(x), x * 6)
+            # As Python 3.13 calls them.
+            assert torch.equal(vars(Shared)["scale"].__func__(Larger, x), x * 6)
+
+
 def test_a_fused_method_stands_in_a_compiled_function(x: torch.Tensor) -> None:
     holder = Holder(3.0)
     compiled = torch.compile(lambda x: holder.step(x) + 1, backend="eager", fullgraph=True)

@@ -15,12 +15,13 @@ from functors import as_tuple, assert_same, poison, same_bits, unpoison
 
 import fuser
 from fuser import arg_spec, planner
+from fuser.combining import Reduction
 from fuser.compiler import register
 from fuser.config import config
 from fuser.cxx.functor import parse_functor
 from fuser.errors import ArgumentError, DimError, GroupError, ShapeError
 from fuser.fallback import Fallback
-from fuser.function import Function, Reduction
+from fuser.function import Function
 from fuser.fx.backend import fuser_backend
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.linear import follow_sums

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import threading
 import warnings
 import weakref
@@ -28,10 +29,10 @@ _numbers = itertools.count()
 
 
 def new_functor(body: str = "return x + T({number});", **options: Any) -> fuser.JitFunction:
-    """Return a functor whose text no test had before."""
+    """Return a functor whose text no test had before, also of another worker's."""
     number = next(_numbers)
     text = body.replace("{number}", str(number))
-    return fuser.jit_fn(f"template <typename T> T cached{number}(T x) {{ {text} }}", **options)
+    return fuser.jit_fn(f"template <typename T> T cached{os.getpid()}_{number}(T x) {{ {text} }}", **options)
 
 
 def compiles() -> tuple[int, int]:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuser
 from fuser.fx import fuse_graph, nodes, partition
@@ -195,6 +196,37 @@ def test_copies_to_another_layout_are_groups_on_a_gpu_and_stay_apart_from_reduct
     half = graph.call_function(torch.ops.aten.mul.Tensor, (note(total, 32, device="cuda"), 0.5))
     graph.output((copy, note(half, 32, device="cuda")))
     assert groups_of(graph) == [{copy.name}, {total.name, half.name}]
+
+
+def test_copies_that_keep_their_rows_join_reductions() -> None:
+    graph = fx.Graph()
+    x = note(graph.placeholder("x"), 4, 8, 16, device="cuda")
+    x.meta["val"] = x.meta["val"].transpose(0, 1)
+    total = note(graph.call_function(torch.ops.aten.amax.default, (x, [2], True)), 8, 4, 1, device="cuda")
+    less = graph.call_function(torch.ops.aten.sub.Tensor, (x, total))
+    less.meta["val"] = x.meta["val"]
+    copy = graph.call_function(torch.ops.aten.clone.default, (less,), {"memory_format": torch.contiguous_format})
+    graph.output(note(copy, 8, 4, 16, device="cuda"))
+    assert groups_of(graph) == [{"amax_default", "sub_tensor", "clone_default"}]
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_borders_lie_where_the_fewest_bytes_cross(*, is_before: bool) -> None:
+    def rotate(x: torch.Tensor) -> torch.Tensor:
+        return x * 0.5 + torch.cat([-x[:, 4:], x[:, :4]], 1)
+
+    def normalise(x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        return (wide * torch.rsqrt((wide * wide).sum(1, keepdim=True))).to(x.dtype)
+
+    def both(x: torch.Tensor) -> torch.Tensor:
+        return normalise(rotate(x + 1)) if is_before else rotate(normalise(x + 1))
+
+    traced = make_fx(both, tracing_mode="fake")(torch.ones(4, 8, dtype=torch.bfloat16))
+    with bind_for("fast"):
+        first, second = (found.nodes for found in partition.partition(traced.graph))
+    crossing = {node for later in second for node in later.all_input_nodes if node in first}
+    assert [node.meta["val"].dtype for node in crossing] == [torch.bfloat16]
 
 
 def test_items_are_with_their_functor() -> None:

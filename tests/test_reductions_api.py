@@ -18,8 +18,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 import fuser
+from fuser.combining import BATCH
 from fuser.errors import ArgumentError, DimError, FallbackError, FunctorError, GradientError, ShapeError
-from fuser.function import BATCH
 from fuser.fx.backend import fuser_backend
 from fuser.reduction_check import check_reduction
 

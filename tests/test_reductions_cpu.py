@@ -26,7 +26,8 @@ from reduction_cases import (
 from tiers import SLOW
 
 import fuser
-from fuser.function import Function, Reduction
+from fuser.combining import Reduction
+from fuser.function import Function
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import OPS
 

@@ -79,6 +79,16 @@ def test_cuda_loops_along_rows_keep_atens_order(shape: tuple[int, int], dtype: t
         assert torch.equal(less, torch.minimum(total, y))
 
 
+def test_cuda_loops_make_running_totals_of_running_totals() -> None:
+    builder = GroupBuilder("strict")
+    value = builder.add_input("x")
+    for _ in range(2):
+        (value,) = builder.apply(reduction_function("cumsum", (-1,)), [value])
+    given = draw((2, 3000), torch.float32)
+    (total,) = run_emulated(builder.build([value]), [given])
+    assert torch.equal(total, aten_scan(aten_scan(given)))
+
+
 @pytest.mark.parametrize("shape", [(3, 9, 132), pytest.param((2, 40, 7), marks=pytest.mark.slow)])
 def test_cuda_loops_across_rows_add_one_by_one(shape: tuple[int, ...]) -> None:
     x, y = draw(shape, torch.bfloat16), draw(shape[-1:], torch.bfloat16)
@@ -199,7 +209,7 @@ def test_cuda_kernels_have_atens_bits(dtype: torch.dtype) -> None:
         # Of sums that half holds.
         x = (draw(shape, dtype, "cuda") / 64).to(dtype)
         for function in (around, twice, beside_a_sum, widened):
-            compare(function, x, dim)
+            assert not compare(function, x, dim)["fallbacks"]
         compare(around, x[..., 1:], dim)
         compare(around, x.mT, dim)
         assert compare(around, x, dim)["kept"] == 0

@@ -6,6 +6,7 @@ group goes through ``run`` again, so that derivatives of any order and torch.fun
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -165,9 +166,11 @@ def _find_strided_gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> l
         step = case.adding_up(backward, tuple(_broadcast_dims(case, slot, shapes[slot], made) for slot in targets))
         for target, result in zip(targets, _run_pass(step, grads, values), strict=True):
             part = result
-            if part.shape != shapes[target]:
-                is_added_up = part.numel() == shapes[target].numel()
-                part = part.view(shapes[target]) if is_added_up else part.sum_to_size(shapes[target])
+            shape = shapes[target]
+            if part.dim() != len(shape) or part.shape != shape:
+                # Not Size.numel, which symbols do not survive.
+                is_added_up = part.numel() == math.prod(shape)
+                part = part.view(shape) if is_added_up else part.sum_to_size(shape)
             if part.device != case.devices[target]:
                 part = part.to(case.devices[target])
             before = found[target]

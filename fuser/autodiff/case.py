@@ -36,6 +36,8 @@ from fuser.layout import Shape
 from fuser.ops import OPS, reduction_function
 from fuser.route import is_transformed
 from fuser.tensor_desc import TensorDesc, common_device, describe, follows_default_dtype, input_specs, value_layouts
+from fuser.warming.cover import with_sizes
+from fuser.warming.follow import current
 
 __all__ = ["Case", "Pass", "check_eager", "find_case"]
 
@@ -158,7 +160,8 @@ def find_case(spec: KernelSpec, inputs: Sequence[Any], *, saves_results: bool = 
         and (item.requires_grad or transformed)
         and (item.is_floating_point() or item.is_complex())
     )
-    described = [describe(item) for item in inputs]
+    # Sizes decide nothing but what is worth to be saved: those of the call that a warm-up follows do.
+    described = [with_sizes(describe(item)) if current() else describe(item) for item in inputs]
     signature = tuple((item.kind, item.dtype, not item.shape, item.device) for item in described)
     key = (spec.key, wanted, signature, torch.get_default_dtype(), saves_results, transformed)
     case = _cases.get(key)

@@ -55,7 +55,9 @@ class _Opaque(torch.autograd.Function):
 
     @staticmethod
     def forward(function: TensorFunction, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(function(*tensors))
+        made = function(*tensors)
+        # torch takes no argument for a result: a derivative may pass its gradient on.
+        return tuple(item.clone() if any(item is x for x in tensors) else item for item in made)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:  # noqa: ARG004

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from fuser.combining import Reduction
 from fuser.compiler import register
 from fuser.dtypes import dtype_info
 from fuser.executor import run_around
 from fuser.fallback import Fallback
-from fuser.function import Function, Reduction
+from fuser.function import Function
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import InputSpec, KernelSpec, Typing, infer_typing
 from fuser.layout import Shape, broadcast_shapes

@@ -17,7 +17,8 @@ from torch.utils.benchmark import Timer
 from fuser._version import __version__
 from fuser.errors import FuserError
 from fuser.fallback import Fallback
-from fuser.jiterator import JitFunction
+from fuser.jit_function import JitFunction
+from fuser.progress import Progress
 
 __all__ = ["Row", "measure", "plot", "table_lines", "write_json"]
 
@@ -52,8 +53,9 @@ def measure(
         sizes: their elements.
         seconds: for one measurement, at least.
     """
-    for dtype in dtypes:
-        for elements in sizes:
+    cases = [(dtype, elements) for dtype in dtypes for elements in sizes]
+    with Progress("bench", len(cases) * len(NAMES)) as bar:
+        for dtype, elements in cases:
             tensors = [_draw(elements, dtype, device) for _ in function.tensor_names]
             numbers = dict.fromkeys(function.scalar_names, 1.5)
             outputs = function(*tensors, **numbers)
@@ -66,6 +68,8 @@ def measure(
                     times[name] = _time_us(_make(name, function, tensors, numbers, moved), seconds)
                 except (FuserError, RuntimeError, TypeError, AttributeError) as error:
                     absent[name] = str(error).partition("\n")[0] or type(error).__name__
+                bar.advance(f"{dtype}, {elements:,} elements, {name}")
+            bar.clear()
             yield Row(str(dtype).removeprefix("torch."), elements, moved, times, absent)
 
 

@@ -15,7 +15,8 @@ from fuser.compiler import build_kernel_source
 from fuser.config import config
 from fuser.disk_cache import CacheKey, cache_folder, list_entries, read, write
 from fuser.errors import CacheError, CompilerNotFoundError, FuserError
-from fuser.jiterator import JitFunction, jit_fn
+from fuser.jit_function import JitFunction
+from fuser.jiterator import jit_fn
 from fuser.planner import plan_texts
 
 __all__ = ["Finding", "examine"]

@@ -18,7 +18,7 @@ from fuser.debug import kernel_sources
 from fuser.disk_cache import scratch_folder
 from fuser.errors import FuserError
 from fuser.graph import FusionGroup
-from fuser.jiterator import JitFunction
+from fuser.jit_function import JitFunction
 
 __all__ = ["show"]
 

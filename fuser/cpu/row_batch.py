@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 from fuser.codegen import Operand, RowLoop
-from fuser.function import BATCH
+from fuser.combining import BATCH
 from fuser.kernel_spec import CPU_LANES
 from fuser.row_parts import RowPart, RowPass
 

@@ -389,8 +389,8 @@ def tokenize(text: str) -> Iterator[Token]:
 
 
 def _made_of(text: str, origin: int) -> list[Token]:
-    # The tokens of a directive's text, which all come from where the directive does.
-    found = (item for item in tokenize(text.strip()) if item.kind != "comment")
+    # The tokens of a directive's text, which all come from where the directive does; a # at its start is no directive.
+    found = (item for item in tokenize(f";{text.strip()}") if item.origin and item.kind != "comment")
     return [Token(item.kind, item.text, origin, is_copied=False) for item in found]
 
 

@@ -30,6 +30,7 @@ from fuser.fx.convolution_biases import add_biases_apart
 from fuser.fx.cuda_graphs import CudaGraphs
 from fuser.fx.dropouts import Otherwise, find_dropouts, open_dropouts
 from fuser.fx.flat import FlatGraph, flatten
+from fuser.fx.idle_copies import drop_idle_copies
 from fuser.fx.lists import fuse_lists
 from fuser.fx.masks import drop_idle_masks
 from fuser.fx.norms_again import POINTWISE, join_norms, part_norms
@@ -37,6 +38,7 @@ from fuser.fx.passes import Fuel, FusionPass
 from fuser.fx.products import pad_products
 from fuser.fx.scatters import mark_scatters, write_scatters_in_place
 from fuser.graph import FusionGroup
+from fuser.warming.graphs import follow_graph
 
 __all__ = ["build_backend", "compile_graph", "fuser_backend"]
 
@@ -47,6 +49,7 @@ def compile_graph(graph_module: fx.GraphModule, numerics: str | None = None, fue
     Returns:
         A function of a list of arguments, which it empties.
     """
+    drop_idle_copies(graph_module.graph)
     if (numerics or config.numerics) == "fast":
         pad_products(graph_module.graph)
     add_biases_apart(graph_module.graph)
@@ -124,7 +127,9 @@ def fuser_backend(
     def compile_as(kind: str) -> Callable[..., Any]:
         def compile_pass(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
             if graphs is None or not any(isinstance(item, torch.Tensor) and item.is_cuda for item in inputs):
-                return compile_flat(graph)
+                run = compile_flat(graph)
+                follow_graph(run, inputs)
+                return run
             return graphs.wrap(graph, inputs, compile_flat, kind)
 
         return compile_pass if not is_kept else SerializableAOTDispatchCompiler(FlatGraph, compile_pass)  # type: ignore[arg-type]
@@ -211,6 +216,7 @@ def split_passes(joint: fx.GraphModule, inputs: Any, **settings: Any) -> tuple[f
     torch's pointwise ops, but for those with loops. In an activation checkpoint its policy decides.
     """
     drop_unread_statistics(joint)
+    drop_idle_copies(joint.graph)
     run = torch.ops.fuser.run.default
     for node in joint.graph.nodes:
         if node.target is run and _is_costly(registered(node.args[0]).group):

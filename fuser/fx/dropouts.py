@@ -20,8 +20,8 @@ from torch import fx
 
 from fuser.cxx.functor import parse_functor
 from fuser.function import Function, Isolation
-from fuser.fx.nodes import IS_APART
-from fuser.jiterator import JitFunction
+from fuser.fx.nodes import IS_APART, may_alias
+from fuser.jit_function import JitFunction
 from fuser.layout import Shape, Strides
 from fuser.ops import IS_NUMBER
 
@@ -102,15 +102,10 @@ def find_obstacle(node: fx.Node) -> str:
         return "torch draws in an order that kernels do not have"
     # Whether it begins where memory does that the graph allocates.
     owner: Any = x
-    while owner.op == "call_function" and (owner.target is operator.getitem or _is_view(owner)):
+    while owner.op == "call_function" and may_alias(owner):
         owner = owner.all_input_nodes[0]
     is_aligned = value.storage_offset() * value.dtype.itemsize % _VECTOR_BYTES == 0
     return "" if owner.op == "call_function" and is_aligned else "torch draws as the address says, which is not known"
-
-
-def _is_view(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is None or any(item.alias_info is not None for item in schema.returns)
 
 
 def _find_vector(numel: int, itemsize: int) -> int:

@@ -207,8 +207,12 @@ def _find_leaves(node: fx.Node) -> list[fx.Node]:
 
 
 def _tell(value: Any) -> Any:
+    # Symbols, of a warm-up, as what they stand for.
+    kind = int if isinstance(value, torch.SymInt) else type(value)
+    if isinstance(value, torch.SymBool):
+        kind, value = bool, bool(value)
     # Comparable: 1, 1.0 and True are equal, zeros too, and NaN is not.
-    return type(value), repr(value) if isinstance(value, float | complex) else value
+    return kind, repr(value) if isinstance(value, float | complex) else value
 
 
 def _describe(value: Any, what: str) -> Any:

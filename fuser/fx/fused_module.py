@@ -11,7 +11,7 @@ from torch import fx
 
 from fuser.fx.trace import FusedFunction, P
 from fuser.graph import FusionGroup
-from fuser.jiterator import R
+from fuser.jit_function import R
 
 __all__ = ["FusedModule", "fuse"]
 
@@ -77,9 +77,9 @@ class FusedModule(torch.nn.Module):
         """See FusedFunction."""
         return self.fused.groups
 
-    def warmup(self, *args: Any, **kwargs: Any) -> None:
+    def warmup(self, *args: Any, dynamic_shapes: Any = None, backward: bool = False, **kwargs: Any) -> None:
         """See FusedFunction."""
-        self.fused.warmup(*args, **kwargs)
+        self.fused.warmup(*args, dynamic_shapes=dynamic_shapes, backward=backward, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Copies and pickles are those of the module, fused again."""

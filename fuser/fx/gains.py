@@ -6,6 +6,7 @@ Within a group nothing is written that only the group reads, which is counted by
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import fx
 from fuser.fx.nodes import COPIES, GraphReading, is_copy
 from fuser.ops import REDUCTIONS, OpCall, find_numerics, is_first_power
 
-__all__ = ["gains_nothing", "is_laid_out_anew", "is_small"]
+__all__ = ["count_bytes", "crosses_rows", "gains_nothing", "is_laid_out_anew", "is_small"]
 
 # Elements of a tensor that are computed while a kernel is launched.
 SMALL = 1 << 12
@@ -62,7 +63,30 @@ def is_laid_out_anew(node: fx.Node, call: OpCall | None) -> bool:
     return len({str((value.shape, value.stride())) for value in values}) > 1
 
 
+def crosses_rows(node: fx.Node, call: OpCall | None) -> bool:
+    """Whether a copy to another layout has other rows: what reads them beside a reduction would read across memory."""
+    if not is_laid_out_anew(node, call):
+        return False
+    values = [item.meta["val"] for item in (node, *node.all_input_nodes)]
+    ends = {(tuple(value.shape[-1:]), str(value.stride()[-1:])) for value in values if value.dim()}
+    return len(ends) != 1 or "(1,)" not in next(iter(ends))
+
+
 def is_small(value: Any) -> bool:
     """Whether a launch takes longer than computing a tensor."""
     is_known = isinstance(value, torch.Tensor) and all(type(size) is int for size in value.shape)
     return is_known and value.numel() <= SMALL
+
+
+def count_bytes(value: Any) -> int:
+    """Return how many bytes of memory a value is, or those of a list are: what is expanded is read once."""
+    if isinstance(value, list | tuple):
+        return sum(map(count_bytes, value))
+    if not isinstance(value, torch.Tensor):
+        return 0
+    sizes = [_hint(size) for size, stride in zip(value.shape, value.stride(), strict=True) if _hint(stride)]
+    return math.prod(sizes) * value.element_size()
+
+
+def _hint(size: Any) -> int:
+    return int(size.node.hint or 0) if isinstance(size, torch.SymInt) else int(size)

@@ -27,6 +27,7 @@ from fuser.launcher import Launcher, record_through
 from fuser.process import Lock, await_before_fork
 from fuser.route import Route, find_route, requires_grad
 from fuser.tensor_desc import common_device, describe, follows_default_dtype, input_specs
+from fuser.warming.follow import alone, current, stand_in
 
 __all__ = ["DifferentiableFusion"]
 
@@ -96,6 +97,11 @@ class DifferentiableFusion(FusionModule):
         if routed.route is not Route.AUTOGRAD or not all(map(operator.is_, routed.inputs, given)):
             # Somebody traces, or maps.
             return None
+        if current() is not None:
+            with alone():
+                followed = self._find_joint(tuple(map(stand_in, inputs)))
+            # Asks of symbols what it relies on.
+            return followed if followed is None or followed.fits(inputs) else None
         key = (torch.get_default_dtype(), *map(_describe, given))
         found = self._calls.get(key)
         if found is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import torch
 from torch import fx
@@ -19,26 +20,25 @@ __all__ = ["sum_unviewed"]
 
 _ATEN = torch.ops.aten
 _SUM = _ATEN.sum.dim_IntList
-_VIEWS = {_ATEN.view.default, _ATEN._unsafe_view.default}
+_VIEWS = {_ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.permute.default}
 
 
 def sum_unviewed(graph: fx.Graph) -> None:
     """Let sums read what a view shows instead of the view, where whole dimensions of either are the same elements."""
     for node in graph.find_nodes(op="call_function", target=_SUM):
-        view, wanted = node.args[0], node.meta.get("val")
-        source = view
-        while isinstance(source, fx.Node) and source.target in _VIEWS:
+        wanted, given = node.meta.get("val"), node.args[1]
+        source: Any = node.args[0]
+        dims = list(given) if isinstance(given, list | tuple) and given else None
+        while dims is not None and isinstance(source, fx.Node) and source.target in _VIEWS:
+            dims = _find_dims(source.args[0], source, dims)
             source = source.args[0]
-        if source is view or not (isinstance(source, fx.Node) and isinstance(view, fx.Node) and _is_computed(source)):
-            continue
-        dims = _find_dims(source, view, node.args[1])
-        if dims is None or not isinstance(wanted, torch.Tensor):
+        if dims is None or source is node.args[0] or not isinstance(wanted, torch.Tensor) or not _is_computed(source):
             continue
         with graph.inserting_before(node):
-            given = {name: value for name, value in node.kwargs.items() if name == "dtype"}
-            total = graph.call_function(_SUM, (source, dims), given)
-            kept = [size for dim, size in enumerate(source.meta["val"].shape) if dim not in dims]
-            total.meta["val"] = wanted.new_empty(kept)
+            kept = {name: value for name, value in node.kwargs.items() if name == "dtype"}
+            total = graph.call_function(_SUM, (source, dims), kept)
+            sizes = [size for dim, size in enumerate(source.meta["val"].shape) if dim not in dims]
+            total.meta["val"] = wanted.new_empty(sizes)
             seen = graph.call_function(_ATEN.view.default, (total, list(wanted.shape)))
         seen.meta.update(node.meta)
         node.replace_all_uses_with(seen)
@@ -53,14 +53,20 @@ def _is_computed(source: fx.Node) -> bool:
     return call is not None and not call.arranges and not is_copy(call)
 
 
-def _find_dims(source: fx.Node, view: fx.Node, dims: object) -> list[int] | None:
-    # The dimensions of the source that the view's are; None where some of one are part of the others.
-    known, seen = (node.meta.get("val") for node in (source, view))
-    if not (isinstance(known, torch.Tensor) and isinstance(seen, torch.Tensor) and isinstance(dims, list | tuple)):
+def _find_dims(source: Any, view: fx.Node, dims: Sequence[int]) -> list[int] | None:
+    # The dimensions of the source that the view's are; None where some of one are part of the others, or where what is
+    # left comes in another order.
+    known, seen = (getattr(node, "meta", {}).get("val") for node in (source, view))
+    if not (isinstance(known, torch.Tensor) and isinstance(seen, torch.Tensor)):
         return None
-    if not dims or not all(type(size) is int and size for size in (*known.shape, *seen.shape)):
+    if not all(type(size) is int and size for size in (*known.shape, *seen.shape)):
         return None
     reduced = {dim % seen.dim() for dim in dims}
+    if view.target is _ATEN.permute.default:
+        order: Any = view.args[1]
+        places = [dim % seen.dim() for dim in order]
+        left = [place for dim, place in enumerate(places) if dim not in reduced]
+        return [places[dim] for dim in sorted(reduced)] if left == sorted(left) else None
     found: list[int] = []
     for own, theirs in _match(known.shape, seen.shape):
         kinds = {dim in reduced for dim in theirs}

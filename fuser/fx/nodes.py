@@ -14,7 +14,7 @@ from torch import fx
 
 from fuser.compiler import registered
 from fuser.graph import FusionGroup
-from fuser.jiterator import JitFunction
+from fuser.jit_function import JitFunction
 from fuser.library import merge_inputs
 from fuser.ops import DEVICE_TYPE, IS_NUMBER, OpCall, bind_function, bind_method, bind_module, has_hooks
 
@@ -29,6 +29,7 @@ __all__ = [
     "is_fusible",
     "is_random",
     "is_size",
+    "may_alias",
     "read_nodes",
 ]
 
@@ -118,6 +119,13 @@ def is_fusible(node: fx.Node, call: OpCall | None) -> bool:
 def is_copy(call: OpCall | None) -> bool:
     """Whether a call gives back its tensor's elements, in another dtype or layout at most."""
     return call is not None and call.function.op in COPIES
+
+
+def may_alias(node: fx.Node) -> bool:
+    """Whether what a node returns may be memory that it was given: only of torch's overloads it is known."""
+    schema = getattr(node.target, "_schema", None)
+    is_view = schema is None or any(item.alias_info is not None for item in schema.returns)
+    return is_view or node.target is torch.ops.aten._unsafe_view.default
 
 
 def _takes_item(user: fx.Node, call: OpCall) -> bool:

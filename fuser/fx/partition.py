@@ -20,10 +20,11 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from fuser.fx.borders import Kinds, find_misplaced
 from fuser.fx.conversions import find_visible_aliases
-from fuser.fx.gains import gains_nothing, is_laid_out_anew, is_small
+from fuser.fx.gains import crosses_rows, gains_nothing, is_small
 from fuser.fx.nodes import IS_APART, bind_group, is_barrier, is_copy, is_random, read_nodes
-from fuser.jiterator import JitFunction
+from fuser.jit_function import JitFunction
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
 from fuser.ops import OpCall
 
@@ -71,10 +72,14 @@ def partition(graph: fx.Graph, *, reduces: bool = True, device_type: str = "") -
     fusible = {node for node in calls if node not in visible}
     # What returns a tuple, of which others take the items.
     several = {node: calls[node] for node in fusible if _returns_several(node, calls[node])}
+    kinds = Kinds(
+        {node for node in fusible if _arranges(node, calls[node])},
+        {node for node in fusible if is_whole(node, calls[node])},
+    )
     groups = [
         group
         for stretch in _cut_stretches(nodes, barriers)
-        for group in _Stretch(stretch, fusible, several, calls).find_groups()
+        for group in _find_groups(stretch, fusible, several, calls, kinds)
     ]
     return [
         Partition(tuple(group), tuple(reading.calls[node] for node in group))
@@ -134,6 +139,24 @@ def _cut_stretches(nodes: Sequence[fx.Node], barriers: set[fx.Node]) -> Iterator
     yield stretch
 
 
+def _find_groups(
+    stretch: Sequence[fx.Node],
+    fusible: set[fx.Node],
+    several: Mapping[fx.Node, OpCall | None],
+    calls: Mapping[fx.Node, OpCall | None],
+    kinds: Kinds,
+) -> list[list[fx.Node]]:
+    groups = list(_Stretch(stretch, fusible, several, calls, kinds).find_groups())
+    misplaced = find_misplaced(groups, kinds)
+    if not (misplaced.arranging or misplaced.whole):
+        return groups
+    return list(_Stretch(stretch, fusible, several, calls, kinds.add(misplaced)).find_groups())
+
+
+def _arranges(node: fx.Node, call: OpCall | None) -> bool:
+    return bool(node.meta.get(IS_APART)) or crosses_rows(node, call) or (call is not None and call.arranges)
+
+
 def is_whole(node: fx.Node, call: OpCall | None) -> bool:
     """Whether a node has to see its tensors whole, not in parts: it reduces them."""
     if call is not None:
@@ -172,6 +195,7 @@ class _Stretch:
         fusible: set[fx.Node],
         several: Mapping[fx.Node, OpCall | None],
         calls: Mapping[fx.Node, OpCall | None],
+        kinds: Kinds,
     ) -> None:
         self.nodes = nodes
         self.slot = {node: slot for slot, node in enumerate(nodes)}
@@ -203,9 +227,7 @@ class _Stretch:
             unit = _Unit([node], 1 << slot, *paths, int(is_fusible), inputs, outputs, devices, shapes)
             if is_fusible:
                 call = calls[node]
-                is_apart = bool(node.meta.get(IS_APART)) or is_laid_out_anew(node, call)
-                unit.arranges = is_apart or (call is not None and call.arranges)
-                unit.is_whole = is_whole(node, call)
+                unit.arranges, unit.is_whole = node in kinds.arranging, node in kinds.whole
                 is_pointwise = not (unit.arranges or unit.is_whole or (call is not None and call.is_view))
                 if is_pointwise and not (fusible.intersection(node.users)) and is_small(value):
                     self.small_ends |= 1 << slot

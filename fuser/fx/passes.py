@@ -16,19 +16,19 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from fuser import log
 from fuser.compiler import register, registered
 from fuser.config import config
-from fuser.executor import warm_up
 from fuser.fx.expansions import drop_expansions
 from fuser.fx.merged_sums import sum_unviewed
 from fuser.fx.nodes import bind_group, bind_node, is_random
 from fuser.fx.partition import Partition, is_whole, partition
 from fuser.fx.splits import open_splits
 from fuser.graph import FusionGroup, GroupBuilder
-from fuser.jiterator import JitFunction
+from fuser.jit_function import JitFunction
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Replayer, called_in_c
 from fuser.library import split_inputs
 from fuser.ops import OpCall, bind_for, is_creation
 from fuser.route import call_anew
+from fuser.warming.symbolic import warm_up
 
 __all__ = ["Fuel", "FusionCall", "FusionModule", "FusionPass", "fuse_graph", "sort_graph"]
 
@@ -193,33 +193,9 @@ def fuse_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any] | Non
     """
     FusionPass()(graph_module)
     if example_inputs is not None:
-        warm_up_graph(graph_module, example_inputs)
+        names = [str(node.target) for node in graph_module.graph.find_nodes(op="placeholder")]
+        warm_up(graph_module, example_inputs, {}, names=names)
     return graph_module
-
-
-def warm_up_graph(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
-    """Compile the kernels of every fusion node for these inputs, launching nothing of fuser's.
-
-    What stays eager between fusion nodes runs on fake tensors.
-    """
-    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415 - only needed here
-
-    fakes = [item.fake_mode for item in inputs if isinstance(item, torch._subclasses.FakeTensor)]
-    mode = fakes[0] if fakes else FakeTensorMode(allow_non_fake_inputs=True)
-    _WarmUp(graph_module).run(*[mode.from_tensor(x) if _is_real(x) else x for x in inputs])
-
-
-class _WarmUp(fx.Interpreter):
-    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        module = self.fetch_attr(target)
-        if isinstance(module, FusionModule):
-            with torch._C._DisableTorchDispatch():
-                warm_up(module.spec, args)
-        return super().call_module(target, args, kwargs)
-
-
-def _is_real(item: Any) -> bool:
-    return isinstance(item, torch.Tensor) and not isinstance(item, torch._subclasses.FakeTensor)
 
 
 class _GroupWriter:

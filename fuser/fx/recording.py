@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from torch._dynamo.eval_frame import OptimizeContext, innermost_fn
 from torch._functorch import config as functorch_config
 
 from fuser.fx.backend import build_backend, compile_graph, read_options
+from fuser.fx.gains import count_bytes
 
 __all__ = ["RecordedGraph", "record_graphs"]
 
@@ -75,18 +75,4 @@ def _count_traffic(node: fx.Node) -> int:
         or getattr(node.target, "__module__", "") == "_operator"
     ):
         return 0
-    return sum(_count_bytes(item.meta.get("val")) for item in (*node.all_input_nodes, node))
-
-
-def _count_bytes(value: Any) -> int:
-    if isinstance(value, list | tuple):
-        return sum(map(_count_bytes, value))
-    if not isinstance(value, torch.Tensor):
-        return 0
-    # Expanded dimensions are read once.
-    sizes = [_hint(size) for size, stride in zip(value.shape, value.stride(), strict=True) if _hint(stride)]
-    return math.prod(sizes) * value.element_size() if value.numel() != 0 else 0
-
-
-def _hint(size: Any) -> int:
-    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+    return sum(count_bytes(item.meta.get("val")) for item in (*node.all_input_nodes, node))

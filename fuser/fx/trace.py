@@ -7,10 +7,8 @@ import inspect
 import operator
 import sys
 import types
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, overload
 
 import torch
@@ -21,15 +19,17 @@ from fuser.errors import ArgumentError, GradientError, UnsupportedError, shows_u
 from fuser.fx.arguments import NUMBER, TENSOR, Key, sort_arguments
 from fuser.fx.flat_text import as_function
 from fuser.fx.joint import DifferentiableFusion
-from fuser.fx.passes import FusionModule, FusionPass, warm_up_graph
+from fuser.fx.passes import FusionModule, FusionPass
 from fuser.fx.tracer import Traced, is_traced, trace
 from fuser.fx.whole import WholeFusion, find_whole_fusion
 from fuser.graph import FusionGroup
-from fuser.jiterator import R
+from fuser.jit_function import R
 from fuser.launcher import Recorded, Replayer, Scalars, called_in_c, record_through
 from fuser.outputs import check_kinds, finish_out, finish_traced_out
 from fuser.process import Lock
 from fuser.route import call_anew, is_transformed, requires_grad
+from fuser.warming.follow import current, stand_in
+from fuser.warming.symbolic import warm_up
 
 __all__ = ["FusedFunction", "P"]
 
@@ -124,7 +124,12 @@ class FusedFunction(Replayer, Generic[P, R]):
         name = f"_fused_{self.__qualname__}"
         found: FusedFunction | None = held.get(name)
         if found is None or found.function != types.MethodType(self.function, instance):
-            found = held[name] = FusedFunction(types.MethodType(self.function, instance))
+            found = FusedFunction(types.MethodType(self.function, instance))
+            if isinstance(instance, type):
+                # Of a class method.
+                setattr(instance, name, found)
+            else:
+                held[name] = found
         return found
 
     @property
@@ -173,13 +178,35 @@ class FusedFunction(Replayer, Generic[P, R]):
         return tuple(item.group for item in modules if isinstance(item, FusionModule))
 
     @shows_users_frames
-    def warmup(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the kernels a call with these arguments needs, without launching any.
+    def warmup(self, *args: Any, dynamic_shapes: Any = None, backward: bool = False, **kwargs: Any) -> None:
+        """Compile the kernels that calls need, without launching any.
 
-        Takes real, fake or meta tensors; meta tensors stand for tensors on the GPU, or on the CPU without one.
+        Args:
+            *args: arguments of a call: real, fake or meta tensors, which stand for tensors on the GPU, or on the CPU
+                without one; and anything else that the function takes.
+            dynamic_shapes: the sizes that calls differ in, as ``torch.export`` takes them: for arguments by name, or in
+                order, a ``Dim`` for dimensions. All kernels are compiled that calls within their bounds need.
+            backward: whether to prepare gradients, too, by all tensors that require them.
+            **kwargs: those by name.
+
+        Raises:
+            ArgumentError: ``dynamic_shapes`` does not fit. Else as calls.
         """
-        key, leaves = self._sort(args, kwargs)
-        warm_up_graph(self._find_trace(key, leaves).traced.graph_module, leaves)
+        names = [item.name for item in self._parameters if item.kind is not item.VAR_KEYWORD]
+        warm_up(
+            self,
+            args,
+            kwargs,
+            names=names,
+            dynamic_shapes=dynamic_shapes,
+            backward=backward,
+            parameters=self._held_tensors(),
+        )
+
+    def _held_tensors(self) -> Iterator[torch.Tensor]:
+        # What a module has of its own.
+        owner = getattr(self.function, "__self__", None)
+        return owner.parameters() if isinstance(owner, torch.nn.Module) else iter(())
 
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
@@ -205,14 +232,21 @@ class FusedFunction(Replayer, Generic[P, R]):
     @shows_users_frames
     def call_anew(self, *args: Any, **kwargs: Any) -> Any:
         """Serve a call that is not like an earlier one; as ``__call__``."""
-        kinds = type(args[0]).__mro__ if args and type(args[0]) is not torch.Tensor else ()
-        if any(vars(kind).get(self.__name__) is self for kind in kinds):
-            # A method called by its class: ``Base.forward(self, x)``.
+        owner = args[0] if args and isinstance(args[0], type) else type(args[0]) if args else torch.Tensor
+        kinds = () if owner is torch.Tensor else owner.__mro__
+        if any(getattr(found := vars(kind).get(self.__name__), "__func__", found) is self for kind in kinds):
+            # A method called by its class: ``Base.forward(self, x)``; from Python 3.13 on, so are class methods.
             return self.__get__(args[0])(*args[1:], **kwargs)
         is_exported = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
         if is_exported or is_traced((*args, *kwargs.values())):
             # Somebody else is tracing.
             return self.function(*args, **kwargs)
+        if current() is not None:
+            key, leaves = self._sort(args, kwargs)
+            entry = self._find_trace(key, tuple(map(stand_in, leaves)))
+            # Asks of symbols what the trace relies on.
+            entry.traced.holds(leaves)
+            return entry.run(*leaves)
         if any(map(_has_own_functions, args)):
             return self._call_plainly(*args, **kwargs)
         out = None if self._has_out else kwargs.pop("out", None)
@@ -235,10 +269,7 @@ class FusedFunction(Replayer, Generic[P, R]):
                 return replayed
         if whole is None:
             result = entry.run(*leaves)
-            # What a record holds, the garbage collector does not see: neither the graph nor a method's object.
-            if not isinstance(self.function, types.MethodType):
-                again = partial(_run, weakref.ref(entry.run))
-                record_through(launcher, again, leaves, leaves, None, grad_mode=torch.is_grad_enabled())
+            record_through(launcher, entry.run, leaves, leaves, None, grad_mode=torch.is_grad_enabled())
             return result
         inputs = whole.inputs(leaves)
         if outs is None and isinstance(whole.module, DifferentiableFusion):
@@ -365,12 +396,6 @@ class FusedFunction(Replayer, Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<fuser.fuse {self.__name__}>"
-
-
-def _run(run: weakref.ref[Callable[..., Any]], *leaves: Any) -> Any:
-    function = run()
-    assert function is not None, "whose calls are replayed has it"
-    return function(*leaves)
 
 
 def _mode(leaves: tuple[Any, ...]) -> Mode:

@@ -32,7 +32,7 @@ from fuser.fx.guards import Guards, find_guards
 from fuser.fx.nodes import is_size
 from fuser.fx.symbols import IN_PLACE, Symbol, is_symbol, is_tensor
 from fuser.fx.writes import sink_writes, split_batch_norm
-from fuser.jiterator import JitFunction
+from fuser.jit_function import JitFunction
 from fuser.ops import IS_NUMBER, KNOWN, Known, find_settled, has_hooks, needs_known
 from fuser.process import Lock, await_before_fork
 
@@ -169,6 +169,8 @@ class _Tracer(fx.Tracer):
         facts = None
         if self._examples is not None and self._leaves is not None:
             facts = find_facts(graph, list(self._asked), self._examples, self.targets, self._leaves)
+        # Symbols hold the tracer, and it them: the call's tensors would wait for the garbage collector.
+        self._examples = self._leaves = None
         _erase_unused(graph, self._asked)
         sink_writes(graph)
         _bind_scalars(graph, _settle_numbers(graph))

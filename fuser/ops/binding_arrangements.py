@@ -139,12 +139,18 @@ def _bind_slice_backward(
     size = input_sizes[dim]
     start = min(max(start + size if start < 0 else start, 0), size)
     if step > 1:
-        # Every step-th element, where they come out even: one of a further dimension.
-        if start >= step or value.shape[dim] * step != size:
-            return None
-        part = _view(grad_output, "unsqueeze.default", dim + 1)
-        whole = part and _pad(part, dim + 1, start, step - 1 - start, 0, is_contiguous=True)
-        return whole and OpCall(seen_through("view.default", (tuple(input_sizes),), value.dim()), (whole,))
+        # Every step-th element: one of a further dimension, which is then one with this, and cut where it does not end.
+        count, before = -(-size // step), start // step
+        after = count - before - value.shape[dim]
+        part = _pad(grad_output, dim, before, after, 0, is_contiguous=True) if before or after else grad_output
+        sizes = (*input_sizes[:dim], count, *input_sizes[dim + 1 :])
+        opened = (*sizes[: dim + 1], 1, *sizes[dim + 1 :])
+        part = OpCall(seen_through("view.default", (opened,), len(opened)), (part,))
+        part = _pad(part, dim + 1, start % step, step - 1 - start % step, 0, is_contiguous=True)
+        sizes = (*sizes[:dim], count * step, *sizes[dim + 1 :])
+        made = part and OpCall(seen_through("view.default", (sizes,), len(sizes)), (part,))
+        is_cut = made and size % step
+        return OpCall(seen_through("slice.Tensor", (dim, 0, size), len(sizes)), (made,)) if is_cut else made
     return _pad(grad_output, dim, start, size - start - value.shape[dim], 0, is_contiguous=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ __all__ = [
     "is_constant",
     "is_number",
     "known_of",
+    "tensor_first",
 ]
 
 # Key in the ``meta`` of a stand-in that is a Python number.
@@ -113,6 +115,16 @@ def asking(binder: Binder) -> Binder:
     """Say of a binder that it asks (a decorator)."""
     ASKING.add(binder)
     return binder
+
+
+def tensor_first(binder: Binder) -> Binder:
+    """Return it for torch's functions that take no number first: ``torch.add(2, x)`` is an error, and stays torch's."""
+
+    @functools.wraps(binder)
+    def bind(input: Any, *args: Any, **kwargs: Any) -> OpCall | None:  # noqa: A002 - torch's own parameter name
+        return None if is_number(input) else binder(input, *args, **kwargs)
+
+    return asking(bind) if binder in ASKING else bind
 
 
 def device_type_of(call: OpCall) -> str:

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from fuser.combining import Reduction
 from fuser.cxx.functor import Functor, parse_functor
-from fuser.function import Function, Promotion, Reduction
+from fuser.function import Function, Promotion
 from fuser.ops.table import ANY_REAL, FLOAT, dtype_kind
 from fuser.orders import KEPT_ORDERS
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
-from fuser.function import Function, Promotion, Reduction
+from fuser.combining import Reduction
+from fuser.function import Function, Promotion
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops.calls import Binder, OpCall, asking, is_number, known_of
 from fuser.ops.composites import ADD, COMPOSITES, Composite, Form, composite_function, step

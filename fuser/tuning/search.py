@@ -14,6 +14,7 @@ from fuser import log
 from fuser.access import Tuning
 from fuser.config import config
 from fuser.process import Lock
+from fuser.progress import Progress
 from fuser.tuning import table as tunings
 from fuser.tuning.table import Candidate
 
@@ -126,10 +127,13 @@ def _search(found: Sequence[Candidate], run: Callable[[], Any]) -> TuningReport:
 
 def _tune(candidate: Candidate, run: Callable[[], Any]) -> KernelTrials:
     trials = []
-    for tuning in tunings.candidates(candidate.args):
-        with tunings.use(candidate, tuning):
-            config.touch()
-            trials.append(Trial(tuning, _time_us(run)))
+    choices = tunings.candidates(candidate.args)
+    with Progress("autotune", len(choices)) as bar:
+        for tuning in choices:
+            with tunings.use(candidate, tuning):
+                config.touch()
+                trials.append(Trial(tuning, _time_us(run)))
+            bar.advance(candidate.names)
     best = min(trials, key=lambda trial: trial.time_us)
     chosen = best.tuning if best.time_us < trials[0].time_us * (1 - MIN_GAIN) else trials[0].tuning
     tunings.keep(candidate, chosen)

@@ -1,0 +1,106 @@
+"""``fuser.warmup``: for any function, and for what torch.compile made, which is called for that."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from fuser.errors import ArgumentError, shows_users_frames
+from fuser.fx.fused_module import FusedModule
+from fuser.fx.trace import FusedFunction
+from fuser.jit_function import JitFunction
+from fuser.reduction import ReductionFunction
+from fuser.warming.dims import Dim, Sample, map_samples, stretch
+from fuser.warming.graphs import following_graphs
+from fuser.warming.symbolic import meta_device, read_arguments, warm_up
+
+__all__ = ["warmup"]
+
+
+@shows_users_frames
+def warmup(
+    function: Callable[..., Any], /, *args: Any, dynamic_shapes: Any = None, backward: bool = False, **kwargs: Any
+) -> None:
+    """Compile the kernels that calls of a function need.
+
+    Nothing is launched, but of what torch.compile made: that is called, a few times, with zeros in place of meta
+    tensors, since its graphs are made by calls.
+
+    Args:
+        function: a functor, reduction, fused function or module, what torch.compile made with ``backend="fuser"``, or
+            a function that calls any of those.
+        *args: arguments of a call: real, fake or meta tensors, which stand for tensors on the GPU, or on the CPU
+            without one; and anything else that the function takes.
+        dynamic_shapes: the sizes that calls differ in, as ``torch.export`` takes them: for arguments by name, or in
+            order, a ``Dim`` for dimensions. All kernels are compiled that calls within their bounds need.
+        backward: whether to prepare gradients, too, by all tensors that require them.
+        **kwargs: those by name.
+
+    Raises:
+        ArgumentError: ``dynamic_shapes`` does not fit. Else as calls.
+    """
+    if isinstance(function, FusedFunction | FusedModule | JitFunction | ReductionFunction):
+        function.warmup(*args, dynamic_shapes=dynamic_shapes, backward=backward, **kwargs)
+        return
+    is_compiled = hasattr(function, "_torchdynamo_orig_callable")
+    original: Any = getattr(function, "_orig_mod", function)
+    plain = original.forward if isinstance(original, torch.nn.Module) else inspect.unwrap(original)
+    names = [name for name, item in inspect.signature(plain).parameters.items() if item.kind is not item.VAR_KEYWORD]
+    if is_compiled:
+        _warm_up_compiled(function, *read_arguments(args, kwargs, names, dynamic_shapes), backward=backward)
+        return
+    parameters = original.parameters() if isinstance(original, torch.nn.Module) else ()
+    warm_up(
+        function,
+        args,
+        kwargs,
+        names=names,
+        dynamic_shapes=dynamic_shapes,
+        backward=backward,
+        parameters=parameters,
+    )
+
+
+# --- what torch.compile made -----------------------------------------------------------------------------------------
+def _warm_up_compiled(
+    function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], dims: Mapping[str, Dim], *, backward: bool
+) -> None:
+    for sizes in _sizes_of_graphs(dims):
+        with following_graphs(), torch.enable_grad() if backward else nullcontext():
+            made = function(*map_samples(args, _maker(sizes)), **map_samples(kwargs, _maker(sizes)))
+        wanted = [item for item in _pytree.tree_leaves(made) if isinstance(item, torch.Tensor) and item.requires_grad]
+        if backward and not wanted:
+            raise ArgumentError("backward=True, and no result requires grad: give tensors that do")
+
+
+def _sizes_of_graphs(dims: Mapping[str, Dim]) -> Iterator[dict[str, int]]:
+    # Dynamo has graphs of their own for sizes 0 and 1, and takes what is equal for one size.
+    choices = []
+    for slot, dim in enumerate(dims.values()):
+        small = [size for size in (0, 1) if dim.min <= size <= dim.max]
+        first = max(dim.min, 2)
+        choices.append(([min(first + 3 + slot, dim.max)] if first <= dim.max else []) + small)
+    for chosen in itertools.product(*choices):
+        yield dict(zip(dims, chosen, strict=True))
+
+
+def _maker(sizes: Mapping[str, int]) -> Callable[[Sample], torch.Tensor]:
+    def make(sample: Sample) -> torch.Tensor:
+        shape = sample.sizes(sizes)
+        made = sample.tensor.detach()
+        if made.is_meta or shape != tuple(made.shape):
+            device = meta_device() if made.is_meta else made.device
+            made = torch.empty_strided(shape, stretch(made, shape), dtype=made.dtype, device=device).zero_()
+        made = made.requires_grad_(sample.tensor.requires_grad)
+        for axis, dim in sample.dims.items():
+            if sizes[dim.name] > 1 and dim.min < dim.max:
+                torch._dynamo.mark_dynamic(made, axis, min=max(dim.min, 2), max=dim.max)
+        return made
+
+    return make

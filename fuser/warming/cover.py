@@ -1,0 +1,166 @@
+"""From calls of groups with symbolic sizes to kernels: which sizes share kernels, and one of each compiled.
+
+What decides a kernel's text runs once on the sizes of a call, and once on symbols (``fuser.sizes``), which note what
+is asked of them: wherever the answers are the same, so is the kernel.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import reduce
+from typing import Any, NamedTuple
+
+import torch
+
+from fuser import counters
+from fuser.errors import CompileError, FuserError, UnsupportedError
+from fuser.kernel_spec import ArgSpec, KernelSpec
+from fuser.planner import find_texts, make_plan
+from fuser.progress import Progress
+from fuser.sizes import Tape
+from fuser.tensor_desc import TensorDesc
+from fuser.warming.dims import draw_points
+
+__all__ = ["Bounds", "LayoutClass", "SizedCall", "compile_all", "evaluate", "find_alike", "find_classes", "with_sizes"]
+
+# Of each symbol (of sympy's), the sizes that it may have.
+Bounds = Mapping[Any, tuple[int, int]]
+
+
+class SizedCall(NamedTuple):
+    """A call of a group; sizes and strides may be ``torch.SymInt``."""
+
+    spec: KernelSpec
+    inputs: tuple[TensorDesc, ...]
+    bounds: Bounds
+    # Which application has no kernel, in the call that was followed; None: all have one.
+    obstacle: int | None = None
+
+    def symbols(self) -> list[Any]:
+        """Return what its sizes are made of."""
+        items: Iterator[Any] = (item for desc in self.inputs for item in (*desc.shape, *desc.strides))
+        found = {symbol for item in items if isinstance(item, torch.SymInt) for symbol in item.node.expr.free_symbols}
+        return sorted(found, key=str)
+
+
+def with_sizes(desc: TensorDesc, sizes: Mapping[Any, Any] | None = None) -> TensorDesc:
+    """Return a description with these sizes for symbols; None: those of the call that is being followed."""
+
+    def find(item: Any) -> Any:
+        if not isinstance(item, torch.SymInt):
+            return item
+        return int(item.node.hint) if sizes is None else evaluate(item.node.expr, sizes)
+
+    return desc._replace(shape=tuple(map(find, desc.shape)), strides=tuple(map(find, desc.strides)))
+
+
+class LayoutClass(NamedTuple):
+    """One call of a layout class."""
+
+    inputs: tuple[TensorDesc, ...]
+    # By symbol.
+    sizes: dict[Any, int]
+    # What is compiled for it.
+    texts: Sequence[tuple[KernelSpec, ArgSpec]]
+    # As of a SizedCall.
+    obstacle: int | None = None
+
+
+def find_classes(call: SizedCall) -> Iterator[LayoutClass]:
+    """Give one call of each layout class within the bounds of a call's symbols."""
+    symbols = call.symbols()
+    left = draw_points([call.bounds[symbol] for symbol in symbols])
+    while len(left):
+        sizes = dict(zip(symbols, left[0].tolist(), strict=True))
+        inputs = tuple(with_sizes(item, sizes) for item in call.inputs)
+        try:
+            yield LayoutClass(inputs, sizes, find_texts(call.spec, inputs))
+        except UnsupportedError as error:
+            yield LayoutClass(inputs, sizes, (), error.application)
+        except CompileError:
+            yield LayoutClass(inputs, sizes, (), -1)
+        except FuserError:
+            # Sizes that do not fit together: no call has them.
+            pass
+        left = left[~find_alike(sizes, left, lambda given: _ask_all(call, given))]
+
+
+def _ask_all(call: SizedCall, sizes: Mapping[Any, Any]) -> None:
+    # An error comes for the same reason wherever answers are the same.
+    with suppress(FuserError):
+        # Whatever is in a key is asked for.
+        hash(tuple(find_texts(call.spec, [with_sizes(item, sizes) for item in call.inputs])))
+
+
+def find_alike(
+    sizes: Mapping[Any, int], points: torch.Tensor, ask: Callable[[Mapping[Any, Any]], None]
+) -> torch.Tensor:
+    """Return which of many points (a row of sizes for each) ``ask`` cannot tell from ``sizes``: a mask."""
+    tape = Tape(list(sizes.values()))
+    try:
+        ask(dict(zip(sizes, tape.sizes, strict=True)))
+        return tape.find_alike(points)
+    except Exception:  # What cannot be done with symbols is done for each size.
+        return (points == torch.tensor(list(sizes.values()))).all(1)
+
+
+def compile_all(calls: Sequence[tuple[KernelSpec, tuple[TensorDesc, ...]]]) -> None:
+    """Compile what calls need, as many at a time as there are cores.
+
+    Raises:
+        CompileError, FallbackError: as those calls would.
+    """
+    if not calls:
+        return
+    with Progress("warm-up", len(calls)) as bar:
+
+        def prepare(call: tuple[KernelSpec, tuple[TensorDesc, ...]]) -> None:
+            plan = make_plan(*call)
+            if plan.fallback_reason and not plan.is_expected and plan.obstacle < 0:
+                counters.count_fallback(plan.fallback_reason)
+            bar.advance(", ".join(dict.fromkeys(call[0].group.names())))
+
+        count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if len(calls) == 1 or count == 1:
+            for call in calls:
+                prepare(call)
+            return
+        with ThreadPoolExecutor(min(count, len(calls))) as pool:
+            for _ in pool.map(prepare, calls):
+                pass
+
+
+def evaluate(expression: Any, sizes: Mapping[Any, Any]) -> Any:
+    """Return what an expression or a condition of sympy's comes to: an integer, a symbol, or a bool."""
+    if expression.is_Integer:
+        return int(expression)
+    if expression in sizes:
+        return sizes[expression]
+    function = _FUNCTIONS.get(type(expression).__name__)
+    if function is None:
+        # For these sizes alone.
+        known = {symbol: int(sizes[symbol]) for symbol in expression.free_symbols}
+        found = expression.subs(known)
+        return bool(found) if found.is_Boolean else int(found)
+    return function(*(evaluate(item, sizes) for item in expression.args))
+
+
+def _power(base: Any, exponent: int) -> Any:
+    return reduce(operator.mul, [base] * exponent, 1) if exponent >= 0 else base**exponent
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "Add": lambda *items: sum(items),
+    "Mul": lambda *items: reduce(operator.mul, items),
+    "Pow": _power, "PowByNatural": _power,
+    "FloorDiv": operator.floordiv, "CleanDiv": operator.floordiv, "Mod": operator.mod, "PythonMod": operator.mod,
+    "Max": lambda *items: max(items), "Min": lambda *items: min(items),
+    "Equality": operator.eq, "Unequality": operator.ne,
+    "StrictLessThan": operator.lt, "LessThan": operator.le,
+    "StrictGreaterThan": operator.gt, "GreaterThan": operator.ge,
+    "And": lambda *items: all(items), "Or": lambda *items: any(items), "Not": operator.not_,
+}  # fmt: skip

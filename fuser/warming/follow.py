@@ -1,0 +1,86 @@
+"""What a call would launch: it runs on fake tensors, autograd included, and each group that comes by is noted down."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fuser.errors import CompileError, UnsupportedError
+from fuser.executor import run_around
+from fuser.kernel_spec import KernelSpec
+from fuser.library import run_fake
+from fuser.planner import find_texts
+from fuser.tensor_desc import describe
+from fuser.warming.cover import Bounds, SizedCall, with_sizes
+
+__all__ = ["Follower", "alone", "current", "following", "stand_in"]
+
+
+class Follower:
+    """Notes down which groups are called with what."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.calls: list[SizedCall] = []
+
+    def run(self, spec: KernelSpec, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """Return empty results of a group."""
+        call = SizedCall(spec, tuple(describe(item) for item in inputs), self.bounds)
+        try:
+            find_texts(spec, [with_sizes(item) for item in call.inputs])
+        except UnsupportedError as error:
+            call = call._replace(obstacle=error.application)
+            if error.application >= 0 and len(spec.group.applications) > 1:
+                self.calls.append(call)
+                return run_around(spec, error.application, inputs, self.run)
+        except CompileError:
+            # It is raised when all that was noted down is compiled.
+            call = call._replace(obstacle=-1)
+        self.calls.append(call)
+        return run_fake(spec, list(inputs))
+
+
+class _Following(threading.local):
+    follower: Follower | None = None
+
+
+_thread = _Following()
+
+
+def current() -> Follower | None:
+    """Return who follows what this thread calls."""
+    return _thread.follower
+
+
+@contextmanager
+def following(follower: Follower | None) -> Iterator[None]:
+    """Let somebody follow what this thread calls inside, or nobody."""
+    before, _thread.follower = _thread.follower, follower
+    try:
+        yield
+    finally:
+        _thread.follower = before
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let nobody follow what this thread calls inside, on real tensors."""
+    with following(None), _disable_current_modes():
+        yield
+
+
+def stand_in(item: Any) -> Any:
+    """Return an empty tensor, as a tensor whose sizes may be symbols would be in the call that is followed.
+
+    It is a real one inside ``alone``.
+    """
+    if not isinstance(item, torch.Tensor):
+        return item
+    desc = with_sizes(describe(item))
+    made = torch.empty_strided(desc.shape, desc.strides, dtype=item.dtype, device=item.device)
+    return made.requires_grad_(item.requires_grad)

@@ -1,0 +1,289 @@
+"""Warm-up over ranges of sizes: afterwards no call within them compiles anything."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import random
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.export import Dim as ExportDim
+
+import fuser
+from fuser import planner
+from fuser.errors import ArgumentError, NoCompileError
+from fuser.kernel_spec import KernelSpec
+from fuser.planner import find_texts
+from fuser.progress import Progress
+from fuser.tensor_desc import TensorDesc
+from fuser.warming.cover import SizedCall, evaluate, find_classes
+from fuser.warming.dims import MAX_POINTS, Dim, draw_points, stretch
+
+ADD = "template <typename T> T add(T a, T b) { return a + b; }"
+AXPY = "template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y * y; }"
+axpy = fuser.create_jit_fn(AXPY, alpha=1.0)
+total = fuser.create_reduction_fn(ADD, identity=0)
+sums = fuser.fuse(lambda x: (x * 2).sum(-1)).groups[0]
+softmax = fuser.fuse(lambda x: torch.softmax(x * 2, -1)).groups[0]
+N, M = Dim("n", 1, 20), Dim("m", 1, 300)
+
+
+# --- sizes -------------------------------------------------------------------------------------------------------
+def test_dims_say_what_is_wrong_with_them() -> None:
+    for bounds in ((4, 3), (-1, 3)):
+        with pytest.raises(ArgumentError, match="there is no size"):
+            Dim("n", *bounds)
+    with pytest.raises(ArgumentError, match="must be an int, got float"):
+        Dim("n", 1, 2.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "said"),
+    [
+        ({"z": {0: N}}, r"names 'z'; the arguments are x, y, alpha"),
+        ({"x": {2: N}}, r"x has no 2"),
+        ({"x": {0: 7}}, r'x, dimension 0: give fuser.Dim\("n", 1, 4096\), got 7'),
+        ({"x": {0: ExportDim("n")}}, r"give fuser.Dim"),
+        ({"x": {0: N}, "y": {0: Dim("n", 1, 5)}}, r"there are Dim\(name='n', min=1, max=20\) and Dim"),
+        ({"x": 3}, "x takes a dict or a sequence, got int"),
+        ({"alpha": {0: N}}, "alpha is no tensor, but float"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(shapes: Any, said: str) -> None:
+    x = torch.empty(3, 5, device="meta")
+    with pytest.raises(ArgumentError, match=said):
+        axpy.warmup(x, x, alpha=0.5, dynamic_shapes=shapes)
+
+
+def test_strides_follow_sizes() -> None:
+    x = torch.empty(4, 6, 8)
+    for sample, sizes in itertools.product(
+        (x, x.transpose(0, 2), x[:, :, ::2], x[:1], x.to(memory_format=torch.contiguous_format).permute(1, 2, 0)),
+        ((2, 3, 5), (7, 1, 4)),
+    ):
+        grown = torch.empty_strided(sizes, stretch(sample, sizes))
+        assert sample.is_contiguous() <= grown.is_contiguous()
+        assert sorted(range(3), key=lambda dim: -sample.stride(dim)) == sorted(
+            range(3), key=lambda dim: (-grown.stride(dim), dim)
+        ) or 1 in (*sizes, *sample.shape)
+        assert (min(sample.stride()) == 2) == (min(grown.stride()) == 2)
+    assert stretch(torch.empty(1).expand(3, 5), (7, 9)) == (0, 0)
+
+
+def test_points_are_all_or_those_that_matter() -> None:
+    assert draw_points([]).shape == (1, 0)
+    assert draw_points([(1, 3), (5, 6)]).tolist() == [[1, 5], [1, 6], [2, 5], [2, 6], [3, 5], [3, 6]]
+    many = draw_points([(1, 1 << 20), (1, 1 << 40)])
+    assert many.shape == (MAX_POINTS, 2)
+    assert {1, 4095, 4096, 4097, 1 << 20} <= {*many[:, 0].tolist()}
+    assert many.min() == 1
+    assert many[:, 1].max() == 1 << 40
+
+
+def test_expressions_of_sympys_are_what_they_stand_for() -> None:
+    import sympy
+    from torch.utils._sympy.functions import FloorDiv, Max, Mod
+
+    n, m = sympy.symbols("n m", integer=True, positive=True)
+    for made in (
+        n * m + 3 - 2 * n, n**2 * m, FloorDiv(n + 1, 2), Mod(n, 4), Max(n, m), sympy.Eq(n, m), sympy.Ne(n * m, 12),
+        n < m, n * m >= 12, sympy.And(n > 2, m > 2), sympy.Or(n > 7, m > 2), sympy.Not(sympy.Eq(n, 4)),
+        sympy.Piecewise((n, n > m), (m, True)),
+    ):  # fmt: skip
+        for sizes in ((3, 4), (4, 3), (8, 1)):
+            known = dict(zip((n, m), sizes, strict=True))
+            assert evaluate(made, known) == made.subs(known), made
+
+
+# --- layout classes ----------------------------------------------------------------------------------------------
+def dense(shape: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+
+
+SHAPES: dict[str, tuple[KernelSpec, Callable[[Any, Any], list[tuple[Any, ...]]], int]] = {
+    "dense": (axpy.spec(2), lambda n, m: [(n, m), (n, m)], 1),
+    "a row for all": (axpy.spec(2), lambda n, m: [(n, m), (m,)], 1),
+    "a column for all": (axpy.spec(2), lambda n, m: [(n, m), (n, 1)], 1),
+    "blocks": (axpy.spec(2), lambda n, m: [(n, m, 6), (m, 1)], 1),
+    "an outer product": (axpy.spec(2), lambda n, m: [(n, 1), (1, m)], 1),
+    "rows": (total.along(-1).spec(1), lambda n, m: [(n, m)], 0),
+    "columns": (total.along(0).spec(1), lambda n, m: [(n, m)], 0),
+    "torch's sums": (fuser.compiler.register(sums), lambda n, m: [(n, m)], len(sums.inputs) - 1),
+    "softmax": (fuser.compiler.register(softmax), lambda n, m: [(n, m)], len(softmax.inputs) - 1),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_classes_have_all_kernels_of_a_range(device: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # All lengths, against one of each class. Nothing is compared with torch's kernels.
+    monkeypatch.setattr(planner, "is_kept", lambda *_: True)
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    spec, shapes_of, numbers = SHAPES[name]
+    where, env = torch.device(device), ShapeEnv(duck_shape=False, specialize_zero_one=False)
+    bounds = {}
+
+    def symbol(dim: Dim) -> Any:
+        from torch._dynamo.source import ConstantSource
+        from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+        source: Any = ConstantSource(dim.name)
+        made = env.create_symbol(7, source, DimDynamic.DYNAMIC, do_not_specialize_zero_one=True)
+        bounds[made] = (dim.min, dim.max)
+        return env.create_symintnode(made, hint=7, source=source)
+
+    def describe(n: Any, m: Any) -> tuple[TensorDesc, ...]:
+        made = [TensorDesc(torch.Tensor, torch.float32, x, dense(x), where) for x in shapes_of(n, m)]
+        return (*made, *[TensorDesc(float)] * numbers)
+
+    short = Dim("m", 1, 300 if name in ("rows", "torch's sums", "softmax") else 70)
+    found = list(find_classes(SizedCall(spec, describe(symbol(N), symbol(short)), bounds)))
+    texts = {text for one in found for text in one.texts}
+    assert len(found) < 100
+    for n, m in itertools.product((1, 2, 7, 20), range(1, short.max + 1)):
+        assert texts.issuperset(find_texts(spec, describe(n, m))), (n, m)
+
+
+# --- warm-ups ----------------------------------------------------------------------------------------------------
+def is_ready(
+    function: Callable[..., Any], make: Callable[[int, int], Sequence[Any]], *, times: int = 30, device: str = "cpu"
+) -> None:
+    """Call for random sizes, gradients included, where nothing may be compiled."""
+    drawn = random.Random(0)
+    fuser.reset_stats()
+    with fuser.config.patch(no_compile=True):
+        for n, m in [(1, 1), (1, 300), (20, 1), (20, 300), (2, 2)] + [
+            (drawn.randint(1, 20), drawn.randint(1, 300)) for _ in range(times)
+        ]:
+            with torch.device(device):
+                arguments = make(n, m)
+            made = function(*arguments)
+            if made.requires_grad:
+                (made.sum() if n % 2 else (made * torch.ones_like(made)).sum()).backward()
+    assert fuser.stats()["compiles"] == 0
+    assert fuser.stats()["fallbacks"] == {}
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, requires_grad=True)
+
+
+@pytest.mark.cpu
+def test_a_functor_is_ready_for_a_range() -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    own = fuser.create_jit_fn(AXPY.replace("axpy", "warm_one"), alpha=1.0)
+    launched = fuser.stats()["launches"]
+    row = torch.empty(5, device="meta", requires_grad=True)
+    own.warmup(
+        torch.empty(3, 5, device="meta"),
+        row,
+        dynamic_shapes={"x": {0: N, 1: M}, "y": [ExportDim("m", min=1, max=300)]},
+        backward=True,
+    )
+    assert fuser.stats()["launches"] == launched
+    is_ready(own, lambda n, m: (torch.randn(n, m), leaf(m)), device=device)
+    with fuser.config.patch(no_compile=True), pytest.raises(NoCompileError) as raised:
+        own(*[torch.ones(4, 5, dtype=torch.float64)] * 2)
+    tensor = "torch.empty_strided((4, 5), (5, 1), dtype=torch.float64, device='cpu')"
+    assert "the kernel of warm_one is not ready" in str(raised.value)
+    assert "layout class: 1 dimension, inputs (dense, dense) along the innermost one" in str(raised.value)
+    assert f"warmup({tensor}, {tensor}, 1.0) covers it" in str(raised.value)
+
+
+@pytest.mark.cpu
+def test_control_flow_and_groups_apart_are_followed() -> None:
+    own = fuser.create_jit_fn(AXPY.replace("axpy", "warm_two"), alpha=1.0)
+
+    @fuser.fuse
+    def step(x: Any, y: Any) -> Any:
+        made = own(x, 1.5) @ y
+        return own(made, made) if x.shape[0] > 10 else made
+
+    step.warmup(leaf(3, 5), torch.randn(5, 7), dynamic_shapes=({0: N, 1: M}, {0: M}), backward=True)
+    is_ready(step, lambda n, m: (leaf(n, m), torch.randn(m, 7)))
+
+
+DEVICES = pytest.mark.parametrize(
+    "device",
+    [pytest.param("cpu", marks=[pytest.mark.cpu, pytest.mark.slow]), pytest.param("cuda", marks=pytest.mark.cuda)],
+)
+
+
+@DEVICES
+@pytest.mark.parametrize("name", ["reduction", "torch", "module", "obstacle", "plain"])
+def test_what_is_called_is_ready_for_a_range(name: str, device: str) -> None:
+    own = fuser.create_jit_fn(AXPY.replace("axpy", f"warm_{name}"), alpha=1.0)
+    linear = torch.nn.Linear(6, 4, device=device)
+
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = linear
+            self.scale = torch.nn.Parameter(torch.ones(4, device=device))
+
+        def forward(self, x: Any) -> Any:
+            return own(torch.sigmoid(self.linear(x)) * 2, self.scale)
+
+    chosen: dict[str, tuple[Any, Callable[[int, int], Sequence[Any]], Any]] = {
+        "reduction": (total, lambda n, m: (leaf(n, m),), [{0: N, 1: M}]),
+        "torch": (
+            fuser.fuse(lambda x, y: torch.softmax(x * y, -1) * (x * y).amax(-1, keepdim=True)),
+            lambda n, m: (leaf(n, m), leaf(m)),
+            [{0: N, 1: M}, {0: M}],
+        ),
+        "module": (fuser.fuse(Module()), lambda n, m: (torch.randn(n, m, 6),), [{0: N, 1: M}]),
+        # The CPU has no kernel for this float8.
+        "obstacle": (
+            fuser.fuse(lambda x: own(x, x).to(torch.float8_e8m0fnu).float() * 2),
+            lambda n, m: (torch.rand(n, m),),
+            [{0: N, 1: M}],
+        ),
+        "plain": (lambda x: own(x, x).sum(0) + own(x[0], 2.0), lambda n, m: (leaf(n, m),), [{0: N, 1: M}]),
+    }
+    function, make, shapes = chosen[name]
+    options = {"dim": 1} if name == "reduction" else {}
+    with torch.device(device):
+        samples = make(3, 5)
+    fuser.warmup(function, *samples, dynamic_shapes=shapes, backward=name != "obstacle", **options)
+    is_ready(lambda *tensors: function(*tensors, **options), make, device=device)
+
+
+@DEVICES
+def test_a_compiled_model_is_ready_for_a_range(device: str) -> None:
+    linear = torch.nn.Linear(6, 4, device=device)
+    compiled = torch.compile(lambda x, y: torch.tanh(linear(torch.relu(x) * 2 + y)) * 3, backend="fuser", dynamic=True)
+    sample = torch.empty(3, 5, 6, device="meta" if device == "cuda" else device, requires_grad=True)
+    fuser.warmup(compiled, sample, torch.ones(6, device=device), dynamic_shapes={"x": {0: N, 1: M}}, backward=True)
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    is_ready(compiled, lambda n, m: (leaf(n, m, 6), torch.ones(6)), device=device)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
+
+
+def test_without_a_gradient_there_is_nothing_to_prepare() -> None:
+    with pytest.raises(ArgumentError, match="backward=True, and no result requires grad"):
+        axpy.warmup(torch.ones(3), torch.ones(3), backward=True)
+
+
+# --- progress ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_is_for_terminals(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(shown, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr("fuser.progress.DELAY_S", -1.0)
+    with Progress("work", 2) as bar:
+        bar.advance("first", more=2)
+        bar.advance("second")
+    lines = re.split("\r\x1b\\[K", shown.getvalue())
+    assert [re.sub(r" \d+ s ", " S ", line) for line in lines] == (
+        ["", "work [######                  ] 1/4, S  first", "work [############            ] 2/4, S  second", ""]
+        if is_terminal
+        else [""]
+    )
