@@ -426,26 +426,6 @@ def test_narrow_shares_are_quotients(length: int, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("numerics", ["strict", "fast"])
-def test_a_losss_gradient_adds_nothing_up(numerics: str) -> None:
-    torch.manual_seed(0)
-    x, target = torch.randn(9, 3000), torch.randint(3000, (9,))
-    target[1] = -100
-    y, total = x.log_softmax(1), torch.tensor(8.0)
-    builder = GroupBuilder(numerics)
-    names = [builder.add_input(name) for name in ("output", "grad", "target", "total")]
-    ignored = builder.add_input("ignore_index", is_scalar=True)
-    (dy,) = builder.apply(composite_function("nll_loss_backward", (False, 1)), names, [ignored])
-    form = (1, "float32")
-    group = builder.build(builder.apply(composite_function("_log_softmax_backward_data", form), [dy, names[0]]))
-    grad = torch.tensor(-0.5)
-    assert "fuser_combine" not in fuser.debug_get_fused_kernel_code(group, [y, grad, target, total, -100], "cuda")
-    (dx,) = run_emulated(group, [y, grad, target, total, -100])
-    wanted = torch.ops.aten.nll_loss_backward(grad, y, target, None, 1, -100, total)
-    torch.testing.assert_close(dx, torch.ops.aten._log_softmax_backward_data(wanted, y, 1, torch.float32))
-
-
-@pytest.mark.cpu
 @pytest.mark.parametrize(("numerics", "shape"), [("fast", (3, 5000)), ("strict", (9, 30))])
 def test_a_loss_reads_its_class_and_no_other(numerics: str, shape: tuple[int, int]) -> None:
     torch.manual_seed(0)

@@ -20,9 +20,9 @@ __all__ = ["MAX_REGISTERS", "PROCESSOR_REGISTERS", "REGISTERS", "OrderedAlongTex
 
 # Of a processor, of a thread at most, and of one beside what it keeps of a row.
 PROCESSOR_REGISTERS, MAX_REGISTERS, REGISTERS = 65536, 255, 40
-# The same where a thread has any of torch's; where it keeps elements as they are read, and unpacks them; where some
-# wait in shared memory; where rows have edges. Measured on an H200.
-FEW_REGISTERS, UNPACKING, SPARING, EDGES = 18, 12, 24, 8
+# The same where a thread keeps values instead of elements of so many bytes, and more where some wait in shared memory.
+# Measured on an H200.
+NARROW, FEW_REGISTERS, SPARING = 2, 18, 24
 # Threads of a processor that read rows again.
 THREADS = 1024
 
@@ -187,15 +187,23 @@ class OrderedAlongText(AlongText):
         twice = any(step.quick and step.accumulators for step in self.loop.passes)
         accumulators = own * (1 + twice) * max(len(step.accumulators) for step in self.loop.passes)
         registers = REGISTERS + accumulators + self.tuning.unroll * self.loop.vector * each // 4
+        # Of a vector that a slot may not have, whether it is there.
+        registers += self.tuning.unroll * (self._spreads and self.order.has_edges)
         threads = block * min(registers, MAX_REGISTERS)
         blocks = max((2 * PROCESSOR_REGISTERS + threads) // (2 * threads), 1)
-        if self._spreads:
-            # What is read again is worth more threads; what is kept is measured more closely.
+        each_input = sum(item.info.dtype.itemsize for item in resident)
+        if self._spreads and not resident:
+            # What is read again is worth more threads.
             blocks = max(blocks, THREADS // block)
-            if resident:
-                few = FEW_REGISTERS + (SPARING if self.tuning.spare else 0) + EDGES * self.order.has_edges
-                few += 0 if self.loop.kept else UNPACKING
-                blocks = max(PROCESSOR_REGISTERS // (block * (registers - REGISTERS + few)), 1)
+        elif (
+            self._spreads
+            and schedule.y > 1
+            and self.loop.kept
+            and sum(item.info.dtype.itemsize for item in resident) == NARROW
+        ):
+            # What is kept of narrow elements takes the place of what they are unpacked to.
+            few = FEW_REGISTERS + (SPARING if self.tuning.spare else 0)
+            blocks = max(PROCESSOR_REGISTERS // (block * (registers - REGISTERS + few)), 1)
         blocks = self.tuning.resident or blocks
         head = super()._head()
         # Several threads may share a vector of torch's thread, and its accumulators; or one stands for several.
@@ -365,9 +373,9 @@ class OrderedAlongText(AlongText):
         return any(item.variable == step.highest and self._is_paired(item) for item in self._resident())
 
     def _is_paired(self, item: Operand) -> bool:
-        # Whether two of its elements are a word, and vectors have all of theirs.
+        # Whether two of its elements are a word that a GPU compares at once, and vectors have all of theirs.
         is_whole = self.loop.vector > 1 and not (self._is_ragged or self.order.schedule.pitch)
-        return is_whole and item.inner == 1 and item.info.dtype.itemsize == 2
+        return is_whole and item.inner == 1 and item.info.dtype is torch.bfloat16
 
     def _find_highest(self, step: RowPass) -> list[str]:
         (item,) = (item for item in self._resident() if item.variable == step.highest)
@@ -491,9 +499,9 @@ class OrderedAlongText(AlongText):
             return self._compute_all(step, part, site, how)
 
         shares = [item for item in self.full(element) if item.variable == step.shares and self._is_paired(item)]
-        if not shares or site is not self._main or shares[0].info.dtype is not torch.bfloat16:
+        if not shares or site is not self._main:
             return self._quickly(step, element, write)
-        # One question for all, and only then one for each; quotients of float16 are 0 too often.
+        # One question for all, and only then one for each.
         assert step.quick is not None, "it divides"
         (divisor,) = (name for name in step.quick.reads if name[0] == "d")
         return [

@@ -61,23 +61,6 @@ FUSER_INLINE typename P::part fuser_halve_lanes(const P& p, typename P::part own
   else return fuser_halve_lanes<mask / 2, end>(p, p.combine(own, p.exchange(own, mask)));
 }
 
-// The same of A parts of each lane, of which lanes share the work: the first one of each A-th of them gets a result.
-template <int A, int mask, typename P>
-FUSER_INLINE typename P::part fuser_halve_several(const P& p, const typename P::part* own) {
-  static_assert(P::commutes && mask * 2 >= A, "there is a lane for each result");
-  if constexpr (A == 1) return fuser_halve_lanes<mask, 1>(p, own[0]);
-  else {
-    const bool is_upper = threadIdx.x & mask;
-    typename P::part kept[A / 2];
-#pragma unroll
-    for (int i = 0; i < A / 2; ++i) {
-      const typename P::part other = p.exchange(p.pick(is_upper, own[i], own[A / 2 + i]), mask);
-      kept[i] = p.combine(p.pick(is_upper, own[A / 2 + i], own[i]), other);
-    }
-    return fuser_halve_several<A / 2, mask / 2>(p, kept);
-  }
-}
-
 // What the first of W lanes has, to all of them; they all have it where the order of two parts makes no difference.
 template <int W, typename P> FUSER_INLINE typename P::part fuser_from_first(typename P::part own) {
   if constexpr (P::commutes || W == 1) return own;
@@ -215,7 +198,6 @@ FUSER_INLINE typename P::part fuser_unite(
     const P& p, typename P::part (&own)[A], typename P::part* shared, const unsigned long long* box, unsigned int rank) {
   static_assert(P::commutes, "lanes have the same");
   constexpr int T = X * Y / A / C, lanes = are_neighbours ? X / A : T * C < X ? T : X;
-  constexpr bool are_several = A > 1 && C == 1 && lanes == X && X == 32 && !is_serial && !are_neighbours;
   const int t = threadIdx.x % T;
   if constexpr (is_serial) {
     static_assert(lanes == X, "warps are torch's");
@@ -233,8 +215,6 @@ FUSER_INLINE typename P::part fuser_unite(
 #pragma unroll
     for (int i = 0; i < A; ++i) own[i] = fuser_halve_lanes<lanes / 2, 1>(p, own[i]);
     fuser_halve_own<A>(p, own);
-  } else if constexpr (are_several) {
-    own[0] = fuser_halve_several<A, lanes / 2>(p, own);
   } else {
     if constexpr (lanes < X) fuser_halve_own<A>(p, own);
 #pragma unroll
@@ -245,10 +225,7 @@ FUSER_INLINE typename P::part fuser_unite(
     constexpr int count = are_neighbours ? 1 : A;
     typename P::part* const place = shared + rank * (T / lanes) + t / lanes;
     if constexpr (C > 1) fuser_tell_blocks<count, C * (T / lanes)>(p, place, box, t % lanes, C, own);
-    else if constexpr (are_several) {
-      if (t % (lanes / A) == 0) place[t % lanes / (lanes / A) * (T / lanes)] = own[0];
-      __syncthreads();
-    } else {
+    else {
 #pragma unroll
       for (int i = 0; i < count; ++i)
         if (t % lanes == 0) place[i * (T / lanes)] = own[i];

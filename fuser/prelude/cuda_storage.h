@@ -28,17 +28,6 @@ template <> struct fuser_pairs<fuser_bfloat16> {
 };
 #endif
 
-//@ always if half orders
-#if __CUDA_ARCH__ >= 800
-template <> struct fuser_pairs<fuser_half> {
-  static FUSER_INLINE unsigned int extreme(unsigned int a, unsigned int b, bool is_larger) {
-    if (is_larger) asm("max.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
-    else asm("min.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
-    return a;
-  }
-};
-#endif
-
 //@ always if bfloat16
 #if __CUDA_ARCH__ >= 800
 // The pair (v, 0) in bfloat16 is v rounded, as a float: one instruction to round and to widen.
