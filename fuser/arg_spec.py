@@ -14,10 +14,12 @@ from fuser.access import VECTOR_BYTES, Walk, plan_walk
 from fuser.config import config
 from fuser.cxx.functor import EntryParameter
 from fuser.dtypes import dtype_info, number_dtype, number_kind
+from fuser.errors import ArgumentError
 from fuser.geometry import MAX_NARROW_OFFSET
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import (
     CPU_LANES,
+    CPU_SHORT_ROW,
     ArgSpec,
     InputSpec,
     RowSpec,
@@ -36,8 +38,6 @@ from fuser.tensor_desc import TensorDesc, value_layouts
 
 __all__ = ["DescribedValue", "build_arg_spec", "rounds_between"]
 
-# Rows of fewer elements than this are not worth a loop of their own on the CPU, reduced or not.
-CPU_SHORT_ROW = 32
 # Half a vector.
 CPU_FEW_COLUMNS_BYTES = 32
 # Rows of fewer elements than this leave a GPU's vectors half empty; longer ones are read whole where they are aligned.
@@ -242,14 +242,17 @@ def _walk_rows(
             walk = look_up_in(walk, spec, each, _row_limits(operands[0].device).processors)
         return walk, replace(spec, keeps=walk.tuning.is_resident)
     # Rows of a few elements are better computed side by side, too.
-    is_short = space.sizes[0] < CPU_SHORT_ROW <= space.sizes[space.reduced] and not rows.scans
+    is_short = space.sizes[0] < CPU_SHORT_ROW <= space.sizes[space.reduced]
     # And columns are better walked down one after another where they are too few for vectors across them.
     narrowest = min(item.dtype.itemsize for item in operands if item.dtype is not None)
     is_few = space.sizes[space.reduced] * narrowest < CPU_FEW_COLUMNS_BYTES
+    if rows.scans:
+        is_flat = is_short and not counters and set(space.strides) == {(1, space.sizes[0])}
+        is_across = (is_across and not is_few) if order is None else ((is_across or is_short) and not is_flat)
+        return Walk(space), RowSpec(space.reduced, rows.is_row, is_across, order=order, scans=True, is_flat=is_flat)
     is_across = ((is_across and not is_few) or is_short) if order is None else order.is_across
     kept = math.prod(space.sizes[: space.reduced]) * (CPU_LANES if is_across else 1)
-    keeps = kept <= MAX_KEPT and not rows.scans
-    return Walk(space), RowSpec(space.reduced, rows.is_row, is_across, keeps, order, scans=rows.scans)
+    return Walk(space), RowSpec(space.reduced, rows.is_row, is_across, kept <= MAX_KEPT, order)
 
 
 def _looks_up(group: FusionGroup, inputs: Sequence[DescribedValue], rows: RowSpec) -> bool:
@@ -301,9 +304,13 @@ def _declared_kinds(group: FusionGroup, inputs: Sequence[DescribedValue]) -> dic
         return found
     typing = infer_typing(group, [item.spec for item in inputs], torch.get_default_dtype())
     for application, common in zip(group.applications, typing.common, strict=True):
-        functor = application.function.functor
-        for value, parameter in zip(application.scalars, application.function.scalars, strict=True):
-            found.setdefault(value, set()).add(_declared_kind(parameter, functor.template_parameters, common))
+        function = application.function
+        for value, parameter in zip(application.scalars, function.scalars, strict=True):
+            kind = _declared_kind(parameter, function.functor.template_parameters, common)
+            if function.op is None and inputs[value].spec.number is complex and kind in (bool, int, float):
+                what = f"{parameter.type} {parameter.name}"
+                raise ArgumentError(f"{function.signature()}: {what} takes no complex number, with tensors of {common}")
+            found.setdefault(value, set()).add(kind)
     return found
 
 

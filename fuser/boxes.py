@@ -20,11 +20,12 @@ from typing import Any
 import torch
 
 from fuser.access import VECTOR_BYTES
+from fuser.dtypes import Rank
 from fuser.errors import UnsupportedError
 from fuser.graph import Application, FusionGroup, GroupBuilder
 from fuser.kernel_spec import InputSpec, Typing, ValueLayout, index_strides
 from fuser.layout import Shape, Strides
-from fuser.ops import arrange, cast_function
+from fuser.ops import arrange, cast_function, read_function
 from fuser.tensor_desc import TensorDesc
 
 __all__ = ["Boxes", "cut_boxes", "seen"]
@@ -167,6 +168,13 @@ class _Cutter:
         if function.op == "pad":
             before = form[1]
             found[form[0]].update((before, shape[form[0]] - form[2]))
+        if function.op == "take":
+            table, entries = item.tensors
+            if self.producers[table] >= 0:
+                raise _refuse(index, "a read at entries of what is computed")
+            for axis, cuts in zip(form[3], self.cuts[entries], strict=True):
+                found[axis].update(cuts)
+            return tuple(map(frozenset, found))
         start = 0
         for value in item.tensors:
             lead = len(shape) - len(self.shapes[value])
@@ -261,16 +269,14 @@ class _Cutter:
         return self.slots[key]
 
     def _number(self, item: Application, made: int, steps: Steps) -> int:
-        # Numbers that grow by steps of their own along each dimension: those of the elements, or of a range.
+        # Those of the elements, or of a range.
         if item.function.op == "arange":
             size, first, step = (item.function.form or ())[:3]
             shape, strides, offset = _follow((size,), (step,), steps)
         else:
             shape, strides, offset = _follow(self.shapes[made], index_strides(item.function, self.shapes[made]), steps)
             first = 0
-        desc = TensorDesc(torch.Tensor, torch.int64, shape, strides, offset=first + offset)
-        spec = InputSpec(torch.int64, self.typing.ranks[made], is_counter=True)
-        handle = self._input(0, desc, spec)
+        handle = self._counter((shape, strides, first + offset), self.typing.ranks[made])
         dtype = self.typing.values[made]
         return handle if dtype is torch.int64 else self._cast(handle, dtype)
 
@@ -286,7 +292,9 @@ class _Cutter:
     def _arranged(self, index: int, item: Application, steps: Steps) -> None:
         function, form, made = item.function, item.function.form or (), self.offsets[index]
         value = item.tensors[0]
-        if function.op == "full":
+        if function.op == "take":
+            handle = self._taken(made, item, steps)
+        elif function.op == "full":
             handle = self._fill(made, item.tensors[0], steps)
         elif function.op in {"cat", "pad"}:
             shape, strides, first = self._count(index, made, form[0], steps)
@@ -308,9 +316,46 @@ class _Cutter:
             # Dimensions that are merged and split again are as they were.
             is_undone = own[0][0] == "view.default" and steps[:1] == (("view.default", (self.shapes[value],)),)
             handle = self._find(value, steps[1:] if is_undone else (*own, *steps))
-        if function.op != "full" and self.typing.values[value] != self.typing.values[made]:
+        if function.op not in {"full", "take"} and self.typing.values[value] != self.typing.values[made]:
             handle = self._cast(handle, self.typing.values[made])
         self.handles[made, steps] = handle
+
+    def _taken(self, made: int, item: Application, steps: Steps) -> int:
+        # Of each element its entry along one dimension, and where in memory those begin.
+        op, dim, axes, own, _ = item.function.form or ()
+        table, entries = item.tensors
+        desc, spec = self.given[table]
+        if desc.device is None or desc.device.type != "cuda":
+            # Who asks for an entry that is not there gets an error, which kernels on the CPU cannot raise.
+            raise UnsupportedError("a read at entries that are computed, not on CUDA")
+        shape, size = self.shapes[made], self.shapes[table][dim]
+        strides = [0] * len(shape)
+        for axis, stride in zip(axes, desc.strides, strict=True):
+            if axis >= 0:
+                strides[axis] = stride
+        first = _follow(shape, tuple(strides), steps)
+        spread: Steps = tuple(("unsqueeze.default", (axis,)) for axis in range(len(shape)) if axis not in own)
+        entry = self._find(entries, (*spread, ("expand.default", (shape,)), *steps))
+        if self.typing.values[entries] is not torch.int64:
+            entry = self._cast(entry, torch.int64)
+        scalar = ((), (), 0)
+        numbers = [
+            self._counter((*where[:2], where[2] + number), self.typing.ranks[made])
+            for where, number in (
+                (first, 0),
+                (scalar, desc.strides[dim]),
+                (scalar, size),
+                (scalar, size if op == "index" else 0),
+            )
+        ]
+        memory = self._input(table, desc._replace(shape=(), strides=()), spec)
+        return self.builder.apply(read_function(), [memory, numbers[0], entry, *numbers[1:]])[0]
+
+    def _counter(self, where: tuple[Shape, Strides, int], rank: Rank) -> int:
+        # Numbers that grow by steps of their own along each dimension.
+        shape, strides, offset = where
+        desc = TensorDesc(torch.Tensor, torch.int64, shape, strides, offset=offset)
+        return self._input(0, desc, InputSpec(torch.int64, rank, is_counter=True))
 
     def _steps(self, item: Application, shape: Shape) -> Steps:
         function = item.function

@@ -49,6 +49,8 @@ class Operand:
     is_counter: bool = False
     # Whether it begins elsewhere than at the address.
     has_offset: bool = False
+    # Whether the element function takes its address, and reads where it computes.
+    is_table: bool = False
 
     @property
     def address(self) -> str:
@@ -90,8 +92,8 @@ class Loop:
 
     @cached_property
     def inputs(self) -> tuple[Operand, ...]:
-        """The operands read."""
-        return tuple(operand for operand in self.operands if not operand.is_output)
+        """The operands that the loop reads."""
+        return tuple(operand for operand in self.operands if not (operand.is_output or operand.is_table))
 
     @cached_property
     def outputs(self) -> tuple[Operand, ...]:
@@ -108,6 +110,11 @@ class Loop:
     def is_linear(self) -> bool:
         """Whether one index serves every operand: one dimension, each operand dense or one element for all."""
         return self.rank == 1 and all(operand.inner < 2 for operand in self.operands)
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether the element function reads where it computes."""
+        return any(operand.is_table for operand in self.operands)
 
     @property
     def repeats(self) -> bool:
@@ -274,7 +281,7 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
     else:
         body, parts = _build_rows(group, args, args.rows, operands, writer)
         loop = dialect.emit_rows(body)
-    words = frozenset[str]().union(*(functor.words for functor in functors))
+    words = frozenset[str]({"fuser_take"} if group.tables() else ()).union(*(functor.words for functor in functors))
     text = _TextWithLines()
     features = _features(typing, args)
     kind = {"cluster"} if args.tuning.cluster > 1 else set[str]()
@@ -346,7 +353,10 @@ def _build_loop(
     loop = Loop(
         operands=operands,
         arguments=(*variables, *(operand.variable for operand in operands if operand.is_output)),
-        numbers=tuple((f"v{index}", number_expression(index, kind)) for index, kind in numbers),
+        numbers=(
+            *((f"v{index}", number_expression(index, kind)) for index, kind in numbers),
+            *((operand.variable, operand.address) for operand in operands if operand.is_table),
+        ),
         rank=args.rank,
         vector=args.vector,
         wide_index=args.wide_index,
@@ -483,8 +493,11 @@ def _list_operands(group: FusionGroup, args: ArgSpec, typing: Typing) -> tuple[O
     for value, inner in zip([*group.index_values(), *given], args.counters, strict=True):
         info = dtype_info(torch.int64)
         operands.append(Operand(f"index{value}", f"v{value}", info, inner, value, is_output=False, is_counter=True))
-    if args.has_offsets:
-        operands = [replace(operand, has_offset=True) for operand in operands]
+    tables = group.tables()
+    operands = [
+        replace(item, has_offset=args.has_offsets, is_table=item.index in tables and not item.is_output)
+        for item in operands
+    ]
     if args.accesses:
         pairs = zip(operands, args.accesses, strict=True)
         operands = [replace(operand, access=access) for operand, access in pairs]

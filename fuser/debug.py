@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
 
 from fuser.codegen import KernelSource
-from fuser.compiler import build_kernel_source, register
+from fuser.compiler import build_kernel_source, has_host_compiler, register
 from fuser.drawing import Box, draw_graph
 from fuser.errors import ArgumentError, FuserError, UnsupportedError
 from fuser.fallback import Fallback
-from fuser.fx.dropouts import find_obstacle
+from fuser.fx.dropouts import draw_dropout_mask, find_obstacle
 from fuser.fx.fused_module import FusedModule
 from fuser.fx.nodes import read_nodes
 from fuser.fx.passes import FusionModule
@@ -22,10 +24,11 @@ from fuser.fx.trace import FusedFunction
 from fuser.graph import FusionGroup
 from fuser.jit_function import JitFunction
 from fuser.kernel_spec import KernelSpec
-from fuser.ops import REDUCTIONS, bind_for
-from fuser.planner import plan_texts
+from fuser.ops import REDUCTIONS, bind_for, is_known
+from fuser.planner import can_fuse, make_plan, plan_texts
 from fuser.reduction import ReductionFunction
 from fuser.route import run
+from fuser.tensor_desc import common_device, describe
 
 if TYPE_CHECKING:
     from fuser.fx.recording import RecordedGraph
@@ -187,9 +190,10 @@ def _explain_recorded(recorded: RecordedGraph) -> Explanation:
     groups, saved = [], []
     for node in fusions:
         fusion: Any = module.get_submodule(str(node.target))
-        inputs = [item.meta.get("val") if isinstance(item, fx.Node) else item for item in node.args]
-        has_symbols = any(isinstance(item, torch.Tensor) and _is_symbolic(item) for item in inputs)
-        groups.append(_report(fusion.group, fusion.node_names, [] if has_symbols or None in inputs else inputs))
+        inputs = map_arg(node.args, lambda item: item.meta.get("val"))
+        leaves = tree_leaves(inputs)
+        has_symbols = any(isinstance(item, torch.Tensor) and _is_symbolic(item) for item in leaves)
+        groups.append(_report(fusion.group, fusion.node_names, [] if has_symbols or None in leaves else inputs))
         alone = sum(recorded.traffic.get(name, 0) for name in fusion.node_names)
         saved.append(alone - recorded.traffic[node.name])
     unfused = _unfused(module)
@@ -219,14 +223,30 @@ def _report(group: FusionGroup, nodes: tuple[str, ...], inputs: Sequence[Any]) -
     obstacles = tuple(f"{name!r}: {str(obstacle).splitlines()[0]}" for name, obstacle in Fallback(group).obstacles)
     if not inputs:
         return GroupReport(group, nodes, (), "", obstacles)
+    # Of lists, the first position.
+    inputs = [item[0] if isinstance(item, list | tuple) else item for item in inputs]
+    spec, filled = register(group), group.fill_inputs(inputs)
     try:
-        kernels = kernel_sources(register(group), group.fill_inputs(inputs), None)
+        kernels = kernel_sources(spec, filled, None)
+        reason = _find_fallback(spec, filled)
+        if reason:
+            return GroupReport(group, nodes, (), reason, obstacles)
     except FuserError as error:
         reason = str(error).splitlines()[0]
         if isinstance(error, UnsupportedError) and error.application >= 0 and len(group.applications) > 1:
             reason += " (that application alone: the others keep their kernels)"
         return GroupReport(group, nodes, (), reason, obstacles)
     return GroupReport(group, nodes, tuple(kernels), "", obstacles)
+
+
+def _find_fallback(spec: KernelSpec, inputs: Sequence[Any]) -> str:
+    # Why the kernels of a call are not made, without making them: there is no compiler, or fusion is switched off.
+    described = [describe(item) for item in inputs]
+    kind = common_device(spec.group, described).type
+    if kind == "meta" or (can_fuse(kind) and (kind != "cpu" or has_host_compiler())):
+        return ""
+    # But those that are ready serve.
+    return make_plan(spec, described).fallback_reason
 
 
 def _unfused(module: fx.GraphModule) -> list[tuple[str, str]]:
@@ -245,14 +265,22 @@ def _unfused(module: fx.GraphModule) -> list[tuple[str, str]]:
             reason = "strict numerics leave it to torch: in which order that adds up is not known here"
         elif node.target is torch.ops.aten.native_dropout.default and find_obstacle(node):
             reason = f"a dropout: {find_obstacle(node)}"
+        elif node.target is draw_dropout_mask:
+            reason = "of a dropout: on the CPU torch draws what it keeps"
+        elif call is None and is_known(node.target):
+            reason = f"no kernel of fuser's for these arguments: {_target_name(node)}"
         elif call is None:
             reason = f"no op of fuser's table: {_target_name(node)}"
         elif node in reading.numbers:
             reason = "arithmetic on numbers is Python's"
         elif not reading.is_fusible(node):
             reason = "its arguments are no strided tensors"
+        elif call.is_view:
+            reason = "a view, which moves nothing"
         elif call.function.op in REDUCTIONS:
             reason = "alone: torch reduces as well as a kernel would"
+        elif call.arranges:
+            reason = "alone: torch copies as well as a kernel would"
         elif call.function.op == "convert":
             reason = "torch returns the tensor itself where it has the dtype, and others would see a copy"
         else:

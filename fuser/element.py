@@ -55,6 +55,7 @@ class ElementWriter:
             assert item is not None, "a used input is bound"
             self.types[index] = cpp_scalar_type(item.number) if item.number else dtype_info(item.dtype).compute
         self.types |= dict.fromkeys(group.index_values(), dtype_info(torch.int64).compute)
+        self.types |= {value: f"{dtype_info(typing.values[value]).storage}*" for value in group.tables()}
 
     def parameters(self) -> list[str]:
         """Return the element function's parameters: the inputs and indices, then the outputs."""
@@ -88,6 +89,9 @@ class ElementWriter:
         if function.is_index:
             # The loop gives it.
             return lines + [f"out{slot} = v{values[0]};" for slot in self.storing if self.group.outputs[slot] in values]
+        if function.is_read:
+            given = ", ".join(f"v{value}" for value in application.tensors)
+            return lines + self.result(values[0], f"fuser_to_compute(fuser_take({given}))", is_apart=True)
         operands = self.operands(index)
         names = [f"r{value}" for value in values]
         others = [dtype_info(self.typing.values[value]).compute for value in values]

@@ -21,7 +21,7 @@ __all__ = ["ARRANGEMENTS", "VIEWS", "Function", "HandWritten", "Isolation", "Pro
 # The ops that change dimensions of size 1 alone.
 VIEWS = frozenset({"unsqueeze", "squeeze"})
 # The ops that compute nothing and say where elements lie (``fuser.ops.arrangements``).
-ARRANGEMENTS = frozenset({"view", "cat", "pad", "full", "arange"})
+ARRANGEMENTS = frozenset({"view", "cat", "pad", "full", "arange", "take"})
 
 
 class Promotion(Enum):
@@ -205,6 +205,11 @@ class Function:
     def index_dims(self, rank: int) -> tuple[int, ...]:
         """Return the dimensions along which an index counts, ascending; raises as ``Reduction.normalize_dims``."""
         return normalize_dims(self.dims, rank, self.name)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it reads an element of its first tensor, which stays in memory, at an entry that is computed."""
+        return self.op == "read"
 
     @property
     def is_view(self) -> bool:

@@ -252,6 +252,10 @@ class FusionGroup:
         used = {value for item in live if not item.function.is_index for value in (*item.tensors, *item.scalars)}
         return tuple(value for value in range(len(self.inputs)) if value in used)
 
+    def tables(self) -> frozenset[int]:
+        """Return the inputs whose elements are read at entries that are computed."""
+        return frozenset(item.tensors[0] for item in self.applications if item.function.is_read)
+
     def index_values(self) -> tuple[int, ...]:
         """Return the values that are indices of elements and that the outputs depend on."""
         offsets, applications = self.value_offsets(), self.applications

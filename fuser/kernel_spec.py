@@ -52,6 +52,8 @@ MAX_ARGUMENT_BYTES = 4096
 MAX_LONE_ARGUMENT_BYTES = 32760
 # Rows that a CPU kernel computes side by side.
 CPU_LANES = 64
+# Rows of fewer elements than this are not worth a loop of their own on the CPU, reduced or not.
+CPU_SHORT_ROW = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,8 @@ class RowSpec:
     pieces: int = 0
     # Whether its reductions are running totals.
     scans: bool = False
+    # Then, on the CPU, whether rows are short, and they and all operands' elements lie one behind the other.
+    is_flat: bool = False
 
     @property
     def inner(self) -> int:
@@ -208,7 +212,7 @@ def build_kernel_spec(group: FusionGroup) -> KernelSpec:
             check_functor(functor)
         if application.function.is_composite:
             check_function(application.function)
-        elif application.function.op not in (None, "index", *VIEWS, *ARRANGEMENTS, *OPS, *REDUCTIONS):
+        elif application.function.op not in (None, "index", "read", *VIEWS, *ARRANGEMENTS, *OPS, *REDUCTIONS):
             raise GroupError(f"there is no op {application.function.op!r} in fuser's table")
     return KernelSpec(group.canonical())
 
@@ -403,7 +407,7 @@ def _check_kind(
 ) -> None:
     function = application.function
     dtype_info(common)
-    if function.op is None or function.is_view or function.arranges:
+    if function.op is None or function.is_view or function.is_read or function.arranges:
         return
     if function.reduction is not None:
         reduces = REDUCTIONS[function.op]

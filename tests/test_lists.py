@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from graph_checks import compare, trace
 from torch import nn, optim
 
 import fuser
@@ -174,3 +176,30 @@ def test_five_hundred_tensors_are_four_launches() -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         compiled()
     assert len([item for item in profile.events() if item.device_type == torch.autograd.DeviceType.CUDA]) <= 4
+
+
+ATEN = torch.ops.aten
+TENSORS = [torch.randn(4, 4), torch.randn(4, 4), torch.randn(4, 4)]
+
+
+def views(call: Any, x: Any, y: Any, z: Any) -> Any:
+    turned = [call(ATEN.t.default, item) for item in (x, y)]
+    # Between the views and their sums, so that the two are no one step.
+    product = call(ATEN.mm.default, turned[0], turned[1])
+    return call(operator.getitem, call(ATEN._foreach_add.List, turned, [product, y]), 0)
+
+
+def made_of_each_other(call: Any, x: Any, y: Any, z: Any) -> Any:
+    first = call(ATEN.neg.default, x)
+    return call(operator.getitem, call(ATEN._foreach_abs.default, [call(ATEN.neg.default, first), first]), 0)
+
+
+def in_two_places(call: Any, x: Any, y: Any, z: Any) -> Any:
+    made = [call(ATEN.abs.default, item) for item in (x, y, z)]
+    lists = call(ATEN._foreach_sub.List, [made[1], x, x], [made[1], made[2], made[0]])
+    return call(operator.getitem, lists, 1)
+
+
+@pytest.mark.parametrize("write", [views, made_of_each_other, in_two_places])
+def test_what_is_no_list_of_operators(write: Callable[..., Any], without_kernels: None) -> None:
+    compare(trace(write, TENSORS), TENSORS, [], 0)

@@ -24,6 +24,7 @@ from fuser.graph import FusionGroup
 
 __all__ = ["Culprit", "bisect", "run_watched"]
 
+ENOUGH = 1 << 62
 COUNT, GROUP, INPUTS, SCRIPT = "groups.txt", "group.json", "inputs.pt", "reproduce.py"
 
 
@@ -52,7 +53,8 @@ def bisect(command: Sequence[str], folder: Path) -> Culprit | None:
         ValueError: the script fails without any group too.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if not _fails(command, folder, None):
+    # With fuel, however much, nothing comes from caches of compiled graphs, and all groups are counted.
+    if not _fails(command, folder, ENOUGH):
         return None
     # Without a fault it would be one of so many; it passes with ``low`` groups and fails with ``high``.
     low, high = 0, int((folder / COUNT).read_text())
@@ -84,7 +86,7 @@ class _Watched(Fuel):
     """Counts groups; of the last that is fused it keeps the text, and the inputs of its first call."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(int(os.environ.get("FUSER_FUEL", 1 << 62)))
+        super().__init__(int(os.environ["FUSER_FUEL"]))
         self.folder = folder
 
     def see(self, module: FusionModule) -> None:
@@ -93,21 +95,21 @@ class _Watched(Fuel):
         (self.folder / GROUP).write_text(module.group.to_json())
         fused, is_first = module.run, True
 
-        def run(*inputs: Any) -> Any:
+        def run(*inputs: Any, **out: Any) -> Any:
             nonlocal is_first
             if is_first:
                 is_first = False
-                torch.save(list(inputs), self.folder / INPUTS)
-            return fused(*inputs)
+                # Of lists, the first position.
+                first = [item[0] if isinstance(item, list | tuple) else item for item in inputs]
+                torch.save(first, self.folder / INPUTS)
+            return fused(*inputs, **out)
 
         # A function, so that no graph is replayed around it.
         module.run = run  # type: ignore[assignment]
 
 
-def _fails(command: Sequence[str], folder: Path, fuel: int | None) -> bool:
-    environment = {name: value for name, value in os.environ.items() if name != "FUSER_FUEL"}
-    if fuel is not None:
-        environment["FUSER_FUEL"] = str(fuel)
+def _fails(command: Sequence[str], folder: Path, fuel: int) -> bool:
+    environment = {**os.environ, "FUSER_FUEL": str(fuel)}
     program = "import sys, pathlib, fuser.command.bisect as b; b.run_watched(pathlib.Path(sys.argv[1]), sys.argv[2:])"
     done = subprocess.run(
         [sys.executable, "-c", program, str(folder), *command], env=environment, capture_output=True, check=False

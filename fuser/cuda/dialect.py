@@ -230,7 +230,8 @@ def _compute(loop: Loop) -> list[str]:
             *lines,
             "#pragma unroll",
             f"for (int k = 0; k < {loop.vector}; ++k)",
-            f"  {loop.call_element(element)}",
+            # A table has nothing where no element is.
+            f"  {'if (k < at[u].left) ' if loop.has_tables else ''}{loop.call_element(element)}",
             *(_store(loop, item) for item in loop.outputs),
         ],
     )

@@ -25,7 +25,12 @@ from fuser import library
 from fuser.compiler import registered
 from fuser.config import config
 from fuser.errors import ArgumentError
-from fuser.fx.buffers import copy_together, drop_unread_statistics, write_statistics_in_place
+from fuser.fx.buffers import (
+    copy_together,
+    drop_unread_statistics,
+    write_results_in_place,
+    write_statistics_in_place,
+)
 from fuser.fx.convolution_biases import add_biases_apart
 from fuser.fx.cuda_graphs import CudaGraphs
 from fuser.fx.dropouts import Otherwise, find_dropouts, open_dropouts
@@ -69,6 +74,7 @@ def _fuse(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | None)
     FusionPass(numerics=numerics, fuel=fuel)(graph_module)
     write_scatters_in_place(graph_module)
     write_statistics_in_place(graph_module)
+    write_results_in_place(graph_module)
     copy_together(graph_module)
     return graph_module
 

@@ -1,7 +1,7 @@
 """Buffers that a graph writes to: what AOTAutograd made values, to be copied in at the end, is written in place again.
 
 A batch norm in training gives its running statistics back as values, and each buffer that changes is copied into at the
-end of the graph. Both passes keep what the graph computes.
+end of the graph. All passes keep what the graph computes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["copy_together", "drop_unread_statistics", "write_statistics_in_place"]
+from fuser.fx.passes import FusionModule
+
+__all__ = ["copy_together", "drop_unread_statistics", "write_results_in_place", "write_statistics_in_place"]
 
 _ATEN = torch.ops.aten
 _FUNCTIONAL = _ATEN._native_batch_norm_legit_functional.default
@@ -58,6 +60,107 @@ def _find_copy(value: fx.Node, buffer: Any, node: fx.Node) -> fx.Node | None:
         return None
     is_own = isinstance(buffer, fx.Node) and buffer.op == "placeholder" and set(buffer.users) == {node, users[0]}
     return users[0] if is_own and not users[0].users else None
+
+
+def write_results_in_place(graph_module: fx.GraphModule) -> None:
+    """Let kernels write what would be copied into arguments there, where nobody reads the old values any more."""
+    graph = graph_module.graph
+    for copy in graph.find_nodes(op="call_function", target=_ATEN.copy_.default):
+        # ``buffer.copy_(x)`` comes as a copy that is copied.
+        target, made = copy.args[:2]
+        if made.target is _ATEN.copy.default and made.args[0] is target and _is_fresh(made.args[1]):
+            copy.args = (target, made.args[1])
+            if not made.users:
+                graph.erase_node(made)
+    slots = {node: slot for slot, node in enumerate(graph.nodes)}
+    for node in slots:
+        module = graph_module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        variant = _find_variant(node)
+        if variant is not None and (copy := _find_last_write(node, node, slots)) is not None:
+            node.target, node.kwargs = variant, {**node.kwargs, "out": copy.args[0]}
+            _drop(copy)
+        if type(module) is not FusionModule or not _writes_elements(module, node):
+            continue
+        values = node.meta["val"] if isinstance(node.meta["val"], list) else [node.meta["val"]]
+        items = {user.args[1]: user for user in node.users} if len(values) > 1 else {0: node}
+        copies = {slot: copy for slot, item in items.items() if (copy := _find_last_write(item, node, slots))}
+        if not copies:
+            continue
+        with graph.inserting_before(node):
+            out: list[Any] = [
+                copies[slot].args[0]
+                if slot in copies
+                else graph.call_function(
+                    _ATEN.empty_strided.default,
+                    (tuple(value.shape), tuple(value.stride())),
+                    {"dtype": value.dtype, "device": value.device},
+                )
+                for slot, value in enumerate(values)
+            ]
+        node.kwargs = {"out": tuple(out) if len(out) > 1 else out[0]}
+        for slot, copy in copies.items():
+            _drop(copy)
+            if len(values) > 1:
+                graph.erase_node(items[slot])
+
+
+def _drop(copy: Any) -> None:
+    copy.replace_all_uses_with(copy.args[0])
+    copy.graph.erase_node(copy)
+
+
+def _find_variant(node: fx.Node) -> torch._ops.OpOverload | None:
+    # The overload of a pointwise operator of torch's that writes where it is told.
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.pointwise not in target.tags:
+        return None
+    names = {"out", f"{target._overloadname}_out"} & {*target.overloadpacket.overloads()}
+    taken = [str(item.type) for item in target._schema.arguments]
+    for name in names:
+        found: torch._ops.OpOverload = getattr(target.overloadpacket, name)
+        given = [str(item.type) for item in found._schema.arguments if not item.is_out]
+        if len(found._schema.returns) == 1 and given == taken and _is_static(node.meta.get("val")):
+            return found
+    return None
+
+
+def _writes_elements(module: FusionModule, node: fx.Node) -> bool:
+    # Whether one kernel writes all results, each element where it was read.
+    group, value = module.group, node.meta.get("val")
+    values: list[Any] = value if isinstance(value, list) else [value]
+    return (
+        not (group.reshapes or group.arranges)
+        and all(_is_static(item) for item in values)
+        and len({tuple(item.shape) for item in values}) == 1
+        and all(user.target is operator.getitem for user in node.users) == (len(values) > 1)
+    )
+
+
+def _find_last_write(item: fx.Node, node: fx.Node, slots: Mapping[fx.Node, int]) -> fx.Node | None:
+    # What copies a result of a fusion node into an argument, if that is all that becomes of it.
+    users = list(item.users)
+    if len(users) != 1 or users[0].target is not _ATEN.copy_.default or users[0].args[1] is not item:
+        return None
+    copy, target = users[0], users[0].args[0]
+    assert isinstance(target, fx.Node), "it is written to"
+    if target.op != "placeholder" or not _is_static(target.meta.get("val")):
+        return None
+    own, made = target.meta["val"], item.meta["val"]
+    if (own.dtype, own.shape, own.stride()) != (made.dtype, made.shape, made.stride()):
+        return None
+    seen = [target]
+    for base in seen:
+        for user in base.users:
+            if user is copy or (user is node and base is target):
+                continue
+            if slots[user] >= slots[node]:
+                return None
+            seen += [user] if not _is_fresh(user) else []
+    return copy
+
+
+def _is_static(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and all(type(size) is int for size in (*value.shape, *value.stride()))
 
 
 def copy_together(graph_module: fx.GraphModule) -> None:

@@ -121,21 +121,23 @@ def open_dropouts(dropouts: Sequence[Dropout], *, beside_reductions: bool) -> No
         node, (x, *_) = item.node, item.node.args
         assert isinstance(x, fx.Node), "find_dropouts says so"
         parts = {user.args[1]: user for user in node.users}
-        value = x.meta["val"]
+        value = torch.empty_like(x.meta["val"])
         with node.graph.inserting_before(node):
             if item.order is None:
-                mask = node.graph.call_function(draw_mask, (tuple(value.shape), value.stride(), item.chance))
+                mask = node.graph.call_function(draw_dropout_mask, (tuple(value.shape), value.stride(), item.chance))
             else:
                 mask = _compute_mask(item, item.order, x)
             scaled = node.graph.call_function(_ATEN.native_dropout_backward.default, (x, mask, item.scale))
         mask.meta[IS_APART] = not beside_reductions
-        mask.meta["val"], scaled.meta["val"] = torch.empty_like(value, dtype=torch.bool), torch.empty_like(value)
+        mask.meta["val"], scaled.meta["val"] = torch.empty_like(value, dtype=torch.bool), value
         for slot, made in enumerate((scaled, mask)):
             if slot in parts:
                 made.meta = {**parts[slot].meta, **made.meta}
                 parts[slot].replace_all_uses_with(made)
                 node.graph.erase_node(parts[slot])
         node.graph.erase_node(node)
+        # It is what is left of the dropout, also for whoever counts what nodes move.
+        scaled.name = node.name
 
 
 def _compute_mask(item: Dropout, order: Order, x: fx.Node) -> fx.Node:
@@ -148,7 +150,7 @@ def _compute_mask(item: Dropout, order: Order, x: fx.Node) -> fx.Node:
     return graph.call_function(keep_function(order.vector), (x,), numbers)
 
 
-def draw_mask(shape: Shape, strides: Strides, chance: float) -> torch.Tensor:
+def draw_dropout_mask(shape: Shape, strides: Strides, chance: float) -> torch.Tensor:
     """Draw a mask on the CPU as torch's dropout does."""
     return torch.empty_strided(shape, strides, dtype=torch.bool).bernoulli_(chance)
 

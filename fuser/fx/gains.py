@@ -35,6 +35,8 @@ def gains_nothing(group: Sequence[fx.Node], reading: GraphReading) -> bool:
     if op is not None and not op.scans and calls[0] is not None:
         is_alone = not calls[0].scalars and all(isinstance(item, fx.Node) for item in calls[0].tensors)
         return is_alone and not _is_of_columns(calls[0])
+    if all(call is not None and call.function.op == "take" for call in every):
+        return True
     moved = [(node, call) for node, call in zip(group, every, strict=True) if call is None or not call.is_view]
     if len(moved) > 1 or any(is_laid_out_anew(node, call) for node, call in moved):
         return False

@@ -150,6 +150,8 @@ class _Reader:
         self.ops: list[_ListOp] = []
         # The operator that makes a node, which is its item at some position.
         self.made_by: dict[fx.Node, _ListOp] = {}
+        # Nodes that operators read otherwise: they stay where they are.
+        self.given: set[fx.Node] = set()
 
     def read(self, node: fx.Node) -> None:
         """Read a node that returns a list."""
@@ -173,13 +175,15 @@ class _Reader:
     def _is_bound(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         columns = [item for item in args if isinstance(item, list | tuple)]
         shared = [item for item in args if isinstance(item, fx.Node)]
-        if not all(isinstance(item.meta.get("val"), torch.Tensor) for item in shared):
+        if not all(isinstance(item.meta.get("val"), torch.Tensor) and item not in self.made_by for item in shared):
             return False
+        self.given.update(shared)
         stand_ins = tuple(item[0] if isinstance(item, list | tuple) else item for item in args)
-        is_creation = target is _ATEN.full_like.default and not kwargs
-        return all(map(self._is_column, columns)) and (
-            is_creation or bind_function(target, stand_ins, kwargs) is not None
-        )
+        if not all(map(self._is_column, columns)):
+            return False
+        call = bind_function(target, stand_ins, kwargs)
+        # A view computes nothing that a kernel could return.
+        return (target is _ATEN.full_like.default and not kwargs) or (call is not None and not call.is_view)
 
     def _is_column(self, items: Sequence[Any]) -> bool:
         # Tensors alike, none of which is made here at another position.
@@ -190,7 +194,10 @@ class _Reader:
         if items[0] not in self.made_by:
             self._read_column(items)
         own = [self.made_by.get(item) for item in items]
-        return not any(own) or (own[0] is not None and own[0].items == tuple(items))
+        if not any(own):
+            self.given.update(items)
+            return True
+        return own[0] is not None and own[0].items == tuple(items)
 
     def _read_column(self, items: Sequence[fx.Node]) -> None:
         # Nodes that do the same at each position, as an optimizer has them where there is no operator of lists.
@@ -198,6 +205,8 @@ class _Reader:
         if first.op != "call_function" or len(set(items)) < len(items):
             return
         if any(item.target is not first.target or item.kwargs != first.kwargs for item in items):
+            return
+        if not self.given.isdisjoint(items) or not _are_independent(items):
             return
         args: list[Any] = []
         for column in zip(*(item.args for item in items), strict=True):
@@ -226,6 +235,20 @@ class _Reader:
         op = _ListOp(items, source, target, columns, kwargs, kind)
         self.ops.append(op)
         self.made_by |= dict.fromkeys(items, op)
+
+
+def _are_independent(nodes: Sequence[fx.Node]) -> bool:
+    # Whether none of them is made from another one.
+    first, chosen, seen = min(nodes), set(nodes), set[fx.Node]()
+    stack = [source for node in nodes for source in node.all_input_nodes]
+    while stack:
+        node = stack.pop()
+        if node in chosen:
+            return False
+        if node > first and node not in seen:
+            seen.add(node)
+            stack += node.all_input_nodes
+    return True
 
 
 def _is_static(value: Any) -> bool:

@@ -13,10 +13,23 @@ import torch
 from torch import fx
 
 from fuser.compiler import registered
+from fuser.dtypes import Rank, number_dtype
+from fuser.errors import UnsupportedError
 from fuser.graph import FusionGroup
 from fuser.jit_function import JitFunction
 from fuser.library import merge_inputs
-from fuser.ops import DEVICE_TYPE, IS_NUMBER, OpCall, bind_function, bind_method, bind_module, has_hooks
+from fuser.ops import (
+    DEVICE_TYPE,
+    IS_NUMBER,
+    OPS,
+    OpCall,
+    bind_function,
+    bind_method,
+    bind_module,
+    dtype_kind,
+    has_hooks,
+    is_constant,
+)
 
 __all__ = [
     "COPIES",
@@ -110,10 +123,31 @@ def is_fusible(node: fx.Node, call: OpCall | None) -> bool:
         return False
     if call is None and bind_group(node) is None:
         return False
+    if call is not None and not _has_kernel(call):
+        return False
     if call is not None and call.items is not None and not all(_takes_item(user, call) for user in node.users):
         return False
     values = [_known_value(item) for item in (node, *node.all_input_nodes)]
     return all(_is_plain(value) for value in values if value is not None)
+
+
+def _has_kernel(call: OpCall) -> bool:
+    # Whether the op serves the dtypes of its tensors, where these are known; floats are served by all.
+    op, operands = OPS.get(str(call.function.op)), list[tuple[torch.dtype, Rank]]()
+    for item in call.tensors:
+        value = _known_value(item) if isinstance(item, fx.Node) else item
+        if isinstance(value, torch.Tensor):
+            operands.append((value.dtype, Rank.TENSOR if value.dim() else Rank.ZERO_DIM))
+        elif is_constant(value):
+            operands.append((number_dtype(type(value), torch.get_default_dtype()), Rank.NUMBER))
+        else:
+            return True
+    if op is None or all(dtype.is_floating_point for dtype, rank in operands if rank is not Rank.NUMBER):
+        return True
+    try:
+        return dtype_kind(call.function.common_dtype(operands, torch.get_default_dtype())) in op.kinds
+    except UnsupportedError:
+        return False
 
 
 def is_copy(call: OpCall | None) -> bool:

@@ -42,17 +42,17 @@ class FusionCall(Replayer):
         self.text = spec.text
         super().__init__((), ())
 
-    def __call__(self, *inputs: Any) -> Any:
-        """Run the group."""
-        if torch.compiler.is_dynamo_compiling():
+    def __call__(self, *inputs: Any, out: Any = None) -> Any:
+        """Run the group; ``out`` is where results are written, a tensor or a tuple of them."""
+        if torch.compiler.is_dynamo_compiling() and out is None:
             results = torch.ops.fuser.run(self.text, *split_inputs(inputs))
             return results[0] if len(results) == 1 else tuple(results)
-        replayed = self.launch(inputs, None, None)
-        return self.call_anew(*inputs) if replayed is None else replayed
+        replayed = self.launch(inputs, None, out)
+        return self.call_anew(*inputs, out=out) if replayed is None else replayed
 
-    def call_anew(self, *inputs: Any) -> Any:
+    def call_anew(self, *inputs: Any, out: Any = None) -> Any:
         """Serve a call that is not like an earlier one."""
-        return call_anew(self.spec, inputs, self, inputs)
+        return call_anew(self.spec, inputs, self, inputs, None, out)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A spec holds locks and kernels; the text says everything.

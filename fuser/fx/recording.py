@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch._dynamo.eval_frame import OptimizeContext, innermost_fn
 from torch._functorch import config as functorch_config
+from torch.utils._pytree import tree_leaves
 
 from fuser.fx.backend import build_backend, compile_graph, read_options
 from fuser.fx.gains import count_bytes
@@ -23,7 +24,7 @@ class RecordedGraph:
 
     # "forward", "backward" or "inference".
     kind: str
-    # How many bytes each node reads and writes: of the graph as it was, and of the fusion nodes.
+    # How many bytes each node reads and writes: of the graph as it was, and as it became.
     traffic: Mapping[str, int]
     # With fusion nodes.
     module: fx.GraphModule
@@ -38,8 +39,8 @@ def record_graphs(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
         def compile_pass(graph: fx.GraphModule, _: Any) -> Callable[[list[Any]], Any]:
             traffic = {node.name: _count_traffic(node) for node in graph.graph.nodes}
             run = compile_graph(graph, numerics)
-            fused = {node.name: _count_traffic(node) for node in graph.graph.find_nodes(op="call_module")}
-            found.append(RecordedGraph(kind, traffic | fused, graph))
+            made = {node.name: _count_traffic(node) for node in graph.graph.nodes}
+            found.append(RecordedGraph(kind, traffic | made, graph))
             return run
 
         return compile_pass
@@ -75,4 +76,7 @@ def _count_traffic(node: fx.Node) -> int:
         or getattr(node.target, "__module__", "") == "_operator"
     ):
         return 0
-    return sum(count_bytes(item.meta.get("val")) for item in (*node.all_input_nodes, node))
+    # What is written to an argument is counted as the result.
+    read = tree_leaves((node.args, {name: item for name, item in node.kwargs.items() if name != "out"}))
+    sources = dict.fromkeys(item for item in read if isinstance(item, fx.Node))
+    return sum(count_bytes(item.meta.get("val")) for item in (*sources, node))

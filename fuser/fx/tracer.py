@@ -200,6 +200,8 @@ class _Tracer(fx.Tracer):
         return super().create_node(kind, *args, **kwargs)
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> Any:
+        if kind == "call_method" and target in {"to", "type_as"} and len(args) == 2 and not kwargs:
+            target, args = self._name_dtype(target, *args)
         # Which dimensions a kernel reduces is no number that it could be given.
         dims = find_settled(target, args, kwargs) if kind in {"call_function", "call_method"} else []
         asked = {id(item): item for item in pytree.tree_leaves(dims) if is_symbol(item)}
@@ -210,6 +212,11 @@ class _Tracer(fx.Tracer):
             self._note_known(target, [item for item in pytree.tree_leaves((args, kwargs)) if is_symbol(item)])
         made = split_batch_norm(self.create_proxy, args, kwargs) if target is F.batch_norm else None
         return super().create_proxy(kind, target, args, kwargs, *rest, **options) if made is None else made
+
+    def _name_dtype(self, target: str, x: Any, other: Any) -> tuple[str, tuple[Any, ...]]:
+        # ``x.to(y)`` with y on x's device is a conversion to a dtype, on which the trace relies.
+        is_of_tensors = all(is_symbol(item) and isinstance(self.find(item), torch.Tensor) for item in (x, other))
+        return ("to", (x, other.dtype)) if is_of_tensors and x.device == other.device else (target, (x, other))
 
     def _note_known(self, target: Any, symbols: Sequence[Symbol]) -> None:
         # Which form of an op a call is depends on it; sizes do not count, nor does the layout but for one.

@@ -6,10 +6,10 @@ its results have the same bits. The ways a program can name an op (``torch.add``
 """
 
 from fuser.ops import activations, elementary, statistics  # noqa: F401 - they fill the table
-from fuser.ops.arrangements import arrange, eager_arrangement, lay_out, seen_through
-from fuser.ops.binding import bind_function, bind_method, bind_module, find_settled, has_hooks, needs_known
+from fuser.ops.arrangements import arrange, eager_arrangement, lay_out, read_function, seen_through
+from fuser.ops.binding import bind_function, bind_method, bind_module, find_settled, has_hooks, is_known, needs_known
 from fuser.ops.binding_arrangements import is_creation
-from fuser.ops.calls import DEVICE_TYPE, IS_NUMBER, KNOWN, Known, OpCall, bind_for, find_numerics, known_of
+from fuser.ops.calls import DEVICE_TYPE, IS_NUMBER, KNOWN, Known, OpCall, bind_for, find_numerics, is_constant, known_of
 from fuser.ops.composites import (
     COMPOSITES,
     Composite,
@@ -67,12 +67,15 @@ __all__ = [
     "find_settled",
     "has_hooks",
     "index_function",
+    "is_constant",
     "is_creation",
     "is_first_power",
+    "is_known",
     "known_of",
     "lay_out",
     "needs_known",
     "ordered_form",
+    "read_function",
     "reduction_function",
     "seen_through",
     "view_function",

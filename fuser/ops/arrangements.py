@@ -25,7 +25,9 @@ __all__ = [
     "full_like_function",
     "lay_out",
     "pad_function",
+    "read_function",
     "seen_through",
+    "take_function",
 ]
 
 # A step of a view: an overload of torch's (``slice.Tensor``) and what follows the tensor.
@@ -84,6 +86,34 @@ def arange_function(size: int, start: int, step: int, dtype: torch.dtype) -> Fun
     return Function(_functor("arange", 1), op="arange", out_dtypes=(dtype,), form=(size, start, step, 1))
 
 
+@functools.lru_cache(1024)
+def take_function(op: str, dim: int, shape_rank: int, index_rank: int) -> Function:
+    """Return the function of a tensor and of entries in it that is one of torch's reads at entries.
+
+    Args:
+        op: "embedding", "index_select", "gather" or "index", whose one tensor of entries is for ``dim``.
+        dim: the dimension that entries are along, which is not negative.
+        shape_rank: dimensions of the tensor.
+        index_rank: dimensions of the entries.
+    """
+    axes = range(index_rank) if op == "gather" else range(dim, dim + index_rank)
+    moved = 0 if op == "gather" else index_rank - 1
+    table = tuple(-1 if own == dim else own + moved * (own > dim) for own in range(shape_rank))
+    form = (op, dim, table, tuple(axes), shape_rank + moved)
+    return Function(_functor("take", 2), op="take", unpromoted=("x1",), form=form)
+
+
+@functools.cache
+def read_function() -> Function:
+    """Return what kernels have of it.
+
+    It takes a tensor, where to begin, an entry, how far entries lie apart, how many there are, and what is added to
+    negative ones.
+    """
+    functor = _functor("read", 6)
+    return Function(functor, op="read", unpromoted=tuple(item.name for item in functor.tensors[1:]))
+
+
 @functools.cache
 def _functor(name: str, count: int) -> Any:
     parameters = ", ".join(f"T x{slot}" for slot in range(count))
@@ -107,6 +137,15 @@ def eager_arrangement(function: Function, tensors: Sequence[Any]) -> torch.Tenso
     if function.op == "arange":
         size, start, step = form[:3]
         return torch.arange(start, start + size * step, step, dtype=function.out_dtypes[0], device=tensors[0].device)
+    if function.op == "take":
+        table, entries = tensors
+        op, dim = form[:2]
+        if op == "embedding":
+            return torch.embedding(table, entries)
+        if op == "index":
+            found: torch.Tensor = table[(slice(None),) * dim + (entries,)]
+            return found
+        return torch.gather(table, dim, entries) if op == "gather" else torch.index_select(table, dim, entries)
     if function.op == "full":
         number, like = tensors
         if form[1] is None:
@@ -133,5 +172,7 @@ def lay_out(function: Function, tensors: Sequence[tuple[Shape, Strides]]) -> tup
     given: list[Any] = [torch.empty_strided(*item, device="meta") for item in tensors]
     if function.op in {"pad", "full"}:
         given[function.op == "pad"] = 0
+    if function.op == "take":
+        given[1] = given[1].to(torch.int64)
     made = eager_arrangement(function, given)
     return tuple(made.shape), tuple(made.stride())

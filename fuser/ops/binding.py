@@ -38,6 +38,7 @@ __all__ = [
     "bind_module",
     "find_settled",
     "has_hooks",
+    "is_known",
     "needs_known",
 ]
 
@@ -141,6 +142,11 @@ def _find_binder(target: Any) -> Binder | None:
         return _functions().get(target)
     except TypeError:  # unhashable
         return None
+
+
+def is_known(target: Any) -> bool:
+    """Whether the table has an op by this function, or name of a method, for some arguments."""
+    return _find_binder(target) is not None
 
 
 def needs_known(target: Any) -> bool:

@@ -11,10 +11,12 @@ from fuser.ops.arrangements import (
     arange_function,
     arrange,
     cat_function,
+    eager_arrangement,
     full_function,
     full_like_function,
     pad_function,
     seen_through,
+    take_function,
 )
 from fuser.ops.calls import OpCall, is_constant
 from fuser.ops.index import index_function
@@ -47,6 +49,10 @@ def arrangement_functions() -> dict[Any, Callable[..., OpCall | None]]:
         _ATEN.slice_scatter.default: _bind_slice_scatter,
         _ATEN.select_scatter.default: _bind_select_scatter,
         _ATEN.constant_pad_nd.default: _bind_pad,
+        _ATEN.embedding.default: _bind_embedding,
+        _ATEN.index_select.default: _bind_index_select,
+        _ATEN.gather.default: _bind_gather,
+        _ATEN.index.Tensor: _bind_index,
         _ATEN.clone.default: _bind_clone,
         _ATEN.full.default: _bind_full,
         **{getattr(_ATEN, name).default: _bind_filled(value) for name, value in (("zeros", 0), ("ones", 1))},
@@ -120,7 +126,12 @@ def _bind_stack(tensors: Any, dim: Any = 0) -> OpCall | None:
         return None
     dim %= first.dim() + 1
     parts = [_view(item, "unsqueeze.default", dim) for item in tensors]
-    return OpCall(cat_function(len(parts), dim), tuple(parts)) if None not in parts else None
+    if None in parts:
+        return None
+    # ATen does not ask how the tensors lie on every device, as it does when it puts them together.
+    known = [torch.empty_strided(item.meta["val"].shape, item.meta["val"].stride(), device="meta") for item in tensors]
+    made = torch.cat([item.unsqueeze(dim) for item in known], dim)
+    return OpCall(cat_function(len(parts), dim), tuple(parts)) if _is_row_major(made) else None
 
 
 def _pad(x: Any, dim: int, before: int, after: int, number: Any, *, is_contiguous: bool) -> OpCall | None:
@@ -204,7 +215,7 @@ def _bind_select_scatter(input: Any, src: Any, dim: Any, index: Any) -> OpCall |
 def _put(x: Any, part: Any, dim: int, start: int, stop: int) -> OpCall | None:
     # The tensor with a part in place of its own; ATen writes into a copy, which keeps its strides.
     value = _static(x)
-    if value is None or value.stride() != torch.empty(value.shape, device="meta").stride():
+    if value is None or not _is_row_major(value):
         return None
     known = _static(part.tensors[0] if isinstance(part, OpCall) else part)
     if known is None or known.dtype != value.dtype:
@@ -216,6 +227,61 @@ def _put(x: Any, part: Any, dim: int, start: int, stop: int) -> OpCall | None:
     where = 1 if start else 0
     tensors = (*parts[:where], part, *parts[where:])
     return OpCall(cat_function(len(tensors), dim), tensors) if len(tensors) > 1 else None
+
+
+# --- reads at entries that are computed ---------------------------------------------------------------------------
+def _bind_embedding(
+    weight: Any,
+    indices: Any,
+    padding_idx: Any = -1,  # noqa: ARG001 - its row has no gradient
+    scale_grad_by_freq: Any = False,  # noqa: ARG001
+    sparse: Any = False,  # noqa: ARG001
+) -> OpCall | None:
+    return _take("embedding", weight, 0, indices)
+
+
+def _bind_index_select(input: Any, dim: Any, index: Any) -> OpCall | None:  # noqa: A002
+    entries = _static(index)
+    return _take("index_select", input, dim, index) if entries is not None and entries.dim() == 1 else None
+
+
+def _bind_gather(input: Any, dim: Any, index: Any, *, sparse_grad: Any = False) -> OpCall | None:  # noqa: A002, ARG001
+    return _take("gather", input, dim, index)
+
+
+def _bind_index(input: Any, indices: Any) -> OpCall | None:  # noqa: A002
+    dims = [dim for dim, item in enumerate(indices) if item is not None]
+    return _take("index", input, dims[0], indices[dims[0]]) if len(dims) == 1 else None
+
+
+def _take(op: str, table: Any, dim: Any, entries: Any) -> OpCall | None:
+    # On the CPU torch raises where an entry is out of range, which a kernel there could not.
+    value, at = _static(table), _static(entries)
+    if value is None or at is None or not value.is_cuda or not at.is_cuda or at.dtype not in _ENTRIES:
+        return None
+    if not value.dim() or not at.dim() or not _are_ints(dim) or not _is_in_memory(table):
+        return None
+    function = take_function(op, dim % value.dim(), value.dim(), at.dim())
+    made = eager_arrangement(function, [torch.empty_like(item, device="meta") for item in (value, at)])
+    return OpCall(function, (table, entries)) if _is_row_major(made) else None
+
+
+_ENTRIES = (torch.int64, torch.int32)
+
+
+def _is_in_memory(node: Any) -> bool:
+    # Whether it is an argument, or what no group makes.
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target in _OF_TORCH
+    return bool(node.op in {"placeholder", "get_attr"})
+
+
+_OF_TORCH = {getattr(_ATEN, name).default for name in ("mm", "addmm", "bmm", "baddbmm", "convolution")}
+
+
+def _is_row_major(value: torch.Tensor) -> bool:
+    # Also where a dimension has one element.
+    return value.stride() == torch.empty(value.shape, device="meta").stride()
 
 
 def _bind_glu(input: Any, dim: Any = -1) -> OpCall | None:  # noqa: A002

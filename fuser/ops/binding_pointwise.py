@@ -333,8 +333,9 @@ def _bind_convert_element_type(self: Any, dtype: torch.dtype) -> OpCall:
     return OpCall(cast_function(dtype), (self,))
 
 
-def _bind_to(self: Any, dtype: Any) -> OpCall | None:
-    return OpCall(convert_function(dtype), (self,)) if isinstance(dtype, torch.dtype) else None
+def _bind_to(self: Any, dtype: Any, non_blocking: Any = False, copy: Any = False) -> OpCall | None:  # noqa: ARG001
+    make = cast_function if copy is True else convert_function
+    return OpCall(make(dtype), (self,)) if isinstance(dtype, torch.dtype) and type(copy) is bool else None
 
 
 def _convert_to(dtype: torch.dtype) -> Binder:

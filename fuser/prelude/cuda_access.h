@@ -174,6 +174,18 @@ template <int N, int W, typename I> FUSER_INLINE fuser_vector<int64_t, N> fuser_
   return to;
 }
 
+//@ fuser_take
+extern "C" __device__ void __assertfail(const char*, const char*, unsigned int, const char*, size_t);
+// An element of what stays in memory: one of `size` entries, which are `step` elements apart. Any other ends the process's
+// use of the device, as in torch's own kernels.
+template <typename S>
+FUSER_INLINE S fuser_take(const S* table, int64_t first, int64_t entry, int64_t step, int64_t size, int64_t wrap) {
+  if (entry < 0) entry += wrap;
+  if (static_cast<uint64_t>(entry) >= static_cast<uint64_t>(size))
+    __assertfail("index out of bounds", "fuser", 0, "fuser_take", 1);
+  return table[first + entry * step];
+}
+
 //@ always if lists
 // Whether accesses to W elements are possible at an address.
 template <int W, typename S> FUSER_INLINE bool fuser_is_aligned(const S* at) {
