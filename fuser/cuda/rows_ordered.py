@@ -44,7 +44,7 @@ class _Site:
     # Whether there is any.
     is_any: str = ""
     # Where the u-th vector lies, as what all of a thread's have in common and a constant; "" where that is not so.
-    place: str = ""
+    offset: str = ""
 
     def guarded(self, lines: list[str]) -> list[str]:
         """Return lines that run where there is any."""
@@ -89,8 +89,8 @@ class OrderedAlongText(AlongText):
         elif self.threads > 1:
             own, further = "(t / (X / Q) * X + t % (X / Q)) * V", "(u / Q * S + u % Q * (X / Q)) * V"
             first, accumulator = f"{own} + {further}", "u % Q"
-        place = f"static_cast<fuser_index>({own}) + {further}" if own else ""
-        self._main = _Site("", "V", "U", first, f"{is_there}n < {end}", accumulator, place=place)
+        offset = f"static_cast<fuser_index>({own}) + {further}" if own else ""
+        self._main = _Site("", "V", "U", first, f"{is_there}n < {end}", accumulator, offset=offset)
         self._sites = (_HEAD, self._main, _TAIL) if self.order.has_edges else (self._main,)
 
     def kernel(self) -> list[str]:
@@ -464,9 +464,9 @@ class OrderedAlongText(AlongText):
         return self._spreads and self.tuning.is_resident and is_whole
 
     def _place_of(self, item: Operand, site: _Site) -> str:
-        if site.place and len(self.reduced) == 1 and item.inner == 1 and not item.is_counter:
+        if site.offset and len(self.reduced) == 1 and item.inner == 1 and not item.is_counter:
             # As for rows in the canonical order: what all vectors of a thread have in common is added once.
-            return f"row.{item.name} + {site.place}"
+            return f"row.{item.name} + {site.offset}"
         return self.address(f"row.{item.name}", item, self.reduced)
 
     @property
