@@ -177,11 +177,10 @@ class OrderedAlongText(AlongText):
         # What is kept takes the place of what no later pass reads.
         late = [item for item in resident if item in read[-1]]
         held = [sum(item.info.dtype.itemsize for item in items) for items in ([resident, late] if resident else read)]
-        held[-1] += 4 * len(self.loop.kept)
+        # Some of it waits in shared memory.
+        kept = 4 * len(self.loop.kept)
+        held[-1] += kept - kept * self.tuning.spare // self.tuning.unroll
         each = max(held)
-        if self.tuning.spare:
-            held[-1] -= sum(4 for _ in self.loop.kept) * self.tuning.spare // self.tuning.unroll
-            each = max(held)
         own = self.loop.vector if self.is_wide else max(schedule.accumulators, self.threads)
         # Twice, and what it divides by, where a thread may add again.
         twice = any(step.quick and step.accumulators for step in self.loop.passes)
@@ -195,12 +194,7 @@ class OrderedAlongText(AlongText):
         if self._spreads and not resident:
             # What is read again is worth more threads.
             blocks = max(blocks, THREADS // block)
-        elif (
-            self._spreads
-            and schedule.y > 1
-            and self.loop.kept
-            and sum(item.info.dtype.itemsize for item in resident) == NARROW
-        ):
+        elif self._spreads and schedule.y > 1 and self.loop.kept and each_input == NARROW:
             # What is kept of narrow elements takes the place of what they are unpacked to.
             few = FEW_REGISTERS + (SPARING if self.tuning.spare else 0)
             blocks = max(PROCESSOR_REGISTERS // (block * (registers - REGISTERS + few)), 1)
