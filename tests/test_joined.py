@@ -108,7 +108,8 @@ JOINED: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "embedding": (at_entries(A.embedding.default, lambda x, at: (x, at)), []),
     "gather": (at_entries(A.gather.default, lambda x, at: (x, 0, at)), []),
     "index": (at_entries(A.index.Tensor, lambda x, at: (x, [None, at])), []),
-    "into a buffer": (into_a_buffer, []),
+    # Where the other result of the kernel is to lie.
+    "into a buffer": (into_a_buffer, ["empty_strided"]),
     "foreach": (of_lists(A._foreach_add.Scalar, 1), []),
     # Written by torch into the part of the buffer where it lies, which takes one launch as well.
     "into a part of a buffer": (into_a_part, ["copy_"]),
