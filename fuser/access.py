@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from fuser.layout import IterationSpace
 
@@ -31,6 +32,8 @@ GATHER_VECTOR = 4
 MIN_TILED_SIZE = 32
 # Shared memory that every GPU gives a block without being asked.
 MAX_TILE_BYTES = 48 * 1024
+# Of a matrix whose rows are worth it that a thread has several.
+MANY_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Access:
     is_transposed: bool = False
     # Of a kernel with reductions: whether it is read before the first one, although only a later pass needs it.
     is_early: bool = False
-    # Whether all rows have it in common.
+    # Whether all rows have it in common; of a kernel without reductions, all vectors of a thread.
     is_shared: bool = False
 
 
@@ -65,11 +68,17 @@ class Tuning:
     is_held: bool = False
     # Elements of a row that a block takes, where several blocks share it; 0: whole rows.
     piece: int = 0
+    # Whether a thread's vectors lie one behind the other along the second dimension of two.
+    is_stacked: bool = False
     # Blocks of a cluster that share a row, each of which keeps its part.
     cluster: int = 1
     # What the number of a row's elements is a multiple of, as far as the text relies on it: a vector, or all that its
     # threads take at a time. 0: it may be anything, and nothing.
     multiple: int = 0
+    # Whether blocks have tables of functions, how many of them a processor has then, and how many there are at most.
+    looks: bool = False
+    resident: int = 0
+    most_blocks: int = 0
     # Of a kernel over lists of tensors: how many times each thread of a block takes ``unroll`` vectors.
     turns: int = 1
 
@@ -122,7 +131,12 @@ def plan_walk(
     in_memory = space.strides[: len(itemsizes)]
     moving = [slot for slot, strides in enumerate(in_memory) if strides[0] and slot not in tiled]
     widths = {slot: dense_width(space.strides[slot], 0, itemsizes[slot], aligned[slot]) for slot in moving}
-    vector = VECTOR_BYTES // max((itemsizes[slot] for slot in moving), default=VECTOR_BYTES)
+    # What the rows of a large matrix have in common a thread reads once for several.
+    common = {slot for slot in moving if in_memory[slot] == (1, 0)}
+    if tiled or prod(space.sizes) < MANY_ELEMENTS or any(strides[0] > 1 for strides in space.strides):
+        common = set()
+    wide = [itemsizes[slot] for slot in moving if slot not in common]
+    vector = VECTOR_BYTES // max(wide, default=VECTOR_BYTES)
     # Outputs are written whole vectors at a time; an input that cannot be read so is read in pieces.
     vector = min([vector, *(widths[slot] for slot in moving if slot < num_outputs)])
     widths |= counted_widths(space, len(itemsizes), 0)
@@ -133,13 +147,15 @@ def plan_walk(
         sizes = [itemsizes[slot] for slot in tiled]
         tuning = Tuning(block=128 if max(sizes) == 1 else 256, tile=_tile_side(sizes))
         vector = min(vector, tuning.share)
+    if common:
+        tuning = Tuning(block=128, unroll=4, is_stacked=True)
     accesses = []
     for slot, strides in enumerate(space.strides):
         if slot in tiled:
             width = min(dense_width(strides, 1, itemsizes[slot], aligned[slot]), tuning.share)
             accesses.append(Access(width, is_transposed=True))
         else:
-            accesses.append(Access(min(widths.get(slot, 1), vector)))
+            accesses.append(Access(min(widths.get(slot, 1), vector), is_shared=slot in common))
     return Walk(space, vector, tuple(accesses), tuning)
 
 

@@ -14,10 +14,12 @@ from fuser.access import VECTOR_BYTES, Walk, plan_walk
 from fuser.config import config
 from fuser.cxx.functor import EntryParameter
 from fuser.dtypes import dtype_info, number_dtype, number_kind
+from fuser.errors import ArgumentError
 from fuser.geometry import MAX_NARROW_OFFSET
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import (
     CPU_LANES,
+    CPU_SHORT_ROW,
     ArgSpec,
     InputSpec,
     RowSpec,
@@ -26,6 +28,7 @@ from fuser.kernel_spec import (
     infer_typing,
 )
 from fuser.layout import IterationSpace, Shape, Strides, broadcast_strides, build_iteration_space
+from fuser.lookups import find_lookups, look_up_in
 from fuser.ordered_access import plan_ordered_walk
 from fuser.orders import RowOrder
 from fuser.row_access import RowLimits, plan_row_walk
@@ -35,8 +38,6 @@ from fuser.tensor_desc import TensorDesc, value_layouts
 
 __all__ = ["DescribedValue", "build_arg_spec", "rounds_between"]
 
-# Rows of fewer elements than this are not worth a loop of their own on the CPU, reduced or not.
-CPU_SHORT_ROW = 32
 # Half a vector.
 CPU_FEW_COLUMNS_BYTES = 32
 # Rows of fewer elements than this leave a GPU's vectors half empty; longer ones are read whole where they are aligned.
@@ -46,6 +47,8 @@ MAX_KEPT = 1 << 17
 # Shared memory of a block where the device is not here to be asked, and how much of it is not for rows.
 SHARED_BYTES = 232448
 SHARED_FOR_PARTS = 24 << 10
+# Multiprocessors of a GPU that is not here.
+PROCESSORS = 132
 # Blocks of a cluster that every GPU has room for that has clusters at all.
 MAX_CLUSTER = 8
 
@@ -232,27 +235,41 @@ def _walk_rows(
         else:
             limits = _row_limits(operands[0].device)
             walk = plan_ordered_walk(group, space, spec, values, sizes, aligned, limits.clusters)
+        if any(item.dtype is torch.bfloat16 for item in operands) and _looks_up(group, inputs, spec):
+            # Those of which each row has its own.
+            first, last, own = len(group.outputs), len(operands), walk.space.strides
+            each = sum(not rows.is_row[values[slot]] and any(own[slot][spec.reduced :]) for slot in range(first, last))
+            walk = look_up_in(walk, spec, each, _row_limits(operands[0].device).processors)
         return walk, replace(spec, keeps=walk.tuning.is_resident)
     # Rows of a few elements are better computed side by side, too.
-    is_short = space.sizes[0] < CPU_SHORT_ROW <= space.sizes[space.reduced] and not rows.scans
+    is_short = space.sizes[0] < CPU_SHORT_ROW <= space.sizes[space.reduced]
     # And columns are better walked down one after another where they are too few for vectors across them.
     narrowest = min(item.dtype.itemsize for item in operands if item.dtype is not None)
     is_few = space.sizes[space.reduced] * narrowest < CPU_FEW_COLUMNS_BYTES
+    if rows.scans:
+        is_flat = is_short and not counters and set(space.strides) == {(1, space.sizes[0])}
+        is_across = (is_across and not is_few) if order is None else ((is_across or is_short) and not is_flat)
+        return Walk(space), RowSpec(space.reduced, rows.is_row, is_across, order=order, scans=True, is_flat=is_flat)
     is_across = ((is_across and not is_few) or is_short) if order is None else order.is_across
     kept = math.prod(space.sizes[: space.reduced]) * (CPU_LANES if is_across else 1)
-    keeps = kept <= MAX_KEPT and not rows.scans
-    return Walk(space), RowSpec(space.reduced, rows.is_row, is_across, keeps, order, scans=rows.scans)
+    return Walk(space), RowSpec(space.reduced, rows.is_row, is_across, kept <= MAX_KEPT, order)
+
+
+def _looks_up(group: FusionGroup, inputs: Sequence[DescribedValue], rows: RowSpec) -> bool:
+    typing = infer_typing(group, [item.spec for item in inputs], torch.get_default_dtype())
+    return bool(find_lookups(group, typing.values, rows.is_row))
 
 
 @cache
 def _row_limits(device: torch.device | None) -> RowLimits:
     # A block gets so much shared memory if it asks; part of it kernels need for combining.
     if device is None or not torch.cuda.is_available():
-        return RowLimits(SHARED_BYTES - SHARED_FOR_PARTS, MAX_CLUSTER)
+        return RowLimits(SHARED_BYTES - SHARED_FOR_PARTS, MAX_CLUSTER, PROCESSORS)
     properties: Any = torch.cuda.get_device_properties(device)
     return RowLimits(
         properties.shared_memory_per_block_optin - SHARED_FOR_PARTS,
         MAX_CLUSTER if properties.major >= 9 else 1,
+        properties.multi_processor_count,
     )
 
 
@@ -287,9 +304,13 @@ def _declared_kinds(group: FusionGroup, inputs: Sequence[DescribedValue]) -> dic
         return found
     typing = infer_typing(group, [item.spec for item in inputs], torch.get_default_dtype())
     for application, common in zip(group.applications, typing.common, strict=True):
-        functor = application.function.functor
-        for value, parameter in zip(application.scalars, application.function.scalars, strict=True):
-            found.setdefault(value, set()).add(_declared_kind(parameter, functor.template_parameters, common))
+        function = application.function
+        for value, parameter in zip(application.scalars, function.scalars, strict=True):
+            kind = _declared_kind(parameter, function.functor.template_parameters, common)
+            if function.op is None and inputs[value].spec.number is complex and kind in (bool, int, float):
+                what = f"{parameter.type} {parameter.name}"
+                raise ArgumentError(f"{function.signature()}: {what} takes no complex number, with tensors of {common}")
+            found.setdefault(value, set()).add(kind)
     return found
 
 

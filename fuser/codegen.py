@@ -21,7 +21,7 @@ from fuser.dtypes import DTypeInfo, dtype_info
 from fuser.element import ElementWriter, number_expression
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import ArgSpec, RowSpec, Typing, infer_typing
-from fuser.row_parts import RowPart, RowPass, RowWriter
+from fuser.row_parts import RowPart, RowPass, RowWriter, Table
 
 __all__ = ["KERNEL_NAME", "Dialect", "KernelSource", "Loop", "Operand", "RowLoop", "build_source"]
 
@@ -142,6 +142,8 @@ class RowLoop:
     tuning: Tuning
     geometry: tuple[str, ...]
     has_zero: bool
+    # Functions that it looks up.
+    tables: tuple[Table, ...] = ()
 
     def used_by(self, part: RowPart) -> tuple[Operand, ...]:
         """Return the operands that a part reads or writes."""
@@ -285,6 +287,7 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
     kind = {"cluster"} if args.tuning.cluster > 1 else set[str]()
     kind |= {"tiles"} if isinstance(body, Loop) and not body.is_linear else {"rows"} if args.rows else set()
     kind |= {"lists"} if args.positions else set()
+    kind |= {"tables"} if args.tuning.looks else set()
     kind |= {"orders"} if args.rows and args.rows.order else set()
     kind |= {"scans"} if args.rows and args.rows.scans else set()
     prelude = dialect.emit_prelude(words, features | kind)
@@ -385,8 +388,9 @@ def _build_rows(
         vector=args.vector,
         wide_index=args.wide_index,
         tuning=args.tuning,
-        geometry=("size", "stride"),
+        geometry=("size", "stride") if args.wide_index or args.device_type == "cpu" else ("size", "divide", "stride"),
         has_zero=writer.has_zero,
+        tables=tuple(parts.tables.values()),
     ), "".join(parts.texts)
 
 

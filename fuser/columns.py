@@ -20,8 +20,8 @@ from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import Typing
 from fuser.layout import Shape, broadcast_shapes
 from fuser.ops.norm_steps import functor
+from fuser.plain_texts import is_sum
 from fuser.row_access import column_pieces
-from fuser.row_parts import is_sum
 from fuser.row_space import lies_across
 
 __all__ = ["cut_columns", "find_columns"]

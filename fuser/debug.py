@@ -12,7 +12,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from fuser.codegen import KernelSource
-from fuser.compiler import build_kernel_source, register
+from fuser.compiler import build_kernel_source, has_host_compiler, register
 from fuser.drawing import Box, draw_graph
 from fuser.errors import ArgumentError, FuserError, UnsupportedError
 from fuser.fallback import Fallback
@@ -25,9 +25,10 @@ from fuser.graph import FusionGroup
 from fuser.jit_function import JitFunction
 from fuser.kernel_spec import KernelSpec
 from fuser.ops import REDUCTIONS, bind_for, is_known
-from fuser.planner import plan_texts
+from fuser.planner import can_fuse, make_plan, plan_texts
 from fuser.reduction import ReductionFunction
 from fuser.route import run
+from fuser.tensor_desc import common_device, describe
 
 if TYPE_CHECKING:
     from fuser.fx.recording import RecordedGraph
@@ -224,14 +225,28 @@ def _report(group: FusionGroup, nodes: tuple[str, ...], inputs: Sequence[Any]) -
         return GroupReport(group, nodes, (), "", obstacles)
     # Of lists, the first position.
     inputs = [item[0] if isinstance(item, list | tuple) else item for item in inputs]
+    spec, filled = register(group), group.fill_inputs(inputs)
     try:
-        kernels = kernel_sources(register(group), group.fill_inputs(inputs), None)
+        kernels = kernel_sources(spec, filled, None)
+        reason = _find_fallback(spec, filled)
+        if reason:
+            return GroupReport(group, nodes, (), reason, obstacles)
     except FuserError as error:
         reason = str(error).splitlines()[0]
         if isinstance(error, UnsupportedError) and error.application >= 0 and len(group.applications) > 1:
             reason += " (that application alone: the others keep their kernels)"
         return GroupReport(group, nodes, (), reason, obstacles)
     return GroupReport(group, nodes, tuple(kernels), "", obstacles)
+
+
+def _find_fallback(spec: KernelSpec, inputs: Sequence[Any]) -> str:
+    # Why the kernels of a call are not made, without making them: there is no compiler, or fusion is switched off.
+    described = [describe(item) for item in inputs]
+    kind = common_device(spec.group, described).type
+    if kind == "meta" or (can_fuse(kind) and (kind != "cpu" or has_host_compiler())):
+        return ""
+    # But those that are ready serve.
+    return make_plan(spec, described).fallback_reason
 
 
 def _unfused(module: fx.GraphModule) -> list[tuple[str, str]]:

@@ -38,6 +38,8 @@ class ElementWriter:
         self.barriers = 0
         # Applications that divide by what their row has: which tensor, and what divides it.
         self.quotients: dict[int, tuple[int, str]] = {}
+        # Of applications that are looked up: which operand is multiplied by what; -1: none, and that is rounded.
+        self.looked: dict[int, tuple[int, str]] = {}
         # C++ type of each value inside the element function.
         self.types: dict[int, str] = {}
         # The outputs that are written where they are computed.
@@ -97,11 +99,17 @@ class ElementWriter:
         if index in self.quotients:
             slot, divisor = self.quotients[index]
             call = f"{divisor}({operands[slot]}, is_exact)"
+        elif index in self.looked:
+            slot, entry = self.looked[index]
+            call = entry if slot < 0 else f"{operands[slot]} * {entry}"
         lines += declarations
         if results:
             lines.append(f"{call};")
         for value, expression in zip(values, results or [call], strict=True):
-            lines += self.result(value, expression, is_apart=function.isolation is not Isolation.NONE)
+            is_rounded = index in self.looked and self.looked[index][0] < 0
+            lines += self.result(
+                value, expression, is_apart=function.isolation is not Isolation.NONE, is_rounded=is_rounded
+            )
         return lines
 
     def call(
@@ -175,8 +183,8 @@ class ElementWriter:
         text = f"v{value}"
         return text if compute in (None, self.types[value]) else f"fuser_cast<{compute}>({text})"
 
-    def result(self, value: int, expression: str, *, is_apart: bool) -> list[str]:
-        """Write what gives a value its variable, and the outputs that it is."""
+    def result(self, value: int, expression: str, *, is_apart: bool, is_rounded: bool = False) -> list[str]:
+        """Write what gives a value its variable, and the outputs that it is; ``is_rounded``: to its dtype."""
         info, is_read_later = dtype_info(self.typing.values[value]), value in self.read_later
         isolate = self.isolate if is_apart else str
         self.types[value] = info.compute
@@ -188,7 +196,7 @@ class ElementWriter:
             lines = [f"const {info.compute} v{value} = {isolate(crossing)};"]
             stored = f"fuser_from_compute<{info.storage}>(v{value})" if info.is_narrow else f"v{value}"
         elif not slots:
-            rounded = isolate(f"fuser_round<{info.storage}>({converted})")
+            rounded = isolate(converted if is_rounded else f"fuser_round<{info.storage}>({converted})")
             lines = [f"const {info.compute} v{value} = {rounded};"]
         else:
             lines = [f"const {info.storage} s{value} = fuser_from_compute<{info.storage}>({converted});"]

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from fuser.codegen import KernelSource
 from fuser.combining import BATCH
 from fuser.layout import IterationSpace
+from fuser.orders import RowOrder
 
 __all__ = [
     "MAX_NARROW_OFFSET",
@@ -69,7 +70,10 @@ def launch_shape(source: KernelSource, space: IterationSpace) -> Launch:
             block=tuning.block,
             shared_bytes=chunks * chunk * source.held_bytes,
         )
-    steps = prod(step_counts(source, space.sizes))
+    counts = step_counts(source, space.sizes)
+    if tuning.is_stacked:
+        return Launch(grid=-(-counts[0] * -(-counts[1] // tuning.unroll) // tuning.block), block=tuning.block)
+    steps = prod(counts)
     per_block = 1 if tuning.tile else tuning.block * tuning.unroll
     return Launch(grid=-(-steps // per_block), block=tuning.block)
 
@@ -96,7 +100,8 @@ def _row_blocks(source: KernelSource, sizes: Sequence[int]) -> int:
     if rows.is_across:
         tiles = -(-sizes[rows.reduced] // (tuning.team * source.vector)) * prod(sizes[rows.reduced + 1 :])
         return tiles * pieces
-    return -(-prod(sizes[rows.reduced :]) // (tuning.block // tuning.team)) * pieces * tuning.cluster
+    blocks = -(-prod(sizes[rows.reduced :]) // (tuning.block // tuning.team)) * pieces * tuning.cluster
+    return min(blocks, tuning.most_blocks or blocks)
 
 
 def _pieces(source: KernelSource, sizes: Sequence[int]) -> int:
@@ -133,17 +138,23 @@ def step_counts(source: KernelSource, sizes: Sequence[int]) -> tuple[int, ...]:
 
 def pack_geometry(source: KernelSource, space: IterationSpace) -> tuple[int, ...]:
     """Return the values of the struct's geometry fields, in their order: each is 8 bytes."""
-    counts = step_counts(source, space.sizes)
+    counts = step_counts(source, space.sizes) if source.rows is None else _numbered(source.rows.order, space.sizes)
     fields = {
         "size": space.sizes,
         "count": counts,
-        # Nothing is divided where a reduced dimension has no element.
+        # Nothing is divided where a dimension has no element.
         "divide": tuple(divider(count or 1) for count in counts[:-1]),
         "offset": space.offsets,
         "period": (space.period, divider(space.period)) if space.period else (),
         "stride": tuple(stride for operand in space.strides for stride in operand),
     }
     return tuple(value for field in source.geometry for value in fields[field])
+
+
+def _numbered(order: RowOrder | None, sizes: Sequence[int]) -> Sequence[int]:
+    # As many as elements are numbered by along each dimension.
+    pitch = order.schedule.pitch if order else 0
+    return (-(-sizes[0] // pitch) * pitch, *sizes[1:]) if pitch else sizes
 
 
 def divider(divisor: int) -> int:

@@ -52,6 +52,8 @@ MAX_ARGUMENT_BYTES = 4096
 MAX_LONE_ARGUMENT_BYTES = 32760
 # Rows that a CPU kernel computes side by side.
 CPU_LANES = 64
+# Rows of fewer elements than this are not worth a loop of their own on the CPU, reduced or not.
+CPU_SHORT_ROW = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,8 @@ class RowSpec:
     pieces: int = 0
     # Whether its reductions are running totals.
     scans: bool = False
+    # Then, on the CPU, whether rows are short, and they and all operands' elements lie one behind the other.
+    is_flat: bool = False
 
     @property
     def inner(self) -> int:

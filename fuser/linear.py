@@ -34,7 +34,7 @@ from fuser.cxx.syntax import parse_program
 from fuser.errors import FunctorError, UntranslatableError
 from fuser.graph import FusionGroup
 
-__all__ = ["follow_sums", "is_sum"]
+__all__ = ["follow_sums", "is_linear", "is_sum"]
 
 
 @lru_cache(1024)
@@ -66,6 +66,14 @@ def follow_sums(group: FusionGroup, summed: frozenset[int]) -> tuple[tuple[bool,
         except (_NotLinearError, FunctorError, UntranslatableError, RecursionError):
             return (), index
     return tuple(values[value] for value in group.outputs), -1
+
+
+def is_linear(functor: Functor, slot: int) -> bool:
+    """Whether all that a functor makes is linear in one of its tensors, the slot-th, but for rounding."""
+    try:
+        return all(_follow_functor(functor, tuple(at == slot for at in range(len(functor.tensors)))))
+    except (_NotLinearError, FunctorError, UntranslatableError, RecursionError):
+        return False
 
 
 @lru_cache(1024)

@@ -153,10 +153,12 @@ def _along(
     schedule = order.schedule
     team, vector = schedule.x * schedule.y, schedule.vector
     length, multiple, most = prod(space.sizes[: rows.reduced]), 0, KEPT_BYTES // bytes_per_element
-    if schedule == Schedule(WARP, schedule.y, accumulators=1, rises=schedule.rises):
+    if schedule.pitch:
+        length = length // space.sizes[0] * -(-space.sizes[0] // schedule.pitch) * schedule.pitch
+    if schedule == Schedule(WARP, schedule.y, accumulators=1, rises=schedule.rises, pitch=schedule.pitch):
         # Of threads that take one element each, one does what neighbours do.
-        vector, most = _neighbours(space, rows, max(itemsizes), team), min(most, MOST_ELEMENTS)
-        team, multiple = team // vector, 0 if length % vector or vector == 1 else vector
+        vector, most = _neighbours(space, rows, max(itemsizes), schedule), min(most, MOST_ELEMENTS)
+        team, multiple = team // vector, 0 if length % vector or vector == 1 or schedule.pitch else vector
     steps = -(-length // (vector * team * schedule.blocks))
     may_split = schedule.accumulators == vector and team == WARP and not streams
     if streams:
@@ -250,16 +252,17 @@ def _spread(
     return vector, Tuning(block=max(threads, BLOCK), unroll=unroll, team=threads, multiple=multiple)
 
 
-def _neighbours(space: IterationSpace, rows: RowSpec, itemsize: int, team: int) -> int:
-    # How many of torch's ``team`` threads, which take one element each, are one of ours.
-    length, count = prod(space.sizes[: rows.reduced]), prod(space.sizes[rows.reduced :])
+def _neighbours(space: IterationSpace, rows: RowSpec, itemsize: int, schedule: Schedule) -> int:
+    # How many of torch's threads, which take one element each, are one of ours.
+    length, count, team = prod(space.sizes[: rows.reduced]), prod(space.sizes[rows.reduced :]), schedule.slots
     vector = widest = VECTOR_BYTES // itemsize
     while vector > 1 and vector * itemsize > WORD and length * vector > MOST_ELEMENTS * team:
         vector //= 2
     if length * vector > MOST_ELEMENTS * team:
         # Too long to be kept.
         vector = widest
-    while vector > 1 and (count * team < ENOUGH_THREADS * vector or (rows.reduced > 1 and space.sizes[0] % vector)):
+    splits = rows.reduced > 1 and not schedule.pitch
+    while vector > 1 and (count * team < ENOUGH_THREADS * vector or (splits and space.sizes[0] % vector)):
         vector //= 2
     return vector
 

@@ -12,14 +12,14 @@ __all__ = ["ANY_ORDER", "COLUMN_ORDERS", "FAST_ORDERS", "KEPT_ORDERS", "RowOrder
 
 # Names (Reduction.order) of where the order does not count: of "pick", which takes one element of a row, nor of "any".
 ANY_ORDER = frozenset(("any", "pick"))
-# Those that fast numerics have, too: of gradients that take fewer walks then.
-FAST_ORDERS = frozenset(("batch_norm_sums", "group_norm_sums", "group_norm_batch"))
+# Those that fast numerics have, too: of what takes fewer walks then.
+FAST_ORDERS = frozenset(("batch_norm", "batch_norm_planes", "batch_norm_sums", "group_norm_sums", "group_norm_batch"))
 # By type of device, the orders that kernels keep, for some shapes at least.
 KEPT_ORDERS: dict[str, frozenset[str]] = {
     "cuda": frozenset(
         (
             *ANY_ORDER, "sum", "norm", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx",
-            *FAST_ORDERS, "gamma_beta", "batch_norm", "batch_norm_planes", "batch_norm_plane_sums", "group_norm",
+            *FAST_ORDERS, "gamma_beta", "batch_norm_plane_sums", "group_norm",
             "softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "softmax_cast",
             "log_softmax_cast", "nll_loss", "scan",
         )
@@ -55,6 +55,9 @@ class Schedule:
     is_serial: bool = False
     # Whether it is combined in pairs instead: slot i with slot i + 1, then with slot i + 2, ...; along x first.
     rises: bool = False
+    # Elements along the innermost of several dimensions are numbered as if there were a multiple of so many; 0: as they
+    # are.
+    pitch: int = 0
 
     @property
     def slots(self) -> int:

@@ -21,13 +21,13 @@ from fuser.plan import Plan
 from fuser.planner import make_plan
 from fuser.process import ignoring
 from fuser.report import MISTAKES
-from fuser.sizes import Deferred, Tape
+from fuser.sizes import Deferred, Tape, write_program
 from fuser.tensor_desc import TensorDesc
 
 __all__ = ["Resizer", "find_resizer"]
 
 # How many kinds of call are known, and how many programs each has.
-MAX_KINDS, MAX_PROGRAMS = 1024, 32
+MAX_KINDS, MAX_PROGRAMS = 1024, 128
 
 Program: TypeAlias = Callable[[Sequence[int]], Any]
 
@@ -38,6 +38,9 @@ class Resizer:
     def __init__(self, sizes: Sequence[int]) -> None:
         # Of the call it was made for.
         self._first = sizes
+        # The tapes of each program, and names that they share.
+        self._tapes: list[list[tuple[Tape, Any]]] = []
+        self._names: dict[str, str] = {}
         self._programs: tuple[Program, ...] = ()
         self._attempts = 0
 
@@ -59,9 +62,19 @@ class Resizer:
             self._attempts += 1
             # What cannot be done with symbols is planned for each size.
             with ignoring(FuserError, *MISTAKES):
-                program = _write_program(spec, inputs, recorded)
-                self._programs += (program,)
+                slot, tapes, program = self._find_place(_write_tape(spec, inputs, recorded, self._names))
+                assert program(sizes) == (recorded.allocations, recorded.packed, recorded.steps), "as it was planned"
+                self._tapes[slot : slot + 1] = [tapes]
+                self._programs = (*self._programs[:slot], program, *self._programs[slot + 1 :])
         return bool(self._programs)
+
+    def _find_place(self, made: tuple[Tape, Any]) -> tuple[int, list[tuple[Tape, Any]], Program]:
+        # The first program that it can be a path of, or one of its own.
+        for slot, tapes in enumerate([*self._tapes, []]):
+            program = write_program([*tapes, made])
+            if program is not None:
+                return slot, [*tapes, made], program
+        raise AssertionError("a program has one path")
 
 
 _resizers: Lru[Resizer] = Lru()
@@ -82,9 +95,10 @@ def _sizes_of(inputs: Sequence[TensorDesc]) -> tuple[int, ...]:
     return tuple(size for item in inputs for size in (*item.shape, *item.strides))
 
 
-def _write_program(spec: KernelSpec, inputs: Sequence[TensorDesc], recorded: Recorded) -> Program:
-    sizes = _sizes_of(inputs)
-    tape = Tape(sizes)
+def _write_tape(
+    spec: KernelSpec, inputs: Sequence[TensorDesc], recorded: Recorded, names: dict[str, str]
+) -> tuple[Tape, Any]:
+    tape = Tape(_sizes_of(inputs), names)
     rest: Iterator[Any] = iter(tape.sizes)
     symbols = [
         item._replace(shape=tuple(next(rest) for _ in item.shape), strides=tuple(next(rest) for _ in item.strides))
@@ -96,6 +110,4 @@ def _write_program(spec: KernelSpec, inputs: Sequence[TensorDesc], recorded: Rec
     for step in plan.steps:
         words = step.packer.words
         packed.append(pack_step(step, len(inputs), Deferred(struct.Struct(f"={len(words)}q").pack, *words)))
-    program = tape.finish((allocations(plan), tuple(packed), recorded.steps))
-    assert program(sizes) == (recorded.allocations, recorded.packed, recorded.steps), "as it was planned"
-    return program
+    return tape, (allocations(plan), tuple(packed), recorded.steps)

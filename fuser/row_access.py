@@ -63,6 +63,8 @@ class RowLimits:
     shared_bytes: int
     # How many blocks may share a row and write to each other's shared memory; 1 where none do.
     clusters: int
+    # How many multiprocessors it has.
+    processors: int = 132
 
 
 def plan_row_walk(

@@ -20,6 +20,7 @@ from fuser.cuda.aten_orders import GpuSize, Layout, coalesce, find_schedule, sca
 from fuser.errors import UnsupportedError
 from fuser.function import Function
 from fuser.graph import FusionGroup, Section
+from fuser.kernel_spec import CPU_SHORT_ROW
 from fuser.layout import is_contiguous
 from fuser.ops import REDUCTIONS, dtype_kind
 from fuser.orders import ANY_ORDER, FAST_ORDERS, KEPT_ORDERS, RowOrder, Schedule
@@ -33,8 +34,6 @@ Orders: TypeAlias = Mapping[int, RowOrder | None]
 VECTOR_BYTES = 16
 # Of columns on the CPU: those that fit in one vector, and those of which there are many, both long; wide elements.
 FEW_COLUMNS_BYTES, MANY_COLUMNS_BYTES, MANY_ELEMENTS, WIDE_BYTES = 32, 2048, 1 << 15, 4
-# Rows of fewer elements are added up side by side on the CPU, if there are as many.
-SHORT_SCAN = 32
 
 
 def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: torch.device) -> Orders:
@@ -63,9 +62,9 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
         elif (
             device.type == "cpu"
             and item.tensors[0] < len(group.inputs)
-            and _suits_torch(item.function.op, desc, dims, is_strict=group.is_strict)
+            and _suits_torch(group, item.function.op, desc, dims)
         ):
-            error = UnsupportedError(f"op {item.function.name!r} of columns that torch is as fast with")
+            error = UnsupportedError(f"op {item.function.name!r} of rows or columns that torch is as fast with")
             error.is_expected = True
         elif 0 in desc.shape or reduction.order in ANY_ORDER or (op is not None and dtype_kind(desc.dtype) in op.exact):
             # Nothing is added, or any order serves.
@@ -199,15 +198,18 @@ def torchs_order(
     return RowOrder(schedule, has_edges=True, source=source, spreads=is_softmax)
 
 
-def _suits_torch(op: str | None, desc: TensorDesc, dims: tuple[int, ...], *, is_strict: bool) -> bool:
-    # Columns of a tensor in memory that ATen's CPU kernels take in vectors: sums of few, maxima of many.
+def _suits_torch(group: FusionGroup, op: str | None, desc: TensorDesc, dims: tuple[int, ...]) -> bool:
+    # Columns of a tensor in memory that ATen's CPU kernels take in vectors: sums of few, maxima of many. And running
+    # totals of short rows by themselves that nothing converts, which it adds up as it reads them.
     layout, size = coalesce(desc.shape, desc.strides, dims), desc.dtype.itemsize if desc.dtype else 0
+    if op == "cumsum" and layout.is_along and len(group.applications) == 1:
+        return desc.dtype is torch.float64 and layout.length < CPU_SHORT_ROW and prod(desc.shape) >= MANY_ELEMENTS
     if layout.is_along or prod(desc.shape) < MANY_ELEMENTS:
         return False
     width = layout.kept[0][0] * size
     if op in {"amax", "amin"}:
         return size >= WIDE_BYTES and width >= MANY_COLUMNS_BYTES
-    return op in {"sum", "mean"} and not is_strict and width <= FEW_COLUMNS_BYTES
+    return op in {"sum", "mean"} and not group.is_strict and width <= FEW_COLUMNS_BYTES
 
 
 def _is_scanned(desc: TensorDesc, dims: tuple[int, ...], device: torch.device) -> bool:
@@ -220,7 +222,7 @@ def _is_scanned(desc: TensorDesc, dims: tuple[int, ...], device: torch.device) -
 
 def _scan_order(desc: TensorDesc, dim: int, layout: Layout, device: torch.device) -> RowOrder | None:
     if device.type == "cpu":
-        return RowOrder(Schedule(1), not layout.is_along or layout.length < SHORT_SCAN <= layout.rows)
+        return RowOrder(Schedule(1))
     if dim < len(desc.shape) - 1:
         # One element after another.
         return RowOrder(Schedule(1), is_across=True) if layout.kept[0][1] == 1 else None

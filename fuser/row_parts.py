@@ -9,23 +9,31 @@ from the inputs again: functors are pure, and memory is slower.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from fuser.combining import Reduction
-from fuser.cxx.brief import BRIEF, returns_exp
-from fuser.cxx.functor import MATH_FUNCTIONS, Functor, Role
+from fuser.cxx.brief import returns_exp
+from fuser.cxx.functor import Functor
 from fuser.dtypes import dtype_info
 from fuser.element import ElementWriter, number_expression, output_type
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import RowSpec
+from fuser.lookups import find_lookups
 from fuser.orders import ANY_ORDER
+from fuser.plain_texts import (
+    counts_elements,
+    find_quotient,
+    is_costly,
+    is_sum,
+    may_end_in_product,
+    takes_decisions,
+)
 from fuser.row_space import reduction_levels
 
-__all__ = ["Accumulator", "RowPart", "RowPass", "RowWriter"]
+__all__ = ["Accumulator", "RowPart", "RowPass", "RowWriter", "Table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +48,7 @@ class Accumulator:
     identity: str
     # Of a column: the output that its pieces are.
     output: str = ""
-    # Whether it is how many elements were added: in torch's order, of what a thread has.
+    # Whether it is how many elements there are: in torch's order, of what a thread has.
     is_count: bool = False
 
 
@@ -59,6 +67,20 @@ class RowPart:
 
 
 @dataclass(frozen=True, slots=True)
+class Table:
+    """A function that a kernel looks up (fuser.lookups)."""
+
+    # Computes what it is a function of, x4; and its result for that, l4.
+    operand: RowPart
+    compute: RowPart
+
+    @property
+    def result(self) -> str:
+        """The variable that parts read."""
+        return self.compute.writes[0]
+
+
+@dataclass(frozen=True, slots=True)
 class RowPass:
     """One walk over the elements of a row, and what comes before it."""
 
@@ -67,8 +89,8 @@ class RowPass:
     # Computes an element; None where nothing is left to walk for. In torch's orders on CUDA it takes what a thread has
     # of the row, l3_0, and makes m3_0 of that and the element; elsewhere m3_0 is what the element makes.
     element: RowPart | None
-    # The same in less time where it divides by what the row has, through a fuser_divisor, d5; where that fails it
-    # clears is_exact. None where there is nothing to gain.
+    # The same in less time where it divides by what the row has, through a fuser_divisor, d5, or by a count, which it
+    # takes as a fuser_quick_count; where that fails it clears is_exact. None where there is nothing to gain.
     quick: RowPart | None
     # Combines two parts of a row, given as l3_0 and r3_0, to m3_0; None without reductions.
     combine: RowPart | None
@@ -109,6 +131,8 @@ class RowWriter:
             for index, item in enumerate(self.group.applications)
             if item.function.reduction and index in writer.live
         }
+        # What is looked up, by application.
+        self.tables: dict[int, Table] = {}
         # Values per element that a pass keeps for later ones, and that pass.
         self.kept: dict[int, int] = {}
         # C++ type of the least size that holds each exactly, by variable.
@@ -119,6 +143,8 @@ class RowWriter:
         passes = range(max(self.levels) + 1)
         if self.rows.keeps:
             self._choose_kept(passes)
+        if self.writer.args.tuning.looks:
+            self._write_tables()
         return tuple(self._pass(level) for level in passes)
 
     def _choose_kept(self, passes: Iterable[int]) -> None:
@@ -134,6 +160,30 @@ class RowWriter:
                     if earlier < level:
                         self.kept |= dict.fromkeys(self.writer.values(index), earlier)
 
+    def _write_tables(self) -> None:
+        writer, typing = self.writer, self.writer.typing
+        looked = find_lookups(self.group, typing.values, self.rows.is_row)
+        for index, lookup in looked.items():
+            item, value = self.group.applications[index], writer.values(index)[0]
+            operand, x, result = item.tensors[lookup.operand], f"x{value}", f"l{value}"
+            self.types |= {x: "float", result: "float"}
+            chosen = self._element_closure([operand], 0)
+            made, writer.storing = self._made(chosen), []
+            lines = [line for each in chosen for line in writer.application(each)]
+            read = [f"v{each}" for each in self._read(chosen) if each not in made] if chosen else [f"v{operand}"]
+            # Rounded as torch rounds it, in fast numerics, too.
+            rounded = f"fuser_round<{dtype_info(typing.values[operand]).storage}>(v{operand})"
+            lines.append(f"{x} = {f'v{operand}' if writer.is_strict or not chosen else rounded};")
+            part = self._function(f"fuser_operand{value}", read, [x], chosen, lines)
+            taken = ["1.0f" if slot == lookup.factor else writer.isolate(x) for slot in range(len(item.tensors))]
+            call = writer.call(index, item.function.functor, taken, [], ["float"])[0]
+            if writer.is_strict and lookup.factor < 0:
+                call = f"fuser_round<{dtype_info(typing.values[value]).storage}>({call})"
+            compute = self._function(f"fuser_compute{value}", [x], [result], [index], [f"{result} = {call};"])
+            self.tables[index] = Table(part, compute)
+        # What one of them is a function of is not looked up.
+        writer.looked = {index: (looked[index].factor, table.result) for index, table in self.tables.items()}
+
     def _pass(self, level: int) -> RowPass:
         picks = self._picks_in(level)
         every = [index for index in self._reductions_in(level) if index not in picks]
@@ -143,7 +193,11 @@ class RowWriter:
             self.writer.quotients = {index: (slot, f"e{by[1:]}.quotient") for index, (slot, by, _) in quotients.items()}
         element = self._element_part(level, every)
         self.writer.quotients = {index: (slot, f"{by}.{how}") for index, (slot, by, how) in quotients.items()}
-        quick = self._element_part(level, every, "quick") if quotients else None
+        counts = self._quick_counts(every)
+        exact = {name: self.types[name] for name in counts}
+        self.types |= dict.fromkeys(counts, "fuser_quick_count&")
+        quick = self._element_part(level, every, "quick") if quotients or counts else None
+        self.types |= exact
         self.writer.quotients = {}
         pick = self._pick_part(level, picks) if picks else None
         which = f"v{self._number_of(picks[0])}" if picks else ""
@@ -279,6 +333,18 @@ class RowWriter:
         is_plain = whole.source.partition("{")[2].split() == f"return {whole.tensors[0].name}; }}".split()
         return is_plain and is_sum(reduction.combine)
 
+    def _quick_counts(self, reductions: Iterable[int]) -> list[str]:
+        # The counts that a thread may divide by in less time: those of texts that take any type for them.
+        if self.writer.args.device_type != "cuda" or self.rows.is_across or not self.rows.adds:
+            return []
+        found = []
+        for index in reductions:
+            add = self._reduction(index).accumulate
+            kinds = add.template_parameters[1:] if add else ()
+            for item, parameter in zip(self.accumulators[index], add.tensors if add else (), strict=False):
+                found += [f"l{item.name}"] * (parameter.type in kinds and item.type == "float")
+        return found
+
     def _pick_part(self, level: int, picks: Sequence[int]) -> RowPart:
         # From the row's tensors, whatever passes keep.
         chosen = self._element_closure(self._wanted((), picks), 0)
@@ -306,6 +372,7 @@ class RowWriter:
         own = [index for index in (*chosen, *reductions) if index not in scans]
         read = [f"v{value}" for value in self._read(own) if value not in made]
         read += [f"p{item.name}" for index in scans for item in self.accumulators[index]]
+        read += [table.result for index, table in self.tables.items() if index in chosen]
         kept = [value for value, earlier in self.kept.items() if earlier == level and value in made]
         lines += [f"k{value} = v{value};" for value in kept]
         self.types |= {f"k{value}": self.writer.types[value] for value in kept}
@@ -359,8 +426,7 @@ class RowWriter:
         return sorted(found)
 
     def _map(self, index: int) -> list[str]:
-        application = self.group.applications[index]
-        functor = application.function.functor
+        functor = self._functor(index)
         accumulators = self.accumulators[index]
         names = [f"r{item.name}" for item in accumulators]
         reduction = self._reduction(index)
@@ -417,7 +483,11 @@ class RowWriter:
             own = f"fuser_{'from_compute' if self._rounds(index) else 'cast'}<{item.type}>({text})"
             if self._reduction(index).order not in ANY_ORDER and item.type in ("float", "double"):
                 # What ends in a product must not be contracted with what adds to it.
-                if not item.is_count and may_end_in_product(functor, slot):
+                if item.is_count:
+                    # Nothing hides that it is the same for all parts of so many elements, so that what is made of it is
+                    # computed once. A one that the compiler sees would change what it contracts.
+                    own = self.writer.cross(own) if functor is self._functor(index) else own
+                elif may_end_in_product(functor, slot):
                     own = self.writer.isolate(self.writer.cross(own))
                 elif hides:
                     own = self.writer.isolate(own)
@@ -457,7 +527,9 @@ class RowWriter:
                 kind = "double"
             output = f"out{self.group.outputs.index(first + slot)}" if reduction.pieces else ""
             taken = reduction.accumulate.tensors[slot].name if reduction.accumulate else ""
-            item = Accumulator(f"{first}_{slot}", kind, zero, output, is_count=taken == "count")
+            is_own = not reduction.order and counts_elements(self._functor(index), reduction.combine, slot)
+            is_count = taken == "count" or is_own
+            item = Accumulator(f"{first}_{slot}", kind, zero, output, is_count=is_count)
             found.append(item)
             self.types |= {f"{side}{item.name}": kind for side in "mtlrp"}
         return tuple(found)
@@ -472,6 +544,9 @@ class RowWriter:
         kinds = [output_type(functor, parameter.type, compute, "") for parameter in functor.tensors]
         casts = [f"fuser_cast<{kind}>({text})" if kind else text for kind, text in zip(kinds, totals, strict=True)]
         return [self.writer.isolate(text) for text in casts]
+
+    def _functor(self, index: int) -> Functor:
+        return self.group.applications[index].function.functor
 
     def _reduction(self, index: int) -> Reduction:
         reduction = self.group.applications[index].function.reduction
@@ -549,58 +624,3 @@ def _literal(number: bool | int | float) -> str:
     if math.isnan(number):
         return "double(NAN)"
     return number.hex() if math.isfinite(number) else f"double({'-' * (number < 0)}INFINITY)"
-
-
-def is_costly(functor: Functor) -> bool:
-    """Whether to keep a result takes less time than to compute it again."""
-    return BRIEF not in functor.words and not functor.words.isdisjoint(MATH_FUNCTIONS | {"for", "while"})
-
-
-def takes_decisions(functor: Functor) -> bool:
-    """Whether what a functor does depends on several conditions."""
-    return functor.source.count("?") > 1 or "||" in functor.source or "&&" in functor.source or "if" in functor.words
-
-
-def may_end_in_product(functor: Functor, slot: int = 0) -> bool:
-    """Whether one of the results may be a product, or come from a function that ends in one."""
-    body, outputs = functor.source.partition("{")[2], [item.name for item in functor.outputs]
-    if "*" not in functor.source and not re.search(r"\b(?!return\b)\w+\s*\(", body):
-        return False
-    # Not what is made once, is read at most after that, and is plainly a sum: one that begins with the accumulator.
-    result = outputs[slot] if outputs else ""
-    first = functor.tensors[slot].name if slot < len(functor.tensors) else ""
-    begins = f" {result} = {first} + " if outputs else f" return {first} + "
-    reads = len(re.findall(rf"(?<=[-+*/] ){result}(?=[),;]| [-+*/] )", body)) if outputs else 0
-    is_only_read = not outputs or len(re.findall(rf"\b{result}\b", body)) == 1 + reads
-    made = [value for name, _, value in (text.partition(" = ") for text in body.split(";")) if name.strip() == result]
-    is_sum = ("?" not in body and begins in body) or any(map(_ends_in_sum, made))
-    return not (is_only_read and is_sum)
-
-
-def _ends_in_sum(text: str) -> bool:
-    # Whether an expression is a sum, outside of all parentheses, or a call that rounds once.
-    outside, depth = "", 0
-    for char in text:
-        depth += (char == "(") - (char == ")")
-        outside += char if depth == 0 else ""
-    is_sum = " + " in outside and not {"*", "/", "?"} & {*outside}
-    return is_sum or outside.strip() in {"fma)", "__fadd_rn)"}
-
-
-def is_sum(functor: Functor) -> bool:
-    """Whether a functor plainly adds the accumulators of two parts."""
-    names = [item.name for item in functor.tensors]
-    half = len(names) // 2
-    results = [f"{item.name} =" for item in functor.parameters if item.role is Role.OUTPUT] or ["return"]
-    sums = [f"{to} {a} + {b};" for to, a, b in zip(results, names[:half], names[half:], strict=False)]
-    return functor.source.partition("{")[2].split() == " ".join([*sums, "}"]).split()
-
-
-def find_quotient(functor: Functor) -> tuple[int, int] | None:
-    """Return which of its tensors a functor plainly divides, and by which; None for any other functor."""
-    compute = functor.template_parameters[:1]
-    plain = {item.name: slot for slot, item in enumerate(functor.tensors) if item.type in compute}
-    words = functor.source.partition("{")[2].replace(";", " ;").split()
-    if len(words) != 6 or words[::2] != ["return", "/", ";"] or words[5] != "}" or not {words[1], words[3]} <= {*plain}:
-        return None
-    return None if functor.macros or functor.result not in compute else (plain[words[1]], plain[words[3]])

@@ -28,18 +28,26 @@ class Deferred:
 class Tape:
     """Writes a program while the planner runs on its sizes."""
 
-    def __init__(self, values: Sequence[int]) -> None:
-        # Each step as its text, and the size that it makes; None for a condition.
-        self._steps: list[tuple[str, Size | None]] = []
+    def __init__(self, values: Sequence[int], names: dict[str, str] | None = None) -> None:
+        """Begin one.
+
+        Args:
+            values: the sizes.
+            names: of what is computed, by text: tapes whose programs become one share it.
+        """
+        # Each step as its text, and the name of the size that it makes; None for a condition.
+        self._steps: list[tuple[str, str | None]] = []
         self._known: dict[str, Size | None] = {}
+        self._names = {} if names is None else names
         self.sizes = tuple(Size(self, f"s{slot}", value) for slot, value in enumerate(values))
 
     def make(self, text: str, value: int) -> Size:
         """Write down a step that makes a size."""
         found = self._known.get(text)
         if found is None:
-            found = self._known[text] = Size(self, f"v{len(self._steps)}", value)
-            self._steps.append((text, found))
+            name = self._names.setdefault(text, f"v{len(self._names)}")
+            found = self._known[text] = Size(self, name, value)
+            self._steps.append((text, name))
         return found
 
     def ask(self, text: str, *, is_so: bool) -> bool:
@@ -50,33 +58,16 @@ class Tape:
             self._steps.append((text, None))
         return is_so
 
-    def finish(self, result: Any) -> Callable[[Sequence[int]], Any]:
-        """Return the program: a function of sizes, which gives None where a condition does not hold.
-
-        Args:
-            result: what it gives else: tuples of sizes, calls, and anything else, which stands for itself.
-        """
-        names: dict[str, Any] = {"bit_length": int.bit_length}
-        needed: set[str] = set()
-        lines = [f"{''.join(f'{item.name}, ' for item in self.sizes)}= sizes"]
-        last = f"return {_show(result, names, needed)}"
-        for text, made in self._find_steps(needed):
-            lines.append(f"if not ({text}): return None" if made is None else f"{made.name} = {text}")
-        body = "".join(f"    {line}\n" for line in (*lines, last))
-        exec(compile(f"def program(sizes):\n{body}", "<fuser sizes>", "exec"), names)
-        program: Callable[[Sequence[int]], Any] = names["program"]
-        return program
-
     def find_alike(self, points: torch.Tensor) -> torch.Tensor:
         """Return for which of many sizes (a row for each) all that was asked has the same answers: a mask."""
         chosen = torch.arange(len(points))
         names: dict[str, Any] = {"bit_length": lambda x: torch.frexp(x.double()).exponent.long()}
         names |= {item.name: points[:, slot] for slot, item in enumerate(self.sizes)}
-        for text, made in self._find_steps(set()):
+        for text, name in self.find_steps(set()):
             # They are this file's, of names and operators.
             found = eval(text.removeprefix("not "), names)
-            if made is not None:
-                names[made.name] = found
+            if name is not None:
+                names[name] = found
                 continue
             kept = ~found if text.startswith("not ") else found
             # What is asked later makes sense for these alone.
@@ -84,14 +75,77 @@ class Tape:
             names |= {name: item[kept] for name, item in names.items() if isinstance(item, torch.Tensor)}
         return torch.zeros(len(points), dtype=torch.bool).index_fill(0, chosen, value=True)
 
-    def _find_steps(self, needed: Collection[str]) -> list[tuple[str, Size | None]]:
-        # The conditions, and what they and ``needed`` are made of.
+    def find_steps(self, needed: Collection[str]) -> list[tuple[str, str | None]]:
+        """Return the conditions, and what they and ``needed`` are made of."""
         needed, found = {*needed}, []
-        for text, made in reversed(self._steps):
-            if made is None or made.name in needed:
+        for text, name in reversed(self._steps):
+            if name is None or name in needed:
                 needed.update(text.replace("(", " ").replace(")", " ").split())
-                found.append((text, made))
+                found.append((text, name))
         return found[::-1]
+
+
+def write_program(finished: Sequence[tuple[Tape, Any]]) -> Callable[[Sequence[int]], Any] | None:
+    """Return the program of some tapes: a function of sizes, which gives None where conditions of all fail.
+
+    What asks the same until it is answered differently is one path up to there. None: for some sizes, more than one of
+    the tapes might hold.
+
+    Args:
+        finished: tapes that share their names, and what each gives: tuples of sizes, calls, and anything else, which
+            stands for itself.
+    """
+    names: dict[str, Any] = {"bit_length": int.bit_length}
+    paths = []
+    for tape, result in finished:
+        needed: set[str] = set()
+        last = f"return {_show(result, names, needed)}"
+        paths.append([*tape.find_steps(needed), (last, "")])
+    lines = _join(paths, "    ")
+    if lines is None:
+        return None
+    first = f"    {''.join(f'{item.name}, ' for item in finished[0][0].sizes)}= sizes"
+    exec(compile("\n".join(["def program(sizes):", first, *lines]), "<fuser sizes>", "exec"), names)
+    program: Callable[[Sequence[int]], Any] = names["program"]
+    return program
+
+
+def _join(paths: Sequence[Sequence[tuple[str, str | None]]], indent: str) -> list[str] | None:
+    lines, left = list[str](), [list(reversed(path)) for path in paths]
+    while True:
+        heads = list(dict.fromkeys(path[-1] for path in left))
+        made = next((head for head in heads if head[1]), None)
+        if made is not None:
+            lines.append(f"{indent}{made[1]} = {made[0]}")
+            for path in left:
+                path.pop() if path[-1] == made else None
+            continue
+        if len(heads) > 1:
+            if not all(_exclude(one[0], other[0]) for slot, one in enumerate(heads) for other in heads[:slot]):
+                return None
+            # The most go on at this level.
+            groups = sorted(([path for path in left if path[-1] == head] for head in heads), key=len)
+            for group in groups[:-1]:
+                inner = _join([path[-2::-1] for path in group], f"{indent} ")
+                if inner is None:
+                    return None
+                lines += [f"{indent}if {group[0][-1][0]}:", *inner]
+            left = groups[-1]
+        text, is_last = left[0][-1][0], left[0][-1][1] == ""
+        if is_last:
+            return [*lines, f"{indent}{text}"]
+        lines.append(f"{indent}if not ({text}): return None")
+        for path in left:
+            path.pop()
+
+
+def _exclude(one: str, other: str) -> bool:
+    # Whether two conditions never hold together.
+    first, second = (text.removesuffix(" )").rpartition(" == ") for text in (one, other))
+    are_values = (
+        first[0] == second[0] != "" and first[0].startswith("( ") and first[2].isdigit() and second[2].isdigit()
+    )
+    return one == f"not {other}" or other == f"not {one}" or are_values
 
 
 class Size:

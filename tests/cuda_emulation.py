@@ -42,6 +42,7 @@ _SHIM = """
 #define __shared__ static
 #define __grid_constant__
 #define memcpy __builtin_memcpy
+#define __builtin_assume(condition)
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct fuser_dim { unsigned x; };
 extern "C" fuser_dim threadIdx, blockIdx, gridDim;
@@ -58,6 +59,7 @@ static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by)
 template <typename C> static inline C fuser_cross(C v, long long) { return v; }
 static inline void __threadfence() {}
 static inline float __frcp_rn(float v) { return 1.0f / v; }
+static inline float fuser_inverse_of_count(float v) { return 1.0f / v; }
 static inline float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 static inline double __fma_rn(double x, double y, double z) { return __builtin_fma(x, y, z); }
 static inline unsigned fuser_bits_of(float v) { unsigned u; memcpy(&u, &v, 4); return u; }

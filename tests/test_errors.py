@@ -51,6 +51,12 @@ BAD_CALLS: list[tuple[str, Callable[[Any], Any], type[FuserError], str]] = [
     ("too many", lambda f: f(*[ones(3)] * 3, alpha=1.0), ArgumentError, "axpy(x, y, *, alpha) takes 2 tensors, got 3"),
     ("numbers only", lambda f: f(1.0, 2.0, alpha=1.0), ArgumentError, "axpy: needs at least one tensor"),
     (
+        "a complex number for a real parameter",
+        lambda f: f(ones(3), ones(3), alpha=1j),
+        ArgumentError,
+        "axpy(x, y, *, alpha): T alpha takes no complex number, with tensors of torch.float32",
+    ),
+    (
         "no tensor but a list",
         lambda f: f(ones(3), [1.0], alpha=1.0),
         ArgumentError,

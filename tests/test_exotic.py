@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from accuracy import assert_form, outcome
@@ -333,3 +334,18 @@ def test_a_bool_in_front_where_the_group_falls_back() -> None:
         assert fuser.fuse(lambda x: True + x)(ramp(3)).tolist() == [2, 3, 4]
     finally:
         fuser.override_can_fuse_on_cpu(before)
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.float32, np.float64], ids=str)
+def test_numbers_of_numpy(kind: Any) -> None:
+    number, x = kind(2), torch.arange(5)
+    fused = fuser.fuse(lambda x, y: x * y)
+    scaled = fuser.create_jit_fn("template <typename T, typename S> T f(T x, S y) { return x * T(y); }", y=1)
+    for got in (fused(x, number), fused(x, y=number)):
+        assert got.dtype is (x * number).dtype
+        assert torch.equal(got, x * number)
+    assert torch.equal(TIMES(x, number), x * number)
+    assert torch.equal(scaled(x, y=number), x * 2)
+
+
+TIMES = fuser.create_jit_fn("template <typename T> T times(T x, T y) { return x * y; }")

@@ -92,6 +92,7 @@ def test_no_compiler(with_fallback: fuser.JitFunction, without_fallback: fuser.J
         ((reason, count),) = fallbacks().items()
         assert count == 2
         assert reason == ("CPU kernels need a C++ compiler: CXX='/nonexistent' does not run (install g++ or set CXX)")
+        assert f"group 0: eager torch: {reason}" in str(fuser.explain(with_fallback, x, 1.0))
         with pytest.raises(CompilerNotFoundError, match="CXX='/nonexistent' does not run"):
             without_fallback(x, 1.0)
         with pytest.raises(CompilerNotFoundError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -96,14 +97,17 @@ def as_threads_do(
         layout = Layout(((plane**2, 1), (length // plane**2, count * plane**2)), ((count, plane**2),))
     schedule = find_schedule(order, layout, 4, GpuSize(), is_aligned=True)
     assert schedule is not None
+    # Elements of a plane are numbered as if there were a multiple of so many.
+    pitch = schedule.pitch or 1
     several = 2 if step is add_product else len(rows) if merge is add else 3
     zero: Item = tuple(torch.zeros(count) for _ in range(several))
     own = [[zero] * schedule.accumulators for _ in range(schedule.slots)]
-    for n in range(length):
+    for at in range(length):
+        n = at if not plane else at // plane**2 * (-(-(plane**2) // pitch) * pitch) + at % plane**2
         slot, turn = n // schedule.vector % schedule.slots, n // (schedule.vector * schedule.slots)
         turn = n % schedule.vector if schedule.vector > 1 else turn
         held = own[slot]
-        held[turn % len(held)] = step(held[turn % len(held)], tuple(row[:, n] for row in rows))
+        held[turn % len(held)] = step(held[turn % len(held)], tuple(row[:, at] for row in rows))
     threads = []
     for first, *others in own:
         for other in others:
@@ -265,6 +269,8 @@ CASES: list[tuple[Callable[..., None], tuple[int, ...]]] = [
     (check_group_norm, (2, 8, 2, 7)), (check_group_norm, (140, 4, 2, 5)), (check_group_norm, (1, 6, 3, 30)),
     (check_batch_norm, (4, 8, 9)), (check_batch_norm, (3, 40, 40)), (check_batch_norm, (2, 3, 70)),
     (check_planes, (3, 4, 32)), (check_planes, (5, 3, 8)), (check_planes, (4, 2, 16)),
+    (check_planes, (5, 3, 7)), (check_planes, (3, 2, 28)), (check_planes, (33, 2, 7)), (check_planes, (9, 3, 14)),
+    (check_planes, (2, 3, 56)),
 ]  # fmt: skip
 
 
@@ -283,3 +289,17 @@ def test_norms_do_what_threads_do(check: Callable[..., None], sizes: tuple[int, 
 @pytest.mark.parametrize(("check", "sizes"), CASES[3:])
 def test_norms_of_other_sizes_do_what_threads_do(check: Callable[..., None], sizes: tuple[int, ...]) -> None:
     check(*sizes)
+
+
+def test_counts_divide_what_is_close_to_zero_or_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Where a quotient made in few operations may be none, elements are added again: of rows in registers, and others.
+    torch.manual_seed(0)
+    x = wide(4, 5, 16, 16) * torch.tensor([1, 1e-30, 1e-37, 1e-43, 0]).view(1, 5, 1, 1)
+    x[:, 0, :9] = 0
+    x[-1, 1, -1, -1] = math.inf
+    rows = x.transpose(0, 1).reshape(5, -1)
+    want = as_threads_do("batch_norm_planes", [rows], is_across=False, step=next_plane, merge=merge_plane, plane=16)
+    for most in (32, 1):
+        monkeypatch.setattr("fuser.ordered_access.MOST_ELEMENTS", most)
+        _, mean, _ = run("batch_norm", (4, False, False, True, 3), input=x)
+        assert torch.equal(mean, want[0])

@@ -17,7 +17,7 @@ import fuser
 from fuser import launcher, planner, resizing
 from fuser.config import config
 from fuser.layout import contiguous_strides
-from fuser.sizes import Deferred, Tape
+from fuser.sizes import Deferred, Tape, write_program
 
 MULTIPLY = "template <typename T> T f(T x, T y) { return x * y + x; }"
 ADD = "template <typename T> T add(T a, T b) { return a + b; }"
@@ -51,17 +51,37 @@ def test_a_program_gives_what_its_source_does(
         return tuple(made) if isinstance(made, list) else made
 
     tape = Tape(first)
-    program = tape.finish((tupled(plan(*tape.sizes)),))
+    program = write_program([(tape, (tupled(plan(*tape.sizes)),))])
+    assert program is not None
     assert program(first) == (tupled(plan(*first)),)
     for other in (*others, first[::-1], (first[0], first[1], 9)):
         assert program(other) in (None, (tupled(plan(*other)),))
+
+
+@pytest.mark.parametrize("plan", ASKED)
+@given(st.lists(st.tuples(*[st.integers(0, 9)] * 3), min_size=1, max_size=30))
+def test_paths_of_one_source_are_one_program(plan: Callable[..., Any], sizes: list[tuple[int, ...]]) -> None:
+    def tupled(made: Any) -> Any:
+        return tuple(made) if isinstance(made, list) else made
+
+    names: dict[str, str] = {}
+    finished: list[tuple[Tape, Any]] = []
+    program: Any = None
+    for given_sizes in sizes:
+        if program is None or program(given_sizes) is None:
+            tape = Tape(given_sizes, names)
+            finished.append((tape, (tupled(plan(*tape.sizes)),)))
+            program = write_program(finished)
+            assert program is not None
+    assert [program(item) for item in sizes] == [(tupled(plan(*item)),) for item in sizes]
 
 
 def test_what_a_program_does_not_ask_is_free() -> None:
     tape = Tape((6, 5, 1))
     rows, columns, stride = tape.sizes
     steps = -(-(rows * columns) // 4)
-    program = tape.finish((rows if stride == 1 else 0, Deferred(str, steps), columns))
+    program = write_program([(tape, (rows if stride == 1 else 0, Deferred(str, steps), columns))])
+    assert program is not None
     assert [program((rows, 7, 1)) for rows in (1, 2**40)] == [(1, "2", 7), (2**40, str(-(-(7 * 2**40) // 4)), 7)]
     assert program((6, 5, 2)) is None
     with pytest.raises(TypeError):

@@ -79,6 +79,14 @@ def test_cuda_loops_along_rows_keep_atens_order(shape: tuple[int, int], dtype: t
         assert torch.equal(less, torch.minimum(total, y))
 
 
+def test_cuda_loops_take_a_number_for_each_row() -> None:
+    for shape in ((40, 100), (300, 7)):
+        x, y = draw(shape, torch.float32), draw((shape[0], 1), torch.float32)
+        less, total = run_emulated(scan(), [x, y])
+        assert torch.equal(total, aten_scan(x * y))
+        assert torch.equal(less, torch.minimum(total, y))
+
+
 def test_cuda_loops_make_running_totals_of_running_totals() -> None:
     builder = GroupBuilder("strict")
     value = builder.add_input("x")
@@ -127,7 +135,7 @@ def compare(function: Callable[[torch.Tensor, int], torch.Tensor], x: torch.Tens
 
 CASES = (
     ((5, 1000), -1), ((130, 51), 1), ((3, 7, 33), 1), ((4, 30, 5), 0), ((1000,), 0), ((10, 1), 1), ((0, 5), 1),
-    ((5, 0), 1), ((), 0), ((2, 1, 9), 1),
+    ((5, 0), 1), ((), 0), ((2, 1, 9), 1), ((70, 8), 1), ((3, 40, 31), 2),
 )  # fmt: skip
 
 
@@ -139,6 +147,15 @@ def test_cpu_kernels_have_atens_bits(dtype: torch.dtype) -> None:
     compare(around, draw((50, 40), dtype).t(), 1)
     for function in (twice, beside_a_sum, widened):
         compare(function, draw((13, 100), dtype), 1)
+        compare(function, draw((65, 31), dtype), 1)
+
+
+@pytest.mark.parametrize("shape", [(9, 300), (70, 20), (31, 20), (2, 33, 5)], ids=str)
+def test_cpu_kernels_take_a_number_for_each_row(shape: tuple[int, ...]) -> None:
+    for dtype in (torch.float32, torch.int32):
+        factor = draw((*shape[:-1], 1), dtype)
+        stats = compare(lambda x, dim: (x * factor).cumsum(dim) + factor, draw(shape, dtype), -1)  # noqa: B023
+        assert not stats["fallbacks"]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from fuser.codegen import Operand, RowLoop
 from fuser.cpu.row_batch import RowBatch, indent
+from fuser.kernel_spec import CPU_SHORT_ROW
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["SIDE_BY_SIDE", "ScannedBatch"]
@@ -49,6 +50,8 @@ class ScannedBatch(RowBatch):
             return self._across()
         if all(item.type in INTEGERS for item in self.sums):
             return self._one_by_one()
+        if self.loop.rows.is_flat:
+            return self._flat()
         return self._stretches()
 
     def _across(self) -> list[str]:
@@ -78,13 +81,32 @@ class ScannedBatch(RowBatch):
             "}",
         ]
 
+    def _flat(self) -> list[str]:
+        # A tile's rows are one stretch, whose sums begin anew with each row.
+        size = f"[{self.lanes * CPU_SHORT_ROW}]"
+        lines = [
+            *(f"const auto {item.name} = base.{item.name};" for item in self._operands()),
+            *(f"alignas(64) {item.type} b{item.name}{size};" for item in self.sums),
+        ]
+        for step in self.loop.passes:
+            if step.element is None:
+                continue
+            call = self._call(step, "b{0}[i]", "b{0}[i]", None, "i")
+            lines += ["#pragma GCC ivdep", f"for (int64_t i = 0; i < width * total; ++i) {call}"]
+            if step.combine is not None:
+                for count, begin in ((SIDE_BY_SIDE, "0"), (1, f"width / {SIDE_BY_SIDE} * {SIDE_BY_SIDE}")):
+                    sums = self._sum_up(step, count, "(row + c) * total + i", "total")
+                    head = f"for (int64_t row = {begin}; row + {count} <= width; row += {count}) {{"
+                    lines += [head, *indent(sums), "}"]
+        return lines
+
     def _stretches(self) -> list[str]:
         # Of a few rows, a stretch of each after another: what it adds, then the totals, then what is made of them.
         body: list[str] = []
         for step in self.loop.passes:
             if step.element is None:
                 continue
-            call = self._call(step, "b{0}[c][i]", "b{0}[c][i]", 0, "i")
+            call = self._call(step, "b{0}[c][i]", "b{0}[c][i]", 0, "i", "first_row + c")
             body += [
                 "for (int64_t c = 0; c < count; ++c) {",
                 *indent(self._rows(self.full(step.element), "(first_row + c)", "done")),
@@ -95,10 +117,10 @@ class ScannedBatch(RowBatch):
             if step.combine is not None:
                 body += [
                     f"if (count == {SIDE_BY_SIDE}) {{",
-                    *indent(self._sum_up(step, SIDE_BY_SIDE, "c")),
+                    *indent(self._sum_up(step, SIDE_BY_SIDE, "c][i", "length", "s{0}[c]")),
                     "} else {",
                     "  for (int64_t row = 0; row < count; ++row) {",
-                    *indent(indent(self._sum_up(step, 1, "row"))),
+                    *indent(indent(self._sum_up(step, 1, "row][i", "length", "s{0}[row]"))),
                     "  }",
                     "}",
                 ]
@@ -117,22 +139,23 @@ class ScannedBatch(RowBatch):
             "}",
         ]
 
-    def _sum_up(self, step: RowPass, count: int, row: str) -> list[str]:
-        # A stretch of some rows; sums that no loop numbers stay in registers.
-        names = [item.name for item in step.accumulators]
+    def _sum_up(self, step: RowPass, count: int, index: str, length: str, total: str = "") -> list[str]:
+        # A stretch of some rows, whose elements c and i are at an index of buffers; sums that no loop numbers stay in
+        # registers. They go on from totals, or begin here.
+        items = step.accumulators
 
         def each(lines: Iterable[str]) -> list[str]:
             return [f"#pragma GCC unroll {count}", f"for (int c = 0; c < {count}; ++c) {{ {' '.join(lines)} }}"]
 
-        add = self._add(step, "t{0}[c]", f"b{{0}}[{row}][i]")
-        add += [f"b{name}[{row}][i] = t{name}[c];" for name in names]
+        add = self._add(step, "t{0}[c]", f"b{{0}}[{index}]")
+        add += [f"b{item.name}[{index}] = t{item.name}[c];" for item in items]
         return [
-            *(f"{item.type} t{item.name}[{count}];" for item in step.accumulators),
-            *each(f"t{name}[c] = s{name}[{row}];" for name in names),
-            "for (int64_t i = 0; i < length; ++i) {",
+            *(f"{item.type} t{item.name}[{count}];" for item in items),
+            *each(f"t{item.name}[c] = {total.format(item.name) or item.identity};" for item in items),
+            f"for (int64_t i = 0; i < {length}; ++i) {{",
             *indent(each(add)),
             "}",
-            *each(f"s{name}[{row}] = t{name}[c];" for name in names),
+            *(each(f"{total.format(item.name)} = t{item.name}[c];" for item in items) if total else []),
         ]
 
     def _operands(self) -> list[Operand]:
@@ -153,12 +176,13 @@ class ScannedBatch(RowBatch):
             lines += self._add(step, total, "m{0}")
         return lines
 
-    def _call(self, step: RowPass, total: str, made: str, dim: int, index: str) -> str:
-        # The call of a pass for an element: where totals are, and where it leaves what is to be added.
+    def _call(self, step: RowPass, total: str, made: str, dim: int | None, index: str, row: str = "c") -> str:
+        # The call of a pass for an element: where totals are, and where it leaves what is to be added; the row in its
+        # tile. Without a dimension operands lie densely.
         assert step.element is not None, "passes of running totals have one"
-        known = {name: f"state.{own}[c]" for name, own in self.row_reads(step.element)}
+        known = {name: f"state.{own}[{row}]" for name, own in self.row_reads(step.element)}
         for item in self.full(step.element):
-            stride = self.stride(item, dim)
+            stride = "1" if dim is None else self.stride(item, dim)
             place = f"{item.name}[{'0' if stride == '0' else index if stride == '1' else f'{index} * {stride}'}]"
             known[item.variable] = place if item.is_output else f"fuser_to_compute({place})"
         known |= {f"p{item.name}": total.format(item.name) for own in self.loop.passes for item in own.accumulators}

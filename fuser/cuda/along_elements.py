@@ -216,7 +216,13 @@ class AlongElements(RowText):
     def _parts(self, level: int) -> tuple[str, str, str]:
         # What declares the parts of a pass, what makes a vector's of its elements' own, and of one that is missing.
         none = f"parts[u] = pass{level}.identity();"
-        return f"fuser_pass{level}::part parts[U];", f"parts[u] = fuser_tree<V>(pass{level}, own);", none
+        take = f"parts[u] = fuser_tree<V>({self._whole_pass(level)}, own);"
+        return f"fuser_pass{level}::part parts[U];", take, none
+
+    def _whole_pass(self, level: int) -> str:
+        # A pass, for parts of the whole chunk.
+        is_alike = self._has_whole_chunks and any(item.is_count for item in self.loop.passes[level].accumulators)
+        return f"fuser_alike<fuser_pass{level}>{{pass{level}}}" if is_alike else f"pass{level}"
 
     def _vectors(self, level: int, step: RowPass, element: RowPart, *, is_whole: bool) -> list[str]:
         # The loop over a thread's vectors; whether all elements of its warp's are there.
@@ -251,6 +257,7 @@ class AlongElements(RowText):
         known |= {f"v{name[1:]}": f"fuser_to_compute({name}[u][k])" for name in self.loop.kept if name not in kept}
         known |= {name: f"kept_{name}[k]" for name in kept}
         lines += [f"{self.loop.types[name]} kept_{name}[V];" for name in kept]
+        lines += self.look_up(element, known)
         lines += self._quickly(step, element, lambda part: _each_element(part.call(known)))
         if step.columns:
             add = f"column{level}[u][k] = columns{level}.combine(column{level}[u][k], added[k]);"

@@ -101,7 +101,9 @@ def find_schedule(order: str, layout: Layout, itemsize: int, gpu: GpuSize, *, is
             return Schedule(32, 16, accumulators=1)
         return Schedule(32, 4, accumulators=1, vector=4) if is_aligned and itemsize < 8 and length <= 1 << 24 else None
     if order in {"group_norm", "group_norm_sums"}:
-        # group_norm_kernel.cu: a warp or 16 of them, one element at a time.
+        # group_norm_kernel.cu: a warp or 16 of them, one element at a time, as far as they count.
+        if length >= MOST_COUNTED << 4:
+            return None
         return Schedule(32, 1 if length < MAX_THREADS else 16, accumulators=1)
     if order == "nll_loss":
         # Loss.cu: a block for all rows, of a sixteenth of them rounded to a power of two.
@@ -145,7 +147,8 @@ def _planes_schedule(layout: Layout, *, rises: bool) -> Schedule | None:
         return None
     plane = layout.reduced[0][0]
     threads = min(max(_power_above(plane), WARP), MAX_THREADS)
-    return Schedule(WARP, MAX_THREADS // WARP, accumulators=1, rises=rises) if plane % threads == 0 else None
+    pitch = threads if plane % threads and len(layout.reduced) > 1 else 0
+    return Schedule(WARP, MAX_THREADS // WARP, accumulators=1, rises=rises, pitch=pitch)
 
 
 def _across_softmax_schedule(layout: Layout) -> Schedule:

@@ -113,6 +113,7 @@ def _strided_find(loop: Loop) -> list[str]:
         "  fuser_place at{};",
         f"  fuser_index rest = {_step(loop)};",
         *_indent(_advance(loop, 0, "x", loop.vector)),
+        *([f"  rest = rest * {loop.tuning.unroll} + u;"] if loop.tuning.is_stacked else []),
         *(line for dim in range(1, loop.rank) for line in _indent(_advance(loop, dim, f"i{dim}"))),
         f"  at.left = {inside if last else f'static_cast<{_signed(loop)}>(a.size[0] - x)'};",
         "  return at;",
@@ -155,6 +156,7 @@ def _step(loop: Loop) -> str:
         # The chunk is the block's own.
         return f"static_cast<fuser_index>(u) * {block} + threadIdx.x"
     number = "static_cast<fuser_index>(blockIdx.x)"
+    unroll = 1 if loop.tuning.is_stacked else unroll
     return f"{f'({number} * {unroll} + u)' if unroll > 1 else number} * {block} + threadIdx.x"
 
 
@@ -198,10 +200,15 @@ def _read(loop: Loop) -> list[str]:
     # Every read is under way before the first one is waited for.
     find = f"fuser_find(a, {'tile, ' if loop.tuning.tile else 'first + ' if loop.positions else ''}u)"
     direct = [item for item in loop.inputs if not item.access.is_transposed]
+    own = [item for item in direct if not item.access.is_shared]
     return [
         f"fuser_place at[{_unroll(loop)}];",
-        *(f"fuser_vector<{item.info.storage}, {_length(loop, item)}> {item.name}[{_unroll(loop)}];" for item in direct),
-        *_each(loop, [f"at[u] = {find};", *(f"{item.name}[u] = {_load(loop, item)};" for item in direct)]),
+        *(
+            f"fuser_vector<{item.info.storage}, {_length(loop, item)}> {item.name}[{_copies(loop, item)}];"
+            for item in direct
+        ),
+        *_each(loop, [f"at[u] = {find};", *(f"{item.name}[u] = {_load(loop, item)};" for item in own)]),
+        *(f"{item.name}[0] = {_load(loop, item).replace('[u]', '[0]')};" for item in direct if item not in own),
     ]
 
 
@@ -212,7 +219,7 @@ def _compute(loop: Loop) -> list[str]:
         if item.access.is_transposed:
             row = f"read_row<{loop.vector}>({_tile_x(loop)}, {_tile_y(loop)}, at[u].left)"
             lines.append(f"const auto {item.name} = tile_{item.name}.{row};")
-        vector = item.name if item.access.is_transposed else f"{item.name}[u]"
+        vector = item.name if item.access.is_transposed else f"{item.name}[{'0' if item.access.is_shared else 'u'}]"
         element[item.variable] = f"fuser_to_compute({vector}[{'k' if item.inner else '0'}])"
     for item in loop.outputs:
         lines.append(f"{item.info.storage} {item.name}[{loop.vector}];")
@@ -258,6 +265,11 @@ def _address(loop: Loop, item: Operand) -> str:
     if not loop.is_linear:
         return f"{item.address} + at[u].{item.name}"
     return f"{item.address} + at[u].first" if item.inner else item.address
+
+
+def _copies(loop: Loop, item: Operand) -> int:
+    # Vectors that a thread reads of an input.
+    return 1 if item.access.is_shared else _unroll(loop)
 
 
 def _length(loop: Loop, item: Operand) -> int:

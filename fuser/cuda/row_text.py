@@ -75,6 +75,58 @@ class RowText:
         """The passes that have accumulators."""
         return [level for level, step in enumerate(self.loop.passes) if step.accumulators]
 
+    # --- what is looked up -------------------------------------------------------------------------------------------
+    def tables(self) -> list[str]:
+        """Write what each function that is looked up takes, and its table."""
+        lines = []
+        for item in self.loop.tables:
+            x, result = item.compute.reads[0], item.result
+            lines += [
+                "",
+                f"struct fuser_table_{result} {{",
+                "  const fuser_args& a;",
+                "  static FUSER_INLINE float* entries() {",
+                "    __shared__ float entries[2 * fuser_entries];",
+                "    return entries;",
+                "  }",
+                f"  FUSER_INLINE float operator()(float {x}) const {{",
+                f"    float {result};",
+                f"    {item.compute.call({})}",
+                f"    return {result};",
+                "  }",
+                "};",
+            ]
+        return lines
+
+    def fill_tables(self) -> list[str]:
+        """Write what a block begins with."""
+        fill = [f"fuser_fill<{self.loop.tuning.block}>(fuser_table_{item.result}{{a}});" for item in self.loop.tables]
+        return [*fill, "__syncthreads();"] if fill else []
+
+    def look_up(self, part: RowPart, known: dict[str, str], vector: str = "V") -> list[str]:
+        """Write what looks up the functions that a part reads, for a vector's elements.
+
+        Args:
+            part: what reads them.
+            known: what stands for the operands, in terms of k; and afterwards for what they come to.
+            vector: how many elements there are.
+        """
+        lines = []
+        for item in self.loop.tables:
+            result, x = item.result, item.compute.reads[0]
+            if result in part.reads:
+                own = item.operand.call(
+                    {name: text for name, text in known.items() if name in item.operand.reads} | {x: f"{x}[k]"}
+                )
+                lines += [
+                    f"float {x}[{vector}], {result}[{vector}];",
+                    "#pragma unroll",
+                    f"for (int k = 0; k < {vector}; ++k) {own}",
+                    f"fuser_look_up(fuser_table_{result}{{a}}, {x}, {result});",
+                ]
+                known[result] = f"{result}[k]"
+        return lines
+
     # --- places ------------------------------------------------------------------------------------------------------
     def find(self) -> list[str]:
         """Write the struct of where a row's operands begin, and the function that finds them by the row's number."""
@@ -95,9 +147,11 @@ class RowText:
         """Write the coordinates i0, i1, ... of what is counted along some dimensions."""
         lines = []
         for dim in dims[:-1]:
+            size = self.size(dim)
+            by = f"{name} / {size}" if self.loop.wide_index else f"fuser_divide({name}, a.divide[{dim}])"
             lines += [
-                f"const fuser_index i{dim} = {name} % {self.size(dim)};",
-                f"{name} /= {self.size(dim)};",
+                f"const fuser_index q{dim} = {by}, i{dim} = {name} - q{dim} * {size};",
+                f"{name} = q{dim};",
             ]
         return [*lines, f"const fuser_index i{dims[-1]} = {name};"]
 
@@ -167,7 +221,23 @@ def _combining(accumulators: Sequence[Accumulator], combine: RowPart, *, commute
         "  static FUSER_INLINE part exchange(const part& own, int mask) {",
         f"    return {{{_join(f'fuser_exchange(own.{name}, mask)' for name in names)}}};",
         "  }",
+        *_alike(accumulators),
         "};",
+    ]
+
+
+def _alike(accumulators: Sequence[Accumulator]) -> list[str]:
+    # Of parts of as many elements, none of them of nothing: what counts them is the same.
+    counts = [item.name for item in accumulators if item.is_count]
+    if not counts:
+        return []
+    own = [(item.name, f"own.m{item.name}") for item in accumulators]
+    exchanged = _join(text if name in counts else f"fuser_exchange({text}, mask)" for name, text in own)
+    return [
+        f"  static FUSER_INLINE part exchange_alike(const part& own, int mask) {{ return {{{exchanged}}}; }}",
+        "  static FUSER_INLINE void assume_alike(const part& l, const part& r) {",
+        *(f"    __builtin_assume(l.m{name} + r.m{name} > 0);" for name in counts),
+        "  }",
     ]
 
 

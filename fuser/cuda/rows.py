@@ -21,4 +21,4 @@ def emit_rows(loop: RowLoop) -> str:
     else:
         along, across = (AlongText, AcrossText) if loop.rows.order is None else (OrderedAlongText, OrderedAcrossText)
         writer = ColumnsText(loop) if loop.rows.pieces else across(loop) if loop.rows.is_across else along(loop)
-    return "\n".join(["", *writer.passes(), *writer.find(), "", *writer.kernel(), ""])
+    return "\n".join(["", *writer.passes(), *writer.find(), *writer.tables(), "", *writer.kernel(), ""])

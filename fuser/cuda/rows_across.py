@@ -68,12 +68,13 @@ class AcrossText(RowText):
         return str(self.loop.tuning.block)
 
     def _shared(self) -> list[str]:
+        fill = self.fill_tables()
         if not self.combining:
-            return []
+            return fill
         most = f"sizeof(fuser_pass{self.combining[0]}::part)"
         for level in self.combining[1:]:
             most = f"fuser_most({most}, sizeof(fuser_pass{level}::part))"
-        return [f"alignas(16) __shared__ unsigned char shared[X * Y * V * {most}];"]
+        return [f"alignas(16) __shared__ unsigned char shared[X * Y * V * {most}];", *fill]
 
     def _read(self, item: Operand, pointer: str, left: str = "left") -> str:
         # Who has no row reads another one's.

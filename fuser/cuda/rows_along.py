@@ -144,12 +144,14 @@ class AlongText(AlongElements):
         blocks = (2 * threads + block) // (2 * block)
         if self.loop.rows.pieces:
             blocks = persistent_blocks(self.tuning)
+        blocks = self.tuning.resident or blocks
         cluster = f"__cluster_dims__({self.tuning.cluster}, 1, 1) " if self.tuning.cluster > 1 else ""
         return [
             f'extern "C" __global__ void {cluster}__launch_bounds__({block}, {max(blocks, 1)})',
             f"{KERNEL_NAME}(const __grid_constant__ fuser_args a) {{",
             f"  constexpr int V = {self.loop.vector}, T = {self.tuning.team}, U = {self.tuning.unroll};",
             f"  constexpr int W = {self.lanes};",
+            *indent(self.fill_tables()),
         ]
 
     def _row_variables(self) -> list[str]:
@@ -209,7 +211,8 @@ class AlongText(AlongElements):
 
     def _whole_warp(self, level: int) -> str:
         # What a warp's parts come to.
-        return f"fuser_butterfly<1, U>(pass{level}, fuser_lanes<U, W>(pass{level}, parts))"
+        own = self._whole_pass(level)
+        return f"fuser_butterfly<1, U>({own}, fuser_lanes<U, W>({own}, parts))"
 
     # --- shared memory -----------------------------------------------------------------------------------------------
     @property

@@ -5,7 +5,7 @@ Each slot of the schedule is a thread, which has its accumulators in registers a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from fuser.codegen import Operand, RowLoop
@@ -67,6 +67,8 @@ class OrderedAlongText(AlongText):
         # Of how many of torch's threads, a part of a warp apart, a thread does the work.
         self.threads = 1 if self.is_wide else max(self.order.schedule.x * self.order.schedule.y // loop.tuning.team, 1)
         first = f"{begin} + (u * S * F + block * T + t) * V" if loop.tuning.piece else f"{begin} + (u * T + t) * V"
+        # Where a thread's first vector is in a row that is read at once, and the u-th one from there.
+        self._own, self._further = ("t * V", "u * (T * V)") if self._is_at_once and not self._spreads else ("", "")
         accumulator, is_there = "k % A" if self.order.schedule.vector > 1 or self.is_wide else "u % A", ""
         if loop.tuning.is_resident:
             # All but the last vectors of a thread are there; of each slot, one less where rows have edges.
@@ -77,8 +79,10 @@ class OrderedAlongText(AlongText):
             first, self.threads = f"{begin} + (u * N + slot) * V", 1
             accumulator = "k % A" if self.is_wide else "u % A"
         elif self.threads > 1:
-            first = "(u / Q * S + t / (X / Q) * X + u % Q * (X / Q) + t % (X / Q)) * V"
-            accumulator = "u % Q"
+            self._own, self._further = "(t / (X / Q) * X + t % (X / Q)) * V", "(u / Q * S + u % Q * (X / Q)) * V"
+            first, accumulator = f"{self._own} + {self._further}", "u % Q"
+        if self._is_full:
+            self._own, self._further = "slot * V", "u * (N * V)"
         self._main = _Site("", "V", "U", first, f"{is_there}n < {end}", accumulator)
         self._sites = (_HEAD, self._main, _TAIL) if self.order.has_edges else (self._main,)
 
@@ -169,13 +173,16 @@ class OrderedAlongText(AlongText):
         held[-1] += 4 * len(self.loop.kept)
         each = max(held)
         own = self.loop.vector if self.is_wide else max(schedule.accumulators, self.threads)
-        accumulators = own * max(len(step.accumulators) for step in self.loop.passes)
+        # Twice where a thread may add again.
+        twice = any(step.quick and step.accumulators for step in self.loop.passes)
+        accumulators = own * (1 + twice) * max(len(step.accumulators) for step in self.loop.passes)
         registers = REGISTERS + accumulators + self.tuning.unroll * self.loop.vector * each // 4
         threads = block * min(registers, MAX_REGISTERS)
         blocks = max((2 * PROCESSOR_REGISTERS + threads) // (2 * threads), 1)
         if self._spreads and not resident:
             # What is read again is worth more threads.
             blocks = max(blocks, THREADS // block)
+        blocks = self.tuning.resident or blocks
         head = super()._head()
         # Several threads may share a vector of torch's thread, and its accumulators; or one stands for several.
         split, count, cluster = max(schedule.vector // self.loop.vector, 1), self.tuning.cluster, ""
@@ -185,6 +192,9 @@ class OrderedAlongText(AlongText):
             f"  constexpr int X = {schedule.x}, Y = {schedule.y}, B = {schedule.blocks}, S = {slots};",
             f"  constexpr int F = {split}, A = {own}, Q = {self.threads}, E = {self._own_slots}, N = T * {count};",
         ]
+        if schedule.pitch:
+            size = f"({super().size(0)} + {schedule.pitch - 1}) / {schedule.pitch}"
+            head.append(f"  const fuser_index pitch = {size} * {schedule.pitch};")
         if count > 1:
             cluster = f"__cluster_dims__({count}, 1, 1) "
         if self.order.has_edges:
@@ -257,6 +267,10 @@ class OrderedAlongText(AlongText):
         rest = [item for element in elements[1:] if element for item in self._inputs(element)]
         return list(dict.fromkeys([*first, *(item for item in rest if item.access.is_early)]))
 
+    def size(self, dim: int) -> str:
+        """Elements along a dimension; of planes that threads count as larger ones, those."""
+        return "pitch" if dim == 0 and self.order.schedule.pitch else super().size(dim)
+
     # --- a pass ------------------------------------------------------------------------------------------------------
     def _pass(self, level: int, step: RowPass, element: RowPart) -> list[str]:
         kind = f"fuser_pass{level}"
@@ -285,13 +299,18 @@ class OrderedAlongText(AlongText):
                 stop = "end - head" if self.order.has_edges else "length"
                 chunk = f"{'S * F' if self.tuning.piece else 'N'} * U * V"
                 whole = replace(site, is_there="")
+                if not self.order.schedule.pitch:
+                    own = [
+                        f"if ({stop} - begin >= {chunk}) {{",
+                        *indent([*self._load_at(late, whole, declares=True), *self._compute_at(step, element, whole)]),
+                        "} else {",
+                        # The last elements of a row are few.
+                        *indent([*self._load_at(late, site, declares=True), *self._compute_all(step, element, site)]),
+                        "}",
+                    ]
                 own = [
                     f"for (fuser_index begin = 0; begin < {stop}; begin += {chunk}) {{",
-                    f"  if ({stop} - begin >= {chunk}) {{",
-                    *indent([*self._load_at(late, whole, declares=True), *self._compute_at(step, element, whole)], 2),
-                    "  } else {",
-                    *indent(own, 2),
-                    "  }",
+                    *indent(own),
                     "}",
                 ]
             elif late:
@@ -355,6 +374,15 @@ class OrderedAlongText(AlongText):
         return f"fuser_vector<{item.info.storage}, {vector}> {item.name}{site.suffix}[{count or site.unroll}];"
 
     def _find(self, site: _Site) -> list[str]:
+        if self.order.schedule.pitch:
+            size = super().size(0)
+            there = f"{size} - i0 < V ? static_cast<int>({size} - i0) : V"
+            return [
+                f"const fuser_index n = {site.first};",
+                "fuser_index rest = n;",
+                *self.split("rest", self.reduced),
+                f"const int left = n < length && i0 < {size} ? {there} : 0;",
+            ]
         if self._is_full or self._has_whole_chunks or not site.is_there:
             return [f"const fuser_index n = {site.first};", "constexpr int left = V;"]
         left = "(length - n < V ? static_cast<int>(length - n) : V)" if self._is_ragged else site.vector
@@ -368,11 +396,15 @@ class OrderedAlongText(AlongText):
         return [*declared, *_unrolled([*self._find(site), *self._coordinates(site), *own], site)]
 
     def _coordinates(self, site: _Site) -> list[str]:
-        if self._is_scattered(site):
+        if self._is_scattered(site) or self.order.schedule.pitch:
             return []
         if len(self.reduced) > 1:
             return ["fuser_index rest = n;", *self.split("rest", self.reduced)]
         return ["const fuser_index i0 = n;"]
+
+    @property
+    def _is_at_once(self) -> bool:
+        return self.tuning.is_resident and not (self.order.has_edges or self.tuning.piece)
 
     @property
     def _is_full(self) -> bool:
@@ -382,9 +414,9 @@ class OrderedAlongText(AlongText):
         return self._spreads and self.tuning.is_resident and is_whole
 
     def _place_of(self, item: Operand) -> str:
-        if self._is_full and item.inner == 1 and not item.is_counter:
+        if self._own and len(self.reduced) == 1 and item.inner == 1 and not item.is_counter:
             # As for rows in the canonical order: what all vectors of a thread have in common is added once.
-            return f"row.{item.name} + slot * V + u * (N * V)"
+            return f"row.{item.name} + static_cast<fuser_index>({self._own}) + {self._further}"
         return self.address(f"row.{item.name}", item, self.reduced)
 
     @property
@@ -393,7 +425,8 @@ class OrderedAlongText(AlongText):
 
     def _is_scattered(self, site: _Site) -> bool:
         # Whether a vector may go on along another dimension.
-        return len(self.reduced) > 1 and site.vector == "V" and self.loop.vector > 1 and not self.tuning.multiple
+        may_go_on = len(self.reduced) > 1 and not (self.tuning.multiple or self.order.schedule.pitch)
+        return may_go_on and site.vector == "V" and self.loop.vector > 1
 
     def _lookup(self, item: Operand) -> str:
         # Where the elements of a scattered vector are.
@@ -412,7 +445,36 @@ class OrderedAlongText(AlongText):
 
     def _compute_at(self, step: RowPass, element: RowPart, site: _Site) -> list[str]:
         # All vectors in one way: decisions take time.
-        return self._quickly(step, element, lambda part: _unrolled(self._compute_one(step, part, site, {}), site))
+        return self._quickly(step, element, lambda part: self._compute_all(step, part, site))
+
+    def _compute_all(self, step: RowPass, element: RowPart, site: _Site) -> list[str]:
+        return _unrolled(self._compute_one(step, element, site, {}), site)
+
+    def _quickly(self, step: RowPass, element: RowPart, write: Callable[[RowPart], list[str]]) -> list[str]:
+        if step.quick is None or not step.accumulators:
+            return super()._quickly(step, element, write)
+        # What is added again is added to what a thread had before.
+        counted = [f"counted{item.name}" for item in self._counted(step)]
+        level = self.loop.passes.index(step)
+        each = ["#pragma unroll", "for (int i = 0; i < A; ++i)"]
+        # A compiler would keep what it made of the elements, too.
+        read = [item for item in self._inputs(element) if item.inner]
+        forget = [f"for (int u = 0; u < U; ++u) fuser_forget({item.name}[u]);" for item in read]
+        return [
+            "{",
+            "  bool is_exact = true;",
+            f"  fuser_pass{level}::part before[A];",
+            *indent([*each, "  before[i] = own[i];"]),
+            *(f"  const auto before_{name} = {name};" for name in counted),
+            *indent(write(step.quick)),
+            "  if (!is_exact) {",
+            *indent([*each, "  own[i] = before[i];"], 2),
+            *(f"    {name} = before_{name};" for name in counted),
+            *(f"    {line}" for text in forget for line in ("#pragma unroll", text)),
+            *indent(write(element), 2),
+            "  }",
+            "}",
+        ]
 
     def _compute_one(self, step: RowPass, element: RowPart, site: _Site, late: Mapping[Operand, str]) -> list[str]:
         # The u-th vector; ``late`` says where some inputs are.
@@ -431,22 +493,27 @@ class OrderedAlongText(AlongText):
                 known[item.variable] = f"fuser_to_compute({vector}[{'k' if item.inner else '0'}])"
         for name in [item.name for item in step.accumulators]:
             known |= {f"{side}{name}": f"own[{site.accumulator}].m{name}" for side in "lm"}
-        if self.tuning.is_resident and not self.order.has_edges:
+        if self.tuning.is_resident and not (self.order.has_edges or self.order.schedule.pitch):
             # A constant, once the loops are unrolled: what is divided by it is not divided then.
             number = "u / Q * V + k" if self.threads > 1 else "(u * V + k) / A"
             known |= {f"l{item.name}": f"{item.type}({number})" for item in step.accumulators if item.is_count}
         known |= {f"l{item.name}": f"counted{item.name}" for item in self._counted(step)}
+        if element is step.quick:
+            counts = [f"l{item.name}" for item in step.accumulators if item.is_count]
+            known |= {name: f"fuser_quick_count({known[name]}, is_exact)" for name in counts}
         kept = [name for name in element.writes if name[0] == "k"]
         names = {f"v{name[1:]}": f"{name}{site.suffix}[u][k]" for name in self.loop.kept if name not in kept}
         known |= {name: f"fuser_to_compute({text})" for name, text in names.items()}
         known |= {name: f"kept_{name}" for name in kept}
+        looked = self.look_up(element, known, site.vector)
         inside += [f"{self.loop.types[name]} kept_{name};" for name in kept]
         inside.append(element.call(known))
         for name in kept:
-            value = f"fuser_from_compute<{self.loop.kept_types[name]}>(kept_{name})"
+            value = f"fuser_exactly<{self.loop.kept_types[name]}>(kept_{name})"
             inside.append(f"{name}{site.suffix}[u].set(k, {value});")
         lines = [
             *outside,
+            *looked,
             "#pragma unroll",
             f"for (int k = 0; k < {site.vector}; ++k) {{",
             *(["  if (k >= left) break;"] if self._is_ragged else []),

@@ -163,6 +163,7 @@ class OrderedAcrossText(AcrossText):
         compute = [
             *(f"const auto {item.name} = {self._read(item, self._place_of(item), left)};" for item in counters),
             *(f"{item.info.storage} {item.name}[V];" for item in outputs),
+            *self.look_up(element, known),
             "#pragma unroll",
             f"for (int k = 0; k < V; ++k) {element.call(known)}",
             *(f"counted{item.name}[u % {count}] += 1;" for item in counted),

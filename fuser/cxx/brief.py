@@ -13,11 +13,13 @@ __all__ = ["BRIEF", "returns_exp", "shorten_exp"]
 # Of the prelude.
 BRIEF = "fuser_brief_exp"
 _RETURNS_EXP = re.compile(r"\{\s*return\s+(exp)\s*(\(.*\))\s*;\s*\}\s*")
+# A sigmoid, or something times that: what is lost of the exponential is no more of the quotient.
+_DIVIDES_BY_EXP = re.compile(r"\{\s*return\s+[^;/]+/\s*\(T\(1\)\s*\+\s*(exp)\(-\w+\)\)\s*;\s*\}\s*")
 
 
 def shorten_exp(functor: Functor) -> Functor:
-    """Return the functor with another function for ``exp`` where all that it does is return that of something."""
-    match = _find_exp(functor)
+    """Return the functor with another function for ``exp`` where all that it does is return that, or a sigmoid."""
+    match = _find_exp(functor) or _DIVIDES_BY_EXP.fullmatch(functor.text, functor.text.find("{"))
     if match is None:
         return functor
     return replace(functor, emitted=functor.emitted.replace(*match.span(1), BRIEF), words=functor.words | {BRIEF})

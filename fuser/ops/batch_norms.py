@@ -63,8 +63,8 @@ _CHANNEL_MERGE = """void merge(T ma, T sa, T na, T mb, T sb, T nb, T& m, T& s, T
 }"""
 _CHANNEL_NEXT = """void next(T ma, T sa, T count, T x, T& m, T& s, T& n) {
   const T delta = x - ma;
-  n = count + T(1);
-  m = fma(delta, T(1) / n, ma);
+  n = fuser_next(count);
+  m = fma(delta, fuser_next_inverse(count), ma);
   s = __fadd_rn(sa, __fmul_rn(delta, x - m));
 }"""
 _PLANE_MERGE = """void merge(T ma, T sa, T na, T mb, T sb, T nb, T& m, T& s, T& n) {
@@ -197,8 +197,8 @@ def _channel_gradients(
 
 # What rounds a float to a dtype.
 _ROUNDED = {
-    torch.bfloat16: "__uint_as_float((unsigned int)fuser_bfloat16_bits({}) << 16)",
-    torch.float16: "fuser_half_value(fuser_half_bits({}))",
+    torch.bfloat16: "fuser_round<fuser_bfloat16>({})",
+    torch.float16: "fuser_round<fuser_half>({})",
 }
 
 
@@ -325,6 +325,7 @@ COMPOSITES["batch_norm"] = Composite(
     _check_channels,
     _OF_CHANNELS,
     kernel=_kernel,
+    is_short=True,
 )
 COMPOSITES["batch_norm_elemt"] = Composite(
     "batch_norm_elemt", _batch_norm_elemt_steps, _eager_batch_norm_elemt, _check_channels, _OF_CHANNELS

@@ -23,8 +23,9 @@ __all__ = ["NEXT_MOMENTS", "affine", "functor", "moments", "normalised_dx", "red
 
 
 def functor(text: str, scalars: tuple[str, ...] = (), num_outputs: int = 1) -> Functor:
-    """Parse a text without its ``template <typename T>``."""
-    return parse_functor(f"template <typename T> {text}", scalars, num_outputs)
+    """Parse a text, which may be without its ``template <typename T>``."""
+    head = "" if text.startswith("template") else "template <typename T> "
+    return parse_functor(head + text, scalars, num_outputs)
 
 
 _ADD = "T add(T a, T b) { return a + b; }"
@@ -54,11 +55,12 @@ def reduce_step(
 
 # --- moments -------------------------------------------------------------------------------------------------
 _ONE = "void one(T x, T& m, T& s, T& n) { m = x; s = T(0); n = T(1); }"
-# How ATen's kernels that count with a division add an element, with what their compiler contracts.
-NEXT_MOMENTS = """void next(T ma, T sa, T count, T x, T& m, T& s, T& n) {
+# How ATen's kernels that count with a division add an element, with what their compiler contracts. A loop may give what
+# divides without looking at what comes out, and looks itself.
+NEXT_MOMENTS = """template <typename T, typename N> void next(T ma, T sa, N count, T x, T& m, T& s, T& n) {
   const T delta = x - ma;
-  n = count + T(1);
-  m = ma + fuser_share_of(delta, n);
+  n = fuser_next(count);
+  m = ma + fuser_next_share(delta, count);
   s = fma(delta, x - m, sa);
 }"""
 
@@ -89,10 +91,19 @@ def moments(
         mean, var, count = builder.apply(both, [x])
         return mean, var, count
     same = functor("T value(T x) { return x; }")
-    text = "void mean_of(T total, int64_t count, T& mean, T& n) { mean = total / T(count); n = T(count); }"
+    # A quotient of fast numerics is corrected: all elements have its error.
+    text = """void mean_of(T total, int64_t count, T& mean, T& n) {
+      n = T(count);
+      const T first = total / n;
+      mean = first + fma(-n, first, total) / n;
+    }"""
     mean, count = builder.apply(reduce_step(same, dims, functor(text, num_outputs=2)), [x])
     squares = functor("T square_of(T x, T mean) { return (x - mean) * (x - mean); }")
-    finish = functor("T var_of(T total, int64_t count) { return total / T(count); }")
+    text = """T var_of(T total, int64_t count) {
+      const T n = T(count), first = total / n;
+      return first + fma(-n, first, total) / n;
+    }"""
+    finish = functor(text)
     (var,) = builder.apply(reduce_step(squares, dims, finish), [x, mean])
     return mean, var, count
 
@@ -165,13 +176,17 @@ def normalised_dx(
         order=order,
         accumulate=functor(add, num_outputs=2) if order else None,
     )
-    text = f"""T norm_dx({taken}, T first, T second, T n) {{
+    totals_of = builder.apply(both, values)
+    # Once for a row.
+    share = step("T rstd_share(T n, T rstd) { return (T(1) / n) * rstd; }", promotion=Promotion.DEFAULT_WIDE)
+    shared = builder.apply(share, [totals_of[-1], values[2 + has_mean]])
+    text = f"""T norm_dx({taken}, T first, T second, T n, T share) {{
       T f = n * {"weight * dy" if has_weight else "dy"};
       f -= {centred} * rstd * second;{" f -= first;" * has_mean}
-      return f * ((T(1) / n) * rstd);
+      return f * share;
     }}"""
-    unpromoted = ("mean",) * has_mean + ("rstd", "first", "second", "n")
+    unpromoted = ("mean",) * has_mean + ("rstd", "first", "second", "n", "share")
     (dx,) = builder.apply(
-        step(text, unpromoted=unpromoted, is_contiguous=is_contiguous), [*values, *builder.apply(both, values)]
+        step(text, unpromoted=unpromoted, is_contiguous=is_contiguous), [*values, *totals_of, *shared]
     )
     return dx

@@ -21,6 +21,14 @@ FUSER_INLINE float fuser_brief_exp(float v) {
   return v;
 }
 
+//@ always if rows
+// Of counts, 1 to 2^24: what __frcp_rn is, without a branch.
+FUSER_INLINE float fuser_inverse_of_count(float count) {
+  float made;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(made) : "f"(count));
+  return __fmaf_rn(__fmaf_rn(-count, made, 1.0f), made, made);
+}
+
 //@ signbit
 FUSER_PROMOTE_1(signbit)
 

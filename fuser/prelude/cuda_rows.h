@@ -92,15 +92,30 @@ struct fuser_exact_divisor {
   }
 };
 
-// The same for a count of elements, 1 to 2^24, by which neighbours are divided, too: they have its inverse in common.
-template <typename T> FUSER_INLINE T fuser_share_of(T v, T count) {
-  if constexpr (sizeof(T) > sizeof(float)) return v / count;
-  else {
-    const float inverse = __frcp_rn(count), first = v * inverse;
-    float made = __fmaf_rn(__fmaf_rn(-count, first, v), inverse, first);
-    if (!(fabsf(made) > 0x1p-99f)) made = v / count;
-    return made;
+// The same for counts of elements, to 2^24, and the next one after those: neighbours have its inverse in common.
+FUSER_INLINE float fuser_next(float count) { return count + 1; }
+FUSER_INLINE double fuser_next(double count) { return count + 1; }
+template <typename T> FUSER_INLINE T fuser_next_share(T v, T count) { return v / fuser_next(count); }
+FUSER_INLINE float fuser_next_inverse(float count) { return fuser_inverse_of_count(fuser_next(count)); }
+FUSER_INLINE double fuser_next_inverse(double count) { return 1 / fuser_next(count); }
+
+// A count below 2^20 for those who divide again, by fuser_next_share, where what comes out is no quotient. Its inverse has
+// twice a float's bits: what is left out is less than 2^-46 of the quotient, which is no closer to the middle of two
+// floats than 2^-25 / count.
+struct fuser_quick_count {
+  float next, inverse, rest;
+  bool& is_exact;
+
+  FUSER_INLINE fuser_quick_count(float count, bool& is_exact)
+      : next(count + 1), inverse(fuser_inverse_of_count(next)), is_exact(is_exact) {
+    rest = __fmaf_rn(-next, inverse, 1.0f) * inverse;
   }
+};
+FUSER_INLINE float fuser_next(const fuser_quick_count& count) { return count.next; }
+FUSER_INLINE float fuser_next_share(float v, const fuser_quick_count& count) {
+  const float made = __fmaf_rn(v, count.inverse, v * count.rest);
+  count.is_exact &= fabsf(made) > 0x1p-99f;
+  return made;
 }
 
 // Rows that begin anywhere. A vector's bytes lie in two *granules* of as many bytes, which are aligned; a granule is read
@@ -227,6 +242,17 @@ template <int N, typename P> FUSER_INLINE typename P::part fuser_tree(const P& p
   if constexpr (N == 1) return items[0];
   else return p.combine(fuser_tree<N / 2>(p, items), fuser_tree<N / 2>(p, items + N / 2));
 }
+
+// A pass all of whose parts at a time are of as many elements.
+template <typename P> struct fuser_alike : P {
+  FUSER_INLINE typename P::part combine(const typename P::part& l, const typename P::part& r) const {
+    P::assume_alike(l, r);
+    return P::combine(l, r);
+  }
+  static FUSER_INLINE typename P::part exchange(const typename P::part& own, int mask) {
+    return P::exchange_alike(own, mask);
+  }
+};
 
 // A lane's part and that of a lane with larger or smaller numbers, in order, where that makes a difference.
 template <typename P>
@@ -496,6 +522,40 @@ FUSER_INLINE void fuser_fold_pieces(
       }
     }
     __syncthreads();
+  }
+}
+
+//@ always if tables
+// Tables of functions, in shared memory: of the numbers of bfloat16 from 2^-13 to below 8, and of their negatives.
+constexpr unsigned int fuser_least = (127 - 13) << 7, fuser_entries = 16 << 7;
+
+// Fills a block's table.
+template <int T, typename F> FUSER_INLINE void fuser_fill(const F& table) {
+  for (unsigned int i = threadIdx.x; i < 2 * fuser_entries; i += T) {
+    const unsigned int bits = (i % fuser_entries + fuser_least) | i / fuser_entries << 15;
+    table.entries()[i] = table(__uint_as_float(bits << 16));
+  }
+}
+
+// Looks up what it is of N numbers that bfloat16 holds; computes it where one of them is not there. Two numbers at a time
+// are halves of a word: what is left below or above the table sets one of their upper bits.
+template <int N, typename F>
+FUSER_INLINE void fuser_look_up(const F& table, const float (&x)[N], float (&y)[N]) {
+  constexpr unsigned int twice = 0x10001u, offsets = 4 * (fuser_entries - 1) * twice;
+  unsigned int outside = N % 2 ? ~0u : 0u;
+#pragma unroll
+  for (int k = 0; k + 1 < N; k += 2) {
+    const unsigned int word = __float_as_uint(x[k]) >> 16 | (__float_as_uint(x[k + 1]) & 0xffff0000u);
+    const unsigned int place = (word & 0x7fffu * twice) - fuser_least * twice;
+    const unsigned int at = (place << 2 & offsets) | (word >> 2 & 4 * fuser_entries * twice);
+    const auto entries = reinterpret_cast<const char*>(table.entries());
+    outside |= place;
+    y[k] = *reinterpret_cast<const float*>(entries + (at & 0xffffu));
+    y[k + 1] = *reinterpret_cast<const float*>(entries + (at >> 16));
+  }
+  if (__builtin_expect((outside & (0x10000u - fuser_entries) * twice) != 0, 0)) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) y[k] = table(x[k]);
   }
 }
 

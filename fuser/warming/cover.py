@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import reduce
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from fuser.errors import CompileError, FuserError, UnsupportedError
 from fuser.kernel_spec import ArgSpec, KernelSpec
 from fuser.planner import find_texts, make_plan
 from fuser.progress import Progress
+from fuser.report import MISTAKES
 from fuser.sizes import Tape
 from fuser.tensor_desc import TensorDesc
 from fuser.warming.dims import draw_points
@@ -104,7 +104,7 @@ def find_alike(
     try:
         ask(dict(zip(sizes, tape.sizes, strict=True)))
         return tape.find_alike(points)
-    except Exception:  # What cannot be done with symbols is done for each size.
+    except (RuntimeError, *MISTAKES):  # What cannot be done with symbols is done for each size.
         return (points == torch.tensor(list(sizes.values()))).all(1)
 
 
@@ -129,6 +129,8 @@ def compile_all(calls: Sequence[tuple[KernelSpec, tuple[TensorDesc, ...]]]) -> N
             for call in calls:
                 prepare(call)
             return
+        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - takes milliseconds, of every import
+
         with ThreadPoolExecutor(min(count, len(calls))) as pool:
             for _ in pool.map(prepare, calls):
                 pass

@@ -6,7 +6,7 @@ template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }
 
 namespace fuser_f1 {
 #line 1 "functor1.aten_silu"
-template <typename T> T aten_silu(T x) { return x / (T(1) + exp(-x)); }
+template <typename T> T aten_silu(T x) { return x / (T(1) + fuser_brief_exp(-x)); }
 #line N "fuser_kernel"
 }
 

@@ -1,0 +1,94 @@
+"""What functors of reductions plainly do, read from their texts; of what is not plain the answer is the careful one."""
+
+from __future__ import annotations
+
+import re
+
+from fuser.cxx.brief import BRIEF
+from fuser.cxx.functor import MATH_FUNCTIONS, Functor, Role
+
+__all__ = ["counts_elements", "find_quotient", "is_costly", "is_sum", "may_end_in_product", "takes_decisions"]
+
+
+def is_costly(functor: Functor) -> bool:
+    """Whether to keep a result takes less time than to compute it again."""
+    return BRIEF not in functor.words and not functor.words.isdisjoint(MATH_FUNCTIONS | {"for", "while"})
+
+
+def takes_decisions(functor: Functor) -> bool:
+    """Whether what a functor does depends on several conditions."""
+    return functor.source.count("?") > 1 or "||" in functor.source or "&&" in functor.source or "if" in functor.words
+
+
+def may_end_in_product(functor: Functor, slot: int = 0) -> bool:
+    """Whether one of the results may be a product, or come from a function that ends in one."""
+    body, outputs = functor.source.partition("{")[2], [item.name for item in functor.outputs]
+    if "*" not in functor.source and not re.search(r"\b(?!return\b)\w+\s*\(", body):
+        return False
+    # Not what is made once, is read at most after that, and is plainly a sum: one that begins with the accumulator.
+    result = outputs[slot] if outputs else ""
+    first = functor.tensors[slot].name if slot < len(functor.tensors) else ""
+    begins = f" {result} = {first} + " if outputs else f" return {first} + "
+    reads = len(re.findall(rf"(?<=[-+*/] ){result}(?=[),;]| [-+*/] )", body)) if outputs else 0
+    is_only_read = not outputs or len(re.findall(rf"\b{result}\b", body)) == 1 + reads
+    made = [value for name, _, value in (text.partition(" = ") for text in body.split(";")) if name.strip() == result]
+    is_sum = ("?" not in body and begins in body) or any(map(_ends_in_sum, made))
+    return not (is_only_read and is_sum)
+
+
+def _ends_in_sum(text: str) -> bool:
+    # Whether an expression is a sum, outside of all parentheses, or a call that rounds once; it may add products.
+    outside, depth = "", 0
+    for char in text:
+        depth += (char == "(") - (char == ")")
+        outside += char if depth == 0 else ""
+    is_sum = (" + " in outside or " - " in outside) and not {"?", "<", ">", "=", "&", "|"} & {*outside}
+    return is_sum or outside.strip() in {"fma)", "__fadd_rn)"}
+
+
+def is_sum(functor: Functor) -> bool:
+    """Whether a functor plainly adds the accumulators of two parts."""
+    names = [item.name for item in functor.tensors]
+    half = len(names) // 2
+    results = [f"{item.name} =" for item in functor.parameters if item.role is Role.OUTPUT] or ["return"]
+    sums = [f"{to} {a} + {b};" for to, a, b in zip(results, names[:half], names[half:], strict=False)]
+    return functor.source.partition("{")[2].split() == " ".join([*sums, "}"]).split()
+
+
+def counts_elements(mapped: Functor, combine: Functor, slot: int) -> bool:
+    """Whether an accumulator is plainly a count: the map makes it a number, and combining adds those of both parts."""
+    half = len(combine.tensors) // 2
+    if (
+        len(mapped.outputs) != half
+        or len(combine.outputs) != half
+        or not (_is_straight(mapped) and _is_straight(combine))
+    ):
+        return False
+    one, result = mapped.outputs[slot].name, combine.outputs[slot].name
+    left, right = combine.tensors[slot].name, combine.tensors[half + slot].name
+    number = re.search(rf"[{{;]\s*{one} = (?:T\()?([0-9.]+)\)?;", mapped.source)
+    is_sum = re.search(rf"[{{;]\s*{result} = {left} \+ {right};", combine.source) is not None
+    written = [_assignments(mapped, one), *(_assignments(combine, name) for name in (result, left, right))]
+    return is_sum and number is not None and float(number[1]) > 0 and written == [1, 1, 0, 0]
+
+
+def _is_straight(functor: Functor) -> bool:
+    # Whether it is one function without jumps, whose names only assignments of their own change.
+    body = functor.source.partition("{")[2]
+    calls = {*re.findall(r"\b(\w+)\s*\(", body)}
+    is_plain = calls <= MATH_FUNCTIONS | {"T", "abs", "fma"} and re.search(r"[{&[]|\+\+|--", body) is None
+    return is_plain and not functor.macros
+
+
+def _assignments(functor: Functor, name: str) -> int:
+    return len(re.findall(rf"\b{name}\b\s*(?:[-+*/%^|]|<<|>>)?=(?!=)", functor.source))
+
+
+def find_quotient(functor: Functor) -> tuple[int, int] | None:
+    """Return which of its tensors a functor plainly divides, and by which; None for any other functor."""
+    compute = functor.template_parameters[:1]
+    plain = {item.name: slot for slot, item in enumerate(functor.tensors) if item.type in compute}
+    words = functor.source.partition("{")[2].replace(";", " ;").split()
+    if len(words) != 6 or words[::2] != ["return", "/", ";"] or words[5] != "}" or not {words[1], words[3]} <= {*plain}:
+        return None
+    return None if functor.macros or functor.result not in compute else (plain[words[1]], plain[words[3]])

@@ -1,0 +1,49 @@
+"""What functors plainly do: where it is not plain, the careful answer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cuda_emulation import run_emulated
+from row_groups import GROUPS, draw, text
+
+from fuser.compiler import register
+from fuser.plain_texts import counts_elements
+from fuser.planner import plan_texts
+from fuser.route import run
+
+ONE = "void one(T x, T& m, T& n) { m = x; n = T(1); }"
+MERGE = "void merge(T m, T n, T m2, T n2, T& a, T& c) { c = n + n2; a = m + (m2 - m) * (c > 0 ? n2 / c : T(0)); }"
+
+
+@pytest.mark.parametrize(
+    ("mapped", "combine", "counts"),
+    [
+        (ONE, MERGE, True),
+        (ONE.replace("T(1)", "2"), MERGE, True),
+        (ONE.replace("T(1)", "x"), MERGE, False),
+        (ONE.replace("T(1)", "0"), MERGE, False),
+        (ONE.replace("n = T(1);", "n = T(1); n = x;"), MERGE, False),
+        (ONE.replace("n = T(1);", "if (x > 0) n = T(1);"), MERGE, False),
+        (ONE.replace("n = T(1);", "n = T(1); n += x;"), MERGE, False),
+        (ONE, MERGE.replace("n + n2", "n + n2 * m"), False),
+        (ONE, MERGE.replace("c = n + n2;", "c = n + n2; ++c;"), False),
+        (ONE, MERGE.replace("c = n + n2;", "n = m; c = n + n2;"), False),
+        (ONE, MERGE.replace("c = n + n2;", "c = n + n2; change(c);"), False),
+        (ONE, MERGE.replace("c = n + n2;", "T* p = &c; c = n + n2;"), False),
+    ],
+)
+def test_counts(mapped: str, combine: str, counts: bool) -> None:
+    texts = [text(item, outputs=2) for item in (mapped, combine)]
+    assert counts_elements(*texts, 1) == counts
+    assert not counts_elements(*texts, 0)
+
+
+@pytest.mark.cpu
+def test_parts_of_as_many_elements_have_one_count() -> None:
+    build, inputs_of = GROUPS["moments"]
+    inputs, group = inputs_of(draw((5, 1024), torch.float32), (1,)), build((1,))
+    (_, args), *_ = plan_texts(register(group), inputs, torch.device("cuda", 0))
+    assert args.tuning.multiple == 1024, "all of a warp's vectors are there"
+    for got, want in zip(run_emulated(group, inputs), run(register(group), inputs), strict=True):
+        assert torch.equal(got, want)
