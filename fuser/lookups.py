@@ -27,9 +27,10 @@ _QUICK = frozenset(
     {"exp", "exp2", "log", "log2", "fabs", "sqrt", "rsqrt", "floor", "ceil", "trunc", "rint", "nearbyint"}
 )
 _LOOPS = frozenset({"for", "while", "do", "goto"})
-# Tables that a block has room for; elements of a kernel for which they pay; threads of a block that fill them; and of a
-# processor, by whether a thread keeps elements of several tensors, or more than so many.
-MOST_TABLES, LARGE, BLOCK, THREADS, LONG_SHARE = 2, 1 << 24, 512, (1024, 512), 32
+# Tables that a block has room for; elements of a kernel for which they pay; threads of a block that fill them, in
+# torch's order and else (measured on an H200); and of a processor, by whether a thread keeps elements of several
+# tensors, or more than so many.
+MOST_TABLES, LARGE, BLOCK, THREADS, LONG_SHARE = 2, 1 << 24, (256, 512), (1024, 512), 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +77,15 @@ def look_up_in(walk: Walk, rows: RowSpec, inputs: int, processors: int) -> Walk:
     is_shared = bool(tuning.piece) or tuning.cluster > 1
     if prod(space.sizes) < LARGE or rows.scans or (rows.is_across and rows.order is None):
         return walk
+    if rows.is_across and rows.order is not None:
+        # Each block has its rows, and a table.
+        blocks = prod(space.sizes[rows.reduced :]) // (tuning.team * walk.vector)
+        if prod(space.sizes) < LARGE // 1024 * blocks * max(rows.order.schedule.blocks, tuning.piece):
+            return walk
     if not (rows.is_across or rows.pieces):
         if is_shared or not tuning.is_resident:
             return walk
-        block = tuning.team * max(BLOCK // tuning.team, 1)
+        block = tuning.team * max(BLOCK[rows.order is None] // tuning.team, 1)
         has_much = inputs > 1 or tuning.unroll * walk.vector > LONG_SHARE
         resident = max(THREADS[has_much] // block, 1)
         tuning = replace(tuning, block=block, resident=resident, most_blocks=resident * processors)

@@ -25,7 +25,7 @@ KEPT_BYTES = 512
 IN_FLIGHT_BYTES = 128
 MAX_UNROLL = 8
 # Of shared memory, for the accumulators of a block's threads.
-SHARED_BYTES, ACCUMULATOR_BYTES = 48 * 1024, 8
+SHARED_BYTES, ACCUMULATOR_BYTES, MOMENTS = 48 * 1024, 8, 3
 # Bytes of a row that one of torch's threads keeps alone, and how many do it together otherwise.
 WARP, SPLIT_BYTES, MAX_SPLIT = 32, 256, 4
 # Where a thread may have several of torch's: bytes of all that it stands for, and elements at least and at most;
@@ -188,7 +188,9 @@ def _along(
         unroll *= 2
     # Elements go to a thread's accumulators in turn.
     unroll = max(unroll, schedule.accumulators if schedule.vector == 1 else 1)
-    piece = int(schedule.blocks > 1)
+    piece, chunk = int(schedule.blocks > 1), unroll * team * vector
+    if multiple and rows.reduced > 1 and space.sizes[0] % chunk == 0:
+        multiple = chunk
     return vector, Tuning(block=block, unroll=unroll, team=team, piece=piece, multiple=multiple)
 
 
@@ -304,7 +306,8 @@ def _across(
         team //= 2
     least = max(order.schedule.accumulators, GATHER_VECTOR)
     is_light = vector <= GATHER_VECTOR and MAX_UNROLL * vector * sum(itemsizes) <= IN_FLIGHT_BYTES
-    unroll = MAX_UNROLL if is_light else least
+    # Moments take registers that more elements in flight would.
+    unroll = MAX_UNROLL if is_light and accumulators < MOMENTS else least
     return vector, Tuning(block=team * threads, unroll=unroll, team=team, piece=int(order.schedule.blocks > 1))
 
 

@@ -30,6 +30,8 @@ FEW_ROWS = 66
 LONG_ROW = 1 << 16
 # Neighbouring rows that one block takes.
 ROWS_ACROSS = 128
+# Elements that are very many, and of how many each one of few is.
+MANY_ELEMENTS, SMALL = 1 << 24, 1 << 10
 
 
 def cut_group(
@@ -52,6 +54,22 @@ def cut_group(
     Raises:
         UnsupportedError: one application alone has more arguments than a kernel takes.
     """
+    for section in _cut_launches(group, layouts, by_value, orders, shares_rows=shares_rows):
+        # Barriers of strict numerics keep a compiler from computing once what many elements have in common.
+        if shares_rows and group.is_strict and group.has_reduction and not section.group.has_reduction:
+            yield from _cut_small(group, layouts, section)
+        else:
+            yield section
+
+
+def _cut_launches(
+    group: FusionGroup,
+    layouts: Sequence[ValueLayout],
+    by_value: Collection[int],
+    orders: Mapping[int, RowOrder | None],
+    *,
+    shares_rows: bool,
+) -> Iterator[Section]:
     whole = Section(group, tuple(range(len(group.inputs))), group.outputs, tuple(range(len(group.applications))))
     if _fits(whole, layouts, by_value, orders, is_whole=True):
         rows = find_row_shape(group, layouts) if shares_rows and group.has_reduction else None
@@ -170,6 +188,26 @@ def _made_again(group: FusionGroup, layouts: Sequence[ValueLayout], chosen: Coll
         if len(instead) <= len(wide) and not any(item.reduces or item.reshapes or item.is_index for item in functions):
             wide, found = instead, found | again
     return found
+
+
+def _cut_small(group: FusionGroup, layouts: Sequence[ValueLayout], section: Section) -> Iterator[Section]:
+    # Gives what is computed of few elements, if there are very many others, and then the rest.
+    sizes, producers, offsets = [prod(item.shape) for item in layouts], group.producers(), group.value_offsets()
+    inside, small = {*section.applications}, set[int]()
+    most = max((sizes[value] for value in section.inputs), default=0)
+    for index in section.applications:
+        function, read = group.applications[index].function, group.reads(index)
+        is_early = all(producers[value] not in inside - small for value in read)
+        is_plain = not (function.reduces or function.reshapes or function.is_index)
+        if is_early and is_plain and sizes[offsets[index]] * SMALL <= most and most >= MANY_ELEMENTS:
+            small.add(index)
+    asked = {value for value in section.outputs if producers[value] in inside - small}
+    if not small or not asked:
+        yield section
+        return
+    needed = {value for index in inside - small for value in group.reads(index) if producers[value] in small}
+    yield group.section(sorted(small), needed | ({*section.outputs} - asked))
+    yield group.section(sorted(inside - small), asked)
 
 
 def _cut_passes(group: FusionGroup, rows: RowShape) -> Iterator[Section]:

@@ -149,6 +149,16 @@ def test_out_of_any_layout(layout: str) -> None:
     assert torch.equal(out, x + y)
 
 
+@pytest.mark.parametrize("shape", [(4099, 1032), (1 << 13, 1000), (5001, 1001), (1 << 21, 4), (64, 1 << 17)])
+def test_rows_of_a_large_matrix_share_what_they_have_in_common(shape: tuple[int, ...], index: str) -> None:
+    for dtype in (torch.bfloat16, torch.float32):
+        x, y, z = draw(shape, dtype, 1), draw(shape[1:], torch.float32, 2), draw((shape[0], 1), dtype, 3)
+        with tunings.record() as seen:
+            made = fuser.fuse(lambda x, y, z: x * y + z)(x, y, z)
+        assert seen[0].args.tuning.is_stacked
+        assert same_bits(made, x * y + z)
+
+
 @pytest.mark.parametrize("numerics", ["strict", "fast"])
 def test_no_tuning_changes_a_bit(numerics: str) -> None:
     silu = fuser.fuse(lambda x, y: torch.sigmoid(x * y + 0.3) * x - y)

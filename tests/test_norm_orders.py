@@ -292,14 +292,15 @@ def test_norms_of_other_sizes_do_what_threads_do(check: Callable[..., None], siz
 
 
 def test_counts_divide_what_is_close_to_zero_or_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Where a quotient made in few operations may be none, elements are added again: of rows in registers, and others.
+    # Where a quotient made in few operations may be none, elements are added again: in registers, and read in chunks.
     torch.manual_seed(0)
-    x = wide(4, 5, 16, 16) * torch.tensor([1, 1e-30, 1e-37, 1e-43, 0]).view(1, 5, 1, 1)
-    x[:, 0, :9] = 0
+    x = wide(2, 5, 32, 32) * torch.tensor([1, 1e-30, 1e-37, 1e-43, 0]).view(1, 5, 1, 1)
+    x[:, 0, :19] = 0
     x[-1, 1, -1, -1] = math.inf
     rows = x.transpose(0, 1).reshape(5, -1)
-    want = as_threads_do("batch_norm_planes", [rows], is_across=False, step=next_plane, merge=merge_plane, plane=16)
-    for most in (32, 1):
+    want = as_threads_do("batch_norm_planes", [rows], is_across=False, step=next_plane, merge=merge_plane, plane=32)
+    for most, in_flight in ((32, 128), (1, 128), (1, 16)):
         monkeypatch.setattr("fuser.ordered_access.MOST_ELEMENTS", most)
+        monkeypatch.setattr("fuser.ordered_access.IN_FLIGHT_BYTES", in_flight)
         _, mean, _ = run("batch_norm", (4, False, False, True, 3), input=x)
         assert torch.equal(mean, want[0])

@@ -66,6 +66,17 @@ def test_broadcast_operands_do_not_count() -> None:
     assert (found.vector, found.tuning.tile) == (4, 0)
 
 
+def test_rows_of_a_large_matrix_share_what_they_have_in_common() -> None:
+    large, one = (1 << 12, 1 << 12), (1, 1 << 12)
+    found = plan_walk(IterationSpace(large, (one, one, (1, 0), (0, 1))), [2, 2, 4, 4], [True] * 4, 1)
+    assert (found.vector, found.tuning) == (8, Tuning(block=128, unroll=4, is_stacked=True))
+    assert found.accesses == (Access(8), Access(8), Access(4, is_shared=True), Access(1))
+    # Few rows, other operands whose elements lie apart, and a third dimension.
+    assert not walk(SQUARE, ROWS, ROWS, (1, 0)).tuning.is_stacked
+    assert not walk(large, one, (2, 1 << 13), (1, 0)).tuning.is_stacked
+    assert not walk((*large, 2), (*one, 1 << 24), (1, 0, 1 << 12)).tuning.is_stacked
+
+
 def test_transposed_inputs_go_through_a_tile() -> None:
     found = walk(SQUARE, ROWS, ROWS, COLUMNS)
     assert [access.is_transposed for access in found.accesses] == [False, False, True]

@@ -143,12 +143,18 @@ class RowText:
             "}",
         ]
 
-    def split(self, name: str, dims: range) -> list[str]:
-        """Write the coordinates i0, i1, ... of what is counted along some dimensions."""
+    def split(self, name: str, dims: range, first: str = "") -> list[str]:
+        """Write the coordinates i0, i1, ... of what is counted along some dimensions.
+
+        Args:
+            name: the variable that counts, which is none afterwards.
+            dims: the dimensions, innermost first.
+            first: a number that differs from it along the innermost one only, and is the same for several.
+        """
         lines = []
         for dim in dims[:-1]:
-            size = self.size(dim)
-            by = f"{name} / {size}" if self.loop.wide_index else f"fuser_divide({name}, a.divide[{dim}])"
+            size, number = self.size(dim), first if first and dim == dims[0] else name
+            by = f"{number} / {size}" if self.loop.wide_index else f"fuser_divide({number}, a.divide[{dim}])"
             lines += [
                 f"const fuser_index q{dim} = {by}, i{dim} = {name} - q{dim} * {size};",
                 f"{name} = q{dim};",

@@ -173,9 +173,9 @@ class OrderedAlongText(AlongText):
         held[-1] += 4 * len(self.loop.kept)
         each = max(held)
         own = self.loop.vector if self.is_wide else max(schedule.accumulators, self.threads)
-        # Twice where a thread may add again.
+        # Twice, and what it divides by, where a thread may add again.
         twice = any(step.quick and step.accumulators for step in self.loop.passes)
-        accumulators = own * (1 + twice) * max(len(step.accumulators) for step in self.loop.passes)
+        accumulators = 16 * twice + own * (1 + twice) * max(len(step.accumulators) for step in self.loop.passes)
         registers = REGISTERS + accumulators + self.tuning.unroll * self.loop.vector * each // 4
         threads = block * min(registers, MAX_REGISTERS)
         blocks = max((2 * PROCESSOR_REGISTERS + threads) // (2 * threads), 1)
@@ -299,7 +299,9 @@ class OrderedAlongText(AlongText):
                 stop = "end - head" if self.order.has_edges else "length"
                 chunk = f"{'S * F' if self.tuning.piece else 'N'} * U * V"
                 whole = replace(site, is_there="")
-                if not self.order.schedule.pitch:
+                if self._has_whole_chunks:
+                    own = [*self._load_at(late, whole, declares=True), *self._compute_at(step, element, whole)]
+                elif not self.order.schedule.pitch:
                     own = [
                         f"if ({stop} - begin >= {chunk}) {{",
                         *indent([*self._load_at(late, whole, declares=True), *self._compute_at(step, element, whole)]),
@@ -399,7 +401,9 @@ class OrderedAlongText(AlongText):
         if self._is_scattered(site) or self.order.schedule.pitch:
             return []
         if len(self.reduced) > 1:
-            return ["fuser_index rest = n;", *self.split("rest", self.reduced)]
+            # Chunks that are whole lie along the innermost dimension.
+            first = "begin" if self._has_whole_chunks else ""
+            return ["fuser_index rest = n;", *self.split("rest", self.reduced, first)]
         return ["const fuser_index i0 = n;"]
 
     @property

@@ -118,7 +118,7 @@ def candidates(args: ArgSpec) -> tuple[Tuning, ...]:
         tiled = [Tuning(block=block, tile=side) for side in sides for block in BLOCKS]
         found += [tuning for tuning in tiled if tuning.share >= widest]
     else:
-        found += [Tuning(block=block, unroll=unroll) for block in BLOCKS for unroll in UNROLLS]
+        found += [replace(args.tuning, block=block, unroll=unroll) for block in BLOCKS for unroll in UNROLLS]
     return tuple(dict.fromkeys(found))
 
 
