@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from graph_checks import compare as compare_graphs
+from graph_checks import trace
 from tiers import one_in
 
 import fuser
@@ -152,3 +154,15 @@ def compare(function: Callable[..., Any], inputs: tuple[torch.Tensor, ...], laun
     for got, wanted in zip(*outcomes, strict=True):
         assert torch.equal(got, wanted)
         assert got.stride() == wanted.stride()
+
+
+@pytest.mark.parametrize("ends", [(0, 13), (1, 13), (2, 11)])
+def test_every_second_of_a_gradient_lies_row_major(ends: tuple[int, int]) -> None:
+    """Also where its dimension does not come out even, and the group returns it."""
+    x = draw(2, -(-(ends[1] - ends[0]) // 2), 3)
+    aten = torch.ops.aten
+
+    def write(call: Callable[..., Any], x: Any) -> Any:
+        return call(aten.slice_backward.default, call(aten.neg.default, x), [2, 13, 3], 1, *ends, 2)
+
+    compare_graphs(trace(write, [x]), [x], [], 0)

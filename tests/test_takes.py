@@ -90,6 +90,13 @@ def test_what_is_left_to_torch() -> None:
         "cuda",
     )
     assert [item for item in fusion_nodes(made) if "take" in item.group.names()] == []
+    # Entries that are none may have fewer dimensions.
+    none = trace(
+        lambda call, table, entries: call(ATEN.abs.default, call(ATEN.gather.default, table, 0, entries)),
+        (TABLE[:, :, None], PLACES[:0]),
+        "cuda",
+    )
+    assert [item for item in fusion_nodes(none) if "take" in item.group.names()] == []
 
 
 @pytest.mark.cpu

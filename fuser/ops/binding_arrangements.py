@@ -168,7 +168,11 @@ def _bind_slice_backward(
         sizes = (*sizes[:dim], count * step, *sizes[dim + 1 :])
         made = part and OpCall(seen_through("view.default", (sizes,), len(sizes)), (part,))
         is_cut = made and size % step
-        return OpCall(seen_through("slice.Tensor", (dim, 0, size), len(sizes)), (made,)) if is_cut else made
+        if not is_cut:
+            return made
+        # torch's result lies row-major, a part does not.
+        made = OpCall(seen_through("slice.Tensor", (dim, 0, size), len(sizes)), (made,))
+        return OpCall(OPS["contiguous"].function, (made,))
     return _pad(grad_output, dim, start, size - start - value.shape[dim], 0, is_contiguous=True)
 
 
@@ -253,7 +257,10 @@ def _bind_index_select(input: Any, dim: Any, index: Any) -> OpCall | None:  # no
 
 
 def _bind_gather(input: Any, dim: Any, index: Any, *, sparse_grad: Any = False) -> OpCall | None:  # noqa: A002, ARG001
-    return _take("gather", input, dim, index)
+    # Entries that are none may have fewer dimensions.
+    table, entries = _static(input), _static(index)
+    is_alike = table is not None and entries is not None and table.dim() == entries.dim()
+    return _take("gather", input, dim, index) if is_alike else None
 
 
 def _bind_index(input: Any, indices: Any) -> OpCall | None:  # noqa: A002
