@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -331,3 +332,31 @@ def test_biases_of_cudnns_convolutions_are_added_apart(backend: str, monkeypatch
     (found,) = module(*inputs)
     assert torch.equal(found, wanted)
     assert found.stride() == wanted.stride()
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [
+        ("CudaDepthwise2d", torch.channels_last),
+        ("CudaDepthwise2d", torch.contiguous_format),
+        ("Slow2d", torch.channels_last),
+    ],
+)
+def test_gradients_of_biases_are_summed_up_apart(
+    backend: str, kind: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = whole(2, 6, 5, 5).contiguous(memory_format=kind), whole(2, 4, 5, 5), whole(6, 4, 3, 3)
+    options = [6], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [False, True, True]
+    both = {f"g{slot}": (operator.getitem, "b", slot) for slot in (1, 2)}
+    module = trace(*inputs, device="cuda", b=(ATEN.convolution_backward.default, "x0", "x1", "x2", *options), **both)
+    module.graph.output_node().args = (module.graph.output_node().args[0][1:],)
+    module.recompile()
+    wanted = module(*inputs)
+    found = getattr(torch._C._ConvBackend, backend)
+    monkeypatch.setattr(torch._C, "_select_conv_backend", lambda *_: found)
+    convolution_biases.sum_biases_apart(module.graph)
+    (node,) = module.graph.find_nodes(op="call_function", target=ATEN.convolution_backward.default)
+    assert node.args[-1][2] == (backend == "Slow2d" or kind is torch.contiguous_format)
+    module.graph.lint()
+    module.recompile()
+    assert all(map(torch.equal, module(*inputs), wanted))

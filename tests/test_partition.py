@@ -167,7 +167,8 @@ def test_small_tensors_that_no_group_reads_share_a_launch() -> None:
 @pytest.mark.parametrize(
     ("target", "arguments", "shape", "gains"),
     [
-        ("sum.dim_IntList", ([0],), (64,), "fast"),
+        ("sum.dim_IntList", ([0],), (64,), "strict fast"),
+        ("mean.dim", ([0],), (64,), "fast"),
         ("sum.dim_IntList", ([1],), (1 << 15,), ""),
         ("clone.default", (), (1 << 15, 64), ""),
         ("constant_pad_nd.default", ([0, 7], 0.0), (1 << 15, 71), "strict fast"),

@@ -33,7 +33,7 @@ from fuser.fx.buffers import (
     write_results_in_place,
     write_statistics_in_place,
 )
-from fuser.fx.convolution_biases import add_biases_apart
+from fuser.fx.convolution_biases import add_biases_apart, sum_biases_apart
 from fuser.fx.cuda_graphs import CudaGraphs
 from fuser.fx.dropouts import Otherwise, find_dropouts, open_dropouts
 from fuser.fx.flat import FlatGraph, flatten
@@ -72,6 +72,7 @@ def compile_graph(
     if (numerics or config.numerics) == "fast":
         pad_products(graph_module.graph)
     add_biases_apart(graph_module.graph)
+    sum_biases_apart(graph_module.graph)
     dropouts = find_dropouts(graph_module.graph)
     orders = tuple(dict.fromkeys(item.order for item in dropouts if item.order))
     as_it_was = fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph)) if orders else None

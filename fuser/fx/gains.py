@@ -20,13 +20,13 @@ __all__ = ["count_bytes", "crosses_rows", "gains_nothing", "is_laid_out_anew", "
 
 # Elements of a tensor that are computed while a kernel is launched.
 SMALL = 1 << 12
-# Elements of which a sum along columns is worth a kernel of its own.
-LARGE = 1 << 20
+# Elements of which a sum along columns is worth a kernel of its own; rows, in torch's order.
+LARGE, MANY = 1 << 20, 1 << 15
 
 
 def gains_nothing(group: Sequence[fx.Node], reading: GraphReading) -> bool:
     """Whether torch computes a group as well as fuser, node by node."""
-    # torch reduces as well, but for columns in fast numerics, copies nothing where no conversion is needed, and x ** 1
+    # torch reduces as well, but for columns, copies nothing where no conversion is needed, and x ** 1
     # as it lies in memory. Of several copies a group makes one, and on a GPU it copies faster to another layout, by
     # tiles, and beside what it pads with.
     every = [reading.calls[node] for node in group]
@@ -44,14 +44,18 @@ def gains_nothing(group: Sequence[fx.Node], reading: GraphReading) -> bool:
 
 
 def _is_of_columns(call: OpCall) -> bool:
-    # In an order of its own fuser reduces them faster: few columns keep few of torch's threads busy.
+    # In an order of its own fuser reduces them faster: few columns keep few of torch's threads busy. In torch's order,
+    # too, where they are long: its threads wait for what they read.
     value = call.tensors[0].meta.get("val")
     reduction = call.function.reduction
-    if find_numerics() != "fast" or reduction is None or not isinstance(value, torch.Tensor) or not value.is_cuda:
+    if reduction is None or not isinstance(value, torch.Tensor) or not value.is_cuda:
         return False
     if any(type(size) is not int for size in (*value.shape, *value.stride())) or value.numel() < LARGE:
         return False
     dims = reduction.normalize_dims(value.dim())
+    rows = math.prod(value.shape[dim] for dim in dims)
+    if find_numerics() != "fast" and (call.function.op != "sum" or rows < MANY):
+        return False
     return any(value.stride(dim) == 1 and value.shape[dim] > 1 and dim not in dims for dim in range(value.dim()))
 
 
