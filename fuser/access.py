@@ -68,6 +68,8 @@ class Tuning:
     is_held: bool = False
     # Elements of a row that a block takes, where several blocks share it; 0: whole rows.
     piece: int = 0
+    # Vectors of a thread, the last ones, of which what passes keep waits in shared memory.
+    spare: int = 0
     # Whether a thread's vectors lie one behind the other along the second dimension of two.
     is_stacked: bool = False
     # Blocks of a cluster that share a row, each of which keeps its part.

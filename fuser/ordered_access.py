@@ -217,7 +217,9 @@ def _spread(
     whole = vector * schedule.slots
     steps = length // whole if schedule.is_even else -(-length // whole)
     each = max(steps, 1) * vector
-    most = min(max(SPREAD_BYTES // max(bytes_per_element, kept_bytes), LEAST_SPREAD), MOST_SPREAD)
+    # What is kept of vectors takes their place.
+    own_bytes = bytes_per_element if vector > 1 else max(bytes_per_element, kept_bytes)
+    most = min(max(SPREAD_BYTES // own_bytes, LEAST_SPREAD), MOST_SPREAD)
     if vector == 1:
         # Neighbours, whose elements come with one access: a word at least, and not too many.
         least = 4 // min(itemsizes) if each <= LEAST_SPREAD else 1
@@ -245,8 +247,11 @@ def _spread(
         unroll = max(-(-steps // step) * step, 1)
         if length == unroll * threads * vector and rows.reduced == 1 and not order.has_edges:
             multiple = length
+        # Twice what narrow elements take may wait in shared memory, half of it.
+        is_much = kept_bytes > bytes_per_element and kept_bytes * unroll * vector > SPREAD_BYTES * 2
+        spare = unroll // 2 if is_much and vector * kept_bytes % VECTOR_BYTES == 0 else 0
         return vector, Tuning(
-            block=block, unroll=unroll, team=team, is_resident=True, cluster=cluster, multiple=multiple
+            block=block, unroll=unroll, team=team, is_resident=True, cluster=cluster, multiple=multiple, spare=spare
         )
     # What is read again comes from as many threads as there are.
     unroll = min(max(IN_FLIGHT_BYTES // (2 * vector * bytes_per_element), 1), MAX_UNROLL)

@@ -7,7 +7,15 @@ import re
 from fuser.cxx.brief import BRIEF
 from fuser.cxx.functor import MATH_FUNCTIONS, Functor, Role
 
-__all__ = ["counts_elements", "find_quotient", "is_costly", "is_sum", "may_end_in_product", "takes_decisions"]
+__all__ = [
+    "counts_elements",
+    "find_quotient",
+    "is_costly",
+    "is_plainly",
+    "is_sum",
+    "may_end_in_product",
+    "takes_decisions",
+]
 
 
 def is_costly(functor: Functor) -> bool:
@@ -44,6 +52,12 @@ def _ends_in_sum(text: str) -> bool:
         outside += char if depth == 0 else ""
     is_sum = (" + " in outside or " - " in outside) and not {"?", "<", ">", "=", "&", "|"} & {*outside}
     return is_sum or outside.strip() in {"fma)", "__fadd_rn)"}
+
+
+def is_plainly(functor: Functor, result: str) -> bool:
+    """Whether a functor returns what is written so of its tensors, ``"fmax({0}, {1})"``, and does nothing else."""
+    plain = f"return {result.format(*(item.name for item in functor.tensors))}; }}"
+    return functor.source.partition("{")[2].split() == plain.split()
 
 
 def is_sum(functor: Functor) -> bool:

@@ -98,7 +98,8 @@ def plan_row_walk(
     ]
     widths = {slot: dense_width(space.strides[slot], inner, itemsizes[slot], aligned[slot]) for slot in moving}
     # Places that a reduction takes are compared: neighbours are one and the next, not what differs in some bits.
-    taken = {value for item in group.applications if item.function.reduction for value in item.tensors}
+    added = [item for item in group.applications if item.function.reduction and item.function.reduction.order != "pick"]
+    taken = {value for item in added for value in item.tensors}
     counted = {} if pieces else counted_widths(space, len(itemsizes), inner)
     widths |= {slot: width for slot, width in counted.items() if values[slot] not in taken}
     wide = [itemsizes[slot] for slot in moving if not is_row[slot]] or [itemsizes[slot] for slot in moving]

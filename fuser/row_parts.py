@@ -27,6 +27,7 @@ from fuser.plain_texts import (
     counts_elements,
     find_quotient,
     is_costly,
+    is_plainly,
     is_sum,
     may_end_in_product,
     takes_decisions,
@@ -108,6 +109,10 @@ class RowPass:
     # The same of columns, to whose parts each element adds: accumulators, and what combines two parts.
     columns: tuple[Accumulator, ...] = ()
     merge: RowPart | None = None
+    # The operand whose largest element it finds, if it does nothing else.
+    highest: str = ""
+    # The output whose elements are the quotients of ``quick``, of parts of what they are divided by.
+    shares: str = ""
 
     @property
     def parts(self) -> tuple[RowPart, ...]:
@@ -212,9 +217,21 @@ class RowWriter:
         is_free = all(self._reduction(index).order in ANY_ORDER for index in reductions)
         commutes = is_free or all(is_sum(self._reduction(index).combine) for index in reductions)
         decides = any(takes_decisions(self._reduction(index).combine) for index in reductions)
+        highest = self._highest(every[0]) if element and len(every) == 1 and len(element.reads) == 2 else ""
+        found = {index for index, (_, _, how) in quotients.items() if how == "share"}
+        stored = {self.producers[self.group.outputs[slot]]: f"out{slot}" for slot in self._stored_in(level)}
+        shares = stored.get(min(found), "") if found and len(quotients) == 1 else ""
         return RowPass(
-            row, element, quick, combine, accumulators, commutes, is_free, decides, pick, picked, which, others, merge
+            row, element, quick, combine, accumulators, commutes, is_free, decides, pick, picked, which, others, merge,
+            highest, shares,
+        )  # fmt: skip
+
+    def _highest(self, index: int) -> str:
+        item = self.group.applications[index]
+        is_plain = is_plainly(item.function.functor, "{0}") and is_plainly(
+            self._reduction(index).combine, "fmax({0}, {1})"
         )
+        return f"v{item.tensors[0]}" if is_plain and self.producers[item.tensors[0]] < 0 else ""
 
     def _picks_in(self, level: int) -> list[int]:
         # The reductions that take one element of a row, of the same number: nobody walks for them.
@@ -329,9 +346,7 @@ class RowWriter:
         reduction = item.function.reduction
         if reduction is None or reduction.finish or item.tensors != (value,):
             return False
-        whole = item.function.functor
-        is_plain = whole.source.partition("{")[2].split() == f"return {whole.tensors[0].name}; }}".split()
-        return is_plain and is_sum(reduction.combine)
+        return is_plainly(item.function.functor, "{0}") and is_sum(reduction.combine)
 
     def _quick_counts(self, reductions: Iterable[int]) -> list[str]:
         # The counts that a thread may divide by in less time: those of texts that take any type for them.
@@ -387,8 +402,7 @@ class RowWriter:
         writes += self._outputs(stored)
         if self.writer.quotients:
             divisors = [*dict.fromkeys(name.partition(".")[0] for _, name in self.writer.quotients.values())]
-            kinds = {"d": "fuser_divisor&", "e": "fuser_exact_divisor&"}
-            self.types |= {name: kinds[name[0]] for name in divisors} | {"is_exact": "bool"}
+            self.types |= dict.fromkeys(divisors, "D&") | {"is_exact": "bool"}
             read, writes = [*read, *divisors], [*writes, "is_exact"]
         return self._function(f"fuser_{name}{level}", read, writes, [*chosen, *reductions], lines)
 
@@ -602,7 +616,8 @@ class RowWriter:
         parameters = ["const fuser_args& a", *(f"const {self.types[item]} {item}" for item in reads)]
         parameters += [f"{self.types[item]}& {item}" for item in writes]
         body = "\n".join(f"  {line}" for line in (*head, *lines))
-        self.texts.append(f"\nFUSER_INLINE void {name}({', '.join(parameters)}) {{\n{body}\n}}\n")
+        template = "template <typename D> " * ("is_exact" in writes)
+        self.texts.append(f"\n{template}FUSER_INLINE void {name}({', '.join(parameters)}) {{\n{body}\n}}\n")
         return RowPart(name, tuple(reads), tuple(writes))
 
 

@@ -63,8 +63,10 @@ static inline float fuser_inverse_of_count(float v) { return 1.0f / v; }
 static inline float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 static inline double __fma_rn(double x, double y, double z) { return __builtin_fma(x, y, z); }
 static inline unsigned fuser_bits_of(float v) { unsigned u; memcpy(&u, &v, 4); return u; }
-// The host's prelude has it for some types.
+static inline float fuser_float_of(unsigned u) { float v; memcpy(&v, &u, 4); return v; }
+// The host's prelude has them for some types.
 #define __float_as_uint fuser_bits_of
+#define __uint_as_float fuser_float_of
 static inline unsigned atomicAdd(unsigned* to, unsigned by) { const unsigned was = *to; *to += by; return was; }
 static inline unsigned atomicExch(unsigned* to, unsigned by) { const unsigned was = *to; *to = by; return was; }
 static inline unsigned __ldcg(const unsigned* from) { return *from; }
@@ -81,15 +83,29 @@ template <int N> static inline void fuser_tell(
   memcpy(reinterpret_cast<char*>(to) + blocks * static_cast<long>(fuser_shared_bytes), words, sizeof(words));
 }
 static inline void fuser_await(const unsigned long long*) { fuser_arrive(); fuser_wait(); }
+template <typename S> struct fuser_pairs {
+  static unsigned extreme(unsigned a, unsigned b, bool is_larger) {
+    S own[2], other[2];
+    memcpy(own, &a, 4), memcpy(other, &b, 4);
+    for (int i = 0; i < 2; ++i) {
+      const float first = fuser_to_compute(own[i]), second = fuser_to_compute(other[i]);
+      if (first != first || (is_larger ? second > first : second < first)) own[i] = other[i];
+    }
+    memcpy(&a, own, 4);
+    return a;
+  }
+};
 static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
 """
 # Dynamic shared memory: of the most that a block has.
 _HELD = ("extern __shared__ uint4 fuser_held[];", "static uint4 fuser_held[232448 / 16];")
-# Shared memory of each block of a cluster.
+# Shared memory of each block of a cluster; other blocks write to the one that has no other name.
 _SHARED = (
-    re.compile(r"__shared__ unsigned char shared(.*);"),
-    r"__shared__ unsigned char shared_of[8]\1;\n"
-    r"  auto& shared = (fuser_shared_bytes = sizeof(*shared_of), shared_of[fuser_rank()]);",
+    re.compile(r"__shared__ unsigned char (shared\w*)(.*);"),
+    lambda found: (
+        f"__shared__ unsigned char {found[1]}_of[8]{found[2]};\n  auto& {found[1]} = {found[1]}_of[fuser_rank()];"
+        + "\n  fuser_shared_bytes = sizeof(shared);" * (found[1] == "shared")
+    ),
 )
 # After it.
 _ENTRY = 'extern "C" void fuser_entry(const fuser_args* a) { fuser_kernel(*a); }'

@@ -24,7 +24,7 @@ from fuser.function import Function
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import infer_layouts
 from fuser.ops import OPS, composite_function, reduction_function
-from fuser.ops.softmax import total_function
+from fuser.ops.softmax import highest_function, total_function
 from fuser.orders import RowOrder, Schedule
 from fuser.plain_texts import may_end_in_product
 from fuser.row_orders import torchs_order
@@ -390,6 +390,39 @@ def test_shares_of_a_row_are_quotients(order: str, length: int, dtype: torch.dty
     assert (e == 0).any()
     assert ((e > 0) & (e < 1e-38)).any()
     assert torch.equal(torch.nan_to_num(q, 7.0), torch.nan_to_num((e.float() / s.float()).to(q.dtype), 7.0))
+
+
+# Of results of 16 bits that are asked for together if they are exact; of what waits in shared memory.
+@pytest.mark.cpu
+@pytest.mark.parametrize("length", [4096, pytest.param(131072, marks=pytest.mark.slow)])
+def test_narrow_shares_are_quotients(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuser.sections.FEW_ROWS", 0)
+    builder = GroupBuilder("strict")
+    x = builder.add_input("x")
+    (top,) = builder.apply(highest_function((1,)), [x])
+    text = "template <typename T> T {}"
+    power = Function(
+        parse_functor(text.format("power(T x, T top) { return exp(top < T(-80) ? x : x - top); }")),
+        out_dtypes=(torch.float32,),
+    )
+    (e,) = builder.apply(power, [x, top])
+    (s,) = builder.apply(total_function(1, "softmax"), [e])
+    share = Function(parse_functor(text.format("share(T e, T s) { return e / s; }")), out_dtypes=(torch.bfloat16,))
+    group = builder.build([top, e, s, *builder.apply(share, [e, s])])
+    torch.manual_seed(0)
+    given = (torch.randn(7, length) * 3).bfloat16()
+    # Powers that are 0, and so small that a step of a quotient would lose bits, or all of them.
+    given[6] -= 95
+    given[1, ::7], given[2, 1::9], given[3, 2::31], given[4], given[5, 3] = -torch.inf, -68, -100, -torch.inf, torch.nan
+    kernel = fuser.debug_get_fused_kernel_code(group, [given], "cuda")
+    kernel = kernel[kernel.index("__global__") :]
+    assert "fuser_extreme<fuser_bfloat16, V, true>" in kernel
+    assert "fuser_whole_divisor" in kernel
+    assert ("fuser_put_aside" in kernel) == (length > 4096)
+    top_of, power_of, sum_of, share_of = run_emulated(group, [given])
+    is_number = ~given.isnan().any(1)
+    assert torch.equal(top_of[is_number], given[is_number].amax(1, keepdim=True))
+    assert torch.equal(torch.nan_to_num(share_of, 7.0), torch.nan_to_num((power_of / sum_of).bfloat16(), 7.0))
 
 
 @pytest.mark.cpu

@@ -177,10 +177,12 @@ class AlongElements(RowText):
         # What is done in less time first, and again where that fails.
         if step.quick is None:
             return write(element)
+        return ["{", *indent(["bool is_exact = true;", *write(step.quick), *self._exactly(element, write)]), "}"]
+
+    def _exactly(self, element: RowPart, write: Callable[[RowPart], list[str]]) -> list[str]:
         divisors = [name for name in element.reads if name[0] == "e"]
         exact = [f"const fuser_exact_divisor {name}(d{name[1:]});" for name in divisors]
-        again = ["if (!is_exact) {", *indent([*exact, *write(element)]), "}"]
-        return ["{", *indent(["bool is_exact = true;", *write(step.quick), *again]), "}"]
+        return ["if (!is_exact) {", *indent([*exact, *write(element)]), "}"]
 
     def _compute(self, level: int, step: RowPass, element: RowPart) -> list[str]:
         outputs = [item for item in self.full(element) if item.is_output and self._is_anywhere(item)]

@@ -125,8 +125,8 @@ class AlongText(AlongElements):
         full = [item for step in self.loop.passes if step.element for item in self.full(step.element)]
         widest = max((item.info.dtype.itemsize for item in full if not item.is_counter), default=1)
         share = self.tuning.unroll * self.loop.vector
-        again = [item for item in dict.fromkeys(full) if full.count(item) > 1 and not item.is_output]
-        has_much = share > LONG_SHARE if is_heavy else share * max(widest, 2 * len(again)) > FEW_BYTES
+        kept = [item for item in self._read_by(self.loop.passes) if self._keeps(item)]
+        has_much = share > LONG_SHARE if is_heavy else share * max(widest, 2 * len(kept)) > FEW_BYTES
         # So do vectors that are put together, and warps that have not all of theirs.
         is_apart, has_gaps = not self._has_whole_vectors, not self._has_whole_chunks and self.tuning.team > WARP
         threads = RESIDENT_THREADS[is_heavy or (has_much and is_apart), has_much or is_apart or has_gaps]

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+import torch
+
 from fuser.codegen import Operand, RowLoop
 from fuser.cuda.row_text import in_turns, indent
 from fuser.cuda.rows_along import AlongText
@@ -18,6 +20,9 @@ __all__ = ["MAX_REGISTERS", "PROCESSOR_REGISTERS", "REGISTERS", "OrderedAlongTex
 
 # Of a processor, of a thread at most, and of one beside what it keeps of a row.
 PROCESSOR_REGISTERS, MAX_REGISTERS, REGISTERS = 65536, 255, 40
+# The same where a thread keeps values instead of elements of so many bytes, and more where some wait in shared memory.
+# Measured on an H200.
+NARROW, FEW_REGISTERS, SPARING = 2, 18, 24
 # Threads of a processor that read rows again.
 THREADS = 1024
 
@@ -38,6 +43,8 @@ class _Site:
     accumulator: str
     # Whether there is any.
     is_any: str = ""
+    # Where the u-th vector lies, as what all of a thread's have in common and a constant; "" where that is not so.
+    offset: str = ""
 
     def guarded(self, lines: list[str]) -> list[str]:
         """Return lines that run where there is any."""
@@ -50,7 +57,7 @@ _HEAD = _Site(
 )  # fmt: skip
 _TAIL = _Site(
     "_tail", "1", "((R - 1) / S + 1) * E", "end + u * N + slot", "t % F == 0 && n < length", "u % E",
-    "end + slot < length",
+    "end + slot < length", "(end + slot) + u * N",
 )  # fmt: skip
 
 
@@ -68,7 +75,7 @@ class OrderedAlongText(AlongText):
         self.threads = 1 if self.is_wide else max(self.order.schedule.x * self.order.schedule.y // loop.tuning.team, 1)
         first = f"{begin} + (u * S * F + block * T + t) * V" if loop.tuning.piece else f"{begin} + (u * T + t) * V"
         # Where a thread's first vector is in a row that is read at once, and the u-th one from there.
-        self._own, self._further = ("t * V", "u * (T * V)") if self._is_at_once and not self._spreads else ("", "")
+        own, further = ("t * V", "u * (T * V)") if self._is_at_once else ("", "")
         accumulator, is_there = "k % A" if self.order.schedule.vector > 1 or self.is_wide else "u % A", ""
         if loop.tuning.is_resident:
             # All but the last vectors of a thread are there; of each slot, one less where rows have edges.
@@ -77,13 +84,13 @@ class OrderedAlongText(AlongText):
             is_there = f"u < U - {whole * threads} || "
         if self._spreads:
             first, self.threads = f"{begin} + (u * N + slot) * V", 1
+            own, further = f"{begin} + slot * V", "u * (N * V)"
             accumulator = "k % A" if self.is_wide else "u % A"
         elif self.threads > 1:
-            self._own, self._further = "(t / (X / Q) * X + t % (X / Q)) * V", "(u / Q * S + u % Q * (X / Q)) * V"
-            first, accumulator = f"{self._own} + {self._further}", "u % Q"
-        if self._is_full:
-            self._own, self._further = "slot * V", "u * (N * V)"
-        self._main = _Site("", "V", "U", first, f"{is_there}n < {end}", accumulator)
+            own, further = "(t / (X / Q) * X + t % (X / Q)) * V", "(u / Q * S + u % Q * (X / Q)) * V"
+            first, accumulator = f"{own} + {further}", "u % Q"
+        offset = f"static_cast<fuser_index>({own}) + {further}" if own else ""
+        self._main = _Site("", "V", "U", first, f"{is_there}n < {end}", accumulator, offset=offset)
         self._sites = (_HEAD, self._main, _TAIL) if self.order.has_edges else (self._main,)
 
     def kernel(self) -> list[str]:
@@ -172,16 +179,31 @@ class OrderedAlongText(AlongText):
         held = [sum(item.info.dtype.itemsize for item in items) for items in ([resident, late] if resident else read)]
         held[-1] += 4 * len(self.loop.kept)
         each = max(held)
+        if self.tuning.spare:
+            held[-1] -= sum(4 for _ in self.loop.kept) * self.tuning.spare // self.tuning.unroll
+            each = max(held)
         own = self.loop.vector if self.is_wide else max(schedule.accumulators, self.threads)
         # Twice, and what it divides by, where a thread may add again.
         twice = any(step.quick and step.accumulators for step in self.loop.passes)
         accumulators = 16 * twice + own * (1 + twice) * max(len(step.accumulators) for step in self.loop.passes)
         registers = REGISTERS + accumulators + self.tuning.unroll * self.loop.vector * each // 4
+        # Of a vector that a slot may not have, whether it is there.
+        registers += self.tuning.unroll * (self._spreads and self.order.has_edges)
         threads = block * min(registers, MAX_REGISTERS)
         blocks = max((2 * PROCESSOR_REGISTERS + threads) // (2 * threads), 1)
+        each_input = sum(item.info.dtype.itemsize for item in resident)
         if self._spreads and not resident:
             # What is read again is worth more threads.
             blocks = max(blocks, THREADS // block)
+        elif (
+            self._spreads
+            and schedule.y > 1
+            and self.loop.kept
+            and sum(item.info.dtype.itemsize for item in resident) == NARROW
+        ):
+            # What is kept of narrow elements takes the place of what they are unpacked to.
+            few = FEW_REGISTERS + (SPARING if self.tuning.spare else 0)
+            blocks = max(PROCESSOR_REGISTERS // (block * (registers - REGISTERS + few)), 1)
         blocks = self.tuning.resident or blocks
         head = super()._head()
         # Several threads may share a vector of torch's thread, and its accumulators; or one stands for several.
@@ -252,11 +274,19 @@ class OrderedAlongText(AlongText):
             return lines
         for site in self._sites:
             lines += [self._declare(item, site) for item in self._resident()]
-            kinds = [(name, self.loop.kept_types[name]) for name in self.loop.kept]
-            lines += [
-                f"fuser_vector<{kind}, {site.vector}> {name}{site.suffix}[{site.unroll}];" for name, kind in kinds
-            ]
+            spare = self.tuning.spare if site is self._main else 0
+            for name in self.loop.kept:
+                kind, count = self._kept(name, site), f"{site.unroll} - {spare}" if spare else site.unroll
+                lines.append(f"{kind} {name}{site.suffix}[{count}];")
+                if spare:
+                    size = f"{spare * self.tuning.block} * sizeof({kind})"
+                    lines.append(f"alignas(16) __shared__ unsigned char shared_{name}[{size}];")
+                    place = f"reinterpret_cast<uint4*>(shared_{name}) + threadIdx.x"
+                    lines.append(f"uint4* const spare_{name} = {place};")
         return lines
+
+    def _kept(self, name: str, site: _Site) -> str:
+        return f"fuser_vector<{self.loop.kept_types[name]}, {site.vector}>"
 
     def _resident(self) -> list[Operand]:
         # The inputs that are read before all passes.
@@ -293,6 +323,8 @@ class OrderedAlongText(AlongText):
                 inside += site.guarded(self._load_at(self._resident(), site))
         for site in self._sites:
             own = [*self._load_at(late, site, declares=True), *self._compute_at(step, element, site)]
+            if site is self._main and self._has_pairs(step):
+                own = self._find_highest(step)
             if site is not self._main:
                 own = site.guarded(own)
             elif not self.tuning.is_resident:
@@ -337,6 +369,24 @@ class OrderedAlongText(AlongText):
                 lines.append(f"  total{level} = fuser_halve_team<X / Q, Y, F>(pass{level}, own[0], {shared});")
             lines.append("}")
         return lines
+
+    def _has_pairs(self, step: RowPass) -> bool:
+        # Whether it finds the largest of elements of which two fit in a word.
+        return any(item.variable == step.highest and self._is_paired(item) for item in self._resident())
+
+    def _is_paired(self, item: Operand) -> bool:
+        # Whether two of its elements are a word that a GPU compares at once, and vectors have all of theirs.
+        is_whole = self.loop.vector > 1 and not (self._is_ragged or self.order.schedule.pitch)
+        return is_whole and item.inner == 1 and item.info.dtype is torch.bfloat16
+
+    def _find_highest(self, step: RowPass) -> list[str]:
+        (item,) = (item for item in self._resident() if item.variable == step.highest)
+        name = f"own[0].m{step.accumulators[0].name}"
+        return [
+            f"fuser_extreme<{item.info.storage}, V, true> highest;",
+            *_unrolled([*self._find(self._main), f"if (left > 0) highest.add({item.name}[u]);"], self._main),
+            f"{name} = fmax({name}, highest.value());",
+        ]
 
     def _unite(self, level: int, step: RowPass, shared: str) -> list[str]:
         # What threads have of their slots becomes one, in all blocks that share a row.
@@ -417,10 +467,10 @@ class OrderedAlongText(AlongText):
         is_whole = self.tuning.multiple == self.tuning.unroll * threads * self.loop.vector
         return self._spreads and self.tuning.is_resident and is_whole
 
-    def _place_of(self, item: Operand) -> str:
-        if self._own and len(self.reduced) == 1 and item.inner == 1 and not item.is_counter:
+    def _place_of(self, item: Operand, site: _Site) -> str:
+        if site.offset and len(self.reduced) == 1 and item.inner == 1 and not item.is_counter:
             # As for rows in the canonical order: what all vectors of a thread have in common is added once.
-            return f"row.{item.name} + static_cast<fuser_index>({self._own}) + {self._further}"
+            return f"row.{item.name} + {site.offset}"
         return self.address(f"row.{item.name}", item, self.reduced)
 
     @property
@@ -442,17 +492,37 @@ class OrderedAlongText(AlongText):
         vector = site.vector if item.inner else "1"
         if self._is_scattered(site):
             return f"fuser_pick_up<{vector}>(row.{item.name}, {self._lookup(item)}, n, left)"
-        place = self._place_of(item)
+        place = self._place_of(item, site)
         if item.inner == 2:
             return f"fuser_gather<{vector}>({place}, {self.stride(item, 0)}, left)"
         return f"fuser_load<{vector}, {item.access.width if vector == 'V' else 1}>({place}, left)"
 
     def _compute_at(self, step: RowPass, element: RowPart, site: _Site) -> list[str]:
         # All vectors in one way: decisions take time.
-        return self._quickly(step, element, lambda part: self._compute_all(step, part, site))
+        def write(part: RowPart, how: str = "") -> list[str]:
+            return self._compute_all(step, part, site, how)
 
-    def _compute_all(self, step: RowPass, element: RowPart, site: _Site) -> list[str]:
-        return _unrolled(self._compute_one(step, element, site, {}), site)
+        shares = [item for item in self.full(element) if item.variable == step.shares and self._is_paired(item)]
+        if not shares or site is not self._main:
+            return self._quickly(step, element, write)
+        # One question for all, and only then one for each.
+        assert step.quick is not None, "it divides"
+        (divisor,) = (name for name in step.quick.reads if name[0] == "d")
+        return [
+            "{",
+            f"  const fuser_whole_divisor whole({divisor});",
+            f"  fuser_extreme<{shares[0].info.storage}, V, false> lowest;",
+            "  bool is_exact = true;",
+            *indent(write(step.quick, "whole")),
+            "  if (!(lowest.value() > whole.least)) {",
+            *indent(write(step.quick, "asks"), 2),
+            "  }",
+            *indent(self._exactly(element, write)),
+            "}",
+        ]
+
+    def _compute_all(self, step: RowPass, element: RowPart, site: _Site, how: str = "") -> list[str]:
+        return _unrolled(self._compute_one(step, element, site, {}, how), site)
 
     def _quickly(self, step: RowPass, element: RowPart, write: Callable[[RowPart], list[str]]) -> list[str]:
         if step.quick is None or not step.accumulators:
@@ -480,10 +550,14 @@ class OrderedAlongText(AlongText):
             "}",
         ]
 
-    def _compute_one(self, step: RowPass, element: RowPart, site: _Site, late: Mapping[Operand, str]) -> list[str]:
-        # The u-th vector; ``late`` says where some inputs are.
+    def _compute_one(
+        self, step: RowPass, element: RowPart, site: _Site, late: Mapping[Operand, str], how: str = ""
+    ) -> list[str]:
+        # The u-th vector. ``late`` says where some inputs are, ``how`` whether nobody asks if each quotient is exact
+        # ("whole"), or nothing else is done ("asks").
         known = self.row_values(element)
-        outside, inside, stores = [], [], []
+        known |= {name: "whole" for name in element.reads if name[0] == "d" and how == "whole"}
+        outside, inside, stores = list[str](), list[str](), list[str]()
         for item in self.full(element):
             if item.is_output:
                 outside.append(f"{item.info.storage} {item.name}[{site.vector}];")
@@ -505,16 +579,41 @@ class OrderedAlongText(AlongText):
         if element is step.quick:
             counts = [f"l{item.name}" for item in step.accumulators if item.is_count]
             known |= {name: f"fuser_quick_count({known[name]}, is_exact)" for name in counts}
+        # A branch for each element would take longer than what some of them make in vain.
+        chooses = site is not self._main and not stores and step.quick is None
+        if chooses:
+            for own in step.accumulators:
+                inside.append(f"{own.type} made_{own.name} = {known[f'm{own.name}']};")
+                known |= {f"{side}{own.name}": f"made_{own.name}" for side in "lm"}
         kept = [name for name in element.writes if name[0] == "k"]
-        names = {f"v{name[1:]}": f"{name}{site.suffix}[u][k]" for name in self.loop.kept if name not in kept}
-        known |= {name: f"fuser_to_compute({text})" for name, text in names.items()}
+        has_spare = self.tuning.spare > 0 and site is self._main
+        at = f"<U - {self.tuning.spare}, {self.tuning.block}>"
+        for name in self.loop.kept:
+            vector = f"{name}{site.suffix}[u]"
+            if has_spare:
+                vector = f"own_{name}"
+                if name in kept:
+                    outside.append(f"{self._kept(name, site)} {vector};")
+                    stores.append(f"fuser_put_aside{at}({name}, spare_{name}, u, {vector});")
+                elif f"v{name[1:]}" in element.reads:
+                    outside.append(f"const auto {vector} = fuser_take_back{at}({name}, spare_{name}, u);")
+            if name not in kept:
+                known[f"v{name[1:]}"] = f"fuser_to_compute({vector}[k])"
         known |= {name: f"kept_{name}" for name in kept}
         looked = self.look_up(element, known, site.vector)
         inside += [f"{self.loop.types[name]} kept_{name};" for name in kept]
         inside.append(element.call(known))
+        if chooses:
+            made = [(f"own[{site.accumulator}].m{own.name}", f"made_{own.name}") for own in step.accumulators]
+            inside += [f"if (left > 0) {own} = {value};" for own, value in made]
         for name in kept:
             value = f"fuser_exactly<{self.loop.kept_types[name]}>(kept_{name})"
-            inside.append(f"{name}{site.suffix}[u].set(k, {value});")
+            vector = f"own_{name}" if has_spare else f"{name}{site.suffix}[u]"
+            inside.append(f"{vector}.set(k, {value});")
+        if how == "whole":
+            stores.insert(0, f"lowest.add({step.shares});")
+        elif how == "asks":
+            stores = []
         lines = [
             *outside,
             *looked,
@@ -528,6 +627,8 @@ class OrderedAlongText(AlongText):
         ]
         if outside:
             lines = [*self._coordinates(site), *lines]
+        if chooses:
+            return [*self._find(site), *lines]
         return [*self._find(site), "if (left > 0) {", *indent(lines), "}"]
 
     def _counted(self, step: RowPass) -> list[Accumulator]:
@@ -539,7 +640,7 @@ class OrderedAlongText(AlongText):
     def _write_at(self, item: Operand, site: _Site) -> str:
         if self._is_scattered(site):
             return f"fuser_put_down(row.{item.name}, {self._lookup(item)}, n, {item.name}, is_row ? left : 0);"
-        place = self._place_of(item)
+        place = self._place_of(item, site)
         if item.inner == 2:
             return f"fuser_scatter<{site.vector}>({place}, {self.stride(item, 0)}, {item.name}, is_row ? left : 0);"
         width = item.access.width if site.vector == "V" else 1

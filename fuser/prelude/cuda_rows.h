@@ -73,6 +73,19 @@ struct fuser_divisor {
   }
 };
 
+// The same where nobody asks for each part whether it is exact: all are if the smallest quotient is larger than `least`,
+// also rounded to 16 bits.
+struct fuser_whole_divisor : fuser_divisor {
+  float least;
+
+  FUSER_INLINE explicit fuser_whole_divisor(const fuser_divisor& from)
+      : fuser_divisor(from), least(__uint_as_float(from.lowest) * from.inverse * 1.02f) {}
+  FUSER_INLINE float share(float v, bool&) const {
+    const float first = v * inverse;
+    return __fmaf_rn(__fmaf_rn(-by, first, v), inverse, first);
+  }
+};
+
 // Divides any numbers by one, in double: what that rounds by lies far from the middle of two floats, or a quotient is
 // one of double's. The compiler does not see what it divides by: it would work its inverse out for those who never ask.
 struct fuser_exact_divisor {

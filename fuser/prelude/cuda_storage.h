@@ -1,5 +1,33 @@
 // Conversions of the small floats for which a GPU has an instruction that storage.h does not know of.
 
+//@ always if orders
+// The larger, or the smaller, one of two pairs of elements, each.
+template <typename S> struct fuser_pairs {
+  static FUSER_INLINE unsigned int extreme(unsigned int a, unsigned int b, bool is_larger) {
+    unsigned int found = 0;
+#pragma unroll
+    for (int shift = 0; shift < 32; shift += 16) {
+      const auto own = static_cast<unsigned short>(a >> shift), other = static_cast<unsigned short>(b >> shift);
+      const float first = fuser_to_compute(reinterpret_cast<const S&>(own));
+      const float second = fuser_to_compute(reinterpret_cast<const S&>(other));
+      const bool is_other = first != first || (is_larger ? second > first : second < first);
+      found |= static_cast<unsigned int>(is_other ? other : own) << shift;
+    }
+    return found;
+  }
+};
+
+//@ always if bfloat16 orders
+#if __CUDA_ARCH__ >= 800
+template <> struct fuser_pairs<fuser_bfloat16> {
+  static FUSER_INLINE unsigned int extreme(unsigned int a, unsigned int b, bool is_larger) {
+    if (is_larger) asm("max.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+    else asm("min.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+    return a;
+  }
+};
+#endif
+
 //@ always if bfloat16
 #if __CUDA_ARCH__ >= 800
 // The pair (v, 0) in bfloat16 is v rounded, as a float: one instruction to round and to widen.
