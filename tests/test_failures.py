@@ -28,7 +28,8 @@ from fuser.codegen import KernelSource
 from fuser.config import config
 from fuser.cpu import backend as cpu_backend
 from fuser.cpu import prelude as cpu_prelude
-from fuser.cpu.backend import find_compiler
+from fuser.cpu.backend import CpuBackend, find_compiler
+from fuser.cpu.fused_kernel import CpuKernel
 from fuser.cuda.backend import compile_cubin
 from fuser.disk_cache import CacheKey
 from fuser.errors import (
@@ -412,11 +413,15 @@ def test_words_of_the_text_are_no_words_of_the_machine() -> None:
             wrong(torch.ones(2))
 
 
+def load(source: KernelSource, image: bytes) -> CpuKernel:
+    return CpuBackend().load(source, CacheKey.build(("loaded",), ("tests",)), image)
+
+
 # What catches errors of the system, of the loader or of CUDA: calls that take some milliseconds, made from a kernel and
 # its shared object.
 CATCHING: dict[str, Callable[[KernelSource, bytes], object]] = {
-    "loading": lambda source, image: cpu_backend._load(source, image),
-    "finding an entry": lambda source, image: disk_cache._find(new_entry(image), partial(cpu_backend._load, source)),
+    "loading": lambda source, image: load(source, image),
+    "finding an entry": lambda source, image: disk_cache._find(new_entry(image), partial(load, source)),
     "writing": lambda source, image: disk_cache.write(CacheKey.build(("written",), ("tests",)), image),
     "tidying": lambda source, image: tidy(),
     "waiting for a turn": lambda source, image: take_turn(),

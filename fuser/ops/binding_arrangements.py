@@ -264,6 +264,8 @@ def _bind_gather(input: Any, dim: Any, index: Any, *, sparse_grad: Any = False) 
 
 
 def _bind_index(input: Any, indices: Any) -> OpCall | None:  # noqa: A002
+    if not isinstance(indices, list | tuple):
+        return None
     dims = [dim for dim, item in enumerate(indices) if item is not None]
     return _take("index", input, dims[0], indices[dims[0]]) if len(dims) == 1 else None
 
