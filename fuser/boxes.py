@@ -26,6 +26,7 @@ from fuser.graph import Application, FusionGroup, GroupBuilder
 from fuser.kernel_spec import InputSpec, Typing, ValueLayout, index_strides
 from fuser.layout import Shape, Strides
 from fuser.ops import arrange, cast_function, read_function
+from fuser.process import is_of_signal_handler
 from fuser.tensor_desc import TensorDesc
 
 __all__ = ["Boxes", "cut_boxes", "seen"]
@@ -391,6 +392,8 @@ def _follow(shape: Shape, strides: Strides, steps: Steps) -> tuple[Shape, Stride
             else:
                 looked = arrange(step, looked)
     except RuntimeError as error:
+        if is_of_signal_handler(error):
+            raise
         raise UnsupportedError(str(error).splitlines()[0]) from error
     if looked.untyped_storage()._cdata != _MEMORY.untyped_storage()._cdata:
         raise UnsupportedError("a view that needs a copy")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fuser.errors import UnsupportedError
+from fuser.process import is_of_signal_handler
 
 # Integers up to here, and their negatives, are doubles.
 MAX_EXACT_INTEGER = 2**53
@@ -123,6 +124,8 @@ def promote(operands: Iterable[tuple[torch.dtype, Rank]]) -> torch.dtype:
         results = [reduce(torch.promote_types, dtypes) for dtypes in by_rank.values() if dtypes]
         return reduce(lambda weaker, stronger: _combine(stronger, weaker), reversed(results))
     except RuntimeError as error:
+        if is_of_signal_handler(error):
+            raise
         raise UnsupportedError(f"torch does not promote these dtypes: {str(error).splitlines()[0]}") from None
 
 

@@ -160,6 +160,9 @@ class _Reader:
         assert isinstance(operator_of_lists, torch._ops.OpOverload), "it has such a name"
         if not isinstance(values, list | tuple) or not columns or any(len(item) != len(values) for item in columns):
             return
+        if any(size == 0 for value in values for size in value.shape if isinstance(size, int)):
+            # CUDA's operator gives results of nothing the strides of an operand, which fake tensors do not know.
+            return
         name, args, kwargs = operator_of_lists._opname.removeprefix("_foreach_"), list(node.args), dict(node.kwargs)
         if name in _NAMED and len(args) == 4:
             kwargs[_NAMED[name]] = args.pop()
