@@ -18,6 +18,7 @@ from fuser.arg_spec import DescribedValue, build_arg_spec
 from fuser.boxes import Steps, cut_boxes, seen
 from fuser.columns import cut_columns, find_columns
 from fuser.compiler import compile_kernel, register
+from fuser.config import config
 from fuser.errors import (
     ArgumentError,
     CompileError,
@@ -117,6 +118,8 @@ def make_plan(
             raise
         return _plan_fallback(spec, device, error)
     except NoCompileError as error:
+        if not config.no_compile:
+            raise
         call = ", ".join(map(_write_sample, inputs))
         raise NoCompileError(f"{error}; warmup({call}) covers it, with dynamic_shapes= also other sizes") from None
     except Exception as error:
