@@ -115,6 +115,7 @@ def test_which_orders_are_known() -> None:
 
 @pytest.mark.cpu
 def test_columns_that_torch_is_as_fast_with_stay_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
     few, many = torch.randn(20000, 3), torch.randn(100, 1000)
     monkeypatch.setattr(config, "numerics", "fast")
     for function, x, kept in (
