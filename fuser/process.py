@@ -65,7 +65,9 @@ def is_of_signal_handler(error: BaseException) -> bool:
     """
     traceback = None if isinstance(error, ImportError) else error.__traceback__
     while traceback is not None:
-        if traceback.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in _CALLED:
+        name = traceback.tb_frame.f_globals.get("__name__", "")
+        # Operators are called through that one of torch's modules; others of torch's have signal handlers.
+        if name.partition(".")[0] not in _CALLED and name != "torch._ops":
             return True
         traceback = traceback.tb_next
     return False
