@@ -95,7 +95,7 @@ def write_program(finished: Sequence[tuple[Tape, Any]]) -> Callable[[Sequence[in
         finished: tapes that share their names, and what each gives: tuples of sizes, calls, and anything else, which
             stands for itself.
     """
-    names: dict[str, Any] = {"bit_length": int.bit_length}
+    names: dict[str, Any] = {"__name__": __name__, "bit_length": int.bit_length}
     paths = []
     for tape, result in finished:
         needed: set[str] = set()

@@ -43,7 +43,7 @@ class FlatGraph(OutputCode):
         # For tracebacks and debuggers.
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         # Nobody differentiates what runs here, so that no operator need look for autograd.
-        names: dict[str, Any] = {"below_autograd": torch._C._AutoDispatchBelowAutograd}
+        names: dict[str, Any] = {"__name__": __name__, "below_autograd": torch._C._AutoDispatchBelowAutograd}
         names |= {key: _find_quickest(value) for key, value in objects.items()}
         exec(compile(source, name, "exec"), names)
         self._run: Callable[[list[Any]], Any] = names["run"]

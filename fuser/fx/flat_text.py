@@ -41,6 +41,7 @@ def write_flat(graph_module: fx.GraphModule, *, is_boxed: bool) -> tuple[str, di
 def as_function(graph_module: fx.GraphModule) -> Callable[..., Any]:
     """Return what a graph does as a function of its arguments."""
     text, names = write_flat(graph_module, is_boxed=False)
+    names |= {"__name__": __name__}
     exec(compile(text, "<fuser graph>", "exec"), names)
     run: Callable[..., Any] = names["run"]
     return run
