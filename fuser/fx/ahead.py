@@ -54,8 +54,9 @@ class Ahead:
                 continue
             if (module.spec.key, described) not in self._seen:
                 self._seen.add((module.spec.key, described))
+                has_order = module.spec.group.has_reduction or module.spec.group.has_composite
                 # Side by side: an order is compared by means of other kernels than the call's. Exceptions stay there.
-                for work in (compile_ahead, plan_ahead):
+                for work in (compile_ahead, plan_ahead) if has_order else (plan_ahead,):
                     self._planned.append(self._pool.submit(work, module.spec, described))
 
     def wait(self) -> None:
