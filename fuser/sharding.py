@@ -5,9 +5,10 @@ One dimension of the mesh after the other, all tensors are brought to
 - the same shards, where one of them is sharded: of those that agree with most of the data; a tensor that is broadcast
   along the sharded dimension is whole on every rank;
 - partial sums, where some are partial sums and the group is linear in them (``fuser.linear``), or in all its tensors;
-- copies otherwise, and where users' reductions are. An application that is not linear in a partial sum is run by itself,
-  so that what comes before it still computes with partial sums; so is what is torch's and has other dimensions than its
-  tensors, as a sum, for which torch has rules.
+- copies otherwise, and where users' reductions are.
+
+An application that is not linear in a partial sum is run by itself, so that what comes before it still computes with
+partial sums. So is an op of torch's that gives other dimensions than its tensors have, as a sum: torch has rules for it.
 """
 
 from __future__ import annotations
