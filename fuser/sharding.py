@@ -8,7 +8,7 @@ One dimension of the mesh after the other, all tensors are brought to
 - copies otherwise, and where users' reductions are.
 
 An application that is not linear in a partial sum is run by itself, so that what comes before it still computes with
-partial sums. So is an op of torch's that gives other dimensions than its tensors have, as a sum: torch has rules for it.
+partial sums. So is an op of torch's that gives other dimensions than its tensors have, as a sum: torch knows where.
 """
 
 from __future__ import annotations
