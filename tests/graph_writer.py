@@ -73,7 +73,7 @@ class GraphWriter:
         """Choose what is called, with what."""
         raise NotImplementedError
 
-    def write_ends(self, chosen: Sequence[fx.Node]) -> list[fx.Node]:  # noqa: ARG002 - some need it
+    def write_ends(self, chosen: Sequence[fx.Node]) -> list[fx.Node]:
         """Write what stands after all other nodes; return what of it is a result, too."""
         return []
 
@@ -94,7 +94,7 @@ class GraphWriter:
         try:
             function = getattr(type(loaded[0]), target) if isinstance(target, str) else target
             value = function(*loaded, **named)
-        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, ZeroDivisionError):
             torch.random.set_rng_state(state)
             del self.log[length:]
             return None

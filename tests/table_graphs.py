@@ -64,7 +64,7 @@ class TableWriter(AtenWriter):
         choose = self.special.get(_name(target), self.by_schema)
         return choose(x, target, _name(target))
 
-    def by_schema(self, x: fx.Node, target: Any, name: str) -> Program:  # noqa: ARG002 - as all others
+    def by_schema(self, x: fx.Node, target: Any, name: str) -> Program:
         """Choose arguments of the kinds that a schema names; some of those that have defaults are left out."""
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
@@ -100,7 +100,7 @@ class TableWriter(AtenWriter):
             return [next(first, None) or self.same(x) for _ in range(count)]
         rank = value.dim()
         dim = draw.randrange(-rank, rank) if rank else 0
-        size = value.shape[dim] if rank else 1
+        ends = {"step": (1, 2), "diagonal": (-1, 1)}.get(name, (0, value.shape[dim] if rank else 1))
         makers: dict[str, Callable[[], Any]] = {
             "bool": lambda: draw.random() < 0.5,
             "ScalarType": lambda: value.dtype if name == "input_dtype" else draw.choice([value.dtype, *DTYPES]),
@@ -111,7 +111,7 @@ class TableWriter(AtenWriter):
             "str": lambda: draw.choice({"approximate": ["none", "tanh"]}.get(name, ["trunc", "floor"])),
             "float": lambda: {"eps": 1e-5, "scale": 1.0}.get(name, draw.choice([0.5, -1.5, 2.0])),
             "number": lambda: draw.choice([0, 1, 2, 0.5, -1.5, 3]),
-            "int": lambda: dim if "dim" in name else draw.randint(*{"step": (1, 2), "diagonal": (-1, 1)}.get(name, (0, size))),
+            "int": lambda: dim if "dim" in name else draw.randint(*ends),
             "List[number]": lambda: [draw.choice([1, 0.5, 2]) for _ in range(2)],
         }  # fmt: skip
         if kind != "List[int]":
@@ -211,7 +211,7 @@ class TableWriter(AtenWriter):
         }
         return target, (gradient, x, *more[name]), {}
 
-    def log_sigmoid(self, x: fx.Node, target: Any, name: str) -> Program:  # noqa: ARG002 - as all others
+    def log_sigmoid(self, x: fx.Node, target: Any, name: str) -> Program:
         """Choose the gradient of what keeps a buffer, on the CPU, that CUDA makes again."""
         made = self.add(ATEN.log_sigmoid_forward.default, (x,), {}, share=1)
         return (ATEN.neg.default, (x,), {}) if made is None else (target, (self.same(x), x, list(made.users)[1]), {})
@@ -225,7 +225,7 @@ class TableWriter(AtenWriter):
         shape = list(self.values[x].shape)
         return target, (x, [*shape[:dim], 3, *shape[dim:]], dim, 1), {}
 
-    def lists(self, x: fx.Node, target: Any, name: str) -> Program:  # noqa: ARG002 - as all others
+    def lists(self, x: fx.Node, target: Any, name: str) -> Program:
         """Choose an operator of lists, which has tensors of a shape at each position."""
         first = [x, *(self.pick(self.values[x].dtype) for _ in range(self.draw.randint(1, 3)))]
         args: list[Any] = []

@@ -10,7 +10,6 @@ import operator
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -153,12 +152,12 @@ def eager_groups() -> Iterator[None]:
 
 @pytest.mark.parametrize("writes", WRITERS)
 def test_some_graphs(eager_groups: None, writes: type[GraphWriter]) -> None:
-    assert sum(check(seed, writes=writes) for seed in [*range(12), 1580, 7892]) > 12
+    assert sum(check(seed, writes=writes) for seed in [*range(14)]) > 12
 
 
 def test_every_op_of_the_table_is_drawn() -> None:
     missing = set(every_op())
-    for seed in range(20):
+    for seed in range(99):
         writer = TableWriter(seed, "cpu")
         missing = {op for op in missing if all(writer.add(*writer.call(op)) is None for _ in range(5))}
     # CUDA alone has these.
