@@ -216,10 +216,19 @@ class TableWriter(AtenWriter):
         made = self.add(ATEN.log_sigmoid_forward.default, (x,), {}, share=1)
         return (ATEN.neg.default, (x,), {}) if made is None else (target, (self.same(x), x, list(made.users)[1]), {})
 
+    def halves(self, x: fx.Node, target: Any, name: str) -> Program:  # noqa: ARG002 - as all others
+        """Choose a gate: without a kernel its halves are put together, and ATen's CPU takes another exp by layout."""
+        if self.device == "cpu":
+            x = self.add(ATEN.clone.default, (x,), {"memory_format": torch.contiguous_format}) or x
+        return target, (x, self.draw.randrange(max(self.values[x].dim(), 1))), {}
+
     def part(self, x: fx.Node, target: Any, name: str) -> Program:
-        """Choose a slice's gradient."""
+        """Choose a slice's gradient, or a tensor with a part of another one."""
         rank = self.values[x].dim()
         dim = self.draw.randrange(max(rank, 1))
+        if name == "select_scatter":
+            part = self.add(ATEN.select.int, (self.same(x), dim, 0), {})
+            return (ATEN.neg.default, (x,), {}) if part is None else (target, (x, part, dim, -1), {})
         if name == "slice_backward":
             return target, (x, *self.whole(x, dim, self.draw.randint(0, 2))), {}
         shape = list(self.values[x].shape)
@@ -235,6 +244,8 @@ class TableWriter(AtenWriter):
                 args.append(first if not args else [self.same(item) for item in first])
             elif kind == "List[number]":
                 args.append([self.draw.choice([1, 0.5, 2]) for _ in first])
+            elif argument.name == "scalars":
+                args.append(self.add(ATEN.full.default, ([len(first)], 0.5), {"pin_memory": False}))
             elif not argument.has_default_value():
                 args.append(self.make(argument.name, kind, x, iter(())))
         return target, tuple(args), {}
@@ -248,8 +259,9 @@ class TableWriter(AtenWriter):
             **dict.fromkeys(LOSSES, self.loss),
             **dict.fromkeys(NORMS, self.norm),
             **dict.fromkeys(BACKWARD, self.norm_backward),
-            **dict.fromkeys(["slice_backward", "select_backward"], self.part),
+            **dict.fromkeys(["slice_backward", "select_backward", "select_scatter"], self.part),
             "log_sigmoid_backward": self.log_sigmoid,
+            "glu": self.halves,
             **dict.fromkeys(lists, self.lists),
         }
 
