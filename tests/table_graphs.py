@@ -216,7 +216,7 @@ class TableWriter(AtenWriter):
         made = self.add(ATEN.log_sigmoid_forward.default, (x,), {}, share=1)
         return (ATEN.neg.default, (x,), {}) if made is None else (target, (self.same(x), x, list(made.users)[1]), {})
 
-    def halves(self, x: fx.Node, target: Any, name: str) -> Program:  # noqa: ARG002 - as all others
+    def halves(self, x: fx.Node, target: Any, name: str) -> Program:
         """Choose a gate: without a kernel its halves are put together, and ATen's CPU takes another exp by layout."""
         if self.device == "cpu":
             x = self.add(ATEN.clone.default, (x,), {"memory_format": torch.contiguous_format}) or x
