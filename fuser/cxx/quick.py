@@ -1,0 +1,50 @@
+"""Divisions that a kernel tries without a branch: those of a whole vector together, and again where one was not exact.
+
+A division of floats that rounds as it has to asks each time whether its operands are ordinary numbers, and between such
+branches a compiler orders nothing. So a third operand stands between the two, ``a /fuser_by(fuser_how)/ b``, with which
+the prelude has operators for floats; ``fuser_how`` is a parameter of the entry that says how, and hears whether it was.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import lru_cache
+
+from fuser.cxx.functor import Functor
+from fuser.cxx.preprocess import tokenize
+
+__all__ = ["QUICK", "quicken_divisions"]
+
+# Of the prelude.
+QUICK = "fuser_by"
+# A division by a number is a product.
+_NUMBER = re.compile(r"[\d.].*")
+# As the first of its term: not x / 1, which is a dividend itself, nor f(1).
+_ENDS_IN_ONE = re.compile(r"(?:^|[-+({=,?:] |\breturn )(?:T \( 1(?:\.0)? \)|1(?:\.0?f?)?)$")
+
+
+@lru_cache(maxsize=4096)
+def quicken_divisions(functor: Functor) -> Functor:
+    """Return the functor with ``fuser_D``, a template parameter, and ``fuser_how`` of that type, the last one, by which
+    it divides; the functor itself if nothing in it divides, or it is not one plain function.
+    """
+    words = [word for word in tokenize(functor.text) if word.kind not in {"space", "comment"}]
+    texts = [word.text for word in words]
+    # Where, and whether 1 is divided.
+    divided = [
+        (words[at].origin + 1, "true" if _ENDS_IN_ONE.search(" ".join(texts[:at])) else "false")
+        for at, text in enumerate(texts[:-1])
+        if text == "/" and not _NUMBER.match(texts[at + 1])
+    ]
+    body = texts.index("{") if "{" in texts else 0
+    depths = [texts[: at + 1].count("{") - texts[: at + 1].count("}") for at, text in enumerate(texts) if text == "}"]
+    # Neither helpers nor lambdas.
+    is_plain = depths.count(0) == 1 and texts[:2] == ["template", "<"] and texts[body - 1] == ")"
+    if not divided or not is_plain or functor.macros or "[" in texts:
+        return functor
+    emitted = functor.emitted
+    inserted = [(words[1].origin + 1, "typename fuser_D, "), (words[body - 1].origin, ", fuser_D& fuser_how")]
+    for slot, text in reversed([*inserted, *((slot, f"{QUICK}<{is_one}>(fuser_how)/") for slot, is_one in divided)]):
+        emitted = emitted.replace(slot, slot, text)
+    return replace(functor, emitted=emitted, words=functor.words | {QUICK})
