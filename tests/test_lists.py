@@ -208,6 +208,7 @@ def test_what_is_no_list_of_operators(write: Callable[..., Any], without_kernels
 def test_numbers_that_are_returned_have_memory_of_their_own() -> None:
     """Those that a step hands from one launch to the next are one tensor's elements."""
     numbers = [torch.tensor(float(slot)) for slot in range(4)]
-    made = torch.compile(lambda given: torch._foreach_mul(given, 3.0), backend="fuser")(numbers)
-    assert [item.item() for item in made] == [0.0, 3.0, 6.0, 9.0]
+    compiled = torch.compile(lambda given: torch._foreach_mul(torch._foreach_add(given, 1.0), 3.0), backend="fuser")
+    made = compiled(numbers)
+    assert [item.item() for item in made] == [3.0, 6.0, 9.0, 12.0]
     assert len({item.untyped_storage().data_ptr() for item in made}) == 4
