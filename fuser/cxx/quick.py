@@ -19,9 +19,11 @@ __all__ = ["QUICK", "quicken_divisions"]
 # Of the prelude.
 QUICK = "fuser_by"
 # A division by a number is a product.
-_NUMBER = re.compile(r"[\d.].*")
-# As the first of its term: not x / 1, which is a dividend itself, nor f(1).
-_ENDS_IN_ONE = re.compile(r"(?:^|[-+({=,?:] |\breturn )(?:T \( 1(?:\.0)? \)|1(?:\.0?f?)?)$")
+_NUMBER = re.compile(r"(?:\w+ \( )?[\d.]")
+# What is worked out where there is no parameter yet, or looks like another function.
+_OTHERS = frozenset({"[", "case", "constexpr", "enum", "operator", "sizeof", "static", "static_assert", "struct"})
+# All that is divided: not 2 / 1 / x, nor -1 / x.
+_ENDS_IN_ONE = re.compile(r"(?:[({=,?:]|\breturn) (?:T \( 1(?:\.0)? \)|1(?:\.0?f?)?)$")
 
 
 @lru_cache(maxsize=4096)
@@ -35,13 +37,14 @@ def quicken_divisions(functor: Functor) -> Functor:
     divided = [
         (words[at].origin + 1, "true" if _ENDS_IN_ONE.search(" ".join(texts[:at])) else "false")
         for at, text in enumerate(texts[:-1])
-        if text == "/" and not _NUMBER.match(texts[at + 1])
+        if text == "/" and not _NUMBER.match(" ".join(texts[at + 1 : at + 4]))
     ]
     body = texts.index("{") if "{" in texts else 0
     depths = [texts[: at + 1].count("{") - texts[: at + 1].count("}") for at, text in enumerate(texts) if text == "}"]
-    # Neither helpers nor lambdas.
+    # One function, that does not call itself.
     is_plain = depths.count(0) == 1 and texts[:2] == ["template", "<"] and texts[body - 1] == ")"
-    if not divided or not is_plain or functor.macros or "[" in texts:
+    is_plain = is_plain and texts.count(functor.entry) == 1 and _OTHERS.isdisjoint(texts)
+    if not divided or not is_plain or functor.macros:
         return functor
     emitted = functor.emitted
     inserted = [(words[1].origin + 1, "typename fuser_D, "), (words[body - 1].origin, ", fuser_D& fuser_how")]
