@@ -45,7 +45,8 @@ FUSER_INLINE float operator/(const fuser_dividend<float, fuser_quickly, is_one>&
   dividend.how.is_exact &= fabsf(rest) < 0.5f;
   if constexpr (is_one) return inverse;
   const float first = __fmul_rn(v, inverse), made = __fmaf_rn(__fmaf_rn(-by, first, v), inverse, first);
-  dividend.how.is_exact &= (fabsf(v) > 0x1p-60f && fabsf(made) > 0x1p-100f) || __float_as_uint(v) == 0;
+  // Not && and ||, which branch.
+  dividend.how.is_exact &= (fabsf(v) > 0x1p-60f & fabsf(made) > 0x1p-100f) | (__float_as_uint(v) == 0);
   return made;
 }
 
