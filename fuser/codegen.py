@@ -87,6 +87,8 @@ class Loop:
     positions: int = 0
     # Whether the element function takes first how it is to divide: fuser_quickly, or fuser_plainly where that failed.
     divides: bool = False
+    # The variable of a number that is nothing but an exponent: a loop may be written for those that have a formula.
+    exponent: str = ""
 
     @property
     def chunk(self) -> int:
@@ -276,7 +278,7 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
         functors = tuple(guard_divisions(functor) if functor in own else functor for functor in functors)
     if dialect.has_brief_exp and args.numerics == "fast" and all(_is_narrow(typing, value) for value in group.outputs):
         functors = tuple(map(shorten_exp, functors))
-    is_float = any(dtype_info(dtype).compute == "float" for dtype in typing.common if dtype)
+    is_float = any(dtype_info(dtype).compute == "float" for dtype in typing.common)
     if dialect.divides_quickly and args.numerics == "strict" and args.rows is None and is_float:
         functors = tuple(map(quicken_divisions, functors))
     numbers = tuple((index, item.number) for index, item in enumerate(args.inputs) if item and item.number)
@@ -370,12 +372,21 @@ def _build_loop(
         wide_index=args.wide_index,
         tuning=args.tuning,
         positions=args.positions,
+        exponent=next((f"v{index}" for index, _ in numbers if _is_exponent(group, index)), ""),
     )
     element = emit_element(writer)
     geometry = (
         ("offset",) * args.has_offsets + ("period",) * loop.repeats + (() if loop.is_linear else dialect.geometry)
     )
     return replace(loop, geometry=geometry, has_zero=writer.has_zero, divides=writer.divides), element
+
+
+def _is_exponent(group: FusionGroup, value: int) -> bool:
+    # Whether an input is the exponent of powers and nothing else, in a group that compiles nine times in no time.
+    readers = [item for item in group.applications if value in (*item.tensors, *item.scalars)]
+    return 0 < len(readers) <= len(group.applications) <= 8 and all(
+        "fuser_power" in item.function.functor.words and item.tensors[0] != value for item in readers
+    )
 
 
 def _build_rows(

@@ -182,7 +182,10 @@ def test_errors_show_the_place_in_the_users_text() -> None:
         ("T f(T x) { return T(1) / (x + x); }", "T(1) /fuser_by<true>(fuser_how)/ (x + x)"),
         ("T f(T x) { return -1 / x; }", "-1 /fuser_by<false>(fuser_how)/ x"),
         ("T f(T x, T y) { T z = 2 - 1 / x; return z / y; }", "1 /fuser_by<false>(fuser_how)/ x; return z /fuser_by<"),
-        ("void f(T x, T& y) { y = x / x; }", "f(T x, T& y, fuser_D& fuser_how) { y = x /fuser_by<false>(fuser_how)/ x; }"),
+        (
+            "void f(T x, T& y) { y = x / x; }",
+            "f(T x, T& y, fuser_D& fuser_how) { y = x /fuser_by<false>(fuser_how)/ x; }",
+        ),
         ("T f(T x) { return x / 2 + x / T(3); }", ""),
         ("T f(T x) { return x > 0 ? f(x / x) : x; }", ""),
         ("T f(T x) { return [=](T d) { return x / d; }(x); }", ""),
@@ -201,7 +204,7 @@ def test_plain_functors_divide_as_they_are_told(text: str, quick: str) -> None:
 
 @pytest.mark.cuda
 def test_quick_divisions_are_divisions() -> None:
-    """Every float's inverse, and quotients: of any bits, close exponents, by many ones, near the middle of two floats."""
+    """Every float's inverse; quotients of any bits, of close exponents, by many ones, in the middle of two floats."""
     inverse = fuser.jit_fn("template <typename T> T inverse(T x) { return T(1) / x; }")
     quotient = fuser.jit_fn("template <typename T> T quotient(T x, T y) { return x / y; }")
 
@@ -226,7 +229,9 @@ def test_quick_divisions_are_divisions() -> None:
             middle = (x & 0x7FFFFF | 0x3F800000).view(torch.float32).double() + 2.0**-24
             y = y & 0x7FFFFF | 0x3F800000
             x = (middle * y.view(torch.float32)).float().view(torch.int32) + draw(-1, 2)
-        assert not differ(quotient(x.view(torch.float32), y.view(torch.float32)), x.view(torch.float32) / y.view(torch.float32))
+        assert not differ(
+            quotient(x.view(torch.float32), y.view(torch.float32)), x.view(torch.float32) / y.view(torch.float32)
+        )
     special = [0.0, 1.0, math.inf, math.nan, 1e-45, 2.0**-126, 2.0**126, 3.4e38, 255.0]
     x = torch.tensor([sign * item for item in special for sign in (1, -1)], device="cuda")
     pairs = torch.cartesian_prod(x, x).t().contiguous()

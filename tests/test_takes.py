@@ -113,7 +113,7 @@ def test_out_of_range_on_the_cpu_raises_as_eager() -> None:
 @pytest.mark.parametrize("maker", ["norm", "scatter", "relu"])
 def test_a_group_reads_rows_of_what_others_make(maker: str) -> None:
     """Of a norm's group, which cannot be its own, and of what is torch's; not of what it would compute itself."""
-    
+
     def make(call: Any, x: Any, weight: Any, places: Any) -> Any:
         if maker == "norm":
             x = call(operator.getitem, call(ATEN.native_layer_norm.default, x, [8], weight, weight, 1e-5), 0)

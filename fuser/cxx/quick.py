@@ -28,8 +28,10 @@ _ENDS_IN_ONE = re.compile(r"(?:[({=,?:]|\breturn) (?:T \( 1(?:\.0)? \)|1(?:\.0?f
 
 @lru_cache(maxsize=4096)
 def quicken_divisions(functor: Functor) -> Functor:
-    """Return the functor with ``fuser_D``, a template parameter, and ``fuser_how`` of that type, the last one, by which
-    it divides; the functor itself if nothing in it divides, or it is not one plain function.
+    """Return the functor with a parameter ``fuser_how``, the last one, that says how it divides.
+
+    Its type is the first template parameter, ``fuser_D``. The functor itself if nothing in it divides, or it is not one
+    plain function.
     """
     words = [word for word in tokenize(functor.text) if word.kind not in {"space", "comment"}]
     texts = [word.text for word in words]
