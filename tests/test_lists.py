@@ -208,7 +208,11 @@ def test_what_is_no_list_of_operators(write: Callable[..., Any], without_kernels
 def test_numbers_that_are_returned_have_memory_of_their_own() -> None:
     """Those that a step hands from one launch to the next are one tensor's elements."""
     numbers = [torch.tensor(float(slot)) for slot in range(4)]
-    compiled = torch.compile(lambda given: torch._foreach_mul(torch._foreach_add(given, 1.0), 3.0), backend="fuser")
-    made = compiled(numbers)
-    assert [item.item() for item in made] == [3.0, 6.0, 9.0, 12.0]
+
+    def count(given: list[torch.Tensor]) -> Any:
+        torch._foreach_add_(given, 1.0)
+        return torch._foreach_mul(given, 3.0)
+
+    made = torch.compile(count, backend="fuser")(numbers)
+    assert [item.item() for item in (*numbers, *made)] == [1.0, 2.0, 3.0, 4.0, 3.0, 6.0, 9.0, 12.0]
     assert len({item.untyped_storage().data_ptr() for item in made}) == 4
