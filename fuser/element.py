@@ -72,9 +72,11 @@ class ElementWriter:
         }
         products = set()
         for index in self.live:
-            functor = self.group.applications[index].function.functor
+            function = self.group.applications[index].function
             for slot, value in enumerate(self.values(index)):
-                if value in self.read_later & added and ("/" in functor.source or may_end_in_product(functor, slot)):
+                # Of a reduction another functor's.
+                may_be = function.reduction is not None or "/" in function.functor.source
+                if value in self.read_later & added and (may_be or may_end_in_product(function.functor, slot)):
                     products.add(value)
         return products
 
