@@ -196,7 +196,6 @@ FUSER_INLINE void fuser_tell_blocks(
 template <int X, int Y, int C, bool is_serial, bool are_neighbours, int A, typename P>
 FUSER_INLINE typename P::part fuser_unite(
     const P& p, typename P::part (&own)[A], typename P::part* shared, const unsigned long long* box, unsigned int rank) {
-  static_assert(P::commutes, "lanes have the same");
   constexpr int T = X * Y / A / C, lanes = are_neighbours ? X / A : T * C < X ? T : X;
   const int t = threadIdx.x % T;
   if constexpr (is_serial) {
@@ -220,9 +219,11 @@ FUSER_INLINE typename P::part fuser_unite(
 #pragma unroll
     for (int i = 0; i < (lanes < X ? 1 : A); ++i) own[i] = fuser_halve_lanes<lanes / 2, 1>(p, own[i]);
   }
+  constexpr int count = are_neighbours ? 1 : A;
+#pragma unroll
+  for (int i = 0; i < count; ++i) own[i] = fuser_from_first<lanes, P>(own[i]);
   if constexpr (Y == 1) return own[0];
   else {
-    constexpr int count = are_neighbours ? 1 : A;
     typename P::part* const place = shared + rank * (T / lanes) + t / lanes;
     if constexpr (C > 1) fuser_tell_blocks<count, C * (T / lanes)>(p, place, box, t % lanes, C, own);
     else {
@@ -231,7 +232,7 @@ FUSER_INLINE typename P::part fuser_unite(
         if (t % lanes == 0) place[i * (T / lanes)] = own[i];
       __syncthreads();
     }
-    if constexpr (!is_serial) return fuser_halve_lanes<Y / 2, 1>(p, shared[t % Y]);
+    if constexpr (!is_serial) return fuser_from_first<Y, P>(fuser_halve_lanes<Y / 2, 1>(p, shared[t % Y]));
     else {
       typename P::part all = p.identity();
 #pragma unroll
