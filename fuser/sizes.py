@@ -70,9 +70,11 @@ class Tape:
                 names[name] = found
                 continue
             kept = ~found if text.startswith("not ") else found
-            # What is asked later makes sense for these alone.
-            chosen = chosen[kept]
-            names |= {name: item[kept] for name, item in names.items() if isinstance(item, torch.Tensor)}
+            if not kept.all():
+                # What is asked later makes sense for these alone.
+                places = kept.nonzero()[:, 0]
+                chosen = chosen[places]
+                names |= {name: item[places] for name, item in names.items() if isinstance(item, torch.Tensor)}
         return torch.zeros(len(points), dtype=torch.bool).index_fill(0, chosen, value=True)
 
     def find_steps(self, needed: Collection[str]) -> list[tuple[str, str | None]]:

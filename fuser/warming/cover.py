@@ -92,8 +92,9 @@ def find_classes(call: SizedCall) -> Iterator[LayoutClass]:
 def _ask_all(call: SizedCall, sizes: Mapping[Any, Any]) -> None:
     # An error comes for the same reason wherever answers are the same.
     with suppress(FuserError):
-        # Whatever is in a key is asked for.
-        hash(tuple(find_texts(call.spec, [with_sizes(item, sizes) for item in call.inputs])))
+        # Whatever is in a key is asked for. Verdicts are kept by sizes, of which each would be a class of its own.
+        inputs = [with_sizes(item, sizes) for item in call.inputs]
+        hash(tuple(find_texts(call.spec, inputs, trusts_orders=True)))
 
 
 def find_alike(
