@@ -37,6 +37,8 @@ aten = torch.ops.aten
 
 # Operators that methods of a tensor are the shorter way to.
 _METHODS: dict[Any, str] = {aten._to_copy.default: "to", aten.view.dtype: "view"}
+# Whose results have no memory of their own.
+_NO_MEMORY = {aten.scalar_tensor.default, aten.real.default, aten.imag.default, aten.view.dtype}
 
 
 class EagerCall:
@@ -140,7 +142,7 @@ class _ProgramWriter:
             self._note_dtypes()
         taken, outputs = set(self.values[: len(self.inputs)]), list[fx.Node]()
         for node in (self.values[value] for value in self.group.outputs):
-            is_own = node not in taken and node.target is not aten.scalar_tensor.default
+            is_own = node not in taken and node.target not in _NO_MEMORY
             taken.add(node)
             outputs.append(node if is_own else self.graph.call_function(torch.clone, (node,)))
         self.graph.output(outputs[0] if len(outputs) == 1 else tuple(outputs))
@@ -213,7 +215,7 @@ class _ProgramWriter:
         function, names = item.function, [parameter.name for parameter in item.function.scalars]
         tensors = tuple(self.values[value] for value in item.tensors)
         scalars = {name: self.values[value] for name, value in zip(names, item.scalars, strict=True)}
-        made = self.graph.call_function(eager_version(function), tensors, scalars)
+        made = self.graph.create_node("call_function", eager_version(function), tensors, scalars, name="call")
         if function.num_outputs == 1 and function.op is not None:
             return [made]
         return [self.graph.call_function(operator.getitem, (made, slot)) for slot in range(function.num_outputs)]
