@@ -37,6 +37,11 @@ aten = torch.ops.aten
 
 # Operators that methods of a tensor are the shorter way to.
 _METHODS: dict[Any, str] = {aten._to_copy.default: "to", aten.view.dtype: "view"}
+# What "to" another dtype is called for short.
+_CONVERSIONS = {
+    torch.float32: "float", torch.float64: "double", torch.float16: "half", torch.bfloat16: "bfloat16",
+    torch.int64: "long", torch.int32: "int", torch.bool: "bool",
+}  # fmt: skip
 # Whose results have no memory of their own.
 _NO_MEMORY = {aten.scalar_tensor.default, aten.real.default, aten.imag.default, aten.view.dtype}
 
@@ -77,7 +82,8 @@ class EagerCall:
             tally: counts the calls.
         """
         assert self._bind is not None, "run returned what it made"
-        return self._bind(until, tally.add)
+        made: Callable[..., Any] = self._bind(until, tally.add)
+        return made
 
     def _is_as_wanted(self, inputs: Sequence[Any], results: Sequence[torch.Tensor]) -> bool:
         found = [(item.shape, item.stride(), item.device) for item in results]
@@ -165,8 +171,7 @@ class _ProgramWriter:
     def _derive(self, index: int, item: Application) -> list[fx.Node] | None:
         # What a functor's text says; None for anything else.
         function, scalars = item.function, iter(item.scalars)
-        slots = [slot for slot in item.scalars if self.inputs[slot].rank is not Rank.NUMBER]
-        if function.op is not None or function.reduction is not None or slots:
+        if function.op is not None or function.reduction is not None or not all(map(self._is_number, item.scalars)):
             return None
         common = self.typing.common[index]
         compute, rest = dtype_info(common).compute_dtype, list(item.tensors)
@@ -183,7 +188,7 @@ class _ProgramWriter:
                 types.append(compute if parameter.name not in function.unpromoted else dtype_info(known).compute_dtype)
                 arguments.append(
                     self._number(value, types[-1])
-                    if value < len(self.inputs) and self.inputs[value].rank is Rank.NUMBER
+                    if self._is_number(value)
                     else as_stored(cast(self.values[value], types[-1], known), types[-1])
                 )
         translation = translate(function.functor, compute, tuple(types))
@@ -193,13 +198,17 @@ class _ProgramWriter:
         made: Any = self.graph.graph_copy(steps, dict(zip(steps.find_nodes(op="placeholder"), arguments, strict=True)))
         for number, slot in numbers.items():
             for user in list(number.users):
+                dtype: Any = user.kwargs.get("dtype")
                 # Converted once, where Python's number becomes a tensor.
-                if user.target is aten._to_copy.default and user.kwargs["dtype"].is_floating_point:
+                if user.target is aten._to_copy.default and dtype.is_floating_point:
                     with self.graph.inserting_before(user):
-                        user.replace_all_uses_with(self._number(slot, user.kwargs["dtype"]))
+                        user.replace_all_uses_with(self._number(slot, dtype))
         dtypes = [dtype or common for dtype in function.out_dtypes] or [common] * function.num_outputs
         kinds = translation.output_types
         return [cast(restore(node, kind), dtype, kind) for node, kind, dtype in zip(made, kinds, dtypes, strict=True)]
+
+    def _is_number(self, value: int) -> bool:
+        return value < len(self.inputs) and self.inputs[value].rank is Rank.NUMBER
 
     def _number(self, slot: int, dtype: torch.dtype) -> fx.Node:
         # A number among the inputs as a tensor of a C++ type.
@@ -214,7 +223,7 @@ class _ProgramWriter:
         # Anything else, as ``fallback`` calls it.
         function, names = item.function, [parameter.name for parameter in item.function.scalars]
         tensors = tuple(self.values[value] for value in item.tensors)
-        scalars = {name: self.values[value] for name, value in zip(names, item.scalars, strict=True)}
+        scalars: dict[str, Any] = {name: self.values[value] for name, value in zip(names, item.scalars, strict=True)}
         made = self.graph.create_node("call_function", eager_version(function), tensors, scalars, name="call")
         if function.num_outputs == 1 and function.op is not None:
             return [made]
@@ -239,6 +248,8 @@ def _lower(node: fx.Node, constants: dict[fx.Node, torch.Tensor]) -> None:
         binding = getattr(torch, op._schema.name.removeprefix("aten::"), None)
         node.target = binding if isinstance(binding, BuiltinFunctionType) else op._op
         if op in _METHODS:
-            node.op, node.target = "call_method", _METHODS[op]
-            args, node.kwargs = [*args, *node.kwargs.values()], {}
+            to: Any = node.kwargs.get("dtype")
+            node.op, node.target = "call_method", _CONVERSIONS.get(to) or _METHODS[op]
+            args = args if to in _CONVERSIONS else [*args, *node.kwargs.values()]
+            node.kwargs = {}
     node.args = tuple(args)

@@ -18,7 +18,6 @@ from fuser.errors import ArgumentError, FunctorError, describe_type, shows_users
 from fuser.function import Function
 from fuser.jit_function import JitFunction, Number, check_scalar
 from fuser.jiterator import check_index
-from fuser.reduction_check import check_reduction
 
 __all__ = ["ReductionFunction", "create_reduction_fn"]
 
@@ -195,6 +194,8 @@ class ReductionFunction:
             ArgumentError: the identity changes what it is combined with, or the combine functor is not associative.
             FunctorError, CompileError, CompilerNotFoundError: as for a functor.
         """
+        from fuser.reduction_check import check_reduction  # noqa: PLC0415 - brings the translation, as in fallback
+
         scalars = {parameter.name: self.defaults.get(parameter.name, 1.0) for parameter in self.function.scalars}
         tried = check_reduction(self.function, scalars)
         self.along().check(device=device, dtype=dtype or tried)

@@ -459,7 +459,9 @@ def whole(order: str) -> FusionGroup:
     (v,) = builder.apply(OPS["abs"].function, [x])
     (s,) = builder.apply(total_function(1, order), [v])
     (top,) = builder.apply(reduction_function("amax", (1,), True), [x])
-    return builder.build([s, *builder.apply(OPS["mul"].function, [v, s]), *builder.apply(OPS["mul"].function, [v, top])])
+    return builder.build(
+        [s, *builder.apply(OPS["mul"].function, [v, s]), *builder.apply(OPS["mul"].function, [v, top])]
+    )
 
 
 def check_softmax(order: str, shape: tuple[int, ...], dtype: torch.dtype, *, descending: bool = False) -> None:

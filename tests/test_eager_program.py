@@ -200,7 +200,9 @@ def test_a_compiler_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_users_version_is_called_each_time() -> None:
     calls = []
-    own = fuser.jit_fn(AXPY, scalars={"alpha": 1.0}, fallback=lambda x, y, *, alpha: calls.append(alpha) or x * alpha + y)
+    own = fuser.jit_fn(
+        AXPY, scalars={"alpha": 1.0}, fallback=lambda x, y, *, alpha: calls.append(alpha) or x * alpha + y
+    )
     for alpha in (1.0, 2.0, 3.0):
         own(torch.ones(2), torch.ones(2), alpha=alpha)
     assert calls == [1.0, 2.0, 3.0]
