@@ -136,8 +136,8 @@ SHAPES: dict[str, tuple[KernelSpec, Callable[[Any, Any], list[tuple[Any, ...]]],
     [item for item in itertools.product(("cpu", "cuda:0"), SHAPES) if item != ("cpu", "torch's softmax")],
 )
 def test_classes_have_all_kernels_of_a_range(device: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # All lengths, against one of each class. Nothing is compared with torch's kernels; verdicts are kept by sizes, which
-    # makes no class of each.
+    # All lengths, against one of each class. Nothing is compared with torch's kernels; verdicts are kept by sizes,
+    # which makes no class of each.
     monkeypatch.setattr(planner, "is_kept", lambda case, _: bool(str(case.tensors)))
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
