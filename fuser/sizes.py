@@ -64,8 +64,8 @@ class Tape:
         names: dict[str, Any] = {"bit_length": lambda x: torch.frexp(x.double()).exponent.long()}
         names |= {item.name: points[:, slot] for slot, item in enumerate(self.sizes)}
         steps = self.find_steps(set())
-        last = {word: place for place, (text, _) in enumerate(steps) for word in _words(text)}
-        for place, (text, name) in enumerate(steps):
+        last = {word: number for number, (text, _) in enumerate(steps) for word in _words(text)}
+        for number, (text, name) in enumerate(steps):
             # They are this file's, of names and operators.
             found = eval(text.removeprefix("not "), names)
             if name is not None:
@@ -77,7 +77,9 @@ class Tape:
                 left = kept.nonzero()[:, 0]
                 chosen = chosen[left]
                 alive = [
-                    word for word, item in names.items() if last.get(word, 0) > place and isinstance(item, torch.Tensor)
+                    word
+                    for word, item in names.items()
+                    if last.get(word, 0) > number and isinstance(item, torch.Tensor)
                 ]
                 names |= {word: names[word][left] for word in alive}
         return torch.zeros(len(points), dtype=torch.bool).index_fill(0, chosen, value=True)
