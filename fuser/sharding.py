@@ -5,8 +5,10 @@ One dimension of the mesh after the other, all tensors are brought to
 - the same shards, where one of them is sharded: of those that agree with most of the data; a tensor that is broadcast
   along the sharded dimension is whole on every rank;
 - partial sums, where some are partial sums and the group is linear in them (``fuser.linear``), or in all its tensors;
-- copies otherwise, and where a group reduces. An application that is not linear in a partial sum is run by itself, so
-  that what comes before it still computes with partial sums.
+- copies otherwise, and where users' reductions are.
+
+An application that is not linear in a partial sum is run by itself, so that what comes before it still computes with
+partial sums. So is an op of torch's that gives other dimensions than its tensors have, as a sum: torch knows where.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from fuser.compiler import registered
 from fuser.config import config
 from fuser.errors import DeviceError, ShapeError
 from fuser.executor import run_around
+from fuser.fallback import Fallback
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec, infer_layouts
 from fuser.late import when_imported
@@ -89,7 +92,7 @@ class Sharding:
     inputs: dict[int, tuple[Placement, ...]]
     # Placements, global shape and strides of each output.
     outputs: tuple[tuple[tuple[Placement, ...], torch.Size, tuple[int, ...]], ...]
-    # The application to cut the group around instead; -1: none.
+    # The application to cut the group around instead, which torch runs where it is the only one; -1: none.
     obstacle: int = -1
     launcher: Replayer = field(default_factory=lambda: Replayer((), ()))
 
@@ -118,6 +121,8 @@ def _run(spec: KernelSpec, inputs: list[Any]) -> list[Any]:
     if sharding is None:
         sharding = _share(spec, tensors, described)
         _shardings.put(key, sharding, config.max_plans)
+    if sharding.obstacle >= 0 and len(spec.group.applications) == 1:
+        return Fallback(spec.group).run(inputs, "DTensors")
     if sharding.obstacle >= 0:
         return run_around(spec, sharding.obstacle, inputs, library.call_operator)
     for slot, item in tensors.items():
@@ -167,6 +172,9 @@ def _choose(
 
     copy: Placement = Replicate()
     copies = dict.fromkeys(placements, copy), [copy] * len(made)
+    for index, item in enumerate(spec.group.applications):
+        if item.function.reshapes and item.function.op is not None:
+            return index
     if spec.group.reshapes:
         # Dimensions of its values have other numbers before and after.
         return copies
