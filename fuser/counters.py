@@ -55,8 +55,8 @@ def _count_elsewhere(name: str) -> int:
     return sum(total() for total in _sources.get(name, ()))
 
 
-# Launches from Python are counted without a lock, which takes a fifth of the time of such a call. What comes next stands
-# in the text of such a counter, and nowhere else.
+# Launches from Python are counted without a lock, which takes a fifth of the time of such a call. What comes next is in
+# the text of such a counter.
 _launched = itertools.count()
 count_launch = _launched.__next__
 add_source("launches", lambda: int(repr(_launched)[6:-1]))
