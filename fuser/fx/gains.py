@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from fuser.fx.nodes import COPIES, GraphReading, is_copy
-from fuser.ops import REDUCTIONS, OpCall, find_numerics, is_first_power, size_hint
+from fuser.ops import REDUCTIONS, OpCall, find_numerics, is_first_power
 
 __all__ = ["count_bytes", "crosses_rows", "gains_nothing", "is_laid_out_anew", "is_small"]
 
@@ -90,5 +90,9 @@ def count_bytes(value: Any) -> int:
         return sum(map(count_bytes, value))
     if not isinstance(value, torch.Tensor):
         return 0
-    sizes = [size_hint(size) for size, stride in zip(value.shape, value.stride(), strict=True) if size_hint(stride)]
+    sizes = [_hint(size) for size, stride in zip(value.shape, value.stride(), strict=True) if _hint(stride)]
     return math.prod(sizes) * value.element_size()
+
+
+def _hint(size: Any) -> int:
+    return int(size.node.hint or 0) if isinstance(size, torch.SymInt) else int(size)

@@ -9,18 +9,7 @@ from fuser.ops import activations, elementary, statistics  # noqa: F401 - they f
 from fuser.ops.arrangements import arrange, eager_arrangement, lay_out, read_function, seen_through
 from fuser.ops.binding import bind_function, bind_method, bind_module, find_settled, has_hooks, is_known, needs_known
 from fuser.ops.binding_arrangements import is_creation
-from fuser.ops.calls import (
-    DEVICE_TYPE,
-    IS_NUMBER,
-    KNOWN,
-    Known,
-    OpCall,
-    bind_for,
-    find_numerics,
-    is_constant,
-    known_of,
-    size_hint,
-)
+from fuser.ops.calls import DEVICE_TYPE, IS_NUMBER, KNOWN, Known, OpCall, bind_for, find_numerics, is_constant, known_of
 from fuser.ops.composites import (
     COMPOSITES,
     Composite,
@@ -89,6 +78,5 @@ __all__ = [
     "read_function",
     "reduction_function",
     "seen_through",
-    "size_hint",
     "view_function",
 ]

@@ -20,7 +20,7 @@ from fuser.ops.arrangements import (
     seen_through,
     take_function,
 )
-from fuser.ops.calls import OpCall, is_constant, size_hint
+from fuser.ops.calls import OpCall, is_constant
 from fuser.ops.index import index_function
 from fuser.ops.table import OPS
 
@@ -89,8 +89,7 @@ def _bind_view(name: str) -> Callable[..., OpCall | None]:
 
 def _view(x: Any, name: str, *arguments: Any) -> OpCall | None:
     # A tensor without dimensions, or one that becomes so, has another weight in promotion afterwards.
-    # Whether a size is 1 no example says.
-    value = _static(x) if name.startswith("squeeze") else _exemplary(x)
+    value = _static(x)
     frozen = tuple(tuple(item) if isinstance(item, list | tuple) else item for item in arguments)
     flat = [one for item in frozen for one in (item if isinstance(item, tuple) else (item,))]
     if value is None or not value.dim() or not all(one is None or type(one) is int for one in flat):
@@ -115,17 +114,8 @@ def _static(x: Any) -> torch.Tensor | None:
     return value if is_known else None
 
 
-def _exemplary(x: Any) -> torch.Tensor | None:
-    # What is known of a tensor, of some sizes if they are symbols: what follows from them may only be a choice.
-    static, value = _static(x), getattr(x, "meta", {}).get("val")
-    if static is not None or not isinstance(value, torch.Tensor):
-        return static
-    shape, strides = ([size_hint(size) for size in sizes] for sizes in (value.shape, value.stride()))
-    return torch.empty_strided(shape, strides, dtype=value.dtype, device="meta")
-
-
 def _bind_cat(tensors: Any, dim: Any = 0) -> OpCall | None:
-    values = list(map(_exemplary, tensors)) if isinstance(tensors, list | tuple) else []
+    values = list(map(_static, tensors)) if isinstance(tensors, list | tuple) else []
     first = values[0] if values else None
     if first is None or type(dim) is not int or not 1 < len(values) <= MAX_PARTS:
         return None
@@ -197,7 +187,7 @@ def _bind_select_backward(grad_output: Any, input_sizes: Any, dim: Any, index: A
 
 
 def _bind_pad(input: Any, pad: Any, value: Any = 0) -> OpCall | None:  # noqa: A002
-    known = _exemplary(input)
+    known = _static(input)
     if known is None or not _are_ints(pad) or not is_constant(value) or not _holds(known.dtype, value):
         return None
     # Corners are no parts of their own.
@@ -394,9 +384,8 @@ def _bind_like(number: int | None) -> Callable[..., OpCall | None]:
         pin_memory: Any = None,
         memory_format: Any = None,
     ) -> OpCall | None:
-        value = getattr(input, "meta", {}).get("val")
-        is_known = isinstance(value, torch.Tensor)
-        if not is_known or layout not in (None, torch.strided) or pin_memory or device not in (None, value.device):
+        value = _static(input)
+        if value is None or layout not in (None, torch.strided) or pin_memory or device not in (None, value.device):
             return None
         dtype = dtype or value.dtype
         if not is_constant(fill_value) or not _holds(dtype, fill_value):

@@ -30,7 +30,6 @@ __all__ = [
     "is_constant",
     "is_number",
     "known_of",
-    "size_hint",
     "tensor_first",
 ]
 
@@ -166,8 +165,3 @@ def find_numerics() -> str:
 
 
 _numerics: ContextVar[str | None] = ContextVar("numerics", default=None)
-
-
-def size_hint(size: Any) -> int:
-    """Return a size, or an example of one that is a symbol; 0 where there is none."""
-    return int(size.node.hint or 0) if isinstance(size, torch.SymInt) else int(size)
