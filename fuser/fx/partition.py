@@ -79,9 +79,7 @@ def partition(graph: fx.Graph, *, reduces: bool = True, device_type: str = "") -
         {node for node in fusible if is_whole(node, calls[node])},
     )
     groups = [
-        group
-        for stretch in _cut_stretches(nodes, barriers)
-        for group in _find_groups(stretch, fusible, several, kinds)
+        group for stretch in _cut_stretches(nodes, barriers) for group in _find_groups(stretch, fusible, several, kinds)
     ]
     return [
         Partition(tuple(group), tuple(reading.calls[node] for node in group))
