@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from cuda_emulation import run_emulated
+from graph_checks import trace
 from row_groups import GROUPS, draw, text
 
 from fuser.compiler import register
+from fuser.fx import fuse_graph
+from fuser.fx.passes import FusionModule
 from fuser.plain_texts import counts_elements
 from fuser.planner import plan_texts
 from fuser.route import run
@@ -47,3 +50,15 @@ def test_parts_of_as_many_elements_have_one_count() -> None:
     assert args.tuning.multiple == 1024, "all of a warp's vectors are there"
     for got, want in zip(run_emulated(group, inputs), run(register(group), inputs), strict=True):
         assert torch.equal(got, want)
+
+
+@pytest.mark.cpu
+def test_what_is_written_where_the_largest_element_is_found() -> None:
+    # Two elements at a time, nothing but that is found.
+    given = torch.randn(8, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    aten = torch.ops.aten
+    made = trace(lambda call, x: (call(aten.log_softmax.int, x, 1), call(aten.neg.default, x)), [given], "cuda")
+    (fused,) = (item for item in fuse_graph(made).modules() if isinstance(item, FusionModule))
+    logarithm, negative = run_emulated(fused.group, [given])
+    assert torch.equal(negative, -given)
+    assert torch.allclose(logarithm, given.log_softmax(1), rtol=0.01)
