@@ -246,14 +246,13 @@ class _Stretch:
     def _join_siblings(self) -> None:
         # Groups that have nothing to do with each other share a launch, if that takes longer than what they compute.
         small = 0
-        for unit in dict.fromkeys(filter(None, self.units)):
+        for unit in dict.fromkeys(unit for unit in self.units if unit is not None):
             is_pointwise = unit.applications and not (unit.arranges or unit.is_whole)
             if is_pointwise and all(is_small(node.meta.get("val")) for node in unit.outputs):
                 small |= unit.mask
         for slot in range(len(self.nodes)):
-            unit = self.units[slot]
             # Each at its last node.
-            if small >> slot & 1 and unit is not None and not unit.mask >> slot + 1:
+            if small >> slot & 1 and not (unit := self._unit_at(1 << slot)).mask >> slot + 1:
                 apart = small & ~(unit.above | unit.below) & (1 << slot) - 1
                 near = apart & -(1 << max(slot - NEAR, 0))
                 self._try_field(slot, apart, near, self._try_field(slot, near, 0, MAX_SIBLINGS))
