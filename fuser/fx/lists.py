@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from fuser.config import config
+from fuser.fx import passes
 from fuser.fx.nodes import read_nodes
 from fuser.fx.partition import Partition
 from fuser.fx.passes import Fuel, FusionCall, FusionModule, FusionPass, sort_graph
@@ -48,7 +49,8 @@ _NAMED = {"addcmul": "value", "addcdiv": "value"}
 class ListCallable:
     """A registered group as a function of lists; returns a tuple of lists, one for each output."""
 
-    def __init__(self, run: FusionCall, buffers: Sequence[Sequence[Buffer]]) -> None:
+    # Of each output the tensors to allocate: none for those given, or one that the tensors are the elements of.
+    def __init__(self, run: FusionCall, buffers: Sequence[Sequence[Buffer] | Buffer]) -> None:
         self.spec = run.spec
         self.buffers = buffers
         self._one = run
@@ -62,12 +64,8 @@ class ListCallable:
         outs: tuple[Any, ...] = ()
         if any(item is not None for item in out):
             device = lists[0][0].device
-            outs = tuple(
-                [torch.empty_strided(*item[:2], dtype=item.dtype, device=device) for item in buffers]
-                if own is None
-                else own
-                for own, buffers in zip(out, self.buffers, strict=True)
-            )
+            pairs = zip(out, self.buffers, strict=True)
+            outs = tuple([_allocate(buffers, device) if own is None else own for own, buffers in pairs])
         call = ListCall(self._run_one, inputs, is_list, len(lists[0]), {}, outs, outs, len(out))
         made = launch_lists(call, self._target, lambda _: self._target)
         made = call.run_plainly(range(call.count)) if made is None else made
@@ -81,14 +79,20 @@ class ListCallable:
         return ListCallable, (self._one, self.buffers)
 
 
+def _allocate(buffers: Sequence[Buffer] | Buffer, device: torch.device) -> Sequence[torch.Tensor]:
+    if isinstance(buffers, Buffer):
+        return torch.empty_strided(*buffers[:2], dtype=buffers.dtype, device=device).unbind()
+    return [torch.empty_strided(*item[:2], dtype=item.dtype, device=device) for item in buffers]
+
+
 class ListFusion(FusionModule):
     """A fusion node of lists."""
 
-    def __init__(self, group: FusionGroup, node_names: Sequence[str], buffers: Sequence[Sequence[Buffer]]) -> None:
+    def __init__(self, group: FusionGroup, node_names: Sequence[str], buffers: Sequence[Any]) -> None:
         super().__init__(group, node_names)
         self.run: Any = ListCallable(self.run, buffers)
 
-    def forward(self, *inputs: Any, out: Any = None) -> Any:
+    def forward(self, *inputs: Any, out: Any = ()) -> Any:
         """Run the group at each position."""
         return self.run(*inputs, out=out)
 
@@ -301,6 +305,14 @@ def _find_levels(graph: fx.Graph, made_by: Mapping[fx.Node, _ListOp]) -> dict[fx
     return levels
 
 
+def _buffers(op: _ListOp) -> tuple[Buffer, ...] | Buffer:
+    found = tuple(_buffer(item.meta["val"]) for item in op.items)
+    # Numbers that nobody outside sees are one tensor's.
+    is_inner = not any(user.op == "output" for item in op.items for user in item.users)
+    is_one = is_inner and len({*found}) == 1 and not found[0].shape
+    return Buffer((len(found),), (1,), found[0].dtype) if is_one else found
+
+
 class _ListSubstitution:
     """Puts fusion nodes in place of operators of lists that are one step."""
 
@@ -316,8 +328,9 @@ class _ListSubstitution:
         kept = [op for op in group if any(user not in inside for item in op.items for user in item.users)]
         if not kept or any(op.number is not None for op in kept):
             return False
-        whole, given = _write_group(group, kept, numerics, fuel)
-        if whole is None:
+        fuel = fuel or passes.process_fuel
+        whole, given = _write_group(group, kept, numerics)
+        if whole is None or not fuel.burn():
             return False
         arguments = [self._now(given[slot]) if slot >= 0 else whole.constants[-1 - slot] for slot in whole.order]
         positions_of: dict[Any, set[int]] = {}
@@ -325,13 +338,12 @@ class _ListSubstitution:
             for slot, item in enumerate(column) if isinstance(column, tuple) else [(-1, column)]:
                 positions_of.setdefault(item, set()).add(slot)
         outs = [_find_targets(op, inside, positions_of) for op in kept]
-        buffers = [
-            tuple(_buffer(item.meta["val"]) for item in op.items) if own is None else ()
-            for own, op in zip(outs, kept, strict=True)
-        ]
+        buffers = [_buffers(op) if own is None else () for own, op in zip(outs, kept, strict=True)]
         names = [(op.source or op.items[0]).name for op in group]
         name = f"fusion_lists_{len(list(self.module.children()))}"
-        self.module.add_submodule(name, ListFusion(whole.spec.group, names, buffers))
+        module = ListFusion(whole.spec.group, names, buffers)
+        self.module.add_submodule(name, module)
+        fuel.see(module)
         with self.graph.inserting_before(group[-1].items[-1]):
             fused = self.graph.call_module(name, tuple(arguments), {"out": outs})
         fused.meta["val"] = [[item.meta["val"] for item in op.items] for op in kept]
@@ -376,7 +388,7 @@ def _has_known_bits(op: _ListOp) -> bool:
 
 
 def _write_group(
-    group: Sequence[_ListOp], kept: Sequence[_ListOp], numerics: str | None, fuel: Fuel | None
+    group: Sequence[_ListOp], kept: Sequence[_ListOp], numerics: str | None
 ) -> tuple[WholeFusion | None, list[Any]]:
     # The group, of the first position; and its tensors, of all positions.
     small = fx.Graph()
@@ -394,7 +406,7 @@ def _write_group(
     results = tuple(stand_ins[op.items] for op in kept)
     small.output(results if len(results) > 1 else results[0])
     module = fx.GraphModule({}, small)
-    _WholePass(numerics=numerics, fuel=fuel)(module)
+    _WholePass(numerics=numerics, fuel=Fuel(1))(module)
     return find_whole_fusion(module), [*given]
 
 
