@@ -34,8 +34,8 @@ def may_end_in_product(functor: Functor, slot: int = 0) -> bool:
     if "*" not in functor.source and not re.search(r"\b(?!return\b)\w+\s*\(", body):
         return False
     whole = re.fullmatch(r"\s*return\b([^;]*);\s*}\s*", body)
-    # Nothing remains of a sum with 0.
-    if whole and _ends_in_sum(whole[1]) and not re.search(r"(?<![\w.])0", body):
+    # Nothing remains of a sum with 0; a fused one may be with what is none.
+    if whole and _ends_in_sum(whole[1]) and not re.search(r"(?<![\w.])0|\bfma\b", body):
         return False
     # Not what is made once, is read at most after that, and is plainly a sum: one that begins with the accumulator.
     result = outputs[slot] if outputs else ""

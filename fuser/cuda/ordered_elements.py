@@ -1,0 +1,368 @@
+"""What each thread reads, computes and writes of a row whose elements are combined in torch's order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from fuser.codegen import Operand, RowLoop
+from fuser.cuda.row_text import in_turns, indent
+from fuser.cuda.rows_along import AlongText
+from fuser.ordered_access import warps_beside
+from fuser.orders import RowOrder
+from fuser.row_parts import Accumulator, RowPart, RowPass
+
+__all__ = ["OrderedElements", "Site", "unrolled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Elements that a thread computes: those of its vectors, or the one that lies before or after them."""
+
+    # At the end of variables.
+    suffix: str
+    # Elements of a vector, and vectors.
+    vector: str
+    unroll: str
+    # Which element the u-th vector begins with, and whether there is one.
+    first: str
+    is_there: str
+    # Which accumulator the k-th element of it goes to.
+    accumulator: str
+    # Whether there is any.
+    is_any: str = ""
+    # Where the u-th vector lies, as what all of a thread's have in common and a constant; "" where that is not so.
+    offset: str = ""
+
+    def guarded(self, lines: list[str]) -> list[str]:
+        """Return lines that run where there is any."""
+        return [f"if ({self.is_any}) {{", *indent(lines), "}"] if self.is_any else lines
+
+
+_HEAD = Site(
+    "_head", "1", "E", "u * N + slot - shift", "t % F == 0 && u * N + slot >= shift && u * N + slot < H", "u % E",
+    "shift > 0",
+)  # fmt: skip
+_TAIL = Site(
+    "_tail", "1", "((R - 1) / S + 1) * E", "end + u * N + slot", "t % F == 0 && n < length", "u % E",
+    "end + slot < length", "(end + slot) + u * N",
+)  # fmt: skip
+
+
+class OrderedElements(AlongText):
+    """Writes the elements of such a kernel."""
+
+    def __init__(self, loop: RowLoop) -> None:
+        super().__init__(loop)
+        assert loop.rows.order is not None, "it is a kernel in torch's order"
+        self.order: RowOrder = loop.rows.order
+        begin, end = ("head + begin", "end") if self.order.has_edges else ("begin", "length")
+        # Whether a thread has what neighbours among torch's threads have, one element of each at a time.
+        self.is_wide = self.order.schedule.vector < loop.vector or self.order.schedule.rises
+        # Of how many of torch's threads, some lanes or some warps apart, a thread does the work.
+        self.threads = 1 if self.is_wide else max(self.order.schedule.x * self.order.schedule.y // loop.tuning.team, 1)
+        self.warps = warps_beside(loop.tuning.team, self.order.schedule)
+        first = f"{begin} + (u * S * F + block * T + t) * V" if loop.tuning.piece else f"{begin} + (u * T + t) * V"
+        # Where a thread's first vector is in a row that is read at once, and the u-th one from there.
+        own, further = ("t * V", "u * (T * V)") if self._is_at_once else ("", "")
+        accumulator, is_there = "k % A" if self.order.schedule.vector > 1 or self.is_wide else "u % A", ""
+        if loop.tuning.is_resident:
+            # All but the last vectors of a thread are there; of each slot, one less where rows have edges.
+            whole = _last_vectors(loop.tuning.unroll) + self.order.has_edges * self._own_slots
+            if self.threads > 1 and not self._spreads:
+                # Of the last warps.
+                whole = self.order.schedule.x * self.warps // loop.tuning.team if self.warps > 1 else 1
+            is_there = f"u < U - {whole} || "
+        if self._spreads:
+            first, self.threads = f"{begin} + (u * N + slot) * V", 1
+            own, further = f"{begin} + slot * V", "u * (N * V)"
+            accumulator = "(u * V + k) % A" if self.is_wide else "u % A"
+        elif self.threads > 1:
+            own = "(t / G * X + t % G) * V"
+            further = "(u / Q * S + u % Q / (X / G) * (M * X) + u % (X / G) * G) * V"
+            first, accumulator = f"{own} + {further}", "u % Q"
+        offset = f"static_cast<fuser_index>({own}) + {further}" if own else ""
+        self._main = Site("", "V", "U", first, f"{is_there}n < {end}", accumulator, offset=offset)
+        self._sites = (_HEAD, self._main, _TAIL) if self.order.has_edges else (self._main,)
+
+    @property
+    def _spreads(self) -> bool:
+        # Whether each of torch's threads is one accumulator, of which a thread may have several.
+        return self.order.spreads
+
+    @property
+    def _own_slots(self) -> int:
+        # How many of them a thread has.
+        threads = self.tuning.team * self.tuning.cluster
+        return self.order.schedule.slots // threads if self._spreads else 1
+
+    @property
+    def _is_at_once(self) -> bool:
+        return self.tuning.is_resident and not (self.order.has_edges or self.tuning.piece)
+
+    @property
+    def _is_full(self) -> bool:
+        # Whether all vectors of all threads are there.
+        threads = self.tuning.team * self.tuning.cluster
+        is_whole = self.tuning.multiple == self.tuning.unroll * threads * self.loop.vector
+        return self.tuning.is_resident and is_whole
+
+    @property
+    def _is_ragged(self) -> bool:
+        return self.order.is_ragged or (self.is_wide and not self.tuning.multiple)
+
+    def _is_scattered(self, site: Site) -> bool:
+        # Whether a vector may go on along another dimension.
+        may_go_on = len(self.reduced) > 1 and not (self.tuning.multiple or self.order.schedule.pitch)
+        return may_go_on and site.vector == "V" and self.loop.vector > 1
+
+    def size(self, dim: int) -> str:
+        """Elements along a dimension; of planes that threads count as larger ones, those."""
+        return "pitch" if dim == 0 and self.order.schedule.pitch else super().size(dim)
+
+    def _inputs(self, element: RowPart) -> list[Operand]:
+        return [item for item in self.full(element) if not (item.is_output or item.is_counter)]
+
+    def _resident(self) -> list[Operand]:
+        # The inputs that are read before all passes.
+        if not self.tuning.is_resident:
+            return []
+        elements = [step.element for step in self.loop.passes]
+        first = self._inputs(elements[0]) if elements[0] else []
+        rest = [item for element in elements[1:] if element for item in self._inputs(element)]
+        return list(dict.fromkeys([*first, *(item for item in rest if item.access.is_early)]))
+
+    def _declare(self, item: Operand, site: Site, count: str = "") -> str:
+        vector = site.vector if item.inner else "1"
+        return f"fuser_vector<{item.info.storage}, {vector}> {item.name}{site.suffix}[{count or site.unroll}];"
+
+    def _kept(self, name: str, site: Site) -> str:
+        return f"fuser_vector<{self.loop.kept_types[name]}, {site.vector}>"
+
+    def _find(self, site: Site) -> list[str]:
+        if self.order.schedule.pitch:
+            size = super().size(0)
+            there = f"{size} - i0 < V ? static_cast<int>({size} - i0) : V"
+            return [
+                f"const fuser_index n = {site.first};",
+                "fuser_index rest = n;",
+                *self.split("rest", self.reduced),
+                f"const int left = n < length && i0 < {size} ? {there} : 0;",
+            ]
+        if self._is_full or self._has_whole_chunks or not site.is_there:
+            return [f"const fuser_index n = {site.first};", "constexpr int left = V;"]
+        left = "(length - n < V ? static_cast<int>(length - n) : V)" if self._is_ragged else site.vector
+        return [f"const fuser_index n = {site.first};", f"const int left = {site.is_there} ? {left} : 0;"]
+
+    def _coordinates(self, site: Site) -> list[str]:
+        if self._is_scattered(site) or self.order.schedule.pitch:
+            return []
+        if len(self.reduced) > 1:
+            # Chunks that are whole lie along the innermost dimension.
+            first = "begin" if self._has_whole_chunks else ""
+            return ["fuser_index rest = n;", *self.split("rest", self.reduced, first)]
+        return ["const fuser_index i0 = n;"]
+
+    def _load_at(self, inputs: list[Operand], site: Site, *, declares: bool = False) -> list[str]:
+        if not inputs:
+            return []
+        declared = [self._declare(item, site) for item in inputs] if declares else []
+        own = [f"{item.name}{site.suffix}[u] = {self._read_at(item, site)};" for item in inputs]
+        return [*declared, *unrolled([*self._find(site), *self._coordinates(site), *own], site)]
+
+    def _in_turns(self, step: RowPass, element: RowPart, late: list[Operand]) -> list[str]:
+        # What stays in registers beside what does not: a few vectors at a time.
+        site = self._main
+        loads = [f"{item.name}[u % L] = {self._read_at(item, site)};" for item in late]
+        known = {item: f"{item.name}[u % L]" for item in late}
+        return in_turns(
+            [self._declare(item, site, "L") for item in late],
+            [*self._find(site), *self._coordinates(site), *loads],
+            self._quickly(step, element, lambda part: self._compute_one(step, part, site, known)),
+        )
+
+    def _place_of(self, item: Operand, site: Site) -> str:
+        if site.offset and len(self.reduced) == 1 and item.inner == 1 and not item.is_counter:
+            # As for rows in the canonical order: what all vectors of a thread have in common is added once.
+            return f"row.{item.name} + {site.offset}"
+        return self.address(f"row.{item.name}", item, self.reduced)
+
+    def _lookup(self, item: Operand) -> str:
+        # Where the elements of a scattered vector are.
+        strides = ", ".join(self.stride(item, dim) for dim in self.reduced)
+        sizes = ", ".join(self.size(dim) for dim in self.reduced)
+        return f"fuser_scattered<{len(self.reduced)}>{{{{{sizes}}}, {{{strides}}}}}"
+
+    def _read_at(self, item: Operand, site: Site) -> str:
+        vector = site.vector if item.inner else "1"
+        if self._is_scattered(site):
+            return f"fuser_pick_up<{vector}>(row.{item.name}, {self._lookup(item)}, n, left)"
+        place = self._place_of(item, site)
+        if item.inner == 2:
+            return f"fuser_gather<{vector}>({place}, {self.stride(item, 0)}, left)"
+        return f"fuser_load<{vector}, {item.access.width if vector == 'V' else 1}>({place}, left)"
+
+    def _is_paired(self, item: Operand) -> bool:
+        is_whole = self.loop.vector > 1 and not (self._is_ragged or self.order.schedule.pitch)
+        return is_whole and item.inner == 1 and item.info.dtype in (torch.bfloat16, torch.float16)
+
+    def _compute_at(self, step: RowPass, element: RowPart, site: Site) -> list[str]:
+        # All vectors in one way: decisions take time.
+        def write(part: RowPart, how: str = "") -> list[str]:
+            return self._compute_all(step, part, site, how)
+
+        shares = [item for item in self.full(element) if item.variable == step.shares and self._is_paired(item)]
+        if not shares or site is not self._main or shares[0].info.dtype is not torch.bfloat16:
+            return self._quickly(step, element, write)
+        # One question for all, and only then one for each; quotients of float16 are 0 too often.
+        assert step.quick is not None, "it divides"
+        (divisor,) = (name for name in step.quick.reads if name[0] == "d")
+        return [
+            "{",
+            f"  const fuser_whole_divisor whole({divisor});",
+            f"  fuser_extreme<{shares[0].info.storage}, V, false> lowest;",
+            "  bool is_exact = true;",
+            *indent(write(step.quick, "whole")),
+            "  if (!(lowest.value() > whole.least)) {",
+            *indent(write(step.quick, "asks"), 2),
+            "  }",
+            *indent(self._exactly(element, write)),
+            "}",
+        ]
+
+    def _compute_all(self, step: RowPass, element: RowPart, site: Site, how: str = "") -> list[str]:
+        return unrolled(self._compute_one(step, element, site, {}, how), site)
+
+    def _quickly(self, step: RowPass, element: RowPart, write: Callable[[RowPart], list[str]]) -> list[str]:
+        if step.quick is None or not step.accumulators:
+            return super()._quickly(step, element, write)
+        # What is added again is added to what a thread had before.
+        counted = [f"counted{item.name}" for item in self._counted(step)]
+        level = self.loop.passes.index(step)
+        each = ["#pragma unroll", "for (int i = 0; i < A; ++i)"]
+        # A compiler would keep what it made of the elements, too.
+        read = [item for item in self._inputs(element) if item.inner]
+        forget = [f"for (int u = 0; u < U; ++u) fuser_forget({item.name}[u]);" for item in read]
+        return [
+            "{",
+            "  bool is_exact = true;",
+            f"  fuser_pass{level}::part before[A];",
+            *indent([*each, "  before[i] = own[i];"]),
+            *(f"  const auto before_{name} = {name};" for name in counted),
+            *indent(write(step.quick)),
+            "  if (!is_exact) {",
+            *indent([*each, "  own[i] = before[i];"], 2),
+            *(f"    {name} = before_{name};" for name in counted),
+            *(f"    {line}" for text in forget for line in ("#pragma unroll", text)),
+            *indent(write(element), 2),
+            "  }",
+            "}",
+        ]
+
+    def _compute_one(
+        self, step: RowPass, element: RowPart, site: Site, late: Mapping[Operand, str], how: str = ""
+    ) -> list[str]:
+        # The u-th vector. ``late`` says where some inputs are, ``how`` whether nobody asks if each quotient is exact
+        # ("whole"), or nothing else is done ("asks").
+        known = self.row_values(element)
+        known |= {name: "whole" for name in element.reads if name[0] == "d" and how == "whole"}
+        outside, inside, stores = list[str](), list[str](), list[str]()
+        for item in self.full(element):
+            if item.is_output:
+                outside.append(f"{item.info.storage} {item.name}[{site.vector}];")
+                known[item.variable] = f"{item.name}[k]"
+                stores.append(self._write_at(item, site))
+            elif item.is_counter:
+                outside.append(f"const auto {item.name} = {self._read_at(item, site)};")
+                known[item.variable] = f"{item.name}[{'k' if item.inner else '0'}]"
+            else:
+                vector = late.get(item, f"{item.name}{site.suffix}[u]")
+                known[item.variable] = f"fuser_to_compute({vector}[{'k' if item.inner else '0'}])"
+        for name in [item.name for item in step.accumulators]:
+            known |= {f"{side}{name}": f"own[{site.accumulator}].m{name}" for side in "lm"}
+        if self.tuning.is_resident and not (self.order.has_edges or self.order.schedule.pitch):
+            # A constant, once the loops are unrolled: what is divided by it is not divided then.
+            number = "u / Q * V + k" if self.threads > 1 else "(u * V + k) / A"
+            known |= {f"l{item.name}": f"{item.type}({number})" for item in step.accumulators if item.is_count}
+        known |= {f"l{item.name}": f"counted{item.name}" for item in self._counted(step)}
+        if element is step.quick:
+            counts = [f"l{item.name}" for item in step.accumulators if item.is_count]
+            known |= {name: f"fuser_quick_count({known[name]}, is_exact)" for name in counts}
+        # A branch for each element would take longer than what some of them make in vain.
+        chooses = site is not self._main and not stores and step.quick is None
+        if chooses:
+            for own in step.accumulators:
+                inside.append(f"{own.type} made_{own.name} = {known[f'm{own.name}']};")
+                known |= {f"{side}{own.name}": f"made_{own.name}" for side in "lm"}
+        kept = [name for name in element.writes if name[0] == "k"]
+        has_spare = self.tuning.spare > 0 and site is self._main
+        at = f"<U - {self.tuning.spare}, {self.tuning.block}>"
+        for name in self.loop.kept:
+            vector = f"{name}{site.suffix}[u]"
+            if has_spare:
+                vector = f"own_{name}"
+                if name in kept:
+                    outside.append(f"{self._kept(name, site)} {vector};")
+                    stores.append(f"fuser_put_aside{at}({name}, spare_{name}, u, {vector});")
+                elif f"v{name[1:]}" in element.reads:
+                    outside.append(f"const auto {vector} = fuser_take_back{at}({name}, spare_{name}, u);")
+            if name not in kept:
+                known[f"v{name[1:]}"] = f"fuser_to_compute({vector}[k])"
+        known |= {name: f"kept_{name}" for name in kept}
+        looked = self.look_up(element, known, site.vector)
+        inside += [f"{self.loop.types[name]} kept_{name};" for name in kept]
+        inside.append(element.call(known))
+        if chooses:
+            made = [(f"own[{site.accumulator}].m{own.name}", f"made_{own.name}") for own in step.accumulators]
+            inside += [f"if (left > 0) {own} = {value};" for own, value in made]
+        for name in kept:
+            value = f"fuser_exactly<{self.loop.kept_types[name]}>(kept_{name})"
+            vector = f"own_{name}" if has_spare else f"{name}{site.suffix}[u]"
+            inside.append(f"{vector}.set(k, {value});")
+        if how == "whole":
+            stores.insert(0, f"lowest.add({step.shares});")
+        elif how == "asks":
+            stores = []
+        lines = [
+            *outside,
+            *looked,
+            "#pragma unroll",
+            f"for (int k = 0; k < {site.vector}; ++k) {{",
+            *(["  if (k >= left) break;"] if self._is_ragged else []),
+            *indent(inside),
+            "}",
+            *(f"counted{item.name} += 1;" for item in self._counted(step)),
+            *stores,
+        ]
+        if outside:
+            lines = [*self._coordinates(site), *lines]
+        if chooses:
+            return [*self._find(site), *lines]
+        return [*self._find(site), "if (left > 0) {", *indent(lines), "}"]
+
+    def _counted(self, step: RowPass) -> list[Accumulator]:
+        # The count of elements, where that of all accumulators of a thread is the same.
+        if self.tuning.is_resident or not self.is_wide or self._is_ragged:
+            return []
+        return [item for item in step.accumulators if item.is_count]
+
+    def _write_at(self, item: Operand, site: Site) -> str:
+        if self._is_scattered(site):
+            return f"fuser_put_down(row.{item.name}, {self._lookup(item)}, n, {item.name}, is_row ? left : 0);"
+        place = self._place_of(item, site)
+        if item.inner == 2:
+            return f"fuser_scatter<{site.vector}>({place}, {self.stride(item, 0)}, {item.name}, is_row ? left : 0);"
+        width = item.access.width if site.vector == "V" else 1
+        return f"fuser_store<{site.vector}, {width}>({place}, {item.name}, is_row ? left : 0);"
+
+
+def unrolled(lines: list[str], site: Site) -> list[str]:
+    """Write a loop over the vectors that a thread has of a site."""
+    return ["#pragma unroll", f"for (int u = 0; u < {site.unroll}; ++u) {{", *indent(lines), "}"]
+
+
+def _last_vectors(unroll: int) -> int:
+    # Vectors of a thread's that may not be there: counts go in eight sizes to a power of two.
+    return max((1 << max(unroll - 1, 0).bit_length()) // 8, 1)
