@@ -225,7 +225,8 @@ def _keeps(group: FusionGroup, rows: RowSpec) -> bool:
     # Whether what a reduction adds up is made of what another one came to, and needed again.
     levels = reduction_levels(group)
     uses = Counter(value for item in group.applications for value in item.tensors)
-    added = {value for item in group.applications if item.function.reduction for value in item.tensors}
+    reductions = [(item.function.reduction, item) for item in group.applications if item.function.reduction]
+    added = {value for reduction, item in reductions if reduction.order != "pick" for value in item.tensors}
     return any(levels[value] and not rows.is_row[value] and uses[value] > 1 for value in added)
 
 

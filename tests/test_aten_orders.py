@@ -441,6 +441,43 @@ def test_narrow_shares_are_quotients(length: int, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.cpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
+def test_magnitudes_are_compared_in_pairs(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = (torch.randn(6, 1000) * 3).to(dtype)
+    x[0], x[1, ::7], x[2, 5], x[3, 999], x[4, 500] = -0.0, torch.nan, -torch.inf, -100, torch.nan
+    builder = GroupBuilder()
+    (size,) = builder.apply(OPS["abs"].function, [builder.add_input("x")])
+    (top,) = builder.apply(reduction_function("amax", (1,), True), [size])
+    group = builder.build([top])
+    assert "highest.add(in0[u], true)" in fuser.debug_get_fused_kernel_code(group, [x], "cuda")
+    (made,) = run_emulated(group, [x])
+    wanted = x.abs().amax(1, keepdim=True)
+    assert torch.equal(torch.nan_to_num(made, 7.0), torch.nan_to_num(wanted, 7.0))
+    assert not torch.signbit(made[0])
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("numerics", ["strict", "fast"])
+def test_a_losss_gradient_adds_nothing_up(numerics: str) -> None:
+    torch.manual_seed(0)
+    x, target = torch.randn(9, 3000), torch.randint(3000, (9,))
+    target[1] = -100
+    y, total = x.log_softmax(1), torch.tensor(8.0)
+    builder = GroupBuilder(numerics)
+    names = [builder.add_input(name) for name in ("output", "grad", "target", "total")]
+    ignored = builder.add_input("ignore_index", is_scalar=True)
+    (dy,) = builder.apply(composite_function("nll_loss_backward", (False, 1)), names, [ignored])
+    form = (1, "float32")
+    group = builder.build(builder.apply(composite_function("_log_softmax_backward_data", form), [dy, names[0]]))
+    grad = torch.tensor(-0.5)
+    assert "fuser_combine" not in fuser.debug_get_fused_kernel_code(group, [y, grad, target, total, -100], "cuda")
+    (dx,) = run_emulated(group, [y, grad, target, total, -100])
+    wanted = torch.ops.aten.nll_loss_backward(grad, y, target, None, 1, -100, total)
+    torch.testing.assert_close(dx, torch.ops.aten._log_softmax_backward_data(wanted, y, 1, torch.float32))
+
+
+@pytest.mark.cpu
 @pytest.mark.parametrize(("numerics", "shape"), [("fast", (3, 5000)), ("strict", (9, 30))])
 def test_a_loss_reads_its_class_and_no_other(numerics: str, shape: tuple[int, int]) -> None:
     torch.manual_seed(0)

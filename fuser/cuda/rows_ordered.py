@@ -323,8 +323,8 @@ class OrderedAlongText(AlongText):
                 inside += site.guarded(self._load_at(self._resident(), site))
         for site in self._sites:
             own = [*self._load_at(late, site, declares=True), *self._compute_at(step, element, site)]
-            if site is self._main and self._has_pairs(step):
-                own = self._find_highest(step)
+            if site is self._main and self.tuning.is_resident and self._has_pairs(step) and not step.is_of_sizes:
+                own = self._find_largest(step)
             if site is not self._main:
                 own = site.guarded(own)
             elif not self.tuning.is_resident:
@@ -372,21 +372,14 @@ class OrderedAlongText(AlongText):
             lines.append("}")
         return lines
 
-    def _has_pairs(self, step: RowPass) -> bool:
-        # Whether it finds the largest of elements of which two fit in a word.
-        return any(item.variable == step.highest and self._is_paired(item) for item in self._resident())
-
     def _is_paired(self, item: Operand) -> bool:
-        # Whether two of its elements are a word that a GPU compares at once, and vectors have all of theirs.
         is_whole = self.loop.vector > 1 and not (self._is_ragged or self.order.schedule.pitch)
-        return is_whole and item.inner == 1 and item.info.dtype is torch.bfloat16
+        return is_whole and item.inner == 1 and item.info.dtype in (torch.bfloat16, torch.float16)
 
-    def _find_highest(self, step: RowPass) -> list[str]:
-        (item,) = (item for item in self._resident() if item.variable == step.highest)
+    def _find_largest(self, step: RowPass) -> list[str]:
         name = f"own[0].m{step.accumulators[0].name}"
         return [
-            f"fuser_extreme<{item.info.storage}, V, true> highest;",
-            *unrolled([*self._find(self._main), f"if (left > 0) highest.add({item.name}[u]);"], self._main),
+            *self._find_extreme(step, unrolled([*self._find(self._main), "if (left > 0) {}"], self._main)),
             f"{name} = fmax({name}, highest.value());",
         ]
 
@@ -505,9 +498,9 @@ class OrderedAlongText(AlongText):
             return self._compute_all(step, part, site, how)
 
         shares = [item for item in self.full(element) if item.variable == step.shares and self._is_paired(item)]
-        if not shares or site is not self._main:
+        if not shares or site is not self._main or shares[0].info.dtype is not torch.bfloat16:
             return self._quickly(step, element, write)
-        # One question for all, and only then one for each.
+        # One question for all, and only then one for each; quotients of float16 are 0 too often.
         assert step.quick is not None, "it divides"
         (divisor,) = (name for name in step.quick.reads if name[0] == "d")
         return [

@@ -1,34 +1,6 @@
 // How threads combine what they have of a row in torch's order: by halves. P and parts are those of cuda_rows.h.
 
 //@ always if orders
-// The largest, or the smallest, of elements of which two fit in a word. A NaN is lost, as by fmax.
-template <typename S, int N, bool is_largest> struct fuser_extreme {
-  fuser_vector<S, N> found;
-
-  FUSER_INLINE fuser_extreme() {
-#pragma unroll
-    for (int k = 0; k < N; ++k) found.set(k, fuser_from_compute<S>(is_largest ? -INFINITY : INFINITY));
-  }
-  FUSER_INLINE void add(const fuser_vector<S, N>& from) {
-#pragma unroll
-    for (int i = 0; i < N / 2; ++i) found.word[i] = fuser_pairs<S>::extreme(found.word[i], from.word[i], is_largest);
-  }
-  FUSER_INLINE void add(const S (&items)[N]) {
-    fuser_vector<S, N> from;
-#pragma unroll
-    for (int k = 0; k < N; ++k) from.set(k, items[k]);
-    add(from);
-  }
-  FUSER_INLINE float value() const {
-    fuser_vector<S, 2> last;
-    last.word[0] = found.word[0];
-#pragma unroll
-    for (int i = 1; i < N / 2; ++i) last.word[0] = fuser_pairs<S>::extreme(last.word[0], found.word[i], is_largest);
-    const float first = fuser_to_compute(last[0]), second = fuser_to_compute(last[1]);
-    return (first > second) == is_largest ? first : second;
-  }
-};
-
 // Of what a thread keeps for later passes R vectors stay in registers; others it has in shared memory, 16 bytes beside
 // those of the next of T threads.
 template <int R, int T, typename S, int N>
