@@ -37,9 +37,9 @@ LEAST_TEAM, MOST_TEAM, CLUSTER_BYTES = 64, 256, 1 << 16
 MOST_PIECES, CHAIN_BLOCK, LONG_CHAIN, FEW_CHAINS = 128, 288, 16, 64
 # Bytes of a row that a thread reads at once where a later pass needs part of them.
 EARLY_BYTES = 512
-# Vectors and bytes that a thread reads which does the work of several of torch's, bytes where a warp has the row, and
-# lanes of a warp of torch's that are threads of their own.
-FEW_VECTORS, FEW_BYTES, WARP_BYTES, LANES = 12, 256, 64, 8
+# Vectors and bytes that a thread reads which does the work of several of torch's, and lanes of a warp of torch's that
+# are threads of their own.
+FEW_VECTORS, FEW_BYTES, LANES = 12, 384, 8
 # Threads that a GPU wants, elements that one keeps where each takes its time, and bytes that no access should be below.
 ENOUGH_THREADS, MOST_ELEMENTS, WORD = 1 << 16, 32, 4
 # Of columns whose elements torch's threads take in runs: bytes of a row that a block reads, threads in all up to which
@@ -96,7 +96,7 @@ def plan_ordered_walk(
         vector = order.schedule.vector
         pieces = max(order.schedule.slots // WARP, MOST_PIECES // prod(space.sizes[rows.reduced :]))
         pieces = 1 << pieces.bit_length() - 1
-        tuning = Tuning(block=CHAIN_BLOCK, unroll=max(16 // vector, 1), team=CHAIN_BLOCK, piece=pieces)
+        tuning = Tuning(block=CHAIN_BLOCK, unroll=max(16 // vector, 1), team=CHAIN_BLOCK, piece=pieces, resident=1)
     elif order.spreads:
         kept_bytes = 4 if _keeps(group, rows) else 0
         vector, tuning = _spread(space, rows, own, order, kept_bytes, clusters)
@@ -182,9 +182,9 @@ def _along(
     if schedule.vector > 1 == schedule.accumulators:
         # A warp, or a part of one, does what torch's threads do, as far as it can keep what it reads.
         for few in (8, 16, WARP):
-            own, most_bytes = _vectors_of(-(-length // vector), few, schedule), WARP_BYTES if few == WARP else FEW_BYTES
+            own = _vectors_of(-(-length // vector), few, schedule)
             is_enough = few == WARP or prod(space.sizes[rows.reduced :]) * few >= ENOUGH_THREADS
-            if is_enough and own <= FEW_VECTORS and own * vector * bytes_per_element <= most_bytes:
+            if is_enough and own <= FEW_VECTORS and own * vector * bytes_per_element <= FEW_BYTES:
                 team, unroll = few, own
                 break
     block = max(team, BLOCK) if schedule.blocks == 1 else team
@@ -299,6 +299,9 @@ def _neighbours(space: IterationSpace, rows: RowSpec, itemsize: int, schedule: S
     # How many of torch's threads, which take one element each, are one of ours.
     length, count, team = prod(space.sizes[: rows.reduced]), prod(space.sizes[rows.reduced :]), schedule.slots
     vector = widest = min(VECTOR_BYTES // itemsize, schedule.x)
+    if length == schedule.x and length * itemsize == 2 * VECTOR_BYTES:
+        # A whole row.
+        vector = widest = length
     while vector > 1 and vector * itemsize > WORD and length * vector > MOST_ELEMENTS * team:
         vector //= 2
     if length * vector > MOST_ELEMENTS * team:

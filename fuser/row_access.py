@@ -27,8 +27,8 @@ MAX_UNROLL = 8
 KEPT_ELEMENTS = 64
 # More of them than this are many.
 LONG_SHARE = 32
-# Rows of so many elements are short.
-SHORT_ROW = 256
+# Rows of so many elements are short, of which a thread has few bytes.
+SHORT_ROW, SHORT_BYTES = 256, 64
 # Fewer blocks leave some of a large GPU's processors idle: they share rows then. Of those that have rows side by side
 # this many run at a time.
 ENOUGH_BLOCKS = 512
@@ -119,6 +119,9 @@ def plan_row_walk(
         length, half = prod(space.sizes[: rows.reduced]), vector // 2
         if length <= SHORT_ROW and length % vector and half and length % half == 0 and half * max(wide) >= 8:
             vector = half
+        if length <= SHORT_ROW and length % 2 and not (pieces or may_share):
+            # To put vectors together takes longer than to read what few threads share.
+            vector = 1
         # A vector's elements lie beside each other.
         while rows.reduced > 1 and space.sizes[0] % vector:
             vector //= 2
@@ -208,7 +211,8 @@ def _along(
     steps = -(-length // vector)
     if steps <= WARP * most:
         # What there is to do for a row is shared by few threads, if it is not one vector of each.
-        unroll = min(most, 4) if WARP // 4 < steps <= WARP else 1
+        is_shared = WARP // 4 < steps <= WARP or (vector == 1 and length <= SHORT_ROW)
+        unroll = max(min(most, 4, SHORT_BYTES // max(vector * bytes_per_element, 1)), 1) if is_shared else 1
         team = min(_above(-(-steps // unroll)), WARP)
         return Tuning(block=256, unroll=_above(-(-steps // team)), team=team, is_resident=True)
     if not combines:

@@ -25,8 +25,8 @@ class ChainedText(OrderedAlongText):
         place = "(round + u * (P / C) + p / C) * S + piece * C + p % C"
         site = Site("", "V", "U", f"({place}) * V", "n < length", "k")
         inputs = self._inputs(step.element)
+        load = ["{", *indent(self._load_at(inputs, site)), "}"]
         produce = [
-            *self._load_at(inputs, site, declares=True),
             *unrolled(
                 [
                     f"{kind} own[V];",
@@ -39,6 +39,9 @@ class ChainedText(OrderedAlongText):
                 ],
                 site,
             ),
+            # Those of the next tile are on their way while others add.
+            "round += R;",
+            *load,
         ]
         return [
             *self._head(),
@@ -53,14 +56,18 @@ class ChainedText(OrderedAlongText):
             "  // No two threads that add read the same banks.",
             "  __shared__ fuser_run tiles[2][C][R + 1];",
             f"  {kind} total0 = pass0.identity();",
+            "  fuser_index round = 0;",
+            *indent([self._declare(item, site) for item in inputs]),
+            "  if (p >= 0)",
+            *indent(load, 2),
             "  for (fuser_index tile = 0; tile * R < rounds + R; ++tile) {",
-            "    const fuser_index round = tile * R;",
             "    if (p >= 0) {",
             *indent(produce, 3),
             "    } else if (t < C && tile > 0) {",
             "      const fuser_run* const runs = tiles[(tile - 1) % 2][t];",
-            "      const int count = rounds - (round - R) < R ? static_cast<int>(rounds - (round - R)) : R;",
-            "#pragma unroll 8",
+            "      const fuser_index left = rounds - (tile - 1) * R;",
+            "      const int count = left < R ? static_cast<int>(left) : R;",
+            "#pragma unroll 16",
             "      for (int r = 0; r < count; ++r) {",
             "        const fuser_run run = runs[r];",
             "#pragma unroll",

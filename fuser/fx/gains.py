@@ -15,13 +15,14 @@ from torch import fx
 
 from fuser.fx.nodes import COPIES, GraphReading, is_copy
 from fuser.ops import REDUCTIONS, OpCall, find_numerics, is_first_power
+from fuser.tensor_desc import TensorDesc
 
 __all__ = ["count_bytes", "crosses_rows", "gains_nothing", "is_laid_out_anew", "is_small"]
 
 # Elements of a tensor that are computed while a kernel is launched.
 SMALL = 1 << 16
-# Elements of which a sum along columns is worth a kernel of its own; rows, in torch's order.
-LARGE, MANY = 1 << 20, 1 << 15
+# Elements of which a reduction is worth a kernel of its own; of columns in torch's order at least, of rows at most.
+LARGE, MANY, SHORT = 1 << 20, 1 << 15, 1 << 10
 
 
 def gains_nothing(group: Sequence[fx.Node], reading: GraphReading) -> bool:
@@ -34,7 +35,7 @@ def gains_nothing(group: Sequence[fx.Node], reading: GraphReading) -> bool:
     op = REDUCTIONS.get(str(calls[0].function.op)) if len(calls) == 1 and calls[0] is not None else None
     if op is not None and not op.scans and calls[0] is not None:
         is_alone = not calls[0].scalars and all(isinstance(item, fx.Node) for item in calls[0].tensors)
-        return is_alone and not _is_of_columns(calls[0])
+        return is_alone and not _is_slow(calls[0])
     if all(call is not None and call.function.op == "take" for call in every):
         return True
     moved = [(node, call) for node, call in zip(group, every, strict=True) if call is None or not call.is_view]
@@ -43,20 +44,24 @@ def gains_nothing(group: Sequence[fx.Node], reading: GraphReading) -> bool:
     return all(is_copy(call) or (call is not None and is_first_power(call.function)) for call in calls)
 
 
-def _is_of_columns(call: OpCall) -> bool:
-    # In an order of its own fuser reduces them faster: few columns keep few of torch's threads busy. In torch's order,
-    # too, where they are long: its threads wait for what they read.
-    value = call.tensors[0].meta.get("val")
-    reduction = call.function.reduction
-    if reduction is None or not isinstance(value, torch.Tensor) or not value.is_cuda:
+def _is_slow(call: OpCall) -> bool:
+    # Short rows keep few of torch's threads busy. So do few columns, which fuser reduces faster in an order of its own;
+    # in torch's order, too, where they are long: its threads wait for what they read.
+    read, reduction = call.tensors[0].meta, call.function.reduction
+    # Where sizes may differ, those of the first call.
+    value = read.get("val", read.get("first"))
+    if reduction is None or not isinstance(value, torch.Tensor | TensorDesc) or value.device is None:
         return False
-    if any(type(size) is not int for size in (*value.shape, *value.stride())) or value.numel() < LARGE:
+    strides = value.stride() if isinstance(value, torch.Tensor) else value.strides
+    is_known = all(type(size) is int for size in (*value.shape, *strides))
+    if value.device.type != "cuda" or not is_known or math.prod(value.shape) < LARGE:
         return False
-    dims = reduction.normalize_dims(value.dim())
+    dims = reduction.normalize_dims(len(value.shape))
     rows = math.prod(value.shape[dim] for dim in dims)
-    if find_numerics() != "fast" and (call.function.op != "sum" or rows < MANY):
-        return False
-    return any(value.stride(dim) == 1 and value.shape[dim] > 1 and dim not in dims for dim in range(value.dim()))
+    kept = [dim for dim, size in enumerate(value.shape) if size > 1 and dim not in dims]
+    if all(strides[dim] != 1 for dim in kept):
+        return rows <= SHORT
+    return find_numerics() == "fast" or (call.function.op == "sum" and rows >= MANY)
 
 
 def is_laid_out_anew(node: fx.Node, call: OpCall | None) -> bool:

@@ -28,6 +28,7 @@ from fuser.launcher import Recorded, Replayer, Scalars, called_in_c, record_thro
 from fuser.outputs import check_kinds, finish_out, finish_traced_out
 from fuser.process import Lock
 from fuser.route import call_anew, is_transformed, requires_grad
+from fuser.tensor_desc import describe
 from fuser.warming.follow import current, stand_in
 from fuser.warming.symbolic import warm_up
 
@@ -344,6 +345,10 @@ class FusedFunction(Replayer, Generic[P, R]):
         held = (operator.attrgetter(str(node.target)) for node in traced.graph_module.graph.find_nodes(op="get_attr"))
         has_parameters = any(requires_grad(get(traced.graph_module)) for get in held)
         differentiable = DifferentiableFusion if mode.is_differentiated or has_parameters else None
+        if differentiable is None and leaves is not None:
+            for node, leaf in zip(traced.graph_module.graph.find_nodes(op="placeholder"), leaves, strict=True):
+                if isinstance(leaf, torch.Tensor):
+                    node.meta["first"] = describe(leaf)
         FusionPass(reduces=mode.reduces, differentiable=differentiable, device_type=mode.device_type)(
             traced.graph_module
         )
