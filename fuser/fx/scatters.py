@@ -58,7 +58,8 @@ def write_scatters_in_place(graph_module: fx.GraphModule) -> None:
             node.replace_all_uses_with(target)
             graph.erase_node(node)
     for node in reversed(graph.nodes):
-        is_view = node.op == "call_function" and may_alias(node) and not is_barrier(node)
+        # Of other functions it is not known what else they do.
+        is_view = isinstance(node.target, torch._ops.OpOverload) and may_alias(node) and not is_barrier(node)
         if not node.users and (node.meta.get(IS_WRITTEN) or is_view):
             graph.erase_node(node)
 
