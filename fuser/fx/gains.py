@@ -20,7 +20,7 @@ from fuser.tensor_desc import TensorDesc
 __all__ = ["count_bytes", "crosses_rows", "gains_nothing", "is_laid_out_anew", "is_small"]
 
 # Elements of a tensor that are computed while a kernel is launched.
-SMALL = 1 << 12
+SMALL = 1 << 16
 # Elements of which a reduction is worth a kernel of its own; of columns in torch's order at least, of rows at most.
 LARGE, MANY, SHORT = 1 << 20, 1 << 15, 1 << 10
 
