@@ -189,9 +189,11 @@ def _along(
     # Elements go to a thread's accumulators in turn.
     unroll = max(unroll, schedule.accumulators if schedule.vector == 1 else 1)
     piece, chunk = int(schedule.blocks > 1), unroll * team * vector
-    if multiple and rows.reduced > 1 and space.sizes[0] % chunk == 0:
-        multiple = chunk
-    return vector, Tuning(block=block, unroll=unroll, team=team, piece=piece, multiple=multiple)
+    is_straight = multiple > 0 and rows.reduced > 1 and space.sizes[0] % chunk == 0
+    multiple = chunk if is_straight else multiple
+    return vector, Tuning(
+        block=block, unroll=unroll, team=team, piece=piece, multiple=multiple, is_straight=is_straight
+    )
 
 
 def _keeps(group: FusionGroup, rows: RowSpec) -> bool:

@@ -74,8 +74,10 @@ class OrderedAlongText(AlongText):
         # Of how many of torch's threads, a part of a warp apart, a thread does the work.
         self.threads = 1 if self.is_wide else max(self.order.schedule.x * self.order.schedule.y // loop.tuning.team, 1)
         first = f"{begin} + (u * S * F + block * T + t) * V" if loop.tuning.piece else f"{begin} + (u * T + t) * V"
-        # Where a thread's first vector is in a row that is read at once, and the u-th one from there.
-        own, further = ("t * V", "u * (T * V)") if self._is_at_once else ("", "")
+        # Where a thread's first vector is, and the u-th one from there.
+        own, further = "t * V" if loop.tuning.is_resident or loop.tuning.is_straight else "begin + t * V", "u * (T * V)"
+        if self.order.has_edges or loop.tuning.piece:
+            own = ""
         accumulator, is_there = "k % A" if self.order.schedule.vector > 1 or self.is_wide else "u % A", ""
         if loop.tuning.is_resident:
             # All but the last vectors of a thread are there; of each slot, one less where rows have edges.
@@ -103,7 +105,7 @@ class OrderedAlongText(AlongText):
             f"const fuser_index number = first + threadIdx.x / {self.tuning.team};",
             "const bool is_row = number < rows;",
             "// Threads without a row go along: others wait for them.",
-            "const fuser_index at = is_row ? number : rows - 1;",
+            f"const fuser_index at = is_row ? {'rows - 1 - ' * self.tuning.descends}number : rows - 1;",
             "const fuser_row row = fuser_find(a, at);",
             *self._all_passes("is_row && t == 0"),
         ]
@@ -446,13 +448,9 @@ class OrderedAlongText(AlongText):
             return []
         if len(self.reduced) > 1:
             # Chunks that are whole lie along the innermost dimension.
-            first = "begin" if self._has_whole_chunks else ""
+            first = "begin" if self.tuning.is_straight else ""
             return ["fuser_index rest = n;", *self.split("rest", self.reduced, first)]
         return ["const fuser_index i0 = n;"]
-
-    @property
-    def _is_at_once(self) -> bool:
-        return self.tuning.is_resident and not (self.order.has_edges or self.tuning.piece)
 
     @property
     def _is_full(self) -> bool:
@@ -462,9 +460,12 @@ class OrderedAlongText(AlongText):
         return self._spreads and self.tuning.is_resident and is_whole
 
     def _place_of(self, item: Operand, site: _Site) -> str:
-        if site.offset and len(self.reduced) == 1 and item.inner == 1 and not item.is_counter:
+        if site.offset and item.inner == 1 and not item.is_counter:
             # As for rows in the canonical order: what all vectors of a thread have in common is added once.
-            return f"row.{item.name} + {site.offset}"
+            if len(self.reduced) == 1:
+                return f"row.{item.name} + {site.offset}"
+            if self.tuning.is_straight:
+                return f"{self._straight_to(item)} + {site.offset}"
         return self.address(f"row.{item.name}", item, self.reduced)
 
     @property

@@ -107,7 +107,8 @@ class OrderedAcrossText(AcrossText):
             own = sum(not item.is_count for item in step.accumulators)
             held = self.schedule.accumulators * own * self.loop.vector
             most = max(most, held + self.loop.tuning.unroll * each // 4)
-        registers = min((PLAIN_REGISTERS if is_plain and len(full) == 1 else REGISTERS) + most, MAX_REGISTERS)
+        is_lone = self.loop.tuning.piece > 0 and len(full) == 1
+        registers = min((PLAIN_REGISTERS if is_lone else REGISTERS) + most, MAX_REGISTERS)
         return f"{block}, {max(PROCESSOR_REGISTERS // (block * registers), 1)}"
 
     def _pass(self, level: int, step: RowPass, element: RowPart) -> list[str]:
