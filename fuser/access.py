@@ -83,8 +83,6 @@ class Tuning:
     looks: bool = False
     resident: int = 0
     most_blocks: int = 0
-    # Whether its blocks begin with what lies last: of what the launch before has read, that is still near.
-    descends: bool = False
     # Of a kernel over lists of tensors: how many times each thread of a block takes ``unroll`` vectors.
     turns: int = 1
 

@@ -66,8 +66,6 @@ __all__ = [
 
 # A compiler that is missing is looked for again after this time.
 SEARCH_S = 1.0
-# Elements that do not all stay near a GPU's processors.
-LARGE = 1 << 24
 
 _can_fuse = {"cpu": True, "cuda": True}
 
@@ -536,8 +534,6 @@ def _cut(expanded: _Expanded, outputs: Sequence[TensorDesc], device: torch.devic
     group, values, spec = expanded.group, expanded.values, expanded.spec
     layouts = [ValueLayout(item.desc.shape, item.desc.strides) for item in values]
     by_value = {value for value, item in enumerate(values) if item.spec.number is not None}
-    # In which direction the last launch has read what is too large to stay near the processors.
-    walked: dict[int, bool] = {}
     for section in cut_group(group, layouts, by_value, orders, shares_rows=device.type == "cuda"):
         order = order_of_section(section, orders)
         own = spec if spec is not None and section.group is group else register(section.group)
@@ -549,12 +545,6 @@ def _cut(expanded: _Expanded, outputs: Sequence[TensorDesc], device: torch.devic
         for chosen in group_outputs([item.shape for item in written], has_reduction=own.group.has_reduction):
             part = own if len(chosen) == len(written) else register(own.group.select_outputs(chosen))
             args, space = build_arg_spec(part.group, inputs, [written[index] for index in chosen], device.type, order)
-            if device.type == "cuda":
-                touched = [*section.inputs, *section.outputs]
-                large = [value for value in touched if math.prod(layouts[value].shape) >= LARGE]
-                descends = any(not walked.get(value, True) for value in large)
-                args = replace(args, tuning=replace(args.tuning, descends=descends))
-                walked |= dict.fromkeys(large, descends)
             yield _Part(
                 part,
                 args,

@@ -135,7 +135,10 @@ def plan_row_walk(
                 widths[slot] = dense_width((*space.strides[slot], length), inner, itemsizes[slot], aligned[slot])
         else:
             tuning = _along(space, rows, vector, accumulators, read_bytes, limits, may_share=may_share)
-        chunk, multiple = tuning.team * tuning.unroll * vector, _multiple(prod(space.sizes[: rows.reduced]), vector, tuning)
+        chunk, multiple = (
+            tuning.team * tuning.unroll * vector,
+            _multiple(prod(space.sizes[: rows.reduced]), vector, tuning),
+        )
         is_straight = rows.reduced > 1 and multiple == chunk * tuning.cluster and space.sizes[0] % chunk == 0
         tuning = replace(tuning, multiple=multiple, is_straight=is_straight)
     shared = {slot for slot in moving if not any(space.strides[slot][rows.reduced :])}

@@ -74,10 +74,10 @@ class OrderedAlongText(AlongText):
         # Of how many of torch's threads, a part of a warp apart, a thread does the work.
         self.threads = 1 if self.is_wide else max(self.order.schedule.x * self.order.schedule.y // loop.tuning.team, 1)
         first = f"{begin} + (u * S * F + block * T + t) * V" if loop.tuning.piece else f"{begin} + (u * T + t) * V"
-        # Where a thread's first vector is, and the u-th one from there.
-        own, further = "t * V" if loop.tuning.is_resident or loop.tuning.is_straight else "begin + t * V", "u * (T * V)"
-        if self.order.has_edges or loop.tuning.piece:
-            own = ""
+        # Where a thread's first vector is in a row that is read at once, or along a dimension, and the u-th one from there.
+        is_one = loop.tuning.is_resident or loop.tuning.is_straight
+        is_one = is_one and not (self.order.has_edges or loop.tuning.piece)
+        own, further = ("t * V", "u * (T * V)") if is_one else ("", "")
         accumulator, is_there = "k % A" if self.order.schedule.vector > 1 or self.is_wide else "u % A", ""
         if loop.tuning.is_resident:
             # All but the last vectors of a thread are there; of each slot, one less where rows have edges.
@@ -105,7 +105,7 @@ class OrderedAlongText(AlongText):
             f"const fuser_index number = first + threadIdx.x / {self.tuning.team};",
             "const bool is_row = number < rows;",
             "// Threads without a row go along: others wait for them.",
-            f"const fuser_index at = is_row ? {'rows - 1 - ' * self.tuning.descends}number : rows - 1;",
+            "const fuser_index at = is_row ? number : rows - 1;",
             "const fuser_row row = fuser_find(a, at);",
             *self._all_passes("is_row && t == 0"),
         ]

@@ -96,7 +96,8 @@ class OrderedAcrossText(AcrossText):
         full = [item for step in self.loop.passes if step.element for item in self.full(step.element)]
         items = [item for item in full if not item.is_output]
         # Many blocks that add up what lies in whole vectors are to run at once: their addresses are near each other.
-        is_plain = self.loop.tuning.piece > 0 and self.schedule.vector == 1 == len(self.loop.passes[0].accumulators)
+        is_plain = self.loop.tuning.piece > 0 and self.schedule.vector == 1
+        is_plain = is_plain and 1 in (len(full), len(self.loop.passes[0].accumulators))
         is_plain = is_plain and all(item.access.width == self.loop.vector for item in items)
         for step in self.loop.passes:
             inputs = [item for item in self.full(step.element) if not item.is_output] if step.element else []
@@ -107,8 +108,7 @@ class OrderedAcrossText(AcrossText):
             own = sum(not item.is_count for item in step.accumulators)
             held = self.schedule.accumulators * own * self.loop.vector
             most = max(most, held + self.loop.tuning.unroll * each // 4)
-        is_lone = self.loop.tuning.piece > 0 and len(full) == 1
-        registers = min((PLAIN_REGISTERS if is_lone else REGISTERS) + most, MAX_REGISTERS)
+        registers = min((PLAIN_REGISTERS if is_plain and len(full) == 1 else REGISTERS) + most, MAX_REGISTERS)
         return f"{block}, {max(PROCESSOR_REGISTERS // (block * registers), 1)}"
 
     def _pass(self, level: int, step: RowPass, element: RowPart) -> list[str]:
