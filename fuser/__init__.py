@@ -1,8 +1,6 @@
 """Chain jiterator functors and torch's pointwise ops into one kernel launch, on CUDA and on the CPU."""
 
 from fuser import errors, fx, library
-from fuser import flops as _flops  # noqa: F401 - what FlopCounterMode counts
-from fuser import sharding as _sharding  # noqa: F401 - the operator on DTensors
 from fuser._version import __version__
 from fuser.autodiff import autograd as _autograd  # noqa: F401 - where route.py sends what is differentiated
 from fuser.config import config
@@ -29,6 +27,7 @@ from fuser.interface import (
 )
 from fuser.jit_function import JitFunction
 from fuser.jiterator import create_jit_fn, create_multi_output_jit_fn, jit_fn
+from fuser.late import when_imported as _when_imported
 from fuser.reduction import ReductionFunction, create_reduction_fn
 from fuser.warming.dims import Dim
 
@@ -73,6 +72,18 @@ __all__ = [
     "stats",
     "warmup",
 ]
+
+
+def _count_flops() -> None:
+    from fuser import flops  # noqa: F401, PLC0415
+
+
+def _shard() -> None:
+    from fuser import sharding  # noqa: F401, PLC0415
+
+
+_when_imported("torch.utils.flop_counter", _count_flops)
+_when_imported("torch.distributed.tensor", _shard)
 
 
 def __dir__() -> list[str]:

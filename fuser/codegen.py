@@ -84,6 +84,8 @@ class Loop:
     has_zero: bool = False
     # As in ArgSpec.
     positions: int = 0
+    # The variable of a number that is nothing but an exponent: a loop may be written for those that have a formula.
+    exponent: str = ""
 
     @property
     def chunk(self) -> int:
@@ -371,12 +373,21 @@ def _build_loop(
         wide_index=args.wide_index,
         tuning=args.tuning,
         positions=args.positions,
+        exponent=next((f"v{index}" for index, _ in numbers if _is_exponent(group, index)), ""),
     )
     element = emit_element(writer)
     geometry = (
         ("offset",) * args.has_offsets + ("period",) * loop.repeats + (() if loop.is_linear else dialect.geometry)
     )
     return replace(loop, geometry=geometry, has_zero=writer.has_zero), element
+
+
+def _is_exponent(group: FusionGroup, value: int) -> bool:
+    # Whether an input is the exponent of powers and nothing else, in a group that compiles nine times in no time.
+    readers = [item for item in group.applications if value in (*item.tensors, *item.scalars)]
+    return 0 < len(readers) <= len(group.applications) <= 8 and all(
+        "fuser_power" in item.function.functor.words and item.tensors[0] != value for item in readers
+    )
 
 
 def _build_rows(

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from fuser.cxx.builtin_types import dtype_named
 from fuser.cxx.functor import Functor, parse_functor
 from fuser.dtypes import is_representable, number_of_dtype
-from fuser.eager.types import dtype_named
 from fuser.errors import ArgumentError, DimError, ShapeError, UnsupportedError
 from fuser.layout import Shape
 

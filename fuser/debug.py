@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_leaves
 
 from fuser.codegen import KernelSource
 from fuser.compiler import build_kernel_source, has_host_compiler, register
-from fuser.drawing import Box, draw_graph
 from fuser.errors import ArgumentError, FuserError, UnsupportedError
 from fuser.fallback import Fallback
 from fuser.fx.dropouts import draw_dropout_mask, find_obstacle
@@ -100,6 +99,9 @@ class Explanation:
         groups = iter(enumerate(self.groups))
         reasons, names = dict(self.unfused), set[str]()
         left = dict(zip(reasons, self.bytes_left, strict=False))
+        # It escapes HTML, and Python's module for that brings a table of thousands of names.
+        from fuser.drawing import Box, draw_graph  # noqa: PLC0415
+
         boxes: list[Box] = []
         for node in self.module.graph.nodes:
             sources = tuple(source.name for source in node.all_input_nodes if source.name in names)

@@ -1,4 +1,7 @@
-"""What ``torch.utils.flop_counter`` counts for fuser's operators: operations of the functors' texts, times elements."""
+"""What ``torch.utils.flop_counter`` counts for fuser's operators: operations of the functors' texts, times elements.
+
+Imported with that module, which imports Triton.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import register_flop_formula
 
 from fuser import library
 from fuser.autodiff import pull_back as _pull_back  # noqa: F401 - defines an operator
@@ -18,7 +22,6 @@ from fuser.cxx.operations import count_operations
 from fuser.errors import FuserError
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import ValueLayout, infer_layouts
-from fuser.late import when_imported
 from fuser.layout import broadcast_shapes
 from fuser.ops import bind_inputs, composite_steps
 from fuser.tensor_desc import describe, value_layouts
@@ -63,19 +66,14 @@ def _operations_of(functor: Functor) -> int:
         return 0
 
 
-def _register() -> None:
-    # Not before somebody counts: it imports Triton.
-    from torch.utils.flop_counter import register_flop_formula  # noqa: PLC0415 - somebody has just imported it
-
-    def of_run(*args: Any, out_val: Any = None) -> int:  # noqa: ARG001
-        return count_flops(*args)
-
-    def of_pull_back(group: str, *inputs: Any, out_val: Any = None) -> int:  # noqa: ARG001
-        # As torch counts the derivative of a convolution: what takes part in the forward pass does so twice.
-        return 2 * count_flops(group, *inputs[:4])
-
-    register_flop_formula(torch.ops.fuser.run, get_raw=True)(of_run)
-    register_flop_formula(torch.ops.fuser.pull_back, get_raw=True)(of_pull_back)
+def _count_run(*args: Any, out_val: Any = None) -> int:  # noqa: ARG001
+    return count_flops(*args)
 
 
-when_imported("torch.utils.flop_counter", _register)
+def _count_pull_back(group: str, *inputs: Any, out_val: Any = None) -> int:  # noqa: ARG001
+    # As torch counts the derivative of a convolution: what takes part in the forward pass does so twice.
+    return 2 * count_flops(group, *inputs[:4])
+
+
+register_flop_formula(torch.ops.fuser.run, get_raw=True)(_count_run)
+register_flop_formula(torch.ops.fuser.pull_back, get_raw=True)(_count_pull_back)

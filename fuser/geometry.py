@@ -125,6 +125,9 @@ def workspace_bytes(source: KernelSource, sizes: Sequence[int]) -> int:
     across = tuning.team * source.vector if rows.is_across else 1
     # As the prelude's fuser_workspace has it.
     batches = 1 if rows.order else max(tuning.piece // BATCH, 1)
+    if rows.order and rows.order.spreads:
+        # A part for each of torch's threads.
+        batches = rows.order.schedule.slots // pieces
     per_tile = 4 * (2 + -(-pieces // TURN)) + source.accumulator_bytes * across * (1 + pieces * batches)
     return per_tile * _row_blocks(source, sizes) // pieces
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from fuser.access import DEFAULT_TUNING, Access, Tuning
-from fuser.cxx.paths import check_functor
 from fuser.dtypes import Rank, dtype_info
 from fuser.errors import GroupError, ShapeError, UnsupportedError
 from fuser.function import ARRANGEMENTS, VIEWS, Function
@@ -206,6 +205,9 @@ def build_kernel_spec(group: FusionGroup) -> KernelSpec:
         GroupError: the group fails lint.
         FunctorError: a functor's text does not parse, or a path through it gives no result.
     """
+    # What reads whole texts is imported with the first text to read.
+    from fuser.cxx.paths import check_functor  # noqa: PLC0415
+
     group.lint()
     for application in group.applications:
         for functor in application.function.functors:

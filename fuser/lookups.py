@@ -17,7 +17,6 @@ from fuser.access import Walk
 from fuser.cxx.functor import MATH_FUNCTIONS, Functor
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import RowSpec
-from fuser.linear import is_linear
 from fuser.row_space import reduction_levels
 
 __all__ = ["Lookup", "find_lookups", "look_up_in"]
@@ -110,7 +109,11 @@ def _read(functor: Functor, is_torchs: bool, is_strict: bool) -> Lookup | None:
     if len(names) != 2:
         return None
     is_product = is_product and _closes_last(result.removeprefix(f"{factor} * "))
-    return Lookup(1, 0) if is_product or (not is_strict and is_linear(functor, 0)) else None
+    if is_product:
+        return Lookup(1, 0)
+    from fuser.linear import is_linear  # noqa: PLC0415 - reads whole texts
+
+    return Lookup(1, 0) if not is_strict and is_linear(functor, 0) else None
 
 
 def _closes_last(text: str) -> bool:

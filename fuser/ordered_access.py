@@ -14,7 +14,7 @@ from fuser.layout import IterationSpace
 from fuser.orders import RowOrder, Schedule
 from fuser.row_space import count_accumulators, reduction_levels
 
-__all__ = ["plan_ordered_walk"]
+__all__ = ["plan_ordered_walk", "warps_beside"]
 
 # Threads of a block where a row has fewer, and bytes of rows that the threads of a block keep in registers, of each
 # at most.
@@ -32,10 +32,14 @@ WARP, SPLIT_BYTES, MAX_SPLIT = 32, 256, 4
 # elements where a warp has a row; of a block that could share its row, threads at least and at most, and bytes of it.
 SPREAD_BYTES, LEAST_SPREAD, MOST_SPREAD, FEW_ELEMENTS = 128, 32, 64, 8
 LEAST_TEAM, MOST_TEAM, CLUSTER_BYTES = 64, 256, 1 << 16
+# Of few rows whose elements each of torch's threads adds one after another: blocks that share one at most, threads of
+# each, elements from which they do, in rounds of torch's threads, and rows up to which.
+MOST_PIECES, CHAIN_BLOCK, LONG_CHAIN, FEW_CHAINS = 128, 288, 16, 64
 # Bytes of a row that a thread reads at once where a later pass needs part of them.
 EARLY_BYTES = 512
-# Bytes that a thread reads which does the work of several of torch's.
-WARP_BYTES = 64
+# Vectors and bytes that a thread reads which does the work of several of torch's, bytes where a warp has the row, and
+# lanes of a warp of torch's that are threads of their own.
+FEW_VECTORS, FEW_BYTES, WARP_BYTES, LANES = 12, 256, 64, 8
 # Threads that a GPU wants, and how many processors share them; elements that one keeps where each takes its time, and
 # bytes that no access should be below.
 ENOUGH_THREADS, PROCESSORS, MOST_ELEMENTS, WORD = 1 << 16, 128, 32, 4
@@ -97,6 +101,11 @@ def plan_ordered_walk(
             writes=writes,
             accumulators=count_accumulators(group),
         )
+    elif order.spreads and is_one_pass and _is_chained(space, rows, order):
+        vector = order.schedule.vector
+        pieces = max(order.schedule.slots // WARP, MOST_PIECES // prod(space.sizes[rows.reduced :]))
+        pieces = 1 << pieces.bit_length() - 1
+        tuning = Tuning(block=CHAIN_BLOCK, unroll=max(16 // vector, 1), team=CHAIN_BLOCK, piece=pieces)
     elif order.spreads:
         kept_bytes = 4 if _keeps(group, rows) else 0
         vector, tuning = _spread(space, rows, own, order, kept_bytes, clusters)
@@ -164,7 +173,7 @@ def _along(
     length, multiple, most = prod(space.sizes[: rows.reduced]), 0, KEPT_BYTES // bytes_per_element
     if schedule.pitch:
         length = length // space.sizes[0] * -(-space.sizes[0] // schedule.pitch) * schedule.pitch
-    if schedule == Schedule(WARP, schedule.y, accumulators=1, rises=schedule.rises, pitch=schedule.pitch):
+    if schedule.vector == schedule.accumulators == schedule.blocks == 1 and (schedule.x == WARP or team < WARP):
         # Of threads that take one element each, one does what neighbours do.
         vector, most = _neighbours(space, rows, max(itemsizes), schedule), min(most, MOST_ELEMENTS)
         team, multiple = team // vector, 0 if length % vector or vector == 1 or schedule.pitch else vector
@@ -178,18 +187,21 @@ def _along(
         least = max(4 // min(itemsizes), 1)
         while vector > least and team < MAX_SPLIT * WARP and steps * vector * bytes_per_element > SPLIT_BYTES // 2:
             vector, team = vector // 2, team * 2
-    threads = team // WARP
-    if schedule.vector > 1 == schedule.accumulators and threads * steps * vector * bytes_per_element <= WARP_BYTES:
-        # A warp does what several of torch's do, as far as its threads can keep what they read.
-        team = WARP
-    else:
-        threads = 1
+    unroll = 0
+    if schedule.vector > 1 == schedule.accumulators:
+        # A warp, or a part of one, does what torch's threads do, as far as it can keep what it reads.
+        for few in (8, 16, WARP):
+            own, most_bytes = _vectors_of(-(-length // vector), few, schedule), WARP_BYTES if few == WARP else FEW_BYTES
+            is_enough = few == WARP or prod(space.sizes[rows.reduced :]) * few >= ENOUGH_THREADS
+            if is_enough and own <= FEW_VECTORS and own * vector * bytes_per_element <= most_bytes:
+                team, unroll = few, own
+                break
     block = max(team, BLOCK) if schedule.blocks == 1 else team
     most = min(most, BLOCK_BYTES // block // bytes_per_element) // vector
     if steps <= most and schedule.blocks == 1:
         # In eight sizes to a power of two.
         step = max((1 << max(steps - 1, 0).bit_length()) // 8, 1)
-        unroll = max(-(-steps // step) * step, 1) * threads
+        unroll = unroll or max(-(-steps // step) * step, 1)
         return vector, Tuning(block=block, unroll=unroll, team=team, is_resident=True, multiple=multiple)
     unroll, is_few = 1, prod(space.sizes[rows.reduced :]) * team <= ENOUGH_THREADS
     # Few threads take more at a time, the more where each access is narrow.
@@ -216,12 +228,36 @@ def _along(
     )
 
 
+def warps_beside(team: int, schedule: Schedule) -> int:
+    """Return of how many of torch's warps the threads of a row do the work side by side, if they do that of several."""
+    return min(schedule.y, max(team // LANES, 1))
+
+
+def _vectors_of(vectors: int, team: int, schedule: Schedule) -> int:
+    # How many of a row's vectors a thread has at most.
+    rounds, rest = divmod(vectors, schedule.slots)
+    warps = warps_beside(team, schedule)
+    lanes, together = team // warps, warps * schedule.x
+    apart = schedule.x // lanes
+    last = min(-(-(rest % together) // lanes), apart)
+    return rounds * (schedule.slots // team) + rest // together * apart + last
+
+
 def _keeps(group: FusionGroup, rows: RowSpec) -> bool:
     # Whether what a reduction adds up is made of what another one came to, and needed again.
     levels = reduction_levels(group)
     uses = Counter(value for item in group.applications for value in item.tensors)
-    added = {value for item in group.applications if item.function.reduction for value in item.tensors}
+    reductions = [(item.function.reduction, item) for item in group.applications if item.function.reduction]
+    added = {value for reduction, item in reductions if reduction.order != "pick" for value in item.tensors}
     return any(levels[value] and not rows.is_row[value] and uses[value] > 1 for value in added)
+
+
+def _is_chained(space: IterationSpace, rows: RowSpec, order: RowOrder) -> bool:
+    # Whether blocks share what torch's threads do, one element after another, for few long rows.
+    schedule, length = order.schedule, prod(space.sizes[: rows.reduced])
+    is_long = schedule.is_even and length >= LONG_CHAIN * schedule.slots * schedule.vector
+    is_plain = not (schedule.is_serial or order.has_edges) and rows.reduced == 1
+    return is_long and is_plain and prod(space.sizes[rows.reduced :]) <= FEW_CHAINS
 
 
 def _spread(
@@ -248,7 +284,7 @@ def _spread(
         widest = min(VECTOR_BYTES // max(itemsizes), schedule.x, max(most // each, least))
         while 2 * vector <= widest and length % (2 * vector) == 0:
             vector, team, each = 2 * vector, team // 2, 2 * each
-    if vector == schedule.vector:
+    if vector == schedule.vector or schedule.y == 1:
         # Others, as far apart as there are threads. Warps stay whole, but for rows of a single one.
         least = 1 if schedule.y == 1 else LEAST_TEAM
         while team > least and 2 * each <= (most if schedule.y > 1 else FEW_ELEMENTS):
@@ -284,7 +320,7 @@ def _spread(
 def _neighbours(space: IterationSpace, rows: RowSpec, itemsize: int, schedule: Schedule) -> int:
     # How many of torch's threads, which take one element each, are one of ours.
     length, count, team = prod(space.sizes[: rows.reduced]), prod(space.sizes[rows.reduced :]), schedule.slots
-    vector = widest = VECTOR_BYTES // itemsize
+    vector = widest = min(VECTOR_BYTES // itemsize, schedule.x)
     while vector > 1 and vector * itemsize > WORD and length * vector > MOST_ELEMENTS * team:
         vector //= 2
     if length * vector > MOST_ELEMENTS * team:

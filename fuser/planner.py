@@ -350,7 +350,9 @@ def _expand(
         views = [(slot, None) for slot in range(len(inputs))]
         same = Expansion(spec.group, tuple(views), (None,) * len(outputs), tuple(range(len(spec.group.applications))))
         return _Expanded(spec, same, tuple(whole), outputs, tuple(whole))
-    expansion = expand(spec.group, _ordered_forms(spec.group, whole, device) if in_order else ())
+    forms = _ordered_forms(spec.group, whole, device) if in_order else ()
+    # Where torch's kernel would stay for its order, it stays for what else it does, too.
+    expansion = expand(spec.group, forms, knows_sums=device.type == "cuda" or not spec.group.is_strict)
     try:
         seen = [_view(inputs[slot], view) for slot, view in expansion.inputs]
     except UnsupportedError as error:

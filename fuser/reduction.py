@@ -10,15 +10,14 @@ from typing import Any
 import torch
 
 from fuser.combining import Reduction
+from fuser.cxx.builtin_types import dtype_named
 from fuser.cxx.functor import EntryParameter, Functor, parse_functor
 from fuser.cxx.preprocess import Problem
 from fuser.dtypes import is_representable, plain_number
-from fuser.eager.types import dtype_named
 from fuser.errors import ArgumentError, FunctorError, describe_type, shows_users_frames, suggest
 from fuser.function import Function
 from fuser.jit_function import JitFunction, Number, check_scalar
 from fuser.jiterator import check_index
-from fuser.reduction_check import check_reduction
 
 __all__ = ["ReductionFunction", "create_reduction_fn"]
 
@@ -195,6 +194,9 @@ class ReductionFunction:
             ArgumentError: the identity changes what it is combined with, or the combine functor is not associative.
             FunctorError, CompileError, CompilerNotFoundError: as for a functor.
         """
+        # Eager torch, which is a third of fuser.
+        from fuser.reduction_check import check_reduction  # noqa: PLC0415
+
         scalars = {parameter.name: self.defaults.get(parameter.name, 1.0) for parameter in self.function.scalars}
         tried = check_reduction(self.function, scalars)
         self.along().check(device=device, dtype=dtype or tried)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from fuser.access import GATHER_VECTOR, VECTOR_BYTES, Access, Tuning, Walk, counted_widths, dense_width
-from fuser.combining import BATCH
+from fuser.combining import BATCH, Reduction
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import RowSpec
 from fuser.layout import IterationSpace
@@ -45,6 +45,9 @@ MOST_PERSISTENT = 4
 # Threads of a multiprocessor that have registers for one vector of each operand, or for several: where a block has one
 # long row, and elsewhere. Measured on an H200.
 PERSISTENT_THREADS = ((1152, 640), (1024, 512))
+# Threads that walk over a row of which all that they ask for is read elsewhere, and vectors that each has in flight.
+# Measured on an H200.
+STREAMING_BLOCK, STREAMING_UNROLL = 512, 4
 # Rows that are worth a piece.
 ROWS_OF_TEAM = 4
 # Elements of rows that lie side by side for which a block is enough.
@@ -134,11 +137,12 @@ def plan_row_walk(
             for slot in pieces:
                 widths[slot] = dense_width((*space.strides[slot], length), inner, itemsizes[slot], aligned[slot])
         else:
-            tuning = _along(space, rows, vector, accumulators, read_bytes, limits, may_share=may_share)
-        chunk, multiple = (
-            tuning.team * tuning.unroll * vector,
-            _multiple(prod(space.sizes[: rows.reduced]), vector, tuning),
-        )
+            combines = not all(reduction.order == "pick" for reduction in _reductions(group))
+            tuning = _along(
+                space, rows, vector, accumulators, read_bytes, limits, may_share=may_share, combines=combines
+            )
+        chunk = tuning.team * tuning.unroll * vector
+        multiple = _multiple(prod(space.sizes[: rows.reduced]), vector, tuning)
         is_straight = rows.reduced > 1 and multiple == chunk * tuning.cluster and space.sizes[0] % chunk == 0
         tuning = replace(tuning, multiple=multiple, is_straight=is_straight)
     shared = {slot for slot in moving if not any(space.strides[slot][rows.reduced :])}
@@ -172,9 +176,12 @@ def _is_one_pass(group: FusionGroup, rows: RowSpec) -> bool:
 
 def _only_picks(group: FusionGroup, rows: RowSpec) -> bool:
     # Whether one element of a row is all that is read: nobody walks for it.
-    reductions = [item.function.reduction for item in group.applications if item.function.reduction]
     is_alone = all(rows.is_row[value] for value in group.outputs)
-    return is_alone and all(reduction.order == "pick" for reduction in reductions)
+    return is_alone and all(reduction.order == "pick" for reduction in _reductions(group))
+
+
+def _reductions(group: FusionGroup) -> list[Reduction]:
+    return [item.function.reduction for item in group.applications if item.function.reduction]
 
 
 def _along(
@@ -186,6 +193,7 @@ def _along(
     limits: RowLimits,
     *,
     may_share: bool,
+    combines: bool,
 ) -> Tuning:
     length = prod(space.sizes[: rows.reduced])
     if may_share and length > 2 * BATCH and prod(space.sizes[rows.reduced :]) < ENOUGH_BLOCKS:
@@ -206,6 +214,11 @@ def _along(
         unroll = min(most, 4) if WARP // 4 < steps <= WARP else 1
         team = min(_above(-(-steps // unroll)), WARP)
         return Tuning(block=256, unroll=_above(-(-steps // team)), team=team, is_resident=True)
+    if not combines:
+        # Nobody waits for others: a row's elements come one after another.
+        unroll = min(most, STREAMING_UNROLL)
+        team = min(_team(steps, unroll), STREAMING_BLOCK)
+        return Tuning(block=team, unroll=unroll, team=team)
     # The fewer threads of a row wait for each other, the better, and the fewer have nothing to do.
     unroll = min((most, max(most // 2, 1)), key=lambda unroll: unroll * _team(steps, unroll))
     if is_light and 4 * most * _team(steps, most) <= 5 * unroll * _team(steps, unroll):

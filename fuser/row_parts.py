@@ -109,8 +109,9 @@ class RowPass:
     # The same of columns, to whose parts each element adds: accumulators, and what combines two parts.
     columns: tuple[Accumulator, ...] = ()
     merge: RowPart | None = None
-    # The operand whose largest element it finds, if it does nothing else.
+    # The operand whose largest element, or largest magnitude, it finds, if it does nothing else.
     highest: str = ""
+    is_of_sizes: bool = False
     # The output whose elements are the quotients of ``quick``, of parts of what they are divided by.
     shares: str = ""
 
@@ -217,21 +218,29 @@ class RowWriter:
         is_free = all(self._reduction(index).order in ANY_ORDER for index in reductions)
         commutes = is_free or all(is_sum(self._reduction(index).combine) for index in reductions)
         decides = any(takes_decisions(self._reduction(index).combine) for index in reductions)
-        highest = self._highest(every[0]) if element and len(every) == 1 and len(element.reads) == 2 else ""
+        is_alone = element is not None and len(every) == 1 and len(element.reads) == 1 + self.rows.adds
+        highest, is_of_sizes = self._highest(every[0]) if is_alone else ("", False)
         found = {index for index, (_, _, how) in quotients.items() if how == "share"}
         stored = {self.producers[self.group.outputs[slot]]: f"out{slot}" for slot in self._stored_in(level)}
         shares = stored.get(min(found), "") if found and len(quotients) == 1 else ""
         return RowPass(
             row, element, quick, combine, accumulators, commutes, is_free, decides, pick, picked, which, others, merge,
-            highest, shares,
+            highest, is_of_sizes, shares,
         )  # fmt: skip
 
-    def _highest(self, index: int) -> str:
-        item = self.group.applications[index]
-        is_plain = is_plainly(item.function.functor, "{0}") and is_plainly(
-            self._reduction(index).combine, "fmax({0}, {1})"
-        )
-        return f"v{item.tensors[0]}" if is_plain and self.producers[item.tensors[0]] < 0 else ""
+    def _highest(self, index: int) -> tuple[str, bool]:
+        # Which input a reduction finds the largest element of, and whether it is that of magnitudes.
+        item, combine = self.group.applications[index], self._reduction(index).combine
+        value, mapped = item.tensors[0], item.function.functor
+        is_of_sizes = is_plainly(mapped, "abs({0})")
+        source = self.producers[value]
+        if source >= 0 and self.group.applications[source].function.op == "abs" and is_plainly(mapped, "{0}"):
+            value, is_of_sizes = self.group.applications[source].tensors[0], True
+        if self.producers[value] >= 0 or not (is_of_sizes or is_plainly(mapped, "{0}")):
+            return "", False
+        # Of magnitudes, the first one of equals is the second one.
+        wanted = "{0} != {0} || {0} > {1} ? {0} : {1}" if is_of_sizes else "fmax({0}, {1})"
+        return (f"v{value}", is_of_sizes) if is_plainly(combine, wanted) else ("", False)
 
     def _picks_in(self, level: int) -> list[int]:
         # The reductions that take one element of a row, of the same number: nobody walks for them.

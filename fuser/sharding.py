@@ -1,12 +1,16 @@
 """``torch.ops.fuser.run`` on DTensors: each rank computes its shards, as of torch's own pointwise ops.
 
+Imported with the first import of DTensor, which takes long.
+
 One dimension of the mesh after the other, all tensors are brought to
 
 - the same shards, where one of them is sharded: of those that agree with most of the data; a tensor that is broadcast
   along the sharded dimension is whole on every rank;
 - partial sums, where some are partial sums and the group is linear in them (``fuser.linear``), or in all its tensors;
-- copies otherwise, and where a group reduces. An application that is not linear in a partial sum is run by itself, so
-  that what comes before it still computes with partial sums.
+- copies otherwise, and where users' reductions are.
+
+An application that is not linear in a partial sum is run by itself, so that what comes before it still computes with
+partial sums. So is an op of torch's that gives other dimensions than its tensors have, as a sum: torch knows where.
 """
 
 from __future__ import annotations
@@ -15,9 +19,11 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 
 from fuser import library
 from fuser.autodiff import pull_back as _pull_back  # noqa: F401 - defines an operator
@@ -25,18 +31,14 @@ from fuser.compiler import registered
 from fuser.config import config
 from fuser.errors import DeviceError, ShapeError
 from fuser.executor import run_around
+from fuser.fallback import Fallback
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec, infer_layouts
-from fuser.late import when_imported
 from fuser.launcher import Replayer
 from fuser.layout import Shape, broadcast_shapes
 from fuser.linear import follow_sums
 from fuser.route import run_below
 from fuser.tensor_desc import TensorDesc, describe, value_layouts
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor, Placement
 
 __all__ = ["run_copies", "run_shards"]
 
@@ -54,8 +56,6 @@ def run_shards(_: Any, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any
 
 def run_copies(_: Any, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any = None) -> list[Any]:
     """Run an operator of fuser's on copies, on each rank the same."""
-    from torch.distributed.tensor import DTensor, Replicate  # noqa: PLC0415 - is there: it defined the arguments
-
     del types
     tensors = [item for arg in args if isinstance(arg, list) for item in arg if isinstance(item, DTensor)]
     mesh = _common_mesh(tensors)
@@ -71,16 +71,6 @@ def run_copies(_: Any, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any
         return [DTensor.from_local(item, mesh, whole, run_check=False) for item in results]
 
 
-def _register() -> None:
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - somebody has just imported it
-
-    for name, rule in (("run", run_shards), ("pull_back", run_copies)):
-        torch.library.register_torch_dispatch(f"fuser::{name}", DTensor, rule, lib=library.LIBRARY)
-
-
-when_imported("torch.distributed.tensor", _register)
-
-
 @dataclass(frozen=True, slots=True)
 class Sharding:
     """How a call is shared among the ranks."""
@@ -89,7 +79,7 @@ class Sharding:
     inputs: dict[int, tuple[Placement, ...]]
     # Placements, global shape and strides of each output.
     outputs: tuple[tuple[tuple[Placement, ...], torch.Size, tuple[int, ...]], ...]
-    # The application to cut the group around instead; -1: none.
+    # The application to cut the group around instead, which torch runs where it is the only one; -1: none.
     obstacle: int = -1
     launcher: Replayer = field(default_factory=lambda: Replayer((), ()))
 
@@ -99,8 +89,6 @@ _shardings: Lru[Sharding] = Lru()
 
 
 def _run(spec: KernelSpec, inputs: list[Any]) -> list[Any]:
-    from torch.distributed.tensor import DTensor, Replicate  # noqa: PLC0415 - as above
-
     mesh = _common_mesh([item for item in inputs if isinstance(item, DTensor)])
     for slot, item in enumerate(inputs):
         # As torch: one of one element is the same on every rank, and so are all where the user says so.
@@ -118,6 +106,8 @@ def _run(spec: KernelSpec, inputs: list[Any]) -> list[Any]:
     if sharding is None:
         sharding = _share(spec, tensors, described)
         _shardings.put(key, sharding, config.max_plans)
+    if sharding.obstacle >= 0 and len(spec.group.applications) == 1:
+        return Fallback(spec.group).run(inputs, "DTensors")
     if sharding.obstacle >= 0:
         return run_around(spec, sharding.obstacle, inputs, library.call_operator)
     for slot, item in tensors.items():
@@ -163,10 +153,11 @@ def _choose(
 ) -> tuple[dict[int, Placement], list[Placement]] | int:
     # Along one dimension of the mesh, of a size: what the tensors are brought to and what the outputs become; or the
     # application to cut the group around.
-    from torch.distributed.tensor import Partial, Replicate  # noqa: PLC0415 - as above
-
     copy: Placement = Replicate()
     copies = dict.fromkeys(placements, copy), [copy] * len(made)
+    for index, item in enumerate(spec.group.applications):
+        if item.function.reshapes and item.function.op is not None:
+            return index
     if spec.group.reshapes:
         # Dimensions of its values have other numbers before and after.
         return copies
@@ -219,8 +210,6 @@ def _vote(placements: dict[int, Placement], shapes: dict[int, Shape], common: Sh
 
 def _place(shard: Any, shape: Shape, common: Shape) -> Placement:
     # Shards of the common shape as those of a tensor that is broadcast to it.
-    from torch.distributed.tensor import Replicate  # noqa: PLC0415 - as above
-
     own = shard.dim + len(shape) - len(common)
     return _at(shard, own) if own >= 0 and shape[own] == common[shard.dim] else Replicate()
 
@@ -232,8 +221,6 @@ def _at(shard: Any, dim: int) -> Any:
 
 def _bring(item: DTensor, placements: Sequence[Placement]) -> torch.Tensor:
     # This rank's part of a tensor under other placements. A copy becomes partial where torch will not make it so.
-    from torch.distributed.tensor import Replicate  # noqa: PLC0415 - as above
-
     if item.placements == tuple(placements):
         return item.to_local()
     pairs = list(zip(item.placements, placements, strict=True))
@@ -261,10 +248,12 @@ def _common_mesh(tensors: Sequence[DTensor]) -> DeviceMesh:
 
 
 def _check_implicit_replication() -> None:
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - as above
-
     dispatcher = getattr(DTensor, "_op_dispatcher", None)
     if not getattr(dispatcher, "_allow_implicit_replication", False):
         raise DeviceError(
             "got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor before calling"
         )
+
+
+for _name, _rule in (("run", run_shards), ("pull_back", run_copies)):
+    torch.library.register_torch_dispatch(f"fuser::{_name}", DTensor, _rule, lib=library.LIBRARY)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import copy
-import operator
-import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from graph_writer import GraphWriter, Program
 from torch import fx
 
 ATEN: Any = torch.ops.aten
-SHAPES = [(4, 6), (6,), (2, 4, 6), (4, 1), (1, 6), (2, 1, 6), (), (6, 4), (2, 4, 3), (0, 6), (2, 2, 6)]
+SHAPES = [(4, 6), (6,), (2, 4, 6), (4, 1), (1, 6), (2, 1, 6), (), (6, 4), (2, 4, 3), (0, 6), (2, 2, 6), (2, 4, 2, 3)]
 DTYPES = [torch.float32, torch.float32, torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool]
 # Of one rounding each, so that kernels on the CPU have torch's bits as well.
 UNARY = ["neg", "abs", "relu", "sign", "ceil", "logical_not", "isnan", "square", "trunc", "round"]
 BINARY = ["add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "maximum", "minimum", "lt.Tensor", "eq.Tensor"]
 BINARY += ["logical_and", "bitwise_and.Tensor"]
 LISTS = ["add.List", "mul.List", "mul.Scalar", "add.Scalar", "sub.List", "maximum.List", "neg", "abs"]
-Program = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
 def overload(name: str) -> Any:
@@ -28,50 +25,13 @@ def overload(name: str) -> Any:
     return getattr(getattr(ATEN, packet), rest or "default")
 
 
-def like(value: torch.Tensor) -> torch.Tensor:
-    """Return what is known of a tensor before the graph runs."""
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+class AtenWriter(GraphWriter):
+    """Writes such a graph."""
 
+    shapes, dtypes, layouts = SHAPES, DTYPES, 4
 
-class AtenWriter:
-    """Writes such a graph; each node runs once while it is written, and what raises is left out."""
-
-    def __init__(self, seed: int, device: str) -> None:
-        self.draw = random.Random(seed)
-        self.generator = torch.Generator().manual_seed(seed)
-        self.device = device
-        self.graph = fx.Graph()
-        self.log: list[str] = []
-        # Tensors that nodes stand for.
-        self.values: dict[fx.Node, torch.Tensor] = {}
-        self.given = [self.make_input() for _ in range(self.draw.randint(2, 6))]
-        for number, value in enumerate(copy.deepcopy(self.given)):
-            self.keep(self.graph.placeholder(f"x{number}"), value)
-        self.placeholders = list(self.values)
-
-    def make_input(self) -> torch.Tensor:
-        """Return a tensor in some layout; floats are small integers and halves, so that indices come from them too."""
-        shape, dtype = self.draw.choice(SHAPES), self.draw.choice(DTYPES)
-        value = (torch.randn(shape, generator=self.generator) * 3).to(dtype).to(self.device)
-        layout = self.draw.randrange(4)
-        if layout == 1 and value.dim() > 1:
-            value = value.transpose(0, -1).contiguous().transpose(0, -1)
-        elif layout == 2 and value.dim():
-            value = value.repeat_interleave(2, -1)[..., ::2]
-        return value
-
-    def keep(self, node: fx.Node, value: Any) -> None:
-        """Remember what a node stands for, and note what is known of it."""
-        if isinstance(value, torch.Tensor):
-            self.values[node] = value
-        node.meta["val"] = torch.utils._pytree.tree_map_only(torch.Tensor, like, value)
-
-    def write(self, length: int) -> fx.GraphModule:
-        """Write nodes, copies into arguments, and an output."""
-        for _ in range(length):
-            self.add(*self.choose())
-        nodes = list(self.values)
-        chosen = self.draw.sample(nodes[-14:], min(self.draw.randint(1, 5), len(nodes[-14:])))
+    def write_ends(self, chosen: Sequence[fx.Node]) -> list[fx.Node]:
+        """Write copies into arguments."""
         written: list[fx.Node] = []
         for target in self.draw.sample(self.placeholders, self.draw.randrange(3)):
             changed = [(ATEN.mul.Tensor, 2), (ATEN.add.Tensor, self.same(target)), (ATEN.copy.default, self.pick())]
@@ -90,40 +50,7 @@ class AtenWriter:
         for node in self.graph.nodes:
             if node.target is ATEN.copy_.default:
                 node.meta["val"] = node.args[0].meta["val"]
-        self.graph.output((*chosen, *written))
-        return fx.GraphModule(torch.nn.Module(), self.graph)
-
-    def add(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Add a node, and one for each item of a tuple."""
-        state = torch.random.get_rng_state()
-        try:
-            value = target(*fx.node.map_arg(args, self.values.__getitem__), **kwargs)
-        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
-            torch.random.set_rng_state(state)
-            return
-        node = self.graph.call_function(target, args, kwargs)
-        self.keep(node, value)
-        if isinstance(value, list | tuple):
-            for slot, item in enumerate(value):
-                if self.draw.random() < 0.8:
-                    self.keep(self.graph.call_function(operator.getitem, (node, slot)), item)
-
-    def pick(self, dtype: torch.dtype | None = None) -> fx.Node:
-        """Choose a value, more often a late one; of a dtype, if there is one."""
-        nodes = [node for node, value in self.values.items() if dtype in (None, value.dtype)] or list(self.values)
-        return nodes[min(len(nodes) - 1, int(len(nodes) * self.draw.random() ** 0.6))]
-
-    def same(self, x: fx.Node, dim: int | None = None) -> fx.Node:
-        """Choose a value of another's dtype and shape, but for one dimension."""
-        value = self.values[x]
-        fits = [
-            node
-            for node, other in self.values.items()
-            if other.dtype is value.dtype
-            and other.dim() == value.dim()
-            and all(own == dim or a == b for own, (a, b) in enumerate(zip(value.shape, other.shape, strict=True)))
-        ]
-        return self.draw.choice(fits)
+        return written
 
     def choose(self) -> Program:
         """Choose what is called, with what."""

@@ -84,12 +84,14 @@ template <int N> static inline void fuser_tell(
 }
 static inline void fuser_await(const unsigned long long*) { fuser_arrive(); fuser_wait(); }
 template <typename S> struct fuser_pairs {
-  static unsigned extreme(unsigned a, unsigned b, bool is_larger) {
+  template <bool is_larger, bool keeps_nan> static unsigned extreme(unsigned a, unsigned b) {
     S own[2], other[2];
     memcpy(own, &a, 4), memcpy(other, &b, 4);
     for (int i = 0; i < 2; ++i) {
       const float first = fuser_to_compute(own[i]), second = fuser_to_compute(other[i]);
-      if (first != first || (is_larger ? second > first : second < first)) own[i] = other[i];
+      bool is_other = first != first || (is_larger ? second > first : second < first);
+      if (keeps_nan) is_other = second != second || second > first;
+      if (is_other) own[i] = other[i];
     }
     memcpy(&a, own, 4);
     return a;

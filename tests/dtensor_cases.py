@@ -233,6 +233,24 @@ def fused_functions_are_one_launch(mesh: DeviceMesh) -> None:
 
 
 @case
+def what_torch_reduces_lies_where_torch_has_it(mesh: DeviceMesh) -> None:
+    def summed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x * 2.0 + y).sum(0) * 2.0
+
+    def weights(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x * y, -1) + x
+
+    with fuser.config.patch(numerics="fast"):
+        for function, one in product((summed, weights), shards((6, 4))):
+            x, y = make(mesh, (6, 4), one), make(mesh, (6, 4), one)
+            fused = fuser.fuse(function)
+            found, expected = fused(x, y), function(x, y)
+            assert any(item.function.reshapes for group in fused.groups for item in group.applications), fused.groups
+            assert found.placements == expected.placements, (function, one, found.placements, expected.placements)
+            torch.testing.assert_close(whole(found), whole(expected))
+
+
+@case
 def numbers_and_plain_tensors_of_one_element_are_the_same_on_all_ranks(mesh: DeviceMesh) -> None:
     x = make(mesh, (5, 4), Shard(0))
     for other in (2.0, 3, True, torch.tensor(2.5, device=mesh.device_type), torch.tensor(4)):

@@ -77,8 +77,8 @@ def compare(module: fx.GraphModule, given: list[torch.Tensor], log: list[str], s
             assert got[key] == wanted[key], f"{key} differ, {name}: {got[key]} for {wanted[key]}"
         assert torch.equal(got["draws"], wanted["draws"]), f"what is drawn differs, {name}"
         for mine, theirs in zip(got["values"], wanted["values"], strict=True):
-            assert torch.equal(mine.isnan(), theirs.isnan()), name
-            assert torch.equal(mine.nan_to_num(), theirs.nan_to_num()), name
+            assert torch.equal(mine.isnan(), theirs.isnan()), f"{name}: {mine} for {theirs}"
+            assert torch.equal(mine.nan_to_num(), theirs.nan_to_num()), f"{name}: {mine} for {theirs}"
     return sum(node.op == "call_module" for node in graph.graph.nodes)
 
 

@@ -18,6 +18,7 @@ from fuser.combining import Reduction
 from fuser.compiler import register
 from fuser.config import config
 from fuser.cuda.aten_orders import GpuSize, Layout, coalesce, find_schedule, sum_schedule
+from fuser.cuda.rows_chained import ChainedText
 from fuser.cxx.functor import parse_functor
 from fuser.errors import GroupError
 from fuser.function import Function
@@ -43,8 +44,8 @@ def rows_of(*shape: int) -> Layout:
     [
         ((4096, 4096), (1,), 4, Schedule(32, 1, 1, 4, 4)),
         ((4096, 4096), (1,), 2, Schedule(32, 1, 1, 8, 8)),
-        ((4096, 100), (1,), 4, Schedule(32)),
-        ((7, 127), (1,), 4, Schedule(64)),
+        ((4096, 100), (1,), 4, Schedule(32, accumulators=1)),
+        ((7, 127), (1,), 4, Schedule(64, accumulators=1)),
         ((7, 128), (1,), 4, Schedule(32, 1, 1, 4, 4)),
         ((8, 4096), (1,), 4, Schedule(64, 1, 1, 4, 4)),
         ((64, 16384), (1,), 4, Schedule(32, 16, 1, 4, 4)),
@@ -360,6 +361,20 @@ def test_kernels_keep_every_order(shape: tuple[int, ...], dims: tuple[int, ...],
     check_kernel(shape, dims, dtype, op)
 
 
+# Of short rows a thread does what several of torch's do, which have several accumulators there.
+@pytest.mark.cpu
+@pytest.mark.parametrize("length", [8, 50, 127, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3, 7, 33, 96))])
+def test_short_rows_are_added_as_by_several_accumulators(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuser.ordered_access.ENOUGH_THREADS", 0)
+    for dtype in (torch.float32, torch.bfloat16):
+        check_kernel((600, length), (1,), dtype, "sum")
+    x = torch.randn(600, length) * torch.exp(2 * torch.randn(600, length))
+    schedule = find_schedule("sum", rows_of(600, length), 4, GpuSize(), is_aligned=True)
+    assert schedule is not None
+    assert schedule.accumulators == 1
+    assert torch.equal(sum_rows(x, schedule), sum_rows(x, replace(schedule, accumulators=4)))
+
+
 def shares(order: str) -> FusionGroup:
     """Powers of the elements, and what part each is of its row's."""
     builder = GroupBuilder("strict")
@@ -426,6 +441,43 @@ def test_narrow_shares_are_quotients(length: int, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.cpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
+def test_magnitudes_are_compared_in_pairs(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = (torch.randn(6, 1000) * 3).to(dtype)
+    x[0], x[1, ::7], x[2, 5], x[3, 999], x[4, 500] = -0.0, torch.nan, -torch.inf, -100, torch.nan
+    builder = GroupBuilder()
+    (size,) = builder.apply(OPS["abs"].function, [builder.add_input("x")])
+    (top,) = builder.apply(reduction_function("amax", (1,), True), [size])
+    group = builder.build([top])
+    assert "highest.add(in0[u], true)" in fuser.debug_get_fused_kernel_code(group, [x], "cuda")
+    (made,) = run_emulated(group, [x])
+    wanted = x.abs().amax(1, keepdim=True)
+    assert torch.equal(torch.nan_to_num(made, 7.0), torch.nan_to_num(wanted, 7.0))
+    assert not torch.signbit(made[0])
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("numerics", ["strict", "fast"])
+def test_a_losss_gradient_adds_nothing_up(numerics: str) -> None:
+    torch.manual_seed(0)
+    x, target = torch.randn(9, 3000), torch.randint(3000, (9,))
+    target[1] = -100
+    y, total = x.log_softmax(1), torch.tensor(8.0)
+    builder = GroupBuilder(numerics)
+    names = [builder.add_input(name) for name in ("output", "grad", "target", "total")]
+    ignored = builder.add_input("ignore_index", is_scalar=True)
+    (dy,) = builder.apply(composite_function("nll_loss_backward", (False, 1)), names, [ignored])
+    form = (1, "float32")
+    group = builder.build(builder.apply(composite_function("_log_softmax_backward_data", form), [dy, names[0]]))
+    grad = torch.tensor(-0.5)
+    assert "fuser_combine" not in fuser.debug_get_fused_kernel_code(group, [y, grad, target, total, -100], "cuda")
+    (dx,) = run_emulated(group, [y, grad, target, total, -100])
+    wanted = torch.ops.aten.nll_loss_backward(grad, y, target, None, 1, -100, total)
+    torch.testing.assert_close(dx, torch.ops.aten._log_softmax_backward_data(wanted, y, 1, torch.float32))
+
+
+@pytest.mark.cpu
 @pytest.mark.parametrize(("numerics", "shape"), [("fast", (3, 5000)), ("strict", (9, 30))])
 def test_a_loss_reads_its_class_and_no_other(numerics: str, shape: tuple[int, int]) -> None:
     torch.manual_seed(0)
@@ -479,6 +531,7 @@ def check_softmax(order: str, shape: tuple[int, ...], dtype: torch.dtype, *, des
     ("order", "shape", "dtype"),
     [
         ("softmax", (3, 1000), torch.float32),
+        ("softmax", (9, 50), torch.float32),
         ("softmax", (3, 10001), torch.bfloat16),
         ("log_softmax_backward", (3, 32768), torch.float32),
         ("softmax", (2, 100, 30), torch.bfloat16),
@@ -501,6 +554,26 @@ def test_kernels_keep_the_order_of_softmax(order: str, shape: tuple[int, ...], d
 @pytest.mark.parametrize("order", ["softmax", "softmax_backward"])
 def test_kernels_keep_every_order_of_softmax(order: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     check_softmax(order, shape, dtype, descending=shape[1] % 2 == 0)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    ("order", "shape", "dtype"),
+    [
+        ("softmax", (1, 4096 * 9), torch.float32),
+        pytest.param("log_softmax", (3, 4096 * 33), torch.float32, marks=pytest.mark.slow),
+        pytest.param("softmax", (5, 8192 * 40), torch.bfloat16, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("descending", [False, True])
+def test_blocks_share_what_torchs_threads_add_one_after_another(
+    order: str, shape: tuple[int, ...], dtype: torch.dtype, descending: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fuser.ordered_access.LONG_CHAIN", 2)
+    texts = list[str]()
+    monkeypatch.setattr(ChainedText, "kernel", lambda self, write=ChainedText.kernel: texts.append("") or write(self))
+    check_softmax(order, shape, dtype, descending=descending)
+    assert len(texts) == 1
 
 
 # --- what is compared ------------------------------------------------------------------------------------------------

@@ -62,6 +62,8 @@ def test_import_touches_no_gpu(imported: dict[str, Any]) -> None:
 
 HEAVY = (
     "cuda.core cuda.bindings networkx torch._dynamo torch._inductor torch.distributed.tensor torch.utils.flop_counter"
+    # What reads whole texts, and runs them in eager torch.
+    " fuser.cxx.nodes fuser.eager html"
 )
 
 

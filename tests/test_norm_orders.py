@@ -264,6 +264,7 @@ def check_batch_norm(batch: int, channels: int, size: int) -> None:
 CASES: list[tuple[Callable[..., None], tuple[int, ...]]] = [
     (check_layer_norm, (300, 36)), (check_group_norm, (2, 8, 2, 8)), (check_batch_norm, (2, 5, 7)),
     (check_layer_norm, (5, 768)), (check_layer_norm, (70, 1001)), (check_layer_norm, (130, 1000)),
+    (check_layer_norm, (40, 96)), (check_layer_norm, (19, 384)), (check_layer_norm, (9, 700)),
     (check_layer_norm, (3, 7)), (check_layer_norm, (1, 64)), (check_layer_norm, (1001, 1200)),
     (check_group_norm, (3, 64, 4, 16)),
     (check_group_norm, (2, 8, 2, 7)), (check_group_norm, (140, 4, 2, 5)), (check_group_norm, (1, 6, 3, 30)),

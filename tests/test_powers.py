@@ -129,6 +129,19 @@ def test_formulas(dtype: torch.dtype, cpu_math: str, monkeypatch: pytest.MonkeyP
             assert same_bits(wanted, x**exponent), exponent
 
 
+def test_formulas_in_every_loop() -> None:
+    """Tiles, lists, several powers by one exponent, and a number that is more than an exponent."""
+    x = values(torch.float32)[:10000].view(100, 100).t()
+    square, add = fuser.fuse(lambda x, n: (x**n).t() * 1.5 + x**n), fuser.fuse(lambda x, n: x**n + n)
+    raised = fuser.JitFunction(OPS["pow_number"].function, {})
+    for exponent, formula in FORMULAS.items():
+        wanted = formula(x.flatten()).view(x.shape)
+        assert same_bits(square(x, exponent), wanted.t() * 1.5 + wanted), exponent
+        assert same_bits(add(x, exponent), wanted + exponent), exponent
+        for result in fuser.foreach(raised, [x.contiguous(), x.contiguous()[:50]], exponent):
+            assert same_bits(result, wanted[: len(result)]), exponent
+
+
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_formulas_in_narrow_dtypes(dtype: torch.dtype) -> None:
     """On the CPU the result alone is rounded, which loses nothing."""
@@ -152,7 +165,7 @@ def test_other_exponents(exponent: float, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or find_compiler(config.cxx).is_clang, reason="gcc's vectors")
-@pytest.mark.parametrize("exponent", [4, pytest.param(2.5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("exponent", [4, 2.5])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, *WIDE], ids=str)
 def test_loops_with_one_exponent_are_vectorised(
     dtype: torch.dtype, exponent: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -143,10 +143,18 @@ def old_later(cache: Any, new: Any) -> Any:
     return old, made
 
 
+def old_later_of_a_tuple(cache: Any, new: Any) -> Any:
+    seen, _ = ATEN.split(cache, 4, 2)
+    made = ATEN.slice_scatter(cache, new, 2, 3, 5)
+    old = ATEN._unsafe_view(seen, [2, 3, 16]).cumsum(0)
+    ATEN.copy_(cache, made)
+    return old
+
+
 ATEN = torch.ops.aten
 
 
-@pytest.mark.parametrize("function", [inner_of_another, old_later])
+@pytest.mark.parametrize("function", [inner_of_another, old_later, old_later_of_a_tuple])
 def test_graphs_that_are_not_of_autograd(function: Callable[..., Any]) -> None:
     cache, new = torch.randn(2, 3, 8, 4), torch.randn(2, 3, 2, 4)
     graph = make_fx(function)(cache.clone(), new)

@@ -10,6 +10,7 @@ import torch
 
 from fuser.combining import Reduction
 from fuser.compiler import register
+from fuser.cxx.functor import Functor
 from fuser.dtypes import dtype_info
 from fuser.executor import run_around
 from fuser.fallback import Fallback
@@ -17,7 +18,6 @@ from fuser.function import Function
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import InputSpec, KernelSpec, Typing, infer_typing
 from fuser.layout import Shape, broadcast_shapes
-from fuser.linear import is_sum
 from fuser.route import run
 from fuser.tensor_desc import common_device, describe, input_specs
 
@@ -58,7 +58,7 @@ def find_sum(group: FusionGroup, typing: Typing, specs: Sequence[InputSpec | Non
     """
     *before, last = group.applications
     reduction, first = last.function.reduction, group.value_offsets()[-1]
-    if reduction is None or reduction.finish is not None or not is_sum(reduction.combine):
+    if reduction is None or reduction.finish is not None or not _is_sum(reduction.combine):
         return None
     if any(item.function.reshapes for item in before) or min(group.outputs) < first:
         return None
@@ -95,7 +95,7 @@ def _without_finish(group: FusionGroup, inputs: Sequence[Any]) -> FusionGroup | 
     # A sum that is finished, as a sum and a functor.
     function = group.applications[0].function
     reduction = function.reduction
-    if reduction is None or reduction.finish is None or reduction.counts or not is_sum(reduction.combine):
+    if reduction is None or reduction.finish is None or reduction.counts or not _is_sum(reduction.combine):
         return None
     described = [describe(item) for item in inputs]
     typing = infer_typing(group, input_specs(described, common_device(group, described)), torch.get_default_dtype())
@@ -119,3 +119,9 @@ def _without_finish(group: FusionGroup, inputs: Sequence[Any]) -> FusionGroup | 
     finish = Function(reduction.finish, out_dtypes=typing.values[len(group.inputs) :])
     made = builder.apply(finish, sums, bind([item.name for item in finish.scalars]))
     return builder.build([made[value - len(group.inputs)] for value in group.outputs])
+
+
+def _is_sum(functor: Functor) -> bool:
+    from fuser.linear import is_sum  # noqa: PLC0415 - reads whole texts
+
+    return is_sum(functor)

@@ -92,8 +92,9 @@ def _row(loop: Loop, begin: str, end: str) -> list[str]:
     expressions |= {operand.variable: f"{operand.name}[i]" for operand in loop.outputs}
     moving = [operand for operand in loop.operands if operand.inner != 0 and not operand.is_counter]
     block = BLOCK_BYTES // max(operand.info.dtype.itemsize for operand in moving)
-    return [
-        *lines,
+    if loop.exponent:
+        expressions[loop.exponent] = "exponent"
+    rows = [
         f"for (int64_t block = {begin}; block < {end}; block += {block}) {{",
         f"  const int64_t stop = block + {block} < {end} ? block + {block} : {end};",
         # Processors foresee what comes next in a page, but not the next page.
@@ -104,6 +105,12 @@ def _row(loop: Loop, begin: str, end: str) -> list[str]:
         f"    {loop.call_element(expressions)}",
         "}",
     ]
+    if loop.exponent:
+        # One loop for each exponent with a formula, and one for the others.
+        number = dict(loop.numbers)[loop.exponent]
+        head = f"fuser_by_exponent({number}, [&](const auto exponent) __attribute__((always_inline)) {{"
+        rows = [head, *_indent(rows), "});"]
+    return [*lines, *rows]
 
 
 def _rows(loop: Loop) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+import torch
+
 from fuser.access import Tuning
 from fuser.codegen import Operand
 from fuser.cuda.row_text import RowText, in_turns, indent
@@ -192,6 +194,15 @@ class AlongElements(RowText):
         return ["if (!is_exact) {", *indent([*exact, *write(element)]), "}"]
 
     def _compute(self, level: int, step: RowPass, element: RowPart) -> list[str]:
+        if self._has_pairs(step):
+            each = [
+                "#pragma unroll",
+                "for (int u = 0; u < U; ++u) {",
+                *indent([*self._place([]), "if (left > 0) {}"]),
+                "}",
+            ]
+            part = f"fuser_pass{level}::part parts[1];"
+            return [part, *self._find_extreme(step, each), f"parts[0].m{step.accumulators[0].name} = highest.value();"]
         outputs = [item for item in self.full(element) if item.is_output and self._is_anywhere(item)]
         parts, _, missing = self._parts(level)
         head = [parts] if step.accumulators else []
@@ -221,6 +232,25 @@ class AlongElements(RowText):
             f"fuser_store_anywhere(row.{item.name} + (begin + lead), made_{item.name}, {left});" for item in outputs
         ]
         return [*head, *each, *stores]
+
+    # --- the largest element -----------------------------------------------------------------------------------------
+    def _has_pairs(self, step: RowPass) -> bool:
+        # Whether it finds the largest of elements of which two fit in a word.
+        return any(item.variable == step.highest and self._is_paired(item) for item in self._read_by([step]))
+
+    def _is_paired(self, item: Operand) -> bool:
+        # Whether two of its elements are a word, and vectors have all of theirs.
+        is_whole = self.loop.vector > 1 and self._has_whole_vectors and not self._is_anywhere(item)
+        return is_whole and item.inner == 1 and item.info.dtype in (torch.bfloat16, torch.float16)
+
+    def _find_extreme(self, step: RowPass, each: list[str]) -> list[str]:
+        # ``each``: the loop over vectors, with a place for what is done with one of them.
+        (item,) = (item for item in self._read_by([step]) if item.variable == step.highest)
+        add = f"highest.add({item.name}[u]{', true' * step.is_of_sizes});"
+        return [
+            f"fuser_extreme<{item.info.storage}, V, true{', true' * step.is_of_sizes}> highest;",
+            *(line.replace("{}", add) for line in each),
+        ]
 
     def _parts(self, level: int) -> tuple[str, str, str]:
         # What declares the parts of a pass, what makes a vector's of its elements' own, and of one that is missing.

@@ -237,6 +237,9 @@ def sum_schedule(
     if shares and each >= MANY and grid <= target:
         blocks = max(min(-(-target // grid), -(-each // FEW)), -(-each // MANY))
     accumulators = vector if vector > 1 else in_flight
+    if widens and layout.is_along and vector == 1 and each <= in_flight:
+        # Of a sum each would have one element: they come to what they do one after another.
+        accumulators = 1
     return Schedule(step, height if shares else 1, blocks, accumulators, vector)
 
 

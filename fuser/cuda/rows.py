@@ -5,6 +5,7 @@ from __future__ import annotations
 from fuser.codegen import RowLoop
 from fuser.cuda.rows_across import AcrossText
 from fuser.cuda.rows_along import AlongText
+from fuser.cuda.rows_chained import ChainedText
 from fuser.cuda.rows_columns import ColumnsText
 from fuser.cuda.rows_ordered import OrderedAlongText
 from fuser.cuda.rows_ordered_across import OrderedAcrossText
@@ -20,5 +21,7 @@ def emit_rows(loop: RowLoop) -> str:
         writer = ScannedAcrossText(loop) if loop.rows.is_across else ScannedAlongText(loop)
     else:
         along, across = (AlongText, AcrossText) if loop.rows.order is None else (OrderedAlongText, OrderedAcrossText)
+        if loop.rows.order is not None and loop.rows.order.spreads and loop.tuning.piece:
+            along = ChainedText
         writer = ColumnsText(loop) if loop.rows.pieces else across(loop) if loop.rows.is_across else along(loop)
     return "\n".join(["", *writer.passes(), *writer.find(), *writer.tables(), "", *writer.kernel(), ""])

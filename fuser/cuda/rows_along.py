@@ -212,6 +212,8 @@ class AlongText(AlongElements):
     def _whole_warp(self, level: int) -> str:
         # What a warp's parts come to.
         own = self._whole_pass(level)
+        if self._has_pairs(self.loop.passes[level]):
+            return f"fuser_lanes<1, W>({own}, parts)"
         return f"fuser_butterfly<1, U>({own}, fuser_lanes<U, W>({own}, parts))"
 
     # --- shared memory -----------------------------------------------------------------------------------------------

@@ -13,10 +13,11 @@ import torch
 from fuser.codegen import Operand, RowLoop
 from fuser.cuda.row_text import in_turns, indent
 from fuser.cuda.rows_along import AlongText
+from fuser.ordered_access import warps_beside
 from fuser.orders import RowOrder
 from fuser.row_parts import Accumulator, RowPart, RowPass
 
-__all__ = ["MAX_REGISTERS", "PROCESSOR_REGISTERS", "REGISTERS", "OrderedAlongText"]
+__all__ = ["MAX_REGISTERS", "PROCESSOR_REGISTERS", "REGISTERS", "OrderedAlongText", "Site", "unrolled"]
 
 # Of a processor, of a thread at most, and of one beside what it keeps of a row.
 PROCESSOR_REGISTERS, MAX_REGISTERS, REGISTERS = 65536, 255, 40
@@ -28,7 +29,7 @@ THREADS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Site:
+class Site:
     """Elements that a thread computes: those of its vectors, or the one that lies before or after them."""
 
     # At the end of variables.
@@ -51,11 +52,11 @@ class _Site:
         return [f"if ({self.is_any}) {{", *indent(lines), "}"] if self.is_any else lines
 
 
-_HEAD = _Site(
+_HEAD = Site(
     "_head", "1", "E", "u * N + slot - shift", "t % F == 0 && u * N + slot >= shift && u * N + slot < H", "u % E",
     "shift > 0",
 )  # fmt: skip
-_TAIL = _Site(
+_TAIL = Site(
     "_tail", "1", "((R - 1) / S + 1) * E", "end + u * N + slot", "t % F == 0 && n < length", "u % E",
     "end + slot < length", "(end + slot) + u * N",
 )  # fmt: skip
@@ -71,28 +72,32 @@ class OrderedAlongText(AlongText):
         begin, end = ("head + begin", "end") if self.order.has_edges else ("begin", "length")
         # Whether a thread has what neighbours among torch's threads have, one element of each at a time.
         self.is_wide = self.order.schedule.vector < loop.vector or self.order.schedule.rises
-        # Of how many of torch's threads, a part of a warp apart, a thread does the work.
+        # Of how many of torch's threads, some lanes or some warps apart, a thread does the work.
         self.threads = 1 if self.is_wide else max(self.order.schedule.x * self.order.schedule.y // loop.tuning.team, 1)
+        self.warps = warps_beside(loop.tuning.team, self.order.schedule)
         first = f"{begin} + (u * S * F + block * T + t) * V" if loop.tuning.piece else f"{begin} + (u * T + t) * V"
-        # Where a thread's first vector is in a row that is read at once, or along a dimension, and the u-th one from there.
+        # Where a thread's first vector is in a row that is read at once, or along a dimension, and the u-th from there.
         is_one = loop.tuning.is_resident or loop.tuning.is_straight
         is_one = is_one and not (self.order.has_edges or loop.tuning.piece)
         own, further = ("t * V", "u * (T * V)") if is_one else ("", "")
         accumulator, is_there = "k % A" if self.order.schedule.vector > 1 or self.is_wide else "u % A", ""
         if loop.tuning.is_resident:
             # All but the last vectors of a thread are there; of each slot, one less where rows have edges.
-            threads = 1 if self._spreads else self.threads
-            whole = _last_vectors(loop.tuning.unroll // threads) + self.order.has_edges * self._own_slots
-            is_there = f"u < U - {whole * threads} || "
+            whole = _last_vectors(loop.tuning.unroll) + self.order.has_edges * self._own_slots
+            if self.threads > 1 and not self._spreads:
+                # Of the last warps.
+                whole = self.order.schedule.x * self.warps // loop.tuning.team if self.warps > 1 else 1
+            is_there = f"u < U - {whole} || "
         if self._spreads:
             first, self.threads = f"{begin} + (u * N + slot) * V", 1
             own, further = f"{begin} + slot * V", "u * (N * V)"
-            accumulator = "k % A" if self.is_wide else "u % A"
+            accumulator = "(u * V + k) % A" if self.is_wide else "u % A"
         elif self.threads > 1:
-            own, further = "(t / (X / Q) * X + t % (X / Q)) * V", "(u / Q * S + u % Q * (X / Q)) * V"
+            own = "(t / G * X + t % G) * V"
+            further = "(u / Q * S + u % Q / (X / G) * (M * X) + u % (X / G) * G) * V"
             first, accumulator = f"{own} + {further}", "u % Q"
         offset = f"static_cast<fuser_index>({own}) + {further}" if own else ""
-        self._main = _Site("", "V", "U", first, f"{is_there}n < {end}", accumulator, offset=offset)
+        self._main = Site("", "V", "U", first, f"{is_there}n < {end}", accumulator, offset=offset)
         self._sites = (_HEAD, self._main, _TAIL) if self.order.has_edges else (self._main,)
 
     def kernel(self) -> list[str]:
@@ -183,7 +188,7 @@ class OrderedAlongText(AlongText):
         kept = 4 * len(self.loop.kept)
         held[-1] += kept - kept * self.tuning.spare // self.tuning.unroll
         each = max(held)
-        own = self.loop.vector if self.is_wide else max(schedule.accumulators, self.threads)
+        own = self.loop.vector if self.is_wide else max(schedule.accumulators, min(self.threads, self.tuning.unroll))
         # Twice, and what it divides by, where a thread may add again.
         twice = any(step.quick and step.accumulators for step in self.loop.passes)
         accumulators = 16 * twice + own * (1 + twice) * max(len(step.accumulators) for step in self.loop.passes)
@@ -204,11 +209,12 @@ class OrderedAlongText(AlongText):
         head = super()._head()
         # Several threads may share a vector of torch's thread, and its accumulators; or one stands for several.
         split, count, cluster = max(schedule.vector // self.loop.vector, 1), self.tuning.cluster, ""
-        own = self._own_slots if self._spreads else max(own // split, 1)
+        own = self._own_slots if self._spreads else max(self.threads, own // split)
         slots = "T" if self.is_wide and not self._spreads else "X * Y * B"
         head += [
             f"  constexpr int X = {schedule.x}, Y = {schedule.y}, B = {schedule.blocks}, S = {slots};",
             f"  constexpr int F = {split}, A = {own}, Q = {self.threads}, E = {self._own_slots}, N = T * {count};",
+            f"  constexpr int M = {self.warps}, G = T / M;",
         ]
         if schedule.pitch:
             size = f"({super().size(0)} + {schedule.pitch - 1}) / {schedule.pitch}"
@@ -281,7 +287,7 @@ class OrderedAlongText(AlongText):
                     lines.append(f"uint4* const spare_{name} = {place};")
         return lines
 
-    def _kept(self, name: str, site: _Site) -> str:
+    def _kept(self, name: str, site: Site) -> str:
         return f"fuser_vector<{self.loop.kept_types[name]}, {site.vector}>"
 
     def _resident(self) -> list[Operand]:
@@ -319,8 +325,8 @@ class OrderedAlongText(AlongText):
                 inside += site.guarded(self._load_at(self._resident(), site))
         for site in self._sites:
             own = [*self._load_at(late, site, declares=True), *self._compute_at(step, element, site)]
-            if site is self._main and self._has_pairs(step):
-                own = self._find_highest(step)
+            if site is self._main and self.tuning.is_resident and self._has_pairs(step) and not step.is_of_sizes:
+                own = self._find_largest(step)
             if site is not self._main:
                 own = site.guarded(own)
             elif not self.tuning.is_resident:
@@ -357,43 +363,38 @@ class OrderedAlongText(AlongText):
             elif self.is_wide:
                 how = "rise" if self.order.schedule.rises else "halve"
                 lines.append(f"  total{level} = fuser_{how}_wide<X, Y, V>(pass{level}, own, {shared});")
+            elif self.threads > 1:
+                # Where all threads have as many elements, those are constants.
+                is_alike = self._is_full and any(item.is_count for item in step.accumulators)
+                lanes = f"fuser_alike<{kind}>{{pass{level}}}" if is_alike else f"pass{level}"
+                lines.append(f"  total{level} = fuser_halve_apart<X, Y, G, M, U>(pass{level}, {lanes}, own);")
             else:
-                join = (
-                    f"fuser_halve_own<Q>(pass{level}, own)" if self.threads > 1 else f"fuser_join<F>(pass{level}, own)"
-                )
-                lines.append(f"  own[0] = {join};")
-                lines.append(f"  total{level} = fuser_halve_team<X / Q, Y, F>(pass{level}, own[0], {shared});")
+                lines.append(f"  own[0] = fuser_join<F>(pass{level}, own);")
+                lines.append(f"  total{level} = fuser_halve_team<X, Y, F>(pass{level}, own[0], {shared});")
             lines.append("}")
         return lines
 
-    def _has_pairs(self, step: RowPass) -> bool:
-        # Whether it finds the largest of elements of which two fit in a word.
-        return any(item.variable == step.highest and self._is_paired(item) for item in self._resident())
-
     def _is_paired(self, item: Operand) -> bool:
-        # Whether two of its elements are a word that a GPU compares at once, and vectors have all of theirs.
         is_whole = self.loop.vector > 1 and not (self._is_ragged or self.order.schedule.pitch)
-        return is_whole and item.inner == 1 and item.info.dtype is torch.bfloat16
+        return is_whole and item.inner == 1 and item.info.dtype in (torch.bfloat16, torch.float16)
 
-    def _find_highest(self, step: RowPass) -> list[str]:
-        (item,) = (item for item in self._resident() if item.variable == step.highest)
+    def _find_largest(self, step: RowPass) -> list[str]:
         name = f"own[0].m{step.accumulators[0].name}"
         return [
-            f"fuser_extreme<{item.info.storage}, V, true> highest;",
-            *_unrolled([*self._find(self._main), f"if (left > 0) highest.add({item.name}[u]);"], self._main),
+            *self._find_extreme(step, unrolled([*self._find(self._main), "if (left > 0) {}"], self._main)),
             f"{name} = fmax({name}, highest.value());",
         ]
 
     def _unite(self, level: int, step: RowPass, shared: str) -> list[str]:
         # What threads have of their slots becomes one, in all blocks that share a row.
         count, part = self.tuning.cluster, f"fuser_pass{level}::part"
-        is_serial, is_wide = (str(item).lower() for item in (self.order.schedule.is_serial, self.is_wide))
-        how, own, lines = f"X, Y, {count}, {is_serial}, {is_wide}", "own", list[str]()
+        is_serial, beside = str(self.order.schedule.is_serial).lower(), "V" if self.is_wide else "1"
+        how, own, lines = f"X, Y, {count}, {is_serial}, {beside}", "own", list[str]()
         if count > 1 and level == self.combining[0]:
             # Until the other blocks have begun.
             lines.append("  fuser_wait();")
         if step.is_free:
-            how, own = f"{self._side}, N / {self._side}, {count}, false, false", "all"
+            how, own = f"{self._side}, N / {self._side}, {count}, false, 1", "all"
             lines.append(f"  {part} all[1] = {{fuser_join<1>(pass{level}, own)}};")
         told = f"boxes + {self.combining.index(level)}, rank" if count > 1 else "nullptr, 0"
         return [*lines, f"  total{level} = fuser_unite<{how}>(pass{level}, {own}, {shared}, {told});"]
@@ -417,11 +418,11 @@ class OrderedAlongText(AlongText):
     def _inputs(self, element: RowPart) -> list[Operand]:
         return [item for item in self.full(element) if not (item.is_output or item.is_counter)]
 
-    def _declare(self, item: Operand, site: _Site, count: str = "") -> str:
+    def _declare(self, item: Operand, site: Site, count: str = "") -> str:
         vector = site.vector if item.inner else "1"
         return f"fuser_vector<{item.info.storage}, {vector}> {item.name}{site.suffix}[{count or site.unroll}];"
 
-    def _find(self, site: _Site) -> list[str]:
+    def _find(self, site: Site) -> list[str]:
         if self.order.schedule.pitch:
             size = super().size(0)
             there = f"{size} - i0 < V ? static_cast<int>({size} - i0) : V"
@@ -436,14 +437,14 @@ class OrderedAlongText(AlongText):
         left = "(length - n < V ? static_cast<int>(length - n) : V)" if self._is_ragged else site.vector
         return [f"const fuser_index n = {site.first};", f"const int left = {site.is_there} ? {left} : 0;"]
 
-    def _load_at(self, inputs: list[Operand], site: _Site, *, declares: bool = False) -> list[str]:
+    def _load_at(self, inputs: list[Operand], site: Site, *, declares: bool = False) -> list[str]:
         if not inputs:
             return []
         declared = [self._declare(item, site) for item in inputs] if declares else []
         own = [f"{item.name}{site.suffix}[u] = {self._read_at(item, site)};" for item in inputs]
-        return [*declared, *_unrolled([*self._find(site), *self._coordinates(site), *own], site)]
+        return [*declared, *unrolled([*self._find(site), *self._coordinates(site), *own], site)]
 
-    def _coordinates(self, site: _Site) -> list[str]:
+    def _coordinates(self, site: Site) -> list[str]:
         if self._is_scattered(site) or self.order.schedule.pitch:
             return []
         if len(self.reduced) > 1:
@@ -457,9 +458,9 @@ class OrderedAlongText(AlongText):
         # Whether all vectors of all threads are there.
         threads = self.tuning.team * self.tuning.cluster
         is_whole = self.tuning.multiple == self.tuning.unroll * threads * self.loop.vector
-        return self._spreads and self.tuning.is_resident and is_whole
+        return self.tuning.is_resident and is_whole
 
-    def _place_of(self, item: Operand, site: _Site) -> str:
+    def _place_of(self, item: Operand, site: Site) -> str:
         if site.offset and item.inner == 1 and not item.is_counter:
             # As for rows in the canonical order: what all vectors of a thread have in common is added once.
             if len(self.reduced) == 1:
@@ -472,7 +473,7 @@ class OrderedAlongText(AlongText):
     def _is_ragged(self) -> bool:
         return self.order.is_ragged or (self.is_wide and not self.tuning.multiple)
 
-    def _is_scattered(self, site: _Site) -> bool:
+    def _is_scattered(self, site: Site) -> bool:
         # Whether a vector may go on along another dimension.
         may_go_on = len(self.reduced) > 1 and not (self.tuning.multiple or self.order.schedule.pitch)
         return may_go_on and site.vector == "V" and self.loop.vector > 1
@@ -483,7 +484,7 @@ class OrderedAlongText(AlongText):
         sizes = ", ".join(self.size(dim) for dim in self.reduced)
         return f"fuser_scattered<{len(self.reduced)}>{{{{{sizes}}}, {{{strides}}}}}"
 
-    def _read_at(self, item: Operand, site: _Site) -> str:
+    def _read_at(self, item: Operand, site: Site) -> str:
         vector = site.vector if item.inner else "1"
         if self._is_scattered(site):
             return f"fuser_pick_up<{vector}>(row.{item.name}, {self._lookup(item)}, n, left)"
@@ -492,15 +493,15 @@ class OrderedAlongText(AlongText):
             return f"fuser_gather<{vector}>({place}, {self.stride(item, 0)}, left)"
         return f"fuser_load<{vector}, {item.access.width if vector == 'V' else 1}>({place}, left)"
 
-    def _compute_at(self, step: RowPass, element: RowPart, site: _Site) -> list[str]:
+    def _compute_at(self, step: RowPass, element: RowPart, site: Site) -> list[str]:
         # All vectors in one way: decisions take time.
         def write(part: RowPart, how: str = "") -> list[str]:
             return self._compute_all(step, part, site, how)
 
         shares = [item for item in self.full(element) if item.variable == step.shares and self._is_paired(item)]
-        if not shares or site is not self._main:
+        if not shares or site is not self._main or shares[0].info.dtype is not torch.bfloat16:
             return self._quickly(step, element, write)
-        # One question for all, and only then one for each.
+        # One question for all, and only then one for each; quotients of float16 are 0 too often.
         assert step.quick is not None, "it divides"
         (divisor,) = (name for name in step.quick.reads if name[0] == "d")
         return [
@@ -516,8 +517,8 @@ class OrderedAlongText(AlongText):
             "}",
         ]
 
-    def _compute_all(self, step: RowPass, element: RowPart, site: _Site, how: str = "") -> list[str]:
-        return _unrolled(self._compute_one(step, element, site, {}, how), site)
+    def _compute_all(self, step: RowPass, element: RowPart, site: Site, how: str = "") -> list[str]:
+        return unrolled(self._compute_one(step, element, site, {}, how), site)
 
     def _quickly(self, step: RowPass, element: RowPart, write: Callable[[RowPart], list[str]]) -> list[str]:
         if step.quick is None or not step.accumulators:
@@ -546,7 +547,7 @@ class OrderedAlongText(AlongText):
         ]
 
     def _compute_one(
-        self, step: RowPass, element: RowPart, site: _Site, late: Mapping[Operand, str], how: str = ""
+        self, step: RowPass, element: RowPart, site: Site, late: Mapping[Operand, str], how: str = ""
     ) -> list[str]:
         # The u-th vector. ``late`` says where some inputs are, ``how`` whether nobody asks if each quotient is exact
         # ("whole"), or nothing else is done ("asks").
@@ -632,7 +633,7 @@ class OrderedAlongText(AlongText):
             return []
         return [item for item in step.accumulators if item.is_count]
 
-    def _write_at(self, item: Operand, site: _Site) -> str:
+    def _write_at(self, item: Operand, site: Site) -> str:
         if self._is_scattered(site):
             return f"fuser_put_down(row.{item.name}, {self._lookup(item)}, n, {item.name}, is_row ? left : 0);"
         place = self._place_of(item, site)
@@ -642,7 +643,8 @@ class OrderedAlongText(AlongText):
         return f"fuser_store<{site.vector}, {width}>({place}, {item.name}, is_row ? left : 0);"
 
 
-def _unrolled(lines: list[str], site: _Site) -> list[str]:
+def unrolled(lines: list[str], site: Site) -> list[str]:
+    """Write a loop over the vectors that a thread has of a site."""
     return ["#pragma unroll", f"for (int u = 0; u < {site.unroll}; ++u) {{", *indent(lines), "}"]
 
 

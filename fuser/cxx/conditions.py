@@ -27,7 +27,6 @@ from fuser.cxx.nodes import (
     NamedType,
     Node,
     Parameter,
-    Place,
     PointerType,
     ReferenceType,
     TypeSyntax,
@@ -36,6 +35,7 @@ from fuser.cxx.nodes import (
     parts,
     walk,
 )
+from fuser.cxx.preprocess import Place
 from fuser.cxx.statements import Declarator, DoWhile, For, Program, RangeFor, While
 
 __all__ = ["Conditions", "Fact", "mentioned"]

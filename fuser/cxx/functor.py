@@ -16,8 +16,7 @@ from functools import lru_cache
 
 import tree_sitter
 
-from fuser.cxx.nodes import Place
-from fuser.cxx.preprocess import MappedText, Preprocessed, Problem, preprocess
+from fuser.cxx.preprocess import MappedText, Place, Preprocessed, Problem, preprocess
 from fuser.cxx.tree import field as field_of
 from fuser.cxx.tree import find, function_declarator, named, parse_tree, text_of, trailing_type
 from fuser.errors import FunctorError, describe_place, suggest

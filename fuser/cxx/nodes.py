@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fuser.cxx.preprocess import Place
+
 # Words of types that are numbers.
 NUMBERS = frozenset(
     "bool char short int long float double signed unsigned size_t int8_t int16_t int32_t int64_t uint8_t uint16_t "
     "uint32_t uint64_t complex".split()
 )
-# Line and column, from 1.
-Place = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)

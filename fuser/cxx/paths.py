@@ -30,12 +30,11 @@ from fuser.cxx.nodes import (
     Increment,
     Name,
     NamedType,
-    Place,
     Statement,
     Unary,
     walk,
 )
-from fuser.cxx.preprocess import Problem
+from fuser.cxx.preprocess import Place, Problem
 from fuser.cxx.statements import (
     Break,
     Condition,

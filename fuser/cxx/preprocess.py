@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from fuser.cxx.nodes import Place
+__all__ = ["QUALIFIERS", "MappedText", "Place", "Preprocessed", "Problem", "Token", "preprocess", "tokenize"]
 
-__all__ = ["QUALIFIERS", "MappedText", "Preprocessed", "Problem", "Token", "preprocess", "tokenize"]
+# Line and column, from 1.
+Place = tuple[int, int]
 
 # Without one of these there is nothing to do.
 _SPECIAL = re.compile(r"#|%:|\\\s*\n|\\\s*\Z|\b__\w+__\b|\b_Pragma\b|\r(?!\n)")

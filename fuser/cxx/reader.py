@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import tree_sitter
 
-from fuser.cxx.nodes import Binary, Cast, Expression, FunctionDefinition, Node, Place, Statement, TypeSyntax, Unary
-from fuser.cxx.preprocess import MappedText
+from fuser.cxx.nodes import Binary, Cast, Expression, FunctionDefinition, Node, Statement, TypeSyntax, Unary
+from fuser.cxx.preprocess import MappedText, Place
 from fuser.cxx.tree import named, text_of
 from fuser.errors import UntranslatableError
 

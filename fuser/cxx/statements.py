@@ -9,11 +9,11 @@ from fuser.cxx.nodes import (
     Expression,
     FunctionDefinition,
     Node,
-    Place,
     Statement,
     TemplateParameter,
     TypeSyntax,
 )
+from fuser.cxx.preprocess import Place
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fuser.cxx.builtin_types import AUTO, VOID
 from fuser.cxx.nodes import ArrayType, Expression, FunctionDefinition, InitList, Parameter, ReferenceType
 from fuser.eager.data import PLACE, Value, constant, needs_values
 from fuser.eager.masks import Frame, any_lane, both_of
@@ -32,7 +33,7 @@ from fuser.eager.storage import (
     make_location,
     zero_of,
 )
-from fuser.eager.types import AUTO, VOID, ArrayOf, ClassType, CppType, PointerTo, describe_type
+from fuser.eager.types import ArrayOf, ClassType, CppType, PointerTo, describe_type
 from fuser.eager.walk import evaluate, load, locate, number_of, run_block, static_type
 
 __all__ = [

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fuser.cxx.builtin_types import AUTO, VOID
 from fuser.cxx.nodes import (
     Assign,
     Binary,
@@ -37,7 +38,7 @@ from fuser.eager.promotion import common_type, convert
 from fuser.eager.resolve import resolve
 from fuser.eager.state import Scope, State
 from fuser.eager.storage import Closure, Fixed, Location, NoTranslation, Pointer, Thing, choose
-from fuser.eager.types import AUTO, VOID, ArrayOf, ClassType, CppType, PointerTo, describe_type
+from fuser.eager.types import ArrayOf, ClassType, CppType, PointerTo, describe_type
 from fuser.eager.values import binary, both, either, unary
 from fuser.eager.walk import evaluate, load, locate, number_of, static_type, truth_of
 

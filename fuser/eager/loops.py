@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fuser.cxx.builtin_types import AUTO
 from fuser.cxx.nodes import ReferenceType, Statement
 from fuser.cxx.statements import DoWhile, For, RangeFor, While
 from fuser.eager.calls import write
@@ -13,7 +14,6 @@ from fuser.eager.masks import NONE, Chain, Frame, LaneCondition, Mask, any_lane,
 from fuser.eager.resolve import resolve
 from fuser.eager.state import Scope, State
 from fuser.eager.storage import make_location
-from fuser.eager.types import AUTO
 from fuser.eager.walk import decide, evaluate, load, locate, run, truth_of
 
 __all__ = ["run_do", "run_for", "run_range", "run_while"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from fuser.cxx.builtin_types import VOID, builtin_type
 from fuser.cxx.nodes import (
     ArrayType,
     Decltype,
@@ -21,7 +22,7 @@ from fuser.cxx.statements import Struct
 from fuser.eager.data import PLACE, Value, constant
 from fuser.eager.state import Scope, State
 from fuser.eager.storage import NoTranslation, SubstitutionError
-from fuser.eager.types import CPP_TYPES, VOID, ArrayOf, ClassType, CppType, PointerTo, builtin_type
+from fuser.eager.types import CPP_TYPES, ArrayOf, ClassType, CppType, PointerTo
 from fuser.eager.walk import number_of, static_type
 
 __all__ = ["deduce", "instantiate", "resolve", "resolve_argument"]

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fuser.cxx.builtin_types import AUTO, VOID
 from fuser.cxx.nodes import ArrayType, Block, InitList, ReferenceType
 from fuser.cxx.statements import (
     Alias,
@@ -30,7 +31,7 @@ from fuser.eager.masks import NONE, Frame, LaneCondition, Mask, any_of, both_of
 from fuser.eager.resolve import instantiate, resolve
 from fuser.eager.state import Scope, State
 from fuser.eager.storage import Closure, Fixed, Location, NoTranslation, Thing, choose, make_location
-from fuser.eager.types import AUTO, VOID, ArrayOf, ClassType, CppType
+from fuser.eager.types import ArrayOf, ClassType, CppType
 from fuser.eager.values import binary, either
 from fuser.eager.walk import decide, evaluate, locate, number_of, run, run_all, run_block
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fuser.fx.nodes import is_fresh
 from fuser.fx.passes import FusionModule
 
 __all__ = ["copy_together", "drop_unread_statistics", "write_results_in_place", "write_statistics_in_place"]
@@ -68,7 +69,7 @@ def write_results_in_place(graph_module: fx.GraphModule) -> None:
     for copy in graph.find_nodes(op="call_function", target=_ATEN.copy_.default):
         # ``buffer.copy_(x)`` comes as a copy that is copied.
         target, made = copy.args[:2]
-        if made.target is _ATEN.copy.default and made.args[0] is target and _is_fresh(made.args[1]):
+        if made.target is _ATEN.copy.default and made.args[0] is target and is_fresh(made.args[1]):
             copy.args = (target, made.args[1])
             if not made.users:
                 graph.erase_node(made)
@@ -155,7 +156,7 @@ def _find_last_write(item: fx.Node, node: fx.Node, slots: Mapping[fx.Node, int])
                 continue
             if slots[user] >= slots[node]:
                 return None
-            seen += [user] if not _is_fresh(user) else []
+            seen += [user] if not is_fresh(user) else []
     return copy
 
 
@@ -189,15 +190,4 @@ def _is_plain_copy(node: fx.Node, slots: Mapping[fx.Node, int]) -> bool:
     own, other = target.meta.get("val"), value.meta.get("val")
     if own is None or other is None or (own.dtype, own.shape) != (other.dtype, other.shape):
         return False
-    return _is_fresh(value) and all(slots[user] <= slots[node] for user in target.users)
-
-
-def _is_fresh(value: fx.Node) -> bool:
-    # Whether a value has memory of its own.
-    if value.target is operator.getitem and isinstance(value.args[0], fx.Node):
-        value = value.args[0]
-    if value.op == "call_module":
-        # A fusion node.
-        return True
-    schema = getattr(value.target, "_schema", None)
-    return schema is not None and all(item.alias_info is None for item in schema.returns)
+    return is_fresh(value) and all(slots[user] <= slots[node] for user in target.users)

@@ -39,6 +39,8 @@ _OVERLOADS = {
     "default": ("default",),
     "ScalarAndTensor": ("Scalar",),
 }
+# Those that have another name where they take a number.
+_OF_NUMBERS = {"maximum": "clamp_min", "minimum": "clamp_max"}
 # Those whose last argument ordinary operators take by name.
 _NAMED = {"addcmul": "value", "addcdiv": "value"}
 
@@ -166,6 +168,8 @@ class _Reader:
         name, args, kwargs = operator_of_lists._opname.removeprefix("_foreach_"), list(node.args), dict(node.kwargs)
         if name in _NAMED and len(args) == 4:
             kwargs[_NAMED[name]] = args.pop()
+        if operator_of_lists._overloadname == "Scalar":
+            name = _OF_NUMBERS.get(name, name)
         for overload in _OVERLOADS.get(operator_of_lists._overloadname, ()):
             target = getattr(getattr(_ATEN, name, None), overload, None)
             if name == "div" and overload == "Scalar":

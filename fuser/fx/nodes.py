@@ -39,6 +39,7 @@ __all__ = [
     "bind_node",
     "is_barrier",
     "is_copy",
+    "is_fresh",
     "is_fusible",
     "is_random",
     "is_size",
@@ -160,6 +161,13 @@ def may_alias(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     is_view = schema is None or any(item.alias_info is not None for item in schema.returns)
     return is_view or node.target is torch.ops.aten._unsafe_view.default
+
+
+def is_fresh(node: fx.Node) -> bool:
+    """Whether what a node returns has memory of its own, in a graph with fusion nodes; of an item, its tuple."""
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node.op == "call_module" or not may_alias(node)
 
 
 def _takes_item(user: fx.Node, call: OpCall) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuser.fx.nodes import IS_WRITTEN
+from fuser.fx.nodes import IS_WRITTEN, is_barrier, is_fresh, may_alias
 
 __all__ = ["mark_scatters", "write_scatters_in_place"]
 
@@ -58,7 +58,8 @@ def write_scatters_in_place(graph_module: fx.GraphModule) -> None:
             node.replace_all_uses_with(target)
             graph.erase_node(node)
     for node in reversed(graph.nodes):
-        if not node.users and (node.meta.get(IS_WRITTEN) or (node.op == "call_function" and _is_view(node))):
+        is_view = node.op == "call_function" and may_alias(node) and not is_barrier(node)
+        if not node.users and (node.meta.get(IS_WRITTEN) or is_view):
             graph.erase_node(node)
 
 
@@ -88,7 +89,7 @@ def _is_last_reader(node: fx.Node, chain: list[fx.Node], copy: fx.Node, slots: M
             continue
         if user is not base and user not in inside and slots[user] > slots[node]:
             return False
-        if user is not base and user not in inside and _is_view(user):
+        if user is not base and user not in inside and not is_fresh(user):
             seen.add(user)
     rest = (*node.args[1:], *node.kwargs.values())
     given = [_written(node)] if node.target in _VIEWS else rest
@@ -116,12 +117,6 @@ def _written(node: fx.Node) -> Any:
     # What is written into the innermost part.
     *_, last = _parts(node)
     return last.args[1]
-
-
-def _is_view(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    returns = schema.returns if schema is not None and not schema.is_mutable else ()
-    return any(item.alias_info is not None for item in returns)
 
 
 def _write_part(graph: fx.Graph, target: fx.Node, node: fx.Node) -> None:

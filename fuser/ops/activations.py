@@ -170,7 +170,8 @@ define(
     "T x, T g",
     "bool is_low = x < T(0); T most = is_low ? T(1) : T(0); T sign = is_low ? T(1) : -T(1); T z = exp(-fabs(x));"
     " return g * (most - sign * (z / (T(1) + z)));",
-    lambda x, g: _ATEN.log_sigmoid_backward(g, x, torch.exp(-x.detach().abs())),
+    # The buffer as torch has it: its exponential is not always torch.exp's.
+    lambda x, g: _ATEN.log_sigmoid_backward(g, x, _ATEN.log_sigmoid_forward(x.detach())[1]),
 )
 # Bounds are numbers of the dtype.
 define(
@@ -204,7 +205,13 @@ define(
     scalars=("threshold", "value"),
 )
 define("prelu", "T x, T weight", "return x > T(0) ? x : weight * x;", _ATEN._prelu_kernel)
-define("glu", "T a, T b", "return a * (T(1) / (T(1) + exp(-b)));", lambda a, b: F.glu(torch.cat([a, b], -1)))
+define(
+    "glu",
+    "T a, T b",
+    "return a * (T(1) / (T(1) + exp(-b)));",
+    # The halves of a tensor that lies otherwise give a result that does.
+    lambda a, b: torch.empty_like(a * b).copy_(F.glu(torch.cat([a, b], -1))),
+)
 define(
     "glu_backward_first",
     "T g, T b",

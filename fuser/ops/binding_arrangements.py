@@ -135,10 +135,11 @@ def _bind_stack(tensors: Any, dim: Any = 0) -> OpCall | None:
     parts = [_view(item, "unsqueeze.default", dim) for item in tensors]
     if None in parts:
         return None
-    # ATen does not ask how the tensors lie on every device, as it does when it puts them together.
+    # ATen does not ask how the tensors lie on every device, as it does when it puts them together; where it makes one
+    # of the other, the result lies as what was put together along a dimension that there is.
     known = [torch.empty_strided(item.meta["val"].shape, item.meta["val"].stride(), device="meta") for item in tensors]
-    made = torch.cat([item.unsqueeze(dim) for item in known], dim)
-    return OpCall(cat_function(len(parts), dim), tuple(parts)) if _is_row_major(made) else None
+    made = torch.cat([item.unsqueeze(dim) for item in known], dim), torch.stack(known, dim)
+    return OpCall(cat_function(len(parts), dim), tuple(parts)) if all(map(_is_row_major, made)) else None
 
 
 def _pad(x: Any, dim: int, before: int, after: int, number: Any, *, is_contiguous: bool) -> OpCall | None:

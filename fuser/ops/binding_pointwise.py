@@ -96,7 +96,7 @@ def pointwise_functions() -> dict[Any, Binder]:
         **dict.fromkeys(
             _overloads("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar"), _bind_where
         ),
-        **{overload: _binary(name) for name in _OF_TENSORS for overload in _overloads(name)},
+        **{overload: _binary_of_tensors(name) for name in _OF_TENSORS for overload in _overloads(name)},
         _ATEN.leaky_relu.default: _bind_leaky_relu,
         _ATEN.elu.default: _bind_scaled_elu,
         _ATEN.selu.default: _bind_selu,

@@ -125,7 +125,9 @@ def _bind_extremum(name: str) -> Binder:
 
 
 def _bind_aminmax(input: Any, *, dim: Any = None, keepdim: Any = False) -> OpCall | None:  # noqa: A002
-    return _reduce("aminmax", input, dim, keepdim) if dim is None or type(dim) is int else None
+    # Of all dimensions, CUDA keeps none.
+    is_odd = (dim is None and keepdim is not False) or not (dim is None or type(dim) is int)
+    return None if is_odd else _reduce("aminmax", input, dim, keepdim)
 
 
 @functools.cache

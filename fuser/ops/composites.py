@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fuser.cxx.functor import parse_functor
+from fuser.cxx.functor import Functor, parse_functor
 from fuser.errors import GroupError, ShapeError, UnsupportedError
 from fuser.function import Function, View
 from fuser.graph import Application, FusionGroup, GroupBuilder
@@ -182,6 +182,13 @@ def view(of: View) -> Function:
     return Function(parse_functor("template <typename T> T aten_view(T x) { return x; }"), view=of)
 
 
+# The step that takes elements as they are, and how sums are added up.
+VALUE, ADD = (step(text).functor for text in ("T value(T x) { return x; }", "T add(T a, T b) { return a + b; }"))
+# Of steps whose results need not be added up to know what a row of them comes to: the function that says it, and which
+# of the step's tensors it takes.
+ROW_SUMS: dict[Functor, tuple[Function, tuple[int, ...]]] = {}
+
+
 # --- expansion --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Expansion:
@@ -197,12 +204,13 @@ class Expansion:
 
 
 @functools.lru_cache(1024)
-def expand(group: FusionGroup, forms: tuple[Form | None, ...] = ()) -> Expansion:
+def expand(group: FusionGroup, forms: tuple[Form | None, ...] = (), *, knows_sums: bool = True) -> Expansion:
     """Put the steps of its composites into a canonical group, without what no output needs, inputs too.
 
     Args:
         group: the group.
         forms: of its applications, where that is one in torch's order (see ``ordered_form``).
+        knows_sums: whether sums that are known without adding are not added up (see ``ROW_SUMS``).
 
     Raises:
         UnsupportedError: a step looks in another shape at what is made in the group; ``application`` says which.
@@ -222,6 +230,7 @@ def expand(group: FusionGroup, forms: tuple[Form | None, ...] = ()) -> Expansion
     }
     for index in needed:
         item = whole.applications[index]
+        item = _known_sum(whole, item) if knows_sums else item
         tensors, scalars = ([values[value] for value in given] for given in (item.tensors, item.scalars))
         values |= enumerate(builder.apply(item.function, tensors, scalars, item.name), offsets[index])
     return Expansion(
@@ -230,6 +239,19 @@ def expand(group: FusionGroup, forms: tuple[Form | None, ...] = ()) -> Expansion
         tuple(view for _, view in made),
         tuple(writer.origins[index] for index in needed),
     )
+
+
+def _known_sum(group: FusionGroup, item: Application) -> Application:
+    # What makes a sum without adding, where that is known.
+    reduction = item.function.reduction
+    maker = group.producers()[item.tensors[0]] if reduction and item.function.functor == VALUE else -1
+    if reduction is None or maker < 0 or reduction.combine != ADD or reduction.dims not in {(1,), (-1,)}:
+        return item
+    made = group.applications[maker]
+    if made.function.functor not in ROW_SUMS:
+        return item
+    function, slots = ROW_SUMS[made.function.functor]
+    return Application(function, (*item.tensors, *(made.tensors[slot] for slot in slots)))
 
 
 class _Expander:

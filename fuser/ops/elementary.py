@@ -84,9 +84,11 @@ define(
     "T a, T b",
     "\n#ifdef __CUDACC__\nT e = fuser_round<S>(b); "
     + " ".join(f"if ({'e' if k in _ROUNDED_FIRST else 'b'} == T({k})) return {text};" for k, text in _POWERS.items())
-    + " return pow(a, e);\n#else\nreturn fuser_power(a, fuser_exponent<S>(b));\n#endif\n",
+    + " return pow(a, e);\n#else\nreturn fuser_power<S>(a, b);\n#endif\n",
     torch.pow,
     numbers_have_layout=False,
+    # gcc asks whether the exponent is a constant once this is inlined: inlined late, others pass for one, too.
+    result="__forceinline__ T",
 )
 
 

@@ -14,7 +14,7 @@ import torch
 from fuser.function import View
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.layout import Shape
-from fuser.ops.composites import COMPOSITES, Composite, Form, optional_input, step, view
+from fuser.ops.composites import COMPOSITES, ROW_SUMS, Composite, Form, optional_input, step, view
 from fuser.ops.index import index_function
 from fuser.ops.norm_steps import functor, reduce_step, stored
 
@@ -85,6 +85,27 @@ def _list(kind: str, names: Sequence[str]) -> str:
     return ", ".join(f"{kind}{name}" for name in names)
 
 
+_DX, _WEIGHTED_DX = (
+    step(
+        f"""T nll_dx(T scale, int64_t t, int64_t i{", T w" * has_weight}, int64_t ignore_index) {{
+      return i == t && t != ignore_index ? {"w * scale" if has_weight else "scale"} : T(0);
+    }}""",
+        scalars=("ignore_index",),
+        unpromoted=("t", "i"),
+        is_contiguous=True,
+    )
+    for has_weight in (False, True)
+)
+# A sum of zeros and one element is the element; torch adds it to zero, which takes the sign from another one.
+_ROW_SUM = reduce_step(
+    step("T picked(T x, int64_t t, int64_t i) { return i == t ? T(0) + x : T(0); }").functor,
+    (1,),
+    order="pick",
+    unpromoted=("t", "i"),
+)
+ROW_SUMS[_DX.functor] = _ROW_SUM, (1, 2)
+
+
 def _backward_steps(form: Form, is_ordered: bool) -> FusionGroup:  # noqa: ARG001
     # Whether there is a weight, and how the loss was reduced.
     has_weight, reduction = form
@@ -101,10 +122,7 @@ def _backward_steps(form: Form, is_ordered: bool) -> FusionGroup:  # noqa: ARG00
         if reduction == NONE:
             (grad,) = builder.apply(view(_ROWS), [grad])
         (scale,) = builder.apply(step("T scale(T g) { return -g; }"), [grad])
-    text = f"""T nll_dx(T scale, int64_t t, int64_t i{", T w" * has_weight}, int64_t ignore_index) {{
-      return i == t && t != ignore_index ? {"w * scale" if has_weight else "scale"} : T(0);
-    }}"""
-    dx = step(text, scalars=("ignore_index",), unpromoted=("t", "i"), is_contiguous=True)
+    dx = _WEIGHTED_DX if has_weight else _DX
     weight = [given[name] for name in ["weight"] * has_weight]
     return builder.build(builder.apply(dx, [scale, of_row, place, *weight], [ignored]))
 

@@ -95,13 +95,14 @@ def define(
     numbers_have_layout: bool = True,
     same_dtypes: bool = False,
     is_contiguous: bool = False,
+    result: str = "T",
 ) -> None:
     """Add a row: the functor's parameters and body as C++, and what Op and Function say of it."""
 
     @functools.cache
     def make_function() -> Function:
         return Function(
-            functor=parse_entry(name, parameters, body, scalars, "bool" if out_dtype is torch.bool else "T"),
+            functor=parse_entry(name, parameters, body, scalars, "bool" if out_dtype is torch.bool else result),
             op=name,
             promotion=promotion,
             unpromoted=unpromoted,

@@ -114,6 +114,8 @@ FUSER_INLINE float fuser_half_value(unsigned short bits) {
 //@ fuser_bfloat16_bits
 FUSER_INLINE unsigned short fuser_bfloat16_bits(float v) {
   const unsigned u = fuser_bit_cast<unsigned>(v);
+  // Of what was read and only copied the compiler knows the lower half.
+  if (__builtin_constant_p(u & 0xffffu) && (u & 0xffffu) == 0) return static_cast<unsigned short>(u >> 16);
   const unsigned rounded = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
   return static_cast<unsigned short>(v != v ? 0x7fc0u : rounded);
 }

@@ -90,7 +90,8 @@ FUSER_PROMOTE_2(copysign)
 
 //@ fuser_power
 // The power of torch's op. Its exponent is one for all elements, so that a branch on it costs once a vector; in the loop
-// itself gcc would compute all branches for every element. That it is one gcc has to see: no branch rounds it.
+// itself gcc would compute all branches for every element. That it is one gcc has to see: no branch rounds it. Where the
+// loop has been written for one exponent (fuser_by_exponent), its formula is all that is left.
 template <typename S, typename T> __attribute__((noinline, const, nothrow)) T fuser_exponent(T b) {
   return fuser_round<S>(b);
 }
@@ -117,7 +118,7 @@ template <typename T, typename V> FUSER_INLINE V fuser_powers(V a, T b) {
   Narrow cname(Narrow x, T y) { return fuser_narrow<Narrow>(wide(fuser_widen<T>(x), y)); }
 #define FUSER_POWER(T, l1, l2, l4) \
   _Pragma("omp declare simd notinbranch uniform(b)") \
-  FUSER_HIDDEN T fuser_power(T a, T b) __asm__("fuser_m_power_" #T); \
+  FUSER_HIDDEN T fuser_any_power(T a, T b) __asm__("fuser_m_power_" #T); \
   FUSER_HIDDEN fuser_widest<T> fuser_mvec_power_##T(fuser_widest<T>, T) \
       __asm__("_ZGV" FUSER_MVEC_ISA "N" FUSER_MVEC_WIDEST(l1, l2, l4) "vu_fuser_m_power_" #T); \
   fuser_widest<T> fuser_mvec_power_##T(fuser_widest<T> a, T b) { return fuser_powers(a, b); } \
@@ -126,8 +127,24 @@ template <typename T, typename V> FUSER_INLINE V fuser_powers(V a, T b) {
 FUSER_POWER(float, "4", "8", "16")
 FUSER_POWER(double, "2", "4", "8")
 #else
-template <typename T> FUSER_INLINE T fuser_power(T a, T b) { return fuser_powers(a, b); }
+template <typename T> FUSER_INLINE T fuser_any_power(T a, T b) { return fuser_powers(a, b); }
 #endif
+template <typename S, typename T> FUSER_INLINE T fuser_power(T a, T b) {
+  return __builtin_constant_p(b) ? fuser_powers(a, b) : fuser_any_power(a, fuser_exponent<S>(b));
+}
+template <typename N, typename F> FUSER_INLINE void fuser_by_exponent(N n, F loop) {
+  if constexpr (static_cast<N>(0.5) != 0) {
+    if (n == 0.5) return loop(static_cast<N>(0.5));
+    if (n == -0.5) return loop(static_cast<N>(-0.5));
+  }
+  if (n == 2) return loop(static_cast<N>(2));
+  if (n == 3) return loop(static_cast<N>(3));
+  if (n == -1) return loop(static_cast<N>(-1));
+  if (n == -2) return loop(static_cast<N>(-2));
+  if (n == 1) return loop(static_cast<N>(1));
+  if (n == 0) return loop(static_cast<N>(0));
+  loop(n);
+}
 
 //@ FUSER_FMOD_2
 #if defined(FUSER_MVEC_BYTES) && defined(__FMA__)

@@ -1,34 +1,6 @@
 // How threads combine what they have of a row in torch's order: by halves. P and parts are those of cuda_rows.h.
 
 //@ always if orders
-// The largest, or the smallest, of elements of which two fit in a word. A NaN is lost, as by fmax.
-template <typename S, int N, bool is_largest> struct fuser_extreme {
-  fuser_vector<S, N> found;
-
-  FUSER_INLINE fuser_extreme() {
-#pragma unroll
-    for (int k = 0; k < N; ++k) found.set(k, fuser_from_compute<S>(is_largest ? -INFINITY : INFINITY));
-  }
-  FUSER_INLINE void add(const fuser_vector<S, N>& from) {
-#pragma unroll
-    for (int i = 0; i < N / 2; ++i) found.word[i] = fuser_pairs<S>::extreme(found.word[i], from.word[i], is_largest);
-  }
-  FUSER_INLINE void add(const S (&items)[N]) {
-    fuser_vector<S, N> from;
-#pragma unroll
-    for (int k = 0; k < N; ++k) from.set(k, items[k]);
-    add(from);
-  }
-  FUSER_INLINE float value() const {
-    fuser_vector<S, 2> last;
-    last.word[0] = found.word[0];
-#pragma unroll
-    for (int i = 1; i < N / 2; ++i) last.word[0] = fuser_pairs<S>::extreme(last.word[0], found.word[i], is_largest);
-    const float first = fuser_to_compute(last[0]), second = fuser_to_compute(last[1]);
-    return (first > second) == is_largest ? first : second;
-  }
-};
-
 // Of what a thread keeps for later passes R vectors stay in registers; others it has in shared memory, 16 bytes beside
 // those of the next of T threads.
 template <int R, int T, typename S, int N>
@@ -132,21 +104,37 @@ FUSER_INLINE typename P::part fuser_halve_team(const P& p, typename P::part own,
   }
 }
 
-// What a thread has of N of torch's threads: by halves.
-template <int N, typename P>
+// What a thread has of N of torch's threads: by halves, until `end` are left.
+template <int N, int end = 1, typename P>
 FUSER_INLINE typename P::part fuser_halve_own(const P& p, typename P::part* own) {
 #pragma unroll
-  for (int half = N / 2; half > 0; half /= 2) {
+  for (int half = N / 2; half >= end; half /= 2) {
 #pragma unroll
     for (int i = 0; i < half; ++i) own[i] = p.combine(own[i], own[i + half]);
   }
   return own[0];
 }
 
+// The threads of a row where each does the work of several of torch's: of M warps beside each other, then of the M next
+// ones, and of each of these G lanes beside each other, then of the G next ones. Of U vectors each has one behind the
+// other. L is P, as it is for what lanes have.
+template <int X, int Y, int G, int M, int U, typename P, typename L>
+FUSER_INLINE typename P::part fuser_halve_apart(
+    const P& p, const L& lanes, typename P::part (&own)[X * Y / (G * M)]) {
+  constexpr int N = X / G;
+#pragma unroll
+  for (int j = 0; j < Y / M; ++j) {
+    typename P::part part = own[j * N];
+    if (j * N < U) part = fuser_halve_lanes<G / 2, 1>(lanes, fuser_halve_own<N>(p, own + j * N));
+    own[j] = part;
+  }
+  return fuser_from_first<G * M, P>(fuser_halve_lanes<G * M / 2, G>(lanes, fuser_halve_own<Y / M>(p, own)));
+}
+
 // The threads of a row where each has the elements of V neighbours among torch's threads, in accumulators of each.
 template <int X, int Y, int V, typename P>
 FUSER_INLINE typename P::part fuser_halve_wide(const P& p, typename P::part (&own)[V], typename P::part* shared) {
-  static_assert(X == 32 && Y <= 32, "a warp of torch's");
+  static_assert(X <= 32 && Y <= 32 && (X == 32 || Y == 1), "a warp of torch's");
 #pragma unroll
   for (int k = 0; k < V; ++k) own[k] = fuser_halve_lanes<X / V / 2, 1>(p, own[k]);
   fuser_halve_own<V>(p, own);
@@ -191,13 +179,14 @@ FUSER_INLINE void fuser_tell_blocks(
     const P&, typename P::part* to, const unsigned long long* box, unsigned int lane, unsigned int blocks,
     const typename P::part (&own)[A]);
 
-// What slots have that keep one accumulator each, in A slots of each thread of C blocks: neighbours, or as many apart as
-// there are threads. X is a warp at most. Every thread gets the result; passes have `shared` of their own in turn.
-template <int X, int Y, int C, bool is_serial, bool are_neighbours, int A, typename P>
+// What slots have that keep one accumulator each, in A slots of each thread of C blocks: V beside each other, and others
+// as far apart as threads reach. X is a warp at most. Every thread gets the result; passes have `shared` of their own in
+// turn.
+template <int X, int Y, int C, bool is_serial, int V, int A, typename P>
 FUSER_INLINE typename P::part fuser_unite(
     const P& p, typename P::part (&own)[A], typename P::part* shared, const unsigned long long* box, unsigned int rank) {
   static_assert(P::commutes, "lanes have the same");
-  constexpr int T = X * Y / A / C, lanes = are_neighbours ? X / A : T * C < X ? T : X;
+  constexpr int T = X * Y / A / C, lanes = T * C * V < X ? T : X / V;
   const int t = threadIdx.x % T;
   if constexpr (is_serial) {
     static_assert(lanes == X, "warps are torch's");
@@ -211,18 +200,15 @@ FUSER_INLINE typename P::part fuser_unite(
 #pragma unroll
       for (int lane = 0; lane < X; ++lane) own[i] = p.combine(own[i], mine[i * T + t / X * X + lane]);
     }
-  } else if constexpr (are_neighbours) {
-#pragma unroll
-    for (int i = 0; i < A; ++i) own[i] = fuser_halve_lanes<lanes / 2, 1>(p, own[i]);
-    fuser_halve_own<A>(p, own);
   } else {
-    if constexpr (lanes < X) fuser_halve_own<A>(p, own);
+    if constexpr (lanes * V < X) fuser_halve_own<A, V>(p, own);
 #pragma unroll
-    for (int i = 0; i < (lanes < X ? 1 : A); ++i) own[i] = fuser_halve_lanes<lanes / 2, 1>(p, own[i]);
+    for (int i = 0; i < (lanes * V < X ? V : A); ++i) own[i] = fuser_halve_lanes<lanes / 2, 1>(p, own[i]);
+    fuser_halve_own<V>(p, own);
   }
   if constexpr (Y == 1) return own[0];
   else {
-    constexpr int count = are_neighbours ? 1 : A;
+    constexpr int count = A / V;
     typename P::part* const place = shared + rank * (T / lanes) + t / lanes;
     if constexpr (C > 1) fuser_tell_blocks<count, C * (T / lanes)>(p, place, box, t % lanes, C, own);
     else {

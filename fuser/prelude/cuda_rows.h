@@ -35,6 +35,41 @@ template <typename S, int N> FUSER_INLINE void fuser_forget(fuser_vector<S, N>& 
   }
 }
 
+// The largest, or the smallest, of elements of which two fit in a word. A NaN is lost, as by fmax, unless it shall be kept
+// of magnitudes.
+template <typename S, int N, bool is_largest, bool keeps_nan = false> struct fuser_extreme {
+  fuser_vector<S, N> found;
+
+  FUSER_INLINE fuser_extreme() {
+#pragma unroll
+    for (int k = 0; k < N; ++k) found.set(k, fuser_from_compute<S>(is_largest ? -INFINITY : INFINITY));
+  }
+  FUSER_INLINE void add(const fuser_vector<S, N>& from, bool is_of_sizes = false) {
+    const unsigned int bits = is_of_sizes ? 0x7fff7fffu : ~0u;
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) found.word[i] = larger(found.word[i], from.word[i] & bits);
+  }
+  FUSER_INLINE void add(const S (&items)[N]) {
+    fuser_vector<S, N> from;
+#pragma unroll
+    for (int k = 0; k < N; ++k) from.set(k, items[k]);
+    add(from);
+  }
+  FUSER_INLINE float value() const {
+    fuser_vector<S, 2> last;
+    last.word[0] = found.word[0];
+#pragma unroll
+    for (int i = 1; i < N / 2; ++i) last.word[0] = larger(last.word[0], found.word[i]);
+    last.word[0] = larger(last.word[0], last.word[0] >> 16 | last.word[0] << 16);
+    return fuser_to_compute(last[0]);
+  }
+
+ private:
+  static FUSER_INLINE unsigned int larger(unsigned int a, unsigned int b) {
+    return fuser_pairs<S>::template extreme<is_largest, keeps_nan>(a, b);
+  }
+};
+
 // Divides by one number again and again, with the bits of a division in three operations: the remainder of a first
 // quotient corrects it. That this rounds as a division does was tried for all divisors and those of their dividends whose
 // quotients come so close to the middle of two floats that it could not. Where numbers are so small or so large that a

@@ -1,32 +1,44 @@
 // Conversions of the small floats for which a GPU has an instruction that storage.h does not know of.
 
-//@ always if orders
-// The larger, or the smaller, one of two pairs of elements, each.
+//@ always if rows
+// The larger, or the smaller, one of two pairs of elements, each; of a NaN and a number the number, or, of larger ones
+// that are not negative, the NaN.
 template <typename S> struct fuser_pairs {
-  static FUSER_INLINE unsigned int extreme(unsigned int a, unsigned int b, bool is_larger) {
+  template <bool is_larger, bool keeps_nan>
+  static FUSER_INLINE unsigned int extreme(unsigned int a, unsigned int b) {
     unsigned int found = 0;
 #pragma unroll
     for (int shift = 0; shift < 32; shift += 16) {
       const auto own = static_cast<unsigned short>(a >> shift), other = static_cast<unsigned short>(b >> shift);
       const float first = fuser_to_compute(reinterpret_cast<const S&>(own));
       const float second = fuser_to_compute(reinterpret_cast<const S&>(other));
-      const bool is_other = first != first || (is_larger ? second > first : second < first);
+      bool is_other = first != first || (is_larger ? second > first : second < first);
+      if (keeps_nan) is_other = second != second || second > first;
       found |= static_cast<unsigned int>(is_other ? other : own) << shift;
     }
     return found;
   }
 };
-
-//@ always if bfloat16 orders
 #if __CUDA_ARCH__ >= 800
-template <> struct fuser_pairs<fuser_bfloat16> {
-  static FUSER_INLINE unsigned int extreme(unsigned int a, unsigned int b, bool is_larger) {
-    if (is_larger) asm("max.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
-    else asm("min.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
-    return a;
-  }
-};
+#define FUSER_PAIRS(S, type) \
+  template <> struct fuser_pairs<S> { \
+    template <bool is_larger, bool keeps_nan> \
+    static FUSER_INLINE unsigned int extreme(unsigned int a, unsigned int b) { \
+      if (keeps_nan) asm("max.NaN." type " %0, %0, %1;" : "+r"(a) : "r"(b)); \
+      else if (is_larger) asm("max." type " %0, %0, %1;" : "+r"(a) : "r"(b)); \
+      else asm("min." type " %0, %0, %1;" : "+r"(a) : "r"(b)); \
+      return a; \
+    } \
+  };
+#else
+#define FUSER_PAIRS(S, type)
 #endif
+
+//@ always if bfloat16 rows
+FUSER_PAIRS(fuser_bfloat16, "bf16x2")
+
+//@ always if half rows
+FUSER_PAIRS(fuser_half, "f16x2")
 
 //@ always if bfloat16
 #if __CUDA_ARCH__ >= 800
