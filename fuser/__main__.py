@@ -171,4 +171,8 @@ def show_info() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Nothing is left to do, and the interpreter would take up to a second to take torch's modules apart.
+    os._exit(status)

@@ -116,10 +116,8 @@ typedef struct {
 typedef struct {
   // Elements of a block; elements from which threads share the work, and which a kernel can count at most.
   int64_t chunk, parallel_from, most;
-  // Sizes and strides of the last call, and the tuples of them that it allocated with.
-  int word_count;
+  // Sizes and strides of the last call, with which the allocations' arguments begin; NULL before.
   uint64_t *words;
-  PyObject *shape, *strides;
 } Flat;
 
 typedef struct {
@@ -186,8 +184,6 @@ static void release(Record *record) {
   Py_XDECREF(record->resize);
   Py_XDECREF(record->kernels);
   PyMem_Free(record->flat.words);
-  Py_XDECREF(record->flat.shape);
-  Py_XDECREF(record->flat.strides);
   PyMem_Free(record);
 }
 
@@ -548,11 +544,13 @@ static int pack(const Step *step, const Call *call, const uint64_t *values, uint
 }
 
 static int launch_cuda(const Step *step, unsigned grid, uint64_t *arguments, void *stream) {
-  void *parameters[] = {arguments};
+  // As one buffer: CU_LAUNCH_PARAM_BUFFER_POINTER, _SIZE, _END. The driver takes less time for it than for a parameter.
+  size_t bytes = sizeof(uint64_t) * step->argument_words;
+  void *extra[] = {(void *)1, arguments, (void *)2, &bytes, NULL};
   int status;
   Py_BEGIN_ALLOW_THREADS
   status = driver_launch((void *)(uintptr_t)step->function, grid, 1, 1, step->block, 1, 1, step->shared_bytes, stream,
-                         parameters, NULL);
+                         NULL, extra);
   Py_END_ALLOW_THREADS
   if (status) PyErr_Format(PyExc_RuntimeError, "CUDA refused to launch a fused kernel: error %d", status);
   return !status;
@@ -642,28 +640,32 @@ static PyObject *new_tuple(const uint64_t *values, int count) {
 }
 
 // Let a record for any size allocate with these sizes and strides.
-static int set_sizes(Flat *flat, const uint64_t *sized) {
+static int set_sizes(Record *record, const uint64_t *sized) {
   const int ndim = ndim_of(sized);
-  if (flat->shape && !memcmp(flat->words, sized + 1, 2 * ndim * sizeof(uint64_t))) return 1;
-  // A record is of one number of dimensions.
-  if (!flat->words && !(flat->words = PyMem_Malloc(2 * ndim * sizeof(uint64_t)))) return PyErr_NoMemory(), 0;
-  PyObject *shape = new_tuple(sized + 1, ndim), *strides = shape ? new_tuple(sized + 1 + ndim, ndim) : NULL;
-  if (!strides) return Py_XDECREF(shape), 0;
-  PyObject *before[] = {flat->shape, flat->strides};
-  memcpy(flat->words, sized + 1, 2 * ndim * sizeof(uint64_t));
-  flat->shape = shape;
-  flat->strides = strides;
-  Py_XDECREF(before[0]);
-  Py_XDECREF(before[1]);
+  const size_t bytes = 2 * ndim * sizeof(uint64_t);
+  if (record->flat.words && !memcmp(record->flat.words, sized + 1, bytes)) return 1;
+  PyMem_Free(record->flat.words);
+  record->flat.words = NULL;
+  uint64_t *words = PyMem_Malloc(bytes);
+  PyObject *shape = new_tuple(sized + 1, ndim), *strides = new_tuple(sized + 1 + ndim, ndim);
+  int is_done = words && shape && strides;
+  for (int i = 0; is_done && i < record->allocation_count; ++i) {
+    PyObject *before = record->allocations[i].arguments;
+    PyObject *now = PyTuple_Pack(3, shape, strides, PyTuple_GetItem(before, 2));
+    if ((is_done = now != NULL)) record->allocations[i].arguments = now, Py_DECREF(before);
+  }
+  Py_XDECREF(shape);
+  Py_XDECREF(strides);
+  if (!is_done) return PyMem_Free(words), PyErr_Occurred() ? 0 : (PyErr_NoMemory(), 0);
+  memcpy(words, sized + 1, bytes);
+  record->flat.words = words;
   return 1;
 }
 
-static PyObject *allocate(const Record *record, const Allocation *item) {
-  if (!record->is_flat) return PyObject_Call(item->allocate, item->arguments, NULL);
-  // Held: allocating may collect garbage, and what that calls may come back here.
-  PyObject *arguments = PyTuple_Pack(3, record->flat.shape, record->flat.strides, PyTuple_GetItem(item->arguments, 2));
-  PyObject *tensor = arguments ? PyObject_Call(item->allocate, arguments, NULL) : NULL;
-  Py_XDECREF(arguments);
+static PyObject *allocate(const Allocation *item) {
+  // Held: allocating may collect garbage, and what that calls may come back here with other sizes.
+  PyObject *arguments = Py_NewRef(item->arguments), *tensor = PyObject_Call(item->allocate, arguments, NULL);
+  Py_DECREF(arguments);
   return tensor;
 }
 
@@ -683,8 +685,8 @@ static PyObject *replay(Record *record, Call *call, PyObject *out, const uint64_
   memcpy(values, call->addresses, sizeof(uint64_t) * call->item_count);
   for (; made_count < record->allocation_count; ++made_count) {
     // Each time: the allocation before may have called somebody who called with other sizes.
-    if (record->is_flat && !set_sizes(&record->flat, sized)) goto done;
-    PyObject *tensor = allocate(record, &record->allocations[made_count]);
+    if (record->is_flat && !set_sizes(record, sized)) goto done;
+    PyObject *tensor = allocate(&record->allocations[made_count]);
     DLTensor described;
     if (!(made[made_count] = tensor)) goto done;
     if (!is_tensor(tensor) || !read_tensor(tensor, &described)) {

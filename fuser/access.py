@@ -5,7 +5,7 @@ Plain integers in, plain values out; a kernel's text depends on what comes out, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -32,6 +32,8 @@ GATHER_VECTOR = 4
 MIN_TILED_SIZE = 32
 # Shared memory that every GPU gives a block without being asked.
 MAX_TILE_BYTES = 48 * 1024
+# Threads of a block that has to take a multiple of some number.
+BLOCKS = (256, 192, 160, 224)
 # Of a matrix whose rows are worth it that a thread has several.
 MANY_ELEMENTS = 1 << 22
 
@@ -119,6 +121,7 @@ def plan_walk(
     itemsizes: Sequence[int],
     aligned: Sequence[bool],
     num_outputs: int,
+    repeated: Collection[int] = (),
     *,
     rounds: bool = True,
 ) -> Walk:
@@ -129,6 +132,7 @@ def plan_walk(
         itemsizes: bytes of an element of each operand in memory.
         aligned: whether each of them starts at a multiple of VECTOR_BYTES.
         num_outputs: how many of the operands are outputs.
+        repeated: operands that begin anew after each ``space.period`` elements.
         rounds: whether values are rounded between functors (strict numerics), which takes registers.
     """
     space, tiled = _bring_tile_forward(space, itemsizes, num_outputs)
@@ -153,6 +157,11 @@ def plan_walk(
         vector = min(vector, tuning.share)
     if common:
         tuning = Tuning(block=128, unroll=4, is_stacked=True)
+    elif repeated and len(space.sizes) == 1 and space.numel >= MANY_ELEMENTS:
+        # Where a block takes whole periods at a time, all vectors of a thread begin at the same place of one.
+        block = next((size for size in BLOCKS if size * vector % space.period == 0), 0)
+        if block:
+            common, tuning = {*repeated}, Tuning(block=block, unroll=4)
     accesses = []
     for slot, strides in enumerate(space.strides):
         if slot in tiled:

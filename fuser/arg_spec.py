@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -102,7 +102,8 @@ def build_arg_spec(
         read = [
             item._replace(is_aligned=item.is_aligned and slot not in repeated) for slot, item in enumerate(operands)
         ]
-        walk = _walk(space, read, len(outputs), device_type, rounds=rounds_between(group, is_strict=group.is_strict))
+        rounds = rounds_between(group, is_strict=group.is_strict)
+        walk = _walk(space, read, len(outputs), device_type, repeated, rounds=rounds)
     space = walk.space
     offsets = tuple(item.offset for item in (*operands, *counters))
     has_offsets = any(offsets)
@@ -282,12 +283,18 @@ def _inner_classes(space: IterationSpace, device_type: str) -> list[int]:
 
 
 def _walk(
-    space: IterationSpace, operands: Sequence[TensorDesc], num_outputs: int, device_type: str, *, rounds: bool
+    space: IterationSpace,
+    operands: Sequence[TensorDesc],
+    num_outputs: int,
+    device_type: str,
+    repeated: Collection[int],
+    *,
+    rounds: bool,
 ) -> Walk:
     if device_type != "cuda":
         return Walk(space)
     sizes = [item.dtype.itemsize for item in operands if item.dtype is not None]
-    return plan_walk(space, sizes, [item.is_aligned for item in operands], num_outputs, rounds=rounds)
+    return plan_walk(space, sizes, [item.is_aligned for item in operands], num_outputs, repeated, rounds=rounds)
 
 
 def _reach(space: IterationSpace) -> int:

@@ -17,6 +17,7 @@ from fuser.access import DEFAULT_TUNING, SINGLE, Access, Tuning
 from fuser.cxx.brief import shorten_exp
 from fuser.cxx.division import guard_divisions
 from fuser.cxx.functor import Functor
+from fuser.cxx.quick import quicken_divisions
 from fuser.dtypes import DTypeInfo, dtype_info
 from fuser.element import ElementWriter, number_expression
 from fuser.graph import FusionGroup
@@ -84,6 +85,8 @@ class Loop:
     has_zero: bool = False
     # As in ArgSpec.
     positions: int = 0
+    # Whether the element function takes first how it is to divide: fuser_quickly, or fuser_plainly where that failed.
+    divides: bool = False
     # The variable of a number that is nothing but an exponent: a loop may be written for those that have a formula.
     exponent: str = ""
 
@@ -105,7 +108,7 @@ class Loop:
     def call_element(self, expressions: dict[str, str]) -> str:
         """Return the call of the element function with an expression per operand's variable."""
         known = {**dict(self.numbers), **expressions}
-        arguments = ["a.zero"] if self.has_zero else []
+        arguments = ["how"] * self.divides + ["a.zero"] * self.has_zero
         return f"fuser_element({', '.join([*arguments, *(known[variable] for variable in self.arguments)])});"
 
     @property
@@ -200,6 +203,8 @@ class Dialect:
     has_brief_exp: bool = False
     # Whether an integer divided by zero ends the process.
     traps_on_division: bool = False
+    # Whether a division asks for each pair of operands whether they are ordinary numbers.
+    divides_quickly: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +279,9 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
     if dialect.has_brief_exp and args.numerics == "fast":
         wide = _functors_of_wide(group, typing)
         functors = tuple(functor if functor in wide else shorten_exp(functor) for functor in functors)
+    is_float = any(dtype_info(dtype).compute == "float" for dtype in typing.common)
+    if dialect.divides_quickly and args.numerics == "strict" and args.rows is None and is_float:
+        functors = tuple(map(quicken_divisions, functors))
     numbers = tuple((index, item.number) for index, item in enumerate(args.inputs) if item and item.number)
     operands = _list_operands(group, args, typing)
     writer = ElementWriter(group, args, typing, functors, crosses_with_zero=dialect.crosses_with_zero)
@@ -379,7 +387,7 @@ def _build_loop(
     geometry = (
         ("offset",) * args.has_offsets + ("period",) * loop.repeats + (() if loop.is_linear else dialect.geometry)
     )
-    return replace(loop, geometry=geometry, has_zero=writer.has_zero), element
+    return replace(loop, geometry=geometry, has_zero=writer.has_zero, divides=writer.divides), element
 
 
 def _is_exponent(group: FusionGroup, value: int) -> bool:
@@ -479,7 +487,8 @@ def emit_element(writer: ElementWriter) -> str:
     """
     body = "\n".join(f"  {line}" for line in writer.statements())
     parameters = ", ".join(writer.parameters())
-    return f"\nFUSER_INLINE void fuser_element({parameters}) {{\n{body}\n}}\n"
+    template = "template <typename D> " if writer.divides else ""
+    return f"\n{template}FUSER_INLINE void fuser_element({parameters}) {{\n{body}\n}}\n"
 
 
 def _field_type(kind: type) -> str:

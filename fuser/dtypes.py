@@ -214,7 +214,11 @@ def cpp_scalar_type(kind: type) -> str:
 
 def plain_number(item: Any) -> Any:
     """Return a NumPy scalar as the Python number that torch takes it for, and anything else as it is."""
-    # Tensors first: asking an abstract class takes its time.
-    if isinstance(item, torch.Tensor) or not isinstance(item, numbers.Number):
+    # Tensors first: asking an abstract class takes its time. NumPy says of all its numbers but bool that they are some.
+    if isinstance(item, torch.Tensor) or not (isinstance(item, numbers.Number) or _is_numpy_bool(type(item))):
         return item
     return item.item() if hasattr(item, "item") else item
+
+
+def _is_numpy_bool(kind: type) -> bool:
+    return kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")

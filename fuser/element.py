@@ -7,10 +7,12 @@ from collections.abc import Collection, Sequence
 import torch
 
 from fuser.cxx.functor import Functor, Role
+from fuser.cxx.quick import QUICK
 from fuser.dtypes import cpp_scalar_type, dtype_info
 from fuser.function import Isolation
 from fuser.graph import FusionGroup, describe_application
 from fuser.kernel_spec import ArgSpec, Typing
+from fuser.plain_texts import find_quotient, is_plainly, may_end_in_product
 
 __all__ = ["ElementWriter", "number_expression", "output_type"]
 
@@ -31,6 +33,8 @@ class ElementWriter:
         self.args = args
         self.typing = typing
         self.functors = functors
+        # Whether statements divide as they are told.
+        self.divides = any(QUICK in functor.words for functor in functors)
         self.is_strict = args.numerics == "strict"
         self.crosses_with_zero = crosses_with_zero and self.is_strict
         # Whether some statement uses the zero; known when they are written.
@@ -49,6 +53,7 @@ class ElementWriter:
         live = [group.applications[index] for index in self.live]
         self.read_later = {value for item in live if not item.function.is_index for value in item.tensors}
         self.offsets = group.value_offsets()
+        self.products = self._find_products()
 
         for index in group.used_inputs():
             item = args.inputs[index]
@@ -57,9 +62,27 @@ class ElementWriter:
         self.types |= dict.fromkeys(group.index_values(), dtype_info(torch.int64).compute)
         self.types |= {value: f"{dtype_info(typing.values[value]).storage}*" for value in group.tables()}
 
+    def _find_products(self) -> set[int]:
+        # What may be a product, and is read by something else than a product or a quotient: a sum, as far as one knows.
+        added = {
+            value
+            for item in (self.group.applications[index] for index in self.live)
+            if not _multiplies(item.function.functor)
+            for value in item.tensors
+        }
+        products = set()
+        for index in self.live:
+            function = self.group.applications[index].function
+            for slot, value in enumerate(self.values(index)):
+                # Of a reduction another functor's.
+                may_be = function.reduction is not None or "/" in function.functor.source
+                if value in self.read_later & added and (may_be or may_end_in_product(function.functor, slot)):
+                    products.add(value)
+        return products
+
     def parameters(self) -> list[str]:
         """Return the element function's parameters: the inputs and indices, then the outputs."""
-        texts = ["const int64_t zero"] if self.has_zero else []
+        texts = ["D& how"] * self.divides + ["const int64_t zero"] * self.has_zero
         given = (*self.group.used_inputs(), *self.group.index_values())
         texts += [f"const {self.types[value]} v{value}" for value in given]
         for slot, value in enumerate(self.group.outputs):
@@ -159,7 +182,9 @@ class ElementWriter:
         # Some of torch's own ops round steps to their dtype.
         rounds = function.op is not None and len(functor.template_parameters) == 2 and self.is_strict
         types = f"{compute}, {info.storage}" if rounds else compute
-        namespace = f"fuser_f{self.functors.index(functor)}"
+        namespace = f"fuser_f{(number := self.functors.index(functor))}"
+        if QUICK in self.functors[number].words:
+            types, arguments = f"D, {types}", [*arguments, "how"]
         return f"{namespace}::{functor.entry}<{types}>({', '.join(arguments)})", results, declarations
 
     def operands(self, index: int) -> list[str]:
@@ -192,7 +217,7 @@ class ElementWriter:
         converted = f"fuser_cast<{info.compute}>({expression})"
         if not self.is_strict or not info.is_narrow:
             is_inexact = info.dtype.is_floating_point or info.dtype.is_complex
-            crossing = self.cross(converted) if is_read_later and is_apart and is_inexact else converted
+            crossing = self.cross(converted) if value in self.products and is_apart and is_inexact else converted
             lines = [f"const {info.compute} v{value} = {isolate(crossing)};"]
             stored = f"fuser_from_compute<{info.storage}>(v{value})" if info.is_narrow else f"v{value}"
         elif not slots:
@@ -219,6 +244,11 @@ class ElementWriter:
             return text
         self.barriers += 1
         return f"fuser_isolate<{self.barriers - 1}>({text})"
+
+
+def _multiplies(functor: Functor) -> bool:
+    is_product = len(functor.tensors) == 2 and is_plainly(functor, "{0} * {1}")
+    return is_product or find_quotient(functor) is not None
 
 
 def output_type(functor: Functor, declared: str, compute: str, other: str) -> str:

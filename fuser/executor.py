@@ -9,20 +9,21 @@ import math
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from fuser import counters, log, planner
 from fuser.compiler import check_cuda_text, register, registered
 from fuser.config import config
-from fuser.errors import ArgumentError
+from fuser.errors import ArgumentError, UnsupportedError
 from fuser.fallback import Fallback, each_its_own
 from fuser.kept_plans import KeptPlan, keep_plan, restore_plan
 from fuser.kernel_cache import Lru
-from fuser.kernel_spec import KernelSpec
+from fuser.kernel_spec import KernelSpec, infer_layouts
 from fuser.launcher import Launcher, Replayer, record_call, record_through
 from fuser.ops import WIDE_UNDER_AUTOCAST
 from fuser.outputs import check_out, finish_out
@@ -31,8 +32,19 @@ from fuser.planner import describe_values, make_plan
 from fuser.process import ignoring
 from fuser.resizing import find_resizer
 from fuser.sections import cut_around
-from fuser.tensor_desc import TensorDesc, describe, name_input, read_number
+from fuser.tensor_desc import (
+    TensorDesc,
+    describe,
+    follows_default_dtype,
+    input_specs,
+    name_input,
+    read_number,
+    value_layouts,
+)
 from fuser.tuning.search import make_tuned
+
+if TYPE_CHECKING:
+    from fuser.eager_program import EagerCall
 
 __all__ = [
     "kept_plans",
@@ -75,6 +87,10 @@ def run_planned(
     plan = _find_plan(spec, described, described_out, lambda make: make_tuned(make, lambda: run_plain(spec, inputs)))
     if plan.fallback_reason:
         if plan.obstacle < 0:
+            made = plan.eager.run(inputs) if plan.eager is not None and out is None else None
+            if made is not None:
+                counters.count_fallback(plan.fallback_reason)
+                return made, plan
             results = run_fallback(spec, inputs, plan.fallback_reason, out, is_expected=plan.is_expected)
             return results, plan if plan.is_expected and out is None else None
         results = run_around(spec, plan.obstacle, inputs, _replay)
@@ -119,8 +135,21 @@ def _find_plan(
     plan = plans.get(signature)
     if plan is None or plan.until < time.monotonic():
         plan = replace(tune(lambda: make_plan(spec, described, described_out)), generation=generation)
+        if plan.until and plan.fallback_reason and plan.obstacle < 0 and not plan.is_expected:
+            plan = replace(plan, eager=_prepare_eager(spec, described, plan.device))
         plans.put(signature, plan, config.max_plans)
     return plan
+
+
+def _prepare_eager(spec: KernelSpec, described: Sequence[TensorDesc], device: torch.device) -> EagerCall | None:
+    from fuser.eager_program import EagerCall  # noqa: PLC0415 - brings the translation, as in fallback
+
+    specs = tuple(input_specs(described, device))
+    with suppress(UnsupportedError):
+        if not follows_default_dtype(spec.group, specs):
+            layouts = infer_layouts(spec.group, value_layouts(described))
+            return EagerCall(spec.group, specs, [layouts[value] for value in spec.group.outputs], device)
+    return None
 
 
 def plan_ahead(spec: KernelSpec, described: Sequence[TensorDesc]) -> None:
@@ -254,7 +283,9 @@ def record_planned(
             if resizer.learn(spec, described, recorded):
                 launcher.add(tensors, scalars, out, recorded._replace(resize=resizer))
     elif not any(known.is_scalar and isinstance(item, torch.Tensor) for known, item in pairs):
-        again = partial(_run_again, spec, plan.obstacle)
+        again: Callable[..., Any] = partial(_run_again, spec, plan.obstacle)
+        if plan.eager is not None:
+            again = plan.eager.bind(plan.until, counters.tally_of(plan.fallback_reason))
         # No gradient is asked for here: where an input could have one, grad mode is off.
         mode = False if any(isinstance(item, torch.Tensor) and item.requires_grad for item in inputs) else None
         record_through(launcher, again, inputs, tensors, scalars, grad_mode=mode, any_size=False)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from fuser.graph import FusionGroup
 from fuser.layout import Shape, broadcast_shapes, infer_output_strides
 from fuser.ops import OPS, REDUCTIONS, call_composite, eager_arrangement, eager_index, eager_view
 
-__all__ = ["Fallback", "call_derived", "each_its_own", "find_obstacle"]
+__all__ = ["Fallback", "call_derived", "each_its_own", "eager_version", "find_obstacle"]
 
 # One of each kind of type that a functor may have been written for.
 _SAMPLES = (torch.float32, torch.int32, torch.complex64)
@@ -68,7 +69,7 @@ class Fallback:
             names = (parameter.name for parameter in application.function.scalars)
             scalars = {name: values[value] for name, value in zip(names, application.scalars, strict=True)}
             try:
-                result = _call_eager(application.function, tensors, scalars)
+                result = eager_version(application.function)(*tensors, **scalars)
             except (UntranslatableError, UnsupportedError) as error:
                 name = application.function.name
                 raise FallbackError(
@@ -174,28 +175,31 @@ def call_derived(function: Function, tensors: Sequence[Any], scalars: dict[str, 
     return tuple(results)
 
 
-def _call_eager(function: Function, tensors: list[Any], scalars: dict[str, Any]) -> Any:
+def eager_version(function: Function) -> Callable[..., Any]:
+    """Return what calls a function in eager torch: it takes its tensors by position, and its scalars by name."""
     if function.is_index:
-        given = [item for item in tensors if isinstance(item, torch.Tensor)]
-        return _lay_out(eager_index(function, given), given)
+        return partial(_number_elements, function)
     if function.is_view:
-        return eager_view(function, tensors[0])
+        return partial(eager_view, function)
     if function.arranges:
-        return eager_arrangement(function, tensors)
+        return lambda *tensors: eager_arrangement(function, tensors)
     if function.is_composite:
-        return call_composite(function, tensors, scalars)
+        return lambda *tensors, **scalars: call_composite(function, tensors, scalars)
     if function.op is not None and function.reduction is not None:
-        reduction = function.reduction
-        return REDUCTIONS[function.op].eager(tensors[0], reduction.dims, reduction.keepdim, **scalars)
+        dims, keepdim, eager = function.reduction.dims, function.reduction.keepdim, REDUCTIONS[function.op].eager
+        return lambda x, **scalars: eager(x, dims, keepdim, **scalars)
     if function.op is not None:
         conversion = {"dtype": function.out_dtypes[0]} if function.is_conversion else {}
-        return OPS[function.op].eager(*tensors, **scalars, **conversion)
+        return partial(OPS[function.op].eager, **conversion)
     if function.backward is not None:
         # Also torch's own derivative of a group is to be the one that the user wrote.
-        return _HandWritten.apply(function, scalars, *tensors)  # type: ignore[no-untyped-call]
-    if function.fallback is not None:
-        return function.fallback(*tensors, **scalars)
-    return call_derived(function, tensors, scalars)
+        return lambda *tensors, **scalars: _HandWritten.apply(function, scalars, *tensors)  # type: ignore[no-untyped-call]
+    return function.fallback or (lambda *tensors, **scalars: call_derived(function, tensors, scalars))
+
+
+def _number_elements(function: Function, *tensors: Any) -> torch.Tensor:
+    given = [item for item in tensors if isinstance(item, torch.Tensor)]
+    return _lay_out(eager_index(function, given), given)
 
 
 class _HandWritten(torch.autograd.Function):
@@ -205,7 +209,7 @@ class _HandWritten(torch.autograd.Function):
 
     @staticmethod
     def forward(function: Function, scalars: dict[str, Any], *tensors: Any) -> Any:
-        results = _call_eager(replace(function, backward=None), list(tensors), scalars)
+        results = eager_version(replace(function, backward=None))(*tensors, **scalars)
         return (results,) if isinstance(results, torch.Tensor) else tuple(results)
 
     @staticmethod

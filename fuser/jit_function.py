@@ -213,10 +213,17 @@ class JitFunction(Replayer, Generic[R]):
             dtype: of the tensors.
 
         Raises:
+            ArgumentError: there is no such device or dtype.
             FunctorError: the text does not parse (line, column, caret).
             CompileError: it does not compile; points at the user's own line.
             CompilerNotFoundError: there is no compiler for the device.
         """
+        if str(device or "cpu").partition(":")[0] not in ("cpu", "cuda"):
+            raise ArgumentError(f'{self.signature()}: device must be "cpu" or "cuda", got {device!r}')
+        if not isinstance(dtype, torch.dtype):
+            raise ArgumentError(
+                f"{self.signature()}: dtype must be one of torch's, such as torch.float32; got {dtype!r}"
+            )
         count = len(self.tensor_names)
         scalars = [self.defaults.get(name, 1.0) for name in self.scalar_names]
         sample = [torch.empty(2, 2, dtype=dtype, device="meta") for _ in range(count)]

@@ -34,7 +34,7 @@ class KeptPlan(NamedTuple):
 def keep_plan(plan: Plan) -> bytes:
     """Return a plan as bytes."""
     written = io.BytesIO()
-    _Pickler(written).dump(plan)
+    _Pickler(written).dump(replace(plan, eager=None))
     return written.getvalue()
 
 

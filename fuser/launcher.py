@@ -430,8 +430,8 @@ def _make_replay(recorded: Recorded, inputs: tuple[Any, ...]) -> Replay:
         (
             step.packer.pack,
             step.start,
-            [order[slot] for slot in (*(len(inputs) + slot for slot in step.outputs), *step.inputs)],
-            step.numbers,
+            picker([order[slot] for slot in (*(len(inputs) + slot for slot in step.outputs), *step.inputs)]),
+            picker(step.numbers),
         )
         for step in recorded.steps
     ]
@@ -449,9 +449,9 @@ def _make_replay(recorded: Recorded, inputs: tuple[Any, ...]) -> Replay:
                     return None
         made = [allocate(*arguments) for allocate, arguments in allocations]
         addresses = [tensor.data_ptr() for tensor in made] + read
-        for pack, run, order, numbers in launches:
+        for pack, run, pick_addresses, pick_numbers in launches:
             try:
-                packed = pack([addresses[index] for index in order], [inputs[slot] for slot in numbers])
+                packed = pack(pick_addresses(addresses), pick_numbers(inputs))
             except struct.error:
                 return None
             run(packed)

@@ -33,6 +33,10 @@ def may_end_in_product(functor: Functor, slot: int = 0) -> bool:
     body, outputs = functor.source.partition("{")[2], [item.name for item in functor.outputs]
     if "*" not in functor.source and not re.search(r"\b(?!return\b)\w+\s*\(", body):
         return False
+    whole = re.fullmatch(r"\s*return\b([^;]*);\s*}\s*", body)
+    # Nothing remains of a sum with 0.
+    if whole and _ends_in_sum(whole[1]) and not re.search(r"(?<![\w.])0", body):
+        return False
     # Not what is made once, is read at most after that, and is plainly a sum: one that begins with the accumulator.
     result = outputs[slot] if outputs else ""
     first = functor.tensors[slot].name if slot < len(functor.tensors) else ""
@@ -50,7 +54,7 @@ def _ends_in_sum(text: str) -> bool:
     for char in text:
         depth += (char == "(") - (char == ")")
         outside += char if depth == 0 else ""
-    is_sum = (" + " in outside or " - " in outside) and not {"?", "<", ">", "=", "&", "|"} & {*outside}
+    is_sum = re.search(r"[\w)] [-+] ", outside) is not None and not {*"?<>=&|^,"} & {*outside}
     return is_sum or outside.strip() in {"fma)", "__fadd_rn)"}
 
 

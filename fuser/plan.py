@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.autograd import profiler
@@ -14,6 +14,9 @@ from fuser.fused_kernel import ArgumentPacker, FusedKernel
 from fuser.geometry import Flat, Launch
 from fuser.graph import FusionGroup
 from fuser.layout import Shape, Strides
+
+if TYPE_CHECKING:
+    from fuser.eager_program import EagerCall
 
 __all__ = ["Buffer", "Plan", "Step", "event_name", "start"]
 
@@ -34,6 +37,8 @@ class Plan:
     workspaces: tuple[int, ...] = ()
     # Why the group runs in eager torch instead; empty when it is fused.
     fallback_reason: str = ""
+    # What runs then in repeated calls, once there was one.
+    eager: EagerCall | None = None
     # The one application that this is about: the rest of the group may be fused around it. -1: all of it is.
     obstacle: int = -1
     # Whether torch's own kernel is what was asked for: nobody is warned.

@@ -148,11 +148,16 @@ def describe_values(group: FusionGroup, inputs: Sequence[TensorDesc]) -> list[Te
     return [item.desc for item in _describe_values(group, inputs, common_device(group, inputs), layouts)]
 
 
-def find_texts(spec: KernelSpec, inputs: Sequence[TensorDesc]) -> list[tuple[KernelSpec, ArgSpec]]:
-    """Return what the kernels of a call on this machine are compiled from; as ``make_plan``, which compiles them."""
+def find_texts(
+    spec: KernelSpec, inputs: Sequence[TensorDesc], *, trusts_orders: bool = False
+) -> list[tuple[KernelSpec, ArgSpec]]:
+    """Return what the kernels of a call on this machine are compiled from; as ``make_plan``, which compiles them.
+
+    With ``trusts_orders``, if torch has the orders that are expected.
+    """
     device = common_device(spec.group, inputs)
     layouts = infer_layouts(spec.group, value_layouts(inputs))
-    _, parts = _find_parts(spec, inputs, (), device, layouts)
+    _, parts = _find_parts(spec, inputs, (), device, layouts, trusts_orders=trusts_orders)
     return [(part.spec, part.args) for part in parts if not part.space.is_empty]
 
 

@@ -63,16 +63,25 @@ class Tape:
         chosen = torch.arange(len(points))
         names: dict[str, Any] = {"bit_length": lambda x: torch.frexp(x.double()).exponent.long()}
         names |= {item.name: points[:, slot] for slot, item in enumerate(self.sizes)}
-        for text, name in self.find_steps(set()):
+        steps = self.find_steps(set())
+        last = {word: number for number, (text, _) in enumerate(steps) for word in _words(text)}
+        for number, (text, name) in enumerate(steps):
             # They are this file's, of names and operators.
             found = eval(text.removeprefix("not "), names)
             if name is not None:
                 names[name] = found
                 continue
             kept = ~found if text.startswith("not ") else found
-            # What is asked later makes sense for these alone.
-            chosen = chosen[kept]
-            names |= {name: item[kept] for name, item in names.items() if isinstance(item, torch.Tensor)}
+            if not kept.all():
+                # What is asked later makes sense for these alone.
+                left = kept.nonzero()[:, 0]
+                chosen = chosen[left]
+                alive = [
+                    word
+                    for word, item in names.items()
+                    if last.get(word, 0) > number and isinstance(item, torch.Tensor)
+                ]
+                names |= {word: names[word][left] for word in alive}
         return torch.zeros(len(points), dtype=torch.bool).index_fill(0, chosen, value=True)
 
     def find_steps(self, needed: Collection[str]) -> list[tuple[str, str | None]]:
@@ -80,9 +89,13 @@ class Tape:
         needed, found = {*needed}, []
         for text, name in reversed(self._steps):
             if name is None or name in needed:
-                needed.update(text.replace("(", " ").replace(")", " ").split())
+                needed.update(_words(text))
                 found.append((text, name))
         return found[::-1]
+
+
+def _words(text: str) -> list[str]:
+    return text.replace("(", " ").replace(")", " ").split()
 
 
 def write_program(finished: Sequence[tuple[Tape, Any]]) -> Callable[[Sequence[int]], Any] | None:

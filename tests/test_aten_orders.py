@@ -505,17 +505,23 @@ def test_another_order_shows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def whole(order: str) -> FusionGroup:
-    """abs(x), the sums of its rows in an order of softmax, and the product of both."""
+    """abs(x), the sums of its rows in an order of softmax, the product of both; and, of any order, rows' maxima."""
     builder = GroupBuilder("strict")
-    (v,) = builder.apply(OPS["abs"].function, [builder.add_input("x")])
+    x = builder.add_input("x")
+    (v,) = builder.apply(OPS["abs"].function, [x])
     (s,) = builder.apply(total_function(1, order), [v])
-    return builder.build([s, *builder.apply(OPS["mul"].function, [v, s])])
+    (top,) = builder.apply(reduction_function("amax", (1,), True), [x])
+    return builder.build(
+        [s, *builder.apply(OPS["mul"].function, [v, s]), *builder.apply(OPS["mul"].function, [v, top])]
+    )
 
 
 def check_softmax(order: str, shape: tuple[int, ...], dtype: torch.dtype, *, descending: bool = False) -> None:
     torch.manual_seed(0)
     x = (torch.randn(shape) * torch.exp(2 * torch.randn(shape))).to(dtype)
-    total, product = run_emulated(whole(order), [x], descending=descending)
+    # Zeros of both signs: which is larger depends on the order, but is the same for the whole row.
+    x[1:2] = torch.where(torch.rand(shape[1:]) < 0.5, -0.0, 0.0)
+    total, product, scaled = run_emulated(whole(order), [x], descending=descending)
     layout = coalesce(shape, x.stride(), (1,))
     schedule = find_schedule(order, layout, x.element_size(), GpuSize(), is_aligned=True)
     assert schedule is not None
@@ -523,6 +529,9 @@ def check_softmax(order: str, shape: tuple[int, ...], dtype: torch.dtype, *, des
     want = sum_rows(rows, schedule, torch.arange(len(rows)) * shape[1] % schedule.vector).view(total.shape)
     assert torch.equal(total, want)
     assert torch.equal(product, (x.abs() * want).to(product.dtype))
+    assert torch.equal(scaled, x.abs() * x.amax(1, keepdim=True))
+    signs = scaled[1:2].signbit()
+    assert torch.equal(signs, signs[:, :1].expand_as(signs))
 
 
 # Neighbours of one thread, rows that begin anywhere, rows of several blocks, and columns.

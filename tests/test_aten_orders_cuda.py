@@ -214,6 +214,7 @@ SOFTMAX: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "log_softmax": lambda x: torch.log_softmax(x, -1),
     "softmax of what is computed": lambda x: torch.softmax(x * 0.125, -1) + 1,
     "log_softmax of what is computed": lambda x: torch.relu(torch.log_softmax(x + 1, -1) + 5),
+    "softmax beside maxima": lambda x: torch.softmax(x, -1) * x.amax(-1, keepdim=True),
     "softmax of what is cast": lambda x: torch.softmax(x, -1, dtype=torch.float32),
     "softmax_backward": lambda x: torch.ops.aten._softmax_backward_data(x, torch.sigmoid(x), -1, x.dtype),
     "log_softmax_backward": lambda x: torch.ops.aten._log_softmax_backward_data(x, -x.abs(), -1, x.dtype) * 2,

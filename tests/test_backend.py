@@ -89,6 +89,15 @@ TASKS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any], Callable[[],
 }  # fmt: skip
 
 
+def test_no_pattern_matcher_is_imported_for_equal_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Torch's own function imports Inductor's, which takes as long as all of fuser does.
+    monkeypatch.setattr("torch._functorch.partitioners.fx_graph_cse", None)
+    model, x = Mlp(), draw((4, 16), torch.float32)
+    wanted = torch.autograd.grad(model(x).sum(), model.up.weight)
+    found = torch.autograd.grad(torch.compile(model, backend="fuser")(x).sum(), model.up.weight)
+    torch.testing.assert_close(found, wanted)
+
+
 @pytest.mark.parametrize("optimiser", [sgd, adam], ids=lambda item: item.__name__)
 @pytest.mark.parametrize("task", TASKS)
 def test_training_follows_eager(task: str, optimiser: Callable[..., Any]) -> None:

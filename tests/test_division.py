@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 import fuser
 from fuser.cxx.division import GUARD, guard_divisions
 from fuser.cxx.functor import parse_functor
+from fuser.cxx.quick import QUICK, quicken_divisions
 from fuser.errors import CompileError
 
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
@@ -171,6 +174,68 @@ def test_errors_show_the_place_in_the_users_text() -> None:
     with pytest.raises(CompileError, match="line 2, column 31") as raised:
         wrong(torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.int64))
     assert GUARD not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "quick"),
+    [
+        ("T f(T x) { return T(1) / (x + x); }", "T(1) /fuser_by<true>(fuser_how)/ (x + x)"),
+        ("T f(T x) { return -1 / x; }", "-1 /fuser_by<false>(fuser_how)/ x"),
+        ("T f(T x, T y) { T z = 2 - 1 / x; return z / y; }", "1 /fuser_by<false>(fuser_how)/ x; return z /fuser_by<"),
+        (
+            "void f(T x, T& y) { y = x / x; }",
+            "f(T x, T& y, fuser_D& fuser_how) { y = x /fuser_by<false>(fuser_how)/ x; }",
+        ),
+        ("T f(T x) { return x / 2 + x / T(3); }", ""),
+        ("T f(T x) { return x > 0 ? f(x / x) : x; }", ""),
+        ("T f(T x) { return [=](T d) { return x / d; }(x); }", ""),
+        ("T f(T x) { constexpr int a = 4; return x / a; }", ""),
+        ("T g(T x) { return 1 / x; } template <typename T> T f(T x) { return g(x) / x; }", ""),
+        ("T f(T x) { return x * x; }", ""),
+    ],
+)
+def test_plain_functors_divide_as_they_are_told(text: str, quick: str) -> None:
+    functor = parse_functor(f"template <typename T> {text}")
+    found = quicken_divisions(functor)
+    assert quick in found.text
+    assert (found is functor) == (not quick)
+    assert (QUICK in found.words) == bool(quick)
+
+
+@pytest.mark.cuda
+def test_quick_divisions_are_divisions() -> None:
+    """Every float's inverse; quotients of any bits, of close exponents, by many ones, in the middle of two floats."""
+    inverse = fuser.jit_fn("template <typename T> T inverse(T x) { return T(1) / x; }")
+    quotient = fuser.jit_fn("template <typename T> T quotient(T x, T y) { return x / y; }")
+
+    def differ(found: torch.Tensor, wanted: torch.Tensor) -> int:
+        return int(((found.view(torch.int32) != wanted.view(torch.int32)) & ~(found.isnan() & wanted.isnan())).sum())
+
+    for chunk in range(-16, 16):
+        words = torch.arange(chunk << 27, (chunk + 1) << 27, device="cuda").to(torch.int32).view(torch.float32)
+        assert not differ(inverse(words), 1 / words)
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def draw(low: int, high: int) -> torch.Tensor:
+        return torch.randint(low, high, (1 << 26,), device="cuda", generator=generator).to(torch.int32)
+
+    for kind in range(8):
+        x, y = (draw(-(2**31), 2**31) for _ in range(2))
+        if kind % 4 == 1:
+            x, y = (item & ~0x7F800000 | draw(100, 150) << 23 for item in (x, y))
+        elif kind % 4 == 2:
+            y |= 0x7FFF00
+        elif kind % 4 == 3:
+            middle = (x & 0x7FFFFF | 0x3F800000).view(torch.float32).double() + 2.0**-24
+            y = y & 0x7FFFFF | 0x3F800000
+            x = (middle * y.view(torch.float32)).float().view(torch.int32) + draw(-1, 2)
+        assert not differ(
+            quotient(x.view(torch.float32), y.view(torch.float32)), x.view(torch.float32) / y.view(torch.float32)
+        )
+    special = [0.0, 1.0, math.inf, math.nan, 1e-45, 2.0**-126, 2.0**126, 3.4e38, 255.0]
+    x = torch.tensor([sign * item for item in special for sign in (1, -1)], device="cuda")
+    pairs = torch.cartesian_prod(x, x).t().contiguous()
+    assert not differ(quotient(*pairs), torch.div(*pairs))
 
 
 @pytest.mark.cuda

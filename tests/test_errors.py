@@ -229,6 +229,19 @@ def test_bad_creation(args: tuple[Any, ...], options: dict[str, Any], kind: type
     assert type(caught.value) is kind
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "gpu"}, 'axpy(x, y, alpha): device must be "cpu" or "cuda", got \'gpu\''),
+        ({"dtype": "float32"}, "axpy(x, y, alpha): dtype must be one of torch's, such as torch.float32; got 'float32'"),
+    ],
+)
+def test_a_check_for_what_there_is_not(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        fuser.jit_fn(AXPY).check(**options)
+    assert str(caught.value) == message
+
+
 @pytest.mark.cpu
 def test_a_scalar_may_have_any_other_name_of_pythons() -> None:
     names = ["self", "tensors", "scalars", "lambda", "args"]

@@ -273,6 +273,12 @@ FORMS = [
         tensors=("x", "y"),
     ),
     Form(
+        "digraphs",
+        "%:define AT(k) a<:k:>\ntemplate <typename T> T f(T x)\n<% T a<:2:> = <%x, T(1)%>;\n"
+        "  return AT(0) + static_cast<::int64_t>(AT(1)); %>",
+        lambda x: x + 1,
+    ),
+    Form(
         "inline and static",
         "template <typename T> static inline T f(T x) { return std::exp(x) + ::min(x, T(0)); }",
         lambda x: x.exp() + x.clamp(max=0),

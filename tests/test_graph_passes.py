@@ -15,6 +15,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.nn.functional import scaled_dot_product_attention as attend
 
 from fuser.fx import convolution_biases, masks, products
+from fuser.fx.equal_nodes import merge_equal
 from fuser.fx.idle_copies import drop_idle_copies
 from fuser.fx.merged_sums import sum_unviewed
 from fuser.fx.passes import FusionPass
@@ -69,6 +70,43 @@ def test_sums_read_what_is_computed_not_a_view_of_it(
     assert all(map(torch.equal, module(x), wanted))
     noted = [node.meta["val"].shape for node in module.graph.output_node().args[0]]
     assert noted == [item.shape for item in wanted]
+
+
+def test_nodes_that_compute_the_same_of_the_same_are_one() -> None:
+    pairs = {
+        "number": (ATEN.mul.Tensor, "x0", 2.0),
+        "chain": (ATEN.mul.Tensor, "number{}", "number{}"),
+        "best": (ATEN.max.dim, "x0", 0),
+        "item": (operator.getitem, "best{}", 0),
+        "sign": (ATEN.add.Tensor, "x0", 0.0, -0.0),
+        "drawn": (ATEN.bernoulli.default, "x0"),
+        "empty": (ATEN.empty_like.default, "x0"),
+        "before": (ATEN.neg.default, "x1"),
+        "written": (ATEN.add_.Tensor, "x1", "x0"),
+        "returned": (ATEN.exp.default, "x0"),
+    }
+    steps: dict[str, tuple[Any, ...]] = {}
+    for name, (target, *arguments) in pairs.items():
+        for twin in (0, 1):
+            given = [item.format(twin) if isinstance(item, str) else item for item in arguments]
+            steps[f"{name}{twin}"] = (target, *(given[:2] if name != "sign" else (given[0], given[2 - twin])))
+    steps |= {"after": (ATEN.neg.default, "x1")}
+    module = trace(torch.rand(4, 3), torch.rand(4, 3), **steps)
+    made = dict(zip(steps, module.graph.output_node().args[0], strict=True))
+    kept = ("returned0", "returned1")
+    read = [name for name in steps if name not in {*kept, "best0", "best1"}]
+    for name in read:
+        # Its reader, so that it is not returned itself.
+        with module.graph.inserting_before(module.graph.output_node()):
+            made[name] = module.graph.call_function(ATEN.sum.default, (made[name],))
+    module.graph.output_node().args = (tuple(made[name] for name in (*read, *kept)),)
+    merge_equal(module.graph)
+    module.graph.lint()
+    shown = dict(zip((*read, *kept), module.graph.output_node().args[0], strict=True))
+    same = {name for name in pairs if name != "best" and shown[f"{name}0"] is shown[f"{name}1"]}
+    assert same == {"number", "chain", "item", "before"}
+    assert shown["after"] is not shown["before0"]
+    assert len(module.graph.find_nodes(op="call_function", target=ATEN.max.dim)) == 1
 
 
 @pytest.mark.parametrize(

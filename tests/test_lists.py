@@ -203,3 +203,16 @@ def in_two_places(call: Any, x: Any, y: Any, z: Any) -> Any:
 @pytest.mark.parametrize("write", [views, made_of_each_other, in_two_places])
 def test_what_is_no_list_of_operators(write: Callable[..., Any], without_kernels: None) -> None:
     compare(trace(write, TENSORS), TENSORS, [], 0)
+
+
+def test_numbers_that_are_returned_have_memory_of_their_own() -> None:
+    """Those that a step hands from one launch to the next are one tensor's elements."""
+    numbers = [torch.tensor(float(slot)) for slot in range(4)]
+
+    def count(given: list[torch.Tensor]) -> Any:
+        torch._foreach_add_(given, 1.0)
+        return torch._foreach_mul(given, 3.0)
+
+    made = torch.compile(count, backend="fuser")(numbers)
+    assert [item.item() for item in (*numbers, *made)] == [1.0, 2.0, 3.0, 4.0, 3.0, 6.0, 9.0, 12.0]
+    assert len({item.untyped_storage().data_ptr() for item in made}) == 4

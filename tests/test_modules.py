@@ -255,6 +255,25 @@ def test_every_kind_of_hook_is_called(hook: str) -> None:
     assert seen
 
 
+@pytest.mark.parametrize("kind", ["forward", "forward_pre"])
+@pytest.mark.parametrize("path", ["0", "0.1", "1"])
+def test_a_hook_of_a_part_is_called_once_a_call(path: str, kind: str) -> None:
+    """Also of a part whose own forward is Python; what a hook keeps is a tensor."""
+    seen: list[Any] = []
+    module = torch.nn.Sequential(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh()), torch.nn.Sigmoid())
+    x = draw((4, 9), torch.float32, seed=1)
+    fused = fuser.fuse(module)
+    fused(x)
+    handle = getattr(module.get_submodule(path), f"register_{kind}_hook")(lambda *args: seen.append(args[-1]))
+    for count in range(1, 4):
+        torch.testing.assert_close(fused(x), module(x))
+        assert len(seen) == 2 * count
+        torch.testing.assert_close(seen[-2], seen[-1])
+    handle.remove()
+    fused(x)
+    assert len(seen) == 6
+
+
 def test_a_subclass_of_an_activation_is_itself() -> None:
     root, graph = nn.Module(), torch.fx.Graph()
     root.act = Leaky()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from cuda_emulation import run_emulated
 from row_groups import GROUPS, draw, text
 
+import fuser
 from fuser.compiler import register
-from fuser.plain_texts import counts_elements
+from fuser.cxx.functor import parse_functor
+from fuser.plain_texts import counts_elements, may_end_in_product
 from fuser.planner import plan_texts
 from fuser.route import run
 
@@ -47,3 +51,38 @@ def test_parts_of_as_many_elements_have_one_count() -> None:
     assert args.tuning.multiple == 1024, "all of a warp's vectors are there"
     for got, want in zip(run_emulated(group, inputs), run(register(group), inputs), strict=True):
         assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("body", "may_be"),
+    [
+        ("return alpha * x + y;", False),
+        ("return x - (y * alpha);", False),
+        ("return alpha * x;", True),
+        ("return x * - y;", True),
+        ("return x * y + T(0);", True),
+        ("return x > 0 ? x + y : x * y;", True),
+        ("return (x + y) * alpha;", True),
+        ("return exp(x) + y, x * y;", True),
+    ],
+)
+def test_sums_are_no_products(body: str, may_be: bool) -> None:
+    assert may_end_in_product(parse_functor(f"template <typename T> T f(T x, T y, T alpha) {{ {body} }}")) == may_be
+
+
+def test_only_products_that_may_be_added_are_kept_apart() -> None:
+    """In strict kernels on CUDA, where ptxas contracts; what a product or a quotient reads is not added to anything."""
+
+    def crossed(*bodies: str) -> int:
+        fns = [fuser.jit_fn(f"template <typename T> T f(T x, T y) {{ {body} }}") for body in bodies]
+        x, y = torch.ones(2, 8)
+        fused = fuser.fuse(lambda x, y: functools.reduce(lambda made, fn: fn(made, y), fns, x))
+        fused(x, y)
+        return fuser.debug_get_fused_kernel_code(fused.groups[0], (x, y), device="cuda").count("fuser_cross(fuser_cast")
+
+    product, total, quotient, other = "return x * y;", "return x + y;", "return x / y;", "return x > y ? x : y;"
+    assert crossed(product, total) == 1
+    assert crossed(product, product, total) == 1
+    assert crossed(product, quotient, product) == 0
+    assert crossed(total, total) == 0
+    assert crossed(product, other, total) == 1, "it may return what it is given"

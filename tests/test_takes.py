@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from fuser.codegen import build_source
 from fuser.compiler import register
 from fuser.cuda.backend import compile_cubin
 from fuser.cuda.dialect import DIALECT
-from fuser.fx.passes import FusionModule
+from fuser.fx.passes import FusionModule, FusionPass
 from fuser.planner import plan_texts
 
 ATEN = torch.ops.aten
@@ -107,6 +108,25 @@ def test_out_of_range_on_the_cpu_raises_as_eager() -> None:
         words(*wrong)
     with pytest.raises(IndexError, match="index out of range in self"):
         torch.compile(words, backend="fuser")(*wrong)
+
+
+@pytest.mark.parametrize("maker", ["norm", "scatter", "relu"])
+def test_a_group_reads_rows_of_what_others_make(maker: str) -> None:
+    """Of a norm's group, which cannot be its own, and of what is torch's; not of what it would compute itself."""
+
+    def make(call: Any, x: Any, weight: Any, places: Any) -> Any:
+        if maker == "norm":
+            x = call(operator.getitem, call(ATEN.native_layer_norm.default, x, [8], weight, weight, 1e-5), 0)
+        elif maker == "scatter":
+            x = call(ATEN.index_add.default, x, 0, places, x)
+        else:
+            x = call(ATEN.relu.default, x)
+        return x, call(ATEN.cat.default, [call(ATEN.index.Tensor, x, [item]) for item in (places, places)], 1)
+
+    graph_module = trace(make, [torch.empty(50, 8), torch.empty(8), torch.zeros(50, dtype=torch.int64)], "cuda")
+    FusionPass()(graph_module)
+    read = [node for node in graph_module.graph.nodes if node.target is ATEN.index.Tensor]
+    assert len(read) == (2 if maker == "relu" else 0)
 
 
 @pytest.mark.cuda

@@ -238,6 +238,14 @@ def test_numpy_scalars_are_numbers(x: torch.Tensor) -> None:
             assert call(x, number).dtype is torch.float32
 
 
+def test_bools_of_numpy_are_flags(x: torch.Tensor) -> None:
+    fused = fuser.fuse(lambda x, flag: x * 2 if flag else x * 3)
+    choose = fuser.create_jit_fn("template <typename T> T choose(T x, bool flag) { return flag ? x : -x; }", flag=True)
+    for flag in (np.bool_(True), np.bool_(False)):
+        assert torch.equal(fused(x, flag), x * (2 if flag else 3))
+        assert torch.equal(choose(x, flag=flag), x if flag else -x)
+
+
 # --- numbers that tensors are asked for --------------------------------------------------------------------------
 SIZES: dict[str, Callable[..., Any]] = {
     "slice": lambda x: x[: x.shape[0] - 1] * 1,

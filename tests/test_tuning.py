@@ -77,6 +77,20 @@ def test_rows_of_a_large_matrix_share_what_they_have_in_common() -> None:
     assert not walk((*large, 2), (*one, 1 << 24), (1, 0, 1 << 12)).tuning.is_stacked
 
 
+def test_what_repeats_is_read_once_for_all_vectors_of_a_thread() -> None:
+    """In blocks that take whole periods: three colours in 192 x 4 elements."""
+
+    def tuned(period: int, size: int = 3 << 21) -> tuple[Tuning, bool]:
+        space = IterationSpace((size,), ((1,), (1,), (1,)), period=period)
+        found = plan_walk(space, [4, 1, 4], [True, True, False], 1, {2})
+        return found.tuning, found.accesses[2].is_shared
+
+    assert tuned(3) == (Tuning(block=192, unroll=4), True)
+    assert tuned(64) == (Tuning(block=256, unroll=4), True)
+    assert tuned(11) == (Tuning(), False), "no block has a multiple"
+    assert tuned(3, 3 << 10) == (Tuning(), False), "few elements"
+
+
 def test_transposed_inputs_go_through_a_tile() -> None:
     found = walk(SQUARE, ROWS, ROWS, COLUMNS)
     assert [access.is_transposed for access in found.accesses] == [False, False, True]

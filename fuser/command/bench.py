@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.benchmark import Timer
 
 from fuser._version import __version__
 from fuser.errors import FuserError
@@ -102,6 +101,8 @@ def _make(name: str, function: JitFunction, tensors: Sequence[Any], numbers: dic
 
 
 def _time_us(call: Callable[[], Any], seconds: float) -> float:
+    from torch.utils.benchmark import Timer  # noqa: PLC0415 - takes long, of every command
+
     call()
     timer: Any = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
     return float(timer.blocked_autorange(min_run_time=seconds).median * 1e6)

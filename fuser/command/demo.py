@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.benchmark import Timer
 
 from fuser import counters
 from fuser.fx.fused_module import fuse
@@ -42,6 +41,8 @@ def run(device: str, size: int) -> Iterator[str]:
     def eagerly(x: torch.Tensor, gain: torch.Tensor, stops: torch.Tensor) -> torch.Tensor:
         light = x * gain * torch.exp2(stops)
         return torch.lerp(light / (1 + light), torch.relu(x), 0.25)
+
+    from torch.utils.benchmark import Timer  # noqa: PLC0415 - takes long, of every command
 
     fused = fuse(develop)
     x, gain, stops = (torch.rand(size, device=device) for _ in range(3))

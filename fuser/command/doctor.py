@@ -13,7 +13,7 @@ from fuser import launcher
 from fuser._version import __version__
 from fuser.compiler import build_kernel_source
 from fuser.config import config
-from fuser.disk_cache import CacheKey, cache_folder, list_entries, read, write
+from fuser.disk_cache import CacheKey, cache_folder, read, write
 from fuser.errors import CacheError, CompilerNotFoundError, FuserError
 from fuser.jit_function import JitFunction
 from fuser.jiterator import jit_fn
@@ -126,9 +126,8 @@ def _keep_and_find() -> Finding | str:
     key = CacheKey.build(("doctor", payload.hex()), ("doctor",))
     write(key, payload)
     found = read(key)
-    for path, _ in list_entries():
-        if path.name.startswith(key.wanted):
-            path.unlink(missing_ok=True)
+    for path in folder.glob(f"{key.wanted}-*"):
+        path.unlink(missing_ok=True)
     if found != payload:
         raise CacheError(f"{folder}: what is written there is not found again")
     return f"{folder}: entries are kept and found"

@@ -49,7 +49,7 @@ class CpuKernel:
 
         def run(arguments: bytes) -> None:
             function(arguments, openmp_threads() if launch.is_parallel else 1)
-            counters.count("launches")
+            counters.count_launch()
 
         return run
 

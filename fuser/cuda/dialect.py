@@ -224,17 +224,16 @@ def _compute(loop: Loop) -> list[str]:
     for item in loop.outputs:
         lines.append(f"{item.info.storage} {item.name}[{loop.vector}];")
         element[item.variable] = f"{item.name}[k]"
-    return _each(
-        loop,
-        [
-            *lines,
-            "#pragma unroll",
-            f"for (int k = 0; k < {loop.vector}; ++k)",
-            # A table has nothing where no element is.
-            f"  {'if (k < at[u].left) ' if loop.has_tables else ''}{loop.call_element(element)}",
-            *(_store(loop, item) for item in loop.outputs),
-        ],
-    )
+    each = [
+        "#pragma unroll",
+        f"for (int k = 0; k < {loop.vector}; ++k)",
+        # A table has nothing where no element is.
+        f"  {'if (k < at[u].left) ' if loop.has_tables else ''}{loop.call_element(element)}",
+    ]
+    if loop.divides:
+        again = ["if (!how.is_exact) {", *_indent(["fuser_plainly how;", *each]), "}"]
+        each = ["fuser_quickly how;", *each, *again]
+    return _each(loop, [*lines, *each, *(_store(loop, item) for item in loop.outputs)])
 
 
 def _load(loop: Loop, item: Operand) -> str:
@@ -366,5 +365,6 @@ _OWN_MACROS = "\n".join(
     ]
 )
 DIALECT = Dialect(
-    "cuda", emit_prelude, emit_loop, emit_rows, GEOMETRY, _OWN_MACROS, crosses_with_zero=True, has_brief_exp=True
-)
+    "cuda", emit_prelude, emit_loop, emit_rows, GEOMETRY, _OWN_MACROS, crosses_with_zero=True, has_brief_exp=True,
+    divides_quickly=True,
+)  # fmt: skip

@@ -70,7 +70,8 @@ class CudaKernel:
                 with torch.cuda.device(device_index):
                     torch.cuda.set_device(device_index)
                     _thread.staging = staging = staging or _Staging()
-                    return run(arguments)
+                    run(arguments)
+                return
             # Nobody else's until the driver has copied the arguments: a signal handler or __del__ that launches in
             # between makes one of its own.
             _thread.staging = None
@@ -79,7 +80,7 @@ class CudaKernel:
             _thread.staging = staging
             if status != success:
                 raise RuntimeError(f"CUDA refused to launch a fused kernel: {status!r}")
-            return counters.count("launches")
+            counters.count_launch()
 
         return run
 

@@ -90,7 +90,11 @@ def _find_problem(functor: Functor) -> Problem | None:
     try:
         program = parse_program(functor)
         for function in (function for overloads in program.functions.values() for function in overloads):
-            paths = _Paths(program, function, outputs if function is program.entry else (), traps)
+            wanted = outputs if function is program.entry else ()
+            if not wanted and _ends_in_return(function.body):
+                # Every path that comes to its end returns.
+                continue
+            paths = _Paths(program, function, wanted, traps)
             problems += paths.problems
             if paths.ends is None and not _returns(function.body):
                 traps.add(function.name)
@@ -292,6 +296,10 @@ class _Paths:
                 case _:
                     continue
             yield from (operand for operand in operands if isinstance(operand, Name))
+
+
+def _ends_in_return(body: Block | None) -> bool:
+    return body is not None and bool(body.statements) and isinstance(body.statements[-1], Return)
 
 
 def _returns(item: object) -> bool:

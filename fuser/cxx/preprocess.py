@@ -19,7 +19,7 @@ __all__ = ["QUALIFIERS", "MappedText", "Place", "Preprocessed", "Problem", "Toke
 Place = tuple[int, int]
 
 # Without one of these there is nothing to do.
-_SPECIAL = re.compile(r"#|%:|\\\s*\n|\\\s*\Z|\b__\w+__\b|\b_Pragma\b|\r(?!\n)")
+_SPECIAL = re.compile(r"#|%[:>]|<[%:]|:>|\\\s*\n|\\\s*\Z|\b__\w+__\b|\b_Pragma\b|\r(?!\n)")
 # A line that goes on in the next one.
 _SPLICE = re.compile(r"\\[^\S\n]*\n")
 _BLOCK = r"/\*(?:[^*]|\*(?!/))*\*/"
@@ -31,7 +31,7 @@ _TOKEN = re.compile(
     r"|(?P<name>[A-Za-z_]\w*)"
     r"|(?P<number>\.?\d(?:[eEpP][+-]|[\w.'])*)"
     r"|(?P<string>\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*')"
-    r"|(?P<other>\#\#|<<=|>>=|\.\.\.|->|\+\+|--|<<|>>|&&|\|\||::|[<>=!+\-*/%&|^]=|.)",
+    r"|(?P<other><%|%>|:>|<:(?!:[^:>])|\#\#|<<=|>>=|\.\.\.|->|\+\+|--|<<|>>|&&|\|\||::|[<>=!+\-*/%&|^]=|.)",
     re.DOTALL | re.MULTILINE,
 )
 # A comment, or a string that may look like one.
@@ -57,6 +57,8 @@ QUALIFIERS = (
 # Macros that no functor defines or ends: the kernel's own, and those by which compilers say what they are.
 _NOT_TO_DEFINE = re.compile(r"fuser_\w*|__cplusplus|_OPENMP|__(?:CUDA|NVCC|GNUC|clang|STDC)\w*", re.IGNORECASE)
 _MAX_TOKENS = 100_000
+# Other spellings, which the parser does not know.
+_DIGRAPHS = {"<%": "{", "%>": "}", "<:": "[", ":>": "]"}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -386,7 +388,8 @@ class _Preprocessor:
 
 def tokenize(text: str) -> Iterator[Token]:
     """Split a text into tokens, comments and blanks among them; a directive is one."""
-    return (Token(str(match.lastgroup), match[0], match.start()) for match in _TOKEN.finditer(text))
+    found = _TOKEN.finditer(text)
+    return (Token(str(match.lastgroup), _DIGRAPHS.get(match[0], match[0]), match.start()) for match in found)
 
 
 def _made_of(text: str, origin: int) -> list[Token]:

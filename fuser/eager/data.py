@@ -27,6 +27,7 @@ __all__ = [
     "needs_values",
     "round_to",
     "storage_dtype",
+    "takes_tensors",
 ]
 
 aten = torch.ops.aten
@@ -164,7 +165,7 @@ def emit(op: Any, *args: Data, dtype: torch.dtype, **kwargs: Any) -> Data:
         keep = op in _TAKES_NUMBERS
         args = tuple(
             _tensor_of(arg, of, graph) if is_number(arg) and is_tensor and not (keep and index == 1) else arg
-            for index, (arg, is_tensor) in enumerate(zip(args, _takes_tensors(op), strict=False))
+            for index, (arg, is_tensor) in enumerate(zip(args, takes_tensors(op), strict=False))
         )
     return op(*args, **kwargs) if graph is None else add_node(graph, op, args, dtype, kwargs)
 
@@ -181,7 +182,8 @@ def add_node(
 
 
 @cache
-def _takes_tensors(op: Any) -> tuple[bool, ...]:
+def takes_tensors(op: Any) -> tuple[bool, ...]:
+    """Return for each argument of an overload whether it is a tensor."""
     return tuple(isinstance(argument.type, torch.TensorType) for argument in op._schema.arguments)
 
 
@@ -209,7 +211,7 @@ def _fold(op: Any, args: tuple[Any, ...], dtype: torch.dtype, kwargs: dict[str, 
     with _disable_current_modes():
         tensors = tuple(
             _tensor_of(arg, _operand_dtype(op, arg, dtype), None) if is_number(arg) and is_tensor else arg
-            for arg, is_tensor in zip(args, _takes_tensors(op), strict=False)
+            for arg, is_tensor in zip(args, takes_tensors(op), strict=False)
         )
         return round_to(op(*tensors, **kwargs).item(), dtype)
 

@@ -15,14 +15,24 @@ from fuser.cxx.statements import Program
 from fuser.cxx.syntax import parse_program
 from fuser.dtypes import dtype_info, number_dtype
 from fuser.eager.call_expressions import IGNORED
-from fuser.eager.data import PLACE, WHOLE_FUNCTIONS, NeedsValuesError, Value, constant, is_number, storage_dtype
+from fuser.eager.data import (
+    PLACE,
+    WHOLE_FUNCTIONS,
+    Data,
+    NeedsValuesError,
+    Value,
+    constant,
+    emit,
+    is_number,
+    storage_dtype,
+)
 from fuser.eager.interpreter import interpret
 from fuser.eager.math import functions
 from fuser.eager.promotion import convert
 from fuser.eager.storage import NoTranslation, SubstitutionError
 from fuser.errors import UntranslatableError
 
-__all__ = ["Translation", "cast", "translate"]
+__all__ = ["Translation", "as_stored", "cast", "restore", "simplify", "translate"]
 
 aten = torch.ops.aten
 
@@ -62,19 +72,19 @@ class Translation:
             RecursionError: the functor calls itself too often.
         """
         if self.graph_module is not None:
-            given = [_stored(item, kind) for item, kind in zip(arguments, self.types, strict=True)]
-            return tuple(map(_restore, self.graph_module(*given), self.output_types))
+            given = [as_stored(item, kind) for item, kind in zip(arguments, self.types, strict=True)]
+            return tuple(map(restore, self.graph_module(*given), self.output_types))
         return self.interpret(*arguments)
 
     def interpret(self, *arguments: Any) -> tuple[torch.Tensor, ...]:
         """As ``run``, by the interpreter."""
         values = [
-            constant(item, kind) if is_number(item) else Value(kind, _stored(item, kind))
+            constant(item, kind) if is_number(item) else Value(kind, as_stored(item, kind))
             for item, kind in zip(arguments, self.types, strict=True)
         ]
         device = next(item.device for item in arguments if isinstance(item, torch.Tensor))
         results = _interpret(self.functor, None, self.compute, values, is_differentiable=self.is_differentiable)
-        return tuple(_restore(_tensor(value, device), value.dtype) for value in results)
+        return tuple(restore(_tensor(value, device), value.dtype) for value in results)
 
 
 def translate(
@@ -99,21 +109,28 @@ def translate(
         raise UntranslatableError(functor.source, 1, 1, "a text nested this deeply") from error
 
 
-def cast(item: Any, dtype: torch.dtype) -> Any:
+def cast(item: Any, dtype: torch.dtype, known: torch.dtype | None = None) -> Any:
     """Convert a tensor or number to a dtype as a kernel does between the types of memory and those it computes in.
 
+    Args:
+        item: a number, a tensor, or a node of a graph.
+        dtype: what to.
+        known: the dtype of a node.
+
     Returns:
-        A tensor for a tensor; for a number the number as a C++ type has it.
+        A tensor or node for one; for a number the number as a C++ type has it.
     """
     to = dtype_info(dtype)
     if is_number(item):
         return convert(constant(item, number_dtype(type(item), torch.float64)), to.compute_dtype).data
-    if item.dtype is dtype:
+    known = known or item.dtype
+    if known is dtype:
         return item
-    source = dtype_info(item.dtype).compute_dtype
-    value = convert(Value(source, _stored(item.to(source), source)), to.compute_dtype)
-    result = _restore(value.data, to.compute_dtype)
-    return result.to(dtype) if to.is_narrow else result
+    source = dtype_info(known).compute_dtype
+    item = item if known is source else emit(aten._to_copy.default, item, dtype=source)
+    value = convert(Value(source, as_stored(item, source)), to.compute_dtype)
+    result = restore(value.data, to.compute_dtype)
+    return emit(aten._to_copy.default, result, dtype=dtype) if to.is_narrow else result
 
 
 @lru_cache(maxsize=4096)
@@ -138,7 +155,7 @@ def _translate(
         WHOLE_FUNCTIONS.reset(token)
     outputs = tuple(value.data if isinstance(value.data, fx.Node) else _constant(graph, value) for value in results)
     graph.output(outputs)
-    _simplify(graph)
+    simplify(graph)
     graph.lint()
     module = fx.GraphModule(torch.nn.Module(), graph, functor.entry)
     kinds = tuple(value.dtype for value in results)
@@ -179,8 +196,8 @@ def _constant(graph: fx.Graph, value: Value) -> fx.Node:
     return node
 
 
-def _simplify(graph: fx.Graph) -> None:
-    # Equal nodes become one, unused ones go away.
+def simplify(graph: fx.Graph) -> None:
+    """Make one node of equal ones, and take out those that nobody uses."""
     seen: dict[Any, fx.Node] = {}
     for node in list(graph.nodes):
         if node.op != "call_function":
@@ -200,18 +217,20 @@ def _key(item: Any) -> Any:
     return item if isinstance(item, fx.Node | torch.dtype | str) else (type(item), repr(item))
 
 
-def _stored(item: Any, kind: torch.dtype) -> torch.Tensor:
+def as_stored(item: Data, kind: torch.dtype) -> Data:
+    """Return a number, a tensor or node of a C++ type as what ATen's operations take."""
     if is_number(item):
         return torch.scalar_tensor(constant(item, kind).stored, dtype=storage_dtype(kind))
     if kind is torch.uint64:
-        return item.view(torch.int64)  # type: ignore[no-any-return]
-    return item.to(storage_dtype(kind)) if storage_dtype(kind) is not kind else item  # type: ignore[no-any-return]
+        return emit(aten.view.dtype, item, dtype=torch.int64)
+    return emit(aten._to_copy.default, item, dtype=storage_dtype(kind)) if storage_dtype(kind) is not kind else item
 
 
-def _restore(item: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+def restore(item: Data, kind: torch.dtype) -> Data:
+    """Return what ATen's operations made as a tensor or node of the C++ type."""
     if kind is torch.uint64:
-        return item.view(torch.uint64)
-    return item.to(kind) if storage_dtype(kind) is not kind else item
+        return emit(aten.view.dtype, item, dtype=torch.uint64)
+    return emit(aten._to_copy.default, item, dtype=kind) if storage_dtype(kind) is not kind else item
 
 
 def _tensor(value: Value, device: torch.device) -> torch.Tensor:

@@ -36,6 +36,7 @@ from fuser.fx.buffers import (
 from fuser.fx.convolution_biases import add_biases_apart, sum_biases_apart
 from fuser.fx.cuda_graphs import CudaGraphs
 from fuser.fx.dropouts import Otherwise, find_dropouts, open_dropouts
+from fuser.fx.equal_nodes import merge_equal
 from fuser.fx.flat import FlatGraph, flatten
 from fuser.fx.idle_copies import drop_idle_copies
 from fuser.fx.lists import fuse_lists
@@ -270,7 +271,9 @@ def split_passes(joint: fx.GraphModule, inputs: Any, **settings: Any) -> tuple[f
         # With what comes after a norm its results are computed again: torch's list is of what Inductor makes of it.
         cheap |= {torch.ops.aten.batch_norm_elemt, *POINTWISE}
     ops = replace(known, recomputable_ops=known.recomputable_ops | cheap, fusible_ops=known.fusible_ops | cheap)
-    with patch.object(partitioners, "get_default_op_list", lambda: ops):
+    if functorch_config.cse:
+        merge_equal(joint.graph)
+    with patch.object(partitioners, "get_default_op_list", lambda: ops), functorch_config.patch(cse=False):
         passes: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(joint, inputs, **settings)
     join_norms(passes[0])
     return passes

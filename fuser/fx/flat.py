@@ -20,8 +20,8 @@ from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 from torch._inductor.output_code import OutputCode
 
 from fuser.executor import kept_plans, restore_plans
-from fuser.fx.flat_text import write_flat
-from fuser.fx.passes import FusionCall
+from fuser.flat_text import write_flat
+from fuser.fx.passes import FusionCall, FusionModule
 from fuser.kept_plans import KeptPlan
 
 __all__ = ["FlatGraph", "flatten"]
@@ -110,5 +110,7 @@ def _find_quickest(value: Any) -> Any:
 
 def flatten(graph_module: fx.GraphModule) -> FlatGraph:
     """Return the graph as a function of one list of arguments, which it empties."""
-    text, names = write_flat(graph_module, is_boxed=True)
+    text, names = write_flat(
+        graph_module.graph, lambda module: module.run if isinstance(module, FusionModule) else module, is_boxed=True
+    )
     return FlatGraph(text, names)

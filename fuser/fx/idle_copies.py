@@ -20,11 +20,16 @@ _ATEN = torch.ops.aten
 
 
 def drop_idle_copies(graph: fx.Graph) -> None:
-    """Let all read what is copied where a copy lies as that does.
+    """Let all read what is copied where a copy lies as that does, and what is detached: graphs have no autograd.
 
     Copies stay of a graph's inputs, which others may write to later, those that are returned, and those that are read
     after something was written.
     """
+    for node in graph.find_nodes(op="call_function", target=_ATEN.detach.default):
+        # A gradient that reads it is pointwise to torch's partitioner then.
+        if not any(user.op == "output" for user in node.users):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
     copies = graph.find_nodes(op="call_function", target=_ATEN.clone.default)
     copies += [
         node

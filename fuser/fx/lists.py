@@ -48,7 +48,8 @@ _NAMED = {"addcmul": "value", "addcdiv": "value"}
 class ListCallable:
     """A registered group as a function of lists; returns a tuple of lists, one for each output."""
 
-    def __init__(self, run: FusionCall, buffers: Sequence[Sequence[Buffer]]) -> None:
+    # Of each output the tensors to allocate: none for those given, or one that the tensors are the elements of.
+    def __init__(self, run: FusionCall, buffers: Sequence[Sequence[Buffer] | Buffer]) -> None:
         self.spec = run.spec
         self.buffers = buffers
         self._one = run
@@ -62,12 +63,8 @@ class ListCallable:
         outs: tuple[Any, ...] = ()
         if any(item is not None for item in out):
             device = lists[0][0].device
-            outs = tuple(
-                [torch.empty_strided(*item[:2], dtype=item.dtype, device=device) for item in buffers]
-                if own is None
-                else own
-                for own, buffers in zip(out, self.buffers, strict=True)
-            )
+            pairs = zip(out, self.buffers, strict=True)
+            outs = tuple([_allocate(buffers, device) if own is None else own for own, buffers in pairs])
         call = ListCall(self._run_one, inputs, is_list, len(lists[0]), {}, outs, outs, len(out))
         made = launch_lists(call, self._target, lambda _: self._target)
         made = call.run_plainly(range(call.count)) if made is None else made
@@ -81,10 +78,16 @@ class ListCallable:
         return ListCallable, (self._one, self.buffers)
 
 
+def _allocate(buffers: Sequence[Buffer] | Buffer, device: torch.device) -> Sequence[torch.Tensor]:
+    if isinstance(buffers, Buffer):
+        return torch.empty_strided(*buffers[:2], dtype=buffers.dtype, device=device).unbind()
+    return [torch.empty_strided(*item[:2], dtype=item.dtype, device=device) for item in buffers]
+
+
 class ListFusion(FusionModule):
     """A fusion node of lists."""
 
-    def __init__(self, group: FusionGroup, node_names: Sequence[str], buffers: Sequence[Sequence[Buffer]]) -> None:
+    def __init__(self, group: FusionGroup, node_names: Sequence[str], buffers: Sequence[Any]) -> None:
         super().__init__(group, node_names)
         self.run: Any = ListCallable(self.run, buffers)
 
@@ -301,6 +304,14 @@ def _find_levels(graph: fx.Graph, made_by: Mapping[fx.Node, _ListOp]) -> dict[fx
     return levels
 
 
+def _buffers(op: _ListOp) -> tuple[Buffer, ...] | Buffer:
+    found = tuple(_buffer(item.meta["val"]) for item in op.items)
+    # Numbers that nobody outside sees are one tensor's.
+    is_inner = not any(user.op == "output" for item in op.items for user in item.users)
+    is_one = is_inner and len({*found}) == 1 and not found[0].shape
+    return Buffer((len(found),), (1,), found[0].dtype) if is_one else found
+
+
 class _ListSubstitution:
     """Puts fusion nodes in place of operators of lists that are one step."""
 
@@ -325,10 +336,7 @@ class _ListSubstitution:
             for slot, item in enumerate(column) if isinstance(column, tuple) else [(-1, column)]:
                 positions_of.setdefault(item, set()).add(slot)
         outs = [_find_targets(op, inside, positions_of) for op in kept]
-        buffers = [
-            tuple(_buffer(item.meta["val"]) for item in op.items) if own is None else ()
-            for own, op in zip(outs, kept, strict=True)
-        ]
+        buffers = [_buffers(op) if own is None else () for own, op in zip(outs, kept, strict=True)]
         names = [(op.source or op.items[0]).name for op in group]
         name = f"fusion_lists_{len(list(self.module.children()))}"
         self.module.add_submodule(name, ListFusion(whole.spec.group, names, buffers))

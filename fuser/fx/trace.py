@@ -16,8 +16,8 @@ from torch import fx
 
 from fuser.config import config
 from fuser.errors import ArgumentError, GradientError, UnsupportedError, shows_users_frames
+from fuser.flat_text import as_function
 from fuser.fx.arguments import NUMBER, TENSOR, Key, sort_arguments
-from fuser.fx.flat_text import as_function
 from fuser.fx.joint import DifferentiableFusion
 from fuser.fx.passes import FusionModule, FusionPass
 from fuser.fx.tracer import Traced, is_traced, trace
@@ -348,7 +348,8 @@ class FusedFunction(Replayer, Generic[P, R]):
             traced.graph_module
         )
         whole = find_whole_fusion(traced.graph_module)
-        entry = Entry(traced, whole, self._launcher_of(traced, whole, key), as_function(traced.graph_module), mode)
+        run = as_function(traced.graph_module.graph, _find_called)
+        entry = Entry(traced, whole, self._launcher_of(traced, whole, key), run, mode)
         if self._own is None and entry.launcher is self:
             self._own = entry
         before = self._traces.pop(key, ())
@@ -422,3 +423,8 @@ def _has_own_functions(item: Any) -> bool:
 def _finish_out(out: Any, result: Any) -> Any:
     finish_traced_out(out, [result] if isinstance(result, torch.Tensor) else result)
     return out
+
+
+def _find_called(module: torch.nn.Module) -> Any:
+    # Where autograd looks, some fusion nodes are more than a call of their group.
+    return module.run if type(module) is FusionModule else module

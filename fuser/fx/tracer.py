@@ -241,13 +241,14 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
         # What calls one function with its own tensors is that function; without a momentum a batch norm's depends on
-        # how many batches there were.
+        # how many batches there were. Hooks are called in every call.
         is_open = type(m) in _OPEN or (type(m) in _OPEN_IF_KNOWN and self._knows_arguments)
-        is_open = is_open and not has_hooks(m) and getattr(m, "momentum", 0.1) is not None
-        return not is_open and super().is_leaf_module(m, module_qualified_name)
+        is_open = is_open and getattr(m, "momentum", 0.1) is not None
+        return has_hooks(m) or (not is_open and super().is_leaf_module(m, module_qualified_name))
 
     def call_module(self, m: torch.nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        symbols = [item for item in (*args, *kwargs.values()) if is_symbol(item)]
+        # Only then: to find a value runs hooks of earlier modules once more.
+        symbols = [item for item in (*args, *kwargs.values()) if type(m) in _OPEN_IF_KNOWN and is_symbol(item)]
         self._knows_arguments = all(isinstance(self.find(item), torch.Tensor) for item in symbols)
         return super().call_module(m, forward, args, kwargs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -287,13 +288,21 @@ _ENTRIES = (torch.int64, torch.int32)
 
 
 def _is_in_memory(node: Any) -> bool:
-    # Whether it is an argument, or what no group makes.
+    # Whether it is an argument, or no group that arranges makes it: norms are in groups of another kind.
+    if node.target is operator.getitem:
+        node = node.args[0]
     if isinstance(node.target, torch._ops.OpOverload):
-        return node.target in _OF_TORCH
+        return node.target in _APART
     return bool(node.op in {"placeholder", "get_attr"})
 
 
-_OF_TORCH = {getattr(_ATEN, name).default for name in ("mm", "addmm", "bmm", "baddbmm", "convolution")}
+_APART = {
+    getattr(_ATEN, name).default
+    for name in (
+        "mm", "addmm", "bmm", "baddbmm", "convolution", "index_add", "index_put", "scatter_add", "native_layer_norm",
+        "_fused_rms_norm", "native_group_norm",
+    )
+}  # fmt: skip
 
 
 def _is_row_major(value: torch.Tensor) -> bool:

@@ -182,8 +182,18 @@ def view(of: View) -> Function:
     return Function(parse_functor("template <typename T> T aten_view(T x) { return x; }"), view=of)
 
 
-# The step that takes elements as they are, and how sums are added up.
-VALUE, ADD = (step(text).functor for text in ("T value(T x) { return x; }", "T add(T a, T b) { return a + b; }"))
+@functools.cache
+def value_functor() -> Functor:
+    """Return what takes elements as they are."""
+    return step("T value(T x) { return x; }").functor
+
+
+@functools.cache
+def add_functor() -> Functor:
+    """Return how sums are added up."""
+    return step("T add(T a, T b) { return a + b; }").functor
+
+
 # Of steps whose results need not be added up to know what a row of them comes to: the function that says it, and which
 # of the step's tensors it takes.
 ROW_SUMS: dict[Functor, tuple[Function, tuple[int, ...]]] = {}
@@ -244,8 +254,8 @@ def expand(group: FusionGroup, forms: tuple[Form | None, ...] = (), *, knows_sum
 def _known_sum(group: FusionGroup, item: Application) -> Application:
     # What makes a sum without adding, where that is known.
     reduction = item.function.reduction
-    maker = group.producers()[item.tensors[0]] if reduction and item.function.functor == VALUE else -1
-    if reduction is None or maker < 0 or reduction.combine != ADD or reduction.dims not in {(1,), (-1,)}:
+    maker = group.producers()[item.tensors[0]] if reduction and item.function.functor == value_functor() else -1
+    if reduction is None or maker < 0 or reduction.combine != add_functor() or reduction.dims not in {(1,), (-1,)}:
         return item
     made = group.applications[maker]
     if made.function.functor not in ROW_SUMS:

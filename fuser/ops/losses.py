@@ -6,12 +6,13 @@ finite or not. A target that is no class makes the loss NaN (torch stops the dev
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from fuser.function import View
+from fuser.function import Function, View
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.layout import Shape
 from fuser.ops.composites import COMPOSITES, ROW_SUMS, Composite, Form, optional_input, step, view
@@ -85,8 +86,9 @@ def _list(kind: str, names: Sequence[str]) -> str:
     return ", ".join(f"{kind}{name}" for name in names)
 
 
-_DX, _WEIGHTED_DX = (
-    step(
+@functools.cache
+def _dx(has_weight: bool) -> Function:
+    made = step(
         f"""T nll_dx(T scale, int64_t t, int64_t i{", T w" * has_weight}, int64_t ignore_index) {{
       return i == t && t != ignore_index ? {"w * scale" if has_weight else "scale"} : T(0);
     }}""",
@@ -94,16 +96,11 @@ _DX, _WEIGHTED_DX = (
         unpromoted=("t", "i"),
         is_contiguous=True,
     )
-    for has_weight in (False, True)
-)
-# A sum of zeros and one element is the element; torch adds it to zero, which takes the sign from another one.
-_ROW_SUM = reduce_step(
-    step("T picked(T x, int64_t t, int64_t i) { return i == t ? T(0) + x : T(0); }").functor,
-    (1,),
-    order="pick",
-    unpromoted=("t", "i"),
-)
-ROW_SUMS[_DX.functor] = _ROW_SUM, (1, 2)
+    if not has_weight:
+        # A sum of zeros and one element is the element; torch adds it to zero, which takes the sign from another one.
+        picked = step("T picked(T x, int64_t t, int64_t i) { return i == t ? T(0) + x : T(0); }").functor
+        ROW_SUMS[made.functor] = reduce_step(picked, (1,), order="pick", unpromoted=("t", "i")), (1, 2)
+    return made
 
 
 def _backward_steps(form: Form, is_ordered: bool) -> FusionGroup:  # noqa: ARG001
@@ -122,9 +119,8 @@ def _backward_steps(form: Form, is_ordered: bool) -> FusionGroup:  # noqa: ARG00
         if reduction == NONE:
             (grad,) = builder.apply(view(_ROWS), [grad])
         (scale,) = builder.apply(step("T scale(T g) { return -g; }"), [grad])
-    dx = _WEIGHTED_DX if has_weight else _DX
     weight = [given[name] for name in ["weight"] * has_weight]
-    return builder.build(builder.apply(dx, [scale, of_row, place, *weight], [ignored]))
+    return builder.build(builder.apply(_dx(has_weight), [scale, of_row, place, *weight], [ignored]))
 
 
 def _check(form: Form, shapes: Mapping[str, Shape]) -> str:

@@ -16,7 +16,7 @@ from fuser.combining import Reduction
 from fuser.function import Function, Promotion
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops.calls import Binder, OpCall, asking, is_number, known_of
-from fuser.ops.composites import ADD, COMPOSITES, Composite, Form, composite_function, step
+from fuser.ops.composites import COMPOSITES, Composite, Form, add_functor, composite_function, step
 from fuser.ops.reductions import reduction_function
 from fuser.ops.table import OPS, convert_function, op_call
 from fuser.ops.views import view_function
@@ -43,7 +43,7 @@ def highest_function(dims: tuple[int, ...]) -> Function:
 def total_function(dim: int, order: str, mapped: str = _VALUE) -> Function:
     """Return the step that adds up along a dimension, which is kept: its elements, or what a text makes of them."""
     accumulate = step(_ADD_POWER).functor if order and mapped is _POWER else None
-    reduction = Reduction(ADD, (0,), None, (dim,), True, order=order, accumulate=accumulate)
+    reduction = Reduction(add_functor(), (0,), None, (dim,), True, order=order, accumulate=accumulate)
     return step(mapped, promotion=Promotion.DEFAULT_WIDE, reduction=reduction)
 
 

@@ -21,6 +21,35 @@ FUSER_INLINE float fuser_brief_exp(float v) {
   return v;
 }
 
+//@ fuser_by
+// How a functor divides: plainly, or floats without a branch, which clears is_exact where that may round otherwise.
+struct fuser_plainly {};
+struct fuser_quickly { bool is_exact = true; };
+template <typename D, bool is_one> struct fuser_way { D& how; };
+template <typename A, typename D, bool is_one> struct fuser_dividend { A value; D& how; };
+template <bool is_one, typename D> FUSER_INLINE fuser_way<D, is_one> fuser_by(D& how) { return {how}; }
+template <typename A, typename D, bool is_one>
+FUSER_INLINE fuser_dividend<A, D, is_one> operator/(A value, const fuser_way<D, is_one>& by) {
+  return {value, by.how};
+}
+template <typename A, typename D, bool is_one, typename B>
+FUSER_INLINE auto operator/(const fuser_dividend<A, D, is_one>& dividend, B by) { return dividend.value / by; }
+// The inverse is that of a division: what is left of 1 is far from 0, or no number, where it is not. The remainder of a
+// first quotient corrects that, as a fuser_divisor does.
+template <bool is_one>
+FUSER_INLINE float operator/(const fuser_dividend<float, fuser_quickly, is_one>& dividend, float by) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(by));
+  const float rest = __fmaf_rn(-by, inverse, 1.0f), v = dividend.value;
+  inverse = __fmaf_rn(rest, inverse, inverse);
+  dividend.how.is_exact &= fabsf(rest) < 0.5f;
+  if constexpr (is_one) return inverse;
+  const float first = __fmul_rn(v, inverse), made = __fmaf_rn(__fmaf_rn(-by, first, v), inverse, first);
+  // Not && and ||, which branch.
+  dividend.how.is_exact &= (fabsf(v) > 0x1p-60f & fabsf(made) > 0x1p-100f) | (__float_as_uint(v) == 0);
+  return made;
+}
+
 //@ always if rows
 // Of counts, 1 to 2^24: what __frcp_rn is, without a branch.
 FUSER_INLINE float fuser_inverse_of_count(float count) {

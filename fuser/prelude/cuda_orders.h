@@ -185,7 +185,6 @@ FUSER_INLINE void fuser_tell_blocks(
 template <int X, int Y, int C, bool is_serial, int V, int A, typename P>
 FUSER_INLINE typename P::part fuser_unite(
     const P& p, typename P::part (&own)[A], typename P::part* shared, const unsigned long long* box, unsigned int rank) {
-  static_assert(P::commutes, "lanes have the same");
   constexpr int T = X * Y / A / C, lanes = T * C * V < X ? T : X / V;
   const int t = threadIdx.x % T;
   if constexpr (is_serial) {
@@ -206,9 +205,11 @@ FUSER_INLINE typename P::part fuser_unite(
     for (int i = 0; i < (lanes * V < X ? V : A); ++i) own[i] = fuser_halve_lanes<lanes / 2, 1>(p, own[i]);
     fuser_halve_own<V>(p, own);
   }
+  constexpr int count = A / V;
+#pragma unroll
+  for (int i = 0; i < count; ++i) own[i] = fuser_from_first<lanes, P>(own[i]);
   if constexpr (Y == 1) return own[0];
   else {
-    constexpr int count = A / V;
     typename P::part* const place = shared + rank * (T / lanes) + t / lanes;
     if constexpr (C > 1) fuser_tell_blocks<count, C * (T / lanes)>(p, place, box, t % lanes, C, own);
     else {
@@ -217,7 +218,7 @@ FUSER_INLINE typename P::part fuser_unite(
         if (t % lanes == 0) place[i * (T / lanes)] = own[i];
       __syncthreads();
     }
-    if constexpr (!is_serial) return fuser_halve_lanes<Y / 2, 1>(p, shared[t % Y]);
+    if constexpr (!is_serial) return fuser_from_first<Y, P>(fuser_halve_lanes<Y / 2, 1>(p, shared[t % Y]));
     else {
       typename P::part all = p.identity();
 #pragma unroll

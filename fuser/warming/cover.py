@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -27,6 +27,7 @@ from fuser.warming.dims import draw_points
 
 __all__ = ["Bounds", "LayoutClass", "SizedCall", "compile_all", "evaluate", "find_alike", "find_classes", "with_sizes"]
 
+V = TypeVar("V")
 # Of each symbol (of sympy's), the sizes that it may have.
 Bounds = Mapping[Any, tuple[int, int]]
 
@@ -70,30 +71,36 @@ class LayoutClass(NamedTuple):
     obstacle: int | None = None
 
 
-def find_classes(call: SizedCall) -> Iterator[LayoutClass]:
-    """Give one call of each layout class within the bounds of a call's symbols."""
-    symbols = call.symbols()
+def find_classes(call: SizedCall) -> list[LayoutClass]:
+    """Return one call of each layout class within the bounds of a call's symbols."""
+    symbols, chosen = call.symbols(), list[dict[Any, int]]()
     left = draw_points([call.bounds[symbol] for symbol in symbols])
     while len(left):
-        sizes = dict(zip(symbols, left[0].tolist(), strict=True))
-        inputs = tuple(with_sizes(item, sizes) for item in call.inputs)
-        try:
-            yield LayoutClass(inputs, sizes, find_texts(call.spec, inputs))
-        except UnsupportedError as error:
-            yield LayoutClass(inputs, sizes, (), error.application)
-        except CompileError:
-            yield LayoutClass(inputs, sizes, (), -1)
-        except FuserError:
-            # Sizes that do not fit together: no call has them.
-            pass
-        left = left[~find_alike(sizes, left, lambda given: _ask_all(call, given))]
+        chosen.append(dict(zip(symbols, left[0].tolist(), strict=True)))
+        left = left[~find_alike(chosen[-1], left, lambda given: _ask_all(call, given))]
+    # Kernels may have to be compiled and compared with torch's first.
+    return [item for item in _in_parallel(lambda sizes: _find_class(call, sizes), chosen) if item is not None]
+
+
+def _find_class(call: SizedCall, sizes: dict[Any, int]) -> LayoutClass | None:
+    inputs = tuple(with_sizes(item, sizes) for item in call.inputs)
+    try:
+        return LayoutClass(inputs, sizes, find_texts(call.spec, inputs))
+    except UnsupportedError as error:
+        return LayoutClass(inputs, sizes, (), error.application)
+    except CompileError:
+        return LayoutClass(inputs, sizes, (), -1)
+    except FuserError:
+        # Sizes that do not fit together: no call has them.
+        return None
 
 
 def _ask_all(call: SizedCall, sizes: Mapping[Any, Any]) -> None:
     # An error comes for the same reason wherever answers are the same.
     with suppress(FuserError):
-        # Whatever is in a key is asked for.
-        hash(tuple(find_texts(call.spec, [with_sizes(item, sizes) for item in call.inputs])))
+        # Whatever is in a key is asked for. Verdicts are kept by sizes, of which each would be a class of its own.
+        inputs = [with_sizes(item, sizes) for item in call.inputs]
+        hash(tuple(find_texts(call.spec, inputs, trusts_orders=True)))
 
 
 def find_alike(
@@ -124,16 +131,17 @@ def compile_all(calls: Sequence[tuple[KernelSpec, tuple[TensorDesc, ...]]]) -> N
                 counters.count_fallback(plan.fallback_reason)
             bar.advance(", ".join(dict.fromkeys(call[0].group.names())))
 
-        count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        if len(calls) == 1 or count == 1:
-            for call in calls:
-                prepare(call)
-            return
-        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - takes milliseconds, of every import
+        _in_parallel(prepare, calls)
 
-        with ThreadPoolExecutor(min(count, len(calls))) as pool:
-            for _ in pool.map(prepare, calls):
-                pass
+
+def _in_parallel(function: Callable[[Any], V], items: Sequence[Any]) -> list[V]:
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if len(items) <= 1 or count == 1:
+        return list(map(function, items))
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - takes milliseconds, of every import
+
+    with ThreadPoolExecutor(min(count, len(items))) as pool:
+        return list(pool.map(function, items))
 
 
 def evaluate(expression: Any, sizes: Mapping[Any, Any]) -> Any:

@@ -6,24 +6,23 @@ template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }
 
 namespace fuser_f1 {
 #line 1 "functor1.aten_silu"
-template <typename T> T aten_silu(T x) { return x / (T(1) + exp(-x)); }
+template <typename fuser_D, typename T> T aten_silu(T x, fuser_D& fuser_how) { return x /fuser_by<false>(fuser_how)/ (T(1) + exp(-x)); }
 #line N "fuser_kernel"
 }
 
 struct fuser_args {
   int64_t numel;
-  int64_t zero;
   float* out0;
   const float* in0;
   const float* in1;
   double number2;
 };
 
-FUSER_INLINE void fuser_element(const int64_t zero, const float v0, const float v1, const double v2, float& out0) {
+template <typename D> FUSER_INLINE void fuser_element(D& how, const float v0, const float v1, const double v2, float& out0) {
   // v3 = axpy(v0, v1, alpha=v2), float32
-  const float v3 = fuser_isolate<2>(fuser_cross(fuser_cast<float>(fuser_f0::axpy<float>(fuser_isolate<0>(v0), fuser_isolate<1>(v1), v2)), zero));
+  const float v3 = fuser_isolate<2>(fuser_cast<float>(fuser_f0::axpy<float>(fuser_isolate<0>(v0), fuser_isolate<1>(v1), v2)));
   // v4 = silu(v3), float32
-  const float v4 = fuser_isolate<4>(fuser_cast<float>(fuser_f1::aten_silu<float>(fuser_isolate<3>(v3))));
+  const float v4 = fuser_isolate<4>(fuser_cast<float>(fuser_f1::aten_silu<D, float>(fuser_isolate<3>(v3), how)));
   out0 = v4;
 }
 
@@ -55,9 +54,16 @@ fuser_kernel(const __grid_constant__ fuser_args a) {
   for (int u = 0; u < 1; ++u) {
     if (at[u].left <= 0) break;
     float out0[4];
+    fuser_quickly how;
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      fuser_element(a.zero, fuser_to_compute(in0[u][k]), fuser_to_compute(in1[u][k]), a.number2, out0[k]);
+      fuser_element(how, fuser_to_compute(in0[u][k]), fuser_to_compute(in1[u][k]), a.number2, out0[k]);
+    if (!how.is_exact) {
+      fuser_plainly how;
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        fuser_element(how, fuser_to_compute(in0[u][k]), fuser_to_compute(in1[u][k]), a.number2, out0[k]);
+    }
     fuser_store<4, 4>(a.out0 + at[u].first, out0, at[u].left);
   }
 }

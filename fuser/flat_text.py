@@ -1,6 +1,6 @@
 """The text of a graph as a function of plain Python: no interpreter of nodes, no module calls.
 
-A boxed one takes its arguments in a list that it empties, and runs below autograd: see ``flat``.
+A boxed one takes its arguments in a list that it empties, and runs below autograd: see ``fx.flat``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 from torch import fx
-
-from fuser.fx.passes import FusionModule
 
 __all__ = ["as_function", "write_flat"]
 
@@ -32,15 +30,23 @@ _METHODS: dict[Any, str] = {
 }
 
 
-def write_flat(graph_module: fx.GraphModule, *, is_boxed: bool) -> tuple[str, dict[str, Any]]:
+# What is called for a module.
+Called = Callable[[torch.nn.Module], Any]
+
+
+def _itself(module: torch.nn.Module) -> Any:
+    return module
+
+
+def write_flat(graph: fx.Graph, called: Called = _itself, *, is_boxed: bool) -> tuple[str, dict[str, Any]]:
     """Return the text of a function ``run``, and the objects that its global names stand for."""
-    writer = _FlatWriter(graph_module, is_boxed=is_boxed)
+    writer = _FlatWriter(graph, called, is_boxed=is_boxed)
     return writer.write(), writer.names
 
 
-def as_function(graph_module: fx.GraphModule) -> Callable[..., Any]:
+def as_function(graph: fx.Graph, called: Called) -> Callable[..., Any]:
     """Return what a graph does as a function of its arguments."""
-    text, names = write_flat(graph_module, is_boxed=False)
+    text, names = write_flat(graph, called, is_boxed=False)
     names |= {"__name__": __name__}
     exec(compile(text, "<fuser graph>", "exec"), names)
     run: Callable[..., Any] = names["run"]
@@ -48,17 +54,18 @@ def as_function(graph_module: fx.GraphModule) -> Callable[..., Any]:
 
 
 class _FlatWriter:
-    def __init__(self, graph_module: fx.GraphModule, *, is_boxed: bool) -> None:
-        self.module = graph_module
+    def __init__(self, graph: fx.Graph, called: Called, *, is_boxed: bool) -> None:
+        self.graph = graph
+        self.called = called
         self.is_boxed = is_boxed
         # Global names of the function, and the name that each object has there.
         self.names: dict[str, Any] = {}
         self._known: dict[int, str] = {}
-        self._values = {node: f"v{number}" for number, node in enumerate(graph_module.graph.nodes)}
+        self._values = {node: f"v{number}" for number, node in enumerate(graph.nodes)}
 
     def write(self) -> str:
         """Write the function's text."""
-        nodes = list(self.module.graph.nodes)
+        nodes = list(self.graph.nodes)
         placeholders = [self._values[node] for node in nodes if node.op == "placeholder"]
         lines = []
         if placeholders and self.is_boxed:
@@ -90,7 +97,7 @@ class _FlatWriter:
 
     def _call(self, node: fx.Node) -> str:
         if node.op == "get_attr":
-            return self._object(_find_attribute(self.module, str(node.target)))
+            return self._object(_find_attribute(self.graph.owning_module, str(node.target)))
         arguments = list(map(self._argument, node.args))
         arguments += [f"{name}={self._argument(value)}" for name, value in node.kwargs.items()]
         if node.op == "call_method":
@@ -101,10 +108,7 @@ class _FlatWriter:
         if target is operator.getitem and len(arguments) == 2:
             return f"{arguments[0]}[{arguments[1]}]"
         if node.op == "call_module":
-            target = self.module.get_submodule(str(target))
-            # Where autograd looks, some fusion nodes are more than a call of their group.
-            is_call = isinstance(target, FusionModule) and (self.is_boxed or type(target) is FusionModule)
-            target = target.run if is_call else target
+            target = self.called(_find_attribute(self.graph.owning_module, str(target)))
         return f"{self._object(target)}({', '.join(arguments)})"
 
     def _argument(self, value: Any) -> str:

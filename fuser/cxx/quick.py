@@ -1,0 +1,55 @@
+"""Divisions that a kernel tries without a branch: those of a whole vector together, and again where one was not exact.
+
+A division of floats that rounds as it has to asks each time whether its operands are ordinary numbers, and between such
+branches a compiler orders nothing. So a third operand stands between the two, ``a /fuser_by(fuser_how)/ b``, with which
+the prelude has operators for floats; ``fuser_how`` is a parameter of the entry that says how, and hears whether it was.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import lru_cache
+
+from fuser.cxx.functor import Functor
+from fuser.cxx.preprocess import tokenize
+
+__all__ = ["QUICK", "quicken_divisions"]
+
+# Of the prelude.
+QUICK = "fuser_by"
+# A division by a number is a product.
+_NUMBER = re.compile(r"(?:\w+ \( )?[\d.]")
+# What is worked out where there is no parameter yet, or looks like another function.
+_OTHERS = frozenset({"[", "case", "constexpr", "enum", "operator", "sizeof", "static", "static_assert", "struct"})
+# All that is divided: not 2 / 1 / x, nor -1 / x.
+_ENDS_IN_ONE = re.compile(r"(?:[({=,?:]|\breturn) (?:T \( 1(?:\.0)? \)|1(?:\.0?f?)?)$")
+
+
+@lru_cache(maxsize=4096)
+def quicken_divisions(functor: Functor) -> Functor:
+    """Return the functor with a parameter ``fuser_how``, the last one, that says how it divides.
+
+    Its type is the first template parameter, ``fuser_D``. The functor itself if nothing in it divides, or it is not one
+    plain function.
+    """
+    words = [word for word in tokenize(functor.text) if word.kind not in {"space", "comment"}]
+    texts = [word.text for word in words]
+    # Where, and whether 1 is divided.
+    divided = [
+        (words[at].origin + 1, "true" if _ENDS_IN_ONE.search(" ".join(texts[:at])) else "false")
+        for at, text in enumerate(texts[:-1])
+        if text == "/" and not _NUMBER.match(" ".join(texts[at + 1 : at + 4]))
+    ]
+    body = texts.index("{") if "{" in texts else 0
+    depths = [texts[: at + 1].count("{") - texts[: at + 1].count("}") for at, text in enumerate(texts) if text == "}"]
+    # One function, that does not call itself.
+    is_plain = depths.count(0) == 1 and texts[:2] == ["template", "<"] and texts[body - 1] == ")"
+    is_plain = is_plain and texts.count(functor.entry) == 1 and _OTHERS.isdisjoint(texts)
+    if not divided or not is_plain or functor.macros:
+        return functor
+    emitted = functor.emitted
+    inserted = [(words[1].origin + 1, "typename fuser_D, "), (words[body - 1].origin, ", fuser_D& fuser_how")]
+    for slot, text in reversed([*inserted, *((slot, f"{QUICK}<{is_one}>(fuser_how)/") for slot, is_one in divided)]):
+        emitted = emitted.replace(slot, slot, text)
+    return replace(functor, emitted=emitted, words=functor.words | {QUICK})
