@@ -276,9 +276,8 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
         # None of torch's ops divides integers.
         own = {functor for item in group.applications if item.function.op is None for functor in item.function.functors}
         functors = tuple(guard_divisions(functor) if functor in own else functor for functor in functors)
-    if dialect.has_brief_exp and args.numerics == "fast":
-        wide = _functors_of_wide(group, typing)
-        functors = tuple(functor if functor in wide else shorten_exp(functor) for functor in functors)
+    if dialect.has_brief_exp and args.numerics == "fast" and all(_is_narrow(typing, value) for value in group.outputs):
+        functors = tuple(map(shorten_exp, functors))
     is_float = any(dtype_info(dtype).compute == "float" for dtype in typing.common)
     if dialect.divides_quickly and args.numerics == "strict" and args.rows is None and is_float:
         functors = tuple(map(quicken_divisions, functors))
@@ -345,14 +344,6 @@ def _accumulator_bytes(group: FusionGroup, typing: Typing) -> int:
         for dtype in item.function.reduction.accumulators(dtype_info(common).compute_dtype)
     ]
     return max(4, *found) * len(found) if found else 0
-
-
-def _functors_of_wide(group: FusionGroup, typing: Typing) -> set[Functor]:
-    # Those whose results hold many bits in torch, too, in a group that has such results.
-    if all(_is_narrow(typing, value) for value in group.outputs):
-        return set()
-    made = zip(group.applications, group.value_offsets(), strict=True)
-    return {functor for item, value in made if not _is_narrow(typing, value) for functor in item.function.functors}
 
 
 def _is_narrow(typing: Typing, value: int) -> bool:

@@ -640,12 +640,6 @@ def test_integer_division_and_double_literals_are_those_of_cxx() -> None:
     [
         ("return exp(x);", "return fuser_brief_exp(x);"),
         ("return exp((x - y) * T(2)) ;", "return fuser_brief_exp((x - y) * T(2)) ;"),
-        ("return x / (T(1) + exp(-x));", "return x / (T(1) + fuser_brief_exp(-x));"),
-        (
-            "T s = T(1) / (T(1) + exp(-x)); return g * s * (T(1) + x * (T(1) - s));",
-            "T s = T(1) / (T(1) + fuser_brief_exp(-x)); return g * s * (T(1) + x * (T(1) - s));",
-        ),
-        ("T s = T(1) / (T(1) + exp(-x)); return T(1) - s;", ""),
         ("return exp(x) * (y);", ""),
         ("return exp(x) - exp(y);", ""),
         ("T z = x; return exp(z);", ""),
@@ -653,7 +647,7 @@ def test_integer_division_and_double_literals_are_those_of_cxx() -> None:
     ],
 )
 def test_what_returns_an_exponential_alone_may_have_a_shorter_one(body: str, shortened: str) -> None:
-    functor = parse_functor(f"template <typename T> T f(T x, T y, T g) {{ {body} }}", ())
+    functor = parse_functor(f"template <typename T> T f(T x, T y) {{ {body} }}", ())
     text = shorten_exp(functor).text
     assert text == functor.text.replace(body, shortened or body)
     assert shorten_exp(shorten_exp(functor)).text == text

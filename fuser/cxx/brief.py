@@ -13,12 +13,8 @@ __all__ = ["BRIEF", "returns_exp", "shorten_exp"]
 # Of the prelude.
 BRIEF = "fuser_brief_exp"
 _RETURNS_EXP = re.compile(r"\{\s*return\s+(exp)\s*(\(.*\))\s*;\s*\}\s*")
-# A sigmoid, or something times that: what is lost of the exponential is no more of the quotient. Or the derivative of
-# x times that of x.
-_DIVIDES_BY_EXP = re.compile(
-    r"\{\s*(?:return|T s =)\s+[^;/]+/\s*\(T\(1\)\s*\+\s*(exp)\(-\w+\)\)\s*;"
-    r"(?:\s*return g \* s \* \(T\(1\) \+ x \* \(T\(1\) - s\)\);)?\s*\}\s*"
-)
+# A sigmoid, or something times that: what is lost of the exponential is no more of the quotient.
+_DIVIDES_BY_EXP = re.compile(r"\{\s*return\s+[^;/]+/\s*\(T\(1\)\s*\+\s*(exp)\(-\w+\)\)\s*;\s*\}\s*")
 
 
 def shorten_exp(functor: Functor) -> Functor:
