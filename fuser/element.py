@@ -196,13 +196,20 @@ class ElementWriter:
         parameters = function.tensor_parameters(len(application.tensors))
         for value, parameter in zip(application.tensors, parameters, strict=True):
             text = self._argument(value, info.compute if parameter.name not in function.unpromoted else None)
-            if function.is_comparison and self.typing.values[value] != info.dtype and info.is_narrow:
-                # As torch: what is compared has the common dtype.
+            is_rounded = function.is_comparison or (self.is_strict and not self._is_number(value))
+            is_promoted = parameter.name not in function.unpromoted and self.typing.values[value] != info.dtype
+            if is_rounded and is_promoted and info.is_narrow:
+                # As torch, which converts to the common dtype what is no number: of integers, or of a wider tensor
+                # without dimensions, bits are lost.
                 text = f"fuser_round<{info.storage}>({text})"
             # Strict: each use of a value is its own barrier. Two functors that both compute a*b must not share the
             # product, or the compiler may contract it in one of them differently than when the functor runs alone.
             texts.append(self.isolate(text) if function.isolation is Isolation.FULL else text)
         return texts
+
+    def _is_number(self, value: int) -> bool:
+        given = self.args.inputs[value] if value < len(self.group.inputs) else None
+        return given is not None and given.number is not None
 
     def _argument(self, value: int, compute: str | None) -> str:
         text = f"v{value}"

@@ -218,7 +218,8 @@ class RowWriter:
         is_free = all(self._reduction(index).order in ANY_ORDER for index in reductions)
         commutes = is_free or all(is_sum(self._reduction(index).combine) for index in reductions)
         decides = any(takes_decisions(self._reduction(index).combine) for index in reductions)
-        is_alone = element is not None and len(every) == 1 and len(element.reads) == 1 + self.rows.adds
+        is_alone = element is not None and len(every) == 1 and not self._stored_in(level)
+        is_alone = is_alone and element is not None and len(element.reads) == 1 + self.rows.adds
         highest, is_of_sizes = self._highest(every[0]) if is_alone else ("", False)
         found = {index for index, (_, _, how) in quotients.items() if how == "share"}
         stored = {self.producers[self.group.outputs[slot]]: f"out{slot}" for slot in self._stored_in(level)}

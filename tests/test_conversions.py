@@ -173,3 +173,15 @@ def test_what_an_exported_graph_knows() -> None:
 
 def test_explain_says_why_a_conversion_stays() -> None:
     assert "has the dtype" in str(fuser.explain(fuser.fuse(lambda x: (x.float(), -x)), torch.ones(3)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_what_is_promoted_to_a_narrow_dtype_is_rounded_to_it(dtype: torch.dtype, device: str) -> None:
+    x = (torch.arange(500, device=device) * 0.037 - 3).to(dtype)
+    # Integers have less weight in promotion than floats, and tensors without dimensions than those that have some.
+    others = [torch.arange(1000, 1500, device=device), torch.tensor(2.2140, device=device), torch.tensor(1027)]
+    for other in [*others[:2], others[2].to(device), others[1].double()]:
+        fused = fuser.fuse(lambda a, b: ((a - b) * 2, torch.where(a > 0, b, a)))
+        for got, wanted in zip(fused(x, other), ((x - other) * 2, torch.where(x > 0, other, x)), strict=True):
+            assert torch.equal(got, wanted)

@@ -156,12 +156,33 @@ def test_of_several_copies_one_is_made() -> None:
 def test_small_tensors_that_no_group_reads_share_a_launch() -> None:
     graph = fx.Graph()
     counters = [note(graph.placeholder(f"count{slot}")) for slot in range(MAX_OUTPUTS + 4)]
-    more = [note(graph.call_function(torch.ops.aten.add.Tensor, (counter, 1))) for counter in counters]
-    large = [note(graph.placeholder(f"large{slot}"), 100, 100) for slot in range(2)]
-    doubled = [note(graph.call_function(torch.ops.aten.mul.Tensor, (x, 2)), 100, 100) for x in large]
-    graph.output((*more, *doubled))
+    more, product = [], note(graph.placeholder("x"), 4, 4)
+    for counter in counters:
+        more.append(note(graph.call_function(torch.ops.aten.add.Tensor, (counter, 1))))
+        for _ in range(20):
+            product = note(graph.call_function(torch.ops.aten.mm.default, (product, product)), 4, 4)
+        product = note(graph.call_function(torch.ops.aten.relu.default, (product,)), 4, 4)
+    large = [note(graph.placeholder(f"large{slot}"), 300, 300) for slot in range(2)]
+    doubled = [note(graph.call_function(torch.ops.aten.mul.Tensor, (x, 2)), 300, 300) for x in large]
+    graph.output((*more, *doubled, product))
     groups = groups_of(graph)
-    assert sorted(map(len, groups)) == [1, 1, 4, MAX_OUTPUTS]
+    assert sorted(map(len, groups)) == [*[1] * len(counters), 1, 1, 4, MAX_OUTPUTS]
+
+
+def test_small_groups_of_one_shape_share_a_launch_where_no_path_leads_from_one_to_the_other() -> None:
+    graph = fx.Graph()
+    inputs = [note(graph.placeholder(f"x{slot}"), 64, 32) for slot in range(4)]
+    chains = [graph.call_function(torch.relu, (note(graph.call_function(torch.neg, (x,)), 64, 32),)) for x in inputs]
+    for node in chains:
+        note(node, 64, 32)
+    # A product is between the third and the fourth.
+    product = note(graph.call_function(torch.mm, (chains[2], inputs[3])), 64, 32)
+    after = note(graph.call_function(torch.add, (product, chains[3])), 64, 32)
+    other = note(graph.call_function(torch.neg, (note(graph.placeholder("y"), 64, 31),)), 64, 31)
+    graph.output((chains[0], chains[1], after, other))
+    groups = groups_of(graph)
+    first = {item.name for node in chains[:3] for item in (node, *node.all_input_nodes)} - {"x0", "x1", "x2"}
+    assert groups == [first, {chains[3].name, chains[3].args[0].name, after.name}, {other.name}]
 
 
 @pytest.mark.parametrize(

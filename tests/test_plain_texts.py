@@ -7,11 +7,14 @@ import functools
 import pytest
 import torch
 from cuda_emulation import run_emulated
+from graph_checks import trace
 from row_groups import GROUPS, draw, text
 
 import fuser
 from fuser.compiler import register
 from fuser.cxx.functor import parse_functor
+from fuser.fx import fuse_graph
+from fuser.fx.passes import FusionModule
 from fuser.plain_texts import counts_elements, may_end_in_product
 from fuser.planner import plan_texts
 from fuser.route import run
@@ -86,3 +89,15 @@ def test_only_products_that_may_be_added_are_kept_apart() -> None:
     assert crossed(product, quotient, product) == 0
     assert crossed(total, total) == 0
     assert crossed(product, other, total) == 1, "it may return what it is given"
+
+
+@pytest.mark.cpu
+def test_what_is_written_where_the_largest_element_is_found() -> None:
+    # Two elements at a time, nothing but that is found.
+    given = torch.randn(8, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    aten = torch.ops.aten
+    made = trace(lambda call, x: (call(aten.log_softmax.int, x, 1), call(aten.neg.default, x)), [given], "cuda")
+    (fused,) = (item for item in fuse_graph(made).modules() if isinstance(item, FusionModule))
+    logarithm, negative = run_emulated(fused.group, [given])
+    assert torch.equal(negative, -given)
+    assert torch.allclose(logarithm, given.log_softmax(1), rtol=0.01)

@@ -2,11 +2,13 @@
 
 The script runs in processes of its own, with ``FUSER_FUEL`` groups each: it has to end with a status other than 0 when
 it is wrong, as a failed ``assert`` does, and must not draw other numbers each time. Of the first group with which it
-fails, the last process keeps the inputs of its first call, and a script is written that runs the group alone.
+fails, the last process keeps the inputs of the call that was farthest from eager torch, and a script is written that
+runs the group alone.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import runpy
 import subprocess
@@ -17,15 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fuser.fx import passes
 from fuser.fx.passes import Fuel, FusionModule
 from fuser.graph import FusionGroup
+from fuser.interface import override_can_fuse_on_cpu, override_can_fuse_on_gpu
 
-__all__ = ["Culprit", "bisect", "run_watched"]
+__all__ = ["Culprit", "bisect", "compare", "run_eagerly", "run_watched"]
 
 ENOUGH = 1 << 62
-COUNT, GROUP, INPUTS, SCRIPT = "groups.txt", "group.json", "inputs.pt", "reproduce.py"
+COUNT, CALL, SCRIPT = "groups.txt", "call.pt", "reproduce.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +67,10 @@ def bisect(command: Sequence[str], folder: Path) -> Culprit | None:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if _fails(command, folder, middle) else (middle, high)
-    for name in (GROUP, INPUTS):
-        (folder / name).unlink(missing_ok=True)
     _fails(command, folder, high)
     script = folder / SCRIPT
     script.write_text(_REPRODUCE.format(number=high, script=command[0]))
-    return Culprit(high, FusionGroup.from_json((folder / GROUP).read_text()), script)
+    return Culprit(high, torch.load(folder / CALL, weights_only=False)[0].group, script)
 
 
 def run_watched(folder: Path, command: Sequence[str]) -> None:
@@ -83,7 +85,7 @@ def run_watched(folder: Path, command: Sequence[str]) -> None:
 
 
 class _Watched(Fuel):
-    """Counts groups; of the last that is fused it keeps the text, and the inputs of its first call."""
+    """Counts groups; of the last that is fused it keeps what it is, and the inputs of one call."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(int(os.environ["FUSER_FUEL"]))
@@ -92,20 +94,42 @@ class _Watched(Fuel):
     def see(self, module: FusionModule) -> None:
         if self.burnt != self.limit:
             return
-        (self.folder / GROUP).write_text(module.group.to_json())
-        fused, is_first = module.run, True
+        twin, fused, most = copy.deepcopy(module), module.run, -1.0
+        torch.save((twin, ()), self.folder / CALL)
 
         def run(*inputs: Any, **out: Any) -> Any:
-            nonlocal is_first
-            if is_first:
-                is_first = False
-                # Of lists, the first position.
-                first = [item[0] if isinstance(item, list | tuple) else item for item in inputs]
-                torch.save(first, self.folder / INPUTS)
-            return fused(*inputs, **out)
+            nonlocal most
+            # The call may write to them.
+            given = copy.deepcopy(tree_map_only(torch.Tensor, torch.Tensor.detach, inputs))
+            wanted = run_eagerly(twin, *copy.deepcopy(given))
+            made = fused(*inputs, **out)
+            apart = max((compare(*pair)[1] for pair in zip(tree_leaves(made), wanted, strict=True)), default=0.0)
+            if apart > most:
+                most = apart
+                torch.save((twin, given), self.folder / CALL)
+            return made
 
-        # A function, so that no graph is replayed around it.
+        # A function, so that no graph is replayed around it; what plans ahead asks it for the group.
+        run.spec = module.spec  # type: ignore[attr-defined]
         module.run = run  # type: ignore[assignment]
+
+
+def run_eagerly(module: FusionModule, *inputs: Any) -> list[torch.Tensor]:
+    """Return the results of a fusion node, without kernels."""
+    before = override_can_fuse_on_cpu(False), override_can_fuse_on_gpu(False)
+    try:
+        return list(tree_leaves(module(*inputs)))
+    finally:
+        override_can_fuse_on_cpu(before[0])
+        override_can_fuse_on_gpu(before[1])
+
+
+def compare(got: torch.Tensor, wanted: torch.Tensor) -> tuple[int, float]:
+    """Return how many elements of a tensor differ from another's, and by how much at most."""
+    same = (got == wanted) | (got.isnan() & wanted.isnan())
+    wide = torch.complex128 if got.dtype.is_complex else torch.float64
+    apart = (got.to(wide) - wanted.to(wide)).abs().nan_to_num().max().item() if got.numel() else 0.0
+    return got.numel() - int(same.sum()), apart
 
 
 def _fails(command: Sequence[str], folder: Path, fuel: int) -> bool:
@@ -123,19 +147,12 @@ from pathlib import Path
 
 import torch
 
-import fuser
+from fuser.command.bisect import compare, run_eagerly
 
-folder = Path(__file__).parent
-group = fuser.FusionGroup.from_json((folder / "group.json").read_text())
-inputs = torch.load(folder / "inputs.pt", weights_only=False)
-print(group)
-fused = fuser.debug_launch_graph(group, inputs)
-fuser.override_can_fuse_on_cpu(False)
-fuser.override_can_fuse_on_gpu(False)
-eager = fuser.debug_launch_graph(group, inputs)
-for number, (got, wanted) in enumerate(zip(fused, eager, strict=True)):
-    same = (got == wanted) | (got.isnan() & wanted.isnan())
-    worst = (got.double() - wanted.double()).abs().nan_to_num().max().item() if got.numel() else 0.0
-    count = got.numel() - int(same.sum())
-    print(f"output {{number}}: {{count}} of {{got.numel()}} elements differ, by {{worst}} at most")
+module, inputs = torch.load(Path(__file__).parent / "call.pt", weights_only=False)
+print(module.group)
+fused = torch.utils._pytree.tree_leaves(module(*inputs))
+for number, (got, wanted) in enumerate(zip(fused, run_eagerly(module, *inputs), strict=True)):
+    count, apart = compare(got, wanted)
+    print(f"output {{number}}: {{count}} of {{got.numel()}} elements differ, by {{apart}} at most")
 '''

@@ -19,7 +19,7 @@ from fuser.ops import REDUCTIONS, OpCall, find_numerics, is_first_power
 __all__ = ["count_bytes", "crosses_rows", "gains_nothing", "is_laid_out_anew", "is_small"]
 
 # Elements of a tensor that are computed while a kernel is launched.
-SMALL = 1 << 12
+SMALL = 1 << 16
 # Elements of which a sum along columns is worth a kernel of its own; rows, in torch's order.
 LARGE, MANY = 1 << 20, 1 << 15
 

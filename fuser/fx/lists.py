@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from fuser.config import config
+from fuser.fx import passes
 from fuser.fx.nodes import read_nodes
 from fuser.fx.partition import Partition
 from fuser.fx.passes import Fuel, FusionCall, FusionModule, FusionPass, sort_graph
@@ -91,7 +92,7 @@ class ListFusion(FusionModule):
         super().__init__(group, node_names)
         self.run: Any = ListCallable(self.run, buffers)
 
-    def forward(self, *inputs: Any, out: Any = None) -> Any:
+    def forward(self, *inputs: Any, out: Any = ()) -> Any:
         """Run the group at each position."""
         return self.run(*inputs, out=out)
 
@@ -327,8 +328,9 @@ class _ListSubstitution:
         kept = [op for op in group if any(user not in inside for item in op.items for user in item.users)]
         if not kept or any(op.number is not None for op in kept):
             return False
-        whole, given = _write_group(group, kept, numerics, fuel)
-        if whole is None:
+        fuel = fuel or passes.process_fuel
+        whole, given = _write_group(group, kept, numerics)
+        if whole is None or not fuel.burn():
             return False
         arguments = [self._now(given[slot]) if slot >= 0 else whole.constants[-1 - slot] for slot in whole.order]
         positions_of: dict[Any, set[int]] = {}
@@ -339,7 +341,9 @@ class _ListSubstitution:
         buffers = [_buffers(op) if own is None else () for own, op in zip(outs, kept, strict=True)]
         names = [(op.source or op.items[0]).name for op in group]
         name = f"fusion_lists_{len(list(self.module.children()))}"
-        self.module.add_submodule(name, ListFusion(whole.spec.group, names, buffers))
+        module = ListFusion(whole.spec.group, names, buffers)
+        self.module.add_submodule(name, module)
+        fuel.see(module)
         with self.graph.inserting_before(group[-1].items[-1]):
             fused = self.graph.call_module(name, tuple(arguments), {"out": outs})
         fused.meta["val"] = [[item.meta["val"] for item in op.items] for op in kept]
@@ -384,7 +388,7 @@ def _has_known_bits(op: _ListOp) -> bool:
 
 
 def _write_group(
-    group: Sequence[_ListOp], kept: Sequence[_ListOp], numerics: str | None, fuel: Fuel | None
+    group: Sequence[_ListOp], kept: Sequence[_ListOp], numerics: str | None
 ) -> tuple[WholeFusion | None, list[Any]]:
     # The group, of the first position; and its tensors, of all positions.
     small = fx.Graph()
@@ -402,7 +406,7 @@ def _write_group(
     results = tuple(stand_ins[op.items] for op in kept)
     small.output(results if len(results) > 1 else results[0])
     module = fx.GraphModule({}, small)
-    _WholePass(numerics=numerics, fuel=fuel)(module)
+    _WholePass(numerics=numerics, fuel=Fuel(1))(module)
     return find_whole_fusion(module), [*given]
 
 

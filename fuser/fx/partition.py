@@ -36,6 +36,8 @@ MAX_APPLICATIONS = 128
 MAX_STRETCH = 1 << 14
 # How many units that only read the same values a node tries. Most of those that do not fit are never tried.
 MAX_TRIES = 256
+# How many groups that have nothing to do with it a group tries, those of so many nodes before it first.
+MAX_SIBLINGS, NEAR = 8, 32
 # How many groups are looked up from either end to find that two units can merge; rarely more than a few.
 MAX_STEPS = 256
 
@@ -77,9 +79,7 @@ def partition(graph: fx.Graph, *, reduces: bool = True, device_type: str = "") -
         {node for node in fusible if is_whole(node, calls[node])},
     )
     groups = [
-        group
-        for stretch in _cut_stretches(nodes, barriers)
-        for group in _find_groups(stretch, fusible, several, calls, kinds)
+        group for stretch in _cut_stretches(nodes, barriers) for group in _find_groups(stretch, fusible, several, kinds)
     ]
     return [
         Partition(tuple(group), tuple(reading.calls[node] for node in group))
@@ -143,14 +143,13 @@ def _find_groups(
     stretch: Sequence[fx.Node],
     fusible: set[fx.Node],
     several: Mapping[fx.Node, OpCall | None],
-    calls: Mapping[fx.Node, OpCall | None],
     kinds: Kinds,
 ) -> list[list[fx.Node]]:
-    groups = list(_Stretch(stretch, fusible, several, calls, kinds).find_groups())
+    groups = list(_Stretch(stretch, fusible, several, kinds).find_groups())
     misplaced = find_misplaced(groups, kinds)
     if not (misplaced.arranging or misplaced.whole):
         return groups
-    return list(_Stretch(stretch, fusible, several, calls, kinds.add(misplaced)).find_groups())
+    return list(_Stretch(stretch, fusible, several, kinds.add(misplaced)).find_groups())
 
 
 def _arranges(node: fx.Node, call: OpCall | None) -> bool:
@@ -194,7 +193,6 @@ class _Stretch:
         nodes: Sequence[fx.Node],
         fusible: set[fx.Node],
         several: Mapping[fx.Node, OpCall | None],
-        calls: Mapping[fx.Node, OpCall | None],
         kinds: Kinds,
     ) -> None:
         self.nodes = nodes
@@ -208,8 +206,6 @@ class _Stretch:
         # Nodes of units that have several, and of units that others may still merge with.
         self.grouped = 0
         self.open = 0
-        # Small tensors that a pointwise op makes and no group reads.
-        self.small_ends = 0
         # The open ones by the shape of their outputs (None: not known), then by how many outputs and applications.
         self.peers: dict[str | None, dict[tuple[int, int], int]] = {}
         above, below = self._find_paths()
@@ -226,11 +222,7 @@ class _Stretch:
             paths, shapes = (above[slot], below[slot]), self._known_shapes(outputs)
             unit = _Unit([node], 1 << slot, *paths, int(is_fusible), inputs, outputs, devices, shapes)
             if is_fusible:
-                call = calls[node]
                 unit.arranges, unit.is_whole = node in kinds.arranging, node in kinds.whole
-                is_pointwise = not (unit.arranges or unit.is_whole or (call is not None and call.is_view))
-                if is_pointwise and not (fusible.intersection(node.users)) and is_small(value):
-                    self.small_ends |= 1 << slot
             self.units.append(unit)
             self._enter(unit)
 
@@ -244,11 +236,26 @@ class _Stretch:
                 source = self._unit(node.all_input_nodes[0])
                 if source is not None:
                     self._merge(source, unit, *self._find_ends(source, unit))
+        self._join_siblings()
         done: set[fx.Node] = set()
         for node, unit in zip(self.nodes, self.units, strict=True):
             if unit is not None and unit.applications and node not in done:
                 done.update(unit.nodes)
                 yield sorted(unit.nodes, key=self.slot.__getitem__)
+
+    def _join_siblings(self) -> None:
+        # Groups that have nothing to do with each other share a launch, if that takes longer than what they compute.
+        small = 0
+        for unit in dict.fromkeys(unit for unit in self.units if unit is not None):
+            is_pointwise = unit.applications and not (unit.arranges or unit.is_whole)
+            if is_pointwise and all(is_small(node.meta.get("val")) for node in unit.outputs):
+                small |= unit.mask
+        for slot in range(len(self.nodes)):
+            # Each at its last node.
+            if small >> slot & 1 and not (unit := self._unit_at(1 << slot)).mask >> slot + 1:
+                apart = small & ~(unit.above | unit.below) & (1 << slot) - 1
+                near = apart & -(1 << max(slot - NEAR, 0))
+                self._try_field(slot, apart, near, self._try_field(slot, near, 0, MAX_SIBLINGS))
 
     def _find_paths(self) -> tuple[list[int], list[int]]:
         sources: list[list[int]] = []
@@ -277,9 +284,8 @@ class _Stretch:
         return None if slot is None else self.units[slot]
 
     def _grow(self, slot: int) -> None:
-        # Producers first, then units that read the same values; of small tensors also others that no group reads, as
-        # counters of batches are; where shapes are unknown (fuser.fuse) any other unit too: a user who fuses a function
-        # wants one launch for all of it.
+        # Producers first, then units that read the same values; where shapes are unknown (fuser.fuse) any other unit
+        # too: a user who fuses a function wants one launch for all of it.
         node, seen = self.nodes[slot], 0
         for source in node.all_input_nodes:
             producer, unit = self._unit(source), self._unit_at(1 << slot)
@@ -287,8 +293,8 @@ class _Stretch:
                 seen |= producer.mask
                 self._try_merge(producer, unit)
         fields = [self.readers[source] for source in node.all_input_nodes]
-        if "val" not in node.meta or self.small_ends >> slot & 1:
-            fields.append((self.small_ends if "val" in node.meta else -1) & (1 << slot) - 1)
+        if "val" not in node.meta:
+            fields.append((1 << slot) - 1)
         tries = MAX_TRIES
         for field in fields:
             tries = self._try_field(slot, field, seen, tries)

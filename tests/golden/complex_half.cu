@@ -16,7 +16,7 @@ FUSER_INLINE void fuser_element(const std::complex<float> v0, const std::complex
   // v3 = rotate(v0, v2), complex32
   const std::complex<float> v3 = fuser_isolate<2>(fuser_round<fuser_complex_half>(fuser_cast<std::complex<float>>(fuser_f0::rotate<std::complex<float>>(fuser_isolate<0>(v0), fuser_isolate<1>(fuser_cast<std::complex<float>>(v2))))));
   // v4 = rotate(v3, v1), complex32
-  const fuser_complex_half s4 = fuser_from_compute<fuser_complex_half>(fuser_cast<std::complex<float>>(fuser_f0::rotate<std::complex<float>>(fuser_isolate<3>(v3), fuser_isolate<4>(v1))));
+  const fuser_complex_half s4 = fuser_from_compute<fuser_complex_half>(fuser_cast<std::complex<float>>(fuser_f0::rotate<std::complex<float>>(fuser_isolate<3>(v3), fuser_isolate<4>(fuser_round<fuser_complex_half>(v1)))));
   fuser_assign(out0, s4);
 }
 

@@ -25,7 +25,7 @@ struct fuser_args {
 
 FUSER_INLINE void fuser_element(const bool v0, const int8_t v1, const float v2, const bool v3, const int64_t v4, uint8_t& out0) {
   // v5 = where(v0, v1, v2), float16
-  const float v5 = fuser_isolate<3>(fuser_round<fuser_half>(fuser_cast<float>(fuser_f0::aten_where<float>(fuser_isolate<0>(v0), fuser_isolate<1>(fuser_cast<float>(v1)), fuser_isolate<2>(v2)))));
+  const float v5 = fuser_isolate<3>(fuser_round<fuser_half>(fuser_cast<float>(fuser_f0::aten_where<float>(fuser_isolate<0>(v0), fuser_isolate<1>(fuser_round<fuser_half>(fuser_cast<float>(v1))), fuser_isolate<2>(v2)))));
   // v6 = quantize(v5, keep=v3, offset=v4), uint8
   const uint8_t v6 = fuser_isolate<5>(fuser_cast<uint8_t>(fuser_f1::quantize<float>(fuser_isolate<4>(v5), v3, v4)));
   out0 = v6;
