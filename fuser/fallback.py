@@ -187,7 +187,8 @@ def eager_version(function: Function) -> Callable[..., Any]:
         return lambda *tensors, **scalars: call_composite(function, tensors, scalars)
     if function.op is not None and function.reduction is not None:
         dims, keepdim, eager = function.reduction.dims, function.reduction.keepdim, REDUCTIONS[function.op].eager
-        return lambda x, **scalars: eager(x, dims, keepdim, **scalars)
+        # The numbers of elements come second where a kernel finds places.
+        return lambda x, *_, **scalars: eager(x, dims, keepdim, **scalars)
     if function.op is not None:
         conversion = {"dtype": function.out_dtypes[0]} if function.is_conversion else {}
         return partial(OPS[function.op].eager, **conversion)
