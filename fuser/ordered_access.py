@@ -40,8 +40,9 @@ EARLY_BYTES = 512
 # Vectors and bytes that a thread reads which does the work of several of torch's, and lanes of a warp of torch's that
 # are threads of their own.
 FEW_VECTORS, FEW_BYTES, LANES = 12, 384, 8
-# Threads that a GPU wants, elements that one keeps where each takes its time, and bytes that no access should be below.
-ENOUGH_THREADS, MOST_ELEMENTS, WORD = 1 << 16, 32, 4
+# Threads that a GPU wants, and how many processors share them; elements that one keeps where each takes its time, and
+# bytes that no access should be below.
+ENOUGH_THREADS, PROCESSORS, MOST_ELEMENTS, WORD = 1 << 16, 128, 32, 4
 # Of columns whose elements torch's threads take in runs: bytes of a row that a block reads, threads in all up to which
 # each has more in flight, and how many at most; blocks that a GPU wants, and elements for which it is worth to clear
 # what they share.
@@ -88,9 +89,17 @@ def plan_ordered_walk(
     if order.is_across:
         # What else there is of each element.
         others = sum(not is_row[slot] for slot in moving) - 1
+        writes = any(slot < len(group.outputs) and not is_row[slot] for slot in moving)
         each = [itemsizes[slot] for slot in slots if not is_row[slot]] or [4]
         vector, tuning = _across(
-            space, rows, each, order, others, is_one_pass=is_one_pass, accumulators=count_accumulators(group)
+            space,
+            rows,
+            each,
+            order,
+            others,
+            is_one_pass=is_one_pass,
+            writes=writes,
+            accumulators=count_accumulators(group),
         )
     elif order.spreads and is_one_pass and _is_chained(space, rows, order):
         vector = order.schedule.vector
@@ -195,15 +204,28 @@ def _along(
         unroll = unroll or max(-(-steps // step) * step, 1)
         return vector, Tuning(block=block, unroll=unroll, team=team, is_resident=True, multiple=multiple)
     unroll, is_few = 1, prod(space.sizes[rows.reduced :]) * team <= ENOUGH_THREADS
-    most = 2 * MAX_UNROLL if is_few else MAX_UNROLL
-    while unroll < most and 2 * unroll * vector * bytes_per_element <= IN_FLIGHT_BYTES:
+    # Few threads take more at a time, the more where each access is narrow.
+    most = 4 * MAX_UNROLL if is_few else MAX_UNROLL
+    in_flight = IN_FLIGHT_BYTES * (2 if vector * max(itemsizes) <= WORD else 1)
+    while unroll < most and 2 * unroll * vector * bytes_per_element <= in_flight:
         unroll *= 2
+    while unroll > 2 * MAX_UNROLL and multiple and rows.reduced > 1 and space.sizes[0] % (unroll * team * vector):
+        # As many as lie along one dimension.
+        unroll //= 2
     # Elements go to a thread's accumulators in turn.
     unroll = max(unroll, schedule.accumulators if schedule.vector == 1 else 1)
     piece, chunk = int(schedule.blocks > 1), unroll * team * vector
-    if multiple and rows.reduced > 1 and space.sizes[0] % chunk == 0:
-        multiple = chunk
-    return vector, Tuning(block=block, unroll=unroll, team=team, piece=piece, multiple=multiple)
+    is_straight = multiple > 0 and rows.reduced > 1 and space.sizes[0] % chunk == 0
+    multiple = chunk if is_straight else multiple
+    return vector, Tuning(
+        block=block,
+        unroll=unroll,
+        team=team,
+        piece=piece,
+        multiple=multiple,
+        is_straight=is_straight,
+        resident=max(ENOUGH_THREADS // PROCESSORS // block, 1) if is_few and not piece else 0,
+    )
 
 
 def warps_beside(team: int, schedule: Schedule) -> int:
@@ -321,6 +343,7 @@ def _across(
     others: int,
     *,
     is_one_pass: bool,
+    writes: bool,
     accumulators: int,
 ) -> tuple[int, Tuning]:
     width, threads, itemsize = space.sizes[rows.reduced], order.schedule.y, max(itemsizes)
@@ -350,8 +373,9 @@ def _across(
         team //= 2
     least = max(order.schedule.accumulators, GATHER_VECTOR)
     is_light = vector <= GATHER_VECTOR and MAX_UNROLL * vector * sum(itemsizes) <= IN_FLIGHT_BYTES
-    # Moments take registers that more elements in flight would.
-    unroll = MAX_UNROLL if is_light and accumulators < MOMENTS else least
+    # What is written takes registers that more elements in flight would; so do moments, but where many blocks add up.
+    is_simple = not writes and (accumulators < MOMENTS or order.schedule.blocks > 1)
+    unroll = MAX_UNROLL if is_light and is_simple else least
     return vector, Tuning(block=team * threads, unroll=unroll, team=team, piece=int(order.schedule.blocks > 1))
 
 

@@ -144,7 +144,10 @@ def plan_row_walk(
             tuning = _along(
                 space, rows, vector, accumulators, read_bytes, limits, may_share=may_share, combines=combines
             )
-        tuning = replace(tuning, multiple=_multiple(prod(space.sizes[: rows.reduced]), vector, tuning))
+        chunk = tuning.team * tuning.unroll * vector
+        multiple = _multiple(prod(space.sizes[: rows.reduced]), vector, tuning)
+        is_straight = rows.reduced > 1 and multiple == chunk * tuning.cluster and space.sizes[0] % chunk == 0
+        tuning = replace(tuning, multiple=multiple, is_straight=is_straight)
     shared = {slot for slot in moving if not any(space.strides[slot][rows.reduced :])}
     accesses = tuple(
         Access(min(widths.get(slot, 1), vector), is_shared=slot in shared) for slot in range(len(space.strides))

@@ -300,8 +300,9 @@ def test_counts_divide_what_is_close_to_zero_or_infinite(monkeypatch: pytest.Mon
     x[-1, 1, -1, -1] = math.inf
     rows = x.transpose(0, 1).reshape(5, -1)
     want = as_threads_do("batch_norm_planes", [rows], is_across=False, step=next_plane, merge=merge_plane, plane=32)
-    for most, in_flight in ((32, 128), (1, 128), (1, 16)):
+    for most, in_flight, enough in ((32, 128, 0), (1, 128, 0), (1, 16, 0), (1, 16, 1 << 16)):
         monkeypatch.setattr("fuser.ordered_access.MOST_ELEMENTS", most)
+        monkeypatch.setattr("fuser.ordered_access.ENOUGH_THREADS", enough)
         monkeypatch.setattr("fuser.ordered_access.IN_FLIGHT_BYTES", in_flight)
         _, mean, _ = run("batch_norm", (4, False, False, True, 3), input=x)
         assert torch.equal(mean, want[0])

@@ -98,6 +98,14 @@ def test_rows_of_clusters_and_rows_that_begin_anywhere(shape: tuple[int, ...], d
     same(run_emulated(group, inputs, descending=True), run(register(group), inputs))
 
 
+@pytest.mark.parametrize("shape", [(1, 3, 16384), (1, 9, 8192)], ids=str)
+def test_what_threads_take_lies_along_a_dimension(shape: tuple[int, ...]) -> None:
+    # Blocks of a cluster, and chunks that are read again.
+    build, inputs_of = GROUPS["softmax"]
+    inputs, group = inputs_of(draw((*shape[:2], shape[2] + 8), torch.bfloat16)[..., :-8], (1, 2)), build((1, 2))
+    same(run_emulated(group, inputs), run(register(group), inputs))
+
+
 def divided() -> FusionGroup:
     """Rows divided by a number of each, and what they come to."""
     builder = GroupBuilder()

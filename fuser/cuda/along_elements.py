@@ -137,7 +137,8 @@ class AlongElements(RowText):
         if not items:
             return lines
         if len(self.reduced) > 1:
-            lines += ["fuser_index rest = n;", *self.split("rest", self.reduced)]
+            first = "begin" if self.tuning.is_straight else ""
+            lines += ["fuser_index rest = n;", *self.split("rest", self.reduced, first)]
         else:
             lines.append("const fuser_index i0 = n;")
         return lines
@@ -146,7 +147,13 @@ class AlongElements(RowText):
         if (is_whole or self._has_whole_chunks) and len(self.reduced) == 1 and item.inner == 1 and not item.is_counter:
             # Numbers of 32 bits may wrap, pointers don't: what all vectors of a thread have in common is added once.
             return f"{row}.{item.name} + (begin + lead) + u * (W * V)"
+        if self.tuning.is_straight and item.inner == 1 and not item.is_counter:
+            return f"{self._straight_to(item, row)} + lead + u * (W * V)"
         return self.address(f"{row}.{item.name}", item, self.reduced)
+
+    def _straight_to(self, item: Operand, row: str = "row") -> str:
+        # Where the team's elements begin, which lie along the innermost dimension.
+        return self.address(f"{row}.{item.name} + (begin - q0 * {self.size(0)})", item, self.reduced[1:])
 
     def _vector(self, item: Operand) -> str:
         return f"fuser_vector<{item.info.storage}, {'V' if item.inner else '1'}>"

@@ -65,8 +65,10 @@ class OrderedElements(AlongText):
         self.threads = 1 if self.is_wide else max(self.order.schedule.x * self.order.schedule.y // loop.tuning.team, 1)
         self.warps = warps_beside(loop.tuning.team, self.order.schedule)
         first = f"{begin} + (u * S * F + block * T + t) * V" if loop.tuning.piece else f"{begin} + (u * T + t) * V"
-        # Where a thread's first vector is in a row that is read at once, and the u-th one from there.
-        own, further = ("t * V", "u * (T * V)") if self._is_at_once else ("", "")
+        # Where a thread's first vector is in a row that is read at once, or along a dimension, and the u-th from there.
+        is_one = loop.tuning.is_resident or loop.tuning.is_straight
+        is_one = is_one and not (self.order.has_edges or loop.tuning.piece)
+        own, further = ("t * V", "u * (T * V)") if is_one else ("", "")
         accumulator, is_there = "k % A" if self.order.schedule.vector > 1 or self.is_wide else "u % A", ""
         if loop.tuning.is_resident:
             # All but the last vectors of a thread are there; of each slot, one less where rows have edges.
@@ -97,10 +99,6 @@ class OrderedElements(AlongText):
         # How many of them a thread has.
         threads = self.tuning.team * self.tuning.cluster
         return self.order.schedule.slots // threads if self._spreads else 1
-
-    @property
-    def _is_at_once(self) -> bool:
-        return self.tuning.is_resident and not (self.order.has_edges or self.tuning.piece)
 
     @property
     def _is_full(self) -> bool:
@@ -161,7 +159,7 @@ class OrderedElements(AlongText):
             return []
         if len(self.reduced) > 1:
             # Chunks that are whole lie along the innermost dimension.
-            first = "begin" if self._has_whole_chunks else ""
+            first = "begin" if self.tuning.is_straight else ""
             return ["fuser_index rest = n;", *self.split("rest", self.reduced, first)]
         return ["const fuser_index i0 = n;"]
 
@@ -184,9 +182,12 @@ class OrderedElements(AlongText):
         )
 
     def _place_of(self, item: Operand, site: Site) -> str:
-        if site.offset and len(self.reduced) == 1 and item.inner == 1 and not item.is_counter:
+        if site.offset and item.inner == 1 and not item.is_counter:
             # As for rows in the canonical order: what all vectors of a thread have in common is added once.
-            return f"row.{item.name} + {site.offset}"
+            if len(self.reduced) == 1:
+                return f"row.{item.name} + {site.offset}"
+            if self.tuning.is_straight:
+                return f"{self._straight_to(item)} + {site.offset}"
         return self.address(f"row.{item.name}", item, self.reduced)
 
     def _lookup(self, item: Operand) -> str:

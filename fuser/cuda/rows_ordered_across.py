@@ -96,7 +96,8 @@ class OrderedAcrossText(AcrossText):
         full = [item for step in self.loop.passes if step.element for item in self.full(step.element)]
         items = [item for item in full if not item.is_output]
         # Many blocks that add up what lies in whole vectors are to run at once: their addresses are near each other.
-        is_plain = self.loop.tuning.piece > 0 and self.schedule.vector == 1 == len(self.loop.passes[0].accumulators)
+        is_plain = self.loop.tuning.piece > 0 and self.schedule.vector == 1
+        is_plain = is_plain and 1 in (len(full), len(self.loop.passes[0].accumulators))
         is_plain = is_plain and all(item.access.width == self.loop.vector for item in items)
         for step in self.loop.passes:
             inputs = [item for item in self.full(step.element) if not item.is_output] if step.element else []
