@@ -17,6 +17,7 @@ import fuser
 from fuser.config import config
 from fuser.fx.expansions import drop_expansions
 from fuser.fx.joint import DifferentiableFusion
+from fuser.fx.passes import FusionModule, fuse_graph
 
 ATEN = torch.ops.aten
 
@@ -136,6 +137,27 @@ def test_numbers_and_grad_mode_are_looked_at_in_each_call() -> None:
         with torch.no_grad():
             assert not double(x).requires_grad
         assert not double(x.detach()).requires_grad
+
+
+def test_a_size_that_is_a_symbol_is_a_number() -> None:
+    # torch divides by a number in another way than by a tensor of one element, on a GPU.
+    def share(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return ATEN.mul.Tensor(ATEN.div.Scalar(ATEN.expand.default(x, y.shape), y.shape[1]), y)
+
+    made = fuse_graph(make_fx(share, tracing_mode="symbolic")(torch.ones(3, 1), torch.ones(3, 6)))
+    (group,) = (item.group for item in made.modules() if isinstance(item, FusionModule))
+    assert [item.function.op for item in group.applications] == ["div_number", "mul"]
+
+
+@pytest.mark.parametrize("device", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("cpu", "cuda")])
+def test_gradients_of_rows_of_other_lengths_have_torchs_bits(device: str) -> None:
+    fused = fuser.fuse(spelled_rms_norm)
+    with config.patch(numerics="strict"):
+        for rows, width in ((7, 96), (100, 1000), (64, 768)):
+            x, w, slope = (torch.randn(*shape, device=device) for shape in ((rows, width), (width,), (rows, width)))
+            leaves = [x.requires_grad_(), w.requires_grad_()]
+            found = [torch.autograd.grad(function(x, w), leaves, slope) for function in (fused, spelled_rms_norm)]
+            assert all(torch.equal(*both) for both in zip(*found, strict=True))
 
 
 @pytest.mark.cpu

@@ -117,9 +117,7 @@ def is_fusible(node: fx.Node, call: OpCall | None) -> bool:
     """Whether a node that applies ``call`` can be part of a group: its value, where known, is a strided tensor."""
     if call is not None and not any(isinstance(value, fx.Node) for value in _flat_tensors(call)):
         return False
-    if node.meta.get(IS_WRITTEN) or isinstance(
-        _known_value(node), bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool
-    ):
+    if node.meta.get(IS_WRITTEN) or isinstance(_known_value(node), _NUMBERS):
         # Arithmetic on sizes.
         return False
     if call is None and bind_group(node) is None:
@@ -197,14 +195,15 @@ def _bind_functor(function: JitFunction, node: fx.Node) -> OpCall | None:
 
 
 def _find_numbers(nodes: Sequence[fx.Node], calls: Mapping[fx.Node, OpCall | None]) -> set[fx.Node]:
-    # Placeholders marked so, sizes of tensors, what a functor takes as a scalar, what that was computed from, and what
-    # is computed from such nodes alone.
-    found: set[fx.Node] = {node for node in nodes if node.meta.get(IS_NUMBER) or is_size(node)}
+    # Placeholders marked so, what is known to be one, sizes of tensors, what a functor takes as a scalar, what that was
+    # computed from, and what is computed from such nodes alone.
+    known = {node for node in nodes if is_size(node) or isinstance(_known_value(node), _NUMBERS)}
+    found = known | {node for node in nodes if node.meta.get(IS_NUMBER)}
     for node in reversed(nodes):
         call = calls[node]
         if call is not None:
             found.update(value for value in call.scalars.values() if isinstance(value, fx.Node))
-        if node in found and not is_size(node):
+        if node in found and node not in known:
             found.update(node.all_input_nodes)
     for node in nodes:
         sources = node.all_input_nodes
@@ -222,6 +221,7 @@ def is_size(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is torch.numel
 
 
+_NUMBERS = bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool
 # Methods of a tensor that return numbers.
 _SIZES = frozenset("size dim ndimension numel nelement stride storage_offset element_size item".split())
 
@@ -243,7 +243,7 @@ def _is_plain(value: Any) -> bool:
         return value.layout is torch.strided and not value.is_quantized and value.device.type in {"cpu", "cuda", "meta"}
     if isinstance(value, list | tuple):
         return all(_is_plain(item) for item in value if item is not None)
-    return isinstance(value, bool | int | float | complex | torch.SymInt | torch.SymFloat | torch.SymBool)
+    return isinstance(value, complex | _NUMBERS)
 
 
 def is_barrier(node: fx.Node) -> bool:
