@@ -35,6 +35,8 @@ LEAST_TEAM, MOST_TEAM, CLUSTER_BYTES = 64, 256, 1 << 16
 # Of few rows whose elements each of torch's threads adds one after another: blocks that share one at most, threads of
 # each, elements from which they do, in rounds of torch's threads, and rows up to which.
 MOST_PIECES, CHAIN_BLOCK, LONG_CHAIN, FEW_CHAINS = 128, 288, 16, 64
+# Bytes that a thread of such a block puts into shared memory for each tile, of which there are two.
+CHAIN_BYTES = 64
 # Bytes of a row that a thread reads at once where a later pass needs part of them.
 EARLY_BYTES = 512
 # Vectors and bytes that a thread reads which does the work of several of torch's, and lanes of a warp of torch's that
@@ -105,7 +107,10 @@ def plan_ordered_walk(
         vector = order.schedule.vector
         pieces = max(order.schedule.slots // WARP, MOST_PIECES // prod(space.sizes[rows.reduced :]))
         pieces = 1 << pieces.bit_length() - 1
-        tuning = Tuning(block=CHAIN_BLOCK, unroll=max(16 // vector, 1), team=CHAIN_BLOCK, piece=pieces, resident=1)
+        # What is added up of an element: the first accumulator is of its type, any other may be a place.
+        part = max(*own, 4) + 8 * (count_accumulators(group) - 1)
+        unroll = max(CHAIN_BYTES // (vector * part), 1)
+        tuning = Tuning(block=CHAIN_BLOCK, unroll=unroll, team=CHAIN_BLOCK, piece=pieces, resident=1)
     elif order.spreads:
         kept_bytes = 4 if _keeps(group, rows) else 0
         vector, tuning = _spread(space, rows, own, order, kept_bytes, clusters)

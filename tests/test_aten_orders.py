@@ -17,9 +17,11 @@ from fuser import order_check, planner
 from fuser.combining import Reduction
 from fuser.compiler import register
 from fuser.config import config
+from fuser.cuda import backend
 from fuser.cuda.aten_orders import GpuSize, Layout, coalesce, find_schedule, sum_schedule
 from fuser.cuda.rows_chained import ChainedText
 from fuser.cxx.functor import parse_functor
+from fuser.debug import kernel_sources
 from fuser.errors import GroupError
 from fuser.function import Function
 from fuser.graph import FusionGroup, GroupBuilder
@@ -525,7 +527,7 @@ def check_softmax(order: str, shape: tuple[int, ...], dtype: torch.dtype, *, des
     layout = coalesce(shape, x.stride(), (1,))
     schedule = find_schedule(order, layout, x.element_size(), GpuSize(), is_aligned=True)
     assert schedule is not None
-    rows = x.abs().float().movedim(1, -1).reshape(-1, shape[1])
+    rows = x.abs().to(total.dtype).movedim(1, -1).reshape(-1, shape[1])
     want = sum_rows(rows, schedule, torch.arange(len(rows)) * shape[1] % schedule.vector).view(total.shape)
     assert torch.equal(total, want)
     assert torch.equal(product, (x.abs() * want).to(product.dtype))
@@ -570,6 +572,7 @@ def test_kernels_keep_every_order_of_softmax(order: str, shape: tuple[int, ...],
     ("order", "shape", "dtype"),
     [
         ("softmax", (1, 4096 * 9), torch.float32),
+        ("softmax", (1, 2048 * 9), torch.float64),
         pytest.param("log_softmax", (3, 4096 * 33), torch.float32, marks=pytest.mark.slow),
         pytest.param("softmax", (5, 8192 * 40), torch.bfloat16, marks=pytest.mark.slow),
     ],
@@ -583,6 +586,14 @@ def test_blocks_share_what_torchs_threads_add_one_after_another(
     monkeypatch.setattr(ChainedText, "kernel", lambda self, write=ChainedText.kernel: texts.append("") or write(self))
     check_softmax(order, shape, dtype, descending=descending)
     assert len(texts) == 1
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_tiles_of_shared_rows_fit_in_shared_memory(dtype: torch.dtype) -> None:
+    sources = kernel_sources(register(whole("softmax")), [torch.ones(2, 1 << 17, dtype=dtype)], "cuda")
+    assert any("fuser_run tiles" in source.text for source in sources)
+    assert all(backend.compile_cubin(source, "sm_90") for source in sources)
 
 
 # --- what is compared ------------------------------------------------------------------------------------------------
