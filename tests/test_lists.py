@@ -12,7 +12,7 @@ from graph_checks import compare, trace
 from torch import nn, optim
 
 import fuser
-from fuser.fx.lists import ListFusion
+from fuser.fx.lists import ListFusion, _Reader
 from fuser.fx.recording import record_graphs
 
 pytestmark = [pytest.mark.usefixtures("fresh_dynamo")]
@@ -216,3 +216,13 @@ def test_numbers_that_are_returned_have_memory_of_their_own() -> None:
     made = torch.compile(count, backend="fuser")(numbers)
     assert [item.item() for item in (*numbers, *made)] == [1.0, 2.0, 3.0, 4.0, 3.0, 6.0, 9.0, 12.0]
     assert len({item.untyped_storage().data_ptr() for item in made}) == 4
+
+
+@pytest.mark.parametrize(("strides", "count"), [((1, 1, 1), 1), ((1, 6, 6), 0)])
+def test_lists_whose_results_cuda_lays_out_otherwise_stay_torchs(strides: tuple[int, ...], count: int) -> None:
+    given = [torch.empty_strided((6, 1, 1), strides) for _ in range(2)]
+    made = trace(lambda call, *x: call(ATEN._foreach_exp.default, list(x)), given, "cuda")
+    reader = _Reader()
+    (listed,) = made.graph.find_nodes(op="call_function", target=ATEN._foreach_exp.default)
+    reader.read(listed)
+    assert len(reader.ops) == count

@@ -149,6 +149,15 @@ def fuse_lists(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | 
         graph_module.recompile()
 
 
+def _may_lie_otherwise(value: torch.Tensor, operand: Any) -> bool:
+    # CUDA's operator gives its results the strides of an operand, which fake tensors do not know of dimensions that
+    # nobody walks along.
+    known: torch.Tensor | None = operand.meta.get("val") if isinstance(operand, fx.Node) else None
+    if known is not None and str(known.stride()) == str(value.stride()):
+        return False
+    return any(str(size) in {"0", "1"} for size in value.shape)
+
+
 class _Reader:
     """Finds the operators of lists of a graph, in its order."""
 
@@ -166,8 +175,7 @@ class _Reader:
         assert isinstance(operator_of_lists, torch._ops.OpOverload), "it has such a name"
         if not isinstance(values, list | tuple) or not columns or any(len(item) != len(values) for item in columns):
             return
-        if any(size == 0 for value in values for size in value.shape if isinstance(size, int)):
-            # CUDA's operator gives results of nothing the strides of an operand, which fake tensors do not know.
+        if any(map(_may_lie_otherwise, values, columns[0])):
             return
         name, args, kwargs = operator_of_lists._opname.removeprefix("_foreach_"), list(node.args), dict(node.kwargs)
         if name in _NAMED and len(args) == 4:
