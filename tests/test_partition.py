@@ -211,7 +211,8 @@ def test_what_a_gpu_does_better_alone(
 def test_short_rows_are_what_the_first_call_has() -> None:
     # A trace serves any sizes: which kernel gains nothing by itself is seen in those that it is made for.
     with torch._subclasses.FakeTensorMode():
-        for shape, count in (((1 << 18, 8), 1), ((1 << 10, 8), 0), ((1 << 9, 1 << 13), 0)):
+        shapes = (1 << 18, 8), (1 << 15, 128), (1 << 13, 128), (1 << 10, 8), (1 << 9, 1 << 13)
+        for shape, count in zip(shapes, (1, 1, 0, 0, 0), strict=True):
             fused = fuser.fuse(lambda x: x.sum(-1))
             assert fused(torch.empty(shape, device="cuda")).shape == shape[:1]
             assert len(fused.groups) == count

@@ -21,8 +21,9 @@ __all__ = ["count_bytes", "crosses_rows", "gains_nothing", "is_laid_out_anew", "
 
 # Elements of a tensor that are computed while a kernel is launched.
 SMALL = 1 << 16
-# Elements of which a reduction is worth a kernel of its own; of columns in torch's order at least, of rows at most.
-LARGE, MANY, SHORT = 1 << 20, 1 << 15, 1 << 10
+# Elements of which a reduction is worth a kernel of its own; of columns in torch's order at least, of rows at most; of
+# rows up to which any large tensor gains, and others four times as large.
+LARGE, MANY, SHORT, SHORTEST = 1 << 20, 1 << 15, 1 << 10, 1 << 6
 
 
 def gains_nothing(group: Sequence[fx.Node], reading: GraphReading) -> bool:
@@ -60,7 +61,7 @@ def _is_slow(call: OpCall) -> bool:
     rows = math.prod(value.shape[dim] for dim in dims)
     kept = [dim for dim, size in enumerate(value.shape) if size > 1 and dim not in dims]
     if all(strides[dim] != 1 for dim in kept):
-        return rows <= SHORT
+        return rows <= SHORT and (rows <= SHORTEST or math.prod(value.shape) >= 4 * LARGE)
     return find_numerics() == "fast" or (call.function.op == "sum" and rows >= MANY)
 
 
