@@ -53,7 +53,7 @@ def barriers_of(derived: DerivedGroup, dtype: torch.dtype) -> dict[str, tuple[in
     element = compiler.build_kernel_source(part, args).text.partition("void fuser_element(")[2].partition("\n}")[0]
     found = {}
     for statements in element.split("// v")[1:]:
-        call = re.search(r"fuser_f\d+::(\w+)<\w+>\((.*)", statements)
+        call = re.search(r"fuser_f\d+::(\w+)<[\w, ]+>\((.*)", statements)
         assert call is not None
         arguments = call[2].partition("));" if ")));" in call[2] else ");")[0].count("fuser_isolate")
         found[call[1]] = arguments, statements.count("fuser_isolate") - arguments
