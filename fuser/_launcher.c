@@ -644,19 +644,25 @@ static int set_sizes(Record *record, const uint64_t *sized) {
   const int ndim = ndim_of(sized);
   const size_t bytes = 2 * ndim * sizeof(uint64_t);
   if (record->flat.words && !memcmp(record->flat.words, sized + 1, bytes)) return 1;
-  PyMem_Free(record->flat.words);
-  record->flat.words = NULL;
   uint64_t *words = PyMem_Malloc(bytes);
   PyObject *shape = new_tuple(sized + 1, ndim), *strides = new_tuple(sized + 1 + ndim, ndim);
-  int is_done = words && shape && strides;
-  for (int i = 0; is_done && i < record->allocation_count; ++i) {
-    PyObject *before = record->allocations[i].arguments;
-    PyObject *now = PyTuple_Pack(3, shape, strides, PyTuple_GetItem(before, 2));
-    if ((is_done = now != NULL)) record->allocations[i].arguments = now, Py_DECREF(before);
-  }
+  PyObject *now[MAX_ITEMS];
+  int is_done = words && shape && strides, count = 0;
+  for (; is_done && count < record->allocation_count; count += is_done)
+    is_done = (now[count] = PyTuple_Pack(3, shape, strides, PyTuple_GetItem(record->allocations[count].arguments, 2))) != NULL;
   Py_XDECREF(shape);
   Py_XDECREF(strides);
-  if (!is_done) return PyMem_Free(words), PyErr_Occurred() ? 0 : (PyErr_NoMemory(), 0);
+  if (!is_done) {
+    while (count) Py_DECREF(now[--count]);
+    return PyMem_Free(words), PyErr_Occurred() ? 0 : (PyErr_NoMemory(), 0);
+  }
+  // All of them from here on: making tuples may collect garbage, and what that calls may set other sizes.
+  for (int i = 0; i < count; ++i) {
+    PyObject *before = record->allocations[i].arguments;
+    record->allocations[i].arguments = now[i];
+    Py_DECREF(before);
+  }
+  PyMem_Free(record->flat.words);
   memcpy(words, sized + 1, bytes);
   record->flat.words = words;
   return 1;

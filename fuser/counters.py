@@ -54,8 +54,9 @@ def stats() -> dict[str, Any]:
         kernel keeps for their shape; ``fallbacks``: reason -> number of calls that ran in eager torch for it.
     """
     with _lock():
+        # The list is made in one step: calls add reasons meanwhile.
         totals = {name: value + _count_elsewhere(name) for name, value in _counts.items()}
-        fallbacks = {reason: tally.total() for reason, tally in _fallbacks.items()}
+        fallbacks = {reason: tally.total() for reason, tally in list(_fallbacks.items())}
         return {**totals, "fallbacks": {reason: total for reason, total in fallbacks.items() if total}}
 
 
@@ -64,7 +65,7 @@ def reset_stats() -> None:
     with _lock():
         for name in _counts:
             _counts[name] = -_count_elsewhere(name)
-        for tally in _fallbacks.values():
+        for tally in list(_fallbacks.values()):
             tally.total(starts_again=True)
 
 

@@ -118,7 +118,7 @@ def _write_program(group: FusionGroup, inputs: tuple[InputSpec, ...]) -> Callabl
         "        try:",
         *(f"        {line}" for line in body),
         # What torch refuses, such as a number that its C++ type has no place for, goes the long way.
-        "        except RuntimeError:",
+        "        except (RuntimeError, OverflowError):",
         "            return None",
         "        add()",
         "        return made",

@@ -28,6 +28,12 @@ def takes_decisions(functor: Functor) -> bool:
     return functor.source.count("?") > 1 or "||" in functor.source or "&&" in functor.source or "if" in functor.words
 
 
+# A zero, however it is written, or a fused sum.
+_ZERO_OR_FUSED = re.compile(r"(?<![\w.])\.?0|\bfalse\b|\w ?(?:\( ?\)|\{ ?\})|\bfma\b")
+# What may be a cast, of what has a sign.
+_CAST = re.compile(r"\s*\(\s*[\w:]+\s*\)\s*[-+]")
+
+
 def may_end_in_product(functor: Functor, slot: int = 0) -> bool:
     """Whether one of the results may be a product, or come from a function that ends in one."""
     body, outputs = functor.source.partition("{")[2], [item.name for item in functor.outputs]
@@ -35,7 +41,7 @@ def may_end_in_product(functor: Functor, slot: int = 0) -> bool:
         return False
     whole = re.fullmatch(r"\s*return\b([^;]*);\s*}\s*", body)
     # Nothing remains of a sum with 0; a fused one may be with what is none.
-    if whole and _ends_in_sum(whole[1]) and not re.search(r"(?<![\w.])0|\bfma\b", body):
+    if whole and _ends_in_sum(whole[1]) and not re.search(_ZERO_OR_FUSED, body):
         return False
     # Not what is made once, is read at most after that, and is plainly a sum: one that begins with the accumulator.
     result = outputs[slot] if outputs else ""
@@ -55,6 +61,7 @@ def _ends_in_sum(text: str) -> bool:
         depth += (char == "(") - (char == ")")
         outside += char if depth == 0 else ""
     is_sum = re.search(r"[\w)] [-+] ", outside) is not None and not {*"?<>=&|^,"} & {*outside}
+    is_sum = is_sum and not _CAST.match(text)
     return is_sum or outside.strip() in {"fma)", "__fadd_rn)"}
 
 

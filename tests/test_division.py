@@ -192,6 +192,10 @@ def test_errors_show_the_place_in_the_users_text() -> None:
         ("T f(T x) { constexpr int a = 4; return x / a; }", ""),
         ("T g(T x) { return 1 / x; } template <typename T> T f(T x) { return g(x) / x; }", ""),
         ("T f(T x) { return x * x; }", ""),
+        ("auto f(T x, T y) -> decltype(x / y) { return x / y; }", ""),
+        ("T f(T x, T y) noexcept(true) { return x / y; }", ""),
+        ("using U = T; template <typename T> T f(T x, T y) { U<T> q = x / y; return q; }", ""),
+        ("T g(T x); template <typename T> T f(T x, T y) { return x / y; }", ""),
     ],
 )
 def test_plain_functors_divide_as_they_are_told(text: str, quick: str) -> None:

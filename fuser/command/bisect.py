@@ -67,6 +67,8 @@ def bisect(command: Sequence[str], folder: Path) -> Culprit | None:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if _fails(command, folder, middle) else (middle, high)
+    # Not what an earlier run left.
+    (folder / CALL).unlink(missing_ok=True)
     _fails(command, folder, high)
     script = folder / SCRIPT
     script.write_text(_REPRODUCE.format(number=high, script=command[0]))

@@ -21,7 +21,9 @@ QUICK = "fuser_by"
 # A division by a number is a product.
 _NUMBER = re.compile(r"(?:\w+ \( )?[\d.]")
 # What is worked out where there is no parameter yet, or looks like another function.
-_OTHERS = frozenset({"[", "case", "constexpr", "enum", "operator", "sizeof", "static", "static_assert", "struct"})
+_OTHERS = frozenset(
+    "[ case constexpr decltype enum noexcept operator requires sizeof static static_assert struct".split()
+)
 # All that is divided: not 2 / 1 / x, nor -1 / x.
 _ENDS_IN_ONE = re.compile(r"(?:[({=,?:]|\breturn) (?:T \( 1(?:\.0)? \)|1(?:\.0?f?)?)$")
 
@@ -45,7 +47,7 @@ def quicken_divisions(functor: Functor) -> Functor:
     depths = [texts[: at + 1].count("{") - texts[: at + 1].count("}") for at, text in enumerate(texts) if text == "}"]
     # One function, that does not call itself.
     is_plain = depths.count(0) == 1 and texts[:2] == ["template", "<"] and texts[body - 1] == ")"
-    is_plain = is_plain and texts.count(functor.entry) == 1 and _OTHERS.isdisjoint(texts)
+    is_plain = is_plain and texts.count(functor.entry) == texts.count("template") == 1 and _OTHERS.isdisjoint(texts)
     if not divided or not is_plain or functor.macros:
         return functor
     emitted = functor.emitted

@@ -21,7 +21,7 @@ _OWN = frozenset({torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_ou
 def merge_equal(graph: fx.Graph) -> None:
     """Let the readers of a node read an equal one before it, between the same writes.
 
-    Results of the graph keep memory of their own, as in eager torch.
+    Results of the graph keep memory of their own, as in eager torch. Only inputs are written, as in a joint graph.
     """
     output = next(iter(graph.find_nodes(op="output")))
     returned = set(map(_memory, output.all_input_nodes)) - {None}
