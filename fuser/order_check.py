@@ -107,10 +107,11 @@ class OrderCase:
                 yield [x, *numbers]
             return
         tensors = self._fewer_rows()
-        if self._reductions()[0].order in _OF_POWERS:
+        dims = self._dims(len(tensors[0].shape))
+        if dims and self._reductions()[0].order in _OF_POWERS:
             # Of many powers, or what is added is one of them; and of one large one, whose logarithm is small.
             for rise in (0.0, math.log(max(math.prod(self._reduced_sizes()), 1)) + 11):
-                yield [_draw_exponents(tensors[0], self._dims(len(tensors[0].shape))[0], rise, generator), *numbers]
+                yield [_draw_exponents(tensors[0], dims[0], rise, generator), *numbers]
             return
         # In float32, too: of the same orders, and what is rounded to 16 bits hides small differences.
         wide = [item._replace(dtype=torch.float32) if item.dtype in _NARROW else item for item in tensors]

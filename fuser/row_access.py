@@ -216,6 +216,9 @@ def _along(
         # What there is to do for a row is shared by few threads, if it is not one vector of each.
         is_shared = WARP // 4 < steps <= WARP or (vector == 1 and length <= SHORT_ROW)
         unroll = max(min(most, 4, SHORT_BYTES // max(vector * bytes_per_element, 1)), 1) if is_shared else 1
+        while unroll * unroll > _above(steps):
+            # As many threads as each has vectors: one for the sum of each.
+            unroll //= 2
         team = min(_above(-(-steps // unroll)), WARP)
         return Tuning(block=256, unroll=_above(-(-steps // team)), team=team, is_resident=True)
     if not combines:

@@ -150,12 +150,11 @@ def fuse_lists(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | 
 
 
 def _may_lie_otherwise(value: torch.Tensor, operand: Any) -> bool:
-    # CUDA's operator gives its results the strides of an operand, which fake tensors do not know of dimensions that
-    # nobody walks along.
+    # CUDA's operator gives its results the strides of an operand, which fake tensors do not know: not of results of
+    # nothing, and else not of dimensions that nobody walks along.
     known: torch.Tensor | None = operand.meta.get("val") if isinstance(operand, fx.Node) else None
-    if known is not None and str(known.stride()) == str(value.stride()):
-        return False
-    return any(str(size) in {"0", "1"} for size in value.shape)
+    sizes = {str(size) for size in value.shape}
+    return "0" in sizes or ("1" in sizes and (known is None or str(known.stride()) != str(value.stride())))
 
 
 class _Reader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -171,11 +172,18 @@ def _bind_batch_norm_training(
     eps: Any,
 ) -> OpCall | None:
     known = _of_channels(input)
-    if known is None or training is not True:
+    if known is None or training is not True or _has_one_value(input):
         return None
     form = (known.rank, weight is not None, bias is not None, True, 5)
     tensors = _there(input, weight, bias, running_mean, running_var)
     return _call("batch_norm", form, tensors, {"momentum": momentum, "eps": eps}, (True,) * 5)
+
+
+def _has_one_value(item: Any) -> bool:
+    # Whether each channel is known to have one element: ATen's op takes it, which F.batch_norm refuses.
+    value = getattr(item, "meta", {}).get("val")
+    sizes = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
+    return len(sizes) > 1 and all(type(size) is int for size in sizes) and math.prod(sizes) == sizes[1]
 
 
 @asking
@@ -207,7 +215,7 @@ def _bind_batch_norm_alone(
     eps: Any,
 ) -> OpCall | None:
     known = _of_channels(input)
-    if known is None or training is not True:
+    if known is None or training is not True or _has_one_value(input):
         return None
     form = (known.rank, weight is not None, bias is not None, True, 3)
     return _call("batch_norm", form, _there(input, weight, bias), {"eps": eps}, (True,) * 3)
