@@ -23,7 +23,7 @@ from fuser.cuda.rows_chained import ChainedText
 from fuser.cxx.functor import parse_functor
 from fuser.debug import kernel_sources
 from fuser.errors import GroupError
-from fuser.function import Function
+from fuser.function import Function, Isolation
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import infer_layouts
 from fuser.ops import OPS, composite_function, reduction_function
@@ -594,6 +594,16 @@ def test_tiles_of_shared_rows_fit_in_shared_memory(dtype: torch.dtype) -> None:
     sources = kernel_sources(register(whole("softmax")), [torch.ones(2, 1 << 17, dtype=dtype)], "cuda")
     assert any("fuser_run tiles" in source.text for source in sources)
     assert all(backend.compile_cubin(source, "sm_90") for source in sources)
+
+
+def test_products_that_derivatives_make_are_not_contracted_with_what_adds_them_up() -> None:
+    builder = GroupBuilder("strict")
+    inputs = [builder.add_input(name) for name in ("x", "y")]
+    product = parse_functor("template <typename T> T f(T x, T y) { return x * y; }")
+    (made,) = builder.apply(Function(product, isolation=Isolation.NONE), inputs)
+    group = builder.build(builder.apply(reduction_function("sum", (0,)), [made]))
+    kernel = fuser.debug_get_fused_kernel_code(group, [torch.ones(300, 64)] * 2, "cuda")
+    assert "sum_map<float>(fuser_cross(" in kernel
 
 
 # --- what is compared ------------------------------------------------------------------------------------------------

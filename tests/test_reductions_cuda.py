@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +19,7 @@ import fuser
 from fuser import arg_spec, row_access
 from fuser.compiler import register
 from fuser.config import config
+from fuser.debug import kernel_sources
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import OPS
 from fuser.route import run
@@ -318,3 +321,13 @@ def test_rows_that_blocks_share_in_graphs_and_on_several_streams() -> None:
         captured.fill_(0)
         graph.replay()
         assert torch.equal(captured, wanted)
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_short_rows_have_as_many_threads_as_each_has_vectors(name: str) -> None:
+    build, inputs_of = GROUPS[name]
+    for dtype, length in itertools.product((torch.float64, torch.bfloat16), (1, 3, 5, 7, 9, 17, 49, 255)):
+        spec, inputs = register(build((-1,))), inputs_of(torch.ones(64, length, dtype=dtype), (-1,))
+        for source in kernel_sources(spec, inputs, "cuda"):
+            for threads, vectors in re.findall(r"constexpr int V = \d+, T = (\d+), U = (\d+)", source.text):
+                assert int(vectors) <= int(threads), (dtype, length)
