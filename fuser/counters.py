@@ -54,8 +54,8 @@ def stats() -> dict[str, Any]:
         kernel keeps for their shape; ``fallbacks``: reason -> number of calls that ran in eager torch for it.
     """
     with _lock():
-        # The list is made in one step: calls add reasons meanwhile.
         totals = {name: value + _count_elsewhere(name) for name, value in _counts.items()}
+        # The list is made in one step: calls add reasons meanwhile.
         fallbacks = {reason: tally.total() for reason, tally in list(_fallbacks.items())}
         return {**totals, "fallbacks": {reason: total for reason, total in fallbacks.items() if total}}
 
