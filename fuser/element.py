@@ -54,6 +54,7 @@ class ElementWriter:
         self.read_later = {value for item in live if not item.function.is_index for value in item.tensors}
         self.offsets = group.value_offsets()
         self.products = self._find_products()
+        self.bare_products = self._find_bare_products()
 
         for index in group.used_inputs():
             item = args.inputs[index]
@@ -79,6 +80,20 @@ class ElementWriter:
                 if value in self.read_later & added and (may_be or may_end_in_product(function.functor, slot)):
                     products.add(value)
         return products
+
+    def _find_bare_products(self) -> set[int]:
+        # Those that nothing keeps apart where they are made, and no rounding to 16 bits: what derivatives make.
+        return {
+            value
+            for index in self.live
+            if self.group.applications[index].function.isolation is Isolation.NONE
+            for value in self.products.intersection(self.values(index))
+            if self._is_inexact(value) and not dtype_info(self.typing.values[value]).is_narrow
+        }
+
+    def _is_inexact(self, value: int) -> bool:
+        dtype = self.typing.values[value]
+        return dtype.is_floating_point or dtype.is_complex
 
     def parameters(self) -> list[str]:
         """Return the element function's parameters: the inputs and indices, then the outputs."""
@@ -202,9 +217,11 @@ class ElementWriter:
                 # As torch, which converts to the common dtype what is no number: of integers, or of a wider tensor
                 # without dimensions, bits are lost.
                 text = f"fuser_round<{info.storage}>({text})"
-            # Strict: each use of a value is its own barrier. Two functors that both compute a*b must not share the
-            # product, or the compiler may contract it in one of them differently than when the functor runs alone.
-            texts.append(self.isolate(text) if function.isolation is Isolation.FULL else text)
+            if function.isolation is Isolation.FULL:
+                # Strict: each use of a value is its own barrier. Two functors that both compute a*b must not share the
+                # product, or the compiler may contract it in one of them differently than when the functor runs alone.
+                text = self.isolate(self.cross(text) if value in self.bare_products else text)
+            texts.append(text)
         return texts
 
     def _is_number(self, value: int) -> bool:
@@ -223,8 +240,8 @@ class ElementWriter:
         slots = [slot for slot in self.storing if self.group.outputs[slot] == value]
         converted = f"fuser_cast<{info.compute}>({expression})"
         if not self.is_strict or not info.is_narrow:
-            is_inexact = info.dtype.is_floating_point or info.dtype.is_complex
-            crossing = self.cross(converted) if value in self.products and is_apart and is_inexact else converted
+            crosses = value in self.products and is_apart and self._is_inexact(value)
+            crossing = self.cross(converted) if crosses else converted
             lines = [f"const {info.compute} v{value} = {isolate(crossing)};"]
             stored = f"fuser_from_compute<{info.storage}>(v{value})" if info.is_narrow else f"v{value}"
         elif not slots:

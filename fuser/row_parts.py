@@ -19,7 +19,6 @@ from fuser.cxx.brief import returns_exp
 from fuser.cxx.functor import Functor
 from fuser.dtypes import dtype_info
 from fuser.element import ElementWriter, number_expression, output_type
-from fuser.function import Isolation
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import RowSpec
 from fuser.lookups import find_lookups
@@ -457,21 +456,8 @@ class RowWriter:
         reduction = self._reduction(index)
         # A factor of 1 that the compiler sees is none, and then it may contract the product that is left.
         hides = may_end_in_product(reduction.combine)
-        operands, taken = self.writer.operands(index), self.group.applications[index].tensors
-        for slot, value in enumerate(taken):
-            is_float = self.writer.types[value] in ("float", "double")
-            if is_float and reduction.order not in ANY_ORDER and self._is_bare_product(value):
-                operands[slot] = self.writer.cross(operands[slot])
-        lines = self._assign(index, functor, operands, names, hides=hides)
+        lines = self._assign(index, functor, self.writer.operands(index), names, hides=hides)
         return [self.writer.describe(index), *lines]
-
-    def _is_bare_product(self, value: int) -> bool:
-        # Whether it is made by a derivative, whose results nothing keeps apart, and may be a product.
-        maker = self.producers[value]
-        if maker < 0 or self.group.applications[maker].function.isolation is not Isolation.NONE:
-            return False
-        slot = value - self.writer.offsets[maker]
-        return may_end_in_product(self.group.applications[maker].function.functor, slot)
 
     def _running(self, index: int) -> list[str]:
         # What an element and those before it come to.

@@ -168,8 +168,9 @@ class AtenWriter(GraphWriter):
             x,
         )
         dim = dim if name in {"gather", "index_select"} else 0
-        if shape and shape[dim]:
-            self.add(ATEN.remainder.Scalar, (self.pick(torch.int64), shape[dim]), {})
+        size = shape[dim] if shape else 1
+        if size:
+            self.add(ATEN.remainder.Scalar, (self.pick(torch.int64), size), {})
             places = next(reversed(self.values))
         if self.values[places].dtype is not torch.int64:
             return ATEN.neg.default, (x,), {}

@@ -226,3 +226,8 @@ def test_lists_whose_results_cuda_lays_out_otherwise_stay_torchs(strides: tuple[
     (listed,) = made.graph.find_nodes(op="call_function", target=ATEN._foreach_exp.default)
     reader.read(listed)
     assert len(reader.ops) == count
+    # Nor where it is known how CUDA lays them out.
+    listed.meta["val"] = [item.meta["val"] for item in listed.args[0]]
+    reader = _Reader()
+    reader.read(listed)
+    assert len(reader.ops) == count

@@ -33,7 +33,7 @@ from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec, Typing, infer_layouts, infer_typing
 from fuser.launcher import Replayer
 from fuser.layout import Shape
-from fuser.ops import OPS, reduction_function
+from fuser.ops import reduction_function
 from fuser.route import is_transformed
 from fuser.tensor_desc import TensorDesc, common_device, describe, follows_default_dtype, input_specs, value_layouts
 from fuser.warming.cover import with_sizes
@@ -122,12 +122,8 @@ class Case:
             applications, outputs = list(group.applications), list(group.outputs)
             value = len(group.producers())
             for slot, own in enumerate(dims):
-                functions = [reduction_function("sum", own, True)] if own else []
-                if own and self.typing.values[step.derived.targets[slot]].itemsize > 2:
-                    # No product is contracted with the sum: of narrow dtypes each is rounded.
-                    functions.insert(0, OPS["clone"].function)
-                for function in functions:
-                    applications.append(Application(function, (outputs[slot],)))
+                if own:
+                    applications.append(Application(reduction_function("sum", own, True), (outputs[slot],)))
                     outputs[slot], value = value, value + 1
             summed = replace(group, applications=tuple(applications), outputs=tuple(outputs), _key=[])
             step.sums.setdefault(dims, Pass(register(summed), replace(step.derived, group=summed)))

@@ -23,6 +23,7 @@ from fuser.fx.passes import Fuel, FusionCall, FusionModule, FusionPass, sort_gra
 from fuser.fx.whole import WholeFusion, find_whole_fusion
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import MAX_OUTPUTS
+from fuser.layout import contiguous_strides
 from fuser.list_planner import launch_lists
 from fuser.list_record import ListCall, ListTarget
 from fuser.ops import bind_function
@@ -150,11 +151,14 @@ def fuse_lists(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | 
 
 
 def _may_lie_otherwise(value: torch.Tensor, operand: Any) -> bool:
-    # CUDA's operator gives its results the strides of an operand, which fake tensors do not know: not of results of
-    # nothing, and else not of dimensions that nobody walks along.
+    # CUDA's operator gives its results the strides of an operand, a kernel those of ordinary operators: not the same of
+    # results of nothing, and else not of dimensions that nobody walks along. Nor do fake tensors know the former.
     known: torch.Tensor | None = operand.meta.get("val") if isinstance(operand, fx.Node) else None
-    sizes = {str(size) for size in value.shape}
-    return "0" in sizes or ("1" in sizes and (known is None or str(known.stride()) != str(value.stride())))
+    if not {"0", "1"}.intersection(map(str, value.shape)):
+        return False
+    if known is None or value.numel() == 0 or not _is_static(value):
+        return True
+    return not value.stride() == known.stride() == contiguous_strides(tuple(value.shape))
 
 
 class _Reader:
