@@ -20,6 +20,7 @@ from fuser import counters, log, planner
 from fuser.compiler import check_cuda_text, register, registered
 from fuser.config import config
 from fuser.errors import ArgumentError, UnsupportedError
+from fuser.expanded import describe_values
 from fuser.fallback import Fallback, each_its_own
 from fuser.kept_plans import KeptPlan, keep_plan, restore_plan
 from fuser.kernel_cache import Lru
@@ -28,7 +29,7 @@ from fuser.launcher import Launcher, Replayer, record_call, record_through
 from fuser.ops import WIDE_UNDER_AUTOCAST
 from fuser.outputs import check_out, finish_out
 from fuser.plan import Buffer, Plan, Step
-from fuser.planner import describe_values, make_plan
+from fuser.planner import make_plan
 from fuser.process import ignoring
 from fuser.resizing import find_resizer
 from fuser.sections import cut_around

@@ -1,7 +1,8 @@
 """Plans a call: what its signature (dtypes, shapes, strides, devices) decides, so that the next call only launches.
 
 Plans are made from descriptions of the arguments, never from their values, in four steps: describe the values of the
-group, cut it into what one launch takes, compile each part, and find each value a slot among outputs and temporaries.
+group (``expanded``), cut it into what one launch takes, compile each part, and find each value a slot among outputs and
+temporaries.
 """
 
 from __future__ import annotations
@@ -9,14 +10,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-from fuser.arg_spec import DescribedValue, build_arg_spec
-from fuser.boxes import Steps, cut_boxes, seen
-from fuser.columns import cut_columns, find_columns
+from fuser.arg_spec import build_arg_spec
 from fuser.compiler import compile_kernel, register
 from fuser.config import config
 from fuser.errors import (
@@ -28,19 +27,19 @@ from fuser.errors import (
     NoCompileError,
     UnsupportedError,
 )
+from fuser.expanded import Expanded, expand_call, expand_in_order
 from fuser.fallback import Fallback
-from fuser.function import Function, View
+from fuser.function import Function
 from fuser.fused_kernel import ArgumentPacker
 from fuser.geometry import workspace_bytes
-from fuser.graph import FusionGroup
-from fuser.kernel_spec import ArgSpec, InputSpec, KernelSpec, ValueLayout, infer_layouts, infer_typing
+from fuser.kernel_spec import ArgSpec, KernelSpec, ValueLayout, infer_layouts
 from fuser.layout import IterationSpace
-from fuser.ops import REDUCTIONS, Expansion, expand, ordered_form
+from fuser.ops import REDUCTIONS
 from fuser.order_check import OrderCase, is_kept
 from fuser.orders import RowOrder
 from fuser.plan import Buffer, Plan, Step, event_name
 from fuser.report import is_internal, report
-from fuser.row_orders import Orders, find_orders, gpu_size, order_of_section
+from fuser.row_orders import Orders, order_of_section
 from fuser.sections import cut_group, group_outputs
 from fuser.tensor_desc import (
     TensorDesc,
@@ -56,7 +55,6 @@ __all__ = [
     "FlatCall",
     "can_fuse",
     "compile_ahead",
-    "describe_values",
     "find_texts",
     "make_plan",
     "plan_flat",
@@ -138,16 +136,6 @@ def compile_ahead(spec: KernelSpec, inputs: Sequence[TensorDesc]) -> None:
     _plan_kernels(spec, inputs, (), common_device(spec.group, inputs), layouts, trusts_orders=True)
 
 
-def describe_values(group: FusionGroup, inputs: Sequence[TensorDesc]) -> list[TensorDesc]:
-    """Return what the values of a group are in a call: its inputs, then what its applications make.
-
-    Raises:
-        UnsupportedError: an application has no dtype for them.
-    """
-    layouts = infer_layouts(group, value_layouts(inputs))
-    return [item.desc for item in _describe_values(group, inputs, common_device(group, inputs), layouts)]
-
-
 def find_texts(
     spec: KernelSpec, inputs: Sequence[TensorDesc], *, trusts_orders: bool = False
 ) -> list[tuple[KernelSpec, ArgSpec]]:
@@ -170,7 +158,7 @@ def plan_texts(
         described = [item._replace(device=device) if item.device is not None else item for item in described]
     where = common_device(spec.group, described)
     layouts = infer_layouts(spec.group, value_layouts(described))
-    steps, orders = _expand_in_order(spec, described, where, layouts)
+    steps, orders = expand_in_order(spec, described, where, layouts)
     return [(part.spec, part.args) for part in _cut(steps, steps.lay_out(steps.outputs), where, orders)]
 
 
@@ -210,9 +198,9 @@ def _find_parts(
     layouts: Sequence[ValueLayout],
     *,
     trusts_orders: bool = False,
-) -> tuple[_Expanded, list[_Part]]:
+) -> tuple[Expanded, list[_Part]]:
     # The group with its steps, and its kernels: none on meta, where nothing is computed.
-    expanded, orders = _expand_in_order(spec, inputs, device, layouts)
+    expanded, orders = expand_in_order(spec, inputs, device, layouts)
     if device.type == "meta":
         return expanded, []
     if not can_fuse(device.type):
@@ -234,7 +222,7 @@ def plan_flat(spec: KernelSpec, inputs: Sequence[TensorDesc], out: Sequence[Tens
     device = common_device(spec.group, inputs)
     if spec.group.has_reduction or spec.group.arranges or not can_fuse(device.type):
         return None
-    expanded = _expand(spec, inputs, device, infer_layouts(spec.group, value_layouts(inputs)))
+    expanded = expand_call(spec, inputs, device, infer_layouts(spec.group, value_layouts(inputs)))
     outputs = expanded.lay_out(_laid_out_as(out, expanded.outputs))
     parts = list(_cut(expanded, outputs, device, {}))
     if len(parts) != 1 or parts[0].spec is not spec:
@@ -291,176 +279,8 @@ def _plan_fallback(spec: KernelSpec, device: torch.device, error: UnsupportedErr
     return Plan(device, (), (), fallback_reason=reason, until=until)
 
 
-# --- describe --------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class _Expanded:
-    """A call's group, with the steps of torch's larger ops in their place, and what its values are."""
-
-    # None where the group has none of them, and is what it was.
-    spec: KernelSpec | None
-    expansion: Expansion
-    # Of the group with the steps.
-    values: tuple[DescribedValue, ...]
-    # Of the call, as torch gives them.
-    outputs: tuple[TensorDesc, ...]
-    # Of the group without the steps.
-    whole: tuple[DescribedValue, ...]
-    # Where outputs are cut into boxes: which of them each output of the group is part of, and which part.
-    boxes: tuple[tuple[int, Steps], ...] = ()
-
-    @property
-    def group(self) -> FusionGroup:
-        return self.expansion.group
-
-    @property
-    def targets(self) -> Sequence[int]:
-        """For each output of the group which one of the call's it is, or is part of."""
-        return [target for target, _ in self.boxes] or range(len(self.outputs))
-
-    def lay_out(self, outputs: Sequence[TensorDesc]) -> list[TensorDesc]:
-        """Return tensors of the call's outputs as the group has them."""
-        if self.boxes:
-            return [seen(outputs[target], steps) for target, steps in self.boxes]
-        return [
-            _view(item, None if view is None else view.inverse)
-            for item, view in zip(outputs, self.expansion.outputs, strict=True)
-        ]
-
-
-def _expand_in_order(
-    spec: KernelSpec, inputs: Sequence[TensorDesc], device: torch.device, layouts: Sequence[ValueLayout]
-) -> tuple[_Expanded, Orders]:
-    # Fast numerics have steps in torch's order only where that is known.
-    expanded, orders = _find_orders(_expand(spec, inputs, device, layouts), device)
-    for index, item in enumerate(expanded.group.applications):
-        order = item.function.reduction.order if item.function.reduction else ""
-        if order.startswith(("batch_norm", "group_norm")) and index not in orders:
-            return _find_orders(_expand(spec, inputs, device, layouts, in_order=False), device)
-    return expanded, orders
-
-
-def _expand(
-    spec: KernelSpec,
-    inputs: Sequence[TensorDesc],
-    device: torch.device,
-    layouts: Sequence[ValueLayout],
-    *,
-    in_order: bool = True,
-) -> _Expanded:
-    whole = _describe_values(spec.group, inputs, device, layouts)
-    outputs = tuple(whole[value].desc for value in spec.group.outputs)
-    if spec.group.arranges:
-        return _expand_boxes(spec, inputs, device, layouts, whole)
-    if not spec.group.has_composite:
-        views = [(slot, None) for slot in range(len(inputs))]
-        same = Expansion(spec.group, tuple(views), (None,) * len(outputs), tuple(range(len(spec.group.applications))))
-        return _Expanded(spec, same, tuple(whole), outputs, tuple(whole))
-    forms = _ordered_forms(spec.group, whole, device) if in_order else ()
-    # Where torch's kernel would stay for its order, it stays for what else it does, too.
-    expansion = expand(spec.group, forms, knows_sums=device.type == "cuda" or not spec.group.is_strict)
-    try:
-        seen = [_view(inputs[slot], view) for slot, view in expansion.inputs]
-    except UnsupportedError as error:
-        # They meet something in the group.
-        error.application = next(i for i, item in enumerate(spec.group.applications) if item.function.is_composite)
-        raise
-    values = _describe_values(
-        expansion.group, seen, device, infer_layouts(expansion.group, value_layouts(seen)), expansion.origins
-    )
-    return _Expanded(None, expansion, tuple(values), outputs, tuple(whole))
-
-
-def _ordered_forms(
-    group: FusionGroup, values: Sequence[DescribedValue], device: torch.device
-) -> tuple[tuple[Any, ...] | None, ...]:
-    forms, is_strict = list[tuple[Any, ...] | None](), group.is_strict
-    for item in group.applications:
-        given = [values[value].desc for value in item.tensors]
-        dtypes, layouts = [desc.dtype for desc in given], [(desc.shape, desc.strides) for desc in given]
-        is_ordered = item.function.is_composite and (is_strict or device.type == "cuda")
-        forms.append(ordered_form(item.function, dtypes, layouts, is_strict=is_strict) if is_ordered else None)
-    return tuple(forms)
-
-
-def _expand_boxes(
-    spec: KernelSpec,
-    inputs: Sequence[TensorDesc],
-    device: torch.device,
-    layouts: Sequence[ValueLayout],
-    whole: Sequence[DescribedValue],
-) -> _Expanded:
-    group, count = spec.group, len(inputs)
-    typing = infer_typing(group, [item.spec for item in whole[:count]], torch.get_default_dtype())
-    cut = cut_boxes(group, whole[:count], typing, layouts)
-    given, own = [item for _, item, _ in cut.inputs], cut.group
-    values = _describe_values(
-        own, given, device, infer_layouts(own, value_layouts(given)), specs=[item for _, _, item in cut.inputs]
-    )
-    outputs = tuple(whole[value].desc for value in group.outputs)
-    for (target, steps), value in reversed([*zip(cut.outputs, own.outputs, strict=True)]):
-        # Others read it where it is written.
-        values[value] = values[value]._replace(desc=seen(outputs[target], steps))
-    views = tuple((slot, None) for slot, _, _ in cut.inputs)
-    origin = next(index for index, item in enumerate(group.applications) if item.function.arranges)
-    same = Expansion(own, views, (None,) * len(own.outputs), (origin,) * len(own.applications))
-    return _Expanded(None, same, tuple(values), outputs, tuple(whole), cut.outputs)
-
-
-def _view(desc: TensorDesc, view: View | None) -> TensorDesc:
-    if view is None or desc.dtype is None:
-        return desc
-    shape, strides = view.apply(desc.shape, desc.strides)
-    return desc._replace(shape=shape, strides=strides)
-
-
-def _describe_values(
-    group: FusionGroup,
-    inputs: Sequence[TensorDesc],
-    device: torch.device,
-    layouts: Sequence[ValueLayout],
-    origins: Sequence[int] = (),
-    specs: Sequence[InputSpec] = (),
-) -> list[DescribedValue]:
-    # The inputs, then what the applications make, as it would lie in memory.
-    specs = specs or input_specs(inputs, device)
-    try:
-        typing = infer_typing(group, specs, torch.get_default_dtype())
-    except UnsupportedError as error:
-        error.application = origins[error.application] if origins else error.application
-        raise
-    made = list(zip(typing.values, typing.ranks, layouts, strict=True))[len(inputs) :]
-    return [DescribedValue(*item) for item in zip(inputs, specs, strict=True)] + [
-        DescribedValue(
-            TensorDesc(torch.Tensor, dtype, layout.shape, layout.strides, device),
-            InputSpec(dtype, rank, ndim=len(layout.shape)),
-        )
-        for dtype, rank, layout in made
-    ]
-
-
-def _find_orders(expanded: _Expanded, device: torch.device) -> tuple[_Expanded, Orders]:
-    # Where some reductions have a walk in common with others, these are in two steps.
-    group, origins = expanded.group, expanded.expansion.origins
-    try:
-        orders = find_orders(group, expanded.values, device)
-    except UnsupportedError as error:
-        error.application = origins[error.application]
-        raise
-    if device.type != "cuda" or any(orders.values()):
-        return expanded, orders
-    columns = find_columns(group, expanded.values, orders, gpu_size(device).processors)
-    if not columns:
-        return expanded, orders
-    inputs = [item.desc for item in expanded.values[: len(group.inputs)]]
-    typing = infer_typing(group, input_specs(inputs, device), torch.get_default_dtype())
-    cut, sources = cut_columns(group, typing, columns)
-    values = _describe_values(cut, inputs, device, infer_layouts(cut, value_layouts(inputs)))
-    expansion = replace(expanded.expansion, group=cut, origins=tuple(origins[index] for index in sources))
-    found = {index: orders[source] for index, source in enumerate(sources) if source in orders}
-    return replace(expanded, spec=None, expansion=expansion, values=tuple(values)), found
-
-
-def _check_orders(spec: KernelSpec, expanded: _Expanded, device: torch.device, orders: Orders) -> None:
+# --- torch's orders --------------------------------------------------------------------------------------------------
+def _check_orders(spec: KernelSpec, expanded: Expanded, device: torch.device, orders: Orders) -> None:
     # torch's orders are what torch has, or its kernels serve; and those take one element of a row without the others.
     group = expanded.group
     for index, item in enumerate(group.applications):
@@ -536,7 +356,7 @@ class _Part:
     targets: tuple[int, ...]
 
 
-def _cut(expanded: _Expanded, outputs: Sequence[TensorDesc], device: torch.device, orders: Orders) -> Iterator[_Part]:
+def _cut(expanded: Expanded, outputs: Sequence[TensorDesc], device: torch.device, orders: Orders) -> Iterator[_Part]:
     # ``outputs`` as the group has them.
     group, values, spec = expanded.group, expanded.values, expanded.spec
     layouts = [ValueLayout(item.desc.shape, item.desc.strides) for item in values]
@@ -572,7 +392,7 @@ class _Homes(NamedTuple):
     read: Mapping[int, int]
 
 
-def _find_homes(expanded: _Expanded, parts: Sequence[_Part], input_count: int) -> tuple[_Homes, tuple[Buffer, ...]]:
+def _find_homes(expanded: Expanded, parts: Sequence[_Part], input_count: int) -> tuple[_Homes, tuple[Buffer, ...]]:
     count = len(expanded.outputs)
     homes = dict(reversed([*zip(expanded.group.outputs, expanded.targets, strict=True)]))
     temporaries = [

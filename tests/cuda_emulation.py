@@ -26,6 +26,7 @@ from fuser.codegen import KernelSource, build_source
 from fuser.compiler import register
 from fuser.cpu.prelude import emit_prelude
 from fuser.cuda.dialect import DIALECT
+from fuser.expanded import expand_call, settle_orders
 from fuser.fused_kernel import ArgumentPacker
 from fuser.geometry import launch_shape, workspace_bytes
 from fuser.graph import FusionGroup
@@ -236,8 +237,8 @@ def run_emulated(
         for item, given in zip(described, inputs, strict=True)
     ]
     layouts = infer_layouts(spec.group, value_layouts(described))
-    steps = planner._expand(spec, described, device, layouts)
-    steps, orders = planner._find_orders(steps, device)
+    steps = expand_call(spec, described, device, layouts)
+    steps, orders = settle_orders(steps, device)
     values = steps.values
     parts = list(planner._cut(steps, steps.lay_out(steps.outputs), device, orders))
     known: dict[int, Any] = {}

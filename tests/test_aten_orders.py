@@ -14,7 +14,7 @@ from cuda_emulation import run_emulated
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuser
-from fuser import order_check, planner
+from fuser import order_check
 from fuser.combining import Reduction
 from fuser.compiler import register
 from fuser.config import config
@@ -24,6 +24,7 @@ from fuser.cuda.rows_chained import ChainedText
 from fuser.cxx.functor import parse_functor
 from fuser.debug import kernel_sources
 from fuser.errors import GroupError
+from fuser.expanded import expand_call, settle_orders
 from fuser.function import Function, Isolation
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import infer_layouts
@@ -722,8 +723,8 @@ def test_what_has_the_dtype_already_lies_where_it_does(op: str) -> None:
         builder = GroupBuilder("strict")
         group = builder.build(builder.apply(composite_function(op, (-1, *into)), [builder.add_input("x")]))
         desc = describe(torch.empty(4, 10000, dtype=dtype))._replace(device=CUDA, is_aligned=is_aligned)
-        expanded = planner._expand(register(group), [desc], CUDA, infer_layouts(group, value_layouts([desc])))
-        return list(planner._find_orders(expanded, CUDA)[1].values())
+        expanded = expand_call(register(group), [desc], CUDA, infer_layouts(group, value_layouts([desc])))
+        return list(settle_orders(expanded, CUDA)[1].values())
 
     # In ATen it is the tensor itself.
     assert order(torch.float32, "float32") == order(torch.float32)

@@ -1,0 +1,221 @@
+"""A call's group as kernels have it: torch's larger ops in their steps, outputs in boxes, each value described."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from fuser.arg_spec import DescribedValue
+from fuser.boxes import Steps, cut_boxes, seen
+from fuser.columns import cut_columns, find_columns
+from fuser.errors import UnsupportedError
+from fuser.function import View
+from fuser.graph import FusionGroup
+from fuser.kernel_spec import InputSpec, KernelSpec, ValueLayout, infer_layouts, infer_typing
+from fuser.ops import Expansion, expand, ordered_form
+from fuser.row_orders import Orders, find_orders, gpu_size
+from fuser.tensor_desc import TensorDesc, common_device, input_specs, value_layouts
+
+__all__ = ["Expanded", "describe_values", "expand_call", "expand_in_order", "settle_orders"]
+
+
+@dataclass(frozen=True, slots=True)
+class Expanded:
+    """A call's group, with the steps of torch's larger ops in their place, and what its values are."""
+
+    # None where the group has none of them, and is what it was.
+    spec: KernelSpec | None
+    expansion: Expansion
+    # Of the group with the steps.
+    values: tuple[DescribedValue, ...]
+    # Of the call, as torch gives them.
+    outputs: tuple[TensorDesc, ...]
+    # Of the group without the steps.
+    whole: tuple[DescribedValue, ...]
+    # Where outputs are cut into boxes: which of them each output of the group is part of, and which part.
+    boxes: tuple[tuple[int, Steps], ...] = ()
+
+    @property
+    def group(self) -> FusionGroup:
+        """With the steps."""
+        return self.expansion.group
+
+    @property
+    def targets(self) -> Sequence[int]:
+        """For each output of the group which one of the call's it is, or is part of."""
+        return [target for target, _ in self.boxes] or range(len(self.outputs))
+
+    def lay_out(self, outputs: Sequence[TensorDesc]) -> list[TensorDesc]:
+        """Return tensors of the call's outputs as the group has them."""
+        if self.boxes:
+            return [seen(outputs[target], steps) for target, steps in self.boxes]
+        return [
+            _view(item, None if view is None else view.inverse)
+            for item, view in zip(outputs, self.expansion.outputs, strict=True)
+        ]
+
+
+def expand_in_order(
+    spec: KernelSpec, inputs: Sequence[TensorDesc], device: torch.device, layouts: Sequence[ValueLayout]
+) -> tuple[Expanded, Orders]:
+    """Expand a call's group, and find the orders of its reductions.
+
+    Args:
+        spec: the group's.
+        inputs: one per input of the group.
+        device: where the call is made.
+        layouts: of all values of the group.
+
+    Raises:
+        UnsupportedError: an application has no kernel for these inputs.
+    """
+    # Fast numerics have steps in torch's order only where that is known.
+    expanded, orders = settle_orders(expand_call(spec, inputs, device, layouts), device)
+    for index, item in enumerate(expanded.group.applications):
+        order = item.function.reduction.order if item.function.reduction else ""
+        if order.startswith(("batch_norm", "group_norm")) and index not in orders:
+            return settle_orders(expand_call(spec, inputs, device, layouts, in_order=False), device)
+    return expanded, orders
+
+
+def expand_call(
+    spec: KernelSpec,
+    inputs: Sequence[TensorDesc],
+    device: torch.device,
+    layouts: Sequence[ValueLayout],
+    *,
+    in_order: bool = True,
+) -> Expanded:
+    """Expand a call's group; arguments as in ``expand_in_order``. ``in_order``: with steps in torch's order.
+
+    Raises:
+        As ``expand_in_order``.
+    """
+    whole = _describe(spec.group, inputs, device, layouts)
+    outputs = tuple(whole[value].desc for value in spec.group.outputs)
+    if spec.group.arranges:
+        return _expand_boxes(spec, inputs, device, layouts, whole)
+    if not spec.group.has_composite:
+        views = [(slot, None) for slot in range(len(inputs))]
+        same = Expansion(spec.group, tuple(views), (None,) * len(outputs), tuple(range(len(spec.group.applications))))
+        return Expanded(spec, same, tuple(whole), outputs, tuple(whole))
+    forms = _ordered_forms(spec.group, whole, device) if in_order else ()
+    # Where torch's kernel would stay for its order, it stays for what else it does, too.
+    expansion = expand(spec.group, forms, knows_sums=device.type == "cuda" or not spec.group.is_strict)
+    try:
+        seen = [_view(inputs[slot], view) for slot, view in expansion.inputs]
+    except UnsupportedError as error:
+        # They meet something in the group.
+        error.application = next(i for i, item in enumerate(spec.group.applications) if item.function.is_composite)
+        raise
+    values = _describe(
+        expansion.group, seen, device, infer_layouts(expansion.group, value_layouts(seen)), expansion.origins
+    )
+    return Expanded(None, expansion, tuple(values), outputs, tuple(whole))
+
+
+def _ordered_forms(
+    group: FusionGroup, values: Sequence[DescribedValue], device: torch.device
+) -> tuple[tuple[Any, ...] | None, ...]:
+    forms, is_strict = list[tuple[Any, ...] | None](), group.is_strict
+    for item in group.applications:
+        given = [values[value].desc for value in item.tensors]
+        dtypes, layouts = [desc.dtype for desc in given], [(desc.shape, desc.strides) for desc in given]
+        is_ordered = item.function.is_composite and (is_strict or device.type == "cuda")
+        forms.append(ordered_form(item.function, dtypes, layouts, is_strict=is_strict) if is_ordered else None)
+    return tuple(forms)
+
+
+def _expand_boxes(
+    spec: KernelSpec,
+    inputs: Sequence[TensorDesc],
+    device: torch.device,
+    layouts: Sequence[ValueLayout],
+    whole: Sequence[DescribedValue],
+) -> Expanded:
+    group, count = spec.group, len(inputs)
+    typing = infer_typing(group, [item.spec for item in whole[:count]], torch.get_default_dtype())
+    cut = cut_boxes(group, whole[:count], typing, layouts)
+    given, own = [item for _, item, _ in cut.inputs], cut.group
+    values = _describe(
+        own, given, device, infer_layouts(own, value_layouts(given)), specs=[item for _, _, item in cut.inputs]
+    )
+    outputs = tuple(whole[value].desc for value in group.outputs)
+    for (target, steps), value in reversed([*zip(cut.outputs, own.outputs, strict=True)]):
+        # Others read it where it is written.
+        values[value] = values[value]._replace(desc=seen(outputs[target], steps))
+    views = tuple((slot, None) for slot, _, _ in cut.inputs)
+    origin = next(index for index, item in enumerate(group.applications) if item.function.arranges)
+    same = Expansion(own, views, (None,) * len(own.outputs), (origin,) * len(own.applications))
+    return Expanded(None, same, tuple(values), outputs, tuple(whole), cut.outputs)
+
+
+def _view(desc: TensorDesc, view: View | None) -> TensorDesc:
+    if view is None or desc.dtype is None:
+        return desc
+    shape, strides = view.apply(desc.shape, desc.strides)
+    return desc._replace(shape=shape, strides=strides)
+
+
+def _describe(
+    group: FusionGroup,
+    inputs: Sequence[TensorDesc],
+    device: torch.device,
+    layouts: Sequence[ValueLayout],
+    origins: Sequence[int] = (),
+    specs: Sequence[InputSpec] = (),
+) -> list[DescribedValue]:
+    # The inputs, then what the applications make, as it would lie in memory.
+    specs = specs or input_specs(inputs, device)
+    try:
+        typing = infer_typing(group, specs, torch.get_default_dtype())
+    except UnsupportedError as error:
+        error.application = origins[error.application] if origins else error.application
+        raise
+    made = list(zip(typing.values, typing.ranks, layouts, strict=True))[len(inputs) :]
+    return [DescribedValue(*item) for item in zip(inputs, specs, strict=True)] + [
+        DescribedValue(
+            TensorDesc(torch.Tensor, dtype, layout.shape, layout.strides, device),
+            InputSpec(dtype, rank, ndim=len(layout.shape)),
+        )
+        for dtype, rank, layout in made
+    ]
+
+
+def settle_orders(expanded: Expanded, device: torch.device) -> tuple[Expanded, Orders]:
+    """Return the orders of a group's reductions, and the group: those with a walk in common are in two steps.
+
+    Raises:
+        UnsupportedError: there is no order that is torch's.
+    """
+    group, origins = expanded.group, expanded.expansion.origins
+    try:
+        orders = find_orders(group, expanded.values, device)
+    except UnsupportedError as error:
+        error.application = origins[error.application]
+        raise
+    if device.type != "cuda" or any(orders.values()):
+        return expanded, orders
+    columns = find_columns(group, expanded.values, orders, gpu_size(device).processors)
+    if not columns:
+        return expanded, orders
+    inputs = [item.desc for item in expanded.values[: len(group.inputs)]]
+    typing = infer_typing(group, input_specs(inputs, device), torch.get_default_dtype())
+    cut, sources = cut_columns(group, typing, columns)
+    values = _describe(cut, inputs, device, infer_layouts(cut, value_layouts(inputs)))
+    expansion = replace(expanded.expansion, group=cut, origins=tuple(origins[index] for index in sources))
+    found = {index: orders[source] for index, source in enumerate(sources) if source in orders}
+    return replace(expanded, spec=None, expansion=expansion, values=tuple(values)), found
+
+
+def describe_values(group: FusionGroup, inputs: Sequence[TensorDesc]) -> list[TensorDesc]:
+    """Return what the values of a group are in a call: its inputs, then what its applications make.
+
+    Raises:
+        UnsupportedError: an application has no dtype for them.
+    """
+    layouts = infer_layouts(group, value_layouts(inputs))
+    return [item.desc for item in _describe(group, inputs, common_device(group, inputs), layouts)]
