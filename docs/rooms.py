@@ -25,7 +25,8 @@ COLOURS = {
     "sections list_planner list_record",
     "#ffedd5": "compiler kernel_cache disk_cache dump file_lock fused_kernel cuda cpu list_text codegen geometry "
     "prelude",
-    "#f3e8ff": "kernel_spec fallback eager_reduction linear ops graph function combining dtypes layout access",
+    "#f3e8ff": "kernel_spec fallback eager_reduction linear ops graph application function combining dtypes layout "
+    "access",
     "#fce7f3": "eager cxx",
 }
 

@@ -2,6 +2,7 @@
 
 from fuser import errors, fx, library
 from fuser._version import __version__
+from fuser.application import Application, Input
 from fuser.autodiff import autograd as _autograd  # noqa: F401 - where route.py sends what is differentiated
 from fuser.config import config
 from fuser.counters import reset_stats, stats
@@ -13,7 +14,7 @@ from fuser.function import Function
 from fuser.fx.fused_module import FusedModule, fuse
 from fuser.fx.trace import FusedFunction
 from fuser.fx.warmup import warmup
-from fuser.graph import Application, FusionGroup, GroupBuilder, Input
+from fuser.graph import FusionGroup, GroupBuilder
 from fuser.interface import (
     autotune,
     can_fuse_on_cpu,

@@ -20,9 +20,10 @@ from typing import Any
 import torch
 
 from fuser.access import VECTOR_BYTES
+from fuser.application import Application
 from fuser.dtypes import Rank
 from fuser.errors import UnsupportedError
-from fuser.graph import Application, FusionGroup, GroupBuilder
+from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import InputSpec, Typing, ValueLayout, index_strides
 from fuser.layout import Shape, Strides
 from fuser.ops import arrange, cast_function, read_function

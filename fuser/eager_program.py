@@ -19,6 +19,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fuser.application import Application
 from fuser.counters import Tally
 from fuser.cxx.functor import Role
 from fuser.dtypes import Rank, dtype_info, number_dtype
@@ -28,7 +29,7 @@ from fuser.eager.translation import as_stored, cast, restore, simplify, translat
 from fuser.errors import UnsupportedError, UntranslatableError
 from fuser.fallback import eager_version
 from fuser.flat_text import write_flat
-from fuser.graph import Application, FusionGroup
+from fuser.graph import FusionGroup
 from fuser.kernel_spec import InputSpec, ValueLayout, infer_typing
 
 __all__ = ["EagerCall"]

@@ -10,7 +10,7 @@ from fuser.cxx.functor import Functor, Role
 from fuser.cxx.quick import QUICK
 from fuser.dtypes import cpp_scalar_type, dtype_info
 from fuser.function import Isolation
-from fuser.graph import FusionGroup, describe_application
+from fuser.graph import FusionGroup
 from fuser.kernel_spec import ArgSpec, Typing
 from fuser.plain_texts import find_quotient, is_plainly, may_end_in_product
 
@@ -117,7 +117,7 @@ class ElementWriter:
         values = self.values(index)
         dtypes = ", ".join(str(self.typing.values[value]).removeprefix("torch.") for value in values)
         names = ", ".join(f"v{value}" for value in values)
-        return f"// {names} = {describe_application(self.group.applications[index])}, {dtypes}"
+        return f"// {names} = {self.group.applications[index]}, {dtypes}"
 
     def application(self, index: int) -> list[str]:
         """Write the statements of one application."""

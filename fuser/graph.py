@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from fuser.combining import Reduction, number_from_json, number_to_json
+from fuser.application import Application, Input
 from fuser.config import config
 from fuser.errors import ArgumentError, FuserError, GroupError
 from fuser.function import Function
@@ -21,41 +21,14 @@ if TYPE_CHECKING:
     import networkx
 
 __all__ = [
-    "Application",
     "FusionGroup",
     "GroupBuilder",
-    "Input",
     "Section",
 ]
 
 JSON_VERSION = 1
 # How many names of applications a short form of a group has.
 MAX_NAMES = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    """One input of a group."""
-
-    name: str
-    # False: bound to a tensor, a 0-dim CPU tensor or a Python number, and takes part in promotion.
-    # True: bound to a Python number that reaches the functor as a named scalar and has no say in dtypes.
-    is_scalar: bool = False
-    # Value of a number that was a constant where the group comes from. It still is a run-time argument: groups that
-    # differ only in it share their kernels.
-    default: bool | int | float | complex | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Application:
-    """One functor applied to values."""
-
-    function: Function
-    # Values bound to the functor's tensor parameters, in order.
-    tensors: tuple[int, ...]
-    # Values (scalar inputs) bound to the functor's scalar parameters, in order.
-    scalars: tuple[int, ...] = ()
-    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -149,7 +122,7 @@ class FusionGroup:
         known = len(self.inputs)
         for index, application in enumerate(self.applications):
             where = f"application {index} ({application.function.name})"
-            self._lint_application(application, where, known)
+            application.lint(where, self.inputs, known)
             known += application.function.num_outputs
         for output in self.outputs:
             if not len(self.inputs) <= output < known:
@@ -274,18 +247,11 @@ class FusionGroup:
             function = item.function.to_json()
             if function not in functions:
                 functions.append(function)
-            applied = {"function": functions.index(function), "tensors": list(item.tensors)}
-            further = {"scalars": list(item.scalars), "name": item.name}
-            applications.append(applied | {name: value for name, value in further.items() if value})
+            applications.append(item.to_dict(functions.index(function)))
         return {
             "version": JSON_VERSION,
             "functions": functions,
-            "inputs": [
-                {"name": item.name}
-                | ({"is_scalar": True} if item.is_scalar else {})
-                | ({} if item.default is None else {"default": number_to_json(item.default)})
-                for item in self.inputs
-            ],
+            "inputs": [item.to_dict() for item in self.inputs],
             "applications": applications,
             "outputs": list(self.outputs),
         } | ({} if self.numerics is None else {"numerics": self.numerics})
@@ -304,7 +270,13 @@ class FusionGroup:
             data = json.loads(text)
             if data["version"] != JSON_VERSION:
                 raise GroupError(f"JSON of version {data['version']!r}; this fuser reads version {JSON_VERSION}")
-            group = _group_from_json(data)
+            functions = [Function.from_json(item) for item in data["functions"]]
+            group = FusionGroup(
+                inputs=tuple(map(Input.from_dict, data["inputs"])),
+                applications=tuple(Application.from_dict(item, functions) for item in data["applications"]),
+                outputs=tuple(data["outputs"]),
+                numerics=data.get("numerics"),
+            )
         except FuserError:
             raise
         except (LookupError, ValueError, TypeError, AttributeError) as error:
@@ -355,7 +327,7 @@ class FusionGroup:
         lines = [f"group({head}):"]
         for offset, item in zip(offsets, self.applications, strict=True):
             made = ", ".join(f"v{offset + slot}" for slot in range(item.function.num_outputs))
-            lines.append(f"  {made} = {describe_application(item)}")
+            lines.append(f"  {made} = {item}")
         return "\n".join([*lines, f"  return {', '.join(f'v{value}' for value in self.outputs)}"])
 
     def applications_from_outputs(self) -> list[int]:
@@ -373,32 +345,6 @@ class FusionGroup:
                 stack += [(producers[value], False) for value in reversed(self.applications[index].tensors)]
         return order
 
-    def _lint_application(self, application: Application, where: str, known: int) -> None:
-        function, functor = application.function, application.function.functor
-        if not application.tensors:
-            raise GroupError(f"{where}: needs a tensor")
-        if not function.accepts(len(application.tensors)):
-            raise GroupError(f"{where}: {functor.signature()} got {len(application.tensors)} tensors")
-        if len(application.scalars) != len(function.scalars):
-            raise GroupError(f"{where}: {functor.signature()} got {len(application.scalars)} scalars")
-        if function.out_dtypes and len(function.out_dtypes) != function.num_outputs:
-            raise GroupError(f"{where}: {len(function.out_dtypes)} out_dtypes for {function.num_outputs} outputs")
-        if function.reduction is not None:
-            _lint_reduction(function, function.reduction, where)
-        if function.is_view and (function.dims is None or function.num_outputs > 1 or len(application.tensors) > 1):
-            raise GroupError(f"{where}: a view takes one tensor, and has dims")
-        if function.dims is not None and not (function.is_index or function.is_view):
-            raise GroupError(f"{where}: only an index or a view has dims of its own")
-        for value in (*application.tensors, *application.scalars):
-            if not 0 <= value < known:
-                raise GroupError(f"{where}: value {value} is used before it is made")
-        for value in application.tensors:
-            if value < len(self.inputs) and self.inputs[value].is_scalar:
-                raise GroupError(f"{where}: scalar input {self.inputs[value].name!r} is used as a tensor")
-        for value in application.scalars:
-            if value >= len(self.inputs) or not self.inputs[value].is_scalar:
-                raise GroupError(f"{where}: value {value} is used as a scalar and is no scalar input")
-
 
 @dataclass(frozen=True, slots=True)
 class Section:
@@ -410,55 +356,6 @@ class Section:
     outputs: tuple[int, ...]
     # Which of the whole group's applications it has.
     applications: tuple[int, ...]
-
-
-def _lint_reduction(function: Function, reduction: Reduction, where: str) -> None:
-    count = len(reduction.identity)
-    if reduction.combine.num_outputs != count or len(reduction.combine.tensors) != 2 * count:
-        raise GroupError(f"{where}: {reduction.combine.signature()} does not combine {count} accumulators with {count}")
-    if function.functor.num_outputs != count:
-        raise GroupError(f"{where}: {function.functor.signature()} does not make {count} accumulators")
-    counts = (1, 2) if reduction.counts else (0,)
-    if reduction.finish is not None and len(reduction.finish.tensors) - count not in counts:
-        raise GroupError(f"{where}: {reduction.finish.signature()} does not take {count} accumulators")
-    add = reduction.accumulate
-    if add is not None and (add.num_outputs, len(add.tensors)) != (count, count + len(function.functor.tensors)):
-        raise GroupError(f"{where}: {add.signature()} does not add an element to {count} accumulators")
-
-
-def describe_application(application: Application) -> str:
-    """Return ``axpy(v0, v1, alpha=v2)``."""
-    scalars = zip(application.function.scalars, application.scalars, strict=True)
-    arguments = [f"v{value}" for value in application.tensors]
-    arguments += [f"{parameter.name}=v{value}" for parameter, value in scalars]
-    reduction = application.function.reduction
-    if reduction is not None:
-        arguments += [f"dim={'all' if reduction.dims is None else list(reduction.dims)}"]
-        arguments += ["keepdim"] * reduction.keepdim + [f"pieces={reduction.pieces}"] * bool(reduction.pieces)
-    if application.function.dims is not None:
-        arguments += [f"dim={list(application.function.dims)}"]
-    return f"{application.function.name}({', '.join(arguments)})"
-
-
-def _group_from_json(data: dict[str, Any]) -> FusionGroup:
-    functions = [Function.from_json(item) for item in data["functions"]]
-    return FusionGroup(
-        inputs=tuple(
-            Input(item["name"], item.get("is_scalar", False), number_from_json(item.get("default")))
-            for item in data["inputs"]
-        ),
-        applications=tuple(
-            Application(
-                functions[item["function"]],
-                tuple(item["tensors"]),
-                tuple(item.get("scalars", ())),
-                item.get("name", ""),
-            )
-            for item in data["applications"]
-        ),
-        outputs=tuple(data["outputs"]),
-        numerics=data.get("numerics"),
-    )
 
 
 class GroupBuilder:

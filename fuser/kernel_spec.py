@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from fuser.access import DEFAULT_TUNING, Access, Tuning
+from fuser.application import Application
 from fuser.dtypes import Rank, dtype_info
 from fuser.errors import GroupError, ShapeError, UnsupportedError
 from fuser.function import ARRANGEMENTS, VIEWS, Function
-from fuser.graph import Application, FusionGroup
+from fuser.graph import FusionGroup
 from fuser.layout import Shape, Strides, broadcast_shapes, contiguous_strides, infer_output_strides, is_dense
 from fuser.ops import (
     OPS,

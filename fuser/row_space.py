@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from fuser.application import Application
 from fuser.combining import Reduction
-from fuser.graph import Application, FusionGroup
+from fuser.graph import FusionGroup
 from fuser.kernel_spec import ValueLayout
 from fuser.layout import IterationSpace, Shape, Strides, broadcast_shapes, build_iteration_space
 

@@ -17,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_layout import views
 
+from fuser.application import Application
 from fuser.compiler import register
 from fuser.function import Function
-from fuser.graph import Application, FusionGroup, GroupBuilder
+from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import MAX_OUTPUTS
 from fuser.ops import OPS, cast_function
 from fuser.route import run

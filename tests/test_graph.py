@@ -18,6 +18,7 @@ from hypothesis import given
 import fuser
 from fuser import planner
 from fuser.access import Access, Tuning
+from fuser.application import Application, Input
 from fuser.combining import Reduction
 from fuser.compiler import register
 from fuser.config import SETTINGS, config
@@ -25,7 +26,7 @@ from fuser.cxx.functor import parse_functor
 from fuser.dtypes import Rank
 from fuser.errors import ArgumentError, GroupError
 from fuser.function import Function, HandWritten, Isolation, Promotion
-from fuser.graph import Application, FusionGroup, GroupBuilder, Input
+from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_cache import KernelStore
 from fuser.kernel_spec import ArgSpec, InputSpec, RowSpec
 from fuser.ops import index_function

@@ -16,6 +16,7 @@ import torch
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
 from fuser import library
+from fuser.application import Application
 from fuser.autodiff.case import Case, Pass, check_eager, find_case
 from fuser.autodiff.opaque import call_opaque, push_forward
 from fuser.autodiff.pull_back import eager_function, pull_back_eagerly
@@ -23,7 +24,6 @@ from fuser.autodiff.sums import run_in_parts
 from fuser.compiler import register, registered
 from fuser.dtypes import Rank
 from fuser.errors import GradientError, UntranslatableError
-from fuser.graph import Application
 from fuser.kernel_spec import KernelSpec, ValueLayout, infer_layouts
 from fuser.launcher import record_through
 from fuser.layout import Shape

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from fuser.application import Application
 from fuser.cxx.functor import EntryParameter, Functor, Role, parse_functor
 from fuser.dtypes import dtype_info
 from fuser.errors import EagerDerivativeError, NotDifferentiableError
 from fuser.function import Function, Isolation
-from fuser.graph import Application, FusionGroup, GroupBuilder
+from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import Typing
 from fuser.ops import cast_function
 

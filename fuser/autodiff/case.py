@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from fuser.application import Application
 from fuser.autodiff.backward import (
     BackwardSteps,
     DerivedGroup,
@@ -28,7 +29,6 @@ from fuser.compiler import register
 from fuser.config import config
 from fuser.errors import EagerDerivativeError, GradientError, NotDifferentiableError, UntranslatableError
 from fuser.fallback import Fallback
-from fuser.graph import Application
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec, Typing, infer_layouts, infer_typing
 from fuser.launcher import Replayer

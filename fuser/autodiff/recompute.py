@@ -11,8 +11,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 
+from fuser.application import Application
 from fuser.autodiff.backward import DerivedGroup
-from fuser.graph import Application, FusionGroup
+from fuser.graph import FusionGroup
 
 __all__ = ["Sizes", "choose_saved", "cost_of_application", "estimate_cost", "estimate_instructions"]
 

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
+from fuser.application import Application
 from fuser.cxx.functor import Functor, parse_functor
 from fuser.errors import GroupError, ShapeError, UnsupportedError
 from fuser.function import Function, View
-from fuser.graph import Application, FusionGroup, GroupBuilder
+from fuser.graph import FusionGroup, GroupBuilder
 from fuser.layout import Shape, Strides
 from fuser.ops.reductions import REDUCTIONS
 from fuser.ops.table import dtype_kind
