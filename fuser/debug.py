@@ -17,8 +17,8 @@ from fuser.errors import ArgumentError, FuserError, UnsupportedError
 from fuser.fallback import Fallback
 from fuser.fx.dropouts import draw_dropout_mask, find_obstacle
 from fuser.fx.fused_module import FusedModule
+from fuser.fx.fusion_node import FusionModule
 from fuser.fx.nodes import read_nodes
-from fuser.fx.passes import FusionModule
 from fuser.fx.trace import FusedFunction
 from fuser.graph import FusionGroup
 from fuser.jit_function import JitFunction

@@ -9,7 +9,8 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fuser.fx.passes import FusionModule, FusionPass
+from fuser.fx.fusion_node import FusionModule
+from fuser.fx.passes import FusionPass
 
 __all__ = ["CASES", "Case", "fused", "fusion_modules"]
 

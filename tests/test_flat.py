@@ -21,7 +21,7 @@ from fuser.errors import ArgumentError
 from fuser.fx import backend
 from fuser.fx.backend import fuser_backend, read_options
 from fuser.fx.flat import flatten
-from fuser.fx.passes import FusionModule
+from fuser.fx.fusion_node import FusionModule
 
 pytestmark = pytest.mark.cpu
 

@@ -455,7 +455,7 @@ def test_exported_and_warmed_up() -> None:
 def test_fused_functions_build_the_functors_own_applications() -> None:
     graph = torch.fx.symbolic_trace(lambda x, y: CHOOSE(x, y))
     fuser.fx.FusionPass()(graph)
-    (module,) = [item for item in graph.modules() if isinstance(item, fuser.fx.passes.FusionModule)]
+    (module,) = [item for item in graph.modules() if isinstance(item, fuser.fx.FusionModule)]
     assert module.group.key == CHOOSE.spec(2).group.key
 
 

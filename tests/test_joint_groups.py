@@ -16,8 +16,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import fuser
 from fuser.config import config
 from fuser.fx.expansions import drop_expansions
+from fuser.fx.fusion_node import FusionModule
 from fuser.fx.joint import DifferentiableFusion
-from fuser.fx.passes import FusionModule, fuse_graph
+from fuser.fx.passes import fuse_graph
 
 ATEN = torch.ops.aten
 

@@ -14,7 +14,7 @@ import fuser
 from fuser.compiler import register
 from fuser.cxx.functor import parse_functor
 from fuser.fx import fuse_graph
-from fuser.fx.passes import FusionModule
+from fuser.fx.fusion_node import FusionModule
 from fuser.plain_texts import counts_elements, may_end_in_product
 from fuser.planner import plan_texts
 from fuser.route import run

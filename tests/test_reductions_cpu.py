@@ -282,7 +282,7 @@ def test_out_may_be_an_input_that_a_later_pass_reads() -> None:
     (double,) = builder.apply(OPS["mul"].function, [x, x])
     (row,) = builder.apply(total((1,), keepdim=True), [double])
     (scaled,) = builder.apply(OPS["mul"].function, [x, row])
-    module = fuser.fx.passes.FusionModule(builder.build([double, scaled]))
+    module = fuser.fx.FusionModule(builder.build([double, scaled]))
     x_ = draw((20, 3000), torch.float32)
     wanted = [item.clone() for item in module(x_)]
     for _ in range(3):

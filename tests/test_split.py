@@ -183,7 +183,7 @@ def test_fusion_nodes_are_cut_too() -> None:
     total = inputs[0]
     for other in inputs[1:]:
         (total,) = builder.apply(OPS["maximum"].function, [total, other])
-    module = fuser.fx.passes.FusionModule(builder.build([total]))
+    module = fuser.fx.FusionModule(builder.build([total]))
     tensors = [draw((4, 5), torch.float32, seed=seed) for seed in range(90)]
     fuser.reset_stats()
     assert torch.equal(module(*tensors), torch.stack(tensors).amax(0))

@@ -19,7 +19,8 @@ from fuser.codegen import build_source
 from fuser.compiler import register
 from fuser.cuda.backend import compile_cubin
 from fuser.cuda.dialect import DIALECT
-from fuser.fx.passes import FusionModule, FusionPass
+from fuser.fx.fusion_node import FusionModule
+from fuser.fx.passes import FusionPass
 from fuser.planner import plan_texts
 
 ATEN = torch.ops.aten

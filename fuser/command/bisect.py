@@ -22,7 +22,8 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fuser.fx import passes
-from fuser.fx.passes import Fuel, FusionModule
+from fuser.fx.fusion_node import FusionModule
+from fuser.fx.passes import Fuel
 from fuser.graph import FusionGroup
 from fuser.interface import override_can_fuse_on_cpu, override_can_fuse_on_gpu
 

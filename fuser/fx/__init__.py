@@ -1,5 +1,6 @@
 """torch.fx: which nodes fuse (partition), how fusion nodes take their place (passes), torch.compile (backend)."""
 
-from fuser.fx.passes import FusionModule, FusionPass, fuse_graph
+from fuser.fx.fusion_node import FusionModule
+from fuser.fx.passes import FusionPass, fuse_graph
 
 __all__ = ["FusionModule", "FusionPass", "fuse_graph"]

@@ -12,7 +12,7 @@ from torch import fx
 
 from fuser.access import VECTOR_BYTES
 from fuser.executor import plan_ahead
-from fuser.fx.passes import FusionModule
+from fuser.fx.fusion_node import FusionModule
 from fuser.planner import compile_ahead
 from fuser.tensor_desc import TensorDesc, describe
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from fuser.fx.fusion_node import FusionModule
 from fuser.fx.nodes import is_fresh
-from fuser.fx.passes import FusionModule
 
 __all__ = ["copy_together", "drop_unread_statistics", "write_results_in_place", "write_statistics_in_place"]
 

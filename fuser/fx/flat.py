@@ -21,7 +21,7 @@ from torch._inductor.output_code import OutputCode
 
 from fuser.executor import kept_plans, restore_plans
 from fuser.flat_text import write_flat
-from fuser.fx.passes import FusionCall, FusionModule
+from fuser.fx.fusion_node import FusionCall, FusionModule
 from fuser.kept_plans import KeptPlan
 
 __all__ = ["FlatGraph", "flatten"]

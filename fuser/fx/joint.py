@@ -20,7 +20,8 @@ from torch.utils.weak import TensorWeakRef
 
 from fuser import counters
 from fuser.errors import GradientError, UnsupportedError
-from fuser.fx.passes import FusionModule, FusionPass
+from fuser.fx.fusion_node import FusionModule
+from fuser.fx.passes import FusionPass
 from fuser.graph import FusionGroup
 from fuser.kernel_cache import Lru
 from fuser.launcher import Launcher, record_through

@@ -17,9 +17,11 @@ from torch import fx
 
 from fuser.config import config
 from fuser.fx import passes
+from fuser.fx.fusion_node import FusionCall, FusionModule
 from fuser.fx.nodes import read_nodes
 from fuser.fx.partition import Partition
-from fuser.fx.passes import Fuel, FusionCall, FusionModule, FusionPass, sort_graph
+from fuser.fx.passes import Fuel, FusionPass
+from fuser.fx.substitution import sort_graph
 from fuser.fx.whole import WholeFusion, find_whole_fusion
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import MAX_OUTPUTS

@@ -18,8 +18,9 @@ from fuser.config import config
 from fuser.errors import ArgumentError, GradientError, UnsupportedError, shows_users_frames
 from fuser.flat_text import as_function
 from fuser.fx.arguments import NUMBER, TENSOR, Key, sort_arguments
+from fuser.fx.fusion_node import FusionModule
 from fuser.fx.joint import DifferentiableFusion
-from fuser.fx.passes import FusionModule, FusionPass
+from fuser.fx.passes import FusionPass
 from fuser.fx.tracer import Traced, is_traced, trace
 from fuser.fx.whole import WholeFusion, find_whole_fusion
 from fuser.graph import FusionGroup

@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from fuser.compiler import register
-from fuser.fx.passes import FusionCall, FusionModule
+from fuser.fx.fusion_node import FusionCall, FusionModule
 from fuser.kernel_spec import KernelSpec
 
 __all__ = ["WholeFusion", "find_whole_fusion"]

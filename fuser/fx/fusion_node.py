@@ -1,0 +1,87 @@
+"""A fusion node: a registered group as a module of an FX graph, and as a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx
+
+from fuser.compiler import register, registered
+from fuser.graph import FusionGroup
+from fuser.kernel_spec import KernelSpec
+from fuser.launcher import Replayer, called_in_c
+from fuser.library import split_inputs
+from fuser.route import call_anew
+
+__all__ = ["FusionCall", "FusionModule", "FusionNode"]
+
+
+@called_in_c
+class FusionCall(Replayer):
+    """A registered group as a function of its inputs; returns a tensor, or a tuple of tensors for several outputs."""
+
+    def __init__(self, spec: KernelSpec) -> None:
+        self.spec = spec
+        self.text = spec.text
+        super().__init__((), ())
+
+    def __call__(self, *inputs: Any, out: Any = None) -> Any:
+        """Run the group; ``out`` is where results are written, a tensor or a tuple of them."""
+        if torch.compiler.is_dynamo_compiling() and out is None:
+            results = torch.ops.fuser.run(self.text, *split_inputs(inputs))
+            return results[0] if len(results) == 1 else tuple(results)
+        replayed = self.launch(inputs, None, out)
+        return self.call_anew(*inputs, out=out) if replayed is None else replayed
+
+    def call_anew(self, *inputs: Any, out: Any = None) -> Any:
+        """Serve a call that is not like an earlier one."""
+        return call_anew(self.spec, inputs, self, inputs, None, out)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A spec holds locks and kernels; the text says everything.
+        return _load_call, (self.text,)
+
+
+def _load_call(text: str) -> FusionCall:
+    return FusionCall(registered(text))
+
+
+class FusionModule(torch.nn.Module):
+    """A fusion node: a registered group as a module, called with the group's inputs.
+
+    Attributes:
+        group: the FusionGroup.
+        node_names: names of the FX nodes it stands for.
+        is_differentiated: whether autograd differentiates it as torch does the nodes.
+    """
+
+    is_differentiated = False
+
+    def __init__(self, group: FusionGroup, node_names: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.group = group
+        self.node_names = tuple(node_names)
+        self.run = FusionCall(register(group))
+
+    @property
+    def spec(self) -> KernelSpec:
+        """The group as it is registered."""
+        return self.run.spec
+
+    def forward(self, *inputs: Any) -> Any:
+        """Run the group; returns a tensor, or a sequence of tensors for several outputs."""
+        return self.run(*inputs)
+
+    def extra_repr(self) -> str:
+        """One line per application."""
+        return str(self.group)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A spec holds locks and kernels; the group says everything.
+        return FusionModule, (self.group, self.node_names)
+
+
+# Makes the fusion node of a group, from the names of the nodes that it stands for and those as a graph of its inputs.
+FusionNode: TypeAlias = Callable[[FusionGroup, Sequence[str], fx.GraphModule], FusionModule]
