@@ -1,9 +1,9 @@
 // The fast path of a call: recognise a call like an earlier one, allocate its outputs, launch its kernels.
 //
 // Tensors are read through DLPack's C exchange API (torch.Tensor.__dlpack_c_exchange_api__; the structures below
-// follow dlpack.h, version 1). Nothing of torch, CUDA or a Python version is compiled in. fuser/launcher.py has the
-// same in Python and says what a record is; whatever is not exactly like a recorded call returns None from here, and
-// the caller goes the long way.
+// follow dlpack.h, version 1). Nothing of torch, CUDA or a Python version is compiled in. fuser/python_launcher.py has
+// the same in Python, fuser/record.py says what a record is; whatever is not exactly like a recorded call returns None
+// from here, and the caller goes the long way.
 #define PY_SSIZE_T_CLEAN
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030b0000
@@ -112,7 +112,7 @@ typedef struct {
   int64_t timed_numel, quick_numel, shortest_ns;
 } Step;
 
-// How a record serves calls of any size: see fuser.launcher.Flat.
+// How a record serves calls of any size: see fuser.geometry.Flat.
 typedef struct {
   // Elements of a block; elements from which threads share the work, and which a kernel can count at most.
   int64_t chunk, parallel_from, most;
@@ -1182,7 +1182,7 @@ static void launcher_dealloc(PyObject *object) {
 static PyMethodDef launcher_methods[] = {
     {"launch", (PyCFunction)(void (*)(void))launcher_launch, METH_FASTCALL,
      "launch(tensors, scalars, out)\n--\n\nReplay a call that is like a recorded one; None if there is none."},
-    {"add", launcher_add, METH_VARARGS, "Record a call: see fuser.launcher.PythonLauncher.add."},
+    {"add", launcher_add, METH_VARARGS, "Record a call: see fuser.launcher.Launcher.add."},
     {NULL, NULL, 0, NULL}};
 
 static PyType_Slot launcher_slots[] = {{Py_tp_new, launcher_new},

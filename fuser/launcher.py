@@ -1,8 +1,9 @@
 """The fast path of a call: a call like an earlier one allocates, packs and launches, and looks at nothing else.
 
 A *record* is what an earlier call left behind: how to recognise a call like it, what to allocate, and each launch with
-its arguments, in which only addresses and numbers are missing. ``_launcher.c`` replays records; ``PythonLauncher`` does
-so in Python, for machines that had no C compiler when fuser was installed, and leaves ``out=`` to the long way.
+its arguments, in which only addresses and numbers are missing (``record.py``). ``_launcher.c`` replays records;
+``PythonLauncher`` does so in Python, for machines that had no C compiler when fuser was installed, and leaves ``out=``
+to the long way.
 
 A call is like a recorded one when torch's own guard (``TensorGuards``, which torch.compile relies on) says so of the
 tensors: same types, dispatch keys (so that functorch, autocast and tensors with lazy bits differ), dtypes, devices,
@@ -13,49 +14,26 @@ is on. Alignment and the overlap of ``out=`` are compared here.
 from __future__ import annotations
 
 import importlib
-import operator
-import re
-import struct
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch._C._dynamo import eval_frame, guards
 from torch.autograd import forward_ad, profiler
 
 from fuser import counters, log
-from fuser.access import VECTOR_BYTES
 from fuser.config import config
-from fuser.cxx.functor import Functor
 from fuser.geometry import Flat
 from fuser.kernel_spec import MAX_ARGUMENT_BYTES
-from fuser.plan import Plan, Step
+from fuser.plan import Plan
 from fuser.process import openmp_threads
+from fuser.python_launcher import PythonLauncher
+from fuser.record import NUMBER_TYPES, TENSOR_TYPES, Recorded, Scalars, allocations, pack_step
 
-__all__ = [
-    "NUMBER_TYPES",
-    "TENSOR_TYPES",
-    "Launcher",
-    "PythonLauncher",
-    "Recorded",
-    "Replayer",
-    "allocations",
-    "called_in_c",
-    "guard",
-    "make_check",
-    "pack_step",
-    "picker",
-    "record_call",
-    "record_through",
-]
-
-Scalars = Mapping[str, Any]
+__all__ = ["Launcher", "Replayer", "called_in_c", "make_check", "record_call", "record_through"]
 
 # The C launcher's bounds, MAX_ARGUMENT_BYTES and this; a call beyond them always goes the long way.
 MAX_ITEMS = 96
-# How many calls a PythonLauncher remembers.
-PYTHON_RECORDS = 4
 
 _c: Any
 try:
@@ -82,11 +60,6 @@ else:
     # A setting that changes makes every record stale.
     _c.set_generation(config.generation)
     config.listeners.append(_c.set_generation)
-
-
-_ENDLESS = frozenset({"while", "do", "goto"})
-_LOOP = re.compile(r"\bfor\b[^;]*;([^;]*);")
-_BOUNDED = re.compile(r"\s*\w+\s*[<>!]=?\s*\d+\s*$")
 
 
 class Launcher(Protocol):
@@ -120,38 +93,6 @@ class Launcher(Protocol):
 
     def add(self, tensors: tuple[Any, ...], scalars: Scalars | None, out: Any, recorded: Recorded) -> bool:
         """Record a call, whose arguments are as in ``launch``; return whether it was recorded."""
-
-
-class Recorded(NamedTuple):
-    """What a launcher keeps of a call."""
-
-    # Says whether tensors (inputs, then ``out``) are like the call's.
-    check: Callable[..., bool]
-    # The settings' generation under which the call was planned; in another one the record is stale.
-    generation: int
-    # Whether the record holds with grad mode on only (True), off only (False), or either way.
-    grad_mode: bool | None = None
-    # Function and arguments that make each output; empty with ``out``.
-    allocations: tuple[tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...] = ()
-    # How many of the allocated tensors are the call's value.
-    result_count: int = 0
-    # One tuple per launch, see ``pack_step``.
-    packed: tuple[tuple[Any, ...], ...] = ()
-    # The GPU that must be current, and whether the kernels are CUDA's.
-    device_index: int = 0
-    is_cuda: bool = False
-    # The plan's steps, kept alive with the record.
-    steps: tuple[Step, ...] = ()
-    # In place of all that: what is called with the inputs; its result is the call's value.
-    through: Callable[..., Any] | None = None
-    # Values elsewhere that the call relies on: a dict or another object, a name, and what has to be found there.
-    reads: tuple[tuple[Any, str, Any], ...] = ()
-    # In C the record serves calls of other sizes, too: any if it calls ``through``, else those whose tensors with
-    # dimensions have the same sizes, at least two elements, and the same strides, and lie densely. Empty for records
-    # that hold for one size.
-    flat: Flat | tuple[()] = ()
-    # In C: gives, of other sizes and strides, ``allocations``, ``packed`` and ``steps`` of such a call, or None.
-    resize: Callable[..., Any] | None = None
 
 
 def record_call(
@@ -251,213 +192,6 @@ def _gives_its_layout(inputs: Sequence[Any], plan: Plan) -> bool:
         ((item.shape, item.stride()) for item in inputs if isinstance(item, torch.Tensor) and item.dim()), None
     )
     return all((item.shape, item.strides) == layout for item in plan.outputs)
-
-
-TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
-NUMBER_TYPES = (bool, int, float, complex)
-# torch.compile's allocators: they take (shape, strides, dtype), use the current device and skip the dispatcher.
-_ALLOCATE: dict[str, Any] = {kind: getattr(guards, f"_empty_strided_{kind}") for kind in ("cpu", "cuda")}
-
-
-def allocations(plan: Plan) -> tuple[tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...]:
-    """Return what makes each tensor of a call's, and its arguments: plain tuples, as torch takes no others."""
-    allocate = _ALLOCATE[plan.device.type]
-    zeros = _zeros(plan.device)
-    return (
-        *((allocate, tuple(item)) for item in (*plan.outputs, *plan.temporaries)),
-        *((zeros, (size,)) for size in plan.workspaces),
-    )
-
-
-@cache
-def _zeros(device: torch.device) -> Callable[..., torch.Tensor]:
-    # One for all, so that what is recorded can be compared.
-    return partial(torch.zeros, dtype=torch.uint8, device=device)
-
-
-def pack_step(step: Step, input_count: int, template: Any) -> tuple[Any, ...]:
-    """Return a step for ``Launcher.add``; ``template`` is the one of its packer.
-
-    Returns:
-        The function's address; grid; block; bytes of shared memory; the arguments with addresses and numbers missing;
-        the word where the addresses begin; the operands as slots among (inputs, out tensors or allocations); the
-        inputs that are numbers; a letter for each number's type; whether to use torch's threads; whether its time does
-        not depend on data; its name.
-    """
-    launch, packer = step.launch, step.packer
-    pointers = (*(input_count + slot for slot in step.outputs), *step.inputs)
-    return (
-        step.kernel.address,
-        launch.grid,
-        launch.block,
-        launch.shared_bytes,
-        template,
-        packer.first_word,
-        pointers,
-        step.numbers,
-        packer.number_codes,
-        launch.is_parallel,
-        all(map(_is_steady, step.kernel.source.functors)),
-        step.name,
-    )
-
-
-@lru_cache(maxsize=1024)
-def _is_steady(functor: Functor) -> bool:
-    """Whether a functor takes the same time whatever the data, as far as its text shows: no loop without a bound."""
-    loops = _LOOP.findall(functor.source)
-    return functor.words.isdisjoint(_ENDLESS) and all(_BOUNDED.match(loop) for loop in loops)
-
-
-# Makes a call with inputs that are like the recorded ones, or returns None.
-Replay = Callable[[tuple[Any, ...]], Any]
-
-
-class _Record(NamedTuple):
-    # How many positional arguments the call had, and the type of every input.
-    argument_count: int
-    types: tuple[type, ...]
-    # To be called with other inputs of these types.
-    replay: Replay
-
-
-class PythonLauncher:
-    """Implements Launcher for calls without ``out=`` on aligned tensors; remembers the last few."""
-
-    def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], order: tuple[int, ...] | None = None) -> None:
-        self._names = dict.fromkeys(names).keys()
-        self._defaults = defaults
-        self._order = order
-        self._records: tuple[_Record, ...] = ()
-
-    def launch(self, tensors: tuple[Any, ...], scalars: Scalars | None, out: Any) -> Any:
-        """See Launcher."""
-        if out is not None or not self._records or (scalars and not scalars.keys() <= self._names):
-            return None
-        count = len(tensors)
-        # With an order, all records have one number of arguments.
-        if self._order is not None and self._records[0].argument_count != count:
-            return None
-        inputs = self._bind(tensors, scalars)
-        types = tuple(map(type, inputs))
-        for argument_count, recorded_types, replay in self._records:
-            if argument_count == count and recorded_types == types:
-                replayed = replay(inputs)
-                if replayed is not None:
-                    return replayed
-        return None
-
-    def add(self, tensors: tuple[Any, ...], scalars: Scalars | None, out: Any, recorded: Recorded) -> bool:
-        """See Launcher."""
-        inputs = self._bind(tensors, scalars)
-        addresses = [item.data_ptr() for item in inputs if isinstance(item, torch.Tensor)]
-        if (
-            out is not None
-            or recorded.resize
-            or (recorded.is_cuda and any(address % VECTOR_BYTES for address in addresses))
-        ):
-            return False
-        make = _make_replay if recorded.through is None else _make_replay_through
-        record = _Record(len(tensors), tuple(map(type, inputs)), guard(recorded, inputs, make(recorded, inputs)))
-        self._records = (record, *self._records[: PYTHON_RECORDS - 1])
-        return True
-
-    def _bind(self, tensors: tuple[Any, ...], scalars: Scalars | None) -> tuple[Any, ...]:
-        if self._order is not None:
-            return tuple(tensors[slot] if slot >= 0 else self._defaults[-1 - slot] for slot in self._order)
-        if not scalars:
-            return tensors + self._defaults
-        return tensors + tuple(map(scalars.get, self._names, self._defaults))
-
-
-def guard(recorded: Recorded, inputs: tuple[Any, ...], replay: Replay) -> Replay:
-    """Return ``replay`` for inputs that are like the recorded ones; for others it returns None.
-
-    The caller compares the types of numbers, and grad mode.
-    """
-    # What a replay looks up is bound here: an attribute costs as much as an addition.
-    check, generation, settings, reads = recorded.check, recorded.generation, config, recorded.reads
-    function_modes, dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
-    first: dict[int, int] = {}
-    for slot, item in enumerate(inputs):
-        if isinstance(item, torch.Tensor):
-            first.setdefault(id(item), slot)
-    # Each tensor once, and the slots where one comes again.
-    distinct = tuple(first.values())
-    twins = [(slot, first[id(item)]) for slot, item in enumerate(inputs) if first.get(id(item), slot) != slot]
-    pick = picker(distinct)
-    again, before = picker([slot for slot, _ in twins]), picker([slot for _, slot in twins])
-    is_plain = len(distinct) == len(inputs)
-
-    def guarded(inputs: tuple[Any, ...]) -> Any:
-        for held, name, value in reads:
-            if (held.get(name) if type(held) is dict else getattr(held, name, None)) is not value:
-                return None
-        if not is_plain and not all(map(operator.is_, again(inputs), before(inputs))):
-            return None
-        if not check(*(inputs if is_plain else pick(inputs))):
-            return None
-        if generation != settings.generation or function_modes() or dispatch_modes() or forward_ad._current_level >= 0:
-            return None
-        return replay(inputs)
-
-    return guarded
-
-
-def picker(slots: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Return a function that picks these items of a sequence."""
-    if len(slots) > 1:
-        return operator.itemgetter(*slots)
-    return lambda items: [items[slot] for slot in slots]
-
-
-def _make_replay_through(recorded: Recorded, inputs: tuple[Any, ...]) -> Replay:  # noqa: ARG001 - as below
-    through, is_grad_enabled, mode = recorded.through, torch.is_grad_enabled, recorded.grad_mode
-    assert through is not None, "the caller checked"
-    return lambda inputs: through(*inputs) if mode is None or is_grad_enabled() is mode else None
-
-
-def _make_replay(recorded: Recorded, inputs: tuple[Any, ...]) -> Replay:
-    slots = tuple(slot for slot, item in enumerate(inputs) if isinstance(item, torch.Tensor))
-    allocations, is_cuda, device_index = recorded.allocations, recorded.is_cuda, recorded.device_index
-    needs_no_grad, is_grad_enabled = recorded.grad_mode is False, torch.is_grad_enabled
-    current_device = torch._C._cuda_getDevice if is_cuda else None
-    count = None if recorded.result_count == 1 else recorded.result_count
-    # Addresses come in this order: what is allocated, then the inputs.
-    order = {slot: len(allocations) + index for index, slot in enumerate(slots)}
-    order |= {len(inputs) + index: index for index in range(len(allocations))}
-    launches = [
-        (
-            step.packer.pack,
-            step.start,
-            picker([order[slot] for slot in (*(len(inputs) + slot for slot in step.outputs), *step.inputs)]),
-            picker(step.numbers),
-        )
-        for step in recorded.steps
-    ]
-
-    def replay(inputs: tuple[Any, ...]) -> Any:
-        if needs_no_grad and is_grad_enabled():
-            return None
-        read = [inputs[slot].data_ptr() for slot in slots]
-        if current_device is not None:
-            if current_device() != device_index:
-                return None
-            # Records are of aligned tensors; what is not takes another kernel.
-            for address in read:
-                if address % VECTOR_BYTES:
-                    return None
-        made = [allocate(*arguments) for allocate, arguments in allocations]
-        addresses = [tensor.data_ptr() for tensor in made] + read
-        for pack, run, pick_addresses, pick_numbers in launches:
-            try:
-                packed = pack(pick_addresses(addresses), pick_numbers(inputs))
-            except struct.error:
-                return None
-            run(packed)
-        return made[0] if count is None else tuple(made[:count])
-
-    return replay
 
 
 # The class that callables derive from.

@@ -21,11 +21,13 @@ from fuser.errors import FuserError
 from fuser.fused_kernel import FusedKernel, ListPacker
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import MAX_ARGUMENT_BYTES, MAX_LONE_ARGUMENT_BYTES, ArgSpec, KernelSpec
-from fuser.launcher import NUMBER_TYPES, TENSOR_TYPES, Recorded, guard, make_check, picker
+from fuser.launcher import make_check
 from fuser.list_record import Extent, ListCall, ListRecord, ListStep, ListTarget
 from fuser.list_text import most_positions
 from fuser.plan import Buffer, event_name
 from fuser.planner import FlatCall, plan_flat
+from fuser.python_launcher import guard, picker
+from fuser.record import NUMBER_TYPES, TENSOR_TYPES, Recorded
 from fuser.route import Route, find_route, is_transformed
 from fuser.tensor_desc import TensorDesc, describe
 

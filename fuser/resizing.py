@@ -16,10 +16,10 @@ import torch
 from fuser.errors import FuserError
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec
-from fuser.launcher import Recorded, allocations, pack_step
 from fuser.plan import Plan
 from fuser.planner import make_plan
 from fuser.process import ignoring
+from fuser.record import Recorded, allocations, pack_step
 from fuser.report import MISTAKES
 from fuser.sizes import Deferred, Tape, write_program
 from fuser.tensor_desc import TensorDesc

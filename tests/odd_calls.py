@@ -298,12 +298,12 @@ class Module:
     """Calls the functions of the C module with what they are not made for; an exception is fine."""
 
     def __init__(self, seed: int, module: ModuleType) -> None:
-        from fuser import launcher
+        from fuser import record
 
         self.random = random.Random(seed)
         self.module = module
         self.calls = Calls(seed)
-        self.allocate = launcher._ALLOCATE["cpu"]
+        self.allocate = record._ALLOCATE["cpu"]
         # A function that may be called with any arguments, and looks at none.
         self.harmless = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p).value
         self.launchers: list[Any] = []

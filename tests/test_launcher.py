@@ -26,7 +26,8 @@ import fuser
 from fuser import launcher
 from fuser.cxx.functor import parse_functor
 from fuser.errors import ArgumentError, FuserError, GradientError
-from fuser.launcher import PythonLauncher
+from fuser.python_launcher import PythonLauncher
+from fuser.record import _ALLOCATE, Recorded, _is_steady
 
 pytestmark = pytest.mark.cpu
 
@@ -782,9 +783,9 @@ needs_c = pytest.mark.skipif(launcher._c is None, reason="fuser was installed wi
 
 def record(**other: Any) -> tuple[Any, ...]:
     """Return a record of a call of one tensor that allocates one and launches nothing, with some fields replaced."""
-    allocations = ((launcher._ALLOCATE["cpu"], ((4,), (1,), torch.float32)),)
+    allocations = ((_ALLOCATE["cpu"], ((4,), (1,), torch.float32)),)
     fields = {"check": lambda *_: True, "generation": fuser.config.generation, "allocations": allocations}
-    return launcher.Recorded(**fields | {"result_count": 1} | other)  # type: ignore[arg-type]
+    return Recorded(**fields | {"result_count": 1} | other)  # type: ignore[arg-type]
 
 
 def step(**other: Any) -> tuple[Any, ...]:
@@ -826,7 +827,7 @@ MALFORMED: dict[str, tuple[Any, type[Exception]]] = {
     "any size in no word": (lambda: record(flat=(1, 0, 9), packed=(step(first=0),)), ValueError),
     "any size of too few fields": (lambda: record(flat=(1, 0), packed=(step(),)), TypeError),
     "any size without sizes": (
-        lambda: record(flat=(1, 0, 9), packed=(step(),), allocations=((launcher._ALLOCATE["cpu"], ()),)),
+        lambda: record(flat=(1, 0, 9), packed=(step(),), allocations=((_ALLOCATE["cpu"], ()),)),
         ValueError,
     ),
     "unknown letter": (lambda: record(packed=(step(pointers=(), numbers=(1,), letters="x"),)), ValueError),
@@ -976,4 +977,4 @@ def test_long_kernels_run_without_the_gil(body: str, calls: int) -> None:
     ],
 )
 def test_what_may_keep_the_gil(body: str, is_steady: bool) -> None:
-    assert launcher._is_steady(parse_functor(f"template <typename T> T f(T x) {{ {body} }}")) is is_steady
+    assert _is_steady(parse_functor(f"template <typename T> T f(T x) {{ {body} }}")) is is_steady

@@ -12,6 +12,7 @@ from torch.autograd import profiler
 import fuser
 from fuser import launcher
 from fuser.plan import MAX_NAMES
+from fuser.python_launcher import PythonLauncher
 from fuser.route import call
 
 pytestmark = pytest.mark.cpu
@@ -32,7 +33,7 @@ def axpy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
             pytest.skip("fuser was installed without a C compiler")
         return AXPY
     monkeypatch.setattr(launcher, "_c", None)
-    replayer = launcher.PythonLauncher((), ())
+    replayer = PythonLauncher((), ())
     return lambda x, y, alpha=1.0: call(AXPY.spec(2), replayer, (x, y, alpha))
 
 

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fuser
-from fuser import launcher, planner, resizing
+from fuser import planner, resizing
 from fuser.config import config
 from fuser.layout import contiguous_strides
+from fuser.record import allocations, pack_step
 from fuser.sizes import Deferred, Tape, write_program
 
 MULTIPLY = "template <typename T> T f(T x, T y) { return x * y + x; }"
@@ -194,8 +195,8 @@ def test_programs_say_what_plans_do(name: str, learnt: list[Any]) -> None:
             continue
         served += 1
         plan = planner.make_plan(spec, others)
-        packed = tuple(launcher.pack_step(step, len(others), step.packer.template) for step in plan.steps)
-        assert got[:2] == (launcher.allocations(plan), packed)
+        packed = tuple(pack_step(step, len(others), step.packer.template) for step in plan.steps)
+        assert got[:2] == (allocations(plan), packed)
         assert [step.kernel.address for step in got[2]] == [step.kernel.address for step in plan.steps]
     assert served or name == "a number"
 

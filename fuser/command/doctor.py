@@ -18,6 +18,7 @@ from fuser.errors import CacheError, CompilerNotFoundError, FuserError
 from fuser.jit_function import JitFunction
 from fuser.jiterator import jit_fn
 from fuser.planner import plan_texts
+from fuser.python_launcher import PythonLauncher
 
 __all__ = ["Finding", "examine"]
 
@@ -81,7 +82,7 @@ def _examine_versions() -> Finding:
 
 
 def _examine_launcher() -> Finding:
-    if launcher.Replayer is not launcher.PythonLauncher:
+    if launcher.Replayer is not PythonLauncher:
         return Finding("launcher", works=True, what="repeated calls are replayed from C")
     remedy = "install a C compiler and Python's headers, then fuser again"
     return Finding("launcher", None, "repeated calls are replayed in Python, some microseconds slower", remedy)

@@ -25,9 +25,10 @@ from fuser.fx.tracer import Traced, is_traced, trace
 from fuser.fx.whole import WholeFusion, find_whole_fusion
 from fuser.graph import FusionGroup
 from fuser.jit_function import R
-from fuser.launcher import Recorded, Replayer, Scalars, called_in_c, record_through
+from fuser.launcher import Replayer, called_in_c, record_through
 from fuser.outputs import check_kinds, finish_out, finish_traced_out
 from fuser.process import Lock
+from fuser.record import Recorded, Scalars
 from fuser.route import call_anew, is_transformed, requires_grad
 from fuser.tensor_desc import describe
 from fuser.warming.follow import current, stand_in
