@@ -19,9 +19,10 @@ from fuser.errors import ArgumentError, GradientError, UnsupportedError, shows_u
 from fuser.flat_text import as_function
 from fuser.fx.arguments import NUMBER, TENSOR, Key, sort_arguments
 from fuser.fx.fusion_node import FusionModule
+from fuser.fx.intercept import is_traced
 from fuser.fx.joint import DifferentiableFusion
 from fuser.fx.passes import FusionPass
-from fuser.fx.tracer import Traced, is_traced, trace
+from fuser.fx.tracer import Traced, trace
 from fuser.fx.whole import WholeFusion, find_whole_fusion
 from fuser.graph import FusionGroup
 from fuser.jit_function import R

@@ -13,7 +13,6 @@ import linecache
 import os
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,22 +20,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 from torch import fx
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fuser import errors
 from fuser.errors import FuserError, TracingError
 from fuser.fx.arguments import NUMBER, Key, name_leaves, rebuild
-from fuser.fx.examples import Examples, Facts, Unknown, find_facts, is_kind_question
+from fuser.fx.examples import Examples, Facts, Unknown, find_facts
+from fuser.fx.finished import finish_graph
 from fuser.fx.guards import Guards, find_guards
+from fuser.fx.intercept import Intercept, isinstance_asks_symbols
 from fuser.fx.nodes import is_size
 from fuser.fx.symbols import IN_PLACE, Symbol, is_symbol, is_tensor
-from fuser.fx.writes import sink_writes, split_batch_norm
-from fuser.jit_function import JitFunction
+from fuser.fx.writes import split_batch_norm
 from fuser.ops import IS_NUMBER, KNOWN, Known, find_settled, has_hooks, needs_known
 from fuser.process import Lock, await_before_fork
 
-__all__ = ["Traced", "is_traced", "trace"]
+__all__ = ["Traced", "trace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +51,6 @@ class Traced:
     def holds(self, leaves: Sequence[Any]) -> bool:
         """Whether a call with these tensors and numbers, of the same key, may go by this graph."""
         return self.guards.holds() and (self.facts is None or self.facts.hold(leaves))
-
-
-def is_traced(values: Sequence[Any]) -> bool:
-    """Whether a call with these arguments is part of what somebody else traces with torch.fx."""
-    modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    return any(isinstance(item, fx.Proxy | _Intercept) for item in (*modes, *values))
 
 
 def trace(
@@ -79,7 +72,7 @@ def trace(
         return _trace(function, lambda: _Tracer(function, call, key, leaves, names), key)
 
 
-# fx replaces functions of torch's while it traces, and so does this file.
+# fx replaces functions of torch's while it traces, and so does ``intercept``.
 _lock = Lock()
 # A child that is forked meanwhile would keep what they are replaced by.
 await_before_fork(_lock)
@@ -131,7 +124,7 @@ class _Tracer(fx.Tracer):
         self._leaves = leaves
         self._names = names
         self._modes = _find_modes()
-        self._examples: Examples | None = None
+        self.examples: Examples | None = None
         # Whether what is known of the arguments of the module that is called is all that it may ask.
         self._knows_arguments = False
         # Nodes whose values Python asked for.
@@ -153,7 +146,7 @@ class _Tracer(fx.Tracer):
         """Trace; a module's buffers are left as they were: ``self.count += 1`` would put a proxy there."""
         plain: Any = inspect.unwrap(self._function)
         try:
-            with _Intercept(self), _isinstance_asks_symbols(guards):
+            with Intercept(self), isinstance_asks_symbols(guards):
                 graph = self.trace(getattr(plain, "__func__", plain))
             for (_, name), (module, _) in self._buffers.items():
                 found: Any = module._buffers[name]
@@ -167,13 +160,11 @@ class _Tracer(fx.Tracer):
     def finish(self, graph: fx.Graph, guards: Guards) -> Traced:
         """Return the graph with what it needs to run."""
         facts = None
-        if self._examples is not None and self._leaves is not None:
-            facts = find_facts(graph, list(self._asked), self._examples, self.targets, self._leaves)
+        if self.examples is not None and self._leaves is not None:
+            facts = find_facts(graph, list(self._asked), self.examples, self.targets, self._leaves)
         # Symbols hold the tracer, and it them: the call's tensors would wait for the garbage collector.
-        self._examples = self._leaves = None
-        _erase_unused(graph, self._asked)
-        sink_writes(graph)
-        _bind_scalars(graph, _settle_numbers(graph))
+        self.examples = self._leaves = None
+        finish_graph(graph, self._asked)
         # Whoever loads the module reads its code with a tracer of torch's: this one is for one call.
         graph._tracer_cls = None
         return Traced(fx.GraphModule(dict(self.targets), graph, self._function.__name__), guards, facts)
@@ -187,7 +178,7 @@ class _Tracer(fx.Tracer):
                 proxy.node.meta[IS_NUMBER] = True
             proxies.append(proxy)
         if self._leaves is not None:
-            self._examples = Examples(self.graph, self._leaves, self.targets)
+            self.examples = Examples(self.graph, self._leaves, self.targets)
         args, keywords = rebuild(self._key, iter(proxies))
         return lambda: self._call(*args, **keywords), []
 
@@ -205,7 +196,7 @@ class _Tracer(fx.Tracer):
         # Which dimensions a kernel reduces is no number that it could be given.
         dims = find_settled(target, args, kwargs) if kind in {"call_function", "call_method"} else []
         asked = {id(item): item for item in pytree.tree_leaves(dims) if is_symbol(item)}
-        if asked and self._examples is not None:
+        if asked and self.examples is not None:
             known = {key: self.settle_if_known(item) for key, item in asked.items()}
             args, kwargs = pytree.tree_map(lambda item: known.get(id(item), item), (args, kwargs))
         if kind in {"call_function", "call_method"} and needs_known(target):
@@ -276,7 +267,7 @@ class _Tracer(fx.Tracer):
 
     def find(self, proxy: Symbol) -> Any:
         """Return what is known of a symbol's value: fake tensors, numbers; None without a call."""
-        return None if self._examples is None else self._examples.find(proxy.node)
+        return None if self.examples is None else self.examples.find(proxy.node)
 
     @staticmethod
     def has_elements(value: Any) -> bool:
@@ -287,9 +278,9 @@ class _Tracer(fx.Tracer):
         node = proxy.node
         if node.op == "get_attr":
             return type(self.targets[str(node.target)])
-        if self._examples is None:
+        if self.examples is None:
             return fx.Proxy if node.meta.get(IS_NUMBER) or is_size(node) else torch.Tensor
-        value = self._examples.find(node)
+        value = self.examples.find(node)
         if self.has_elements(value):
             return torch.Tensor
         kind: Any = self.create_proxy("call_function", type, (proxy,), {})
@@ -302,9 +293,9 @@ class _Tracer(fx.Tracer):
         Raises:
             TracingError: it depends on the elements of tensors, or there is no call.
         """
-        if self._examples is None:
+        if self.examples is None:
             raise TracingError("control flow depends on arguments: call the function, or warmup() with examples, first")
-        value = self._examples.find(proxy.node)
+        value = self.examples.find(proxy.node)
         if any(map(self.has_elements, pytree.tree_leaves(value))):
             raise TracingError(
                 f"{what} makes Python wait for its elements, which a trace has not: use {instead}, or leave this "
@@ -340,69 +331,6 @@ _OPEN_IF_KNOWN = (
     torch.nn.GroupNorm, torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.CrossEntropyLoss,
     torch.nn.NLLLoss,
 )  # fmt: skip
-
-
-@contextmanager
-def _isinstance_asks_symbols(guards: Guards) -> Iterator[None]:
-    # A property ``__class__`` would not do: torch's C++ would take symbols for tensors. Other code keeps its own.
-    found: list[Any] = [vars(torch)]
-    found += [getattr(question, "__self__", None) for question, name, _ in guards.asked if name == "isinstance"]
-    namespaces = [held for held in {id(held): held for held in found}.values() if isinstance(held, dict)]
-    for held in namespaces:
-        held["isinstance"] = _isinstance
-    try:
-        yield
-    finally:
-        for held in namespaces:
-            del held["isinstance"]
-
-
-def _isinstance(item: Any, kinds: Any, /) -> bool:
-    # torch.is_tensor() comes here, too.
-    if isinstance(item, kinds):
-        return True
-    return issubclass(type(item), Symbol) and issubclass(item.tracer.find_class(item), kinds)
-
-
-class _Intercept(TorchFunctionMode):
-    """Puts every torch function of the traced code into the graph, also those that see no symbol."""
-
-    def __init__(self, tracer: _Tracer) -> None:
-        super().__init__()
-        self._tracer = tracer
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        leaves = pytree.tree_leaves((args, kwargs))
-        if not any(is_symbol(item) or isinstance(item, torch.Tensor) for item in leaves):
-            return self._make(func, args, kwargs)
-        if name in _ABOUT_OBJECTS:
-            return func(*args, **kwargs)
-        tracer = self._tracer
-        args, kwargs = pytree.tree_map(lambda x: tracer.hold(x) if is_tensor(x) else x, (args, kwargs))
-        if name == "__get__":
-            return getattr(args[0], func.__self__.__name__)
-        if torch.overrides.is_tensor_method_or_property(func) and is_symbol(args[0]):
-            own = inspect.getattr_static(Symbol, name, None)
-            if callable(own) and name.startswith("__"):
-                return own(*args, **kwargs)
-            return getattr(args[0], name)(*args[1:], **kwargs)
-        made: Any = Symbol.__torch_function__(func, types, args, kwargs)
-        return tracer.settle_if_known(made) if is_kind_question(name) else made
-
-    def _make(self, function: Any, args: Any, kwargs: Any) -> Any:
-        # A function of no tensor: it may make one, or draw one.
-        examples = self._tracer._examples or Examples(self._tracer.graph, (), {})
-        with torch._C.DisableTorchFunction(), examples.mode:
-            result = function(*args, **kwargs)
-        if any(isinstance(item, torch.Tensor) for item in pytree.tree_leaves(result)):
-            return self._tracer.create_proxy("call_function", function, args, kwargs)
-        return result
-
-
-# Methods of a tensor that are about the Python object.
-_ABOUT_OBJECTS = frozenset(("__repr__", "__str__", "__format__", "__hash__", "__reduce_ex__", "__deepcopy__"))
 
 
 def _is_of_tracing(error: Exception) -> bool:
@@ -445,41 +373,3 @@ def _is_written(node: Any) -> bool:
 def _find_modes() -> tuple[Any, ...]:
     casts = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *casts
-
-
-def _erase_unused(graph: fx.Graph, asked: dict[fx.Node, None]) -> None:
-    # What was computed for questions alone.
-    wanted = set(asked)
-    for node in reversed(graph.nodes):
-        if node in wanted and not node.users and not node.is_impure():
-            wanted.update(node.all_input_nodes)
-            graph.erase_node(node)
-
-
-def _settle_numbers(graph: fx.Graph) -> set[fx.Node]:
-    # What is computed from numbers alone is a number; what a function does to one in place makes another one.
-    numbers: set[fx.Node] = set()
-    for node in graph.nodes:
-        sources = node.all_input_nodes
-        if node.meta.get(IS_NUMBER) or is_size(node) or (sources and numbers.issuperset(sources)):
-            numbers.add(node)
-            node.target = IN_PLACE.get(node.target, node.target)
-    return numbers
-
-
-def _bind_scalars(graph: fx.Graph, numbers: set[fx.Node]) -> None:
-    # What is no number is a tensor, also where a functor takes it as a scalar.
-    for node in graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, JitFunction):
-            continue
-        scalars = {key: value for key, value in node.kwargs.items() if key in node.target.scalar_names}
-        # What a reduction takes behind its map is read when it is called.
-        names = tuple(
-            name
-            for name, value in scalars.items()
-            if isinstance(value, fx.Node) and value not in numbers and name not in node.target.number_names
-        )
-        if names:
-            node.args = tuple(node.target.merge_arguments(names, node.args, node.kwargs))
-            node.kwargs = {name: value for name, value in node.kwargs.items() if name not in names}
-            node.target = node.target.with_tensors(names)

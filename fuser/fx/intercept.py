@@ -1,0 +1,89 @@
+"""What sees that a function is traced: torch functions of no symbol, and ``isinstance`` of a symbol."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from fuser.fx.examples import Examples, is_kind_question
+from fuser.fx.guards import Guards
+from fuser.fx.symbols import Symbol, is_symbol, is_tensor
+
+__all__ = ["Intercept", "is_traced", "isinstance_asks_symbols"]
+
+
+class Intercept(TorchFunctionMode):
+    """Puts every torch function of the traced code into the graph, also those that see no symbol."""
+
+    def __init__(self, tracer: Any) -> None:
+        super().__init__()
+        self._tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        leaves = pytree.tree_leaves((args, kwargs))
+        if not any(is_symbol(item) or isinstance(item, torch.Tensor) for item in leaves):
+            return self._make(func, args, kwargs)
+        if name in _ABOUT_OBJECTS:
+            return func(*args, **kwargs)
+        tracer = self._tracer
+        args, kwargs = pytree.tree_map(lambda x: tracer.hold(x) if is_tensor(x) else x, (args, kwargs))
+        if name == "__get__":
+            return getattr(args[0], func.__self__.__name__)
+        if torch.overrides.is_tensor_method_or_property(func) and is_symbol(args[0]):
+            own = inspect.getattr_static(Symbol, name, None)
+            if callable(own) and name.startswith("__"):
+                return own(*args, **kwargs)
+            return getattr(args[0], name)(*args[1:], **kwargs)
+        made: Any = Symbol.__torch_function__(func, types, args, kwargs)
+        return tracer.settle_if_known(made) if is_kind_question(name) else made
+
+    def _make(self, function: Any, args: Any, kwargs: Any) -> Any:
+        # A function of no tensor: it may make one, or draw one.
+        examples = self._tracer.examples or Examples(self._tracer.graph, (), {})
+        with torch._C.DisableTorchFunction(), examples.mode:
+            result = function(*args, **kwargs)
+        if any(isinstance(item, torch.Tensor) for item in pytree.tree_leaves(result)):
+            return self._tracer.create_proxy("call_function", function, args, kwargs)
+        return result
+
+
+# Methods of a tensor that are about the Python object.
+_ABOUT_OBJECTS = frozenset(("__repr__", "__str__", "__format__", "__hash__", "__reduce_ex__", "__deepcopy__"))
+
+
+def is_traced(values: Sequence[Any]) -> bool:
+    """Whether a call with these arguments is part of what somebody else traces with torch.fx."""
+    modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return any(isinstance(item, fx.Proxy | Intercept) for item in (*modes, *values))
+
+
+@contextmanager
+def isinstance_asks_symbols(guards: Guards) -> Iterator[None]:
+    """Let ``isinstance`` ask symbols what they stand for, in torch and where the traced function asks it, meanwhile."""
+    # A property ``__class__`` would not do: torch's C++ would take symbols for tensors. Other code keeps its own.
+    found: list[Any] = [vars(torch)]
+    found += [getattr(question, "__self__", None) for question, name, _ in guards.asked if name == "isinstance"]
+    namespaces = [held for held in {id(held): held for held in found}.values() if isinstance(held, dict)]
+    for held in namespaces:
+        held["isinstance"] = _isinstance
+    try:
+        yield
+    finally:
+        for held in namespaces:
+            del held["isinstance"]
+
+
+def _isinstance(item: Any, kinds: Any, /) -> bool:
+    # torch.is_tensor() comes here, too.
+    if isinstance(item, kinds):
+        return True
+    return issubclass(type(item), Symbol) and issubclass(item.tracer.find_class(item), kinds)
