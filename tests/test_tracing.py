@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from functors import draw, functor
 from torch import fx
 
 import fuser
-from fuser.errors import ArgumentError, DeviceError, GradientError, ShapeError, UnsupportedError
+from fuser.errors import ArgumentError, DeviceError, GradientError, ShapeError, TracingError, UnsupportedError
 
 pytestmark = pytest.mark.cpu
 
@@ -468,3 +469,96 @@ def test_a_scalar_of_a_compiled_call_has_no_dimensions(x: torch.Tensor) -> None:
     compiled = torch.compile(lambda x, alpha: axpy(x, x, alpha=alpha), backend="eager")
     with pytest.raises(ArgumentError, match=r"scalar 'alpha' has shape \[9\], not \[\]"):
         compiled(x, torch.ones(9))
+
+
+# --- what a function does to its arguments --------------------------------------------------------------------------
+def appends(x: Any, made: list[Any]) -> Any:
+    made.append(x * 2)
+    return x
+
+
+def names(x: Any, made: dict[str, Any]) -> Any:
+    made["twice"] = x * 2
+    return x
+
+
+def counts(x: Any, made: tuple[list[int]]) -> Any:
+    made[0][0] += 1
+    return x * made[0][0]
+
+
+def pops(x: Any, made: dict[str, Any]) -> Any:
+    return x * made.pop("by")
+
+
+def keeps_by_default(x: Any, made: list[Any] = []) -> Any:  # noqa: B006 - that is the point
+    made.append(1)
+    return x * len(made)
+
+
+@pytest.mark.parametrize(
+    ("function", "given"),
+    [(appends, ([],)), (names, ({},)), (counts, (([1],),)), (pops, ({"by": 2.0},)), (keeps_by_default, ())],
+)
+def test_a_function_that_changes_an_argument_is_refused(function: Any, given: Any, x: torch.Tensor) -> None:
+    before = copy.deepcopy(given)
+    for _ in range(2):
+        with pytest.raises(TracingError, match=rf"{function.__name__}\(\) changes its argument 'made'") as raised:
+            fuser.fuse(function)(x, *given)
+        assert raised.value.line == function.__code__.co_firstlineno
+    assert given == before
+
+
+def test_writing_to_tensors_among_the_arguments_changes_no_list(x: torch.Tensor) -> None:
+    def writes(held: Any) -> Any:
+        held[0] += 1
+        held[1]["x"] *= 2
+        return held[0] * held[1]["x"]
+
+    step = fuser.fuse(writes)
+    for _ in range(2):
+        one, other = ([x.clone(), {"x": x * 3}] for _ in range(2))
+        assert torch.equal(step(one), writes(other))
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[1]["x"], other[1]["x"])
+
+
+# --- attributes that tensors have not ---------------------------------------------------------------------------------
+def scaled(x: Any) -> Any:
+    x = axpy(x, x, alpha=2.0)
+    factor = getattr(x, "factor", None)
+    return x if factor is None else x * factor
+
+
+def scaled_first(x: Any) -> Any:
+    return axpy(x, x * x.factor if hasattr(x, "factor") else x, alpha=2.0)
+
+
+def test_what_a_tensor_has_is_asked_in_each_call(x: torch.Tensor) -> None:
+    marked = x.clone()
+    marked.factor = 3.0  # type: ignore[attr-defined]
+    for function in (scaled, scaled_first):
+        step = fuser.fuse(function)
+        for given in (x, x, marked, x, marked, marked):
+            assert torch.equal(step(given), function(given))
+
+
+def misspelled(x: Any) -> Any:
+    y = x * 2
+    return y.relux()
+
+
+def test_an_attribute_that_no_tensor_has_is_an_error_in_the_users_line(x: torch.Tensor) -> None:
+    with pytest.raises(AttributeError, match="'Tensor' object has no attribute 'relux'") as raised:
+        fuser.fuse(misspelled)(x)
+    assert "misspelled" in {step.name for step in traceback.extract_tb(raised.tb)}
+
+
+def yields(x: Any) -> Any:
+    yield x * 2
+
+
+def test_a_result_that_no_graph_returns_is_refused_with_the_function(x: torch.Tensor) -> None:
+    with pytest.raises(TracingError) as raised:
+        fuser.fuse(yields)(x)
+    assert (raised.value.filename, raised.value.line) == (__file__, yields.__code__.co_firstlineno)

@@ -13,7 +13,7 @@ from fuser.dtypes import plain_number
 from fuser.errors import ArgumentError
 from fuser.launcher import Replayer
 
-__all__ = ["NUMBER", "TENSOR", "Key", "name_leaves", "rebuild", "sort_arguments"]
+__all__ = ["NUMBER", "TENSOR", "Key", "is_as_given", "name_leaves", "rebuild", "sort_arguments"]
 
 # Equal for calls that one trace may serve: for each argument ``TENSOR``, ``NUMBER``, a constant (its type and itself)
 # or a container (its type, its keys, and one of these for each item).
@@ -50,6 +50,19 @@ def rebuild(key: Key, leaves: Iterator[Any]) -> tuple[list[Any], dict[str, Any]]
     """Return the arguments by position and by name that a key stands for, with ``leaves`` for tensors and numbers."""
     values = [_rebuild(kind, leaves) for kind in key[1:]]
     return values[: key[0]], values[key[0]] if len(values) > key[0] else {}
+
+
+def is_as_given(now: Any, given: Any, is_leaf_as_given: Callable[[Any, Any], bool]) -> bool:
+    """Whether the lists, tuples and dicts of an argument still hold what they did; ``given`` is a copy of before."""
+    if type(given) is dict:
+        return len(now) == len(given) and all(
+            name is before and is_as_given(now[name], given[before], is_leaf_as_given)
+            for name, before in zip(now, given, strict=True)
+        )
+    if issubclass(type(given), list | tuple):
+        pairs = zip(now, given, strict=False)
+        return len(now) == len(given) and all(is_as_given(*pair, is_leaf_as_given) for pair in pairs)
+    return is_leaf_as_given(now, given)
 
 
 def name_leaves(key: Key, names: list[str]) -> list[tuple[str, str]]:

@@ -67,6 +67,12 @@ class Examples:
                         break
         return self._known[node]
 
+    def given(self, node: fx.Node) -> Any:
+        """Return the argument, or the function's own tensor, that a node stands for: as it is, and not fake."""
+        if node.op == "get_attr":
+            return self._targets[str(node.target)]
+        return self._values[list(self._graph.find_nodes(op="placeholder")).index(node)]
+
     def _evaluate(self, node: fx.Node) -> Any:
         if node.op in {"placeholder", "get_attr"}:
             value = next(self._given) if node.op == "placeholder" else self._targets[str(node.target)]
@@ -155,7 +161,8 @@ class _FactWriter:
             self._answer(node, _tell, (self._copy(node),))
             # The type of a number among the arguments is one with the kind of call.
             is_type = node.target is type and node.all_input_nodes[0].op == "placeholder"
-            self.is_of_tensors = self.is_of_tensors and (is_type or all(map(self._is_tensor, _find_leaves(node))))
+            is_of_tensors = is_type or (node.target is not hasattr and all(map(self._is_tensor, _find_leaves(node))))
+            self.is_of_tensors = self.is_of_tensors and is_of_tensors
             return
         # It is about a tensor that is computed: all that its kind, or its shape, may come from.
         name = str(node.args[1] if node.target is getattr else node.target)

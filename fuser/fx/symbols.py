@@ -30,6 +30,8 @@ class Symbol(fx.Proxy):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
+        if not hasattr(torch.Tensor, name):
+            self.tracer.check_attribute(self, name)
         found = _SymbolAttribute(self, name)
         return self.tracer.settle_if_known(found) if is_kind_question(name) and _is_property(name) else found
 

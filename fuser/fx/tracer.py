@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from fuser import errors
 from fuser.errors import FuserError, TracingError
-from fuser.fx.arguments import NUMBER, Key, name_leaves, rebuild
+from fuser.fx.arguments import NUMBER, Key, is_as_given, name_leaves, rebuild
 from fuser.fx.examples import Examples, Facts, Unknown, find_facts
 from fuser.fx.finished import finish_graph
 from fuser.fx.guards import Guards, find_guards
@@ -91,7 +91,7 @@ def _trace(function: Callable[..., Any], make_tracer: Callable[[], _Tracer], key
         try:
             graph = tracer.run(guards)
         except Exception as error:
-            place = _find_place(error)
+            place = _find_place(error) or _place_of(inspect.unwrap(function).__code__, None)
             replaced = guards.remove_proxies()
             if isinstance(error, TracingError) or (not isinstance(error, FuserError) and _is_of_tracing(error)):
                 reason = error.reason if isinstance(error, TracingError) else f"fuse cannot trace this: {error}"
@@ -106,10 +106,7 @@ def _trace(function: Callable[..., Any], make_tracer: Callable[[], _Tracer], key
             return tracer.finish(graph, replace(guards, owners=()))
         replaced = guards.find_changed()
     what = repr(replaced) if replaced else "something it does not own"
-    raise TracingError(
-        f"fuse cannot trace that {function.__name__}() changes {what}, which later calls would not do: return it",
-        *_place_of(inspect.unwrap(function).__code__, None),
-    )
+    raise TracingError(_refuse_change(function, what), *_place_of(inspect.unwrap(function).__code__, None))
 
 
 class _Tracer(fx.Tracer):
@@ -150,7 +147,7 @@ class _Tracer(fx.Tracer):
                 graph = self.trace(getattr(plain, "__func__", plain))
             for (_, name), (module, _) in self._buffers.items():
                 found: Any = module._buffers[name]
-                if is_symbol(found) and not _is_written(found.node):
+                if is_symbol(found) and _written(found.node).op != "get_attr":
                     raise TracingError(f"fuse cannot trace that the buffer {name!r} becomes another tensor")
         finally:
             for (_, name), (module, before) in self._buffers.items():
@@ -180,7 +177,17 @@ class _Tracer(fx.Tracer):
         if self._leaves is not None:
             self.examples = Examples(self.graph, self._leaves, self.targets)
         args, keywords = rebuild(self._key, iter(proxies))
-        return lambda: self._call(*args, **keywords), []
+        given = rebuild(self._key, iter(proxies))
+
+        def call() -> Any:
+            made = self._call(*args, **keywords)
+            arguments = [*zip(self._names, args, given[0], strict=False), ("arguments", keywords, given[1])]
+            for name, now, before in arguments:
+                if not is_as_given(now, before, _is_same_value):
+                    raise TracingError(_refuse_change(self._function, f"its argument {name!r}"))
+            return made
+
+        return call, []
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return Symbol(node, self)
@@ -268,6 +275,24 @@ class _Tracer(fx.Tracer):
     def find(self, proxy: Symbol) -> Any:
         """Return what is known of a symbol's value: fake tensors, numbers; None without a call."""
         return None if self.examples is None else self.examples.find(proxy.node)
+
+    def check_attribute(self, proxy: Symbol, name: str) -> None:
+        """Raise AttributeError, as its tensor does, for a symbol of a tensor that has no attribute of this name.
+
+        Users may give their tensors attributes: whether they did is relied on.
+        """
+        node = proxy.node
+        is_given = node.op in {"placeholder", "get_attr"}
+        if self.examples is None or not (is_given or _makes_new(node)):
+            return
+        value = self.examples.given(node) if is_given else self.examples.find(node)
+        if not isinstance(value, torch.Tensor):
+            return
+        if is_given:
+            asked: Any = self.create_proxy("call_function", hasattr, (proxy, name), {})
+            self._asked[asked.node] = None
+        if not hasattr(value, name):
+            raise AttributeError(f"'Tensor' object has no attribute {name!r}")
 
     @staticmethod
     def has_elements(value: Any) -> bool:
@@ -363,11 +388,27 @@ def _place_of(code: types.CodeType, line: int | None) -> tuple[str, int, str]:
     return code.co_filename, line, linecache.getline(code.co_filename, line)
 
 
-def _is_written(node: Any) -> bool:
-    # The result of writing to a buffer, once or several times.
+def _refuse_change(function: Callable[..., Any], what: str) -> str:
+    return f"fuse cannot trace that {function.__name__}() changes {what}, which later calls would not do: return it"
+
+
+def _written(node: Any) -> Any:
+    # What an operator wrote to, once or several times.
     while node.target in IN_PLACE:
         node = node.args[0]
-    return bool(node.op == "get_attr")
+    return node
+
+
+def _makes_new(node: fx.Node) -> bool:
+    # Whether what a node makes is an object of its own, which no user has named; modules may return anything.
+    name = getattr(node.target, "__name__", str(node.target))
+    return node.op in {"call_function", "call_method"} and node.target not in IN_PLACE and not name.endswith("_")
+
+
+def _is_same_value(now: Any, before: Any) -> bool:
+    if now is before or not is_symbol(now) or not is_symbol(before) or before.node.meta.get(IS_NUMBER):
+        return now is before
+    return _written(now.node) is before.node
 
 
 def _find_modes() -> tuple[Any, ...]:
