@@ -5,17 +5,17 @@ The table, first match first:
 ======================================================================  ========
 what is called, and where                                               route
 ======================================================================  ========
+a tensor that kernels cannot read: sparse, nested, quantized, batched   EAGER
 a dispatch mode or torch.jit.trace is on, or a tensor subclass or       OPERATOR
 functional wrapper is among the inputs
-a tensor that kernels cannot read: sparse, nested, quantized, batched   EAGER
 torch.func differentiates or maps the call, or an input has a tangent   AUTOGRAD
 an input requires grad, in grad mode                                    AUTOGRAD
 anything else                                                           KERNEL
 ======================================================================  ========
 
-Inside torch.func's transforms the third line comes before the first: its wrappers are no subclasses, and what they wrap
-comes back here. Below autograd the last three lines are one. What a warm-up follows, on fake tensors, goes where real
-ones would.
+Inside torch.func's transforms the third line comes before the second: its wrappers are no subclasses, and what they
+wrap comes back here. Below autograd the last three lines are one. What a warm-up follows, on fake tensors, goes where
+real ones would.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ __all__ = [
     "Routed",
     "call",
     "call_anew",
+    "differentiate_parts",
     "find_route",
     "has_derivative",
     "is_transformed",
@@ -178,33 +179,23 @@ def find_route(inputs: Sequence[Any], *, below_autograd: bool = False) -> Routed
             or _has_tangent(inputs)
         )
     )
-    items = list(inputs)
-    is_followed = current() is not None
-    if not transformed and not is_followed and (torch._C._len_torch_dispatch_stack() > 0 or torch._C._is_tracing()):
-        return Routed(Route.OPERATOR, items)
-    reason = ""
-    needs_grad = False
-    for index, item in enumerate(items):
-        if not isinstance(item, torch.Tensor):
-            continue
-        needs_grad = needs_grad or item.requires_grad
-        kind = unusual_kind(item)
-        if kind:
-            # Before its class is asked: a class of nested or sparse tensors knows torch's operators, not fuser's.
-            reason = kind
-        elif (
-            not transformed
-            and not is_followed
-            and (library.has_torch_dispatch(item) or torch._is_functional_tensor(item))
-        ):
-            return Routed(Route.OPERATOR, list(inputs))
-        else:
-            items[index] = _resolve(item)
+    # Before its class is asked: a class of nested or sparse tensors knows torch's operators, not fuser's.
+    kinds = [unusual_kind(item) if isinstance(item, torch.Tensor) else "" for item in inputs]
+    tensors = [item for item, kind in zip(inputs, kinds, strict=True) if isinstance(item, torch.Tensor) and not kind]
+    reason = next(filter(None, kinds), "")
+    if not reason and not transformed and current() is None and _sees_operators(tensors):
+        return Routed(Route.OPERATOR, list(inputs))
+    resolved = iter([_resolve(item) for item in tensors])
+    items = [
+        next(resolved) if isinstance(item, torch.Tensor) and not kind else item
+        for item, kind in zip(inputs, kinds, strict=True)
+    ]
     if reason:
         return Routed(Route.EAGER, items, f"a {reason} tensor")
-    if transformed or (needs_grad and torch.is_grad_enabled() and not below_autograd):
-        return Routed(Route.AUTOGRAD, items)
-    return Routed(Route.KERNEL, items)
+    needs_grad = torch.is_grad_enabled() and not below_autograd and any(map(requires_grad, tensors))
+    if not transformed and not needs_grad:
+        return Routed(Route.KERNEL, items)
+    return Routed(Route.AUTOGRAD, [_as_saved(item) for item in items] if needs_grad else items)
 
 
 def is_transformed() -> bool:
@@ -251,11 +242,17 @@ def _run_kernel(made: GroupCall) -> list[torch.Tensor]:
 
 
 def _differentiate(made: GroupCall) -> Sequence[torch.Tensor]:
-    spec, inputs = made.spec, made.inputs
-    if made.out is not None and torch.is_grad_enabled() and any(map(requires_grad, inputs)):
+    if made.out is not None and torch.is_grad_enabled() and any(map(requires_grad, made.inputs)):
         raise GradientError("out= does not support automatic differentiation, but one of the inputs requires grad")
+    return differentiate_parts(made.spec, made.inputs, lambda: HANDLERS[Route.AUTOGRAD](made))
+
+
+def differentiate_parts(
+    spec: KernelSpec, inputs: list[Any], differentiate: Callable[[], Sequence[torch.Tensor]]
+) -> Sequence[torch.Tensor]:
+    """Return what ``differentiate`` returns; a group with an op that has no kernel goes in parts, or in eager torch."""
     try:
-        return HANDLERS[Route.AUTOGRAD](made)
+        return differentiate()
     except CompilerNotFoundError:
         raise
     except UnsupportedError as error:
@@ -264,6 +261,16 @@ def _differentiate(made: GroupCall) -> Sequence[torch.Tensor]:
         if error.application >= 0 and len(spec.group.applications) > 1:
             return run_around(spec, error.application, inputs, run)
         return run_fallback(spec, inputs, reason)
+
+
+def _sees_operators(tensors: Sequence[torch.Tensor]) -> bool:
+    # Whether a mode, or the class of a tensor, is to see the call as one operator.
+    return library.needs_operator(tensors) or torch._C._is_tracing() or any(map(torch._is_functional_tensor, tensors))
+
+
+def _as_saved(item: Any) -> Any:
+    # What was made in inference mode cannot be saved for a backward pass; a copy can.
+    return item.clone() if isinstance(item, torch.Tensor) and item.is_inference() else item
 
 
 def _resolve(item: torch.Tensor) -> torch.Tensor:

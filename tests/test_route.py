@@ -56,6 +56,32 @@ def test_each_row_of_the_table() -> None:
     assert seen == [Route.AUTOGRAD]
 
 
+@pytest.mark.parametrize("make", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr, torch.Tensor.to_mkldnn])
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_kinds_that_the_operator_cannot_read_are_torchs_under_a_mode(make: Any, needs_grad: bool) -> None:
+    functor, fused = fuser.create_jit_fn(MUL), fuser.fuse(lambda x, y: torch.mul(x, y))
+    x, y = draw(4, 3, dtype=torch.float32).requires_grad_(needs_grad), make(draw(4, 3, seed=1, dtype=torch.float32))
+    x = make(x) if y.layout is torch._mkldnn else x
+    for function in (functor, fused):
+        with Modes():
+            made = function(x, y)
+        wanted = torch.mul(x, y)
+        assert made.layout is wanted.layout
+        assert torch.equal(made.to_dense(), wanted.to_dense())
+
+
+def test_what_was_made_in_inference_mode_takes_part_in_gradients() -> None:
+    with torch.inference_mode():
+        y = draw(4, seed=1)
+    functor, fused = fuser.create_jit_fn(MUL), fuser.fuse(lambda x, y: torch.relu(functor(x, y)) + x)
+    for function, reference in ((functor, torch.mul), (fused, lambda x, y: torch.relu(x * y) + x)):
+        for _ in range(2):
+            x = draw(4).requires_grad_()
+            (got,) = torch.autograd.grad(function(x, y).sum(), x)
+            (wanted,) = torch.autograd.grad(reference(x, y.clone()).sum(), x)
+            torch.testing.assert_close(got, wanted)
+
+
 def test_lazy_bits_and_zeros_without_memory_are_resolved() -> None:
     z = draw(4, dtype=torch.complex64)
     zero = torch._efficientzerotensor((2, 3))
@@ -181,6 +207,16 @@ def test_gradients_pass_through_a_cut() -> None:
     wanted = torch.autograd.grad((2 * inner.abs() + y.real * 2 + 1).sum(), (x, y))
     for own, theirs in zip(got, wanted, strict=True):
         torch.testing.assert_close(own, theirs)
+
+
+@pytest.mark.parametrize("function", [lambda x, y: x * y, lambda x, y: torch.abs(x * y) + 1.0], ids=["alone", "cut"])
+def test_gradients_pass_through_a_cut_under_a_mode(function: Callable[..., Any]) -> None:
+    fused = fuser.fuse(function)
+    x, y = draw(5, 4).requires_grad_(), draw(5, 4, seed=1, dtype=torch.complex128)
+    with Modes():
+        (got,) = torch.autograd.grad(fused(x, y).abs().sum(), x)
+    (wanted,) = torch.autograd.grad(function(x, y).abs().sum(), x)
+    torch.testing.assert_close(got, wanted)
 
 
 def test_fake_tensors_pass_through_a_cut() -> None:

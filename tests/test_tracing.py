@@ -315,6 +315,22 @@ def test_a_subclass_with_functions_of_its_own_keeps_them(x: torch.Tensor) -> Non
     torch.testing.assert_close(fused(torch.nn.Parameter(x)).detach(), torch.exp(x))
 
 
+class Named(torch.Tensor): ...
+
+
+def test_results_are_of_the_class_that_torch_gives_them(x: torch.Tensor) -> None:
+    def step(x: Any, others: Any) -> Any:
+        return torch.relu(x) * 2, x + others[0]
+
+    fused, named, other = fuser.fuse(step), x.as_subclass(Named), (x * 3).as_subclass(Named)
+    for given in ((x, [x]), (named, [x]), (x, [other]), (x, [x]), (named, [other])):
+        for _ in range(2):
+            got, wanted = fused(*given), step(*given)
+            assert [type(item) for item in got] == [type(item) for item in wanted]
+            assert all(map(torch.equal, got, wanted))
+        assert [type(item) for item in fused(others=given[1], x=given[0])] == [type(item) for item in wanted]
+
+
 # --- modules and copies ------------------------------------------------------------------------------------------
 def test_activation_modules_fuse(x: torch.Tensor) -> None:
     layers = [

@@ -27,7 +27,17 @@ from fuser.errors import GradientError, UntranslatableError
 from fuser.kernel_spec import KernelSpec, ValueLayout, infer_layouts
 from fuser.launcher import record_through
 from fuser.layout import Shape
-from fuser.route import HANDLERS, GroupCall, Route, call, is_transformed, requires_grad, run, run_below
+from fuser.route import (
+    HANDLERS,
+    GroupCall,
+    Route,
+    call,
+    differentiate_parts,
+    is_transformed,
+    requires_grad,
+    run,
+    run_below,
+)
 
 __all__ = ["differentiate"]
 
@@ -369,9 +379,13 @@ def differentiate_operator(group: str, kinds: str, *inputs: Any) -> Sequence[tor
     """Run the operator so that autograd and forward AD can differentiate it (dispatch key Autograd)."""
     spec, values = registered(group), library.merge_inputs(kinds, *inputs)
     if is_transformed() or (torch.is_grad_enabled() and any(map(requires_grad, values))):
-        case = find_case(spec, values, saves_results=False)
-        results: tuple[torch.Tensor, ...] = _Transformed.apply(case, *values)  # type: ignore[no-untyped-call]
-        return results
+
+        def apply() -> Sequence[torch.Tensor]:
+            case = find_case(spec, values, saves_results=False)
+            results: tuple[torch.Tensor, ...] = _Transformed.apply(case, *values)  # type: ignore[no-untyped-call]
+            return results
+
+        return differentiate_parts(spec, values, apply)
     with torch._C._AutoDispatchBelowAutograd():
         replayed = library.replay_operator(group, values)
         return library.call_operator(spec, values) if replayed is None else replayed

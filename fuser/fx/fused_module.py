@@ -29,8 +29,8 @@ def fuse(function: Callable[..., Any]) -> FusedFunction | FusedModule:
     its elements: what it asked is asked again in every later call, and the function is traced anew where the answer, a
     constant, a global or closure variable, or an attribute that the function read is another one. Items of numpy arrays
     and attributes of other libraries' objects are not compared. What is neither a functor call nor an op that fuser
-    knows stays eager, between fusion nodes. Tensors with a ``__torch_function__`` of their own go through the function
-    as it is.
+    knows stays eager, between fusion nodes. Tensors of a subclass that has not switched ``__torch_function__`` off, as
+    parameters have, go through the function as it is.
 
     Args:
         function: a Python function, a method (also as a decorator in a class) or a ``torch.nn.Module``.

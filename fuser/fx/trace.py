@@ -27,7 +27,7 @@ from fuser.fx.whole import WholeFusion, find_whole_fusion
 from fuser.graph import FusionGroup
 from fuser.jit_function import R
 from fuser.launcher import Replayer, called_in_c, record_through
-from fuser.outputs import check_kinds, finish_out, finish_traced_out
+from fuser.outputs import check_kinds, finish_out, finish_traced_out, unusual_kind
 from fuser.process import Lock
 from fuser.record import Recorded, Scalars
 from fuser.route import call_anew, is_transformed, requires_grad
@@ -167,9 +167,11 @@ class FusedFunction(Replayer, Generic[P, R]):
 
         None for any other, and where the call is one of the function as it is.
         """
-        if torch.compiler.is_compiling() or is_traced((*args, *kwargs.values())) or any(map(_has_own_functions, args)):
+        if torch.compiler.is_compiling() or is_traced((*args, *kwargs.values())):
             return None
         key, leaves = self._sort(tuple(args), kwargs)
+        if any(map(_has_functions, leaves)):
+            return None
         entry = self._find_trace(key, leaves)
         return None if entry.whole is None else (entry, leaves)
 
@@ -251,8 +253,6 @@ class FusedFunction(Replayer, Generic[P, R]):
             # Asks of symbols what the trace relies on.
             entry.traced.holds(leaves)
             return entry.run(*leaves)
-        if any(map(_has_own_functions, args)):
-            return self._call_plainly(*args, **kwargs)
         out = None if self._has_out else kwargs.pop("out", None)
         outs = None if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
         if outs is not None:
@@ -263,6 +263,9 @@ class FusedFunction(Replayer, Generic[P, R]):
             if replayed is not None:
                 return replayed
         key, leaves = sort_arguments(args, kwargs, self.__name__)
+        if any(map(_has_functions, leaves)):
+            result = self._call_by_position(*args, **kwargs)
+            return result if out is None else _finish_out(out, result)
         entry = self._find_trace(key, leaves)
         whole, launcher = entry.whole, entry.launcher
         if whole is None and outs is not None:
@@ -350,7 +353,7 @@ class FusedFunction(Replayer, Generic[P, R]):
         differentiable = DifferentiableFusion if mode.is_differentiated or has_parameters else None
         if differentiable is None and leaves is not None:
             for node, leaf in zip(traced.graph_module.graph.find_nodes(op="placeholder"), leaves, strict=True):
-                if isinstance(leaf, torch.Tensor):
+                if isinstance(leaf, torch.Tensor) and not unusual_kind(leaf):
                     node.meta["first"] = describe(leaf)
         FusionPass(reduces=mode.reduces, differentiable=differentiable, device_type=mode.device_type)(
             traced.graph_module
@@ -419,13 +422,12 @@ def _mode(leaves: tuple[Any, ...]) -> Mode:
     return Mode(config.numerics, not stays, needs_grad and not stays, "cuda" if is_cuda else "cpu")
 
 
-def _has_own_functions(item: Any) -> bool:
-    # A subclass that says what torch's functions do with it.
+def _has_functions(item: Any) -> bool:
+    # Whether it is of a subclass that says what torch's functions do with it, or whose class they give to results.
     if type(item) is torch.Tensor or not isinstance(item, torch.Tensor):
         return False
-    own, usual = (getattr(kind.__torch_function__, "__func__", None) for kind in (type(item), torch.Tensor))
-    # None where it is switched off, as in torch.nn.Parameter.
-    return own is not None and own is not usual
+    # Switched off in torch.nn.Parameter.
+    return type(item).__torch_function__ is not torch._C._disabled_torch_function_impl
 
 
 def _finish_out(out: Any, result: Any) -> Any:
