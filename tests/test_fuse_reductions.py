@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fuser
 from fuser.config import config
-from fuser.errors import GradientError
+from fuser.errors import GradientError, ShapeError
 
 # Each is torch's, and one group with the addition before it.
 SPELLINGS = """
@@ -354,6 +354,20 @@ def test_too_many_sizes_are_torchs_reductions(monkeypatch: pytest.MonkeyPatch) -
             same(got, wanted)
     (fusion,) = [item for item in step.graph_module.children() if hasattr(item, "nodes")]
     assert len(fusion._joints) == 1
+
+
+def test_a_mistake_says_no_more_than_the_error(capfd: pytest.CaptureFixture[str], recwarn: Any) -> None:
+    fused = fuser.fuse(lambda x, y: (x * y).sum(-1))
+    x = torch.rand(4, 6, requires_grad=True)
+    fuser.reset_stats()
+    for _ in range(2):
+        with pytest.raises(ShapeError, match=r"shapes \[4, 6\], \[3, 5\]"):
+            fused(x, torch.rand(3, 5))
+        with pytest.raises(RuntimeError, match="CSR"):
+            fused(x, torch.rand(4, 6).to_sparse_csr())
+        torch.testing.assert_close(fused(x, x), (x * x).sum(-1))
+    assert not {reason for reason in fuser.stats()["fallbacks"] if "tracing" in reason}
+    assert capfd.readouterr() == ("", "")
 
 
 def test_no_warning_comes_of_binding() -> None:

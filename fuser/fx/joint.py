@@ -24,10 +24,11 @@ from fuser.fx.fusion_node import FusionModule
 from fuser.fx.passes import FusionPass
 from fuser.graph import FusionGroup
 from fuser.kernel_cache import Lru
+from fuser.kernel_spec import infer_layouts
 from fuser.launcher import Launcher, record_through
 from fuser.process import Lock, await_before_fork
 from fuser.route import Route, find_route, requires_grad
-from fuser.tensor_desc import common_device, describe, follows_default_dtype, input_specs
+from fuser.tensor_desc import common_device, describe, follows_default_dtype, input_specs, value_layouts
 from fuser.warming.follow import alone, current, stand_in
 
 __all__ = ["DifferentiableFusion"]
@@ -115,6 +116,10 @@ class DifferentiableFusion(FusionModule):
         alike = [joint for joint in self._joints if joint.is_like(key)]
         joint = next((joint for joint in alike if joint.fits(inputs)), None)
         if joint is None and len(self._joints) < MAX_JOINTS:
+            # What does not fit together raises here: tracing would say much more.
+            described = [describe(item) for item in inputs]
+            common_device(self.group, described)
+            infer_layouts(self.group, value_layouts(described))
             # Sizes that were others before are symbols from now on.
             joint = _trace_joint(self.nodes, key, inputs, [item.key for item in alike])
             self._joints += [] if joint is None else [joint]
@@ -127,7 +132,8 @@ class DifferentiableFusion(FusionModule):
             apart = fx.GraphModule(self.nodes, graph)
             FusionPass(reduces=False)(apart)
             self._apart = apart
-        made: tuple[Any, ...] = self._apart(*inputs)
+        # As torch's modules call it, it would print itself with each error.
+        made: tuple[Any, ...] = self._apart.forward(*inputs)
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -243,7 +249,7 @@ def _differentiate(
 ) -> Sequence[torch.Tensor | None]:
     # In eager torch, which differentiates that in turn. Each input is looked at anew: one may be made of another.
     seen = [item.view_as(item) if isinstance(item, torch.Tensor) else item for item in inputs]
-    outputs = joint.nodes(*seen)
+    outputs = joint.nodes.forward(*seen)
     pairs = [(outputs[slot], grad) for slot, grad in zip(joint.continuous, grads, strict=True) if grad is not None]
     wanted = [slot for slot in joint.tensors if inputs[slot].requires_grad]
     made = torch.autograd.grad(
