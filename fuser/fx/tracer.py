@@ -178,16 +178,17 @@ class _Tracer(fx.Tracer):
             self.examples = Examples(self.graph, self._leaves, self.targets)
         args, keywords = rebuild(self._key, iter(proxies))
         given = rebuild(self._key, iter(proxies))
+        # Without annotations, which fx would write into the graph's code.
+        return lambda: self._call_as_given(args, keywords, given), []
 
-        def call() -> Any:
-            made = self._call(*args, **keywords)
-            arguments = [*zip(self._names, args, given[0], strict=False), ("arguments", keywords, given[1])]
-            for name, now, before in arguments:
-                if not is_as_given(now, before, _is_same_value):
-                    raise TracingError(_refuse_change(self._function, f"its argument {name!r}"))
-            return made
-
-        return call, []
+    def _call_as_given(self, args: Any, keywords: Any, given: Any) -> Any:
+        # Calls the function, which may change nothing of its arguments: ``given`` is a copy of them.
+        made = self._call(*args, **keywords)
+        arguments = [*zip(self._names, args, given[0], strict=False), ("arguments", keywords, given[1])]
+        for name, now, before in arguments:
+            if not is_as_given(now, before, _is_same_value):
+                raise TracingError(_refuse_change(self._function, f"its argument {name!r}"))
+        return made
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return Symbol(node, self)
