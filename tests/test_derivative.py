@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -550,3 +551,11 @@ def test_complex_functor() -> None:
     theirs = torch.autograd.grad(reference(z, w), (z, w), weight)
     torch.testing.assert_close(mine, theirs)
     assert torch.autograd.gradgradcheck(own, (z, w), fast_mode=True)
+
+
+@pytest.mark.parametrize("number", ["3.40282347e+38", "1.17549435e-38", "1.40129846e-45", "3.4e+38"])
+def test_the_largest_and_smallest_constants_keep_their_value(number: str) -> None:
+    derived = reverse(f"template <typename T> T f(T x) {{ return x * {number}f; }}")
+    (found,) = re.findall(r"T\((\d[\d.]*e[-+]\d+)\)", text_of(derived))
+    assert torch.equal(*(torch.tensor(float(text), dtype=F64).to(F32) for text in (found, number)))
+    assert len(found) <= len(number)
