@@ -11,8 +11,10 @@ from pathlib import Path
 import torch
 
 import fuser
+from fuser import launcher
 from fuser.command import bench, cache, demo, doctor, show
 from fuser.command.bisect import bisect
+from fuser.config import SETTINGS
 from fuser.cpu.backend import find_compiler
 from fuser.errors import FuserError
 
@@ -157,8 +159,10 @@ def show_findings() -> int:
 
 
 def show_info() -> int:
-    """Print versions, compilers and settings."""
+    """Print versions, compilers and the settings that are not as they come: what a bug report needs."""
     print(f"fuser {fuser.__version__}, torch {torch.__version__}, Python {sys.version.split()[0]}")
+    print(f"installed in: {Path(fuser.__file__).parent}")
+    print(f"launcher: in {'Python' if launcher.Replayer is launcher.PythonLauncher else 'C'}")
     try:
         compiler = find_compiler(fuser.config.cxx)
         print(f"C++ compiler: {compiler.version.splitlines()[0]}")
@@ -166,7 +170,9 @@ def show_info() -> int:
         print(f"C++ compiler: {error}")
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     print(f"GPUs: {', '.join(gpus) or 'none'}")
-    print(fuser.config)
+    values = [(item.name, getattr(fuser.config, item.name), item.default) for item in SETTINGS]
+    changed = [f"{name}={value!r}" for name, value, default in values if value != default]
+    print(f"settings: {', '.join(changed) or 'all as they come'}")
     return 0
 
 

@@ -30,7 +30,12 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"fuser {fuser.__version__}, torch ")
-    assert "numerics='strict'" in shown
+    assert f"installed in: {Path(fuser.__file__).parent}\nlauncher: in " in shown
+    with fuser.config.patch(numerics="fast", logs="source"):
+        assert main(["info"]) == 0
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert "numerics='fast'" in told
+    assert "cpu_math" not in told
 
 
 @pytest.mark.cpu
