@@ -85,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             device = options.device or _default_device()
             for section in show.show(function, device, options.dtype, options.target, assembly=options.assembly):
                 print(section, flush=True)
+    except BrokenPipeError:
+        raise
     except (FuserError, OSError, ImportError, UnicodeDecodeError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -177,8 +179,12 @@ def show_info() -> int:
 
 
 if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # ``| head`` has read enough.
+        status = 0
     sys.stderr.flush()
     # Nothing is left to do, and the interpreter would take up to a second to take torch's modules apart.
     os._exit(status)

@@ -563,7 +563,7 @@ UNTRANSLATABLE = [
     ("return x.size;", 2, 41, "the member 'size' of float32"),
     ("int (*p)(int) = 0; return x;", 2, 38, "a pointer to a function"),
     ("return MAXFLOAT * x;", 2, 41, "the name 'MAXFLOAT'"),
-    ("return std::numeric_limits<T>::traps + x;", 2, 41, "the name 'numeric_limits'"),
+    ("return std::numeric_limits<T>::traps + x;", 2, 41, "the member 'traps' of numeric_limits"),
     ("return std::numeric_limits<T>::round_error() + x;", 2, 41, "the member 'round_error' of numeric_limits"),
     ("int n = int(x); T a[n]; return x;", 2, 54, "an array whose size is no constant"),
     ("  /* é */ return x + missing(x);", 2, 55, "the function 'missing'"),

@@ -74,7 +74,8 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
 def assert_values(got: tuple[torch.Tensor, ...], wanted: list[float]) -> None:
     for one, number in zip(got, wanted, strict=True):
         expected = torch.tensor([number if one.dtype is not torch.bool else bool(number)], dtype=one.dtype)
-        assert torch.equal(one.cpu(), expected) or bool(one.isnan() & expected.isnan())
+        made = one.cpu()
+        assert torch.equal(made, expected) or bool(made.isnan() & expected.isnan())
 
 
 @pytest.mark.filterwarnings("ignore::fuser.errors.FallbackWarning")

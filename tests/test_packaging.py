@@ -65,6 +65,7 @@ def test_the_wheel_has_the_package_and_nothing_else(built: Path) -> None:
     assert [item for item in metadata.get_all("Requires-Dist", []) if "<" in item] == []
 
 
+@pytest.mark.cpu
 def test_the_description_stands_alone(built: Path) -> None:
     """A package index shows it far from the repository: no link and no picture may be relative to one."""
     (path,) = built.glob("*.whl")

@@ -51,7 +51,10 @@ def find_limit_named(state: State, node: Name) -> Value | None:
     """Return what ``std::numeric_limits<T>::member`` is, None for a name that is nothing of the kind."""
     if node.name != "numeric_limits" or state.scope.find(node.name) is not None or len(node.arguments) != 1:
         return None
-    return find_limit(node.member, resolve_argument(state, node.arguments[0]))
+    found = find_limit(node.member, resolve_argument(state, node.arguments[0]))
+    if found is None:
+        raise NoTranslation(f"the member {node.member!r} of {node.name}")
+    return found
 
 
 def _locate_element(state: State, node: Index) -> Location:
