@@ -27,6 +27,8 @@ def name_warmup(group: FusionGroup, inputs: Sequence[TensorDesc]) -> str:
     given = [samples[value] for value in application.tensors]
     names = (parameter.name for parameter in function.scalars)
     given += [f"{name}={samples[value]}" for name, value in zip(names, application.scalars, strict=True)]
+    if function.reduction is not None:
+        given += [f"dim={function.reduction.dims}", f"keepdim={function.reduction.keepdim}"]
     return f"{function.name}.warmup({', '.join(given)}) covers it, {_RANGES}"
 
 

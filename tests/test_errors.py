@@ -243,6 +243,53 @@ def test_what_cannot_be_fused(item: Any, message: str) -> None:
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (
+            fuser.register_fusion,
+            "a FusionGroup is wanted, got fuser.jit_function.JitFunction; of a functor that is fn.spec(",
+        ),
+        (lambda f: fuser.debug_get_fused_kernel_code(f, [ones(3)]), "a FusionGroup is wanted, got fuser."),
+        (lambda f: fuser.debug_launch_graph({"f": f}, [ones(3)]), "a FusionGroup is wanted, got dict; "),
+        (
+            lambda f: fuser.run_fusion(fuser.register_fusion(f.spec(2).group), ones(3)),
+            "the inputs of a group are a list, got torch.Tensor",
+        ),
+    ],
+)
+def test_what_is_no_group(use: Callable[[Any], Any], message: str, axpy: fuser.JitFunction) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        use(axpy)
+    assert str(caught.value).startswith(message)
+
+
+def test_what_cannot_be_explained() -> None:
+    takes = "explain takes a fused function, functor, graph module or group, got "
+    for item, message in (
+        (3, "int"),
+        (torch.nn.SiLU(), "torch.nn.modules.activation.SiLU; fuser.fuse or torch.compile makes one of it"),
+    ):
+        with pytest.raises(TypeError) as caught:
+            fuser.explain(item)
+        assert str(caught.value) == takes + message
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda f: f(ones(2, 3), 1), "add(x) takes 1 tensor, got 2 arguments; dim is given by name: dim=1"),
+        (lambda f: f(ones(2, 3), axis=1), "add(x) has no scalar 'axis'; did you mean 'dim'?"),
+        (lambda f: f(ones(2, 3), keepdims=True), "add(x) has no scalar 'keepdims'; did you mean 'keepdim'?"),
+    ],
+)
+def test_dimensions_of_a_reduction_as_elsewhere(call: Callable[[Any], Any], message: str) -> None:
+    total = fuser.create_reduction_fn("template <typename T> T add(T a, T b) { return a + b; }", identity=0)
+    with pytest.raises(ArgumentError) as caught:
+        call(total)
+    assert str(caught.value) == message
+
+
 def test_a_setting_that_there_is_not() -> None:
     message = "fuser.config has no setting 'numeric'; it has numerics, cpu_math, "
     for use in (
