@@ -229,7 +229,9 @@ def _place(functor: Functor, item: Diagnostic) -> Diagnostic:
     line, column = functor.place_in_source(item.line, item.column)
     message = _NAMESPACE.sub("", item.message)
     named = _NAMED.search(message)
-    shown = functor.source.split("\n")[line - 1]
+    lines = functor.source.split("\n")
+    # What is missing at the end may be said of a line behind it.
+    shown = lines[line - 1] if 0 < line <= len(lines) else ""
     if named is not None:
         ends = {
             match.end() + 1: match.start() + 1 for match in re.finditer(rf"\b{named[1]}\b\s*(?:<[^<>()]*>)?\s*", shown)
