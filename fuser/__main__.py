@@ -11,8 +11,10 @@ from pathlib import Path
 import torch
 
 import fuser
+from fuser import launcher
 from fuser.command import bench, cache, demo, doctor, show
 from fuser.command.bisect import bisect
+from fuser.config import SETTINGS
 from fuser.cpu.backend import find_compiler
 from fuser.errors import FuserError
 
@@ -83,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             device = options.device or _default_device()
             for section in show.show(function, device, options.dtype, options.target, assembly=options.assembly):
                 print(section, flush=True)
+    except BrokenPipeError:
+        raise
     except (FuserError, OSError, ImportError, UnicodeDecodeError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -157,8 +161,10 @@ def show_findings() -> int:
 
 
 def show_info() -> int:
-    """Print versions, compilers and settings."""
+    """Print versions, compilers and the settings that are not as they come: what a bug report needs."""
     print(f"fuser {fuser.__version__}, torch {torch.__version__}, Python {sys.version.split()[0]}")
+    print(f"installed in: {Path(fuser.__file__).parent}")
+    print(f"launcher: in {'Python' if launcher.Replayer is launcher.PythonLauncher else 'C'}")
     try:
         compiler = find_compiler(fuser.config.cxx)
         print(f"C++ compiler: {compiler.version.splitlines()[0]}")
@@ -166,13 +172,19 @@ def show_info() -> int:
         print(f"C++ compiler: {error}")
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     print(f"GPUs: {', '.join(gpus) or 'none'}")
-    print(fuser.config)
+    values = [(item.name, getattr(fuser.config, item.name), item.default) for item in SETTINGS]
+    changed = [f"{name}={value!r}" for name, value, default in values if value != default]
+    print(f"settings: {', '.join(changed) or 'all as they come'}")
     return 0
 
 
 if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # ``| head`` has read enough.
+        status = 0
     sys.stderr.flush()
     # Nothing is left to do, and the interpreter would take up to a second to take torch's modules apart.
     os._exit(status)

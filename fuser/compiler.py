@@ -10,7 +10,15 @@ from fuser.codegen import KernelSource, build_source
 from fuser.config import config
 from fuser.disk_cache import CacheKey
 from fuser.dump import dump
-from fuser.errors import CacheError, CompilerFailedError, CompilerNotFoundError, NoCompileError, UnsupportedError
+from fuser.errors import (
+    ArgumentError,
+    CacheError,
+    CompilerFailedError,
+    CompilerNotFoundError,
+    NoCompileError,
+    UnsupportedError,
+    describe_type,
+)
 from fuser.fused_kernel import Backend, FusedKernel
 from fuser.graph import FusionGroup
 from fuser.kernel_cache import KernelStore, SpecCache
@@ -37,9 +45,15 @@ def register(group: FusionGroup) -> KernelSpec:
     """Register a group: lint, canonical form, fallback. Equal structure gives the same spec.
 
     Raises:
+        ArgumentError: it is no group.
         GroupError: the group fails lint.
         FunctorError: a functor's text does not parse.
     """
+    # An annotation is no check: users call this, too.
+    given: object = group
+    if not isinstance(given, FusionGroup):
+        ways = "of a functor that is fn.spec(number of tensors).group, and fuser.fuse(fn).groups has those of calls"
+        raise ArgumentError(f"a FusionGroup is wanted, got {describe_type(given)}; {ways}")
     spec = _specs.get_or_register(group)
     _by_text[spec.text] = spec
     if log.wants("group"):

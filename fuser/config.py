@@ -313,9 +313,12 @@ class Config:
 
     if not TYPE_CHECKING:  # mypy then knows that there are no others
 
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"fuser.config has no setting {name!r}; it has {', '.join(_TABLE)}")
+
         def __setattr__(self, name: str, value: Any) -> None:
             if name not in _TABLE:
-                raise AttributeError(f"fuser.config has no setting {name!r}; it has {', '.join(_TABLE)}")
+                self.__getattr__(name)
             self.__dict__[name] = _checked(_TABLE[name], value, f"fuser.config.{name}")
             if name == "logs":
                 log.show(self.logs)

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from fuser.codegen import KernelSource
 from fuser.compiler import build_kernel_source, has_host_compiler, register
-from fuser.errors import ArgumentError, FuserError, UnsupportedError
+from fuser.errors import ArgumentError, FuserError, UnsupportedError, describe_type
 from fuser.fallback import Fallback
 from fuser.fx.dropouts import draw_dropout_mask, find_obstacle
 from fuser.fx.fused_module import FusedModule
@@ -179,7 +179,9 @@ def explain(target: Any, *args: Any, **kwargs: Any) -> Explanation | CompiledExp
     if isinstance(module, FusedFunction):
         module, args = module.graph_for(args) if args else (module.graph_module, ())
     if not isinstance(module, fx.GraphModule):
-        raise TypeError(f"explain takes a fused function, functor, graph module or group, got {type(target).__name__}")
+        takes = "explain takes a fused function, functor, graph module or group"
+        hint = "; fuser.fuse or torch.compile makes one of it" if callable(target) else ""
+        raise TypeError(f"{takes}, got {describe_type(target)}{hint}")
     recorder = _Recorder(module)
     if args:
         recorder.run(*args)

@@ -16,6 +16,7 @@ from fuser.disk_cache import CacheKey
 from fuser.dtypes import MAX_EXACT_INTEGER
 from fuser.errors import CompileError, Diagnostic, FunctorWarning, NoCompileError, point_at, suggest
 from fuser.geometry import Flat, Launch, launch_lists, pack_geometry
+from fuser.hints import find_hint
 from fuser.layout import IterationSpace
 from fuser.prelude import offered_names
 
@@ -228,8 +229,10 @@ def _place(functor: Functor, item: Diagnostic) -> Diagnostic:
     line, column = functor.place_in_source(item.line, item.column)
     message = _NAMESPACE.sub("", item.message)
     named = _NAMED.search(message)
+    lines = functor.source.split("\n")
+    # What is missing at the end may be said of a line behind it.
+    shown = lines[line - 1] if 0 < line <= len(lines) else ""
     if named is not None:
-        shown = functor.source.split("\n")[line - 1]
         ends = {
             match.end() + 1: match.start() + 1 for match in re.finditer(rf"\b{named[1]}\b\s*(?:<[^<>()]*>)?\s*", shown)
         }
@@ -237,9 +240,12 @@ def _place(functor: Functor, item: Diagnostic) -> Diagnostic:
         before = [start for start in ends.values() if start <= column and "uninitialized" in message]
         column = max(before, default=ends.get(column, column))
     unknown = _UNKNOWN.search(message)
+    hint = find_hint(shown, column, message) if item.severity == "error" else ""
     if unknown is not None and "did you mean" not in message:
         name = next(filter(None, unknown.groups()))
-        message += suggest(name, (offered_names() | functor.words) - {name})
+        message += hint or suggest(name, (offered_names() | functor.words) - {name})
+    else:
+        message += hint
     return Diagnostic(functor.entry, line, column, item.severity, message)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fuser.application import Application, Input
 from fuser.config import config
-from fuser.errors import ArgumentError, FuserError, GroupError
+from fuser.errors import ArgumentError, FuserError, GroupError, describe_type
 from fuser.function import Function
 
 if TYPE_CHECKING:
@@ -64,8 +64,11 @@ class FusionGroup:
         """Return one value per input: the given ones, then the defaults of the rest.
 
         Raises:
-            ArgumentError: too many or too few.
+            ArgumentError: too many or too few, or a tensor, whose rows would be taken for them.
         """
+        given: object = inputs
+        if not isinstance(given, Sequence):
+            raise ArgumentError(f"the inputs of a group are a list, got {describe_type(given)}")
         values = [*inputs, *self.defaults()[len(inputs) :]]
         missing = [item.name for item, value in zip(self.inputs, values, strict=False) if value is None]
         if len(values) > len(self.inputs) or missing:

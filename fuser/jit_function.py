@@ -174,9 +174,11 @@ class JitFunction(Replayer, Generic[R]):
     def _check_positions(self, tensors: tuple[Any, ...], scalars: Mapping[str, Any]) -> None:
         wanted = len(self.tensor_names)
         unnamed = [name for name in self.scalar_names if name not in scalars]
+        unnamed = ["dim"] if self.function.reduction is not None else unnamed
         if len(tensors) > wanted and unnamed and not isinstance(tensors[wanted], torch.Tensor):
             takes = f"takes {wanted} tensor{'s' if wanted != 1 else ''}, got {len(tensors)} arguments"
-            hint = f"scalars are given by name: {unnamed[0]}={tensors[wanted]!r}"
+            what = "dim is" if unnamed == ["dim"] else "scalars are"
+            hint = f"{what} given by name: {unnamed[0]}={tensors[wanted]!r}"
             raise ArgumentError(f"{self.signature()} {takes}; {hint}")
 
     def bind_scalars(self, scalars: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,7 +189,9 @@ class JitFunction(Replayer, Generic[R]):
         """
         for name in scalars:
             if name not in self.scalar_names:
-                near = "; give tensors by position" if name in self.tensor_names else suggest(name, self.scalar_names)
+                others = ("dim", "keepdim") if self.function.reduction is not None else ()
+                near = suggest("dim" if name == "axis" else name, (*self.scalar_names, *others))
+                near = "; give tensors by position" if name in self.tensor_names else near
                 near = "; it is each element's index" if name == self.index else near
                 raise ArgumentError(f"{self.signature()} has no scalar {name!r}{near}")
         values = {}

@@ -34,6 +34,7 @@ from fuser.fused_kernel import ArgumentPacker
 from fuser.geometry import workspace_bytes
 from fuser.kernel_spec import ArgSpec, KernelSpec, ValueLayout, infer_layouts
 from fuser.layout import IterationSpace
+from fuser.missing import name_warmup
 from fuser.ops import REDUCTIONS
 from fuser.order_check import OrderCase, is_kept
 from fuser.orders import RowOrder
@@ -118,8 +119,7 @@ def make_plan(
     except NoCompileError as error:
         if not config.no_compile:
             raise
-        call = ", ".join(map(_write_sample, inputs))
-        raise NoCompileError(f"{error}; warmup({call}) covers it, with dynamic_shapes= also other sizes") from None
+        raise NoCompileError(f"{error}; {name_warmup(spec.group, inputs)}") from None
     except Exception as error:
         if not allow_fallback or not is_internal(error):
             raise
@@ -231,13 +231,6 @@ def plan_flat(spec: KernelSpec, inputs: Sequence[TensorDesc], out: Sequence[Tens
     if not _is_flat(args):
         return None
     return FlatCall(args, space.numel, device, tuple(map(_buffer, expanded.outputs)))
-
-
-def _write_sample(item: TensorDesc) -> str:
-    if item.dtype is None:
-        return {bool: "True", int: "1", float: "1.0", complex: "1j"}[item.kind]
-    made = f"torch.empty_strided({item.shape}, {item.strides}, dtype={item.dtype}"
-    return f"{made}, device={str(item.device)!r})"
 
 
 def _is_flat(args: ArgSpec) -> bool:

@@ -28,6 +28,7 @@ def record_of(name: str, *peers: str) -> dict[str, Any]:
     return reductions.measure(case, peers, CPU, 0.0, 1)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("name", ["column mean", "own amax + fp8", "own Welford [65536, 1024]"])
 def test_peers_agree_with_float64(name: str) -> None:
     record = record_of(name, "eager", "fuser", "fuser fast")

@@ -30,7 +30,12 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"fuser {fuser.__version__}, torch ")
-    assert "numerics='strict'" in shown
+    assert f"installed in: {Path(fuser.__file__).parent}\nlauncher: in " in shown
+    with fuser.config.patch(numerics="fast", logs="source"):
+        assert main(["info"]) == 0
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert "numerics='fast'" in told
+    assert "cpu_math" not in told
 
 
 @pytest.mark.cpu
@@ -255,3 +260,15 @@ def test_bench(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     ]
     assert all(row["microseconds"].keys() == {"copy", "fuser", "eager"} for row in document["rows"])
     assert all(0 < value < 1e6 for row in document["rows"] for value in row["microseconds"].values())
+
+
+@pytest.mark.slow
+def test_a_pipe_that_closes_ends_a_command_quietly() -> None:
+    command = subprocess.Popen(
+        [sys.executable, "-u", "-m", "fuser", "info"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert command.stdout is not None
+    command.stdout.close()
+    assert command.stderr is not None
+    assert command.stderr.read() == b""
+    assert command.wait(60) == 0

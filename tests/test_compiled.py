@@ -58,6 +58,8 @@ def test_explain() -> None:
 
 
 def test_fuel_of_a_compiled_model() -> None:
+    # With other weights the product of all rows may grow, and the last bits of sin and tanh with it.
+    torch.manual_seed(0)
     model, x = Model(), draw((32, 8), torch.float32)
     launches = []
     for options in ({}, {"fuel": 1}, {"fuel": 0}):

@@ -142,11 +142,15 @@ def default_text(item: Setting) -> str:
 
 def names_text() -> str:
     """Return the names that functors may use, without forms for float of names that have another."""
-    offered = offered_names()
+    offered = offered_names() - {"numeric_limits"}
     names = sorted(name for name in offered if not (name.endswith("f") and name[:-1] in offered))
-    functions = ", ".join(f"`{name}`" for name in names if not name.startswith("__"))
+    constants = ", ".join(f"`{name}`" for name in names if name.isupper())
+    functions = ", ".join(f"`{name}`" for name in names if not (name.isupper() or name.startswith("__")))
     intrinsics = ", ".join(f"`{name}`" for name in names if name.startswith("__"))
-    return f"{functions}.\n\nOf CUDA's intrinsics these have a counterpart on the CPU: {intrinsics}."
+    return (
+        f"{functions}.\n\nOf CUDA's intrinsics these have a counterpart on the CPU: {intrinsics}.\n\n"
+        f"Constants of C's headers: {constants}."
+    )
 
 
 def read_results(name: str) -> dict[str, Any]:

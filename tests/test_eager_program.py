@@ -172,6 +172,7 @@ def test_each_call_is_counted_in_every_thread() -> None:
     assert fuser.stats()["fallbacks"] == {}
 
 
+@pytest.mark.cpu
 def test_a_compiler_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     fuser.override_can_fuse_on_cpu(True)
     seen = 0

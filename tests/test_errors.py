@@ -230,6 +230,79 @@ def test_bad_creation(args: tuple[Any, ...], options: dict[str, Any], kind: type
 
 
 @pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        (3, "fuse takes a Python function or a module, got a value of type int"),
+        (torch.nn.SiLU, "fuse takes a Python function or a module, got the class SiLU: give an instance, or a method"),
+        (torch.sin, "fuse takes a Python function or a module, got sin; wrap it: lambda x: sin(x)"),
+    ],
+)
+def test_what_cannot_be_fused(item: Any, message: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        fuser.fuse(item)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (
+            fuser.register_fusion,
+            "a FusionGroup is wanted, got fuser.jit_function.JitFunction; of a functor that is fn.spec(",
+        ),
+        (lambda f: fuser.debug_get_fused_kernel_code(f, [ones(3)]), "a FusionGroup is wanted, got fuser."),
+        (lambda f: fuser.debug_launch_graph({"f": f}, [ones(3)]), "a FusionGroup is wanted, got dict; "),
+        (
+            lambda f: fuser.run_fusion(fuser.register_fusion(f.spec(2).group), ones(3)),
+            "the inputs of a group are a list, got torch.Tensor",
+        ),
+    ],
+)
+def test_what_is_no_group(use: Callable[[Any], Any], message: str, axpy: fuser.JitFunction) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        use(axpy)
+    assert str(caught.value).startswith(message)
+
+
+def test_what_cannot_be_explained() -> None:
+    takes = "explain takes a fused function, functor, graph module or group, got "
+    for item, message in (
+        (3, "int"),
+        (torch.nn.SiLU(), "torch.nn.modules.activation.SiLU; fuser.fuse or torch.compile makes one of it"),
+    ):
+        with pytest.raises(TypeError) as caught:
+            fuser.explain(item)
+        assert str(caught.value) == takes + message
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda f: f(ones(2, 3), 1), "add(x) takes 1 tensor, got 2 arguments; dim is given by name: dim=1"),
+        (lambda f: f(ones(2, 3), axis=1), "add(x) has no scalar 'axis'; did you mean 'dim'?"),
+        (lambda f: f(ones(2, 3), keepdims=True), "add(x) has no scalar 'keepdims'; did you mean 'keepdim'?"),
+    ],
+)
+def test_dimensions_of_a_reduction_as_elsewhere(call: Callable[[Any], Any], message: str) -> None:
+    total = fuser.create_reduction_fn("template <typename T> T add(T a, T b) { return a + b; }", identity=0)
+    with pytest.raises(ArgumentError) as caught:
+        call(total)
+    assert str(caught.value) == message
+
+
+def test_a_setting_that_there_is_not() -> None:
+    message = "fuser.config has no setting 'numeric'; it has numerics, cpu_math, "
+    for use in (
+        lambda: setattr(fuser.config, "numeric", "fast"),
+        lambda: fuser.config.numeric,
+        lambda: fuser.config.patch(numeric="fast").__enter__(),
+    ):
+        with pytest.raises(AttributeError) as caught:
+            use()
+        assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"device": "gpu"}, 'axpy(x, y, alpha): device must be "cpu" or "cuda", got \'gpu\''),
@@ -449,6 +522,39 @@ def test_an_unknown_name_is_shown_with_the_nearest_known_one(room: str, body: st
     assert message in first.message
     assert ("did you mean" in first.message) == ("did you mean" in message)
     assert code.splitlines()[1][first.column - 1 :].startswith(name)
+
+
+# A body, and what the message adds: written as elsewhere.
+HABITS = [
+    ("return x ** 2;", "pow(a, b) is the power"),
+    ("return x**2;", "pow(a, b) is the power"),
+    ("return x ^ 2;", "pow(a, b) is the power"),
+    ("return x % 2;", "fmod(a, b) is the remainder of floats"),
+    ("return torch::tanh(x);", "a functor calls C++'s functions: exp(x), pow(x, y)"),
+    ("return tl.exp(x);", "a functor calls C++'s functions: exp(x), pow(x, y)"),
+    ("return std::sigmoid(x);", "write 1 / (1 + exp(-x))"),
+    ("return relu(x);", "write x > 0 ? x : T(0)"),
+    ("return half(x);", "T is float for half and bfloat16 tensors, and is rounded where it is stored"),
+    # Names of the functor's own mean what they mean.
+    ("T at = x; int* half = at; return at;", ""),
+]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize(("body", "hint"), HABITS)
+def test_what_is_written_as_elsewhere_is_answered(room: str, body: str, hint: str) -> None:
+    error = compile_on(room, fuser.create_jit_fn(f"template <typename T> T f(T x) {{ {body} }}"))
+    assert error.diagnostics[0].message.endswith(f"; {hint}" if hint else error.diagnostics[0].message)
+    assert hint or "; " not in error.diagnostics[0].message
+
+
+@pytest.mark.cpu
+def test_threads_are_no_elements() -> None:
+    function = fuser.create_jit_fn("template <typename T> T f(T x) { return x * threadIdx.x; }")
+    with pytest.raises(
+        CompileError, match=r"one element; jit_fn\(..., index=\) names a parameter that gets its number"
+    ):
+        function.check(device="cpu")
 
 
 # A body, whether NVRTC warns too, a word of the message, what the caret is under on the CPU, and with NVRTC.

@@ -128,6 +128,11 @@ FORMS = [
         lambda x: x + ord("t"),
     ),
     Form(
+        "a mark of the file's encoding",
+        "\ufefftemplate <typename T> T f(T x) { return x + 1; }",
+        lambda x: x + 1,
+    ),
+    Form(
         "letters beyond ASCII",
         "// Größe ≤ 1\ntemplate <typename T> T f(T x) { /* ü */ return x + 1; }",
         lambda x: x + 1,
@@ -510,6 +515,10 @@ SYNTAX_ERRORS = [
     ("#pragma pack(1)\ntemplate <typename T> T f(T x) { return x; }", 1, 1, "#pragma pack(1) would reach the rest"),
     ('template <typename T> T f(T x) {\n  _Pragma("GCC poison x") return x; }', 2, 3, "#pragma GCC poison x would"),
     ("#define HALF(v) ((v) / )\ntemplate <typename T> T f(T x) {\n  return 1 + HALF(x); }", 3, 14, "expected"),
+    ("template <typename T> T f(T x) {\n  return x \u2212 1; }", 2, 12, "'\u2212' (MINUS SIGN) is no character of C++"),
+    ("template <typename T> T f(T x) { return\xa0x; }", 1, 40, r"'\xa0' (NO-BREAK SPACE) is no character of C++"),
+    ('// \u2212 "\ntemplate <typename T> T f(T x) { return x \u00d7 2; }', 2, 43, "'\u00d7' (MULTIPLICATION SIGN)"),
+    ("/* \u2212 */ template <typename T> T f(T \u00e9) { return \u00e9 + ; }", 1, 52, "expected"),
 ]
 
 
@@ -587,6 +596,17 @@ def test_a_text_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 NO_FUNCTOR = [
     ("", {}, "needs a function template"),
+    # What other libraries take.
+    ("y = x * 2", {}, "needs a function template"),
+    ("T x, T y -> T z: z = x + y", {}, "needs a function template"),
+    ("lambda x: x + 1", {}, "needs a function template"),
+    ("@triton.jit\ndef f(x_ptr): pass", {}, "needs a function template"),
+    ("[](float x) { return x * 2; }", {}, "needs a function template"),
+    (
+        "__global__ void f(float* x, int n) { if (threadIdx.x < n) x[threadIdx.x] *= 2; }",
+        {},
+        "needs a function template",
+    ),
     ("/* template <typename T>", {}, "does not parse"),
     ("float f(float x) { return x; }", {}, "needs a function template"),
     ("// template <typename T> T f(T x) { return x; }", {}, "needs a function template"),

@@ -116,6 +116,7 @@ def test_every_spelling_is_torchs(text: str) -> None:
         assert torch.autograd.gradgradcheck(fused, x)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(
     "text", ["x.norm(axis=1)", "F.softmax(x, axis=1)", "x.sum(0, 1)", "x.amax(0, 1)", "x.max((0, 1))"]
 )
@@ -182,6 +183,7 @@ def test_modules_of_norms_and_losses() -> None:
         same(fused(x, target), other(x, target))
 
 
+@pytest.mark.cpu
 def test_a_buffer_that_is_read_again_is_written_in_its_place() -> None:
     norm = torch.nn.BatchNorm1d(6, affine=False)
     fused = fuser.fuse(lambda x: (norm(x + 1) + 1, norm.running_mean * 2))
@@ -192,6 +194,7 @@ def test_a_buffer_that_is_read_again_is_written_in_its_place() -> None:
     assert torch.equal(fused(x)[1], (module(x + 1), module.running_mean * 2)[1])
 
 
+@pytest.mark.cpu
 def test_a_module_that_stays_one_counts_its_batches_once() -> None:
     # Without a momentum: what follows it asks for its shape.
     module = torch.nn.Sequential(torch.nn.BatchNorm1d(6, momentum=None), torch.nn.BatchNorm1d(6))

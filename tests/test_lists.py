@@ -205,6 +205,7 @@ def test_what_is_no_list_of_operators(write: Callable[..., Any], without_kernels
     compare(trace(write, TENSORS), TENSORS, [], 0)
 
 
+@pytest.mark.cpu
 def test_numbers_that_are_returned_have_memory_of_their_own() -> None:
     """Those that a step hands from one launch to the next are one tensor's elements."""
     numbers = [torch.tensor(float(slot)) for slot in range(4)]

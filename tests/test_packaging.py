@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -64,17 +65,69 @@ def test_the_wheel_has_the_package_and_nothing_else(built: Path) -> None:
     assert [item for item in metadata.get_all("Requires-Dist", []) if "<" in item] == []
 
 
-def test_the_wheel_works_without_compilers(built: Path, tmp_path: Path) -> None:
+@pytest.mark.cpu
+def test_the_description_stands_alone(built: Path) -> None:
+    """A package index shows it far from the repository: no link and no picture may be relative to one."""
     (path,) = built.glob("*.whl")
     with zipfile.ZipFile(path) as archive:
-        archive.extractall(tmp_path)
-    (tmp_path / "smoke.py").write_text(SMOKE)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("FUSER_", "PYTHON", "CXX"))}
-    environment = {**kept, "PATH": str(tmp_path / "empty"), "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+        text = archive.read(next(name for name in archive.namelist() if name.endswith("METADATA"))).decode()
+    description = str(message_from_bytes(text.encode()).get_payload())
+    links = re.findall(r"\]\(([^)]+)\)", description)
+    assert [link for link in links if not link.startswith("https://")] == []
+    (example,) = re.findall(r"```python\n(.*?)```", description, re.DOTALL)
+    subprocess.run([sys.executable, "-c", example], cwd=ROOT, check=True, timeout=120)
+
+
+def environment_without_compilers(folder: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("FUSER_", "PYTHON", "CXX", "CC"))}
+    return {**kept, "PATH": str(folder / "empty"), "HOME": str(folder), "XDG_CACHE_HOME": str(folder)}
+
+
+def install(package: Path, folder: Path, environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
     done = subprocess.run(
-        [sys.executable, "smoke.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        [*command, "--target", str(folder), str(package)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def run_smoke(folder: Path, environment: dict[str, str]) -> None:
+    (folder / "smoke.py").write_text(SMOKE)
+    done = subprocess.run(
+        [sys.executable, "smoke.py"], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     warned, launches, reason = done.stdout.strip().split(" ", 2)
     assert (warned, launches) == ("1", "0")
     assert "C++ compiler" in reason
+
+
+def test_the_wheel_works_without_compilers(built: Path, tmp_path: Path) -> None:
+    (path,) = built.glob("*.whl")
+    environment = environment_without_compilers(tmp_path)
+    install(path, tmp_path / "site", environment)
+    run_smoke(tmp_path / "site", environment)
+
+
+@pytest.mark.slow
+def test_the_sdist_installs_without_compilers(built: Path, tmp_path: Path) -> None:
+    (path,) = built.glob("*.tar.gz")
+    environment = environment_without_compilers(tmp_path)
+    install(path, tmp_path / "site", environment)
+    assert not list((tmp_path / "site" / "fuser").glob("_launcher*.so"))
+    run_smoke(tmp_path / "site", environment)
+
+
+@pytest.mark.slow
+@pytest.mark.cpu
+def test_the_sdist_installs_with_compilers(built: Path, tmp_path: Path) -> None:
+    (path,) = built.glob("*.tar.gz")
+    environment = {**environment_without_compilers(tmp_path), "PATH": os.environ["PATH"]}
+    install(path, tmp_path / "site", environment)
+    (launcher,) = (tmp_path / "site" / "fuser").glob("_launcher*.so")
+    assert launcher.name.endswith(".abi3.so")
+    told = subprocess.run(
+        [sys.executable, "-m", "fuser", "info"], cwd=tmp_path / "site", env=environment, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert str(tmp_path) in told.stdout

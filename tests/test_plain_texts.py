@@ -77,6 +77,7 @@ def test_sums_are_no_products(body: str, may_be: bool) -> None:
     assert may_end_in_product(parse_functor(f"template <typename T> T f(T x, T y, T alpha) {{ {body} }}")) == may_be
 
 
+@pytest.mark.cpu
 def test_only_products_that_may_be_added_are_kept_apart() -> None:
     """In strict kernels on CUDA, where ptxas contracts; what a product or a quotient reads is not added to anything."""
 

@@ -87,6 +87,7 @@ def test_blocks_that_have_several_batches_of_one_row(length: int, monkeypatch: p
     same(run_emulated(build(None), inputs), run(register(build(None)), inputs))
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("name", ["total", "shifted"])
 def test_rows_of_nothing(name: str) -> None:
     build, inputs_of = GROUPS[name]
@@ -94,6 +95,7 @@ def test_rows_of_nothing(name: str) -> None:
     same(run_emulated(group, inputs), run(register(group), inputs))
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(("shape", "dtype"), [((2, 40000), torch.float32), ((3, 4097), torch.bfloat16)], ids=str)
 def test_rows_of_clusters_and_rows_that_begin_anywhere(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     build, inputs_of = GROUPS["shifted"]
@@ -101,6 +103,7 @@ def test_rows_of_clusters_and_rows_that_begin_anywhere(shape: tuple[int, ...], d
     same(run_emulated(group, inputs, descending=True), run(register(group), inputs))
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("shape", [(1, 3, 16384), (1, 9, 8192)], ids=str)
 def test_what_threads_take_lies_along_a_dimension(shape: tuple[int, ...]) -> None:
     # Blocks of a cluster, and chunks that are read again.

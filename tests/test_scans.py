@@ -139,6 +139,7 @@ CASES = (
 )  # fmt: skip
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cpu_kernels_have_atens_bits(dtype: torch.dtype) -> None:
     for shape, dim in CASES:
@@ -150,6 +151,7 @@ def test_cpu_kernels_have_atens_bits(dtype: torch.dtype) -> None:
         compare(function, draw((65, 31), dtype), 1)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("shape", [(9, 300), (70, 20), (31, 20), (2, 33, 5)], ids=str)
 def test_cpu_kernels_take_a_number_for_each_row(shape: tuple[int, ...]) -> None:
     for dtype in (torch.float32, torch.int32):
@@ -158,7 +160,7 @@ def test_cpu_kernels_take_a_number_for_each_row(shape: tuple[int, ...]) -> None:
         assert not stats["fallbacks"]
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("device", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("cpu", "cuda")])
 def test_fast_kernels_are_no_farther_from_the_truth(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = draw((300, 700), torch.bfloat16, device)
     monkeypatch.setattr(config, "numerics", "fast")
@@ -166,6 +168,7 @@ def test_fast_kernels_are_no_farther_from_the_truth(device: str, monkeypatch: py
     assert (got - truth).norm() <= (around(x, 1).double() - truth).norm()
 
 
+@pytest.mark.cpu
 def test_a_kept_call_is_not_looked_at_again() -> None:
     # Whether or not grad mode is on: what is made anew each time describes its tensors.
     fused, x = fuser.fuse(lambda x: x.sum(0) * 2), torch.randn(50, 3)
@@ -181,6 +184,7 @@ def test_a_kept_call_is_not_looked_at_again() -> None:
     assert fused(grown).requires_grad
 
 
+@pytest.mark.cpu
 def test_gradients_are_atens() -> None:
     x = draw((33, 500), torch.float32).requires_grad_()
     wanted = around(x, -1)
@@ -192,6 +196,7 @@ def test_gradients_are_atens() -> None:
         assert torch.equal(*torch.autograd.grad(got, x, gradient), *expected)
 
 
+@pytest.mark.cpu
 def test_errors_and_what_has_no_kernel() -> None:
     x = torch.randn(3, 4)
     with pytest.raises(IndexError, match="Dimension out of range"):
@@ -200,6 +205,7 @@ def test_errors_and_what_has_no_kernel() -> None:
         assert torch.equal(fuser.fuse(function)(x), function(x))
 
 
+@pytest.mark.cpu
 def test_a_group_of_running_totals_is_written_down_and_read() -> None:
     group = FusionGroup.from_json(scan().to_json())
     assert group == scan()

@@ -239,6 +239,33 @@ def test_numpy_scalars_are_numbers(x: torch.Tensor) -> None:
             assert call(x, number).dtype is torch.float32
 
 
+@pytest.mark.cpu
+@pytest.mark.parametrize("number", [np.float32(1.5), np.float64(0.5), np.int64(2), np.int8(2)], ids=repr)
+def test_numpy_scalars_in_a_function_are_numbers(number: Any, x: torch.Tensor) -> None:
+    uses: list[Callable[[torch.Tensor], Any]] = [
+        lambda x: x * number,
+        lambda x: number * x,
+        lambda x: number - axpy(x, x),
+        lambda x: torch.add(x, number),
+        lambda x: x.clamp(max=number),
+    ]
+    for use in uses:
+        fuser.reset_stats()
+        wanted, got = use(x), fuser.fuse(use)(x)
+        assert torch.equal(got, wanted)
+        assert got.dtype is wanted.dtype
+    assert torch.equal(fuser.fuse(lambda x: x[np.int64(1)] * 2)(x), x[1] * 2)
+
+
+@pytest.mark.parametrize(
+    "use", [lambda x: np.exp(x), lambda x: np.asarray(x) + 1, lambda x: torch.from_numpy(x.numpy() * 2)]
+)
+def test_numpy_does_not_trace(use: Callable[[torch.Tensor], Any], x: torch.Tensor) -> None:
+    with pytest.raises(fuser.errors.TracingError) as caught:
+        fuser.fuse(use)(x)
+    assert "lambda x: np.exp(x)" in str(caught.value)
+
+
 def test_bools_of_numpy_are_flags(x: torch.Tensor) -> None:
     fused = fuser.fuse(lambda x, flag: x * 2 if flag else x * 3)
     choose = fuser.create_jit_fn("template <typename T> T choose(T x, bool flag) { return flag ? x : -x; }", flag=True)

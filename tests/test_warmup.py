@@ -209,7 +209,36 @@ def test_a_functor_is_ready_for_a_range() -> None:
     tensor = "torch.empty_strided((4, 5), (5, 1), dtype=torch.float64, device='cpu')"
     assert "the kernel of warm_one is not ready" in str(raised.value)
     assert "layout class: 1 dimension, inputs (dense, dense) along the innermost one" in str(raised.value)
-    assert f"warmup({tensor}, {tensor}, 1.0) covers it" in str(raised.value)
+    call = f"warm_one.warmup({tensor}, {tensor}, alpha=1.0)"
+    assert f"; {call} covers it, with dynamic_shapes= also other sizes" in str(raised.value)
+    # And it does.
+    eval(call, {"torch": torch, "warm_one": own})
+    with fuser.config.patch(no_compile=True):
+        own(*[torch.ones(4, 5, dtype=torch.float64)] * 2)
+
+
+@pytest.mark.cpu
+def test_a_missing_kernel_says_which_warm_up_it_lacks() -> None:
+    cube = fuser.create_jit_fn("template <typename T> T cube(T x) { return x * x * x; }")
+    fused = fuser.fuse(lambda x: cube(x).exp() + 1)
+    x = torch.randn(6, dtype=torch.float64)
+    sample = "torch.empty_strided((6,), (1,), dtype=torch.float64, device='cpu')"
+    with fuser.config.patch(no_compile=True):
+        with pytest.raises(
+            NoCompileError, match=re.escape(f"the warm-up of what calls it covers it, here with {sample}")
+        ):
+            fused(x)
+        with pytest.raises(NoCompileError, match=re.escape(f"; cube.warmup({sample}) covers it")):
+            cube(x)
+    cube.warmup(x)
+    with (
+        fuser.config.patch(no_compile=True),
+        pytest.raises(NoCompileError, match="a warm-up with backward=True covers"),
+    ):
+        cube(x.requires_grad_()).sum().backward()
+    cube.warmup(x, backward=True)
+    with fuser.config.patch(no_compile=True):
+        cube(x).sum().backward()
 
 
 @pytest.mark.cpu

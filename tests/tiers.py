@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -53,6 +53,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for name, what in NEEDS.items():
             if item.get_closest_marker(name) and not has(name):
                 item.add_marker(pytest.mark.skip(reason=f"needs {what}"))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_compiled_without_a_mark(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let a forgotten mark show in each tier, not only in the first: whoever compiles without one fails."""
+    if any(request.node.get_closest_marker(name) for name in NEEDS):
+        yield
+        return
+    # Here and not at the top, as below.
+    from fuser.config import config
+
+    with config.patch(no_compile=True):
+        yield
 
 
 @pytest.fixture(scope="session")

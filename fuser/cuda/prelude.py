@@ -7,8 +7,8 @@ from fuser.prelude import emit_selected, load_blocks
 __all__ = ["emit_prelude"]
 
 _FILES = (
-    "cuda.h", "core.h", "cuda_math.h", "storage.h", "cuda_storage.h", "cuda_access.h", "complex.h", "cuda_cluster.h",
-    "cuda_rows.h", "cuda_orders.h", "cuda_scans.h",
+    "cuda.h", "core.h", "limits.h", "cuda_math.h", "storage.h", "cuda_storage.h", "cuda_access.h", "complex.h",
+    "cuda_cluster.h", "cuda_rows.h", "cuda_orders.h", "cuda_scans.h",
 )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ never does is made ``void``.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -32,6 +33,8 @@ __all__ = [
     "read_text",
 ]
 
+# What is no ASCII and ends no line, unless a comment or a text holds it.
+_ODD = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|([^\x00-\x7f\x85\u2028\u2029])', re.DOTALL)
 # C++'s functions of floating-point numbers, for float and double.
 MATH_FUNCTIONS = frozenset(
     "acos acosh asin asinh atan atan2 atanh cbrt ceil cos cosh erf erfc exp exp2 expm1 fabs floor fmod hypot lgamma "
@@ -172,7 +175,8 @@ def parse_functor(source: str, scalars: tuple[str, ...] = (), num_outputs: int =
     """
     _check_characters(source)
     try:
-        return _parse(source, scalars, num_outputs)
+        # A file may begin with a mark of its encoding.
+        return _parse(source.removeprefix("\ufeff"), scalars, num_outputs)
     except RecursionError:
         raise FunctorError("the text, or the calling program, is nested too deeply for it to be read") from None
 
@@ -181,13 +185,14 @@ def _parse(source: str, scalars: tuple[str, ...], num_outputs: int) -> Functor:
     reading = read_text(source)
     root = reading.tree.root_node
     found = [*_find_syntax_errors(reading, root), *_find_leaks(reading, root)]
-    problems = sorted([*reading.preprocessed.problems, *found])
+    problems = sorted([*reading.preprocessed.problems, *(found and _find_odd_characters(source)), *found])
     template = _find_entry(root)
     if root.has_error:
         # What is wrong in a body has no say in where the entry begins and ends.
         template = _find_entry(parse_tree(_without_bodies(reading.expanded.text)).root_node) or template
     if template is None:
-        if problems:
+        # Where no template is meant, it is no help to know what does not parse.
+        if problems and "template" in source:
             raise _error(source, problems[0])
         raise FunctorError("a functor needs a function template, such as: template <typename T> T f(T x) { return x; }")
     definition, declarator, name = _read_entry(reading, template)
@@ -230,6 +235,17 @@ def _check_characters(source: str) -> None:
         shown = source.encode(errors="backslashreplace").decode()
         message = "NUL is no character" if found[0] == "\0" else "half of a surrogate pair is no character"
         raise FunctorError(describe_place(shown, line, column, message), line, column)
+
+
+def _find_odd_characters(source: str) -> list[Problem]:
+    # Those that look like C++'s own, outside of comments and texts.
+    places = MappedText(source, source)
+    odd = [match for match in _ODD.finditer(source) if match[1] and not match[1].isidentifier()]
+    names = [unicodedata.name(match[1], f"U+{ord(match[1]):04X}") for match in odd]
+    return [
+        Problem(places.place_of(match.start()), f"{match[1]!r} ({name}) is no character of C++")
+        for match, name in zip(odd, names, strict=True)
+    ]
 
 
 def _error(source: str, problem: Problem) -> FunctorError:

@@ -10,7 +10,7 @@ from fuser.cxx.functor import MATH_FUNCTIONS
 from fuser.cxx.nodes import Call, Expression, Member, Name, NamedType, TypeSyntax
 from fuser.eager.calls import call_functions, members_of, write
 from fuser.eager.data import PLACE, Value, constant
-from fuser.eager.locations import follow, point_at
+from fuser.eager.locations import find_limit_named, follow, point_at
 from fuser.eager.math import functions
 from fuser.eager.promotion import convert
 from fuser.eager.resolve import resolve
@@ -87,6 +87,9 @@ def _call_member(state: State, node: Call, function: Member) -> Thing:
 
 
 def _call_static(state: State, node: Call, function: Name) -> Thing:
+    limit = find_limit_named(state, function)
+    if limit is not None and not node.arguments:
+        return limit
     kind = resolve(state, NamedType(function.place, function.name, function.arguments))
     if not isinstance(kind, ClassType):
         raise NoTranslation(f"the member {function.member!r} of {describe_type(kind)}")

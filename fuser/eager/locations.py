@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,24 +9,19 @@ import torch
 
 from fuser.cxx.nodes import Conditional, Expression, Index, Member, Name, TypeSyntax, Unary
 from fuser.eager.data import PLACE, Value, constant, needs_values
+from fuser.eager.limits import find_constant, find_limit
 from fuser.eager.masks import LaneCondition
 from fuser.eager.math import functions
 from fuser.eager.promotion import convert
-from fuser.eager.resolve import resolve
+from fuser.eager.resolve import resolve, resolve_argument
 from fuser.eager.state import State
 from fuser.eager.storage import Choice, Fixed, Location, NoTranslation, Pointer, Punned, Thing, parts_of, zero_of
 from fuser.eager.types import ArrayOf, ClassType, CppType, describe_type, trait
 from fuser.eager.values import binary, negate
 from fuser.eager.walk import evaluate, locate, number_of, truth_of
 
-__all__ = ["LOCATE", "advance", "follow", "point_at"]
+__all__ = ["LOCATE", "advance", "find_limit_named", "follow", "point_at"]
 
-_CONSTANTS = {
-    "INFINITY": math.inf,
-    "POS_INFINITY": math.inf,
-    "NEG_INFINITY": -math.inf,
-    "NAN": math.nan,
-}
 # The function that gives the bits of a type.
 _BIT_CASTS = {
     torch.float32: "__float_as_int",
@@ -43,13 +37,24 @@ def _locate_name(state: State, node: Name) -> Location:
         return found
     if isinstance(found, Value):
         return Fixed(found)
-    if node.name in _CONSTANTS:
-        return Fixed(constant(_CONSTANTS[node.name], torch.float32))
+    known_constant = find_limit_named(state, node) if node.member else find_constant(node.name)
+    if known_constant is not None:
+        return Fixed(known_constant)
     kinds = tuple(resolve(state, item) for item in node.arguments if isinstance(item, TypeSyntax))
     known = trait(node.name, kinds) if node.member == "value" or node.name.endswith("_v") else None
     if known is not None:
         return Fixed(Value(torch.bool, known))
     raise NoTranslation(f"the name {node.name!r}")
+
+
+def find_limit_named(state: State, node: Name) -> Value | None:
+    """Return what ``std::numeric_limits<T>::member`` is, None for a name that is nothing of the kind."""
+    if node.name != "numeric_limits" or state.scope.find(node.name) is not None or len(node.arguments) != 1:
+        return None
+    found = find_limit(node.member, resolve_argument(state, node.arguments[0]))
+    if found is None:
+        raise NoTranslation(f"the member {node.member!r} of {node.name}")
+    return found
 
 
 def _locate_element(state: State, node: Index) -> Location:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fuser.errors import TracingError
 from fuser.fx.examples import is_kind_question
 
 __all__ = ["IN_PLACE", "Symbol", "is_symbol", "is_tensor"]
@@ -25,6 +26,8 @@ class Symbol(fx.Proxy):
 
     # What the classes of parameters and buffers look at in isinstance().
     _is_param = _is_buffer = False
+    # As torch.Tensor's: ``np.float32(2) * x`` is left to the tensor.
+    __array_priority__ = 1000
     tracer: Any
 
     def __getattr__(self, name: str) -> Any:
@@ -82,6 +85,12 @@ class Symbol(fx.Proxy):
 
     def __contains__(self, item: Any) -> bool:
         return any(bool(part == item) for part in self)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TracingError(
+            "NumPy wants the elements of a tensor, which a trace has not: use torch's function, or leave this part out "
+            "of the fused function"
+        )
 
     def __setitem__(self, slot: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, slot, value), {})

@@ -92,8 +92,7 @@ class FusedFunction(Replayer, Generic[P, R]):
         super().__init__((), ())
         plain: Any = inspect.unwrap(function)
         if not inspect.isroutine(function) or not isinstance(getattr(plain, "__func__", plain), types.FunctionType):
-            name = getattr(function, "__name__", type(function).__name__)
-            raise TypeError(f"fuse takes a Python function or a module, got {name}; wrap it: lambda x: {name}(x)")
+            raise TypeError(f"fuse takes a Python function or a module, got {_describe_no_function(function)}")
         self.function = function
         self._lock = Lock()
         # By the key of the call, the newest first.
@@ -428,6 +427,13 @@ def _has_functions(item: Any) -> bool:
         return False
     # Switched off in torch.nn.Parameter.
     return type(item).__torch_function__ is not torch._C._disabled_torch_function_impl
+
+
+def _describe_no_function(item: Any) -> str:
+    name = getattr(item, "__name__", type(item).__name__)
+    if isinstance(item, type):
+        return f"the class {name}: give an instance, or a method"
+    return f"{name}; wrap it: lambda x: {name}(x)" if callable(item) else f"a value of type {name}"
 
 
 def _finish_out(out: Any, result: Any) -> Any:

@@ -23,6 +23,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from fuser import errors
+from fuser.dtypes import plain_number
 from fuser.errors import FuserError, TracingError
 from fuser.fx.arguments import NUMBER, Key, is_as_given, name_leaves, rebuild
 from fuser.fx.examples import Examples, Facts, Unknown, find_facts
@@ -233,7 +234,7 @@ class _Tracer(fx.Tracer):
             return a.node
         if isinstance(a, torch.Tensor):
             return self.hold(a).node
-        return super().create_arg(a)
+        return super().create_arg(plain_number(a))
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:  # noqa: ARG002
         return self.hold(attr_val) if is_tensor(attr_val) else attr_val
@@ -364,7 +365,7 @@ def _is_of_tracing(error: Exception) -> bool:
     if isinstance(error, fx.proxy.TraceError | NotImplementedError):
         return True
     return isinstance(error, TypeError | RuntimeError | ValueError | AttributeError) and any(
-        word in str(error) for word in ("Proxy", "_SymbolAttribute", "symbolic")
+        word in str(error) for word in ("Proxy", "got Symbol", "_SymbolAttribute", "symbolic")
     )
 
 

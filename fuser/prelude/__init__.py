@@ -13,8 +13,8 @@ _COMMENT = re.compile(r"//[^\n]*")
 _EACH = re.compile(r"each (\w+): (.+)")
 _HEAD = re.compile(r"(.+?)(?: if ([\w ]+))?")
 
-# Visible globally only: macros, and names that mean something else in std::.
-_NOT_IN_STD = frozenset({"assert", "clamp", "labs", "llabs", "max", "min", "printf"})
+# Visible globally only: macros, and names that mean something else in std::. Constants, in capitals, are, too.
+_NOT_IN_STD = frozenset({"assert", "clamp", "labs", "llabs", "max", "min", "numeric_limits", "printf"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,4 +129,4 @@ def _e4m3fn_overflow() -> str:
 
 
 def _is_in_std(name: str) -> bool:
-    return name not in _NOT_IN_STD and not name.startswith(("_", "fuser_", "FUSER_"))
+    return name not in _NOT_IN_STD and not name.isupper() and not name.startswith(("_", "fuser_", "FUSER_"))

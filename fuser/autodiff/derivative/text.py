@@ -12,6 +12,7 @@ import torch
 from fuser.autodiff.derivative.expression import Builder, Expr, topological
 from fuser.autodiff.derivative.helpers import LOWERINGS, helper_text
 from fuser.autodiff.derivative.operations import Number
+from fuser.eager.data import round_to
 from fuser.errors import NotDifferentiableError
 
 __all__ = ["Names", "cpp_type", "emit_functor"]
@@ -285,7 +286,7 @@ def _float_literal(value: float, dtype: torch.dtype) -> str:
     text = repr(value)
     if dtype is torch.float32:
         shorter = (f"{value:.{digits}g}" for digits in range(1, 10))
-        text = next((x for x in shorter if torch.scalar_tensor(float(x), dtype=dtype).item() == value), text)
+        text = next((x for x in shorter if round_to(float(x), dtype) == value), text)
     if "e" not in text and float(text).is_integer():
         return text.removesuffix(".0") if value or text[0] != "-" else "-0.0"
     return text

@@ -63,7 +63,9 @@ def _clamp_max_number(x: Expr, high: Expr) -> Expr:
 
 @cache
 def _shares_at_bounds() -> bool:
-    """Whether torch shares the gradient at a bound that is a tensor, and drops it at one that is a number.
+    """Whether torch shares the gradient at a bound that is a tensor, as of equal operands of fmax and fmin.
+
+    It then drops the gradient at a bound that is a number.
 
     Torch 2.15 does; earlier versions give it to what is clamped. Asked of the torch that is there.
     """
@@ -76,6 +78,10 @@ def _shares_at_bounds() -> bool:
         x = torch.ones(1, device="cpu", requires_grad=True)
         (gradient,) = torch.autograd.grad(torch.clamp_min(x, torch.ones(1, device="cpu")), x)
         return gradient.item() != 1
+
+
+def _share_equal(a: Expr, b: Expr, chosen: Expr) -> Expr:
+    return (a / 2 + b / 2).where(a.call("eq", b), chosen) if _shares_at_bounds() else chosen
 
 
 def _pow_number(a: Expr, b: Expr) -> Expr:
@@ -125,6 +131,8 @@ DIFFERENTIATED_AS: dict[str, Callable[..., Expr]] = {
     "div_number": lambda a, b: a / b,
     "maximum": lambda a, b: a.call("maximum", b),
     "minimum": lambda a, b: a.call("minimum", b),
+    "fmax": lambda a, b: _share_equal(a, b, a.call("fmax", b)),
+    "fmin": lambda a, b: _share_equal(a, b, a.call("fmin", b)),
     "clamp": _clamp,
     "clamp_min": _clamp_min,
     "clamp_max": _clamp_max,
