@@ -173,6 +173,7 @@ def fuser_backend(
     with (
         ahead,
         patch.object(codecache.CacheBase, "get_system", _describe_system),
+        patch.multiple(codecache, create=True, **NO_GENERATORS),
         functorch_config.patch(bundled_autograd_cache=is_kept, force_non_lazy_backward_lowering=True),
         compiler_config.patch(cache_key_tag=_cache_tag(chosen["numerics"])),  # type: ignore[attr-defined]
     ):
@@ -216,6 +217,13 @@ def _fingerprint() -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
+# Inductor's key has also what its code generators do, whose import takes longer than all else of a first step that finds
+# its graphs: nothing here is made by them.
+NO_GENERATORS: dict[str, Any] = {
+    "init_backend_registration": lambda: None,
+    "custom_backend_passes": {},
+    "custom_backend_codegen_configs": {},
+}
 MODES: dict[str | None, dict[str, Any]] = {
     None: {},
     "default": {},
