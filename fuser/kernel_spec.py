@@ -13,6 +13,7 @@ import torch
 
 from fuser.access import DEFAULT_TUNING, Access, Tuning
 from fuser.application import Application
+from fuser.cxx.functor import Functor
 from fuser.dtypes import Rank, dtype_info
 from fuser.errors import GroupError, ShapeError, UnsupportedError
 from fuser.function import ARRANGEMENTS, VIEWS, Function
@@ -206,18 +207,24 @@ def build_kernel_spec(group: FusionGroup) -> KernelSpec:
         GroupError: the group fails lint.
         FunctorError: a functor's text does not parse, or a path through it gives no result.
     """
-    # What reads whole texts is imported with the first text to read.
-    from fuser.cxx.paths import check_functor  # noqa: PLC0415
-
     group.lint()
     for application in group.applications:
         for functor in application.function.functors:
-            check_functor(functor)
+            _check_text(functor)
         if application.function.is_composite:
             check_function(application.function)
         elif application.function.op not in (None, "index", "read", *VIEWS, *ARRANGEMENTS, *OPS, *REDUCTIONS):
             raise GroupError(f"there is no op {application.function.op!r} in fuser's table")
     return KernelSpec(group.canonical())
+
+
+def _check_text(functor: Functor) -> None:
+    functor.raise_problems()
+    if not functor.ends_in_returns:
+        # What reads whole texts is imported with the first text to read.
+        from fuser.cxx.paths import check_functor  # noqa: PLC0415
+
+        check_functor(functor)
 
 
 def infer_typing(group: FusionGroup, inputs: Sequence[InputSpec | None], default_dtype: torch.dtype) -> Typing:

@@ -98,6 +98,15 @@ def test_no_pattern_matcher_is_imported_for_equal_nodes(monkeypatch: pytest.Monk
     torch.testing.assert_close(found, wanted)
 
 
+def test_no_code_generator_is_imported_for_the_key_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    imports: list[str] = []
+    monkeypatch.setattr("torch._inductor.codecache.init_backend_registration", lambda: imports.append("all"))
+    x = draw((4, 16), torch.float32)
+    with torch._functorch.config.patch(enable_autograd_cache=True):
+        torch.compile(torch.tanh, backend="fuser")(x)
+    assert not imports
+
+
 @pytest.mark.parametrize("optimiser", [sgd, adam], ids=lambda item: item.__name__)
 @pytest.mark.parametrize("task", TASKS)
 def test_training_follows_eager(task: str, optimiser: Callable[..., Any]) -> None:

@@ -353,6 +353,18 @@ def test_no_functor_of_torchs_ops_is_refused() -> None:
         check_functor(op.function.functor)
 
 
+def test_most_texts_need_no_reading_of_paths() -> None:
+    plain = [op.function.functor.ends_in_returns for op in OPS.values()]
+    assert sum(plain) > 0.9 * len(plain)
+    assert parse_functor(of("if (x > 0) { x = 1; } return x;  // on each path")).ends_in_returns
+    helper = "template <typename T> T twice(T x) { return x + x; }"
+    assert parse_functor(f"{helper}\n{of('return twice(x);')}").ends_in_returns
+    refused = [of(body) for body, _ in NO_RETURN]
+    refused += [f"template <typename T> T help(T x) {{ if (x > 0) return x; }}\n{of('return help(x);')}"]
+    assert not any(parse_functor(text).ends_in_returns for text in refused)
+    assert not parse_functor(of_two("a = x; return;"), (), 2).ends_in_returns
+
+
 @pytest.mark.parametrize("module", ["cuda/jiterator.py", "testing/_internal/common_methods_invocations.py"])
 def test_no_text_of_torch_itself_is_refused(module: str) -> None:
     source = (Path(torch.__file__).parent / module).read_text(encoding="utf-8")

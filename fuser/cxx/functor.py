@@ -134,6 +134,11 @@ class Functor:
         """Return the place in the user's text of a line and a column (from 1, in bytes) of ``text``."""
         return self.emitted.place(self.emitted.offset(line, column))
 
+    @property
+    def ends_in_returns(self) -> bool:
+        """Whether it is functions whose last statement is a ``return``, and nothing else: each path has a result."""
+        return not self.outputs and _end_in_returns(self.source)
+
     def signature(self) -> str:
         """Return how the functor is called, for messages: ``axpy(x, y, *, alpha)``."""
         return describe_call(self.entry, self.tensors, self.scalars)
@@ -225,6 +230,16 @@ def read_text(source: str) -> Reading:
     """Preprocess and parse a text; whoever wants to know something of it begins here."""
     preprocessed = preprocess(source)
     return Reading(preprocessed, parse_tree(preprocessed.expanded.text))
+
+
+@lru_cache(maxsize=4096)
+def _end_in_returns(source: str) -> bool:
+    for node in named(read_text(source).tree.root_node):
+        inner = _templated(node) if node.type == "template_declaration" else node
+        statements = list(named(inner.child_by_field_name("body"))) if inner.type == "function_definition" else []
+        if not statements or statements[-1].type != "return_statement":
+            return False
+    return True
 
 
 def _check_characters(source: str) -> None:

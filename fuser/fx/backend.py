@@ -20,6 +20,7 @@ from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompil
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor import codecache
 from torch.compiler import config as compiler_config
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fuser import library
@@ -173,6 +174,9 @@ def fuser_backend(
     with (
         ahead,
         patch.object(codecache.CacheBase, "get_system", _describe_system),
+        patch.multiple(codecache, create=True, **NO_GENERATORS),
+        # What runs is another function, and the code of graph modules is written for those who ask.
+        _use_lazy_graph_module(True),
         functorch_config.patch(bundled_autograd_cache=is_kept, force_non_lazy_backward_lowering=True),
         compiler_config.patch(cache_key_tag=_cache_tag(chosen["numerics"])),  # type: ignore[attr-defined]
     ):
@@ -216,6 +220,13 @@ def _fingerprint() -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
+# Inductor's key has also what its code generators do. Nothing here is made by them, and to import them takes as long as
+# all else of a first step that finds its graphs.
+NO_GENERATORS: dict[str, Any] = {
+    "init_backend_registration": lambda: None,
+    "custom_backend_passes": {},
+    "custom_backend_codegen_configs": {},
+}
 MODES: dict[str | None, dict[str, Any]] = {
     None: {},
     "default": {},

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
 from fuser import errors
@@ -165,7 +166,9 @@ class _Tracer(fx.Tracer):
         finish_graph(graph, self._asked)
         # Whoever loads the module reads its code with a tracer of torch's: this one is for one call.
         graph._tracer_cls = None
-        return Traced(fx.GraphModule(dict(self.targets), graph, self._function.__name__), guards, facts)
+        # Calls go by the graph as a flat function: the module's own code is written when somebody asks for it.
+        module = _LazyGraphModule(dict(self.targets), graph, self._function.__name__)
+        return Traced(module, guards, facts)
 
     # --- what fx asks of a tracer
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:  # noqa: ARG002
