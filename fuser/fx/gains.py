@@ -40,7 +40,7 @@ def gains_nothing(group: Sequence[fx.Node], reading: GraphReading) -> bool:
     if all(call is not None and call.function.op == "take" for call in every):
         return True
     moved = [(node, call) for node, call in zip(group, every, strict=True) if call is None or not call.is_view]
-    if len(moved) > 1 or any(is_laid_out_anew(node, call) for node, call in moved):
+    if len(moved) > 1 or any(is_laid_out_anew(node, call) or _is_roll(node, call) for node, call in moved):
         return False
     return all(is_copy(call) or (call is not None and is_first_power(call.function)) for call in calls)
 
@@ -73,6 +73,11 @@ def is_laid_out_anew(node: fx.Node, call: OpCall | None) -> bool:
         return False
     # As text: strides may be symbols.
     return len({str((value.shape, value.stride())) for value in values}) > 1
+
+
+def _is_roll(node: fx.Node, call: OpCall | None) -> bool:
+    # Put together of parts of one tensor: torch rolls along one dimension after the other, and divides per element.
+    return call is not None and call.function.op == "cat" and len(node.all_input_nodes) == 1
 
 
 def crosses_rows(node: fx.Node, call: OpCall | None) -> bool:

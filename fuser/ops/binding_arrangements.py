@@ -45,6 +45,7 @@ def arrangement_functions() -> dict[Any, Callable[..., OpCall | None]]:
         **views,
         _ATEN.cat.default: _bind_cat,
         _ATEN.stack.default: _bind_stack,
+        _ATEN.roll.default: _bind_roll,
         _ATEN.glu.default: _bind_glu,
         _ATEN.glu_backward.default: _bind_glu_backward,
         _ATEN.slice_backward.default: _bind_slice_backward,
@@ -141,6 +142,25 @@ def _bind_stack(tensors: Any, dim: Any = 0) -> OpCall | None:
     known = [torch.empty_strided(item.meta["val"].shape, item.meta["val"].stride(), device="meta") for item in tensors]
     made = torch.cat([item.unsqueeze(dim) for item in known], dim), torch.stack(known, dim)
     return OpCall(cat_function(len(parts), dim), tuple(parts)) if all(map(_is_row_major, made)) else None
+
+
+def _bind_roll(input: Any, shifts: Any, dims: Any = ()) -> OpCall | None:  # noqa: A002
+    # The end of each dimension before its beginning. Without dimensions torch rolls all elements as one row.
+    value = _static(input)
+    if value is None or not _are_ints(shifts, dims) or not 0 < len(dims) == len(shifts):
+        return None
+    if not value.numel() or not _is_row_major(value):
+        return None
+    made = input
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = value.shape[dim]
+        if start := -shift % size:
+            parts = [
+                OpCall(seen_through("slice.Tensor", (dim % value.dim(), *ends), value.dim()), (made,))
+                for ends in ((start, size), (0, start))
+            ]
+            made = OpCall(cat_function(2, dim % value.dim()), tuple(parts))
+    return made if isinstance(made, OpCall) else None
 
 
 def _pad(x: Any, dim: int, before: int, after: int, number: Any, *, is_contiguous: bool) -> OpCall | None:
