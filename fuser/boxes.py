@@ -25,7 +25,7 @@ from fuser.errors import UnsupportedError
 from fuser.graph import Application, FusionGroup, GroupBuilder
 from fuser.kernel_spec import InputSpec, Typing, ValueLayout, index_strides
 from fuser.layout import Shape, Strides
-from fuser.ops import arrange, cast_function, read_function
+from fuser.ops import arrange, cast_function, read_function, sum_function
 from fuser.process import is_of_signal_handler
 from fuser.tensor_desc import TensorDesc
 
@@ -115,8 +115,8 @@ class _Cutter:
                 self.cuts[value] = self._find_finer(index, item, value) or self._find_cuts(
                     index, item, self.shapes[value]
                 )
-        if len(self.group.applications) == 1 and self.group.applications[0].function.op != "pad":
-            # torch does as well, but that it fills all of a tensor that it pads first.
+        if len(self.group.applications) == 1 and self.group.applications[0].function.op not in {"pad", "put"}:
+            # torch does as well, but that it fills all of a tensor that it pads first, and sorts whenever it puts.
             raise _refuse(0, "an arrangement alone")
         outputs, handles = [], []
         for slot, value in enumerate(self.group.outputs):
@@ -176,6 +176,10 @@ class _Cutter:
             for axis, cuts in zip(form[3], self.cuts[entries], strict=True):
                 found[axis].update(cuts)
             return tuple(map(frozenset, found))
+        if function.op == "put":
+            if any(self.producers[value] >= 0 for value in item.tensors):
+                raise _refuse(index, "a sum of what is computed")
+            return (frozenset(),) * len(shape)
         start = 0
         for value in item.tensors:
             lead = len(shape) - len(self.shapes[value])
@@ -295,6 +299,8 @@ class _Cutter:
         value = item.tensors[0]
         if function.op == "take":
             handle = self._taken(made, item, steps)
+        elif function.op == "put":
+            handle = self._summed(made, item, steps)
         elif function.op == "full":
             handle = self._fill(made, item.tensors[0], steps)
         elif function.op in {"cat", "pad"}:
@@ -317,7 +323,7 @@ class _Cutter:
             # Dimensions that are merged and split again are as they were.
             is_undone = own[0][0] == "view.default" and steps[:1] == (("view.default", (self.shapes[value],)),)
             handle = self._find(value, steps[1:] if is_undone else (*own, *steps))
-        if function.op not in {"full", "take"} and self.typing.values[value] != self.typing.values[made]:
+        if function.op not in {"full", "take", "put"} and self.typing.values[value] != self.typing.values[made]:
             handle = self._cast(handle, self.typing.values[made])
         self.handles[made, steps] = handle
 
@@ -351,6 +357,27 @@ class _Cutter:
         ]
         memory = self._input(table, desc._replace(shape=(), strides=()), spec)
         return self.builder.apply(read_function(), [memory, numbers[0], entry, *numbers[1:]])[0]
+
+    def _summed(self, made: int, item: Application, steps: Steps) -> int:
+        # Of each element the first and the last of what is added up, and where in memory those begin.
+        adding, dim, _ = item.function.form or ()
+        table, order, begins = item.tensors
+        desc, shape = self.given[table][0], self.shapes[made]
+        if desc.device is None or desc.device.type != "cuda" or self.given[order][0].strides != (1,):
+            raise UnsupportedError("a sum of what goes to one entry, not on CUDA")
+        strides = tuple(stride if own != dim else 0 for own, stride in enumerate(desc.strides))
+        spread: Steps = tuple(("unsqueeze.default", (axis,)) for axis in range(len(shape)) if axis != dim)
+        seen_by_all: Steps = (*spread, ("expand.default", (shape,)), *steps)
+        first, last = (
+            self._find(begins, (("slice.Tensor", (0, start, start + shape[dim])), *seen_by_all)) for start in (0, 1)
+        )
+        memory = [
+            self._input(value, self.given[value][0]._replace(shape=(), strides=()), self.given[value][1])
+            for value in (table, order)
+        ]
+        where, step = _follow(shape, strides, steps), ((), (), desc.strides[dim])
+        numbers = [self._counter(item, self.typing.ranks[made]) for item in (where, step)]
+        return self.builder.apply(sum_function(adding), [*memory, *numbers, first, last])[0]
 
     def _counter(self, where: tuple[Shape, Strides, int], rank: Rank) -> int:
         # Numbers that grow by steps of their own along each dimension.

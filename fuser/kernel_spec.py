@@ -14,7 +14,7 @@ import torch
 from fuser.access import DEFAULT_TUNING, Access, Tuning
 from fuser.dtypes import Rank, dtype_info
 from fuser.errors import GroupError, ShapeError, UnsupportedError
-from fuser.function import ARRANGEMENTS, VIEWS, Function
+from fuser.function import ARRANGEMENTS, READS, VIEWS, Function
 from fuser.graph import Application, FusionGroup
 from fuser.layout import Shape, Strides, broadcast_shapes, contiguous_strides, infer_output_strides, is_dense
 from fuser.ops import (
@@ -214,7 +214,7 @@ def build_kernel_spec(group: FusionGroup) -> KernelSpec:
             check_functor(functor)
         if application.function.is_composite:
             check_function(application.function)
-        elif application.function.op not in (None, "index", "read", *VIEWS, *ARRANGEMENTS, *OPS, *REDUCTIONS):
+        elif application.function.op not in (None, "index", *READS, *VIEWS, *ARRANGEMENTS, *OPS, *REDUCTIONS):
             raise GroupError(f"there is no op {application.function.op!r} in fuser's table")
     return KernelSpec(group.canonical())
 

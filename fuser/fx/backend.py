@@ -44,6 +44,7 @@ from fuser.fx.masks import drop_idle_masks
 from fuser.fx.norms_again import POINTWISE, join_norms, part_norms
 from fuser.fx.passes import Fuel, FusionPass
 from fuser.fx.products import pad_products
+from fuser.fx.puts import sort_puts
 from fuser.fx.scatters import mark_scatters, write_scatters_in_place
 from fuser.graph import FusionGroup
 from fuser.tuning.table import latest
@@ -86,6 +87,7 @@ def compile_graph(
 
 def _fuse(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | None, ahead: Ahead | None) -> fx.GraphModule:
     fuse_lists(graph_module, numerics, fuel)
+    sort_puts(graph_module, numerics or config.numerics, fuel)
     mark_scatters(graph_module.graph)
     FusionPass(numerics=numerics, fuel=fuel)(graph_module)
     if ahead is not None:

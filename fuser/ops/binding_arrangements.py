@@ -21,7 +21,7 @@ from fuser.ops.arrangements import (
     seen_through,
     take_function,
 )
-from fuser.ops.calls import OpCall, is_constant
+from fuser.ops.calls import IS_IN_MEMORY, OpCall, is_constant
 from fuser.ops.index import index_function
 from fuser.ops.table import OPS
 
@@ -311,6 +311,8 @@ def _is_in_memory(node: Any) -> bool:
     # Whether it is an argument, or no group that arranges makes it: norms are in groups of another kind.
     if node.target is operator.getitem:
         node = node.args[0]
+    if node.meta.get(IS_IN_MEMORY):
+        return True
     if isinstance(node.target, torch._ops.OpOverload):
         return node.target in _APART
     return bool(node.op in {"placeholder", "get_attr"})

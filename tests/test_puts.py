@@ -1,0 +1,141 @@
+"""Gradients of reads at entries (``index_put`` that adds to zeros): sorted once, added up in torch's order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from graph_checks import trace
+
+import fuser
+from fuser.codegen import build_source
+from fuser.compiler import register
+from fuser.cuda.backend import compile_cubin
+from fuser.cuda.dialect import DIALECT
+from fuser.fx import puts
+from fuser.fx.backend import compile_graph
+from fuser.fx.passes import FusionModule
+from fuser.planner import plan_texts
+
+ATEN = torch.ops.aten
+ROWS, SLICES, PLACES = torch.randn(70, 48), torch.randn(70, 96)[:, :48], torch.randint(-30, 30, (70,))
+
+
+def put(call: Any, values: Any, entries: Any, size: int, dim: int = 0, *, accumulate: bool = True) -> Any:
+    sizes = [*values.meta["val"].shape]
+    sizes[dim] = size
+    zeros = call(ATEN.new_zeros.default, values, sizes, pin_memory=False)
+    return call(ATEN.index_put.default, zeros, [None] * dim + [entries], values, accumulate)
+
+
+def compiled(write: Any, inputs: tuple[torch.Tensor, ...], numerics: str = "fast") -> torch.fx.GraphModule:
+    module = trace(write, inputs, "cuda")
+    compile_graph(module, numerics)
+    return module
+
+
+def find_puts(module: torch.fx.GraphModule) -> list[FusionModule]:
+    return [item for item in module.modules() if isinstance(item, FusionModule) and item.group.names() == ["put"]]
+
+
+def test_entries_are_sorted_once() -> None:
+    def write(call: Any, x: Any, y: Any, entries: Any) -> Any:
+        return put(call, x, entries, 30), put(call, y, entries, 30), put(call, y, entries, 40)
+
+    module = compiled(write, (ROWS, SLICES, PLACES))
+    assert len(find_puts(module)) == 3
+    assert len(module.graph.find_nodes(op="call_function", target=ATEN.sort.stable)) == 2
+    assert not module.graph.find_nodes(op="call_function", target=ATEN.new_zeros.default)
+
+
+def test_what_stays_torchs() -> None:
+    def write(call: Any, x: Any, entries: Any) -> Any:
+        ones = call(ATEN.new_ones.default, x, [30, 48], pin_memory=False)
+        added = call(ATEN.index_put.default, ones, [entries], x, True)
+        return put(call, x, entries, 30, accumulate=False), added
+
+    assert find_puts(compiled(write, (ROWS, PLACES))) == []
+
+
+def test_without_the_order_of_torch_strict_graphs_keep_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has_order in (False, True):
+        monkeypatch.setattr(puts, "_has_torchs_order", lambda *_, found=has_order: found)
+        module = compiled(lambda call, x, entries: put(call, x, entries, 30), (ROWS, PLACES), "strict")
+        assert len(find_puts(module)) == has_order
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(("adding", "dim"), [("each", 0), ("once", 0), ("lanes", 1)])
+def test_kernels_compile(adding: str, dim: int, dtype: torch.dtype) -> None:
+    group = puts._put_group(adding, dim, 2, "strict")
+    given = [SLICES.to(dtype), torch.arange(SLICES.shape[dim]), torch.arange(31)]
+    ((spec, args),) = plan_texts(register(group), given, torch.device("cuda"))
+    source = build_source(spec.group, args, DIALECT)
+    assert f"fuser_add_up<fuser_{adding}>(" in source.text
+    assert args.vector == 1
+    assert compile_cubin(source, "sm_90")
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_without_a_kernel_the_values_are_the_same(dim: int) -> None:
+    values = SLICES if dim == 0 else SLICES.t()
+    entries = PLACES % 30
+    ordered, order = torch.sort(entries, stable=True)
+    begins = torch.searchsorted(ordered, torch.arange(31))
+    made = FusionModule(puts._put_group("each", dim, 2, "strict"))(values, order, begins)
+    zeros = torch.zeros([30, 48][:: 1 if dim == 0 else -1])
+    assert torch.equal(made, ATEN.index_put(zeros, [None] * dim + [entries], values, True))
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("numerics", ["strict", "fast"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("row", [1, 2, 32, 33, 128, 200])
+def test_gradients_equal_eager(row: int, dtype: torch.dtype, numerics: str) -> None:
+    """Rows of each of torch's kernels, entries that many values go to, gradients that are parts of what lies wider."""
+
+    def function(x: torch.Tensor, few: torch.Tensor, many: torch.Tensor) -> torch.Tensor:
+        return (torch.cat([x[few], x[many]], 1) * 1.5)[:, 1:].sin() * x[few].cos()[:, :1]
+
+    x = torch.randn(300, row, device="cuda").to(dtype)
+    few = torch.randint(-300, 300, (5000,), device="cuda")
+    many = (300 * torch.rand(5000, device="cuda") ** 4).long()
+    made = compare(function, (x, few, many), numerics)
+    assert fuser.stats()["fallbacks"] == {}
+    if numerics == "strict":
+        assert torch.equal(*made)
+    else:
+        torch.testing.assert_close(*made, rtol=0.05, atol=0.3 if dtype is torch.bfloat16 else 0.05)
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_gradients_of_columns_equal_eager() -> None:
+    for dtype in (torch.bfloat16, torch.float32):
+        x, entries = torch.randn(40, 90, 3, device="cuda").to(dtype), torch.randint(0, 90, (500,), device="cuda")
+        assert torch.equal(*compare(lambda x, at: x[:, at] * 2, (x, entries), "strict"))
+        assert torch.equal(*compare(lambda x, at: x[:, at] * 2, (x[..., 0], entries), "strict"))
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_no_entries() -> None:
+    x, none = torch.randn(40, 90, device="cuda"), torch.empty(0, dtype=torch.int64, device="cuda")
+    assert torch.equal(*compare(lambda x, at: x[at] * 2, (x, none), "strict"))
+
+
+def compare(function: Any, inputs: tuple[torch.Tensor, ...], numerics: str) -> list[torch.Tensor]:
+    """Return the gradient by the first input, as fuser and as aot_eager have it."""
+    found = []
+    for how in ({"backend": "fuser", "options": {"numerics": numerics}}, {"backend": "aot_eager"}):
+        torch._dynamo.reset()
+        x = inputs[0].detach().requires_grad_()
+        made = torch.compile(function, dynamic=False, **how)(x, *inputs[1:])
+        torch.manual_seed(0)
+        made.backward(torch.randn_like(made))
+        assert x.grad is not None
+        found.append(x.grad)
+    return found
