@@ -49,6 +49,22 @@ def test_entries_are_sorted_once() -> None:
     assert not module.graph.find_nodes(op="call_function", target=ATEN.new_zeros.default)
 
 
+def test_sums_of_rows_share_what_is_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(call: Any, x: Any, entries: Any) -> Any:
+        zeros = call(ATEN.new_zeros.default, x, [30, 48], pin_memory=False)
+        column = call(ATEN.unsqueeze.default, entries, 1)
+        every = call(ATEN.expand.default, column, [-1, 48])
+        added = call(ATEN.index_add.default, zeros, 0, entries, x)
+        return added, call(ATEN.scatter_add.default, call(ATEN.zeros_like.default, zeros), 0, every, x)
+
+    for numerics in ("strict", "fast"):
+        module = compiled(write, (ROWS, PLACES), numerics)
+        assert len(find_puts(module)) == 2
+        assert len(module.graph.find_nodes(op="call_function", target=ATEN.sort.stable)) == 1
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert find_puts(compiled(write, (ROWS, PLACES), "strict")) == []
+
+
 def test_what_stays_torchs() -> None:
     def write(call: Any, x: Any, entries: Any) -> Any:
         ones = call(ATEN.new_ones.default, x, [30, 48], pin_memory=False)
@@ -118,6 +134,22 @@ def test_gradients_of_columns_equal_eager() -> None:
         x, entries = torch.randn(40, 90, 3, device="cuda").to(dtype), torch.randint(0, 90, (500,), device="cuda")
         assert torch.equal(*compare(lambda x, at: x[:, at] * 2, (x, entries), "strict"))
         assert torch.equal(*compare(lambda x, at: x[:, at] * 2, (x[..., 0], entries), "strict"))
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("numerics", ["strict", "fast"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_sums_equal_eager_where_no_order_matters(dtype: torch.dtype, numerics: str) -> None:
+    """Where torch adds as values come: of few that have few digits, so that no sum is rounded."""
+
+    def function(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        rows = at[:, None].expand(-1, x.shape[1])
+        heard = x.new_zeros(90, x.shape[1]).scatter_add(0, rows, x * 2)
+        return heard * x.new_zeros(90, 1).index_add(0, at, x[:, :1] + 1)[at[0]]
+
+    x, entries = torch.randint(-2, 2, (500, 70), device="cuda").to(dtype), torch.randint(0, 90, (500,), device="cuda")
+    assert torch.equal(*compare(function, (x, entries), numerics))
 
 
 @pytest.mark.cuda

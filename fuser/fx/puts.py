@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from operator import getitem
 from typing import Any
 
@@ -20,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fuser.disk_cache import CacheKey
 from fuser.fx import passes
-from fuser.fx.passes import Fuel, FusionModule
+from fuser.fx.passes import Fuel, FusionModule, sort_graph
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import IS_IN_MEMORY, put_function
 from fuser.order_check import find_verdict, installation
@@ -34,62 +36,116 @@ _ZEROS = (_ATEN.new_zeros.default, _ATEN.zeros.default, _ATEN.zeros_like.default
 _WIDE = 32
 
 
+@dataclass(frozen=True, slots=True)
+class _Put:
+    """Values that are added to zeros at entries."""
+
+    values: fx.Node
+    entries: fx.Node
+    # The dimension that entries are along, and how many there are.
+    dim: int
+    size: int
+    # Whether torch's kernel has one order; else it adds values as they come.
+    is_ordered: bool
+    # Whether entries may count from the end.
+    wraps: bool
+
+    def find_adding(self, numerics: str) -> str | None:
+        """Return how the values are added up; None where torch's kernel does it in an order that nobody knows."""
+        if numerics == "fast":
+            return "once"
+        if not self.is_ordered:
+            return None if torch.are_deterministic_algorithms_enabled() else "each"
+        value = self.values.meta["val"]
+        # Which of torch's kernels adds rows of so many elements.
+        row = math.prod(value.shape[self.dim + 1 :])
+        adding = "lanes" if row == 1 else "once" if row <= _WIDE else "each"
+        return adding if _has_torchs_order(value.device, value.dtype, adding) else None
+
+
 def sort_puts(graph_module: fx.GraphModule, numerics: str, fuel: Fuel | None) -> None:
-    """Let kernels compute ``index_put`` of values that are added to zeros, on a GPU."""
+    """Let kernels add up, on a GPU, what is added to zeros by ``index_put``, ``index_add`` or ``scatter_add``."""
     graph, known = graph_module.graph, dict[Any, tuple[fx.Node, fx.Node]]()
     names = (name for number in itertools.count() if not hasattr(graph_module, name := f"put_{number}"))
-    for node in graph.find_nodes(op="call_function", target=_ATEN.index_put.default):
-        found = _find_put(node)
-        if found is None:
-            continue
-        dim, entries, values = found
-        value, size = values.meta["val"], node.meta["val"].shape[dim]
-        adding = _find_adding(value, dim) if numerics == "strict" else "once"
-        has_order = numerics == "fast" or _has_torchs_order(value.device, value.dtype, adding)
-        if not has_order or not (fuel or passes.process_fuel).burn():
-            continue
-        with graph.inserting_before(node):
-            if (entries, size) not in known:
-                known[entries, size] = _sort(graph, entries, size)
-            name = next(names)
-            graph_module.add_submodule(name, FusionModule(_put_group(adding, dim, value.dim(), numerics), [node.name]))
-            made = graph.call_module(name, (values, *known[entries, size]))
-        made.meta = node.meta | {IS_IN_MEMORY: True}
-        node.replace_all_uses_with(made)
-        zeros: Any = node.args[0]
-        graph.erase_node(node)
-        if not zeros.users:
-            graph.erase_node(zeros)
+    for target, find in _PUTS.items():
+        for node in graph.find_nodes(op="call_function", target=target):
+            put = find(*node.args, **node.kwargs)
+            if put is None or not _has_kernel(node, put):
+                continue
+            adding = put.find_adding(numerics)
+            if adding is None or not (fuel or passes.process_fuel).burn():
+                continue
+            key = put.entries, put.size, put.wraps
+            with graph.inserting_before(node):
+                if key not in known:
+                    known[key] = _sort(graph, *key)
+                group = _put_group(adding, put.dim, node.meta["val"].dim(), numerics)
+                graph_module.add_submodule(name := next(names), FusionModule(group, [node.name]))
+                made = graph.call_module(name, (put.values, *known[key]))
+            made.meta = node.meta | {IS_IN_MEMORY: True}
+            node.replace_all_uses_with(made)
+            zeros: Any = node.args[0]
+            graph.erase_node(node)
+            if not zeros.users:
+                graph.erase_node(zeros)
+    if known:
+        sort_graph(graph)
 
 
-def _find_put(node: fx.Node) -> tuple[int, fx.Node, fx.Node] | None:
-    # Along which dimension values are put, and at which entries; None of others.
-    zeros, indices, values, *accumulates = node.args
-    if accumulates != [True] or not isinstance(zeros, fx.Node) or zeros.target not in _ZEROS:
+def _find_index_put(zeros: Any, indices: Any, values: Any, accumulate: Any = False, *rest: Any) -> _Put | None:
+    dims = [dim for dim, item in enumerate(indices) if item is not None]
+    if accumulate is not True or rest or len(dims) != 1 or not _is_zero(zeros):
         return None
-    dims = [dim for dim, item in enumerate(indices) if item is not None]  # type: ignore[arg-type, union-attr]
-    if len(dims) != 1 or not isinstance(values, fx.Node):
+    (dim,) = dims
+    return _Put(values, indices[dim], dim, zeros.meta["val"].shape[dim], is_ordered=True, wraps=True)
+
+
+def _find_index_add(zeros: Any, dim: Any, index: Any, source: Any, *, alpha: Any = 1) -> _Put | None:
+    if alpha != 1 or not _is_zero(zeros):
         return None
-    entries: Any = indices[dims[0]]  # type: ignore[index, call-overload]
-    made, value, at = (item.meta.get("val") for item in (node, values, entries))
-    if not all(_is_static(item) and item.is_cuda for item in (made, value, at)):
+    dim %= zeros.meta["val"].dim()
+    return _Put(source, index, dim, zeros.meta["val"].shape[dim], is_ordered=False, wraps=False)
+
+
+def _find_scatter_add(zeros: Any, dim: Any, index: Any, src: Any) -> _Put | None:
+    # Of entries that are the same for all elements of a row.
+    if dim != 0 or not _is_zero(zeros) or index.target is not _ATEN.expand.default:
         return None
-    is_whole = value.shape == (*made.shape[: dims[0]], *at.shape, *made.shape[dims[0] + 1 :])
-    is_known = at.dim() == 1 and at.dtype is torch.int64 and value.dtype in _DTYPES and value.numel() > 0
-    return (dims[0], entries, values) if is_whole and is_known and made.numel() < 1 << 31 else None
+    column: Any = index.args[0]
+    if column.target is not _ATEN.unsqueeze.default or column.args[0].meta["val"].dim() != 1:
+        return None
+    is_whole = column.args[1] in (1, -1) and index.meta["val"].shape == src.meta["val"].shape
+    size = zeros.meta["val"].shape[0]
+    return _Put(src, column.args[0], 0, size, is_ordered=False, wraps=False) if is_whole else None
+
+
+_PUTS: dict[Any, Callable[..., _Put | None]] = {
+    _ATEN.index_put.default: _find_index_put,
+    _ATEN.index_add.default: _find_index_add,
+    _ATEN.scatter_add.default: _find_scatter_add,
+}
+
+
+def _is_zero(node: Any) -> bool:
+    is_made = isinstance(node, fx.Node) and node.target in _ZEROS
+    return is_made and isinstance(node.meta.get("val"), torch.Tensor) and node.meta["val"].dim() > 0
+
+
+def _has_kernel(node: fx.Node, put: _Put) -> bool:
+    # Whether all is known, and values have the shape of what is made, but for the entries.
+    made, values, entries = (item.meta.get("val") for item in (node, put.values, put.entries))
+    if not all(_is_static(item) and item.is_cuda for item in (made, values, entries)):
+        return False
+    shape = (*made.shape[: put.dim], *entries.shape, *made.shape[put.dim + 1 :])
+    is_plain = entries.dim() == 1 and entries.dtype is torch.int64 and values.dtype in _DTYPES
+    return is_plain and values.shape == shape and values.numel() > 0 and made.numel() < 1 << 31
 
 
 def _is_static(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and all(type(size) is int for size in (*value.shape, *value.stride()))
 
 
-def _find_adding(value: torch.Tensor, dim: int) -> str:
-    # Which of torch's kernels adds rows of so many elements.
-    row = math.prod(value.shape[dim + 1 :])
-    return "lanes" if row == 1 else "once" if row <= _WIDE else "each"
-
-
-def _sort(graph: fx.Graph, entries: fx.Node, size: int) -> tuple[fx.Node, fx.Node]:
+def _sort(graph: fx.Graph, entries: fx.Node, size: int, wraps: bool) -> tuple[fx.Node, fx.Node]:
     # The places of values in the order of their entries, and where those of each entry begin.
     def call(target: Any, *arguments: Any, **options: Any) -> fx.Node:
         node = graph.call_function(target, arguments, options)
@@ -100,8 +156,9 @@ def _sort(graph: fx.Graph, entries: fx.Node, size: int) -> tuple[fx.Node, fx.Nod
 
     numbers = {"dtype": torch.int32, "device": entries.meta["val"].device, "pin_memory": False}
     every = call(_ATEN.arange.default, size + 1, **numbers)
-    # Entries that are negative count from the end, and any other stops the device, as in torch's kernels.
-    found = call(_ATEN.index.Tensor, call(_ATEN.slice.Tensor, every, 0, 0, size), [entries])
+    # Entries that are none stop the device, as in torch's kernels.
+    own = call(_ATEN.slice.Tensor, every, 0, 0, size)
+    found = call(_ATEN.index.Tensor, own, [entries]) if wraps else call(_ATEN.index_select.default, own, 0, entries)
     both = call(_ATEN.sort.stable, found, stable=True)
     ordered, order = (call(getitem, both, slot) for slot in range(2))
     return order, call(_ATEN.searchsorted.Tensor, ordered, every)
