@@ -43,6 +43,7 @@ from fuser.fx.lists import fuse_lists
 from fuser.fx.masks import drop_idle_masks
 from fuser.fx.norms_again import POINTWISE, join_norms, part_norms
 from fuser.fx.passes import Fuel, FusionPass
+from fuser.fx.pooling import narrow_places
 from fuser.fx.products import pad_products
 from fuser.fx.puts import sort_puts
 from fuser.fx.scatters import mark_scatters, write_scatters_in_place
@@ -260,6 +261,7 @@ def split_passes(joint: fx.GraphModule, inputs: Any, **settings: Any) -> tuple[f
     torch's pointwise ops, but for those with loops. In an activation checkpoint its policy decides.
     """
     drop_unread_statistics(joint)
+    narrow_places(joint)
     drop_idle_copies(joint.graph)
     run = torch.ops.fuser.run.default
     for node in joint.graph.nodes:
