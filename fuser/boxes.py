@@ -115,8 +115,9 @@ class _Cutter:
                 self.cuts[value] = self._find_finer(index, item, value) or self._find_cuts(
                     index, item, self.shapes[value]
                 )
-        if len(self.group.applications) == 1 and self.group.applications[0].function.op not in {"pad", "put"}:
-            # torch does as well, but that it fills all of a tensor that it pads first, and sorts whenever it puts.
+        if len(self.group.applications) == 1 and self.group.applications[0].function.op not in _GAINING:
+            # torch does as well, but that it fills all of a tensor that it pads first, sorts whenever it puts, and has
+            # a block for each row that it takes.
             raise _refuse(0, "an arrangement alone")
         outputs, handles = [], []
         for slot, value in enumerate(self.group.outputs):
@@ -171,7 +172,7 @@ class _Cutter:
             found[form[0]].update((before, shape[form[0]] - form[2]))
         if function.op == "take":
             table, entries = item.tensors
-            if self.producers[table] >= 0:
+            if self._find_memory(table) is None:
                 raise _refuse(index, "a read at entries of what is computed")
             for axis, cuts in zip(form[3], self.cuts[entries], strict=True):
                 found[axis].update(cuts)
@@ -331,7 +332,9 @@ class _Cutter:
         # Of each element its entry along one dimension, and where in memory those begin.
         op, dim, axes, own, _ = item.function.form or ()
         table, entries = item.tensors
-        desc, spec = self.given[table]
+        found = self._find_memory(table)
+        assert found is not None, "cuts were found"
+        source, desc = found
         if desc.device is None or desc.device.type != "cuda":
             # Who asks for an entry that is not there gets an error, which kernels on the CPU cannot raise.
             raise UnsupportedError("a read at entries that are computed, not on CUDA")
@@ -355,8 +358,19 @@ class _Cutter:
                 (scalar, size if op == "index" else 0),
             )
         ]
-        memory = self._input(table, desc._replace(shape=(), strides=()), spec)
+        memory = self._input(source, desc._replace(shape=(), strides=()), self.given[source][1])
         return self.builder.apply(read_function(), [memory, numbers[0], entry, *numbers[1:]])[0]
+
+    def _find_memory(self, value: int) -> tuple[int, TensorDesc] | None:
+        # The input that a value is, or a view of, and what is seen of it; None of what is computed.
+        steps: Steps = ()
+        while self.producers[value] >= 0:
+            item = self.group.applications[self.producers[value]]
+            if item.function.op != "view" and not item.function.is_view:
+                return None
+            (value,) = item.tensors
+            steps = (*self._steps(item, self.shapes[value]), *steps)
+        return value, seen(self.given[value][0], steps)
 
     def _summed(self, made: int, item: Application, steps: Steps) -> int:
         # Of each element the first and the last of what is added up, and where in memory those begin.
@@ -402,6 +416,8 @@ class _Cutter:
         return self._cast(self._input(value, desc, InputSpec(_EXACT[kind], self.typing.ranks[made], kind)), dtype)
 
 
+# Arrangements that are worth a kernel alone.
+_GAINING = frozenset({"pad", "put", "take"})
 # What holds a Python number as it is.
 _EXACT = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 

@@ -309,7 +309,7 @@ _ENTRIES = (torch.int64, torch.int32)
 
 def _is_in_memory(node: Any) -> bool:
     # Whether it is an argument, or no group that arranges makes it: norms are in groups of another kind.
-    if node.target is operator.getitem:
+    while node.target in _SEEN or node.target is operator.getitem:
         node = node.args[0]
     if node.meta.get(IS_IN_MEMORY):
         return True
@@ -318,6 +318,8 @@ def _is_in_memory(node: Any) -> bool:
     return bool(node.op in {"placeholder", "get_attr"})
 
 
+# What kernels read through.
+_SEEN = {_ATEN.slice.Tensor, _ATEN.select.int}
 _APART = {
     getattr(_ATEN, name).default
     for name in (
