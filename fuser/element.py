@@ -129,7 +129,9 @@ class ElementWriter:
             return lines + [f"out{slot} = v{values[0]};" for slot in self.storing if self.group.outputs[slot] in values]
         if function.is_read:
             given = ", ".join(f"v{value}" for value in application.tensors)
-            return lines + self.result(values[0], f"fuser_to_compute({_READERS[function.op]}({given}))", is_apart=True)
+            return lines + self.result(
+                values[0], f"fuser_to_compute({_READERS[str(function.op)]}({given}))", is_apart=True
+            )
         operands = self.operands(index)
         names = [f"r{value}" for value in values]
         others = [dtype_info(self.typing.values[value]).compute for value in values]

@@ -11,6 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any
@@ -21,11 +22,14 @@ from torch._guards import detect_fake_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuser.disk_cache import CacheKey
+from fuser.errors import CompileError, NoCompileError, UnsupportedError
 from fuser.fx import passes
 from fuser.fx.passes import Fuel, FusionModule, sort_graph
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import IS_IN_MEMORY, put_function
 from fuser.order_check import find_verdict, installation
+from fuser.planner import can_fuse, compile_ahead
+from fuser.tensor_desc import describe
 
 __all__ = ["sort_puts"]
 
@@ -65,6 +69,8 @@ class _Put:
 
 def sort_puts(graph_module: fx.GraphModule, numerics: str, fuel: Fuel | None) -> None:
     """Let kernels add up, on a GPU, what is added to zeros by ``index_put``, ``index_add`` or ``scatter_add``."""
+    if not can_fuse("cuda"):
+        return
     graph, known = graph_module.graph, dict[Any, tuple[fx.Node, fx.Node]]()
     names = (name for number in itertools.count() if not hasattr(graph_module, name := f"put_{number}"))
     for target, find in _PUTS.items():
@@ -80,8 +86,10 @@ def sort_puts(graph_module: fx.GraphModule, numerics: str, fuel: Fuel | None) ->
                 if key not in known:
                     known[key] = _sort(graph, *key)
                 group = _put_group(adding, put.dim, node.meta["val"].dim(), numerics)
-                graph_module.add_submodule(name := next(names), FusionModule(group, [node.name]))
+                module = FusionModule(group, [node.name])
+                graph_module.add_submodule(name := next(names), module)
                 made = graph.call_module(name, (put.values, *known[key]))
+            (fuel or passes.process_fuel).see(module)
             made.meta = node.meta | {IS_IN_MEMORY: True}
             node.replace_all_uses_with(made)
             zeros: Any = node.args[0]
@@ -133,9 +141,10 @@ def _is_zero(node: Any) -> bool:
 
 def _has_kernel(node: fx.Node, put: _Put) -> bool:
     # Whether all is known, and values have the shape of what is made, but for the entries.
-    made, values, entries = (item.meta.get("val") for item in (node, put.values, put.entries))
-    if not all(_is_static(item) and item.is_cuda for item in (made, values, entries)):
+    known: list[Any] = [item.meta.get("val") for item in (node, put.values, put.entries)]
+    if not all(_is_static(item) and item.is_cuda for item in known):
         return False
+    made, values, entries = known
     shape = (*made.shape[: put.dim], *entries.shape, *made.shape[put.dim + 1 :])
     is_plain = entries.dim() == 1 and entries.dtype is torch.int64 and values.dtype in _DTYPES
     return is_plain and values.shape == shape and values.numel() > 0 and made.numel() < 1 << 31
@@ -150,7 +159,7 @@ def _sort(graph: fx.Graph, entries: fx.Node, size: int, wraps: bool) -> tuple[fx
     def call(target: Any, *arguments: Any, **options: Any) -> fx.Node:
         node = graph.call_function(target, arguments, options)
         given = fx.node.map_arg((arguments, options), lambda item: item.meta["val"])
-        with detect_fake_mode(entries.meta["val"]):
+        with detect_fake_mode(entries.meta["val"]) or nullcontext():
             node.meta["val"] = target(*given[0], **given[1])
         return node
 
@@ -170,13 +179,16 @@ def _put_group(adding: str, dim: int, rank: int, numerics: str) -> FusionGroup:
     return builder.build(builder.apply(put_function(adding, dim, rank), tensors))
 
 
-@functools.lru_cache(64)
 def _has_torchs_order(device: torch.device, dtype: torch.dtype, adding: str) -> bool:
     """Return whether kernels have the bits of torch's ``index_put``: compared once, and kept."""
     if not torch.cuda.is_available():
         return False
     key = CacheKey.build(("put", *installation(device), str(dtype), adding), ())
-    return find_verdict(key, functools.partial(_compare, device, dtype, adding))
+    try:
+        return find_verdict(key, functools.partial(_compare, device, dtype, adding))
+    except (CompileError, NoCompileError, UnsupportedError, torch.OutOfMemoryError):
+        # Nobody knows: torch's kernel serves, this time.
+        return False
 
 
 def _compare(device: torch.device, dtype: torch.dtype, adding: str) -> bool:
@@ -191,6 +203,8 @@ def _compare(device: torch.device, dtype: torch.dtype, adding: str) -> bool:
             ordered, order = torch.sort(entries % size, stable=True)
             begins = torch.searchsorted(ordered, torch.arange(size + 1, device=device))
             zeros = torch.zeros(size, row, dtype=dtype, device=device)
+            # Else eager torch would be compared with itself.
+            compile_ahead(run.spec, tuple(map(describe, (values, order, begins))))
             if not torch.equal(run(values, order, begins), zeros.index_put((entries,), values, accumulate=True)):
                 return False
     return True

@@ -179,7 +179,8 @@ def eager_arrangement(function: Function, tensors: Sequence[Any]) -> torch.Tenso
         entries = torch.repeat_interleave(torch.arange(len(begins) - 1, device=x.device), begins.diff())
         sizes = [*x.shape[: form[1]], len(begins) - 1, *x.shape[form[1] + 1 :]]
         at = (None,) * form[1] + (entries,)
-        return torch.ops.aten.index_put(x.new_zeros(sizes), at, x.index_select(form[1], order), True)
+        added: torch.Tensor = torch.ops.aten.index_put(x.new_zeros(sizes), at, x.index_select(form[1], order), True)
+        return added
     if function.op == "full":
         number, like = tensors
         if form[1] is None:
