@@ -6,7 +6,7 @@ Plain integers in, plain values out; a kernel's text depends on what comes out, 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from fuser.layout import IterationSpace
@@ -22,6 +22,7 @@ __all__ = [
     "counted_widths",
     "dense_width",
     "plan_walk",
+    "walk_singly",
 ]
 
 # The widest memory access of a thread.
@@ -170,6 +171,12 @@ def plan_walk(
         else:
             accesses.append(Access(min(widths.get(slot, 1), vector), is_shared=slot in common))
     return Walk(space, vector, tuple(accesses), tuning)
+
+
+def walk_singly(walk: Walk) -> Walk:
+    """Return a walk whose threads take one element each: what they read in loops lies beside what neighbours read."""
+    accesses = tuple(replace(item, width=1) for item in walk.accesses)
+    return replace(walk, vector=1, accesses=accesses, tuning=Tuning())
 
 
 def _default_tuning(space: IterationSpace, vector: int, itemsizes: Sequence[int], rounds: bool) -> Tuning:

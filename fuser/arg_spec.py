@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fuser.access import VECTOR_BYTES, Walk, plan_walk
+from fuser.access import VECTOR_BYTES, Walk, plan_walk, walk_singly
 from fuser.config import config
 from fuser.cxx.functor import EntryParameter
 from fuser.dtypes import dtype_info, number_dtype, number_kind
@@ -104,6 +104,8 @@ def build_arg_spec(
         ]
         rounds = rounds_between(group, is_strict=group.is_strict)
         walk = _walk(space, read, len(outputs), device_type, repeated, rounds=rounds)
+        if group.adds_up and not walk.tuning.tile:
+            walk = walk_singly(walk)
     space = walk.space
     offsets = tuple(item.offset for item in (*operands, *counters))
     has_offsets = any(offsets)

@@ -26,7 +26,7 @@ from fuser.errors import UnsupportedError
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import InputSpec, Typing, ValueLayout, index_strides
 from fuser.layout import Shape, Strides
-from fuser.ops import arrange, cast_function, read_function
+from fuser.ops import arrange, cast_function, read_function, sum_function
 from fuser.process import is_of_signal_handler
 from fuser.tensor_desc import TensorDesc
 
@@ -116,8 +116,9 @@ class _Cutter:
                 self.cuts[value] = self._find_finer(index, item, value) or self._find_cuts(
                     index, item, self.shapes[value]
                 )
-        if len(self.group.applications) == 1 and self.group.applications[0].function.op != "pad":
-            # torch does as well, but that it fills all of a tensor that it pads first.
+        if len(self.group.applications) == 1 and self.group.applications[0].function.op not in _GAINING:
+            # torch does as well, but that it fills all of a tensor that it pads first, sorts whenever it puts, and has
+            # a block for each row that it takes.
             raise _refuse(0, "an arrangement alone")
         outputs, handles = [], []
         for slot, value in enumerate(self.group.outputs):
@@ -172,11 +173,15 @@ class _Cutter:
             found[form[0]].update((before, shape[form[0]] - form[2]))
         if function.op == "take":
             table, entries = item.tensors
-            if self.producers[table] >= 0:
+            if self._find_memory(table) is None:
                 raise _refuse(index, "a read at entries of what is computed")
             for axis, cuts in zip(form[3], self.cuts[entries], strict=True):
                 found[axis].update(cuts)
             return tuple(map(frozenset, found))
+        if function.op == "put":
+            if any(self.producers[value] >= 0 for value in item.tensors):
+                raise _refuse(index, "a sum of what is computed")
+            return (frozenset(),) * len(shape)
         start = 0
         for value in item.tensors:
             lead = len(shape) - len(self.shapes[value])
@@ -296,6 +301,8 @@ class _Cutter:
         value = item.tensors[0]
         if function.op == "take":
             handle = self._taken(made, item, steps)
+        elif function.op == "put":
+            handle = self._summed(made, item, steps)
         elif function.op == "full":
             handle = self._fill(made, item.tensors[0], steps)
         elif function.op in {"cat", "pad"}:
@@ -318,7 +325,7 @@ class _Cutter:
             # Dimensions that are merged and split again are as they were.
             is_undone = own[0][0] == "view.default" and steps[:1] == (("view.default", (self.shapes[value],)),)
             handle = self._find(value, steps[1:] if is_undone else (*own, *steps))
-        if function.op not in {"full", "take"} and self.typing.values[value] != self.typing.values[made]:
+        if function.op not in {"full", "take", "put"} and self.typing.values[value] != self.typing.values[made]:
             handle = self._cast(handle, self.typing.values[made])
         self.handles[made, steps] = handle
 
@@ -326,7 +333,9 @@ class _Cutter:
         # Of each element its entry along one dimension, and where in memory those begin.
         op, dim, axes, own, _ = item.function.form or ()
         table, entries = item.tensors
-        desc, spec = self.given[table]
+        found = self._find_memory(table)
+        assert found is not None, "cuts were found"
+        source, desc = found
         if desc.device is None or desc.device.type != "cuda":
             # Who asks for an entry that is not there gets an error, which kernels on the CPU cannot raise.
             raise UnsupportedError("a read at entries that are computed, not on CUDA")
@@ -350,8 +359,40 @@ class _Cutter:
                 (scalar, size if op == "index" else 0),
             )
         ]
-        memory = self._input(table, desc._replace(shape=(), strides=()), spec)
+        memory = self._input(source, desc._replace(shape=(), strides=()), self.given[source][1])
         return self.builder.apply(read_function(), [memory, numbers[0], entry, *numbers[1:]])[0]
+
+    def _find_memory(self, value: int) -> tuple[int, TensorDesc] | None:
+        # The input that a value is, or a view of, and what is seen of it; None of what is computed.
+        steps: Steps = ()
+        while self.producers[value] >= 0:
+            item = self.group.applications[self.producers[value]]
+            if item.function.op != "view" and not item.function.is_view:
+                return None
+            (value,) = item.tensors
+            steps = (*self._steps(item, self.shapes[value]), *steps)
+        return value, seen(self.given[value][0], steps)
+
+    def _summed(self, made: int, item: Application, steps: Steps) -> int:
+        # Of each element the first and the last of what is added up, and where in memory those begin.
+        adding, dim, _ = item.function.form or ()
+        table, order, begins = item.tensors
+        desc, shape = self.given[table][0], self.shapes[made]
+        if desc.device is None or desc.device.type != "cuda" or self.given[order][0].strides != (1,):
+            raise UnsupportedError("a sum of what goes to one entry, not on CUDA")
+        strides = tuple(stride if own != dim else 0 for own, stride in enumerate(desc.strides))
+        spread: Steps = tuple(("unsqueeze.default", (axis,)) for axis in range(len(shape)) if axis != dim)
+        seen_by_all: Steps = (*spread, ("expand.default", (shape,)), *steps)
+        first, last = (
+            self._find(begins, (("slice.Tensor", (0, start, start + shape[dim])), *seen_by_all)) for start in (0, 1)
+        )
+        memory = [
+            self._input(value, self.given[value][0]._replace(shape=(), strides=()), self.given[value][1])
+            for value in (table, order)
+        ]
+        where, step = _follow(shape, strides, steps), ((), (), desc.strides[dim])
+        numbers = [self._counter(item, self.typing.ranks[made]) for item in (where, step)]
+        return self.builder.apply(sum_function(adding), [*memory, *numbers, first, last])[0]
 
     def _counter(self, where: tuple[Shape, Strides, int], rank: Rank) -> int:
         # Numbers that grow by steps of their own along each dimension.
@@ -376,6 +417,8 @@ class _Cutter:
         return self._cast(self._input(value, desc, InputSpec(_EXACT[kind], self.typing.ranks[made], kind)), dtype)
 
 
+# Arrangements that are worth a kernel alone.
+_GAINING = frozenset({"pad", "put", "take"})
 # What holds a Python number as it is.
 _EXACT = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 

@@ -19,7 +19,7 @@ from fuser.cxx.division import guard_divisions
 from fuser.cxx.functor import Functor
 from fuser.cxx.quick import quicken_divisions
 from fuser.dtypes import DTypeInfo, dtype_info
-from fuser.element import ElementWriter, number_expression
+from fuser.element import ElementWriter, number_expression, read_names
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import ArgSpec, RowSpec, Typing, infer_typing
 from fuser.row_parts import RowPart, RowPass, RowWriter, Table
@@ -291,7 +291,7 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
     else:
         body, parts = _build_rows(group, args, args.rows, operands, writer)
         loop = dialect.emit_rows(body)
-    words = frozenset[str]({"fuser_take"} if group.tables() else ()).union(*(functor.words for functor in functors))
+    words = frozenset(read_names(group)).union(*(functor.words for functor in functors))
     text = _TextWithLines()
     features = _features(typing, args)
     kind = {"cluster"} if args.tuning.cluster > 1 else set[str]()

@@ -14,7 +14,7 @@ from fuser.graph import FusionGroup
 from fuser.kernel_spec import ArgSpec, Typing
 from fuser.plain_texts import find_quotient, is_plainly, may_end_in_product
 
-__all__ = ["ElementWriter", "number_expression", "output_type"]
+__all__ = ["ElementWriter", "number_expression", "output_type", "read_names"]
 
 
 class ElementWriter:
@@ -129,7 +129,9 @@ class ElementWriter:
             return lines + [f"out{slot} = v{values[0]};" for slot in self.storing if self.group.outputs[slot] in values]
         if function.is_read:
             given = ", ".join(f"v{value}" for value in application.tensors)
-            return lines + self.result(values[0], f"fuser_to_compute(fuser_take({given}))", is_apart=True)
+            return lines + self.result(
+                values[0], f"fuser_to_compute({_READERS[str(function.op)]}({given}))", is_apart=True
+            )
         operands = self.operands(index)
         names = [f"r{value}" for value in values]
         others = [dtype_info(self.typing.values[value]).compute for value in values]
@@ -268,6 +270,20 @@ class ElementWriter:
             return text
         self.barriers += 1
         return f"fuser_isolate<{self.barriers - 1}>({text})"
+
+
+def read_names(group: FusionGroup) -> list[str]:
+    """Return the names of the prelude's functions that read what stays in memory for a group."""
+    found = (_READERS.get(str(item.function.op), "") for item in group.applications)
+    return [name.partition("<")[0] for name in found if name]
+
+
+_READERS = {
+    "read": "fuser_take",
+    "add_each": "fuser_add_up<fuser_each>",
+    "add_once": "fuser_add_up<fuser_once>",
+    "add_lanes": "fuser_add_up<fuser_lanes>",
+}
 
 
 def _multiplies(functor: Functor) -> bool:

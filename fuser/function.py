@@ -16,12 +16,14 @@ from fuser.dtypes import Rank, promote, to_floating
 from fuser.errors import GroupError, ShapeError, UnsupportedError
 from fuser.layout import Shape, Strides
 
-__all__ = ["ARRANGEMENTS", "VIEWS", "Function", "HandWritten", "Isolation", "Promotion", "View"]
+__all__ = ["ARRANGEMENTS", "READS", "VIEWS", "Function", "HandWritten", "Isolation", "Promotion", "View"]
 
 # The ops that change dimensions of size 1 alone.
 VIEWS = frozenset({"unsqueeze", "squeeze"})
 # The ops that compute nothing and say where elements lie (``fuser.ops.arrangements``).
-ARRANGEMENTS = frozenset({"view", "cat", "pad", "full", "arange", "take"})
+ARRANGEMENTS = frozenset({"view", "cat", "pad", "full", "arange", "take", "put"})
+# What kernels have of those that read at entries that are computed: how many tensors of each stay in memory.
+READS = {"read": 1, "add_each": 2, "add_once": 2, "add_lanes": 2}
 
 
 class Promotion(Enum):
@@ -208,8 +210,8 @@ class Function:
 
     @property
     def is_read(self) -> bool:
-        """Whether it reads an element of its first tensor, which stays in memory, at an entry that is computed."""
-        return self.op == "read"
+        """Whether it reads elements of its first tensor, which stays in memory, at entries that are computed."""
+        return self.op in READS
 
     @property
     def is_view(self) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fuser.application import Application, Input
 from fuser.config import config
 from fuser.errors import ArgumentError, FuserError, GroupError, describe_type
-from fuser.function import Function
+from fuser.function import READS, Function
 
 if TYPE_CHECKING:
     import networkx
@@ -230,7 +230,13 @@ class FusionGroup:
 
     def tables(self) -> frozenset[int]:
         """Return the inputs whose elements are read at entries that are computed."""
-        return frozenset(item.tensors[0] for item in self.applications if item.function.is_read)
+        reads = (item for item in self.applications if item.function.is_read)
+        return frozenset(value for item in reads for value in item.tensors[: READS[str(item.function.op)]])
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether a kernel of it adds up elements of what stays in memory."""
+        return any(READS.get(str(item.function.op), 0) > 1 for item in self.applications)
 
     def index_values(self) -> tuple[int, ...]:
         """Return the values that are indices of elements and that the outputs depend on."""

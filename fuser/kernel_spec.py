@@ -16,7 +16,7 @@ from fuser.application import Application
 from fuser.cxx.functor import Functor
 from fuser.dtypes import Rank, dtype_info
 from fuser.errors import GroupError, ShapeError, UnsupportedError
-from fuser.function import ARRANGEMENTS, VIEWS, Function
+from fuser.function import ARRANGEMENTS, READS, VIEWS, Function
 from fuser.graph import FusionGroup
 from fuser.layout import Shape, Strides, broadcast_shapes, contiguous_strides, infer_output_strides, is_dense
 from fuser.ops import (
@@ -213,7 +213,7 @@ def build_kernel_spec(group: FusionGroup) -> KernelSpec:
             _check_text(functor)
         if application.function.is_composite:
             check_function(application.function)
-        elif application.function.op not in (None, "index", "read", *VIEWS, *ARRANGEMENTS, *OPS, *REDUCTIONS):
+        elif application.function.op not in (None, "index", *READS, *VIEWS, *ARRANGEMENTS, *OPS, *REDUCTIONS):
             raise GroupError(f"there is no op {application.function.op!r} in fuser's table")
     return KernelSpec(group.canonical())
 

@@ -95,6 +95,7 @@ class AtenWriter(GraphWriter):
                 [
                     (ATEN.cat.default, ([x, self.same(x, dim), *draw.choice([[], [self.same(x, dim)]])], dim), {}),
                     (ATEN.stack.default, ([x, self.same(x)], dim), {}),
+                    (ATEN.roll.default, (x, [draw.randint(-5, 5), 2], [dim, 0]), {}),
                 ]
             ),
             "pad": lambda: (

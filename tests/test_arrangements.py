@@ -51,6 +51,11 @@ def put(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return z + 1
 
 
+def windows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    rolled = (x * 2).roll((-1, 3), (1, 2)).view(2, 2, 3, 2, 4, 5).transpose(2, 3).reshape(-1, 12, 5) + y
+    return rolled.view(2, 2, 2, 3, 4, 5).transpose(2, 3).reshape(2, 6, 8, 5).roll((1, -3), (1, 2)) + x
+
+
 # What is compiled, its inputs, and how many launches its forward pass takes.
 CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]] = {
     "rope": (rope, (draw(2, 4, 16, 8), draw(16, 8), draw(16, 8)), 1),
@@ -103,6 +108,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]] = {
         (draw(2, 4, 3, 3), channels_last(2, 4, 3, 3)),
         0,
     ),
+    "rolled": (lambda x: (x * 2).roll((2, -9), (0, 1)) + x, (draw(5, 7),), 4),
+    "rolled twice along one": (lambda x: (x * 2).roll((2, -1), (1, -1)) * 3, (draw(5, 7),), 1),
+    "rolled by all of it": (lambda x: (x * 2).roll((5, 1), (0, 1)) * 3, (draw(5, 7),), 1),
+    "a transposed tensor, rolled": (lambda x: x.t().roll(2, 0) * 3, (draw(5, 7),), 0),
+    "windows of what is rolled": (windows, (draw(2, 6, 8, 5), draw(12, 5)), 0),
     "a part that is empty": (lambda x, y: torch.cat([x * 2, y], 1) + 1, (draw(4, 7), draw(4, 0)), 0),
     "a sum of what is put together": (lambda x, y: torch.cat([x * 2, y], 0).sum(0), (draw(4, 7), draw(2, 7)), 0),
     "a copy of it elsewhere": (

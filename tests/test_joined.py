@@ -121,7 +121,10 @@ JOINED: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "index of two": (at_entries(A.index.Tensor, lambda x, at: (x, [at, at])), ["index"]),
     # Read by other elements than are written: flips are no views.
     "flip": (reading(A.flip.default, [0]), ["flip"]),
-    "roll": (reading(A.roll.default, [1], [0]), ["roll"]),
+    "roll along one": (reading(A.roll.default, [1], [0]), []),
+    "roll along two": (reading(A.roll.default, [1, -2], [0, 1]), []),
+    # All elements as one row.
+    "roll without dimensions": (reading(A.roll.default, [1]), ["roll"]),
 }  # fmt: skip
 
 

@@ -101,6 +101,28 @@ def test_what_is_left_to_torch() -> None:
     assert [item for item in fusion_nodes(none) if "take" in item.group.names()] == []
 
 
+@pytest.mark.parametrize(("op", "width"), [("gather", 128), ("index", 128), ("select", 128), ("index", 4096)])
+def test_many_short_rows_are_read_alone(op: str, width: int) -> None:
+    """Also of a part of a matrix; torch reads long rows as fast, and where entries differ along rows."""
+    table, entries = torch.empty(999, 2 * width, device="meta"), torch.empty(1 << 14, dtype=torch.int64, device="meta")
+
+    def read(call: Any, table: Any, entries: Any) -> Any:
+        part = call(ATEN.slice.Tensor, table, 1, width, 2 * width)
+        if op == "gather":
+            column = call(ATEN.unsqueeze.default, entries, 1)
+            return call(ATEN.gather.default, part, 0, call(ATEN.expand.default, column, [-1, width]))
+        if op == "select":
+            return call(ATEN.index_select.default, part, 0, entries)
+        return call(ATEN.index.Tensor, part, [entries])
+
+    found = fusion_nodes(trace(read, [table, entries], "cuda"))
+    assert len(found) == (width == 128)
+    for item in found:
+        given = [torch.empty(999, 2 * width), torch.zeros(1 << 14, dtype=torch.int64)]
+        ((spec, args),) = plan_texts(register(item.group), given, torch.device("cuda"))
+        assert "fuser_take(" in build_source(spec.group, args, DIALECT).text
+
+
 @pytest.mark.cpu
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_out_of_range_on_the_cpu_raises_as_eager() -> None:
@@ -159,6 +181,22 @@ def test_a_group_reads_rows_on_cuda() -> None:
         got = torch.compile(words, backend="fuser", dynamic=False)(table, other, places, back)
         assert fuser.stats()["launches"] == (rows > 0)
         assert torch.equal(got, words(table, other, places, back))
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_many_short_rows_equal_eager_on_cuda() -> None:
+    def read(x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        part = (x @ x.t() @ x)[:, 64:]
+        return part[at], part.index_select(0, at), part.gather(0, at[:, None].expand(-1, 64))
+
+    for dtype in (torch.float32, torch.bfloat16):
+        x, at = torch.randn(99, 128, device="cuda").to(dtype), torch.randint(0, 99, (1 << 15,), device="cuda")
+        fuser.reset_stats()
+        made = torch.compile(read, backend="fuser", dynamic=False)(x, at)
+        # What they read they have in common.
+        assert fuser.stats()["launches"] == 1
+        assert all(map(torch.equal, made, read(x, at)))
 
 
 _OUT_OF_RANGE = """

@@ -44,7 +44,9 @@ from fuser.fx.lists import fuse_lists
 from fuser.fx.masks import drop_idle_masks
 from fuser.fx.norms_again import POINTWISE, join_norms, part_norms
 from fuser.fx.passes import Fuel, FusionPass
+from fuser.fx.pooling import narrow_places
 from fuser.fx.products import pad_products
+from fuser.fx.puts import sort_puts
 from fuser.fx.scatters import mark_scatters, write_scatters_in_place
 from fuser.graph import FusionGroup
 from fuser.tuning.table import latest
@@ -87,6 +89,7 @@ def compile_graph(
 
 def _fuse(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | None, ahead: Ahead | None) -> fx.GraphModule:
     fuse_lists(graph_module, numerics, fuel)
+    sort_puts(graph_module, numerics or config.numerics, fuel)
     mark_scatters(graph_module.graph)
     FusionPass(numerics=numerics, fuel=fuel)(graph_module)
     if ahead is not None:
@@ -269,6 +272,7 @@ def split_passes(joint: fx.GraphModule, inputs: Any, **settings: Any) -> tuple[f
     torch's pointwise ops, but for those with loops. In an activation checkpoint its policy decides.
     """
     drop_unread_statistics(joint)
+    narrow_places(joint)
     drop_idle_copies(joint.graph)
     run = torch.ops.fuser.run.default
     for node in joint.graph.nodes:

@@ -24,6 +24,8 @@ SMALL = 1 << 16
 # Elements of which a reduction is worth a kernel of its own; of columns in torch's order at least, of rows at most; of
 # rows up to which any large tensor gains, and others four times as large.
 LARGE, MANY, SHORT, SHORTEST = 1 << 20, 1 << 15, 1 << 10, 1 << 6
+# Bytes of rows that a kernel reads at entries four times as fast as torch's: at least, and at most.
+ROW_BYTES = (64, 512)
 
 
 def gains_nothing(group: Sequence[fx.Node], reading: GraphReading) -> bool:
@@ -37,12 +39,25 @@ def gains_nothing(group: Sequence[fx.Node], reading: GraphReading) -> bool:
     if op is not None and not op.scans and calls[0] is not None:
         is_alone = not calls[0].scalars and all(isinstance(item, fx.Node) for item in calls[0].tensors)
         return is_alone and not _is_slow(calls[0])
-    if all(call is not None and call.function.op == "take" for call in every):
-        return True
-    moved = [(node, call) for node, call in zip(group, every, strict=True) if call is None or not call.is_view]
-    if len(moved) > 1 or any(is_laid_out_anew(node, call) for node, call in moved):
+    moving = [(node, call) for node, call in zip(group, every, strict=True) if call is None or not call.is_view]
+    if all(call is not None and call.function.op == "take" for _, call in moving):
+        return not moving or not all(call and _takes_short_rows(node, call) for node, call in moving)
+    if len(moving) > 1 or any(is_laid_out_anew(node, call) or _is_roll(node, call) for node, call in moving):
         return False
     return all(is_copy(call) or (call is not None and is_first_power(call.function)) for call in calls)
+
+
+def _takes_short_rows(node: fx.Node, call: OpCall) -> bool:
+    # torch's kernel has a block for each row; of an embedding it has another.
+    given: list[Any] = [item.meta.get("val") for item in (node, *call.tensors)]
+    value, table, entries = given
+    op, dim = (call.function.form or ())[:2]
+    is_known = all(isinstance(item, torch.Tensor) and item.is_cuda for item in given)
+    if not is_known or op == "embedding" or value.numel() < LARGE:
+        return False
+    is_row = op != "gather" or not any(stride for own, stride in enumerate(entries.stride()) if own != dim)
+    row = math.prod(table.shape[dim + 1 :]) * table.itemsize
+    return is_row and ROW_BYTES[0] <= row <= ROW_BYTES[1]
 
 
 def _is_slow(call: OpCall) -> bool:
@@ -73,6 +88,11 @@ def is_laid_out_anew(node: fx.Node, call: OpCall | None) -> bool:
         return False
     # As text: strides may be symbols.
     return len({str((value.shape, value.stride())) for value in values}) > 1
+
+
+def _is_roll(node: fx.Node, call: OpCall | None) -> bool:
+    # Put together of parts of one tensor: torch rolls along one dimension after the other, and divides per element.
+    return call is not None and call.function.op == "cat" and len(node.all_input_nodes) == 1
 
 
 def crosses_rows(node: fx.Node, call: OpCall | None) -> bool:

@@ -6,10 +6,29 @@ its results have the same bits. The ways a program can name an op (``torch.add``
 """
 
 from fuser.ops import activations, elementary, statistics  # noqa: F401 - they fill the table
-from fuser.ops.arrangements import arrange, eager_arrangement, lay_out, read_function, seen_through
+from fuser.ops.arrangements import (
+    arrange,
+    eager_arrangement,
+    lay_out,
+    put_function,
+    read_function,
+    seen_through,
+    sum_function,
+)
 from fuser.ops.binding import bind_function, bind_method, bind_module, find_settled, has_hooks, is_known, needs_known
 from fuser.ops.binding_arrangements import is_creation
-from fuser.ops.calls import DEVICE_TYPE, IS_NUMBER, KNOWN, Known, OpCall, bind_for, find_numerics, is_constant, known_of
+from fuser.ops.calls import (
+    DEVICE_TYPE,
+    IS_IN_MEMORY,
+    IS_NUMBER,
+    KNOWN,
+    Known,
+    OpCall,
+    bind_for,
+    find_numerics,
+    is_constant,
+    known_of,
+)
 from fuser.ops.composites import (
     COMPOSITES,
     Composite,
@@ -33,6 +52,7 @@ from fuser.ops.views import eager_view, view_function
 __all__ = [
     "COMPOSITES",
     "DEVICE_TYPE",
+    "IS_IN_MEMORY",
     "IS_NUMBER",
     "KNOWN",
     "OPS",
@@ -75,8 +95,10 @@ __all__ = [
     "lay_out",
     "needs_known",
     "ordered_form",
+    "put_function",
     "read_function",
     "reduction_function",
     "seen_through",
+    "sum_function",
     "view_function",
 ]

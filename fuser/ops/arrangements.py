@@ -25,8 +25,10 @@ __all__ = [
     "full_like_function",
     "lay_out",
     "pad_function",
+    "put_function",
     "read_function",
     "seen_through",
+    "sum_function",
     "take_function",
 ]
 
@@ -103,6 +105,32 @@ def take_function(op: str, dim: int, shape_rank: int, index_rank: int) -> Functi
     return Function(_functor("take", 2), op="take", unpromoted=("x1",), form=form)
 
 
+@functools.lru_cache(1024)
+def put_function(adding: str, dim: int, rank: int) -> Function:
+    """Return the function that adds up, for each entry along a dimension, the parts of a tensor that go there.
+
+    Its tensors: one of ``rank`` dimensions; the places of its parts along ``dim``, those for one entry after those for
+    the one before; and for each entry where among them its own begin, and where the last ones end. What becomes of no
+    part is zero.
+
+    Args:
+        adding: how they are added: "each" sum is rounded to the dtype, all are rounded "once", or by 32 "lanes".
+        dim: along which dimension, which is not negative.
+        rank: dimensions of the tensor.
+    """
+    return Function(_functor("put", 3), op="put", unpromoted=("x1", "x2"), form=(adding, dim, rank))
+
+
+@functools.cache
+def sum_function(adding: str) -> Function:
+    """Return what kernels have of it.
+
+    It takes a tensor, places, where to begin, how far places lie apart, and which of them: from, and up to.
+    """
+    functor = _functor(f"add_{adding}", 6)
+    return Function(functor, op=f"add_{adding}", unpromoted=tuple(item.name for item in functor.tensors[1:]))
+
+
 @functools.cache
 def read_function() -> Function:
     """Return what kernels have of it.
@@ -146,6 +174,13 @@ def eager_arrangement(function: Function, tensors: Sequence[Any]) -> torch.Tenso
             found: torch.Tensor = table[(slice(None),) * dim + (entries,)]
             return found
         return torch.gather(table, dim, entries) if op == "gather" else torch.index_select(table, dim, entries)
+    if function.op == "put":
+        x, order, begins = tensors
+        entries = torch.repeat_interleave(torch.arange(len(begins) - 1, device=x.device), begins.diff())
+        sizes = [*x.shape[: form[1]], len(begins) - 1, *x.shape[form[1] + 1 :]]
+        at = (None,) * form[1] + (entries,)
+        added: torch.Tensor = torch.ops.aten.index_put(x.new_zeros(sizes), at, x.index_select(form[1], order), True)
+        return added
     if function.op == "full":
         number, like = tensors
         if form[1] is None:
@@ -169,6 +204,11 @@ def lay_out(function: Function, tensors: Sequence[tuple[Shape, Strides]]) -> tup
         return shape, strides
     if function.op == "arange":
         return (function.form or ())[:1], (1,)
+    if function.op == "put":
+        (shape, _), _, (begins, _) = tensors
+        dim = (function.form or ())[1]
+        made = torch.empty(*shape[:dim], begins[0] - 1, *shape[dim + 1 :], device="meta")
+        return tuple(made.shape), made.stride()
     given: list[Any] = [torch.empty_strided(*item, device="meta") for item in tensors]
     if function.op in {"pad", "full"}:
         given[function.op == "pad"] = 0

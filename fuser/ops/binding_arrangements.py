@@ -21,7 +21,7 @@ from fuser.ops.arrangements import (
     seen_through,
     take_function,
 )
-from fuser.ops.calls import OpCall, is_constant
+from fuser.ops.calls import IS_IN_MEMORY, OpCall, is_constant
 from fuser.ops.index import index_function
 from fuser.ops.table import OPS
 
@@ -45,6 +45,7 @@ def arrangement_functions() -> dict[Any, Callable[..., OpCall | None]]:
         **views,
         _ATEN.cat.default: _bind_cat,
         _ATEN.stack.default: _bind_stack,
+        _ATEN.roll.default: _bind_roll,
         _ATEN.glu.default: _bind_glu,
         _ATEN.glu_backward.default: _bind_glu_backward,
         _ATEN.slice_backward.default: _bind_slice_backward,
@@ -141,6 +142,25 @@ def _bind_stack(tensors: Any, dim: Any = 0) -> OpCall | None:
     known = [torch.empty_strided(item.meta["val"].shape, item.meta["val"].stride(), device="meta") for item in tensors]
     made = torch.cat([item.unsqueeze(dim) for item in known], dim), torch.stack(known, dim)
     return OpCall(cat_function(len(parts), dim), tuple(parts)) if all(map(_is_row_major, made)) else None
+
+
+def _bind_roll(input: Any, shifts: Any, dims: Any = ()) -> OpCall | None:  # noqa: A002
+    # The end of each dimension before its beginning. Without dimensions torch rolls all elements as one row.
+    value = _static(input)
+    if value is None or not _are_ints(shifts, dims) or not 0 < len(dims) == len(shifts):
+        return None
+    if not value.numel() or not _is_row_major(value):
+        return None
+    made = input
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = value.shape[dim]
+        if start := -shift % size:
+            parts = [
+                OpCall(seen_through("slice.Tensor", (dim % value.dim(), *ends), value.dim()), (made,))
+                for ends in ((start, size), (0, start))
+            ]
+            made = OpCall(cat_function(2, dim % value.dim()), tuple(parts))
+    return made if isinstance(made, OpCall) else None
 
 
 def _pad(x: Any, dim: int, before: int, after: int, number: Any, *, is_contiguous: bool) -> OpCall | None:
@@ -289,13 +309,17 @@ _ENTRIES = (torch.int64, torch.int32)
 
 def _is_in_memory(node: Any) -> bool:
     # Whether it is an argument, or no group that arranges makes it: norms are in groups of another kind.
-    if node.target is operator.getitem:
+    while node.target in _SEEN or node.target is operator.getitem:
         node = node.args[0]
+    if node.meta.get(IS_IN_MEMORY):
+        return True
     if isinstance(node.target, torch._ops.OpOverload):
         return node.target in _APART
     return bool(node.op in {"placeholder", "get_attr"})
 
 
+# What kernels read through.
+_SEEN = {_ATEN.slice.Tensor, _ATEN.select.int}
 _APART = {
     getattr(_ATEN, name).default
     for name in (

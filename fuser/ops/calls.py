@@ -18,6 +18,7 @@ from fuser.function import Function
 __all__ = [
     "ASKING",
     "DEVICE_TYPE",
+    "IS_IN_MEMORY",
     "IS_NUMBER",
     "KNOWN",
     "Binder",
@@ -35,6 +36,8 @@ __all__ = [
 
 # Key in the ``meta`` of a stand-in that is a Python number.
 IS_NUMBER = "fuser_is_number"
+# Key there of what a step by itself makes, so that no group computes it.
+IS_IN_MEMORY = "fuser_is_in_memory"
 # Key there of the type of device that a stand-in without a known value is on, where that is known.
 DEVICE_TYPE = "fuser_device_type"
 # Key there of what a trace relies on of a tensor: see Known.
