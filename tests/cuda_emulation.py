@@ -170,7 +170,7 @@ static void begin() {
   fibers[current].is_done = true;
   _longjmp(scheduler, 1);
 }
-int fuser_emulate(void (*entry)(const void*), const void* a, unsigned grid, int size, int blocks, int descending) {
+int fuser_emulate(void (*entry)(const void*), const void* a, unsigned grid, int size, int blocks, int descending, int in_order) {
   enum { STACK = 262144, MOST_ROUNDS = 1000000 };
   kernel = entry;
   arguments = a;
@@ -180,7 +180,7 @@ int fuser_emulate(void (*entry)(const void*), const void* a, unsigned grid, int 
   total = size = size * blocks;
   for (int i = 0; i < size; ++i) if (!fibers[i].stack) fibers[i].stack = static_cast<char*>(malloc(STACK));
   for (unsigned b = 0; b < grid; b += blocks) {
-    base = descending ? grid - blocks - b : b;
+    base = descending && !in_order ? grid - blocks - b : b;
     for (int i = 0; i < size; ++i) fibers[i].is_started = fibers[i].is_done = false;
     volatile int left = size, rounds = 0, i;
     for (; left; ++rounds) {
@@ -296,7 +296,9 @@ def _launch(source: KernelSource, packed: bytes, grid: int, descending: bool) ->
     text = re.sub(r'extern "C" __global__ void (__cluster_dims__\(.*?\))?', "static void ", text)
     fibers = _build(_FIBERS)
     kernel = _build(text.replace(*_HELD) + _ENTRY)
-    status = fibers.fuser_emulate(kernel.fuser_entry, packed, grid, tuning.block, tuning.cluster, descending)
+    # Blocks that have a batch each wait for those before them.
+    in_order = bool(tuning.piece) and source.rows.order is None and not source.rows.is_across
+    status = fibers.fuser_emulate(kernel.fuser_entry, packed, grid, tuning.block, tuning.cluster, descending, in_order)
     assert status == 0, "threads wait for ever"
 
 

@@ -443,6 +443,76 @@ template <int X, int Y, int V, typename C> FUSER_INLINE void fuser_share(C (&own
 
 constexpr int fuser_most(int a, int b) { return a > b ? a : b; }
 
+// What blocks tell those that wait for it: each word beside one that says that it is there, written at once. The memory
+// is zero before; `first` is the number of the notes that others have.
+template <typename C> struct fuser_notes {
+  static constexpr int words = (sizeof(C) + 3) / 4;
+  volatile unsigned long long* at;
+
+  FUSER_INLINE fuser_notes(unsigned int* all, size_t first)
+      : at(reinterpret_cast<unsigned long long*>(all) + first * words) {}
+  FUSER_INLINE void put(size_t slot, const C& own) const {
+    unsigned int word[words] = {};
+    memcpy(word, &own, sizeof(C));
+#pragma unroll
+    for (int i = 0; i < words; ++i) at[slot * words + i] = 1ull << 32 | word[i];
+  }
+  FUSER_INLINE C await(size_t slot) const {
+    unsigned long long found[words];
+    unsigned int word[words], is_there;
+    do {
+      is_there = 1;
+#pragma unroll
+      for (int i = 0; i < words; ++i) found[i] = at[slot * words + i];
+#pragma unroll
+      for (int i = 0; i < words; ++i) {
+        word[i] = static_cast<unsigned int>(found[i]);
+        is_there &= static_cast<unsigned int>(found[i] >> 32);
+      }
+    } while (!is_there);
+    C own;
+    memcpy(&own, word, sizeof(C));
+    return own;
+  }
+};
+
+// Blocks that have a batch of a row each, of which the first warp knows what it comes to: every block of a *turn* leaves
+// that to the last one, which adds it to what the turns before came to. True is returned to the first warp of the row's
+// last block, with what the row comes to. Blocks begin in the order of their numbers, so that whoever waits does so for
+// blocks that run.
+template <int T, typename P>
+FUSER_INLINE bool fuser_follow(
+    const P& p, typename P::part& own, const fuser_notes<typename P::part>& notes, unsigned int piece,
+    unsigned int pieces) {
+  constexpr int bytes = sizeof(own), turn = bytes <= 16 ? 1024 : bytes <= 64 ? 256 : 64;
+  const bool is_last = piece == pieces - 1;
+  const unsigned int t = threadIdx.x, others = piece % turn;
+  if (!is_last && others < turn - 1) {
+    if (t == 0) notes.put(piece, own);
+    return false;
+  }
+  alignas(16) __shared__ unsigned char shared[turn * bytes];
+  const auto parts = reinterpret_cast<typename P::part*>(shared);
+  for (unsigned int i = t; i < others; i += T) parts[i] = notes.await(piece - others + i);
+  __syncthreads();
+  if (t >= 32) return false;
+  typename P::part total = piece == others ? p.identity() : notes.await(piece - others - 1);
+  // What comes next is there before it is needed.
+  constexpr unsigned int many = fuser_most(64 / bytes, 1);
+  unsigned int i = 0;
+  for (; i + many <= others; i += many) {
+    typename P::part next[many];
+#pragma unroll
+    for (int j = 0; j < many; ++j) next[j] = parts[i + j];
+#pragma unroll
+    for (int j = 0; j < many; ++j) total = p.combine(total, next[j]);
+  }
+  for (; i < others; ++i) total = p.combine(total, parts[i]);
+  own = p.combine(total, own);
+  if (!is_last && t == 0) notes.put(piece, own);
+  return is_last;
+}
+
 // Rows that several blocks share, a *piece* each. What a piece comes to goes to memory; pieces are counted in *turns* of
 // 128, and whoever completes a turn folds it, in order, with those that are complete before and after it. While a block
 // does so, others leave theirs to it.
