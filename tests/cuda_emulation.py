@@ -170,7 +170,8 @@ static void begin() {
   fibers[current].is_done = true;
   _longjmp(scheduler, 1);
 }
-int fuser_emulate(void (*entry)(const void*), const void* a, unsigned grid, int size, int blocks, int descending, int in_order) {
+int fuser_emulate(
+    void (*entry)(const void*), const void* a, unsigned grid, int size, int blocks, int descending, int in_order) {
   enum { STACK = 262144, MOST_ROUNDS = 1000000 };
   kernel = entry;
   arguments = a;
@@ -224,7 +225,7 @@ def run_emulated(
     Args:
         group: a group with reductions.
         inputs: CPU tensors and numbers.
-        descending: the order in which blocks and threads take their turns.
+        descending: the order in which threads take their turns, and blocks, unless they wait for those before them.
         largest_grid: at most so many blocks.
         tuning: fields of Tuning to set.
     """
