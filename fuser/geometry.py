@@ -12,7 +12,6 @@ from math import prod
 from typing import NamedTuple
 
 from fuser.codegen import KernelSource
-from fuser.combining import BATCH
 from fuser.layout import IterationSpace
 from fuser.orders import RowOrder
 
