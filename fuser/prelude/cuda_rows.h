@@ -166,6 +166,20 @@ FUSER_INLINE float fuser_next_share(float v, const fuser_quick_count& count) {
   return made;
 }
 
+//@ fuser_of if rows
+// Between two numbers of elements, n /fuser_of/ c, what a fuser_divisor does: their quotient is no small number, and none
+// of them is. Where both are 0 it is no number, either.
+struct fuser_of_type {};
+constexpr fuser_of_type fuser_of{};
+template <typename C> struct fuser_number { C value; };
+template <typename C> FUSER_INLINE fuser_number<C> operator/(C value, fuser_of_type) { return {value}; }
+template <typename C, typename B> FUSER_INLINE auto operator/(fuser_number<C> number, B by) { return number.value / by; }
+FUSER_INLINE float operator/(fuser_number<float> number, float by) {
+  const float v = number.value, inverse = fuser_inverse_of_count(by), first = __fmul_rn(v, inverse);
+  return __fmaf_rn(__fmaf_rn(-by, first, v), inverse, first);
+}
+
+//@ always if rows
 // Rows that begin anywhere. A vector's bytes lie in two *granules* of as many bytes, which are aligned; a granule is read
 // or written at once, and its bytes are shifted to where they belong: all threads of a row take the same way through this.
 template <int W, int U, int shift = 0>
