@@ -87,7 +87,7 @@ def counts_elements(mapped: Functor, combine: Functor, slot: int) -> bool:
 
 
 def count_names(mapped: Functor, combine: Functor) -> frozenset[str]:
-    """Return what a combine functor calls the numbers of elements of both parts and of all, if it plainly counts them."""
+    """Return what a combine functor calls the numbers of elements of two parts and of both, if it counts them."""
     half = len(combine.tensors) // 2
     found = [slot for slot in range(half) if _counted(mapped, combine, slot) == 1]
     places = (*combine.tensors[:half], *combine.tensors[half:], *combine.outputs)
