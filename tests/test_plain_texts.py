@@ -15,7 +15,7 @@ from fuser.compiler import register
 from fuser.cxx.functor import parse_functor
 from fuser.fx import fuse_graph
 from fuser.fx.passes import FusionModule
-from fuser.plain_texts import counts_elements, may_end_in_product
+from fuser.plain_texts import count_names, counts_elements, may_end_in_product
 from fuser.planner import plan_texts
 from fuser.route import run
 
@@ -44,6 +44,8 @@ def test_counts(mapped: str, combine: str, counts: bool) -> None:
     texts = [text(item, outputs=2) for item in (mapped, combine)]
     assert counts_elements(*texts, 1) == counts
     assert not counts_elements(*texts, 0)
+    # Parts of elements that count twice are none of so many elements.
+    assert count_names(*texts) == ({"n", "n2", "c"} if counts and "T(1)" in mapped else set())
 
 
 @pytest.mark.cpu

@@ -16,11 +16,10 @@ from functools import lru_cache
 from fuser.cxx.functor import Functor
 from fuser.cxx.preprocess import tokenize
 
-__all__ = ["QUICK", "quicken_counts", "quicken_divisions"]
+__all__ = ["OF_COUNTS", "QUICK", "quicken_counts", "quicken_divisions"]
 
 # Of the prelude.
-QUICK = "fuser_by"
-OF_COUNTS = "fuser_of"
+QUICK, OF_COUNTS = "fuser_by", "fuser_of"
 # A division by a number is a product.
 _NUMBER = re.compile(r"(?:\w+ \( )?[\d.]")
 # What is worked out where there is no parameter yet, or looks like another function.
@@ -32,7 +31,7 @@ _ENDS_IN_ONE = re.compile(r"(?:[({=,?:]|\breturn) (?:T \( 1(?:\.0)? \)|1(?:\.0?f
 
 
 # What stands before all that is divided, and behind all that divides.
-_BEGINS, _ENDS = frozenset("= ( , ? : return".split()), frozenset("; ) , : ? * + -".split())
+_BEGINS, _ENDS = frozenset("= ( , ? : + - return".split()), frozenset("; ) , : ? * + -".split())
 
 
 @lru_cache(maxsize=4096)
@@ -45,10 +44,12 @@ def quicken_counts(functor: Functor, counts: frozenset[str]) -> Functor:
     """
     words = [word for word in tokenize(functor.text) if word.kind not in {"space", "comment"}]
     texts = [word.text for word in words]
+    # All others are 0 if the number of both is.
+    totals = counts & {item.name for item in functor.outputs}
     divided = [
         words[at].origin + 1
         for at in range(2, len(texts) - 2)
-        if texts[at] == "/" and {texts[at - 1], texts[at + 1]} <= counts
+        if texts[at] == "/" and texts[at - 1] in counts and texts[at + 1] in totals
         # An output has no value before its assignment.
         and not any(" ".join(texts[other : other + 2]) == f"{texts[at + 1]} =" for other in range(at + 1, len(texts)))
         and texts[at - 2] in _BEGINS and texts[at + 2] in _ENDS
