@@ -114,6 +114,8 @@ class RowPass:
     is_of_sizes: bool = False
     # The output whose elements are the quotients of ``quick``, of parts of what they are divided by.
     shares: str = ""
+    # The variable of what ``quick`` divides by what all of it adds up to, if it divides nothing else.
+    divided: str = ""
 
     @property
     def parts(self) -> tuple[RowPart, ...]:
@@ -224,9 +226,11 @@ class RowWriter:
         found = {index for index, (_, _, how) in quotients.items() if how == "share"}
         stored = {self.producers[self.group.outputs[slot]]: f"out{slot}" for slot in self._stored_in(level)}
         shares = stored.get(min(found), "") if found and len(quotients) == 1 else ""
+        taken = [self.group.applications[index].tensors[slot] for index, (slot, *_) in quotients.items()]
+        divided = f"v{taken[0]}" if len(taken) == 1 and "share" in quotients.popitem()[1][2] else ""
         return RowPass(
             row, element, quick, combine, accumulators, commutes, is_free, decides, pick, picked, which, others, merge,
-            highest, is_of_sizes, shares,
+            highest, is_of_sizes, shares, divided,
         )  # fmt: skip
 
     def _highest(self, index: int) -> tuple[str, bool]:

@@ -70,6 +70,21 @@ template <typename S, int N, bool is_largest, bool keeps_nan = false> struct fus
   }
 };
 
+// The smallest of what a thread has, none of it negative.
+template <typename S, int N, int U> FUSER_INLINE float fuser_least(const fuser_vector<S, N> (&from)[U]) {
+  if constexpr (N % 2 == 0 && sizeof(S) == 2) {
+    fuser_extreme<S, N, false> least;
+#pragma unroll
+    for (int u = 0; u < U; ++u) least.add(from[u]);
+    return least.value();
+  } else {
+    float least = INFINITY;
+#pragma unroll
+    for (int i = 0; i < U * N; ++i) least = fmin(least, static_cast<float>(fuser_to_compute(from[i / N][i % N])));
+    return least;
+  }
+}
+
 // Divides by one number again and again, with the bits of a division in three operations: the remainder of a first
 // quotient corrects it. That this rounds as a division does was tried for all divisors and those of their dividends whose
 // quotients come so close to the middle of two floats that it could not. Where numbers are so small or so large that a
@@ -119,6 +134,7 @@ struct fuser_whole_divisor : fuser_divisor {
     const float first = v * inverse;
     return __fmaf_rn(__fmaf_rn(-by, first, v), inverse, first);
   }
+  FUSER_INLINE float rough_share(float v, bool&) const { return v * inverse; }
 };
 
 // Divides any numbers by one, in double: what that rounds by lies far from the middle of two floats, or a quotient is
