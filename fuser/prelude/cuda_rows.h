@@ -80,7 +80,10 @@ template <typename S, int N, int U> FUSER_INLINE float fuser_least(const fuser_v
   } else {
     float least = INFINITY;
 #pragma unroll
-    for (int i = 0; i < U * N; ++i) least = fmin(least, static_cast<float>(fuser_to_compute(from[i / N][i % N])));
+    for (int i = 0; i < U * N; ++i) {
+      const float v = fuser_to_compute(from[i / N][i % N]);
+      least = v < least ? v : least;
+    }
     return least;
   }
 }
