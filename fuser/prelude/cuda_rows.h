@@ -78,13 +78,14 @@ template <typename S, int N, int U> FUSER_INLINE float fuser_least(const fuser_v
     for (int u = 0; u < U; ++u) least.add(from[u]);
     return least.value();
   } else {
-    float least = INFINITY;
+    // As numbers of 32 bits, which are in the same order.
+    unsigned int least = ~0u;
 #pragma unroll
     for (int i = 0; i < U * N; ++i) {
-      const float v = fuser_to_compute(from[i / N][i % N]);
+      const unsigned int v = __float_as_uint(fuser_to_compute(from[i / N][i % N]));
       least = v < least ? v : least;
     }
-    return least;
+    return __uint_as_float(least);
   }
 }
 
