@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from math import inf
 
 from fuser.cxx.brief import BRIEF
 from fuser.cxx.functor import MATH_FUNCTIONS, Functor, Role
 
 __all__ = [
+    "chooses",
     "count_names",
     "counts_elements",
     "find_quotient",
@@ -79,6 +82,19 @@ def is_sum(functor: Functor) -> bool:
     results = [f"{item.name} =" for item in functor.parameters if item.role is Role.OUTPUT] or ["return"]
     sums = [f"{to} {a} + {b};" for to, a, b in zip(results, names[:half], names[half:], strict=False)]
     return functor.source.partition("{")[2].split() == " ".join([*sums, "}"]).split()
+
+
+def chooses(combine: Functor, identity: Sequence[object]) -> bool:
+    """Whether a functor plainly takes the larger of two numbers, or the smaller, or the first that is none of them.
+
+    Neighbours may then be combined in any pairs. ``identity`` has to be the one that such a functor has.
+    """
+    forms = {
+        -inf: ("fmax({0}, {1})", "{0} != {0} || {0} > {1} ? {0} : {1}"),
+        inf: ("fmin({0}, {1})", "{0} != {0} || {0} < {1} ? {0} : {1}"),
+    }
+    number = identity[0] if len(identity) == 1 and isinstance(identity[0], float) else 0.0
+    return any(is_plainly(combine, form) for form in forms.get(number, ()))
 
 
 def counts_elements(mapped: Functor, combine: Functor, slot: int) -> bool:

@@ -23,8 +23,8 @@ MAX_BLOCK = 1024
 # Bytes of a row that a thread keeps in registers.
 KEPT_BYTES = 128
 MAX_UNROLL = 8
-# And of a row that blocks share, where a processor is full of threads.
-SHARED_BYTES = 64
+# And of a row that blocks share, where a processor is full of threads; threads of a block at least. Measured on H200.
+SHARED_BYTES, SHARED_TEAM = 64, 512
 # Elements of a row that a thread computes with, pass by pass.
 KEPT_ELEMENTS = 64
 # More of them than this are many.
@@ -204,7 +204,7 @@ def _along(
     if may_share and length > 2 * BATCH and prod(space.sizes[rows.reduced :]) < ENOUGH_BLOCKS:
         # Blocks have a batch each, so short that others have much on its way while one of them ends.
         unroll = min(max(_below(SHARED_BYTES // max(vector * bytes_per_element, 1)), 1), MAX_UNROLL)
-        team = min(BATCH // (vector * unroll), MAX_BLOCK)
+        team = min(max(BATCH // (vector * unroll), SHARED_TEAM), MAX_BLOCK)
         return Tuning(block=team, unroll=BATCH // (vector * team), team=team, piece=BATCH)
     most = _below(KEPT_BYTES // max(vector * bytes_per_element, 1))
     # What there is per element between passes takes registers, too; a single pass wants many threads.

@@ -241,9 +241,15 @@ class AlongElements(RowText):
         kept = f"k{step.divided[1:]}"
         if step.quick is None or kept not in self.loop.kept or kept in element.writes:
             return each
+        if self._kept_type(kept) not in ("fuser_bfloat16", "fuser_half"):
+            # Of others two are no word.
+            return each
         (divisor,) = (name for name in step.quick.reads if name[0] == "d")
         return [
-            f"if (fuser_least({kept}) > __uint_as_float({divisor}.lowest)) {{",
+            f"fuser_extreme<{self._kept_type(kept)}, V, false> least;",
+            "#pragma unroll",
+            f"for (int u = 0; u < U; ++u) least.add({kept}[u]);",
+            f"if (least.value() > __uint_as_float({divisor}.lowest)) {{",
             f"  const fuser_whole_divisor whole({divisor});",
             *indent(self._vectors(level, step, element, is_whole=True, asks=False)),
             "} else {",

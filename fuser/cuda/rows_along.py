@@ -20,7 +20,7 @@ __all__ = ["AlongText"]
 # Threads of a multiprocessor that a kernel leaves registers for: where rows stay in registers, by whether there are
 # several accumulators and whether a thread has much (many elements, or bytes of an operand, take registers); and
 # elsewhere, or in clusters. Twice as many where blocks share a row.
-RESIDENT_THREADS = {(False, False): 1280, (False, True): 768, (True, False): 768, (True, True): 512}
+RESIDENT_THREADS = {(False, False): 1280, (False, True): 768, (True, False): 1024, (True, True): 512}
 FEW_BYTES = 64
 THREADS = 1024
 
@@ -137,8 +137,8 @@ class AlongText(AlongElements):
         if not is_heavy and any(map(self._is_late, full)):
             # What is read beside them, and computed with.
             threads = threads * 4 // 5
-        if not is_heavy and self.tuning.cluster > 1 and self._has_whole_chunks:
-            threads = THREADS
+        if self.tuning.cluster > 1 and self._has_whole_chunks:
+            threads = THREADS * 3 // 4 if is_heavy and has_much else THREADS
         elif not self.tuning.is_resident:
             threads = THREADS if is_heavy or not self.tuning.piece else 2 * THREADS
         blocks = (2 * threads + block) // (2 * block)

@@ -70,25 +70,6 @@ template <typename S, int N, bool is_largest, bool keeps_nan = false> struct fus
   }
 };
 
-// The smallest of what a thread has, none of it negative.
-template <typename S, int N, int U> FUSER_INLINE float fuser_least(const fuser_vector<S, N> (&from)[U]) {
-  if constexpr (N % 2 == 0 && sizeof(S) == 2) {
-    fuser_extreme<S, N, false> least;
-#pragma unroll
-    for (int u = 0; u < U; ++u) least.add(from[u]);
-    return least.value();
-  } else {
-    // As numbers of 32 bits, which are in the same order.
-    unsigned int least = ~0u;
-#pragma unroll
-    for (int i = 0; i < U * N; ++i) {
-      const unsigned int v = __float_as_uint(fuser_to_compute(from[i / N][i % N]));
-      least = v < least ? v : least;
-    }
-    return __uint_as_float(least);
-  }
-}
-
 // Divides by one number again and again, with the bits of a division in three operations: the remainder of a first
 // quotient corrects it. That this rounds as a division does was tried for all divisors and those of their dividends whose
 // quotients come so close to the middle of two floats that it could not. Where numbers are so small or so large that a
@@ -510,6 +491,32 @@ template <typename C> struct fuser_notes {
   }
 };
 
+// Adds parts in shared memory, in order: what comes next is there before it is needed.
+template <typename P>
+FUSER_INLINE typename P::part fuser_in_order(
+    const P& p, typename P::part total, const typename P::part* parts, unsigned int count) {
+  constexpr unsigned int many = fuser_most(32 / sizeof(total), 1);
+  typename P::part next[many];
+  if (count >= many) {
+#pragma unroll
+    for (unsigned int j = 0; j < many; ++j) next[j] = parts[j];
+  }
+  unsigned int i = 0;
+  for (; i + many <= count; i += many) {
+    typename P::part own[many];
+#pragma unroll
+    for (unsigned int j = 0; j < many; ++j) own[j] = next[j];
+    if (i + 2 * many <= count) {
+#pragma unroll
+      for (unsigned int j = 0; j < many; ++j) next[j] = parts[i + many + j];
+    }
+#pragma unroll
+    for (unsigned int j = 0; j < many; ++j) total = p.combine(total, own[j]);
+  }
+  for (; i < count; ++i) total = p.combine(total, parts[i]);
+  return total;
+}
+
 // Blocks that have a batch of a row each, of which the first warp knows what it comes to: every block of a *turn* leaves
 // that to the last one, which adds it to what the turns before came to. True is returned to the first warp of the row's
 // last block, with what the row comes to. Blocks begin in the order of their numbers, so that whoever waits does so for
@@ -519,29 +526,28 @@ FUSER_INLINE bool fuser_follow(
     const P& p, typename P::part& own, const fuser_notes<typename P::part>& notes, unsigned int piece,
     unsigned int pieces) {
   constexpr int bytes = sizeof(own), turn = bytes <= 16 ? 1024 : bytes <= 64 ? 256 : 64;
+  // Runs of so many lie in banks of their own.
+  constexpr unsigned int run = turn / 32, gap = P::is_associative ? run : turn;
   const bool is_last = piece == pieces - 1;
-  const unsigned int t = threadIdx.x, others = piece % turn;
+  const unsigned int t = threadIdx.x, others = piece % turn, begin = piece - others;
   if (!is_last && others < turn - 1) {
     if (t == 0) notes.put(piece, own);
     return false;
   }
-  alignas(16) __shared__ unsigned char shared[turn * bytes];
+  alignas(16) __shared__ unsigned char shared[(turn + turn / gap) * bytes];
   const auto parts = reinterpret_cast<typename P::part*>(shared);
-  for (unsigned int i = t; i < others; i += T) parts[i] = notes.await(piece - others + i);
+  for (unsigned int i = t; i < others; i += T) parts[i + i / gap] = notes.await(begin + i);
   __syncthreads();
   if (t >= 32) return false;
-  typename P::part total = piece == others ? p.identity() : notes.await(piece - others - 1);
-  // What comes next is there before it is needed.
-  constexpr unsigned int many = fuser_most(64 / bytes, 1);
-  unsigned int i = 0;
-  for (; i + many <= others; i += many) {
-    typename P::part next[many];
-#pragma unroll
-    for (int j = 0; j < many; ++j) next[j] = parts[i + j];
-#pragma unroll
-    for (int j = 0; j < many; ++j) total = p.combine(total, next[j]);
+  auto total = p.identity();
+  if constexpr (P::is_associative) {
+    for (unsigned int i = t * run; i < (t + 1) * run && i < others; ++i) total = p.combine(total, parts[i + t]);
+    total = fuser_butterfly<1, 32>(p, total);
+    if (begin > 0) total = p.combine(notes.await(begin - 1), total);
+  } else {
+    if (begin > 0) total = notes.await(begin - 1);
+    total = fuser_in_order(p, total, parts, others);
   }
-  for (; i < others; ++i) total = p.combine(total, parts[i]);
   own = p.combine(total, own);
   if (!is_last && t == 0) notes.put(piece, own);
   return is_last;
