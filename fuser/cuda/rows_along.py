@@ -168,6 +168,7 @@ class AlongText(AlongElements):
         return [
             *self._head(),
             *self._own_vectors("threadIdx.x"),
+            "  constexpr bool is_row = true;",
             f"  const fuser_index length = {self.length};",
             f"  const unsigned int pieces = (length + {BATCH - 1}) / {BATCH}, piece = blockIdx.x % pieces;",
             f"  const fuser_index begin = static_cast<fuser_index>(piece) * {BATCH};",
