@@ -17,11 +17,13 @@ from fuser.access import DEFAULT_TUNING, SINGLE, Access, Tuning
 from fuser.cxx.brief import shorten_exp
 from fuser.cxx.division import guard_divisions
 from fuser.cxx.functor import Functor
-from fuser.cxx.quick import quicken_divisions
+from fuser.cxx.quick import quicken_counts, quicken_divisions
 from fuser.dtypes import DTypeInfo, dtype_info
 from fuser.element import ElementWriter, number_expression, read_names
+from fuser.function import Function
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import ArgSpec, RowSpec, Typing, infer_typing
+from fuser.plain_texts import count_names
 from fuser.row_parts import RowPart, RowPass, RowWriter, Table
 
 __all__ = ["KERNEL_NAME", "Dialect", "KernelSource", "Loop", "Operand", "RowLoop", "build_source"]
@@ -272,6 +274,8 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
     typing = infer_typing(group, args.inputs, args.default_dtype)
     applied = [group.applications[index].function for index in group.live_applications()]
     functors = tuple(dict.fromkeys(functor for item in applied if not item.is_index for functor in item.functors))
+    if dialect.divides_quickly and args.numerics == "strict" and args.rows is not None:
+        functors = tuple(quicken_counts(functor, _counts_of(functor, applied)) for functor in functors)
     if dialect.traps_on_division:
         # None of torch's ops divides integers.
         own = {functor for item in group.applications if item.function.op is None for functor in item.function.functors}
@@ -333,6 +337,17 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
         positions=args.positions,
         chunk=body.chunk if isinstance(body, Loop) else 0,
     )
+
+
+def _counts_of(functor: Functor, applied: Sequence[Function]) -> frozenset[str]:
+    # What a functor of combining calls numbers of elements, whatever is combined.
+    maps = [
+        item.functor
+        for item in applied
+        if item.reduction and not item.reduction.order and item.reduction.combine == functor
+    ]
+    names = [count_names(mapped, functor) for mapped in maps]
+    return frozenset.intersection(*names) if names else frozenset()
 
 
 def _accumulator_bytes(group: FusionGroup, typing: Typing) -> int:

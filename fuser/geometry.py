@@ -12,7 +12,6 @@ from math import prod
 from typing import NamedTuple
 
 from fuser.codegen import KernelSource
-from fuser.combining import BATCH
 from fuser.layout import IterationSpace
 from fuser.orders import RowOrder
 
@@ -122,9 +121,12 @@ def workspace_bytes(source: KernelSource, sizes: Sequence[int]) -> int:
     if rows is None or not tuning.piece:
         return 0
     pieces = _pieces(source, sizes)
+    if not (rows.is_across or rows.order):
+        # As the prelude's fuser_notes has it.
+        return 2 * source.accumulator_bytes * _row_blocks(source, sizes)
     across = tuning.team * source.vector if rows.is_across else 1
-    # As the prelude's fuser_workspace has it.
-    batches = 1 if rows.order else max(tuning.piece // BATCH, 1)
+    # As its fuser_workspace has it.
+    batches = 1
     if rows.order and rows.order.spreads:
         # A part for each of torch's threads.
         batches = rows.order.schedule.slots // pieces

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from math import inf
 
 from fuser.cxx.brief import BRIEF
 from fuser.cxx.functor import MATH_FUNCTIONS, Functor, Role
 
 __all__ = [
+    "chooses",
+    "count_names",
     "counts_elements",
     "find_quotient",
     "is_costly",
@@ -80,21 +84,47 @@ def is_sum(functor: Functor) -> bool:
     return functor.source.partition("{")[2].split() == " ".join([*sums, "}"]).split()
 
 
+def chooses(combine: Functor, identity: Sequence[object]) -> bool:
+    """Whether a functor plainly takes the larger of two numbers, or the smaller, or the first that is none of them.
+
+    Neighbours may then be combined in any pairs. ``identity`` has to be the one that such a functor has.
+    """
+    forms = {
+        -inf: ("fmax({0}, {1})", "{0} != {0} || {0} > {1} ? {0} : {1}"),
+        inf: ("fmin({0}, {1})", "{0} != {0} || {0} < {1} ? {0} : {1}"),
+    }
+    number = identity[0] if len(identity) == 1 and isinstance(identity[0], float) else 0.0
+    return any(is_plainly(combine, form) for form in forms.get(number, ()))
+
+
 def counts_elements(mapped: Functor, combine: Functor, slot: int) -> bool:
     """Whether an accumulator is plainly a count: the map makes it a number, and combining adds those of both parts."""
+    return _counted(mapped, combine, slot) > 0
+
+
+def count_names(mapped: Functor, combine: Functor) -> frozenset[str]:
+    """Return what a combine functor calls the numbers of elements of two parts and of both, if it counts them."""
+    half = len(combine.tensors) // 2
+    found = [slot for slot in range(half) if _counted(mapped, combine, slot) == 1]
+    places = (*combine.tensors[:half], *combine.tensors[half:], *combine.outputs)
+    return frozenset(places[slot + start].name for slot in found for start in (0, half, 2 * half))
+
+
+def _counted(mapped: Functor, combine: Functor, slot: int) -> float:
+    # What an element counts for, or 0.
     half = len(combine.tensors) // 2
     if (
         len(mapped.outputs) != half
         or len(combine.outputs) != half
         or not (_is_straight(mapped) and _is_straight(combine))
     ):
-        return False
+        return 0
     one, result = mapped.outputs[slot].name, combine.outputs[slot].name
     left, right = combine.tensors[slot].name, combine.tensors[half + slot].name
     number = re.search(rf"[{{;]\s*{one} = (?:T\()?([0-9.]+)\)?;", mapped.source)
     is_sum = re.search(rf"[{{;]\s*{result} = {left} \+ {right};", combine.source) is not None
     written = [_assignments(mapped, one), *(_assignments(combine, name) for name in (result, left, right))]
-    return is_sum and number is not None and float(number[1]) > 0 and written == [1, 1, 0, 0]
+    return float(number[1]) if number and is_sum and written == [1, 1, 0, 0] else 0
 
 
 def _is_straight(functor: Functor) -> bool:

@@ -23,6 +23,8 @@ MAX_BLOCK = 1024
 # Bytes of a row that a thread keeps in registers.
 KEPT_BYTES = 128
 MAX_UNROLL = 8
+# And of a row that blocks share, where a processor is full of threads; threads of a block at least. Measured on H200.
+SHARED_BYTES, SHARED_TEAM = 64, 512
 # Elements of a row that a thread computes with, pass by pass.
 KEPT_ELEMENTS = 64
 # More of them than this are many.
@@ -200,13 +202,10 @@ def _along(
 ) -> Tuning:
     length = prod(space.sizes[: rows.reduced])
     if may_share and length > 2 * BATCH and prod(space.sizes[rows.reduced :]) < ENOUGH_BLOCKS:
-        # What batches come to is added by one thread, and the more of them wait for it the better.
-        team = min(MAX_BLOCK, BATCH // vector, _below(MAX_WAITING // accumulators))
-        unroll = BATCH // (vector * team)
-        if unroll <= MAX_UNROLL and team >= WARP:
-            batches = -(-length // BATCH) * prod(space.sizes[rows.reduced :])
-            several = min(_below(batches // ENOUGH_BLOCKS), 8)
-            return Tuning(block=team, unroll=unroll, team=team, piece=several * BATCH)
+        # Blocks have a batch each, so short that others have much on its way while one of them ends.
+        unroll = min(max(_below(SHARED_BYTES // max(vector * bytes_per_element, 1)), 1), MAX_UNROLL)
+        team = min(max(BATCH // (vector * unroll), SHARED_TEAM), MAX_BLOCK)
+        return Tuning(block=team, unroll=BATCH // (vector * team), team=team, piece=BATCH)
     most = _below(KEPT_BYTES // max(vector * bytes_per_element, 1))
     # What there is per element between passes takes registers, too; a single pass wants many threads.
     is_light = may_share and accumulators == 1

@@ -24,6 +24,7 @@ from fuser.kernel_spec import RowSpec
 from fuser.lookups import find_lookups
 from fuser.orders import ANY_ORDER
 from fuser.plain_texts import (
+    chooses,
     counts_elements,
     find_quotient,
     is_costly,
@@ -100,6 +101,8 @@ class RowPass:
     commutes: bool = False
     # Whether what it comes to is the same in any order.
     is_free: bool = False
+    # Whether it is the same in whatever pairs parts are combined that are neighbours, and its identity is one.
+    is_associative: bool = False
     # Whether combining takes several decisions: a compiler vectorises one such call in a loop, not three.
     decides: bool = False
     # Computes the element of the row whose number a row's value says, ``which``: for reductions that take it alone.
@@ -114,6 +117,8 @@ class RowPass:
     is_of_sizes: bool = False
     # The output whose elements are the quotients of ``quick``, of parts of what they are divided by.
     shares: str = ""
+    # The variable of what ``quick`` divides by what all of it adds up to, if it divides nothing else.
+    divided: str = ""
 
     @property
     def parts(self) -> tuple[RowPart, ...]:
@@ -217,6 +222,9 @@ class RowWriter:
         merge = self._combine_part(f"fuser_merge{level}", columns) if columns else None
         is_free = all(self._reduction(index).order in ANY_ORDER for index in reductions)
         commutes = is_free or all(is_sum(self._reduction(index).combine) for index in reductions)
+        is_associative = is_free or all(
+            chooses(self._reduction(index).combine, self._reduction(index).identity) for index in reductions
+        )
         decides = any(takes_decisions(self._reduction(index).combine) for index in reductions)
         is_alone = element is not None and len(every) == 1 and not self._stored_in(level)
         is_alone = is_alone and element is not None and len(element.reads) == 1 + self.rows.adds
@@ -224,9 +232,11 @@ class RowWriter:
         found = {index for index, (_, _, how) in quotients.items() if how == "share"}
         stored = {self.producers[self.group.outputs[slot]]: f"out{slot}" for slot in self._stored_in(level)}
         shares = stored.get(min(found), "") if found and len(quotients) == 1 else ""
+        taken = [self.group.applications[index].tensors[slot] for index, (slot, *_) in quotients.items()]
+        divided = f"v{taken[0]}" if len(taken) == 1 and "share" in quotients.popitem()[1][2] else ""
         return RowPass(
-            row, element, quick, combine, accumulators, commutes, is_free, decides, pick, picked, which, others, merge,
-            highest, is_of_sizes, shares,
+            row, element, quick, combine, accumulators, commutes, is_free, is_associative, decides, pick, picked, which,
+            others, merge, highest, is_of_sizes, shares, divided,
         )  # fmt: skip
 
     def _highest(self, index: int) -> tuple[str, bool]:

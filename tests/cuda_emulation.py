@@ -62,6 +62,7 @@ static inline void __threadfence() {}
 static inline float __frcp_rn(float v) { return 1.0f / v; }
 static inline float fuser_inverse_of_count(float v) { return 1.0f / v; }
 static inline float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+static inline float __fmul_rn(float x, float y) { return x * y; }
 static inline double __fma_rn(double x, double y, double z) { return __builtin_fma(x, y, z); }
 static inline unsigned fuser_bits_of(float v) { unsigned u; memcpy(&u, &v, 4); return u; }
 static inline float fuser_float_of(unsigned u) { float v; memcpy(&v, &u, 4); return v; }
@@ -171,7 +172,8 @@ static void begin() {
   fibers[current].is_done = true;
   _longjmp(scheduler, 1);
 }
-int fuser_emulate(void (*entry)(const void*), const void* a, unsigned grid, int size, int blocks, int descending) {
+int fuser_emulate(
+    void (*entry)(const void*), const void* a, unsigned grid, int size, int blocks, int descending, int in_order) {
   enum { STACK = 262144, MOST_ROUNDS = 1000000 };
   kernel = entry;
   arguments = a;
@@ -181,7 +183,7 @@ int fuser_emulate(void (*entry)(const void*), const void* a, unsigned grid, int 
   total = size = size * blocks;
   for (int i = 0; i < size; ++i) if (!fibers[i].stack) fibers[i].stack = static_cast<char*>(malloc(STACK));
   for (unsigned b = 0; b < grid; b += blocks) {
-    base = descending ? grid - blocks - b : b;
+    base = descending && !in_order ? grid - blocks - b : b;
     for (int i = 0; i < size; ++i) fibers[i].is_started = fibers[i].is_done = false;
     volatile int left = size, rounds = 0, i;
     for (; left; ++rounds) {
@@ -225,7 +227,7 @@ def run_emulated(
     Args:
         group: a group with reductions.
         inputs: CPU tensors and numbers.
-        descending: the order in which blocks and threads take their turns.
+        descending: the order in which threads take their turns, and blocks, unless they wait for those before them.
         largest_grid: at most so many blocks.
         tuning: fields of Tuning to set.
     """
@@ -297,7 +299,9 @@ def _launch(source: KernelSource, packed: bytes, grid: int, descending: bool) ->
     text = re.sub(r'extern "C" __global__ void (__cluster_dims__\(.*?\))?', "static void ", text)
     fibers = _build(_FIBERS)
     kernel = _build(text.replace(*_HELD) + _ENTRY)
-    status = fibers.fuser_emulate(kernel.fuser_entry, packed, grid, tuning.block, tuning.cluster, descending)
+    # Blocks that have a batch each wait for those before them.
+    in_order = bool(tuning.piece) and source.rows.order is None and not source.rows.is_across
+    status = fibers.fuser_emulate(kernel.fuser_entry, packed, grid, tuning.block, tuning.cluster, descending, in_order)
     assert status == 0, "threads wait for ever"
 
 

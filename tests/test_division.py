@@ -10,7 +10,7 @@ import torch
 import fuser
 from fuser.cxx.division import GUARD, guard_divisions
 from fuser.cxx.functor import parse_functor
-from fuser.cxx.quick import QUICK, quicken_divisions
+from fuser.cxx.quick import OF_COUNTS, QUICK, quicken_counts, quicken_divisions
 from fuser.errors import CompileError
 
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
@@ -204,6 +204,34 @@ def test_plain_functors_divide_as_they_are_told(text: str, quick: str) -> None:
     assert quick in found.text
     assert (found is functor) == (not quick)
     assert (QUICK in found.words) == bool(quick)
+
+
+@pytest.mark.parametrize(
+    ("body", "quick"),
+    [
+        ("c = n + n2; a = m + (m2 - m) * (c > 0 ? n2 / c : T(0));", "n2 /fuser_of/ c"),
+        ("c = n + n2; T f = n / c; a = f * m + n2 / c * m2;", "T f = n /fuser_of/ c; a = f * m + n2 /fuser_of/ c * m2"),
+        ("c = n + n2; a = m - n2 / c - m / c;", "a = m - n2 /fuser_of/ c - m / c"),
+        # The other part may be of nothing.
+        ("c = n + n2; a = n2 / n;", ""),
+        # Not all of what is divided, or what divides.
+        ("c = n + n2; a = m + (m2 - m) * n2 / c;", ""),
+        ("c = n + n2; a = m / n / c;", ""),
+        ("c = n + n2; a = T(n2) / c;", ""),
+        ("c = n + n2; T c2 = c + 1; a = m + (m2 - m) * (n2 / c2);", ""),
+        # Not yet a number.
+        ("a = n / c; c = n + n2;", ""),
+    ],
+)
+def test_numbers_of_elements_divide_without_a_branch(body: str, quick: str) -> None:
+    functor = parse_functor(
+        f"template <typename T> void f(T m, T n, T m2, T n2, T& a, T& c) {{ {body} }}", num_outputs=2
+    )
+    found = quicken_counts(functor, frozenset({"n", "n2", "c"}))
+    assert quick in found.text
+    assert (found is functor) == (not quick)
+    assert (OF_COUNTS in found.words) == bool(quick)
+    assert quicken_counts(functor, frozenset()) is functor
 
 
 @pytest.mark.cuda

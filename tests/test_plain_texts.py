@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from fuser.compiler import register
 from fuser.cxx.functor import parse_functor
 from fuser.fx import fuse_graph
 from fuser.fx.fusion_node import FusionModule
-from fuser.plain_texts import counts_elements, may_end_in_product
+from fuser.plain_texts import chooses, count_names, counts_elements, may_end_in_product
 from fuser.planner import plan_texts
 from fuser.route import run
 
@@ -44,6 +45,26 @@ def test_counts(mapped: str, combine: str, counts: bool) -> None:
     texts = [text(item, outputs=2) for item in (mapped, combine)]
     assert counts_elements(*texts, 1) == counts
     assert not counts_elements(*texts, 0)
+    # Parts of elements that count twice are none of so many elements.
+    assert count_names(*texts) == ({"n", "n2", "c"} if counts and "T(1)" in mapped else set())
+
+
+@pytest.mark.parametrize(
+    ("combine", "identity", "is_choice"),
+    [
+        ("T f(T a, T b) { return a != a || a > b ? a : b; }", (-math.inf,), True),
+        ("T f(T a, T b) { return a != a || a < b ? a : b; }", (math.inf,), True),
+        ("T f(T a, T b) { return fmax(a, b); }", (-math.inf,), True),
+        # Numbers that the identity hides.
+        ("T f(T a, T b) { return fmax(a, b); }", (0,), False),
+        ("T f(T a, T b) { return fmin(a, b); }", (-math.inf,), False),
+        # Of three, the middle one being none: the last one, or the larger of the others.
+        ("T f(T a, T b) { return a > b ? a : b; }", (-math.inf,), False),
+        ("T f(T a, T b) { return a + b; }", (0.0,), False),
+    ],
+)
+def test_choices(combine: str, identity: tuple[float, ...], is_choice: bool) -> None:
+    assert chooses(text(combine), identity) == is_choice
 
 
 @pytest.mark.cpu

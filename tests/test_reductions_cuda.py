@@ -79,11 +79,18 @@ def check_loops(name: str, one_in: int) -> None:
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("length", [70001, pytest.param(2_200_003, marks=pytest.mark.slow)])
-def test_blocks_that_have_several_batches_of_one_row(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_access, "ENOUGH_BLOCKS", 4)
-    build, inputs_of = GROUPS["skewed"]
-    inputs = inputs_of(draw((length,), torch.float32, 5), None)
+@pytest.mark.parametrize(
+    ("name", "dtype", "length"),
+    [
+        ("skewed", torch.float32, 70001),
+        ("largest", torch.bfloat16, 300_001),
+        # More than one block adds what those before it have.
+        pytest.param("moments", torch.float64, 2_200_003, marks=pytest.mark.slow),
+    ],
+)
+def test_blocks_that_share_a_row(name: str, dtype: torch.dtype, length: int) -> None:
+    build, inputs_of = GROUPS[name]
+    inputs = inputs_of(draw((length,), dtype, 5), None)
     same(run_emulated(build(None), inputs), run(register(build(None)), inputs))
 
 
@@ -301,6 +308,19 @@ def test_bits_do_not_depend_on_what_is_known_of_the_length(dtype: torch.dtype, m
                 config.touch()
                 same([item.cpu() for item in run(register(group), inputs)], [item.cpu() for item in wanted])
             config.touch()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("length", [2**23, 2**23 + 8193, 2**24 + 5, 2**24 + 2**13])
+def test_rows_of_many_batches(length: int, dtype: torch.dtype) -> None:
+    # Several blocks add what others have, one after another.
+    for name in ("skewed", "moments", "largest"):
+        build, inputs_of = GROUPS[name]
+        inputs = inputs_of(draw((length,), dtype), None)
+        wanted = run(register(build(None)), inputs)
+        for _ in range(10):
+            same(run(register(build(None)), on_gpu(inputs)), wanted)
 
 
 @pytest.mark.cuda

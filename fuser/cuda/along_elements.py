@@ -209,11 +209,14 @@ class AlongElements(RowText):
         head += [f"{self._vector(item)} made_{item.name}[U];" for item in outputs]
         head += self._divisors(step)
         each = self._vectors(level, step, element, is_whole=self._has_whole_chunks)
+        if self._has_whole_chunks:
+            each = self._ask_once(level, step, element, each)
         none = ["#pragma unroll", f"for (int u = 0; u < U; ++u) {missing}"]
         none = indent(none * bool(step.accumulators))
         if not self._has_whole_chunks and self.tuning.team > WARP:
             # Most warps have all of their vectors, and ask no question for each.
             whole = self._vectors(level, step, element, is_whole=True)
+            whole = self._ask_once(level, step, element, whole)
             first = "begin + (lead - t % W * V)"
             each = [
                 f"if ({first} + U * W * V <= length) {{",
@@ -232,6 +235,27 @@ class AlongElements(RowText):
             f"fuser_store_anywhere(row.{item.name} + (begin + lead), made_{item.name}, {left});" for item in outputs
         ]
         return [*head, *each, *stores]
+
+    def _ask_once(self, level: int, step: RowPass, element: RowPart, each: list[str]) -> list[str]:
+        # All that a thread divides is no less than the smallest of it, which is found in less time than each is asked.
+        kept = f"k{step.divided[1:]}"
+        if step.quick is None or kept not in self.loop.kept or kept in element.writes:
+            return each
+        if self._kept_type(kept) not in ("fuser_bfloat16", "fuser_half"):
+            # Of others two are no word.
+            return each
+        (divisor,) = (name for name in step.quick.reads if name[0] == "d")
+        return [
+            f"fuser_extreme<{self._kept_type(kept)}, V, false> least;",
+            "#pragma unroll",
+            f"for (int u = 0; u < U; ++u) least.add({kept}[u]);",
+            f"if (least.value() > __uint_as_float({divisor}.lowest)) {{",
+            f"  const fuser_whole_divisor whole({divisor});",
+            *indent(self._vectors(level, step, element, is_whole=True, asks=False)),
+            "} else {",
+            *indent(each),
+            "}",
+        ]
 
     # --- the largest element -----------------------------------------------------------------------------------------
     def _has_pairs(self, step: RowPass) -> bool:
@@ -263,8 +287,9 @@ class AlongElements(RowText):
         is_alike = self._has_whole_chunks and any(item.is_count for item in self.loop.passes[level].accumulators)
         return f"fuser_alike<fuser_pass{level}>{{pass{level}}}" if is_alike else f"pass{level}"
 
-    def _vectors(self, level: int, step: RowPass, element: RowPart, *, is_whole: bool) -> list[str]:
-        # The loop over a thread's vectors; whether all elements of its warp's are there.
+    def _vectors(self, level: int, step: RowPass, element: RowPart, *, is_whole: bool, asks: bool = True) -> list[str]:
+        # The loop over a thread's vectors; whether all elements of its warp's are there, and whether each division asks
+        # if it may be done in less time.
         known = self.row_values(element)
         placed = [item for item in self.full(element) if item.is_output or item.is_counter]
         outputs = [item for item in placed if item.is_output]
@@ -297,7 +322,12 @@ class AlongElements(RowText):
         known |= {name: f"kept_{name}[k]" for name in kept}
         lines += [f"{self.loop.types[name]} kept_{name}[V];" for name in kept]
         lines += self.look_up(element, known)
-        lines += self._quickly(step, element, lambda part: _each_element(part.call(known)))
+        if asks:
+            lines += self._quickly(step, element, lambda part: _each_element(part.call(known)))
+        else:
+            assert step.quick is not None, "it divides"
+            known |= {name: "whole" for name in step.quick.reads if name[0] == "d"}
+            lines += ["{", "  bool is_exact = true;", *indent(_each_element(step.quick.call(known))), "}"]
         if step.columns:
             add = f"column{level}[u][k] = columns{level}.combine(column{level}[u][k], added[k]);"
             lines += _each_element(f"if (is_row) {add}" if self.teams > 1 else add)

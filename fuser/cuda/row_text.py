@@ -45,6 +45,7 @@ class RowText:
             struct fuser_pass0 {
               struct part { float m2_0; };
               static constexpr bool commutes = true;
+              static constexpr bool is_associative = false;
               const fuser_args& a;
               FUSER_INLINE part identity() const { return {fuser_cast<float>(0LL)}; }
               FUSER_INLINE part combine(const part& l, const part& r) const {
@@ -64,7 +65,12 @@ class RowText:
         for level, step in enumerate(self.loop.passes):
             if step.combine is not None:
                 head = ["", f"// What pass {level} combines.", f"struct fuser_pass{level} {{"]
-                lines += [*head, *_combining(step.accumulators, step.combine, commutes=step.commutes)]
+                lines += [
+                    *head,
+                    *_combining(
+                        step.accumulators, step.combine, commutes=step.commutes, is_associative=step.is_associative
+                    ),
+                ]
             if step.merge is not None:
                 head = ["", f"// What pass {level} adds to columns.", f"struct fuser_columns{level} {{"]
                 lines += [*head, *_combining(step.columns, step.merge, commutes=True)]
@@ -205,7 +211,9 @@ class RowText:
         return [item for item in self.loop.used_by(step.row) if item.is_output] if step.row else []
 
 
-def _combining(accumulators: Sequence[Accumulator], combine: RowPart, *, commutes: bool) -> list[str]:
+def _combining(
+    accumulators: Sequence[Accumulator], combine: RowPart, *, commutes: bool, is_associative: bool = False
+) -> list[str]:
     # What the prelude's templates ask for.
     names = [f"m{item.name}" for item in accumulators]
     identity = _join(item.identity for item in accumulators)
@@ -214,6 +222,7 @@ def _combining(accumulators: Sequence[Accumulator], combine: RowPart, *, commute
     return [
         f"  struct part {{ {' '.join(f'{item.type} m{item.name};' for item in accumulators)} }};",
         f"  static constexpr bool commutes = {str(commutes).lower()};",
+        f"  static constexpr bool is_associative = {str(is_associative).lower()};",
         "  const fuser_args& a;",
         f"  FUSER_INLINE part identity() const {{ return {{{identity}}}; }}",
         "  FUSER_INLINE part combine(const part& l, const part& r) const {",

@@ -20,7 +20,7 @@ __all__ = ["AlongText"]
 # Threads of a multiprocessor that a kernel leaves registers for: where rows stay in registers, by whether there are
 # several accumulators and whether a thread has much (many elements, or bytes of an operand, take registers); and
 # elsewhere, or in clusters. Twice as many where blocks share a row.
-RESIDENT_THREADS = {(False, False): 1280, (False, True): 768, (True, False): 768, (True, True): 512}
+RESIDENT_THREADS = {(False, False): 1280, (False, True): 768, (True, False): 1024, (True, True): 512}
 FEW_BYTES = 64
 THREADS = 1024
 
@@ -137,8 +137,8 @@ class AlongText(AlongElements):
         if not is_heavy and any(map(self._is_late, full)):
             # What is read beside them, and computed with.
             threads = threads * 4 // 5
-        if not is_heavy and self.tuning.cluster > 1 and self._has_whole_chunks:
-            threads = THREADS
+        if self.tuning.cluster > 1 and self._has_whole_chunks:
+            threads = THREADS * 3 // 4 if is_heavy and has_much else THREADS
         elif not self.tuning.is_resident:
             threads = THREADS if is_heavy or not self.tuning.piece else 2 * THREADS
         blocks = (2 * threads + block) // (2 * block)
@@ -161,47 +161,32 @@ class AlongText(AlongElements):
         ]
 
     def _shared_kernel(self) -> list[str]:
-        # Blocks share a row: each has some batches of the only pass.
+        # Blocks share a row: each has a batch of the only pass.
         step, last = self.loop.passes
         assert step.element is not None, "it reduces something"
-        kind, span, piece = "fuser_pass0::part", self.span, self.tuning.piece
-        per_batch, batches = BATCH // span, piece // BATCH
+        kind = "fuser_pass0::part"
         return [
             *self._head(),
             *self._own_vectors("threadIdx.x"),
-            "  const bool is_row = true;",
+            "  constexpr bool is_row = true;",
             f"  const fuser_index length = {self.length};",
-            f"  const unsigned int pieces = (length + {piece - 1}) / {piece}, piece = blockIdx.x % pieces;",
-            f"  const unsigned int batches = (length + {BATCH - 1}) / {BATCH};",
-            f"  constexpr int parts_shared = fuser_most(T, {per_batch * batches});",
-            f"  alignas(16) __shared__ unsigned char shared[parts_shared * sizeof({kind})];",
+            f"  const unsigned int pieces = (length + {BATCH - 1}) / {BATCH}, piece = blockIdx.x % pieces;",
+            f"  const fuser_index begin = static_cast<fuser_index>(piece) * {BATCH};",
+            f"  alignas(16) __shared__ unsigned char shared[{BATCH // self.span} * sizeof({kind})];",
             f"  const auto waiting = reinterpret_cast<{kind}*>(shared);",
             "  const fuser_row row = fuser_find(a, blockIdx.x / pieces);",
             *indent(self._row_variables()),
             *indent(self._row_part(step, "piece == 0 && t == 0")),
             "  const fuser_pass0 pass0{a};",
-            f"  const fuser_workspace<{kind}, {batches}> space(a.workspace, blockIdx.x / pieces, pieces, 1);",
-            f"  const fuser_index round = static_cast<fuser_index>(piece) * {piece};",
-            f"  for (fuser_index begin = round; begin < length && begin - round < {piece}; begin += {BATCH}) {{",
-            *indent([*self._load(0), *self._compute(0, step, step.element)], 2),
-            f"    const auto own = {self._whole_warp(0)};",
-            f"    if (t % 32 == 0) waiting[(begin - round) / {span} + t / 32] = own;",
-            "  }",
+            *indent([*self._load(0), *self._compute(0, step, step.element)]),
+            f"  const auto own = {self._whole_warp(0)};",
+            "  if (t % 32 == 0) waiting[t / 32] = own;",
             "  __syncthreads();",
-            f"  for (unsigned int i = t / 32; i < {batches} && piece * {batches} + i < batches; i += T / 32) {{",
-            f"    const auto whole = fuser_warp_batch<{span}>(pass0, waiting + i * {per_batch}, {per_batch});",
-            f"    if (t % 32 == 0) space.piece(1).put(piece * {batches} + i, whole);",
-            "  }",
-            "  space.finish(piece, [&](unsigned int begin, unsigned int end, bool is_last) {",
-            f"    {kind} total[1] = {{begin == 0 ? pass0.identity() : space.total().get(0)}};",
-            f"    end = is_last ? batches : end * {batches};",
-            f"    fuser_fold_pieces<1, T, 1>(pass0, total, space.piece(1), begin * {batches}, end, waiting);",
-            "    if (t == 0 && !is_last) space.total().put(0, total[0]);",
-            "    if (!is_last) return;",
-            "    fuser_share<1, T>(total, waiting);",
-            "    const auto total0 = total[0];",
-            *indent(self._row_part(last), 2),
-            "  });",
+            f"  {kind} total0 = pass0.identity();",
+            f"  if (t < 32) total0 = fuser_warp_batch<{self.span}>(pass0, waiting, {BATCH // self.span});",
+            f"  const fuser_notes<{kind}> notes(a.workspace, blockIdx.x - piece);",
+            "  if (!fuser_follow<T>(pass0, total0, notes, piece, pieces)) return;",
+            *indent(self._row_part(last, "t == 0")),
             "}",
         ]
 

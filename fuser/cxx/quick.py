@@ -3,6 +3,8 @@
 A division of floats that rounds as it has to asks each time whether its operands are ordinary numbers, and between such
 branches a compiler orders nothing. So a third operand stands between the two, ``a /fuser_by(fuser_how)/ b``, with which
 the prelude has operators for floats; ``fuser_how`` is a parameter of the entry that says how, and hears whether it was.
+
+Of numbers of elements it is known beforehand that all are ordinary: ``n /fuser_of/ c``.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ from functools import lru_cache
 from fuser.cxx.functor import Functor
 from fuser.cxx.preprocess import tokenize
 
-__all__ = ["QUICK", "quicken_divisions"]
+__all__ = ["OF_COUNTS", "QUICK", "quicken_counts", "quicken_divisions"]
 
 # Of the prelude.
-QUICK = "fuser_by"
+QUICK, OF_COUNTS = "fuser_by", "fuser_of"
 # A division by a number is a product.
 _NUMBER = re.compile(r"(?:\w+ \( )?[\d.]")
 # What is worked out where there is no parameter yet, or looks like another function.
@@ -26,6 +28,36 @@ _OTHERS = frozenset(
 )
 # All that is divided: not 2 / 1 / x, nor -1 / x.
 _ENDS_IN_ONE = re.compile(r"(?:[({=,?:]|\breturn) (?:T \( 1(?:\.0)? \)|1(?:\.0?f?)?)$")
+
+
+# What stands before all that is divided, and behind all that divides.
+_BEGINS, _ENDS = frozenset("= ( , ? : + - return".split()), frozenset("; ) , : ? * + -".split())
+
+
+@lru_cache(maxsize=4096)
+def quicken_counts(functor: Functor, counts: frozenset[str]) -> Functor:
+    """Return a combine functor that divides numbers of elements by each other without a branch.
+
+    Args:
+        functor: one plain function.
+        counts: the names of such numbers, which are assigned once or never.
+    """
+    words = [word for word in tokenize(functor.text) if word.kind not in {"space", "comment"}]
+    texts = [word.text for word in words]
+    # All others are 0 if the number of both is.
+    totals = counts & {item.name for item in functor.outputs}
+    divided = [
+        words[at].origin + 1
+        for at in range(2, len(texts) - 2)
+        if texts[at] == "/" and texts[at - 1] in counts and texts[at + 1] in totals
+        # An output has no value before its assignment.
+        and not any(" ".join(texts[other : other + 2]) == f"{texts[at + 1]} =" for other in range(at + 1, len(texts)))
+        and texts[at - 2] in _BEGINS and texts[at + 2] in _ENDS
+    ]  # fmt: skip
+    emitted = functor.emitted
+    for slot in reversed(divided):
+        emitted = emitted.replace(slot, slot, f"{OF_COUNTS}/")
+    return replace(functor, emitted=emitted, words=functor.words | {OF_COUNTS}) if divided else functor
 
 
 @lru_cache(maxsize=4096)

@@ -119,6 +119,7 @@ struct fuser_whole_divisor : fuser_divisor {
     const float first = v * inverse;
     return __fmaf_rn(__fmaf_rn(-by, first, v), inverse, first);
   }
+  FUSER_INLINE float rough_share(float v, bool&) const { return v * inverse; }
 };
 
 // Divides any numbers by one, in double: what that rounds by lies far from the middle of two floats, or a quotient is
@@ -166,6 +167,20 @@ FUSER_INLINE float fuser_next_share(float v, const fuser_quick_count& count) {
   return made;
 }
 
+//@ fuser_of if rows
+// Between two numbers of elements, n /fuser_of/ c, what a fuser_divisor does: their quotient is no small number, and none
+// of them is. Where both are 0 it is no number, either.
+struct fuser_of_type {};
+constexpr fuser_of_type fuser_of{};
+template <typename C> struct fuser_number { C value; };
+template <typename C> FUSER_INLINE fuser_number<C> operator/(C value, fuser_of_type) { return {value}; }
+template <typename C, typename B> FUSER_INLINE auto operator/(fuser_number<C> number, B by) { return number.value / by; }
+FUSER_INLINE float operator/(fuser_number<float> number, float by) {
+  const float v = number.value, inverse = fuser_inverse_of_count(by), first = __fmul_rn(v, inverse);
+  return __fmaf_rn(__fmaf_rn(-by, first, v), inverse, first);
+}
+
+//@ always if rows
 // Rows that begin anywhere. A vector's bytes lie in two *granules* of as many bytes, which are aligned; a granule is read
 // or written at once, and its bytes are shifted to where they belong: all threads of a row take the same way through this.
 template <int W, int U, int shift = 0>
@@ -442,6 +457,101 @@ template <int X, int Y, int V, typename C> FUSER_INLINE void fuser_share(C (&own
 }
 
 constexpr int fuser_most(int a, int b) { return a > b ? a : b; }
+
+// What blocks tell those that wait for it: each word beside one that says that it is there, written at once. The memory
+// is zero before; `first` is the number of the notes that others have.
+template <typename C> struct fuser_notes {
+  static constexpr int words = (sizeof(C) + 3) / 4;
+  volatile unsigned long long* at;
+
+  FUSER_INLINE fuser_notes(unsigned int* all, size_t first)
+      : at(reinterpret_cast<unsigned long long*>(all) + first * words) {}
+  FUSER_INLINE void put(size_t slot, const C& own) const {
+    unsigned int word[words] = {};
+    memcpy(word, &own, sizeof(C));
+#pragma unroll
+    for (int i = 0; i < words; ++i) at[slot * words + i] = 1ull << 32 | word[i];
+  }
+  FUSER_INLINE C await(size_t slot) const {
+    unsigned long long found[words];
+    unsigned int word[words], is_there;
+    do {
+      is_there = 1;
+#pragma unroll
+      for (int i = 0; i < words; ++i) found[i] = at[slot * words + i];
+#pragma unroll
+      for (int i = 0; i < words; ++i) {
+        word[i] = static_cast<unsigned int>(found[i]);
+        is_there &= static_cast<unsigned int>(found[i] >> 32);
+      }
+    } while (!is_there);
+    C own;
+    memcpy(&own, word, sizeof(C));
+    return own;
+  }
+};
+
+// Adds parts in shared memory, in order: what comes next is there before it is needed.
+template <typename P>
+FUSER_INLINE typename P::part fuser_in_order(
+    const P& p, typename P::part total, const typename P::part* parts, unsigned int count) {
+  constexpr unsigned int many = fuser_most(32 / sizeof(total), 1);
+  typename P::part next[many];
+  if (count >= many) {
+#pragma unroll
+    for (unsigned int j = 0; j < many; ++j) next[j] = parts[j];
+  }
+  unsigned int i = 0;
+  for (; i + many <= count; i += many) {
+    typename P::part own[many];
+#pragma unroll
+    for (unsigned int j = 0; j < many; ++j) own[j] = next[j];
+    if (i + 2 * many <= count) {
+#pragma unroll
+      for (unsigned int j = 0; j < many; ++j) next[j] = parts[i + many + j];
+    }
+#pragma unroll
+    for (unsigned int j = 0; j < many; ++j) total = p.combine(total, own[j]);
+  }
+  for (; i < count; ++i) total = p.combine(total, parts[i]);
+  return total;
+}
+
+// Blocks that have a batch of a row each, of which the first warp knows what it comes to: every block of a *turn* leaves
+// that to the last one, which adds it to what the turns before came to. True is returned to the first warp of the row's
+// last block, with what the row comes to. Blocks begin in the order of their numbers, so that whoever waits does so for
+// blocks that run.
+template <int T, typename P>
+FUSER_INLINE bool fuser_follow(
+    const P& p, typename P::part& own, const fuser_notes<typename P::part>& notes, unsigned int piece,
+    unsigned int pieces) {
+  constexpr int bytes = sizeof(own), turn = bytes <= 16 ? 1024 : bytes <= 64 ? 256 : 64;
+  // Runs of so many lie in banks of their own.
+  constexpr unsigned int run = turn / 32, gap = P::is_associative ? run : turn;
+  const bool is_last = piece == pieces - 1;
+  const unsigned int t = threadIdx.x, others = piece % turn, begin = piece - others;
+  if (!is_last && others < turn - 1) {
+    if (t == 0) notes.put(piece, own);
+    return false;
+  }
+  alignas(16) __shared__ unsigned char shared[(turn + turn / gap) * bytes];
+  const auto parts = reinterpret_cast<typename P::part*>(shared);
+  for (unsigned int i = t; i < others; i += T) parts[i + i / gap] = notes.await(begin + i);
+  __syncthreads();
+  if (t >= 32) return false;
+  auto total = p.identity();
+  if constexpr (P::is_associative) {
+    for (unsigned int i = t * run; i < (t + 1) * run && i < others; ++i) total = p.combine(total, parts[i + t]);
+    total = fuser_butterfly<1, 32>(p, total);
+    if (begin > 0) total = p.combine(notes.await(begin - 1), total);
+  } else {
+    if (begin > 0) total = notes.await(begin - 1);
+    total = fuser_in_order(p, total, parts, others);
+  }
+  own = p.combine(total, own);
+  if (!is_last && t == 0) notes.put(piece, own);
+  return is_last;
+}
 
 // Rows that several blocks share, a *piece* each. What a piece comes to goes to memory; pieces are counted in *turns* of
 // 128, and whoever completes a turn folds it, in order, with those that are complete before and after it. While a block
