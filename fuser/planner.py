@@ -17,6 +17,7 @@ import torch
 from fuser.arg_spec import DescribedValue, build_arg_spec
 from fuser.boxes import Steps, cut_boxes, seen
 from fuser.columns import cut_columns, find_columns
+from fuser.combining import BATCH
 from fuser.compiler import compile_kernel, register
 from fuser.config import config
 from fuser.errors import (
@@ -66,6 +67,8 @@ __all__ = [
 
 # A compiler that is missing is looked for again after this time.
 SEARCH_S = 1.0
+# Rows of a loss that fill a GPU without sharing any.
+MANY_ROWS = 512
 
 _can_fuse = {"cpu": True, "cuda": True}
 
@@ -334,7 +337,7 @@ def _expand_in_order(
     expanded, orders = _find_orders(_expand(spec, inputs, device, layouts), device)
     for index, item in enumerate(expanded.group.applications):
         order = item.function.reduction.order if item.function.reduction else ""
-        if order.startswith(("batch_norm", "group_norm")) and index not in orders:
+        if order.startswith(("batch_norm", "group_norm", "log_softmax")) and index not in orders:
             return _find_orders(_expand(spec, inputs, device, layouts, in_order=False), device)
     return expanded, orders
 
@@ -374,12 +377,25 @@ def _ordered_forms(
     group: FusionGroup, values: Sequence[DescribedValue], device: torch.device
 ) -> tuple[tuple[Any, ...] | None, ...]:
     forms, is_strict = list[tuple[Any, ...] | None](), group.is_strict
-    for item in group.applications:
+    for index, item in enumerate(group.applications):
         given = [values[value].desc for value in item.tensors]
         dtypes, layouts = [desc.dtype for desc in given], [(desc.shape, desc.strides) for desc in given]
         is_ordered = item.function.is_composite and (is_strict or device.type == "cuda")
-        forms.append(ordered_form(item.function, dtypes, layouts, is_strict=is_strict) if is_ordered else None)
+        must = is_strict or _is_long_loss(group, index, given)
+        forms.append(ordered_form(item.function, dtypes, layouts, is_strict=must) if is_ordered else None)
     return tuple(forms)
+
+
+def _is_long_loss(group: FusionGroup, index: int, given: Sequence[TensorDesc]) -> bool:
+    # Whether a loss is all that reads a log_softmax of many long rows: kernels in torch's order are faster then.
+    if group.applications[index].function.op != "_log_softmax" or len(given[0].shape) != 2:
+        return False
+    rows, classes = given[0].shape
+    if rows < MANY_ROWS or classes <= BATCH:
+        return False
+    made = group.value_offsets()[index]
+    readers = {reader.function.op for reader in group.applications if made in reader.tensors}
+    return readers == {"nll_loss_forward"} and made not in group.outputs
 
 
 def _expand_boxes(
