@@ -80,6 +80,8 @@ class Tuning:
     # What the number of a row's elements is a multiple of, as far as the text relies on it: a vector, or all that its
     # threads take at a time. 0: it may be anything, and nothing.
     multiple: int = 0
+    # Whether all rows in torch's order begin, and end, at multiples of 16 bytes.
+    is_level: bool = False
     # Whether what a team takes at a time lies along the innermost of several dimensions of a row.
     is_straight: bool = False
     # Whether blocks have tables of functions, how many of them a processor has then, and how many there are at most.

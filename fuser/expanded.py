@@ -11,6 +11,7 @@ import torch
 from fuser.arg_spec import DescribedValue
 from fuser.boxes import Steps, cut_boxes, seen
 from fuser.columns import cut_columns, find_columns
+from fuser.combining import BATCH
 from fuser.errors import UnsupportedError
 from fuser.function import View
 from fuser.graph import FusionGroup
@@ -20,6 +21,9 @@ from fuser.row_orders import Orders, find_orders, gpu_size
 from fuser.tensor_desc import TensorDesc, common_device, input_specs, value_layouts
 
 __all__ = ["Expanded", "describe_values", "expand_call", "expand_in_order", "settle_orders"]
+
+# Rows of a loss that fill a GPU without sharing any.
+MANY_ROWS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ def expand_in_order(
     expanded, orders = settle_orders(expand_call(spec, inputs, device, layouts), device)
     for index, item in enumerate(expanded.group.applications):
         order = item.function.reduction.order if item.function.reduction else ""
-        if order.startswith(("batch_norm", "group_norm")) and index not in orders:
+        if order.startswith(("batch_norm", "group_norm", "log_softmax")) and index not in orders:
             return settle_orders(expand_call(spec, inputs, device, layouts, in_order=False), device)
     return expanded, orders
 
@@ -121,12 +125,25 @@ def _ordered_forms(
     group: FusionGroup, values: Sequence[DescribedValue], device: torch.device
 ) -> tuple[tuple[Any, ...] | None, ...]:
     forms, is_strict = list[tuple[Any, ...] | None](), group.is_strict
-    for item in group.applications:
+    for index, item in enumerate(group.applications):
         given = [values[value].desc for value in item.tensors]
         dtypes, layouts = [desc.dtype for desc in given], [(desc.shape, desc.strides) for desc in given]
         is_ordered = item.function.is_composite and (is_strict or device.type == "cuda")
-        forms.append(ordered_form(item.function, dtypes, layouts, is_strict=is_strict) if is_ordered else None)
+        must = is_strict or _is_long_loss(group, index, given)
+        forms.append(ordered_form(item.function, dtypes, layouts, is_strict=must) if is_ordered else None)
     return tuple(forms)
+
+
+def _is_long_loss(group: FusionGroup, index: int, given: Sequence[TensorDesc]) -> bool:
+    # Whether a loss is all that reads a log_softmax of many long rows: kernels in torch's order are faster then.
+    if group.applications[index].function.op != "_log_softmax" or len(given[0].shape) != 2:
+        return False
+    rows, classes = given[0].shape
+    if rows < MANY_ROWS or classes <= BATCH:
+        return False
+    made = group.value_offsets()[index]
+    readers = {reader.function.op for reader in group.applications if made in reader.tensors}
+    return readers == {"nll_loss_forward"} and made not in group.outputs
 
 
 def _expand_boxes(

@@ -24,14 +24,17 @@ KEPT_BYTES = 512
 # Bytes that a thread has in flight where rows are too long for that.
 IN_FLIGHT_BYTES = 128
 MAX_UNROLL = 8
+# Of the shared memory that every block has, for what passes keep.
+SPARE_BYTES = 44 * 1024
 # Of shared memory, for the accumulators of a block's threads.
 SHARED_BYTES, ACCUMULATOR_BYTES, MOMENTS = 48 * 1024, 8, 3
 # Bytes of a row that one of torch's threads keeps alone, and how many do it together otherwise.
 WARP, SPLIT_BYTES, MAX_SPLIT = 32, 256, 4
 # Where a thread may have several of torch's: bytes of all that it stands for, and elements at least and at most;
-# elements where a warp has a row; of a block that could share its row, threads at least and at most, and bytes of it.
+# elements where a warp has a row; of a block that could share its row, threads at least and at most, and bytes of it
+# (of losses, measured on an H200).
 SPREAD_BYTES, LEAST_SPREAD, MOST_SPREAD, FEW_ELEMENTS = 128, 32, 64, 8
-LEAST_TEAM, MOST_TEAM, CLUSTER_BYTES = 64, 256, 1 << 16
+LEAST_TEAM, MOST_TEAM, CLUSTER_BYTES, SMALL_BYTES = 64, 256, 1 << 16, 36 << 10
 # Of few rows whose elements each of torch's threads adds one after another: blocks that share one at most, threads of
 # each, elements from which they do, in rounds of torch's threads, and rows up to which.
 MOST_PIECES, CHAIN_BLOCK, LONG_CHAIN, FEW_CHAINS = 128, 288, 16, 64
@@ -113,14 +116,19 @@ def plan_ordered_walk(
         tuning = Tuning(block=CHAIN_BLOCK, unroll=unroll, team=CHAIN_BLOCK, piece=pieces, resident=1)
     elif order.spreads:
         kept_bytes = 4 if _keeps(group, rows) else 0
-        vector, tuning = _spread(space, rows, own, order, kept_bytes, clusters)
+        # What writes no elements waits more for others than for memory, and the less the smaller blocks are.
+        is_lone = own == [2] and all(rows.is_row[value] for value in group.outputs)
+        most_bytes = SMALL_BYTES if is_lone else CLUSTER_BYTES
+        vector, tuning = _spread(space, rows, own, order, kept_bytes, most_bytes, clusters)
         # What later passes read of every row does not wait for the first one, if there is room.
         late = [slot for slot in moving if slot >= len(group.outputs) and slot not in slots]
         late = [slot for slot in late if _is_own(space, rows, slot)]
         wide = [*own, *(itemsizes[slot] for slot in late)]
-        wider, other = _spread(space, rows, wide, order, kept_bytes, clusters)
+        wider, other = _spread(space, rows, wide, order, kept_bytes, most_bytes, clusters)
         if late and other.is_resident and other.unroll * wider * sum(wide) <= EARLY_BYTES:
             early, vector, tuning = late, wider, other
+        is_level = all(_is_level(space, rows, slot, itemsizes[slot], aligned[slot]) for slot in slots)
+        tuning = replace(tuning, is_level=is_level and order.has_edges)
     else:
         # What only adds up keeps no row; what counts is told the counts by the text, if all of a row is there.
         adds = [item.function.reduction.accumulate for item in group.applications if item.function.reduction]
@@ -144,6 +152,13 @@ def plan_ordered_walk(
             widths[slot] = VECTOR_BYTES // itemsizes[slot] if is_like or slot == source else 1
     accesses = [Access(min(widths.get(slot, 1), vector), is_early=slot in early) for slot in range(len(space.strides))]
     return Walk(space, vector, tuple(accesses), tuning)
+
+
+def _is_level(space: IterationSpace, rows: RowSpec, slot: int, itemsize: int, is_aligned: bool) -> bool:
+    # Whether every row of an operand begins, and ends, at a multiple of 16 bytes.
+    vector, (inner, *outer) = VECTOR_BYTES // itemsize, space.strides[slot]
+    is_whole = not any(step % vector for step in (space.sizes[0], *outer))
+    return is_aligned and rows.reduced == 1 == inner and is_whole
 
 
 def _is_own(space: IterationSpace, rows: RowSpec, slot: int) -> bool:
@@ -271,9 +286,10 @@ def _spread(
     itemsizes: Sequence[int],
     order: RowOrder,
     kept_bytes: int,
+    most_bytes: int,
     clusters: int,
 ) -> tuple[int, Tuning]:
-    # ``kept_bytes``: of what takes the place of an element between passes.
+    # ``kept_bytes``: of what takes the place of an element between passes. ``most_bytes``: of a row in a block.
     schedule, length, bytes_per_element = order.schedule, prod(space.sizes[: rows.reduced]), sum(itemsizes)
     vector, team, cluster = schedule.vector, schedule.slots, 1
     # Vectors of one of torch's threads; of even ones the last is whole, too.
@@ -296,10 +312,10 @@ def _spread(
             team, each = team // 2, 2 * each
     # Blocks share a row that fills a processor's registers, if warps of theirs have slots of their own.
     held_bytes = max(bytes_per_element, kept_bytes)
-    is_large = schedule.y > 1 and each * team * held_bytes >= CLUSTER_BYTES
+    is_large = schedule.y > 1 and each * team * held_bytes >= most_bytes
     while is_large and cluster < clusters and team > LEAST_TEAM:
         cluster, team = cluster * 2, team // 2
-        is_large = each * team * held_bytes >= CLUSTER_BYTES or team > MOST_TEAM
+        is_large = each * team * held_bytes >= most_bytes or team > MOST_TEAM
     multiple = 0 if vector == schedule.vector or space.sizes[0] % vector else vector
     threads = team * cluster
     steps = steps * (schedule.slots // threads) if schedule.is_even else -(-length // (threads * vector))
@@ -310,9 +326,10 @@ def _spread(
         unroll = max(-(-steps // step) * step, 1)
         if length == unroll * threads * vector and rows.reduced == 1 and not order.has_edges:
             multiple = length
-        # Twice what narrow elements take may wait in shared memory, half of it.
+        # Twice what narrow elements take may wait in shared memory, half of it or as much as has room there.
         is_much = kept_bytes > bytes_per_element and kept_bytes * unroll * vector > SPREAD_BYTES * 2
-        spare = unroll // 2 if is_much and vector * kept_bytes % VECTOR_BYTES == 0 else 0
+        spare = min(unroll // 2, SPARE_BYTES // (block * vector * max(kept_bytes, 1)))
+        spare = spare if is_much and vector * kept_bytes % VECTOR_BYTES == 0 else 0
         return vector, Tuning(
             block=block, unroll=unroll, team=team, is_resident=True, cluster=cluster, multiple=multiple, spare=spare
         )

@@ -189,9 +189,10 @@ class AlongElements(RowText):
         return ["{", *indent(["bool is_exact = true;", *write(step.quick), *self._exactly(element, write)]), "}"]
 
     def _exactly(self, element: RowPart, write: Callable[[RowPart], list[str]]) -> list[str]:
-        divisors = [name for name in element.reads if name[0] == "e"]
-        exact = [f"const fuser_exact_divisor {name}(d{name[1:]});" for name in divisors]
-        return ["if (!is_exact) {", *indent([*exact, *write(element)]), "}"]
+        return ["if (!is_exact) {", *indent([*self._exact_divisors(element), *write(element)]), "}"]
+
+    def _exact_divisors(self, element: RowPart) -> list[str]:
+        return [f"const fuser_exact_divisor {name}(d{name[1:]});" for name in element.reads if name[0] == "e"]
 
     def _compute(self, level: int, step: RowPass, element: RowPart) -> list[str]:
         if self._has_pairs(step):

@@ -46,7 +46,7 @@ _HEAD = Site(
     "shift > 0",
 )  # fmt: skip
 _TAIL = Site(
-    "_tail", "1", "((R - 1) / S + 1) * E", "end + u * N + slot", "t % F == 0 && n < length", "u % E",
+    "_tail", "1", "((R - 1) / S + 1) * E", "end + u * N + slot", "t % F == 0 && u < tail", "u % E",
     "end + slot < length", "(end + slot) + u * N",
 )  # fmt: skip
 
@@ -87,7 +87,10 @@ class OrderedElements(AlongText):
             first, accumulator = f"{own} + {further}", "u % Q"
         offset = f"static_cast<fuser_index>({own}) + {further}" if own else ""
         self._main = Site("", "V", "U", first, f"{is_there}n < {end}", accumulator, offset=offset)
-        self._sites = (_HEAD, self._main, _TAIL) if self.order.has_edges else (self._main,)
+        self._sites: tuple[Site, ...] = (_HEAD, self._main, _TAIL) if self.order.has_edges else (self._main,)
+        if self.tuning.is_level:
+            # Nothing lies before vectors.
+            self._sites = self._sites[-2:]
 
     @property
     def _spreads(self) -> bool:
@@ -235,6 +238,11 @@ class OrderedElements(AlongText):
 
     def _compute_all(self, step: RowPass, element: RowPart, site: Site, how: str = "") -> list[str]:
         return unrolled(self._compute_one(step, element, site, {}, how), site)
+
+    def _all_exactly(self, step: RowPass, element: RowPart, site: Site) -> list[str]:
+        # Without trying what is done in less time.
+        exact = self._exact_divisors(element)
+        return ["bool is_exact = true;"] * bool(exact) + exact + self._compute_all(step, element, site)
 
     def _quickly(self, step: RowPass, element: RowPart, write: Callable[[RowPart], list[str]]) -> list[str]:
         if step.quick is None or not step.accumulators:

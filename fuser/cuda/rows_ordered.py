@@ -179,8 +179,10 @@ class OrderedAlongText(OrderedElements):
             shift = f"reinterpret_cast<size_t>(row.{name}) / sizeof(*row.{name}) % (V * F)"
         return [
             "// Vectors begin where memory is aligned.",
-            f"const int shift = static_cast<int>({shift});",
+            f"const int shift = {0 if self.tuning.is_level else f'static_cast<int>({shift})'};",
             "const fuser_index head = shift > 0 ? H - shift : 0, end = head + (length - head) / R * R;",
+            "// Single elements of a thread behind them.",
+            "const int tail = end + slot < length ? (length - end - slot + (N - 1)) / N : 0;",
         ]
 
     def _kept_vectors(self) -> list[str]:
@@ -239,7 +241,7 @@ class OrderedAlongText(OrderedElements):
                         *indent([*self._load_at(late, whole, declares=True), *self._compute_at(step, element, whole)]),
                         "} else {",
                         # The last elements of a row are few.
-                        *indent([*self._load_at(late, site, declares=True), *self._compute_all(step, element, site)]),
+                        *indent([*self._load_at(late, site, declares=True), *self._all_exactly(step, element, site)]),
                         "}",
                     ]
                 own = [

@@ -1,0 +1,77 @@
+"""Long rows in torch's order on CUDA: losses of many classes, in fast numerics too, and softmax of what fills a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cuda_emulation import run_emulated
+
+from fuser.compiler import register
+from fuser.cuda import backend
+from fuser.debug import kernel_sources
+from fuser.graph import FusionGroup, GroupBuilder
+from fuser.ops import composite_function
+
+
+def cross_entropy(numerics: str, *, keeps_log_softmax: bool = False) -> FusionGroup:
+    """The mean of bfloat16 rows' losses."""
+    builder = GroupBuilder(numerics)
+    (y,) = builder.apply(composite_function("_log_softmax", (1,)), [builder.add_input("x")])
+    target, ignored = builder.add_input("target"), builder.add_input("ignore_index", is_scalar=True)
+    loss = composite_function("nll_loss_forward", (False, 1, "bfloat16", True, False))
+    return builder.build([*builder.apply(loss, [y, target], [ignored]), *[y] * keeps_log_softmax])
+
+
+def kernel_of(group: FusionGroup, *shape: int) -> str:
+    """The kernel that reads the rows."""
+    inputs = [torch.empty(shape, dtype=torch.bfloat16), torch.empty(shape[:1], dtype=torch.int64), -100]
+    return kernel_sources(register(group), inputs, "cuda")[0].text.split("__global__")[1]
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("classes", [32000, 25608, 30522])
+def test_rows_that_begin_at_multiples_of_vectors_have_no_elements_before_them(classes: int) -> None:
+    torch.manual_seed(0)
+    x = (torch.randn(7, classes) * 4).bfloat16()
+    # The last element counts for most.
+    x[:, -1] = 40
+    target, group = torch.randint(classes, (7,)), cross_entropy("strict")
+    target[1] = -100
+    text = kernel_sources(register(group), [x, target, -100], "cuda")[0].text
+    assert ("const int shift = 0;" in text) == (classes % 8 == 0)
+    (loss,) = run_emulated(group, [x, target, -100], descending=True)
+    (other,) = run_emulated(group, [x, target, -100], is_level=False)
+    assert torch.equal(loss, other)
+    exact = torch.nn.functional.cross_entropy(x.double(), target)
+    torch.testing.assert_close(loss.double(), exact, rtol=2**-7, atol=0)
+
+
+# Of many rows, and of so many classes that several blocks would share each in fuser's own order.
+@pytest.mark.parametrize(
+    ("shape", "is_torchs"), [((600, 8192), False), ((600, 8200), True), ((600, 50257), True), ((60, 32000), False)]
+)
+def test_fast_losses_of_many_classes_have_torchs_order(shape: tuple[int, int], is_torchs: bool) -> None:
+    assert ("fuser_unite<" in kernel_of(cross_entropy("fast"), *shape)) == is_torchs
+
+
+def test_fast_losses_whose_log_softmax_is_needed_have_fusers_own_order() -> None:
+    assert "fuser_unite<" not in kernel_of(cross_entropy("fast", keeps_log_softmax=True), 600, 32000)
+
+
+def test_blocks_of_losses_are_small() -> None:
+    assert "__cluster_dims__(2, 1, 1) __launch_bounds__(256" in kernel_of(cross_entropy("strict"), 600, 32000)
+    assert "__cluster_dims__(8, 1, 1) __launch_bounds__(128" in kernel_of(cross_entropy("strict"), 600, 128256)
+    assert "__cluster_dims__" not in kernel_of(cross_entropy("strict"), 600, 16384)
+
+
+# The longest that registers keep, of which some waits in shared memory; longer ones are read again.
+@pytest.mark.nvrtc
+@pytest.mark.parametrize(
+    ("length", "dtype"), [(1 << 18, torch.bfloat16), (180000, torch.float16), (200000, torch.float32)]
+)
+def test_softmax_of_long_rows_compiles(length: int, dtype: torch.dtype) -> None:
+    builder = GroupBuilder("strict")
+    group = builder.build(builder.apply(composite_function("_softmax", (1,)), [builder.add_input("x")]))
+    (source,) = kernel_sources(register(group), [torch.empty(256, length, dtype=dtype)], "cuda")
+    assert source.tuning.is_resident == (dtype is not torch.float32)
+    assert backend.compile_cubin(source, "sm_90")
