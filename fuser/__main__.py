@@ -17,6 +17,7 @@ from fuser.command.bisect import bisect
 from fuser.config import SETTINGS
 from fuser.cpu.backend import find_compiler
 from fuser.errors import FuserError
+from fuser.python_launcher import PythonLauncher
 
 BOLD, RED, GREEN, YELLOW = 1, 31, 32, 33
 
@@ -164,7 +165,7 @@ def show_info() -> int:
     """Print versions, compilers and the settings that are not as they come: what a bug report needs."""
     print(f"fuser {fuser.__version__}, torch {torch.__version__}, Python {sys.version.split()[0]}")
     print(f"installed in: {Path(fuser.__file__).parent}")
-    print(f"launcher: in {'Python' if launcher.Replayer is launcher.PythonLauncher else 'C'}")
+    print(f"launcher: in {'Python' if launcher.Replayer is PythonLauncher else 'C'}")
     try:
         compiler = find_compiler(fuser.config.cxx)
         print(f"C++ compiler: {compiler.version.splitlines()[0]}")

@@ -12,6 +12,7 @@ from fuser.arg_spec import DescribedValue
 from fuser.boxes import Steps, cut_boxes, seen
 from fuser.columns import cut_columns, find_columns
 from fuser.combining import BATCH
+from fuser.dtypes import dtype_info
 from fuser.errors import UnsupportedError
 from fuser.function import View
 from fuser.graph import FusionGroup
@@ -135,11 +136,11 @@ def _ordered_forms(
 
 
 def _is_long_loss(group: FusionGroup, index: int, given: Sequence[TensorDesc]) -> bool:
-    # Whether a loss is all that reads a log_softmax of many long rows: kernels in torch's order are faster then.
+    # Whether a loss is all that reads a log_softmax of many long rows of 16 bits: torch's order is faster then.
     if group.applications[index].function.op != "_log_softmax" or len(given[0].shape) != 2:
         return False
     rows, classes = given[0].shape
-    if rows < MANY_ROWS or classes <= BATCH:
+    if rows < MANY_ROWS or classes <= BATCH or not dtype_info(given[0].dtype or torch.float32).is_narrow:
         return False
     made = group.value_offsets()[index]
     readers = {reader.function.op for reader in group.applications if made in reader.tensors}

@@ -24,7 +24,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fuser.disk_cache import CacheKey
 from fuser.errors import CompileError, NoCompileError, UnsupportedError
 from fuser.fx import passes
-from fuser.fx.passes import Fuel, FusionModule, sort_graph
+from fuser.fx.fusion_node import FusionModule
+from fuser.fx.passes import Fuel
+from fuser.fx.substitution import sort_graph
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import IS_IN_MEMORY, put_function
 from fuser.order_check import find_verdict, installation
