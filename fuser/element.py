@@ -280,9 +280,9 @@ def read_names(group: FusionGroup) -> list[str]:
 
 _READERS = {
     "read": "fuser_take",
-    "add_each": "fuser_add_up<fuser_each>",
-    "add_once": "fuser_add_up<fuser_once>",
-    "add_lanes": "fuser_add_up<fuser_lanes>",
+    "add_each": "fuser_add_up<fuser_add_each>",
+    "add_once": "fuser_add_up<fuser_add_once>",
+    "add_lanes": "fuser_add_up<fuser_add_lanes>",
 }
 
 

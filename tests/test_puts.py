@@ -109,7 +109,7 @@ def test_kernels_compile(adding: str, dim: int, dtype: torch.dtype) -> None:
     given = [SLICES.to(dtype), torch.arange(SLICES.shape[dim]), torch.arange(31)]
     ((spec, args),) = plan_texts(register(group), given, torch.device("cuda"))
     source = build_source(spec.group, args, DIALECT)
-    assert f"fuser_add_up<fuser_{adding}>(" in source.text
+    assert f"fuser_add_up<fuser_add_{adding}>(" in source.text
     assert args.vector == 1
     assert compile_cubin(source, "sm_90")
 

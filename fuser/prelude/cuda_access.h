@@ -189,14 +189,14 @@ FUSER_INLINE S fuser_take(const S* table, int64_t first, int64_t entry, int64_t 
 //@ fuser_add_up
 // How torch's index_put adds up what goes to one entry: with each sum rounded, where rows are wide; rounded once; or, in
 // columns, 32 sums of every 32nd value, then the rest.
-enum fuser_adding { fuser_each, fuser_once, fuser_lanes };
+enum fuser_adding { fuser_add_each, fuser_add_once, fuser_add_lanes };
 // The sum of some elements of what stays in memory, `step` apart: those that `order` says from `begin` to `end`.
 template <fuser_adding how, typename S>
 FUSER_INLINE S fuser_add_up(
     const S* table, const int64_t* order, int64_t first, int64_t step, int64_t begin, int64_t end) {
   using T = decltype(fuser_to_compute(S()));
   T sum = T(0);
-  if (how == fuser_lanes && end - begin >= 32) {
+  if (how == fuser_add_lanes && end - begin >= 32) {
     T sums[32] = {};
     for (; end - begin >= 32; begin += 32)
 #pragma unroll
@@ -210,7 +210,7 @@ FUSER_INLINE S fuser_add_up(
 #pragma unroll 4
   for (; begin < end; ++begin) {
     sum += fuser_to_compute(table[first + order[begin] * step]);
-    if (how == fuser_each) sum = fuser_round<S>(sum);
+    if (how == fuser_add_each) sum = fuser_round<S>(sum);
   }
   return fuser_from_compute<S>(sum);
 }
