@@ -24,7 +24,6 @@ from fuser.fx.borders import Kinds, find_misplaced
 from fuser.fx.conversions import find_visible_aliases
 from fuser.fx.gains import crosses_rows, gains_nothing, is_small
 from fuser.fx.nodes import IS_APART, bind_group, is_barrier, is_copy, is_random, read_nodes
-from fuser.fx.repeats import part_repeated
 from fuser.jit_function import JitFunction
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
 from fuser.ops import OpCall
@@ -80,10 +79,7 @@ def partition(graph: fx.Graph, *, reduces: bool = True, device_type: str = "") -
         {node for node in fusible if is_whole(node, calls[node])},
     )
     groups = [
-        part
-        for stretch in _cut_stretches(nodes, barriers)
-        for group in _find_groups(stretch, fusible, several, kinds)
-        for part in part_repeated(group, reading)
+        group for stretch in _cut_stretches(nodes, barriers) for group in _find_groups(stretch, fusible, several, kinds)
     ]
     return [
         Partition(tuple(group), tuple(reading.calls[node] for node in group))
