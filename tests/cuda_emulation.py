@@ -289,7 +289,8 @@ def _emit_prelude(names: frozenset[str], features: frozenset[str]) -> str:
         for block in load_blocks(file)
     ]
     # Both dialects have a vector.
-    own = emit_prelude(names, features).replace("fuser_vector", "fuser_host_vector")
+    # That one is in the shim, whoever asks for it.
+    own = emit_prelude(names - {"__fmul_rn"}, features).replace("fuser_vector", "fuser_host_vector")
     return "\n".join([own, _SHIM, *(block.text for block in blocks if block.features <= features), ""])
 
 

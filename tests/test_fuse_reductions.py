@@ -359,6 +359,7 @@ def test_too_many_sizes_are_torchs_reductions(monkeypatch: pytest.MonkeyPatch) -
     assert len(fusion._joints) == 1
 
 
+@pytest.mark.cpu
 def test_a_mistake_says_no_more_than_the_error(capfd: pytest.CaptureFixture[str], recwarn: Any) -> None:
     fused = fuser.fuse(lambda x, y: (x * y).sum(-1))
     x = torch.rand(4, 6, requires_grad=True)

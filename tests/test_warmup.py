@@ -219,8 +219,8 @@ def test_a_functor_is_ready_for_a_range() -> None:
 
 @pytest.mark.cpu
 def test_a_missing_kernel_says_which_warm_up_it_lacks() -> None:
-    cube = fuser.create_jit_fn("template <typename T> T cube(T x) { return x * x * x; }")
-    fused = fuser.fuse(lambda x: cube(x).exp() + 1)
+    lone_cube = fuser.create_jit_fn("template <typename T> T lone_cube(T x) { return x * x * x; }")
+    fused = fuser.fuse(lambda x: lone_cube(x).exp() + 1)
     x = torch.randn(6, dtype=torch.float64)
     sample = "torch.empty_strided((6,), (1,), dtype=torch.float64, device='cpu')"
     with fuser.config.patch(no_compile=True):
@@ -228,17 +228,17 @@ def test_a_missing_kernel_says_which_warm_up_it_lacks() -> None:
             NoCompileError, match=re.escape(f"the warm-up of what calls it covers it, here with {sample}")
         ):
             fused(x)
-        with pytest.raises(NoCompileError, match=re.escape(f"; cube.warmup({sample}) covers it")):
-            cube(x)
-    cube.warmup(x)
+        with pytest.raises(NoCompileError, match=re.escape(f"; lone_cube.warmup({sample}) covers it")):
+            lone_cube(x)
+    lone_cube.warmup(x)
     with (
         fuser.config.patch(no_compile=True),
         pytest.raises(NoCompileError, match="a warm-up with backward=True covers"),
     ):
-        cube(x.requires_grad_()).sum().backward()
-    cube.warmup(x, backward=True)
+        lone_cube(x.requires_grad_()).sum().backward()
+    lone_cube.warmup(x, backward=True)
     with fuser.config.patch(no_compile=True):
-        cube(x).sum().backward()
+        lone_cube(x).sum().backward()
 
 
 @pytest.mark.cpu
