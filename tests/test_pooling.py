@@ -47,6 +47,7 @@ def test_gradients_equal_eager_and_less_is_kept(dtype: torch.dtype) -> None:
         function = torch.compile(lambda x: F.max_pool2d(x, 3, 2, 1) * 2, backend=backend, dynamic=False)
         function(given)
         # What other tests left must not go meanwhile.
+        made = None
         gc.collect()
         before = torch.cuda.memory_allocated()
         made = function(given)
@@ -55,4 +56,5 @@ def test_gradients_equal_eager_and_less_is_kept(dtype: torch.dtype) -> None:
         made.backward((torch.arange(made.numel(), device="cuda") % 4).view_as(made).to(dtype))
         grads.append(given.grad)
     assert torch.equal(*grads)
-    assert held[0] < held[1] - 5 * grads[0].numel() // 4
+    # Of 8 bytes for each place 2 are left.
+    assert held[0] <= held[1] - 5 * made.numel()
