@@ -478,6 +478,18 @@ def test_errors_are_torchs(function: Callable[..., Any]) -> None:
         fuser.fuse(function)(x, y)
 
 
+@pytest.mark.cpu
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_the_gradient_of_log_sigmoid_lies_as_what_comes(is_turned: bool) -> None:
+    x, g = torch.randn(4, 6).t(), torch.randn(6, 4)
+    x, g = (g, x) if is_turned else (x, g)
+    _, buffer = torch.ops.aten.log_sigmoid_forward(x)
+    wanted = torch.ops.aten.log_sigmoid_backward(g, x, buffer)
+    made = fuser.fuse(lambda g, x, buffer: torch.ops.aten.log_sigmoid_backward(g, x, buffer))(g, x, buffer)
+    assert made.stride() == wanted.stride()
+    torch.testing.assert_close(made, wanted)
+
+
 def test_strides_of_a_number_to_the_power_of_a_tensor() -> None:
     x = draw((5, 33), torch.float32).t()
     for step in (lambda x, a: 2**x, lambda x, a: a**x, lambda x, a: torch.pow(a, x), lambda x, a: x**a):

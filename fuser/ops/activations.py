@@ -165,13 +165,14 @@ define(
     _ATEN.mish_backward,
     same_dtypes=True,
 )
+# Its result lies as the gradient does.
 define(
     "log_sigmoid_backward",
-    "T x, T g",
+    "T g, T x",
     "bool is_low = x < T(0); T most = is_low ? T(1) : T(0); T sign = is_low ? T(1) : -T(1); T z = exp(-fabs(x));"
     " return g * (most - sign * (z / (T(1) + z)));",
     # The buffer as torch has it: its exponential is not always torch.exp's.
-    lambda x, g: _ATEN.log_sigmoid_backward(g, x, _ATEN.log_sigmoid_forward(x.detach())[1]),
+    lambda g, x: _ATEN.log_sigmoid_backward(g, x, _ATEN.log_sigmoid_forward(x.detach())[1]),
 )
 # Bounds are numbers of the dtype.
 define(

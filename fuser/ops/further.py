@@ -197,7 +197,7 @@ def _bind_softplus_backward(grad_output: Any, self: Any, beta: Any, threshold: A
 
 
 def _bind_log_sigmoid_backward(grad_output: Any, self: Any, buffer: Any) -> OpCall | None:  # noqa: ARG001
-    return _call("log_sigmoid_backward", self, grad_output)
+    return _call("log_sigmoid_backward", grad_output, self)
 
 
 def _bind_logit_backward(grad_output: Any, self: Any, eps: Any = None) -> OpCall | None:

@@ -119,7 +119,7 @@ def _softplus_backward(g: Expr, x: Expr, beta: Expr, threshold: Expr) -> Expr:
     return g.where(scaled.call("gt", threshold), g * slope)
 
 
-def _log_sigmoid_backward(x: Expr, g: Expr) -> Expr:
+def _log_sigmoid_backward(g: Expr, x: Expr) -> Expr:
     # The text has the absolute value of x, which has no derivative at zero. Both sides keep their digits.
     return (g - g * _sigmoid(x)).where(x.call("lt", 0), g * _sigmoid(-x))
 
