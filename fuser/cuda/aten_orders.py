@@ -2,7 +2,7 @@
 
 Read in aten/src/ATen/native/cuda (Reduce.cuh, layer_norm_kernel.cu, SoftMax.cu, Loss.cu) and measured on a GPU. Pure:
 plain numbers in, a ``Schedule`` out. Whether torch as it is installed has this order is found by comparing bits
-(fuser.cuda.order_check), never assumed.
+(fuser.order_check), never assumed.
 """
 
 from __future__ import annotations
