@@ -158,7 +158,7 @@ def _may_lie_otherwise(value: torch.Tensor, operand: Any) -> bool:
     known: torch.Tensor | None = operand.meta.get("val") if isinstance(operand, fx.Node) else None
     if not {"0", "1"}.intersection(map(str, value.shape)):
         return False
-    if known is None or value.numel() == 0 or not _is_static(value):
+    if known is None or not (_is_static(known) and _is_static(value)) or value.numel() == 0:
         return True
     return not value.stride() == known.stride() == contiguous_strides(tuple(value.shape))
 
