@@ -94,6 +94,9 @@ class GraphWriter:
         try:
             function = getattr(type(loaded[0]), target) if isinstance(target, str) else target
             value = function(*loaded, **named)
+        except torch.AcceleratorError as error:
+            # The device is lost: no graph is to be blamed for it.
+            raise AssertionError(f"drawn: {target} of {loaded}, {named}") from error
         except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, ZeroDivisionError):
             torch.random.set_rng_state(state)
             del self.log[length:]
