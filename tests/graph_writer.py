@@ -95,8 +95,8 @@ class GraphWriter:
             function = getattr(type(loaded[0]), target) if isinstance(target, str) else target
             value = function(*loaded, **named)
         except torch.AcceleratorError as error:
-            # The device is lost: no graph is to be blamed for it.
-            raise AssertionError(f"drawn: {target} of {loaded}, {named}") from error
+            # The device is lost, and no graph is to be blamed for it.
+            raise AssertionError(f"what was drawn loses the device: {target} of {args}, {kwargs}") from error
         except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, ZeroDivisionError):
             torch.random.set_rng_state(state)
             del self.log[length:]
