@@ -304,6 +304,7 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
     kind |= {"tables"} if args.tuning.looks else set()
     kind |= {"orders"} if args.rows and args.rows.order else set()
     kind |= {"scans"} if args.rows and args.rows.scans else set()
+    kind |= {"powers"} if isinstance(body, RowLoop) and any(step.adds_powers for step in body.passes) else set()
     prelude = dialect.emit_prelude(words, features | kind)
     text.add(prelude)
     for index, functor in enumerate(functors):

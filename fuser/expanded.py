@@ -17,7 +17,7 @@ from fuser.errors import UnsupportedError
 from fuser.function import View
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import InputSpec, KernelSpec, ValueLayout, infer_layouts, infer_typing
-from fuser.ops import Expansion, expand, ordered_form
+from fuser.ops import ONE_WALK, Expansion, expand, ordered_form
 from fuser.row_orders import Orders, find_orders, gpu_size
 from fuser.tensor_desc import TensorDesc, common_device, input_specs, value_layouts
 
@@ -81,7 +81,7 @@ def expand_in_order(
     expanded, orders = settle_orders(expand_call(spec, inputs, device, layouts), device)
     for index, item in enumerate(expanded.group.applications):
         order = item.function.reduction.order if item.function.reduction else ""
-        if order.startswith(("batch_norm", "group_norm", "log_softmax")) and index not in orders:
+        if order.startswith(("batch_norm", "group_norm")) and index not in orders:
             return settle_orders(expand_call(spec, inputs, device, layouts, in_order=False), device)
     return expanded, orders
 
@@ -130,14 +130,17 @@ def _ordered_forms(
         given = [values[value].desc for value in item.tensors]
         dtypes, layouts = [desc.dtype for desc in given], [(desc.shape, desc.strides) for desc in given]
         is_ordered = item.function.is_composite and (is_strict or device.type == "cuda")
-        must = is_strict or _is_long_loss(group, index, given)
-        forms.append(ordered_form(item.function, dtypes, layouts, is_strict=must) if is_ordered else None)
+        if is_ordered and not is_strict and _is_long_loss(group, index, given):
+            forms.append((*(item.function.form or ()), ONE_WALK))
+            continue
+        forms.append(ordered_form(item.function, dtypes, layouts, is_strict=is_strict) if is_ordered else None)
     return tuple(forms)
 
 
 def _is_long_loss(group: FusionGroup, index: int, given: Sequence[TensorDesc]) -> bool:
-    # Whether a loss is all that reads a log_softmax of many long rows of 16 bits: torch's order is faster then.
-    if group.applications[index].function.op != "_log_softmax" or len(given[0].shape) != 2:
+    # Whether a loss is all that reads a log_softmax of many long rows of 16 bits: one walk is enough then.
+    function = group.applications[index].function
+    if function.op != "_log_softmax" or len(function.form or ()) != 1 or len(given[0].shape) != 2:
         return False
     rows, classes = given[0].shape
     if rows < MANY_ROWS or classes <= BATCH or not dtype_info(given[0].dtype or torch.float32).is_narrow:

@@ -115,6 +115,8 @@ class RowPass:
     # The operand whose largest element, or largest magnitude, it finds, if it does nothing else.
     highest: str = ""
     is_of_sizes: bool = False
+    # Whether it adds up the powers of what the others are less than that, too.
+    adds_powers: bool = False
     # The output whose elements are the quotients of ``quick``, of parts of what they are divided by.
     shares: str = ""
     # The variable of what ``quick`` divides by what all of it adds up to, if it divides nothing else.
@@ -229,6 +231,7 @@ class RowWriter:
         is_alone = element is not None and len(every) == 1 and not self._stored_in(level)
         is_alone = is_alone and element is not None and len(element.reads) == 1 + self.rows.adds
         highest, is_of_sizes = self._highest(every[0]) if is_alone else ("", False)
+        adds_powers = bool(highest) and self._reduction(every[0]).order == "powers"
         found = {index for index, (_, _, how) in quotients.items() if how == "share"}
         stored = {self.producers[self.group.outputs[slot]]: f"out{slot}" for slot in self._stored_in(level)}
         shares = stored.get(min(found), "") if found and len(quotients) == 1 else ""
@@ -236,13 +239,15 @@ class RowWriter:
         divided = f"v{taken[0]}" if len(taken) == 1 and "share" in quotients.popitem()[1][2] else ""
         return RowPass(
             row, element, quick, combine, accumulators, commutes, is_free, is_associative, decides, pick, picked, which,
-            others, merge, highest, is_of_sizes, shares, divided,
+            others, merge, highest, is_of_sizes, adds_powers, shares, divided,
         )  # fmt: skip
 
     def _highest(self, index: int) -> tuple[str, bool]:
         # Which input a reduction finds the largest element of, and whether it is that of magnitudes.
         item, combine = self.group.applications[index], self._reduction(index).combine
         value, mapped = item.tensors[0], item.function.functor
+        if self._reduction(index).order == "powers":
+            return (f"v{value}", False) if self.producers[value] < 0 else ("", False)
         is_of_sizes = is_plainly(mapped, "abs({0})")
         source = self.producers[value]
         if source >= 0 and self.group.applications[source].function.op == "abs" and is_plainly(mapped, "{0}"):

@@ -1,4 +1,4 @@
-"""Long rows in torch's order on CUDA: losses of many classes, in fast numerics too, and softmax of what fills a GPU."""
+"""Long rows on CUDA: losses of many classes, in torch's order and in one walk, and softmax of what fills a GPU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from cuda_emulation import run_emulated
 
+from fuser import expanded
 from fuser.compiler import register
 from fuser.cuda import backend
 from fuser.debug import kernel_sources
@@ -13,12 +14,12 @@ from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import composite_function
 
 
-def cross_entropy(numerics: str, *, keeps_log_softmax: bool = False) -> FusionGroup:
-    """The mean of bfloat16 rows' losses."""
+def cross_entropy(numerics: str, *, keeps_log_softmax: bool = False, dtype: str = "bfloat16") -> FusionGroup:
+    """The mean of rows' losses."""
     builder = GroupBuilder(numerics)
     (y,) = builder.apply(composite_function("_log_softmax", (1,)), [builder.add_input("x")])
     target, ignored = builder.add_input("target"), builder.add_input("ignore_index", is_scalar=True)
-    loss = composite_function("nll_loss_forward", (False, 1, "bfloat16", True, False))
+    loss = composite_function("nll_loss_forward", (False, 1, dtype, True, False))
     return builder.build([*builder.apply(loss, [y, target], [ignored]), *[y] * keeps_log_softmax])
 
 
@@ -46,16 +47,44 @@ def test_rows_that_begin_at_multiples_of_vectors_have_no_elements_before_them(cl
     torch.testing.assert_close(loss.double(), exact, rtol=2**-7, atol=0)
 
 
-# Of many rows, and of so many classes that several blocks would share each in fuser's own order.
+# Of many rows, and of so many classes that several blocks would share each otherwise.
 @pytest.mark.parametrize(
-    ("shape", "is_torchs"), [((600, 8192), False), ((600, 8200), True), ((600, 50257), True), ((60, 32000), False)]
+    ("shape", "walks_once"), [((600, 8192), False), ((600, 8200), True), ((600, 50257), True), ((60, 32000), False)]
 )
-def test_fast_losses_of_many_classes_have_torchs_order(shape: tuple[int, int], is_torchs: bool) -> None:
-    assert ("fuser_unite<" in kernel_of(cross_entropy("fast"), *shape)) == is_torchs
+def test_fast_losses_of_many_classes_walk_once(shape: tuple[int, int], walks_once: bool) -> None:
+    text = kernel_of(cross_entropy("fast"), *shape)
+    assert ("fuser_pass1 pass1" not in text) == walks_once
+    assert ("fuser_powers(" in text) == (walks_once and shape[1] % 8 == 0)
+    assert not walks_once or "__cluster_dims__" not in text
 
 
-def test_fast_losses_whose_log_softmax_is_needed_have_fusers_own_order() -> None:
-    assert "fuser_unite<" not in kernel_of(cross_entropy("fast", keeps_log_softmax=True), 600, 32000)
+def test_fast_losses_whose_log_softmax_is_needed_walk_more_than_once() -> None:
+    text = kernel_of(cross_entropy("fast", keeps_log_softmax=True), 600, 32000)
+    assert "fuser_powers(" not in text
+
+
+# In vectors, of which two elements are a word, with a thread that has none, and one element after another.
+@pytest.mark.cpu
+@pytest.mark.parametrize("classes", [8200, 17000, 9001])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_losses_of_one_walk(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, classes: int) -> None:
+    monkeypatch.setattr(expanded, "MANY_ROWS", 1)
+    torch.manual_seed(0)
+    least, inf = torch.finfo(dtype).min, torch.inf
+    x = (torch.randn(9, classes) * 4).to(dtype)
+    x[1, ::3], x[2], x[3, 77], x[4, 78], x[5], x[6, ::3] = -inf, -inf, inf, torch.nan, least, least
+    x[7, 1:], x[8] = -inf, 40
+    target = torch.randint(classes // 3, (9,)) * 3 + 1
+    target[7] = 0
+    exact = torch.nn.functional.log_softmax(x.double(), 1)[torch.arange(9), target].neg().to(dtype)
+    group = cross_entropy("fast", dtype=str(dtype).removeprefix("torch."))
+    for row in range(9):
+        given = [x[row : row + 1].clone(), target[row : row + 1], -100]
+        (loss,) = run_emulated(group, given)
+        (other,) = run_emulated(group, given, descending=True)
+        assert torch.equal(loss.view(torch.int16), other.view(torch.int16))
+        # What is asked for is the loss in 16 bits.
+        torch.testing.assert_close(loss, exact[row], rtol=2**-8, atol=1e-6, equal_nan=True)
 
 
 def test_blocks_of_losses_are_small() -> None:

@@ -203,7 +203,9 @@ class AlongElements(RowText):
                 "}",
             ]
             part = f"fuser_pass{level}::part parts[1];"
-            return [part, *self._find_extreme(step, each), f"parts[0].m{step.accumulators[0].name} = highest.value();"]
+            names = [f"parts[0].m{item.name}" for item in step.accumulators]
+            found = [part, *self._find_extreme(step, each), f"{names[0]} = highest.value();"]
+            return [*found, *self._add_powers(step, each, *names)] if step.adds_powers else found
         outputs = [item for item in self.full(element) if item.is_output and self._is_anywhere(item)]
         parts, _, missing = self._parts(level)
         head = [parts] if step.accumulators else []
@@ -274,6 +276,16 @@ class AlongElements(RowText):
         add = f"highest.add({item.name}[u]{', true' * step.is_of_sizes});"
         return [
             f"fuser_extreme<{item.info.storage}, V, true{', true' * step.is_of_sizes}> highest;",
+            *(line.replace("{}", add) for line in each),
+        ]
+
+    def _add_powers(self, step: RowPass, each: list[str], top: str, total: str) -> list[str]:
+        (item,) = (item for item in self._read_by([step]) if item.variable == step.highest)
+        add = f"{total} += fuser_powers({item.name}[u], {top});"
+        return [
+            # All of it may be infinitely little.
+            f"{top} = fmaxf({top}, {-torch.finfo(torch.float32).max}f);",
+            f"{total} = 0;",
             *(line.replace("{}", add) for line in each),
         ]
 

@@ -46,6 +46,7 @@ from fuser.ops.composites import (
 from fuser.ops.elementary import is_first_power
 from fuser.ops.index import eager_index, index_function
 from fuser.ops.reductions import REDUCTIONS, ReductionOp, reduction_function
+from fuser.ops.softmax import ONE_WALK
 from fuser.ops.table import OPS, WIDE_UNDER_AUTOCAST, Op, cast_function, convert_function, dtype_kind
 from fuser.ops.views import eager_view, view_function
 
@@ -55,6 +56,7 @@ __all__ = [
     "IS_IN_MEMORY",
     "IS_NUMBER",
     "KNOWN",
+    "ONE_WALK",
     "OPS",
     "REDUCTIONS",
     "WIDE_UNDER_AUTOCAST",

@@ -21,7 +21,7 @@ from fuser.ops.reductions import reduction_function
 from fuser.ops.table import OPS, convert_function, op_call
 from fuser.ops.views import view_function
 
-__all__ = ["highest_function", "softmax_functions", "softmax_methods", "total_function"]
+__all__ = ["ONE_WALK", "highest_function", "softmax_functions", "softmax_methods", "total_function"]
 
 _ATEN = torch.ops.aten
 
@@ -33,6 +33,25 @@ _POWER = "T power(T x, T top) { return exp(x - top); }"
 _LARGER = "T larger(T a, T b) { return fmax(a, b); }"
 # In one text, so that a compiler contracts what it contracts in ATen's.
 _ADD_POWER = "T add_power(T sum, T x, T top) { return sum + exp(x - top); }"
+
+# Last in a form: fast numerics find the largest element and the sum in one walk (Milakov and Gimelshein, "Online
+# normalizer calculation for softmax", 2018). Each part's sum is of powers of what its elements are less than its own
+# largest one, which is finite; there is none of infinity, nor of nothing else than its negative.
+ONE_WALK = "one walk"
+_LEAST = -torch.finfo(torch.float32).max
+_POWERS = f"""void powers(T x, T& top, T& total) {{
+  top = x < T({_LEAST}) ? T({_LEAST}) : x;
+  total = x != x ? x : x < T({_LEAST}) ? T(0) : T(1);
+}}"""
+_MERGE_POWERS = """void merge(T a_top, T a_total, T b_top, T b_total, T& top, T& total) {
+  const T share = exp(-fabs(a_top - b_top));
+  top = fmax(a_top, b_top);
+  total = a_top > b_top ? a_total + b_total * share : a_total * share + b_total;
+}"""
+_FOUND_POWERS = """void found(T a_top, T a_total, T& top, T& total) {
+  top = a_top;
+  total = a_top == T(INFINITY) || a_total == T(0) ? T(NAN) : a_total;
+}"""
 
 
 def highest_function(dims: tuple[int, ...]) -> Function:
@@ -47,10 +66,18 @@ def total_function(dim: int, order: str, mapped: str = _VALUE) -> Function:
     return step(mapped, promotion=Promotion.DEFAULT_WIDE, reduction=reduction)
 
 
+def _powers_function(dim: int) -> Function:
+    merge, found = (step(text, num_outputs=2).functor for text in (_MERGE_POWERS, _FOUND_POWERS))
+    reduction = Reduction(merge, (_LEAST, 0), found, (dim,), True, order="powers")
+    return step(_POWERS, num_outputs=2, promotion=Promotion.DEFAULT_WIDE, reduction=reduction)
+
+
 def _forward_steps(op: str, form: Form, is_ordered: bool) -> FusionGroup:
     dim, *dtype = form
     builder = GroupBuilder()
     x = builder.add_input("input")
+    if dtype == [ONE_WALK]:
+        return _log_softmax(builder, x, *builder.apply(_powers_function(dim), [x]))
     if dtype:
         (x,) = builder.apply(convert_function(getattr(torch, dtype[0])), [x])
     (top,) = builder.apply(highest_function((dim,)), [x])
@@ -64,6 +91,10 @@ def _forward_steps(op: str, form: Form, is_ordered: bool) -> FusionGroup:
         last = step(text, unpromoted=("power", "total"), is_contiguous=True)
         return builder.build(builder.apply(last, [top, powers, total]))
     (total,) = builder.apply(total_function(dim, order, _POWER), [x, top])
+    return _log_softmax(builder, x, top, total)
+
+
+def _log_softmax(builder: GroupBuilder, x: int, top: int, total: int) -> FusionGroup:
     (log,) = builder.apply(step("T log_of(T total) { return log(total); }"), [total])
     text = "T log_softmax(T x, T top, T log) { return x - top - log; }"
     last = step(text, unpromoted=("top", "log"), is_contiguous=True)

@@ -741,3 +741,16 @@ FUSER_INLINE void fuser_fold_blocks(
     if (static_cast<I>(i) * fuser_batch < length) total = p.combine(total, own);
   }
 }
+
+//@ always if powers
+// The sum of e to the power of what elements are less than a finite number, none of which is larger.
+template <typename S, int N> FUSER_INLINE float fuser_powers(const fuser_vector<S, N>& from, float top) {
+  float sum[N];
+#pragma unroll
+  for (int k = 0; k < N; ++k) sum[k] = fuser_brief_exp(fuser_to_compute(from[k]) - top);
+#pragma unroll
+  for (int by = 1; by < N; by *= 2)
+#pragma unroll
+    for (int k = 0; k + by < N; k += 2 * by) sum[k] += sum[k + by];
+  return sum[0];
+}
