@@ -50,6 +50,8 @@ PERSISTENT_THREADS = ((1152, 640), (1024, 512))
 # Threads that walk over a row of which all that they ask for is read elsewhere, and vectors that each has in flight.
 # Measured on an H200.
 STREAMING_BLOCK, STREAMING_UNROLL = 512, 4
+# The same where powers are added up in one walk.
+POWERS_BLOCK, POWERS_UNROLL = 256, 8
 # Rows that are worth a piece.
 ROWS_OF_TEAM = 4
 # Elements of rows that lie side by side for which a block is enough.
@@ -141,12 +143,13 @@ def plan_row_walk(
             tuning = _persistent(length, vector)
             for slot in pieces:
                 widths[slot] = dense_width((*space.strides[slot], length), inner, itemsizes[slot], aligned[slot])
+        elif any(reduction.order == "powers" for reduction in _reductions(group)):
+            tuning = _streaming(vector, POWERS_BLOCK, POWERS_UNROLL)
         else:
             combines = not all(reduction.order == "pick" for reduction in _reductions(group))
             tuning = _along(
-                space, rows, vector, accumulators, read_bytes, limits, may_share=may_share,
-                walks_once=may_share or _picks_after(group, rows), combines=combines,
-            )  # fmt: skip
+                space, rows, vector, accumulators, read_bytes, limits, may_share=may_share, combines=combines
+            )
         chunk = tuning.team * tuning.unroll * vector
         multiple = _multiple(prod(space.sizes[: rows.reduced]), vector, tuning)
         is_straight = rows.reduced > 1 and multiple == chunk * tuning.cluster and space.sizes[0] % chunk == 0
@@ -180,17 +183,6 @@ def _is_one_pass(group: FusionGroup, rows: RowSpec) -> bool:
     return max(levels) == 1 and all(rows.is_row[value] for value in group.outputs if levels[value])
 
 
-def _picks_after(group: FusionGroup, rows: RowSpec) -> bool:
-    # Whether all that is computed per element after a reduction is what one is picked of.
-    levels = reduction_levels(group)
-    later = [
-        item.function.reduction.order
-        for index, item in enumerate(group.applications)
-        if item.function.reduction and levels[group.value_offsets()[index]] > 1
-    ]
-    return set(later) == {"pick"} and all(rows.is_row[value] for value in group.outputs)
-
-
 def _only_picks(group: FusionGroup, rows: RowSpec) -> bool:
     # Whether one element of a row is all that is read: nobody walks for it.
     is_alone = all(rows.is_row[value] for value in group.outputs)
@@ -210,10 +202,8 @@ def _along(
     limits: RowLimits,
     *,
     may_share: bool,
-    walks_once: bool,
     combines: bool,
 ) -> Tuning:
-    # ``may_share``: whether blocks could share a row. ``walks_once``: whether nothing is read again but what is picked.
     length = prod(space.sizes[: rows.reduced])
     if may_share and length > 2 * BATCH and prod(space.sizes[rows.reduced :]) < ENOUGH_BLOCKS:
         # Blocks have a batch each, so short that others have much on its way while one of them ends.
@@ -222,7 +212,7 @@ def _along(
         return Tuning(block=team, unroll=BATCH // (vector * team), team=team, piece=BATCH)
     most = _below(KEPT_BYTES // max(vector * bytes_per_element, 1))
     # What there is per element between passes takes registers, too; a single pass wants many threads.
-    is_light = walks_once and accumulators == 1
+    is_light = may_share and accumulators == 1
     most = min(most, 4 if is_light else max(KEPT_ELEMENTS // vector, 1), MAX_UNROLL)
     steps = -(-length // vector)
     if steps <= WARP * most:
@@ -246,9 +236,9 @@ def _along(
         unroll = most
     team = _team(steps, unroll)
     alone = Tuning(block=team, unroll=unroll, team=team, is_resident=True)
-    if team <= (MAX_BLOCK // 2 if walks_once else MAX_BLOCK // 4):
+    if team <= (MAX_BLOCK // 2 if may_share else MAX_BLOCK // 4):
         return alone
-    if not walks_once:
+    if not may_share:
         # Other blocks have to fill a block's pauses: those of clusters are shorter. They have whole batches each, the
         # fewer the better, but several warps; few threads of a light block have nothing to do.
         is_long = unroll * vector > LONG_SHARE and limits.clusters > 1
@@ -265,10 +255,15 @@ def _along(
         unroll = max(BATCH // (team * vector), 4 * (MAX_BLOCK // 2) // team)
         chunk = team * vector * unroll
         held_bytes = -(-length // chunk) * chunk * bytes_per_element
-        if not walks_once and vector >= GATHER_VECTOR and held_bytes <= limits.shared_bytes * team // MAX_BLOCK:
+        if not may_share and vector >= GATHER_VECTOR and held_bytes <= limits.shared_bytes * team // MAX_BLOCK:
             return Tuning(block=team, unroll=unroll, team=team, is_held=True)
-    team = MAX_BLOCK if vector < GATHER_VECTOR else MAX_BLOCK // 2
-    return Tuning(block=team, unroll=max(BATCH // (team * vector), 4), team=team)
+    return _streaming(vector, MAX_BLOCK // 2, 4)
+
+
+def _streaming(vector: int, block: int, unroll: int) -> Tuning:
+    # Chunks are whole batches.
+    team = MAX_BLOCK if vector < GATHER_VECTOR else block
+    return Tuning(block=team, unroll=max(BATCH // (team * vector), unroll), team=team)
 
 
 def _persistent(length: int, vector: int) -> Tuning:

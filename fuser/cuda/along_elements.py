@@ -263,17 +263,23 @@ class AlongElements(RowText):
     # --- the largest element -----------------------------------------------------------------------------------------
     def _has_pairs(self, step: RowPass) -> bool:
         # Whether it finds the largest of elements of which two fit in a word.
-        return any(item.variable == step.highest and self._is_paired(item) for item in self._read_by([step]))
+        found = [item for item in self._read_by([step]) if item.variable == step.highest]
+        return any(self._is_narrow(item) if step.adds_powers else self._is_paired(item) for item in found)
 
     def _is_paired(self, item: Operand) -> bool:
         # Whether two of its elements are a word, and vectors have all of theirs.
-        is_whole = self.loop.vector > 1 and self._has_whole_vectors and not self._is_anywhere(item)
-        return is_whole and item.inner == 1 and item.info.dtype in (torch.bfloat16, torch.float16)
+        return self._is_narrow(item) and self._has_whole_vectors and not self._is_anywhere(item)
+
+    def _is_narrow(self, item: Operand) -> bool:
+        return self.loop.vector > 1 and item.inner == 1 and item.info.dtype in (torch.bfloat16, torch.float16)
 
     def _find_extreme(self, step: RowPass, each: list[str]) -> list[str]:
         # ``each``: the loop over vectors, with a place for what is done with one of them.
         (item,) = (item for item in self._read_by([step]) if item.variable == step.highest)
-        add = f"highest.add({item.name}[u]{', true' * step.is_of_sizes});"
+        # What is missing adds nothing to powers.
+        fill = f"if (left < V) fuser_fill({item.name}[u], left); " * (step.adds_powers and not self._is_paired(item))
+        add = f"{fill}highest.add({item.name}[u]{', true' * step.is_of_sizes});"
+        add = f"{{ {add} }}" if fill else add
         return [
             f"fuser_extreme<{item.info.storage}, V, true{', true' * step.is_of_sizes}> highest;",
             *(line.replace("{}", add) for line in each),

@@ -743,6 +743,14 @@ FUSER_INLINE void fuser_fold_blocks(
 }
 
 //@ always if powers
+// What is not there of a row is less than anything.
+template <typename S, int N, typename I> FUSER_INLINE void fuser_fill(fuser_vector<S, N>& from, I left) {
+  fuser_vector<S, N> filled;
+#pragma unroll
+  for (int k = 0; k < N; ++k) filled.set(k, k < left ? from[k] : fuser_from_compute<S>(-INFINITY));
+  from = filled;
+}
+
 // The sum of e to the power of what elements are less than a finite number, none of which is larger.
 template <typename S, int N> FUSER_INLINE float fuser_powers(const fuser_vector<S, N>& from, float top) {
   float sum[N];
