@@ -121,6 +121,8 @@ class RowPass:
     shares: str = ""
     # The variable of what ``quick`` divides by what all of it adds up to, if it divides nothing else.
     divided: str = ""
+    # Whether ``quick`` is as exact as it has to be, and no element is computed again.
+    is_rough: bool = False
 
     @property
     def parts(self) -> tuple[RowPart, ...]:
@@ -208,7 +210,8 @@ class RowWriter:
         self.writer.quotients = {index: (slot, f"{by}.{how}") for index, (slot, by, how) in quotients.items()}
         counts = self._quick_counts(every)
         exact = {name: self.types[name] for name in counts}
-        self.types |= dict.fromkeys(counts, "fuser_quick_count&")
+        is_rough = not (self.writer.is_strict or quotients)
+        self.types |= dict.fromkeys(counts, "fuser_rough_count&" if is_rough else "fuser_quick_count&")
         quick = self._element_part(level, every, "quick") if quotients or counts else None
         self.types |= exact
         self.writer.quotients = {}
@@ -239,7 +242,7 @@ class RowWriter:
         divided = f"v{taken[0]}" if len(taken) == 1 and "share" in quotients.popitem()[1][2] else ""
         return RowPass(
             row, element, quick, combine, accumulators, commutes, is_free, is_associative, decides, pick, picked, which,
-            others, merge, highest, is_of_sizes, adds_powers, shares, divided,
+            others, merge, highest, is_of_sizes, adds_powers, shares, divided, is_rough,
         )  # fmt: skip
 
     def _highest(self, index: int) -> tuple[str, bool]:

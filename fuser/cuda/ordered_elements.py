@@ -247,6 +247,8 @@ class OrderedElements(AlongText):
     def _quickly(self, step: RowPass, element: RowPart, write: Callable[[RowPart], list[str]]) -> list[str]:
         if step.quick is None or not step.accumulators:
             return super()._quickly(step, element, write)
+        if step.is_rough:
+            return write(step.quick)
         # What is added again is added to what a thread had before.
         counted = [f"counted{item.name}" for item in self._counted(step)]
         level = self.loop.passes.index(step)
@@ -298,7 +300,8 @@ class OrderedElements(AlongText):
         known |= {f"l{item.name}": f"counted{item.name}" for item in self._counted(step)}
         if element is step.quick:
             counts = [f"l{item.name}" for item in step.accumulators if item.is_count]
-            known |= {name: f"fuser_quick_count({known[name]}, is_exact)" for name in counts}
+            made = "fuser_rough_count({})" if step.is_rough else "fuser_quick_count({}, is_exact)"
+            known |= {name: made.format(known[name]) for name in counts}
         # A branch for each element would take longer than what some of them make in vain.
         chooses = site is not self._main and not stores and step.quick is None
         if chooses:

@@ -167,6 +167,15 @@ FUSER_INLINE float fuser_next_share(float v, const fuser_quick_count& count) {
   return made;
 }
 
+// One for those whose quotients may lose a bit.
+struct fuser_rough_count {
+  float next, inverse;
+
+  FUSER_INLINE explicit fuser_rough_count(float count) : next(count + 1), inverse(fuser_inverse_of_count(next)) {}
+};
+FUSER_INLINE float fuser_next(const fuser_rough_count& count) { return count.next; }
+FUSER_INLINE float fuser_next_share(float v, const fuser_rough_count& count) { return v * count.inverse; }
+
 //@ fuser_of if rows
 // Between two numbers of elements, n /fuser_of/ c, what a fuser_divisor does: their quotient is no small number, and none
 // of them is. Where both are 0 it is no number, either.
