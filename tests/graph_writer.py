@@ -22,6 +22,15 @@ def like(value: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
+def _is_lost() -> bool:
+    # Other errors are of one launch, as one of no blocks.
+    try:
+        torch.cuda.synchronize()
+    except torch.AcceleratorError:
+        return True
+    return False
+
+
 class GraphWriter:
     """Writes a graph, each node of which runs once while it is written: what raises is left out.
 
@@ -94,10 +103,10 @@ class GraphWriter:
         try:
             function = getattr(type(loaded[0]), target) if isinstance(target, str) else target
             value = function(*loaded, **named)
-        except torch.AcceleratorError as error:
-            # The device is lost, and no graph is to be blamed for it.
-            raise AssertionError(f"what was drawn loses the device: {target} of {args}, {kwargs}") from error
-        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, ZeroDivisionError):
+        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, ZeroDivisionError) as error:
+            if isinstance(error, torch.AcceleratorError) and _is_lost():
+                # No graph is to be blamed for that.
+                raise AssertionError(f"what was drawn loses the device: {target} of {args}, {kwargs}") from error
             torch.random.set_rng_state(state)
             del self.log[length:]
             return None

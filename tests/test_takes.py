@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -152,8 +152,17 @@ def test_a_group_reads_rows_of_what_others_make(maker: str) -> None:
     assert len(read) == (2 if maker == "relu" else 0)
 
 
+@pytest.fixture
+def deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What some reads have for a gradient is added up by atomics otherwise, in any order."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.cuda
-@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.usefixtures("fresh_dynamo", "deterministic")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CASES)
 def test_equals_eager_on_cuda(name: str, dtype: torch.dtype) -> None:
