@@ -14,7 +14,7 @@ from fuser._version import __version__
 from fuser.codegen import KERNEL_NAME, Dialect, KernelSource
 from fuser.cuda.dialect import DIALECT
 from fuser.cuda.fused_kernel import CudaKernel
-from fuser.cuda.nvrtc import NvrtcError, compile_text, load_kernel
+from fuser.cuda.nvrtc import NvrtcError, compile_text, load_kernel, nvrtc_version
 from fuser.disk_cache import CacheKey, load_or_make
 from fuser.dump import dump
 from fuser.errors import CaptureError, CompilerFailedError, CompilerNotFoundError, Diagnostic
@@ -27,6 +27,9 @@ _NVRTC_MESSAGE = re.compile(r"(.*)\((\d+)\): (?:catastrophic )?(?:error|(warning
 # Warnings of undefined behaviour: results and shifts out of range, an index beyond an array, a variable read before it
 # has a value, a reference to a local variable, a path without return.
 WARNINGS = frozenset("61 62 63 175 549 836 940".split())
+# How the names begin that NVRTC does not declare with --minimal, and the first version that knows it.
+_RUNTIME_NAMES = ("cuda", "surf", "tex")
+_MINIMAL_SINCE = (12, 4)
 
 
 class CudaBackend:
@@ -88,6 +91,7 @@ def compile_cubin(source: KernelSource, target: str, resources: io.StringIO | No
         options += ("--ptxas-options=-v",)
     counters.count("compiles")
     try:
+        options += _omissions(source)
         cubin, log = compile_text(source.text, options)
     except NvrtcError as error:
         if error.status != "NVRTC_ERROR_COMPILATION":
@@ -135,6 +139,13 @@ def _options(target: str, numerics: str) -> tuple[str, ...]:
     # Fast: float32 division and square root within 2 ULP, in a third of the instructions, as others that fuse kernels
     # have them.
     return options if numerics == "strict" else (*options, "--prec-sqrt=false", "--prec-div=false")
+
+
+def _omissions(source: KernelSource) -> tuple[str, ...]:
+    # What NVRTC declares by itself, before the text: without textures and the CUDA runtime's types it takes 4 ms less.
+    # The machine code is the same, so no key has this.
+    is_used = any(word.startswith(_RUNTIME_NAMES) for functor in source.functors for word in functor.words)
+    return () if is_used or nvrtc_version() < _MINIMAL_SINCE else ("--minimal",)
 
 
 def _cache_key(source: KernelSource, target: str) -> CacheKey:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["LoadedKernel", "NvrtcError", "compile_text", "load_kernel"]
+__all__ = ["LoadedKernel", "NvrtcError", "compile_text", "load_kernel", "nvrtc_version"]
 
 
 class NvrtcError(Exception):
@@ -58,6 +58,19 @@ def compile_text(text: str, options: Sequence[str]) -> tuple[bytes, str]:
         return cubin, log
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+
+
+def nvrtc_version() -> tuple[int, int]:
+    """Return NVRTC's version, such as (13, 0).
+
+    Raises:
+        ImportError: cuda-python is missing.
+        RuntimeError: NVRTC's library is missing.
+    """
+    from cuda.bindings import nvrtc  # noqa: PLC0415 - as above
+
+    _, major, minor = nvrtc.nvrtcVersion()
+    return major, minor
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
