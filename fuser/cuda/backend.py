@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 from functools import cache
-from pathlib import Path
 
 import torch
 
@@ -14,7 +13,7 @@ from fuser._version import __version__
 from fuser.codegen import KERNEL_NAME, Dialect, KernelSource
 from fuser.cuda.dialect import DIALECT
 from fuser.cuda.fused_kernel import CudaKernel
-from fuser.cuda.nvrtc import NvrtcError, compile_text, load_kernel, nvrtc_version
+from fuser.cuda.nvrtc import NvrtcError, compile_text, find_nvrtc, load_kernel, nvrtc_version
 from fuser.disk_cache import CacheKey, load_or_make
 from fuser.dump import dump
 from fuser.errors import CaptureError, CompilerFailedError, CompilerNotFoundError, Diagnostic
@@ -155,16 +154,12 @@ def _cache_key(source: KernelSource, target: str) -> CacheKey:
 
 @cache
 def _identify_nvrtc() -> tuple[str, ...] | None:
-    """Return the version of NVRTC, and which file it is; None where there is none."""
+    """Return which file NVRTC is, as it is now; None where there is none."""
     try:
-        from cuda.bindings import nvrtc  # noqa: PLC0415 - as above
-        from cuda.pathfinder import load_nvidia_dynamic_lib  # noqa: PLC0415
-
-        library = Path(load_nvidia_dynamic_lib("nvrtc").abs_path or "").resolve()
+        library = find_nvrtc().resolve()
         status = library.stat()
-        _, *version = nvrtc.nvrtcVersion()
     except (ImportError, OSError, RuntimeError) as error:
         if is_of_signal_handler(error):
             raise
         return None
-    return (str(version), str(library), str(status.st_size), str(status.st_mtime_ns))
+    return (str(library), str(status.st_size), str(status.st_mtime_ns))
