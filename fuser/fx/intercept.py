@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from fuser.fx.examples import Examples, is_kind_question
 from fuser.fx.guards import Guards
 from fuser.fx.symbols import Symbol, is_symbol, is_tensor
+from fuser.jit_function import JitFunction
 
 __all__ = ["Intercept", "is_traced", "isinstance_asks_symbols"]
 
@@ -38,6 +39,9 @@ class Intercept(TorchFunctionMode):
         args, kwargs = pytree.tree_map(lambda x: tracer.hold(x) if is_tensor(x) else x, (args, kwargs))
         if name == "__get__":
             return getattr(args[0], func.__self__.__name__)
+        if isinstance(func, JitFunction):
+            # Asking torch whether it is a method of tensors lists, once in a process, all that can be overridden.
+            return tracer.create_proxy("call_function", func, args, kwargs)
         if torch.overrides.is_tensor_method_or_property(func) and is_symbol(args[0]):
             own = inspect.getattr_static(Symbol, name, None)
             if callable(own) and name.startswith("__"):
