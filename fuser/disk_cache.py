@@ -268,16 +268,20 @@ def _find(key: CacheKey, load: Callable[[bytes], K]) -> K | None:
 
 def cache_folder() -> Path | None:
     """Return the folder of entries, which need not exist; None to do without."""
-    import platformdirs  # noqa: PLC0415 - only needed here
-
     if not config.disk_cache:
         return None
     try:
-        return Path(config.cache_dir or platformdirs.user_cache_dir("fuser")).expanduser().absolute() / FOLDER
+        return Path(config.cache_dir or _user_folder()).expanduser().absolute() / FOLDER
     except (OSError, RuntimeError) as error:
         # No home folder, or a path that is relative to a folder that is gone.
         _warn("kernels are not kept on disk", error, "set FUSER_CACHE_DIR to a folder")
         return None
+
+
+def _user_folder() -> str:
+    import platformdirs  # noqa: PLC0415 - only needed here
+
+    return platformdirs.user_cache_dir("fuser")
 
 
 def list_entries() -> list[tuple[Path, os.stat_result]]:

@@ -496,15 +496,35 @@ def test_all_that_changes_a_cubin_is_part_of_its_key(monkeypatch: pytest.MonkeyP
         patch.setattr(backend, "__version__", "0")
         others.append(backend._cache_key(source, "sm_90"))
     assert len({key.wanted for key in [first, *others]}) == 1 + len(others)
-    version, library, size, changed = backend._identify_nvrtc() or ()
+    library, size, changed = backend._identify_nvrtc() or ()
     makers = {first.maker}
-    for identity in (("[0, 0]", library, size, changed), (version, library, size, "1"), None):
+    for identity in ((f"{library}.1", size, changed), (library, size, "1"), None):
         monkeypatch.setattr(backend, "_identify_nvrtc", lambda identity=identity: identity)
         key = backend._cache_key(source, "sm_90")
         assert key.wanted == first.wanted
         makers.add(key.maker)
     assert len(makers) == 4
     assert None in makers
+
+
+# Which file NVRTC is, before and after it is loaded.
+WHICH_NVRTC = """
+from cuda.pathfinder import load_nvidia_dynamic_lib
+from fuser.cuda.nvrtc import _NAMES, _is_loaded, find_nvrtc
+assert not any(map(_is_loaded, _NAMES))
+found = find_nvrtc()
+# Not where it is a wheel's.
+assert any(map(_is_loaded, _NAMES)) != ("site-packages" in found.parts)
+assert found.samefile(load_nvidia_dynamic_lib("nvrtc").abs_path)
+assert any(map(_is_loaded, _NAMES))
+assert find_nvrtc().samefile(found)
+"""
+
+
+@pytest.mark.nvrtc
+def test_nvrtc_is_not_loaded_to_learn_which_file_it_is() -> None:
+    done = subprocess.run([sys.executable, "-c", WHICH_NVRTC], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 # ---- locks, and a compiler that hangs ----

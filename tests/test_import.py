@@ -81,6 +81,32 @@ def test_import_writes_and_starts_nothing(imported: dict[str, Any]) -> None:
     assert imported["files"] == []
 
 
+# The text of a first kernel, of functors and torch's functions, for the device that is named.
+FIRST = """
+import json, sys
+import torch, fuser
+from torch.overrides import _get_overridable_functions
+
+add = fuser.create_jit_fn("template <typename T> T add(T x, T y) { return x + y; }")
+fused = fuser.fuse(lambda x, y: torch.sigmoid(torch.mul(add(x, y), y)))
+meta = torch.empty(8, device="meta")
+fused(meta, meta)
+(group,) = fused.groups
+assert fuser.debug_get_fused_kernel_code(group, [meta, meta], device=sys.argv[1])
+print(json.dumps([sorted(sys.modules), _get_overridable_functions.cache_info().misses]))
+"""
+
+
+@pytest.mark.parametrize("room", ["cpu", "cuda"])
+def test_a_first_kernel_takes_no_more_than_it_needs(room: str) -> None:
+    done = subprocess.run([sys.executable, "-c", FIRST, room], capture_output=True, text=True, check=True, timeout=120)
+    modules, lists_of_functions = json.loads(done.stdout)
+    assert f"fuser.{room}.dialect" in modules
+    # What writes reductions, and torch's list of all that can be overridden.
+    assert [name for name in modules if name.startswith(f"fuser.{room}.rows")] == []
+    assert lists_of_functions == 0
+
+
 def test_version_is_the_same_everywhere() -> None:
     assert importlib.metadata.version("torch-fuser") == fuser.__version__
     changelog = Path(__file__).parents[1] / "CHANGELOG.md"

@@ -18,9 +18,13 @@ from accuracy import distance
 from tiers import SLOW
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import fuser
 from fuser.cpu.prelude import emit_prelude as emit_cpu_prelude
 from fuser.cpu.prelude import has_vector_form
+from fuser.cuda import backend
+from fuser.cuda.nvrtc import compile_text
 from fuser.cuda.prelude import emit_prelude as emit_cuda_prelude
+from fuser.debug import kernel_sources
 from fuser.prelude import _e4m3fn_overflow, load_blocks
 
 CXX = next((c for c in (os.environ.get("CXX"), "g++", "c++") if c and shutil.which(c)), None)
@@ -54,8 +58,6 @@ def compile_cpp(
 
 def compile_cuda(body: str, features: frozenset[str] = frozenset(), arch: str = "sm_90") -> None:
     """Compile the prelude for `body` and `body` to a cubin; raise with NVRTC's log."""
-    from fuser.cuda.nvrtc import compile_text
-
     source = emit_cuda_prelude(identifiers(body), features) + body
     # Less optimised, as in cubins.py.
     options = (f"-arch={arch}", "--std=c++17", "--device-as-default-execution-space", "--Ofast-compile=mid")
@@ -286,6 +288,33 @@ def test_all_names_compile_together_on_cpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arch", ["sm_90", *(pytest.param(name, marks=SLOW) for name in ("sm_80", "sm_100", "sm_120"))])
 def test_all_names_compile_together_on_cuda(arch: str) -> None:
     compile_cuda(EVERYTHING + CUDA_ENTRY, ALL_FEATURES, arch)
+
+
+def cuda_source(text: str) -> Any:
+    (source,) = kernel_sources(fuser.create_jit_fn(text, handle=0).spec(1), [torch.ones(3), 0], "cuda")
+    return source
+
+
+@pytest.mark.nvrtc
+def test_textures_are_declared_for_texts_that_read_them() -> None:
+    read = "tex1Dfetch<float>(static_cast<cudaTextureObject_t>(handle), 0)"
+    source = cuda_source(f"template <typename T> T looked_up(T x, int64_t handle) {{ return x + {read}; }}")
+    assert backend._omissions(source) == ()
+    backend.compile_cubin(source, "sm_90")
+
+
+@pytest.mark.nvrtc
+def test_machine_code_does_not_depend_on_what_nvrtc_leaves_out() -> None:
+    source = cuda_source("template <typename T> T plain(T x, int64_t handle) { return tanh(x) / (x + handle); }")
+    whole, _ = compile_text(source.text, backend._options("sm_90", "strict"))
+    assert backend._omissions(source) == ("--minimal",)
+    assert backend.compile_cubin(source, "sm_90") == whole
+
+
+@pytest.mark.nvrtc
+def test_old_versions_of_nvrtc_leave_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "nvrtc_version", lambda: (12, 3))
+    assert backend._omissions(cuda_source("template <typename T> T plain(T x, int64_t handle) { return x; }")) == ()
 
 
 @pytest.mark.cpu
@@ -815,6 +844,7 @@ def test_libm_replaces_what_libmvec_lacks(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(
         prelude, "has_vector_form", lambda name, arguments=1: name in {"exp", "log", "sin", "cos", "pow"}
     )
+    monkeypatch.setattr(prelude, "_load_all", prelude._load_all.__wrapped__)
     text = prelude.emit_prelude.__wrapped__(frozenset({"exp", "tanh", "atan2"}), frozenset())
     lines = text.splitlines()
     assert {"FUSER_LIBM_1(tanh)", "FUSER_LIBM_2(atan2)"} <= set(lines)

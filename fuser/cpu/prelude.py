@@ -34,8 +34,13 @@ def emit_prelude(names: frozenset[str], features: frozenset[str]) -> str:
     Sample, for `names` with "exp": `FUSER_MVEC_EXP_1(exp)` after that macro's definition, and `using ::exp;` in
     `namespace std`.
     """
-    choose = _precise if "precise" in features else _on_this_machine
-    return emit_selected([choose(b) for file in _FILES for b in load_blocks(file)], names, features)
+    return emit_selected(_load_all(is_precise="precise" in features), names, features)
+
+
+@cache
+def _load_all(*, is_precise: bool) -> tuple[PreludeBlock, ...]:
+    choose = _precise if is_precise else _on_this_machine
+    return tuple(choose(block) for file in _FILES for block in load_blocks(file))
 
 
 @cache
@@ -79,4 +84,4 @@ def _precise(block: PreludeBlock) -> PreludeBlock:
 
 def _of_macros(block: PreludeBlock, name: str, macros: list[str]) -> PreludeBlock:
     text = "\n".join(f"{macro}({name})" for macro in macros)
-    return replace(block, text=text, mentions=frozenset({*macros, name}))
+    return replace(block, text=text)

@@ -6,9 +6,8 @@ Three kernels share one body and differ in how a thread finds its place: *linear
 
 from __future__ import annotations
 
-from fuser.codegen import KERNEL_NAME, Dialect, Loop, Operand
+from fuser.codegen import KERNEL_NAME, Dialect, Loop, Operand, RowLoop
 from fuser.cuda.prelude import emit_prelude
-from fuser.cuda.rows import emit_rows
 from fuser.list_text import emit_lists
 
 __all__ = ["DIALECT"]
@@ -351,6 +350,13 @@ def _join(lines: list[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def _emit_rows(loop: RowLoop) -> str:
+    # Imported then, for some milliseconds: most kernels have no reductions.
+    from fuser.cuda.rows import emit_rows  # noqa: PLC0415
+
+    return emit_rows(loop)
+
+
 # As NVRTC defines them.
 _OWN_MACROS = "\n".join(
     [
@@ -365,6 +371,6 @@ _OWN_MACROS = "\n".join(
     ]
 )
 DIALECT = Dialect(
-    "cuda", emit_prelude, emit_loop, emit_rows, GEOMETRY, _OWN_MACROS, crosses_with_zero=True, has_brief_exp=True,
+    "cuda", emit_prelude, emit_loop, _emit_rows, GEOMETRY, _OWN_MACROS, crosses_with_zero=True, has_brief_exp=True,
     divides_quickly=True,
 )  # fmt: skip

@@ -5,11 +5,20 @@ Not through cuda.core, whose import takes as long as NVRTC takes for a small ker
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
+import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-__all__ = ["LoadedKernel", "NvrtcError", "compile_text", "load_kernel"]
+from fuser.process import is_of_signal_handler
+
+__all__ = ["LoadedKernel", "NvrtcError", "compile_text", "find_nvrtc", "load_kernel", "nvrtc_version"]
+
+# Under which the dynamic loader knows it.
+_NAMES = ("libnvrtc.so.13", "libnvrtc.so.12")
 
 
 class NvrtcError(Exception):
@@ -58,6 +67,47 @@ def compile_text(text: str, options: Sequence[str]) -> tuple[bytes, str]:
         return cubin, log
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+
+
+def find_nvrtc() -> Path:
+    """Return which file NVRTC is. A wheel's one is not loaded for that, which takes 10 to 25 ms.
+
+    Raises:
+        ImportError: cuda-python is missing.
+        RuntimeError: NVRTC's library is missing.
+    """
+    from cuda.pathfinder import load_nvidia_dynamic_lib  # noqa: PLC0415 - as above
+
+    # It takes what is loaded already before a wheel's, and looks anywhere else only where there is no wheel.
+    wheels = importlib.util.find_spec("nvidia")
+    folders = [] if wheels is None else wheels.submodule_search_locations or []
+    found = [file for folder in folders for file in Path(folder).glob("*/lib/libnvrtc.so.*")]
+    if len(found) == 1 and not any(map(_is_loaded, _NAMES)):
+        return found[0]
+    return Path(load_nvidia_dynamic_lib("nvrtc").abs_path or "")
+
+
+def _is_loaded(name: str) -> bool:
+    try:
+        ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
+    except OSError as error:
+        if is_of_signal_handler(error):
+            raise
+        return False
+    return True
+
+
+def nvrtc_version() -> tuple[int, int]:
+    """Return NVRTC's version, such as (13, 0).
+
+    Raises:
+        ImportError: cuda-python is missing.
+        RuntimeError: NVRTC's library is missing.
+    """
+    from cuda.bindings import nvrtc  # noqa: PLC0415 - as above
+
+    _, major, minor = nvrtc.nvrtcVersion()
+    return major, minor
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

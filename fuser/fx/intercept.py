@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.utils import _pytree as pytree
 from fuser.fx.examples import Examples, is_kind_question
 from fuser.fx.guards import Guards
 from fuser.fx.symbols import Symbol, is_symbol, is_tensor
+from fuser.jit_function import JitFunction
 
 __all__ = ["Intercept", "is_traced", "isinstance_asks_symbols"]
 
@@ -38,12 +40,16 @@ class Intercept(TorchFunctionMode):
         args, kwargs = pytree.tree_map(lambda x: tracer.hold(x) if is_tensor(x) else x, (args, kwargs))
         if name == "__get__":
             return getattr(args[0], func.__self__.__name__)
-        if torch.overrides.is_tensor_method_or_property(func) and is_symbol(args[0]):
+        if isinstance(func, JitFunction | BuiltinFunctionType):
+            # No method of tensors. Asking torch for it lists, once in a process, all that can be overridden.
+            made: Any = tracer.create_proxy("call_function", func, args, kwargs)
+        elif torch.overrides.is_tensor_method_or_property(func) and is_symbol(args[0]):
             own = inspect.getattr_static(Symbol, name, None)
             if callable(own) and name.startswith("__"):
                 return own(*args, **kwargs)
             return getattr(args[0], name)(*args[1:], **kwargs)
-        made: Any = Symbol.__torch_function__(func, types, args, kwargs)
+        else:
+            made = Symbol.__torch_function__(func, types, args, kwargs)
         return tracer.settle_if_known(made) if is_kind_question(name) else made
 
     def _make(self, function: Any, args: Any, kwargs: Any) -> Any:

@@ -17,7 +17,8 @@ _HEAD = re.compile(r"(.+?)(?: if ([\w ]+))?")
 _NOT_IN_STD = frozenset({"assert", "clamp", "labs", "llabs", "max", "min", "numeric_limits", "printf"})
 
 
-@dataclass(frozen=True, slots=True)
+# A block is itself and no other: there are hundreds, and most are only looked at.
+@dataclass(frozen=True, slots=True, eq=False)
 class PreludeBlock:
     """C++ text, emitted when all `features` are on and it is `always` there or one of `names` is used."""
 
@@ -25,8 +26,11 @@ class PreludeBlock:
     features: frozenset[str]
     always: bool
     text: str
-    # What the text itself mentions, comments left out.
-    mentions: frozenset[str]
+
+    @property
+    def mentions(self) -> frozenset[str]:
+        """What the text itself mentions, comments left out."""
+        return _find_identifiers(self.text)
 
 
 @cache
@@ -75,8 +79,12 @@ def _block(head: str, text: str) -> PreludeBlock:
         features=frozenset((features or "").split()),
         always=always,
         text=text,
-        mentions=frozenset(_IDENTIFIER.findall(_COMMENT.sub("", text))),
     )
+
+
+@cache
+def _find_identifiers(text: str) -> frozenset[str]:
+    return frozenset(_IDENTIFIER.findall(_COMMENT.sub("", text)))
 
 
 def select_blocks(
@@ -88,14 +96,19 @@ def select_blocks(
         The chosen blocks, in their order, and every name that is used, by a functor or by a block.
     """
     candidates = [block for block in blocks if block.features <= features]
+    named: dict[str, list[PreludeBlock]] = {}
+    for block in candidates:
+        for name in block.names:
+            named.setdefault(name, []).append(block)
     chosen: set[PreludeBlock] = set()
-    used = names
-    while True:
-        more = {b for b in candidates if b not in chosen and (b.always or not used.isdisjoint(b.names))}
-        if not more:
-            return tuple(block for block in candidates if block in chosen), used
+    used = set(names)
+    more = {block for block in candidates if block.always or not names.isdisjoint(block.names)}
+    while more:
         chosen |= more
-        used = used.union(*(block.mentions for block in more))
+        new = frozenset[str]().union(*(block.mentions for block in more)) - used
+        used |= new
+        more = {block for name in new for block in named.get(name, ())} - chosen
+    return tuple(block for block in candidates if block in chosen), frozenset(used)
 
 
 def emit_selected(blocks: Iterable[PreludeBlock], names: frozenset[str], features: frozenset[str]) -> str:
