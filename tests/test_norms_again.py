@@ -81,6 +81,26 @@ def test_only_the_input_is_kept(function: Callable[..., Tensor], monkeypatch: py
         torch.testing.assert_close(made, expected)
 
 
+def residual(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    kernel = torch.outer(weight, bias)[..., None, None]
+    total = F.conv2d(x, kernel) + x
+    return F.conv2d(group_norm(total, weight, bias), kernel) + total
+
+
+def test_what_a_block_goes_on_with_is_no_reason_to_keep_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others read the norm's input before: torch's partitioner would keep whatever reads it later."""
+    monkeypatch.setattr(norms_again, "_is_on_gpu", lambda _: True)
+    tensors, grad = draw(), torch.randn(SIZES)
+    forward, backward = passes_of(residual, tensors)
+    saved = [node.meta["val"] for node in backward.graph.find_nodes(op="placeholder")]
+    # The gradient, and what both convolutions and the norm read.
+    assert sum(item.shape == torch.Size(SIZES) for item in saved) == 4
+    out, *kept = forward(*tensors)
+    wanted = residual(*tensors)
+    assert torch.equal(out, wanted)
+    torch.testing.assert_close(backward(*kept, grad), torch.autograd.grad(wanted, tensors, grad))
+
+
 def gradients_of_activated_group_norm() -> FusionGroup:
     builder = GroupBuilder("strict")
     again = composite_function("group_norm_elemt", (4, 32, True, True, True))

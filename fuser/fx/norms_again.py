@@ -55,6 +55,11 @@ def part_norms(joint: fx.GraphModule) -> bool:
         applied.meta = items[0].meta | {_AGAIN: True}
         items[0].replace_all_uses_with(applied)
         graph.erase_node(items[0])
+        if all(map(_is_forward_or_pointwise, applied.users)):
+            # Where others read a norm's input before, as in a residual block, torch's partitioner keeps what is made of
+            # it later.
+            for step in (applied,) if applied.target is _APPLIED else (applied, applied.args[0]):
+                step.meta.setdefault("recompute", CheckpointPolicy.PREFER_RECOMPUTE)  # type: ignore[union-attr]
         for made in applied.users:
             if graph.output_node() in made.users and all(map(_is_forward_or_pointwise, made.users)):
                 # torch's partitioner takes what is given back for something that must be there.
