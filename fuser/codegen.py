@@ -283,8 +283,10 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
     if dialect.has_brief_exp and args.numerics == "fast" and all(_is_narrow(typing, value) for value in group.outputs):
         functors = tuple(map(shorten_exp, functors))
     is_float = any(dtype_info(dtype).compute == "float" for dtype in typing.common)
-    if dialect.divides_quickly and args.numerics == "strict" and args.rows is None and is_float:
-        functors = tuple(map(quicken_divisions, functors))
+    is_along = args.rows is None or not (args.rows.is_across or args.rows.scans)
+    if dialect.divides_quickly and args.numerics == "strict" and is_along and is_float:
+        once = _applied_once(group, args.rows)
+        functors = tuple(item if item in once else quicken_divisions(item) for item in functors)
     numbers = tuple((index, item.number) for index, item in enumerate(args.inputs) if item and item.number)
     operands = _list_operands(group, args, typing)
     writer = ElementWriter(group, args, typing, functors, crosses_with_zero=dialect.crosses_with_zero)
@@ -349,6 +351,17 @@ def _counts_of(functor: Functor, applied: Sequence[Function]) -> frozenset[str]:
     ]
     names = [count_names(mapped, functor) for mapped in maps]
     return frozenset.intersection(*names) if names else frozenset()
+
+
+def _applied_once(group: FusionGroup, rows: RowSpec | None) -> set[Functor]:
+    # What divides once for each row, or reduces: that counts in ways of its own.
+    offsets = group.value_offsets()
+    return {
+        functor
+        for index, item in enumerate(group.applications)
+        if rows is not None and (item.function.reduction or rows.is_row[offsets[index]])
+        for functor in item.function.functors
+    }
 
 
 def _accumulator_bytes(group: FusionGroup, typing: Typing) -> int:

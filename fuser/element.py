@@ -33,8 +33,9 @@ class ElementWriter:
         self.args = args
         self.typing = typing
         self.functors = functors
-        # Whether statements divide as they are told.
+        # Whether statements divide as they are told, and the type of what says how.
         self.divides = any(QUICK in functor.words for functor in functors)
+        self.how = "D"
         self.is_strict = args.numerics == "strict"
         self.crosses_with_zero = crosses_with_zero and self.is_strict
         # Whether some statement uses the zero; known when they are written.
@@ -111,6 +112,11 @@ class ElementWriter:
     def values(self, index: int) -> range:
         """Return the values that an application makes."""
         return range(self.offsets[index], self.offsets[index] + self.group.applications[index].function.num_outputs)
+
+    def is_quick(self, index: int) -> bool:
+        """Return whether an application's functor divides as it is told."""
+        functor = self.group.applications[index].function.functor
+        return functor in self.functors and QUICK in self.functors[self.functors.index(functor)].words
 
     def describe(self, index: int) -> str:
         """Return a comment: ``// v3 = axpy(v0, v1, alpha=v2), float32``."""
@@ -201,7 +207,7 @@ class ElementWriter:
         types = f"{compute}, {info.storage}" if rounds else compute
         namespace = f"fuser_f{(number := self.functors.index(functor))}"
         if QUICK in self.functors[number].words:
-            types, arguments = f"D, {types}", [*arguments, "how"]
+            types, arguments = f"{self.how}, {types}", [*arguments, "how"]
         return f"{namespace}::{functor.entry}<{types}>({', '.join(arguments)})", results, declarations
 
     def operands(self, index: int) -> list[str]:

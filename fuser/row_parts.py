@@ -91,8 +91,9 @@ class RowPass:
     # Computes an element; None where nothing is left to walk for. In torch's orders on CUDA it takes what a thread has
     # of the row, l3_0, and makes m3_0 of that and the element; elsewhere m3_0 is what the element makes.
     element: RowPart | None
-    # The same in less time where it divides by what the row has, through a fuser_divisor, d5, or by a count, which it
-    # takes as a fuser_quick_count; where that fails it clears is_exact. None where there is nothing to gain.
+    # The same in less time where it divides: by what the row has, through a fuser_divisor, d5; by a count, which it takes
+    # as a fuser_quick_count; or in a functor (fuser.cxx.quick). Where that fails it clears is_exact. None where there is
+    # nothing to gain.
     quick: RowPart | None
     # Combines two parts of a row, given as l3_0 and r3_0, to m3_0; None without reductions.
     combine: RowPart | None
@@ -135,6 +136,7 @@ class RowWriter:
 
     def __init__(self, writer: ElementWriter, rows: RowSpec) -> None:
         self.writer = writer
+        self.writer.how = "fuser_plainly"
         self.group: FusionGroup = writer.group
         self.rows = rows
         self.levels = reduction_levels(self.group)
@@ -212,7 +214,10 @@ class RowWriter:
         exact = {name: self.types[name] for name in counts}
         is_rough = not (self.writer.is_strict or quotients)
         self.types |= dict.fromkeys(counts, "fuser_rough_count&" if is_rough else "fuser_quick_count&")
-        quick = self._element_part(level, every, "quick") if quotients or counts else None
+        divides = self._divides(level, every)
+        self.writer.how = "fuser_quickly" if divides else "fuser_plainly"
+        quick = self._element_part(level, every, "quick") if quotients or counts or divides else None
+        self.writer.how = "fuser_plainly"
         self.types |= exact
         self.writer.quotients = {}
         pick = self._pick_part(level, picks) if picks else None
@@ -376,6 +381,16 @@ class RowWriter:
             return False
         return is_plainly(item.function.functor, "{0}") and is_sum(reduction.combine)
 
+    def _divides(self, level: int, reductions: Sequence[int]) -> bool:
+        # Whether functors of elements divide floats, and may do so in less time.
+        chosen = self._element_closure(self._wanted(self._stored_in(level), reductions), level)
+        others = self.writer.quotients.keys() | self.writer.looked.keys() | self.accumulators.keys()
+        own = [index for index in chosen if index not in others]
+        return any(
+            dtype_info(self.writer.typing.common[index]).compute == "float" and self.writer.is_quick(index)
+            for index in own
+        )
+
     def _quick_counts(self, reductions: Iterable[int]) -> list[str]:
         # The counts that a thread may divide by in less time: those of texts that take any type for them.
         if self.writer.args.device_type != "cuda" or self.rows.is_across or not self.rows.adds:
@@ -428,10 +443,13 @@ class RowWriter:
         writes = [f"m{item.name}" for item in accumulators]
         writes += [f"k{value}" for value in kept]
         writes += self._outputs(stored)
-        if self.writer.quotients:
-            divisors = [*dict.fromkeys(name.partition(".")[0] for _, name in self.writer.quotients.values())]
-            self.types |= dict.fromkeys(divisors, "D&") | {"is_exact": "bool"}
-            read, writes = [*read, *divisors], [*writes, "is_exact"]
+        divisors = [*dict.fromkeys(name.partition(".")[0] for _, name in self.writer.quotients.values())]
+        self.types |= dict.fromkeys(divisors, "D&") | {"is_exact": "bool"}
+        read += divisors
+        if self.writer.how == "fuser_quickly":
+            lines.append("is_exact &= how.is_exact;")
+        if divisors or self.writer.how == "fuser_quickly":
+            writes.append("is_exact")
         return self._function(f"fuser_{name}{level}", read, writes, [*chosen, *reductions], lines)
 
     def _stored_in(self, level: int) -> list[int]:
@@ -641,10 +659,12 @@ class RowWriter:
         ]
         if any("zero)" in line for line in lines):
             head.append("const int64_t zero = a.zero;")
+        if any(f"<{self.writer.how}, " in line for line in lines):
+            head.append(f"{self.writer.how} how;")
         parameters = ["const fuser_args& a", *(f"const {self.types[item]} {item}" for item in reads)]
         parameters += [f"{self.types[item]}& {item}" for item in writes]
         body = "\n".join(f"  {line}" for line in (*head, *lines))
-        template = "template <typename D> " * ("is_exact" in writes)
+        template = "template <typename D> " * any(self.types[item] == "D&" for item in reads)
         self.texts.append(f"\n{template}FUSER_INLINE void {name}({', '.join(parameters)}) {{\n{body}\n}}\n")
         return RowPart(name, tuple(reads), tuple(writes))
 

@@ -284,6 +284,9 @@ def _poisoned(desc: Any) -> torch.Tensor:
 
 
 def _emit_prelude(names: frozenset[str], features: frozenset[str]) -> str:
+    # How a GPU divides, but for the first inverse.
+    (division,) = (block.text for block in load_blocks("cuda_math.h") if "fuser_by" in block.names)
+    division = re.sub(r"asm\(.*\);", "inverse = 1.0f / by;", division)
     blocks = [
         block
         for file in ("cuda_access.h", "cuda_rows.h", "cuda_orders.h", "cuda_scans.h")
@@ -292,7 +295,7 @@ def _emit_prelude(names: frozenset[str], features: frozenset[str]) -> str:
     # Both dialects have a vector.
     # That one is in the shim, whoever asks for it.
     own = emit_prelude(names - {"__fmul_rn"}, features).replace("fuser_vector", "fuser_host_vector")
-    return "\n".join([own, _SHIM, *(block.text for block in blocks if block.features <= features), ""])
+    return "\n".join([own, _SHIM, division, *(block.text for block in blocks if block.features <= features), ""])
 
 
 def _launch(source: KernelSource, packed: bytes, grid: int, descending: bool) -> None:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody uses
+from cuda_emulation import run_emulated
 
 import fuser
+from fuser.combining import Reduction
 from fuser.cxx.division import GUARD, guard_divisions
 from fuser.cxx.functor import parse_functor
 from fuser.cxx.quick import OF_COUNTS, QUICK, quicken_counts, quicken_divisions
 from fuser.errors import CompileError
+from fuser.function import Function
+from fuser.graph import GroupBuilder
+from fuser.ops import OPS
 
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 # Each a way to write a quotient or a remainder of x and y.
@@ -268,6 +276,67 @@ def test_quick_divisions_are_divisions() -> None:
     x = torch.tensor([sign * item for item in special for sign in (1, -1)], device="cuda")
     pairs = torch.cartesian_prod(x, x).t().contiguous()
     assert not differ(quotient(*pairs), torch.div(*pairs))
+
+
+def hard_pairs(rows: int, length: int, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw what is divided, and by what: a share of both are zeros, denormal, huge, infinite or no numbers."""
+    special = torch.tensor([0.0, -0.0, 1e-45, -1e-40, 2.0**-126, 3e38, -(2.0**127), math.inf, -math.inf, math.nan])
+    x, y = torch.randn(2, rows, length)
+    for item in (x, y):
+        places = torch.rand(rows, length) < share
+        item[places] = special[torch.randint(len(special), (int(places.sum()),))]
+    return x, y
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("order", ["", "sum"])
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.3])
+def test_rows_divide_again_what_was_not_exact(order: str, share: float) -> None:
+    """A CUDA kernel that adds quotients, on the CPU, against one that adds what the CPU has divided."""
+    value = Function(parse_functor("template <typename T> T value(T x) { return x; }"))
+    add = parse_functor("template <typename T> T add(T a, T b) { return a + b; }")
+    total = replace(value, reduction=Reduction(add, (0.0,), dims=(-1,), order=order))
+    divided, given = GroupBuilder(), GroupBuilder()
+    x = divided.add_input("x")
+    (quotient,) = divided.apply(OPS["div"].function, [x, divided.add_input("y")])
+    group = divided.build([quotient, *divided.apply(total, [quotient])])
+    plain = given.build(given.apply(total, [given.add_input("q")]))
+    torch.manual_seed(0)
+    for rows, length in ((3, 1024), (5, 999), (2, 20000)):
+        x, y = hard_pairs(rows, length, share)
+        quotients, sums = run_emulated(group, [x, y])
+        (wanted,) = run_emulated(plain, [x / y])
+        assert torch.equal(torch.nan_to_num(quotients, 7.0), torch.nan_to_num(x / y, 7.0))
+        assert torch.equal(torch.nan_to_num(sums, 7.0), torch.nan_to_num(wanted, 7.0))
+
+
+# Pointwise divisions before, after and between torch's reductions.
+DIVIDING: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "sum": lambda x, y: (x / y).sum(-1),
+    "mean": lambda x, y: x / y - (x / y).mean(-1, keepdim=True),
+    "largest": lambda x, y: (x / y).amax(-1, keepdim=True) - F.silu(x),
+    "softmax": lambda x, y: torch.sigmoid(y) * torch.softmax(F.silu(x), -1),
+    "layer_norm": lambda x, y: F.silu(F.layer_norm(x / y, x.shape[1:])),
+    "rms_norm": lambda x, y: F.rms_norm(F.silu(x) * y, x.shape[1:]) / y,
+    "group_norm": lambda x, y: F.silu(F.group_norm((x / y)[:, :, None], 2)) if x.shape[1] % 2 == 0 else x,
+    "gradient": lambda x, y: torch.autograd.grad(
+        F.layer_norm(F.silu(x.requires_grad_()), x.shape[1:]), x, y, retain_graph=False
+    )[0],
+}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", DIVIDING)
+def test_rows_divide_as_torch_does(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    function = DIVIDING[name]
+    for rows, length in ((64, 512), (300, 1000), (33, 4096), (7, 777), (5, 40000), (2, 131072), (1000, 24)):
+        for share in (0.0, 1e-4, 0.05):
+            x, y = (item.cuda().to(dtype) for item in hard_pairs(rows, length, share))
+            got, wanted = (made(x.detach().clone(), y) for made in (fuser.fuse(function), function))
+            assert torch.equal(got.isnan(), wanted.isnan()), (rows, length, share)
+            assert torch.equal(got.nan_to_num(7.0), wanted.nan_to_num(7.0)), (rows, length, share)
 
 
 @pytest.mark.cuda
