@@ -52,6 +52,7 @@ static PyObject *profiler, *profiled_name, *make_event;
 // The CUDA driver's functions, once a CUDA kernel has been loaded.
 static int (*driver_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
                             void **, void **);
+static int (*driver_launch_with)(const void *, void *, void **, void **);
 static int (*driver_device)(int *);
 // Records made before this changed are stale.
 static uint64_t generation;
@@ -104,6 +105,8 @@ typedef struct {
   Number *numbers;
   uint64_t *arguments;
   int is_parallel, is_steady;
+  // Whether it may begin when all blocks of the launch before it have.
+  int follows;
   // What a profiler calls it.
   PyObject *name;
   // How many replays over how many elements were timed, the shortest of them, and up to how many elements it is short
@@ -543,14 +546,34 @@ static int pack(const Step *step, const Call *call, const uint64_t *values, uint
   return 1;
 }
 
+// As the driver has them: cuLaunchKernelEx.
+typedef struct {
+  int id;
+  char padding[4];
+  int value[16];
+} LaunchAttribute;
+
+typedef struct {
+  unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
+  void *stream;
+  const LaunchAttribute *attributes;
+  unsigned attribute_count;
+} LaunchConfig;
+
 static int launch_cuda(const Step *step, unsigned grid, uint64_t *arguments, void *stream) {
   // As one buffer: CU_LAUNCH_PARAM_BUFFER_POINTER, _SIZE, _END. The driver takes less time for it than for a parameter.
   size_t bytes = sizeof(uint64_t) * step->argument_words;
   void *extra[] = {(void *)1, arguments, (void *)2, &bytes, NULL};
+  void *function = (void *)(uintptr_t)step->function;
+  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
+  const LaunchAttribute abreast = {.id = 6, .value = {1}};
+  const LaunchConfig config = {grid, 1, 1, step->block, 1, 1, step->shared_bytes, stream, &abreast, 1};
   int status;
   Py_BEGIN_ALLOW_THREADS
-  status = driver_launch((void *)(uintptr_t)step->function, grid, 1, 1, step->block, 1, 1, step->shared_bytes, stream,
-                         NULL, extra);
+  if (step->follows && driver_launch_with)
+    status = driver_launch_with(&config, function, NULL, extra);
+  else
+    status = driver_launch(function, grid, 1, 1, step->block, 1, 1, step->shared_bytes, stream, NULL, extra);
   Py_END_ALLOW_THREADS
   if (status) PyErr_Format(PyExc_RuntimeError, "CUDA refused to launch a fused kernel: error %d", status);
   return !status;
@@ -899,8 +922,8 @@ static int read_step(Step *step, PyObject *tuple, const Call *call, int allocati
   const char *kinds;
   unsigned long long function;
   if (!is_tuple(tuple) ||
-      !PyArg_ParseTuple(tuple, "KIIIO!iO!O!sppU", &function, &step->grid, &step->block, &step->shared_bytes,
-                        &PyBytes_Type, &arguments, &step->first, &PyTuple_Type, &pointers, &PyTuple_Type, &indices,
+      !PyArg_ParseTuple(tuple, "KIIIpO!iO!O!sppU", &function, &step->grid, &step->block, &step->shared_bytes,
+                        &step->follows, &PyBytes_Type, &arguments, &step->first, &PyTuple_Type, &pointers, &PyTuple_Type, &indices,
                         &kinds, &step->is_parallel, &step->is_steady, &name))
     return 0;
   step->function = function;
@@ -1222,9 +1245,11 @@ static PyObject *set_torch(PyObject *module, PyObject *arguments) {
 }
 
 static PyObject *set_driver(PyObject *module, PyObject *arguments) {
-  unsigned long long launch, device;
-  if (!PyArg_ParseTuple(arguments, "KK", &launch, &device)) return NULL;
+  unsigned long long launch, device, launch_with;
+  if (!PyArg_ParseTuple(arguments, "KKK", &launch, &device, &launch_with)) return NULL;
   if (!launch || !device) return PyErr_SetString(PyExc_ValueError, "a function of the driver has no address"), NULL;
+  // A driver before 11.8 has none, nor GPUs that need it.
+  memcpy(&driver_launch_with, &(uintptr_t){(uintptr_t)launch_with}, sizeof(void *));
   memcpy(&driver_device, &(uintptr_t){(uintptr_t)device}, sizeof(void *));
   memcpy(&driver_launch, &(uintptr_t){(uintptr_t)launch}, sizeof(void *));
   Py_RETURN_NONE;
@@ -1255,7 +1280,7 @@ static PyObject *launch_count(PyObject *module, PyObject *unused) { return PyLon
 
 static PyMethodDef module_methods[] = {
     {"set_torch", set_torch, METH_VARARGS, "Tell the module what it needs of torch."},
-    {"set_driver", set_driver, METH_VARARGS, "Tell the addresses of cuLaunchKernel and cuCtxGetDevice."},
+    {"set_driver", set_driver, METH_VARARGS, "Tell the addresses of cuLaunchKernel, cuCtxGetDevice, cuLaunchKernelEx."},
     {"show_call", show_call, METH_VARARGS, "Show a function as a class's __call__: see fuser.launcher.called_in_c."},
     {"set_generation", set_generation, METH_O, "Make records of other generations stale."},
     {"launch_count", launch_count, METH_NOARGS, "Return how many kernels were launched from here."},

@@ -88,6 +88,9 @@ class Tuning:
     looks: bool = False
     resident: int = 0
     most_blocks: int = 0
+    # Whether the next launch may begin once all of its blocks have, and whether that is this one (fuser.abreast).
+    leads: bool = False
+    follows: bool = False
     # Of a kernel over lists of tensors: how many times each thread of a block takes ``unroll`` vectors.
     turns: int = 1
 

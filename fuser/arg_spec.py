@@ -36,7 +36,7 @@ from fuser.row_space import RowShape, build_row_space, find_row_shape, lies_acro
 from fuser.scan_access import plan_scan_walk
 from fuser.tensor_desc import TensorDesc, value_layouts
 
-__all__ = ["DescribedValue", "build_arg_spec", "rounds_between"]
+__all__ = ["DescribedValue", "build_arg_spec", "rounds_between", "starts_abreast"]
 
 # Half a vector.
 CPU_FEW_COLUMNS_BYTES = 32
@@ -261,6 +261,11 @@ def _walk_rows(
 def _looks_up(group: FusionGroup, inputs: Sequence[DescribedValue], rows: RowSpec) -> bool:
     typing = infer_typing(group, [item.spec for item in inputs], torch.get_default_dtype())
     return bool(find_lookups(group, typing.values, rows.is_row))
+
+
+def starts_abreast(device: torch.device) -> bool:
+    """Return whether a launch may begin before the one before it has ended: on GPUs that have clusters."""
+    return device.type == "cuda" and _row_limits(device).clusters > 1
 
 
 @cache

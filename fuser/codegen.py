@@ -303,6 +303,7 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
     kind = {"cluster"} if args.tuning.cluster > 1 else set[str]()
     kind |= {"tiles"} if isinstance(body, Loop) and not body.is_linear else {"rows"} if args.rows else set()
     kind |= {"lists"} if args.positions else set()
+    kind |= {"abreast"} if args.tuning.leads or args.tuning.follows else set()
     kind |= {"tables"} if args.tuning.looks else set()
     kind |= {"orders"} if args.rows and args.rows.order else set()
     kind |= {"scans"} if args.rows and args.rows.scans else set()

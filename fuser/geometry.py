@@ -43,6 +43,8 @@ class Launch:
     grid: int = 1
     block: int = 1
     shared_bytes: int = 0
+    # Whether it may begin when all blocks of the launch before it have.
+    follows: bool = False
     # CPU: whether there is enough work for torch's threads.
     is_parallel: bool = False
 
@@ -68,6 +70,7 @@ def launch_shape(source: KernelSource, space: IterationSpace) -> Launch:
             grid=min(_row_blocks(source, space.sizes), MAX_GRID),
             block=tuning.block,
             shared_bytes=chunks * chunk * source.held_bytes,
+            follows=tuning.follows,
         )
     counts = step_counts(source, space.sizes)
     if tuning.is_stacked:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 
-from fuser.arg_spec import build_arg_spec
+from fuser.abreast import Kernel, side_by_side
+from fuser.arg_spec import build_arg_spec, starts_abreast
 from fuser.compiler import compile_kernel, register
 from fuser.config import config
 from fuser.errors import (
@@ -159,7 +160,7 @@ def plan_texts(
     where = common_device(spec.group, described)
     layouts = infer_layouts(spec.group, value_layouts(described))
     steps, orders = expand_in_order(spec, described, where, layouts)
-    return [(part.spec, part.args) for part in _cut(steps, steps.lay_out(steps.outputs), where, orders)]
+    return [(part.spec, part.args) for part in _cut_and_order(steps, steps.lay_out(steps.outputs), where, orders)]
 
 
 def _plan_kernels(
@@ -208,7 +209,7 @@ def _find_parts(
         raise UnsupportedError(f"fusion on {device.type} is switched off" if known else f"device {device.type!r}")
     if not trusts_orders:
         _check_orders(spec, expanded, device, orders)
-    return expanded, list(_cut(expanded, expanded.lay_out(_laid_out_as(out, expanded.outputs)), device, orders))
+    return expanded, _cut_and_order(expanded, expanded.lay_out(_laid_out_as(out, expanded.outputs)), device, orders)
 
 
 def plan_flat(spec: KernelSpec, inputs: Sequence[TensorDesc], out: Sequence[TensorDesc] = ()) -> FlatCall | None:
@@ -373,6 +374,17 @@ def _cut(expanded: Expanded, outputs: Sequence[TensorDesc], device: torch.device
                 tuple(section.outputs[index] for index in chosen),
                 tuple(targets[index] for index in chosen),
             )
+
+
+def _cut_and_order(
+    expanded: Expanded, outputs: Sequence[TensorDesc], device: torch.device, orders: Orders
+) -> list[_Part]:
+    # As they are launched.
+    parts = list(_cut(expanded, outputs, device, orders))
+    if len(parts) < 2 or not starts_abreast(device) or any(part.space.is_empty for part in parts):
+        return parts
+    order = side_by_side([Kernel(part.args, part.inputs, part.outputs) for part in parts])
+    return [replace(parts[slot], args=replace(parts[slot].args, tuning=tuning)) for slot, tuning in order]
 
 
 # --- find slots ----------------------------------------------------------------------------------------------------

@@ -80,10 +80,10 @@ def pack_step(step: Step, input_count: int, template: Any) -> tuple[Any, ...]:
     """Return a step for ``Launcher.add``; ``template`` is the one of its packer.
 
     Returns:
-        The function's address; grid; block; bytes of shared memory; the arguments with addresses and numbers missing;
-        the word where the addresses begin; the operands as slots among (inputs, out tensors or allocations); the
-        inputs that are numbers; a letter for each number's type; whether to use torch's threads; whether its time does
-        not depend on data; its name.
+        The function's address; grid; block; bytes of shared memory; whether it may begin when all blocks of the launch
+        before it have; the arguments with addresses and numbers missing; the word where the addresses begin; the
+        operands as slots among (inputs, out tensors or allocations); the inputs that are numbers; a letter for each
+        number's type; whether to use torch's threads; whether its time does not depend on data; its name.
     """
     launch, packer = step.launch, step.packer
     pointers = (*(input_count + slot for slot in step.outputs), *step.inputs)
@@ -92,6 +92,7 @@ def pack_step(step: Step, input_count: int, template: Any) -> tuple[Any, ...]:
         launch.grid,
         launch.block,
         launch.shared_bytes,
+        launch.follows,
         template,
         packer.first_word,
         pointers,

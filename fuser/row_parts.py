@@ -91,9 +91,9 @@ class RowPass:
     # Computes an element; None where nothing is left to walk for. In torch's orders on CUDA it takes what a thread has
     # of the row, l3_0, and makes m3_0 of that and the element; elsewhere m3_0 is what the element makes.
     element: RowPart | None
-    # The same in less time where it divides: by what the row has, through a fuser_divisor, d5; by a count, which it takes
-    # as a fuser_quick_count; or in a functor (fuser.cxx.quick). Where that fails it clears is_exact. None where there is
-    # nothing to gain.
+    # The same in less time where it divides: by what the row has, through a fuser_divisor, d5; by a count, which it
+    # takes as a fuser_quick_count; or in a functor (fuser.cxx.quick). Where that fails it clears is_exact. None where
+    # there is nothing to gain.
     quick: RowPart | None
     # Combines two parts of a row, given as l3_0 and r3_0, to m3_0; None without reductions.
     combine: RowPart | None

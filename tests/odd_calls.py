@@ -360,7 +360,7 @@ class Module:
         letters = some("".join(self.random.choice("fcib" if integer(9) else "?q") for _ in range(count)))
         pointers, numbers = self.places(values, integer(3) if values else 0), self.places(inputs, count)
         template = some(bytes(max(size, 0)))
-        head = (self.address(), some(1), some(1), some(0), template, first)
+        head = (self.address(), some(1), some(1), some(0), integer(9) == 0, template, first)
         flags = integer(30) == 0, integer(2) == 0
         return some((*head, pointers, numbers, letters, *flags, some("step")))
 
@@ -421,7 +421,7 @@ class Module:
         integer, module = self.random.randrange, self.module
         match integer(40):
             case 0:
-                return module.set_driver(self.address(), self.address(), *[0] * (integer(9) == 0))
+                return module.set_driver(self.address(), self.address(), self.address(), *[0] * (integer(9) == 0))
             case 1:
                 # The capsule is never right.
                 return module.set_torch(*(self.value() for _ in range(integer(12))))

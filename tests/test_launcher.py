@@ -791,8 +791,8 @@ def record(**other: Any) -> tuple[Any, ...]:
 def step(**other: Any) -> tuple[Any, ...]:
     """Return a launch with some fields replaced; its address is never called."""
     fields: dict[str, Any] = {
-        "address": 8, "grid": 1, "block": 1, "shared": 0, "arguments": bytes(24), "first": 1, "pointers": (1, 0),
-        "numbers": (), "letters": "", "is_parallel": False, "is_steady": True, "name": "",
+        "address": 8, "grid": 1, "block": 1, "shared": 0, "follows": False, "arguments": bytes(24), "first": 1,
+        "pointers": (1, 0), "numbers": (), "letters": "", "is_parallel": False, "is_steady": True, "name": "",
     }  # fmt: skip
     return tuple((fields | other).values())
 
@@ -869,8 +869,9 @@ def test_the_c_module_refuses_what_it_cannot_use() -> None:
         lambda: c.set_torch(capsule, 1, 1, len, len, len, len, len, len, {}, {}),
         lambda: c.set_torch(capsule, int, int, len, len, len, len, len, len, {}, 1),
         lambda: c.set_torch(object(), int, int, len, len, len, len, len, len, {}, {}),
-        lambda: c.set_driver(0, 1),
-        lambda: c.set_driver("a", 1),
+        lambda: c.set_driver(0, 1, 1),
+        lambda: c.set_driver("a", 1, 1),
+        lambda: c.set_driver(1, 1),
         lambda: c.show_call(int, len),
         lambda: c.show_call(c.Launcher, len),
         lambda: c.set_generation("1"),

@@ -7,6 +7,7 @@ import importlib
 import threading
 from collections.abc import Callable
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,6 +19,9 @@ from fuser.geometry import Flat, Launch, launch_shape
 from fuser.kernel_spec import MAX_LONE_ARGUMENT_BYTES
 from fuser.layout import IterationSpace
 from fuser.process import is_of_signal_handler
+
+if TYPE_CHECKING:
+    from cuda.bindings.driver import CUfunction, CUresult
 
 __all__ = ["CudaKernel"]
 
@@ -61,6 +65,7 @@ class CudaKernel:
         if launch.shared_bytes > FREE_SHARED_BYTES:
             self._allow_shared(int(launch.shared_bytes), device_index)
         shape = (launch.grid, 1, 1, launch.block, 1, 1, launch.shared_bytes)
+        abreast = _Abreast(launch) if launch.follows else None
         current_device, current_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
 
         def run(arguments: bytes) -> None:
@@ -76,7 +81,11 @@ class CudaKernel:
             # between makes one of its own.
             _thread.staging = None
             staging.buffer[: len(arguments)] = arguments
-            (status,) = driver_launch(function, *shape, current_stream(device_index), staging.parameters, 0)
+            stream = current_stream(device_index)
+            if abreast is None:
+                (status,) = driver_launch(function, *shape, stream, staging.parameters, 0)
+            else:
+                status = abreast.launch(function, stream, staging.parameters)
             _thread.staging = staging
             if status != success:
                 raise RuntimeError(f"CUDA refused to launch a fused kernel: {status!r}")
@@ -106,8 +115,31 @@ def _tell_launcher() -> None:
         if is_of_signal_handler(error):
             raise
         return
-    functions = (library.cuLaunchKernel, library.cuCtxGetDevice)
-    launcher.set_driver(*(ctypes.cast(function, ctypes.c_void_p).value for function in functions))
+    # A driver without the last one is older than GPUs that start launches side by side.
+    names = ("cuLaunchKernel", "cuCtxGetDevice", "cuLaunchKernelEx")
+    functions = (getattr(library, name, ctypes.c_void_p()) for name in names)
+    launcher.set_driver(*(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions))
+
+
+class _Abreast:
+    """Launches that may begin when all blocks of the launch before have (programmatic stream serialization)."""
+
+    def __init__(self, launch: Launch) -> None:
+        from cuda.bindings import driver  # noqa: PLC0415 - as above
+
+        self._driver, self._launch = driver, launch
+        self._attribute = driver.CUlaunchAttribute()
+        self._attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        self._attribute.value.programmaticStreamSerializationAllowed = 1
+
+    def launch(self, function: CUfunction, stream: int, parameters: int) -> CUresult:
+        """Launch, and return the driver's answer."""
+        config, launch = self._driver.CUlaunchConfig(), self._launch
+        config.gridDimX, config.gridDimY, config.gridDimZ = int(launch.grid), 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = int(launch.block), 1, 1
+        config.sharedMemBytes, config.hStream = int(launch.shared_bytes), self._driver.CUstream(stream)
+        config.attrs, config.numAttrs = [self._attribute], 1
+        return self._driver.cuLaunchKernelEx(config, function, parameters, 0)[0]
 
 
 class _Staging:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fuser.access import Tuning
 from fuser.codegen import RowLoop
 from fuser.cuda.rows_across import AcrossText
 from fuser.cuda.rows_along import AlongText
@@ -24,4 +25,16 @@ def emit_rows(loop: RowLoop) -> str:
         if loop.rows.order is not None and loop.rows.order.spreads and loop.tuning.piece:
             along = ChainedText
         writer = ColumnsText(loop) if loop.rows.pieces else across(loop) if loop.rows.is_across else along(loop)
-    return "\n".join(["", *writer.passes(), *writer.find(), *writer.tables(), "", *writer.kernel(), ""])
+    kernel = _abreast(writer.kernel(), loop.tuning)
+    return "\n".join(["", *writer.passes(), *writer.find(), *writer.tables(), "", *kernel, ""])
+
+
+def _abreast(kernel: list[str], tuning: Tuning) -> list[str]:
+    # A kernel that goes along with another one (fuser.abreast).
+    if tuning.leads:
+        first = next(slot for slot, line in enumerate(kernel) if line.endswith("fuser_args a) {"))
+        kernel = [*kernel[: first + 1], "  fuser_admit_next();", *kernel[first + 1 :]]
+    if tuning.follows:
+        *kernel, end = kernel
+        kernel = [*kernel, "  fuser_await_former();", end]
+    return kernel

@@ -189,6 +189,20 @@ FUSER_INLINE float operator/(fuser_number<float> number, float by) {
   return __fmaf_rn(__fmaf_rn(-by, first, v), inverse, first);
 }
 
+//@ always if abreast
+// Launches side by side: the next one may begin once all blocks of this one have; and the last block of that one ends
+// when the one before it has, so that what comes later finds both done.
+FUSER_INLINE void fuser_admit_next() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+FUSER_INLINE void fuser_await_former() {
+#if __CUDA_ARCH__ >= 900
+  if (blockIdx.x == gridDim.x - 1) asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 //@ always if rows
 // Rows that begin anywhere. A vector's bytes lie in two *granules* of as many bytes, which are aligned; a granule is read
 // or written at once, and its bytes are shifted to where they belong: all threads of a row take the same way through this.

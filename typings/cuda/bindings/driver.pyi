@@ -16,6 +16,28 @@ class CUfunction_attribute(IntEnum):
     CU_FUNC_ATTRIBUTE_NUM_REGS = 4
     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 
+class CUlaunchAttributeID(IntEnum):
+    CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+
+class CUlaunchAttributeValue:
+    programmaticStreamSerializationAllowed: int
+
+class CUlaunchAttribute:
+    id: CUlaunchAttributeID
+    value: CUlaunchAttributeValue
+
+class CUlaunchConfig:
+    gridDimX: int
+    gridDimY: int
+    gridDimZ: int
+    blockDimX: int
+    blockDimY: int
+    blockDimZ: int
+    sharedMemBytes: int
+    hStream: CUstream
+    attrs: list[CUlaunchAttribute]
+    numAttrs: int
+
 class _Handle:
     def __init__(self, init_value: int = 0) -> None: ...
     def __int__(self) -> int: ...
@@ -64,4 +86,7 @@ def cuLaunchKernel(
     hStream: CUstream | int,
     kernelParams: tuple[tuple[object, ...], tuple[object, ...]] | int,
     extra: object,
+) -> tuple[CUresult]: ...
+def cuLaunchKernelEx(
+    config: CUlaunchConfig, f: CUfunction | CUkernel | int, kernelParams: int, extra: int
 ) -> tuple[CUresult]: ...
