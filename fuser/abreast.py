@@ -17,6 +17,11 @@ from fuser.kernel_spec import ArgSpec
 
 __all__ = ["Kernel", "side_by_side"]
 
+# Vectors that a thread of the kernel over columns has in flight: with more it runs ahead, and with more registers there
+# is less room for the other one. Measured on an H200: gradients of a layer_norm [32768, 4096] of bfloat16 in 316 us one
+# after the other, in 303 with 16, in 253 with 8.
+AHEAD = 8
+
 
 class Kernel(NamedTuple):
     """One kernel of a call."""
@@ -38,7 +43,7 @@ def side_by_side(kernels: Sequence[Kernel]) -> list[tuple[int, Tuning]]:
         rows, columns = kernels[at], kernels[at + 1]
         if _go_together(rows, columns):
             leader, follower = found[at + 1], found[at]
-            found[at] = leader[0], replace(leader[1], leads=True)
+            found[at] = leader[0], replace(leader[1], leads=True, unroll=min(leader[1].unroll, AHEAD))
             found[at + 1] = follower[0], replace(follower[1], follows=True)
             at += 1
         at += 1
@@ -52,6 +57,8 @@ def _go_together(rows: Kernel, columns: Kernel) -> bool:
         return False
     tuning = rows.args.tuning
     is_apart = own.order.schedule.blocks == 1 and not (tuning.piece or tuning.cluster > 1)
+    # Blocks that go from row to row would wait for room, and their rows with them.
+    is_apart = is_apart and not tuning.most_blocks
     reads = set(rows.reads) & set(columns.reads)
     writes = set(rows.writes) & set(columns.reads) | set(columns.writes) & set(rows.reads)
     return other.is_across and not own.is_across and is_apart and bool(reads) and not writes

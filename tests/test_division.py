@@ -19,7 +19,7 @@ from fuser.cxx.quick import OF_COUNTS, QUICK, quicken_counts, quicken_divisions
 from fuser.errors import CompileError
 from fuser.function import Function
 from fuser.graph import GroupBuilder
-from fuser.ops import OPS
+from fuser.ops import OPS, composite_function
 
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 # Each a way to write a quotient or a remainder of x and y.
@@ -308,6 +308,23 @@ def test_rows_divide_again_what_was_not_exact(order: str, share: float) -> None:
         (wanted,) = run_emulated(plain, [x / y])
         assert torch.equal(torch.nan_to_num(quotients, 7.0), torch.nan_to_num(x / y, 7.0))
         assert torch.equal(torch.nan_to_num(sums, 7.0), torch.nan_to_num(wanted, 7.0))
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_is_kept_is_divided_again(dtype: torch.dtype) -> None:
+    """What passes keep of elements is written anew where a division was not exact: a softmax of quotients."""
+    builder = GroupBuilder()
+    values = builder.apply(OPS["silu"].function, [builder.add_input("x")])
+    group = builder.build(builder.apply(composite_function("_softmax", (1,)), values))
+    torch.manual_seed(0)
+    for rows, length in ((64, 512), (5, 2048)):
+        x = hard_pairs(rows, length, 0.001)[0].to(dtype)
+        (got,) = run_emulated(group, [x])
+        wanted = torch.softmax(F.silu(x.float()), -1)
+        assert 0 < wanted.isnan().sum() < wanted.numel()
+        assert torch.equal(got.isnan(), wanted.isnan())
+        torch.testing.assert_close(got.float(), wanted, rtol=2e-2, atol=2e-2, equal_nan=True)
 
 
 # Pointwise divisions before, after and between torch's reductions.

@@ -320,6 +320,10 @@ class OrderedElements(AlongText):
                     stores.append(f"fuser_put_aside{at}({name}, spare_{name}, u, {vector});")
                 elif f"v{name[1:]}" in element.reads:
                     outside.append(f"const auto {vector} = fuser_take_back{at}({name}, spare_{name}, u);")
+            elif name in kept and step.quick is not None:
+                # An element of a vector is set once, and here it may be computed again.
+                outside.append(f"{self._kept(name, site)} own_{name};")
+                stores.append(f"{vector} = own_{name};")
             if name not in kept:
                 known[f"v{name[1:]}"] = f"fuser_to_compute({vector}[k])"
         known |= {name: f"kept_{name}" for name in kept}
@@ -331,7 +335,7 @@ class OrderedElements(AlongText):
             inside += [f"if (left > 0) {own} = {value};" for own, value in made]
         for name in kept:
             value = f"fuser_exactly<{self.loop.kept_types[name]}>(kept_{name})"
-            vector = f"own_{name}" if has_spare else f"{name}{site.suffix}[u]"
+            vector = f"own_{name}" if has_spare or step.quick is not None else f"{name}{site.suffix}[u]"
             inside.append(f"{vector}.set(k, {value});")
         if how == "whole":
             stores.insert(0, f"lowest.add({step.shares});")
