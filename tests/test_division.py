@@ -18,7 +18,7 @@ from fuser.cxx.functor import parse_functor
 from fuser.cxx.quick import OF_COUNTS, QUICK, quicken_counts, quicken_divisions
 from fuser.errors import CompileError
 from fuser.function import Function
-from fuser.graph import GroupBuilder
+from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import OPS, composite_function
 
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
@@ -325,6 +325,36 @@ def test_what_is_kept_is_divided_again(dtype: torch.dtype) -> None:
         assert 0 < wanted.isnan().sum() < wanted.numel()
         assert torch.equal(got.isnan(), wanted.isnan())
         torch.testing.assert_close(got.float(), wanted, rtol=2e-2, atol=2e-2, equal_nan=True)
+
+
+@pytest.mark.cpu
+def test_what_a_whole_row_divides_hides_no_other_division() -> None:
+    """Where a thread asks once for all that a softmax of one's own divides, a division behind it asks for itself."""
+    text = "template <typename T> T {}"
+    value = Function(parse_functor(text.format("value(T x) { return x; }")))
+    power = Function(parse_functor(text.format("power(T x, T top) { return exp(x - top); }")))
+    share = Function(parse_functor(text.format("share(T e, T sum) { return e / sum; }")))
+    add = parse_functor(text.format("add(T a, T b) { return a + b; }"))
+    largest = parse_functor(text.format("largest(T a, T b) { return fmax(a, b); }"))
+    total, top = (
+        replace(value, reduction=Reduction(combine, (identity,), dims=(-1,), keepdim=True))
+        for combine, identity in ((add, 0.0), (largest, -math.inf))
+    )
+
+    def softmax(*, is_divided: bool) -> FusionGroup:
+        builder = GroupBuilder()
+        x, *others = (builder.add_input(name) for name in ("x", "y")[: 1 + is_divided])
+        powers = builder.apply(power, [x, *builder.apply(top, [x])])
+        made = builder.apply(share, [*powers, *builder.apply(total, powers)])
+        return builder.build(builder.apply(OPS["div"].function, [*made, *others]) if is_divided else made)
+
+    torch.manual_seed(0)
+    x, y = torch.randn(3, 4096).bfloat16(), hard_pairs(3, 4096, 0.01)[1].bfloat16()
+    # Each thread has as many elements as one of a long row.
+    tuning = {"block": 64, "team": 64, "unroll": 8}
+    (shares,) = run_emulated(softmax(is_divided=False), [x], **tuning)
+    (made,) = run_emulated(softmax(is_divided=True), [x, y], **tuning)
+    assert torch.equal(made.nan_to_num(7.0), (shares / y).nan_to_num(7.0))
 
 
 # Pointwise divisions before, after and between torch's reductions.

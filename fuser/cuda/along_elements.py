@@ -341,12 +341,11 @@ class AlongElements(RowText):
         known |= {name: f"kept_{name}[k]" for name in kept}
         lines += [f"{self.loop.types[name]} kept_{name}[V];" for name in kept]
         lines += self.look_up(element, known)
-        if asks:
-            lines += self._quickly(step, element, lambda part: _each_element(part.call(known)))
-        else:
+        if not asks:
             assert step.quick is not None, "it divides"
             known |= {name: "whole" for name in step.quick.reads if name[0] == "d"}
-            lines += ["{", "  bool is_exact = true;", *indent(_each_element(step.quick.call(known))), "}"]
+        # A functor's own divisions ask in any case.
+        lines += self._quickly(step, element, lambda part: _each_element(part.call(known)))
         if step.columns:
             add = f"column{level}[u][k] = columns{level}.combine(column{level}[u][k], added[k]);"
             lines += _each_element(f"if (is_row) {add}" if self.teams > 1 else add)
