@@ -546,7 +546,7 @@ static int pack(const Step *step, const Call *call, const uint64_t *values, uint
   return 1;
 }
 
-// As the driver has them: cuLaunchKernelEx.
+// What cuLaunchKernelEx takes.
 typedef struct {
   int id;
   char padding[4];
@@ -923,8 +923,8 @@ static int read_step(Step *step, PyObject *tuple, const Call *call, int allocati
   unsigned long long function;
   if (!is_tuple(tuple) ||
       !PyArg_ParseTuple(tuple, "KIIIpO!iO!O!sppU", &function, &step->grid, &step->block, &step->shared_bytes,
-                        &step->follows, &PyBytes_Type, &arguments, &step->first, &PyTuple_Type, &pointers, &PyTuple_Type, &indices,
-                        &kinds, &step->is_parallel, &step->is_steady, &name))
+                        &step->follows, &PyBytes_Type, &arguments, &step->first, &PyTuple_Type, &pointers,
+                        &PyTuple_Type, &indices, &kinds, &step->is_parallel, &step->is_steady, &name))
     return 0;
   step->function = function;
   step->name = Py_NewRef(name);
@@ -1245,10 +1245,10 @@ static PyObject *set_torch(PyObject *module, PyObject *arguments) {
 }
 
 static PyObject *set_driver(PyObject *module, PyObject *arguments) {
-  unsigned long long launch, device, launch_with;
-  if (!PyArg_ParseTuple(arguments, "KKK", &launch, &device, &launch_with)) return NULL;
+  unsigned long long launch, device, launch_with = 0;
+  if (!PyArg_ParseTuple(arguments, "KK|K", &launch, &device, &launch_with)) return NULL;
   if (!launch || !device) return PyErr_SetString(PyExc_ValueError, "a function of the driver has no address"), NULL;
-  // A driver before 11.8 has none, nor GPUs that need it.
+  // Without it launches run one after another.
   memcpy(&driver_launch_with, &(uintptr_t){(uintptr_t)launch_with}, sizeof(void *));
   memcpy(&driver_device, &(uintptr_t){(uintptr_t)device}, sizeof(void *));
   memcpy(&driver_launch, &(uintptr_t){(uintptr_t)launch}, sizeof(void *));
@@ -1280,7 +1280,8 @@ static PyObject *launch_count(PyObject *module, PyObject *unused) { return PyLon
 
 static PyMethodDef module_methods[] = {
     {"set_torch", set_torch, METH_VARARGS, "Tell the module what it needs of torch."},
-    {"set_driver", set_driver, METH_VARARGS, "Tell the addresses of cuLaunchKernel, cuCtxGetDevice, cuLaunchKernelEx."},
+    {"set_driver", set_driver, METH_VARARGS,
+     "Tell the addresses of cuLaunchKernel, cuCtxGetDevice and, where launches may run side by side, cuLaunchKernelEx."},
     {"show_call", show_call, METH_VARARGS, "Show a function as a class's __call__: see fuser.launcher.called_in_c."},
     {"set_generation", set_generation, METH_O, "Make records of other generations stale."},
     {"launch_count", launch_count, METH_NOARGS, "Return how many kernels were launched from here."},

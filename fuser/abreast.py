@@ -4,6 +4,14 @@ The gradients of a norm are sums along rows, and in torch's order other sums alo
 kernels, which go through all rows in the same order. Started together, whichever is ahead reads from memory, and the
 other one catches up with it. The kernel over columns comes first: its few blocks are all on the GPU at once, as has to
 be before the next launch may begin, and leave room for blocks of the other one.
+
+Note [What may run side by side]. The first launch is an ordinary one: it begins when all that the stream had before it
+has ended, and so does the second one, which begins after it. Both read what was written before either, and write to
+tensors that are the call's own and were allocated before either, so neither finds nor spoils anything of the other. The
+last block of the second one waits for the end of the first one (``fuser_await_former``): whatever comes later in the
+stream, a kernel, a copy, an event or a free tensor's next use, waits for the second one alone, and finds both done.
+So there is no third kernel that begins early, ``out=`` is not written to (plans of several launches are copied to it),
+and where the driver has no such launches, as on GPUs before compute capability 9.0, the two run one after another.
 """
 
 from __future__ import annotations
@@ -27,7 +35,7 @@ class Kernel(NamedTuple):
     """One kernel of a call."""
 
     args: ArgSpec
-    # Values of the call's group.
+    # Tensors, by number.
     reads: Collection[int]
     writes: Collection[int]
 
@@ -51,7 +59,7 @@ def side_by_side(kernels: Sequence[Kernel]) -> list[tuple[int, Tuning]]:
 
 
 def _go_together(rows: Kernel, columns: Kernel) -> bool:
-    # Whether neither reads what the other one writes, and both read the same.
+    # Whether neither touches what the other one writes, and both read the same.
     own, other = rows.args.rows, columns.args.rows
     if own is None or other is None or own.order is None or other.order is None:
         return False
@@ -59,6 +67,6 @@ def _go_together(rows: Kernel, columns: Kernel) -> bool:
     is_apart = own.order.schedule.blocks == 1 and not (tuning.piece or tuning.cluster > 1)
     # Blocks that go from row to row would wait for room, and their rows with them.
     is_apart = is_apart and not tuning.most_blocks
-    reads = set(rows.reads) & set(columns.reads)
-    writes = set(rows.writes) & set(columns.reads) | set(columns.writes) & set(rows.reads)
-    return other.is_across and not own.is_across and is_apart and bool(reads) and not writes
+    touched = [{*kernel.reads, *kernel.writes} for kernel in (rows, columns)]
+    is_apart = is_apart and touched[0].isdisjoint(columns.writes) and touched[1].isdisjoint(rows.writes)
+    return other.is_across and not own.is_across and is_apart and not set(rows.reads).isdisjoint(columns.reads)

@@ -383,8 +383,20 @@ def _cut_and_order(
     parts = list(_cut(expanded, outputs, device, orders))
     if len(parts) < 2 or not starts_abreast(device) or any(part.space.is_empty for part in parts):
         return parts
-    order = side_by_side([Kernel(part.args, part.inputs, part.outputs) for part in parts])
-    return [replace(parts[slot], args=replace(parts[slot].args, tuning=tuning)) for slot, tuning in order]
+    # By tensors, not by values: some of these are parts of one tensor.
+    input_count = 1 + max((slot for slot, _ in expanded.expansion.inputs), default=-1)
+    homes, _ = _find_homes(expanded, parts, input_count)
+    kernels = [
+        Kernel(
+            part.args,
+            reads=frozenset(homes.read[value] for value in part.inputs),
+            writes=frozenset(input_count + place for place in homes.places(part)),
+        )
+        for part in parts
+    ]
+    return [
+        replace(parts[slot], args=replace(parts[slot].args, tuning=tuning)) for slot, tuning in side_by_side(kernels)
+    ]
 
 
 # --- find slots ----------------------------------------------------------------------------------------------------
@@ -395,6 +407,11 @@ class _Homes(NamedTuple):
     written: Mapping[int, int]
     # That it reads: indices into the call's inputs and, after them, outputs and temporaries.
     read: Mapping[int, int]
+
+    def places(self, part: _Part) -> list[int]:
+        """Return where a kernel writes each of its outputs to."""
+        written = zip(part.outputs, part.targets, strict=True)
+        return [self.written[value] if target < 0 else target for value, target in written]
 
 
 def _find_homes(expanded: Expanded, parts: Sequence[_Part], input_count: int) -> tuple[_Homes, tuple[Buffer, ...]]:
@@ -423,9 +440,8 @@ def _compile(
         args = tuned(part.spec, args, torch.cuda.get_device_name(device.index))
     kernel = compile_kernel(part.spec, args, device.index)
     read = [homes.read[value] for value in part.inputs]
-    written = zip(part.outputs, part.targets, strict=True)
     launch = kernel.prepare(part.space)
-    places = [homes.written[value] if target < 0 else target for value, target in written]
+    places = homes.places(part)
     if kernel.source.has_workspace:
         places.append(first_workspace + len(workspaces))
         workspaces.append(workspace_bytes(kernel.source, part.space.sizes))

@@ -221,7 +221,13 @@ FLAGS = (
 
 
 def run_emulated(
-    group: FusionGroup, inputs: Sequence[Any], *, descending: bool = False, largest_grid: int = 0, **tuning: Any
+    group: FusionGroup,
+    inputs: Sequence[Any],
+    *,
+    descending: bool = False,
+    largest_grid: int = 0,
+    overtakes: bool = False,
+    **tuning: Any,
 ) -> list[torch.Tensor]:
     """Run a group's CUDA kernels on CPU tensors.
 
@@ -230,6 +236,7 @@ def run_emulated(
         inputs: CPU tensors and numbers.
         descending: the order in which threads take their turns, and blocks, unless they wait for those before them.
         largest_grid: at most so many blocks.
+        overtakes: whether of two launches that run side by side the second one ends before the first one begins.
         tuning: fields of Tuning to set.
     """
     device = torch.device("cuda", 0)
@@ -243,7 +250,10 @@ def run_emulated(
     steps = expand_call(spec, described, device, layouts)
     steps, orders = settle_orders(steps, device)
     values = steps.values
-    parts = list(planner._cut(steps, steps.lay_out(steps.outputs), device, orders))
+    parts = planner._cut_and_order(steps, steps.lay_out(steps.outputs), device, orders)
+    if overtakes:
+        for slot in [slot for slot, part in enumerate(parts) if part.args.tuning.follows]:
+            parts[slot - 1 : slot + 1] = [parts[slot], parts[slot - 1]]
     known: dict[int, Any] = {}
     for number, (slot, view) in enumerate(steps.expansion.inputs):
         known[number] = inputs[slot]

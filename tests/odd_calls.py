@@ -421,7 +421,7 @@ class Module:
         integer, module = self.random.randrange, self.module
         match integer(40):
             case 0:
-                return module.set_driver(self.address(), self.address(), self.address(), *[0] * (integer(9) == 0))
+                return module.set_driver(self.address(), self.address(), *[self.address()] * integer(3))
             case 1:
                 # The capsule is never right.
                 return module.set_torch(*(self.value() for _ in range(integer(12))))

@@ -8,22 +8,30 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
+from cuda_emulation import run_emulated
 from torch import Tensor
 
 import fuser
+from fuser import planner
 from fuser.abreast import Kernel, side_by_side
+from fuser.arg_spec import starts_abreast
 from fuser.compiler import register
 from fuser.debug import kernel_sources
+from fuser.geometry import launch_shape
 from fuser.graph import FusionGroup, GroupBuilder
+from fuser.kernel_spec import ArgSpec
+from fuser.layout import IterationSpace
 from fuser.ops import composite_function
-from fuser.planner import plan_texts
+from fuser.planner import make_plan, plan_texts
+from fuser.tensor_desc import describe
 
+CUDA = torch.device("cuda")
 ROWS, LENGTH = 512, 1024
 
 
-def gradients() -> FusionGroup:
+def gradients(length: int = LENGTH) -> FusionGroup:
     """Return the gradients of a layer_norm."""
-    form = ((LENGTH,), 2, True, True, True, (True, True, True))
+    form = ((length,), 2, True, True, True, (True, True, True))
     builder = GroupBuilder()
     given = [builder.add_input(name) for name in ("dy", "x", "mean", "rstd", "weight", "bias")]
     return builder.build(builder.apply(composite_function("native_layer_norm_backward", form), given))
@@ -47,17 +55,100 @@ def test_columns_begin_and_rows_go_along(dtype: torch.dtype) -> None:
         assert other not in kernel
 
 
-def test_what_is_read_is_written_before() -> None:
-    """No kernel begins before the one whose results it reads, nor beside one that reads nothing of what it reads."""
-    columns, rows = (
-        args for _, args in plan_texts(register(gradients()), tensors(torch.float32), torch.device("cuda"))
+def apart(dtype: torch.dtype = torch.float32) -> tuple[ArgSpec, ArgSpec]:
+    """Return the kernels of a layer_norm's gradients as they are if nobody goes along: over rows, over columns."""
+    columns, rows = (args for _, args in plan_texts(register(gradients()), tensors(dtype), CUDA))
+    return (
+        replace(rows, tuning=replace(rows.tuning, follows=False)),
+        replace(columns, tuning=replace(columns.tuning, leads=False)),
     )
-    rows = replace(rows, tuning=replace(rows.tuning, follows=False))
-    columns = replace(columns, tuning=replace(columns.tuning, leads=False))
-    apart = [(0, rows.tuning), (1, columns.tuning)]
-    assert side_by_side([Kernel(rows, (0, 1), (5,)), Kernel(columns, (0, 5), (6,))]) == apart
-    assert side_by_side([Kernel(rows, (0, 1), (5,)), Kernel(columns, (2,), (6,))]) == apart
-    assert [slot for slot, _ in side_by_side([Kernel(rows, (0, 1), (5,)), Kernel(columns, (0, 1), (6,))])] == [1, 0]
+
+
+def test_columns_go_first() -> None:
+    rows, columns = apart()
+    (first, leads), (second, follows) = side_by_side([Kernel(rows, {0, 1}, {5}), Kernel(columns, {0, 1}, {6})])
+    assert (first, second) == (1, 0)
+    assert leads == replace(columns.tuning, leads=True, unroll=leads.unroll)
+    assert follows == replace(rows.tuning, follows=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        (({0, 1}, {0, 5}), ({5}, {6})),
+        (({0, 6}, {0, 1}), ({5}, {6})),
+        (({0, 1}, {0, 1}), ({0}, {6})),
+        (({0, 1}, {0, 1}), ({5}, {1})),
+        (({0, 1}, {0, 1}), ({5}, {5})),
+        (({0, 1}, {2}), ({5}, {6})),
+    ],
+    ids=["columns read rows", "rows read columns", "rows in place", "columns in place", "one tensor", "nothing shared"],
+)
+def test_what_touches_the_other_waits_for_it(
+    given: tuple[set[int], set[int]], written: tuple[set[int], set[int]]
+) -> None:
+    rows, columns = apart()
+    kernels = [Kernel(*each) for each in zip((rows, columns), given, written, strict=True)]
+    assert side_by_side(kernels) == [(0, rows.tuning), (1, columns.tuning)]
+
+
+@pytest.mark.parametrize("other", [{"piece": 4}, {"cluster": 2}, {"most_blocks": 132}], ids=str)
+def test_rows_of_several_blocks_wait(other: dict[str, int]) -> None:
+    rows, columns = apart()
+    rows = replace(rows, tuning=replace(rows.tuning, **other))
+    kernels = [Kernel(rows, {0, 1}, {5}), Kernel(columns, {0, 1}, {6})]
+    assert not any(tuning.leads or tuning.follows for _, tuning in side_by_side(kernels))
+
+
+def test_no_two_pairs_have_a_kernel_in_common() -> None:
+    """What begins early leads nobody: a third kernel waits for both."""
+    rows, columns = apart()
+    kernels = [Kernel(args, {0, 1}, {5 + slot}) for slot, args in enumerate((rows, columns, rows, columns, columns))]
+    found = side_by_side(kernels)
+    assert [slot for slot, _ in found] == [1, 0, 3, 2, 4]
+    assert [(tuning.leads, tuning.follows) for _, tuning in found] == [(1, 0), (0, 1), (1, 0), (0, 1), (0, 0)]
+
+
+def test_older_gpus_and_cpus_start_nothing_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "starts_abreast", lambda _: False)
+    found = [args.tuning for _, args in plan_texts(register(gradients()), tensors(torch.float32), CUDA)]
+    assert [(tuning.leads, tuning.follows) for tuning in found] == [(False, False)] * 2
+    assert not starts_abreast(torch.device("cpu"))
+
+
+def test_no_block_that_goes_along_ends_before_it_waits() -> None:
+    _, rows = (source.text for source in kernel_sources(register(gradients()), tensors(torch.bfloat16), "cuda"))
+    kernel = rows[rows.index("__global__") :]
+    assert kernel.rstrip().endswith("  fuser_await_former();\n}")
+    assert "return;" not in kernel
+
+
+def test_the_launch_knows() -> None:
+    columns, rows = (
+        launch_shape(source, IterationSpace((LENGTH, ROWS), (), 1))
+        for source in kernel_sources(register(gradients()), tensors(torch.float32), "cuda")
+    )
+    assert not columns.follows
+    assert rows.follows
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("overtakes", [False, True])
+def test_either_may_end_first(dtype: torch.dtype, overtakes: bool) -> None:
+    """The kernels' bits do not depend on which of them runs first, nor on what outputs held."""
+    torch.manual_seed(0)
+    for rows, length in ((70, 256), (300, 100)):
+        dy, x = torch.randn(2, rows, length).to(dtype)
+        weight, bias = torch.randn(2, length).to(dtype)
+        _, mean, rstd = torch.native_layer_norm(x.float(), (length,), None, None, 1e-5)
+        made = run_emulated(gradients(length), [dy, x, mean, rstd, weight, bias], overtakes=overtakes)
+        wanted = torch.ops.aten.native_layer_norm_backward(
+            *(item.double() for item in (dy, x)), [length], *(item.double() for item in (mean, rstd, weight, bias)),
+            [True, True, True],
+        )  # fmt: skip
+        for own, exact in zip(made, wanted, strict=True):
+            torch.testing.assert_close(own.double(), exact, rtol=2e-2, atol=0.2 if dtype is torch.bfloat16 else 1e-3)
 
 
 def gradients_of(function: Callable[..., Tensor], leaves: Sequence[Tensor], grad: Tensor) -> list[Tensor]:
@@ -72,6 +163,43 @@ def gradients_of(function: Callable[..., Tensor], leaves: Sequence[Tensor], grad
     return found
 
 
+def edges(captured: torch.cuda.CUDAGraph) -> list[int]:
+    """Return of each edge of a graph whether what it leads to begins before what it comes from has ended."""
+    from cuda.bindings import driver
+
+    graph = driver.CUgraph(captured.raw_cuda_graph())
+    status, *_, count = driver.cuGraphGetEdges(graph)
+    status, *_, data, _ = driver.cuGraphGetEdges(graph, count)
+    assert status == driver.CUresult.CUDA_SUCCESS
+    return [int(item.type) for item in data]
+
+
+@pytest.mark.cuda
+def test_both_launchers_say_so() -> None:
+    """In a graph it is seen how launches were made: by the C launcher, and in Python."""
+    group, given = gradients(), tensors(torch.float32, "cuda")
+    for _ in range(3):
+        fuser.run_fusion(fuser.register_fusion(group), given)
+    plan = make_plan(register(group), [describe(item, reads_address=True) for item in given])
+    made = [torch.empty_strided(item.shape, item.strides, dtype=item.dtype, device="cuda") for item in plan.outputs]
+    values = [*given, *made]
+
+    def in_python() -> None:
+        for step in plan.steps:
+            operands = [*(made[slot] for slot in step.outputs), *(values[slot] for slot in step.inputs)]
+            step.run(step.packer.pack([item.data_ptr() for item in operands], []))
+
+    assert not plan.temporaries
+    assert not plan.workspaces
+    for call in (in_python, lambda: fuser.run_fusion(fuser.register_fusion(group), given)):
+        captured = torch.cuda.CUDAGraph(keep_graph=True)
+        with torch.cuda.graph(captured):
+            for _ in range(2):
+                call()
+        # Pairs side by side, one pair after the other.
+        assert edges(captured) == [1, 0, 1]
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_nobody_sees_it_half_done(dtype: torch.dtype) -> None:
@@ -82,7 +210,8 @@ def test_nobody_sees_it_half_done(dtype: torch.dtype) -> None:
 
     torch.manual_seed(0)
     fused = fuser.fuse(norm)
-    for rows, length in ((20000, 1024), (4096, 4096), (70, 4096), (3, 768), (1, 64), (9000, 200)):
+    # Sums of columns take longer or shorter than what runs beside them.
+    for rows, length in ((20000, 1024), (4096, 4096), (70, 4096), (3, 768), (1, 64), (9000, 200), (200000, 64)):
         x, grad = torch.randn(2, rows, length, device="cuda").to(dtype)
         leaves = [x, *torch.randn(2, length, device="cuda").to(dtype)]
         for item in leaves:

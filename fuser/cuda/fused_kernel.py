@@ -28,6 +28,8 @@ __all__ = ["CudaKernel"]
 _thread = threading.local()
 # Dynamic shared memory that a kernel gets without asking, beside what it has of its own.
 FREE_SHARED_BYTES = 24 << 10
+# The driver's version since which a graph's edges say that a launch does not wait for the end of the one before it.
+ABREAST_SINCE = 12030
 
 
 class CudaKernel:
@@ -65,7 +67,7 @@ class CudaKernel:
         if launch.shared_bytes > FREE_SHARED_BYTES:
             self._allow_shared(int(launch.shared_bytes), device_index)
         shape = (launch.grid, 1, 1, launch.block, 1, 1, launch.shared_bytes)
-        abreast = _Abreast(launch) if launch.follows else None
+        abreast = _Abreast(launch) if launch.follows and _starts_abreast() else None
         current_device, current_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
 
         def run(arguments: bytes) -> None:
@@ -115,10 +117,19 @@ def _tell_launcher() -> None:
         if is_of_signal_handler(error):
             raise
         return
-    # A driver without the last one is older than GPUs that start launches side by side.
-    names = ("cuLaunchKernel", "cuCtxGetDevice", "cuLaunchKernelEx")
-    functions = (getattr(library, name, ctypes.c_void_p()) for name in names)
-    launcher.set_driver(*(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions))
+    functions = [library.cuLaunchKernel, library.cuCtxGetDevice]
+    if _starts_abreast():
+        functions.append(library.cuLaunchKernelEx)
+    launcher.set_driver(*(ctypes.cast(function, ctypes.c_void_p).value for function in functions))
+
+
+@cache
+def _starts_abreast() -> bool:
+    # Whether the driver has launches side by side, also in CUDA graphs; otherwise they are one after another.
+    from cuda.bindings import driver  # noqa: PLC0415 - as above
+
+    status, version = driver.cuDriverGetVersion()
+    return status == driver.CUresult.CUDA_SUCCESS and version >= ABREAST_SINCE
 
 
 class _Abreast:

@@ -35,6 +35,7 @@ def _abreast(kernel: list[str], tuning: Tuning) -> list[str]:
         first = next(slot for slot, line in enumerate(kernel) if line.endswith("fuser_args a) {"))
         kernel = [*kernel[: first + 1], "  fuser_admit_next();", *kernel[first + 1 :]]
     if tuning.follows:
+        assert not any("return;" in line for line in kernel), "a block that ends before would not wait"
         *kernel, end = kernel
         kernel = [*kernel, "  fuser_await_former();", end]
     return kernel
