@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 from fuser.access import Tuning
@@ -46,15 +47,12 @@ def side_by_side(kernels: Sequence[Kernel]) -> list[tuple[int, Tuning]]:
     Those that go along with each other follow each other in ``kernels``.
     """
     found = [(index, kernel.args.tuning) for index, kernel in enumerate(kernels)]
-    at = 0
-    while at + 1 < len(found):
-        rows, columns = kernels[at], kernels[at + 1]
+    for at, (rows, columns) in enumerate(pairwise(kernels)):
+        # A kernel is one or the other, so no two pairs have one in common.
         if _go_together(rows, columns):
-            leader, follower = found[at + 1], found[at]
-            found[at] = leader[0], replace(leader[1], leads=True, unroll=min(leader[1].unroll, AHEAD))
-            found[at + 1] = follower[0], replace(follower[1], follows=True)
-            at += 1
-        at += 1
+            first, second = columns.args.tuning, rows.args.tuning
+            found[at] = at + 1, replace(first, leads=True, unroll=min(first.unroll, AHEAD))
+            found[at + 1] = at, replace(second, follows=True)
     return found
 
 
