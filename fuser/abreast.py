@@ -10,6 +10,7 @@ has ended, and so does the second one, which begins after it. Both read what was
 tensors that are the call's own and were allocated before either, so neither finds nor spoils anything of the other. The
 last block of the second one waits for the end of the first one (``fuser_await_former``): whatever comes later in the
 stream, a kernel, a copy, an event or a free tensor's next use, waits for the second one alone, and finds both done.
+What another thread launches between the two is waited for in the same way, and knows nothing of this call's tensors.
 So there is no third kernel that begins early, ``out=`` is not written to (plans of several launches are copied to it),
 and where the driver has no such launches, as on GPUs before compute capability 9.0, the two run one after another.
 """

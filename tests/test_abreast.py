@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -16,13 +17,16 @@ from fuser import planner
 from fuser.abreast import Kernel, side_by_side
 from fuser.arg_spec import starts_abreast
 from fuser.compiler import register
+from fuser.cuda.fused_kernel import CudaKernel
+from fuser.cuda.nvrtc import compile_text, load_kernel
 from fuser.debug import kernel_sources
-from fuser.geometry import launch_shape
+from fuser.geometry import Launch, launch_shape
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import ArgSpec
 from fuser.layout import IterationSpace
 from fuser.ops import composite_function
 from fuser.planner import make_plan, plan_texts
+from fuser.prelude import load_blocks
 from fuser.tensor_desc import describe
 
 CUDA = torch.device("cuda")
@@ -149,6 +153,44 @@ def test_either_may_end_first(dtype: torch.dtype, overtakes: bool) -> None:
         )  # fmt: skip
         for own, exact in zip(made, wanted, strict=True):
             torch.testing.assert_close(own.double(), exact, rtol=2e-2, atol=0.2 if dtype is torch.bfloat16 else 1e-3)
+
+
+# The first one takes some milliseconds for what the second one finds undone, and the third one done.
+TOLD = """
+struct numbers { int *done, *second, *third; };
+extern "C" __global__ void first(numbers a) {
+  fuser_admit_next();
+  for (const long long begin = clock64(); clock64() - begin < 20000000;) {}
+  *a.done = 1;
+}
+extern "C" __global__ void second(numbers a) {
+  if (blockIdx.x == 0) *a.second = *reinterpret_cast<volatile int*>(a.done);
+  fuser_await_former();
+}
+extern "C" __global__ void third(numbers a) { *a.third = *reinterpret_cast<volatile int*>(a.done); }
+"""
+
+
+@pytest.mark.cuda
+def test_the_third_one_finds_the_first_one_done() -> None:
+    blocks = [block.text for block in load_blocks("cuda_rows.h") if block.features == {"abreast"}]
+    major, minor = torch.cuda.get_device_capability()
+    text = "\n".join(["#define FUSER_INLINE __device__ __forceinline__", *blocks, TOLD])
+    cubin, _ = compile_text(text, (f"-arch=sm_{major}{minor}",))
+    values = torch.zeros(3, dtype=torch.int32, device="cuda")
+    arguments = struct.pack("3Q", *(values.data_ptr() + 4 * slot for slot in range(3)))
+    # Not freed before they have run.
+    kernels = [load_kernel(cubin, name) for name in ("first", "second", "third")]
+    runs = [
+        CudaKernel(None, kernel, None).bind(launch, torch.cuda.current_device())
+        for kernel, launch in zip(kernels, (Launch(), Launch(grid=64, follows=True), Launch()), strict=True)
+    ]
+    # The first time kernels are loaded meanwhile.
+    for _ in range(2):
+        values.zero_()
+        for run in runs:
+            run(arguments)
+    assert values.tolist() == [1, 1 - starts_abreast(values.device), 1]
 
 
 def gradients_of(function: Callable[..., Tensor], leaves: Sequence[Tensor], grad: Tensor) -> list[Tensor]:
