@@ -391,12 +391,21 @@ def _cut_and_order(
             part.args,
             reads=frozenset(homes.read[value] for value in part.inputs),
             writes=frozenset(input_count + place for place in homes.places(part)),
+            row_bytes=_row_bytes(expanded, part),
         )
         for part in parts
     ]
     return [
         replace(parts[slot], args=replace(parts[slot].args, tuning=tuning)) for slot, tuning in side_by_side(kernels)
     ]
+
+
+def _row_bytes(expanded: Expanded, part: _Part) -> int:
+    # As Kernel has it.
+    rows, sizes = part.args.rows, part.space.sizes
+    descs = [expanded.values[value].desc for value in part.inputs]
+    each = sum(item.dtype.itemsize for item in descs if item.dtype and math.prod(item.shape) == part.space.numel)
+    return each * math.prod(sizes[rows.reduced :]) if rows is not None else 0
 
 
 # --- find slots ----------------------------------------------------------------------------------------------------

@@ -120,10 +120,12 @@ class RowPass:
     adds_powers: bool = False
     # The output whose elements are the quotients of ``quick``, of parts of what they are divided by.
     shares: str = ""
-    # The variable of what ``quick`` divides by what all of it adds up to, if it divides nothing else.
+    # The variable of what ``quick`` divides by what all of it adds up to, if it divides nothing else by what a row has.
     divided: str = ""
     # Whether ``quick`` is as exact as it has to be, and no element is computed again.
     is_rough: bool = False
+    # The counts that ``quick`` takes as a fuser_quick_count, or as a fuser_rough_count.
+    quick_counts: tuple[str, ...] = ()
 
     @property
     def parts(self) -> tuple[RowPart, ...]:
@@ -247,7 +249,7 @@ class RowWriter:
         divided = f"v{taken[0]}" if len(taken) == 1 and "share" in quotients.popitem()[1][2] else ""
         return RowPass(
             row, element, quick, combine, accumulators, commutes, is_free, is_associative, decides, pick, picked, which,
-            others, merge, highest, is_of_sizes, adds_powers, shares, divided, is_rough,
+            others, merge, highest, is_of_sizes, adds_powers, shares, divided, is_rough, tuple(counts),
         )  # fmt: skip
 
     def _highest(self, index: int) -> tuple[str, bool]:

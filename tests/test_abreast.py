@@ -13,7 +13,7 @@ from cuda_emulation import run_emulated
 from torch import Tensor
 
 import fuser
-from fuser import planner
+from fuser import abreast, planner
 from fuser.abreast import Kernel, side_by_side
 from fuser.arg_spec import starts_abreast
 from fuser.compiler import register
@@ -47,6 +47,13 @@ def tensors(dtype: torch.dtype, device: str = "meta") -> list[Tensor]:
     return full + own + [torch.empty(LENGTH, dtype=dtype, device=device) for _ in range(2)]
 
 
+def drawn(rows: int, length: int, dtype: torch.dtype) -> list[Tensor]:
+    """Draw what a layer_norm's gradients are computed of."""
+    dy, x = torch.randn(2, rows, length).to(dtype)
+    _, mean, rstd = torch.native_layer_norm(x.float(), (length,), None, None, 1e-5)
+    return [dy, x, mean, rstd, *torch.randn(2, length).to(dtype)]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_columns_begin_and_rows_go_along(dtype: torch.dtype) -> None:
     columns, rows = (source.text for source in kernel_sources(register(gradients()), tensors(dtype), "cuda"))
@@ -70,10 +77,34 @@ def apart(dtype: torch.dtype = torch.float32) -> tuple[ArgSpec, ArgSpec]:
 
 def test_columns_go_first() -> None:
     rows, columns = apart()
-    (first, leads), (second, follows) = side_by_side([Kernel(rows, {0, 1}, {5}), Kernel(columns, {0, 1}, {6})])
+    (first, leads), (second, follows) = side_by_side(
+        [Kernel(rows, {0, 1}, {5}, 8 * LENGTH), Kernel(columns, {0, 1}, {6}, 8 * LENGTH)]
+    )
     assert (first, second) == (1, 0)
     assert leads == replace(columns.tuning, leads=True, unroll=leads.unroll)
     assert follows == replace(rows.tuning, follows=True)
+
+
+def test_wide_rows_are_read_ahead_by_less() -> None:
+    """All threads have about as much in flight, whatever the width: 32 of torch's for each column, here."""
+    _, columns = apart()
+    assert columns.rows.order.schedule.y == 32
+    columns = replace(columns, tuning=replace(columns.tuning, unroll=32))
+    found = [abreast._unroll(Kernel(columns, (), (), row_bytes)) for row_bytes in (1 << 10, 1 << 13, 1 << 14, 1 << 16)]
+    assert found == [32, 16, 8, 2]
+
+
+@pytest.mark.cpu
+def test_what_is_in_flight_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where that is less than a vector of torch's schedule, and where rows end within one."""
+    torch.manual_seed(0)
+    for rows, length in ((300, 100), (517, 36)):
+        given = drawn(rows, length, torch.float32)
+        made: dict[int, list[Tensor]] = {}
+        for unroll in (1, 2, 4, 8, 32):
+            monkeypatch.setattr(abreast, "_unroll", lambda _, unroll=unroll: unroll)
+            made[unroll] = run_emulated(gradients(length), given)
+        assert all(all(map(torch.equal, made[1], other)) for other in made.values())
 
 
 @pytest.mark.parametrize(
@@ -92,7 +123,7 @@ def test_what_touches_the_other_waits_for_it(
     given: tuple[set[int], set[int]], written: tuple[set[int], set[int]]
 ) -> None:
     rows, columns = apart()
-    kernels = [Kernel(*each) for each in zip((rows, columns), given, written, strict=True)]
+    kernels = [Kernel(*each, 1) for each in zip((rows, columns), given, written, strict=True)]
     assert side_by_side(kernels) == [(0, rows.tuning), (1, columns.tuning)]
 
 
@@ -100,14 +131,14 @@ def test_what_touches_the_other_waits_for_it(
 def test_rows_of_several_blocks_wait(other: dict[str, int]) -> None:
     rows, columns = apart()
     rows = replace(rows, tuning=replace(rows.tuning, **other))
-    kernels = [Kernel(rows, {0, 1}, {5}), Kernel(columns, {0, 1}, {6})]
+    kernels = [Kernel(rows, {0, 1}, {5}, 1), Kernel(columns, {0, 1}, {6}, 1)]
     assert not any(tuning.leads or tuning.follows for _, tuning in side_by_side(kernels))
 
 
 def test_no_two_pairs_have_a_kernel_in_common() -> None:
     """What begins early leads nobody: a third kernel waits for both."""
     rows, columns = apart()
-    kernels = [Kernel(args, {0, 1}, {5 + slot}) for slot, args in enumerate((rows, columns, rows, columns, columns))]
+    kernels = [Kernel(args, {0, 1}, {5 + slot}, 1) for slot, args in enumerate((rows, columns, rows, columns, columns))]
     found = side_by_side(kernels)
     assert [slot for slot, _ in found] == [1, 0, 3, 2, 4]
     assert [(tuning.leads, tuning.follows) for _, tuning in found] == [(1, 0), (0, 1), (1, 0), (0, 1), (0, 0)]
@@ -143,10 +174,8 @@ def test_either_may_end_first(dtype: torch.dtype, overtakes: bool) -> None:
     """The kernels' bits do not depend on which of them runs first, nor on what outputs held."""
     torch.manual_seed(0)
     for rows, length in ((70, 256), (300, 100)):
-        dy, x = torch.randn(2, rows, length).to(dtype)
-        weight, bias = torch.randn(2, length).to(dtype)
-        _, mean, rstd = torch.native_layer_norm(x.float(), (length,), None, None, 1e-5)
-        made = run_emulated(gradients(length), [dy, x, mean, rstd, weight, bias], overtakes=overtakes)
+        dy, x, mean, rstd, weight, bias = given = drawn(rows, length, dtype)
+        made = run_emulated(gradients(length), given, overtakes=overtakes)
         wanted = torch.ops.aten.native_layer_norm_backward(
             *(item.double() for item in (dy, x)), [length], *(item.double() for item in (mean, rstd, weight, bias)),
             [True, True, True],
@@ -253,7 +282,8 @@ def test_nobody_sees_it_half_done(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     fused = fuser.fuse(norm)
     # Sums of columns take longer or shorter than what runs beside them.
-    for rows, length in ((20000, 1024), (4096, 4096), (70, 4096), (3, 768), (1, 64), (9000, 200), (200000, 64)):
+    shapes = [(20000, 1024), (4096, 4096), (70, 4096), (3, 768), (1, 64), (9000, 200), (30000, 64), (2000, 8192)]
+    for rows, length in [*shapes, (1000, 16384)]:
         x, grad = torch.randn(2, rows, length, device="cuda").to(dtype)
         leaves = [x, *torch.randn(2, length, device="cuda").to(dtype)]
         for item in leaves:

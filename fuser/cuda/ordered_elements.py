@@ -299,9 +299,8 @@ class OrderedElements(AlongText):
             known |= {f"l{item.name}": f"{item.type}({number})" for item in step.accumulators if item.is_count}
         known |= {f"l{item.name}": f"counted{item.name}" for item in self._counted(step)}
         if element is step.quick:
-            counts = [f"l{item.name}" for item in step.accumulators if item.is_count]
             kind = "fuser_rough_count({})" if step.is_rough else "fuser_quick_count({}, is_exact)"
-            known |= {name: kind.format(known[name]) for name in counts}
+            known |= {name: kind.format(known[name]) for name in step.quick_counts}
         # A branch for each element would take longer than what some of them make in vain.
         chooses = site is not self._main and not stores and step.quick is None
         if chooses:
