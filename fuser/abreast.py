@@ -27,10 +27,10 @@ from fuser.kernel_spec import ArgSpec
 
 __all__ = ["Kernel", "side_by_side"]
 
-# What all threads of the kernel over columns have in flight: with less it waits for memory, with more it runs ahead, and
-# what it has read is gone when the other one needs it. Measured on an H200, gradients in us: one after the other, then
-# with 2, 4 and 8 MiB: a layer_norm of [32768, 4096] bfloat16 316, 326, 260, 302; a rms_norm of [16384, 4096] float32 314,
-# 322, 240, 302, of [32768, 2048] bfloat16 168, 183, 117, 162.
+# What all threads of the kernel over columns have in flight. With less it waits for memory; with more it runs ahead, and
+# what it has read is gone when the other one needs it. Gradients on an H200, in us: one after the other, then with 2, 4
+# and 8 MiB: of a layer_norm of [32768, 4096] bfloat16 316, 326, 260, 302; of a rms_norm of [16384, 4096] float32 314, 322,
+# 240, 302, of [32768, 2048] bfloat16 168, 183, 117, 162.
 IN_FLIGHT_BYTES = 4 << 20
 
 
