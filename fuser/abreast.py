@@ -29,8 +29,8 @@ __all__ = ["Kernel", "side_by_side"]
 
 # What all threads of the kernel over columns have in flight. With less it waits for memory; with more it runs ahead and
 # what it has read is gone when the other one needs it. Gradients on an H200, in us: one after the other, then with 2, 4
-# and 8 MiB: of a layer_norm of [32768, 4096] bfloat16 316, 326, 260, 302; of a rms_norm of [16384, 4096] float32 314,
-# 322, 240, 302, of [32768, 2048] bfloat16 168, 183, 117, 162.
+# and 8 MiB: of a layer_norm of [32768, 2048] bfloat16 169, 128, 125, 166; of a rms_norm 168, 183, 117, 162; of a
+# layer_norm of [32768, 4096] with 4, 8 and 16 MiB 316, 260, 302, 302.
 IN_FLIGHT_BYTES = 4 << 20
 
 
@@ -60,12 +60,12 @@ def side_by_side(kernels: Sequence[Kernel]) -> list[tuple[int, Tuning]]:
 
 
 def _unroll(columns: Kernel) -> int:
-    # Each of torch's threads has so many of its elements in flight.
+    # Each of torch's threads has so many of its elements in flight: whole vectors of its schedule.
     rows, unroll = columns.args.rows, columns.args.tuning.unroll
     assert rows is not None, "it goes along with another one"
     assert rows.order is not None, "it keeps torch's"
     each = columns.row_bytes * rows.order.schedule.y * rows.order.schedule.blocks
-    while unroll > 1 and unroll // 2 * each >= IN_FLIGHT_BYTES:
+    while unroll % (2 * rows.order.schedule.vector) == 0 and unroll // 2 * each >= IN_FLIGHT_BYTES:
         unroll //= 2
     return unroll
 

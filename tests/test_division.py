@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 from cuda_emulation import run_emulated
 
 import fuser
+from fuser import codegen
 from fuser.combining import Reduction
 from fuser.cxx.division import GUARD, guard_divisions
 from fuser.cxx.functor import parse_functor
@@ -355,6 +356,25 @@ def test_what_a_whole_row_divides_hides_no_other_division() -> None:
     (shares,) = run_emulated(softmax(is_divided=False), [x], **tuning)
     (made,) = run_emulated(softmax(is_divided=True), [x, y], **tuning)
     assert torch.equal(made.nan_to_num(7.0), (shares / y).nan_to_num(7.0))
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_counts_need_not_divide_as_functors_do(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """Of elements that are divided, rows that torch's threads share in pieces count plainly: a rms_norm of odd length."""
+    torch.manual_seed(0)
+    for rows, length in ((7, 777), (5, 1000)):
+        builder = GroupBuilder()
+        x, y, eps = builder.add_input("x"), builder.add_input("y"), builder.add_input("eps", is_scalar=True)
+        values = builder.apply(OPS["mul"].function, [*builder.apply(OPS["silu"].function, [x]), y])
+        values = builder.apply(composite_function("_fused_rms_norm", ((length,), False, True, True)), values, [eps])
+        group = builder.build(builder.apply(OPS["div"].function, [*values, y]))
+        given = [*(item.to(dtype) for item in hard_pairs(rows, length, 0.002)), 1e-6]
+        (made,) = run_emulated(group, given)
+        with monkeypatch.context() as plainly:
+            plainly.setattr(codegen, "quicken_divisions", lambda functor: functor)
+            (wanted,) = run_emulated(group, given)
+        assert torch.equal(made.nan_to_num(7.0), wanted.nan_to_num(7.0))
 
 
 # Pointwise divisions before, after and between torch's reductions.

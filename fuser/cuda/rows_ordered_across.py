@@ -115,8 +115,8 @@ class OrderedAcrossText(AcrossText):
         slot = "y * B + block" if self._splits else "block * Y + y" if self.loop.tuning.piece else "y"
         first = slot if self.schedule.vector == 1 else f"({slot}) * {self.schedule.vector}"
         loop = [
-            f"for (fuser_index begin = {first}; begin < length && left > 0; begin += {self._step} * {self._taken}) {{",
-            f"  if (left >= V && {self._number(f'({self._taken} - 1)')} < length) {{",
+            f"for (fuser_index begin = {first}; begin < length && left > 0; begin += {self._step} * U) {{",
+            f"  if (left >= V && {self._number('(U - 1)')} < length) {{",
             *indent(self._elements(step, element, is_whole=True), 2),
             "  } else {",
             *indent(self._elements(step, element, is_whole=False), 2),
@@ -159,7 +159,7 @@ class OrderedAcrossText(AcrossText):
         counted = [item for item in step.accumulators if item.is_count]
         known |= {f"l{item.name}": f"counted{item.name}[u % {count}]" for item in counted}
         each = ["#pragma unroll", "for (int u = 0; u < U; ++u) {"]
-        each += [] if is_whole else [f"  if ({self._number(self._slot)} >= length) break;"]
+        each += [] if is_whole else [f"  if ({self._number('u')} >= length) break;"]
         loads = [f"{item.name}[u] = {self._read(item, self._place_of(item), left)};" for item in inputs]
         compute = [
             *(f"const auto {item.name} = {self._read(item, self._place_of(item), left)};" for item in counters),
@@ -175,29 +175,12 @@ class OrderedAcrossText(AcrossText):
         lines = [f"fuser_vector<{item.info.storage}, {'V' if item.inner else '1'}> {item.name}[U];" for item in inputs]
         if loads:
             lines += [*each, *indent([*self._place(), *loads]), "}"]
-        lines += [*each, *indent(compute), "}"]
-        if self._taken == "U":
-            return lines
-        # Each turn waits for what it has in flight.
-        turns = self.schedule.vector // self.loop.tuning.unroll
-        return ["#pragma unroll 1", f"for (int turn = 0; turn < {turns}; ++turn) {{", *indent(lines), "}"]
-
-    @property
-    def _taken(self) -> str:
-        # How many elements a thread takes before it goes on to the next: a vector of the schedule, or several.
-        unroll, vector = self.loop.tuning.unroll, self.schedule.vector
-        assert max(unroll, vector) % min(unroll, vector) == 0, "a thread takes whole vectors of the schedule"
-        return "U" if unroll >= vector else str(vector)
-
-    @property
-    def _slot(self) -> str:
-        # Which of them is the u-th in flight.
-        return "u" if self._taken == "U" else "(turn * U + u)"
+        return [*lines, *each, *indent(compute), "}"]
 
     def _place(self) -> list[str]:
         if len(self.reduced) > 1:
-            return [f"fuser_index rest = {self._number(self._slot)};", *self.split("rest", self.reduced)]
-        return [f"const fuser_index i0 = {self._number(self._slot)};"]
+            return [f"fuser_index rest = {self._number('u')};", *self.split("rest", self.reduced)]
+        return [f"const fuser_index i0 = {self._number('u')};"]
 
     def _number(self, u: str) -> str:
         # Of a thread's u-th element from ``begin`` on: vectors are so many neighbours.
