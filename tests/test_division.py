@@ -361,7 +361,7 @@ def test_what_a_whole_row_divides_hides_no_other_division() -> None:
 @pytest.mark.cpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_counts_need_not_divide_as_functors_do(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    """Of elements that are divided, rows that torch's threads share in pieces count plainly: a rms_norm of odd length."""
+    """Where elements are divided, what counts them may count plainly: a rms_norm of rows of odd length."""
     torch.manual_seed(0)
     for rows, length in ((7, 777), (5, 1000)):
         builder = GroupBuilder()
