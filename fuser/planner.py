@@ -390,7 +390,7 @@ def _cut_and_order(
         Kernel(
             part.args,
             reads=frozenset(homes.read[value] for value in part.inputs),
-            writes=frozenset(input_count + place for place in homes.places(part)),
+            writes=frozenset(input_count + home for home in homes.written_by(part)),
             row_bytes=_row_bytes(expanded, part),
         )
         for part in parts
@@ -417,7 +417,7 @@ class _Homes(NamedTuple):
     # That it reads: indices into the call's inputs and, after them, outputs and temporaries.
     read: Mapping[int, int]
 
-    def places(self, part: _Part) -> list[int]:
+    def written_by(self, part: _Part) -> list[int]:
         """Return where a kernel writes each of its outputs to."""
         written = zip(part.outputs, part.targets, strict=True)
         return [self.written[value] if target < 0 else target for value, target in written]
@@ -450,7 +450,7 @@ def _compile(
     kernel = compile_kernel(part.spec, args, device.index)
     read = [homes.read[value] for value in part.inputs]
     launch = kernel.prepare(part.space)
-    places = homes.places(part)
+    places = homes.written_by(part)
     if kernel.source.has_workspace:
         places.append(first_workspace + len(workspaces))
         workspaces.append(workspace_bytes(kernel.source, part.space.sizes))

@@ -372,6 +372,19 @@ def test_group_norms_have_torchs_bits(sizes: tuple[int, ...], groups: int, dtype
         assert same(fused_norm(step, inputs), step(*inputs))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", [(16, 96, 1, 1), (7, 96, 1), (33, 64)])
+def test_group_norms_of_single_elements_have_torchs_bits(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, dy, weight, bias = (wide(*shape, dtype=dtype) for shape in (sizes, sizes, sizes[1:2], sizes[1:2]))
+    results = []
+    for call in (fuser.fuse(silu_of_group_norm), silu_of_group_norm):
+        leaves = [item.detach().requires_grad_() for item in (x, weight, bias)]
+        made = call(*leaves)
+        results.append([made, *torch.autograd.grad(made, leaves, dy)])
+    assert same(*results)
+
+
 def batch_norm_step(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, mean: torch.Tensor, var: torch.Tensor
 ) -> object:

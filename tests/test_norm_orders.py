@@ -14,6 +14,7 @@ from fuser.compiler import register
 from fuser.config import config
 from fuser.cuda.aten_orders import GpuSize, Layout, find_schedule
 from fuser.debug import kernel_sources
+from fuser.errors import UnsupportedError
 from fuser.graph import GroupBuilder
 from fuser.ops import composite_function
 
@@ -331,3 +332,18 @@ def test_counts_of_fast_numerics_divide_once(monkeypatch: pytest.MonkeyPatch) ->
     text = kernel_sources(register(group), [x, 1e-5], "cuda")[0].text
     assert "fuser_rough_count(" in text.partition("__global__")[2]
     assert "is_exact" not in text.partition("__global__")[2]
+
+
+# ATen has kernels of its own where a channel of a batch is one element.
+@pytest.mark.parametrize(
+    ("op", "form"),
+    [
+        ("native_group_norm", (4, 2, True, False, False, "", True)),
+        ("native_group_norm_backward", (4, 2, True, False, (True, False, False))),
+    ],
+)
+def test_group_norms_of_single_elements_are_torchs(op: str, form: tuple[Any, ...]) -> None:
+    given = {name: wide(3, 8, 1, 1) for name in ("input", "grad_out")} | {name: wide(3, 2) for name in ("mean", "rstd")}
+    with pytest.raises(UnsupportedError, match="torch's own order") as caught:
+        run(op, form, **given)
+    assert caught.value.is_expected
