@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import fuser
 from fuser.fx.backend import compile_graph
@@ -17,12 +18,18 @@ from fuser.fx.flat import flatten
 __all__ = ["compare", "copied", "fails", "fused", "shrink", "trace"]
 
 
-def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor], device: str = "cpu") -> fx.GraphModule:
+def trace(
+    function: Callable[..., Any], inputs: Sequence[torch.Tensor], device: str = "cpu", *, is_dynamic: bool = False
+) -> fx.GraphModule:
     """Return an ATen graph as AOTAutograd has it, as if its inputs were on a device.
 
-    ``function`` takes what calls an overload, then the nodes of the inputs; it returns a node, or a tuple of them.
+    ``function`` takes what calls an overload, then the nodes of the inputs; it returns a node, or a tuple of them. Sizes
+    are symbols if ``is_dynamic``.
     """
-    mode = FakeTensorMode()
+    mode = FakeTensorMode(shape_env=ShapeEnv() if is_dynamic else None)
+    if is_dynamic:
+        contexts: list[Any] = [StatelessSymbolicContext([DimDynamic.DYNAMIC] * x.dim()) for x in inputs]
+        inputs = [mode.from_tensor(x, symbolic_context=of_x) for x, of_x in zip(inputs, contexts, strict=True)]
     with mode:
         fakes = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device) for x in inputs]
     graph = fx.Graph()

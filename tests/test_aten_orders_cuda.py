@@ -373,16 +373,22 @@ def test_group_norms_have_torchs_bits(sizes: tuple[int, ...], groups: int, dtype
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("sizes", [(16, 96, 1, 1), (7, 96, 1), (33, 64)])
-def test_group_norms_of_single_elements_have_torchs_bits(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("is_last", [False, True])
+def test_group_norms_of_other_sizes_have_torchs_bits(is_last: bool, dtype: torch.dtype) -> None:
+    # Of single elements, too, which ATen has other kernels for.
     torch.manual_seed(0)
-    x, dy, weight, bias = (wide(*shape, dtype=dtype) for shape in (sizes, sizes, sizes[1:2], sizes[1:2]))
-    results = []
-    for call in (fuser.fuse(silu_of_group_norm), silu_of_group_norm):
-        leaves = [item.detach().requires_grad_() for item in (x, weight, bias)]
-        made = call(*leaves)
-        results.append([made, *torch.autograd.grad(made, leaves, dy)])
-    assert same(*results)
+    fused = fuser.fuse(silu_of_group_norm)
+    fuser.reset_stats()
+    for sizes in ((16, 96, 1, 1), (2, 64, 7, 7), (5, 96, 14, 15), (16, 96, 1, 1), (1, 320, 28, 28), (33, 64, 9, 7)):
+        x, dy, weight, bias = (wide(*shape, dtype=dtype) for shape in (sizes, sizes, sizes[1:2], sizes[1:2]))
+        x = x.to(memory_format=torch.channels_last) if is_last else x
+        results = []
+        for call in (fused, silu_of_group_norm):
+            leaves = [item.detach().requires_grad_() for item in (x, weight, bias)]
+            made = call(*leaves)
+            results.append([made, *torch.autograd.grad(made, leaves, dy)])
+        assert same(*results)
+    assert not fuser.stats()["fallbacks"]
 
 
 def batch_norm_step(

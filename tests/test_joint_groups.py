@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
+from graph_checks import trace
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -148,6 +149,17 @@ def test_a_size_that_is_a_symbol_is_a_number() -> None:
     made = fuse_graph(make_fx(share, tracing_mode="symbolic")(torch.ones(3, 1), torch.ones(3, 6)))
     (group,) = (item.group for item in made.modules() if isinstance(item, FusionModule))
     assert [item.function.op for item in group.applications] == ["div_number", "mul"]
+
+
+def test_copies_to_another_layout_may_have_sizes_that_are_symbols() -> None:
+    # No set has symbols: they have no hash.
+    def step(call: Any, x: Any) -> Any:
+        copied = call(ATEN.clone.default, call(ATEN.relu.default, x), memory_format=torch.contiguous_format)
+        return call(ATEN.sigmoid.default, copied)
+
+    x = torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    made = fuse_graph(trace(step, [x], "cuda", is_dynamic=True))
+    assert any(isinstance(item, FusionModule) for item in made.modules())
 
 
 @pytest.mark.parametrize("device", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("cpu", "cuda")])

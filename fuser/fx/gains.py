@@ -100,7 +100,8 @@ def crosses_rows(node: fx.Node, call: OpCall | None) -> bool:
     if not is_laid_out_anew(node, call):
         return False
     values = [item.meta["val"] for item in (node, *node.all_input_nodes)]
-    ends = {(tuple(value.shape[-1:]), str(value.stride()[-1:])) for value in values if value.dim()}
+    # As above.
+    ends = {(str(value.shape[-1:]), str(value.stride()[-1:])) for value in values if value.dim()}
     return len(ends) != 1 or "(1,)" not in next(iter(ends))
 
 
