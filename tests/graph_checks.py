@@ -23,8 +23,8 @@ def trace(
 ) -> fx.GraphModule:
     """Return an ATen graph as AOTAutograd has it, as if its inputs were on a device.
 
-    ``function`` takes what calls an overload, then the nodes of the inputs; it returns a node, or a tuple of them. Sizes
-    are symbols if ``is_dynamic``.
+    ``function`` takes what calls an overload, then the nodes of the inputs; it returns a node, or a tuple of them.
+    Sizes are symbols if ``is_dynamic``.
     """
     mode = FakeTensorMode(shape_env=ShapeEnv() if is_dynamic else None)
     if is_dynamic:
