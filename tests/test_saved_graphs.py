@@ -26,7 +26,6 @@ EQUAL = {"equal": True, "gradients": True}
 FOUND = {
     "strict": EQUAL | {"fused": True, "launches": 2},
     "dynamic": EQUAL | {"larger": True},
-    "loop": EQUAL,
     "jit.trace": EQUAL,
     "graph module": EQUAL,
     "pickle": {"equal": True, "same key": True},
@@ -36,6 +35,7 @@ FOUND = {
 }
 FOUND_SLOW = {
     "non-strict": EQUAL,
+    "loop": EQUAL,
     "dynamic strict": EQUAL | {"larger": True},
     "fused module": EQUAL,
     "inductor": EQUAL | {"from cache": 1, "plans": True},
