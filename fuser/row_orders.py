@@ -95,7 +95,7 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
             ):
                 # ATen has another kernel for tensors of different layouts.
                 order = None
-            if reduction.order.startswith("group_norm") and max(dims) > 2 and prod(desc.shape[3:]) == 1:
+            if reduction.order.startswith("group_norm") and max(dims, default=0) > 2 and prod(desc.shape[3:]) == 1:
                 # It has others where a channel of a batch is one element, as for tensors of two dimensions.
                 order = None
             if order is None and not group.is_strict:

@@ -123,6 +123,10 @@ class OrderedElements(AlongText):
         """Elements along a dimension; of planes that threads count as larger ones, those."""
         return "pitch" if dim == 0 and self.order.schedule.pitch else super().size(dim)
 
+    def _plane(self) -> str:
+        # The elements that planes have themselves.
+        return super().size(0)
+
     def _inputs(self, element: RowPart) -> list[Operand]:
         return [item for item in self.full(element) if not (item.is_output or item.is_counter)]
 
@@ -144,7 +148,7 @@ class OrderedElements(AlongText):
 
     def _find(self, site: Site) -> list[str]:
         if self.order.schedule.pitch:
-            size = super().size(0)
+            size = self._plane()
             there = f"{size} - i0 < V ? static_cast<int>({size} - i0) : V"
             return [
                 f"const fuser_index n = {site.first};",

@@ -142,7 +142,7 @@ class OrderedAlongText(OrderedElements):
             f"  constexpr int M = {self.warps}, G = T / M;",
         ]
         if schedule.pitch:
-            size = f"({super().size(0)} + {schedule.pitch - 1}) / {schedule.pitch}"
+            size = f"({self._plane()} + {schedule.pitch - 1}) / {schedule.pitch}"
             head.append(f"  const fuser_index pitch = {size} * {schedule.pitch};")
         if count > 1:
             cluster = f"__cluster_dims__({count}, 1, 1) "
