@@ -527,6 +527,34 @@ def test_nvrtc_is_not_loaded_to_learn_which_file_it_is() -> None:
     assert done.returncode == 0, done.stderr
 
 
+# Where wheels are no site's, only on sys.path.
+WHERE_NO_WHEEL_COUNTS = """
+import site
+from pathlib import Path
+import fuser.cuda.nvrtc
+from cuda.pathfinder import load_nvidia_dynamic_lib
+site.getsitepackages, site.ENABLE_USER_SITE = lambda: [], False
+found = fuser.cuda.nvrtc.find_nvrtc()
+print(found)
+assert found == Path(load_nvidia_dynamic_lib("nvrtc").abs_path)
+"""
+
+
+@pytest.mark.nvrtc
+def test_nvrtc_is_no_wheel_that_is_not_loaded(tmp_path: Path) -> None:
+    """The dynamic loader's one is loaded, and kernels in the cache are that one's."""
+    from fuser.cuda.nvrtc import find_nvrtc
+
+    own = find_nvrtc()
+    (tmp_path / own.name).symlink_to(own)
+    done = subprocess.run(
+        [sys.executable, "-c", WHERE_NO_WHEEL_COUNTS],
+        capture_output=True, text=True, check=False, env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(tmp_path / own.name)
+
+
 # ---- locks, and a compiler that hangs ----
 
 # Holds the lock of one key, as a process does that stopped in the middle of a compile.

@@ -6,8 +6,8 @@ Not through cuda.core, whose import takes as long as NVRTC takes for a small ker
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
+import site
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,10 +78,10 @@ def find_nvrtc() -> Path:
     """
     from cuda.pathfinder import load_nvidia_dynamic_lib  # noqa: PLC0415 - as above
 
-    # It takes what is loaded already before a wheel's, and looks anywhere else only where there is no wheel.
-    wheels = importlib.util.find_spec("nvidia")
-    folders = [] if wheels is None else wheels.submodule_search_locations or []
-    found = [file for folder in folders for file in Path(folder).glob("*/lib/libnvrtc.so.*")]
+    # It takes what is loaded already before a wheel's, and looks anywhere else only where there is no wheel: not for one
+    # that is elsewhere on ``sys.path``.
+    folders = site.getsitepackages() + [site.getusersitepackages()] * bool(site.ENABLE_USER_SITE)
+    found = [file for folder in folders for name in _NAMES for file in Path(folder).glob(f"nvidia/*/lib/{name}")]
     if len(found) == 1 and not any(map(_is_loaded, _NAMES)):
         return found[0]
     return Path(load_nvidia_dynamic_lib("nvrtc").abs_path or "")
