@@ -304,6 +304,15 @@ def test_textures_are_declared_for_texts_that_read_them() -> None:
 
 
 @pytest.mark.nvrtc
+@pytest.mark.parametrize(
+    "name", ["CUDA_R_32F", "CUuuid", "MAJOR_VERSION", "PATCH_LEVEL", "cudaError_t", "libraryPropertyType"]
+)
+def test_the_runtimes_types_are_declared_for_texts_that_name_them(name: str) -> None:
+    source = cuda_source(f"template <typename T> T of_runtime(T x, int64_t handle) {{ return x + sizeof({name}); }}")
+    backend.compile_cubin(source, "sm_90")
+
+
+@pytest.mark.nvrtc
 def test_machine_code_does_not_depend_on_what_nvrtc_leaves_out() -> None:
     source = cuda_source("template <typename T> T plain(T x, int64_t handle) { return tanh(x) / (x + handle); }")
     whole, _ = compile_text(source.text, backend._options("sm_90", "strict"))

@@ -26,8 +26,9 @@ _NVRTC_MESSAGE = re.compile(r"(.*)\((\d+)\): (?:catastrophic )?(?:error|(warning
 # Warnings of undefined behaviour: results and shifts out of range, an index beyond an array, a variable read before it
 # has a value, a reference to a local variable, a path without return.
 WARNINGS = frozenset("61 62 63 175 549 836 940".split())
-# How the names begin that NVRTC does not declare with --minimal, and the first version that knows it.
-_RUNTIME_NAMES = ("cuda", "surf", "tex")
+# How the names begin that NVRTC does not declare with --minimal (CUuuid, cudaError_t, libraryPropertyType and its
+# MAJOR_VERSION, tex1Dfetch), and the first version that knows it.
+_RUNTIME_NAMES = ("CU", "MAJOR_", "MINOR_", "PATCH_", "cuda", "library", "surf", "tex")
 _MINIMAL_SINCE = (12, 4)
 
 
