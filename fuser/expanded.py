@@ -140,7 +140,7 @@ def _ordered_forms(
 def _is_long_loss(group: FusionGroup, index: int, given: Sequence[TensorDesc]) -> bool:
     # Whether a loss is all that reads a log_softmax of many long rows of 16 bits: one walk is enough then.
     function = group.applications[index].function
-    if function.op != "_log_softmax" or len(function.form or ()) != 1 or len(given[0].shape) != 2:
+    if function.op != "_log_softmax" or function.form not in ((1,), (-1,)) or len(given[0].shape) != 2:
         return False
     rows, classes = given[0].shape
     if rows < MANY_ROWS or classes <= BATCH or not dtype_info(given[0].dtype or torch.float32).is_narrow:

@@ -14,10 +14,12 @@ from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import composite_function
 
 
-def cross_entropy(numerics: str, *, keeps_log_softmax: bool = False, dtype: str = "bfloat16") -> FusionGroup:
+def cross_entropy(
+    numerics: str, *, dim: int = 1, keeps_log_softmax: bool = False, dtype: str = "bfloat16"
+) -> FusionGroup:
     """The mean of rows' losses."""
     builder = GroupBuilder(numerics)
-    (y,) = builder.apply(composite_function("_log_softmax", (1,)), [builder.add_input("x")])
+    (y,) = builder.apply(composite_function("_log_softmax", (dim,)), [builder.add_input("x")])
     target, ignored = builder.add_input("target"), builder.add_input("ignore_index", is_scalar=True)
     loss = composite_function("nll_loss_forward", (False, 1, dtype, True, False))
     return builder.build([*builder.apply(loss, [y, target], [ignored]), *[y] * keeps_log_softmax])
@@ -56,6 +58,14 @@ def test_fast_losses_of_many_classes_walk_once(shape: tuple[int, int], walks_onc
     assert ("fuser_pass1 pass1" not in text) == walks_once
     assert ("fuser_powers(" in text) == walks_once
     assert not walks_once or "__cluster_dims__" not in text
+
+
+def test_fast_losses_walk_once_over_rows_alone() -> None:
+    """Classes that a log_softmax is along: the last dimension, not the first."""
+    given = [torch.empty(600, 8200, dtype=torch.bfloat16, device="meta"), torch.empty(600, dtype=torch.int64), -100]
+    for dim, walks_once in ((1, True), (-1, True), (0, False)):
+        texts = [source.text for source in kernel_sources(register(cross_entropy("fast", dim=dim)), given, "cuda")]
+        assert any("fuser_powers(" in text for text in texts) == walks_once
 
 
 def test_fast_losses_whose_log_softmax_is_needed_walk_more_than_once() -> None:
