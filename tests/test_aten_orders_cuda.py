@@ -407,8 +407,9 @@ def batch_norm_backward_step(
 
 
 CHANNELS_LAST = [(2, 64, 7, 7), (16, 64, 56, 56), (4, 256, 14, 14), (3, 5, 30, 31), (64, 512, 7, 7), (8, 3, 64, 64)]
-# A block's threads have one plane, or several.
+# A block's threads have one plane, or several, whose elements are a multiple of them or not.
 PLANES = [(3, 5, 8, 8), (16, 64, 32, 32), (5, 256, 16, 16), (70, 3, 4, 8), (2, 33, 64, 64), (9, 7, 96, 64)]
+PLANES += [(5, 33, 7, 7), (16, 64, 56, 56)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:3])
