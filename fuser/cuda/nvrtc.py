@@ -78,8 +78,8 @@ def find_nvrtc() -> Path:
     """
     from cuda.pathfinder import load_nvidia_dynamic_lib  # noqa: PLC0415 - as above
 
-    # It takes what is loaded already before a wheel's, and looks anywhere else only where there is no wheel. One that is
-    # elsewhere on ``sys.path`` it does not find.
+    # It takes what is loaded already before a wheel's, and looks anywhere else only where there is no wheel. It finds
+    # none that is elsewhere on ``sys.path``.
     folders = site.getsitepackages() + [site.getusersitepackages()] * bool(site.ENABLE_USER_SITE)
     found = [file for folder in folders for name in _NAMES for file in Path(folder).glob(f"nvidia/*/lib/{name}")]
     if len(found) == 1 and not any(map(_is_loaded, _NAMES)):
