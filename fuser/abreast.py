@@ -11,6 +11,8 @@ tensors that are the call's own and were allocated before either, so neither fin
 last block of the second one waits for the end of the first one (``fuser_await_former``): whatever comes later in the
 stream, a kernel, a copy, an event or a free tensor's next use, waits for the second one alone, and finds both done.
 What another thread launches between the two is waited for in the same way, and knows nothing of this call's tensors.
+PTX promises what earlier launches wrote behind the wait alone: that the second one reads it before that rests on the
+first one being an ordinary launch, which begins when all before it has ended and can be seen.
 So there is no third kernel that begins early, ``out=`` is not written to (plans of several launches are copied to it),
 and where the driver has no such launches, as on GPUs before compute capability 9.0, the two run one after another.
 """

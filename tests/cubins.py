@@ -137,6 +137,9 @@ def compile_ptx(text: str, options: tuple[str, ...]) -> None:
     nvrtc.nvrtcGetProgramLog(program, log)
     nvrtc.nvrtcDestroyProgram(program)
     assert result == nvrtc.nvrtcResult.NVRTC_SUCCESS, f"{result!r}: {log.decode()}"
+    # Texts of functors may have warnings of their own.
+    lines = [line for line in log.decode().splitlines() if line.startswith("kernel.cu")]
+    assert not [line for line in lines if "before its value is set" in line], log.decode()
 
 
 def architectures_of(text: str) -> tuple[str, ...]:
