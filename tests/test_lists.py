@@ -232,3 +232,12 @@ def test_lists_whose_results_cuda_lays_out_otherwise_stay_torchs(strides: tuple[
     reader = _Reader()
     reader.read(listed)
     assert len(reader.ops) == count
+
+
+def test_operators_of_a_list_may_leave_out_what_has_a_default() -> None:
+    def step(call: Any, x: Any, y: Any) -> Any:
+        made = [call(ATEN.std.default, x, True), call(ATEN.std.default, y)]
+        return call(ATEN._foreach_minimum.Scalar, made, 2)
+
+    given = [torch.randn(4, 6), torch.randn(3)]
+    compare(trace(step, given), given, [], 0)

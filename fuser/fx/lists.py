@@ -230,6 +230,9 @@ class _Reader:
             return
         if any(item.target is not first.target or item.kwargs != first.kwargs for item in items):
             return
+        if any(len(item.args) != len(first.args) for item in items):
+            # Some leave out what has a default.
+            return
         if not self.given.isdisjoint(items) or not _are_independent(items):
             return
         args: list[Any] = []
