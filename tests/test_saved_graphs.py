@@ -25,8 +25,6 @@ EQUAL = {"equal": True, "gradients": True}
 # What the process that loads finds.
 FOUND = {
     "strict": EQUAL | {"fused": True, "launches": 2},
-    "dynamic": EQUAL | {"larger": True},
-    "jit.trace": EQUAL,
     "graph module": EQUAL,
     "pickle": {"equal": True, "same key": True},
     "fuser": EQUAL | {"from cache": 1, "plans": False},
@@ -35,6 +33,8 @@ FOUND = {
 }
 FOUND_SLOW = {
     "non-strict": EQUAL,
+    "jit.trace": EQUAL,
+    "dynamic": EQUAL | {"larger": True},
     "loop": EQUAL,
     "dynamic strict": EQUAL | {"larger": True},
     "fused module": EQUAL,
