@@ -1,10 +1,10 @@
 """The kernels that tests generate are also compiled by NVRTC, which needs no GPU.
 
 A pytest plugin (conftest.py loads it). It notes what passes through ``fuser.compiler.build_source``; after each test
-the CUDA twin of every new text (same group, same ArgSpec with ``device_type="cuda"``) is compiled: in tier 3 to a cubin
-for each architecture; in tier 2 every other one, and of those that are not dense every fourth, for one architecture, two
-of three to PTX only. A twin that does not compile fails that test. Kernels that the test's own compiler refuses are left
-out: they are tests of errors.
+the CUDA twin of every new text (same group, same ArgSpec with ``device_type="cuda"``) is compiled: in tier 3 to a
+cubin for each architecture; in tier 2 every other one, and of those that are not dense every fourth, for one
+architecture, two of three to PTX only. A twin that does not compile fails that test. Kernels that the test's own
+compiler refuses are left out: they are tests of errors.
 """
 
 from __future__ import annotations
