@@ -28,6 +28,8 @@ WRITES = [
     "index_fill.int_Scalar",
     "index_put",
 ]
+# Of two that meet at one place a GPU keeps either.
+DISTINCT = {"scatter.src", "index_copy", "index_put"}
 LOSSES = ["nll_loss_forward", "nll_loss_backward"]
 # Statistics come from the forward pass.
 NORMS = ["native_layer_norm", "_fused_rms_norm", "native_group_norm", "_native_batch_norm_legit_functional"]
@@ -131,13 +133,14 @@ class TableWriter(AtenWriter):
         more = {"dtype": dtype, "device": self.values[x].device, "pin_memory": False}
         return self.draw.choice(fits) if fits else self.add(ATEN.full.default, (list(shape), 1.5), more)
 
-    def places(self, x: fx.Node, count: int, length: int) -> fx.Node | None:
+    def places(self, x: fx.Node, count: int, length: int, *, are_distinct: bool = False) -> fx.Node | None:
         """Return a value of indices below a count, often a vector of a length; None if there can be none."""
         if not count:
             return None
-        more = {"start": 1, "step": 2, "dtype": torch.int64, "device": self.values[x].device, "requires_grad": False}
+        step = 1 if are_distinct else 2
+        more = {"start": 1, "step": step, "dtype": torch.int64, "device": self.values[x].device, "requires_grad": False}
         made = self.add(torch.ops.prims.iota.default, (length,), more)
-        chosen = made if self.draw.random() < 0.5 else self.pick(torch.int64)
+        chosen = made if self.draw.random() < 0.5 or are_distinct else self.pick(torch.int64)
         return self.add(ATEN.remainder.Scalar, (chosen, count), {})
 
     def read(self, x: fx.Node, target: Any, name: str) -> Program:
@@ -145,7 +148,7 @@ class TableWriter(AtenWriter):
         value, packet = self.values[x], name.partition(".")[0]
         dim = self.draw.randrange(max(value.dim(), 1)) if packet not in {"embedding", "index", "index_put"} else 0
         size = value.shape[dim] if value.dim() else 0
-        places = self.places(x, size, size)
+        places = self.places(x, size, size, are_distinct=name in DISTINCT)
         if places is None:
             return ATEN.neg.default, (x,), {}
         source = self.draw.choice([self.same(x), self.pick(value.dtype)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -185,7 +185,12 @@ class OrderedElements(AlongText):
         return in_turns(
             [self._declare(item, site, "L") for item in late],
             [*self._find(site), *self._coordinates(site), *loads],
-            self._quickly(step, element, lambda part: self._compute_one(step, part, site, known)),
+            self._quickly(
+                step,
+                element,
+                lambda part: self._compute_one(step, part, site, known),
+                [f"fuser_forget({known.get(item, f'{item.name}[u]')});" for item in self._several(element)],
+            ),
         )
 
     def _place_of(self, item: Operand, site: Site) -> str:
@@ -223,7 +228,8 @@ class OrderedElements(AlongText):
 
         shares = [item for item in self.full(element) if item.variable == step.shares and self._is_paired(item)]
         if not shares or site is not self._main or shares[0].info.dtype is not torch.bfloat16:
-            return self._quickly(step, element, write)
+            read = [f"fuser_forget({item.name}{site.suffix}[u]);" for item in self._several(element)]
+            return self._quickly(step, element, write, unrolled(read, site) if read else [])
         # One question for all, and only then one for each; quotients of float16 are 0 too often.
         assert step.quick is not None, "it divides"
         (divisor,) = (name for name in step.quick.reads if name[0] == "d")
@@ -248,7 +254,14 @@ class OrderedElements(AlongText):
         exact = self._exact_divisors(element)
         return ["bool is_exact = true;"] * bool(exact) + exact + self._compute_all(step, element, site)
 
-    def _quickly(self, step: RowPass, element: RowPart, write: Callable[[RowPart], list[str]]) -> list[str]:
+    def _several(self, element: RowPart) -> list[Operand]:
+        # The inputs of which a thread has vectors.
+        return [item for item in self._inputs(element) if item.inner]
+
+    def _quickly(
+        self, step: RowPass, element: RowPart, write: Callable[[RowPart], list[str]], forget: Sequence[str] = ()
+    ) -> list[str]:
+        # ``forget``: lest a compiler keeps what it made of the elements, too.
         if step.quick is None or not step.accumulators:
             return super()._quickly(step, element, write)
         if step.is_rough:
@@ -257,9 +270,6 @@ class OrderedElements(AlongText):
         counted = [f"counted{item.name}" for item in self._counted(step)]
         level = self.loop.passes.index(step)
         each = ["#pragma unroll", "for (int i = 0; i < A; ++i)"]
-        # A compiler would keep what it made of the elements, too.
-        read = [item for item in self._inputs(element) if item.inner]
-        forget = [f"for (int u = 0; u < U; ++u) fuser_forget({item.name}[u]);" for item in read]
         return [
             "{",
             "  bool is_exact = true;",
@@ -270,8 +280,7 @@ class OrderedElements(AlongText):
             "  if (!is_exact) {",
             *indent([*each, "  own[i] = before[i];"], 2),
             *(f"    {name} = before_{name};" for name in counted),
-            *(f"    {line}" for text in forget for line in ("#pragma unroll", text)),
-            *indent(write(element), 2),
+            *indent([*forget, *write(element)], 2),
             "  }",
             "}",
         ]
