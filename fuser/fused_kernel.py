@@ -270,7 +270,10 @@ def build_compile_error(
             lines += _show(functor, item).splitlines()
     else:
         names = ", ".join(functor.entry for functor in source.functors)
-        messages = [f"{item.severity}: {item.message}" for item in diagnostics] or log.strip().splitlines()[:10]
+        # An assembler's errors have no place in a text.
+        lines = log.strip().splitlines()
+        found = [f"error: {item.message}" for item in diagnostics] or [line for line in lines if "error" in line]
+        messages = (found or lines)[:10]
         messages = [_NAMESPACE.sub("", message) for message in messages]
         lines = [f"the kernel of {names} does not compile ({compiler})", *messages]
     return CompileError(

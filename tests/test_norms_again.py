@@ -57,6 +57,17 @@ def group_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.silu(F.group_norm(x, 2, weight, bias))
 
 
+def test_group_norms_of_single_elements_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Which ATen computes in another way: (x - mean) * rstd first.
+    monkeypatch.setattr(norms_again, "_is_on_gpu", lambda value: True)
+    asked = []
+    for height in (1, 2):
+        tensors = [torch.randn(size).requires_grad_() for size in ((4, 8, height, 1), (8,), (8,))]
+        _, backward = passes_of(group_norm, tensors)
+        asked.append(len(backward.graph.find_nodes(op="call_function", target=torch.ops.fuser.run.default)))
+    assert asked == [0, 1]
+
+
 @pytest.mark.parametrize("function", [batch_norm, group_norm])
 def test_only_the_input_is_kept(function: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = draw()

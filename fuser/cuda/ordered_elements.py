@@ -146,6 +146,10 @@ class OrderedElements(AlongText):
     def _kept(self, name: str, site: Site) -> str:
         return f"fuser_vector<{self.loop.kept_types[name]}, {site.vector}>"
 
+    def _spares(self, name: str, site: Site) -> bool:
+        # Whether some vectors of what passes keep wait in shared memory, which has room for one value of each element.
+        return self.tuning.spare > 0 and site is self._main and name == self.loop.kept[-1]
+
     def _find(self, site: Site) -> list[str]:
         if self.order.schedule.pitch:
             size = self._plane()
@@ -321,11 +325,10 @@ class OrderedElements(AlongText):
                 inside.append(f"{own.type} made_{own.name} = {known[f'm{own.name}']};")
                 known |= {f"{side}{own.name}": f"made_{own.name}" for side in "lm"}
         kept = [name for name in element.writes if name[0] == "k"]
-        has_spare = self.tuning.spare > 0 and site is self._main
         at = f"<U - {self.tuning.spare}, {self.tuning.block}>"
         for name in self.loop.kept:
             vector = f"{name}{site.suffix}[u]"
-            if has_spare:
+            if self._spares(name, site):
                 vector = f"own_{name}"
                 if name in kept:
                     outside.append(f"{self._kept(name, site)} {vector};")
@@ -347,7 +350,7 @@ class OrderedElements(AlongText):
             inside += [f"if (left > 0) {own} = {value};" for own, value in made]
         for name in kept:
             value = f"fuser_exactly<{self.loop.kept_types[name]}>(kept_{name})"
-            vector = f"own_{name}" if has_spare or step.quick is not None else f"{name}{site.suffix}[u]"
+            vector = f"own_{name}" if self._spares(name, site) or step.quick is not None else f"{name}{site.suffix}[u]"
             inside.append(f"{vector}.set(k, {value});")
         if how == "whole":
             stores.insert(0, f"lowest.add({step.shares});")

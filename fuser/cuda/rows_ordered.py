@@ -109,9 +109,9 @@ class OrderedAlongText(OrderedElements):
         # What is kept takes the place of what no later pass reads.
         late = [item for item in resident if item in read[-1]]
         held = [sum(item.info.dtype.itemsize for item in items) for items in ([resident, late] if resident else read)]
-        # Some of it waits in shared memory.
-        kept = 4 * len(self.loop.kept)
-        held[-1] += kept - kept * self.tuning.spare // self.tuning.unroll
+        # Some of the last waits in shared memory.
+        spared = 4 * self.tuning.spare // self.tuning.unroll if self.loop.kept else 0
+        held[-1] += 4 * len(self.loop.kept) - spared
         each = max(held)
         own = self.loop.vector if self.is_wide else max(schedule.accumulators, min(self.threads, self.tuning.unroll))
         # Twice, and what it divides by, where a thread may add again.
@@ -192,8 +192,8 @@ class OrderedAlongText(OrderedElements):
             return lines
         for site in self._sites:
             lines += [self._declare(item, site) for item in self._resident()]
-            spare = self.tuning.spare if site is self._main else 0
             for name in self.loop.kept:
+                spare = self.tuning.spare if self._spares(name, site) else 0
                 kind, count = self._kept(name, site), f"{site.unroll} - {spare}" if spare else site.unroll
                 lines.append(f"{kind} {name}{site.suffix}[{count}];")
                 if spare:

@@ -102,8 +102,10 @@ def _apply(graph: fx.Graph, node: fx.Node, statistics: list[fx.Node]) -> fx.Node
     args: list[Any] = [*node.args]
     if eps := _NORMS[node.target]:
         return graph.call_function(_APPLIED, (*args[:3], *statistics, args[eps]))
-    x, weight, bias, *_, groups, _ = args
-    function = group_norm_elemt(x.meta["val"], groups, weight, bias, is_row_major=True)
+    x, weight, bias, *_, count, groups, _ = args
+    count = count.meta["val"] if isinstance(count, fx.Node) else count
+    # Of single elements ATen computes the results otherwise.
+    function = None if count == 1 else group_norm_elemt(x.meta["val"], groups, weight, bias, is_row_major=True)
     if function is None:
         return None
     builder = GroupBuilder()
