@@ -129,11 +129,12 @@ def _ordered_forms(
     for index, item in enumerate(group.applications):
         given = [values[value].desc for value in item.tensors]
         dtypes, layouts = [desc.dtype for desc in given], [(desc.shape, desc.strides) for desc in given]
-        is_ordered = item.function.is_composite and (is_strict or device.type == "cuda")
+        form, is_ordered = None, item.function.is_composite and (is_strict or device.type == "cuda")
         if is_ordered and not is_strict and _is_long_loss(group, index, given):
-            forms.append((*(item.function.form or ()), ONE_WALK))
-            continue
-        forms.append(ordered_form(item.function, dtypes, layouts, is_strict=is_strict) if is_ordered else None)
+            form = (*(item.function.form or ()), ONE_WALK)
+        elif is_ordered:
+            form = ordered_form(item.function, dtypes, layouts, is_strict=is_strict)
+        forms.append(form)
     return tuple(forms)
 
 

@@ -95,9 +95,6 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
             ):
                 # ATen has another kernel for tensors of different layouts.
                 order = None
-            if reduction.order.startswith("group_norm") and max(dims, default=0) > 2 and prod(desc.shape[3:]) == 1:
-                # It has others where a channel of a batch is one element, as for tensors of two dimensions.
-                order = None
             if order is None and not group.is_strict:
                 continue
             if order is None:
@@ -164,6 +161,9 @@ def torchs_order(
     assert desc.dtype is not None, "numbers are not reduced"
     name = name or reduction.order
     if name not in KEPT_ORDERS.get(device.type, ()) or not desc.dtype.is_floating_point:
+        return None
+    if name.startswith("group_norm") and max(dims, default=0) > 2 and prod(desc.shape[3:]) == 1:
+        # ATen has other kernels where a channel of a batch is one element, as for tensors of two dimensions.
         return None
     layout, size = coalesce(desc.shape, desc.strides, dims), desc.dtype.itemsize
     if reduction.scans:

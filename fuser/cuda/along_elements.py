@@ -263,8 +263,11 @@ class AlongElements(RowText):
     # --- the largest element -----------------------------------------------------------------------------------------
     def _has_pairs(self, step: RowPass) -> bool:
         # Whether it finds the largest of elements of which two fit in a word.
-        found = [item for item in self._read_by([step]) if item.variable == step.highest]
-        return any(self._is_narrow(item) if step.adds_powers else self._is_paired(item) for item in found)
+        return any(map(self._is_narrow if step.adds_powers else self._is_paired, self._compared(step)))
+
+    def _compared(self, step: RowPass) -> list[Operand]:
+        # What it finds the largest of, if that is read.
+        return [item for item in self._read_by([step]) if item.variable == step.highest]
 
     def _is_paired(self, item: Operand) -> bool:
         # Whether two of its elements are a word, and vectors have all of theirs.
@@ -275,7 +278,7 @@ class AlongElements(RowText):
 
     def _find_extreme(self, step: RowPass, each: list[str]) -> list[str]:
         # ``each``: the loop over vectors, with a place for what is done with one of them.
-        (item,) = (item for item in self._read_by([step]) if item.variable == step.highest)
+        (item,) = self._compared(step)
         # What is missing adds nothing to powers.
         fill = f"if (left < V) fuser_fill({item.name}[u], left); " * (step.adds_powers and not self._is_paired(item))
         add = f"{fill}highest.add({item.name}[u]{', true' * step.is_of_sizes});"
@@ -286,7 +289,7 @@ class AlongElements(RowText):
         ]
 
     def _add_powers(self, step: RowPass, each: list[str], top: str, total: str) -> list[str]:
-        (item,) = (item for item in self._read_by([step]) if item.variable == step.highest)
+        (item,) = self._compared(step)
         add = f"{total} += fuser_powers({item.name}[u], {top});"
         return [
             # All of it may be infinitely little.
