@@ -302,9 +302,7 @@ class RowWriter:
         if not chosen:
             return None
         made = self._made(chosen)
-        later = {
-            value for index, item in enumerate(self.group.applications) if index not in chosen for value in item.tensors
-        }
+        later = {value for index in self.writer.live if index not in chosen for value in self._taken(index)}
         values = {value for index in chosen for value in self.writer.values(index)}
         stored = [slot for slot, value in enumerate(self.group.outputs) if value in values]
         lines: list[str] = []

@@ -18,7 +18,9 @@ from fuser import arg_spec, planner
 from fuser.combining import Reduction
 from fuser.compiler import register
 from fuser.config import config
+from fuser.cuda.backend import compile_cubin
 from fuser.cxx.functor import parse_functor
+from fuser.debug import kernel_sources
 from fuser.errors import ArgumentError, DimError, GroupError, ShapeError
 from fuser.fallback import Fallback
 from fuser.function import Function
@@ -26,6 +28,8 @@ from fuser.fx.backend import fuser_backend
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.linear import follow_sums
 from fuser.ops import index_function
+from fuser.ops.reductions import reduction_function
+from fuser.route import run
 
 PLACE = fuser.jit_fn(
     "template <typename T> int64_t place(int64_t i, T x, T y) { return i; }", index="i", out_dtypes=torch.int64
@@ -472,6 +476,24 @@ def test_sums_pass_an_index_by() -> None:
     x = builder.add_input("x")
     (i,) = builder.apply(index_function(1), [x])
     assert follow_sums(builder.build(builder.apply(plus, [x, i])), frozenset({0})) == ((), 1)
+
+
+@pytest.mark.cpu
+@pytest.mark.nvrtc
+def test_what_only_gives_an_index_its_shape_is_not_computed_behind_a_reduction() -> None:
+    add = fuser.jit_fn("template <typename T> T add(T x, T y) { return x + y; }").function
+    builder = GroupBuilder()
+    x = builder.add_input("x")
+    (row,) = builder.apply(reduction_function("sum", (1,), True), [x])
+    (twice,) = builder.apply(add, [row, row])
+    (place,) = builder.apply(index_function(1, (1,)), builder.apply(add, [x, twice]))
+    group = builder.build([twice, place])
+    # Of what is stored narrower, and read as it was computed.
+    x = torch.randn(6, 96).bfloat16()
+    made = run(register(group), [x])
+    torch.testing.assert_close(made[0], 2 * x.float().sum(1, keepdim=True).bfloat16())
+    assert torch.equal(made[1], torch.arange(96).expand(6, 96))
+    assert [compile_cubin(source, "sm_90") for source in kernel_sources(register(group), [x], "cuda")]
 
 
 # --- what is said ----------------------------------------------------------------------------------------------------
