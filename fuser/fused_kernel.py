@@ -272,7 +272,9 @@ def build_compile_error(
         names = ", ".join(functor.entry for functor in source.functors)
         # An assembler's errors have no place in a text.
         lines = log.strip().splitlines()
-        found = [f"error: {item.message}" for item in diagnostics] or [line for line in lines if line.startswith("ptxas error")]
+        found = [f"error: {item.message}" for item in diagnostics] or [
+            line for line in lines if line.startswith("ptxas error")
+        ]
         messages = (found or lines)[:10]
         messages = [_NAMESPACE.sub("", message) for message in messages]
         lines = [f"the kernel of {names} does not compile ({compiler})", *messages]

@@ -103,7 +103,9 @@ def _cut_launches(
         rest = [index for index in rest if index not in chosen]
     # What is stored for a later piece may as well be computed there again.
     again = _made_again if group.has_reduction else lambda *_: set[int]()
-    wholes = [sorted({*chosen, *again(group, layouts, chosen)}) for chosen in pieces]
+    stored = {value for own in pieces for index in own for value in group.reads(index) if producers[value] not in own}
+    stored.update(group.outputs)
+    wholes = [sorted({*chosen, *again(group, layouts, chosen, stored)}) for chosen in pieces]
     wholes = [
         more if _fits(group.section(more), layouts, by_value, orders) else chosen
         for chosen, more in zip(pieces, wholes, strict=True)
@@ -167,8 +169,11 @@ def _is_read_again(rows: RowShape, orders: Mapping[int, RowOrder | None]) -> boo
     return is_long and any(order and not order.spreads for order in orders.values())
 
 
-def _made_again(group: FusionGroup, layouts: Sequence[ValueLayout], chosen: Collection[int]) -> set[int]:
+def _made_again(
+    group: FusionGroup, layouts: Sequence[ValueLayout], chosen: Collection[int], stored: Collection[int]
+) -> set[int]:
     # The applications that make, elementwise, what a section would read of others, where it reads no more tensors then.
+    # ``stored``: the values that sections write for others; they write no more for this.
     producers, sizes = group.producers(), [prod(item.shape) for item in layouts]
     read = {value for index in chosen for value in group.reads(index) if producers[value] not in chosen}
     full = max((sizes[value] for value in read), default=0)
@@ -177,10 +182,10 @@ def _made_again(group: FusionGroup, layouts: Sequence[ValueLayout], chosen: Coll
         again, instead, stack = set[int](), wide - {value}, [value]
         while stack:
             item = stack.pop()
-            if sizes[item] < full:
+            if sizes[item] < full and item in stored:
                 continue
             if producers[item] < 0:
-                instead.add(item)
+                instead |= {item} if sizes[item] == full else set()
                 continue
             again.add(producers[item])
             stack += group.reads(producers[item])

@@ -12,6 +12,7 @@ from functors import assert_same, draw, functor, poison, unpoison
 import fuser
 from fuser import planner
 from fuser.codegen import build_source
+from fuser.compiler import register
 from fuser.cuda.dialect import DIALECT
 from fuser.errors import FallbackError
 from fuser.fused_kernel import ArgumentPacker
@@ -19,6 +20,7 @@ from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import MAX_ARGUMENT_BYTES, MAX_INPUTS
 from fuser.layout import IterationSpace
 from fuser.ops import OPS, cast_function
+from fuser.ops.reductions import reduction_function
 from fuser.sections import group_outputs
 from fuser.tensor_desc import describe
 
@@ -215,3 +217,21 @@ def test_a_group_in_several_launches_is_replayed() -> None:
     first, second = (fuser.run_fusion(key, [*inputs, 1.0]) for _ in range(2))
     assert len(first) == len(second) == len(group.outputs)
     assert all(map(torch.equal, first, second))
+
+
+def test_what_a_later_launch_computes_again_needs_no_further_output() -> None:
+    # The column beside the quotient would be one, of a shape that the first launch has no element for.
+    builder = GroupBuilder()
+    column, x = builder.add_input("column"), builder.add_input("x")
+    correction = builder.add_input("correction", is_scalar=True)
+    (below,) = builder.apply(OPS["square"].function, [column])
+    (quotient,) = builder.apply(OPS["div"].function, [x, below])
+    (deviation,) = builder.apply(reduction_function("std", (0, 1), True), [quotient], [correction])
+    (scaled,) = builder.apply(OPS["mul"].function, [quotient, deviation])
+    (totals,) = builder.apply(reduction_function("cumsum", (-1,)), [x])
+    (total,) = builder.apply(reduction_function("sum", (0, 1)), [totals])
+    group = builder.build([deviation, scaled, total])
+    inputs = [torch.rand(1, 500), torch.rand(300, 500), 1]
+    texts = planner.plan_texts(register(group), inputs, torch.device("cuda", 0))
+    # The three, and the running totals.
+    assert sum(len(spec.group.outputs) for spec, _ in texts) == 4
