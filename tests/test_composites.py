@@ -95,6 +95,7 @@ def check_accuracy(name: str, dtype: torch.dtype) -> None:
 QUICK = ("layer_norm", "layer_norm_backward", "batch_norm_backward", "group_norm_backward", "rms_norm_backward")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.cpu
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in CASES]

@@ -127,6 +127,7 @@ def outcome(function: Callable[..., Any], dtype: torch.dtype) -> Any:
     return [(x.dtype, x.tolist()) for x in found], shared
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_random_programs(dtype: torch.dtype, tier: int) -> None:
     """Values, and which of inputs and results are the same memory, are eager's."""

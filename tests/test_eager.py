@@ -25,7 +25,7 @@ from functors import (
     same_bits,
     special_tensor,
 )
-from tiers import SLOW, choose, one_in, one_of_each
+from tiers import SLOW, choose, one_of_each
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -92,6 +92,7 @@ def batches() -> Iterator[Any]:
             yield pytest.param(batch, dtype, id=f"{str(dtype)[6:]}-{batch[0]}", marks=marks)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.cpu
 @pytest.mark.parametrize(("constructs", "dtype"), [*batches()])
 def test_constructs_have_the_kernels_bits(constructs: list[Construct], dtype: torch.dtype) -> None:
@@ -119,6 +120,7 @@ CASE_DTYPES = one_of_each([(case, dtype) for case in CASES for dtype in case.dty
 TOTAL = one_of_each([(case, dtype) for case in CASES for dtype in case.dtypes if case.is_total])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.cpu
 @pytest.mark.parametrize(("case", "dtype"), CASE_DTYPES)
 def test_functor_of_the_table_is_near_the_kernel(case: Case, dtype: torch.dtype) -> None:
@@ -362,7 +364,8 @@ def test_one_graph_serves_every_shape_and_scalar() -> None:
         assert torch.equal(translation.run(x, y, alpha)[0], alpha * x + y)
 
 
-@pytest.mark.parametrize("item", one_in(5, GRAPHS, "meta"))
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("item", GRAPHS, ids=str)
 def test_graph_runs_on_meta_and_fake_tensors(item: Case | Construct) -> None:
     dtype = item.dtypes[0]
     translation = translation_of(item.build(), dtype)

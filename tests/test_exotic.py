@@ -134,6 +134,7 @@ def assert_equal(got: torch.Tensor, wanted: torch.Tensor) -> None:
         assert same_bits(mine.resolve_neg(), theirs.resolve_neg()), f"{got} instead of {wanted}"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", SERVED)
 def test_served(name: str) -> None:
     wanted = call(torch.add, SERVED[name]())
@@ -228,6 +229,7 @@ def test_raises_what_torch_raises(name: str) -> None:
 LIMITED = [dtype for dtype in DTYPES if "float8" in str(dtype) or dtype in (torch.uint16, torch.uint32, torch.uint64)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_functors_take_every_dtype(dtype: torch.dtype) -> None:
     every = torch.arange(256, dtype=torch.uint8).view(dtype) if dtype.itemsize == 1 else ramp(256).to(dtype)

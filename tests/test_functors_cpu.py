@@ -76,6 +76,7 @@ def pointwise(inputs: list[Any]) -> torch.Tensor:
     return torch.addcmul(*tensors) if is_served else torch.add(*inputs[:2])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("case", "dtype"), one_of_each([(case, dtype) for case in CASES for dtype in case.dtypes]))
 def test_dtypes(case: Case, dtype: torch.dtype) -> None:
     # An odd length, more than one vector, with a tail.
@@ -104,6 +105,7 @@ LAYOUTS: dict[str, Callable[[torch.dtype, tuple[float, float], int], torch.Tenso
 
 
 # Layouts do not look into a functor: a part of the table is enough.
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("case", "layout"), one_of_each(list(itertools.product(BASICS, LAYOUTS)), 4))
 def test_layouts(case: Case, layout: str) -> None:
     check(case, [LAYOUTS[layout](case.dtypes[0], case.domain, seed) for seed in range(case.tensors)])
@@ -117,6 +119,7 @@ def test_layouts_of_other_dtypes(dtype: torch.dtype, layout: str) -> None:
         check(case, [LAYOUTS[layout](dtype, case.domain, seed) for seed in range(case.tensors)])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("left", "right"),
     [

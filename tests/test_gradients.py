@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from functors import CASES, Case, as_tuple, draw, functor, inputs_of
-from tiers import one_in
 
 import fuser
 from fuser.errors import GradientError
@@ -35,11 +34,11 @@ def continuous(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # The text of every derivative is checked without a compiler in test_derivative.py; here a sixth of them is compiled.
-COMPILED = one_in(10, DIFFERENTIABLE, "functors")
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("case", COMPILED)
+@pytest.mark.one_in(14)
+@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=str)
 def test_functor(case: Case, device: str) -> None:
     function = continuous(functor(case.name))
     # The interpreter launches torch's kernels one by one, a hundred thousand for three elements of incomplete_gamma:
@@ -131,7 +130,8 @@ def alike() -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("names", one_in(6, map("+".join, alike()), "gradients"))
+@pytest.mark.one_in(10)
+@pytest.mark.parametrize("names", map("+".join, alike()), ids=str)
 def test_ops(names: str, device: str) -> None:
     builder = fuser.GroupBuilder()
     inputs = leaves(op_inputs(names.split("+")[0], device=device))
@@ -152,7 +152,8 @@ INCOMPARABLE = {f"{name}_backward" for name in ("silu", "hardsigmoid", "mish", "
 COMPARABLE = [name for name in HAVE_GRADIENT if name not in INCOMPARABLE]
 
 
-@pytest.mark.parametrize("name", one_in(3, COMPARABLE, "special values"))
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("name", COMPARABLE, ids=str)
 def test_op_at_special_values(name: str) -> None:
     tensors = op_inputs(name)
     # What activations' derivatives are given is finite.

@@ -52,6 +52,7 @@ def make(shape: list[int], dtype: torch.dtype, layout: str, choose: random.Rando
     return part.permute([order.index(dim) for dim in range(len(shape))])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_random_layouts(dtype: torch.dtype, tier: int) -> None:
     choose = random.Random(str(dtype))

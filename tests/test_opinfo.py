@@ -14,7 +14,7 @@ import pytest
 import torch
 from accuracy import assert_close_to_eager, assert_form, outcome
 from functors import poison, unpoison
-from tiers import choose, one_in
+from tiers import choose
 from torch.testing._internal import common_utils
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
@@ -262,7 +262,8 @@ def test_every_op_has_samples() -> None:
     assert missing == {"gelu_tanh", "gelu_tanh_backward"}
 
 
-@pytest.mark.parametrize("name", one_in(8, SUBJECTS, "samples"))
+@pytest.mark.one_in(8)
+@pytest.mark.parametrize("name", SUBJECTS, ids=str)
 def test_samples(name: str, tier: int) -> None:
     samples = samples_of(SUBJECTS[name])
     # In tier 2 one sample of each op (in every dtype), and of two names of an op hardly ever the same.

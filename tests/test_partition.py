@@ -399,6 +399,7 @@ def count_work(module: fx.GraphModule) -> Counter[str]:
     return counts
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("is_known", [True, False], ids=["shapes are known", "shapes are not known"])
 @pytest.mark.parametrize("build", [build_chain, build_fan, build_writes, build_layers, build_towers])
 def test_the_work_is_in_proportion_to_the_graph(build: Callable[..., fx.GraphModule], is_known: bool) -> None:

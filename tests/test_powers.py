@@ -114,6 +114,7 @@ def test_a_first_power_alone_is_torchs_copy(dtype: torch.dtype) -> None:
     assert fuser.stats()["fallbacks"] == {}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("cpu_math", ["fast", "precise"])
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
 def test_formulas(dtype: torch.dtype, cpu_math: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,6 +143,7 @@ def test_formulas_in_every_loop() -> None:
             assert same_bits(result, wanted[: len(result)]), exponent
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_formulas_in_narrow_dtypes(dtype: torch.dtype) -> None:
     """On the CPU the result alone is rounded, which loses nothing."""
@@ -164,6 +166,7 @@ def test_other_exponents(exponent: float, dtype: torch.dtype) -> None:
         assert torch.equal(got.signbit() | got.isnan(), exact.to(dtype).signbit() | exact.isnan())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.skipif(platform.machine() != "x86_64" or find_compiler(config.cxx).is_clang, reason="gcc's vectors")
 @pytest.mark.parametrize("exponent", [4, 2.5])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, *WIDE], ids=str)

@@ -128,6 +128,7 @@ def test_welford_and_argmax_have_several_accumulators(dtype: torch.dtype) -> Non
     assert torch.equal(found, first)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("shape", "dims", "dtype"),
     [
@@ -312,6 +313,7 @@ class TestFuse:
         assert torch.equal(top, y.abs().amax(-1, keepdim=True))
         assert torch.equal(got, (y / top).to(torch.float16))
 
+    @pytest.mark.one_in(2)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int8, torch.bool])
     def test_what_has_one_result_in_any_order_fuses(self, dtype: torch.dtype) -> None:
         @fuser.fuse
@@ -326,6 +328,7 @@ class TestFuse:
             assert got.dtype == wanted.dtype
         assert not fuser.stats()["fallbacks"]
 
+    @pytest.mark.one_in(3)
     @pytest.mark.parametrize("name", "sum prod mean amax amin any all count_nonzero".split())
     def test_every_name_in_fast_numerics(self, name: str) -> None:
         # As a function, a method and, where torch has one of this form, an ATen overload.

@@ -45,6 +45,7 @@ def same(results: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
         torch.testing.assert_close(got.cpu(), want, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.cpu
 @pytest.mark.parametrize("name", ["skewed", "moments", "indexed", "softmax", "two", "contracted"])
 def test_loops(name: str) -> None:
@@ -356,6 +357,7 @@ def test_rows_that_blocks_share_in_graphs_and_on_several_streams() -> None:
         assert torch.equal(captured, wanted)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", GROUPS)
 def test_short_rows_have_as_many_threads_as_each_has_vectors(name: str) -> None:
     build, inputs_of = GROUPS[name]

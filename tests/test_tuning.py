@@ -199,6 +199,7 @@ CALLS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.complex128], ids=str)
 @pytest.mark.parametrize("layout", CALLS)

@@ -130,6 +130,7 @@ SHAPES: dict[str, tuple[KernelSpec, Callable[[Any, Any], list[tuple[Any, ...]]],
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("device", "name"),
     # On CPUs its order is not known.

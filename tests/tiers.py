@@ -2,7 +2,8 @@
 
 A pytest plugin (conftest.py loads it). ``--tier N`` is 2 unless told. A test belongs to the lowest tier that its marks
 allow: ``cpu``, ``nvrtc`` and ``cuda`` say what it needs and begin in tier 2, ``slow`` says that it is long, or that it
-repeats for more dtypes what a quick one shows, and waits for tier 3; one without a mark runs in all three.
+repeats for more dtypes what a quick one shows, and waits for tier 3, as all but about one in n cases of a test with
+``one_in(n)`` do; one without a mark runs in all three.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, what in NEEDS.items():
         config.addinivalue_line("markers", f"{name}: needs {what}")
     config.addinivalue_line("markers", "slow: runs in tier 3 only")
+    config.addinivalue_line("markers", "one_in(n): of its cases about one in n runs in tier 2, all in tier 3")
     if config.getoption("tier") == 1:
         # Whoever compiles all the same lacks a mark, and fails.
         os.environ["FUSER_NO_COMPILE"] = "1"
@@ -45,7 +47,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     later = {1: {"slow", *NEEDS}, 2: {"slow"}, 3: set()}[tier] - set(config.getoption("markexpr").split())
     groups: dict[bool, list[pytest.Item]] = {True: [], False: []}
     for item in items:
-        groups[any(item.get_closest_marker(name) for name in later)].append(item)
+        part = item.get_closest_marker("one_in") if "slow" in later else None
+        is_later = part is not None and choose(item.name, part.args[0]) > 0
+        groups[is_later or any(item.get_closest_marker(name) for name in later)].append(item)
     if groups[True]:
         config.hook.pytest_deselected(items=groups[True])
         items[:] = groups[False]
@@ -128,16 +132,6 @@ def one_of_each(pairs: Iterable[tuple[Any, Any]], quick: int = 1) -> list[Any]:
             marks = [] if (place - begin) % len(group) < quick else [SLOW]
             found.append(pytest.param(*pair, id=f"{name}-{str(pair[1]).removeprefix('torch.')}", marks=marks))
     return found
-
-
-def one_in(count: int, items: Iterable[Any], salt: str) -> list[Any]:
-    """Return parameters of which about one in ``count`` runs in tier 2, others are ``slow``.
-
-    Which ones depends on ``salt`` too, the test's name: what one test leaves to tier 3, another one has.
-    """
-    return [
-        pytest.param(item, id=str(item), marks=[] if choose(f"{salt} {item}", count) == 0 else [SLOW]) for item in items
-    ]
 
 
 SLOW = pytest.mark.slow
