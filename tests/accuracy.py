@@ -8,12 +8,15 @@ from typing import Any
 import torch
 
 # Ops whose CPU kernel in torch may return either zero when it has both to choose from.
-EITHER_ZERO = {"maximum", "minimum", "clamp", "clamp_min", "clamp_max", "relu", "hardtanh", "elu", "addcmul"}
+EITHER_ZERO = {
+    "maximum", "minimum", "fmax", "fmin", "clamp", "clamp_min", "clamp_max", "relu", "hardtanh", "elu", "addcmul",
+    "softshrink",
+}  # fmt: skip
 # Ops that subtract: CUDA's formulas, which fuser follows on the CPU too, lose digits where torch's CPU kernels (with
 # fused multiply-adds, and for gelu other polynomials) lose fewer.
 CANCELS = {
     "add", "sub", "gelu", "gelu_tanh", "gelu_backward", "gelu_tanh_backward", "tanh_backward", "silu_backward",
-    "sigmoid_backward", "addcmul", "addcdiv", "lerp", "logaddexp",
+    "sigmoid_backward", "mish_backward", "addcmul", "addcdiv", "lerp", "logaddexp",
 }  # fmt: skip
 
 

@@ -47,11 +47,12 @@ def test_no_two_modules_protect_the_same() -> None:
 class Marked:
     """An item with marks, and nothing else."""
 
-    def __init__(self, *names: str) -> None:
-        self.names = names
+    def __init__(self, *marks: str) -> None:
+        self.name = " ".join(marks)
+        self.marks = dict(item.partition(":")[::2] for item in marks)
 
-    def get_closest_marker(self, name: str) -> bool:
-        return name in self.names
+    def get_closest_marker(self, name: str) -> SimpleNamespace | None:
+        return SimpleNamespace(args=[int(self.marks[name] or 0)]) if name in self.marks else None
 
     def add_marker(self, skip: Any) -> None:
         """Take the reason to skip, on a machine that lacks something."""
@@ -60,14 +61,15 @@ class Marked:
 @pytest.mark.parametrize(
     ("tier", "own", "runs"),
     [
-        (1, "", ["none"]),
-        (2, "", ["none", "cpu", "nvrtc", "cuda"]),
-        (3, "", ["none", "cpu", "nvrtc", "cuda", "slow", "slow cpu"]),
-        (2, "slow", ["none", "cpu", "nvrtc", "cuda", "slow", "slow cpu"]),
+        (1, "", ["none", "one_in:1"]),
+        (2, "", ["none", "cpu", "nvrtc", "cuda", "one_in:1"]),
+        (3, "", ["none", "cpu", "nvrtc", "cuda", "one_in:1", "slow", "slow cpu", "one_in:99"]),
+        (2, "slow", ["none", "cpu", "nvrtc", "cuda", "one_in:1", "slow", "slow cpu", "one_in:99"]),
     ],
 )
 def test_a_tier_runs_what_its_marks_say(tier: int, own: str, runs: list[str]) -> None:
-    items = {Marked(*names.split()): names for names in ("none", "cpu", "nvrtc", "cuda", "slow", "slow cpu")}
+    kinds = ("none", "cpu", "nvrtc", "cuda", "one_in:1", "slow", "slow cpu", "one_in:99")
+    items = {Marked(*names.split()): names for names in kinds}
     options = {"tier": tier, "markexpr": own}
     left_out: list[Any] = []
     hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))

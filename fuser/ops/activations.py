@@ -205,7 +205,7 @@ define(
     kinds=REAL,
     scalars=("threshold", "value"),
 )
-define("prelu", "T x, T weight", "return x > T(0) ? x : weight * x;", _ATEN._prelu_kernel)
+define("prelu", "T x, T weight", "return x > T(0) ? x : weight * x;", _ATEN._prelu_kernel, same_dtypes=True)
 define(
     "glu",
     "T a, T b",

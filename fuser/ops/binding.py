@@ -27,7 +27,7 @@ from fuser.ops.calls import (
     tensor_first,
 )
 from fuser.ops.composites import keeps_bits
-from fuser.ops.further import further_functions
+from fuser.ops.further import further_functions, further_methods
 from fuser.ops.softmax import softmax_functions, softmax_methods
 from fuser.ops.table import overloads as _overloads
 from fuser.ops.views import bind_item, bind_reshape, bind_squeeze, bind_unsqueeze
@@ -90,6 +90,9 @@ _MODULES: dict[type, tuple[Any, tuple[str, ...]]] = {
     torch.nn.Softmin: (F.softmin, ("dim",)),
     torch.nn.Softsign: (F.softsign, ()),
     torch.nn.Tanhshrink: (F.tanhshrink, ()),
+    torch.nn.Hardshrink: (F.hardshrink, ("lambd",)),
+    torch.nn.Softshrink: (F.softshrink, ("lambd",)),
+    torch.nn.Threshold: (F.threshold, ("threshold", "value")),
 }
 
 
@@ -185,7 +188,7 @@ def _is_operand(value: Any) -> bool:
 @functools.cache
 def _methods() -> dict[str, Binder]:
     views = {name: _bind_view(bind) for name, bind in _VIEWS.items()}
-    return {**pointwise_methods(), **reduction_methods(), **softmax_methods(), **views}
+    return {**pointwise_methods(), **further_methods(), **reduction_methods(), **softmax_methods(), **views}
 
 
 @functools.cache

@@ -121,7 +121,7 @@ def pointwise_functions() -> dict[Any, Binder]:
 
 _UNARY = (
     *UNARY_FLOAT, "neg", "abs", "reciprocal", "square", "sigmoid", "floor", "ceil", "trunc", "round", "frac", "sign",
-    "isnan", "isinf", "isfinite", "logical_not", "bitwise_not",
+    "isnan", "isinf", "isfinite", "logical_not", "bitwise_not", "sgn", "signbit", "isposinf", "isneginf",
 )  # fmt: skip
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _BITWISE = ("bitwise_and", "bitwise_or", "bitwise_xor")
@@ -129,7 +129,7 @@ _UNARY_ACTIVATIONS = ("relu", "silu", "mish", "hardsigmoid", "hardswish")
 # ATen has these for two tensors, and for a tensor and a number.
 _BINARY = ("mul", *_COMPARISONS, *_BITWISE, "fmod", "remainder", "copysign")
 _OF_TENSORS = (
-    "maximum", "minimum", "atan2", "hypot", "logaddexp", "logical_and", "logical_or", "logical_xor",
+    "maximum", "minimum", "atan2", "hypot", "logaddexp", "logical_and", "logical_or", "logical_xor", "fmax", "fmin",
 )  # fmt: skip
 # From the other names that torch has for an op.
 _ALIASES = {

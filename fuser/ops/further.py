@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
-from fuser.ops.calls import OpCall, is_constant, is_number
+from fuser.ops.calls import Binder, OpCall, asking, is_constant, is_number, known_of, tensor_first
 from fuser.ops.table import ANY_REAL, FLOAT, OPS, REAL, define, define_test
 
 __all__ = ["further_functions"]
@@ -26,8 +28,7 @@ define(
 define(
     "right_shift",
     "T a, T b",
-    "int bits = 8 * sizeof(T); int last = T(-1) < T(0) ? bits - 1 : bits;"
-    " return b < T(0) || b >= last ? T(a >> (bits - 1)) : T(a >> b);",
+    "int last = 8 * sizeof(T) - 1; return b >= T(0) && b <= last ? T(a >> b) : T(-1) < T(0) ? T(a >> last) : T(0);",
     torch.bitwise_right_shift,
     kinds=_INT,
 )
@@ -67,33 +68,45 @@ define(
 )
 
 
-def further_functions() -> dict[Any, Callable[..., OpCall | None]]:
-    """Return the binder of each overload."""
+def further_methods() -> dict[str, Binder]:
+    """Return what binds each method of tensors, by its name."""
+    left, right = _bind("left_shift"), _bind("right_shift")
+    return {
+        "bitwise_left_shift": left, "__lshift__": left, "bitwise_right_shift": right, "__rshift__": right,
+        "deg2rad": _bind_scaled(math.pi / 180), "rad2deg": _bind_scaled(180 / math.pi), "ldexp": _bind_ldexp,
+        "nan_to_num": _bind_nan_to_num, "hardshrink": _bind_shrink("hardshrink"),
+    }  # fmt: skip
+
+
+def further_functions() -> dict[Any, Binder]:
+    """Return what binds each overload, and function that has no method's name."""
     both = {
         "left_shift": "bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar bitwise_left_shift.Scalar_Tensor"
         " __lshift__.Tensor __lshift__.Scalar",
         "right_shift": "bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar bitwise_right_shift.Scalar_Tensor"
         " __rshift__.Tensor __rshift__.Scalar",
-        "fmax": "fmax.default", "fmin": "fmin.default", "heaviside": "heaviside.default",
+        # Of which torch has no derivative, and says so.
+        "heaviside": "heaviside.default",
         "maximum": "max.other", "minimum": "min.other", "remainder": "remainder.Scalar_Tensor",
         "bitwise_and": "bitwise_and.Scalar_Tensor", "bitwise_or": "bitwise_or.Scalar_Tensor",
         "bitwise_xor": "bitwise_xor.Scalar_Tensor __xor__.Tensor __xor__.Scalar",
         "prelu": "_prelu_kernel.default", "mish_backward": "mish_backward.default",
         "hardsigmoid_backward": "hardsigmoid_backward.default", "hardswish_backward": "hardswish_backward.default",
     }  # fmt: skip
-    one = {"signbit": "signbit", "isposinf": "isposinf", "isneginf": "isneginf", "sgn": "sgn"}
     return {
         **{_overload(name): _bind(op) for op, names in both.items() for name in names.split()},
-        **{_overload(f"{name}.default"): _bind_one(op) for op, name in one.items()},
+        operator.lshift: _bind("left_shift"),
+        operator.rshift: _bind("right_shift"),
         **{_overload(f"div.{kind}_mode"): _bind_div_mode for kind in ("Tensor", "Scalar")},
-        _ATEN.deg2rad.default: _bind_scaled(math.pi / 180),
-        _ATEN.rad2deg.default: _bind_scaled(180 / math.pi),
+        **{_overload(f"{name}.default"): further_methods()[name] for name in _OVERLOADED},
         _ATEN.ldexp.Tensor: _bind_ldexp,
-        _ATEN.nan_to_num.default: _bind_nan_to_num,
-        _ATEN.hardshrink.default: _bind_shrink("hardshrink"),
+        F.hardshrink: _bind_shrink("hardshrink"),
+        F.softshrink: _bind_shrink("softshrink"),
         _ATEN.softshrink.default: _bind_shrink("softshrink"),
         _ATEN.hardshrink_backward.default: _bind_shrink_backward,
         _ATEN.softshrink_backward.default: _bind_shrink_backward,
+        torch.threshold: tensor_first(_bind_threshold),
+        F.threshold: _bind_threshold,
         _ATEN.threshold.default: _bind_threshold,
         _ATEN.elu_backward.default: _bind_elu_backward,
         _ATEN.hardtanh_backward.default: _bind_hardtanh_backward,
@@ -103,6 +116,12 @@ def further_functions() -> dict[Any, Callable[..., OpCall | None]]:
         _ATEN.logit_backward.default: _bind_logit_backward,
         _ATEN.native_dropout_backward.default: _bind_dropout_backward,
     }
+
+
+# That every dtype has.
+_LARGEST_OF_ALL = torch.finfo(torch.float16).max
+# The methods whose overloads are "default".
+_OVERLOADED = ("deg2rad", "rad2deg", "nan_to_num", "hardshrink")
 
 
 def _overload(name: str) -> Any:
@@ -117,13 +136,6 @@ def _call(name: str, *tensors: Any, **scalars: Any) -> OpCall | None:
 def _bind(name: str) -> Callable[..., OpCall | None]:
     def bind(input: Any, other: Any) -> OpCall | None:  # noqa: A002 - torch's own parameter name
         return _call(name, input, other)
-
-    return bind
-
-
-def _bind_one(name: str) -> Callable[..., OpCall | None]:
-    def bind(input: Any) -> OpCall | None:  # noqa: A002
-        return _call(name, input)
 
     return bind
 
@@ -145,11 +157,12 @@ def _bind_div_mode(input: Any, other: Any, *, rounding_mode: Any = None) -> OpCa
     return _call("div_trunc", input, other) if is_served else None
 
 
+@asking
 def _bind_nan_to_num(input: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) -> OpCall | None:  # noqa: A002
-    value = getattr(input, "meta", {}).get("val")
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+    found = known_of(input)
+    if found is None or not found.dtype.is_floating_point:
         return None
-    known = torch.finfo(value.dtype)
+    known = torch.finfo(found.dtype)
     return _call(
         "nan_to_num",
         input,
@@ -161,7 +174,9 @@ def _bind_nan_to_num(input: Any, nan: Any = None, posinf: Any = None, neginf: An
 
 def _bind_shrink(name: str) -> Callable[..., OpCall | None]:
     def bind(input: Any, lambd: Any = 0.5) -> OpCall | None:  # noqa: A002
-        return _call(name, input, lambd=lambd)
+        # Of what is out of a dtype's range, or negative, torch says so.
+        is_served = name == "hardshrink" or (is_constant(lambd) and 0 <= lambd <= _LARGEST_OF_ALL)
+        return _call(name, input, lambd=lambd) if is_served else None
 
     return bind
 
@@ -170,8 +185,8 @@ def _bind_shrink_backward(grad_output: Any, input: Any, lambd: Any) -> OpCall | 
     return _call("shrink_backward", grad_output, input, lambd=lambd)
 
 
-def _bind_threshold(input: Any, threshold: Any, value: Any) -> OpCall | None:  # noqa: A002
-    return _call("threshold", input, threshold=threshold, value=value)
+def _bind_threshold(input: Any, threshold: Any, value: Any, inplace: bool = False) -> OpCall | None:  # noqa: A002
+    return None if inplace else _call("threshold", input, threshold=threshold, value=value)
 
 
 def _bind_elu_backward(
