@@ -271,11 +271,9 @@ def build_compile_error(
     else:
         names = ", ".join(functor.entry for functor in source.functors)
         # An assembler's errors have no place in a text.
-        lines = log.strip().splitlines()
-        found = [f"error: {item.message}" for item in diagnostics] or [
-            line for line in lines if line.startswith("ptxas error")
-        ]
-        messages = (found or lines)[:10]
+        log_lines = log.strip().splitlines()
+        of_assembler = [line for line in log_lines if line.startswith("ptxas error")]
+        messages = [f"error: {item.message}" for item in diagnostics] or of_assembler or log_lines[:10]
         messages = [_NAMESPACE.sub("", message) for message in messages]
         lines = [f"the kernel of {names} does not compile ({compiler})", *messages]
     return CompileError(

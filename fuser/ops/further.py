@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 from fuser.ops.calls import Binder, OpCall, asking, is_constant, is_number, known_of, tensor_first
 from fuser.ops.table import ANY_REAL, FLOAT, OPS, REAL, define, define_test
 
-__all__ = ["further_functions"]
+__all__ = ["further_functions", "further_methods"]
 
 _ATEN = torch.ops.aten
 _INT = frozenset({"int"})
@@ -85,7 +85,7 @@ def further_functions() -> dict[Any, Binder]:
         " __lshift__.Tensor __lshift__.Scalar",
         "right_shift": "bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar bitwise_right_shift.Scalar_Tensor"
         " __rshift__.Tensor __rshift__.Scalar",
-        # Of which torch has no derivative, and says so.
+        # Not by torch's own name: it has no derivative, and torch says so.
         "heaviside": "heaviside.default",
         "maximum": "max.other", "minimum": "min.other", "remainder": "remainder.Scalar_Tensor",
         "bitwise_and": "bitwise_and.Scalar_Tensor", "bitwise_or": "bitwise_or.Scalar_Tensor",
