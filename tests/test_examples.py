@@ -62,7 +62,7 @@ def test_the_criteria_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     assert norm.main() >= 1
     graph = load("graph_pass")
     monkeypatch.setattr(graph, "put_functors", lambda traced: 0)
-    assert graph.main() == 1
+    assert graph.main() >= 1
     optimizers = load("optimizers")
     monkeypatch.setattr(optimizers.AdamW, "step", lambda self: None)
     assert optimizers.main() == 1
