@@ -88,7 +88,9 @@ def check_accuracy(name: str, dtype: torch.dtype) -> None:
         assert (got.dtype, got.shape, got.stride()) == (eager.dtype, eager.shape, eager.stride())
         # Sums of a few hundred numbers are off by a rounding or two, whoever makes them in their own type, as torch
         # does on a GPU; on the CPU it adds up some of these in double.
-        assert error_of(got, exact) <= 1.25 * error_of(eager, exact) + 0.75 * torch.finfo(dtype).eps
+        # In float64 torch's own result stands for the truth, and is off by as much.
+        roundings = 2 if dtype is torch.float64 else 0.75
+        assert error_of(got, exact) <= 1.25 * error_of(eager, exact) + roundings * torch.finfo(dtype).eps
 
 
 # One form of each op.
