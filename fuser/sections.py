@@ -184,11 +184,11 @@ def _made_again(
             item = stack.pop()
             if sizes[item] < full and item in stored:
                 continue
-            if producers[item] < 0:
-                instead |= {item} if sizes[item] == full else set()
-                continue
-            again.add(producers[item])
-            stack += group.reads(producers[item])
+            if producers[item] >= 0:
+                again.add(producers[item])
+                stack += group.reads(producers[item])
+            elif sizes[item] == full:
+                instead.add(item)
         functions = [group.applications[index].function for index in again]
         if len(instead) <= len(wide) and not any(item.reduces or item.reshapes or item.is_index for item in functions):
             wide, found = instead, found | again

@@ -80,6 +80,7 @@ def further_methods() -> dict[str, Binder]:
 
 def further_functions() -> dict[Any, Binder]:
     """Return what binds each overload, and function that has no method's name."""
+    methods = further_methods()
     both = {
         "left_shift": "bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar bitwise_left_shift.Scalar_Tensor"
         " __lshift__.Tensor __lshift__.Scalar",
@@ -95,12 +96,11 @@ def further_functions() -> dict[Any, Binder]:
     }  # fmt: skip
     return {
         **{_overload(name): _bind(op) for op, names in both.items() for name in names.split()},
-        operator.lshift: _bind("left_shift"),
-        operator.rshift: _bind("right_shift"),
+        operator.lshift: methods["__lshift__"],
+        operator.rshift: methods["__rshift__"],
         **{_overload(f"div.{kind}_mode"): _bind_div_mode for kind in ("Tensor", "Scalar")},
-        **{_overload(f"{name}.default"): further_methods()[name] for name in _OVERLOADED},
-        _ATEN.ldexp.Tensor: _bind_ldexp,
-        F.hardshrink: _bind_shrink("hardshrink"),
+        **{_overload(f"{name}.default"): methods[name] for name in _OVERLOADED},
+        _ATEN.ldexp.Tensor: methods["ldexp"],
         F.softshrink: _bind_shrink("softshrink"),
         _ATEN.softshrink.default: _bind_shrink("softshrink"),
         _ATEN.hardshrink_backward.default: _bind_shrink_backward,
