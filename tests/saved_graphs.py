@@ -6,6 +6,7 @@ fuser and knows none of the functors: all their texts stand in ``save``.
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import sys
@@ -106,13 +107,14 @@ class Saver:
         """Train a step under torch.compile; with a graph that both backends take."""
         from torch._dynamo.utils import counters
 
-        # Without broadcasting Inductor has nothing of its own to compile.
-        self.model.weight = torch.nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4))
+        # Without broadcasting Inductor has nothing of its own to compile; other cases have the model as it is.
+        model = copy.deepcopy(self.model)
+        model.weight = torch.nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4))
         torch._dynamo.reset()
         counters.clear()
-        wanted = run(self.model, ROWS)
+        wanted = run(model, ROWS)
         with patch.object(executor, "make_plan", wraps=executor.make_plan) as planner:
-            found: dict[str, Any] = check(torch.compile(self.model, backend=backend, fullgraph=True), wanted)
+            found: dict[str, Any] = check(torch.compile(model, backend=backend, fullgraph=True), wanted)
         found["plans"] = planner.call_count > 0
         return found | {"from cache": counters["aot_autograd"]["autograd_cache_hit"]}
 

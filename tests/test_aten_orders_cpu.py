@@ -52,7 +52,8 @@ def check(function: Callable[..., Any], dtype: torch.dtype, shapes: tuple[tuple[
             for one, other in zip(
                 *((item if isinstance(item, tuple) else (item,)) for item in (got, wanted)), strict=True
             ):
-                assert torch.equal(one, other), (shape, count)
+                # Products of narrow numbers overflow: a sum of both infinities is none, here and there.
+                torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True, msg=f"{shape}, {count}")
                 assert one.stride() == other.stride()
             # A few sums that are narrow stay torch's.
             assert dtype.itemsize == 2 or not fuser.stats()["kept"], (shape, count)

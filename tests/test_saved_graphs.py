@@ -38,7 +38,7 @@ FOUND_SLOW = {
     "loop": EQUAL,
     "dynamic strict": EQUAL | {"larger": True},
     "fused module": EQUAL,
-    "inductor": EQUAL | {"from cache": 1, "plans": True},
+    "inductor": EQUAL | {"from cache": 1, "plans": False},
     "package": {"equal": True},
 }
 
@@ -58,8 +58,8 @@ def run_program(action: str, folder: Path, cases: list[str]) -> dict[str, Any]:
 def test_another_process_runs_what_was_saved(expected: dict[str, Any], tmp_path: Path) -> None:
     saved = run_program("save", tmp_path, [*expected])
     for backend in ("inductor", "fuser"):
-        # The two do not take each other's graphs.
-        assert saved.pop(backend, None) in (None, EQUAL | {"from cache": 0, "plans": True})
+        # The two do not take each other's graphs. Inductor's calls the functor's own groups, which eager torch planned.
+        assert saved.pop(backend, None) in (None, EQUAL | {"from cache": 0, "plans": backend == "fuser"})
     assert set(saved.values()) == {None}
     assert run_program("load", tmp_path, [*expected]) == expected
 
