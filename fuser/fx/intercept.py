@@ -44,7 +44,8 @@ class Intercept(TorchFunctionMode):
         if name in _ABOUT_OBJECTS:
             return func(*args, **kwargs)
         tracer = self._tracer
-        args, kwargs = pytree.tree_map(lambda x: tracer.hold(x) if is_tensor(x) else x, (args, kwargs))
+        if any(map(is_tensor, leaves)):
+            args, kwargs = pytree.tree_map(lambda x: tracer.hold(x) if is_tensor(x) else x, (args, kwargs))
         if name == "__get__":
             return getattr(args[0], func.__self__.__name__)
         if isinstance(func, JitFunction | BuiltinFunctionType):
