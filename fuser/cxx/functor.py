@@ -105,8 +105,8 @@ class Functor:
     # Where the text does not parse, in the order of the text.
     problems: tuple[Problem, ...] = field(compare=False)
 
-    # The parameters bound to tensors, those bound to named scalars, and the ``T&``, each in order; of the last none where
-    # the entry returns its only result.
+    # The parameters bound to tensors, those bound to named scalars, and the ``T&``, each in order; there are none of
+    # the last where the entry returns its only result.
     tensors: tuple[EntryParameter, ...] = field(init=False, compare=False, repr=False)
     scalars: tuple[EntryParameter, ...] = field(init=False, compare=False, repr=False)
     outputs: tuple[EntryParameter, ...] = field(init=False, compare=False, repr=False)

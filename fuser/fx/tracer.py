@@ -117,7 +117,8 @@ class _Tracer(fx.Tracer):
     def __init__(
         self, function: Callable[..., Any], call: Callable[..., Any], key: Key, leaves: Any, names: list[str]
     ) -> None:
-        super().__init__(autowrap_modules=(), autowrap_functions=tuple(MATH.values()))
+        # Those of ``math`` are dealt with in ``run``; its annotation takes a tuple of one for any tuple.
+        super().__init__(autowrap_modules=(), autowrap_functions=tuple(MATH.values()))  # type: ignore[arg-type]
         self._function, self._call = function, call
         self._key = key
         self._leaves = leaves
