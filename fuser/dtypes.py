@@ -117,8 +117,12 @@ def promote(operands: Iterable[tuple[torch.dtype, Rank]]) -> torch.dtype:
     Raises:
         UnsupportedError: torch does not promote these dtypes (float8 or unsigned mixtures).
     """
+    given = list(operands)
+    if all(dtype is given[0][0] for dtype, _ in given[1:]):
+        # Most calls.
+        return given[0][0]
     by_rank: dict[Rank, list[torch.dtype]] = {rank: [] for rank in Rank}
-    for dtype, rank in operands:
+    for dtype, rank in given:
         by_rank[rank].append(dtype)
     try:
         results = [reduce(torch.promote_types, dtypes) for dtypes in by_rank.values() if dtypes]

@@ -24,6 +24,7 @@ __all__ = [
     "FusionGroup",
     "GroupBuilder",
     "Section",
+    "hash_text",
 ]
 
 JSON_VERSION = 1
@@ -47,8 +48,7 @@ class FusionGroup:
     def key(self) -> int:
         """Hash (63 bits): equal for groups that differ only in names, dead code or order of writing."""
         if not self._key:
-            text = json.dumps(self.canonical().to_dict(), sort_keys=True) + repr(self.defaults())
-            self._key.append(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1)
+            self._key.append(hash_text(self.canonical().to_json(indent=None), self.defaults()))
         return self._key[0]
 
     @property
@@ -79,7 +79,8 @@ class FusionGroup:
     @property
     def has_reduction(self) -> bool:
         """Whether the outputs depend on the elements of a reduction."""
-        return any(self.applications[index].function.reduces for index in self.live_applications())
+        reduces = {index for index, item in enumerate(self.applications) if item.function.reduces}
+        return bool(reduces) and not reduces.isdisjoint(self.live_applications())
 
     @property
     def has_composite(self) -> bool:
@@ -240,8 +241,10 @@ class FusionGroup:
 
     def index_values(self) -> tuple[int, ...]:
         """Return the values that are indices of elements and that the outputs depend on."""
-        offsets, applications = self.value_offsets(), self.applications
-        return tuple(offsets[index] for index in self.live_applications() if applications[index].function.is_index)
+        indices = {index for index, item in enumerate(self.applications) if item.function.is_index}
+        live = self.live_applications() if indices else ()
+        offsets = self.value_offsets()
+        return tuple(offsets[index] for index in live if index in indices)
 
     def names(self) -> list[str]:
         """Return what the applications are called, for people: an index is part of what takes it."""
@@ -353,6 +356,11 @@ class FusionGroup:
                 stack.append((index, True))
                 stack += [(producers[value], False) for value in reversed(self.applications[index].tensors)]
         return order
+
+
+def hash_text(text: str, defaults: Sequence[bool | int | float | complex | None]) -> int:
+    """Return the key of a group: of its canonical form as JSON (``to_json(indent=None)``), and of its defaults."""
+    return int.from_bytes(hashlib.sha256(f"{text}{tuple(defaults)!r}".encode()).digest()[:8]) >> 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from fuser.cxx.functor import Functor
 from fuser.dtypes import Rank, dtype_info
 from fuser.errors import GroupError, ShapeError, UnsupportedError
 from fuser.function import ARRANGEMENTS, READS, VIEWS, Function
-from fuser.graph import FusionGroup
+from fuser.graph import FusionGroup, hash_text
 from fuser.layout import Shape, Strides, broadcast_shapes, contiguous_strides, infer_output_strides, is_dense
 from fuser.ops import (
     OPS,
@@ -65,15 +65,13 @@ class KernelSpec:
     group: FusionGroup
     # It as JSON: what stands for it where it must be found again, also by other processes.
     text: str = field(init=False, repr=False, compare=False)
+    # The group's key.
+    key: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Write it down."""
         object.__setattr__(self, "text", self.group.to_json(indent=None))
-
-    @property
-    def key(self) -> int:
-        """The group's key."""
-        return self.group.key
+        object.__setattr__(self, "key", hash_text(self.text, self.group.defaults()))
 
 
 @dataclass(frozen=True, slots=True)

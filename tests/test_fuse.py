@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from math import hypot
 from typing import Any, NamedTuple
 
 import pytest
@@ -283,6 +285,26 @@ def test_threads_share_a_fused_function(x: torch.Tensor) -> None:
 def test_deepcopy_of_a_fused_graph(x: torch.Tensor) -> None:
     fused = fuser.fuse(lambda x: sigmoid(x) * 2)
     assert torch.equal(copy.deepcopy(fused.graph_module)(x), fused(x))
+
+
+def test_functions_of_math_take_numbers_of_each_call(x: torch.Tensor) -> None:
+    def scale(x: Any, a: float, b: float) -> Any:
+        return x * math.sqrt(a) + hypot(a, b)
+
+    before = dict(vars(math))
+    fused = fuser.fuse(scale)
+    for a, b in ((4.0, 3.0), (9.0, 12.0), (2.0, 0.5)):
+        assert torch.equal(fused(x, a, b), x * math.sqrt(a) + hypot(a, b))
+    # One graph for all numbers.
+    assert {math.sqrt, math.hypot} <= {node.target for node in fused.graph_module.graph.nodes}
+
+    def fails(x: Any, a: float) -> Any:
+        raise KeyError(math.floor(a))
+
+    with pytest.raises(KeyError):
+        fuser.fuse(fails)(x, 2.5)
+    # Nobody else's functions are left changed.
+    assert vars(math) == before
 
 
 def test_arithmetic_on_numbers_stays_pythons() -> None:

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from fuser.prelude import emit_selected, load_blocks
+from fuser.prelude import PreludeBlock, emit_selected, load_blocks
 
 __all__ = ["emit_prelude"]
 
@@ -22,4 +22,9 @@ def emit_prelude(names: frozenset[str], features: frozenset[str]) -> str:
 
     Sample, for `names` with "exp": `FUSER_PROMOTE_1(exp)`, and `using ::exp;` inside `namespace std`.
     """
-    return emit_selected([block for file in _FILES for block in load_blocks(file)], names, features)
+    return emit_selected(_load_all(), names, features)
+
+
+@cache
+def _load_all() -> tuple[PreludeBlock, ...]:
+    return tuple(block for file in _FILES for block in load_blocks(file))

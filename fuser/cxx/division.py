@@ -39,6 +39,8 @@ def guard_divisions(functor: Functor) -> Functor:
     where an ``#if`` may read them.
     """
     emitted = functor.emitted
+    if "/" not in emitted.text and "%" not in emitted.text:
+        return functor
     words = _words(emitted.text)
     if any(word.text == "operator" and after.text in _OPERATORS for word, after in pairwise(words)):
         return functor

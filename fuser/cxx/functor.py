@@ -105,20 +105,16 @@ class Functor:
     # Where the text does not parse, in the order of the text.
     problems: tuple[Problem, ...] = field(compare=False)
 
-    @property
-    def tensors(self) -> tuple[EntryParameter, ...]:
-        """The parameters bound to tensors, in order."""
-        return tuple(parameter for parameter in self.parameters if parameter.role is Role.TENSOR)
+    # The parameters bound to tensors, those bound to named scalars, and the ``T&``, each in order; there are none of
+    # the last where the entry returns its only result.
+    tensors: tuple[EntryParameter, ...] = field(init=False, compare=False, repr=False)
+    scalars: tuple[EntryParameter, ...] = field(init=False, compare=False, repr=False)
+    outputs: tuple[EntryParameter, ...] = field(init=False, compare=False, repr=False)
 
-    @property
-    def scalars(self) -> tuple[EntryParameter, ...]:
-        """The parameters bound to named scalars, in order."""
-        return tuple(parameter for parameter in self.parameters if parameter.role is Role.SCALAR)
-
-    @property
-    def outputs(self) -> tuple[EntryParameter, ...]:
-        """The ``T&`` parameters; empty when the entry returns its only result."""
-        return tuple(parameter for parameter in self.parameters if parameter.role is Role.OUTPUT)
+    def __post_init__(self) -> None:
+        """Sort the parameters, which is asked for again and again."""
+        for name, role in (("tensors", Role.TENSOR), ("scalars", Role.SCALAR), ("outputs", Role.OUTPUT)):
+            object.__setattr__(self, name, tuple(item for item in self.parameters if item.role is role))
 
     @property
     def shadows(self) -> bool:

@@ -67,6 +67,8 @@ def quicken_divisions(functor: Functor) -> Functor:
     Its type is the first template parameter, ``fuser_D``. The functor itself if nothing in it divides, or it is not one
     plain function.
     """
+    if "/" not in functor.text:
+        return functor
     words = [word for word in tokenize(functor.text) if word.kind not in {"space", "comment"}]
     texts = [word.text for word in words]
     # Where, and whether 1 is divided.

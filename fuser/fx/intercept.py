@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import BuiltinFunctionType
 from typing import Any
@@ -18,7 +20,12 @@ from fuser.fx.guards import Guards
 from fuser.fx.symbols import Symbol, is_symbol, is_tensor
 from fuser.jit_function import JitFunction
 
-__all__ = ["Intercept", "is_traced", "isinstance_asks_symbols"]
+__all__ = ["MATH", "Intercept", "is_traced", "isinstance_asks_symbols", "math_takes_symbols"]
+
+# The functions of Python's math module by name.
+MATH: dict[str, Callable[..., Any]] = {
+    name: value for name, value in vars(math).items() if callable(value) and not name.startswith("_")
+}
 
 
 class Intercept(TorchFunctionMode):
@@ -37,7 +44,8 @@ class Intercept(TorchFunctionMode):
         if name in _ABOUT_OBJECTS:
             return func(*args, **kwargs)
         tracer = self._tracer
-        args, kwargs = pytree.tree_map(lambda x: tracer.hold(x) if is_tensor(x) else x, (args, kwargs))
+        if any(map(is_tensor, leaves)):
+            args, kwargs = pytree.tree_map(lambda x: tracer.hold(x) if is_tensor(x) else x, (args, kwargs))
         if name == "__get__":
             return getattr(args[0], func.__self__.__name__)
         if isinstance(func, JitFunction | BuiltinFunctionType):
@@ -86,6 +94,34 @@ def isinstance_asks_symbols(guards: Guards) -> Iterator[None]:
     finally:
         for held in namespaces:
             del held["isinstance"]
+
+
+@contextmanager
+def math_takes_symbols() -> Iterator[None]:
+    """Let the functions of ``math`` be part of the graph where they are called with a symbol, meanwhile."""
+    # fx would do it, too, and write them anew for each trace.
+    before = {name: vars(math)[name] for name in _SYMBOLIC_MATH}
+    vars(math).update(_SYMBOLIC_MATH)
+    try:
+        yield
+    finally:
+        vars(math).update(before)
+
+
+def _take_symbols(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        symbols = [item for item in pytree.tree_leaves((args, kwargs)) if is_symbol(item)]
+        if not symbols:
+            return function(*args, **kwargs)
+        made = symbols[0].tracer.create_proxy("call_function", function, args, kwargs)
+        made.node.meta["is_wrapped"] = True
+        return made
+
+    return call
+
+
+_SYMBOLIC_MATH = {name: _take_symbols(function) for name, function in MATH.items()}
 
 
 def _isinstance(item: Any, kinds: Any, /) -> bool:

@@ -30,7 +30,7 @@ from fuser.fx.arguments import NUMBER, Key, is_as_given, name_leaves, rebuild
 from fuser.fx.examples import Examples, Facts, Unknown, find_facts
 from fuser.fx.finished import finish_graph
 from fuser.fx.guards import Guards, find_guards
-from fuser.fx.intercept import Intercept, isinstance_asks_symbols
+from fuser.fx.intercept import MATH, Intercept, isinstance_asks_symbols, math_takes_symbols
 from fuser.fx.nodes import is_size
 from fuser.fx.symbols import IN_PLACE, Symbol, is_symbol, is_tensor
 from fuser.fx.writes import split_batch_norm
@@ -117,7 +117,8 @@ class _Tracer(fx.Tracer):
     def __init__(
         self, function: Callable[..., Any], call: Callable[..., Any], key: Key, leaves: Any, names: list[str]
     ) -> None:
-        super().__init__()
+        # Those of ``math`` are dealt with in ``run``; its annotation takes a tuple of one for any tuple.
+        super().__init__(autowrap_modules=(), autowrap_functions=tuple(MATH.values()))  # type: ignore[arg-type]
         self._function, self._call = function, call
         self._key = key
         self._leaves = leaves
@@ -145,7 +146,7 @@ class _Tracer(fx.Tracer):
         """Trace; a module's buffers are left as they were: ``self.count += 1`` would put a proxy there."""
         plain: Any = inspect.unwrap(self._function)
         try:
-            with Intercept(self), isinstance_asks_symbols(guards):
+            with Intercept(self), isinstance_asks_symbols(guards), math_takes_symbols():
                 graph = self.trace(getattr(plain, "__func__", plain))
             for (_, name), (module, _) in self._buffers.items():
                 found: Any = module._buffers[name]

@@ -1,7 +1,7 @@
 """The C++ text that every kernel starts with, as blocks of which a kernel gets those that its functors mention."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -87,22 +87,31 @@ def _find_identifiers(text: str) -> frozenset[str]:
     return frozenset(_IDENTIFIER.findall(_COMMENT.sub("", text)))
 
 
+@cache
+def _offer(
+    blocks: tuple[PreludeBlock, ...], features: frozenset[str]
+) -> tuple[tuple[PreludeBlock, ...], Mapping[str, Sequence[PreludeBlock]]]:
+    # The blocks whose features are on, and those among them that declare each name.
+    candidates = tuple(block for block in blocks if block.features <= features)
+    named: dict[str, list[PreludeBlock]] = {}
+    for block in candidates:
+        for name in block.names:
+            named.setdefault(name, []).append(block)
+    return candidates, named
+
+
 def select_blocks(
-    blocks: Iterable[PreludeBlock], names: frozenset[str], features: frozenset[str]
+    blocks: tuple[PreludeBlock, ...], names: frozenset[str], features: frozenset[str]
 ) -> tuple[tuple[PreludeBlock, ...], frozenset[str]]:
     """Choose what `names` need, directly or through another block's text.
 
     Returns:
         The chosen blocks, in their order, and every name that is used, by a functor or by a block.
     """
-    candidates = [block for block in blocks if block.features <= features]
-    named: dict[str, list[PreludeBlock]] = {}
-    for block in candidates:
-        for name in block.names:
-            named.setdefault(name, []).append(block)
+    candidates, named = _offer(blocks, features)
     chosen: set[PreludeBlock] = set()
     used = set(names)
-    more = {block for block in candidates if block.always or not names.isdisjoint(block.names)}
+    more = {block for block in candidates if block.always}.union(*(named[name] for name in names & named.keys()))
     while more:
         chosen |= more
         new = frozenset[str]().union(*(block.mentions for block in more)) - used
@@ -111,7 +120,7 @@ def select_blocks(
     return tuple(block for block in candidates if block in chosen), frozenset(used)
 
 
-def emit_selected(blocks: Iterable[PreludeBlock], names: frozenset[str], features: frozenset[str]) -> str:
+def emit_selected(blocks: tuple[PreludeBlock, ...], names: frozenset[str], features: frozenset[str]) -> str:
     """Join the texts that `names` and `features` need, real functions first, then `std::` names, then complex ones.
 
     The functions that are used become visible in `std::` as well, as by `namespace std { using ::exp; }`.
