@@ -43,6 +43,7 @@ from fuser.fx.idle_copies import drop_idle_copies
 from fuser.fx.lists import fuse_lists
 from fuser.fx.masks import drop_idle_masks
 from fuser.fx.norms_again import POINTWISE, join_norms, part_norms
+from fuser.fx.odd_products import order_products
 from fuser.fx.outer_products import open_outer_products
 from fuser.fx.passes import Fuel, FusionPass
 from fuser.fx.pooling import narrow_places
@@ -76,6 +77,8 @@ def compile_graph(
     drop_idle_copies(graph_module.graph)
     if (numerics or config.numerics) == "fast":
         pad_products(graph_module.graph)
+    else:
+        order_products(graph_module.graph)
     open_outer_products(graph_module.graph, numerics or config.numerics)
     add_biases_apart(graph_module.graph)
     sum_biases_apart(graph_module.graph)
