@@ -4,15 +4,16 @@ A vocabulary of 50257 makes the products of a language model's last layer, and o
 slower than one of 50264: cuBLAS's kernels for such rows read one element at a time. What they add up, and in which
 order, is simple, and is what kernels of fuser's do with rows that begin at whole vectors: those of the gradient are
 copied so, once for both products that read it. Which order cuBLAS has for some sizes is found by comparing every bit of
-a product of that size, once, and kept; where none fits, the product stays torch's. In fast numerics rows are padded
-(``fuser.fx.products``).
+a product of that size, once, and both are timed; where no order fits, or nothing is gained, the product stays torch's.
+In fast numerics rows are padded (``fuser.fx.products``).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -20,13 +21,14 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuser import disk_cache
+from fuser.config import config
 from fuser.cuda.products import ALIGNMENT_BYTES, ProductOrder, can_multiply, multiply
 from fuser.disk_cache import CacheKey
 from fuser.library import LIBRARY
 from fuser.order_check import installation
 from fuser.process import Lock
 
-__all__ = ["order_products"]
+__all__ = ["describe_choice", "order_products"]
 
 _ATEN = torch.ops.aten
 _DTYPES = (torch.float16, torch.bfloat16)
@@ -34,76 +36,88 @@ _DTYPES = (torch.float16, torch.bfloat16)
 VECTOR = 8
 # Products of so many operations take longer than what there is to do beside them.
 OPERATIONS = 1 << 34
-# Rows of a result that are compared at a time, at most.
-ROWS = 4096
 # What cuBLAS's kernels for odd rows have: the depth of an instruction, and that of a tile.
 KINDS = ((8, 32), (16, 64), (16, 32))
 MAX_SLICES = 4
-
-# As it was found, by what it follows from; each lock is held while products are compared.
-_orders: dict[CacheKey, ProductOrder | None] = {}
-_lock = Lock()
+# How often each product is timed.
+TURNS = 3
 
 LIBRARY.define("product(Tensor left, Tensor right, int rows, int gap_at, int[] order) -> Tensor")  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)
-class _Product:
-    """A product whose order is known: of a tensor as it lies, or turned, with another one."""
+class Measured:
+    """What is known of products of some sizes on a device."""
 
-    base: fx.Node
-    is_turned: bool
     order: ProductOrder
+    # How much less time fuser's kernel takes than cuBLAS's, and how long the left operand is copied before.
+    saved_us: int
+    copy_us: int
+
+
+# By what it follows from; the lock is held while products are compared. None: no order that is known.
+_measured: dict[CacheKey, Measured | None] = {}
+_lock = Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A product that may be fuser's."""
+
+    node: fx.Node
+    # Where the left operand needs how many zeros; None: it is turned, and they may be anywhere.
+    gap: tuple[int, int] | None
+    measured: Measured
 
 
 def order_products(graph: fx.Graph) -> None:
-    """Let kernels of fuser's compute, on a GPU, products of odd rows whose order they keep."""
-    found: dict[fx.Node, _Product] = {}
+    """Let kernels of fuser's compute, on a GPU, products of odd rows: in the order of cuBLAS's, where they gain."""
+    if not config.odd_products:
+        return
+    found: dict[fx.Node, list[_Product]] = {}
     for node in graph.find_nodes(op="call_function", target=_ATEN.mm.default):
-        values: list[Any] = [item.meta.get("val") for item in node.args]
-        if all(map(_is_plain, values)) and _is_odd(*values):
-            order = find_order(*values)
-            if order is not None:
-                left: Any = node.args[0]
-                is_turned = left.target is _ATEN.t.default
-                found[node] = _Product(left.args[0] if is_turned else left, is_turned, order)
-    gaps: dict[fx.Node, tuple[int, int]] = {}
-    for product in found.values():
-        if not product.is_turned:
-            gap = product.order.find_gap(product.base.meta["val"].shape[1])
-            assert gap is not None, "it has been compared"
-            gaps.setdefault(product.base, gap)
-    copies: dict[tuple[fx.Node, int], fx.Node] = {}
-    for node, product in found.items():
-        _replace(graph, node, product, gaps, copies)
+        left, right = (item.meta.get("val") for item in node.args)
+        if _is_plain(left) and _is_plain(right) and _is_odd(left, right):
+            is_turned, measured = left.stride(1) != 1, measure(left, right)
+            if measured is not None and (not is_turned or node.args[0].target is _ATEN.t.default):
+                base = node.args[0].args[0] if is_turned else node.args[0]
+                gap = None if is_turned else measured.order.find_gap(left.shape[1])
+                found.setdefault(base, []).append(_Product(node, gap, measured))
+    for base, products in found.items():
+        # They share the copy.
+        if sum(item.measured.saved_us for item in products) > max(item.measured.copy_us for item in products):
+            _replace(graph, base, products)
 
 
-def _replace(graph: fx.Graph, node: fx.Node, product: _Product, gaps: Any, copies: Any) -> None:
-    def call(target: Any, *arguments: Any, **options: Any) -> fx.Node:
-        made = graph.call_function(target, arguments, options)
-        given = torch.utils._pytree.tree_map(lambda x: x.meta["val"] if isinstance(x, fx.Node) else x, arguments)
-        made.meta["val"] = target(*given, **options)
+def _replace(graph: fx.Graph, base: fx.Node, products: list[_Product]) -> None:
+    def call(target: Any, *arguments: Any) -> fx.Node:
+        made = graph.call_function(target, arguments)
+        made.meta["val"] = target(*fx.node.map_arg(arguments, lambda item: item.meta["val"]))
         return made
 
-    base, value, left = product.base, product.base.meta["val"], product.base
-    size = value.shape[1]
-    # In which place zeros are is all the same for what is turned: for one copy, where others need them.
-    gap = gaps.get(base) if product.is_turned else product.order.find_gap(size)
-    at, more = gap or (size, -size % VECTOR)
-    with graph.inserting_before(node):
-        if size % VECTOR:
-            if (base, at) not in copies:
-                zeros = call(_ATEN.new_zeros.default, base, [value.shape[0], more])
-                parts = [call(_ATEN.slice.Tensor, base, 1, 0, at), zeros, call(_ATEN.slice.Tensor, base, 1, at, size)]
-                copies[base, at] = call(_ATEN.cat.default, parts[: 2 + (at < size)], 1)
-            left = copies[base, at]
-        if product.is_turned:
-            left = call(_ATEN.t.default, left)
-        order = [product.order.depth, product.order.tile, product.order.slices]
-        made = call(torch.ops.fuser.product.default, left, node.args[1], node.meta["val"].shape[0], at, order)
-    made.meta = node.meta
-    node.replace_all_uses_with(made)
-    graph.erase_node(node)
+    size = base.meta["val"].shape[1]
+    gap = next((item.gap for item in products if item.gap), (size, -size % VECTOR))
+    with graph.inserting_before(products[0].node):
+        copy = _widen(call, base, size, *gap) if size % VECTOR else base
+    for product in products:
+        if product.gap not in {None, gap}:
+            # Its slices are others.
+            continue
+        node, order = product.node, [*astuple(product.measured.order)]
+        with graph.inserting_before(node):
+            left = copy if product.gap else call(_ATEN.t.default, copy)
+            rows = node.meta["val"].shape[0]
+            made = call(torch.ops.fuser.product.default, left, node.args[1], rows, gap[0], order)
+        made.meta = node.meta
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+
+
+def _widen(call: Callable[..., Any], base: Any, size: int, at: int, more: int) -> Any:
+    # Rows with so many zeros at some place: of two parts at most, so that groups write them.
+    begin = call(_ATEN.slice.Tensor, base, 1, 0, at) if at < size else base
+    made = call(_ATEN.constant_pad_nd.default, begin, [0, more], 0.0)
+    return call(_ATEN.cat.default, [made, call(_ATEN.slice.Tensor, base, 1, at, size)], 1) if at < size else made
 
 
 def _is_plain(value: Any) -> bool:
@@ -111,65 +125,82 @@ def _is_plain(value: Any) -> bool:
     if not is_dense or not all(type(size) is int for size in (*value.shape, *value.stride())):
         return False
     # Row-major, or turned.
-    is_turned = value.stride(1) != 1
-    rows = value.t() if is_turned else value
-    return bool(rows.is_contiguous() and value.storage_offset() == 0)
+    rows = value.t() if value.stride(1) != 1 else value
+    return bool(rows.is_contiguous())
 
 
 def _is_odd(left: torch.Tensor, right: torch.Tensor) -> bool:
     # Whether rows are odd: of the result, or of the left operand, which is copied then; the right one is as it is.
+    # Then cuBLAS has the same kernels wherever tensors begin. Those for rows that are even are as fast as fuser's.
     operations = 2 * left.numel() * right.shape[1]
-    is_odd = right.shape[1] % VECTOR or max(left.stride()) % VECTOR
+    is_odd = right.shape[1] % 2 or max(left.stride()) % 2
     return bool(is_odd) and max(right.stride()) % VECTOR == 0 and operations >= OPERATIONS
 
 
-def find_order(left: torch.Tensor, right: torch.Tensor) -> ProductOrder | None:
-    """Return the order in which cuBLAS adds up a product of tensors like these; None if it is none that is known."""
-    device = left.device
-    if not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing() or not can_multiply(device):
-        return None
+def describe_choice() -> tuple[str, ...]:
+    """Return which kernels the user lets cuBLAS, and fuser, take: what is compiled depends on it."""
     flags = torch.backends.cuda.matmul
     chosen = (
+        config.odd_products,
         torch.are_deterministic_algorithms_enabled(),
-        str(torch.backends.cuda.preferred_blas_library()),
+        torch.backends.cuda.preferred_blas_library(),
         flags.allow_fp16_reduced_precision_reduction,
         flags.allow_bf16_reduced_precision_reduction,
         getattr(flags, "allow_fp16_accumulation", False),
+        os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
     )
-    kind = (left.dtype, left.shape, left.stride(), right.shape, right.stride(), *chosen)
-    key = CacheKey.build(("product order", *installation(device), *map(str, kind)), ())
+    return tuple(map(str, chosen))
+
+
+def measure(left: torch.Tensor, right: torch.Tensor) -> Measured | None:
+    """Return in which order cuBLAS adds up a product of tensors like these, and what it takes; None if nobody knows."""
+    device = left.device
+    if not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing() or not can_multiply(device):
+        return None
+    kind = (left.dtype, left.shape, left.stride(), right.shape, right.stride())
+    key = CacheKey.build(("product order", *installation(device), *map(str, kind), *describe_choice()), ())
     with _lock():
-        if key not in _orders:
+        if key not in _measured:
             payload = disk_cache.read(key)
             if payload is None:
                 try:
-                    order = _compare(left, right)
+                    numbers = _compare(left, right)
                 except torch.OutOfMemoryError:
                     # Nobody knows: torch's kernel serves, this time.
                     return None
-                payload = " ".join(map(str, (order.depth, order.tile, order.slices) if order else ())).encode()
+                payload = " ".join(map(str, numbers)).encode()
                 disk_cache.write(key, payload)
-            numbers = [int(item) for item in payload.split()]
-            _orders[key] = ProductOrder(*numbers) if numbers else None
-    return _orders[key]
+            *order, saved_us, copy_us = map(int, payload.split() or (0, 0))
+            _measured[key] = Measured(ProductOrder(*order), saved_us, copy_us) if order else None
+        return _measured[key]
 
 
-def _compare(left: torch.Tensor, right: torch.Tensor) -> ProductOrder | None:
+def _compare(left: torch.Tensor, right: torch.Tensor) -> Iterable[int]:
+    # The fields of Measured, those of its order first; none where no order fits.
     device = left.device
-    with _disable_current_modes(), torch.no_grad(), torch.cuda.device(device):
+    with (
+        _disable_current_modes(),
+        torch.no_grad(),
+        torch.autocast(device.type, enabled=False),
+        torch.cuda.device(device),
+    ):
         generator = torch.Generator(device).manual_seed(0)
-        candidates = list(_candidates(left, right))
+        orders = list(_list_orders(left, right))
         for spread in (0, 8):
             # Of much the same size, and of very different ones.
             given = [_draw(value, spread, generator) for value in (left, right)]
-            wanted = torch.mm(*given)
-            candidates = [order for order in candidates if _is_same(given, wanted, order)]
-            if not candidates:
-                return None
-        return candidates[0]
+            wanted = torch.mm(*given).view(torch.int16)
+            orders = [order for order in orders if torch.equal(_multiply(*given, order).view(torch.int16), wanted)]
+            del wanted
+            if not orders:
+                return ()
+        order, copied = orders[0], _copy(given[0], orders[0])
+        saved_us = _time_us(lambda: torch.mm(*given)) - _time_us(lambda: _multiply(*given, order, copied))
+        copy_us = _time_us(lambda: _copy(given[0], order)) if copied[0] is not given[0] else 0
+        return *astuple(order), saved_us, copy_us
 
 
-def _candidates(left: torch.Tensor, right: torch.Tensor) -> Iterator[ProductOrder]:
+def _list_orders(left: torch.Tensor, right: torch.Tensor) -> Iterator[ProductOrder]:
     length = left.shape[1]
     for slices, (depth, tile) in itertools.product(range(1, MAX_SLICES + 1), KINDS):
         order = ProductOrder(depth, tile, slices)
@@ -187,28 +218,32 @@ def _draw(like: torch.Tensor, spread: int, generator: torch.Generator) -> torch.
     return made
 
 
-def _is_same(given: list[torch.Tensor], wanted: torch.Tensor, order: ProductOrder) -> bool:
-    left, right = given
-    # First a few rows: most orders differ there.
-    for first, last in itertools.pairwise((0, *range(256, wanted.shape[0], ROWS), wanted.shape[0])):
-        part = _with_gap(left[first:last], order)
-        made = multiply(part[0], right, last - first, part[1], order)
-        if not torch.equal(made.view(torch.int16), wanted[first:last].view(torch.int16)):
-            return False
-    return True
+def _multiply(left: Any, right: Any, order: ProductOrder, copied: tuple[Any, int] | None = None) -> torch.Tensor:
+    wide, at = copied or _copy(left, order)
+    return multiply(wide, right, left.shape[0], at, order)
 
 
-def _with_gap(left: torch.Tensor, order: ProductOrder) -> tuple[torch.Tensor, int]:
-    # As ``order_products`` copies it, and where its zeros begin.
-    if left.stride(1) != 1:
-        more = -left.shape[0] % VECTOR
-        padded = torch.nn.functional.pad(left.t(), (0, more)).contiguous().t()
-        return padded, left.shape[0]
-    at, more = order.find_gap(left.shape[1]) or (0, 0)
-    if not left.shape[1] % VECTOR:
-        return left, at
-    zeros = left.new_zeros(left.shape[0], more)
-    return torch.cat([left[:, :at], zeros, left[:, at:]], 1), at
+def _copy(left: torch.Tensor, order: ProductOrder) -> tuple[torch.Tensor, int]:
+    # As ``_replace`` does, and where zeros begin.
+    is_turned = left.stride(1) != 1
+    base = left.t() if is_turned else left
+    size = base.shape[1]
+    at, more = (size, -size % VECTOR) if is_turned else order.find_gap(size) or (size, 0)
+    wide = _widen(lambda target, *given: target(*given), base, size, at, more) if size % VECTOR else base
+    return (left if wide is base else wide.t() if is_turned else wide), at
+
+
+def _time_us(run: Callable[[], Any]) -> int:
+    # The least of some turns: other work on the GPU can only add to it.
+    times = []
+    for _ in range(TURNS):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return round(1e3 * min(times))
 
 
 def run_product(left: Any, right: Any, rows: int, gap_at: int, order: list[int]) -> torch.Tensor:
