@@ -104,6 +104,7 @@ def _replace(graph: fx.Graph, base: fx.Node, products: list[_Product]) -> None:
             # Its slices are others.
             continue
         node, order = product.node, [*astuple(product.measured.order)]
+        seen: Any = node.args[0]
         with graph.inserting_before(node):
             left = copy if product.gap else call(_ATEN.t.default, copy)
             rows = node.meta["val"].shape[0]
@@ -111,6 +112,9 @@ def _replace(graph: fx.Graph, base: fx.Node, products: list[_Product]) -> None:
         made.meta = node.meta
         node.replace_all_uses_with(made)
         graph.erase_node(node)
+        if seen is not base and not seen.users:
+            # Else what it is a view of would be written, too.
+            graph.erase_node(seen)
 
 
 def _widen(call: Callable[..., Any], base: Any, size: int, at: int, more: int) -> Any:
@@ -190,12 +194,12 @@ def _compare(left: torch.Tensor, right: torch.Tensor) -> Iterable[int]:
             # Of much the same size, and of very different ones.
             given = [_draw(value, spread, generator) for value in (left, right)]
             wanted = torch.mm(*given).view(torch.int16)
-            orders = [order for order in orders if torch.equal(_multiply(*given, order).view(torch.int16), wanted)]
+            orders = [order for order in orders if torch.equal(_multiply(given, order).view(torch.int16), wanted)]
             del wanted
             if not orders:
                 return ()
         order, copied = orders[0], _copy(given[0], orders[0])
-        saved_us = _time_us(lambda: torch.mm(*given)) - _time_us(lambda: _multiply(*given, order, copied))
+        saved_us = _time_us(lambda: torch.mm(*given)) - _time_us(lambda: _multiply(given, order, copied))
         copy_us = _time_us(lambda: _copy(given[0], order)) if copied[0] is not given[0] else 0
         return *astuple(order), saved_us, copy_us
 
@@ -218,7 +222,10 @@ def _draw(like: torch.Tensor, spread: int, generator: torch.Generator) -> torch.
     return made
 
 
-def _multiply(left: Any, right: Any, order: ProductOrder, copied: tuple[Any, int] | None = None) -> torch.Tensor:
+def _multiply(
+    given: list[torch.Tensor], order: ProductOrder, copied: tuple[torch.Tensor, int] | None = None
+) -> torch.Tensor:
+    left, right = given
     wide, at = copied or _copy(left, order)
     return multiply(wide, right, left.shape[0], at, order)
 
@@ -235,9 +242,10 @@ def _copy(left: torch.Tensor, order: ProductOrder) -> tuple[torch.Tensor, int]:
 
 def _time_us(run: Callable[[], Any]) -> int:
     # The least of some turns: other work on the GPU can only add to it.
-    times = []
+    times: list[float] = []
+    event: Any = torch.cuda.Event
     for _ in range(TURNS):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin, end = event(enable_timing=True), event(enable_timing=True)
         begin.record()
         run()
         end.record()
