@@ -15,7 +15,7 @@ from fuser.cuda.nvrtc import compile_text
 from fuser.cuda.products import ProductOrder, _options, emit_text
 from fuser.fx import odd_products
 from fuser.fx.backend import _cache_tag, compile_graph
-from fuser.fx.odd_products import Measured, order_products
+from fuser.fx.odd_products import MeasuredOrder, order_products
 
 ATEN = torch.ops.aten
 PAD = ATEN.constant_pad_nd.default
@@ -69,7 +69,7 @@ def test_products_stay_the_same(
     monkeypatch.setattr(
         odd_products,
         "measure",
-        lambda left, _: Measured(order if left.shape[1] == vocabulary else ProductOrder(8, 32, 1), 2, 1),
+        lambda left, _: MeasuredOrder(order if left.shape[1] == vocabulary else ProductOrder(8, 32, 1), 2, 1),
     )
     inputs = [torch.randint(-3, 4, shape).to(BF16) for shape in ((40, 16), (vocabulary, 16), (40, vocabulary))]
     module = trace(write, inputs, "cuda")
@@ -106,7 +106,7 @@ def test_other_products_stay(
     rows: int, columns: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(odd_products, "OPERATIONS", 0)
-    monkeypatch.setattr(odd_products, "measure", lambda *_: Measured(ProductOrder(8, 32, 1), 2, 1))
+    monkeypatch.setattr(odd_products, "measure", lambda *_: MeasuredOrder(ProductOrder(8, 32, 1), 2, 1))
     inputs = [torch.zeros(shape, dtype=dtype) for shape in ((rows, 16), (columns, 16), (rows, columns))]
     module = trace(last_layer, inputs, device)
     order_products(module.graph)
@@ -136,7 +136,7 @@ def test_products_are_ours_where_they_gain(
 ) -> None:
     monkeypatch.setattr(odd_products, "OPERATIONS", 0)
     copy_us = 0 if write is last_layer else 10
-    monkeypatch.setattr(odd_products, "measure", lambda *_: Measured(ProductOrder(8, 32, 1), saved_us, copy_us))
+    monkeypatch.setattr(odd_products, "measure", lambda *_: MeasuredOrder(ProductOrder(8, 32, 1), saved_us, copy_us))
     inputs = [torch.zeros(shape, dtype=BF16) for shape in ((40, 16), (93, 16), (40, 93))]
     module = trace(write, inputs, "cuda")
     with config.patch(odd_products=is_on):
@@ -198,10 +198,10 @@ def test_last_layers_equal_eager(
     found_orders = []
     measure = odd_products.measure
 
-    def spare(left: torch.Tensor, right: torch.Tensor) -> Measured | None:
+    def spare(left: torch.Tensor, right: torch.Tensor) -> MeasuredOrder | None:
         measured = measure(left, right)
         found_orders.append(measured)
-        return measured and Measured(measured.order, 2, 1)
+        return measured and MeasuredOrder(measured.order, 2, 1)
 
     monkeypatch.setattr(odd_products, "measure", spare)
     found = []
@@ -220,7 +220,7 @@ def test_last_layers_equal_eager(
 
 
 @pytest.fixture
-def layer() -> tuple[torch.Tensor, torch.Tensor, Measured]:
+def layer() -> tuple[torch.Tensor, torch.Tensor, MeasuredOrder]:
     """What a last layer multiplies, and what is known of it."""
     x, weight = (torch.randn(size, 256, device="cuda").to(BF16) for size in (2048, 5001))
     measured = odd_products.measure(x, weight.t())
@@ -228,13 +228,13 @@ def layer() -> tuple[torch.Tensor, torch.Tensor, Measured]:
     return x, weight, measured
 
 
-def multiply_in_order(x: torch.Tensor, weight: torch.Tensor, measured: Measured) -> torch.Tensor:
+def multiply_in_order(x: torch.Tensor, weight: torch.Tensor, measured: MeasuredOrder) -> torch.Tensor:
     product: torch.Tensor = torch.ops.fuser.product(x, weight.t(), len(x), 0, [*astuple(measured.order)])
     return product
 
 
 @pytest.mark.cuda
-def test_what_is_no_number_comes_out_as_it_does(layer: tuple[torch.Tensor, torch.Tensor, Measured]) -> None:
+def test_what_is_no_number_comes_out_as_it_does(layer: tuple[torch.Tensor, torch.Tensor, MeasuredOrder]) -> None:
     x, weight, measured = layer
     x[::7, 3], x[::5, 200], weight[::3, 3], weight[1::3, 9] = torch.inf, -torch.inf, torch.nan, torch.inf
     made, wanted = multiply_in_order(x, weight, measured), x @ weight.t()
@@ -245,7 +245,7 @@ def test_what_is_no_number_comes_out_as_it_does(layer: tuple[torch.Tensor, torch
 
 
 @pytest.mark.cuda
-def test_other_streams_and_graphs(layer: tuple[torch.Tensor, torch.Tensor, Measured]) -> None:
+def test_other_streams_and_graphs(layer: tuple[torch.Tensor, torch.Tensor, MeasuredOrder]) -> None:
     x, weight, measured = layer
     wanted = x @ weight.t()
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
@@ -264,7 +264,7 @@ def test_other_streams_and_graphs(layer: tuple[torch.Tensor, torch.Tensor, Measu
 
 
 @pytest.mark.cuda
-def test_what_begins_anywhere(layer: tuple[torch.Tensor, torch.Tensor, Measured]) -> None:
+def test_what_begins_anywhere(layer: tuple[torch.Tensor, torch.Tensor, MeasuredOrder]) -> None:
     x, weight, measured = layer
     moved = torch.empty(x.numel() + 1, dtype=BF16, device="cuda")[1:].view(x.shape).copy_(x)
     assert moved.data_ptr() % 16
@@ -272,7 +272,7 @@ def test_what_begins_anywhere(layer: tuple[torch.Tensor, torch.Tensor, Measured]
 
 
 @pytest.mark.cuda
-def test_comparing_changes_nothing(layer: tuple[torch.Tensor, torch.Tensor, Measured]) -> None:
+def test_comparing_changes_nothing(layer: tuple[torch.Tensor, torch.Tensor, MeasuredOrder]) -> None:
     x, weight, measured = layer
     torch.cuda.synchronize()
     state, allocated = torch.cuda.get_rng_state(), torch.cuda.memory_allocated()

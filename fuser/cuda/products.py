@@ -16,8 +16,10 @@ import torch
 
 from fuser import counters
 from fuser._version import __version__
-from fuser.cuda.nvrtc import LoadedKernel, compile_text, load_kernel
+from fuser.config import config
+from fuser.cuda.nvrtc import LoadedKernel, NvrtcError, compile_text, load_kernel
 from fuser.disk_cache import CacheKey, load_or_make
+from fuser.errors import CompilerFailedError, NoCompileError
 
 __all__ = ["ALIGNMENT_BYTES", "ProductOrder", "can_multiply", "multiply"]
 
@@ -79,6 +81,8 @@ def multiply(left: torch.Tensor, right: torch.Tensor, rows: int, gap_at: int, or
         order: how sums are added up.
 
     Raises:
+        CompilerFailedError: NVRTC makes no kernel for this GPU.
+        NoCompileError: it would have to be made and ``config.no_compile`` is set.
         RuntimeError: the driver refuses the launch.
     """
     from cuda.bindings import driver  # noqa: PLC0415 - importing fuser must not import CUDA
@@ -122,12 +126,22 @@ def _load(device_index: int, left_rows: bool, right_rows: bool, is_half: bool, d
     major, minor = torch.cuda.get_device_capability(device_index)
     options = _options(f"sm_{major}{minor}", left_rows, right_rows, is_half, depth)
     key = CacheKey.build(("product", __version__, emit_text(), *options), ())
-    loaded = load_or_make(key, lambda: compile_text(emit_text(), options)[0], lambda cubin: load_kernel(cubin, NAME))
+    loaded = load_or_make(key, lambda: _compile(options), lambda cubin: load_kernel(cubin, NAME))
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     status = driver.cuKernelSetAttribute(attribute, SHARED_BYTES, driver.CUkernel(loaded.address), device_index)[0]
     if status != driver.CUresult.CUDA_SUCCESS:
         raise RuntimeError(f"CUDA gives a matrix product no {SHARED_BYTES} bytes of shared memory: {status!r}")
     return loaded
+
+
+def _compile(options: tuple[str, ...]) -> bytes:
+    if config.no_compile:
+        raise NoCompileError("the kernel of a matrix product is not ready, and FUSER_NO_COMPILE forbids to compile it")
+    counters.count("compiles")
+    try:
+        return compile_text(emit_text(), options)[0]
+    except NvrtcError as error:
+        raise CompilerFailedError(f"NVRTC made no kernel of a matrix product: {error}") from error
 
 
 @functools.cache

@@ -20,12 +20,14 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fuser import disk_cache
+from fuser import counters, disk_cache, log
 from fuser.config import config
 from fuser.cuda.products import ALIGNMENT_BYTES, ProductOrder, can_multiply, multiply
 from fuser.disk_cache import CacheKey
+from fuser.errors import NoCompileError, UnsupportedError
 from fuser.library import LIBRARY
 from fuser.order_check import installation
+from fuser.planner import can_fuse
 from fuser.process import Lock
 
 __all__ = ["describe_choice", "order_products"]
@@ -46,7 +48,7 @@ LIBRARY.define("product(Tensor left, Tensor right, int rows, int gap_at, int[] o
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredOrder:
     """What is known of products of some sizes on a device."""
 
     order: ProductOrder
@@ -56,25 +58,25 @@ class Measured:
 
 
 # By what it follows from; the lock is held while products are compared. None: no order that is known.
-_measured: dict[CacheKey, Measured | None] = {}
+_measured: dict[CacheKey, MeasuredOrder | None] = {}
 _lock = Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class _Product:
+class _OddProduct:
     """A product that may be fuser's."""
 
     node: fx.Node
     # Where the left operand needs how many zeros; None: it is turned, and they may be anywhere.
     gap: tuple[int, int] | None
-    measured: Measured
+    measured: MeasuredOrder
 
 
 def order_products(graph: fx.Graph) -> None:
     """Let kernels of fuser's compute, on a GPU, products of odd rows: in the order of cuBLAS's, where they gain."""
     if not config.odd_products:
         return
-    found: dict[fx.Node, list[_Product]] = {}
+    found: dict[fx.Node, list[_OddProduct]] = {}
     for node in graph.find_nodes(op="call_function", target=_ATEN.mm.default):
         left, right = (item.meta.get("val") for item in node.args)
         if _is_plain(left) and _is_plain(right) and _is_odd(left, right):
@@ -82,14 +84,14 @@ def order_products(graph: fx.Graph) -> None:
             if measured is not None and (not is_turned or node.args[0].target is _ATEN.t.default):
                 base = node.args[0].args[0] if is_turned else node.args[0]
                 gap = None if is_turned else measured.order.find_gap(left.shape[1])
-                found.setdefault(base, []).append(_Product(node, gap, measured))
+                found.setdefault(base, []).append(_OddProduct(node, gap, measured))
     for base, products in found.items():
         # They share the copy.
         if sum(item.measured.saved_us for item in products) > max(item.measured.copy_us for item in products):
             _replace(graph, base, products)
 
 
-def _replace(graph: fx.Graph, base: fx.Node, products: list[_Product]) -> None:
+def _replace(graph: fx.Graph, base: fx.Node, products: list[_OddProduct]) -> None:
     def call(target: Any, *arguments: Any) -> fx.Node:
         made = graph.call_function(target, arguments)
         made.meta["val"] = target(*fx.node.map_arg(arguments, lambda item: item.meta["val"]))
@@ -156,10 +158,11 @@ def describe_choice() -> tuple[str, ...]:
     return tuple(map(str, chosen))
 
 
-def measure(left: torch.Tensor, right: torch.Tensor) -> Measured | None:
+def measure(left: torch.Tensor, right: torch.Tensor) -> MeasuredOrder | None:
     """Return in which order cuBLAS adds up a product of tensors like these, and what it takes; None if nobody knows."""
     device = left.device
-    if not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing() or not can_multiply(device):
+    is_ready = can_fuse("cuda") and torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing()
+    if not is_ready or not can_multiply(device):
         return None
     kind = (left.dtype, left.shape, left.stride(), right.shape, right.stride())
     key = CacheKey.build(("product order", *installation(device), *map(str, kind), *describe_choice()), ())
@@ -169,19 +172,21 @@ def measure(left: torch.Tensor, right: torch.Tensor) -> Measured | None:
             if payload is None:
                 try:
                     numbers = _compare(left, right)
-                except torch.OutOfMemoryError:
+                except (NoCompileError, UnsupportedError, torch.OutOfMemoryError):
                     # Nobody knows: torch's kernel serves, this time.
                     return None
                 payload = " ".join(map(str, numbers)).encode()
                 disk_cache.write(key, payload)
             *order, saved_us, copy_us = map(int, payload.split() or (0, 0))
-            _measured[key] = Measured(ProductOrder(*order), saved_us, copy_us) if order else None
+            _measured[key] = MeasuredOrder(ProductOrder(*order), saved_us, copy_us) if order else None
+            log.say("order", f"matrix product, {kind}: {_measured[key] or 'another one'}")
         return _measured[key]
 
 
 def _compare(left: torch.Tensor, right: torch.Tensor) -> Iterable[int]:
-    # The fields of Measured, those of its order first; none where no order fits.
+    # The fields of MeasuredOrder, those of its order first; none where no order fits.
     device = left.device
+    counters.count("checks")
     with (
         _disable_current_modes(),
         torch.no_grad(),
