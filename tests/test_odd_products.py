@@ -13,8 +13,9 @@ from graph_checks import trace
 from fuser.config import config
 from fuser.cuda.nvrtc import compile_text
 from fuser.cuda.products import ProductOrder, _options, emit_text
-from fuser.fx import odd_products
+from fuser.fx import fuse_graph, odd_products
 from fuser.fx.backend import _cache_tag, compile_graph
+from fuser.fx.fusion_node import FusionModule
 from fuser.fx.odd_products import MeasuredOrder, order_products
 
 ATEN = torch.ops.aten
@@ -82,6 +83,8 @@ def test_products_stay_the_same(
         return
     products = module.graph.find_nodes(op="call_function", target=torch.ops.fuser.product.default)
     assert len(products) == (2 if write is of_both else 1)
+    # Nothing but the products and their copy reads anything.
+    assert all(node.users for node in module.graph.nodes if node.op == "call_function")
     # One copy for both.
     assert len(module.graph.find_nodes(op="call_function", target=PAD)) == (write is not last_layer)
     for one, other, node in zip(
@@ -111,6 +114,23 @@ def test_other_products_stay(
     module = trace(last_layer, inputs, device)
     order_products(module.graph)
     assert module.graph.find_nodes(op="call_function", target=ATEN.mm.default)
+
+
+def test_one_kernel_writes_the_copy_with_what_comes_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(odd_products, "OPERATIONS", 0)
+    monkeypatch.setattr(odd_products, "measure", lambda *_: MeasuredOrder(ProductOrder(8, 32, 1), 2, 1))
+
+    def write(call: Any, x: Any, weight: Any, grad: Any) -> Any:
+        return of_both(call, x, weight, call(ATEN.mul.Tensor, grad, 2.0))
+
+    module = trace(write, [torch.zeros(shape, dtype=BF16) for shape in ((40, 16), (93, 16), (40, 93))], "cuda")
+    order_products(module.graph)
+    module = fuse_graph(module)
+    (group,) = (item.group for item in module.modules() if isinstance(item, FusionModule))
+    assert [name for name in group.names() if name != "view"] == ["mul", "pad", "cat"]
+    # The copy alone, which both products read.
+    (node,) = module.graph.find_nodes(op="call_module", target="fusion_0")
+    assert node.meta["val"].shape == (40, 96)
 
 
 def seen_otherwise(call: Any, x: Any, _: Any, grad: Any) -> Any:
