@@ -95,6 +95,7 @@ def test_products_stay_the_same(
     for product in products:
         rows = product.args[0].meta["val"]
         assert max(rows.stride()) % odd_products.VECTOR == 0
+        assert max(rows.stride()) < vocabulary + 16
 
 
 @pytest.mark.parametrize(

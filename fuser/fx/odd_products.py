@@ -52,7 +52,7 @@ class MeasuredOrder:
     """What is known of products of some sizes on a device."""
 
     order: ProductOrder
-    # How much less time fuser's kernel takes than cuBLAS's, and how long the left operand is copied before.
+    # How much less time fuser's kernel takes than cuBLAS's, and how much torch takes to copy the left operand before.
     saved_us: int
     copy_us: int
 
@@ -73,7 +73,7 @@ class _OddProduct:
 
 
 def order_products(graph: fx.Graph) -> None:
-    """Let kernels of fuser's compute, on a GPU, products of odd rows: in the order of cuBLAS's, where they gain."""
+    """Let kernels of fuser's compute, on a GPU, products of odd rows in cuBLAS's order, where that gains time."""
     if not config.odd_products:
         return
     found: dict[fx.Node, list[_OddProduct]] = {}
