@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuser.cxx.operations import count_operations
 from fuser.errors import FunctorError, UntranslatableError
 from fuser.ops import OpCall
 
@@ -44,6 +43,9 @@ def _cost(call: OpCall | None) -> int:
     nested = sum(_cost(item) for item in call.tensors if isinstance(item, OpCall))
     if call.function.op == "take":
         return READ + nested
+    # It reads whole texts, which importing fuser does not.
+    from fuser.cxx.operations import count_operations  # noqa: PLC0415
+
     functor = call.function.functor
     try:
         return count_operations(functor) + DIVISION * functor.source.count("/") + nested
