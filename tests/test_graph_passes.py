@@ -278,6 +278,8 @@ def test_products_are_padded_where_it_gains(rows: int, *, is_padded: bool) -> No
         node.meta["val"] = value
     products.pad_products(graph)
     assert bool(graph.find_nodes(op="call_function", target=ATEN.constant_pad_nd.default)) == is_padded
+    # What nobody reads would make a group write what it looks at.
+    assert all(node.users for node in graph.nodes if node.op == "call_function")
 
 
 def positions(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

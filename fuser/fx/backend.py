@@ -43,6 +43,8 @@ from fuser.fx.idle_copies import drop_idle_copies
 from fuser.fx.lists import fuse_lists
 from fuser.fx.masks import drop_idle_masks
 from fuser.fx.norms_again import POINTWISE, join_norms, part_norms
+from fuser.fx.odd_products import describe_choice, order_products
+from fuser.fx.outer_products import open_outer_products
 from fuser.fx.passes import Fuel, FusionPass
 from fuser.fx.pooling import narrow_places
 from fuser.fx.products import pad_products
@@ -75,6 +77,9 @@ def compile_graph(
     drop_idle_copies(graph_module.graph)
     if (numerics or config.numerics) == "fast":
         pad_products(graph_module.graph)
+    else:
+        order_products(graph_module.graph)
+    open_outer_products(graph_module.graph, numerics or config.numerics)
     add_biases_apart(graph_module.graph)
     sum_biases_apart(graph_module.graph)
     dropouts = find_dropouts(graph_module.graph)
@@ -206,7 +211,7 @@ def _first_under(run: Callable[[list[Any]], Any], **settings: Any) -> Callable[[
 def _cache_tag(numerics: str | None) -> str:
     """Return what a compiled graph depends on beside what AOTAutograd looks at: settings, and fuser itself."""
     key = config.code_key(numerics=numerics or config.numerics)
-    return f"{compiler_config.cache_key_tag} fuser {_fingerprint()} {key} {latest()}"
+    return f"{compiler_config.cache_key_tag} fuser {_fingerprint()} {key} {latest()} {describe_choice()}"
 
 
 @functools.cache

@@ -24,6 +24,7 @@ from fuser.fx.borders import Kinds, find_misplaced
 from fuser.fx.conversions import find_visible_aliases
 from fuser.fx.gains import crosses_rows, gains_nothing, is_small
 from fuser.fx.nodes import IS_APART, bind_group, is_barrier, is_copy, is_random, read_nodes
+from fuser.fx.repeats import are_repeated, count_elements
 from fuser.jit_function import JitFunction
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
 from fuser.ops import OpCall
@@ -79,7 +80,9 @@ def partition(graph: fx.Graph, *, reduces: bool = True, device_type: str = "") -
         {node for node in fusible if is_whole(node, calls[node])},
     )
     groups = [
-        group for stretch in _cut_stretches(nodes, barriers) for group in _find_groups(stretch, fusible, several, kinds)
+        group
+        for stretch in _cut_stretches(nodes, barriers)
+        for group in _find_groups(stretch, fusible, several, kinds, calls)
     ]
     return [
         Partition(tuple(group), tuple(reading.calls[node] for node in group))
@@ -144,12 +147,13 @@ def _find_groups(
     fusible: set[fx.Node],
     several: Mapping[fx.Node, OpCall | None],
     kinds: Kinds,
+    calls: Mapping[fx.Node, OpCall | None],
 ) -> list[list[fx.Node]]:
-    groups = list(_Stretch(stretch, fusible, several, kinds).find_groups())
+    groups = list(_Stretch(stretch, fusible, several, kinds, calls).find_groups())
     misplaced = find_misplaced(groups, kinds)
     if not (misplaced.arranging or misplaced.whole):
         return groups
-    return list(_Stretch(stretch, fusible, several, kinds.add(misplaced)).find_groups())
+    return list(_Stretch(stretch, fusible, several, kinds.add(misplaced), calls).find_groups())
 
 
 def _arranges(node: fx.Node, call: OpCall | None) -> bool:
@@ -183,6 +187,8 @@ class _Unit:
     # Whether a node says where elements lie, as a copy to another layout does; whether one needs them all.
     arranges: bool = False
     is_whole: bool = False
+    # Elements of the largest of them, where known.
+    size: int = 0
 
 
 class _Stretch:
@@ -194,8 +200,10 @@ class _Stretch:
         fusible: set[fx.Node],
         several: Mapping[fx.Node, OpCall | None],
         kinds: Kinds,
+        calls: Mapping[fx.Node, OpCall | None],
     ) -> None:
         self.nodes = nodes
+        self.calls = calls
         self.slot = {node: slot for slot, node in enumerate(nodes)}
         # Nodes that read each value.
         self.readers: dict[fx.Node, int] = {}
@@ -223,6 +231,7 @@ class _Stretch:
             unit = _Unit([node], 1 << slot, *paths, int(is_fusible), inputs, outputs, devices, shapes)
             if is_fusible:
                 unit.arranges, unit.is_whole = node in kinds.arranging, node in kinds.whole
+                unit.size = count_elements(node)
             self.units.append(unit)
             self._enter(unit)
 
@@ -355,6 +364,10 @@ class _Stretch:
             return False
         if (first.arranges or second.arranges) and (first.is_whole or second.is_whole):
             return False
+        few, many = sorted((first, second), key=lambda unit: unit.size)
+        # Kernels with reductions compute once what there is once a row.
+        if not many.is_whole and are_repeated(few.size, many.size, few.nodes, self.calls):
+            return False
         inputs, outputs = self._find_ends(first, second)
         if len(inputs) > MAX_INPUTS or len(outputs) > MAX_OUTPUTS:
             return False
@@ -405,6 +418,7 @@ class _Stretch:
         unit.inputs, unit.outputs = inputs, outputs
         unit.devices |= other.devices
         unit.arranges, unit.is_whole = unit.arranges or other.arranges, unit.is_whole or other.is_whole
+        unit.size = max(unit.size, other.size)
         unit.shapes = self._known_shapes(outputs)
         self.grouped |= unit.mask
         self._enter(unit)

@@ -69,6 +69,11 @@ class _Product:
                 made = self._call(_ATEN.clone.default, seen, memory_format=torch.contiguous_format)
         self.node.replace_all_uses_with(made)
         self.graph.erase_node(self.node)
+        operand: Any
+        for operand in {one, other}:
+            # Else what it is a view of would be written, too.
+            if operand.target is _ATEN.t.default and not operand.users:
+                self.graph.erase_node(operand)
 
     def _padded(self, node: Any, *more: int) -> Any:
         # Elements more in each dimension; what is seen transposed is padded as it lies.
