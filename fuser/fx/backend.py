@@ -42,6 +42,7 @@ from fuser.fx.flat import FlatGraph, flatten
 from fuser.fx.idle_copies import drop_idle_copies
 from fuser.fx.lists import fuse_lists
 from fuser.fx.masks import drop_idle_masks
+from fuser.fx.norm_rows import lay_out_norms, part_column_sums
 from fuser.fx.norms_again import POINTWISE, join_norms, part_norms
 from fuser.fx.passes import Fuel, FusionPass
 from fuser.fx.pooling import narrow_places
@@ -77,6 +78,9 @@ def compile_graph(
         pad_products(graph_module.graph)
     add_biases_apart(graph_module.graph)
     sum_biases_apart(graph_module.graph)
+    lay_out_norms(graph_module.graph)
+    if (numerics or config.numerics) == "strict":
+        part_column_sums(graph_module.graph)
     dropouts = find_dropouts(graph_module.graph)
     orders = tuple(dict.fromkeys(item.order for item in dropouts if item.order))
     as_it_was = fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph)) if orders else None
