@@ -1,4 +1,4 @@
-"""Norms over rows in compiled graphs: read from dense copies, and parted from what torch alone adds up; the same bits."""
+"""Norms over rows in compiled graphs: read from dense copies, parted from what torch alone adds up; the same bits."""
 
 from __future__ import annotations
 

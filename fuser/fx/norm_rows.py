@@ -1,8 +1,8 @@
 """Norms over rows, in a graph, as kernels have them: of dense rows, and apart from what torch alone adds up.
 
-ATen's norms copy what is not contiguous before they read it. Here that copy is a node of the graph, which a kernel makes
-by tiles, together with what comes before. And where very many rows are added up to gradients of few weights, in an order
-that no kernel keeps, that is a node of its own, so that the gradient of the input is none of torch's.
+ATen's norms copy what is not contiguous before they read it. Here that copy is a node of the graph, which a kernel
+makes by tiles, together with what comes before. And where very many rows are added up to gradients of few weights, in
+an order that no kernel keeps, that is a node of its own, so that the gradient of the input is none of torch's.
 """
 
 from __future__ import annotations
