@@ -11,6 +11,8 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from fuser.fx import backend
+from fuser.fx.backend import compile_graph
 from fuser.fx.norm_rows import lay_out_norms, part_column_sums
 
 ATEN = torch.ops.aten
@@ -90,6 +92,21 @@ def test_columns_of_very_many_rows_are_parted_from_the_rows(device: str, rows: i
     assert slots == ([[0], [1, 2]] if is_parted else [[0, 1, 2]])
 
 
+@pytest.mark.parametrize(("numerics", "copies"), [("strict", 1), ("fast", 0)])
+def test_in_an_order_of_its_own_a_kernel_reads_what_lies_anywhere(
+    numerics: str, copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+
+    def stop(graph_module: fx.GraphModule, *_: Any) -> fx.GraphModule:
+        found.extend(graph_module.graph.find_nodes(op="call_function", target=ATEN.clone.default))
+        return graph_module
+
+    monkeypatch.setattr(backend, "_fuse", stop)
+    compile_graph(fx.GraphModule({}, norms().graph), numerics)
+    assert len(found) == copies
+
+
 def residual(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     total = x + y
     return total + F.layer_norm(total, weight.shape, weight, bias) * 2
@@ -108,10 +125,10 @@ def test_bits_of_compiled_norms(shape: tuple[int, int, int], is_turned: bool, dt
     y, grad = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2))
     weight, bias = (torch.randn(shape[-1:], device="cuda", dtype=dtype, requires_grad=True) for _ in range(2))
     found = {}
-    for backend in ("aot_eager", "fuser"):
+    for name in ("aot_eager", "fuser"):
         torch._dynamo.reset()
-        out = torch.compile(residual, backend=backend)(x, y, weight, bias)
-        found[backend] = [out, *torch.autograd.grad(out, (x, weight, bias), grad)]
+        out = torch.compile(residual, backend=name)(x, y, weight, bias)
+        found[name] = [out, *torch.autograd.grad(out, (x, weight, bias), grad)]
     for got, want in zip(found["fuser"], found["aot_eager"], strict=True):
         assert got.stride() == want.stride()
         assert torch.equal(got, want)

@@ -78,8 +78,9 @@ def compile_graph(
         pad_products(graph_module.graph)
     add_biases_apart(graph_module.graph)
     sum_biases_apart(graph_module.graph)
-    lay_out_norms(graph_module.graph)
     if (numerics or config.numerics) == "strict":
+        # In another order kernels read what lies anywhere.
+        lay_out_norms(graph_module.graph)
         part_column_sums(graph_module.graph)
     dropouts = find_dropouts(graph_module.graph)
     orders = tuple(dict.fromkeys(item.order for item in dropouts if item.order))
