@@ -370,8 +370,8 @@ def _across(
 ) -> tuple[int, Tuning]:
     width, threads, itemsize = space.sizes[rows.reduced], order.schedule.y, max(itemsizes)
     vector = min(VECTOR_BYTES // itemsize, MAX_UNROLL, 1 << max(width - 1, 0).bit_length())
-    if (others or accumulators > 1) and order.schedule.accumulators > 1:
-        # More threads compute than only add.
+    if (others or accumulators > 1 or order.schedule.blocks > 1) and order.schedule.accumulators > 1:
+        # More threads compute than only add, and more blocks combine what blocks came to, each for fewer columns.
         vector = min(vector, GATHER_VECTOR)
     while width % vector:
         # Neighbouring threads read neighbours, where one cannot.

@@ -26,7 +26,7 @@ from fuser.ops import REDUCTIONS, dtype_kind
 from fuser.orders import ANY_ORDER, FAST_ORDERS, KEPT_ORDERS, RowOrder, Schedule
 from fuser.tensor_desc import TensorDesc
 
-__all__ = ["Orders", "find_orders", "gpu_size", "order_of_section", "torchs_order"]
+__all__ = ["Orders", "find_orders", "gpu_size", "keeps_columns", "order_of_section", "torchs_order"]
 
 # For each reduction of a group whose bits depend on it: torch's order, or None for the canonical one.
 Orders: TypeAlias = Mapping[int, RowOrder | None]
@@ -133,6 +133,12 @@ def gpu_size(device: torch.device) -> GpuSize:
         return GpuSize()
     properties: Any = torch.cuda.get_device_properties(device)
     return GpuSize(properties.multi_processor_count, properties.max_threads_per_multi_processor)
+
+
+def keeps_columns(length: int, width: int, device: torch.device) -> bool:
+    """Return whether torch's order is known in which a norm's backward adds up so many rows of a width."""
+    layout = Layout(((length, width),), ((width, 1),))
+    return find_schedule("gamma_beta", layout, 4, gpu_size(device), is_aligned=True) is not None
 
 
 def torchs_order(

@@ -351,7 +351,8 @@ def check_kernel(shape: tuple[int, ...], dims: tuple[int, ...], dtype: torch.dty
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize(("shape", "dims"), SHAPES[:2])
+# The last one is of columns that blocks share.
+@pytest.mark.parametrize(("shape", "dims"), [*SHAPES[:2], SHAPES[12]])
 def test_kernels_keep_the_order(shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
     check_kernel(shape, dims, torch.float32, "mean")
 

@@ -208,6 +208,17 @@ def test_what_a_gpu_does_better_alone(
         assert len(groups_of(graph)) == (numerics in gains.split())
 
 
+@pytest.mark.parametrize(
+    ("rows", "width", "gains"), [(1 << 11, 512, True), (1 << 10, 1024, False), (1 << 11, 256, False)]
+)
+def test_sums_along_many_rows_of_large_tensors_are_kernels(rows: int, width: int, gains: bool) -> None:
+    graph = fx.Graph()
+    x = note(graph.placeholder("x"), rows, width, device="cuda")
+    graph.output(note(graph.call_function(torch.ops.aten.sum.dim_IntList, (x, [0])), width, device="cuda"))
+    with bind_for("strict"):
+        assert len(groups_of(graph)) == gains
+
+
 def test_short_rows_are_what_the_first_call_has() -> None:
     # A trace serves any sizes: which kernel gains nothing by itself is seen in those that it is made for.
     with torch._subclasses.FakeTensorMode():

@@ -10,6 +10,8 @@ from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["OrderedAcrossText"]
 
+# What a thread has in flight of what blocks came to, which it combines one after another.
+AHEAD_BYTES = 127
 # Of a thread that only adds, beside its accumulators and what it has in flight.
 PLAIN_REGISTERS = 16
 
@@ -32,7 +34,8 @@ class OrderedAcrossText(AcrossText):
         tuning, kind = self.loop.tuning, "fuser_pass0::part"
         first, size = self.kept[0], tuning.team * self.loop.vector
         part = "space.piece(X * V)"
-        get = f"{part}.get((static_cast<size_t>(i) * X + x) * V + k)"
+        # Neighbouring threads have neighbouring slots.
+        get = f"{part}.get((static_cast<size_t>(i) * V + k) * X + x)"
         if self._splits:
             # Of torch's one block: what they come to are the last halves.
             join = [
@@ -51,9 +54,21 @@ class OrderedAcrossText(AcrossText):
             ]
         else:
             join = [
-                "for (int i = y; i < B; i += Y) {",
+                f"constexpr int AHEAD = {AHEAD_BYTES} / sizeof({kind}[V]) + 1;",
+                "for (int begin = y; begin < B; begin += AHEAD * Y) {",
+                f"  {kind} items[AHEAD][V];",
                 "#pragma unroll",
-                f"  for (int k = 0; k < V; ++k) total0[k] = pass0.combine(total0[k], {get});",
+                "  for (int n = 0; n < AHEAD; ++n) {",
+                "    const int i = begin + n * Y;",
+                "#pragma unroll",
+                f"    for (int k = 0; k < V; ++k) items[n][k] = i < B ? {get} : pass0.identity();",
+                "  }",
+                "#pragma unroll",
+                "  for (int n = 0; n < AHEAD; ++n) {",
+                "    if (begin + n * Y >= B) continue;",
+                "#pragma unroll",
+                "    for (int k = 0; k < V; ++k) total0[k] = pass0.combine(total0[k], items[n][k]);",
+                "  }",
                 "}",
                 f"fuser_halve_stack<X, Y>(pass0, total0, reinterpret_cast<{kind}*>(shared));",
             ]
@@ -72,7 +87,7 @@ class OrderedAcrossText(AcrossText):
             f"const fuser_workspace<{kind}> space(a.workspace, tile, B, X * V);",
             "#pragma unroll",
             "for (int k = 0; k < V; ++k) {",
-            f"  if (y == 0) {part}.put((static_cast<size_t>(block) * X + x) * V + k, total0[k]);",
+            f"  if (y == 0) {part}.put((static_cast<size_t>(block) * V + k) * X + x, total0[k]);",
             "  total0[k] = pass0.identity();",
             "}",
             "if (!fuser_is_last(space.head, B)) return;",

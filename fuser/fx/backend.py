@@ -42,6 +42,7 @@ from fuser.fx.flat import FlatGraph, flatten
 from fuser.fx.idle_copies import drop_idle_copies
 from fuser.fx.lists import fuse_lists
 from fuser.fx.masks import drop_idle_masks
+from fuser.fx.norm_rows import lay_out_norms, part_column_sums
 from fuser.fx.norms_again import POINTWISE, join_norms, part_norms
 from fuser.fx.odd_products import describe_choice, order_products
 from fuser.fx.outer_products import open_outer_products
@@ -74,18 +75,23 @@ def compile_graph(
     Returns:
         A function of a list of arguments, which it empties.
     """
+    chosen = numerics or config.numerics
     drop_idle_copies(graph_module.graph)
-    if (numerics or config.numerics) == "fast":
+    if chosen == "fast":
         pad_products(graph_module.graph)
     else:
         order_products(graph_module.graph)
-    open_outer_products(graph_module.graph, numerics or config.numerics)
+    open_outer_products(graph_module.graph, chosen)
     add_biases_apart(graph_module.graph)
     sum_biases_apart(graph_module.graph)
+    if chosen == "strict":
+        # In another order kernels read what lies anywhere.
+        lay_out_norms(graph_module.graph)
+        part_column_sums(graph_module.graph)
     dropouts = find_dropouts(graph_module.graph)
     orders = tuple(dict.fromkeys(item.order for item in dropouts if item.order))
     as_it_was = fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph)) if orders else None
-    open_dropouts(dropouts, beside_reductions=(numerics or config.numerics) == "strict")
+    open_dropouts(dropouts, beside_reductions=chosen == "strict")
     made = flatten(_fuse(graph_module, numerics, fuel, ahead))
     if as_it_was is None:
         return made

@@ -23,7 +23,7 @@ __all__ = ["count_bytes", "crosses_rows", "gains_nothing", "is_laid_out_anew", "
 SMALL = 1 << 16
 # Elements of which a reduction is worth a kernel of its own; of columns in torch's order at least, of rows at most; of
 # rows up to which any large tensor gains, and others four times as large.
-LARGE, MANY, SHORT, SHORTEST = 1 << 20, 1 << 15, 1 << 10, 1 << 6
+LARGE, MANY, SHORT, SHORTEST = 1 << 20, 1 << 11, 1 << 10, 1 << 6
 # Bytes of rows that a kernel reads at entries four times as fast as torch's: at least, and at most.
 ROW_BYTES = (64, 512)
 
