@@ -133,6 +133,7 @@ def test_rows_are_torchs(name: str) -> None:
         check_all({name: (PLACES | SUMS)[name]}, "cpu", is_exact=is_place, dtypes=dtypes, shapes=((5, 7), (4, 0)))
 
 
+@pytest.mark.cpu
 @pytest.mark.slow
 @pytest.mark.parametrize("numerics", ["strict", "fast"])
 def test_places_are_torchs_in_any_order(numerics: str) -> None:
@@ -140,6 +141,7 @@ def test_places_are_torchs_in_any_order(numerics: str) -> None:
         check_all(PLACES, "cpu", is_exact=True)
 
 
+@pytest.mark.cpu
 @pytest.mark.slow
 def test_sums_in_fast_numerics() -> None:
     with fuser.config.patch(numerics="fast"):
@@ -185,6 +187,7 @@ def check_accuracy(name: str, form: Callable[..., Any], device: str) -> None:
 ACCURATE = tuple(name for name in SUMS if not any(word in name for word in ("range", "none", "wider")))
 
 
+@pytest.mark.cpu
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ACCURATE)
 def test_fast_numerics_are_no_farther_from_the_truth_than_torch(name: str) -> None:

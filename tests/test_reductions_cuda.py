@@ -59,6 +59,7 @@ def test_places_that_are_compared_are_neighbouring_numbers() -> None:
     assert "fuser_load<V, 1>(row.index" in taken
 
 
+@pytest.mark.cpu
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*GROUPS, *OWN_GROUPS])
 def test_loops_of_all_shapes_and_layouts(name: str) -> None:
