@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from fuser.fx.fusion_node import FusionModule
-from fuser.fx.nodes import is_fresh
+from fuser.fx.nodes import is_fresh, is_static
 
 __all__ = ["copy_together", "drop_unread_statistics", "write_results_in_place", "write_statistics_in_place"]
 
@@ -120,7 +120,7 @@ def _find_variant(node: fx.Node) -> torch._ops.OpOverload | None:
     for name in names:
         found: torch._ops.OpOverload = getattr(target.overloadpacket, name)
         given = [str(item.type) for item in found._schema.arguments if not item.is_out]
-        if len(found._schema.returns) == 1 and given == taken and _is_static(node.meta.get("val")):
+        if len(found._schema.returns) == 1 and given == taken and is_static(node.meta.get("val")):
             return found
     return None
 
@@ -131,7 +131,7 @@ def _writes_elements(module: FusionModule, node: fx.Node) -> bool:
     values: list[Any] = value if isinstance(value, list) else [value]
     return (
         not (group.reshapes or group.arranges)
-        and all(_is_static(item) for item in values)
+        and all(is_static(item) for item in values)
         and len({tuple(item.shape) for item in values}) == 1
         and all(user.target is operator.getitem for user in node.users) == (len(values) > 1)
     )
@@ -144,7 +144,7 @@ def _find_last_write(item: fx.Node, node: fx.Node, slots: Mapping[fx.Node, int])
         return None
     copy, target = users[0], users[0].args[0]
     assert isinstance(target, fx.Node), "it is written to"
-    if target.op != "placeholder" or not _is_static(target.meta.get("val")):
+    if target.op != "placeholder" or not is_static(target.meta.get("val")):
         return None
     own, made = target.meta["val"], item.meta["val"]
     if (own.dtype, own.shape, own.stride()) != (made.dtype, made.shape, made.stride()):
@@ -158,10 +158,6 @@ def _find_last_write(item: fx.Node, node: fx.Node, slots: Mapping[fx.Node, int])
                 return None
             seen += [user] if not is_fresh(user) else []
     return copy
-
-
-def _is_static(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and all(type(size) is int for size in (*value.shape, *value.stride()))
 
 
 def copy_together(graph_module: fx.GraphModule) -> None:

@@ -18,7 +18,7 @@ from torch import fx
 from fuser.config import config
 from fuser.fx import passes
 from fuser.fx.fusion_node import FusionCall, FusionModule
-from fuser.fx.nodes import read_nodes
+from fuser.fx.nodes import is_static, read_nodes
 from fuser.fx.partition import Partition
 from fuser.fx.passes import Fuel, FusionPass
 from fuser.fx.substitution import sort_graph
@@ -158,7 +158,7 @@ def _may_lie_otherwise(value: torch.Tensor, operand: Any) -> bool:
     known: torch.Tensor | None = operand.meta.get("val") if isinstance(operand, fx.Node) else None
     if not {"0", "1"}.intersection(map(str, value.shape)):
         return False
-    if known is None or not (_is_static(known) and _is_static(value)) or value.numel() == 0:
+    if known is None or not (is_static(known) and is_static(value)) or value.numel() == 0:
         return True
     return not value.stride() == known.stride() == contiguous_strides(tuple(value.shape))
 
@@ -211,7 +211,7 @@ class _Reader:
 
     def _is_column(self, items: Sequence[Any]) -> bool:
         # Tensors alike, none of which is made here at another position.
-        if not all(isinstance(item, fx.Node) and _is_static(item.meta.get("val")) for item in items):
+        if not all(isinstance(item, fx.Node) and is_static(item.meta.get("val")) for item in items):
             return False
         if len({(item.meta["val"].dtype, item.meta["val"].device, item.meta["val"].dim() == 0) for item in items}) > 1:
             return False
@@ -255,7 +255,7 @@ class _Reader:
         kwargs: Mapping[str, Any],
     ) -> None:
         values = [item.meta["val"] for item in items]
-        if not all(map(_is_static, values)) or len({(value.dtype, value.device) for value in values}) > 1:
+        if not all(map(is_static, values)) or len({(value.dtype, value.device) for value in values}) > 1:
             return
         kind = (values[0].device, *(tuple(value.shape) for value in values))
         columns = tuple(tuple(item) if isinstance(item, list) else item for item in args)
@@ -276,10 +276,6 @@ def _are_independent(nodes: Sequence[fx.Node]) -> bool:
             seen.add(node)
             stack += node.all_input_nodes
     return True
-
-
-def _is_static(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and all(type(size) is int for size in (*value.shape, *value.stride()))
 
 
 def _items_of(node: fx.Node, values: Sequence[torch.Tensor]) -> tuple[fx.Node, ...]:
@@ -437,7 +433,7 @@ def _find_targets(
             return None
         target: Any = copy.args[0]
         own, value = target.meta.get("val"), item.meta["val"]
-        if target.op != "placeholder" or not _is_static(own) or _buffer(own) != _buffer(value):
+        if target.op != "placeholder" or not is_static(own) or _buffer(own) != _buffer(value):
             return None
         is_others = any(user is not copy and user not in inside for user in target.users)
         if is_others or positions_of.get(target, {position}) != {position}:

@@ -7,7 +7,7 @@ import inspect
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
@@ -35,6 +35,7 @@ __all__ = [
     "COPIES",
     "IS_WRITTEN",
     "GraphReading",
+    "add_call",
     "bind_group",
     "bind_node",
     "is_barrier",
@@ -43,6 +44,7 @@ __all__ = [
     "is_fusible",
     "is_random",
     "is_size",
+    "is_static",
     "may_alias",
     "read_nodes",
 ]
@@ -244,6 +246,19 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(_is_plain(item) for item in value if item is not None)
     return isinstance(value, complex | _NUMBERS)
+
+
+def is_static(value: Any) -> TypeGuard[torch.Tensor]:
+    """Whether a value is a tensor whose sizes and strides are numbers."""
+    return isinstance(value, torch.Tensor) and all(type(size) is int for size in (*value.shape, *value.stride()))
+
+
+def add_call(graph: fx.Graph, target: Any, *arguments: Any, **options: Any) -> fx.Node:
+    """Add a call where the graph is written, with what ``target`` makes of its arguments' values as its value."""
+    node = graph.call_function(target, arguments, options)
+    given, named = fx.node.map_arg((arguments, options), lambda item: item.meta["val"])
+    node.meta["val"] = target(*given, **named)
+    return node
 
 
 def is_barrier(node: fx.Node) -> bool:

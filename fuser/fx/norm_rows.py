@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fuser.fx.nodes import add_call, is_static
 from fuser.row_orders import keeps_columns
 
 __all__ = ["lay_out_norms", "part_column_sums"]
@@ -38,10 +39,7 @@ def lay_out_norms(graph: fx.Graph) -> None:
                 continue
             if source not in copies:
                 with graph.inserting_before(node):
-                    copies[source] = graph.call_function(
-                        _ATEN.clone.default, (source,), {"memory_format": torch.contiguous_format}
-                    )
-                copies[source].meta["val"] = source.meta["val"].clone(memory_format=torch.contiguous_format)
+                    copies[source] = add_call(graph, _ATEN.clone.default, source, memory_format=torch.contiguous_format)
             node.replace_input_with(source, copies[source])
 
 
@@ -49,7 +47,7 @@ def part_column_sums(graph: fx.Graph) -> None:
     """Part the backward of layer norms on a GPU whose weights' gradients torch adds up in an order of its own."""
     for node in graph.find_nodes(op="call_function", target=_BACKWARD):
         value, (*args, mask) = node.args[0].meta.get("val"), node.args
-        if not (mask[0] and any(mask[1:]) and _is_known(value) and value.is_cuda):
+        if not (mask[0] and any(mask[1:]) and is_static(value) and value.is_cuda):
             continue
         width = prod(args[2])
         if not width or keeps_columns(value.numel() // width, width, value.device):
@@ -67,8 +65,4 @@ def part_column_sums(graph: fx.Graph) -> None:
 
 
 def _is_scattered(value: object) -> bool:
-    return _is_known(value) and value.is_cuda and not value.is_contiguous()  # type: ignore[attr-defined]
-
-
-def _is_known(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and all(type(size) is int for size in (*value.shape, *value.stride()))
+    return is_static(value) and value.is_cuda and not value.is_contiguous()

@@ -10,6 +10,7 @@ In fast numerics rows are padded (``fuser.fx.products``).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,7 @@ from fuser.config import config
 from fuser.cuda.products import ALIGNMENT_BYTES, ProductOrder, can_multiply, multiply
 from fuser.disk_cache import CacheKey
 from fuser.errors import NoCompileError, UnsupportedError
+from fuser.fx.nodes import add_call, is_static
 from fuser.library import LIBRARY
 from fuser.order_check import installation
 from fuser.planner import can_fuse
@@ -92,11 +94,7 @@ def order_products(graph: fx.Graph) -> None:
 
 
 def _replace(graph: fx.Graph, base: fx.Node, products: list[_OddProduct]) -> None:
-    def call(target: Any, *arguments: Any) -> fx.Node:
-        made = graph.call_function(target, arguments)
-        made.meta["val"] = target(*fx.node.map_arg(arguments, lambda item: item.meta["val"]))
-        return made
-
+    call = functools.partial(add_call, graph)
     size = base.meta["val"].shape[1]
     gap = next((item.gap for item in products if item.gap), (size, -size % VECTOR))
     with graph.inserting_before(products[0].node):
@@ -127,8 +125,7 @@ def _widen(call: Callable[..., Any], base: Any, size: int, at: int, more: int) -
 
 
 def _is_plain(value: Any) -> bool:
-    is_dense = isinstance(value, torch.Tensor) and value.dtype in _DTYPES and value.is_cuda and value.dim() == 2
-    if not is_dense or not all(type(size) is int for size in (*value.shape, *value.stride())):
+    if not (is_static(value) and value.dtype in _DTYPES and value.is_cuda and value.dim() == 2):
         return False
     # Row-major, or turned.
     rows = value.t() if value.stride(1) != 1 else value

@@ -14,6 +14,7 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuser.disk_cache import CacheKey
+from fuser.fx.nodes import add_call, is_static
 from fuser.order_check import find_verdict, installation
 
 __all__ = ["open_outer_products"]
@@ -44,20 +45,14 @@ def open_outer_products(graph: fx.Graph, numerics: str) -> None:
 
 def _write(graph: fx.Graph, *factors: Any) -> fx.Node:
     # In float, and rounded at the end.
-    def call(target: Any, *arguments: Any, **options: Any) -> fx.Node:
-        node = graph.call_function(target, arguments, options)
-        node.meta["val"] = target(*fx.node.map_arg(arguments, lambda item: item.meta["val"]), **options)
-        return node
-
-    wide = (call(_ATEN._to_copy.default, item, dtype=torch.float32) for item in factors)
+    wide = (add_call(graph, _ATEN._to_copy.default, item, dtype=torch.float32) for item in factors)
     # A sum begins with zero, which takes the sign from another one.
-    total = call(_ATEN.add.Tensor, call(_ATEN.mul.Tensor, *wide), 0.0)
-    return call(_ATEN._to_copy.default, total, dtype=factors[0].meta["val"].dtype)
+    total = add_call(graph, _ATEN.add.Tensor, add_call(graph, _ATEN.mul.Tensor, *wide), 0.0)
+    return add_call(graph, _ATEN._to_copy.default, total, dtype=factors[0].meta["val"].dtype)
 
 
 def _is_plain(value: Any) -> bool:
-    is_dense = isinstance(value, torch.Tensor) and value.dtype in _DTYPES and value.is_cuda
-    return is_dense and all(type(size) is int for size in (*value.shape, *value.stride()))
+    return is_static(value) and value.dtype in _DTYPES and value.is_cuda
 
 
 def _has_torchs_bits(device: torch.device, dtype: torch.dtype) -> bool:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from fuser.fx.nodes import add_call, is_static
+
 __all__ = ["pad_products"]
 
 _ATEN = torch.ops.aten
@@ -61,12 +63,12 @@ class _Product:
         with self.graph.inserting_before(self.node):
             operands = [self._padded(item, more[1]) for item in bias]
             operands += [self._padded(one, more[0], more_inner), self._padded(other, more_inner, more[1])]
-            made = self._call(self.node.target, *operands)
-            made = made if not more[0] else self._call(_ATEN.slice.Tensor, made, 0, 0, rows)
+            made = add_call(self.graph, self.node.target, *operands)
+            made = made if not more[0] else add_call(self.graph, _ATEN.slice.Tensor, made, 0, 0, rows)
             if more[1]:
-                seen = self._call(_ATEN.slice.Tensor, made, 1, 0, columns)
+                seen = add_call(self.graph, _ATEN.slice.Tensor, made, 1, 0, columns)
                 # As it was: others may look at it in another shape.
-                made = self._call(_ATEN.clone.default, seen, memory_format=torch.contiguous_format)
+                made = add_call(self.graph, _ATEN.clone.default, seen, memory_format=torch.contiguous_format)
         self.node.replace_all_uses_with(made)
         self.graph.erase_node(self.node)
         operand: Any
@@ -80,23 +82,16 @@ class _Product:
         if not any(more):
             return node
         if node.target is _ATEN.t.default:
-            return self._call(_ATEN.t.default, self._padded(node.args[0], *reversed(more)))
+            return add_call(self.graph, _ATEN.t.default, self._padded(node.args[0], *reversed(more)))
         key = node, more
         if key not in self.known:
             amounts = [amount for size in reversed(more) for amount in (0, size)]
-            self.known[key] = self._call(_ATEN.constant_pad_nd.default, node, amounts, 0.0)
+            self.known[key] = add_call(self.graph, _ATEN.constant_pad_nd.default, node, amounts, 0.0)
         return self.known[key]
-
-    def _call(self, target: Any, *arguments: Any, **options: Any) -> fx.Node:
-        node = self.graph.call_function(target, arguments, options)
-        values = [item.meta["val"] if isinstance(item, fx.Node) else item for item in arguments]
-        node.meta["val"] = target(*values, **options)
-        return node
 
 
 def _is_plain(value: Any) -> bool:
-    is_dense = isinstance(value, torch.Tensor) and value.dtype in _DTYPES and value.is_cuda
-    return is_dense and all(type(size) is int for size in (*value.shape, *value.stride())) and 1 in value.stride()
+    return is_static(value) and value.dtype in _DTYPES and value.is_cuda and 1 in value.stride()
 
 
 def _missing(size: int) -> int:

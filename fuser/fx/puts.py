@@ -25,6 +25,7 @@ from fuser.disk_cache import CacheKey
 from fuser.errors import CompileError, NoCompileError, UnsupportedError
 from fuser.fx import passes
 from fuser.fx.fusion_node import FusionModule
+from fuser.fx.nodes import add_call, is_static
 from fuser.fx.passes import Fuel
 from fuser.fx.substitution import sort_graph
 from fuser.graph import FusionGroup, GroupBuilder
@@ -144,7 +145,7 @@ def _is_zero(node: Any) -> bool:
 def _has_kernel(node: fx.Node, put: _Put) -> bool:
     # Whether all is known, and values have the shape of what is made, but for the entries.
     known: list[Any] = [item.meta.get("val") for item in (node, put.values, put.entries)]
-    if not all(_is_static(item) and item.is_cuda for item in known):
+    if not all(is_static(item) and item.is_cuda for item in known):
         return False
     made, values, entries = known
     shape = (*made.shape[: put.dim], *entries.shape, *made.shape[put.dim + 1 :])
@@ -152,18 +153,11 @@ def _has_kernel(node: fx.Node, put: _Put) -> bool:
     return is_plain and values.shape == shape and values.numel() > 0 and made.numel() < 1 << 31
 
 
-def _is_static(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and all(type(size) is int for size in (*value.shape, *value.stride()))
-
-
 def _sort(graph: fx.Graph, entries: fx.Node, size: int, wraps: bool) -> tuple[fx.Node, fx.Node]:
     # The places of values in the order of their entries, and where those of each entry begin.
     def call(target: Any, *arguments: Any, **options: Any) -> fx.Node:
-        node = graph.call_function(target, arguments, options)
-        given = fx.node.map_arg((arguments, options), lambda item: item.meta["val"])
         with detect_fake_mode(entries.meta["val"]) or nullcontext():
-            node.meta["val"] = target(*given[0], **given[1])
-        return node
+            return add_call(graph, target, *arguments, **options)
 
     numbers = {"dtype": torch.int32, "device": entries.meta["val"].device, "pin_memory": False}
     every = call(_ATEN.arange.default, size + 1, **numbers)
