@@ -38,6 +38,7 @@ __all__ = [
     "add_call",
     "bind_group",
     "bind_node",
+    "find_readers",
     "is_barrier",
     "is_copy",
     "is_fresh",
@@ -161,6 +162,14 @@ def may_alias(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     is_view = schema is None or any(item.alias_info is not None for item in schema.returns)
     return is_view or node.target is torch.ops.aten._unsafe_view.default
+
+
+def find_readers(value: Any) -> Iterator[fx.Node]:
+    """Yield what reads a value, or one that may be the same memory."""
+    for user in value.users if isinstance(value, fx.Node) else ():
+        yield user
+        if may_alias(user):
+            yield from find_readers(user)
 
 
 def is_fresh(node: fx.Node) -> bool:

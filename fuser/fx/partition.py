@@ -23,7 +23,7 @@ from torch import fx
 from fuser.fx.borders import Kinds, find_misplaced
 from fuser.fx.conversions import find_visible_aliases
 from fuser.fx.gains import crosses_rows, gains_nothing, is_small
-from fuser.fx.nodes import IS_APART, bind_group, is_barrier, is_copy, is_random, read_nodes
+from fuser.fx.nodes import IS_APART, IS_WRITTEN, bind_group, find_readers, is_barrier, is_copy, is_random, read_nodes
 from fuser.fx.repeats import are_repeated, count_elements
 from fuser.jit_function import JitFunction
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
@@ -274,6 +274,10 @@ class _Stretch:
             for source in node.all_input_nodes:
                 self.readers[source] = self.readers.get(source, 0) | 1 << slot
             own = [self.slot[source] for source in node.all_input_nodes if source in self.slot]
+            if node.meta.get(IS_WRITTEN):
+                # Who reads what is there before comes before, or the whole would have to be copied for it.
+                slots = [self.slot.get(reader, slot) for reader in find_readers(node.args[0])]
+                own += [reader for reader in slots if reader < slot]
             if is_random(node):
                 own += [] if last_random is None else [last_random]
                 last_random = slot

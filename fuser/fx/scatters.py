@@ -32,10 +32,10 @@ _VIEWS: dict[Any, Any] = {
 
 
 def mark_scatters(graph: fx.Graph) -> None:
-    """Keep what is written in place out of groups."""
+    """Keep what is written in place out of groups, and before it what reads the old value."""
     for copy in graph.find_nodes(op="call_function", target=_ATEN.copy_.default):
         for node in _chain(copy):
-            for part in _parts(node):
+            for part in (node, *_parts(node)):
                 part.meta[IS_WRITTEN] = True
 
 
