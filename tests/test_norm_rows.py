@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import fuser
 from fuser.fx import backend
 from fuser.fx.backend import compile_graph
 from fuser.fx.norm_rows import lay_out_norms, part_column_sums
@@ -141,4 +142,9 @@ def test_bits_of_columns_that_many_blocks_share(shape: tuple[int, int], dtype: t
     torch.manual_seed(0)
     x = torch.randn(shape, device="cuda", dtype=dtype)
     torch._dynamo.reset()
+    fuser.reset_stats()
     assert torch.equal(torch.compile(lambda x: x.sum(0), backend="fuser")(x), x.sum(0))
+    found = fuser.stats()
+    assert found["launches"]
+    assert not found["kept"]
+    assert not found["fallbacks"]
