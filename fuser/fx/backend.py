@@ -40,6 +40,7 @@ from fuser.fx.dropouts import Otherwise, find_dropouts, open_dropouts
 from fuser.fx.equal_nodes import merge_equal
 from fuser.fx.flat import FlatGraph, flatten
 from fuser.fx.idle_copies import drop_idle_copies
+from fuser.fx.idle_views import drop_idle_views
 from fuser.fx.lists import fuse_lists
 from fuser.fx.masks import drop_idle_masks
 from fuser.fx.norm_rows import lay_out_norms, part_column_sums
@@ -109,6 +110,7 @@ def _fuse(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | None,
     write_statistics_in_place(graph_module)
     write_results_in_place(graph_module)
     copy_together(graph_module)
+    drop_idle_views(graph_module.graph)
     return graph_module
 
 
