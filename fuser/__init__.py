@@ -1,36 +1,45 @@
 """Chain jiterator functors and torch's pointwise ops into one kernel launch, on CUDA and on the CPU."""
 
-from fuser import errors, fx, library
+from typing import TYPE_CHECKING, Any
+
+from fuser import autodiff as _autodiff  # noqa: F401 - where route.py and torch send what is differentiated
+from fuser import errors, library
 from fuser._version import __version__
 from fuser.application import Application, Input
-from fuser.autodiff import autograd as _autograd  # noqa: F401 - where route.py sends what is differentiated
 from fuser.config import config
 from fuser.counters import reset_stats, stats
-from fuser.debug import debug_get_fused_kernel_code, debug_launch_graph, explain
-from fuser.differentiable import differentiable
 from fuser.disk_cache import load_cache, save_cache
-from fuser.foreach import foreach
 from fuser.function import Function
-from fuser.fx.fused_module import FusedModule, fuse
-from fuser.fx.trace import FusedFunction
-from fuser.fx.warmup import warmup
 from fuser.graph import FusionGroup, GroupBuilder
-from fuser.interface import (
-    autotune,
-    can_fuse_on_cpu,
-    can_fuse_on_gpu,
-    clear_failures,
-    n_compiled_kernels,
-    override_can_fuse_on_cpu,
-    override_can_fuse_on_gpu,
-    register_fusion,
-    run_fusion,
-)
 from fuser.jit_function import JitFunction
 from fuser.jiterator import create_jit_fn, create_multi_output_jit_fn, jit_fn
 from fuser.late import when_imported as _when_imported
-from fuser.reduction import ReductionFunction, create_reduction_fn
-from fuser.warming.dims import Dim
+
+if TYPE_CHECKING:
+    from fuser import fx
+    from fuser._later import (
+        Dim,
+        FusedFunction,
+        FusedModule,
+        ReductionFunction,
+        autotune,
+        can_fuse_on_cpu,
+        can_fuse_on_gpu,
+        clear_failures,
+        create_reduction_fn,
+        debug_get_fused_kernel_code,
+        debug_launch_graph,
+        differentiable,
+        explain,
+        foreach,
+        fuse,
+        n_compiled_kernels,
+        override_can_fuse_on_cpu,
+        override_can_fuse_on_gpu,
+        register_fusion,
+        run_fusion,
+        warmup,
+    )
 
 __all__ = [
     "Application",
@@ -85,6 +94,20 @@ def _shard() -> None:
 
 _when_imported("torch.utils.flop_counter", _count_flops)
 _when_imported("torch.distributed.tensor", _shard)
+
+
+def __getattr__(name: str) -> Any:
+    # What the calls of functors do not need is loaded when it is first named (PEP 562).
+    if name == "fx":
+        import fuser.fx  # noqa: PLC0415
+
+        return fuser.fx
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fuser import _later  # noqa: PLC0415
+
+    value = globals()[name] = getattr(_later, name)
+    return value
 
 
 def __dir__() -> list[str]:

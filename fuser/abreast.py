@@ -20,7 +20,6 @@ and where the driver has no such launches, as on GPUs before compute capability 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -56,8 +55,8 @@ def side_by_side(kernels: Sequence[Kernel]) -> list[tuple[int, Tuning]]:
     for at, (rows, columns) in enumerate(pairwise(kernels)):
         # A kernel is one or the other, so no two pairs have one in common.
         if _go_together(rows, columns):
-            found[at] = at + 1, replace(columns.args.tuning, leads=True, unroll=_unroll(columns))
-            found[at + 1] = at, replace(rows.args.tuning, follows=True)
+            found[at] = at + 1, columns.args.tuning._replace(leads=True, unroll=_unroll(columns))
+            found[at + 1] = at, rows.args.tuning._replace(follows=True)
     return found
 
 

@@ -6,8 +6,8 @@ Plain integers in, plain values out; a kernel's text depends on what comes out, 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
 from math import prod
+from typing import NamedTuple
 
 from fuser.layout import IterationSpace
 
@@ -39,8 +39,7 @@ BLOCKS = (256, 192, 160, 224)
 MANY_ELEMENTS = 1 << 22
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(NamedTuple):
     """How a kernel reads or writes one operand."""
 
     # Elements that one memory access moves, along the dimension where the operand is dense.
@@ -53,8 +52,7 @@ class Access:
     is_shared: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Tuning:
+class Tuning(NamedTuple):
     """How a kernel divides its work; any choice gives the same values."""
 
     # Threads of a block.
@@ -109,8 +107,7 @@ SINGLE = Access()
 DEFAULT_TUNING = Tuning()
 
 
-@dataclass(frozen=True, slots=True)
-class Walk:
+class Walk(NamedTuple):
     """What ``plan_walk`` decides for one call."""
 
     # The space given; where tiles are used, the tile's other dimension comes second.
@@ -180,8 +177,8 @@ def plan_walk(
 
 def walk_singly(walk: Walk) -> Walk:
     """Return a walk whose threads take one element each: what they read in loops lies beside what neighbours read."""
-    accesses = tuple(replace(item, width=1) for item in walk.accesses)
-    return replace(walk, vector=1, accesses=accesses, tuning=Tuning())
+    accesses = tuple(item._replace(width=1) for item in walk.accesses)
+    return walk._replace(vector=1, accesses=accesses, tuning=Tuning())
 
 
 def _default_tuning(space: IterationSpace, vector: int, itemsizes: Sequence[int], rounds: bool) -> Tuning:

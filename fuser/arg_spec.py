@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -110,7 +109,7 @@ def build_arg_spec(
     offsets = tuple(item.offset for item in (*operands, *counters))
     has_offsets = any(offsets)
     if has_offsets:
-        space = replace(space, offsets=offsets)
+        space = space._replace(offsets=offsets)
     by_index = dict(zip(pointers, inner[len(outputs) : len(operands)], strict=True))
     numbers = _declared_kinds(group, inputs)
     filled: list[InputSpec | None] = [None] * len(inputs)
@@ -243,7 +242,7 @@ def _walk_rows(
             first, last, own = len(group.outputs), len(operands), walk.space.strides
             each = sum(not rows.is_row[values[slot]] and any(own[slot][spec.reduced :]) for slot in range(first, last))
             walk = look_up_in(walk, spec, each, _row_limits(operands[0].device).processors)
-        return walk, replace(spec, keeps=walk.tuning.is_resident)
+        return walk, spec._replace(keeps=walk.tuning.is_resident)
     # Rows of a few elements are better computed side by side, too.
     is_short = space.sizes[0] < CPU_SHORT_ROW <= space.sizes[space.reduced]
     # And columns are better walked down one after another where they are too few for vectors across them.

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -42,8 +41,7 @@ Steps = tuple[tuple[str, tuple[Any, ...]], ...]
 _ORIGIN = 1 << 58
 
 
-@dataclass(frozen=True, slots=True)
-class Boxes:
+class Boxes(NamedTuple):
     """A group that only computes, and what it reads and writes."""
 
     group: FusionGroup

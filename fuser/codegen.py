@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
@@ -183,8 +184,7 @@ class RowLoop:
         return tuple(name for part in parts for name in part.writes if name.startswith("k"))
 
 
-@dataclass(frozen=True, slots=True)
-class Dialect:
+class Dialect(NamedTuple):
     """How one device's C++ differs."""
 
     name: str
@@ -209,8 +209,7 @@ class Dialect:
     divides_quickly: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class KernelSource:
+class KernelSource(NamedTuple):
     """A finished kernel text, and how its arguments are packed.
 
     The argument struct has 8-byte fields only: the element count, the operands' addresses, the numbers

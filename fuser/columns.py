@@ -108,8 +108,8 @@ def _steps(function: Function, common: torch.dtype, dtypes: Sequence[torch.dtype
     reduction = function.reduction
     assert reduction is not None, "it is one"
     kept = dtype_info(common).compute_dtype
-    first = replace(reduction, finish=None, accumulate=None, pieces=pieces)
-    last = replace(reduction, accumulate=None, dims=(0,), keepdim=False)
+    first = reduction._replace(finish=None, accumulate=None, pieces=pieces)
+    last = reduction._replace(accumulate=None, dims=(0,), keepdim=False)
     return [
         replace(function, reduction=first, out_dtypes=reduction.accumulators(kept)),
         Function(functor(_PIECE), isolation=function.isolation, reduction=last, out_dtypes=tuple(dtypes)),

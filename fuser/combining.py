@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,8 +28,7 @@ __all__ = [
 BATCH = 8192
 
 
-@dataclass(frozen=True, slots=True)
-class Reduction:
+class Reduction(NamedTuple):
     """How a function combines, along some dimensions, what its functor (the map) makes of each element.
 
     The order is fuser's canonical one: elements are numbered along the dimensions, row-major; batches of 8192 of them

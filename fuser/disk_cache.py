@@ -19,9 +19,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from fuser import counters, file_lock
 from fuser.config import config
@@ -64,8 +63,7 @@ _making: set[tuple[int, str]] = set()
 _bytes_written = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CacheKey:
+class CacheKey(NamedTuple):
     """What an entry is made from, as two digests."""
 
     # All that decides the payload, but for who makes it: text, options, target, fuser's version.

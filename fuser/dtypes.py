@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,8 +35,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class DTypeInfo:
+class DTypeInfo(NamedTuple):
     """One torch dtype as generated code sees it."""
 
     dtype: torch.dtype

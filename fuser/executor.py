@@ -10,7 +10,6 @@ import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -135,9 +134,9 @@ def _find_plan(
     plans = _plans.get(spec.key) or _plans.setdefault(spec.key, Lru())
     plan = plans.get(signature)
     if plan is None or plan.until < time.monotonic():
-        plan = replace(tune(lambda: make_plan(spec, described, described_out)), generation=generation)
+        plan = tune(lambda: make_plan(spec, described, described_out))._replace(generation=generation)
         if plan.until and plan.fallback_reason and plan.obstacle < 0 and not plan.is_expected:
-            plan = replace(plan, eager=_prepare_eager(spec, described, plan.device))
+            plan = plan._replace(eager=_prepare_eager(spec, described, plan.device))
         plans.put(signature, plan, config.max_plans)
     return plan
 
@@ -185,7 +184,7 @@ def restore_plans(kept: Sequence[KeptPlan]) -> None:
     """Take the plans of an earlier process, which had the same settings; those that cannot be had are made again."""
     for item in kept:
         with ignoring(Exception):
-            plan, spec = replace(restore_plan(item.payload), generation=config.generation), registered(item.text)
+            plan, spec = restore_plan(item.payload)._replace(generation=config.generation), registered(item.text)
             if planner.can_fuse(plan.device.type):
                 signature = (item.inputs, (), plan.generation, item.default_dtype)
                 _plans.setdefault(spec.key, Lru()).put(signature, plan, config.max_plans)

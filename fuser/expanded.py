@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,8 +26,7 @@ __all__ = ["Expanded", "describe_values", "expand_call", "expand_in_order", "set
 MANY_ROWS = 512
 
 
-@dataclass(frozen=True, slots=True)
-class Expanded:
+class Expanded(NamedTuple):
     """A call's group, with the steps of torch's larger ops in their place, and what its values are."""
 
     # None where the group has none of them, and is what it was.
@@ -228,9 +226,9 @@ def settle_orders(expanded: Expanded, device: torch.device) -> tuple[Expanded, O
     typing = infer_typing(group, input_specs(inputs, device), torch.get_default_dtype())
     cut, sources = cut_columns(group, typing, columns)
     values = _describe(cut, inputs, device, infer_layouts(cut, value_layouts(inputs)))
-    expansion = replace(expanded.expansion, group=cut, origins=tuple(origins[index] for index in sources))
+    expansion = expanded.expansion._replace(group=cut, origins=tuple(origins[index] for index in sources))
     found = {index: orders[source] for index, source in enumerate(sources) if source in orders}
-    return replace(expanded, spec=None, expansion=expansion, values=tuple(values)), found
+    return expanded._replace(spec=None, expansion=expansion, values=tuple(values)), found
 
 
 def describe_values(group: FusionGroup, inputs: Sequence[TensorDesc]) -> list[TensorDesc]:

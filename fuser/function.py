@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -56,8 +56,7 @@ class Isolation(Enum):
     NONE = "none"
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """Another shape of the same elements: one dimension as two, then further ones of size 1; or back."""
 
     # Of what is looked at; what has fewer dimensions broadcasts to it.
@@ -357,8 +356,7 @@ def _name_callable(function: Callable[..., Any]) -> str:
     return name
 
 
-@dataclass(frozen=True, slots=True)
-class HandWritten:
+class HandWritten(NamedTuple):
     """A backward functor of the user's: takes tensors of the forward pass, then the gradient of every output.
 
     Its scalars are those of the forward functor, by name.

@@ -6,7 +6,6 @@ Computed once per plan; nothing here is per call.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from typing import NamedTuple
@@ -35,8 +34,7 @@ MAX_GRID = 2**31 - 1
 MAX_NARROW_OFFSET = 2**31 - 2**16
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """How a kernel is launched over one loop nest."""
 
     # CUDA: blocks, threads of a block (both one-dimensional), dynamic shared memory (tiles are static).

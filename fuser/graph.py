@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fuser.application import Application, Input
 from fuser.config import config
@@ -363,8 +363,7 @@ def hash_text(text: str, defaults: Sequence[bool | int | float | complex | None]
     return int.from_bytes(hashlib.sha256(f"{text}{tuple(defaults)!r}".encode()).digest()[:8]) >> 1
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """Consecutive applications of a group, as a group of their own."""
 
     group: FusionGroup

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import pickle
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +33,7 @@ class KeptPlan(NamedTuple):
 def keep_plan(plan: Plan) -> bytes:
     """Return a plan as bytes."""
     written = io.BytesIO()
-    _Pickler(written).dump(replace(plan, eager=None))
+    _Pickler(written).dump(plan._replace(eager=None))
     return written.getvalue()
 
 
@@ -53,7 +52,7 @@ class _Pickler(pickle.Pickler):
         if not isinstance(item, Step):
             return NotImplemented
         arguments = (item.launch, item.packer, item.outputs, item.inputs, item.numbers, item.name, item.device_index)
-        return _restore_step, (replace(item.kernel.source, text=""), item.kernel.key, *arguments)
+        return _restore_step, (item.kernel.source._replace(text=""), item.kernel.key, *arguments)
 
 
 def _restore_step(source: KernelSource, key: CacheKey, *arguments: Any) -> Step:

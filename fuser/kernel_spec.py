@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -74,8 +74,7 @@ class KernelSpec:
         object.__setattr__(self, "key", hash_text(self.text, self.group.defaults()))
 
 
-@dataclass(frozen=True, slots=True)
-class InputSpec:
+class InputSpec(NamedTuple):
     """One input of a call."""
 
     dtype: torch.dtype
@@ -91,8 +90,7 @@ class InputSpec:
     is_counter: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RowSpec:
+class RowSpec(NamedTuple):
     """What the text of a kernel with reductions depends on beyond that of a pointwise one."""
 
     # How many of the merged dimensions, the first ones, are reduced.
@@ -123,8 +121,7 @@ class RowSpec:
         return self.order is not None and not (self.order.is_cascade or self.scans)
 
 
-@dataclass(frozen=True, slots=True)
-class ArgSpec:
+class ArgSpec(NamedTuple):
     """What a kernel's text depends on beside its group."""
 
     # "cuda" or "cpu".
@@ -173,8 +170,7 @@ class ArgSpec:
         return ", ".join(words)
 
 
-@dataclass(frozen=True, slots=True)
-class Typing:
+class Typing(NamedTuple):
     """dtypes through a group."""
 
     # dtype of each value; for scalar inputs the dtype of the number.
@@ -186,8 +182,7 @@ class Typing:
     ndims: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ValueLayout:
+class ValueLayout(NamedTuple):
     """Shape and strides (in elements) of one value."""
 
     shape: Shape

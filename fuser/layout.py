@@ -7,8 +7,8 @@ the merging of dimensions. Nothing here sees a tensor.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from fuser.errors import ShapeError
 
@@ -27,8 +27,7 @@ Shape = tuple[int, ...]
 Strides = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class IterationSpace:
+class IterationSpace(NamedTuple):
     """The loop nest of one kernel: merged dimensions, innermost first."""
 
     sizes: Shape

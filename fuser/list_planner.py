@@ -8,7 +8,6 @@ import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ __all__ = ["TUNINGS", "launch_lists"]
 # The first driver whose launches take MAX_LONE_ARGUMENT_BYTES.
 LARGE_ARGUMENTS_DRIVER = 12010
 # How kernels divide their work: on CUDA as fast as copies on an H200, on the CPU chunks for which a thread is worth it.
-TUNINGS = {"cuda": replace(DEFAULT_TUNING, unroll=2), "cpu": replace(DEFAULT_TUNING, turns=64)}
+TUNINGS = {"cuda": DEFAULT_TUNING._replace(unroll=2), "cpu": DEFAULT_TUNING._replace(turns=64)}
 
 
 # Calls that are remembered of one kind, and kinds.
@@ -286,7 +285,7 @@ def _fit(
     operands = len(flat.outputs) + len(given) - numbers
     most = most_positions(operands, numbers, _argument_bytes(flat.device.type))
     tuning = TUNINGS[flat.device.type]
-    args = replace(flat.args, outputs=written, wide_index=False, tuning=tuning, positions=most)
+    args = flat.args._replace(outputs=written, wide_index=False, tuning=tuning, positions=most)
     return flat._replace(args=args) if most > 1 else None
 
 

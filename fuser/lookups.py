@@ -7,9 +7,9 @@ asked before: there are 4096 numbers of bfloat16 from 2^-13 to below 8, signs co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 import torch
 
@@ -32,8 +32,7 @@ _LOOPS = frozenset({"for", "while", "do", "goto"})
 MOST_TABLES, LARGE, BLOCK, THREADS, LONG_SHARE = 2, 1 << 24, (256, 512), (1024, 512), 32
 
 
-@dataclass(frozen=True, slots=True)
-class Lookup:
+class Lookup(NamedTuple):
     """An application that is looked up."""
 
     # The slots of its operand, and of the factor that its function of that is multiplied with; -1 without one.
@@ -87,8 +86,8 @@ def look_up_in(walk: Walk, rows: RowSpec, inputs: int, processors: int) -> Walk:
         block = tuning.team * max(BLOCK[rows.order is None] // tuning.team, 1)
         has_much = inputs > 1 or tuning.unroll * walk.vector > LONG_SHARE
         resident = max(THREADS[has_much] // block, 1)
-        tuning = replace(tuning, block=block, resident=resident, most_blocks=resident * processors)
-    return replace(walk, tuning=replace(tuning, looks=True))
+        tuning = tuning._replace(block=block, resident=resident, most_blocks=resident * processors)
+    return walk._replace(tuning=tuning._replace(looks=True))
 
 
 @lru_cache(4096)

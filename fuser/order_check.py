@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -60,8 +60,7 @@ _verdicts: dict[CacheKey, bool] = {}
 Run = Callable[[KernelSpec, list[Any]], Sequence[torch.Tensor]]
 
 
-@dataclass(frozen=True, slots=True)
-class OrderCase:
+class OrderCase(NamedTuple):
     """One kind of use of an order."""
 
     # One of torch's ops: a reduction, or several steps.
@@ -86,7 +85,7 @@ class OrderCase:
         yield self
         reduction, wide = self.function.reduction, f"{str(self.function.op).removesuffix('_mean')}_wide"
         if reduction and reduction.order in _HIDDEN and self.tensors[0].dtype in _NARROW and wide in REDUCTIONS:
-            yield replace(self, function=reduction_function(wide, reduction.dims, reduction.keepdim))
+            yield self._replace(function=reduction_function(wide, reduction.dims, reduction.keepdim))
 
     def group(self) -> KernelSpec:
         """Return the op alone."""
@@ -297,4 +296,4 @@ def _balance(x: torch.Tensor, dims: tuple[int, ...], generator: torch.Generator)
 def _kind_of(order: RowOrder) -> RowOrder:
     # What makes other kernels; how many blocks share a row does not.
     blocks = min(order.schedule.blocks, 2)
-    return replace(order, schedule=replace(order.schedule, blocks=blocks), source=min(order.source, 0))
+    return order._replace(schedule=order.schedule._replace(blocks=blocks), source=min(order.source, 0))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from math import prod
 
 from fuser.access import GATHER_VECTOR, VECTOR_BYTES, Access, Tuning, Walk, counted_widths, dense_width
@@ -128,7 +127,7 @@ def plan_ordered_walk(
         if late and other.is_resident and other.unroll * wider * sum(wide) <= EARLY_BYTES:
             early, vector, tuning = late, wider, other
         is_level = all(_is_level(space, rows, slot, itemsizes[slot], aligned[slot]) for slot in slots)
-        tuning = replace(tuning, is_level=is_level and order.has_edges)
+        tuning = tuning._replace(is_level=is_level and order.has_edges)
     else:
         # What only adds up keeps no row; what counts is told the counts by the text, if all of a row is there.
         adds = [item.function.reduction.accumulate for item in group.applications if item.function.reduction]
@@ -137,7 +136,7 @@ def plan_ordered_walk(
     if rows.reduced == 1 and tuning.is_resident and not (order.has_edges or order.is_across):
         # No bounds are checked where there are none to cross.
         whole = tuning.team * tuning.cluster * tuning.unroll * vector
-        tuning = replace(tuning, multiple=tuning.multiple if space.sizes[0] % whole else whole)
+        tuning = tuning._replace(multiple=tuning.multiple if space.sizes[0] % whole else whole)
     widths = {slot: dense_width(space.strides[slot], rows.inner, itemsizes[slot], aligned[slot]) for slot in moving}
     widths |= {} if order.has_edges else counted_widths(space, len(itemsizes), rows.inner)
     if order.has_edges:

@@ -6,7 +6,7 @@ known, torch's kernel stays. Which order an op has on a device is worked out fro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["ANY_ORDER", "COLUMN_ORDERS", "FAST_ORDERS", "KEPT_ORDERS", "RowOrder", "Schedule"]
 
@@ -31,8 +31,7 @@ KEPT_ORDERS: dict[str, frozenset[str]] = {
 COLUMN_ORDERS = frozenset({"gamma_beta", "group_norm_batch", "batch_norm", "batch_norm_sums"})
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(NamedTuple):
     """Which thread adds which elements of a row, and how what threads have becomes one.
 
     A row belongs to ``slots`` threads: x side by side, y times that in a block, in several blocks. Each has some
@@ -66,8 +65,7 @@ class Schedule:
         return self.x * self.y * self.blocks
 
 
-@dataclass(frozen=True, slots=True)
-class RowOrder:
+class RowOrder(NamedTuple):
     """How a kernel's rows are combined: what reductions have in common that share a kernel in torch's order."""
 
     schedule: Schedule

@@ -24,8 +24,7 @@ __all__ = ["Buffer", "Plan", "Step", "event_name", "start"]
 MAX_NAMES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """What a call signature decides."""
 
     device: torch.device

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -336,8 +335,7 @@ def _buffer(desc: TensorDesc) -> Buffer:
 
 
 # --- cut -------------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     """One kernel of a plan, before it is compiled."""
 
     spec: KernelSpec
@@ -396,7 +394,7 @@ def _cut_and_order(
         for part in parts
     ]
     return [
-        replace(parts[slot], args=replace(parts[slot].args, tuning=tuning)) for slot, tuning in side_by_side(kernels)
+        parts[slot]._replace(args=parts[slot].args._replace(tuning=tuning)) for slot, tuning in side_by_side(kernels)
     ]
 
 

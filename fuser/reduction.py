@@ -170,7 +170,7 @@ class ReductionFunction:
         key = _read_dims(name, dim), keepdim
         if key not in self._forms:
             assert self.function.reduction is not None, "it is one"
-            reduction = replace(self.function.reduction, dims=key[0], keepdim=keepdim)
+            reduction = self.function.reduction._replace(dims=key[0], keepdim=keepdim)
             self._forms.setdefault(
                 key, JitFunction(replace(self.function, reduction=reduction), self.defaults, self.index)
             )

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -74,8 +73,7 @@ class Routed(NamedTuple):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupCall:
+class GroupCall(NamedTuple):
     """One call of a group on its way."""
 
     spec: KernelSpec
@@ -212,14 +210,14 @@ def _follow(made: GroupCall) -> list[torch.Tensor]:
     if made.out is not None:
         check_kinds(made.out)
     if torch.is_autocast_enabled("cuda"):
-        made = replace(made, spec=under_autocast(made.spec, made.inputs))
+        made = made._replace(spec=under_autocast(made.spec, made.inputs))
     return list(_serve(made, find_route(made.inputs)))
 
 
 def _serve(made: GroupCall, routed: Routed) -> Sequence[torch.Tensor]:
     is_as_given = all(map(operator.is_, routed.inputs, made.inputs))
     # A record is for calls with tensors like these; what had to be resolved first has no place in one.
-    resolved = made if is_as_given else replace(made, inputs=routed.inputs, launcher=None)
+    resolved = made if is_as_given else made._replace(inputs=routed.inputs, launcher=None)
     if routed.route is Route.EAGER:
         return run_fallback(made.spec, routed.inputs, routed.reason, made.out)
     if routed.route is Route.KERNEL:

@@ -6,8 +6,8 @@ Row lengths count as the power of two above them, so that a kernel serves a clas
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from math import prod
+from typing import NamedTuple
 
 from fuser.access import GATHER_VECTOR, VECTOR_BYTES, Access, Tuning, Walk, counted_widths, dense_width
 from fuser.combining import BATCH, Reduction
@@ -62,8 +62,7 @@ PICKERS = 128
 MAX_WAITING = 2048
 
 
-@dataclass(frozen=True, slots=True)
-class RowLimits:
+class RowLimits(NamedTuple):
     """What a device has for kernels with reductions."""
 
     # Shared memory that a block may hold a row in.
@@ -135,7 +134,7 @@ def plan_row_walk(
         read_bytes = sum(itemsizes[slot] for slot in own)
         # A kernel that holds its rows holds all that it reads again.
         held_bytes = sum(itemsizes[slot] for slot in moving if slot >= len(group.outputs))
-        limits = replace(limits, shared_bytes=limits.shared_bytes * read_bytes // max(held_bytes, 1))
+        limits = limits._replace(shared_bytes=limits.shared_bytes * read_bytes // max(held_bytes, 1))
         if _only_picks(group, rows):
             tuning = Tuning(block=PICKERS, team=1, is_resident=True)
         elif pieces:
@@ -153,7 +152,7 @@ def plan_row_walk(
         chunk = tuning.team * tuning.unroll * vector
         multiple = _multiple(prod(space.sizes[: rows.reduced]), vector, tuning)
         is_straight = rows.reduced > 1 and multiple == chunk * tuning.cluster and space.sizes[0] % chunk == 0
-        tuning = replace(tuning, multiple=multiple, is_straight=is_straight)
+        tuning = tuning._replace(multiple=multiple, is_straight=is_straight)
     shared = {slot for slot in moving if not any(space.strides[slot][rows.reduced :])}
     accesses = tuple(
         Access(min(widths.get(slot, 1), vector), is_shared=slot in shared) for slot in range(len(space.strides))

@@ -7,7 +7,6 @@ reductions and fast numerics have the canonical order.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from math import prod
 from typing import Any, TypeAlias
@@ -123,7 +122,7 @@ def order_of_section(section: Section, orders: Orders) -> RowOrder | None:
     found = next((orders[index] for index in section.applications if orders.get(index)), None)
     if found is None or found.source < 0:
         return found
-    return replace(found, source=section.inputs.index(found.source))
+    return found._replace(source=section.inputs.index(found.source))
 
 
 @cache

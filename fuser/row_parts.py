@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -38,8 +38,7 @@ from fuser.row_space import reduction_levels
 __all__ = ["Accumulator", "RowPart", "RowPass", "RowWriter", "Table"]
 
 
-@dataclass(frozen=True, slots=True)
-class Accumulator:
+class Accumulator(NamedTuple):
     """One accumulator of a reduction."""
 
     # Its number in variables: m3_0 is what the map makes of an element, t3_0 what a row comes to.
@@ -54,8 +53,7 @@ class Accumulator:
     is_count: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RowPart:
+class RowPart(NamedTuple):
     """A function of the kernel text: ``void name(const fuser_args&, reads by value..., writes by reference...)``."""
 
     name: str
@@ -68,8 +66,7 @@ class RowPart:
         return f"{self.name}({', '.join(arguments)});"
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """A function that a kernel looks up (fuser.lookups)."""
 
     # Computes what it is a function of, x4; and its result for that, l4.
@@ -82,8 +79,7 @@ class Table:
         return self.compute.writes[0]
 
 
-@dataclass(frozen=True, slots=True)
-class RowPass:
+class RowPass(NamedTuple):
     """One walk over the elements of a row, and what comes before it."""
 
     # Computes what there is once per row; None if that is nothing.

@@ -7,8 +7,8 @@ others. All reductions of a kernel reduce the same dimensions of one shape, or, 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from fuser.application import Application
 from fuser.combining import Reduction
@@ -27,8 +27,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class RowShape:
+class RowShape(NamedTuple):
     """The shape that a kernel walks over, and how each value of its group lies there."""
 
     shape: Shape

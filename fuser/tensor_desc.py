@@ -6,7 +6,6 @@ Never its values: a number's type counts, and whether a double holds it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -168,4 +167,4 @@ def _names(group: FusionGroup) -> str:
 
 
 def _with_default(item: InputSpec, default: torch.dtype) -> InputSpec:
-    return replace(item, dtype=number_dtype(item.number, default)) if item.rank is Rank.NUMBER and item.number else item
+    return item._replace(dtype=number_dtype(item.number, default)) if item.rank is Rank.NUMBER and item.number else item

@@ -28,9 +28,7 @@ from fuser.kernel_spec import KernelSpec, ValueLayout, infer_layouts
 from fuser.launcher import record_through
 from fuser.layout import Shape
 from fuser.route import (
-    HANDLERS,
     GroupCall,
-    Route,
     call,
     differentiate_parts,
     is_transformed,
@@ -39,7 +37,7 @@ from fuser.route import (
     run_below,
 )
 
-__all__ = ["differentiate"]
+__all__ = ["differentiate", "differentiate_operator", "transform_operator"]
 
 
 def differentiate(made: GroupCall) -> Sequence[torch.Tensor]:
@@ -60,9 +58,6 @@ def differentiate(made: GroupCall) -> Sequence[torch.Tensor]:
         record_through(made.launcher, serve, made.inputs, made.tensors, made.scalars)
     value = serve(*made.inputs)
     return (value,) if isinstance(value, torch.Tensor) else value
-
-
-HANDLERS[Route.AUTOGRAD] = differentiate
 
 
 def _call_case(case: Case, *inputs: Any) -> Any:
@@ -357,7 +352,7 @@ def _count_from_the_end(spec: KernelSpec, ranks: tuple[int, ...]) -> KernelSpec:
             function = replace(function, dims=tuple(dim % whole - whole for dim in function.dims or ()))
         if function.reduction is not None:
             dims = tuple(dim - rank for dim in function.reduction.normalize_dims(rank))
-            function = replace(function, reduction=replace(function.reduction, dims=dims))
+            function = replace(function, reduction=function.reduction._replace(dims=dims))
         return replace(item, function=function)
 
     return register(replace(group, applications=tuple(map(anchor, group.applications)), _key=[]))
@@ -407,7 +402,3 @@ def _from_functional(item: torch.Tensor) -> torch.Tensor:
         return item
     torch._functionalize_sync(item)
     return torch._from_functional_tensor(item)
-
-
-library.LIBRARY.impl("run", differentiate_operator, "Autograd")  # type: ignore[no-untyped-call]
-library.LIBRARY.impl("run", transform_operator, "FuncTorchDynamicLayerFrontMode")  # type: ignore[no-untyped-call]

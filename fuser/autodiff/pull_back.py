@@ -12,19 +12,12 @@ import torch
 from fuser.autodiff.opaque import TensorFunction, call_opaque, pull_back
 from fuser.autodiff.sums import run_in_parts
 from fuser.compiler import registered
-from fuser.errors import GradientError
 from fuser.executor import read_scalars
 from fuser.fallback import Fallback
 from fuser.kernel_spec import KernelSpec
-from fuser.library import LIBRARY, merge_inputs, needs_operator, split_inputs
+from fuser.library import merge_inputs, needs_operator, split_inputs
 
-__all__ = ["eager_function", "pull_back_eagerly"]
-
-LIBRARY.define(  # type: ignore[no-untyped-call]
-    "pull_back(str group, str kinds, Tensor[] tensors, SymInt[] ints, float[] floats, "
-    "int[] slots, Tensor[] gradients, int[] wanted) -> Tensor[]",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
+__all__ = ["eager_function", "fake_pull_back", "pull_back_eagerly", "pull_back_operator"]
 
 
 def eager_function(spec: KernelSpec, inputs: Sequence[Any], slots: Sequence[int]) -> TensorFunction:
@@ -113,13 +106,3 @@ def fake_pull_back(
 ) -> list[torch.Tensor]:
     """Return empty tensors of the shapes of what is differentiated by."""
     return [tensors[slot].new_empty(tensors[slot].shape) for slot in wanted]
-
-
-def _refuse_second_derivative(ctx: Any, *grads: Any) -> None:  # noqa: ARG001
-    raise GradientError("in a traced graph, a functor whose course depends on data has one derivative only")
-
-
-for _key in ("CPU", "CUDA"):
-    LIBRARY.impl("pull_back", pull_back_operator, _key)  # type: ignore[no-untyped-call]
-torch.library.register_fake("fuser::pull_back", fake_pull_back, lib=LIBRARY)
-torch.library.register_autograd("fuser::pull_back", _refuse_second_derivative, lib=LIBRARY)

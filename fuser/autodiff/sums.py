@@ -112,7 +112,7 @@ def _without_finish(group: FusionGroup, inputs: Sequence[Any]) -> FusionGroup | 
     def bind(names: Sequence[str]) -> list[int]:
         return [handles[by_name[name]] for name in names]
 
-    summed = replace(function, op=None, reduction=replace(reduction, finish=None), out_dtypes=dtypes)
+    summed = replace(function, op=None, reduction=reduction._replace(finish=None), out_dtypes=dtypes)
     sums = builder.apply(
         summed, [handles[value] for value in application.tensors], bind([item.name for item in summed.scalars])
     )

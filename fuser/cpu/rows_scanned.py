@@ -34,7 +34,7 @@ class ScannedBatch(RowBatch):
     @staticmethod
     def as_one_pass(loop: RowLoop) -> RowLoop:
         """Return the loop for who writes what is around batches: one pass, which leaves nothing."""
-        return replace(loop, passes=(replace(loop.passes[0], accumulators=(), combine=None),))
+        return replace(loop, passes=(loop.passes[0]._replace(accumulators=(), combine=None),))
 
     def capacity(self, step: RowPass) -> int:  # noqa: ARG002 - as others
         """Return how many parts a block holds: none."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
+from typing import NamedTuple
 
 import tree_sitter
 
@@ -50,8 +51,7 @@ class Role(Enum):
     OUTPUT = "output"
 
 
-@dataclass(frozen=True, slots=True)
-class EntryParameter:
+class EntryParameter(NamedTuple):
     """One parameter of an entry, in the order of the declaration."""
 
     name: str

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 __all__ = ["QUALIFIERS", "MappedText", "Place", "Preprocessed", "Problem", "Token", "preprocess", "tokenize"]
 
@@ -61,16 +61,14 @@ _MAX_TOKENS = 100_000
 _DIGRAPHS = {"<%": "{", "%>": "}", "<:": "[", ":>": "]"}
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Problem:
+class Problem(NamedTuple):
     """Something in the user's text that cannot be, or that fuser cannot follow."""
 
     place: Place
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class MappedText:
+class MappedText(NamedTuple):
     """A text made of pieces of the user's, with the place where each came from."""
 
     # The user's text.
@@ -123,8 +121,7 @@ class MappedText:
         return sum(map(len, before)) + len(before) + column - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Preprocessed:
+class Preprocessed(NamedTuple):
     """A text without directives and macros, and what its directives say."""
 
     expanded: MappedText
@@ -138,8 +135,7 @@ class Preprocessed:
     obstacle: Problem | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """A word of C++, a blank, a comment or a whole directive."""
 
     kind: str
@@ -150,8 +146,7 @@ class Token:
     is_copied: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class _Macro:
+class _Macro(NamedTuple):
     # None: no parentheses.
     parameters: tuple[str, ...] | None = None
     body: tuple[Token, ...] = ()

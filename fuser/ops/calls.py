@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -84,8 +84,7 @@ class OpCall:
         return is_one or any(isinstance(item, OpCall) and item.reduces for item in self.tensors)
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(NamedTuple):
     """What binders ask of a tensor, beside sizes."""
 
     dtype: torch.dtype

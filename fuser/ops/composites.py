@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -201,8 +201,7 @@ ROW_SUMS: dict[Functor, tuple[Function, tuple[int, ...]]] = {}
 
 
 # --- expansion --------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Expansion:
+class Expansion(NamedTuple):
     """A group with the steps of its composites in their place."""
 
     group: FusionGroup

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import field
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,8 +14,7 @@ from fuser.ops.calls import known_of
 __all__ = ["FORMS", "ReductionForm"]
 
 
-@dataclass(frozen=True, slots=True)
-class ReductionForm:
+class ReductionForm(NamedTuple):
     """A call of a row of the table."""
 
     name: str

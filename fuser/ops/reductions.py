@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,8 +23,7 @@ __all__ = ["REDUCTIONS", "ReductionOp", "may_have_bits", "reduction_function"]
 Dims = tuple[int, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class ReductionOp:
+class ReductionOp(NamedTuple):
     """One row of the table."""
 
     name: str
@@ -191,8 +189,7 @@ define(
 )
 # Of half and bfloat16, with results of float32: ``dtype=torch.float32``.
 for _name in ("sum", "mean"):
-    REDUCTIONS[f"{_name}_wide"] = replace(
-        REDUCTIONS[_name],
+    REDUCTIONS[f"{_name}_wide"] = REDUCTIONS[_name]._replace(
         name=f"{_name}_wide",
         eager=_of_dims(functools.partial(getattr(torch, _name), dtype=torch.float32)),
         kinds=FLOAT,
@@ -209,7 +206,7 @@ for _name, _sign, _end in (("amax", ">", float("-inf")), ("amin", "<", float("in
         needs_elements=True,
     )
     # Of a whole tensor: torch.max(x).
-    _of_all = replace(REDUCTIONS[_name], name=_name[1:], eager=_whole(getattr(torch, _name[1:])))
+    _of_all = REDUCTIONS[_name]._replace(name=_name[1:], eager=_whole(getattr(torch, _name[1:])))
     REDUCTIONS[_of_all.name] = _of_all
 for _name, _sign, _none in (("any", "||", False), ("all", "&&", True)):
     define(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -66,8 +65,7 @@ for _name, _sign, _end in (("argmax", ">", float("-inf")), ("argmin", "<", float
         has_index=True,
         needs_elements=True,
     )
-    REDUCTIONS[f"{_name[3:]}_dim"] = replace(
-        REDUCTIONS[_name],
+    REDUCTIONS[f"{_name[3:]}_dim"] = REDUCTIONS[_name]._replace(
         name=f"{_name[3:]}_dim",
         eager=_place(getattr(torch, _name[3:])),
         kinds=ANY_REAL,
@@ -116,14 +114,12 @@ _MOMENTS = ReductionOp(
 )
 _DEGREES = "const T degrees = n > T(correction) ? n - T(correction) : T(0);"
 for _name, _value in (("var", "s / degrees"), ("std", "sqrt(s / degrees)")):
-    REDUCTIONS[_name] = replace(
-        _MOMENTS,
+    REDUCTIONS[_name] = _MOMENTS._replace(
         name=_name,
         eager=_moment(getattr(torch, _name)),
         finish=f"T {_name}_of(T m, T s, T n, double correction) {{ {_DEGREES} return {_value}; }}",
     )
-    REDUCTIONS[f"{_name}_mean"] = replace(
-        _MOMENTS,
+    REDUCTIONS[f"{_name}_mean"] = _MOMENTS._replace(
         name=f"{_name}_mean",
         eager=_moment(getattr(torch, f"{_name}_mean")),
         finish=f"void {_name}_of(T m, T s, T n, double correction, T& spread, T& mean) "
@@ -165,4 +161,4 @@ for _end, _sign, _least in ((math.inf, ">", 0.0), (-math.inf, "<", math.inf)):
 for _op in [*REDUCTIONS.values()]:
     if _op.order in {"norm", "welford"} and _op.num_outputs == 1:
         _name = f"{_op.name}_wide"
-        REDUCTIONS[_name] = replace(_op, name=_name, eager=_into_float(_op), out_dtypes=(torch.float32,))
+        REDUCTIONS[_name] = _op._replace(name=_name, eager=_into_float(_op), out_dtypes=(torch.float32,))

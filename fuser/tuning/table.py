@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
 
 from fuser import disk_cache
 from fuser._version import __version__
@@ -32,8 +32,7 @@ _tried: dict[Candidate, Tuning] = {}
 _records: list[list[Candidate]] = []
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A kernel that can be tuned: one layout class of one group on one kind of GPU."""
 
     # Functors, for people.
@@ -63,7 +62,7 @@ def tuned(spec: KernelSpec, args: ArgSpec, device: str) -> ArgSpec:
         found = _read(candidate)
         with _lock():
             _known.setdefault(candidate, found)
-    return replace(args, tuning=tuning or _known.get(candidate) or args.tuning)
+    return args._replace(tuning=tuning or _known.get(candidate) or args.tuning)
 
 
 def is_known(candidate: Candidate) -> bool:
@@ -75,7 +74,7 @@ def keep(candidate: Candidate, tuning: Tuning) -> None:
     """Use this tuning from now on, also in later processes."""
     with _lock():
         _known[candidate] = tuning
-    disk_cache.write(candidate.cache_key, json.dumps(asdict(tuning)).encode())
+    disk_cache.write(candidate.cache_key, json.dumps(tuning._asdict()).encode())
     disk_cache.write(_LATEST, os.urandom(8))
 
 
@@ -119,14 +118,14 @@ def candidates(args: ArgSpec) -> tuple[Tuning, ...]:
         is_free = is_free and not (args.rows.order and args.rows.is_across)
         most = args.tuning.block if args.rows.is_across else BLOCKS[-1]
         blocks = [block for block in BLOCKS if is_free and block <= most and block % args.tuning.team == 0]
-        found += [replace(args.tuning, block=block) for block in blocks]
+        found += [args.tuning._replace(block=block) for block in blocks]
     elif args.tuning.tile:
         widest = max([args.vector, *(access.width for access in args.accesses if access.is_transposed)])
         sides = [side for side in TILES if side <= args.tuning.tile]
         tiled = [Tuning(block=block, tile=side) for side in sides for block in BLOCKS]
         found += [tuning for tuning in tiled if tuning.share >= widest]
     else:
-        found += [replace(args.tuning, block=block, unroll=unroll) for block in BLOCKS for unroll in UNROLLS]
+        found += [args.tuning._replace(block=block, unroll=unroll) for block in BLOCKS for unroll in UNROLLS]
     return tuple(dict.fromkeys(found))
 
 

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -40,8 +40,7 @@ class Dim:
             raise ArgumentError(f"Dim {self.name!r}: there is no size from {self.min} to {self.max}")
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """A tensor of a call, and which of its dimensions vary."""
 
     tensor: torch.Tensor

@@ -1,0 +1,52 @@
+"""What ``import fuser`` leaves for later: public names that the calls of functors do not need. The first one loads all.
+
+Note [Loading later]
+A module's import takes its lock before that of its package. Threads that load modules of one package in different
+orders could therefore wait for each other: so the whole is loaded by one import, which completes the package first.
+"""
+
+from fuser import fx
+from fuser.debug import debug_get_fused_kernel_code, debug_launch_graph, explain
+from fuser.fx.fused_module import FusedModule, fuse
+from fuser.fx.trace import FusedFunction
+from fuser.fx.warmup import warmup
+from fuser.interface import (
+    autotune,
+    can_fuse_on_cpu,
+    can_fuse_on_gpu,
+    clear_failures,
+    n_compiled_kernels,
+    override_can_fuse_on_cpu,
+    override_can_fuse_on_gpu,
+    register_fusion,
+    run_fusion,
+)
+from fuser.over_lists import foreach
+from fuser.own_derivatives import differentiable
+from fuser.reduction import ReductionFunction, create_reduction_fn
+from fuser.warming.dims import Dim
+
+__all__ = [
+    "Dim",
+    "FusedFunction",
+    "FusedModule",
+    "ReductionFunction",
+    "autotune",
+    "can_fuse_on_cpu",
+    "can_fuse_on_gpu",
+    "clear_failures",
+    "create_reduction_fn",
+    "debug_get_fused_kernel_code",
+    "debug_launch_graph",
+    "differentiable",
+    "explain",
+    "foreach",
+    "fuse",
+    "fx",
+    "n_compiled_kernels",
+    "override_can_fuse_on_cpu",
+    "override_can_fuse_on_gpu",
+    "register_fusion",
+    "run_fusion",
+    "warmup",
+]
