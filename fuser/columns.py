@@ -14,19 +14,19 @@ from math import prod
 import torch
 
 from fuser.arg_spec import DescribedValue
+from fuser.cxx.functor import parse_functor
 from fuser.dtypes import dtype_info
 from fuser.function import Function
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import Typing
 from fuser.layout import Shape, broadcast_shapes
-from fuser.ops.norm_steps import functor
 from fuser.plain_texts import is_sum
 from fuser.row_access import column_pieces
 from fuser.row_space import lies_across
 
 __all__ = ["cut_columns", "find_columns"]
 
-_PIECE = "T piece(T x) { return x; }"
+_PIECE = "template <typename T> T piece(T x) { return x; }"
 
 
 def find_columns(
@@ -112,5 +112,5 @@ def _steps(function: Function, common: torch.dtype, dtypes: Sequence[torch.dtype
     last = reduction._replace(accumulate=None, dims=(0,), keepdim=False)
     return [
         replace(function, reduction=first, out_dtypes=reduction.accumulators(kept)),
-        Function(functor(_PIECE), isolation=function.isolation, reduction=last, out_dtypes=tuple(dtypes)),
+        Function(parse_functor(_PIECE), isolation=function.isolation, reduction=last, out_dtypes=tuple(dtypes)),
     ]

@@ -6,9 +6,8 @@ import difflib
 import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from fuser.config import config
 
@@ -217,8 +216,7 @@ class CompilerTimeoutError(UnsupportedError):
     """The host C++ compiler took longer than ``config.compile_timeout``, and was ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnostic:
+class Diagnostic(NamedTuple):
     """One compiler message at a place in a functor's own text (line and column from 1)."""
 
     functor: str

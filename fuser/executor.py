@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from fuser import counters, log, planner
+from fuser import counters, log, ops, planner
 from fuser.compiler import check_cuda_text, register, registered
 from fuser.config import config
 from fuser.errors import ArgumentError, UnsupportedError
@@ -25,7 +25,6 @@ from fuser.kept_plans import KeptPlan, keep_plan, restore_plan
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec, infer_layouts
 from fuser.launcher import Launcher, Replayer, record_call, record_through
-from fuser.ops import WIDE_UNDER_AUTOCAST
 from fuser.outputs import check_out, finish_out
 from fuser.plan import Buffer, Plan, Step
 from fuser.planner import make_plan
@@ -326,8 +325,8 @@ def under_autocast(spec: KernelSpec, inputs: Sequence[Any]) -> KernelSpec:
     if not any(isinstance(item, torch.Tensor) and item.is_cuda for item in inputs):
         return spec
     if spec.key not in _under_autocast_specs:
-        has_op = not WIDE_UNDER_AUTOCAST.isdisjoint(item.function.op for item in spec.group.applications)
-        _under_autocast_specs[spec.key] = register(spec.group.widen(WIDE_UNDER_AUTOCAST)) if has_op else spec
+        has_op = not ops.WIDE_UNDER_AUTOCAST.isdisjoint(item.function.op for item in spec.group.applications)
+        _under_autocast_specs[spec.key] = register(spec.group.widen(ops.WIDE_UNDER_AUTOCAST)) if has_op else spec
     return _under_autocast_specs[spec.key]
 
 

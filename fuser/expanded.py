@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fuser import ops
 from fuser.arg_spec import DescribedValue
 from fuser.boxes import Steps, cut_boxes, seen
 from fuser.columns import cut_columns, find_columns
@@ -16,7 +17,7 @@ from fuser.errors import UnsupportedError
 from fuser.function import View
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import InputSpec, KernelSpec, ValueLayout, infer_layouts, infer_typing
-from fuser.ops import ONE_WALK, Expansion, expand, ordered_form
+from fuser.ops.expansion import Expansion
 from fuser.row_orders import Orders, find_orders, gpu_size
 from fuser.tensor_desc import TensorDesc, common_device, input_specs, value_layouts
 
@@ -107,7 +108,7 @@ def expand_call(
         return Expanded(spec, same, tuple(whole), outputs, tuple(whole))
     forms = _ordered_forms(spec.group, whole, device) if in_order else ()
     # Where torch's kernel would stay for its order, it stays for what else it does, too.
-    expansion = expand(spec.group, forms, knows_sums=device.type == "cuda" or not spec.group.is_strict)
+    expansion = ops.expand(spec.group, forms, knows_sums=device.type == "cuda" or not spec.group.is_strict)
     try:
         seen = [_view(inputs[slot], view) for slot, view in expansion.inputs]
     except UnsupportedError as error:
@@ -129,9 +130,9 @@ def _ordered_forms(
         dtypes, layouts = [desc.dtype for desc in given], [(desc.shape, desc.strides) for desc in given]
         form, is_ordered = None, item.function.is_composite and (is_strict or device.type == "cuda")
         if is_ordered and not is_strict and _is_long_loss(group, index, given):
-            form = (*(item.function.form or ()), ONE_WALK)
+            form = (*(item.function.form or ()), ops.ONE_WALK)
         elif is_ordered:
-            form = ordered_form(item.function, dtypes, layouts, is_strict=is_strict)
+            form = ops.ordered_form(item.function, dtypes, layouts, is_strict=is_strict)
         forms.append(form)
     return tuple(forms)
 

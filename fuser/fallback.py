@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from fuser import ops
 from fuser.cxx.functor import Functor, Role
 from fuser.dtypes import Rank, dtype_info, number_dtype, scalar_dtype
 from fuser.errors import FallbackError, UnsupportedError, UntranslatableError
 from fuser.function import Function
 from fuser.graph import FusionGroup
 from fuser.layout import Shape, broadcast_shapes, infer_output_strides
-from fuser.ops import OPS, REDUCTIONS, call_composite, eager_arrangement, eager_index, eager_view
 
 __all__ = ["Fallback", "call_derived", "each_its_own", "eager_version", "find_obstacle"]
 
@@ -180,18 +180,18 @@ def eager_version(function: Function) -> Callable[..., Any]:
     if function.is_index:
         return partial(_number_elements, function)
     if function.is_view:
-        return partial(eager_view, function)
+        return partial(ops.eager_view, function)
     if function.arranges:
-        return lambda *tensors: eager_arrangement(function, tensors)
+        return lambda *tensors: ops.eager_arrangement(function, tensors)
     if function.is_composite:
-        return lambda *tensors, **scalars: call_composite(function, tensors, scalars)
+        return lambda *tensors, **scalars: ops.call_composite(function, tensors, scalars)
     if function.op is not None and function.reduction is not None:
-        dims, keepdim, eager = function.reduction.dims, function.reduction.keepdim, REDUCTIONS[function.op].eager
+        dims, keepdim, eager = function.reduction.dims, function.reduction.keepdim, ops.REDUCTIONS[function.op].eager
         # The numbers of elements come second where a kernel finds places.
         return lambda x, *_, **scalars: eager(x, dims, keepdim, **scalars)
     if function.op is not None:
         conversion = {"dtype": function.out_dtypes[0]} if function.is_conversion else {}
-        return partial(OPS[function.op].eager, **conversion)
+        return partial(ops.OPS[function.op].eager, **conversion)
     if function.backward is not None:
         # Also torch's own derivative of a group is to be the one that the user wrote.
         return lambda *tensors, **scalars: _HandWritten.apply(function, scalars, *tensors)  # type: ignore[no-untyped-call]
@@ -200,7 +200,7 @@ def eager_version(function: Function) -> Callable[..., Any]:
 
 def _number_elements(function: Function, *tensors: Any) -> torch.Tensor:
     given = [item for item in tensors if isinstance(item, torch.Tensor)]
-    return _lay_out(eager_index(function, given), given)
+    return _lay_out(ops.eager_index(function, given), given)
 
 
 class _HandWritten(torch.autograd.Function):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic
 
 import torch
 
-from fuser import log
+from fuser import log, ops
 from fuser.compiler import register
 from fuser.cxx.functor import parse_functor
 from fuser.dtypes import plain_number
@@ -21,11 +21,9 @@ from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Replayer, called_in_c
 from fuser.library import split_inputs
-from fuser.ops import index_function
 from fuser.outputs import finish_traced_out
 from fuser.route import Route, call_anew, find_route, has_derivative
 from fuser.tensor_desc import read_number
-from fuser.warming.symbolic import warm_up
 
 __all__ = ["JitFunction", "Number", "R", "check_scalar"]
 
@@ -164,7 +162,7 @@ class JitFunction(Replayer, Generic[R]):
     def index_function(self, count: int) -> Function:
         """Return the function of ``count`` tensors that makes its index: of a reduction, along its dimensions."""
         reduction = self.function.reduction
-        return index_function(count, None if reduction is None else reduction.dims)
+        return ops.index_function(count, None if reduction is None else reduction.dims)
 
     def insert_index(self, tensors: Sequence[Any], index: Any) -> list[Any]:
         """Return what the functor takes as tensors: those of a call, and the index at its place, if it has one."""
@@ -245,6 +243,8 @@ class JitFunction(Replayer, Generic[R]):
             ArgumentError: ``dynamic_shapes`` does not fit. Else as calls.
         """
         names = [*self.tensor_names]
+        from fuser.warming.symbolic import warm_up  # noqa: PLC0415 - most programs warm nothing up
+
         warm_up(self, tensors, scalars, names=names, dynamic_shapes=dynamic_shapes, backward=backward)
 
     def with_tensors(self, names: tuple[str, ...]) -> JitFunction:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fuser import ops
 from fuser.access import DEFAULT_TUNING, Access, Tuning
 from fuser.application import Application
 from fuser.cxx.functor import Functor
@@ -19,17 +20,6 @@ from fuser.errors import GroupError, ShapeError, UnsupportedError
 from fuser.function import ARRANGEMENTS, READS, VIEWS, Function
 from fuser.graph import FusionGroup, hash_text
 from fuser.layout import Shape, Strides, broadcast_shapes, contiguous_strides, infer_output_strides, is_dense
-from fuser.ops import (
-    OPS,
-    REDUCTIONS,
-    bind_inputs,
-    check_dtypes,
-    check_function,
-    check_shapes,
-    composite_steps,
-    dtype_kind,
-    lay_out,
-)
 from fuser.orders import RowOrder
 
 __all__ = [
@@ -205,10 +195,14 @@ def build_kernel_spec(group: FusionGroup) -> KernelSpec:
         for functor in application.function.functors:
             _check_text(functor)
         if application.function.is_composite:
-            check_function(application.function)
-        elif application.function.op not in (None, "index", *READS, *VIEWS, *ARRANGEMENTS, *OPS, *REDUCTIONS):
+            ops.check_function(application.function)
+        elif not _is_known(application.function.op):
             raise GroupError(f"there is no op {application.function.op!r} in fuser's table")
     return KernelSpec(group.canonical())
+
+
+def _is_known(op: str | None) -> bool:
+    return op in (None, "index", *READS, *VIEWS, *ARRANGEMENTS) or op in ops.OPS or op in ops.REDUCTIONS
 
 
 def _check_text(functor: Functor) -> None:
@@ -236,7 +230,7 @@ def infer_typing(group: FusionGroup, inputs: Sequence[InputSpec | None], default
         function = application.function
         if function.is_composite:
             inner = _type_steps(application, index, [*zip(values, ranks, ndims, strict=True)], default_dtype)
-            made = composite_steps(str(function.op), function.form or ()).outputs
+            made = ops.composite_steps(str(function.op), function.form or ()).outputs
             values += [inner.values[value] for value in made]
             ranks += [inner.ranks[value] for value in made]
             ndims += [inner.ndims[value] for value in made]
@@ -273,10 +267,10 @@ def _type_steps(
     # dtypes through the steps of a composite.
     function = application.function
     try:
-        check_dtypes(function, [known[value][0] for value in application.tensors])
-        bound = bind_inputs(function, application.tensors, application.scalars)
+        ops.check_dtypes(function, [known[value][0] for value in application.tensors])
+        bound = ops.bind_inputs(function, application.tensors, application.scalars)
         inputs = [InputSpec(dtype, rank, ndim=ndim) for dtype, rank, ndim in (known[value] for value in bound)]
-        return infer_typing(composite_steps(str(function.op), function.form or ()), inputs, default_dtype)
+        return infer_typing(ops.composite_steps(str(function.op), function.form or ()), inputs, default_dtype)
     except UnsupportedError as error:
         error.application = index
         raise
@@ -301,9 +295,9 @@ def infer_layouts(
         function = application.function
         operands = [values[value] for value in application.tensors]
         if function.is_composite:
-            check_shapes(function, [operand.shape for operand in operands])
-            steps = composite_steps(str(function.op), function.form or ())
-            given = bind_inputs(function, operands, [values[item] for item in application.scalars])
+            ops.check_shapes(function, [operand.shape for operand in operands])
+            steps = ops.composite_steps(str(function.op), function.form or ())
+            given = ops.bind_inputs(function, operands, [values[item] for item in application.scalars])
             inner = infer_layouts(steps, given, is_of_torch=True)
             values += [inner[value] for value in steps.outputs]
             continue
@@ -311,7 +305,9 @@ def infer_layouts(
             values.append(ValueLayout(*function.view.apply(operands[0].shape, operands[0].strides)))
             continue
         if function.arranges:
-            values.append(ValueLayout(*lay_out(function, [(operand.shape, operand.strides) for operand in operands])))
+            values.append(
+                ValueLayout(*ops.lay_out(function, [(operand.shape, operand.strides) for operand in operands]))
+            )
             continue
         try:
             shape = broadcast_shapes([operand.shape for operand in operands])
@@ -413,12 +409,12 @@ def _check_kind(
     if function.op is None or function.is_view or function.is_read or function.arranges:
         return
     if function.reduction is not None:
-        reduces = REDUCTIONS[function.op]
-        if dtype_kind(common) not in reduces.kinds or common in reduces.others:
+        reduces = ops.REDUCTIONS[function.op]
+        if ops.dtype_kind(common) not in reduces.kinds or common in reduces.others:
             raise UnsupportedError(f"op {function.op!r} on {common}")
         return
-    op = OPS[function.op]
-    if dtype_kind(common) not in op.kinds:
+    op = ops.OPS[function.op]
+    if ops.dtype_kind(common) not in op.kinds:
         raise UnsupportedError(f"op {function.op!r} on {common}")
     if op.same_dtypes and any(dtype != common for dtype, rank in operands if rank is not Rank.NUMBER):
         # torch has its own error for it.
@@ -429,6 +425,6 @@ def _check_kind(
     if function.op == "addcdiv" and not any(values[value].is_floating_point for value in application.tensors[1:]):
         # Likewise.
         raise UnsupportedError("op 'addcdiv' with a quotient of integers")
-    if dtype_kind(common) != "float" and any(values[value].is_floating_point for value in application.scalars):
+    if ops.dtype_kind(common) != "float" and any(values[value].is_floating_point for value in application.scalars):
         # torch has its own error for it.
         raise UnsupportedError(f"op {function.op!r} on {common} with a floating scalar")

@@ -170,4 +170,5 @@ def needs_operator(items: Sequence[Any]) -> bool:
 
 for _key in ("CPU", "CUDA"):
     LIBRARY.impl("run", run_operator, _key)  # type: ignore[no-untyped-call]
-torch.library.register_fake("fuser::run", fake_operator, lib=LIBRARY)
+# From which line it comes is for torch's messages alone, and finding that of a file of fuser's takes milliseconds.
+torch.library.register_fake("fuser::run", fake_operator, lib=LIBRARY, _stacklevel=0)

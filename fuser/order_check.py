@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fuser import counters, disk_cache, log
+from fuser import counters, disk_cache, log, ops
 from fuser._version import __version__
 from fuser.combining import Reduction
 from fuser.compiler import register
@@ -26,8 +26,6 @@ from fuser.function import Function
 from fuser.graph import GroupBuilder
 from fuser.kernel_spec import KernelSpec
 from fuser.layout import Shape
-from fuser.ops import REDUCTIONS, composite_steps
-from fuser.ops.reductions import reduction_function
 from fuser.orders import ANY_ORDER, COLUMN_ORDERS, RowOrder
 from fuser.process import Lock
 from fuser.row_orders import torchs_order
@@ -84,8 +82,8 @@ class OrderCase(NamedTuple):
         """Give the op, and one with results that hide nothing where its own do and no row's come to little."""
         yield self
         reduction, wide = self.function.reduction, f"{str(self.function.op).removesuffix('_mean')}_wide"
-        if reduction and reduction.order in _HIDDEN and self.tensors[0].dtype in _NARROW and wide in REDUCTIONS:
-            yield self._replace(function=reduction_function(wide, reduction.dims, reduction.keepdim))
+        if reduction and reduction.order in _HIDDEN and self.tensors[0].dtype in _NARROW and wide in ops.REDUCTIONS:
+            yield self._replace(function=ops.reduction_function(wide, reduction.dims, reduction.keepdim))
 
     def group(self) -> KernelSpec:
         """Return the op alone."""
@@ -123,7 +121,7 @@ class OrderCase(NamedTuple):
         if self.function.reduction is not None:
             return self.function.reduction.normalize_dims(rank)
         reductions = self._reductions()
-        steps = composite_steps(str(self.function.op), self.function.form or (), True)
+        steps = ops.composite_steps(str(self.function.op), self.function.form or (), True)
         if any(item.function.view for item in steps.applications) and reductions[0].order != "nll_loss":
             # Of channels, which have tensors of their own.
             return tuple(range(1, rank))
@@ -133,7 +131,7 @@ class OrderCase(NamedTuple):
 
     def _reductions(self) -> list[Reduction]:
         # Those of its steps whose order counts.
-        steps = composite_steps(str(self.function.op), self.function.form or (), True)
+        steps = ops.composite_steps(str(self.function.op), self.function.form or (), True)
         found = [item.function.reduction for item in steps.applications if item.function.reduction]
         return [item for item in found if item.order not in ANY_ORDER]
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fuser import ops
 from fuser.abreast import Kernel, side_by_side
 from fuser.arg_spec import build_arg_spec, starts_abreast
 from fuser.compiler import compile_kernel, register
@@ -35,7 +36,6 @@ from fuser.geometry import workspace_bytes
 from fuser.kernel_spec import ArgSpec, KernelSpec, ValueLayout, infer_layouts
 from fuser.layout import IterationSpace
 from fuser.missing import name_warmup
-from fuser.ops import REDUCTIONS
 from fuser.order_check import OrderCase, is_kept
 from fuser.orders import RowOrder
 from fuser.plan import Buffer, Plan, Step, event_name
@@ -288,11 +288,11 @@ def _check_orders(spec: KernelSpec, expanded: Expanded, device: torch.device, or
         if order is not None and group.is_strict:
             # A reduction of torch's is compared by itself, also where it is a step of an op.
             index, item = expanded.expansion.origins[step], group.applications[step]
-            if item.function.op not in REDUCTIONS:
+            if item.function.op not in ops.REDUCTIONS:
                 item = spec.group.applications[index]
             kept.setdefault((index, item.function, item.tensors), []).append(order)
     for (index, function, values), found in kept.items():
-        own = expanded.values if function.op in REDUCTIONS else expanded.whole
+        own = expanded.values if function.op in ops.REDUCTIONS else expanded.whole
         tensors = tuple(own[value].desc for value in values)
         if not is_kept(OrderCase(function, tuple(found), tensors, device), _run_alone):
             error = UnsupportedError(f"op {function.name!r} in an order that is not this torch's")

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from fuser import ops
 from fuser.arg_spec import DescribedValue
 from fuser.cpu.aten_orders import sum_order
 from fuser.cuda.aten_orders import GpuSize, Layout, coalesce, find_schedule, scan_chunk
@@ -21,7 +22,6 @@ from fuser.function import Function
 from fuser.graph import FusionGroup, Section
 from fuser.kernel_spec import CPU_SHORT_ROW
 from fuser.layout import is_contiguous
-from fuser.ops import REDUCTIONS, dtype_kind
 from fuser.orders import ANY_ORDER, FAST_ORDERS, KEPT_ORDERS, RowOrder, Schedule
 from fuser.tensor_desc import TensorDesc
 
@@ -46,9 +46,10 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
     producers = group.producers()
     are_aligned = all(item.desc.is_aligned for item in values[: len(group.inputs)])
     for index, item in enumerate(group.applications):
-        reduction, op = item.function.reduction, REDUCTIONS.get(item.function.op or "")
+        reduction = item.function.reduction
         if reduction is None:
             continue
+        op = ops.REDUCTIONS.get(item.function.op or "")
         desc = values[item.tensors[0]].desc
         assert desc.dtype is not None, "numbers are not reduced"
         dims = reduction.normalize_dims(len(desc.shape))
@@ -65,7 +66,11 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
         ):
             error = UnsupportedError(f"op {item.function.name!r} of rows or columns that torch is as fast with")
             error.is_expected = True
-        elif 0 in desc.shape or reduction.order in ANY_ORDER or (op is not None and dtype_kind(desc.dtype) in op.exact):
+        elif (
+            0 in desc.shape
+            or reduction.order in ANY_ORDER
+            or (op is not None and ops.dtype_kind(desc.dtype) in op.exact)
+        ):
             # Nothing is added, or any order serves.
             continue
         elif op is not None and op.is_wide_on_cpu and device.type == "cpu" and desc.dtype is torch.float32:

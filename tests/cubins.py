@@ -13,7 +13,6 @@ import hashlib
 import inspect
 import threading
 from collections.abc import Generator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -204,11 +203,12 @@ def cuda_twin(group: Any, args: Any) -> Any:
         sizes = (lengths[choose(f"{args} {group!s}", len(lengths))], *space.sizes[1:])
         space = IterationSpace(sizes, space.strides, rows.reduced)
         # The order of torch's CPU kernels is no schedule of a GPU's threads.
-        rows = replace(rows, order=None)
+        rows = rows._replace(order=None)
         limits = RowLimits(choose(str(args), 2) << 17, 1)
         walk = plan_row_walk(group, space, rows, values, itemsizes, [True] * len(itemsizes), limits)
-        rows = replace(rows, keeps=walk.tuning.is_resident)
-    return replace(args, device_type="cuda", vector=walk.vector, accesses=walk.accesses, tuning=walk.tuning, rows=rows)
+        rows = rows._replace(keeps=walk.tuning.is_resident)
+    walked = args._replace(vector=walk.vector, accesses=walk.accesses, tuning=walk.tuning)
+    return walked._replace(device_type="cuda", rows=rows)
 
 
 def in_memory(item: Any) -> bool:

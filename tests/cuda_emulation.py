@@ -13,7 +13,6 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -265,8 +264,8 @@ def run_emulated(
             given = [known[value] for value in part.inputs]
             known |= zip(part.outputs, run(part.spec, given), strict=True)
             continue
-        args = replace(part.args, tuning=replace(part.args.tuning, **tuning))
-        source = build_source(part.spec.group, args, replace(DIALECT, emit_prelude=_emit_prelude))
+        args = part.args._replace(tuning=part.args.tuning._replace(**tuning))
+        source = build_source(part.spec.group, args, DIALECT._replace(emit_prelude=_emit_prelude))
         made = [_poisoned(values[value].desc) for value in part.outputs]
         known |= zip(part.outputs, made, strict=True)
         if part.space.is_empty:

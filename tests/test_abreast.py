@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
 import torch
@@ -70,8 +69,8 @@ def apart(dtype: torch.dtype = torch.float32) -> tuple[ArgSpec, ArgSpec]:
     """Return the kernels of a layer_norm's gradients as they are if nobody goes along: over rows, over columns."""
     columns, rows = (args for _, args in plan_texts(register(gradients()), tensors(dtype), CUDA))
     return (
-        replace(rows, tuning=replace(rows.tuning, follows=False)),
-        replace(columns, tuning=replace(columns.tuning, leads=False)),
+        rows._replace(tuning=rows.tuning._replace(follows=False)),
+        columns._replace(tuning=columns.tuning._replace(leads=False)),
     )
 
 
@@ -81,15 +80,15 @@ def test_columns_go_first() -> None:
         [Kernel(rows, {0, 1}, {5}, 8 * LENGTH), Kernel(columns, {0, 1}, {6}, 8 * LENGTH)]
     )
     assert (first, second) == (1, 0)
-    assert leads == replace(columns.tuning, leads=True, unroll=leads.unroll)
-    assert follows == replace(rows.tuning, follows=True)
+    assert leads == columns.tuning._replace(leads=True, unroll=leads.unroll)
+    assert follows == rows.tuning._replace(follows=True)
 
 
 def test_wide_rows_are_read_ahead_by_less() -> None:
     """All threads have about as much in flight, whatever the width, in whole vectors of torch's schedule."""
     _, columns = apart()
     assert (columns.rows.order.schedule.y, columns.rows.order.schedule.vector) == (32, 8)
-    columns = replace(columns, tuning=replace(columns.tuning, unroll=32))
+    columns = columns._replace(tuning=columns.tuning._replace(unroll=32))
     found = [abreast._unroll(Kernel(columns, (), (), row_bytes)) for row_bytes in (1 << 10, 1 << 13, 1 << 14, 1 << 16)]
     assert found == [32, 16, 8, 8]
 
@@ -130,7 +129,7 @@ def test_what_touches_the_other_waits_for_it(
 @pytest.mark.parametrize("other", [{"piece": 4}, {"cluster": 2}, {"most_blocks": 132}], ids=str)
 def test_rows_of_several_blocks_wait(other: dict[str, int]) -> None:
     rows, columns = apart()
-    rows = replace(rows, tuning=replace(rows.tuning, **other))
+    rows = rows._replace(tuning=rows.tuning._replace(**other))
     kernels = [Kernel(rows, {0, 1}, {5}, 1), Kernel(columns, {0, 1}, {6}, 1)]
     assert not any(tuning.leads or tuning.follows for _, tuning in side_by_side(kernels))
 

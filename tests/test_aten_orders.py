@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from functools import reduce
 
 import pytest
@@ -377,7 +376,7 @@ def test_short_rows_are_added_as_by_several_accumulators(length: int, monkeypatc
     schedule = find_schedule("sum", rows_of(600, length), 4, GpuSize(), is_aligned=True)
     assert schedule is not None
     assert schedule.accumulators == 1
-    assert torch.equal(sum_rows(x, schedule), sum_rows(x, replace(schedule, accumulators=4)))
+    assert torch.equal(sum_rows(x, schedule), sum_rows(x, schedule._replace(accumulators=4)))
 
 
 def shares(order: str) -> FusionGroup:
@@ -699,7 +698,7 @@ def test_an_order_is_part_of_a_group() -> None:
         groups.append(builder.build(builder.apply(Function(value, reduction=reduction), [builder.add_input("x")])))
         assert FusionGroup.from_json(groups[-1].to_json()) == groups[-1]
     assert len({group.key for group in groups}) == 3
-    wrong = replace(groups[2].applications[0].function.reduction, accumulate=value)
+    wrong = groups[2].applications[0].function.reduction._replace(accumulate=value)
     builder = GroupBuilder()
     group = builder.build(builder.apply(Function(value, reduction=wrong), [builder.add_input("x")]))
     with pytest.raises(GroupError, match="does not add an element"):

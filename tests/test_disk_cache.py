@@ -483,15 +483,14 @@ def test_all_that_changes_code_is_part_of_the_key(
 
 @pytest.mark.nvrtc
 def test_all_that_changes_a_cubin_is_part_of_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
 
     from fuser.cuda import backend
     from fuser.debug import kernel_sources
 
     (source,) = kernel_sources(new_functor().spec(1), [torch.ones(3)], "cuda")
     first = backend._cache_key(source, "sm_90")
-    others = [backend._cache_key(source, "sm_80"), backend._cache_key(replace(source, text="x"), "sm_90")]
-    others.append(backend._cache_key(replace(source, numerics="fast"), "sm_90"))
+    others = [backend._cache_key(source, "sm_80"), backend._cache_key(source._replace(text="x"), "sm_90")]
+    others.append(backend._cache_key(source._replace(numerics="fast"), "sm_90"))
     with monkeypatch.context() as patch:
         patch.setattr(backend, "__version__", "0")
         others.append(backend._cache_key(source, "sm_90"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -305,7 +304,7 @@ def test_cuda_text_compiles() -> None:
         assert f"[{flat.args.positions}]" in source.text
         compile_cubin(source, "sm_90")
     # For a driver of old, too, whose launches take 4096 bytes.
-    args = replace(flat.args, positions=2 * (flat.args.positions // 20))
+    args = flat.args._replace(positions=2 * (flat.args.positions // 20))
     compile_cubin(build_source(spec.group, args, DIALECT), "sm_80")
 
 

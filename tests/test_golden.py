@@ -6,7 +6,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -225,7 +225,7 @@ def test_samples_in_docstrings_are_true(module: Any, function: Any) -> None:
     macros = parse_functor("#define LEVELS 2\n#undef INFINITY\ntemplate <typename T> T f(T x) { return x * LEVELS; }")
     texts.append(emit(Sample(builder_of_one(Function(macros)), [meta(8)]), room).text)
     ((part, args),) = planner.plan_texts(compiler.register(unary), [meta(8)], torch.device(room))
-    args = replace(args, positions=448, tuning=replace(args.tuning, unroll=2))
+    args = args._replace(positions=448, tuning=args.tuning._replace(unroll=2))
     texts.append(compiler.build_kernel_source(part, args).text)
     for sample in samples:
         assert any(flat(sample) in flat(text) for text in texts), sample

@@ -331,9 +331,9 @@ def test_each_field_of_a_call_separates_kernels() -> None:
     ((_, args),) = planner.plan_texts(spec, [torch.empty(3, 2), torch.empty(3, 2)], torch.device("cpu"))
     assert {item.name for item in dataclasses.fields(ArgSpec)} == set(CHANGES)
     assert {item.name for item in dataclasses.fields(InputSpec)} == set(INPUT_CHANGES)
-    changed = [replace(args, **{name: change(args)}) for name, change in CHANGES.items()]
+    changed = [args._replace(**{name: change(args)}) for name, change in CHANGES.items()]
     for name, value in INPUT_CHANGES.items():
-        changed.append(replace(args, inputs=(replace(args.inputs[0], **{name: value}), args.inputs[1])))
+        changed.append(args._replace(inputs=(args.inputs[0]._replace(**{name: value}), args.inputs[1])))
     store, made = KernelStore(), []
     for key in [args, *changed, *changed, args]:
         store.get_or_compile((key, "host"), lambda key=key: made.append(key) or object())  # type: ignore[misc, func-returns-value]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,7 +59,7 @@ def test_width_of_indices(name: str) -> None:
     # The text follows.
     group = functor("axpy").spec(2).group
     assert (
-        build_source(group, args, DIALECT).text == build_source(group, replace(args, wide_index=True), DIALECT).text
+        build_source(group, args, DIALECT).text == build_source(group, args._replace(wide_index=True), DIALECT).text
     ) == is_wide
 
 

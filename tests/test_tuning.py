@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -212,7 +211,7 @@ def test_every_candidate_compiles(layout: str, dtype: torch.dtype) -> None:
     assert found[0] == args.tuning
     assert len(found) == len(set(found)) >= 2
     for tuning in found:
-        compile_twin(spec.group, replace(args, tuning=tuning))
+        compile_twin(spec.group, args._replace(tuning=tuning))
 
 
 def test_a_winner_is_used_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

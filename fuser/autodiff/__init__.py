@@ -61,5 +61,6 @@ LIBRARY.impl("run", _differentiate_operator, "Autograd")  # type: ignore[no-unty
 LIBRARY.impl("run", _transform_operator, "FuncTorchDynamicLayerFrontMode")  # type: ignore[no-untyped-call]
 for _key in ("CPU", "CUDA"):
     LIBRARY.impl("pull_back", _pull_back, _key)  # type: ignore[no-untyped-call]
-torch.library.register_fake("fuser::pull_back", _pull_back_fake, lib=LIBRARY)
+# As in library.py.
+torch.library.register_fake("fuser::pull_back", _pull_back_fake, lib=LIBRARY, _stacklevel=0)
 torch.library.register_autograd("fuser::pull_back", _refuse_second_derivative, lib=LIBRARY)

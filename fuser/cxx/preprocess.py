@@ -20,30 +20,30 @@ Place = tuple[int, int]
 
 # Without one of these there is nothing to do.
 _SPECIAL = re.compile(r"#|%[:>]|<[%:]|:>|\\\s*\n|\\\s*\Z|\b__\w+__\b|\b_Pragma\b|\r(?!\n)")
+# The other patterns are compiled when re first uses them: most texts have none of these.
 # A line that goes on in the next one.
-_SPLICE = re.compile(r"\\[^\S\n]*\n")
+_SPLICE = r"\\[^\S\n]*\n"
 _BLOCK = r"/\*(?:[^*]|\*(?!/))*\*/"
-_TOKEN = re.compile(
-    rf"(?P<directive>^(?:[^\S\n]|{_BLOCK})*(?:\#|%:)(?:[^\n/]|{_BLOCK}|//[^\n]*|/(?![*/]))*)"
+_TOKEN = (
+    rf"(?sm)(?P<directive>^(?:[^\S\n]|{_BLOCK})*(?:\#|%:)(?:[^\n/]|{_BLOCK}|//[^\n]*|/(?![*/]))*)"
     rf"|(?P<comment>//[^\n]*|{_BLOCK})"
     r"|(?P<space>\n|[^\S\n]+)"
     r"|(?P<raw>(?:u8|[uUL])?R\"(?P<mark>[^()\\\s]*)\((?:.|\n)*?\)(?P=mark)\")"
     r"|(?P<name>[A-Za-z_]\w*)"
     r"|(?P<number>\.?\d(?:[eEpP][+-]|[\w.'])*)"
     r"|(?P<string>\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*')"
-    r"|(?P<other><%|%>|:>|<:(?!:[^:>])|\#\#|<<=|>>=|\.\.\.|->|\+\+|--|<<|>>|&&|\|\||::|[<>=!+\-*/%&|^]=|.)",
-    re.DOTALL | re.MULTILINE,
+    r"|(?P<other><%|%>|:>|<:(?!:[^:>])|\#\#|<<=|>>=|\.\.\.|->|\+\+|--|<<|>>|&&|\|\||::|[<>=!+\-*/%&|^]=|.)"
 )
 # A comment, or a string that may look like one.
-_COMMENT = re.compile(rf'("(?:[^"\\]|\\.)*")|//.*|{_BLOCK}')
-_DIRECTIVE = re.compile(r"\s*(?:#|%:)\s*(\w*)\s*(.*)", re.DOTALL)
-_DEFINE = re.compile(r"(\w+)(?:\(([^)]*)\))?(.*)", re.DOTALL)
-_PLAIN_STRING = re.compile(r'\s*"([^"\\]*)"\s*')
-_DEFINED = re.compile(r"\bdefined\s*(?:\(\s*(\w+)\s*\)|(\w+))")
-_ASKS_FOR_FILES = re.compile(r"\b__has_(?:include|embed)")
-_ARITHMETIC = re.compile(r"[\d\s()+\-*/%<>=!&|^~]*|and|or|not")
+_COMMENT = rf'("(?:[^"\\]|\\.)*")|//.*|{_BLOCK}'
+_DIRECTIVE = r"(?s)\s*(?:#|%:)\s*(\w*)\s*(.*)"
+_DEFINE = r"(?s)(\w+)(?:\(([^)]*)\))?(.*)"
+_PLAIN_STRING = r'\s*"([^"\\]*)"\s*'
+_DEFINED = r"\bdefined\s*(?:\(\s*(\w+)\s*\)|(\w+))"
+_ASKS_FOR_FILES = r"\b__has_(?:include|embed)"
+_ARITHMETIC = r"[\d\s()+\-*/%<>=!&|^~]*|and|or|not"
 # Pragmas that say something of the next statement or function, or of messages alone.
-_HARMLESS = re.compile(
+_HARMLESS = (
     r"(?:nv_\w+|diag_\w+|unroll|nounroll|ivdep|once|message|GCC\s+(?:unroll|ivdep|diagnostic)|"
     r"omp(?!\s+(?:declare\s+target|begin|end|requires|assumes|threadprivate)))\b"
 )
@@ -55,7 +55,7 @@ QUALIFIERS = (
     "__inline__".split()
 )
 # Macros that no functor defines or ends: the kernel's own, and those by which compilers say what they are.
-_NOT_TO_DEFINE = re.compile(r"fuser_\w*|__cplusplus|_OPENMP|__(?:CUDA|NVCC|GNUC|clang|STDC)\w*", re.IGNORECASE)
+_NOT_TO_DEFINE = r"(?i)fuser_\w*|__cplusplus|_OPENMP|__(?:CUDA|NVCC|GNUC|clang|STDC)\w*"
 _MAX_TOKENS = 100_000
 # Other spellings, which the parser does not know.
 _DIGRAPHS = {"<%": "{", "%>": "}", "<:": "[", ":>": "]"}
@@ -205,10 +205,10 @@ class _Preprocessor:
 
     def tokens(self) -> Iterator[Token]:
         # The tokens of the text; its lines joined, each token where it begins in the user's text.
-        splices = list(_SPLICE.finditer(self.source))
+        splices = list(re.finditer(_SPLICE, self.source))
         ends = list(accumulate((match.end() - match.start() for match in splices), initial=0))
         joints = [match.start() - removed for match, removed in zip(splices, ends, strict=False)]
-        for token in tokenize(_SPLICE.sub("", self.source)):
+        for token in tokenize(re.sub(_SPLICE, "", self.source)):
             first = bisect_right(joints, token.origin)
             is_whole = bisect_right(joints, token.origin + len(token.text) - 1) == first
             yield Token(token.kind, token.text, token.origin + ends[first], is_whole)
@@ -223,12 +223,12 @@ class _Preprocessor:
         return all(counts for counts, _, _ in self.conditions)
 
     def direct(self, token: Token) -> None:
-        match = _DIRECTIVE.fullmatch(_COMMENT.sub(lambda found: found[1] or " ", token.text))
+        match = re.fullmatch(_DIRECTIVE, re.sub(_COMMENT, lambda found: found[1] or " ", token.text))
         assert match is not None, "the token's own pattern"
         word, rest = match[1], match[2].strip()
         is_on = self.is_on()
         # Whether there is a way to ask is no question for a file.
-        if word not in {"", "ifdef", "ifndef"} and _ASKS_FOR_FILES.search(_DEFINED.sub("", rest)):
+        if word not in {"", "ifdef", "ifndef"} and re.search(_ASKS_FOR_FILES, re.sub(_DEFINED, "", rest)):
             self.report(token, "a functor cannot ask for files: there is no header")
         elif word in {"if", "ifdef", "ifndef"}:
             holds = is_on and self.test(word, rest, token)
@@ -244,7 +244,7 @@ class _Preprocessor:
             name = rest.split("(")[0].split(maxsplit=1)
             if not name or not name[0].isidentifier():
                 self.report(token, f"#{word} without a name")
-            elif _NOT_TO_DEFINE.fullmatch(name[0]):
+            elif re.fullmatch(_NOT_TO_DEFINE, name[0]):
                 self.report(token, f"{name[0]} is not for functors to {word}: the kernel around them needs it")
             else:
                 self.named[name[0]] = None
@@ -276,11 +276,11 @@ class _Preprocessor:
     def pragma(self, text: str, place: Place) -> None:
         # Compilers expand macros in some.
         text = " ".join("".join(item.text for item in self.expand(_made_of(text, 0), frozenset())).split())
-        if text and not _HARMLESS.match(text):
+        if text and not re.match(_HARMLESS, text):
             self.problems.append(Problem(place, f"#pragma {text} would reach the rest of the kernel"))
 
     def define(self, rest: str, token: Token) -> None:
-        match = _DEFINE.fullmatch(rest)
+        match = re.fullmatch(_DEFINE, rest)
         assert match is not None, "a name was found"
         name, parameters, body = match.groups()
         names = None if parameters is None else tuple(item.strip() for item in parameters.split(",") if item.strip())
@@ -289,12 +289,12 @@ class _Preprocessor:
     def test(self, word: str, rest: str, token: Token) -> bool:
         if word != "if":
             return (rest in self.macros or rest in _PREDEFINED) == (word == "ifdef")
-        known = _DEFINED.sub(lambda found: str(int((found[1] or found[2]) in {*self.macros, *_PREDEFINED})), rest)
+        known = re.sub(_DEFINED, lambda found: str(int((found[1] or found[2]) in {*self.macros, *_PREDEFINED})), rest)
         expanded = "".join(item.text for item in self.expand(list(tokenize(known)), frozenset()))
         text = re.sub(r"(\d)[uUlL]+\b", r"\1", expanded)
         text = re.sub(r"\b(?!true\b)[A-Za-z_]\w*", "0", text).replace("true", "1")
         text = re.sub(r"!(?!=)", " not ", text.replace("&&", " and ").replace("||", " or ")).replace("/", "//")
-        if not all(_ARITHMETIC.fullmatch(part) for part in re.split(r"(and|or|not)", text)):
+        if not all(re.fullmatch(_ARITHMETIC, part) for part in re.split(r"(and|or|not)", text)):
             self.give_up(token, f"#if {rest}")
             return False
         try:
@@ -325,7 +325,7 @@ class _Preprocessor:
                 arguments, at = _split_arguments(tokens, following)
             if token.text == "_Pragma":
                 given = "".join(item.text for part in arguments for item in self.expand(part, hidden))
-                plain = _PLAIN_STRING.fullmatch(given)
+                plain = re.fullmatch(_PLAIN_STRING, given)
                 self.pragma(plain[1] if plain else given.strip(), self.place(token.origin))
             body = self.substitute(macro, arguments, token, hidden)
             out += self.expand(body, hidden | {token.text})
@@ -383,7 +383,7 @@ class _Preprocessor:
 
 def tokenize(text: str) -> Iterator[Token]:
     """Split a text into tokens, comments and blanks among them; a directive is one."""
-    found = _TOKEN.finditer(text)
+    found = re.finditer(_TOKEN, text)
     return (Token(str(match.lastgroup), _DIGRAPHS.get(match[0], match[0]), match.start()) for match in found)
 
 

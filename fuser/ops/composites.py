@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from fuser.errors import GroupError, ShapeError, UnsupportedError
 from fuser.function import Function, View
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.layout import Shape, Strides
+from fuser.ops.expansion import Expansion
 from fuser.ops.reductions import REDUCTIONS
 from fuser.ops.table import dtype_kind
 from fuser.orders import KEPT_ORDERS
@@ -27,7 +28,6 @@ from fuser.orders import KEPT_ORDERS
 __all__ = [
     "COMPOSITES",
     "Composite",
-    "Expansion",
     "composite_function",
     "composite_steps",
     "expand",
@@ -40,8 +40,7 @@ __all__ = [
 Form = tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Composite:
+class Composite(NamedTuple):
     """One row of the table."""
 
     name: str
@@ -51,7 +50,7 @@ class Composite:
     # The eager reference: called with the form, and tensors and scalars by name.
     eager: Callable[..., Any]
     # Why torch refuses the shapes of some tensors, which come by name; empty when it does not.
-    check: Callable[[Form, Mapping[str, Shape]], str] = field(default=lambda form, shapes: "")  # noqa: ARG005
+    check: Callable[[Form, Mapping[str, Shape]], str] = lambda form, shapes: ""  # noqa: ARG005
     # Tensors that may have another dtype than the first one.
     free: frozenset[str] = frozenset()
     # Whether the steps have the bits of torch's own op, on any device.
@@ -201,18 +200,6 @@ ROW_SUMS: dict[Functor, tuple[Function, tuple[int, ...]]] = {}
 
 
 # --- expansion --------------------------------------------------------------------------------------------------
-class Expansion(NamedTuple):
-    """A group with the steps of its composites in their place."""
-
-    group: FusionGroup
-    # For each of its inputs which one of the group it is, and in which shape; for each output, in which shape it is
-    # given back.
-    inputs: tuple[tuple[int, View | None], ...]
-    outputs: tuple[View | None, ...]
-    # For each of its applications the one of the group that it is a step of.
-    origins: tuple[int, ...]
-
-
 @functools.lru_cache(1024)
 def expand(group: FusionGroup, forms: tuple[Form | None, ...] = (), *, knows_sums: bool = True) -> Expansion:
     """Put the steps of its composites into a canonical group, without what no output needs, inputs too.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -33,16 +32,14 @@ SAMPLE_MS = 2.0
 MAX_CALLS = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(NamedTuple):
     """One tuning, and the time of the whole call with it."""
 
     tuning: Tuning
     time_us: float
 
 
-@dataclass(frozen=True, slots=True)
-class KernelTrials:
+class KernelTrials(NamedTuple):
     """What was tried for one kernel; the default comes first."""
 
     # Its functors.
@@ -58,8 +55,7 @@ class KernelTrials:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True, slots=True)
-class TuningReport:
+class TuningReport(NamedTuple):
     """What a search tried; prints as a table."""
 
     kernels: tuple[KernelTrials, ...] = ()

@@ -23,7 +23,6 @@ from fuser.progress import Progress
 from fuser.report import MISTAKES
 from fuser.sizes import Tape
 from fuser.tensor_desc import TensorDesc
-from fuser.warming.dims import draw_points
 
 __all__ = ["Bounds", "LayoutClass", "SizedCall", "compile_all", "evaluate", "find_alike", "find_classes", "with_sizes"]
 
@@ -74,6 +73,8 @@ class LayoutClass(NamedTuple):
 def find_classes(call: SizedCall) -> list[LayoutClass]:
     """Return one call of each layout class within the bounds of a call's symbols."""
     symbols, chosen = call.symbols(), list[dict[Any, int]]()
+    from fuser.warming.dims import draw_points  # noqa: PLC0415 - route.py needs this file, and no sizes
+
     left = draw_points([call.bounds[symbol] for symbol in symbols])
     while len(left):
         chosen.append(dict(zip(symbols, left[0].tolist(), strict=True)))
