@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fuser import ops
 from fuser.access import VECTOR_BYTES
 from fuser.application import Application
 from fuser.dtypes import Rank
@@ -25,7 +26,6 @@ from fuser.errors import UnsupportedError
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import InputSpec, Typing, ValueLayout, index_strides
 from fuser.layout import Shape, Strides
-from fuser.ops import arrange, cast_function, read_function, sum_function
 from fuser.process import is_of_signal_handler
 from fuser.tensor_desc import TensorDesc
 
@@ -235,7 +235,7 @@ class _Cutter:
         return self._cast(handle, self.typing.values[value]) if is_input else handle
 
     def _cast(self, handle: int, dtype: torch.dtype) -> int:
-        return self.builder.apply(cast_function(dtype), [handle])[0]
+        return self.builder.apply(ops.cast_function(dtype), [handle])[0]
 
     def _find(self, value: int, steps: Steps) -> int:
         key = (value, steps)
@@ -358,7 +358,7 @@ class _Cutter:
             )
         ]
         memory = self._input(source, desc._replace(shape=(), strides=()), self.given[source][1])
-        return self.builder.apply(read_function(), [memory, numbers[0], entry, *numbers[1:]])[0]
+        return self.builder.apply(ops.read_function(), [memory, numbers[0], entry, *numbers[1:]])[0]
 
     def _find_memory(self, value: int) -> tuple[int, TensorDesc] | None:
         # The input that a value is, or a view of, and what is seen of it; None of what is computed.
@@ -390,7 +390,7 @@ class _Cutter:
         ]
         where, step = _follow(shape, strides, steps), ((), (), desc.strides[dim])
         numbers = [self._counter(item, self.typing.ranks[made]) for item in (where, step)]
-        return self.builder.apply(sum_function(adding), [*memory, *numbers, first, last])[0]
+        return self.builder.apply(ops.sum_function(adding), [*memory, *numbers, first, last])[0]
 
     def _counter(self, where: tuple[Shape, Strides, int], rank: Rank) -> int:
         # Numbers that grow by steps of their own along each dimension.
@@ -432,7 +432,7 @@ def _follow(shape: Shape, strides: Strides, steps: Steps) -> tuple[Shape, Stride
                 begin = looked.storage_offset() - start * looked.stride(dim)
                 looked = _MEMORY.as_strided(sizes, looked.stride(), begin)
             else:
-                looked = arrange(step, looked)
+                looked = ops.arrange(step, looked)
     except RuntimeError as error:
         if is_of_signal_handler(error):
             raise

@@ -7,6 +7,7 @@ import operator
 import traceback
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -287,7 +288,7 @@ def test_groups_keep_their_numerics() -> None:
     assert other.is_strict
     assert other.key != group.key
     with pytest.raises(fuser.errors.GroupError, match="numerics='quick': must be one of strict, fast"):
-        group._replace(numerics="quick").lint()
+        replace(group, numerics="quick").lint()
 
 
 def test_a_call_that_keeps_torchs_kernel_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
