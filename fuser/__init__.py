@@ -13,6 +13,7 @@ from fuser.function import Function
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.jit_function import JitFunction
 from fuser.jiterator import create_jit_fn, create_multi_output_jit_fn, jit_fn
+from fuser.late import loading as _loading
 from fuser.late import when_imported as _when_imported
 
 if TYPE_CHECKING:
@@ -98,13 +99,10 @@ _when_imported("torch.distributed.tensor", _shard)
 
 def __getattr__(name: str) -> Any:
     # What the calls of functors do not need is loaded when it is first named (PEP 562).
-    if name == "fx":
-        import fuser.fx  # noqa: PLC0415
-
-        return fuser.fx
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fuser import _later  # noqa: PLC0415
+    with _loading():
+        from fuser import _later  # noqa: PLC0415
 
     value = globals()[name] = getattr(_later, name)
     return value

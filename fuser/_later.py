@@ -1,11 +1,6 @@
-"""What ``import fuser`` leaves for later: public names that the calls of functors do not need. The first one loads all.
+"""Public names that calls of functors do not need. The first one loads all: see Note [Loading later] in late.py."""
 
-Note [Loading later]
-A module's import takes its lock before that of its package. Threads that load modules of one package in different
-orders could therefore wait for each other: so the whole is loaded by one import, which completes the package first.
-"""
-
-from fuser import fx
+import fuser.fx as fx
 from fuser.debug import debug_get_fused_kernel_code, debug_launch_graph, explain
 from fuser.fx.fused_module import FusedModule, fuse
 from fuser.fx.trace import FusedFunction

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fuser import ops
+from fuser import torch_ops as ops
 from fuser.access import VECTOR_BYTES
 from fuser.application import Application
 from fuser.dtypes import Rank

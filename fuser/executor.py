@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from fuser import counters, log, ops, planner
+from fuser import counters, log, planner
+from fuser import torch_ops as ops
 from fuser.compiler import check_cuda_text, register, registered
 from fuser.config import config
 from fuser.errors import ArgumentError, UnsupportedError

@@ -7,17 +7,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fuser import ops
+from fuser import torch_ops as ops
 from fuser.arg_spec import DescribedValue
 from fuser.boxes import Steps, cut_boxes, seen
 from fuser.columns import cut_columns, find_columns
 from fuser.combining import BATCH
 from fuser.dtypes import dtype_info
 from fuser.errors import UnsupportedError
+from fuser.expansion import Expansion
 from fuser.function import View
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import InputSpec, KernelSpec, ValueLayout, infer_layouts, infer_typing
-from fuser.ops.expansion import Expansion
 from fuser.row_orders import Orders, find_orders, gpu_size
 from fuser.tensor_desc import TensorDesc, common_device, input_specs, value_layouts
 

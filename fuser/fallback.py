@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from fuser import ops
+from fuser import torch_ops as ops
 from fuser.cxx.functor import Functor, Role
 from fuser.dtypes import Rank, dtype_info, number_dtype, scalar_dtype
 from fuser.errors import FallbackError, UnsupportedError, UntranslatableError
@@ -24,8 +24,7 @@ __all__ = ["Fallback", "call_derived", "each_its_own", "eager_version", "find_ob
 _SAMPLES = (torch.float32, torch.int32, torch.complex64)
 
 
-@dataclass(frozen=True, slots=True)
-class Fallback:
+class Fallback(NamedTuple):
     """A group as a sequence of eager calls.
 
     torch's ops run as themselves, functors as what the user gave, or else as what their text says.

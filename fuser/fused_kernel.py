@@ -33,10 +33,10 @@ __all__ = [
 # struct letters of a number passed by value.
 _FIELDS = {"f": "d", "c": "dd", "i": "q", "b": "q"}
 # Where codegen puts each functor: no name of the user's.
-_NAMESPACE = re.compile(r"\bfuser_f\d+::")
+_NAMESPACE = r"\bfuser_f\d+::"
 # What compilers say of names, and of those that nobody declared.
-_NAMED = re.compile(r"""['"](?:\w*::)*([A-Za-z_]\w*)""")
-_UNKNOWN = re.compile(
+_NAMED = r"""['"](?:\w*::)*([A-Za-z_]\w*)"""
+_UNKNOWN = (
     r"""'(?:\w*::)*(\w+)' (?:was not declared|is not a member|has not been declared)"""
     r"""|(?:undeclared identifier|no member named) '(\w+)'"""
     r"""|arguments to '(\w+)' that depend|identifier "(\w+)" is undefined|has no (?:member )?"(\w+)\""""
@@ -227,8 +227,8 @@ def _place_all(source: KernelSource, diagnostics: Sequence[Diagnostic]) -> list[
 def _place(functor: Functor, item: Diagnostic) -> Diagnostic:
     # A message in the user's text: under the name it is about, with a better one where there is one.
     line, column = functor.place_in_source(item.line, item.column)
-    message = _NAMESPACE.sub("", item.message)
-    named = _NAMED.search(message)
+    message = re.sub(_NAMESPACE, "", item.message)
+    named = re.search(_NAMED, message)
     lines = functor.source.split("\n")
     # What is missing at the end may be said of a line behind it.
     shown = lines[line - 1] if 0 < line <= len(lines) else ""
@@ -239,7 +239,7 @@ def _place(functor: Functor, item: Diagnostic) -> Diagnostic:
         # gcc points behind the name of a function that is called, and into expressions with a variable without value.
         before = [start for start in ends.values() if start <= column and "uninitialized" in message]
         column = max(before, default=ends.get(column, column))
-    unknown = _UNKNOWN.search(message)
+    unknown = re.search(_UNKNOWN, message)
     hint = find_hint(shown, column, message) if item.severity == "error" else ""
     if unknown is not None and "did you mean" not in message:
         name = next(filter(None, unknown.groups()))
@@ -274,7 +274,7 @@ def build_compile_error(
         log_lines = log.strip().splitlines()
         of_assembler = [line for line in log_lines if line.startswith("ptxas error")]
         messages = [f"error: {item.message}" for item in diagnostics] or of_assembler or log_lines[:10]
-        messages = [_NAMESPACE.sub("", message) for message in messages]
+        messages = [re.sub(_NAMESPACE, "", message) for message in messages]
         lines = [f"the kernel of {names} does not compile ({compiler})", *messages]
     return CompileError(
         "\n".join(lines), diagnostics=[item for _, item in placed], source=source.text, options=options, log=log

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic
 
 import torch
 
-from fuser import log, ops
+from fuser import log
+from fuser import torch_ops as ops
 from fuser.compiler import register
 from fuser.cxx.functor import parse_functor
 from fuser.dtypes import plain_number

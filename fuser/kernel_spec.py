@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fuser import ops
+from fuser import torch_ops as ops
 from fuser.access import DEFAULT_TUNING, Access, Tuning
 from fuser.application import Application
 from fuser.cxx.functor import Functor

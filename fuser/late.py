@@ -1,4 +1,12 @@
-"""What is done when somebody else's module is imported: fuser itself imports none that takes long."""
+"""What is imported later than fuser: modules that most programs do not need, and what waits for somebody else's.
+
+Note [Loading later]
+Modules of fuser's that a call may be the first to need are imported inside ``with loading()``. A thread that imports
+holds locks of Python's, which a process forked meanwhile would wait for: so forks wait for it. As a module's lock is
+taken before that of its package, threads that import parts of a package in different orders can wait for each other:
+so public names that come later are imported as one (``fuser._later``), the package first.
+``loading()`` is never entered while a module of fuser's is imported: there names come from where they are made.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +15,13 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-__all__ = ["when_imported"]
+from fuser.process import Lock, await_before_fork
+
+__all__ = ["loading", "when_imported"]
+
+# Held while modules are imported that come later.
+loading = Lock()
+await_before_fork(loading)
 
 _waiting: dict[str, Callable[[], None]] = {}
 

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fuser import counters, disk_cache, log, ops
+from fuser import counters, disk_cache, log
+from fuser import torch_ops as ops
 from fuser._version import __version__
 from fuser.combining import Reduction
 from fuser.compiler import register

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fuser import ops
+from fuser import torch_ops as ops
 from fuser.abreast import Kernel, side_by_side
 from fuser.arg_spec import build_arg_spec, starts_abreast
 from fuser.compiler import compile_kernel, register

@@ -24,8 +24,8 @@ NUMBER_TYPES = (bool, int, float, complex)
 _ALLOCATE: dict[str, Any] = {kind: getattr(guards, f"_empty_strided_{kind}") for kind in ("cpu", "cuda")}
 
 _ENDLESS = frozenset({"while", "do", "goto"})
-_LOOP = re.compile(r"\bfor\b[^;]*;([^;]*);")
-_BOUNDED = re.compile(r"\s*\w+\s*[<>!]=?\s*\d+\s*$")
+_LOOP = r"\bfor\b[^;]*;([^;]*);"
+_BOUNDED = r"\s*\w+\s*[<>!]=?\s*\d+\s*$"
 
 
 class Recorded(NamedTuple):
@@ -107,5 +107,5 @@ def pack_step(step: Step, input_count: int, template: Any) -> tuple[Any, ...]:
 @lru_cache(maxsize=1024)
 def _is_steady(functor: Functor) -> bool:
     """Whether a functor takes the same time whatever the data, as far as its text shows: no loop without a bound."""
-    loops = _LOOP.findall(functor.source)
-    return functor.words.isdisjoint(_ENDLESS) and all(_BOUNDED.match(loop) for loop in loops)
+    loops = re.findall(_LOOP, functor.source)
+    return functor.words.isdisjoint(_ENDLESS) and all(re.match(_BOUNDED, loop) for loop in loops)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fuser import ops
+from fuser import torch_ops as ops
 from fuser.arg_spec import DescribedValue
 from fuser.cpu.aten_orders import sum_order
 from fuser.cuda.aten_orders import GpuSize, Layout, coalesce, find_schedule, scan_chunk

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fuser.errors import GradientError
+from fuser.late import loading
 from fuser.library import LIBRARY
 from fuser.route import HANDLERS, GroupCall, Route
 
@@ -27,7 +28,8 @@ LIBRARY.define(  # type: ignore[no-untyped-call]
 
 @cache
 def _loaded() -> tuple[ModuleType, ModuleType]:
-    from fuser.autodiff import autograd, pull_back  # noqa: PLC0415 - most calls need no derivative
+    with loading():
+        from fuser.autodiff import autograd, pull_back  # noqa: PLC0415 - most calls need no derivative
 
     return autograd, pull_back
 

@@ -17,10 +17,10 @@ import torch
 from fuser.application import Application
 from fuser.cxx.functor import Functor, parse_functor
 from fuser.errors import GroupError, ShapeError, UnsupportedError
+from fuser.expansion import Expansion
 from fuser.function import Function, View
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.layout import Shape, Strides
-from fuser.ops.expansion import Expansion
 from fuser.ops.reductions import REDUCTIONS
 from fuser.ops.table import dtype_kind
 from fuser.orders import KEPT_ORDERS
