@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
@@ -17,6 +18,8 @@ _CALLED = sys.stdlib_module_names | {"fuser", "cuda", "platformdirs"}
 
 # How often this process came out of a fork since fuser was imported.
 _forks = 0
+# What a fork waits for.
+_awaited: list[Lock] = []
 # Whether a fork has left OpenMP's threads behind.
 _has_lost_threads = False
 
@@ -46,15 +49,29 @@ class Lock:
 
 
 def await_before_fork(lock: Lock) -> None:
-    """Let every fork wait until no thread holds a lock, or for some seconds."""
+    """Let every fork wait until no thread holds a lock, or for some seconds.
 
-    def release() -> None:
+    Of two that a thread holds at once, the one that it takes first is to be given here last.
+    """
+    _awaited.append(lock)
+
+
+def _hold_awaited() -> None:
+    while True:
+        locks = tuple(_awaited)
+        for lock in reversed(locks):
+            lock().acquire(timeout=FORK_WAIT_S)
+        if len(locks) == len(_awaited):
+            return
+        # Who was waited for has imported what has locks of its own, and may hold them by now.
+        _release(locks)
+
+
+def _release(locks: Sequence[Lock]) -> None:
+    for lock in locks:
         # Not held where the wait was in vain.
         with suppress(RuntimeError):
             lock().release()
-
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=lambda: lock().acquire(timeout=FORK_WAIT_S), after_in_parent=release)
 
 
 def is_of_signal_handler(error: BaseException) -> bool:
@@ -107,4 +124,4 @@ def _enter_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_enter_child)
+    os.register_at_fork(before=_hold_awaited, after_in_parent=lambda: _release(_awaited), after_in_child=_enter_child)
