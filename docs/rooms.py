@@ -15,18 +15,18 @@ import networkx
 PACKAGE = Path(__file__).parent.parent / "fuser"
 PICTURE = Path(__file__).with_name("rooms.svg")
 # What everybody imports, and what starts everything, would hide the rest.
-LEFT_OUT = {"__init__", "__main__", "_version", "config", "counters", "errors", "late", "log", "progress"}
+LEFT_OUT = {"__init__", "__main__", "_later", "_version", "config", "counters", "errors", "late", "log", "progress"}
 WIDTH, ROW, BOX, HEIGHT = 980, 62, 104, 26
 # One for what belongs together, from what users call down to how their text is read.
 COLOURS = {
-    "#dbeafe": "interface debug foreach fx jiterator jit_function reduction reduction_check differentiable",
+    "#dbeafe": "interface debug over_lists fx jiterator jit_function reduction reduction_check own_derivatives",
     "#dcfce7": "autodiff route sharding flops",
     "#fef9c3": "library executor kept_plans launcher python_launcher record outputs planner expanded report boxes "
     "arg_spec tensor_desc tuning sections list_planner list_record",
     "#ffedd5": "compiler kernel_cache disk_cache dump file_lock fused_kernel cuda cpu list_text codegen geometry "
     "prelude",
-    "#f3e8ff": "kernel_spec fallback eager_reduction linear ops graph application function combining dtypes layout "
-    "access",
+    "#f3e8ff": "kernel_spec fallback eager_reduction linear torch_ops ops expansion graph application function "
+    "combining dtypes layout access",
     "#fce7f3": "eager cxx",
 }
 

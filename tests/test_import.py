@@ -64,6 +64,8 @@ HEAVY = (
     "cuda.core cuda.bindings networkx torch._dynamo torch._inductor torch.distributed.tensor torch.utils.flop_counter"
     # What reads whole texts, and runs them in eager torch.
     " fuser.cxx.nodes fuser.eager html"
+    # What calls of functors without a gradient do not need.
+    " fuser.fx fuser.debug fuser.ops fuser.autodiff.autograd fuser.reduction fuser._later"
 )
 
 
@@ -105,6 +107,68 @@ def test_a_first_kernel_takes_no_more_than_it_needs(room: str) -> None:
     # What writes reductions, and torch's list of all that can be overridden.
     assert [name for name in modules if name.startswith(f"fuser.{room}.rows")] == []
     assert lists_of_functions == 0
+
+
+# A call from the disk cache needs nothing of them either.
+CALL = """
+import sys
+import torch, fuser
+add = fuser.create_jit_fn("template <typename T> T add(T x, T y) { return x + y; }")
+assert add(torch.ones(8), torch.ones(8)).tolist() == [2] * 8
+assert not fuser.stats()["fallbacks"]
+print(*sorted(sys.modules))
+"""
+
+
+@pytest.mark.cpu
+def test_a_call_of_a_functor_loads_nothing_of_what_comes_later() -> None:
+    done = subprocess.run([sys.executable, "-c", CALL], capture_output=True, text=True, check=True, timeout=120)
+    later = ("fuser.fx", "fuser.ops", "fuser.autodiff.autograd", "fuser._later")
+    assert [name for name in done.stdout.split() if name.startswith(later)] == []
+
+
+# Names that come later, asked for by threads that begin together, while others import parts of the same rooms.
+RACE = """
+import importlib, sys, threading
+import torch, fuser
+
+names = [name for name in fuser.__all__ if name not in vars(fuser)]
+assert names and set(names) < set(dir(fuser))
+barrier, failures = threading.Barrier(len(names) + 2), []
+
+def look(find, *arguments):
+    barrier.wait()
+    try:
+        find(*arguments)
+    except BaseException as error:
+        failures.append(error)
+
+threads = [threading.Thread(target=look, args=(getattr, fuser, name)) for name in names]
+rooms = ("fuser.fx", "fuser.sharding")
+threads += [threading.Thread(target=look, args=(importlib.import_module, name)) for name in rooms]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join(60)
+assert not failures, failures
+from fuser import _later
+assert all(getattr(fuser, name) is getattr(_later, name) for name in names)
+assert set(names) == set(_later.__all__)
+print("done")
+"""
+
+
+def test_threads_may_be_the_first_to_name_what_comes_later() -> None:
+    done = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
+
+
+def test_what_is_no_name_of_fusers_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'fuser' has no attribute 'bogus'"):
+        fuser.bogus  # type: ignore[attr-defined]  # noqa: B018
+    namespace: dict[str, Any] = {}
+    exec("from fuser import *", namespace)
+    assert set(fuser.__all__) <= set(namespace)
 
 
 def test_version_is_the_same_everywhere() -> None:
