@@ -6,8 +6,9 @@ import difflib
 import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from fuser.config import config
 
@@ -216,7 +217,8 @@ class CompilerTimeoutError(UnsupportedError):
     """The host C++ compiler took longer than ``config.compile_timeout``, and was ended."""
 
 
-class Diagnostic(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
     """One compiler message at a place in a functor's own text (line and column from 1)."""
 
     functor: str

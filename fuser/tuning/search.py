@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 
@@ -32,14 +33,16 @@ SAMPLE_MS = 2.0
 MAX_CALLS = 200
 
 
-class Trial(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Trial:
     """One tuning, and the time of the whole call with it."""
 
     tuning: Tuning
     time_us: float
 
 
-class KernelTrials(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class KernelTrials:
     """What was tried for one kernel; the default comes first."""
 
     # Its functors.
@@ -55,7 +58,8 @@ class KernelTrials(NamedTuple):
         return "\n".join(lines)
 
 
-class TuningReport(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TuningReport:
     """What a search tried; prints as a table."""
 
     kernels: tuple[KernelTrials, ...] = ()
