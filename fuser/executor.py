@@ -281,7 +281,8 @@ def record_planned(
     pairs = zip(spec.group.inputs, inputs, strict=True)
     if not plan.fallback_reason:
         recorded = record_call(launcher, plan, inputs, tensors, scalars, out)
-        if recorded is not None and out is None and not recorded.flat:
+        learns = getattr(launcher, "learns_sizes", True)
+        if learns and recorded is not None and out is None and not recorded.flat:
             described = [describe(item, reads_address=True) for item in inputs]
             resizer = find_resizer(spec, described, plan)
             if resizer.learn(spec, described, recorded):

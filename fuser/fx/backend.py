@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -190,6 +191,7 @@ def fuser_backend(
     with (
         ahead,
         patch.object(codecache.CacheBase, "get_system", _describe_system),
+        patch.object(codecache, "torch_key", _describe_torch),
         patch.multiple(codecache, create=True, **NO_GENERATORS),
         # What runs is another function, and the code of graph modules is written for those who ask.
         _use_lazy_graph_module(True),
@@ -231,11 +233,30 @@ def _describe_system() -> dict[str, Any]:
 
 
 @functools.cache
+def _describe_torch() -> bytes:
+    # torch's own reads all of its sources, which takes as long as all else that is done here for a graph that is kept.
+    # An edited file has another time.
+    found = hashlib.sha256(torch.__version__.encode())
+    folders = [str(Path(torch.__file__).parent)]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if entry.is_dir(follow_symlinks=False):
+                    folders += [] if entry.name in OTHER_FOLDERS else [entry.path]
+                elif entry.name.endswith(".py"):
+                    state = entry.stat()
+                    found.update(f"{entry.path} {state.st_size} {state.st_mtime_ns}".encode())
+    return found.digest()
+
+
+@functools.cache
 def _fingerprint() -> str:
     files = sorted(Path(library.__file__).parent.rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
+# Of torch's, those without sources in Python that it runs.
+OTHER_FOLDERS = frozenset({"__pycache__", "bin", "include", "lib", "share", "test"})
 # Inductor's key has also what its code generators do. Nothing here is made by them, and to import them takes as long as
 # all else of a first step that finds its graphs.
 NO_GENERATORS: dict[str, Any] = {
