@@ -52,6 +52,7 @@ from fuser.fx.passes import Fuel, FusionPass
 from fuser.fx.pooling import narrow_places
 from fuser.fx.products import pad_products
 from fuser.fx.puts import sort_puts
+from fuser.fx.schedule import free_early, mark_own
 from fuser.fx.scatters import mark_scatters, write_scatters_in_place
 from fuser.graph import FusionGroup
 from fuser.tuning.table import latest
@@ -112,6 +113,7 @@ def _fuse(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | None,
     write_results_in_place(graph_module)
     copy_together(graph_module)
     drop_idle_views(graph_module.graph)
+    free_early(graph_module)
     return graph_module
 
 
@@ -325,6 +327,7 @@ def split_passes(joint: fx.GraphModule, inputs: Any, **settings: Any) -> tuple[f
     with patch.object(partitioners, "get_default_op_list", lambda: ops), functorch_config.patch(cse=False):
         passes: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(joint, inputs, **settings)
     join_norms(passes[0])
+    mark_own(*passes, settings["num_fwd_outputs"])
     return passes
 
 
