@@ -135,7 +135,9 @@ class _Cutter:
     def _find_obstacle(self) -> int:
         # What has too many parts by itself; else nothing has, and parts of the group may have a kernel each.
         items = self.group.applications
-        many = (index for index, item in enumerate(items) if item.function.op == "cat" and len(item.tensors) > MAX_BOXES)
+        many = (
+            index for index, item in enumerate(items) if item.function.op == "cat" and len(item.tensors) > MAX_BOXES
+        )
         return next(many, len(items))
 
     # --- where to cut -----------------------------------------------------------------------------------------------

@@ -39,7 +39,9 @@ def mark_own(forward: fx.GraphModule, backward: fx.GraphModule, output_count: in
     results: Any = forward.graph.output_node().args[0]
     held = {base for item in results[:output_count] if isinstance(item, fx.Node) for base in memory[item]}
     held.update(forward.graph.find_nodes(op="placeholder"))
-    saved = {item.name for item in results[output_count:] if isinstance(item, fx.Node) and held.isdisjoint(memory[item])}
+    saved = {
+        item.name for item in results[output_count:] if isinstance(item, fx.Node) and held.isdisjoint(memory[item])
+    }
     for node in backward.graph.find_nodes(op="placeholder"):
         if node.name in saved:
             node.meta[IS_OWN] = True
