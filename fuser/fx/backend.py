@@ -52,8 +52,8 @@ from fuser.fx.passes import Fuel, FusionPass
 from fuser.fx.pooling import narrow_places
 from fuser.fx.products import pad_products
 from fuser.fx.puts import sort_puts
-from fuser.fx.schedule import free_early, mark_own
 from fuser.fx.scatters import mark_scatters, write_scatters_in_place
+from fuser.fx.schedule import free_early, mark_own
 from fuser.graph import FusionGroup
 from fuser.tuning.table import latest
 from fuser.warming.graphs import follow_graph

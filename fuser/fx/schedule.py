@@ -94,7 +94,7 @@ class _Schedule:
                 end = next((i for i in range(slot, len(self.nodes)) if self.nodes[i] in self.fixed), len(self.nodes))
             if node in self.done:
                 continue
-            if slot < end and not _is_light(node):
+            if slot < end and node.op != "placeholder" and not _is_light(node):
                 yield from self._earlier(node, end)
             yield from self._give(node)
 
