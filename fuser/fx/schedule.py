@@ -100,7 +100,7 @@ class _Schedule:
 
     def _earlier(self, node: fx.Node, end: int) -> Iterator[fx.Node]:
         # Calls that are better made before a node: in their order, and what that makes ready.
-        taken = count_bytes(node.meta.get("val"))
+        taken = _count_bytes(node)
         while taken >= LARGE_BYTES:
             likely = sorted((item for item in self.ready if item is not node), key=self.slots.__getitem__)
             chosen = next((item for item in likely if self.slots[item] < end and self._frees(item, taken)), None)
@@ -109,7 +109,7 @@ class _Schedule:
             yield from self._give(chosen)
 
     def _frees(self, node: fx.Node, most: int) -> bool:
-        own = count_bytes(node.meta.get("val"))
+        own = _count_bytes(node)
         if own > most:
             return False
         freed = sum(count_bytes(base.meta.get("val")) for base in self._read(node) if self.readers[base] == {node})
@@ -140,8 +140,16 @@ class _Schedule:
 
 
 def _is_light(node: fx.Node) -> bool:
-    # Whether a node takes no memory: a view, or an item of a tuple.
+    # Whether a node is no more than how others read memory. One that nobody reads is one that reads it.
+    return _is_view(node) and bool(node.users)
+
+
+def _is_view(node: fx.Node) -> bool:
     return node.op == "call_function" and (node.target is operator.getitem or not is_fresh(node))
+
+
+def _count_bytes(node: fx.Node) -> int:
+    return 0 if _is_view(node) else count_bytes(node.meta.get("val"))
 
 
 def _is_fixed(graph_module: fx.GraphModule, node: fx.Node) -> bool:
@@ -156,6 +164,6 @@ def _find_memory(graph: fx.Graph) -> dict[fx.Node, set[fx.Node]]:
     # In whose memory each value lies: of its own, an item of a tuple too, or of what it is a view of.
     found: dict[fx.Node, set[fx.Node]] = {}
     for node in graph.nodes:
-        is_own = not _is_light(node) or (node.target is operator.getitem and is_fresh(node))
+        is_own = not _is_view(node) or (node.target is operator.getitem and is_fresh(node))
         found[node] = {node} if is_own else {base for source in node.all_input_nodes for base in found[source]}
     return found
