@@ -117,7 +117,9 @@ def flatten(graph_module: fx.GraphModule) -> FlatGraph:
     def called(module: torch.nn.Module) -> Any:
         if not isinstance(module, FusionModule):
             return module
-        return module.run if learns_sizes else FusionCall(module.spec, learns_sizes=False)
+        # Of lists of tensors it is another function.
+        is_group = type(module.run) is FusionCall
+        return FusionCall(module.spec, learns_sizes=learns_sizes) if is_group else module.run
 
     text, names = write_flat(graph_module.graph, called, is_boxed=True)
     return FlatGraph(text, names)
