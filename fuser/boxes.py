@@ -124,11 +124,19 @@ class _Cutter:
                 outputs.append((slot, steps))
                 handles.append(self._made(value, steps))
                 if len(outputs) > MAX_BOXES or len(self.handles) > MAX_VALUES:
-                    raise _refuse(self._first(), "more parts of outputs than are worth a kernel")
+                    raise _refuse(self._find_obstacle(), "more parts of outputs than are worth a kernel")
         return Boxes(self.builder.build(handles).canonical(), tuple(self.inputs), tuple(outputs))
 
     def _first(self) -> int:
         return next(i for i, item in enumerate(self.group.applications) if item.function.arranges)
+
+    def _find_obstacle(self) -> int:
+        # What has too many parts by itself; else nothing has, and parts of the group may have a kernel each.
+        items = self.group.applications
+        many = (
+            index for index, item in enumerate(items) if item.function.op == "cat" and len(item.tensors) > MAX_BOXES
+        )
+        return next(many, len(items))
 
     # --- where to cut -----------------------------------------------------------------------------------------------
     def _find_finer(self, index: int, item: Application, made: int) -> tuple[frozenset[int], ...]:

@@ -238,7 +238,9 @@ def _report(group: FusionGroup, nodes: tuple[str, ...], inputs: Sequence[Any]) -
     except FuserError as error:
         reason = str(error).splitlines()[0]
         if isinstance(error, UnsupportedError) and error.application >= 0 and len(group.applications) > 1:
-            reason += " (that application alone: the others keep their kernels)"
+            is_long = error.application == len(group.applications)
+            rest = "its halves have kernels" if is_long else "that application alone: the others keep their kernels"
+            reason += f" ({rest})"
         return GroupReport(group, nodes, (), reason, obstacles)
     return GroupReport(group, nodes, tuple(kernels), "", obstacles)
 

@@ -140,7 +140,8 @@ class UnsupportedError(FuserError, RuntimeError):
     """A group cannot be fused for these inputs; the executor turns this into a recorded fallback.
 
     Attributes:
-        application: index of the application that has no kernel, where the rest of the group may have one; else -1.
+        application: index of the application that has no kernel, where the rest of the group may have one; how many
+            applications there are, where none is in the way and the group is too long; else -1.
         is_expected: whether torch's kernel is what strict numerics ask for here: nobody is warned.
     """
 

@@ -219,9 +219,12 @@ def run_around(
         inputs: one tensor or number per input of the group.
         run: makes a call of each of the groups that it is cut into.
     """
-    values = dict(enumerate(inputs))
-    for part, read, made in _cut_around(spec, obstacle):
+    values, parts = dict(enumerate(inputs)), _cut_around(spec, obstacle)
+    for slot, (part, read, made) in enumerate(parts):
         values |= zip(made, run(part, [values[value] for value in read]), strict=True)
+        # What nobody reads any more is let go.
+        wanted = {*spec.group.outputs}.union(*(later for _, later, _ in parts[slot + 1 :]))
+        values = {value: item for value, item in values.items() if value in wanted}
     return each_its_own([values[value] for value in spec.group.outputs])
 
 
@@ -277,7 +280,8 @@ def record_planned(
     pairs = zip(spec.group.inputs, inputs, strict=True)
     if not plan.fallback_reason:
         recorded = record_call(launcher, plan, inputs, tensors, scalars, out)
-        if recorded is not None and out is None and not recorded.flat:
+        learns = getattr(launcher, "learns_sizes", True)
+        if learns and recorded is not None and out is None and not recorded.flat:
             described = [describe(item, reads_address=True) for item in inputs]
             resizer = find_resizer(spec, described, plan)
             if resizer.learn(spec, described, recorded):

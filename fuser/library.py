@@ -163,9 +163,15 @@ def has_torch_dispatch(item: torch.Tensor) -> bool:
 
 def needs_operator(items: Sequence[Any]) -> bool:
     """Whether a dispatch mode or a tensor subclass is to see a call of these as one operator."""
-    return torch._C._len_torch_dispatch_stack() > 0 or any(
+    return (torch._C._len_torch_dispatch_stack() > 0 and not _only_looks_for_aliases()) or any(
         isinstance(item, torch.Tensor) and has_torch_dispatch(item) for item in items
     )
+
+
+def _only_looks_for_aliases() -> bool:
+    # AOTAutograd's mode in a graph's first call: whether a result of others' operators is one of their arguments.
+    is_one = torch._C._len_torch_dispatch_stack() == 1
+    return is_one and type(torch._C._get_dispatch_stack_at(0)).__name__ == "_AnalyzeCustomOpInputOutputMode"
 
 
 for _key in ("CPU", "CUDA"):

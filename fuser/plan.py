@@ -38,7 +38,8 @@ class Plan(NamedTuple):
     fallback_reason: str = ""
     # What runs then in repeated calls, once there was one.
     eager: EagerCall | None = None
-    # The one application that this is about: the rest of the group may be fused around it. -1: all of it is.
+    # The one application that this is about: the rest of the group may be fused around it. -1: all of it is; as many
+    # as there are: its halves may be fused.
     obstacle: int = -1
     # Whether torch's own kernel is what was asked for: nobody is warned.
     is_expected: bool = False

@@ -383,7 +383,7 @@ def _cut_and_order(
         return parts
     # By tensors, not by values: some of these are parts of one tensor.
     input_count = 1 + max((slot for slot, _ in expanded.expansion.inputs), default=-1)
-    homes, _ = _find_homes(expanded, parts, input_count)
+    homes, _ = _find_homes(expanded, parts, input_count, shares=False)
     kernels = [
         Kernel(
             part.args,
@@ -421,16 +421,33 @@ class _Homes(NamedTuple):
         return [self.written[value] if target < 0 else target for value, target in written]
 
 
-def _find_homes(expanded: Expanded, parts: Sequence[_Part], input_count: int) -> tuple[_Homes, tuple[Buffer, ...]]:
-    count = len(expanded.outputs)
+def _find_homes(
+    expanded: Expanded, parts: Sequence[_Part], input_count: int, *, shares: bool = True
+) -> tuple[_Homes, tuple[Buffer, ...]]:
+    # Without ``shares`` no two values have one home.
+    count, temporaries = len(expanded.outputs), list[Buffer]()
     homes = dict(reversed([*zip(expanded.group.outputs, expanded.targets, strict=True)]))
-    temporaries = [
-        value for value in dict.fromkeys(value for part in parts for value in part.outputs) if value not in homes
-    ]
-    homes |= {value: count + index for index, value in enumerate(temporaries)}
+    last = {value: slot for slot, part in enumerate(parts) for value in (*part.inputs, *part.outputs)}
+    free, dead = list[int](), list[int]()
+    for slot, part in enumerate(parts):
+        # What runs beside the kernel before it writes nothing that that one still reads.
+        if not part.args.tuning.follows:
+            free, dead = [*free, *dead], []
+        for value in part.outputs:
+            if value not in homes:
+                buffer = _buffer(expanded.values[value].desc)
+                place = next((item for item in free if temporaries[item] == buffer), len(temporaries))
+                if place < len(temporaries):
+                    free.remove(place)
+                else:
+                    temporaries.append(buffer)
+                homes[value] = count + place
+        if shares:
+            ended = dict.fromkeys(value for value in (*part.inputs, *part.outputs) if last[value] == slot)
+            dead += [homes[value] - count for value in ended if homes.get(value, -1) >= count]
     read = {value: slot for value, (slot, _) in enumerate(expanded.expansion.inputs)}
     read |= {value: input_count + index for value, index in homes.items()}
-    return _Homes(homes, read), tuple(_buffer(expanded.values[value].desc) for value in temporaries)
+    return _Homes(homes, read), tuple(temporaries)
 
 
 # --- compile ---------------------------------------------------------------------------------------------------------

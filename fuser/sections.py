@@ -117,12 +117,34 @@ def _cut_launches(
 
 
 def cut_around(group: FusionGroup, obstacle: int) -> Iterator[Section]:
-    """Give a group in at most three sections: what does not need one application, that one alone, what needs it."""
+    """Give a group in at most three sections: what does not need one application, that one alone, what needs it.
+
+    An obstacle beyond the last application is the group's length: two sections of about one length.
+    """
+    count = len(group.applications)
+    if obstacle >= count:
+        middle = _find_narrowest(group)
+        yield group.section(range(middle))
+        yield group.section(range(middle, count))
+        return
     needing = group.needing([obstacle])
-    before = [index for index in range(len(group.applications)) if index not in needing]
+    before = [index for index in range(count) if index not in needing]
     for chosen in (before, [obstacle], sorted(needing - {obstacle})):
         if chosen:
             yield group.section(chosen)
+
+
+def _find_narrowest(group: FusionGroup) -> int:
+    # Between which applications, in the middle half of a group, the fewest values are made before and read after.
+    count, producers, last = len(group.applications), group.producers(), dict[int, int]()
+    for index in range(count):
+        last |= dict.fromkeys(group.reads(index), index)
+    crossing = [0] * (count + 1)
+    for value, reader in last.items():
+        for place in range(producers[value] + 1, reader + 1) if producers[value] >= 0 else ():
+            crossing[place] += 1
+    places = range(max(count // 4, 1), max(3 * count // 4, 1) + 1)
+    return min(places, key=lambda place: (crossing[place], abs(2 * place - count)))
 
 
 def group_outputs(shapes: Sequence[Shape], *, has_reduction: bool = False) -> list[list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,11 @@ from graph_checks import compare as compare_graphs
 from graph_checks import trace
 
 import fuser
+from fuser.compiler import register
+from fuser.executor import run_around
+from fuser.graph import GroupBuilder
+from fuser.ops import OPS
+from fuser.sections import cut_around
 
 pytestmark = pytest.mark.cpu
 
@@ -176,3 +182,58 @@ def test_every_second_of_a_gradient_lies_row_major(ends: tuple[int, int]) -> Non
         return call(aten.slice_backward.default, call(aten.neg.default, x), [2, 13, 3], 1, *ends, 2)
 
     compare_graphs(trace(write, [x]), [x], [], 0)
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_many_parts_are_halved_not_taken_out_one_by_one() -> None:
+    # As a loop over a tensor's slices comes back: each step's gradient is put in its place, and all are added.
+    def function(*parts: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros(5, 48)
+        carried = parts[0]
+        for place, part in enumerate(parts):
+            carried = carried * 0.5 + part
+            total = total + F.pad(carried, (place, 47 - place))
+        return total
+
+    parts = [draw(5, 1) for _ in range(48)]
+    compiled = torch.compile(function, backend="fuser")
+    assert torch.equal(compiled(*parts), function(*parts))
+    fuser.reset_stats()
+    assert torch.equal(compiled(*parts), function(*parts))
+    assert not fuser.stats()["fallbacks"]
+    # One by one they would be 140.
+    assert fuser.stats()["launches"] <= 24
+
+
+def test_halves_meet_where_few_values_cross() -> None:
+    builder = GroupBuilder()
+    x = builder.add_input("x")
+    wide = [builder.apply(OPS["neg"].function, [x])[0] for _ in range(1)]
+    for _ in range(3):
+        wide = [builder.apply(OPS["exp"].function, [value])[0] for value in wide * 2]
+    while len(wide) > 1:
+        (made,) = builder.apply(OPS["mul"].function, wide[:2])
+        wide = [*wide[2:], made]
+    group = builder.build(wide)
+    first, second = cut_around(group, len(group.applications))
+    assert len(first.outputs) == len(set(second.inputs) - {0})
+    assert len(first.group.applications) + len(second.group.applications) == len(group.applications)
+
+
+def test_what_no_later_part_reads_is_let_go() -> None:
+    builder = GroupBuilder()
+    x = builder.add_input("x")
+    (before,) = builder.apply(OPS["neg"].function, [x])
+    (obstacle,) = builder.apply(OPS["exp"].function, [before])
+    group = builder.build(builder.apply(OPS["abs"].function, [obstacle]))
+    alive: list[list[bool]] = []
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def run(_: object, inputs: list[Any]) -> list[torch.Tensor]:
+        alive.append([item() is not None for item in made])
+        result = inputs[0] + 1
+        made.append(weakref.ref(result))
+        return [result]
+
+    run_around(register(group), 1, [torch.ones(3)], run)
+    assert alive == [[], [True], [False, True]]

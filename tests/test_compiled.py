@@ -13,8 +13,11 @@ from torch._dynamo.utils import counters
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 
 import fuser
+from fuser import executor, library
 from fuser.debug import CompiledExplanation
+from fuser.fx import backend
 from fuser.fx.flat import flatten
+from fuser.resizing import find_resizer
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -109,3 +112,35 @@ def test_what_cannot_be_kept_is_compiled_each_time(tmp_path: Path, monkeypatch: 
     graph.output(graph.call_function(lambda x: x, (graph.placeholder("x"),)))
     with pytest.raises(BypassAOTAutogradCache, match="cannot be pickled"):
         flatten(torch.fx.GraphModule(nn.Module(), graph)).prepare_for_serialization()
+
+
+def test_a_first_step_learns_and_asks_for_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    # No plans for other sizes than a graph of fixed sizes has, though one group meets two, and no operator's dispatch.
+    torch._dynamo.reset()
+    learnt: list[bool] = []
+    monkeypatch.setattr(executor, "find_resizer", lambda *_: learnt.append(True) or find_resizer(*_))
+    monkeypatch.setattr(library, "call_operator", lambda *_: pytest.fail("through the operator"))
+
+    def function(x: torch.Tensor, y: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (x * s).exp() * 2 @ x.t(), (y * s).exp() * 2 @ y.t()
+
+    s = draw((1, 8), torch.float32)
+    for rows, dynamic in ((3, False), (7, True)):
+        x, y = draw((rows, 8), torch.float32), draw((rows + 2, 8), torch.float32)
+        with torch.no_grad():
+            torch.compile(function, backend="fuser", dynamic=dynamic)(x, y, s)
+        assert bool(learnt) == dynamic
+
+
+def test_torch_is_known_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "torch"
+    (package / "sub").mkdir(parents=True)
+    (package / "lib").mkdir()
+    for name in ("__init__.py", "sub/a.py", "lib/b.py"):
+        (package / name).write_text("x")
+    monkeypatch.setattr(backend.torch, "__file__", str(package / "__init__.py"))
+    found = [backend._describe_torch.__wrapped__()]
+    for name in ("lib/b.py", "sub/a.py"):
+        (package / name).write_text("other")
+        found.append(backend._describe_torch.__wrapped__())
+    assert found[0] == found[1] != found[2]

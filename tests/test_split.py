@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -235,3 +236,43 @@ def test_what_a_later_launch_computes_again_needs_no_further_output() -> None:
     texts = planner.plan_texts(register(group), inputs, torch.device("cuda", 0))
     # The three, and the running totals.
     assert sum(len(spec.group.outputs) for spec, _ in texts) == 4
+
+
+def test_what_kernels_leave_for_each_other_shares_memory() -> None:
+    # Ten launches: what one leaves is read by the next and by nobody else.
+    builder = GroupBuilder()
+    inputs = [builder.add_input(f"x{place}") for place in range(600)]
+    total = inputs[0]
+    for other in inputs[1:]:
+        (total,) = builder.apply(OPS["maximum"].function, [total, other])
+    group = builder.build([total])
+    tensors = [draw((4, 5), torch.float32, seed=seed) for seed in range(600)]
+    plan = planner.make_plan(register(group), [describe(item) for item in tensors])
+    assert len(plan.steps) == 10
+    assert len(plan.temporaries) == 2
+    for step in plan.steps[:-1]:
+        # It never writes what it reads.
+        assert {len(tensors) + slot for slot in step.outputs}.isdisjoint(step.inputs)
+    for _ in range(2):
+        assert torch.equal(fuser.run_fusion(fuser.register_fusion(group), tensors)[0], torch.stack(tensors).amax(0))
+
+
+def test_a_kernel_beside_another_writes_nothing_that_that_one_reads() -> None:
+    def part(read: tuple[int, ...], made: tuple[int, ...], *, follows: bool = False) -> Any:
+        args = SimpleNamespace(tuning=SimpleNamespace(follows=follows))
+        return SimpleNamespace(args=args, inputs=read, outputs=made, targets=(-1,) * len(made))
+
+    value = SimpleNamespace(desc=describe(torch.empty(3)))
+    expanded: Any = SimpleNamespace(
+        outputs=(None,),
+        targets=(0,),
+        values=[value] * 6,
+        group=SimpleNamespace(outputs=(5,)),
+        expansion=SimpleNamespace(inputs=((0, None),)),
+    )
+    for follows, count in ((False, 2), (True, 3)):
+        # The third one writes beside the second, which reads what the first one wrote.
+        parts = [part((0,), (1,)), part((1,), (2,)), part((0,), (3,), follows=follows), part((2, 3), (5,))]
+        homes, temporaries = planner._find_homes(expanded, parts, 1)
+        assert len(temporaries) == count
+        assert (homes.written[3] == homes.written[1]) is not follows

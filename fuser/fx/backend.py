@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +53,7 @@ from fuser.fx.pooling import narrow_places
 from fuser.fx.products import pad_products
 from fuser.fx.puts import sort_puts
 from fuser.fx.scatters import mark_scatters, write_scatters_in_place
+from fuser.fx.schedule import free_early, mark_own
 from fuser.graph import FusionGroup
 from fuser.tuning.table import latest
 from fuser.warming.graphs import follow_graph
@@ -111,6 +113,7 @@ def _fuse(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | None,
     write_results_in_place(graph_module)
     copy_together(graph_module)
     drop_idle_views(graph_module.graph)
+    free_early(graph_module)
     return graph_module
 
 
@@ -190,6 +193,7 @@ def fuser_backend(
     with (
         ahead,
         patch.object(codecache.CacheBase, "get_system", _describe_system),
+        patch.object(codecache, "torch_key", _describe_torch),
         patch.multiple(codecache, create=True, **NO_GENERATORS),
         # What runs is another function, and the code of graph modules is written for those who ask.
         _use_lazy_graph_module(True),
@@ -231,11 +235,30 @@ def _describe_system() -> dict[str, Any]:
 
 
 @functools.cache
+def _describe_torch() -> bytes:
+    # torch's own reads all of its sources, which takes as long as all else that is done here for a graph that is kept.
+    # An edited file has another time.
+    found = hashlib.sha256(torch.__version__.encode())
+    folders = [str(Path(torch.__file__).parent)]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if entry.is_dir(follow_symlinks=False):
+                    folders += [] if entry.name in OTHER_FOLDERS else [entry.path]
+                elif entry.name.endswith(".py"):
+                    state = entry.stat()
+                    found.update(f"{entry.path} {state.st_size} {state.st_mtime_ns}".encode())
+    return found.digest()
+
+
+@functools.cache
 def _fingerprint() -> str:
     files = sorted(Path(library.__file__).parent.rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
+# Of torch's, those without sources in Python that it runs.
+OTHER_FOLDERS = frozenset({"__pycache__", "bin", "include", "lib", "share", "test"})
 # Inductor's key has also what its code generators do. Nothing here is made by them, and to import them takes as long as
 # all else of a first step that finds its graphs.
 NO_GENERATORS: dict[str, Any] = {
@@ -304,6 +327,7 @@ def split_passes(joint: fx.GraphModule, inputs: Any, **settings: Any) -> tuple[f
     with patch.object(partitioners, "get_default_op_list", lambda: ops), functorch_config.patch(cse=False):
         passes: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(joint, inputs, **settings)
     join_norms(passes[0])
+    mark_own(*passes, settings["num_fwd_outputs"])
     return passes
 
 

@@ -22,6 +22,7 @@ from torch._inductor.output_code import OutputCode
 from fuser.executor import kept_plans, restore_plans
 from fuser.flat_text import write_flat
 from fuser.fx.fusion_node import FusionCall, FusionModule
+from fuser.fx.nodes import is_static
 from fuser.kept_plans import KeptPlan
 
 __all__ = ["FlatGraph", "flatten"]
@@ -110,7 +111,15 @@ def _find_quickest(value: Any) -> Any:
 
 def flatten(graph_module: fx.GraphModule) -> FlatGraph:
     """Return the graph as a function of one list of arguments, which it empties."""
-    text, names = write_flat(
-        graph_module.graph, lambda module: module.run if isinstance(module, FusionModule) else module, is_boxed=True
-    )
+    # One of fixed sizes makes each call with its own.
+    learns_sizes = any(not is_static(node.meta.get("val")) for node in graph_module.graph.find_nodes(op="placeholder"))
+
+    def called(module: torch.nn.Module) -> Any:
+        if not isinstance(module, FusionModule):
+            return module
+        # Of lists of tensors it is another function.
+        is_group = type(module.run) is FusionCall
+        return FusionCall(module.spec, learns_sizes=learns_sizes) if is_group else module.run
+
+    text, names = write_flat(graph_module.graph, called, is_boxed=True)
     return FlatGraph(text, names)

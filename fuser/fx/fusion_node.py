@@ -20,11 +20,16 @@ __all__ = ["FusionCall", "FusionModule", "FusionNode"]
 
 @called_in_c
 class FusionCall(Replayer):
-    """A registered group as a function of its inputs; returns a tensor, or a tuple of tensors for several outputs."""
+    """A registered group as a function of its inputs; returns a tensor, or a tuple of tensors for several outputs.
 
-    def __init__(self, spec: KernelSpec) -> None:
+    Attributes:
+        learns_sizes: whether calls of other sizes may come, for which plans are worth being learnt from one another.
+    """
+
+    def __init__(self, spec: KernelSpec, *, learns_sizes: bool = True) -> None:
         self.spec = spec
         self.text = spec.text
+        self.learns_sizes = learns_sizes
         super().__init__((), ())
 
     def __call__(self, *inputs: Any, out: Any = None) -> Any:
@@ -41,11 +46,11 @@ class FusionCall(Replayer):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A spec holds locks and kernels; the text says everything.
-        return _load_call, (self.text,)
+        return _load_call, (self.text, self.learns_sizes)
 
 
-def _load_call(text: str) -> FusionCall:
-    return FusionCall(registered(text))
+def _load_call(text: str, learns_sizes: bool) -> FusionCall:
+    return FusionCall(registered(text), learns_sizes=learns_sizes)
 
 
 class FusionModule(torch.nn.Module):
