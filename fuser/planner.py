@@ -436,12 +436,12 @@ def _find_homes(
         for value in part.outputs:
             if value not in homes:
                 buffer = _buffer(expanded.values[value].desc)
-                place = next((item for item in free if temporaries[item] == buffer), len(temporaries))
-                if place < len(temporaries):
-                    free.remove(place)
+                slot = next((item for item in free if temporaries[item] == buffer), len(temporaries))
+                if slot < len(temporaries):
+                    free.remove(slot)
                 else:
                     temporaries.append(buffer)
-                homes[value] = count + place
+                homes[value] = count + slot
         if shares:
             ended = dict.fromkeys(value for value in (*part.inputs, *part.outputs) if last[value] == slot)
             dead += [homes[value] - count for value in ended if homes.get(value, -1) >= count]
@@ -465,15 +465,15 @@ def _compile(
     kernel = compile_kernel(part.spec, args, device.index)
     read = [homes.read[value] for value in part.inputs]
     launch = kernel.prepare(part.space)
-    places = homes.written_by(part)
+    slots = homes.written_by(part)
     if kernel.source.has_workspace:
-        places.append(first_workspace + len(workspaces))
+        slots.append(first_workspace + len(workspaces))
         workspaces.append(workspace_bytes(kernel.source, part.space.sizes))
     return Step(
         kernel=kernel,
         launch=launch,
         packer=ArgumentPacker(kernel.source, part.space),
-        outputs=tuple(places),
+        outputs=tuple(slots),
         inputs=tuple(read[operand.index] for operand in kernel.source.operands if not operand.is_output),
         numbers=tuple(read[index] for index, _ in kernel.source.numbers),
         name=event_name(part.spec.group),

@@ -141,10 +141,10 @@ def _find_narrowest(group: FusionGroup) -> int:
         last |= dict.fromkeys(group.reads(index), index)
     crossing = [0] * (count + 1)
     for value, reader in last.items():
-        for place in range(producers[value] + 1, reader + 1) if producers[value] >= 0 else ():
-            crossing[place] += 1
-    places = range(max(count // 4, 1), max(3 * count // 4, 1) + 1)
-    return min(places, key=lambda place: (crossing[place], abs(2 * place - count)))
+        for slot in range(producers[value] + 1, reader + 1) if producers[value] >= 0 else ():
+            crossing[slot] += 1
+    cuts = range(max(count // 4, 1), max(3 * count // 4, 1) + 1)
+    return min(cuts, key=lambda slot: (crossing[slot], abs(2 * slot - count)))
 
 
 def group_outputs(shapes: Sequence[Shape], *, has_reduction: bool = False) -> list[list[int]]:

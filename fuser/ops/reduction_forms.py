@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -14,7 +14,8 @@ from fuser.ops.calls import known_of
 __all__ = ["FORMS", "ReductionForm"]
 
 
-class ReductionForm(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ReductionForm:
     """A call of a row of the table."""
 
     name: str
