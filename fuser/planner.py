@@ -436,12 +436,12 @@ def _find_homes(
         for value in part.outputs:
             if value not in homes:
                 buffer = _buffer(expanded.values[value].desc)
-                slot = next((item for item in free if temporaries[item] == buffer), len(temporaries))
-                if slot < len(temporaries):
-                    free.remove(slot)
+                own = next((item for item in free if temporaries[item] == buffer), len(temporaries))
+                if own < len(temporaries):
+                    free.remove(own)
                 else:
                     temporaries.append(buffer)
-                homes[value] = count + slot
+                homes[value] = count + own
         if shares:
             ended = dict.fromkeys(value for value in (*part.inputs, *part.outputs) if last[value] == slot)
             dead += [homes[value] - count for value in ended if homes.get(value, -1) >= count]
