@@ -44,7 +44,7 @@ class Access(NamedTuple):
 
     # Elements that one memory access moves, along the dimension where the operand is dense.
     width: int = 1
-    # Whether that is the second dimension instead of the innermost: the operand goes through a tile.
+    # Whether that is the second dimension instead of the innermost: the operand is read through a tile.
     is_transposed: bool = False
     # Of a kernel with reductions: whether it is read before the first one, although only a later pass needs it.
     is_early: bool = False
@@ -138,7 +138,7 @@ def plan_walk(
         repeated: operands that begin anew after each ``space.period`` elements.
         rounds: whether values are rounded between functors (strict numerics), which takes registers.
     """
-    space, tiled = _bring_tile_forward(space, itemsizes)
+    space, tiled = _bring_tile_forward(space, itemsizes, num_outputs)
     in_memory = space.strides[: len(itemsizes)]
     moving = [slot for slot, strides in enumerate(in_memory) if strides[0] and slot not in tiled]
     widths = {slot: dense_width(space.strides[slot], 0, itemsizes[slot], aligned[slot]) for slot in moving}
@@ -194,14 +194,16 @@ def _default_tuning(space: IterationSpace, vector: int, itemsizes: Sequence[int]
     return Tuning(unroll=2) if widest == 1 or (widest == 2 and not rounds) else DEFAULT_TUNING
 
 
-def _bring_tile_forward(space: IterationSpace, itemsizes: Sequence[int]) -> tuple[IterationSpace, frozenset[int]]:
-    # What is dense along another dimension than the innermost, all of it along the same one, which is moved to the
-    # second place.
+def _bring_tile_forward(
+    space: IterationSpace, itemsizes: Sequence[int], num_outputs: int
+) -> tuple[IterationSpace, frozenset[int]]:
+    # The inputs that are dense along another dimension than the innermost, all along the same one, which is moved to
+    # the second place.
     if space.sizes[0] < MIN_TILED_SIZE:
         return space, frozenset()
     by_dim: dict[int, list[int]] = {}
     for slot, strides in enumerate(space.strides[: len(itemsizes)]):
-        if strides[0] > 1 and 1 in strides:
+        if slot >= num_outputs and strides[0] > 1 and 1 in strides:
             by_dim.setdefault(strides.index(1), []).append(slot)
     by_dim = {dim: slots for dim, slots in by_dim.items() if space.sizes[dim] >= MIN_TILED_SIZE}
     if not by_dim:

@@ -1,4 +1,4 @@
-"""Runs the loops of CUDA kernels with reductions, or tiles, on the CPU: each thread of a block is a fiber.
+"""Runs the loops of CUDA kernels with reductions on the CPU: each thread of a block is a fiber.
 
 The text is the one that a GPU gets, with the CPU dialect's prelude in place of the functions of CUDA: what is tested is
 which thread reads, combines and writes what, and where threads wait for each other. Fibers run in turn until they wait,
@@ -231,7 +231,7 @@ def run_emulated(
     """Run a group's CUDA kernels on CPU tensors.
 
     Args:
-        group: a group with reductions, or with operands that go through tiles.
+        group: a group with reductions.
         inputs: CPU tensors and numbers.
         descending: the order in which threads take their turns, and blocks, unless they wait for those before them.
         largest_grid: at most so many blocks.
@@ -259,7 +259,7 @@ def run_emulated(
         if view is not None:
             known[number] = inputs[slot].as_strided(*view.apply(inputs[slot].shape, inputs[slot].stride()))
     for part in parts:
-        if part.args.rows is None and not part.args.tuning.tile:
+        if part.args.rows is None:
             # Of a group that is cut after its reductions.
             given = [known[value] for value in part.inputs]
             known |= zip(part.outputs, run(part.spec, given), strict=True)
@@ -301,11 +301,9 @@ def _emit_prelude(names: frozenset[str], features: frozenset[str]) -> str:
         for file in ("cuda_access.h", "cuda_rows.h", "cuda_orders.h", "cuda_scans.h")
         for block in load_blocks(file)
     ]
+    # Both dialects have a vector.
     # That one is in the shim, whoever asks for it.
-    own = emit_prelude(names - {"__fmul_rn"}, features)
-    # Both dialects have them.
-    for name in ("fuser_vector", "fuser_place"):
-        own = own.replace(name, name.replace("fuser", "fuser_host"))
+    own = emit_prelude(names - {"__fmul_rn"}, features).replace("fuser_vector", "fuser_host_vector")
     return "\n".join([own, _SHIM, division, *(block.text for block in blocks if block.features <= features), ""])
 
 

@@ -6,8 +6,6 @@ Three kernels share one body and differ in how a thread finds its place: *linear
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fuser.codegen import KERNEL_NAME, Dialect, Loop, Operand, RowLoop
 from fuser.cuda.prelude import emit_prelude
 from fuser.list_text import emit_lists
@@ -37,10 +35,9 @@ def emit_loop(loop: Loop) -> str:
           fuser_store<4, 4>(a.out0 + at[u].first, out0, at[u].left);
         }
     """
-    find = _tiled_find(loop) if loop.tuning.tile else _linear_find(loop) if loop.is_linear else _strided_find(loop)
-    body = _indent([
-        *_tiles(loop), *_fill_tiles(loop), *_read(loop), *_share_tiles(loop), *_compute(loop), *_empty_tiles(loop),
-    ])  # fmt: skip
+    tiled = [item for item in loop.inputs if item.access.is_transposed]
+    find = _tiled_find(loop) if tiled else _linear_find(loop) if loop.is_linear else _strided_find(loop)
+    body = _indent([*_fill_tiles(loop, tiled), *_read(loop), *_share_tiles(loop, tiled), *_compute(loop)])
     lists, arguments = "", "fuser_args a"
     if loop.positions:
         lists, arguments = emit_lists(loop), "fuser_lists lists"
@@ -249,8 +246,6 @@ def _load(loop: Loop, item: Operand) -> str:
 
 
 def _store(loop: Loop, item: Operand) -> str:
-    if item.access.is_transposed:
-        return f"tile_{item.name}.write_row({_tile_x(loop)}, {_tile_y(loop)}, {item.name});"
     if item.inner == 2:
         stride = _stride(item, 0)
         return f"fuser_scatter<{loop.vector}>({_address(loop, item)}, {stride}, {item.name}, at[u].left);"
@@ -281,77 +276,38 @@ def _length(loop: Loop, item: Operand) -> int:
 
 
 # --- tiles ----------------------------------------------------------------------------------------------------------
-def _tiles(loop: Loop) -> list[str]:
-    if not loop.tuning.tile:
-        return []
-    return [
-        *(
-            f"__shared__ fuser_tile<{item.info.storage}, {loop.tuning.tile}> tile_{item.name};"
-            for item in loop.operands
-            if item.access.is_transposed
-        ),
-        "const fuser_place tile = fuser_find_tile(a);",
-    ]
-
-
-def _fill_tiles(loop: Loop) -> list[str]:
+def _fill_tiles(loop: Loop, tiled: list[Operand]) -> list[str]:
     # Each thread reads along the dimension where the operand is dense.
-    lines = []
-    for item in _tiled(loop.inputs):
-        width, passes, *_ = _column(loop, item)
+    if not tiled:
+        return []
+    lines = [f"__shared__ fuser_tile<{item.info.storage}, {loop.tuning.tile}> tile_{item.name};" for item in tiled]
+    lines.append("const fuser_place tile = fuser_find_tile(a);")
+    for item in tiled:
+        width, passes, x, y = _column(loop, item)
+        address = f"{item.address} + tile.{item.name} + x * {_stride(item, 0)} + y"
         lines += [
             f"fuser_vector<{item.info.storage}, {width}> column_{item.name}[{passes}];",
-            *_each_column(
-                loop, item, f"column_{item.name}[u] = fuser_load<{width}, {width}>({_corner(item)} + y, left);"
-            ),
+            "#pragma unroll",
+            f"for (int u = 0; u < {passes}; ++u) {{",
+            f"  const int x = {x}, y = {y};",
+            "  const auto left = x < tile.left ? tile.left_rows - y : 0;",
+            f"  column_{item.name}[u] = fuser_load<{width}, {width}>({address}, left);",
+            "}",
         ]
     return lines
 
 
-def _share_tiles(loop: Loop) -> list[str]:
+def _share_tiles(loop: Loop, tiled: list[Operand]) -> list[str]:
+    if not tiled:
+        return []
     lines = []
-    for item in _tiled(loop.inputs):
+    for item in tiled:
         _, passes, x, y = _column(loop, item)
         lines += [
             "#pragma unroll",
             f"for (int u = 0; u < {passes}; ++u) tile_{item.name}.write_column({x}, {y}, column_{item.name}[u]);",
         ]
-    return [*lines, "__syncthreads();"] if lines else []
-
-
-def _empty_tiles(loop: Loop) -> list[str]:
-    # And writes along it.
-    lines = []
-    for item in _tiled(loop.outputs):
-        width = item.access.width
-        lines += _each_column(
-            loop,
-            item,
-            f"{item.info.storage} column[{width}];",
-            f"tile_{item.name}.read_column(x, y, column);",
-            f"fuser_store<{width}, {width}>({_corner(item)} + y, column, left);",
-        )
-    return ["__syncthreads();", *lines] if lines else []
-
-
-def _tiled(operands: Sequence[Operand]) -> list[Operand]:
-    return [item for item in operands if item.access.is_transposed]
-
-
-def _corner(item: Operand) -> str:
-    return f"{item.address} + tile.{item.name} + x * {_stride(item, 0)}"
-
-
-def _each_column(loop: Loop, item: Operand, *lines: str) -> list[str]:
-    _, passes, x, y = _column(loop, item)
-    return [
-        "#pragma unroll",
-        f"for (int u = 0; u < {passes}; ++u) {{",
-        f"  const int x = {x}, y = {y};",
-        "  const auto left = x < tile.left ? tile.left_rows - y : 0;",
-        *_indent([*lines]),
-        "}",
-    ]
+    return [*lines, "__syncthreads();"]
 
 
 def _column(loop: Loop, item: Operand) -> tuple[int, int, str, str]:

@@ -129,8 +129,8 @@ FUSER_INLINE void fuser_scatter(S* to, I stride, const S (&items)[N], J left) {
     if (k < left) to[k * stride] = items[k];
 }
 
-// A square of elements in shared memory: an input is written down its columns, where it is dense, and read along its
-// rows, an output the other way round. Rows are padded, or the elements of a column would share a bank.
+// A square of elements in shared memory: written down its columns, where the operand is dense, and read along its rows.
+// Rows are padded, or the elements of a column would share a bank.
 template <typename S, int side> struct fuser_tile {
   static constexpr int pitch = side + (sizeof(S) < 4 ? 4 / static_cast<int>(sizeof(S)) : 1);
   // Not S: shared memory cannot hold what has a constructor.
@@ -147,14 +147,6 @@ template <typename S, int side> struct fuser_tile {
 #pragma unroll
     for (int k = 0; k < N; ++k) to.set(k, *at(x + (k < left ? k : 0), y));
     return to;
-  }
-  template <int N> FUSER_INLINE void write_row(int x, int y, const S (&from)[N]) {
-#pragma unroll
-    for (int k = 0; k < N; ++k) *at(x + k, y) = from[k];
-  }
-  template <int N> FUSER_INLINE void read_column(int x, int y, S (&to)[N]) {
-#pragma unroll
-    for (int k = 0; k < N; ++k) to[k] = *at(x, y + k);
   }
 };
 
