@@ -165,7 +165,7 @@ def plan_ahead(spec: KernelSpec, described: Sequence[TensorDesc]) -> None:
     plan = _find_plan(spec, tuple(described))
     if plan.obstacle >= 0:
         values = describe_values(spec.group, described)
-        for part, read, _ in _cut_around(spec, plan.obstacle):
+        for part, read, *_ in _cut_around(spec, plan.obstacle):
             plan_ahead(part, [values[value] for value in read])
 
 
@@ -176,7 +176,7 @@ def kept_plans(spec: KernelSpec) -> list[KeptPlan]:
         if not out and generation == config.generation and plan.until == math.inf:
             kept.append(KeptPlan(spec.text, inputs, default_dtype, keep_plan(plan)))
             parts = _cut_around(spec, plan.obstacle) if plan.obstacle >= 0 else ()
-            kept += [item for part, _, _ in parts for item in kept_plans(part)]
+            kept += [item for part, *_ in parts for item in kept_plans(part)]
     return kept
 
 
@@ -219,12 +219,11 @@ def run_around(
         inputs: one tensor or number per input of the group.
         run: makes a call of each of the groups that it is cut into.
     """
-    values, parts = dict(enumerate(inputs)), _cut_around(spec, obstacle)
-    for slot, (part, read, made) in enumerate(parts):
+    values = dict(enumerate(inputs))
+    for part, read, made, ended in _cut_around(spec, obstacle):
         values |= zip(made, run(part, [values[value] for value in read]), strict=True)
-        # What nobody reads any more is let go.
-        wanted = {*spec.group.outputs}.union(*(later for _, later, _ in parts[slot + 1 :]))
-        values = {value: item for value, item in values.items() if value in wanted}
+        for value in ended:
+            del values[value]
     return each_its_own([values[value] for value in spec.group.outputs])
 
 
@@ -232,14 +231,23 @@ def _cut_around(spec: KernelSpec, obstacle: int) -> _Parts:
     # As ``sections.cut_around``, worked out once.
     parts = _parts.get((spec.key, obstacle))
     if parts is None:
-        sections = cut_around(spec.group, obstacle)
-        parts = tuple((register(item.group), item.inputs, item.outputs) for item in sections)
+        sections = [*cut_around(spec.group, obstacle)]
+        # At the last part that has a value it is let go, unless it is a result.
+        last = {value: slot for slot, item in enumerate(sections) for value in (*item.inputs, *item.outputs)}
+        ended: list[list[int]] = [[] for _ in sections]
+        for value in last.keys() - {*spec.group.outputs}:
+            ended[last[value]].append(value)
+        parts = tuple(
+            (register(item.group), item.inputs, item.outputs, tuple(own))
+            for item, own in zip(sections, ended, strict=True)
+        )
         parts = _parts.setdefault((spec.key, obstacle), parts)
     return parts
 
 
-# The groups that a group is cut into around an application, with the values that each reads and makes.
-_Parts: TypeAlias = tuple[tuple[KernelSpec, tuple[int, ...], tuple[int, ...]], ...]
+# The groups that a group is cut into around an application, with the values that each reads and makes, and those that
+# nobody reads after it.
+_Parts: TypeAlias = tuple[tuple[KernelSpec, tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]
 _parts: dict[tuple[int, int], _Parts] = {}
 _launchers: dict[int, Replayer] = {}
 
