@@ -18,6 +18,8 @@ import fuser
 from fuser import order_check
 from fuser.fx import dropouts
 from fuser.fx.dropouts import keep_function
+from fuser.ops.binding import bind_function
+from fuser.ops.calls import OpCall
 
 pytestmark = [pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -172,6 +174,39 @@ def test_cuda_odd_sizes(dtype: torch.dtype, size: int) -> None:
         y = torch.compile(module, backend=backend)(x)
         found.append([y, *torch.autograd.grad(y.sum(), [x]), torch.cuda.get_rng_state()])
     assert all(map(torch.equal, *found))
+
+
+LAYOUTS = {
+    "row-major": lambda g: g,
+    "permuted": lambda g: g.transpose(2, 3),
+    "channels last": lambda g: g.to(memory_format=torch.channels_last),
+    "apart": lambda g: g[..., ::2],
+}
+
+
+def write_gradient(call: Callable[..., Any], g: Any, mask: Any) -> Any:
+    return call(torch.ops.aten.neg.default, call(torch.ops.aten.native_dropout_backward.default, g, mask, 2.0))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_gradients_lie_as_a_devices_kernel_writes_them(name: str) -> None:
+    """On CUDA what is in no memory format of torch's becomes row-major; on the CPU it keeps its strides."""
+    g = LAYOUTS[name](draw((2, 3, 4, 6), torch.float32))
+    for device in ("cpu", "cuda"):
+        graph = trace(write_gradient, [g, torch.ones(g.shape, dtype=torch.bool)], device).graph
+        (node,) = graph.find_nodes(op="call_function", target=torch.ops.aten.native_dropout_backward.default)
+        call = bind_function(node.target, node.args, {})
+        assert call is not None
+        ops = [item.function.op for item in call.tensors if isinstance(item, OpCall)]
+        assert ops == ["contiguous"] * (device == "cuda" and name in {"permuted", "apart"})
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_cuda_gradients_lie_as_torchs(name: str) -> None:
+    g = LAYOUTS[name](draw((2, 3, 4, 6), torch.float32).cuda())
+    mask = torch.rand(g.shape, device="cuda") > 0.5
+    assert compare(trace(write_gradient, [g, mask], "cuda"), [g, mask], [], 0) == 1
 
 
 @pytest.mark.cuda

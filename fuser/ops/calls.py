@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from fuser.config import config
 from fuser.function import Function
@@ -91,11 +92,15 @@ class Known(NamedTuple):
     device_type: str
     rank: int
     is_contiguous: bool
+    # In which of torch's formats kernels lay out what they make like it, if they do not keep its strides.
+    memory_format: torch.memory_format
 
     @staticmethod
     def of(tensor: torch.Tensor) -> Known:
         """Return what there is to know of a real or fake tensor."""
-        return Known(tensor.dtype, tensor.device.type, tensor.dim(), tensor.is_contiguous())
+        return Known(
+            tensor.dtype, tensor.device.type, tensor.dim(), tensor.is_contiguous(), suggest_memory_format(tensor)
+        )
 
 
 def known_of(item: Any) -> Known | None:

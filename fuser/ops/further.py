@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
 from fuser.ops.calls import Binder, OpCall, asking, is_constant, is_number, known_of, tensor_first
-from fuser.ops.table import ANY_REAL, FLOAT, OPS, REAL, define, define_test
+from fuser.ops.table import ANY_REAL, FLOAT, OPS, REAL, define, define_test, op_call
 
 __all__ = ["further_functions", "further_methods"]
 
@@ -219,5 +219,10 @@ def _bind_logit_backward(grad_output: Any, self: Any, eps: Any = None) -> OpCall
     return _call("logit_backward", grad_output, self) if eps is None else None
 
 
+@asking
 def _bind_dropout_backward(grad_output: Any, mask: Any, scale: Any) -> OpCall | None:
-    return _call("native_dropout_backward", grad_output, mask, scale=scale)
+    known = known_of(grad_output)
+    is_laid_out = known is None or known.is_contiguous or known.memory_format is not torch.contiguous_format
+    # CUDA's kernel writes what is in no format of torch's row-major; the CPU's keeps the strides.
+    taken = grad_output if is_laid_out or known.device_type == "cpu" else op_call("contiguous", grad_output)
+    return _call("native_dropout_backward", taken, mask, scale=scale)
