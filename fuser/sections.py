@@ -111,9 +111,14 @@ def _cut_launches(
         for chosen, more in zip(pieces, wholes, strict=True)
     ]
     read = [{value for index in own for value in group.reads(index) if producers[value] not in own} for own in wholes]
-    for slot, (chosen, own) in enumerate(zip(pieces, wholes, strict=True)):
-        wanted = set(group.outputs).union(*read[:slot], *read[slot + 1 :])
-        yield group.section(own, [value for value in wanted if producers[value] in chosen])
+    # From the last one: what nobody asks for any more, as all who read it make it again, is launched by nobody.
+    kept, wanted = list[Section](), {*group.outputs}
+    for chosen, own, values in reversed(list(zip(pieces, wholes, read, strict=True))):
+        asked = [value for value in wanted if producers[value] in chosen]
+        if asked:
+            kept.append(group.section(own, asked))
+            wanted |= values
+    yield from reversed(kept)
 
 
 def cut_around(group: FusionGroup, obstacle: int) -> Iterator[Section]:

@@ -21,6 +21,7 @@ from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import MAX_ARGUMENT_BYTES, MAX_INPUTS
 from fuser.layout import IterationSpace
 from fuser.ops import OPS, cast_function
+from fuser.ops.index import index_function
 from fuser.ops.reductions import reduction_function
 from fuser.sections import group_outputs
 from fuser.tensor_desc import describe
@@ -236,6 +237,25 @@ def test_what_a_later_launch_computes_again_needs_no_further_output() -> None:
     texts = planner.plan_texts(register(group), inputs, torch.device("cuda", 0))
     # The three, and the running totals.
     assert sum(len(spec.group.outputs) for spec, _ in texts) == 4
+
+
+def test_what_all_who_read_it_compute_again_is_no_launch_of_its_own() -> None:
+    # The nearest of some codes: the first sum is met before the lengths of the codes, other rows than its own.
+    builder = GroupBuilder()
+    x, products, codes = builder.add_input("x"), builder.add_input("products"), builder.add_input("codes")
+    one = builder.add_input("one", is_scalar=True)
+    (first,) = builder.apply(OPS["add"].function, [x, products], [one])
+    (squares,) = builder.apply(OPS["square"].function, [codes])
+    (lengths,) = builder.apply(reduction_function("sum", (-1,)), [squares])
+    (distances,) = builder.apply(OPS["add"].function, [first, lengths], [one])
+    (place,) = builder.apply(index_function(1, (-1,)), [distances])
+    (nearest,) = builder.apply(reduction_function("argmin", (-1,)), [distances, place])
+    spec = register(builder.build([nearest]))
+    inputs = [draw((5, 1), torch.float32), draw((5, 16), torch.float32), draw((16, 4), torch.float32), 1]
+    texts = planner.plan_texts(spec, inputs, torch.device("cuda", 0))
+    assert [len(own.group.outputs) for own, _ in texts] == [1, 1]
+    wanted = ((inputs[0] + inputs[1]) + inputs[2].square().sum(-1)).argmin(-1)
+    assert torch.equal(fuser.run_fusion(fuser.register_fusion(spec.group), inputs)[0], wanted)
 
 
 def test_what_kernels_leave_for_each_other_shares_memory() -> None:
