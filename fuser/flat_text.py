@@ -62,6 +62,7 @@ class _FlatWriter:
         self.names: dict[str, Any] = {}
         self._known: dict[int, str] = {}
         self._values = {node: f"v{number}" for number, node in enumerate(graph.nodes)}
+        self._returned = {value for node in graph.find_nodes(op="output") for value in node.all_input_nodes}
 
     def write(self) -> str:
         """Write the function's text."""
@@ -103,7 +104,10 @@ class _FlatWriter:
         if node.op == "call_method":
             return f"{arguments[0]}.{node.target}({', '.join(arguments[1:])})"
         target: Any = node.target
-        if target in _METHODS and not node.kwargs:
+        # What is returned may be written to: autograd lets that be done to no view that a function made, and
+        # _unsafe_view's result is none.
+        is_hidden = target is not _ATEN._unsafe_view.default or node not in self._returned
+        if target in _METHODS and not node.kwargs and is_hidden:
             *_, last = node.args
             if isinstance(last, list | tuple) and last:
                 # Sizes one by one are read in two thirds of the time of a list.

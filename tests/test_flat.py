@@ -346,3 +346,13 @@ def test_cuda_graphs_train_as_eager_does() -> None:
     torch.compiler.cudagraph_mark_step_begin()
     compiled(x).square().sum().backward()
     assert fuser.stats()["launches"] == before
+
+
+@pytest.mark.cpu
+def test_results_that_are_no_views_may_be_written_to() -> None:
+    weight = torch.randn(4, 4, requires_grad=True)
+    made = torch.compile(lambda x: torch.relu(x) @ weight, backend="fuser")(torch.randn(2, 3, 4))
+    assert not made._is_view()
+    made.transpose(0, 1)[0] = 1.0
+    made.sum().backward()
+    assert weight.grad is not None
