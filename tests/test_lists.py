@@ -223,15 +223,39 @@ def test_numbers_that_are_returned_have_memory_of_their_own() -> None:
 def test_lists_whose_results_cuda_lays_out_otherwise_stay_torchs(strides: tuple[int, ...], count: int) -> None:
     given = [torch.empty_strided((6, 1, 1), strides) for _ in range(2)]
     made = trace(lambda call, *x: call(ATEN._foreach_exp.default, list(x)), given, "cuda")
-    reader = _Reader()
+    reader = _Reader(is_strict=True)
     (listed,) = made.graph.find_nodes(op="call_function", target=ATEN._foreach_exp.default)
     reader.read(listed)
     assert len(reader.ops) == count
     # Nor where it is known how CUDA lays them out.
     listed.meta["val"] = [item.meta["val"] for item in listed.args[0]]
-    reader = _Reader()
+    reader = _Reader(is_strict=True)
     reader.read(listed)
     assert len(reader.ops) == count
+
+
+@pytest.mark.parametrize(("device", "is_strict", "count"), [("cuda", True, 0), ("cuda", False, 1)])
+def test_norms_that_cuda_adds_up_in_an_order_of_their_own_stay_torchs(
+    device: str, *, is_strict: bool, count: int
+) -> None:
+    made = trace(lambda call, *x: call(ATEN._foreach_norm.Scalar, list(x), 2), TENSORS, device)
+    reader = _Reader(is_strict=is_strict)
+    reader.read(*made.graph.find_nodes(op="call_function", target=ATEN._foreach_norm.Scalar))
+    assert len(reader.ops) == count
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("sizes", [(5,), (300, 7), (1000, 70000)])
+def test_norms_of_lists_have_torchs_bits_on_cuda(sizes: tuple[int, ...]) -> None:
+    """As gradients are clipped: the norm of norms, and what it scales."""
+    given = [draw((size, 3), torch.float32, seed=size).cuda() for size in sizes]
+
+    def clip(x: list[torch.Tensor]) -> list[torch.Tensor]:
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(torch._foreach_mul(x, 1.5))))
+        return [norm, *torch._foreach_mul(x, 1 / (norm + 1e-6))]
+
+    wanted, made = (torch.compile(clip, backend=backend)(given) for backend in ("aot_eager", "fuser"))
+    assert all(map(torch.equal, made, wanted))
 
 
 def test_operators_of_a_list_may_leave_out_what_has_a_default() -> None:

@@ -45,6 +45,8 @@ _OVERLOADS = {
 }
 # Those that have another name where they take a number.
 _OF_NUMBERS = {"maximum": "clamp_min", "minimum": "clamp_max"}
+# Those that CUDA's kernels of lists add up in an order of their own.
+_ADDED_UP = {"norm", "powsum"}
 # Those whose last argument ordinary operators take by name.
 _NAMED = {"addcmul": "value", "addcdiv": "value"}
 
@@ -133,8 +135,8 @@ class _ListOp:
 
 def fuse_lists(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | None) -> None:
     """Put fusion nodes in place of operators of lists."""
-    graph = graph_module.graph
-    reader = _Reader()
+    graph, is_strict = graph_module.graph, (numerics or config.numerics) == "strict"
+    reader = _Reader(is_strict=is_strict)
     for node in list(graph.nodes):
         if node.op == "call_function" and "aten._foreach_" in str(node.target):
             reader.read(node)
@@ -143,7 +145,6 @@ def fuse_lists(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | 
     for op in reader.ops:
         groups.setdefault((op.kind, levels[op.items[0]]), []).append(op)
     substitution = _ListSubstitution(graph_module)
-    is_strict = (numerics or config.numerics) == "strict"
     known = [group for group in groups.values() if not is_strict or all(map(_has_known_bits, group))]
     fused = [substitution.add(group, numerics, fuel) for group in known]
     if any(fused):
@@ -166,7 +167,8 @@ def _may_lie_otherwise(value: torch.Tensor, operand: Any) -> bool:
 class _Reader:
     """Finds the operators of lists of a graph, in its order."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_strict: bool) -> None:
+        self.is_strict = is_strict
         self.ops: list[_ListOp] = []
         # The operator that makes a node, which is its item at some position.
         self.made_by: dict[fx.Node, _ListOp] = {}
@@ -183,6 +185,8 @@ class _Reader:
         if any(map(_may_lie_otherwise, values, columns[0])):
             return
         name, args, kwargs = operator_of_lists._opname.removeprefix("_foreach_"), list(node.args), dict(node.kwargs)
+        if self.is_strict and name in _ADDED_UP and any(value.is_cuda for value in values):
+            return
         if name in _NAMED and len(args) == 4:
             kwargs[_NAMED[name]] = args.pop()
         if operator_of_lists._overloadname == "Scalar":
