@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fuser.application import Application
+from fuser.cxx.functor import read_text
 from fuser.autodiff.backward import DerivedGroup
 from fuser.graph import FusionGroup
 
@@ -58,7 +59,9 @@ def estimate_instructions(text: str) -> int:
 
 def cost_of_application(application: Application, sizes: Sizes) -> float:
     """Return what it costs to compute an application."""
-    operations = estimate_instructions(application.function.functor.source) + _RESULT * application.function.num_outputs
+    # Without the branches of other devices.
+    text = read_text(application.function.functor.source).expanded.text
+    operations = estimate_instructions(text) + _RESULT * application.function.num_outputs
     return BYTES_PER_OPERATION * sizes.elements * operations
 
 

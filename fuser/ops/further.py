@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
 from fuser.ops.calls import Binder, OpCall, asking, is_constant, is_number, known_of, tensor_first
-from fuser.ops.table import ANY_REAL, FLOAT, OPS, REAL, define, define_test
+from fuser.ops.table import ANY_REAL, FLOAT, OPS, REAL, define, define_test, unlike_cuda
 
 __all__ = ["further_functions", "further_methods"]
 
@@ -33,7 +33,7 @@ define(
     kinds=_INT,
 )
 define(
-    "div_trunc", "T a, T b", "return trunc(fuser_step<S>(a / b));", lambda a, b: torch.div(a, b, rounding_mode="trunc")
+    "div_trunc", "T a, T b", "return trunc(fuser_round<S>(a / b));", lambda a, b: torch.div(a, b, rounding_mode="trunc")
 )
 define("fmax", "T a, T b", "return fmax(a, b);", torch.fmax)
 define("fmin", "T a, T b", "return fmin(a, b);", torch.fmin)
@@ -63,7 +63,8 @@ define(
 define(
     "logit_backward",
     "T g, T x",
-    "return x < T(0) || x > T(1) ? T(NAN) : g / (x * (T(1) - x));",
+    unlike_cuda("T slope = fuser_round<S>(x * fuser_round<S>(T(1) - x));", "T slope = x * (T(1) - x);")
+    + "return x < T(0) || x > T(1) ? T(NAN) : g / slope;",
     _ATEN.logit_backward,
 )
 
