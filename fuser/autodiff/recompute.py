@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fuser.application import Application
-from fuser.cxx.functor import read_text
 from fuser.autodiff.backward import DerivedGroup
+from fuser.cxx.functor import read_text
 from fuser.graph import FusionGroup
 
 __all__ = ["Sizes", "choose_saved", "cost_of_application", "estimate_cost", "estimate_instructions"]

@@ -180,8 +180,10 @@ define(
 define(
     "log_sigmoid_backward",
     "T g, T x",
-    "bool is_low = x < T(0); T most = is_low ? T(1) : T(0); T sign = is_low ? T(1) : -T(1); T z = exp(-fabs(x));"
-    " return g * (most - sign * (z / (T(1) + z)));",
+    "bool is_low = x < T(0); T most = is_low ? T(1) : T(0); T sign = is_low ? T(1) : -T(1);"
+    # On the CPU the forward op has kept it in the dtype.
+    + unlike_cuda("T z = fuser_round<S>(exp(-fabs(x)));", "T z = exp(-fabs(x));")
+    + "return g * (most - sign * (z / (T(1) + z)));",
     # The buffer as torch has it: its exponential is not always torch.exp's.
     lambda g, x: _ATEN.log_sigmoid_backward(g, x, _ATEN.log_sigmoid_forward(x.detach())[1]),
 )

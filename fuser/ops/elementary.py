@@ -46,9 +46,7 @@ def _scaled_sum(alpha: str) -> str:
 
 define("add", "T a, T b, T alpha", _scaled_sum("alpha"), _eager_add, kinds=ANY_REAL, scalars=("alpha",))
 # ATen adds with the negated alpha, and so do the bindings below.
-define(
-    "sub", "T a, T b, T minus_alpha", _scaled_sum("minus_alpha"), _eager_sub, kinds=REAL, scalars=("minus_alpha",)
-)
+define("sub", "T a, T b, T minus_alpha", _scaled_sum("minus_alpha"), _eager_sub, kinds=REAL, scalars=("minus_alpha",))
 define("mul", "T a, T b", "return a * b;", operator.mul, kinds=ANY_REAL)
 define("div", "T a, T b", "return a / b;", torch.div, kinds=ANY_REAL, promotion=Promotion.INT_TO_FLOAT)
 # ATen's CUDA kernel multiplies by the reciprocal, in double, when the divisor is one number; its CPU kernel divides.
@@ -287,4 +285,6 @@ def clamp_to_numbers(name: str) -> Function:
     general = OPS[name].function
     head, _, body = general.functor.source.partition("{")
     text = f"{head.replace(f'aten_{name}(', f'aten_{name}_number(')}{{"
-    return replace(general, functor=parse_functor(text + unlike_cuda(_WITHIN_NUMBERS[name], body.rpartition("}")[0]) + "}"))
+    return replace(
+        general, functor=parse_functor(text + unlike_cuda(_WITHIN_NUMBERS[name], body.rpartition("}")[0]) + "}")
+    )
