@@ -8,8 +8,8 @@ import torch
 
 from fuser.cxx.functor import Functor, Role
 from fuser.cxx.quick import QUICK
-from fuser.dtypes import cpp_scalar_type, dtype_info
-from fuser.function import Isolation
+from fuser.dtypes import Rank, cpp_scalar_type, dtype_info
+from fuser.function import Function, Isolation
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import ArgSpec, Typing
 from fuser.plain_texts import find_quotient, is_plainly, may_end_in_product
@@ -217,13 +217,13 @@ class ElementWriter:
         info = dtype_info(self.typing.common[index])
         texts = []
         parameters = function.tensor_parameters(len(application.tensors))
-        for value, parameter in zip(application.tensors, parameters, strict=True):
+        for slot, (value, parameter) in enumerate(zip(application.tensors, parameters, strict=True)):
             text = self._argument(value, info.compute if parameter.name not in function.unpromoted else None)
-            is_rounded = function.is_comparison or (self.is_strict and not self._is_number(value))
+            is_rounded = function.is_comparison or (self.is_strict and not self._is_wide(function, slot, value))
             is_promoted = parameter.name not in function.unpromoted and self.typing.values[value] != info.dtype
             if is_rounded and is_promoted and info.is_narrow:
-                # As torch, which converts to the common dtype what is no number: of integers, or of a wider tensor
-                # without dimensions, bits are lost.
+                # As torch, which converts operands to the common dtype: of integers, or of a wider tensor without
+                # dimensions, bits are lost.
                 text = f"fuser_round<{info.storage}>({text})"
             if function.isolation is Isolation.FULL:
                 # Strict: each use of a value is its own barrier. Two functors that both compute a*b must not share the
@@ -232,9 +232,14 @@ class ElementWriter:
             texts.append(text)
         return texts
 
-    def _is_number(self, value: int) -> bool:
+    def _is_wide(self, function: Function, slot: int, value: int) -> bool:
         given = self.args.inputs[value] if value < len(self.group.inputs) else None
-        return given is not None and given.number is not None
+        return function.takes_wide(
+            slot,
+            is_number=given is not None and given.number is not None,
+            is_weak=self.typing.ranks[value] is not Rank.TENSOR,
+            device_type=self.args.device_type,
+        )
 
     def _argument(self, value: int, compute: str | None) -> str:
         text = f"v{value}"

@@ -26,6 +26,13 @@ ARRANGEMENTS = frozenset({"view", "cat", "pad", "full", "arange", "take", "put"}
 READS = {"read": 1, "add_each": 2, "add_once": 2, "add_lanes": 2}
 
 
+# Ops whose ATen kernels take numbers in the narrow dtype, on CUDA too; those that on the CPU take a second operand in a
+# wider one; and a number that is no operand of theirs.
+_OF_NARROW = frozenset({"fmod", "remainder", "pow", "copysign"})
+_BY_WIDE = frozenset({"mul", "div", "div_number", "div_trunc"})
+_OF_NUMBERS = frozenset({"lerp", "pow_number"})
+
+
 class Promotion(Enum):
     """How the dtype an application computes in follows from the dtypes of its tensors."""
 
@@ -248,6 +255,24 @@ class Function:
     def is_comparison(self) -> bool:
         """Whether it is one of torch's comparisons."""
         return self.op is not None and not self.is_conversion and self.out_dtypes == (torch.bool,)
+
+    def takes_wide(self, slot: int, *, is_number: bool, is_weak: bool, device_type: str) -> bool:
+        """Whether an operand that promotion makes narrower is computed with as it is: 0.1 beside bfloat16, say.
+
+        On CUDA ATen's kernels take numbers so, but for those that compute in the narrow dtype itself. On the CPU
+        operands are converted before a kernel runs; products and quotients look at what their second one was.
+
+        Args:
+            slot: of the operand, among the tensors.
+            is_number: whether it is a Python number.
+            is_weak: whether it is that, or has no dimensions.
+            device_type: where the kernel runs.
+        """
+        if self.is_comparison:
+            return False
+        if device_type == "cpu" and self.op is not None and self.op not in _OF_NUMBERS:
+            return is_weak and slot == 1 and self.op in _BY_WIDE
+        return is_number and self.op not in _OF_NARROW
 
     @property
     def is_conversion(self) -> bool:

@@ -328,9 +328,13 @@ def infer_layouts(
             strides = contiguous_strides(shape)
         elif function.is_contiguous:
             strides = contiguous_strides(shape)
-        elif _keeps_strides(function, operands[0]):
+        elif operands[0].shape == shape and _keeps_strides(function, operands[0]):
             strides = operands[0].strides
+        elif function.op in _TESTS_BY_STEPS:
+            strides = _lay_out_test(str(function.op), operands[0])
         else:
+            if function.op in _LIKE_OPERAND and operands[0].shape == shape:
+                operands = operands[:1]
             if not function.numbers_have_layout:
                 operands = [operand for operand in operands if not operand.is_number] or operands
             strides = infer_output_strides(shape, [(operand.shape, operand.strides) for operand in operands])
@@ -374,7 +378,19 @@ def _keeps_strides(function: Function, operand: ValueLayout) -> bool:
     # What ATen makes like its operand keeps them where that is dense, also those of dimensions that nobody walks.
     if function.op == "convert" and operand.dtype is function.out_dtypes[0]:
         return True
-    return (function.is_conversion or function.op in {"hardtanh", "clone"}) and is_dense(operand.shape, operand.strides)
+    return (function.is_conversion or function.op in _LIKE_OPERAND) and is_dense(operand.shape, operand.strides)
+
+
+_LIKE_OPERAND = frozenset("hardtanh clone deg2rad rad2deg nan_to_num prelu log_sigmoid_backward".split())
+_TESTS_BY_STEPS = frozenset({"isinf", "isfinite"})
+
+
+def _lay_out_test(op: str, operand: ValueLayout) -> Strides:
+    # ATen compares the absolute value with a number, and the operand with itself.
+    shape, number = operand.shape, ((), ())
+    size = infer_output_strides(shape, [(shape, operand.strides)])
+    compared = infer_output_strides(shape, [(shape, size), number])
+    return compared if op == "isinf" else infer_output_strides(shape, [(shape, size), (shape, compared)])
 
 
 def _common_dtype(

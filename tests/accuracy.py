@@ -9,8 +9,7 @@ import torch
 
 # Ops whose CPU kernel in torch may return either zero when it has both to choose from.
 EITHER_ZERO = {
-    "maximum", "minimum", "fmax", "fmin", "clamp", "clamp_min", "clamp_max", "relu", "hardtanh", "elu", "addcmul",
-    "softshrink",
+    "maximum", "minimum", "fmax", "fmin", "clamp", "clamp_min", "clamp_max", "softshrink",
 }  # fmt: skip
 # Ops that subtract: CUDA's formulas, which fuser follows on the CPU too, lose digits where torch's CPU kernels (with
 # fused multiply-adds, and for gelu other polynomials) lose fewer.

@@ -19,6 +19,7 @@ REASONS = {
     r"(gcd|lcm)\.default": "a loop as long as its numbers ask for",
     r"nextafter\.default": "steps of the dtype, not of the type that kernels compute in",
     r"round\.decimals": "likewise, for the powers of ten",
+    r"ldexp\.Tensor": "by integers a kernel of its own since torch 2.13, a product with a power before",
     r"frexp\.Tensor": "two results of different dtypes",
     r"angle\.default": "CUDA has none for half and bfloat16",
     r"equal\.default": "returns no tensor",

@@ -146,11 +146,13 @@ def test_formulas_in_every_loop() -> None:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_formulas_in_narrow_dtypes(dtype: torch.dtype) -> None:
-    """On the CPU the result alone is rounded, which loses nothing."""
+    """As torch's: in bfloat16 each product is rounded, and roots of half are powers, of -0 and minus infinity too."""
+    # ATen takes one root and one inverse of whole vectors, and rounds between the two elsewhere.
     x = values(dtype)
+    x = x[: len(x) // 64 * 64]
     variable = fuser.fuse(lambda x, n: x**n)
-    for exponent, formula in FORMULAS.items():
-        wanted = formula(x.float()).to(dtype)
+    for exponent in FORMULAS:
+        wanted = x**exponent
         assert same_bits(traced(exponent)(x), wanted), exponent
         assert same_bits(variable(x, exponent), wanted), exponent
 
@@ -220,7 +222,8 @@ def test_the_exponent_has_a_say_in_the_dtype(exponent: float) -> None:
 # --- steps that ATen's CUDA kernels round ---------------------------------------------------------------------------
 def as_on_cuda(function: Function) -> Function:
     """What the GPU's compiler sees, for the CPU."""
-    source = function.functor.source.replace("fuser_step<", "fuser_round<").replace("#ifdef __CUDACC__", "#if 1")
+    source = function.functor.source.replace("#ifdef __CUDACC__", "#if 1")
+    source = re.sub(r"fuser_\w+_step<", "fuser_round<", source)
     assert source != function.functor.source
     return replace(function, functor=parse_functor(source))
 

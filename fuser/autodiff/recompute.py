@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from fuser.application import Application
 from fuser.autodiff.backward import DerivedGroup
+from fuser.cxx.functor import read_text
 from fuser.graph import FusionGroup
 
 __all__ = ["Sizes", "choose_saved", "cost_of_application", "estimate_cost", "estimate_instructions"]
@@ -58,7 +59,9 @@ def estimate_instructions(text: str) -> int:
 
 def cost_of_application(application: Application, sizes: Sizes) -> float:
     """Return what it costs to compute an application."""
-    operations = estimate_instructions(application.function.functor.source) + _RESULT * application.function.num_outputs
+    # Without the branches of other devices.
+    text = read_text(application.function.functor.source).expanded.text
+    operations = estimate_instructions(text) + _RESULT * application.function.num_outputs
     return BYTES_PER_OPERATION * sizes.elements * operations
 
 

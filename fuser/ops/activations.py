@@ -7,12 +7,19 @@ import math
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
-from fuser.ops.table import REAL, define
+from fuser.ops.table import REAL, define, unlike_cuda
 
 _ATEN = torch.ops.aten
 
 # --- activations and their derivatives --------------------------------------------------------------------------
-define("relu", "T x", "return x != x || x > T(0) ? x : T(0);", torch.relu, kinds=REAL)
+define(
+    "relu",
+    "T x",
+    # A zero keeps its sign on the CPU.
+    unlike_cuda("return x < T(0) ? T(0) : x;", "return x != x || x > T(0) ? x : T(0);"),
+    torch.relu,
+    kinds=REAL,
+)
 define("silu", "T x", "return x / (T(1) + exp(-x));", F.silu)
 define("gelu", "T x", f"return x * T(0.5) * (T(1) + erf(x * T({math.sqrt(0.5)!r})));", F.gelu)
 _BETA = f"T({math.sqrt(2) * (2 / math.sqrt(math.pi)) * 0.5!r})"
@@ -34,7 +41,8 @@ define(
     "elu",
     "T x, T alpha, T scale, T input_scale",
     # NaN goes the way that it goes in torch's derivative.
-    "return x <= T(0) ? expm1(x * input_scale) * (alpha * scale) : x * scale;",
+    unlike_cuda("bool is_low = x < T(0);", "bool is_low = x <= T(0);")
+    + "return is_low ? expm1(x * input_scale) * (alpha * scale) : x * scale;",
     _ATEN.elu,
     scalars=("alpha", "scale", "input_scale"),
 )
@@ -49,22 +57,25 @@ define("mish", "T x", "return x * tanh(log1p(exp(x)));", F.mish)
 define(
     "hardtanh",
     "T x, T min_val, T max_val",
-    "if (x != x) return x; T y = x > min_val ? x : min_val; return y >= max_val ? max_val : y;",
+    unlike_cuda(
+        "T low = fuser_round<S>(min_val), high = fuser_round<S>(max_val);"
+        " T y = x < low ? low : x; return y > high ? high : y;",
+        "if (x != x) return x; T y = x > min_val ? x : min_val; return y >= max_val ? max_val : y;",
+    ),
     F.hardtanh,
     scalars=("min_val", "max_val"),
 )
 # Of a double, too, ATen's CUDA kernels take the sixth as a float; its CPU kernels divide.
-_GATE = (
-    "T y = x + T(3); y = y < T(0) ? T(0) : y; y = T(6) < y ? T(6) : y;"
-    f"\n#ifdef __CUDACC__\nT sixth = T(1.0f / 6.0f);\n#else\nT sixth = T({1 / 6!r});\n#endif\n"
-)
-define("hardsigmoid", "T x", f"{_GATE} return y * sixth;", F.hardsigmoid)
-define("hardswish", "T x", f"{_GATE} return x * y * sixth;", F.hardswish)
+_GATE = "T y = x + T(3); y = y < T(0) ? T(0) : y; y = T(6) < y ? T(6) : y;"
+_SIXTH = "T(1.0f / 6.0f)"
+define("hardsigmoid", "T x", _GATE + unlike_cuda("return y / T(6);", f"return y * {_SIXTH};"), F.hardsigmoid)
+define("hardswish", "T x", _GATE + unlike_cuda("return x * y / T(6);", f"return x * y * {_SIXTH};"), F.hardswish)
 # ATen's iterator has the operands in this order, which decides the strides of the result.
 define(
     "threshold_backward",
     "T x, T g, T threshold",
-    "return x <= threshold ? T(0) : g;",
+    # On CUDA it is a number of the dtype.
+    "\n#ifdef __CUDACC__\nthreshold = fuser_round<S>(threshold);\n#endif\nreturn x <= threshold ? T(0) : g;",
     lambda x, g, threshold: _ATEN.threshold_backward(g, x, threshold),
     kinds=REAL,
     scalars=("threshold",),
@@ -72,14 +83,14 @@ define(
 define(
     "sigmoid_backward",
     "T g, T y",
-    "return fuser_step<S>(g * fuser_step<S>(T(1) - y)) * y;",
+    "return fuser_half_step<S>(g * fuser_half_step<S>(T(1) - y)) * y;",
     _ATEN.sigmoid_backward,
 )
 # On the CPU as the GPU's compiler contracts it for float; without fma nearly all digits go where y is near 1.
 define(
     "tanh_backward",
     "T g, T y",
-    "\n#ifdef __CUDACC__\nreturn g * fuser_step<S>(T(1) - fuser_step<S>(y * y));\n"
+    "\n#ifdef __CUDACC__\nreturn g * fuser_round<S>(T(1) - fuser_round<S>(y * y));\n"
     "#else\nreturn g * fma(-y, y, T(1));\n#endif\n",
     _ATEN.tanh_backward,
 )
@@ -169,8 +180,10 @@ define(
 define(
     "log_sigmoid_backward",
     "T g, T x",
-    "bool is_low = x < T(0); T most = is_low ? T(1) : T(0); T sign = is_low ? T(1) : -T(1); T z = exp(-fabs(x));"
-    " return g * (most - sign * (z / (T(1) + z)));",
+    "bool is_low = x < T(0); T most = is_low ? T(1) : T(0); T sign = is_low ? T(1) : -T(1);"
+    # On the CPU the forward op has kept it in the dtype.
+    + unlike_cuda("T z = fuser_round<S>(exp(-fabs(x)));", "T z = exp(-fabs(x));")
+    + "return g * (most - sign * (z / (T(1) + z)));",
     # The buffer as torch has it: its exponential is not always torch.exp's.
     lambda g, x: _ATEN.log_sigmoid_backward(g, x, _ATEN.log_sigmoid_forward(x.detach())[1]),
 )
@@ -185,7 +198,8 @@ define(
 define(
     "softshrink",
     "T x, T lambd",
-    "T bound = fuser_round<S>(lambd); return x != x ? x : x > bound ? x - bound : x < -bound ? x + bound : T(0);",
+    unlike_cuda("T bound = lambd;", "T bound = fuser_round<S>(lambd);")
+    + "return x != x ? x : x > bound ? x - bound : x < -bound ? x + bound : T(0);",
     _ATEN.softshrink,
     scalars=("lambd",),
 )
@@ -200,7 +214,11 @@ define(
 define(
     "threshold",
     "T x, T threshold, T value",
-    "return x <= fuser_round<S>(threshold) ? fuser_round<S>(value) : x;",
+    unlike_cuda(
+        # What is compared is wider.
+        "return x <= threshold ? fuser_round<S>(value) : x;",
+        "return x <= fuser_round<S>(threshold) ? fuser_round<S>(value) : x;",
+    ),
     _ATEN.threshold,
     kinds=REAL,
     scalars=("threshold", "value"),

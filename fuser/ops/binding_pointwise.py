@@ -272,8 +272,8 @@ def _bind_softplus(input: Any, beta: Any = 1.0, threshold: Any = 20.0) -> OpCall
 
 
 def _bind_hardtanh(input: Any, min_val: Any = -1.0, max_val: Any = 1.0, inplace: bool = False) -> OpCall | None:  # noqa: A002
-    # torch has its own error for bounds in the wrong order.
-    is_refused = inplace or not (is_constant(min_val) and is_constant(max_val)) or min_val > max_val
+    # torch has its own error for bounds in the wrong order, and makes all elements NaN if one is.
+    is_refused = inplace or not (is_constant(min_val) and is_constant(max_val)) or not min_val <= max_val
     return None if is_refused else _call("hardtanh", input, min_val=min_val, max_val=max_val)
 
 

@@ -12,7 +12,18 @@ import torch
 
 from fuser.cxx.functor import parse_functor
 from fuser.function import Function, Promotion
-from fuser.ops.table import ANY_REAL, BITS, FLOAT, OPS, REAL, define, define_test, define_unary_float, parse_entry
+from fuser.ops.table import (
+    ANY_REAL,
+    BITS,
+    FLOAT,
+    OPS,
+    REAL,
+    define,
+    define_test,
+    define_unary_float,
+    parse_entry,
+    unlike_cuda,
+)
 
 
 def _eager_add(a: Any, b: Any, *, alpha: Any) -> Any:
@@ -28,11 +39,14 @@ def _eager_sub(a: Any, b: Any, *, minus_alpha: Any) -> Any:
 
 
 # --- arithmetic -------------------------------------------------------------------------------------------------
-define("add", "T a, T b, T alpha", "return a + alpha * b;", _eager_add, kinds=ANY_REAL, scalars=("alpha",))
+def _scaled_sum(alpha: str) -> str:
+    # On the CPU alpha is a number of the dtype.
+    return unlike_cuda(f"return fuser_multiply_add(fuser_round<S>({alpha}), b, a);", f"return a + {alpha} * b;")
+
+
+define("add", "T a, T b, T alpha", _scaled_sum("alpha"), _eager_add, kinds=ANY_REAL, scalars=("alpha",))
 # ATen adds with the negated alpha, and so do the bindings below.
-define(
-    "sub", "T a, T b, T minus_alpha", "return a + minus_alpha * b;", _eager_sub, kinds=REAL, scalars=("minus_alpha",)
-)
+define("sub", "T a, T b, T minus_alpha", _scaled_sum("minus_alpha"), _eager_sub, kinds=REAL, scalars=("minus_alpha",))
 define("mul", "T a, T b", "return a * b;", operator.mul, kinds=ANY_REAL)
 define("div", "T a, T b", "return a / b;", torch.div, kinds=ANY_REAL, promotion=Promotion.INT_TO_FLOAT)
 # ATen's CUDA kernel multiplies by the reciprocal, in double, when the divisor is one number; its CPU kernel divides.
@@ -76,8 +90,14 @@ define(
     numbers_have_layout=False,
 )
 # ATen has formulas for these exponents, and looks for the last three after it has rounded the exponent to the dtype.
-_ROUNDED_FIRST: dict[complex, str] = {2: "a * a", 3: "fuser_step<S>(a * a) * a", -2: "T(1) / fuser_step<S>(a * a)"}
+_ROUNDED_FIRST: dict[complex, str] = {
+    2: "a * a",
+    3: "fuser_bfloat16_step<S>(a * a) * a",
+    -2: "T(1) / fuser_bfloat16_step<S>(a * a)",
+}
 _POWERS: dict[complex, str] = {0: "T(1)", 1: "a", 0.5: "sqrt(a)", -0.5: "rsqrt(a)", -1: "T(1) / a", **_ROUNDED_FIRST}
+# Of a zero and of minus infinity, as pow itself.
+_ROOTS: dict[complex, str] = {0.5: "fabs(a)", -0.5: "T(1) / fabs(a)"}
 # Of an exponent that only a call knows.
 define(
     "pow_number",
@@ -98,7 +118,12 @@ def power_function(exponent: complex) -> Function:
     if exponent in _POWERS:
         # Entries' names tell derivatives which formula it is: aten_pow_minus_0_5.
         name = f"pow_{exponent:g}".replace("-", "minus_").replace(".", "_")
-        return replace(general, functor=parse_entry(name, "T a, T b", f"return {_POWERS[exponent]};"))
+        text = f"return {_POWERS[exponent]};"
+        if exponent in _ROOTS:
+            # Of half, ATen's CPU kernel has none.
+            is_other = "fuser_is_half<S> && (a == T(0) || a == -T(INFINITY))"
+            text = unlike_cuda(f"if ({is_other}) return {_ROOTS[exponent]}; {text}", text)
+        return replace(general, functor=parse_entry(name, "T a, T b", text))
     if any(abs(exponent - other) < 1 / 64 for other in _ROUNDED_FIRST):
         # In bfloat16 it may be one of them.
         return general
@@ -150,19 +175,30 @@ def _of_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
 define(
     "addcmul",
     "T a, T b, T c, T value",
-    # Times 1, ATen's kernel adds the product before it is rounded.
-    "T x = value == T(1) ? b : value; T y = value == T(1) ? c : b * c; return a + x * y;",
+    unlike_cuda(
+        "return fuser_multiply_add(value * b, c, a);",
+        # Times 1, ATen's kernel adds the product before it is rounded.
+        "T x = value == T(1) ? b : value; T y = value == T(1) ? c : b * c; return a + x * y;",
+    ),
     _of_tensors(torch.addcmul),
     kinds=REAL,
     scalars=("value",),
 )
 define(
-    "addcdiv", "T a, T b, T c, T value", "return a + value * (b / c);", _of_tensors(torch.addcdiv), scalars=("value",)
+    "addcdiv",
+    "T a, T b, T c, T value",
+    unlike_cuda("return a + value * b / c;", "return a + value * (b / c);"),
+    _of_tensors(torch.addcdiv),
+    scalars=("value",),
 )
 define(
     "lerp",
     "T a, T b, T weight",
-    "return fabs(weight) < T(0.5) ? a + weight * (b - a) : b - (b - a) * (T(1) - weight);",
+    unlike_cuda(
+        "bool is_small = fabs(weight) < T(0.5);"
+        " return fuser_multiply_add(is_small ? weight : weight - T(1), b - a, is_small ? a : b);",
+        "return fabs(weight) < T(0.5) ? a + weight * (b - a) : b - (b - a) * (T(1) - weight);",
+    ),
     torch.lerp,
     numbers_have_layout=False,
     same_dtypes=True,
@@ -224,19 +260,31 @@ define(
     "clamp",
     "T x, T low, T high",
     "if (x != x || low != low) return x != x ? x : low; T y = x > low ? x : low;"
-    " return high != high || y > high ? high : y;",
+    + unlike_cuda("return y < high ? y : high;", "return high != high || y > high ? high : y;"),
     torch.clamp,
     kinds=REAL,
     numbers_have_layout=False,
 )
 
 
+# What equals a bound stays as it is: a zero keeps its sign.
+_WITHIN_NUMBERS = {
+    "clamp": "T y = x < low || low != low ? low : x; return high < y || high != high ? high : y;",
+    "clamp_min": "return x < low || low != low ? low : x;",
+    "clamp_max": "return high < x || high != high ? high : x;",
+}
+
+
 @functools.cache
 def clamp_to_numbers(name: str) -> Function:
     """Return ``clamp``, ``clamp_min`` or ``clamp_max`` for bounds that are numbers.
 
-    The values are those of bounds that are tensors; the gradient at a bound is another one since torch 2.15.
+    On the CPU they take the other one of two equal zeros than tensors; the gradient at a bound is another one since
+    torch 2.15.
     """
     general = OPS[name].function
-    text = general.functor.source.replace(f"aten_{name}(", f"aten_{name}_number(")
-    return replace(general, functor=parse_functor(text))
+    head, _, body = general.functor.source.partition("{")
+    text = f"{head.replace(f'aten_{name}(', f'aten_{name}_number(')}{{"
+    return replace(
+        general, functor=parse_functor(text + unlike_cuda(_WITHIN_NUMBERS[name], body.rpartition("}")[0]) + "}")
+    )

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
 from fuser.ops.calls import Binder, OpCall, asking, is_constant, is_number, known_of, tensor_first
-from fuser.ops.table import ANY_REAL, FLOAT, OPS, REAL, define, define_test, op_call
+from fuser.ops.table import ANY_REAL, FLOAT, OPS, REAL, define, define_test, define_unary_float, op_call, unlike_cuda
 
 __all__ = ["further_functions", "further_methods"]
 
@@ -33,7 +33,7 @@ define(
     kinds=_INT,
 )
 define(
-    "div_trunc", "T a, T b", "return trunc(fuser_step<S>(a / b));", lambda a, b: torch.div(a, b, rounding_mode="trunc")
+    "div_trunc", "T a, T b", "return trunc(fuser_round<S>(a / b));", lambda a, b: torch.div(a, b, rounding_mode="trunc")
 )
 define("fmax", "T a, T b", "return fmax(a, b);", torch.fmax)
 define("fmin", "T a, T b", "return fmin(a, b);", torch.fmin)
@@ -50,6 +50,8 @@ for _name, _symbol in (("tril", "<="), ("triu", ">=")):
         unpromoted=("row", "column"),
         is_contiguous=True,
     )
+for _name, _factor in (("deg2rad", math.pi / 180), ("rad2deg", 180 / math.pi)):
+    define_unary_float(_name, f"return x * T({_factor!r});", getattr(torch, _name))
 define_test("signbit", "T x", "return signbit(x);", torch.signbit, FLOAT)
 define_test("isposinf", "T x", "return x == T(INFINITY);", torch.isposinf, FLOAT)
 define_test("isneginf", "T x", "return x == -T(INFINITY);", torch.isneginf, FLOAT)
@@ -63,7 +65,8 @@ define(
 define(
     "logit_backward",
     "T g, T x",
-    "return x < T(0) || x > T(1) ? T(NAN) : g / (x * (T(1) - x));",
+    unlike_cuda("T slope = fuser_round<S>(x * fuser_round<S>(T(1) - x));", "T slope = x * (T(1) - x);")
+    + "return x < T(0) || x > T(1) ? T(NAN) : g / slope;",
     _ATEN.logit_backward,
 )
 
@@ -73,7 +76,7 @@ def further_methods() -> dict[str, Binder]:
     left, right = _bind("left_shift"), _bind("right_shift")
     return {
         "bitwise_left_shift": left, "__lshift__": left, "bitwise_right_shift": right, "__rshift__": right,
-        "deg2rad": _bind_scaled(math.pi / 180), "rad2deg": _bind_scaled(180 / math.pi), "ldexp": _bind_ldexp,
+        "deg2rad": _bind_unary("deg2rad"), "rad2deg": _bind_unary("rad2deg"),
         "nan_to_num": _bind_nan_to_num, "hardshrink": _bind_shrink("hardshrink"),
     }  # fmt: skip
 
@@ -100,7 +103,6 @@ def further_functions() -> dict[Any, Binder]:
         operator.rshift: methods["__rshift__"],
         **{_overload(f"div.{kind}_mode"): _bind_div_mode for kind in ("Tensor", "Scalar")},
         **{_overload(f"{name}.default"): methods[name] for name in _OVERLOADED},
-        _ATEN.ldexp.Tensor: methods["ldexp"],
         F.softshrink: _bind_shrink("softshrink"),
         _ATEN.softshrink.default: _bind_shrink("softshrink"),
         _ATEN.hardshrink_backward.default: _bind_shrink_backward,
@@ -140,15 +142,11 @@ def _bind(name: str) -> Callable[..., OpCall | None]:
     return bind
 
 
-def _bind_scaled(factor: float) -> Callable[..., OpCall | None]:
+def _bind_unary(name: str) -> Callable[..., OpCall | None]:
     def bind(input: Any) -> OpCall | None:  # noqa: A002
-        return _call("mul", input, factor)
+        return _call(name, input)
 
     return bind
-
-
-def _bind_ldexp(input: Any, other: Any) -> OpCall | None:  # noqa: A002
-    return None if is_number(input) else _call("mul", input, _call("pow", 2.0, other))
 
 
 def _bind_div_mode(input: Any, other: Any, *, rounding_mode: Any = None) -> OpCall | None:  # noqa: A002

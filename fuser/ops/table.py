@@ -30,6 +30,7 @@ __all__ = [
     "op_call",
     "overloads",
     "parse_entry",
+    "unlike_cuda",
 ]
 
 
@@ -117,6 +118,14 @@ def parse_entry(name: str, parameters: str, body: str, scalars: tuple[str, ...] 
     template = "typename T, typename S = T" if "<S>" in body else "typename T"
     # The entry is named aten_*, so that it hides no C++ function its body calls.
     return parse_functor(f"template <{template}> {result} aten_{name}({parameters}) {{ {body} }}", scalars)
+
+
+def unlike_cuda(cpu: str, plain: str) -> str:
+    """Write statements in which ATen's CPU kernels differ from its CUDA kernels, whose formula is the plain one.
+
+    Whoever reads the text, to derive it say, reads the plain one.
+    """
+    return f"\n#ifdef FUSER_CPU\n{cpu}\n#else\n {plain}\n#endif\n"
 
 
 def define_unary_float(name: str, body: str, eager: Callable[..., Any]) -> None:

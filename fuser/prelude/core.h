@@ -146,15 +146,24 @@ struct fuser_counter {
   FUSER_INLINE void operator+=(int64_t offset) { first += offset; }
 };
 
-//@ fuser_step
-// ATen's CUDA kernels of some ops compute in the narrow dtype itself, and round every step to it; on the CPU a kernel
-// rounds its result alone.
-template <typename S, typename C> FUSER_INLINE C fuser_step(C v) {
-#ifdef __CUDACC__
-  return fuser_round<S>(v);
-#else
-  return v;
+//@ fuser_is_half fuser_is_bfloat16
+struct fuser_half;
+struct fuser_bfloat16;
+template <typename S> constexpr bool fuser_is_half = std::is_same_v<S, fuser_half>;
+template <typename S> constexpr bool fuser_is_bfloat16 = std::is_same_v<S, fuser_bfloat16>;
+
+//@ fuser_half_step fuser_bfloat16_step
+// ATen computes some ops in the narrow dtype itself, and rounds every step to it: its CUDA kernels in half and bfloat16,
+// its CPU kernels in one of them alone. Else a kernel rounds its result alone.
+template <typename S, bool is_narrow, typename C> FUSER_INLINE C fuser_step(C v) {
+#ifndef __CUDACC__
+  if constexpr (!is_narrow) return v;
 #endif
+  return fuser_round<S>(v);
+}
+template <typename S, typename C> FUSER_INLINE C fuser_half_step(C v) { return fuser_step<S, fuser_is_half<S>>(v); }
+template <typename S, typename C> FUSER_INLINE C fuser_bfloat16_step(C v) {
+  return fuser_step<S, fuser_is_bfloat16<S>>(v);
 }
 
 //@ min max

@@ -38,6 +38,9 @@ template <typename To, typename From> FUSER_INLINE To fuser_truncate(From v) {
 // gcc 12 vectorises no loop with an assignment of one struct to another.
 template <typename S> FUSER_INLINE void fuser_assign(S& to, const S& from) { __builtin_memcpy(&to, &from, sizeof to); }
 
+// Where torch's own ops differ between devices.
+#define FUSER_CPU
+
 // Kernels are compiled with -ffp-contract=off: there is nothing to hold apart.
 template <int use, typename C> FUSER_INLINE C fuser_isolate(C v) { return v; }
 

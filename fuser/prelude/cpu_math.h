@@ -82,6 +82,16 @@ FUSER_INLINE float fma(float x, float y, float z) { return __builtin_fmaf(x, y, 
 FUSER_INLINE double fma(double x, double y, double z) { return __builtin_fma(x, y, z); }
 FUSER_PROMOTE_3(fma)
 
+//@ fuser_multiply_add
+// In ops of torch's: the compiler of ATen's kernels contracts multiply-adds where the CPU has them, and this one none.
+template <typename T> FUSER_INLINE T fuser_multiply_add(T x, T y, T z) {
+#ifdef __FMA__
+  if constexpr (std::is_same_v<T, float>) return __builtin_fmaf(x, y, z);
+  if constexpr (std::is_same_v<T, double>) return __builtin_fma(x, y, z);
+#endif
+  return z + x * y;
+}
+
 //@ copysign copysignf
 FUSER_INLINE float copysignf(float x, float y) { return __builtin_copysignf(x, y); }
 FUSER_INLINE float copysign(float x, float y) { return __builtin_copysignf(x, y); }
@@ -129,8 +139,19 @@ FUSER_POWER(double, "2", "4", "8")
 #else
 template <typename T> FUSER_INLINE T fuser_any_power(T a, T b) { return fuser_powers(a, b); }
 #endif
+// ATen multiplies bfloat16 in bfloat16, and has no formula for roots of half.
 template <typename S, typename T> FUSER_INLINE T fuser_power(T a, T b) {
-  return __builtin_constant_p(b) ? fuser_powers(a, b) : fuser_any_power(a, fuser_exponent<S>(b));
+  const T e = __builtin_constant_p(b) ? b : fuser_exponent<S>(b);
+  const T power = __builtin_constant_p(b) ? fuser_powers(a, b) : fuser_any_power(a, e);
+  if constexpr (fuser_is_bfloat16<S>) {
+    const T square = fuser_round<S>(a * a);
+    return e == 3 ? square * a : e == -2 ? 1 / square : power;
+  }
+  if constexpr (fuser_is_half<S>) {
+    const T root = (a == 0) | (a == -INFINITY) ? fabs(a) : power;
+    return e == T(0.5) ? root : (e == T(-0.5)) & (root != power) ? 1 / root : power;
+  }
+  return power;
 }
 template <typename N, typename F> FUSER_INLINE void fuser_by_exponent(N n, F loop) {
   if constexpr (static_cast<N>(0.5) != 0) {
