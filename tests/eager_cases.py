@@ -824,6 +824,9 @@ CONSTRUCTS: tuple[Construct, ...] = (
         "return x * V;",
         "#if __cplusplus >= 201703L\n#define V 2\n#else\n#define V 3\n#endif",
     ),
+    one("fractions_cut_off", "return int(x);", is_total=False),
+    one("fractions_cut_off_in_parts", "int n[2] = {int(x), int(x * 2)}; T s = -n[0]; return s * n[1];", is_total=False),
+    one("chosen_by_bits", "int a = int(x), c = 3; return c ^ ((a ^ c) & -(a < c));", is_total=False),
     # Several arguments
     Construct("bool_entry", "template <typename T> bool f(T x, T y) { return x < y; }", tensors=2),
     Construct(
@@ -860,6 +863,12 @@ CONSTRUCTS: tuple[Construct, ...] = (
         "second_template_parameter",
         "template <typename T, typename U> T f(T x, U y) { return x / (U(1) + y * y); }",
         tensors=2,
+    ),
+    Construct(
+        "integers_of_elements",
+        "template <typename T> T f(T x, int n) { return -x * n; }",
+        tensors=2,
+        is_total=False,
     ),
     Construct("unused", "template <typename T> T f(T x, T y) { return x + T(1); }", tensors=2),
     Construct("constant_result", "template <typename T> T f(T x) { return T(2) / T(3); }"),
