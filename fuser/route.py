@@ -166,8 +166,14 @@ def run_below(spec: KernelSpec, launcher: Launcher, inputs: tuple[Any, ...]) -> 
 
 def find_route(inputs: Sequence[Any], *, below_autograd: bool = False) -> Routed:
     """Find the route of a call by its inputs and the modes that are on."""
+    # Before its class is asked: a class of nested or sparse tensors knows torch's operators, not fuser's; and before
+    # its tangent is: those of torch's batched tensors cannot be asked for.
+    kinds = [unusual_kind(item) if isinstance(item, torch.Tensor) else "" for item in inputs]
+    tensors = [item for item, kind in zip(inputs, kinds, strict=True) if isinstance(item, torch.Tensor) and not kind]
+    reason = next(filter(None, kinds), "")
     transformed = (
         not below_autograd
+        and not reason
         and is_transformed()
         and (
             # Inside torch.func's transforms nobody may ask for a tangent; without, a level of forward mode
@@ -177,10 +183,6 @@ def find_route(inputs: Sequence[Any], *, below_autograd: bool = False) -> Routed
             or _has_tangent(inputs)
         )
     )
-    # Before its class is asked: a class of nested or sparse tensors knows torch's operators, not fuser's.
-    kinds = [unusual_kind(item) if isinstance(item, torch.Tensor) else "" for item in inputs]
-    tensors = [item for item, kind in zip(inputs, kinds, strict=True) if isinstance(item, torch.Tensor) and not kind]
-    reason = next(filter(None, kinds), "")
     if not reason and not transformed and current() is None and _sees_operators(tensors):
         return Routed(Route.OPERATOR, list(inputs))
     resolved = iter([_resolve(item) for item in tensors])

@@ -740,6 +740,93 @@ CONSTRUCTS: tuple[Construct, ...] = (
         "#define SUM(...) add(__VA_ARGS__)\ntemplate <typename T> T add(T a, T b) { return a + b; }",
         dtypes=(torch.float32,),
     ),
+    one(
+        "namespaces_of_constants",
+        "int n = 9; return x * T(a::n) + T(c::n * n) + T(a::table[1]);",
+        "namespace a { constexpr int n = 2; constexpr double table[] = {1, 2.5}; } namespace c { "
+        "constexpr int n = 7; } "
+        "constexpr int n = 5; constexpr double table[] = {9, 9};",
+    ),
+    one(
+        "namespaces_of_functions",
+        "return a::g(x) + c::g(x) * 10 + T(a::h(1)) + exp(T(0)) + a::exp(x);",
+        "namespace a { double h(double v) { return v + 0.5; } template <typename T> T exp(T v) { return v * 4; } "
+        "template <typename T> T g(T v) { return exp(v) + 1; } } "
+        "namespace c { int h(int v) { return v * 2; } template <typename T> T g(T v) { return v * 2; } }",
+    ),
+    one(
+        "namespaces_in_each_other",
+        "namespace q = a::b; return q::g(x) * q::n + a::b::g(x) + a::h(x) + a::inner::n + a::m * a::open::m;",
+        "namespace a::b { constexpr int n = 3; template <typename T> T g(T v) { return v * n; } } "
+        "namespace a { constexpr int n = 11; template <typename T> T h(T v) { return b::g(v) * n; } "
+        "namespace inner { constexpr int n = 6; } inline namespace open { constexpr int m = 2; } }",
+    ),
+    one(
+        "namespaces_in_use",
+        "using a::k; return h(x) + g(x) * k;",
+        "namespace a { constexpr int k = 3; template <typename T> T g(T v) { return v * 100; } } "
+        "template <typename T> T h(T v) { using namespace a; return g(v); } template <typename T> T g(T "
+        "v) { return v + 1; }",
+    ),
+    one(
+        "namespaces_of_classes",
+        "a::P<T> p{x, 2}; a::Q<T> q(x); return norm(p) + (p + p).v * q.v + a::P<T>::by(x) + T(a::E::C) + T(a::B);",
+        "namespace a { constexpr int k = 4; enum E { A = 1, B = 5, C }; template <typename T> struct P { T u, v; "
+        "static T by(T w) { return w + k; } }; template <typename T> struct Q { T v; Q(T w) : v(w * 3) {} }; "
+        "template <typename T> T norm(P<T> p) { return p.u * p.u + p.v; } "
+        "template <typename T> P<T> operator+(P<T> p, P<T> q) { return {p.u + q.u, p.v + q.v}; } } "
+        "constexpr int k = 1;",
+    ),
+    one(
+        "arguments_of_templates_only",
+        "return x + g<int>(3) * 10 + g(3) + h<3>(2);",
+        "template <typename T> T g(T v) { return v + 1; } int g(int v) { return v * 7; } "
+        "template <int N> int h(int v) { return v + N; } int h(int v) { return v * 100; }",
+    ),
+    one(
+        "specialised_functions",
+        "return g<T>(x) + g<int>(3) + g('a') + h<0>() + h<5>();",
+        "template <typename T> T g(T v) { return v * 2; } template <> int g<int>(int v) { return v * 50; } "
+        "template <> char g(char v) { return v - 90; } "
+        "template <int N> int h() { return N; } template <> int h<0>() { return 77; }",
+    ),
+    one(
+        "specialised_classes",
+        "V<int> v{3}; return V<T>::get(x) + V<int>::get(3) + F<5>::value * g(v) + B<true>::n;",
+        "template <typename T> struct V { T a; static T get(T v) { return v * 2; } }; "
+        "template <> struct V<int> { int a; int b = 5; static int get(int v) { return v * 3; } }; "
+        "template <int N> struct F { static constexpr int value = N * F<N - 1>::value; }; "
+        "template <> struct F<0> { static constexpr int value = 1; }; "
+        "template <bool> struct B { static constexpr int n = 1; }; template <> struct B<true> { static "
+        "constexpr int n = 2; };"
+        "template <typename T> T g(V<T> v) { return v.a; }",
+    ),
+    one(
+        "constants_of_classes",
+        "S<T> s{{x, 1}}; return s.a[0] * S<T>::n + s.g() + K::a;",
+        "struct K { static constexpr int a = 3; }; template <typename T> struct S { static constexpr "
+        "int n = 2; T a[n]; "
+        "static constexpr double k[2] = {.5, .25}; T g() const { return T(a[1] * k[n - 1]); } };",
+    ),
+    one("class_in_a_function", "struct L { T a; int n; T g() const { return a * n; } }; L l{x, 3}; return l.g();"),
+    one(
+        "copies_of_a_lambda",
+        "int n = 0; auto g = [n]() mutable { return ++n; }; auto h = g; g(); g(); return x * g() + h();",
+    ),
+    one(
+        "assignments_before_commas",
+        "int i = 0; T c, a = x > 0 ? (i = 1, x) : (i = 2, -x); a *= (c = x, i += 1, c * i); return a + "
+        "(a <= 1, c != a);",
+    ),
+    one("keywords_as_functions", "return x + unsigned(3) / unsigned(2) + short(40000) + long(2.5) + signed(1.5);"),
+    one(
+        "version_of_the_language",
+        "return x * V;",
+        "#if __cplusplus >= 201703L\n#define V 2\n#else\n#define V 3\n#endif",
+    ),
+    one("fractions_cut_off", "return int(x);", is_total=False),
+    one("fractions_cut_off_in_parts", "int n[2] = {int(x), int(x * 2)}; T s = -n[0]; return s * n[1];", is_total=False),
+    one("chosen_by_bits", "int a = int(x), c = 3; return c ^ ((a ^ c) & -(a < c));", is_total=False),
     # Several arguments
     Construct("bool_entry", "template <typename T> bool f(T x, T y) { return x < y; }", tensors=2),
     Construct(
@@ -776,6 +863,12 @@ CONSTRUCTS: tuple[Construct, ...] = (
         "second_template_parameter",
         "template <typename T, typename U> T f(T x, U y) { return x / (U(1) + y * y); }",
         tensors=2,
+    ),
+    Construct(
+        "integers_of_elements",
+        "template <typename T> T f(T x, int n) { return -x * n; }",
+        tensors=2,
+        is_total=False,
     ),
     Construct("unused", "template <typename T> T f(T x, T y) { return x + T(1); }", tensors=2),
     Construct("constant_result", "template <typename T> T f(T x) { return T(2) / T(3); }"),

@@ -647,6 +647,10 @@ def test_batches_of_gradients() -> None:
     torch.testing.assert_close(rows, slope.diag())
     jacobian = torch.autograd.functional.jacobian(wave, x.detach(), vectorize=True)
     torch.testing.assert_close(jacobian, slope.diag())
+    # Batched tensors of torch's own, which cannot be asked for their tangents, as tangents.
+    options = {"vectorize": True, "strategy": "forward-mode"}
+    jacobian = torch.autograd.functional.jacobian(wave, x.detach(), **options)
+    torch.testing.assert_close(jacobian, slope.diag())
 
 
 def test_what_cannot_be_fused_is_differentiated_by_torch() -> None:

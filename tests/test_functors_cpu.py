@@ -29,6 +29,7 @@ from tiers import one_of_each
 
 import fuser
 from fuser.cpu import backend as cpu_backend
+from fuser.cpu.casts import cuts_off_fractions
 
 pytestmark = pytest.mark.cpu
 
@@ -253,3 +254,21 @@ def test_the_cpp_library_is_there_for_those_who_need_it() -> None:
     fuser.reset_stats()
     assert allocates(torch.arange(4.0)).tolist() == [0.0, 3.0, 12.0, 30.0]
     assert (fuser.stats()["launches"], fuser.stats()["fallbacks"]) == (1, {})
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("return int(x);", True),
+        ("long n = x; return x > 0 ? n : 2;", True),
+        ("int n = 3; for (int i = 0; i < n; ++i) x += i; return x * int(n);", False),
+        ("unsigned n = (unsigned)(int)x; n *= 0x846ca68bU; return T(n >> 8);", False),
+        ("int n = 0; while (x > 1) { x -= 1; ++n; } return int(x) + n;", True),
+        ("return x - floor(x);", False),
+    ],
+)
+def test_kernels_that_need_gcc_to_keep_casts(body: str, expected: bool) -> None:
+    # float(int(x)) is no trunc(x): of -0.3 it is 0. With the flag that says so, branches and floor do not vectorise.
+    function = fuser.jit_fn(f"template <typename T> T f(T x) {{ {body} }}").function.functor
+    assert cuts_off_fractions([function], "fuser_f0::f<float>(v0)") is expected
+    assert not cuts_off_fractions([function], "fuser_f0::f<int32_t>(v0)")

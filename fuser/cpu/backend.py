@@ -21,6 +21,7 @@ from fuser import counters
 from fuser._version import __version__
 from fuser.codegen import Dialect, KernelSource
 from fuser.config import config
+from fuser.cpu.casts import cuts_off_fractions
 from fuser.cpu.dialect import DIALECT
 from fuser.cpu.fused_kernel import CpuKernel
 from fuser.disk_cache import CacheKey, load_or_make, scratch_folder
@@ -36,6 +37,8 @@ CANDIDATES = ("g++", "c++", "clang++")
 # unrolled loops, and loops that data may end early.
 LARGE_TEXT = 24_000
 MANY_CONDITIONS = 32
+# Keeps g++ from making trunc(x) of float(int(x)).
+KEEPS_CASTS = "-ftrapping-math"
 # Warnings of undefined behaviour; gcc has some of them on without being asked, clang many others.
 _COMMON = ("-Wuninitialized", "-Wreturn-type", "-Wshift-count-overflow", "-Wshift-count-negative", "-Warray-bounds")
 _OF_GCC = ("-Wmaybe-uninitialized", "-Wreturn-local-addr", "-Woverflow", "-Waggressive-loop-optimizations")
@@ -89,7 +92,9 @@ class CpuBackend:
         # Without a compiler, a kernel that was compiled elsewhere will do.
         with suppress(CompilerNotFoundError, CompilerFailedError):
             compiler = find_compiler(config.cxx)
-            maker = (*compiler.command, compiler.version, *compiler.files, *kernel_flags(compiler, source))
+            # Which kernels have the flag for casts is looked up where they are compiled: texts decide.
+            flags = (*kernel_flags(compiler, source), KEEPS_CASTS)
+            maker = (*compiler.command, compiler.version, *compiler.files, *flags)
         key = CacheKey.build(("cpu", __version__, target, source.numerics, source.text), maker)
 
         def load(image: bytes) -> CpuKernel:
@@ -236,6 +241,8 @@ def build_image(source: KernelSource) -> bytes:
     check_may_compile(source)
     compiler = find_compiler(config.cxx)
     flags = kernel_flags(compiler, source)
+    if not compiler.is_clang and cuts_off_fractions(source.functors, source.text):
+        flags = (*flags, KEEPS_CASTS)
     counters.count("compiles")
     with _explained(compiler.command[0]), scratch_folder() as folder:
         target = folder / "kernel.so"

@@ -33,11 +33,11 @@ from fuser.cxx.nodes import (
     TypeSyntax,
     Unary,
 )
-from fuser.cxx.reader import TYPES, Piece, Pieces, Reader, describe, read_expression, read_list, take_apart
+from fuser.cxx.reader import STD, TYPES, Path, Piece, Pieces, Reader, describe, read_expression, read_list, take_apart
 from fuser.cxx.tree import field, find, has_word, named, parse_tree, text_of
 from fuser.errors import UntranslatableError
 
-__all__ = ["EXPRESSIONS", "read_again", "read_declarator", "read_type"]
+__all__ = ["EXPRESSIONS", "read_again", "read_declarator", "read_type", "template_arguments"]
 
 _SPELLED = {"and": "&&", "or": "||", "not": "!", "compl": "~", "bitand": "&", "bitor": "|", "xor": "^", "not_eq": "!="}
 _CASTS = frozenset({"static_cast", "reinterpret_cast", "const_cast", "dynamic_cast"})
@@ -70,7 +70,7 @@ def _type_descriptor(reader: Reader, node: tree_sitter.Node) -> TypeSyntax:
 
 
 def _named_type(reader: Reader, node: tree_sitter.Node) -> NamedType:
-    return NamedType(reader.place(node), " ".join(text_of(node).split()))
+    return NamedType(reader.place(node), reader.spell(" ".join(text_of(node).split())))
 
 
 def _placeholder(reader: Reader, node: tree_sitter.Node) -> NamedType:
@@ -80,7 +80,7 @@ def _placeholder(reader: Reader, node: tree_sitter.Node) -> NamedType:
 
 
 def _template_type(reader: Reader, node: tree_sitter.Node) -> NamedType:
-    return NamedType(reader.place(node), text_of(field(node, "name")), _template_arguments(reader, node))
+    return NamedType(reader.place(node), reader.spell(text_of(field(node, "name"))), template_arguments(reader, node))
 
 
 def _inner_type(reader: Reader, node: tree_sitter.Node) -> TypeSyntax:
@@ -89,29 +89,50 @@ def _inner_type(reader: Reader, node: tree_sitter.Node) -> TypeSyntax:
 
 
 def _qualified_type(reader: Reader, node: tree_sitter.Node) -> TypeSyntax:
-    outer, name = _outer_type(reader, node), field(node, "name")
-    return (
-        read_type(reader, name) if outer is None else NamedType(outer.place, outer.name, outer.arguments, text_of(name))
-    )
+    path, outer, name = _split(reader, node)
+    if outer is not None:
+        return NamedType(outer.place, outer.name, outer.arguments, text_of(name))
+    return _type_in(reader, name, path)
 
 
-def _outer_type(reader: Reader, node: tree_sitter.Node) -> NamedType | None:
-    # What stands before the last ``::``, as in ``std::enable_if<c, T>::type``; None for a namespace or nothing.
-    scope = node.child_by_field_name("scope")
-    if scope is None or text_of(scope) in reader.namespaces:
-        return None
-    outer = read_type(reader, scope)
-    assert isinstance(outer, NamedType), "a name comes before ::"
-    return outer
+def _split(reader: Reader, node: tree_sitter.Node) -> tuple[Path | None, NamedType | None, tree_sitter.Node]:
+    # ``a::b::S<T>::v`` into the namespace, the type before the last name, None for none, and the last name.
+    path: Path | None = None
+    while node.type == "qualified_identifier":
+        scope, name = node.child_by_field_name("scope"), field(node, "name")
+        inner = () if scope is None else reader.find_namespace(text_of(scope), path)
+        if scope is not None and inner is None:
+            return path, _type_in(reader, scope, path), name
+        path, node = inner, name
+    if path == () and any(text_of(node) in scope for scope in reader.scopes[1:]):
+        raise reader.refuse(node, f"::{text_of(node)}, which another {text_of(node)} hides,")
+    return path, None, node
 
 
-def _template_arguments(reader: Reader, node: tree_sitter.Node) -> tuple[TypeSyntax | Expression, ...]:
+def _type_in(reader: Reader, node: tree_sitter.Node, path: Path | None) -> NamedType:
+    # A type's name, in a namespace.
+    if path is None or node.type not in {*_NAMES, "template_type", "template_function"}:
+        found = read_type(reader, node)
+        assert isinstance(found, NamedType), "a name comes before and after ::"
+        return found
+    arguments = template_arguments(reader, node)
+    return NamedType(reader.place(node), reader.spell(_template_name(node), path), arguments)
+
+
+def _template_name(node: tree_sitter.Node) -> str:
+    # Without template arguments.
+    return text_of(field(node, "name") if node.type in {"template_type", "template_function"} else node)
+
+
+def template_arguments(reader: Reader, node: tree_sitter.Node) -> tuple[TypeSyntax | Expression, ...]:
+    """Read what stands between ``<`` and ``>``; nothing for a name without them."""
     return tuple(
         read_type(reader, item) if _names_type(reader, item) else read_expression(reader, item)
         for item in named(node.child_by_field_name("arguments"))
     )
 
 
+_NAMES = frozenset({"identifier", "type_identifier", "namespace_identifier"})
 _READ_TYPE: Mapping[str, Callable[[Reader, tree_sitter.Node], TypeSyntax]] = {
     "type_descriptor": _type_descriptor,
     "primitive_type": _named_type,
@@ -141,11 +162,12 @@ def _names_type(reader: Reader, node: tree_sitter.Node) -> bool:
             name = text_of(field(node, "name"))
             return reader.kind(name) == "type" or name.endswith("_t")
         case "qualified_identifier":
-            inner, scope = field(node, "name"), node.child_by_field_name("scope")
-            if scope is not None and text_of(scope) not in reader.namespaces:
+            path, outer, inner = _split(reader, node)
+            if outer is not None:
                 return text_of(inner) in {"type", "value_type"}
-            is_plain = inner.type in {"identifier", "type_identifier"}
-            return text_of(inner) in TYPES or (not is_plain and _names_type(reader, inner))
+            if path != STD:
+                return reader.kind(_template_name(inner), path) == "type"
+            return text_of(inner) in TYPES or (inner.type not in _NAMES and _names_type(reader, inner))
     return node.type in _READ_TYPE
 
 
@@ -228,21 +250,28 @@ def _call(reader: Reader, node: tree_sitter.Node) -> Expression | Pieces:
         name = text_of(field(function, "name"))
         if reader.kind(name) == "value":
             # a < b && c > (d), taken for a call of the template a<b && c>.
-            found: Pieces = [Name(place, name)]
+            found: Pieces = [Name(place, reader.spell(name))]
             for child in named(field(function, "arguments")):
                 found.append(Piece(reader.place(child), "," if len(found) > 1 else "<"))
                 found += [_name(reader, child)] if child.type == "type_descriptor" else take_apart(reader, child)
             return [*found, Piece(reader.place(arguments), ">"), _joined(reader, arguments)]
         if name in _CASTS:
-            (kind,) = _template_arguments(reader, function)
+            (kind,) = template_arguments(reader, function)
             assert isinstance(kind, TypeSyntax), "a cast names a type"
             return Cast(place, kind, read_list(reader, arguments))
     if _names_type(reader, function):
         return Cast(place, read_type(reader, function), read_list(reader, arguments))
     callee = read_expression(reader, function)
-    if isinstance(callee, Name) and not callee.member and reader.kind(callee.name) not in {"function", "value"}:
+    is_unknown = isinstance(callee, Name) and not callee.member and not _is_declared(reader, callee.name)
+    if isinstance(callee, Name) and is_unknown:
         reader.externals.setdefault(callee.name, callee.place)
     return Call(place, callee, read_list(reader, arguments))
+
+
+def _is_declared(reader: Reader, name: str) -> bool:
+    # Whether a function or value has the name; the function may stand in the namespace of an argument's type.
+    is_in_namespace = any(full.endswith(f"::{name}") for full in reader.scopes[0])
+    return is_in_namespace or reader.kind(name) in {"function", "value"}
 
 
 def _joined(reader: Reader, arguments: tree_sitter.Node) -> Expression:
@@ -257,7 +286,7 @@ def _joined(reader: Reader, arguments: tree_sitter.Node) -> Expression:
 
 
 def _name(reader: Reader, node: tree_sitter.Node) -> Name:
-    return Name(reader.place(node), text_of(node).strip())
+    return Name(reader.place(node), reader.spell(text_of(node).strip()))
 
 
 def _taken_for_type(reader: Reader, node: tree_sitter.Node) -> Expression:
@@ -268,18 +297,15 @@ def _taken_for_type(reader: Reader, node: tree_sitter.Node) -> Expression:
 
 
 def _template(reader: Reader, node: tree_sitter.Node) -> Name:
-    return Name(reader.place(node), text_of(field(node, "name")), _template_arguments(reader, node))
+    return Name(reader.place(node), reader.spell(text_of(field(node, "name"))), template_arguments(reader, node))
 
 
 def _qualified(reader: Reader, node: tree_sitter.Node) -> Name:
-    outer, name, scope = _outer_type(reader, node), field(node, "name"), node.child_by_field_name("scope")
+    path, outer, name = _split(reader, node)
+    place = reader.place(node)
     if outer is not None:
-        return Name(reader.place(node), outer.name, outer.arguments, member=text_of(name))
-    found = read_expression(reader, name)
-    if not isinstance(found, Name):  # pragma: no cover - the grammar has names there
-        raise reader.refuse(node, describe(node))
-    is_std = scope is not None and text_of(scope) == "std"
-    return Name(reader.place(node), found.name, found.arguments, is_std, found.member)
+        return Name(place, outer.name, outer.arguments, member=text_of(name))
+    return Name(place, reader.spell(_template_name(name), path), template_arguments(reader, name), path == STD)
 
 
 def _assignment(reader: Reader, node: tree_sitter.Node) -> Assign:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import tree_sitter
 
-from fuser.cxx.preprocess import MappedText, Place, Preprocessed, Problem, preprocess
+from fuser.cxx.preprocess import MappedText, Place, Preprocessed, Problem, preprocess, tokenize
 from fuser.cxx.tree import field as field_of
 from fuser.cxx.tree import find, function_declarator, named, parse_tree, text_of, trailing_type
 from fuser.errors import FunctorError, describe_place, suggest
@@ -225,7 +225,45 @@ def _parse(source: str, scalars: tuple[str, ...], num_outputs: int) -> Functor:
 def read_text(source: str) -> Reading:
     """Preprocess and parse a text; whoever wants to know something of it begins here."""
     preprocessed = preprocess(source)
-    return Reading(preprocessed, parse_tree(preprocessed.expanded.text))
+    tree = parse_tree(preprocessed.expanded.text)
+    if tree.root_node.has_error:
+        expanded = _put_in_parentheses(preprocessed.expanded)
+        if expanded is not preprocessed.expanded:
+            return Reading(preprocessed._replace(expanded=expanded), parse_tree(expanded.text))
+    return Reading(preprocessed, tree)
+
+
+# Words that parentheses around an expression may follow.
+_BEFORE_EXPRESSIONS = frozenset({"return", "case", "else", "do", "and", "or", "not"})
+
+
+def _put_in_parentheses(text: MappedText) -> MappedText:
+    # The assignments before and after commas: ``(i = 1, x)``, which the parser does not know, is ``((i = 1), x)``.
+    inserted: list[tuple[int, str]] = []
+    # Of each bracket that is open: whether it may hold a comma operator, whether it holds a comma; where its last item
+    # begins and whether that assigns; the items before it that do.
+    opened: list[tuple[bool, bool, int, bool, list[tuple[int, int]]]] = []
+    before, at = "", 0
+    for token in tokenize(text.text):
+        start, at = at, at + len(token.text)
+        if token.kind in {"space", "comment"}:
+            continue
+        if token.text in {"(", "[", "{"}:
+            is_call = before in {")", "]", ">"} or (before.isidentifier() and before not in _BEFORE_EXPRESSIONS)
+            opened.append((token.text == "(" and not is_call, False, at, False, []))
+        elif opened and token.text in {",", ")", "]", "}"}:
+            may, has_comma, begin, assigns, items = opened.pop()
+            items = [*items, (begin, start)] if assigns else items
+            if token.text == ",":
+                opened.append((may, True, at, False, items))
+            elif may and has_comma:
+                inserted += [place for begin, end in items for place in ((begin, "("), (end, ")"))]
+        elif opened and token.text.endswith("=") and token.text not in {"==", "!=", "<=", ">="}:
+            opened[-1] = (*opened[-1][:3], True, opened[-1][4])
+        before = token.text
+    for place, bracket in sorted(inserted, reverse=True):
+        text = text.replace(place, place, bracket)
+    return text
 
 
 @lru_cache(maxsize=4096)

@@ -286,3 +286,5 @@ class FunctionDefinition(Node):
     result: TypeSyntax
     # None: only declared.
     body: Block | None
+    # Of ``template <> int f<int>(int x)``: the template arguments that are written; None: no specialisation.
+    special: tuple[TypeSyntax | Expression, ...] | None = None

@@ -292,6 +292,8 @@ class _Preprocessor:
         known = re.sub(_DEFINED, lambda found: str(int((found[1] or found[2]) in {*self.macros, *_PREDEFINED})), rest)
         expanded = "".join(item.text for item in self.expand(list(tokenize(known)), frozenset()))
         text = re.sub(r"(\d)[uUlL]+\b", r"\1", expanded)
+        # All compilers say the same of it: kernels are C++17.
+        text = re.sub(r"\b__cplusplus\b", "201703", text)
         text = re.sub(r"\b(?!true\b)[A-Za-z_]\w*", "0", text).replace("true", "1")
         text = re.sub(r"!(?!=)", " not ", text.replace("&&", " and ").replace("||", " or ")).replace("/", "//")
         if not all(re.fullmatch(_ARITHMETIC, part) for part in re.split(r"(and|or|not)", text)):

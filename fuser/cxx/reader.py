@@ -10,20 +10,38 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import tree_sitter
 
+from fuser.cxx.functor import MATH_FUNCTIONS
 from fuser.cxx.nodes import Binary, Cast, Expression, FunctionDefinition, Node, Statement, TypeSyntax, Unary
 from fuser.cxx.preprocess import MappedText, Place
 from fuser.cxx.tree import named, text_of
 from fuser.errors import UntranslatableError
 
-__all__ = ["TYPES", "Grammar", "Piece", "Pieces", "Reader", "describe", "read_expression", "read_list", "take_apart"]
+__all__ = [
+    "STD",
+    "TYPES",
+    "Grammar",
+    "Piece",
+    "Pieces",
+    "Reader",
+    "describe",
+    "read_expression",
+    "read_list",
+    "take_apart",
+]
 
-# Type names that are no keywords. A functor's own names come first.
+# Type names that are no keywords, and keywords that the parser takes for names where parentheses follow. A functor's
+# own names come first.
 TYPES = frozenset(
-    "int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t size_t ptrdiff_t complex nullptr_t".split()
+    "int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t size_t ptrdiff_t complex nullptr_t "
+    "short long signed unsigned".split()
 )
+# A namespace: its names from the outside in.
+Path = tuple[str, ...]
+STD: Path = ("std",)
 # How tightly binary operators bind, loosest first.
 _PRECEDENCE = {
     operator: level
@@ -59,15 +77,29 @@ class Grammar:
     statements: Mapping[str, Callable[[Reader, tree_sitter.Node], Statement | list[Statement]]]
 
 
+class Meaning(NamedTuple):
+    """What a name stands for."""
+
+    # "type", "function" or "value".
+    kind: str
+    # The one name that a program has for it: with its namespaces, ``a::b::name``, if it is declared outside functions.
+    name: str
+
+
 @dataclass(slots=True, eq=False)
 class Reader:
     """What a reading knows at some point of a text."""
 
     expanded: MappedText
     grammar: Grammar
-    # Innermost last; what each name stands for: "type", "function" or "value".
-    scopes: list[dict[str, str]] = field(default_factory=lambda: [dict.fromkeys(TYPES, "type")])
-    namespaces: set[str] = field(default_factory=lambda: {"std"})
+    # Innermost last; the first one, outside functions, by names with their namespaces.
+    scopes: list[dict[str, Meaning]] = field(
+        default_factory=lambda: [{name: Meaning("type", name) for name in sorted(TYPES)}]
+    )
+    # The namespace that is read, every one that there is by its name with those around it, and those in use.
+    path: Path = ()
+    namespaces: dict[str, Path] = field(default_factory=lambda: {"std": STD})
+    used: list[Path] = field(default_factory=list)
     # Functions that are defined outside of classes, by name.
     functions: dict[str, list[FunctionDefinition]] = field(default_factory=dict)
     # Functions that are called and declared nowhere.
@@ -87,18 +119,55 @@ class Reader:
     def scope(self) -> Iterator[None]:
         """Forget the names declared inside."""
         self.scopes.append({})
+        count = len(self.used)
         try:
             yield
         finally:
             self.scopes.pop()
+            del self.used[count:]
 
-    def declare(self, name: str, kind: str) -> None:
-        """Note what a name stands for from here on."""
-        self.scopes[-1][name] = kind
+    def declare(self, name: str, kind: str, known: str = "") -> None:
+        """Note what a name stands for from here on; ``known``: its name in the program, if that is another."""
+        full = self.qualify(name)
+        self.scopes[-1][full] = Meaning(kind, known or full)
 
-    def kind(self, name: str) -> str:
+    def qualify(self, name: str) -> str:
+        """Return a program's name for what is declared here; operators are found wherever they are."""
+        is_outside = len(self.scopes) == 1 and not name.startswith("operator")
+        return "::".join((*self.path, name)) if is_outside else name
+
+    def find(self, name: str, path: Path | None = None) -> Meaning | None:
+        """Return what a name stands for, here or in a namespace; None when nobody declared it."""
+        if path is not None:
+            return self.scopes[0].get("::".join((*path, name)))
+        inside = next((scope[name] for scope in reversed(self.scopes[1:]) if name in scope), None)
+        if inside is not None:
+            return inside
+        # Of two functions that fit alike, C++ takes the one that is no template: that of its own.
+        used = [] if name in MATH_FUNCTIONS else self.used
+        found = (self.find(name, around) for around in (*self._around(), *used))
+        return next(filter(None, found), None)
+
+    def find_namespace(self, name: str, path: Path | None = None) -> Path | None:
+        """Return the namespace that a name stands for, here or in a namespace; None if it is none."""
+        places = [*self._around(), *self.used] if path is None else [path]
+        return next(filter(None, (self.namespaces.get("::".join((*around, name))) for around in places)), None)
+
+    def kind(self, name: str, path: Path | None = None) -> str:
         """Return what a name stands for; empty when nobody declared it."""
-        return next((scope[name] for scope in reversed(self.scopes) if name in scope), "")
+        found = self.find(name, path)
+        return "" if found is None else found.kind
+
+    def spell(self, name: str, path: Path | None = None) -> str:
+        """Return a program's name for what a name stands for."""
+        found = self.find(name, path)
+        if found is not None:
+            return found.name
+        return "::".join((*path, name)) if path and path != STD else name
+
+    def _around(self) -> Iterator[Path]:
+        # The namespace that is read, and those around it.
+        return (self.path[:depth] for depth in range(len(self.path), -1, -1))
 
 
 def read_expression(reader: Reader, node: tree_sitter.Node) -> Expression:

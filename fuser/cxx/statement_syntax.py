@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 
 import tree_sitter
 
 from fuser.cxx.expression_syntax import read_again, read_declarator, read_type
 from fuser.cxx.nodes import Block, Expression, InitList, Name, ReferenceType, Statement, TypeSyntax
-from fuser.cxx.reader import Reader, describe, read_expression
+from fuser.cxx.reader import Path, Reader, describe, read_expression
 from fuser.cxx.statements import (
     Break,
     Condition,
@@ -29,7 +30,7 @@ from fuser.cxx.tree import field, has_word, named, text_of
 __all__ = ["IGNORED", "STATEMENTS", "read_block", "read_declarators", "read_optional", "read_statements"]
 
 # What means nothing here.
-IGNORED = ("comment", ";", "using_declaration", "static_assert_declaration", "empty_statement", "attribute_declaration")
+IGNORED = ("comment", ";", "static_assert_declaration", "empty_statement", "attribute_declaration")
 
 
 def read_statements(reader: Reader, nodes: Iterable[tree_sitter.Node]) -> list[Statement]:
@@ -95,7 +96,7 @@ def _declarator(
         (found,) = found.values
     for item in names or (name,):
         reader.declare(item, "value")
-    return Declarator(place, name, spelled, found, names)
+    return Declarator(place, reader.qualify(name), spelled, found, names)
 
 
 def _constructed(reader: Reader, node: tree_sitter.Node, base: TypeSyntax) -> Declarator:
@@ -106,7 +107,7 @@ def _constructed(reader: Reader, node: tree_sitter.Node, base: TypeSyntax) -> De
     values = read_again(reader, text_of(parameters), parameters.start_byte)
     reader.declare(text_of(name), "value")
     value = values[0] if len(values) == 1 else InitList(reader.place(parameters), values)
-    return Declarator(reader.place(node), text_of(name), base, value)
+    return Declarator(reader.place(node), reader.qualify(text_of(name)), base, value)
 
 
 def _declaration(reader: Reader, node: tree_sitter.Node) -> list[Statement]:
@@ -198,9 +199,40 @@ def _one_line(node: tree_sitter.Node) -> str:
     return " ".join(text_of(node).split())
 
 
+def _using(reader: Reader, node: tree_sitter.Node) -> list[Statement]:
+    *outer, name = re.split(r"\s*::\s*", text_of(next(named(node))))
+    path = _namespace_of(reader, outer)
+    if has_word(node, "namespace"):
+        used = reader.find_namespace(name, path)
+        reader.used += [] if used is None else [used]
+    elif path is not None and (found := reader.find(name, path)) is not None:
+        reader.declare(name, found.kind, found.name)
+    return []
+
+
+def _namespace_alias(reader: Reader, node: tree_sitter.Node) -> list[Statement]:
+    name, target = named(node)
+    path = _namespace_of(reader, re.split(r"\s*::\s*", text_of(target)))
+    if path is None:
+        raise reader.refuse(target, f"the namespace {text_of(target)!r}")
+    reader.namespaces["::".join((*reader.path, text_of(name)))] = path
+    return []
+
+
+def _namespace_of(reader: Reader, names: Iterable[str]) -> Path | None:
+    path: Path | None = None
+    for name in filter(None, names):
+        path = reader.find_namespace(name, path)
+        if path is None:
+            return None
+    return path
+
+
 # But what declares types, which may hold functions.
 STATEMENTS: Mapping[str, Callable[[Reader, tree_sitter.Node], Statement | list[Statement]]] = {
     **dict.fromkeys(IGNORED, lambda _reader, _node: []),
+    "using_declaration": _using,
+    "namespace_alias_definition": _namespace_alias,
     "compound_statement": read_block,
     "expression_statement": _expression,
     "declaration": _declaration,

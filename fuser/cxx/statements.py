@@ -136,12 +136,20 @@ class Return(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Struct(Statement):
-    """A class without bases: its fields, in order, and its functions."""
+    """A class without bases: its fields, in order, its functions, and its constants, which are no part of an object."""
 
     name: str
     template: tuple[TemplateParameter, ...]
     fields: tuple[Declarator, ...]
     functions: tuple[FunctionDefinition, ...]
+    constants: tuple[Declarator, ...] = ()
+    # Of ``template <> struct S<int> {...}``: the template arguments; None: no specialisation.
+    special: tuple[TypeSyntax | Expression, ...] | None = None
+
+    @property
+    def constructors(self) -> tuple[FunctionDefinition, ...]:
+        """Return the functions that have its name."""
+        return tuple(item for item in self.functions if item.name == self.name.rpartition("::")[2])
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 
 import tree_sitter
 
-from fuser.cxx.expression_syntax import EXPRESSIONS, read_declarator, read_type
+from fuser.cxx.expression_syntax import EXPRESSIONS, read_declarator, read_type, template_arguments
 from fuser.cxx.functor import Functor, read_text
 from fuser.cxx.nodes import (
     Assign,
     Block,
     Capture,
+    Expression,
     FunctionDefinition,
     InitList,
     Lambda,
@@ -22,6 +24,7 @@ from fuser.cxx.nodes import (
     Parameter,
     Statement,
     TemplateParameter,
+    TypeSyntax,
 )
 from fuser.cxx.reader import Grammar, Reader, read_list
 from fuser.cxx.statement_syntax import IGNORED, STATEMENTS, read_block, read_declarators, read_optional, read_statements
@@ -66,9 +69,16 @@ def _read_outside(reader: Reader, parent: tree_sitter.Node) -> list[Statement]:
 
 def _namespace(reader: Reader, node: tree_sitter.Node) -> list[Statement]:
     name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
-    if name is not None:
-        reader.namespaces.add(text_of(name))
-    return [] if body is None else _read_outside(reader, body)
+    before, count = reader.path, len(reader.used)
+    for inner in [] if name is None else text_of(name).split("::"):
+        full = (*reader.path, inner.strip())
+        # Of an inline namespace the one around it has all names.
+        reader.path = reader.path if has_word(node, "inline") else full
+        reader.namespaces["::".join(full)] = reader.path
+    found = [] if body is None else _read_outside(reader, body)
+    reader.path = before
+    del reader.used[count:]
+    return found
 
 
 def _declaration(reader: Reader, node: tree_sitter.Node) -> list[Statement]:
@@ -80,21 +90,37 @@ def _declaration(reader: Reader, node: tree_sitter.Node) -> list[Statement]:
     return []
 
 
+def _specialisation(
+    reader: Reader, name: tree_sitter.Node | None, template: tuple[TemplateParameter, ...]
+) -> tuple[TypeSyntax | Expression, ...] | None:
+    # The template arguments that a specialisation writes, of a template that has no parameters left.
+    is_template = name is not None and name.type in {"template_function", "template_type"}
+    if name is not None and is_template and template:
+        raise reader.refuse(name, "a partial specialisation")
+    return template_arguments(reader, name) if name is not None and is_template else None
+
+
 def _template(reader: Reader, node: tree_sitter.Node) -> list[Statement]:
     inner, found = node.named_children[-1], []
     declarator = function_declarator(inner)
+    name = "" if declarator is None else _function_name(reader, declarator)
     if declarator is not None:
-        reader.declare(_function_name(reader, declarator), "function")
+        reader.declare(name, "function")
+    full = reader.qualify(name or _struct_name(inner))
     with reader.scope():
         template = _template_parameters(reader, node.child_by_field_name("parameters"))
-        if inner.type == "function_definition":
-            _define(reader, inner, template)
+        if declarator is not None and inner.type == "function_definition":
+            function = _function(reader, inner, full, template)
+            special = _specialisation(reader, field(declarator, "declarator"), template)
+            special = () if special is None and not template else special
+            reader.functions.setdefault(full, []).append(replace(function, special=special))
         elif inner.type in {"struct_specifier", "class_specifier"}:
-            found = [_struct(reader, inner, template)]
+            special = _specialisation(reader, inner.child_by_field_name("name"), template)
+            found = [replace(_struct(reader, inner, full, template), special=special)]
         elif declarator is None:
             raise reader.refuse(node, f"a template of a {inner.type.replace('_', ' ')}")
-    for struct in found:
-        reader.declare(struct.name, "type")
+    for _ in found:
+        reader.declare(_struct_name(inner), "type")
     return [*found]
 
 
@@ -118,27 +144,32 @@ def _template_parameters(reader: Reader, node: tree_sitter.Node | None) -> tuple
     return tuple(found)
 
 
-def _define(reader: Reader, node: tree_sitter.Node, template: tuple[TemplateParameter, ...] = ()) -> list[Statement]:
-    function = _function(reader, node, template)
-    reader.functions.setdefault(function.name, []).append(function)
+def _define(reader: Reader, node: tree_sitter.Node) -> list[Statement]:
+    declarator = function_declarator(node)
+    if declarator is None:
+        raise reader.refuse(node, "this function")
+    name = _function_name(reader, declarator)
+    reader.declare(name, "function")
+    full = reader.qualify(name)
+    reader.functions.setdefault(full, []).append(_function(reader, node, full))
     return []
 
 
 def _function_name(reader: Reader, declarator: tree_sitter.Node) -> str:
     name = field(declarator, "declarator")
+    if name.type == "template_function":
+        return text_of(field(name, "name"))
     if name.type not in {"identifier", "field_identifier", "operator_name"}:
         raise reader.refuse(name, f"the function name {text_of(name)!r}")
     return text_of(name)
 
 
 def _function(
-    reader: Reader, node: tree_sitter.Node, template: tuple[TemplateParameter, ...] = ()
+    reader: Reader, node: tree_sitter.Node, name: str, template: tuple[TemplateParameter, ...] = ()
 ) -> FunctionDefinition:
     declarator, body = function_declarator(node), node.child_by_field_name("body")
     if declarator is None or body is None or body.type != "compound_statement":
         raise reader.refuse(node, "this function")
-    name = _function_name(reader, declarator)
-    reader.declare(name, "function")
     with reader.scope():
         parameters = _parameters(reader, declarator)
         kind = trailing_type(declarator) or node.child_by_field_name("type")
@@ -201,12 +232,23 @@ def _capture(reader: Reader, node: tree_sitter.Node) -> Capture:
     return Capture(reader.place(node), name, by_reference, read_optional(reader, node.child_by_field_name("right")))
 
 
-def _struct(reader: Reader, node: tree_sitter.Node, template: tuple[TemplateParameter, ...] = ()) -> Struct:
-    name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
-    if name is None or body is None or any(child.type == "base_class_clause" for child in node.children):
+def _struct_name(node: tree_sitter.Node) -> str:
+    # Without template arguments; nothing for what is no class with a name.
+    name = node.child_by_field_name("name")
+    return "" if name is None else text_of(name.child_by_field_name("name") or name)
+
+
+def _plain_struct(reader: Reader, node: tree_sitter.Node) -> Struct:
+    return _struct(reader, node, reader.qualify(_struct_name(node)))
+
+
+def _struct(reader: Reader, node: tree_sitter.Node, full: str, template: tuple[TemplateParameter, ...] = ()) -> Struct:
+    body = node.child_by_field_name("body")
+    if not _struct_name(node) or body is None or any(child.type == "base_class_clause" for child in node.children):
         raise reader.refuse(node, "a class without a name or with bases")
-    reader.declare(text_of(name), "type")
+    reader.declare(_struct_name(node), "type", full)
     fields: list[Declarator] = []
+    constants: list[Declarator] = []
     members: list[tree_sitter.Node] = []
     with reader.scope():
         for child in named(body):
@@ -214,15 +256,23 @@ def _struct(reader: Reader, node: tree_sitter.Node, template: tuple[TemplatePara
             if any(part.type == "bitfield_clause" for part in child.children):
                 raise reader.refuse(child, "a bit field")
             if child.type == "field_declaration" and declarator is None:
-                fields += read_declarators(reader, child)
+                is_constant = any(text_of(part) == "static" for part in child.children)
+                (constants if is_constant else fields).extend(read_declarators(reader, child))
             elif child.type == "function_definition":
                 if declarator is not None:
                     reader.declare(_function_name(reader, declarator), "function")
                 members.append(child)
             elif child.type not in {"access_specifier", *IGNORED}:
                 raise reader.refuse(child, f"the member {text_of(child).splitlines()[0]!r}")
-        functions = tuple(_function(reader, child) for child in members)
-    return Struct(reader.place(node), text_of(name), template, tuple(fields), functions)
+        functions = tuple(_member_function(reader, child) for child in members)
+    return Struct(reader.place(node), full, template, tuple(fields), functions, tuple(constants))
+
+
+def _member_function(reader: Reader, node: tree_sitter.Node) -> FunctionDefinition:
+    declarator = function_declarator(node)
+    if declarator is None:
+        raise reader.refuse(node, "this function")
+    return _function(reader, node, _function_name(reader, declarator))
 
 
 def _alias(reader: Reader, node: tree_sitter.Node) -> list[Statement]:
@@ -231,7 +281,7 @@ def _alias(reader: Reader, node: tree_sitter.Node) -> list[Statement]:
         raise reader.refuse(kind, "typedef struct")
     for declarator in node.children_by_field_name("declarator") or [field(node, "name")]:
         name, spelled = read_declarator(reader, declarator, read_type(reader, kind))
-        found.append(Alias(reader.place(node), name, spelled))
+        found.append(Alias(reader.place(node), reader.qualify(name), spelled))
         reader.declare(name, "type")
     return [*found]
 
@@ -251,15 +301,15 @@ def _enum(reader: Reader, node: tree_sitter.Node) -> list[Statement]:
     kind = promoted if base is None else read_type(reader, base)
     found: list[Statement] = []
     if name is not None:
-        found.append(Alias(place, text_of(name), kind))
+        found.append(Alias(place, reader.qualify(text_of(name)), kind))
         reader.declare(text_of(name), "type")
     is_scoped = has_word(node, "class", "struct")
     for child, number in values:
         label = text_of(field(child, "name"))
         literal = Literal(reader.place(child), f"{number}u" if number >= 1 << 63 else str(number))
-        names = [] if name is None else [f"{text_of(name)}::{label}"]
+        names = [] if name is None else [f"{reader.qualify(text_of(name))}::{label}"]
         if not is_scoped:
-            names.append(label)
+            names.append(reader.qualify(label))
             reader.declare(label, "value")
         found += [Declaration(place, (Declarator(literal.place, item, kind, literal),)) for item in names]
     return found
@@ -280,8 +330,8 @@ _GRAMMAR = Grammar(
         **STATEMENTS,
         "alias_declaration": _alias,
         "type_definition": _alias,
-        "struct_specifier": _struct,
-        "class_specifier": _struct,
+        "struct_specifier": _plain_struct,
+        "class_specifier": _plain_struct,
         "enum_specifier": _enum,
     },
 )

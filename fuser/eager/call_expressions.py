@@ -14,10 +14,10 @@ from fuser.eager.locations import find_limit_named, follow, point_at
 from fuser.eager.math import functions
 from fuser.eager.promotion import convert
 from fuser.eager.resolve import resolve
-from fuser.eager.state import Scope, State
+from fuser.eager.state import State
 from fuser.eager.storage import Closure, Location, NoTranslation, Thing
 from fuser.eager.types import ClassType, describe_type
-from fuser.eager.walk import evaluate, locate, number_of
+from fuser.eager.walk import class_scope, evaluate, locate, number_of
 
 __all__ = ["IGNORED", "call"]
 
@@ -50,7 +50,18 @@ def call(state: State, node: Call) -> Thing:
         operands = _operands_of(state, node)
         if explicit or not _is_shadowed(state, function.name, operands):
             return call_functions(state, candidates, explicit, operands, state.globals)
-    return _call_builtin(state, node, function)
+    return _call_beside_argument(state, node, function) or _call_builtin(state, node, function)
+
+
+def _call_beside_argument(state: State, node: Call, function: Name) -> Thing | None:
+    # A function that stands in the namespace of an argument's class needs no more than its name.
+    if not any(name.endswith(f"::{function.name}") for name in state.program.functions):
+        return None
+    operands = _operands_of(state, node)
+    kinds = {item.type.struct.name: None for item in operands if isinstance(item.type, ClassType)}
+    names = [f"{name.rpartition('::')[0]}::{function.name}" for name in kinds]
+    candidates = [item for name in names for item in state.program.functions.get(name, ())]
+    return call_functions(state, candidates, (), operands, state.globals) if candidates else None
 
 
 def _operands_of(state: State, node: Call) -> list[Location]:
@@ -94,7 +105,9 @@ def _call_static(state: State, node: Call, function: Name) -> Thing:
     if not isinstance(kind, ClassType):
         raise NoTranslation(f"the member {function.member!r} of {describe_type(kind)}")
     operands = _operands_of(state, node)
-    return call_functions(state, kind.named(function.member), (), operands, Scope(state.globals, dict(kind.bindings)))
+    return call_functions(
+        state, kind.named(function.member), (), operands, class_scope(state, kind.struct, dict(kind.bindings))
+    )
 
 
 def _complex_part(state: State, node: Call, base: Location, name: str) -> Thing:

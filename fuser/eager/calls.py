@@ -17,7 +17,7 @@ from fuser.eager.data import PLACE, Value, constant, needs_values
 from fuser.eager.masks import Frame, any_lane, both_of
 from fuser.eager.math import functions
 from fuser.eager.promotion import convert
-from fuser.eager.resolve import deduce, resolve, resolve_argument
+from fuser.eager.resolve import argument_key, deduce, resolve, resolve_argument
 from fuser.eager.stack import MAX_DEPTH, deep_stack
 from fuser.eager.state import Scope, State
 from fuser.eager.storage import (
@@ -34,13 +34,14 @@ from fuser.eager.storage import (
     zero_of,
 )
 from fuser.eager.types import ArrayOf, ClassType, CppType, PointerTo, describe_type
-from fuser.eager.walk import evaluate, load, locate, number_of, run_block, static_type
+from fuser.eager.walk import class_scope, evaluate, load, locate, number_of, run_block, static_type
 
 __all__ = [
     "call_functions",
     "call_operator",
     "construct",
     "convert_implicitly",
+    "copy_closure",
     "copy_of",
     "fill",
     "initialise",
@@ -68,14 +69,37 @@ def call_functions(
     scope: Scope,
 ) -> Thing:
     """Call the one of several overloads that fits."""
-    fits = [(_fit(state, item, explicit, operands, scope), item) for item in candidates if item.body is not None]
+    plain = [item for item in candidates if item.body is not None and item.special is None]
+    fits = [(_fit(state, item, explicit, operands, scope), item) for item in plain]
     found = sorted(((*fit, function) for fit, function in fits if fit is not None), key=operator.itemgetter(0))
     if not found or (len(found) > 1 and found[0][0] == found[1][0]):
         # C++ would order templates that fit alike by how special they are.
         name = candidates[0].name if candidates else "this function"
         raise NoTranslation(f"the call of {name!r} with these arguments")
     _, bindings, function = found[0]
-    return _call_function(state, function, bindings, operands, scope)
+    specials = [item for item in candidates if item.special is not None] if function.template else []
+    special = _find_special(state, specials, function, bindings, scope) if specials else function
+    return _call_function(state, special, bindings, operands, scope)
+
+
+def _find_special(
+    state: State,
+    specials: Sequence[FunctionDefinition],
+    function: FunctionDefinition,
+    bindings: dict[str, Any],
+    scope: Scope,
+) -> FunctionDefinition:
+    # The specialisation of a function template for these template arguments; the template itself if there is none.
+    taken = argument_key([bindings[item.name] for item in function.template])
+    with state.within(Scope(scope, bindings)):
+        kinds = [resolve(state, item.type) for item in function.parameters]
+    for item in specials:
+        if len(item.parameters) == len(kinds):
+            written = argument_key([resolve_argument(state, argument) for argument in item.special or ()])
+            # Those that are not written follow from the parameters.
+            if taken[: len(written)] == written and [resolve(state, part.type) for part in item.parameters] == kinds:
+                return item
+    return function
 
 
 def _fit(
@@ -84,7 +108,7 @@ def _fit(
     # How badly arguments fit a function (0: exactly), and its template arguments; None if not at all.
     parameters = function.parameters
     needed = sum(parameter.default is None for parameter in parameters)
-    if not needed <= len(operands) <= len(parameters):
+    if not needed <= len(operands) <= len(parameters) or len(explicit) > len(function.template):
         return None
     names = {item.name for item in function.template}
     bindings: dict[str, Any] = dict(zip((item.name for item in function.template), explicit, strict=False))
@@ -202,7 +226,7 @@ def _bind_parameter(state: State, parameter: Parameter, operand: Location) -> Lo
         return operand
     thing = load(state, operand)
     if isinstance(thing, Closure):
-        return Fixed(thing)
+        return Fixed(copy_closure(state, thing))
     location = make_location(thing.type if kind is AUTO else kind, state.frames[-1])
     write(state, location, thing)
     return location
@@ -239,7 +263,7 @@ def convert_implicitly(state: State, thing: Thing, kind: CppType) -> Thing:
         if isinstance(kind.element, torch.dtype):
             view = None if kind.element == thing.element else kind.element
             return Pointer(thing.targets, thing.offset, thing.element, view)
-    if isinstance(kind, ClassType) and kind.named(kind.struct.name) and thing.type != kind:
+    if isinstance(kind, ClassType) and kind.struct.constructors and thing.type != kind:
         return construct(state, kind, (Fixed(thing, state.mask),))
     if kind is AUTO or (not isinstance(thing, Value | Pointer) and thing.type == kind):
         return thing
@@ -250,14 +274,14 @@ def construct(state: State, kind: ClassType, operands: Sequence[Location]) -> Th
     """Return an object as its constructor makes it."""
     made = make_location(kind, state.frames[-1])
     made.store(state, fill(state, kind, []))
-    call_functions(state, kind.named(kind.struct.name), (), operands, members_of(state, made, kind))
+    call_functions(state, kind.struct.constructors, (), operands, members_of(state, made, kind))
     return made.load(state)
 
 
 def members_of(state: State, base: Location, kind: ClassType) -> Scope:
     """Return what the functions of an object see."""
     fields = {name: base.part(number) for number, name in enumerate(kind.fields)}
-    return Scope(state.globals, {**dict(kind.bindings), **fields})
+    return Scope(class_scope(state, kind.struct, dict(kind.bindings)), fields)
 
 
 def initialise(state: State, kind: CppType, node: Expression) -> Thing:
@@ -268,7 +292,7 @@ def initialise(state: State, kind: CppType, node: Expression) -> Thing:
     if isinstance(kind, ArrayOf | ClassType):
         if len(values) == 1 and isinstance(kind, ClassType) and static_type(state, values[0]) == kind:
             return evaluate(state, values[0])
-        if isinstance(kind, ClassType) and kind.named(kind.struct.name):
+        if isinstance(kind, ClassType) and kind.struct.constructors:
             return construct(state, kind, [locate(state, item) for item in values])
         return fill(state, kind, values)
     if not isinstance(kind, torch.dtype):
@@ -310,6 +334,12 @@ def fill(state: State, kind: ArrayOf | ClassType, values: list[Expression]) -> A
 def write(state: State, location: Location, thing: Thing) -> None:
     """Store a thing, converted to the location's type."""
     location.store(state, convert_implicitly(state, thing, location.type))
+
+
+def copy_closure(state: State, closure: Closure) -> Closure:
+    """Return a closure with copies of its own of what it captured by value, which a mutable one changes."""
+    names = {name: copy_of(state, item) for name, item in closure.scope.names.items()}
+    return Closure(closure.syntax, Scope(closure.scope.parent, names))
 
 
 def copy_of(state: State, location: Location) -> Location:

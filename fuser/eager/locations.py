@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from fuser.cxx.nodes import Conditional, Expression, Index, Member, Name, TypeSyntax, Unary
+from fuser.cxx.nodes import Conditional, Expression, Index, Member, Name, NamedType, TypeSyntax, Unary
+from fuser.cxx.statements import Struct
 from fuser.eager.data import PLACE, Value, constant, needs_values
 from fuser.eager.limits import find_constant, find_limit
 from fuser.eager.masks import LaneCondition
@@ -18,7 +19,7 @@ from fuser.eager.state import State
 from fuser.eager.storage import Choice, Fixed, Location, NoTranslation, Pointer, Punned, Thing, parts_of, zero_of
 from fuser.eager.types import ArrayOf, ClassType, CppType, describe_type, trait
 from fuser.eager.values import binary, negate
-from fuser.eager.walk import evaluate, locate, number_of, truth_of
+from fuser.eager.walk import class_scope, evaluate, locate, number_of, truth_of
 
 __all__ = ["LOCATE", "advance", "find_limit_named", "follow", "point_at"]
 
@@ -40,11 +41,26 @@ def _locate_name(state: State, node: Name) -> Location:
     known_constant = find_limit_named(state, node) if node.member else find_constant(node.name)
     if known_constant is not None:
         return Fixed(known_constant)
+    of_class = _find_class_constant(state, node) if node.member else None
+    if of_class is not None:
+        return of_class
     kinds = tuple(resolve(state, item) for item in node.arguments if isinstance(item, TypeSyntax))
     known = trait(node.name, kinds) if node.member == "value" or node.name.endswith("_v") else None
     if known is not None:
         return Fixed(Value(torch.bool, known))
     raise NoTranslation(f"the name {node.name!r}")
+
+
+def _find_class_constant(state: State, node: Name) -> Location | None:
+    # S<T>::member of a class of the functor's own.
+    struct = state.scope.find(node.name)
+    if not isinstance(struct, Struct | ClassType):
+        return None
+    kind = resolve(state, NamedType(node.place, node.name, node.arguments))
+    if not isinstance(kind, ClassType):
+        return None
+    found = class_scope(state, kind.struct, dict(kind.bindings)).names.get(node.member)
+    return found if isinstance(found, Location) else None
 
 
 def find_limit_named(state: State, node: Name) -> Value | None:

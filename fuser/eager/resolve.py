@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,9 +24,9 @@ from fuser.eager.data import PLACE, Value, constant
 from fuser.eager.state import Scope, State
 from fuser.eager.storage import NoTranslation, SubstitutionError
 from fuser.eager.types import CPP_TYPES, ArrayOf, ClassType, CppType, PointerTo
-from fuser.eager.walk import number_of, static_type
+from fuser.eager.walk import class_scope, number_of, static_type
 
-__all__ = ["deduce", "instantiate", "resolve", "resolve_argument"]
+__all__ = ["argument_key", "deduce", "instantiate", "resolve", "resolve_argument"]
 
 
 def resolve(state: State, node: TypeSyntax) -> CppType:
@@ -111,18 +112,34 @@ def resolve_argument(state: State, node: TypeSyntax | Expression) -> Any:
     return found
 
 
-def instantiate(state: State, struct: Struct, arguments: list[Any]) -> ClassType:
-    """Return a struct for template arguments."""
-    names = [parameter.name for parameter in struct.template]
-    bindings: dict[str, Any] = dict(zip(names, arguments, strict=False))
+def instantiate(
+    state: State, struct: Struct, arguments: list[Any], around: Mapping[str, Any] | None = None
+) -> ClassType:
+    """Return a struct for template arguments; of a function's own, ``around`` are those of the function."""
+    names = [*(around or {}), *(parameter.name for parameter in struct.template)]
+    bindings: dict[str, Any] = dict(zip(names, [*(around or {}).values(), *arguments], strict=False))
     with state.within(Scope(state.globals, bindings)):
         for parameter in struct.template[len(arguments) :]:
             if parameter.default is None:
                 raise NoTranslation(f"{struct.name!r} without template arguments")
             bindings[parameter.name] = resolve_argument(state, parameter.default)
-        fields = {field.name: resolve(state, field.type) for field in struct.fields}
-    frozen = tuple((name, bindings[name]) for name in names)
-    return ClassType(struct, frozen, fields)
+        frozen = tuple((name, bindings[name]) for name in names)
+        special = _find_special(state, struct, [value for _, value in frozen])
+    with state.within(class_scope(state, special, bindings)):
+        # One that is specialised keeps the template's arguments: they are deduced from it as from any other.
+        fields = {field.name: resolve(state, field.type) for field in special.fields}
+    return ClassType(special, frozen, fields)
+
+
+def _find_special(state: State, struct: Struct, arguments: list[Any]) -> Struct:
+    # The specialisation for these arguments; the template itself if there is none.
+    known: dict[Any, Struct] = state.globals.find(f"{struct.name}<>") or {}
+    return known.get(argument_key(arguments), struct)
+
+
+def argument_key(arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """Return what is equal for equal template arguments: of constants, their types have no say."""
+    return tuple(int(item.data) if isinstance(item, Value) else item for item in arguments)
 
 
 def deduce(node: TypeSyntax, kind: CppType, names: set[str], bindings: dict[str, Any]) -> bool:

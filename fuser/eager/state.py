@@ -7,10 +7,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import fx
 
 from fuser.cxx.statements import Program
-from fuser.eager.data import PLACE
+from fuser.eager.data import PLACE, Value
 from fuser.eager.masks import ALL, Frame, LaneCondition, Mask
 
 __all__ = ["Scope", "State", "Tables"]
@@ -33,6 +34,13 @@ class Scope:
                 return scope.names[name]
             scope = scope.parent
         return None
+
+    def types(self) -> dict[str, Any]:
+        """Return the names that stand for types or template arguments, but those of the outermost scope."""
+        if self.parent is None:
+            return {}
+        own = {name: item for name, item in self.names.items() if isinstance(item, Value | torch.dtype)}
+        return self.parent.types() | own
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,11 @@ from fuser.cxx.statements import (
     Switch,
     While,
 )
-from fuser.eager.calls import construct, convert_implicitly, copy_of, fill, initialise
+from fuser.eager.calls import construct, convert_implicitly, copy_closure, copy_of, fill, initialise
 from fuser.eager.data import PLACE, Value
 from fuser.eager.loops import run_do, run_for, run_range, run_while
 from fuser.eager.masks import NONE, Frame, LaneCondition, Mask, any_of, both_of
-from fuser.eager.resolve import instantiate, resolve
+from fuser.eager.resolve import argument_key, instantiate, resolve, resolve_argument
 from fuser.eager.state import Scope, State
 from fuser.eager.storage import Closure, Fixed, Location, NoTranslation, Thing, choose, make_location
 from fuser.eager.types import ArrayOf, ClassType, CppType
@@ -66,7 +66,7 @@ def _declare(state: State, item: Declarator) -> Location:
         return _declare_only(state, kind)
     thing = evaluate(state, value) if kind is AUTO else initialise(state, kind, value)
     if isinstance(thing, Closure):
-        return Fixed(thing)
+        return Fixed(copy_closure(state, thing))
     location = make_location(thing.type if kind is AUTO else kind, state.frames[-1])
     PLACE.set(item.place)
     location.store(state, thing)
@@ -76,7 +76,7 @@ def _declare(state: State, item: Declarator) -> Location:
 def _declare_only(state: State, kind: CppType) -> Location:
     # Without an initialiser.
     location = make_location(kind, state.frames[-1])
-    if isinstance(kind, ClassType) and kind.named(kind.struct.name):
+    if isinstance(kind, ClassType) and kind.struct.constructors:
         location.store(state, construct(state, kind, ()))
     elif isinstance(kind, ClassType) and any(field.value is not None for field in kind.struct.fields):
         location.store(state, fill(state, kind, []))
@@ -99,7 +99,11 @@ def _run_alias(state: State, node: Alias) -> None:
 
 
 def _run_struct(state: State, node: Struct) -> None:
-    state.scope.names[node.name] = node if node.template else instantiate(state, node, [])
+    if node.special is not None:
+        key = argument_key([resolve_argument(state, item) for item in node.special])
+        state.globals.names.setdefault(f"{node.name}<>", {})[key] = node
+        return
+    state.scope.names[node.name] = node if node.template else instantiate(state, node, [], state.scope.types())
 
 
 def _run_evaluate(state: State, node: Evaluate) -> None:

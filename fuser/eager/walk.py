@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from fuser.cxx.nodes import Expression, Statement
-from fuser.cxx.statements import Condition
+from fuser.cxx.statements import Condition, Declaration, Struct
 from fuser.eager.data import PLACE, Value, constant
 from fuser.eager.masks import NONE
 from fuser.eager.promotion import convert
@@ -17,6 +17,7 @@ from fuser.eager.storage import Fixed, Location, NoTranslation, Pointer, Substit
 from fuser.eager.types import ArrayOf, CppType
 
 __all__ = [
+    "class_scope",
     "decide",
     "evaluate",
     "load",
@@ -47,6 +48,15 @@ def run_block(state: State, statements: Sequence[Statement]) -> None:
     """Run statements in a scope of their own."""
     with state.within(Scope(state.scope)):
         run_all(state, statements)
+
+
+def class_scope(state: State, struct: Struct, bindings: Mapping[str, Any]) -> Scope:
+    """Return what a class has without an object, for template arguments by name: those, and its constants."""
+    scope = Scope(state.globals, dict(bindings))
+    with state.within(scope):
+        for item in struct.constants:
+            run(state, Declaration(item.place, (item,)))
+    return scope
 
 
 def evaluate(state: State, node: Expression) -> Thing:
