@@ -79,6 +79,12 @@ def test_sums_and_means_of_every_dtype_have_torchs_bits(dtype: torch.dtype) -> N
 
 
 @pytest.mark.cpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sums_of_16_bits_beside_wider_ones_have_torchs_bits(dtype: torch.dtype) -> None:
+    check(lambda x, y, dim: ((x * y).sum(dim), (x > 0).sum(dim)), dtype, ((3000,), (7, 1001), (3, 65), (2, 63)), -1)
+
+
+@pytest.mark.cpu
 def test_where_torch_has_another_order_its_kernel_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_ordered, "LEAST_POWER", 5)
     x = draw((3, 9000), torch.float64)
