@@ -71,9 +71,11 @@ class Fallback(NamedTuple):
                 result = eager_version(application.function)(*tensors, **scalars)
             except (UntranslatableError, UnsupportedError) as error:
                 name = application.function.name
+                advice = "\ngive jit_fn(..., fallback=a function of the same tensors and scalars)"
                 raise FallbackError(
-                    f"cannot fuse ({reason}), and {name!r} has no eager version to fall back to: {error}\n"
-                    "give jit_fn(..., fallback=a function of the same tensors and scalars)"
+                    f"cannot fuse ({reason}), and {name!r} has no eager version to fall back to: {error}"
+                    # A reduction takes none.
+                    f"{'' if application.function.reduces else advice}"
                 ) from error
             values += (
                 [result] if application.function.num_outputs == 1 and isinstance(result, torch.Tensor) else list(result)

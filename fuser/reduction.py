@@ -198,7 +198,7 @@ class ReductionFunction:
         from fuser.reduction_check import check_reduction  # noqa: PLC0415
 
         scalars = {parameter.name: self.defaults.get(parameter.name, 1.0) for parameter in self.function.scalars}
-        tried = check_reduction(self.function, scalars)
+        tried = check_reduction(self.function, scalars, dtype if isinstance(dtype, torch.dtype) else None)
         self.along().check(device=device, dtype=dtype or tried)
 
     @shows_users_frames

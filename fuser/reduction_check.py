@@ -28,12 +28,13 @@ Parts = Sequence[torch.Tensor]
 
 
 @torch.no_grad()
-def check_reduction(function: Function, scalars: Mapping[str, Any]) -> torch.dtype:
+def check_reduction(function: Function, scalars: Mapping[str, Any], dtype: torch.dtype | None = None) -> torch.dtype:
     """Combine random and special numbers; what has no eager version passes.
 
     Args:
         function: a reduction.
         scalars: value of each scalar, by name.
+        dtype: of the elements; None: the first of some that it takes.
 
     Returns:
         A dtype of tensors that it takes.
@@ -41,9 +42,9 @@ def check_reduction(function: Function, scalars: Mapping[str, Any]) -> torch.dty
     Raises:
         ArgumentError: the identity changes what it is combined with, or the combine functor is not associative.
     """
-    trial = _make_trial(function, scalars)
+    trial = _make_trial(function, scalars, [*_COMPUTE] if dtype is None else [_widen(dtype)])
     if trial is None:
-        return torch.float32
+        return dtype or torch.float32
     compute, tree, parts = trial
     combine, name = tree.combine, function.name
     identity = tree.identity(parts, _COUNT)
@@ -72,13 +73,20 @@ def check_reduction(function: Function, scalars: Mapping[str, Any]) -> torch.dty
             f"a = {a}, b = {b} and c = {c}, {name}({name}(a, b), c) is {_show(row, left)} and "
             f"{name}(a, {name}(b, c)) is {_show(row, right)}"
         )
-    return _COMPUTE[compute]
+    return dtype or _COMPUTE[compute]
 
 
-def _make_trial(function: Function, scalars: Mapping[str, Any]) -> tuple[torch.dtype, EagerReduction, Parts] | None:
+def _widen(dtype: torch.dtype) -> torch.dtype:
+    # Rounding shall not look like another result; integers do not round, and have ends of their own.
+    return torch.float64 if dtype.is_floating_point else torch.complex128 if dtype.is_complex else dtype
+
+
+def _make_trial(
+    function: Function, scalars: Mapping[str, Any], dtypes: Sequence[torch.dtype]
+) -> tuple[torch.dtype, EagerReduction, Parts] | None:
     # What T is, what combines, and accumulators as the map makes them of elements: the special ones first.
     assert function.reduction is not None, "the caller has one"
-    for compute in _COMPUTE:
+    for compute in dtypes:
         names = [parameter.name for parameter in function.functor.tensors]
         types = [torch.int64 if name in function.unpromoted else compute for name in names]
         try:

@@ -79,6 +79,22 @@ def test_sums_and_means_of_every_dtype_have_torchs_bits(dtype: torch.dtype) -> N
 
 
 @pytest.mark.cpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sums_of_16_bits_beside_wider_ones_have_torchs_bits(dtype: torch.dtype) -> None:
+    check(lambda x, y, dim: ((x * y).sum(dim), (x > 0).sum(dim)), dtype, ((3000,), (7, 1001), (3, 65), (2, 63)), -1)
+
+
+@pytest.mark.cpu
+def test_the_first_of_equal_elements_counts_beside_a_sum() -> None:
+    def places(x: torch.Tensor, y: torch.Tensor, dim: Any) -> Any:
+        return (x * y).sum(dim), (y * 0).argmax(dim), (x > 0).to(x.dtype).argmin(dim), *(x / 0).max(dim)
+
+    for dtype in (torch.float32, torch.bfloat16):
+        check(places, dtype, ((3000,), (7, 1001), (3, 65), (2, 63)), -1)
+    check(places, torch.float32, ((1000, 96),), 0)
+
+
+@pytest.mark.cpu
 def test_where_torch_has_another_order_its_kernel_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_ordered, "LEAST_POWER", 5)
     x = draw((3, 9000), torch.float64)

@@ -281,6 +281,18 @@ def test_value_does_not_depend_on_the_thread_count(dtype: torch.dtype, threads: 
             assert_same(FUSED[name](*inputs), single, name)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_complex_product_is_not_contracted(dtype: torch.dtype) -> None:
+    # g++ 12 does so unasked where the two parts are a difference beside a sum.
+    product = fuser.create_jit_fn("template <typename T> T product(T x, T y) { return x * y; }")
+    for length in (1, 3, 1001):
+        a, b, c, d = (draw((length,), dtype, (-3.0, 3.0), seed=seed) for seed in range(4))
+        wanted = torch.complex(a * c - b * d, a * d + b * c)
+        x, y = torch.complex(a, b), torch.complex(c, d)
+        assert_same(product(x, y), wanted)
+        assert_same(product(x.repeat_interleave(2)[::2], y), wanted)
+
+
 def test_a_zero_that_was_an_integer_has_no_sign() -> None:
     from fuser.ops import cast_function
 

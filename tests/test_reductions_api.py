@@ -484,6 +484,21 @@ def test_check_tries_the_identity_and_the_order(code: str, identity: Any, messag
         make(code, identity=identity).check(device="cpu")
 
 
+@pytest.mark.cpu
+def test_check_tries_the_dtype_that_it_is_told() -> None:
+    both = fuser.create_reduction_fn("template <typename T> T both(T a, T b) { return a & b; }", identity=255)
+    least = fuser.create_reduction_fn(
+        "template <typename T> T least(T a, T b) { return a < b ? a : b; }", identity=2**31 - 1
+    )
+    either = fuser.create_reduction_fn("template <typename T> T either(T a, T b) { return a || b; }", identity=False)
+    for reduction, dtype, other in (
+        (both, torch.uint8, torch.int32), (least, torch.int32, torch.float32), (either, torch.bool, torch.float32),
+    ):  # fmt: skip
+        reduction.check(device="cpu", dtype=dtype)
+        with pytest.raises(ArgumentError, match="the identity of .* is none"):
+            reduction.check(device="cpu", dtype=other)
+
+
 def test_check_tries_what_pads_the_tree() -> None:
     # The difference of two infinities, where the identity meets itself.
     careless = fuser.create_reduction_fn(
@@ -497,8 +512,10 @@ def test_check_tries_what_pads_the_tree() -> None:
 
 def test_a_text_without_an_eager_version_is_an_error_that_names_it() -> None:
     fn = fuser.create_reduction_fn("template <typename T> T add(T a, T b) { goto end; end: return a + b; }", identity=0)
-    with pytest.raises(FallbackError, match="'add' has no eager version"):
+    with pytest.raises(FallbackError, match="'add' has no eager version") as caught:
         fn(torch.ones(3))
+    # It takes no fallback=.
+    assert "jit_fn" not in str(caught.value)
     with pytest.raises(GradientError, match="'add' has no derivative"):
         fn(torch.ones(3, requires_grad=True))
 

@@ -69,6 +69,28 @@ def test_a_sum_has_the_canonical_order_along_rows_and_columns(length: int) -> No
     assert torch.equal(run(alone(total()), x[2])[0], wanted[2])
 
 
+def test_parts_without_a_partner_meet_the_identity_in_any_layout() -> None:
+    # Not associative, but for nothing with nothing: what it comes to says which parts were combined.
+    tree = functor(
+        "int64_t tree(int64_t a, int64_t b) {"
+        " return a == 0 && b == 0 ? 0 : int64_t(uint64_t(a) * 31337u + uint64_t(b) * 271u + 1u); }"
+    )
+    leaf = functor("int64_t leaf(T x) { return int64_t(x); }")
+
+    def combine(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+        return (torch.where((a == 0) & (b == 0), 0, a * 31337 + b * 271 + 1),)
+
+    def reduced(dim: int) -> FusionGroup:
+        return alone(Function(leaf, out_dtypes=(torch.int64,), reduction=Reduction(tree, (0,), None, (dim,))))
+
+    for length in (3, 5, 6, 13, 100, 1025, 8195, 20000):
+        x = torch.randint(1, 1000, (40, length))
+        (wanted,) = in_order([x], combine, (0,))
+        for rows in (1, 3, 40):
+            assert torch.equal(run(reduced(1), x[:rows])[0], wanted[:rows])
+            assert torch.equal(run(reduced(0), x[:rows].t().contiguous())[0], wanted[:rows])
+
+
 @pytest.mark.slow
 def test_several_dimensions_count_as_one_in_row_major_order() -> None:
     x = draw((5, 7, 11, 13), torch.float32)

@@ -66,9 +66,7 @@ class AcrossBatch(RowBatch):
             "  }",
             "  ++depth;",
             "}",
-            "for (--depth; depth > 0; --depth) {",
-            *indent(self._combine(step, "depth - 1", "depth", "depth - 1")),
-            "}",
+            *self._rest(step),
         ]
 
     def _whole(self, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
@@ -122,20 +120,36 @@ class AcrossBatch(RowBatch):
             calls.append(self.combine(step, f"{left}_{{0}}", f"{right}_{{0}}", target))
         return [*lines, *self.each_row(calls)]
 
+    def _rest(self, step: RowPass) -> list[str]:
+        # The last part of each size has no partner, or one that waits for it.
+        return [
+            "--depth;",
+            f"int64_t number = (total + {QUARTER - 1}) / {QUARTER};",
+            "while (number % 2 == 0) number /= 2;",
+            "while (number > 1) {",
+            *indent(self.each_row(self._identities(step, str(self.waiting)))),
+            *indent(self._combine(step, "depth", str(self.waiting), "depth")),
+            "  for (number = (number + 1) / 2; number % 2 == 0; number /= 2) {",
+            "    --depth;",
+            *indent(indent(self._combine(step, "depth", "depth + 1", "depth"))),
+            "  }",
+            "}",
+        ]
+
+    def _identities(self, step: RowPass, slot: str) -> list[str]:
+        return [f"block.m{item.name}[{self._slot(slot)}] = {item.identity};" for item in step.accumulators]
+
     def _few(self, step: RowPass) -> list[str]:
         # What is missing of the smallest tree is the identity.
-        identities = [
-            f"block.m{item.name}[{self._slot(f'{self.waiting} + i')}] = {item.identity};" for item in step.accumulators
-        ]
         moves = [
             f"block.m{item.name}[{self._slot('depth')}] = block.m{item.name}[{self._slot(str(self.waiting))}];"
             for item in step.accumulators
         ]
         return [
             "int64_t size = 1;",
-            "while (size < count) size *= 2;",
+            f"while (size < total && size < {QUARTER}) size *= 2;",
             "for (int64_t i = count; i < size; ++i) {",
-            *indent(self.each_row(identities)),
+            *indent(self.each_row(self._identities(step, f"{self.waiting} + i"))),
             "}",
             "for (int64_t half = size / 2; half > 0; half /= 2) {",
             "  for (int64_t i = 0; i < half; ++i) {",

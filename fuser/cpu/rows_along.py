@@ -237,7 +237,7 @@ class AlongBatch(RowBatch):
 
     def _buffers(self, step: RowPass, element: RowPart) -> list[str]:
         # What the ends of rows need: room, and the last element in memory.
-        unit, lines = QUARTER * self._lanes(step), []
+        unit, lines = self.size(step), []
         for item in self.full(element):
             lines.append(f"alignas(64) {item.info.storage} buffer_{item.name}[{unit}];")
             if not item.is_output and not item.is_counter:

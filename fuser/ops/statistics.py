@@ -46,13 +46,16 @@ def _into_float(op: ReductionOp) -> Callable[..., Any]:
     return run
 
 
-# Of equal elements the first one counts, of several NaN too: that of the left part, unless it is of no element.
+# Of equal elements the first one counts, of several NaN too, in whatever order parts come: beside a sum in torch's order
+# that is no row's. An element's place is before that of none, -1.
 for _name, _sign, _end in (("argmax", ">", float("-inf")), ("argmin", "<", float("inf"))):
     REDUCTIONS[_name] = ReductionOp(
         _name,
         f"void {_name}_map(T x, int64_t i, T& v, int64_t& at) {{ v = x; at = i; }}",
         f"""void {_name}(T va, int64_t ia, T vb, int64_t ib, T& v, int64_t& at) {{
-          const bool is_later = (ia < 0) | (!(va {_sign}= vb) & (va == va));
+          const bool is_more = (vb {_sign} va) | ((vb != vb) & (va == va));
+          const bool is_same = (vb == va) | ((vb != vb) & (va != va));
+          const bool is_later = is_more | (is_same & (uint64_t(ib) < uint64_t(ia)));
           v = is_later ? vb : va;
           at = is_later ? ib : ia;
         }}""",

@@ -37,7 +37,14 @@ template <typename T> FUSER_INLINE constexpr complex<T> operator-(const complex<
   return {z.real_ - w.real_, z.imag_ - w.imag_};
 }
 template <typename T> FUSER_INLINE constexpr complex<T> operator*(const complex<T>& z, const complex<T>& w) {
+#ifdef __CUDACC__
   return {z.real_ * w.real_ - z.imag_ * w.imag_, z.real_ * w.imag_ + z.imag_ * w.real_};
+#else
+  // The same without a difference beside a sum, of which g++ 12 and 13 make a fused multiply-add, also where they must
+  // contract nothing.
+  const T minus = -z.imag_;
+  return {z.real_ * w.real_ + minus * w.imag_, z.real_ * w.imag_ + z.imag_ * w.real_};
+#endif
 }
 template <typename T> FUSER_INLINE constexpr complex<T> operator/(const complex<T>& z, const complex<T>& w) {
   const T c = w.real_, d = w.imag_, abs_c = c < 0 ? -c : c, abs_d = d < 0 ? -d : d;
