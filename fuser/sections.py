@@ -110,10 +110,14 @@ def _cut_launches(
         more if _fits(group.section(more), layouts, by_value, orders) else chosen
         for chosen, more in zip(pieces, wholes, strict=True)
     ]
-    read = [{value for index in own for value in group.reads(index) if producers[value] not in own} for own in wholes]
-    for slot, (chosen, own) in enumerate(zip(pieces, wholes, strict=True)):
-        wanted = set(group.outputs).union(*read[:slot], *read[slot + 1 :])
-        yield group.section(own, [value for value in wanted if producers[value] in chosen])
+    # The last one first: what all who need it compute again is not stored, nor what was needed for that alone.
+    wanted, sections = {*group.outputs}, list[Section]()
+    for chosen, own in zip(reversed(pieces), reversed(wholes), strict=True):
+        made = [value for value in wanted if producers[value] in chosen]
+        if made:
+            sections.append(group.section(own, made))
+            wanted.update(value for index in own for value in group.reads(index) if producers[value] not in own)
+    yield from reversed(sections)
 
 
 def cut_around(group: FusionGroup, obstacle: int) -> Iterator[Section]:
