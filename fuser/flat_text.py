@@ -12,7 +12,11 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["as_function", "write_flat"]
+__all__ = ["CALLED", "GIVEN", "as_function", "write_flat"]
+
+# With what the global names of a text begin: of what it calls, and of what it gives to that or returns. An operator may
+# be both, as that of an effect is.
+CALLED, GIVEN = "f", "g"
 
 # Views as methods of a tensor: half of what the operator costs, of which a graph has hundreds.
 _ATEN = torch.ops.aten
@@ -60,7 +64,7 @@ class _FlatWriter:
         self.is_boxed = is_boxed
         # Global names of the function, and the name that each object has there.
         self.names: dict[str, Any] = {}
-        self._known: dict[int, str] = {}
+        self._known: dict[tuple[str, int], str] = {}
         self._values = {node: f"v{number}" for number, node in enumerate(graph.nodes)}
         self._returned = {value for node in graph.find_nodes(op="output") for value in node.all_input_nodes}
 
@@ -117,7 +121,7 @@ class _FlatWriter:
             return f"{arguments[0]}[{arguments[1]}]"
         if node.op == "call_module":
             target = self.called(_find_attribute(self.graph.owning_module, str(target)))
-        return f"{self._object(target)}({', '.join(arguments)})"
+        return f"{self._object(target, CALLED)}({', '.join(arguments)})"
 
     def _argument(self, value: Any) -> str:
         if isinstance(value, fx.Node):
@@ -137,10 +141,10 @@ class _FlatWriter:
             return repr(value)
         return self._object(value)
 
-    def _object(self, value: Any) -> str:
-        name = self._known.get(id(value))
+    def _object(self, value: Any, kind: str = GIVEN) -> str:
+        name = self._known.get((kind, id(value)))
         if name is None:
-            name = self._known[id(value)] = f"g{len(self._known)}"
+            name = self._known[kind, id(value)] = f"{kind}{len(self._known)}"
             self.names[name] = value
         return name
 

@@ -110,15 +110,14 @@ def _cut_launches(
         more if _fits(group.section(more), layouts, by_value, orders) else chosen
         for chosen, more in zip(pieces, wholes, strict=True)
     ]
-    read = [{value for index in own for value in group.reads(index) if producers[value] not in own} for own in wholes]
-    # From the last one: what nobody asks for any more, as all who read it make it again, is launched by nobody.
-    kept, wanted = list[Section](), {*group.outputs}
-    for chosen, own, values in reversed(list(zip(pieces, wholes, read, strict=True))):
-        asked = [value for value in wanted if producers[value] in chosen]
-        if asked:
-            kept.append(group.section(own, asked))
-            wanted |= values
-    yield from reversed(kept)
+    # The last one first: what all who need it compute again is not stored, nor what was needed for that alone.
+    wanted, sections = {*group.outputs}, list[Section]()
+    for chosen, own in zip(reversed(pieces), reversed(wholes), strict=True):
+        made = [value for value in wanted if producers[value] in chosen]
+        if made:
+            sections.append(group.section(own, made))
+            wanted.update(value for index in own for value in group.reads(index) if producers[value] not in own)
+    yield from reversed(sections)
 
 
 def cut_around(group: FusionGroup, obstacle: int) -> Iterator[Section]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from functors import assert_same, draw, functor
 from torch import nn
+from torch._functorch import config as functorch_config
 
 import fuser
 
@@ -308,3 +310,27 @@ def test_a_checkpoint_decides_for_costly_functors() -> None:
     for gradient in gradients[1:]:
         torch.testing.assert_close(gradient, gradients[0])
     assert saved["checkpointed"] == values.numel() < saved["plain"]
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["compiled", "from the cache"])
+def test_a_backward_pass_runs_again(is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of two losses of one graph. Even where an earlier backward pass did not keep what it read."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    def step(backend: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+        compiled = torch.compile(model, backend=backend)
+        x = draw((4, 8), torch.bfloat16).float()
+        compiled(x).sum().backward()
+        made = compiled(x)
+        made.sum().backward(retain_graph=True)
+        made.square().mean().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    with functorch_config.patch(enable_autograd_cache=is_kept):
+        if is_kept:
+            step("fuser")
+            torch._dynamo.reset()
+        for mine, wanted in zip(step("fuser"), step("eager"), strict=True):
+            assert torch.allclose(mine, wanted, rtol=1e-5)

@@ -85,6 +85,16 @@ def test_values_are_let_go_after_their_last_use() -> None:
     assert run([torch.ones(3), torch.ones(3)]) == (0, 1)
 
 
+def test_an_operator_that_is_an_argument() -> None:
+    """As of an effect, which is a call of torch's that a graph keeps in order: it gives its operator to another one."""
+
+    def solve(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.solve(a, b) + 1
+
+    a, b = torch.eye(2) * 2, torch.ones(2, 2)
+    assert torch.equal(torch.compile(solve, backend="fuser")(a, b), solve(a, b))
+
+
 def test_a_traceback_shows_the_line() -> None:
     graph = fx.Graph()
     graph.output(graph.call_function(operator.add, (graph.placeholder("x"), "text")))

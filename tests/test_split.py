@@ -258,6 +258,19 @@ def test_what_all_who_read_it_compute_again_is_no_launch_of_its_own() -> None:
     assert torch.equal(fuser.run_fusion(fuser.register_fusion(spec.group), inputs)[0], wanted)
 
 
+def test_what_all_compute_again_is_no_launch() -> None:
+    # A sum of other rows than what it is added to, which the launch after it has to read anyway.
+    builder = GroupBuilder()
+    x, y, two = builder.add_input("x"), builder.add_input("y"), builder.add_input("two")
+    (twice,) = builder.apply(OPS["mul"].function, [x, two])
+    (total,) = builder.apply(reduction_function("sum", None), [y])
+    (result,) = builder.apply(OPS["maximum"].function, [twice, total])
+    inputs = [draw((3,), torch.float32), draw((4, 8), torch.float32), 2]
+    group = builder.build([result])
+    assert len(planner.plan_texts(register(group), inputs, torch.device("cpu"))) == 2
+    assert torch.equal(run(group, inputs)[0][0], torch.maximum(inputs[0] * 2, inputs[1].sum()))
+
+
 def test_what_kernels_leave_for_each_other_shares_memory() -> None:
     # Ten launches: what one leaves is read by the next and by nobody else.
     builder = GroupBuilder()

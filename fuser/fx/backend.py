@@ -19,6 +19,7 @@ from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext
 from torch._inductor import codecache
 from torch.compiler import config as compiler_config
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
@@ -174,6 +175,8 @@ def fuser_backend(
 
     def compile_as(kind: str) -> Callable[..., Any]:
         def compile_pass(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+            if kind == "backward":
+                _keep_saved()
             if graphs is None or not any(isinstance(item, torch.Tensor) and item.is_cuda for item in inputs):
                 run = compile_flat(graph)
                 follow_graph(run, inputs)
@@ -202,6 +205,15 @@ def fuser_backend(
     ):
         compiled: Callable[..., Any] = backend(graph_module, example_inputs)
     return compiled
+
+
+def _keep_saved() -> None:
+    """Let the backward pass run again (``retain_graph=True``): it writes to nothing that the forward pass saved."""
+    found = TracingContext.try_get()
+    given = found and found.fw_metadata and found.fw_metadata.bw_donated_idxs
+    if given:
+        # The list that the autograd function asks, too.
+        given.clear()
 
 
 def _first_under(run: Callable[[list[Any]], Any], **settings: Any) -> Callable[[list[Any]], Any]:

@@ -20,7 +20,7 @@ from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 from torch._inductor.output_code import OutputCode
 
 from fuser.executor import kept_plans, restore_plans
-from fuser.flat_text import write_flat
+from fuser.flat_text import CALLED, write_flat
 from fuser.fx.fusion_node import FusionCall, FusionModule
 from fuser.fx.nodes import is_static
 from fuser.kept_plans import KeptPlan
@@ -45,7 +45,7 @@ class FlatGraph(OutputCode):
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         # Nobody differentiates what runs here, so that no operator need look for autograd.
         names: dict[str, Any] = {"__name__": __name__, "below_autograd": torch._C._AutoDispatchBelowAutograd}
-        names |= {key: _find_quickest(value) for key, value in objects.items()}
+        names |= {key: _find_quickest(value) if key.startswith(CALLED) else value for key, value in objects.items()}
         exec(compile(source, name, "exec"), names)
         self._run: Callable[[list[Any]], Any] = names["run"]
         weakref.finalize(self, linecache.cache.pop, name, None)
