@@ -6,6 +6,7 @@ every kernel key that comes from settings (those with ``changes_code``).
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import math
 import os
@@ -324,7 +325,9 @@ class Config:
     if not TYPE_CHECKING:  # mypy then knows that there are no others
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(f"fuser.config has no setting {name!r}; it has {', '.join(_TABLE)}")
+            near = difflib.get_close_matches(name, _TABLE, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise AttributeError(f"fuser.config has no setting {name!r}; it has {', '.join(_TABLE)}{hint}")
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name not in _TABLE:
@@ -365,6 +368,10 @@ class Config:
         """
         names = [setting.name for setting in SETTINGS if setting.changes_code]
         return tuple((name, others.get(name, getattr(self, name))) for name in names)
+
+    def __dir__(self) -> list[str]:
+        # What is for users: the rest serves other stages.
+        return [*(name for name in super().__dir__() if name.startswith("__")), *_TABLE, "patch"]
 
     def __repr__(self) -> str:
         return f"Config({', '.join(f'{name}={getattr(self, name)!r}' for name in _TABLE)})"

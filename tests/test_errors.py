@@ -102,7 +102,7 @@ BAD_CALLS: list[tuple[str, Callable[[Any], Any], type[FuserError], str]] = [
         "an array as out=",
         lambda f: f(ones(3), ones(3), alpha=1.0, out=np.ones(3)),
         ArgumentError,
-        "out= takes tensors, got numpy.ndarray",
+        "axpy: out= takes tensors, got numpy.ndarray",
     ),
     (
         "unknown scalar",
@@ -155,13 +155,13 @@ BAD_CALLS: list[tuple[str, Callable[[Any], Any], type[FuserError], str]] = [
         "gradient and out=",
         lambda f: f(ones(3, requires_grad=True), ones(3), alpha=1.0, out=ones(3)),
         GradientError,
-        "out= does not support automatic differentiation, but one of the inputs requires grad",
+        "axpy: out= does not support automatic differentiation, but one of the inputs requires grad",
     ),
     (
         "out= of two",
         lambda f: f(ones(3), ones(3), alpha=1.0, out=(ones(3), ones(3))),
         ArgumentError,
-        "out= has 2 tensors for 1 outputs",
+        "axpy: out= has 2 tensors for 1 outputs",
     ),
 ]
 IDS = [bad[0] for bad in BAD_CALLS]
@@ -290,6 +290,63 @@ def test_dimensions_of_a_reduction_as_elsewhere(call: Callable[[Any], Any], mess
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda f: fuser.override_can_fuse_on_cpu("no"), TypeError, "fusion is switched by a bool, got str"),
+        (lambda f: fuser.override_can_fuse_on_gpu(1), TypeError, "fusion is switched by a bool, got int"),
+        (lambda f: fuser.autotune(3), TypeError, "autotune takes what launches kernels, such as a fused function; got"),
+        (lambda f: fuser.warmup(3, ones(3)), TypeError, "warmup takes a function that calls functors, got int"),
+        (
+            lambda f: f.warmup(ones(3), ones(3), alpha=1.0, dynamic_shapes=3),
+            TypeError,
+            "dynamic_shapes takes a dict or a sequence, got int",
+        ),
+        (
+            lambda f: f.warmup(ones(3), ones(3), alpha=1.0, dynamic_shapes=[None, None, None]),
+            TypeError,
+            "dynamic_shapes has 3 items, for 2 arguments by position",
+        ),
+        (
+            lambda f: f.warmup(ones(3), ones(3), alpha=1.0, dynamic_shapes={"x": {4: None}}),
+            TypeError,
+            "dynamic_shapes: x has no dimension 4",
+        ),
+        (lambda f: fuser.Dim(3, 1, 2), TypeError, "Dim: the name must be a str, got int (3)"),  # type: ignore[arg-type]
+        (lambda f: fuser.differentiable(3, f), TypeError, "differentiable: forward must be a function, got int"),
+        (lambda f: fuser.differentiable(f, None), TypeError, "differentiable: backward must be a function, got None"),
+        (
+            lambda f: fuser.differentiable(f, f, num_grad_inputs="all"),
+            TypeError,
+            "differentiable: num_grad_inputs must be an int, got str",
+        ),
+        (
+            lambda f: fuser.differentiable(f, f, save_for_backward=1),
+            TypeError,
+            "differentiable: save_for_backward must be a list of names or slots, got int",
+        ),
+        (
+            lambda f: fuser.debug_get_fused_kernel_code(f.spec(2).group, [ones(3), ones(3), 1.0], device="tpu"),
+            TypeError,
+            'device must be "cpu" or "cuda", got \'tpu\'',
+        ),
+        (lambda f: fuser.fx.FusionPass(numerics="loose"), ValueError, "FusionPass: numerics='loose': must be one of"),
+        (lambda f: fuser.fx.fuse_graph(f), TypeError, "a torch.fx.GraphModule is wanted, got fuser.jit_function."),
+        (
+            lambda f: fuser.fx.fuse_graph(torch.fx.symbolic_trace(torch.nn.ReLU()), [ones(3), ones(3)]),
+            TypeError,
+            "example_inputs is a list of 1 (input), got 2",
+        ),
+        (lambda f: fuser.GroupBuilder().apply(f, []), TypeError, "a Function is wanted, such as a functor's"),
+    ],
+)
+def test_wrong_arguments_are_named(call: Callable[[Any], Any], kind: type, message: str, axpy: Any) -> None:
+    with pytest.raises(kind) as caught:
+        call(axpy)
+    assert str(caught.value).startswith(message)
+    assert isinstance(caught.value, fuser.errors.FuserError)
+
+
 def test_a_setting_that_there_is_not() -> None:
     message = "fuser.config has no setting 'numeric'; it has numerics, cpu_math, "
     for use in (
@@ -300,6 +357,7 @@ def test_a_setting_that_there_is_not() -> None:
         with pytest.raises(AttributeError) as caught:
             use()
         assert str(caught.value).startswith(message)
+        assert str(caught.value).endswith("; did you mean 'numerics'?")
 
 
 @pytest.mark.parametrize(
