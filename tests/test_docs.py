@@ -134,10 +134,11 @@ def to_table(rows: list[list[str]]) -> str:
 
 def settings_table() -> str:
     """Return ``fuser.config``'s table."""
-    rows = [["setting", "environment", "default", "changes code", "meaning"]]
+    # Few columns: what a setting means has to have room on a phone.
+    rows = [["setting, environment", "default", "meaning"]]
     for item in SETTINGS:
-        changes = "yes" if item.changes_code else ""
-        rows.append([f"`{item.name}`", f"`{item.env}`", default_text(item), changes, item.meaning])
+        changes = " *Changes code.*" if item.changes_code else ""
+        rows.append([f"`{item.name}`<br>`{item.env}`", default_text(item), f"{item.meaning}{changes}"])
     return to_table(rows)
 
 
