@@ -86,8 +86,9 @@ class FusionPass(PassBase):
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         """Run on one graph module."""
         if not isinstance(graph_module, fx.GraphModule):
-            kind = describe_type(graph_module)
-            raise ArgumentError(f"a torch.fx.GraphModule is wanted, got {kind}; torch.fx.symbolic_trace makes one")
+            raise ArgumentError(
+                f"a torch.fx.GraphModule, as torch.fx.symbolic_trace makes, is wanted, got {describe_type(graph_module)}"
+            )
         with bind_for(self.numerics):
             open_splits(graph_module.graph)
             drop_expansions(graph_module.graph)
