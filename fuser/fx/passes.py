@@ -87,7 +87,8 @@ class FusionPass(PassBase):
         """Run on one graph module."""
         if not isinstance(graph_module, fx.GraphModule):
             raise ArgumentError(
-                f"a torch.fx.GraphModule, as torch.fx.symbolic_trace makes, is wanted, got {describe_type(graph_module)}"
+                "a torch.fx.GraphModule, as torch.fx.symbolic_trace makes, is wanted; "
+                f"got {describe_type(graph_module)}"
             )
         with bind_for(self.numerics):
             open_splits(graph_module.graph)
