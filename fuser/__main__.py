@@ -22,7 +22,7 @@ from fuser.command.bisect import bisect
 from fuser.config import SETTINGS
 from fuser.cpu.backend import find_compiler
 from fuser.dtypes import DTYPES
-from fuser.errors import DeviceError, FuserError
+from fuser.errors import DeviceError, FuserError, suggest
 from fuser.python_launcher import PythonLauncher
 
 BOLD, RED, GREEN, YELLOW = 1, 31, 32, 33
@@ -249,6 +249,10 @@ def show_info(options: argparse.Namespace) -> int:  # noqa: ARG001 - as the othe
     values = [(item.name, getattr(fuser.config, item.name), item.default) for item in SETTINGS]
     changed = [f"{name}={value!r}" for name, value, default in values if value != default]
     print(f"settings: {', '.join(changed) or 'all as they come'}")
+    known = {item.env for item in SETTINGS}
+    for name in sorted(os.environ):
+        if name.startswith("FUSER_") and name not in known:
+            print(f"no setting: {name} in the environment{suggest(name, known)}")
     return 0
 
 

@@ -27,7 +27,12 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_info(capsys: pytest.CaptureFixture[str]) -> None:
+def test_info(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSER_NUMERIC", "fast")
+    assert main(["info"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert "no setting: FUSER_NUMERIC in the environment; did you mean 'FUSER_NUMERICS'?" in told
+    monkeypatch.delenv("FUSER_NUMERIC")
     assert main(["info"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"fuser {fuser.__version__}, torch ")
