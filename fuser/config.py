@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import math
+import operator
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -59,19 +60,22 @@ def parse_bool(value: Any) -> bool:
 
 def parse_optional_int(value: Any) -> int | None:
     """Accept a non-negative integer, or None (an empty text)."""
-    if value is None or value == "":
-        return None
-    number = int(value)
-    if number < 0:
-        raise ValueError("must be 0 or more")
-    return number
+    return None if value is None or value == "" else _parse_int(value, 0)
 
 
 def parse_positive_int(value: Any) -> int:
     """Accept an integer of 1 or more."""
-    number = int(value)
-    if number < 1:
-        raise ValueError("must be 1 or more")
+    return _parse_int(value, 1)
+
+
+def _parse_int(value: Any, least: int) -> int:
+    try:
+        # Not int(), which cuts what is behind the point.
+        number = int(value) if isinstance(value, str) else operator.index(value)
+    except (ValueError, TypeError):
+        number = least - 1
+    if number < least:
+        raise ValueError(f"must be an integer of {least} or more")
     return number
 
 

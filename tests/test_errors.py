@@ -347,6 +347,25 @@ def test_wrong_arguments_are_named(call: Callable[[Any], Any], kind: type, messa
     assert isinstance(caught.value, fuser.errors.FuserError)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("max_plans", 0, "must be an integer of 1 or more"),
+        ("max_plans", 2.5, "must be an integer of 1 or more"),
+        ("cache_size", "2GB", "must be an integer of 1 or more"),
+        ("fuel", -1, "must be an integer of 0 or more"),
+        ("disk_cache", "maybe", "must be a bool (0 or 1)"),
+        ("numerics", "loose", "must be one of strict, fast"),
+    ],
+)
+def test_a_value_that_a_setting_does_not_take(name: str, value: Any, message: str) -> None:
+    before = getattr(fuser.config, name)
+    with pytest.raises(ValueError, match=f"fuser.config.{name}=") as caught:
+        setattr(fuser.config, name, value)
+    assert str(caught.value) == f"fuser.config.{name}={value!r}: {message}"
+    assert getattr(fuser.config, name) == before
+
+
 def test_a_setting_that_there_is_not() -> None:
     message = "fuser.config has no setting 'numeric'; it has numerics, cpu_math, "
     for use in (
