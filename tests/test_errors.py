@@ -298,6 +298,11 @@ def test_dimensions_of_a_reduction_as_elsewhere(call: Callable[[Any], Any], mess
         (lambda f: fuser.autotune(3), TypeError, "autotune takes what launches kernels, such as a fused function; got"),
         (lambda f: fuser.warmup(3, ones(3)), TypeError, "warmup takes a function that calls functors, got int"),
         (
+            lambda f: fuser.warmup(torch.relu, ones(3)),
+            TypeError,
+            "warmup takes a function that calls functors, got <built-in method relu",
+        ),
+        (
             lambda f: f.warmup(ones(3), ones(3), alpha=1.0, dynamic_shapes=3),
             TypeError,
             "dynamic_shapes takes a dict or a sequence, got int",
@@ -611,6 +616,9 @@ HABITS = [
     ("return tl.exp(x);", "a functor calls C++'s functions: exp(x), pow(x, y)"),
     ("return std::sigmoid(x);", "write 1 / (1 + exp(-x))"),
     ("return relu(x);", "write x > 0 ? x : T(0)"),
+    ("return std::max(x, 0);", "it takes one type: std::max(x, T(0))"),
+    ("return std::clamp(x, 0, 1);", "it takes one type: std::clamp(x, T(0), T(1))"),
+    ("return x[0];", "a parameter is the value of one element, and has no others"),
     ("return half(x);", "T is float for half and bfloat16 tensors, and is rounded where it is stored"),
     # Names of the functor's own mean what they mean.
     ("T at = x; int* half = at; return at;", ""),

@@ -53,7 +53,13 @@ def warmup(
     is_compiled = hasattr(function, "_torchdynamo_orig_callable")
     original: Any = getattr(function, "_orig_mod", function)
     plain = original.forward if isinstance(original, torch.nn.Module) else inspect.unwrap(original)
-    names = [name for name, item in inspect.signature(plain).parameters.items() if item.kind is not item.VAR_KEYWORD]
+    try:
+        parameters_of = inspect.signature(plain).parameters
+    except ValueError:
+        raise ArgumentError(
+            f"warmup takes a function that calls functors, got {plain!r}, which is not Python's"
+        ) from None
+    names = [name for name, item in parameters_of.items() if item.kind is not item.VAR_KEYWORD]
     if is_compiled:
         _warm_up_compiled(function, *read_arguments(args, kwargs, names, dynamic_shapes), backward=backward)
         return
